@@ -86,7 +86,7 @@ def generate(options: GenerateOptions) -> None:
         models = stack.enter_context(options.models(spec, options.dtype))
         fit = models.fit(config)
         config = fit.config
-        target, drafter = models.bench().target, models.drafter(config)
+        target, drafter = models.build_context().target, models.drafter(config)
         for note in filter(None, (*target.notes, fit.reason, *drafter.notes)):
             say(note, err=True)
         messages, prompt_text, prompt_ids = _prompt(options, target)

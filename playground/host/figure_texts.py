@@ -1,4 +1,4 @@
-"""A run's figures as texts: the panel's and the terminal's, from the same numbers."""
+"""A run's figures as text, for the panel and the terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine.metrics import TimeSplit, ratio
 
 
 def figure_texts(figures: Mapping[str, Any]) -> dict[str, str]:
-    """What a panel writes, by figure; a dash where a run is too short to define one.
+    """The text of every figure; a dash where a run is too short to define one.
 
     Args:
         figures: as `engine.metrics.stored_figures` gives them.
@@ -34,16 +34,16 @@ def _split_text(figures: Mapping[str, Any]) -> str:
 
 
 def remarks(figures: Mapping[str, Any]) -> list[str]:
-    """What the counts of a run have in them, or lack, that its text does not show."""
+    """Remarks where a run's counts differ from its text."""
     cut, beyond = figures.get("num_cut") or 0, figures.get("num_beyond_end") or 0
-    said = [f"{formats.plural(cut, 'draft')} cut by the grammar"] if cut else []
+    texts = [f"{formats.plural(cut, 'draft')} cut by the grammar"] if cut else []
     if beyond:
-        said.append(f"MAT counts {formats.plural(beyond, 'token')} beyond the end of the text")
-    return said
+        texts.append(f"MAT counts {formats.plural(beyond, 'token')} beyond the end of the text")
+    return texts
 
 
 def steps_text(figures: Mapping[str, Any]) -> str:
-    """Steps, all of a run's or some, added up: what they brought and where their time went."""
+    """Sums over the steps of a run, all or some: tokens, rates, time split."""
     split, steps = figures.get("time_split"), figures.get("num_steps") or 0
     if not split or not steps:
         return ""

@@ -1,4 +1,4 @@
-"""Drafters that lie in a target's own folder, told by the names of their tensors."""
+"""Drafters in a target's own folder, recognized by the names of their tensors."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from engine.model.checkpoints import tensor_names
 from engine.model.sources import TargetSpec
 from presets import MethodPreset
 
-MOST_FOLDERS = 64
+MAX_FOLDERS = 64
 SIGNS = {
     "midlayer.hidden_norm.weight": "Eagle3",
     "layers.0.hidden_norm.weight": "Eagle3",
     "rnn_u.weight": "ReDrafter",
     "fc.weight": "Eagle",
 }
-"""Tensors that only heads of a kind have; the first that is there counts."""
+"""Tensors that only heads of one kind have; the first present decides."""
 
 
 def heads_of(spec: TargetSpec) -> list[MethodPreset]:
@@ -27,12 +27,12 @@ def heads_of(spec: TargetSpec) -> list[MethodPreset]:
     if folder is None or not folder.is_dir():
         return []
     below = sorted(place for place in folder.iterdir() if place.is_dir())
-    found = []
-    for place in (folder, *below[:MOST_FOLDERS]):
+    heads = []
+    for place in (folder, *below[:MAX_FOLDERS]):
         decoding_type = _type_of(place)
         if decoding_type is not None:
             values = {"decoding_type": decoding_type, "speculative_model": str(place)}
-            found.append(
+            heads.append(
                 MethodPreset(
                     name=str(place),
                     title=f"{methods()[decoding_type].title} · {place.name}",
@@ -40,7 +40,7 @@ def heads_of(spec: TargetSpec) -> list[MethodPreset]:
                     config=parse_method(values, where=str(place)),
                 )
             )
-    return found
+    return heads
 
 
 def _type_of(place: Path) -> str | None:

@@ -81,8 +81,8 @@ def our_fault(error: BaseException | None) -> str:
         return ""
     frames = traceback.extract_tb(error.__traceback__)
     ours = [frame for frame in frames if frame.filename.startswith(OURS)]
-    door = str(ROOT / "playground/web/door.py"), str(ROOT / "playground/web/security.py")
-    found = [frame for frame in ours if frame.filename not in door]
+    access = str(ROOT / "playground/web/access.py"), str(ROOT / "playground/web/security.py")
+    found = [frame for frame in ours if frame.filename not in access]
     where = f"{Path(found[-1].filename).relative_to(ROOT)}:{found[-1].lineno}" if found else ""
     return f"{type(error).__name__}: {str(error)[:120]} at {where}" if found else ""
 

@@ -10,9 +10,9 @@ import gradio as gr
 import pytest
 
 from engine.drafters import methods
-from playground.host.controls import group_of, state_of
+from playground.host.controls import Group, group_of, state_of
 from playground.web.fields import Fields
-from playground.web.forms import Group, SettingsForm
+from playground.web.forms import SettingsForm
 from playground.web.tree_picture import tree_picture
 
 Made = TypeVar("Made")
