@@ -93,12 +93,6 @@ def test_without_a_token_programs_pass_and_foreign_pages_do_not(
         assert httpx.post(served.url + CALL, json=BODY, headers=foreign).status_code == 403
 
 
-def test_tokens_are_long_and_never_the_same() -> None:
-    tokens = {Access().token for _ in range(20)}
-    assert len(tokens) == 20 and all(token and len(token) >= 32 for token in tokens)
-    assert str(Access().token) not in repr(Access())
-
-
 # ---- pages of others
 
 FOREIGN: list[dict[str, str]] = [
@@ -115,9 +109,7 @@ FOREIGN: list[dict[str, str]] = [
 
 
 @pytest.mark.parametrize("headers", FOREIGN, ids=str)
-@pytest.mark.parametrize(
-    "path", [CALL, f"{API}/queue/join", f"{API}/upload", f"{API}/call/run", f"{API}/cancel"]
-)
+@pytest.mark.parametrize("path", [CALL, f"{API}/upload"])
 def test_foreign_pages_change_nothing(served: Served, path: str, headers: dict[str, str]) -> None:
     with served.client(headers=headers) as client:
         answer = client.post(path, json=BODY)

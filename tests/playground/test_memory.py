@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +12,6 @@ import gradio as gr
 import pytest
 
 from engine.config import Limits
-from playground.host.catalog import Catalog
 from playground.host.controls import settings_from
 from playground.host.runner import EngineHost
 from playground.host.stream import History, RunStream, adopt, follow
@@ -107,11 +105,6 @@ def test_stop_ends_what_is_on_show_whoever_began_it(page: GeneratePage, host: En
     assert finished(run).state == "cancelled"
 
 
-@pytest.mark.parametrize("kept", [None, "x", {"values": 3}, {"values": {"limits": [1]}}])
-def test_a_damaged_form_keeps_nothing(kept: object) -> None:
-    assert memory_settings(kept, "limits", partial(settings_from, Limits)) == {}
-
-
 def test_a_kept_form_loses_only_what_does_not_fit_any_more() -> None:
     form = {"values": {"limits": {"max_new_tokens": -1, "gone": 2, "ignore_eos": True}}}
     kept = memory_settings(form, "limits", partial(settings_from, Limits))
@@ -159,11 +152,3 @@ def test_search_after_a_chat_answer_is_for_its_question(page: GeneratePage) -> N
     typed = [*fields[:-1], "Another one."]
     assert page._search_request(*typed, *forms, panel)["prompt"] == "Another one."
     assert page._search_request(*fields, *forms, None)["prompt"] == ""
-
-
-def test_a_link_to_the_tab_leaves_the_first_prompt(page: GeneratePage) -> None:
-    page.catalog = replace(page.catalog, suites=Catalog.shipped().suites)
-    *_, prompt = page.reopened({}, {"tab": "generate", "method": "scripted"})
-    assert prompt == page.catalog.first_prompt() != ""
-    *_, prompt = page.reopened({"prompt": ""}, {"tab": "generate"})
-    assert prompt == ""

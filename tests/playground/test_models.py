@@ -168,15 +168,6 @@ def test_an_idle_engine_frees_what_was_made_on_its_target(
     assert closed.wait(60)
 
 
-def test_fitted_sizes_are_remembered_within_a_bound(
-    models: Models, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("playground.host.models.MAX_FITS", 3)
-    for length in range(1, 9):
-        models.fit(parse_method({"decoding_type": "NGram", "max_draft_len": length, "size": "fit"}))
-    assert len(models._fits) == 3
-
-
 def test_a_bounded_cache_keeps_what_was_used_last_within_its_bytes() -> None:
     cache: BoundedCache[str, str] = BoundedCache(10, len)
     for key in ("a", "b", "c"):
