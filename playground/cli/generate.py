@@ -168,7 +168,7 @@ def _summary(config: MethodConfig, run: LiveRun) -> dict[str, Any]:
 def _figures(
     config: MethodConfig, metrics: Metrics, finish_reason: str | None, run_id: str | None
 ) -> str:
-    from playground.host.figure_texts import figure_texts, remarks
+    from playground.host.result import figure_texts, remarks
 
     texts, tokens = figure_texts(asdict(metrics)), plural(metrics.num_new_tokens, "token")
     figures = [

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import presets
 from engine.drafters import methods as decoding_types
+from engine.drafters import parse_method
+from engine.drafters.heads.medusa import count_heads
 from engine.drafters.method import MethodConfig
-from engine.errors import ConfigError, one_of
+from engine.errors import ConfigError, PlaygroundError, one_of
+from engine.model.checkpoints import tensor_names
 from engine.model.sources import Locate, TargetSpec
-from playground.host.heads import heads_of
 from presets import MethodPreset, PromptSuite
 from presets import locate as locate_shipped
 
@@ -21,6 +24,14 @@ FIRST_METHOD, FIRST_CATEGORY = "ngram", "summarisation"
 OWN_DRAFTERS = "User_Provided"
 """Decoding type of the user's own drafters. It runs only drafters registered when the server
 started, so its settings may come from the page; without any it is not listed."""
+MAX_FOLDERS = 64
+HEAD_TENSORS = {
+    "midlayer.hidden_norm.weight": "Eagle3",
+    "layers.0.hidden_norm.weight": "Eagle3",
+    "rnn_u.weight": "ReDrafter",
+    "fc.weight": "Eagle",
+}
+"""Tensors that only heads of one kind have; the first present decides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,3 +213,35 @@ def _start_of(cls: type[MethodConfig]) -> str:
     """The start settings of a decoding type by itself."""
     model = cls.model_fields.get("speculative_model")
     return "needs weights" if model is not None and model.default is None else "default settings"
+
+
+def heads_of(spec: TargetSpec) -> list[MethodPreset]:
+    """Heads in a target's folder or in the folders right below it; a target elsewhere has none."""
+    folder = Path(spec.path).expanduser() if spec.path else None
+    if folder is None or not folder.is_dir():
+        return []
+    below = sorted(place for place in folder.iterdir() if place.is_dir())
+    heads = []
+    for place in (folder, *below[:MAX_FOLDERS]):
+        decoding_type = _type_of(place)
+        if decoding_type is not None:
+            values = {"decoding_type": decoding_type, "speculative_model": str(place)}
+            heads.append(
+                MethodPreset(
+                    name=str(place),
+                    title=f"{decoding_types()[decoding_type].title} · {place.name}",
+                    target=spec.name,
+                    config=parse_method(values, where=str(place)),
+                )
+            )
+    return heads
+
+
+def _type_of(place: Path) -> str | None:
+    try:
+        names = tensor_names(str(place))
+        if count_heads(str(place)):
+            return "Medusa"
+    except (PlaygroundError, OSError):
+        return None
+    return next((kind for name, kind in HEAD_TENSORS.items() if name in names), None)

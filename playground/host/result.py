@@ -1,4 +1,4 @@
-"""The sentence under an answer: how fast it was beside plain decoding, and why."""
+"""A run's figures as text, and the sentence that compares its speed with plain decoding."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from engine.metrics import (
     Balance,
     TimeSplit,
     hardly_drafts,
+    ratio,
     stored_figures,
     tokens_per_step,
 )
@@ -134,3 +135,54 @@ def _compared(comparison: PlainComparison, source: str) -> dict[str, str]:
 
 def _parts(mood: str, head: str, text: str, source: str = "", advice: str = "") -> dict[str, str]:
     return {"mood": mood, "head": head, "text": text, "advice": advice, "source": source}
+
+
+def figure_texts(figures: Mapping[str, Any]) -> dict[str, str]:
+    """The text of every figure; a dash where a run is too short to define one.
+
+    Args:
+        figures: as `engine.metrics.stored_figures` gives them.
+    """
+    cached, prompt = figures.get("num_cached") or 0, figures.get("num_prompt_tokens") or 0
+    kinds = ("tok_s", "mat", "draft_acceptance", "ttft_s", "itl_ms")
+    steps_ms = figures.get("step_p50_ms"), figures.get("step_p95_ms")
+    return {
+        **{name: formats.of_kind(name)(figures.get(name)) for name in kinds},
+        "num_prompt_tokens": f"{prompt - cached} / {cached}",
+        "step_p95_ms": formats.durations(*steps_ms),
+        "num_new_tokens": f"{figures.get('num_new_tokens') or 0} / {figures.get('num_steps') or 0}",
+        "time_split": "; ".join((_split_text(figures), *remarks(figures))),
+        "steps": steps_text(figures),
+    }
+
+
+def _split_text(figures: Mapping[str, Any]) -> str:
+    split = figures.get("time_split")
+    return formats.time_split(TimeSplit(**split).ms) if split else "time split"
+
+
+def remarks(figures: Mapping[str, Any]) -> list[str]:
+    """Remarks where a run's counts differ from its text."""
+    cut, beyond = figures.get("num_cut") or 0, figures.get("num_beyond_end") or 0
+    texts = [f"{formats.plural(cut, 'draft')} cut by the grammar"] if cut else []
+    if beyond:
+        texts.append(f"MAT counts {formats.plural(beyond, 'token')} beyond the end of the text")
+    return texts
+
+
+def steps_text(figures: Mapping[str, Any]) -> str:
+    """Sums over the steps of a run, all or some: tokens, rates, time split."""
+    split, steps = figures.get("time_split"), figures.get("num_steps") or 0
+    if not split or not steps:
+        return ""
+    mean = TimeSplit(**split)
+    shares = (
+        f"{part} {formats.percent(ratio(ms, 1000 * mean.total_s))}" for part, ms in mean.ms.items()
+    )
+    tokens = formats.plural(figures["num_new_tokens"] - 1, "token")
+    return (
+        f"{formats.plural(steps, 'step')}: {tokens} in "
+        f"{formats.duration(1000 * figures['decode_s'])} · "
+        f"{formats.tok_s(figures['tok_s'])} tok/s · MAT {formats.mat(figures['mat'])} · "
+        + ", ".join(shares)
+    )

@@ -32,10 +32,9 @@ from engine.metrics import TimeSplit, bypass_sentence, hardly_drafts, measure, s
 from engine.model.random_weights import NOTE
 from engine.steps import BYPASSES, Prefill, Step
 from engine.tree import TreeShape
-from playground.host.figure_texts import figure_texts, steps_text
 from playground.host.live import Finish, First, LiveRun, LiveRuns
 from playground.host.plain import PLAIN, PlainStep, plain_step_of
-from playground.host.result import result_of
+from playground.host.result import figure_texts, result_of, steps_text
 from storage import Figure, RunDetail, RunLog, StepRow, names_of
 
 Event = list[Any]

@@ -185,7 +185,7 @@ class DeployPage:
         """Open the run or method of the address."""
 
         def load(request: gr.Request) -> Updates:
-            return self._linked(request) or {self.found: gr.skip()}
+            return self._linked(request) or {self.outputs[0]: gr.skip()}
 
         page.load(load, None, self.outputs, **QUIET)
 

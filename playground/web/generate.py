@@ -31,7 +31,7 @@ from playground.runs.details import stored_run
 from playground.web.address import address_js, link_to
 from playground.web.components import static_text, token_panels
 from playground.web.fastest import FastestPanel
-from playground.web.forms import PromptForm, SettingsForm
+from playground.web.forms import QUIET, PromptForm, SettingsForm
 from playground.web.memory import (
     Memory,
     is_anything,
@@ -54,7 +54,7 @@ UNFIT = HTML.from_string("""
 </dl></details>
 {% endif %}
 """)
-QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
+QUEUED: dict[str, Any] = {**QUIET, "queue": True}
 
 
 def method_form(
@@ -166,15 +166,13 @@ class GeneratePage:
         for button, run in ((self.generate, self.run), (self.again, self.run_again)):
             self.streams.append(
                 button.click(
-                    run, inputs, self.panel, concurrency_limit=None, api_name=run.__name__, **QUIET
+                    run, inputs, self.panel, concurrency_limit=None, api_name=run.__name__, **QUEUED
                 )
             )
-            after = self.streams[-1].then(
-                self.describe_target, None, self.target_state, queue=False, **QUIET
-            )
-            after.then(self.renew_menu, self.target, self.method, queue=False, **QUIET)
+            after = self.streams[-1].then(self.describe_target, None, self.target_state, **QUIET)
+            after.then(self.renew_menu, self.target, self.method, **QUIET)
         self.panel.begun(None, self.mode, self.prompt, js=CLEAR_CHAT_PROMPT, **QUIET)
-        self.stop.click(self.stop_runs, here, None, queue=False, api_name="stop", **QUIET)
+        self.stop.click(self.stop_runs, here, None, api_name="stop", **QUIET)
         self.fastest.listen(inputs[:-1], self._search_request)
         self._listen_to_pickers()
 
@@ -185,7 +183,7 @@ class GeneratePage:
             self.target_state,
             concurrency_limit=None,
             api_name="load",
-            **QUIET,
+            **QUEUED,
         )
         picked = [self.target, self.method]
         gr.on(
@@ -194,25 +192,19 @@ class GeneratePage:
             picked,
             None,
             js=address_js("generate", "target", "method"),
-            queue=False,
             **QUIET,
         )
-        self.target.change(
-            self.pick_target, [self.target, self.method], self.method, queue=False, **QUIET
-        )
-        self.target.change(self.describe_unfit, self.target, self.unfit, queue=False, **QUIET)
-        self.method.change(
-            self.pick_method, [self.method, self.form.spec], self.form.spec, queue=False, **QUIET
-        )
+        self.target.change(self.pick_target, [self.target, self.method], self.method, **QUIET)
+        self.target.change(self.describe_unfit, self.target, self.unfit, **QUIET)
+        self.method.change(self.pick_method, [self.method, self.form.spec], self.form.spec, **QUIET)
         self.file.listen(self.target, self.fill_from_file, [self.method, self.form.spec])
         self.example.input(
-            self.prompts.pick_example, self.example, [self.prompt, self.mode], queue=False, **QUIET
+            self.prompts.pick_example, self.example, [self.prompt, self.mode], **QUIET
         )
         self.mode.change(
             lambda mode: gr.update(visible=mode == "chat"),
             self.mode,
             self.system,
-            queue=False,
             **QUIET,
         )
 
@@ -359,30 +351,29 @@ class GeneratePage:
             [self.target, self.dtype, self.tab],
             self.target_state,
             concurrency_limit=None,
-            **QUIET,
+            **QUEUED,
         )
         pickers = [self.target, *others]
-        page.load(lambda: self.opener.menus(pickers), None, pickers, queue=False, **QUIET)
+        page.load(lambda: self.opener.menus(pickers), None, pickers, **QUIET)
 
     def listen_to_links(self, page: gr.Blocks) -> None:
         """Fill the form with what it held, or as the address's run had it; show that run."""
         read = self.memory.listen(page, self.reopened, self.form_parts)
-        read.then(self.describe_target, None, self.target_state, queue=False, **QUIET)
-        read.then(self.renew_menu, self.target, self.method, queue=False, **QUIET)
+        read.then(self.describe_target, None, self.target_state, **QUIET)
+        read.then(self.renew_menu, self.target, self.method, **QUIET)
         followed = read.then(
             self.follow_link,
             [self.tab] * 3,
             self.panel,
             js=self.memory.last_js,
             concurrency_limit=None,
-            **QUIET,
+            **QUEUED,
         )
         self.new_chat.click(
             self.clear,
             [self.tab, self.panel],
             [self.panel, self.prompt],
             cancels=[*self.streams, followed],
-            queue=False,
             api_name="new_chat",
             **QUIET,
         )

@@ -10,8 +10,7 @@ import gradio as gr
 from engine.model.facts import TargetFacts, facts_of
 from engine.model.sources import TargetSpec
 from playground.errors import Fault, attempt
-from playground.host.catalog import Catalog
-from playground.host.heads import heads_of
+from playground.host.catalog import Catalog, heads_of
 from playground.host.request import read_dtype
 from playground.host.runner import EngineHost
 from playground.web.forms import RAW

