@@ -70,7 +70,7 @@ def main() -> None:
 def _compare(host: EngineHost, request: GenerateRequest, options: argparse.Namespace) -> None:
     _streamed(host, request, options.panels)
     # The host's worker is idle between runs, so its target may be used from here.
-    bench = host.bench()
+    bench = host.build_context()
     target, drafter = bench.target, request.config.build(bench)
     ids = target.encode_chat([{"role": "user", "content": request.prompt}])
 

@@ -35,7 +35,6 @@ RECENT = 40
 BLOCK = 15
 """Draft length of the table's methods that have none by default: DFlash's usual block."""
 MAX_SHOWN_CHARS = 200
-OTHER_PAGES = ("run", "runs", "tree", "compare", "benchmark", "sweep")
 Resolve = Callable[[str], TargetSpec]
 
 
@@ -68,11 +67,11 @@ class Question(Settings):
 
     @classmethod
     def of_link(cls, params: Mapping[str, str]) -> Question | None:
-        """What an address with `deploy` opens; None for any other, or where another page is meant.
+        """What an address with `deploy` opens; None for any other.
 
         Raises ConfigError: a part is too long.
         """
-        if not params.get("deploy") or any(params.get(name) for name in OTHER_PAGES):
+        if not params.get("deploy"):
             return None
         kind, _, key = params.get("of", "").partition(":")
         values = {name: params[name] for name in ("target", "version") if params.get(name)}

@@ -40,8 +40,9 @@ def note(what: str) -> None:
             return
         if file.startswith(OURS):
             ours = f"{file.removeprefix(str(ROOT))}:{frame.f_lineno} {code.co_name}"
+        if file.startswith(TESTS):
+            return
         if code.co_flags & ASYNC:
-            ours = "" if file.startswith(TESTS) else ours
             break
         frame = frame.f_back
     if ours:

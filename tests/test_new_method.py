@@ -95,7 +95,7 @@ def test_it_is_in_the_catalog_with_its_controls_and_on_the_tree_page() -> None:
     target = next(iter(catalog.targets))
     assert "type:Successor" in [key for _, key in catalog.method_choices(target)]
     controls = controls_of(methods()["Successor"].parse({}))
-    assert "successor_choices" in [control["name"] for control in controls]
+    assert "successor_choices" in [control.name for control in controls]
     found = {
         method.key: method
         for method in tree_methods(catalog, target, catalog.method_choices(target))

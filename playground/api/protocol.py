@@ -13,7 +13,8 @@ from typing import Any, ClassVar, TypeVar
 import anyio
 from anyio.to_thread import run_sync
 from pydantic import ConfigDict, model_validator
-from starlette.requests import Request
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
@@ -75,6 +76,10 @@ def status_of(error: BaseException) -> tuple[int, str]:
         return 400, str(error)
     if isinstance(error, PlaygroundError | StorageError):
         return 500, str(error)
+    if isinstance(error, HTTPException):  # the body is too long
+        return error.status_code, error.detail
+    if isinstance(error, ClientDisconnect):
+        return 400, "The request was cut off."
     logger.error("unexpected error in an endpoint", exc_info=error)
     return 500, BROKE
 

@@ -144,7 +144,7 @@ def bench(options: BenchOptions) -> None:
             here = workers.environment
         else:
             models = stack.enter_context(options.models(plan.target, plan.dtype))
-            here = models.bench().target.environment()
+            here = models.build_context().target.environment()
         if resumed:
             check_same_target(benchmarks.environment_of(log, resumed), here)
             benchmark_id = log.benchmarks.resume(resumed).id
@@ -167,7 +167,9 @@ def bench(options: BenchOptions) -> None:
                 if pool is not None:
                     return measure_shards(workers, plan, benchmark_id, **shown)
                 group = RunGroup(benchmark_id)
-                return Measurement(plan=plan, log=log, group=group, **shown).run(models.bench())
+                return Measurement(plan=plan, log=log, group=group, **shown).run(
+                    models.build_context()
+                )
 
             summary = benchmarks.conduct(log, benchmark_id, measure)
         stack.close()  # the target, or its workers
@@ -248,7 +250,7 @@ def configurations_of(
             own[name].append(f"{setting}{equals}{value}")
     found = []
     for name, method, inline in specs:
-        config = choose_method(method, [*inline, *own[name]], tell=remark)
+        config = choose_method(method, [*inline, *own[name]], report=remark)
         preset = presets.methods().get(method)
         title = type(config).title
         if preset is not None and name == method:

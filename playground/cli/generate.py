@@ -86,7 +86,7 @@ def generate(options: GenerateOptions) -> None:
         models = stack.enter_context(options.models(spec, options.dtype))
         fit = models.fit(config)
         config = fit.config
-        target, drafter = models.bench().target, models.drafter(config)
+        target, drafter = models.build_context().target, models.drafter(config)
         for note in filter(None, (*target.notes, fit.reason, *drafter.notes)):
             say(note, err=True)
         messages, prompt_text, prompt_ids = _prompt(options, target)
@@ -168,7 +168,7 @@ def _summary(config: MethodConfig, run: LiveRun) -> dict[str, Any]:
 def _figures(
     config: MethodConfig, metrics: Metrics, finish_reason: str | None, run_id: str | None
 ) -> str:
-    from playground.host.figure_texts import figure_texts, remarks
+    from playground.host.result import figure_texts, remarks
 
     texts, tokens = figure_texts(asdict(metrics)), plural(metrics.num_new_tokens, "token")
     figures = [

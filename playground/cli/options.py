@@ -303,7 +303,7 @@ class MethodOptions:
         """Raises ConfigError: an unknown method or setting."""
         from playground.host.methods import choose_method
 
-        return choose_method(self.method, self.settings, self.drafter, tell=remark)
+        return choose_method(self.method, self.settings, self.drafter, report=remark)
 
 
 def remark(text: str) -> None:

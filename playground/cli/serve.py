@@ -43,7 +43,7 @@ def serve(options: ServeOptions) -> None:
     from playground.experiments.public import known_suites
     from playground.host.catalog import Catalog
     from playground.host.reach import catalog_within
-    from playground.web.door import Access
+    from playground.web.access import Access
     from playground.web.server import serve, with_own_drafters
 
     token: dict[str, None] = {"token": None} if options.no_token else {}

@@ -132,7 +132,7 @@ def sweep(options: SweepOptions) -> None:
             workers = stack.enter_context(options.on_workers(*on, one_device=True))
             here, parallel = workers.environment, workers.size
         else:
-            bench = stack.enter_context(options.models(plan.target, plan.dtype)).bench()
+            bench = stack.enter_context(options.models(plan.target, plan.dtype)).build_context()
             here, parallel = environment(bench.target), 1
         found = store.create(plan, options.name or None) if begun is None else begun
         found.check_target(here)

@@ -117,7 +117,7 @@ def train(options: TrainOptions) -> None:
     spec, drafters = presets.resolve(options.target), options.drafters()
     if (pool := options.pool) is None:
         with options.models(spec, options.dtype) as models:
-            scores = _train_here(options, drafters, models.bench().target, console)
+            scores = _train_here(options, drafters, models.build_context().target, console)
     else:
         with options.on_workers(pool, spec, options.dtype, None) as workers:
             scores = _train_on(workers, options, drafters, console)

@@ -33,7 +33,7 @@ def triton(options: TritonOptions) -> None:
     from playground.api.triton_server import KEY_HEADER, Listening, triton_server
     from playground.host.catalog import Catalog
     from playground.host.runner import EngineHost
-    from playground.web.door import Access
+    from playground.web.access import Access
 
     token: dict[str, None] = {"token": None} if options.no_token else {}
     access = Access(options.host.strip("[]"), (), **token)

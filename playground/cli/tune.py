@@ -98,7 +98,7 @@ def ranks(options: RanksOptions) -> None:
             artifact_id, table = make_table(
                 log,
                 config,
-                models.bench(),
+                models.build_context(),
                 run_ids=run_ids,
                 benchmark_id=options.benchmark,
                 depths=options.depths,
@@ -170,7 +170,7 @@ def latency(options: LatencyOptions) -> None:
         latency = measure_latency(
             log,
             config,
-            models.bench(),
+            models.build_context(),
             context_len=options.context_len,
             again=options.again,
             on_progress=lambda fraction: bar(round(100 * fraction)),

@@ -271,7 +271,7 @@ def submit(
             except ConfigError as error:  # whatever is measured on it, it is not the right target
                 raise TargetError(str(error)) from error
             run.state = "running"
-            found.append(measure(host.bench()))
+            found.append(measure(host.build_context()))
         except (PlaygroundError, StorageError) as error:
             faults.append(error)
         run.end("failed" if faults else "completed")

@@ -104,7 +104,7 @@ class Worker:
     def do(self, task: Task) -> Any:
         assert self._models is not None and self._log is not None
         self._stop.clear()
-        bench = self._models.bench()
+        bench = self._models.build_context()
         tell = self._messages.put
         try:
             return task(TaskContext(self._name, bench, self._log, tell, self._stop.is_set))

@@ -1,4 +1,4 @@
-"""A cache with a bound in bytes, for what is read of the log again and again."""
+"""A cache with a limit in bytes, for values that are read from the log repeatedly."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ Value = TypeVar("Value")
 
 
 class BoundedCache(Generic[Key, Value]):
-    """The values that were used last; one that is larger than the bound is kept while it is alone.
+    """The least recently used values are dropped; a single one may exceed the limit.
 
-    Any thread may use it; a value is made by one thread while others that want one wait.
+    Any thread may use it; one thread at a time makes a value.
 
     Args:
-        size_of: bytes of a value, roughly.
+        size_of: approximate bytes of a value.
     """
 
     def __init__(self, max_bytes: int, size_of: Callable[[Value], int]) -> None:
@@ -53,7 +53,7 @@ class BoundedCache(Generic[Key, Value]):
         *,
         stale: Callable[[Value], bool] = lambda value: False,
     ) -> Value:
-        """The value; made where there is none or a stale one, which `make` is given."""
+        """The value; made where there is none, or from the stale one."""
         value = self.get(key)
         if value is None or stale(value):
             with self._making:

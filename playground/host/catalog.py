@@ -1,31 +1,42 @@
-"""What the page offers: targets, methods (presets and decoding types), example prompts."""
+"""The catalog of the page: targets, methods (presets and decoding types), example prompts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import presets
 from engine.drafters import methods as decoding_types
+from engine.drafters import parse_method
+from engine.drafters.heads.medusa import count_heads
 from engine.drafters.method import MethodConfig
-from engine.errors import ConfigError, one_of
+from engine.errors import ConfigError, PlaygroundError, one_of
+from engine.model.checkpoints import tensor_names
 from engine.model.sources import Locate, TargetSpec
-from playground.host.heads import heads_of
 from presets import MethodPreset, PromptSuite
 from presets import locate as locate_shipped
 
 TYPE_PREFIX = "type:"
-MAX_PLACE = 1000
-"""Characters of a path or hub id."""
+MAX_PLACE_CHARS = 1000
+"""Of a path or hub id."""
 FIRST_METHOD, FIRST_CATEGORY = "ngram", "summarisation"
 OWN_DRAFTERS = "User_Provided"
-"""Decoding type of the user's own drafters. It runs only what was registered when the server
-started, so its settings may come from the page; without any it is not offered."""
+"""Decoding type of the user's own drafters. It runs only drafters registered when the server
+started, so its settings may come from the page; without any it is not listed."""
+MAX_FOLDERS = 64
+HEAD_TENSORS = {
+    "midlayer.hidden_norm.weight": "Eagle3",
+    "layers.0.hidden_norm.weight": "Eagle3",
+    "rnn_u.weight": "ReDrafter",
+    "fc.weight": "Eagle",
+}
+"""Tensors that only heads of one kind have; the first present decides."""
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A method as picked: its settings are where the controls start."""
+    """A method of the menu; its settings are the start values of the controls."""
 
     title: str
     summary: str
@@ -34,7 +45,7 @@ class Method:
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    """The menus of the page, and where what its settings name is found (`resolve`, `locate`)."""
+    """The menus of the page, and how names in its settings are resolved (`resolve`, `locate`)."""
 
     targets: dict[str, TargetSpec]
     presets: dict[str, MethodPreset]
@@ -45,7 +56,7 @@ class Catalog:
     may_open: bool = False
     """Whether the page may add targets by their place."""
     admit: Callable[[str], None] = lambda place: None
-    """Lets settings name a place from now on."""
+    """Permits settings to name a place from now on."""
     clusters: tuple[str, ...] = ("local",)
     """Addresses of Ray that experiments may run on."""
 
@@ -65,12 +76,12 @@ class Catalog:
         return self.targets[one_of("target", name, self.targets, advice)]
 
     def named(self, place: object) -> TargetSpec:
-        """A target by its place: one of the list, a folder, a .gguf file or a hub id.
+        """A target by name, folder, .gguf file or hub id.
 
         Raises ConfigError, SourceError: it is none of these, or the page may not open it.
         """
         name = place.strip() if isinstance(place, str) else ""
-        if not 0 < len(name) <= MAX_PLACE:
+        if not 0 < len(name) <= MAX_PLACE_CHARS:
             raise ConfigError("Give a folder, a .gguf file or a hub id, such as owner/model.")
         if name in self.targets:
             return self.targets[name]
@@ -85,7 +96,7 @@ class Catalog:
             raise ConfigError(f"{name[:80]!r} is not a valid path or hub id.") from error
 
     def open(self, place: object) -> TargetSpec:
-        """The same, on offer from now on with the heads in its folder; it raises as `named`."""
+        """The same, added to the catalog with the heads in its folder; raises as `named`."""
         spec = self.named(place)
         for preset in heads_of(spec) if spec.name not in self.targets else ():
             self.admit(preset.name)
@@ -93,7 +104,7 @@ class Catalog:
         return self.targets.setdefault(spec.name, spec)
 
     def target_choices(self) -> list[tuple[str, str]]:
-        """Titles and names; a title that ends with ` · random` stands last, under a heading."""
+        """Titles and names; titles that end with ` · random` come last, under a heading."""
         specs = sorted(self.targets.items(), key=lambda item: item[1].random is not None)
         return [
             ((spec.title or name) + (" · random" if spec.random else ""), name)
@@ -113,7 +124,7 @@ class Catalog:
         return Method(cls.title, cls.summary, cls.parse({}))
 
     def method_choices(self, target: str) -> list[tuple[str, str]]:
-        """Methods that fit a target: presets first, then every decoding type by itself."""
+        """Methods for a target: presets first, then every decoding type by itself."""
         fitting = [
             (preset.title, name)
             for name, preset in self.presets.items()
@@ -127,22 +138,22 @@ class Catalog:
         return fitting + plain
 
     def first_method(self, target: str, *, alone: bool = False) -> str:
-        """Where the pickers start: with what was the fastest for the target, where that is known.
+        """The start value of the pickers: the preset marked as the fastest for the target.
 
-        Else with one that was made for it and needs no weights. Looking up costs next to nothing,
-        so that it pays on any machine; a trained drafter may not. What has random weights is there
-        to show the methods that were made for it.
+        Without one, a preset for the target that needs no weights: looking up costs next to
+        nothing and pays off on any machine, a trained drafter may not. For a target with random
+        weights, any preset made for it.
 
         Args:
-            alone: one method and no combination, which few engines run.
+            alone: a single method and no combination, which few engines run.
         """
         keys = [key for _, key in self.method_choices(target)]
-        made = [key for key in keys if key in self.presets and self.presets[key].target == target]
+        own = [key for key in keys if key in self.presets and self.presets[key].target == target]
         if alone:
-            made = [key for key in made if not self.presets[key].config.within()]
+            own = [key for key in own if not self.presets[key].config.within()]
         is_random = target in self.targets and self.targets[target].random is not None
-        fastest = [key for key in made if self.presets[key].first]
-        light = [key for key in made if is_random or not self.is_trained(key)]
+        fastest = [key for key in own if self.presets[key].first]
+        light = [key for key in own if is_random or not self.is_trained(key)]
         return next(iter([*fastest, *light]), FIRST_METHOD if FIRST_METHOD in keys else keys[0])
 
     def is_trained(self, key: str) -> bool:
@@ -151,12 +162,12 @@ class Catalog:
         return any(hasattr(one, "speculative_model") for one in (config, *config.within().values()))
 
     def first_prompt(self) -> str:
-        """What the prompt starts with: an example on which drafting is seen to work."""
+        """The start value of the prompt: an example on which drafting works well."""
         prompts = [p for s in self.suites.values() if s.examples for p in s.prompts if not p.raw]
         return next((p.turns[0] for p in prompts if p.category == FIRST_CATEGORY), "")
 
     def unfit(self, target: str) -> list[tuple[str, str]]:
-        """Methods that are not offered for a target: title, and why not."""
+        """Methods that are not available for a target: title and reason."""
         of_others = [
             (preset.title, f"made for {preset.target}")
             for preset in self.presets.values()
@@ -199,6 +210,38 @@ class Catalog:
 
 
 def _start_of(cls: type[MethodConfig]) -> str:
-    """What a decoding type by itself starts from."""
+    """The start settings of a decoding type by itself."""
     model = cls.model_fields.get("speculative_model")
     return "needs weights" if model is not None and model.default is None else "default settings"
+
+
+def heads_of(spec: TargetSpec) -> list[MethodPreset]:
+    """Heads in a target's folder or in the folders right below it; a target elsewhere has none."""
+    folder = Path(spec.path).expanduser() if spec.path else None
+    if folder is None or not folder.is_dir():
+        return []
+    below = sorted(place for place in folder.iterdir() if place.is_dir())
+    heads = []
+    for place in (folder, *below[:MAX_FOLDERS]):
+        decoding_type = _type_of(place)
+        if decoding_type is not None:
+            values = {"decoding_type": decoding_type, "speculative_model": str(place)}
+            heads.append(
+                MethodPreset(
+                    name=str(place),
+                    title=f"{decoding_types()[decoding_type].title} · {place.name}",
+                    target=spec.name,
+                    config=parse_method(values, where=str(place)),
+                )
+            )
+    return heads
+
+
+def _type_of(place: Path) -> str | None:
+    try:
+        names = tensor_names(str(place))
+        if count_heads(str(place)):
+            return "Medusa"
+    except (PlaygroundError, OSError):
+        return None
+    return next((kind for name, kind in HEAD_TENSORS.items() if name in names), None)

@@ -1,22 +1,21 @@
-"""Controls from a settings class, and the settings back from what the controls hold.
+"""Forms over settings classes: a control per field, and the settings back from control values.
 
 A slider per bounded number, a number box per unbounded one, a choice per Literal, a tick per bool,
-text for strings and for numbers that may be left out, one line each for lists of strings, commas
-between the numbers of a list, the paths of a choice tree as JSON. A setting that holds a method
-becomes that method's controls; their names begin with its own, `retrieval.max_draft_len`.
+text for strings and for optional numbers, one line each for lists of strings, commas between the
+numbers of a list, the paths of a choice tree as JSON. A setting that holds a method becomes that
+method's controls; their names begin with its own, `retrieval.max_draft_len`. Types and constraints
+are read from the class's JSON schema alone.
 """
 
 from __future__ import annotations
 
 import json
-import types
-import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from functools import cache
+from typing import Any, Literal, TypeVar
 
-from annotated_types import Ge, Gt, Le, Lt
-from pydantic.fields import FieldInfo
+from pydantic import ConfigDict, Field
 
 import presets
 from engine.config import Settings
@@ -26,24 +25,72 @@ from engine.safe_text import read_json
 
 Kind = Literal["slider", "number", "choice", "ticks", "flag", "text", "lines", "tree"]
 Parsed = TypeVar("Parsed", bound=Settings)
-LONGEST_SLIDER = 4096
-"""Integer ranges wider than this get a number box: a slider could not hit a value."""
-WIDEST_NUMBER = 2**53
+MAX_SLIDER_RANGE = 4096
+"""Wider integer ranges get a number box: a slider could not hit a value."""
+MAX_NUMBER = 2**53
 """JavaScript's integers are exact up to here; wider ranges are typed as text."""
-LONGEST_TEXT = 200_000
-"""Characters taken from one control."""
-KIND_WITHIN = "decoding_type"
+MAX_TEXT_CHARS = 200_000
+"""Of the value of one control."""
+INNER_TYPE = "decoding_type"
 OUTER_ONLY = ("adaptive", "size")
-"""Settings of a method that a method within another leaves to the outer one."""
+"""Settings of a method that an inner method leaves to the outer one."""
 FITTED = (
-    "Fitted to this machine when a run starts: the fastest of {} measured sizes; choose set to "
-    "set it by hand"
+    "Fitted to this machine when a run starts: the fastest of {} measured sizes. Select "
+    '"set" to choose it yourself.'
 )
-FITTED_WITHIN = (
-    "Both methods are fitted to this machine when a run starts, each by itself; choose set to set "
-    "them by hand"
+FITTED_INNER = (
+    "Both methods are fitted to this machine when a run starts, each by itself. Select "
+    '"set" to choose their sizes yourself.'
 )
-NOT_MEASURED = "No other sizes were measured with these settings: uses the size set below"
+NOT_MEASURED = "No other sizes were measured with these settings; the size below is used."
+
+
+@dataclass(frozen=True, slots=True)
+class FieldSchema:
+    """A field as the JSON schema of its class describes it.
+
+    Attributes:
+        type: JSON type of its value; empty where it may be of several.
+        items: JSON type of an array's items.
+        optional: whether it may be None.
+        constant: whether it can take one value only, as `decoding_type`.
+    """
+
+    name: str
+    title: str
+    description: str
+    type: str
+    items: str
+    choices: tuple[Any, ...]
+    min: float | None
+    max: float | None
+    optional: bool
+    constant: bool
+
+    @classmethod
+    def of(cls, name: str, schema: Mapping[str, Any]) -> FieldSchema:
+        variants = [one for one in schema.get("anyOf", [schema]) if one.get("type") != "null"]
+        value = variants[0] if len(variants) == 1 else {}
+        description = schema.get("description", "")
+        return cls(
+            name,
+            schema.get("title", name),
+            description[:1].upper() + description[1:],
+            value.get("type", ""),
+            value.get("items", {}).get("type", ""),
+            tuple(value.get("enum", ())),
+            value.get("minimum", value.get("exclusiveMinimum")),
+            value.get("maximum", value.get("exclusiveMaximum")),
+            optional={"type": "null"} in schema.get("anyOf", ()),
+            constant="const" in value,
+        )
+
+
+@cache
+def field_schemas(cls: type[Settings]) -> Mapping[str, FieldSchema]:
+    """Every field of a class by name."""
+    properties = cls.model_json_schema()["properties"]
+    return {name: FieldSchema.of(name, schema) for name, schema in properties.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +100,7 @@ class Control:
     Attributes:
         value: its default in the control's own form.
         main: whether it is shown at once, not on demand.
-        section: title of the method within the method that it belongs to.
+        section: title of the inner method that it belongs to.
     """
 
     name: str
@@ -71,6 +118,53 @@ class Control:
     section: str = ""
 
 
+class Group(Settings):
+    """Controls under a title.
+
+    Attributes:
+        settings: name of the class that their values are parsed as; None if they are not checked.
+        method: key of the method, where the group can be removed.
+    """
+
+    model_config = ConfigDict(extra="ignore", strict=False)
+
+    name: str
+    title: str
+    open: bool
+    fields: list[Control] = Field(max_length=200)
+    settings: str | None = None
+    note: str | None = None
+    method: str | None = None
+
+    def values(self, form_values: Mapping[str, Mapping[str, Any]] | None) -> dict[str, Any]:
+        """The value of every control."""
+        own = (form_values or {}).get(self.name, {})
+        return {control.name: own.get(control.name, control.value) for control in self.fields}
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON, for a `FormSpec`."""
+        return {**self.model_dump(), "fields": [asdict(control) for control in self.fields]}
+
+    def with_inner(self, setting: str, controls: Sequence[Control]) -> Group:
+        """The group with the controls of another method in a setting that holds one."""
+        is_inner = [control.name.startswith(f"{setting}.") for control in self.fields]
+        if True not in is_inner:
+            raise ConfigError(f"{setting} holds no method.")
+        rest = [one for one, inner in zip(self.fields, is_inner, strict=True) if not inner]
+        at = is_inner.index(True)
+        return self.replace(fields=[*rest[:at], *controls, *rest[at:]])
+
+
+class FormSpec(Settings):
+    """A form to draw: its groups, and the values of their controls so far."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    groups: list[Group] = Field(max_length=64)
+    values: dict[str, dict[str, Any]] | None = None
+    method: Any = None
+
+
 @dataclass(frozen=True, slots=True)
 class FormState:
     """What a form's values mean for the form itself.
@@ -79,7 +173,7 @@ class FormState:
         hidden: controls without an effect; None where the values are refused.
         faults: what is wrong, by control; under an empty name what no control is to blame for.
         notes: what to say of a control in place of its description.
-        badge: as the method's; empty where that is not known, or where it is no method.
+        badge: as the method's; empty where the values are refused, or where it is no method.
     """
 
     hidden: frozenset[str] | None = None
@@ -96,44 +190,62 @@ def group_of(
     is_open: bool = True,
     note: str | None = None,
     skip: Sequence[str] = (),
-    held: Mapping[str, Any] | None = None,
+    values: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Settings as a group of a form, as `web.forms.SettingsForm` draws it.
 
     Args:
-        held: what the controls will hold; a method within may be another than in `settings`.
+        values: of the controls; an inner method may be another than in `settings`.
 
-    Raises ConfigError: `held` names a method that a setting does not hold.
+    Raises ConfigError: `values` names a method that a setting does not hold.
     """
-    kinds = {k: v for k, v in (held or {}).items() if k.endswith(f".{KIND_WITHIN}")}
-    if kinds:
-        settings = settings_from(type(settings), {**settings.model_dump(), **kinds})
+    inner = {k: v for k, v in (values or {}).items() if k.endswith(f".{INNER_TYPE}")}
+    if inner:
+        settings = settings_from(type(settings), {**settings.model_dump(), **inner})
     return {
         "name": name,
         "title": title,
         "open": is_open,
         "note": note,
         "settings": type(settings).__name__,
-        "fields": controls_of(settings, skip=skip),
+        "fields": [asdict(control) for control in controls_of(settings, skip=skip)],
     }
 
 
-def controls_of(settings: Settings, *, skip: Sequence[str] = ()) -> list[dict[str, Any]]:
+def controls_of(settings: Settings, *, skip: Sequence[str] = ()) -> list[Control]:
     """A control per field of the settings' class, set to the settings' values; main ones first."""
-    return [asdict(control) for control in _controls(settings, skip)]
+    cls = type(settings)
+    main = settings.main_settings.split() or list(cls.model_fields)
+    # Weights that are still to be named come first: without them nothing runs.
+    if getattr(settings, "speculative_model", "") is None:
+        main = ["speculative_model", *main]
+    names = [*main, *(name for name in cls.model_fields if name not in main)]
+    tree = cls.choices_field() if issubclass(cls, MethodConfig) else None
+    controls: list[Control] = []
+    for name in names:
+        schema, value = field_schemas(cls)[name], getattr(settings, name)
+        if name in skip or schema.constant:
+            continue
+        if isinstance(value, MethodConfig):
+            controls += _inner_controls(cls, name, value)
+            continue
+        control = _control(schema, value)
+        kind = "tree" if name == tree else control.kind
+        controls.append(replace(control, kind=kind, main=name in main))
+    return controls
 
 
-def changed_controls(settings: Settings, begun: Settings) -> dict[str, Any]:
-    """What the controls hold where settings are not as the form begins."""
-    before = {control.name: control.value for control in _controls(begun, ())}
-    now = {control.name: control.value for control in _controls(settings, ())}
+def changed_controls(settings: Settings, start: Settings) -> dict[str, Any]:
+    """Values of the controls that differ from those of the settings that the form starts with."""
+    before = {control.name: control.value for control in controls_of(start)}
+    now = {control.name: control.value for control in controls_of(settings)}
     return {name: v for name, v in now.items() if name not in before or v != before[name]}
 
 
-def state_of(cls: type[Settings], raw: Mapping[str, Any]) -> FormState:
+def state_of(cls: type[Settings], values: Mapping[str, Any]) -> FormState:
     """What values of controls mean: which controls have an effect, and which are wrong."""
     try:
-        settings = settings_from(cls, raw)
+        settings = settings_from(cls, values)
     except ConfigError as error:
         return FormState(faults=error.faults or {"": str(error)})
     badge = settings.badge if isinstance(settings, MethodConfig) else ""
@@ -141,20 +253,18 @@ def state_of(cls: type[Settings], raw: Mapping[str, Any]) -> FormState:
 
 
 def _without_effect(settings: Settings) -> set[str]:
-    found = set(type(settings).model_fields) - settings.live_settings()
+    names = set(type(settings).model_fields) - settings.live_settings()
     if not isinstance(settings, MethodConfig):
-        return found
+        return names
     for name, method in settings.within().items():
-        found |= {f"{name}.{inner}" for inner in _without_effect(method)} - {
-            f"{name}.{KIND_WITHIN}"
-        }
+        names |= {f"{name}.{inner}" for inner in _without_effect(method) - {INNER_TYPE}}
         if settings.size == "fit":
-            found |= {f"{name}.{inner}" for inner in _fitted(method)}
+            names |= {f"{name}.{inner}" for inner in _fitted(method)}
     if settings.has_sizes:
-        found.discard("size")
+        names.discard("size")
         if settings.size == "fit":
-            found |= _fitted(settings)
-    return found
+            names |= _fitted(settings)
+    return names
 
 
 def _fitted(method: MethodConfig) -> set[str]:
@@ -167,230 +277,156 @@ def _notes(settings: Settings) -> dict[str, str]:
     if not isinstance(settings, MethodConfig) or settings.size == "set":
         return {}
     if any(map(presets.sizes, settings.within().values())):
-        return {"size": FITTED_WITHIN}
+        return {"size": FITTED_INNER}
     table = presets.sizes(settings)
     return {"size": FITTED.format(len(table.sizes)) if table else NOT_MEASURED}
 
 
-def _controls(settings: Settings, skip: Sequence[str]) -> list[Control]:
-    cls = type(settings)
-    main = settings.main_settings.split() or list(cls.model_fields)
-    # Weights that are still to be named come first: without them nothing runs.
-    if getattr(settings, "speculative_model", "") is None:
-        main = ["speculative_model", *main]
-    names = [*main, *(name for name in cls.model_fields if name not in main)]
-    tree = cls.choices_field() if issubclass(cls, MethodConfig) else None
-    found: list[Control] = []
-    for name in names:
-        info, value = cls.model_fields[name], getattr(settings, name)
-        if name in skip or _is_constant(info.annotation):
-            continue
-        if isinstance(value, MethodConfig):
-            found += _controls_within(cls, name, value)
-            continue
-        control = _control(name, info, value)
-        kind = "tree" if name == tree else control.kind
-        found.append(replace(control, kind=kind, main=name in main))
-    return found
-
-
-def controls_within(cls: type[Settings], name: str, kind: object) -> list[Control]:
+def inner_controls(cls: type[Settings], name: str, decoding_type: object) -> list[Control]:
     """Controls of the method that a setting of a class holds.
 
     Raises ConfigError: the setting holds no such method.
     """
-    known = cls.methods_within(name) if issubclass(cls, MethodConfig) else {}
-    if not isinstance(kind, str) or kind not in known:
-        raise ConfigError(f"{name} must be one of {', '.join(known)}, got {kind!r:.80}.")
-    return _controls_within(cls, name, known[kind].parse({}))
+    types = cls.methods_within(name) if issubclass(cls, MethodConfig) else {}
+    if not isinstance(decoding_type, str) or decoding_type not in types:
+        raise ConfigError(f"{name} must be one of {', '.join(types)}, got {decoding_type!r:.80}.")
+    return _inner_controls(cls, name, types[decoding_type].parse({}))
 
 
-def _controls_within(cls: type[Settings], name: str, method: MethodConfig) -> list[Control]:
+def _inner_controls(cls: type[Settings], name: str, method: MethodConfig) -> list[Control]:
     """Which method it is, and that method's controls."""
-    info = cls.model_fields[name]
-    section = info.title or name
-    kinds = tuple(cls.methods_within(name)) if issubclass(cls, MethodConfig) else ()
+    schema = field_schemas(cls)[name]
+    types = tuple(cls.methods_within(name)) if issubclass(cls, MethodConfig) else ()
     which = Control(
-        f"{name}.{KIND_WITHIN}",
+        f"{name}.{INNER_TYPE}",
         "Method",
-        _sentence(info),
+        schema.description,
         "choice",
         method.decoding_type,
-        choices=kinds,
-        section=section,
+        choices=types,
+        section=schema.title,
     )
-    inner = _controls(method, OUTER_ONLY)
-    return [which, *(replace(c, name=f"{name}.{c.name}", section=section) for c in inner)]
+    own = controls_of(method, skip=OUTER_ONLY)
+    return [which, *(replace(c, name=f"{name}.{c.name}", section=schema.title) for c in own)]
 
 
-def settings_from(cls: type[Parsed], raw: object, *, where: str = "") -> Parsed:
-    """Settings from what the form's controls hold.
+def settings_from(cls: type[Parsed], values: object, *, where: str = "") -> Parsed:
+    """Settings from the values of a form's controls.
 
     Raises ConfigError: naming the key, the value and what is allowed.
     """
-    if not isinstance(raw, Mapping):
+    if not isinstance(values, Mapping):
         raise ConfigError(f"{where or cls.__name__} must be a mapping of settings.")
-    values: dict[str, Any] = {}
-    within: dict[str, dict[str, Any]] = {}
-    for name, value in raw.items():
-        outer, dot, inner = str(name).partition(".")
+    own: dict[str, Any] = {}
+    inner: dict[str, dict[str, Any]] = {}
+    for name, value in values.items():
+        outer, dot, rest = str(name).partition(".")
         if dot:
-            within.setdefault(outer, {})[inner] = value
+            inner.setdefault(outer, {})[rest] = value
         else:
-            info = cls.model_fields.get(outer)
-            values[outer] = value if info is None else _read(outer, info, value)
-    for name, changed in within.items():
-        values[name] = _method_from(cls, name, values.get(name), changed)
-    return cls.parse(values)
+            schema = field_schemas(cls).get(outer)
+            own[outer] = value if schema is None else _read(schema, value)
+    for name, changes in inner.items():
+        own[name] = _inner_method(cls, name, own.get(name), changes)
+    return cls.parse(own)
 
 
-def _method_from(cls: type[Settings], name: str, held: Any, changed: Mapping[str, Any]) -> Any:
-    """Settings of a method within another: those held, if any, with those that controls changed."""
-    known = cls.methods_within(name) if issubclass(cls, MethodConfig) else {}
-    if not isinstance(held, Mapping):
-        held = _plain(cls.model_fields[name].default) if known else {}
-    kind = changed.get(KIND_WITHIN, held.get(KIND_WITHIN))
-    if not isinstance(kind, str) or kind not in known:
-        return dict(changed)  # refused by the class, which names what is allowed
-    kept = held if held.get(KIND_WITHIN) == kind else {}
+def _inner_method(cls: type[Settings], name: str, start: Any, changes: Mapping[str, Any]) -> Any:
+    """Settings of an inner method: those it starts with, if any, and those of its controls."""
+    types = cls.methods_within(name) if issubclass(cls, MethodConfig) else {}
+    if not isinstance(start, Mapping):
+        start = _plain(cls.model_fields[name].default) if types else {}
+    decoding_type = changes.get(INNER_TYPE, start.get(INNER_TYPE))
+    if not isinstance(decoding_type, str) or decoding_type not in types:
+        return dict(changes)  # refused by the class, which names what is allowed
+    same = start if start.get(INNER_TYPE) == decoding_type else {}
     try:
-        return settings_from(known[kind], {**kept, **changed})
+        return settings_from(types[decoding_type], {**same, **changes})
     except ConfigError as error:
         faults = {f"{name}.{inner}": text for inner, text in error.faults.items()}
         raise ConfigError(f"{name}: {error}", faults=faults) from error
 
 
-def _control(name: str, info: FieldInfo, value: Any) -> Control:
-    inner, optional = _without_none(info.annotation)
+def _control(schema: FieldSchema, value: Any) -> Control:
     common: dict[str, Any] = {
-        "name": name,
-        "label": info.title or name.replace("_", " ").capitalize(),
-        "help": _sentence(info),
-        "optional": optional,
+        "name": schema.name,
+        "label": schema.title,
+        "help": schema.description,
+        "optional": schema.optional,
     }
-    if inner is bool:
+    if schema.type == "boolean":
         return Control(kind="flag", value=bool(value), **common)
-    if get_origin(inner) is Literal:
-        choices = (*((None,) if optional else ()), *get_args(inner))
+    if schema.choices:
+        choices = (*((None,) if schema.optional else ()), *schema.choices)
         return Control(kind="choice", value=value, choices=choices, **common)
-    if inner in (int, float):
-        return _number(info, inner, value, common)
-    if inner is str:
+    if schema.type in ("integer", "number"):
+        return _number(schema, value, common)
+    if schema.type == "string":
         return Control(kind="text", value=value or "", **common)
-    if _is_list_of(inner, str):
+    if schema.items == "string":
         text = "\n".join(value or ())
         return Control(kind="lines", value=text, placeholder="one per line", **common)
-    if _is_list_of(inner, int):
+    if schema.items == "integer":
         text = ", ".join(map(str, value or ()))
         return Control(kind="text", value=text, placeholder="none", **common)
     text = "" if value is None else json.dumps(_plain(value), separators=(",", ":"))
     return Control(kind="lines", value=text, placeholder="[[0], [0, 0], [1]]", **common)
 
 
-def _sentence(info: FieldInfo) -> str:
-    """A field's description, as the page writes it."""
-    text = info.description or ""
-    return text[:1].upper() + text[1:]
-
-
-def _number(info: FieldInfo, kind: type, value: Any, common: dict[str, Any]) -> Control:
-    low, high = _bounds(info)
-    whole = kind is int
-    bounded = low is not None and high is not None and value is not None
-    if common["optional"] or (whole and high is not None and high > WIDEST_NUMBER):
+def _number(schema: FieldSchema, value: Any, common: dict[str, Any]) -> Control:
+    low, high, is_int = schema.min, schema.max, schema.type == "integer"
+    if schema.optional or (is_int and high is not None and high > MAX_NUMBER):
         text = "" if value is None else str(value)
         return Control(kind="text", value=text, placeholder="none", **common)
-    if not bounded or (whole and high - low > LONGEST_SLIDER):  # type: ignore[operator]
+    if low is None or high is None or (is_int and high - low > MAX_SLIDER_RANGE):
         return Control(kind="number", value=value, min=low, max=high, **common)
-    step = 1 if whole else _nice_step(high - low)  # type: ignore[operator]
+    step = 1 if is_int else _slider_step(high - low)
     return Control(kind="slider", value=value, min=low, max=high, step=step, **common)
 
 
-def _nice_step(span: float) -> float:
+def _slider_step(span: float) -> float:
     """About a hundred positions: 0.01 for 1, 0.05 for 10."""
     return 0.01 if span <= 2 else 0.05 if span <= 10 else round(span / 100, 2)
 
 
-def _bounds(info: FieldInfo) -> tuple[float | None, float | None]:
-    low: float | None = None
-    high: float | None = None
-    for mark in _marks(info):
-        if isinstance(mark, Ge | Gt):
-            low = typing.cast(float, mark.ge if isinstance(mark, Ge) else mark.gt)
-        elif isinstance(mark, Le | Lt):
-            high = typing.cast(float, mark.le if isinstance(mark, Le) else mark.lt)
-    return low, high
-
-
-def _marks(info: FieldInfo) -> list[Any]:
-    """Constraints on the field and on the parts of its annotation (`Annotated[int, Ge(1)]`)."""
-    marks = list(info.metadata)
-    for part in get_args(info.annotation):
-        marks.extend(getattr(part, "__metadata__", ()))
-    return marks
-
-
-def _read(name: str, info: FieldInfo, raw: Any) -> Any:
-    """As `_value`; a fault is the setting's."""
+def _read(schema: FieldSchema, value: Any) -> Any:
+    """As `_parse`; a fault is the setting's."""
     try:
-        return _value(name, info, raw)
+        return _parse(schema, value)
     except ConfigError as error:
-        raise ConfigError(str(error), faults={name: str(error)}) from error
+        raise ConfigError(str(error), faults={schema.name: str(error)}) from error
 
 
-def _value(name: str, info: FieldInfo, raw: Any) -> Any:
-    """A control's raw value as the field's type; what does not parse is left for pydantic."""
-    if isinstance(raw, str) and len(raw) > LONGEST_TEXT:
-        raise ConfigError(f"{name} must have at most {LONGEST_TEXT} characters, got {len(raw)}.")
-    inner, optional = _without_none(info.annotation)
-    if not isinstance(raw, str):
-        return raw
-    if optional and not raw.strip():
+def _parse(schema: FieldSchema, value: Any) -> Any:
+    """A control's value as the field's type; what does not parse is left for pydantic to refuse."""
+    name = schema.name
+    if not isinstance(value, str):
+        return value
+    if len(value) > MAX_TEXT_CHARS:
+        raise ConfigError(
+            f"{name} must have at most {MAX_TEXT_CHARS} characters, got {len(value)}."
+        )
+    if schema.optional and not value.strip():
         return None
-    if inner in (int, float):
-        return _parsed_number(raw.strip(), inner)
-    if inner is str or get_origin(inner) is Literal:
-        return raw
-    if _is_list_of(inner, str) and not raw.lstrip().startswith("["):
-        return [line for line in raw.split("\n") if line]
-    if _is_list_of(inner, int) and not raw.lstrip().startswith("["):
-        return [_parsed_number(part.strip(), int) for part in raw.split(",") if part.strip()]
-    return _parsed_json(name, raw)
+    if schema.type in ("integer", "number"):
+        return _parse_number(value.strip(), schema.type)
+    if schema.type == "string" or schema.choices:
+        return value
+    is_json = value.lstrip().startswith("[")
+    if schema.items == "string" and not is_json:
+        return [line for line in value.split("\n") if line]
+    if schema.items == "integer" and not is_json:
+        return [_parse_number(part.strip(), "integer") for part in value.split(",") if part.strip()]
+    if not value.strip():
+        return []
+    return read_json(value, what=f"{name} must be a list such as [[0], [0, 0], [1]]; what is there")
 
 
-def _parsed_number(text: str, kind: type) -> Any:
+def _parse_number(text: str, json_type: str) -> Any:
     try:
-        return kind(text)
+        return int(text) if json_type == "integer" else float(text)
     except ValueError:
         return text
-
-
-def _parsed_json(name: str, text: str) -> Any:
-    if not text.strip():
-        return []
-    return read_json(text, what=f"{name} must be a list such as [[0], [0, 0], [1]]; what is there")
-
-
-def _without_none(annotation: Any) -> tuple[Any, bool]:
-    """`int | None` → `(int, True)`; `Annotated[int, …]` → `(int, False)`."""
-    if get_origin(annotation) is typing.Annotated:
-        return _without_none(get_args(annotation)[0])
-    if get_origin(annotation) in (typing.Union, types.UnionType):
-        rest = [part for part in get_args(annotation) if part is not type(None)]
-        if len(rest) < len(get_args(annotation)) and len(rest) == 1:
-            return _without_none(rest[0])[0], True
-    return annotation, False
-
-
-def _is_constant(annotation: Any) -> bool:
-    """Whether a field can take one value only, as `decoding_type` does."""
-    return get_origin(annotation) is Literal and len(get_args(annotation)) == 1
-
-
-def _is_list_of(annotation: Any, kind: type) -> bool:
-    if get_origin(annotation) not in (list, tuple):
-        return False
-    return _without_none(get_args(annotation)[0])[0] is kind
 
 
 def _plain(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What must be known to repeat a run: versions, processor, device, weights."""
+"""The environment of a run, to repeat it: versions, processor, device, weights."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CPU_FLAGS = "avx2 avx512f avx512_vnni avx512_bf16 amx_bf16 amx_int8 asimd sve".s
 
 
 def environment(target: Target) -> dict[str, Any]:
-    """Everything that is stored with a run about where it ran, and with which weights."""
+    """Everything that is stored with a run about its machine and weights."""
     folder = Path(str(getattr(target.model, "name_or_path", "") or "nowhere"))
     digest = weights_digest(folder) if folder.is_dir() else None
     return {**target.environment(), "weights_digest": digest, **machine()}
@@ -47,10 +47,10 @@ def weights_digest(folder: Path) -> str | None:
 
 @functools.lru_cache(maxsize=8)
 def _digest_of(marks: tuple[tuple[str, int, int], ...]) -> str:
-    """Digest of files; name, size and time tell whether it is known already."""
-    found = hashlib.sha256()
+    """Digest of files, cached by name, size and time."""
+    digest = hashlib.sha256()
     for name, size, _ in marks:
-        found.update(f"{Path(name).name}:{size};".encode())
+        digest.update(f"{Path(name).name}:{size};".encode())
         blocks = -(-size // BLOCK_BYTES)
         picked = range(blocks)
         if blocks > MAX_BLOCKS:
@@ -58,13 +58,13 @@ def _digest_of(marks: tuple[tuple[str, int, int], ...]) -> str:
         with open(name, "rb") as stream:
             for block in picked:
                 stream.seek(block * BLOCK_BYTES)
-                found.update(stream.read(BLOCK_BYTES))
-    return found.hexdigest()
+                digest.update(stream.read(BLOCK_BYTES))
+    return digest.hexdigest()
 
 
 @functools.cache
 def machine() -> dict[str, Any]:
-    """What is the same for every run of this process: versions, processor, device, commit."""
+    """The part that every run of this process shares: versions, processor, device, commit."""
     flags = (cpuinfo("flags") or cpuinfo("Features")).split()
     return {
         "versions": {name: version for name in PACKAGES if (version := _version(name))},
@@ -100,16 +100,16 @@ def _gpu() -> dict[str, Any]:
 
     if not torch.cuda.is_available():
         return {"driver": None, "cuda": None, "gpus": None}
-    found = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+    devices = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
     gpus = [
         f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB, capability {gpu.major}.{gpu.minor}"
-        for gpu in found
+        for gpu in devices
     ]
     return {"driver": _nvidia_driver(), "cuda": torch.version.cuda, "gpus": gpus}
 
 
 def _nvidia_driver() -> str | None:
-    """Version of the NVIDIA kernel driver, where Linux tells it."""
+    """Version of the NVIDIA kernel driver on Linux."""
     try:
         words = NVIDIA_DRIVER.read_text(encoding="utf-8").split()
     except OSError:

@@ -1,4 +1,4 @@
-"""Runs on show: what a run has produced so far, kept in memory while someone may look at it."""
+"""Live runs: the output of a run so far, in memory while a page may display it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _check_run_id(value: str) -> str:
 
 
 RunId = Annotated[str, AfterValidator(_check_run_id)]
-"""An id as it may stand in a link; whether there is such a run is the log's to say."""
+"""A well-formed id; the log may have no such run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +66,14 @@ class Finish:
 
 
 class RecentSteps:
-    """A run's steps, of which as many of the newest are in memory as may be; the log has them all.
+    """The newest steps of a run, as many as fit in memory; the log has them all.
 
     One thread adds, any reads. Iterating yields those in memory.
 
     Attributes:
-        num_bytes: that those in memory take.
-        accepted: how many steps accepted so many draft tokens.
-        longest: most tokens that a step drafted.
+        num_bytes: memory of these steps.
+        accepted: number of steps by their number of accepted draft tokens.
+        longest: largest number of draft tokens in a step.
     """
 
     def __init__(self, max_bytes: int = MAX_RUN_STEP_BYTES) -> None:
@@ -102,7 +102,7 @@ class RecentSteps:
             self.drop(self.num_bytes - self._max_bytes * 3 // 4)
 
     def drop(self, num_bytes: int) -> int:
-        """Leave the oldest to the log until so much memory is free; returns how much it is."""
+        """Drop the oldest from memory until this much is freed; returns how much was."""
         with self._lock:
             freed = num = 0
             while freed < num_bytes and num < len(self._rows):
@@ -114,7 +114,7 @@ class RecentSteps:
             return freed
 
     def read(self, start: int, stop: int | None = None) -> list[StepRow] | None:
-        """Steps `start` ≤ index < `stop`; None where the log is to be asked for some of them."""
+        """Steps `start` ≤ index < `stop`; None where some of them are only in the log."""
         with self._lock:
             if start < self.first:
                 return None
@@ -133,21 +133,21 @@ class LiveRun:
     """
 
     owner: str
-    """The browser tab that asked for it, or that found it where nobody watched it any more."""
+    """The browser tab that started it, or that adopted it when no page watched it."""
     id: str = field(default_factory=lambda: secrets.token_urlsafe(12))
     meta: dict[str, Any] = field(default_factory=dict)
-    """What the panel shows of the run besides its text; see `stream.run_meta`."""
+    """The run's facts for a panel, besides its text; see `stream.run_meta`."""
     messages: list[Message] = field(default_factory=list)
     """The conversation up to and including the prompt; empty for a raw completion."""
     state: State = "queued"
     activity: str = ""
-    """What is being done, in a few words."""
+    """The current activity in a few words."""
     progress: float | None = None
     error: str | None = None
     refused: bool = False
-    """Whether it could not begin because of what was asked for."""
+    """Whether it could not begin because its request cannot be met."""
     result: dict[str, Any] | None = None
-    """What submitted work brought, for the page that asked for it."""
+    """Result of submitted work, for the page that submitted it."""
     log_id: str | None = None
     """Its id in the run log, once it is there."""
     first: First | None = None
@@ -155,34 +155,34 @@ class LiveRun:
     metrics: Metrics | None = None
     finish: Finish | None = None
     plain: PlainStep | None = None
-    """What it is compared with, once that is known."""
+    """The baseline it is compared with, once that is measured."""
     notes: tuple[str, ...] = ()
-    """Remarks for people: how the draft's size was chosen, how drafter and target fit."""
+    """Remarks for display: how the draft's size was chosen, how drafter and target fit."""
     watchers: int = 0
-    """Pages that its messages go to."""
+    """Number of pages that receive its messages."""
     cancel_asked: threading.Event = field(default_factory=threading.Event)
     over: threading.Event = field(default_factory=threading.Event)
     touched_s: float = field(default_factory=time.monotonic)
     withdraw: Callable[[], None] = lambda: None
     """Ends it at once if it still waits in the host's queue."""
     grown: Callable[[], None] = lambda: None
-    """Told that there are more steps in memory."""
+    """Called when there are more steps in memory."""
     _end_turn: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def cancel(self) -> None:
-        """Ask it to end: at once if it waits in a queue, else within one step."""
+        """Request its end: at once if it waits in a queue, else within one step."""
         self.cancel_asked.set()
         self.withdraw()
 
     def end(self, state: State, *, error: str | None = None) -> None:
-        """Nothing more will come; what ended already stays as it is."""
+        """End it; a run that has ended already is unchanged."""
         with self._end_turn:
             if not self.over.is_set():
                 self.error, self.progress, self.state = error, None, state
                 self.over.set()
 
     def add_steps(self, rows: Sequence[StepRow]) -> None:
-        """Show steps, which are in the log already."""
+        """Add steps that are in the log."""
         self.rows.extend(rows)
         self.grown()
 
@@ -192,10 +192,7 @@ class LiveRun:
         return len(self.rows) + (self.first is not None)
 
     def pieces(self, start: int = 0) -> list[str]:
-        """The text of every event from number `start` on; all of it is in the log.
-
-        Nothing where that goes back further than what is in memory.
-        """
+        """The text of every event from number `start` on; empty where some are only in the log."""
         rows = self.rows.read(max(0, start - 1))
         if self.first is None or rows is None:
             return []
@@ -203,10 +200,10 @@ class LiveRun:
 
 
 class LiveRuns:
-    """The runs that can still be read without the log: newest `max_runs`, for `ttl_s` seconds.
+    """The runs in memory: the newest `max_runs`, for `ttl_s` seconds.
 
-    Finished runs go first when there are too many; a run that is not over is never dropped. Of
-    their steps so many are in memory as `max_bytes` allow, those of the runs used last.
+    Finished runs are dropped first when there are too many; a run that is not over is never
+    dropped. Their steps take at most `max_bytes`.
     """
 
     def __init__(
@@ -231,7 +228,7 @@ class LiveRuns:
             self._evict()
 
     def get(self, run_id: str) -> LiveRun | None:
-        """The run under either of its ids, now counted as used."""
+        """The run under either of its ids; marks it as used."""
         with self._lock:
             run = self._runs.get(run_id)
             if run is None:
@@ -258,7 +255,7 @@ class LiveRuns:
                 del self._runs[run.id]
 
     def _trim(self) -> None:
-        """Leave the steps that are too many to the log: first those of runs that are over."""
+        """Drop excess steps from memory, those of finished runs first."""
         with self._lock:
             excess = sum(run.rows.num_bytes for run in self._runs.values()) - self._max_bytes
             if excess > 0:

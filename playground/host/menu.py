@@ -1,7 +1,7 @@
-"""The methods to pick from, in groups, each with the speedup that was last measured of it here.
+"""The menu of methods, in groups, each with its last measured speedup on this machine.
 
-What was measured counts for a method of the very same settings, on the same weights, in the same
-dtype and on the same device as the target's newest run.
+A speedup counts for a method of the same settings, on the same weights, in the same dtype and on
+the same device as the target's newest run.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from engine.metrics import SAME
 from playground.host.baseline import trusted_speedup
 from playground.host.catalog import TYPE_PREFIX, Catalog
 from playground.host.plain import PLAIN, SAME_PLACE, plain_step_of
-from playground.host.result import weigh
+from playground.host.result import compare_with_plain
 from storage import RunDetail, RunLog, RunQuery, RunSummary
 
 RECOMMENDED, TRAINED, NO_WEIGHTS = "recommended", "trained", "no weights"
@@ -33,10 +33,10 @@ GROUPS = {
 """Groups in order, with their headings."""
 MOST_RECOMMENDED = 3
 NEWEST = 20
-"""Runs of a method among which one of the same settings with a sure speedup is looked for."""
+"""Runs of a method that are searched for one of the same settings with a reliable speedup."""
 
 Choices = list[tuple[str, str]]
-"""Labels and keys. A label ends with the name of its group, which a style sheet makes a heading."""
+"""Labels and keys. A label ends with the name of its group; the style sheet makes it a heading."""
 
 
 class MethodMenu:
@@ -44,10 +44,10 @@ class MethodMenu:
         self._catalog, self._log = catalog, log
 
     def choices(self, target: object) -> Choices:
-        """Methods that fit a target, group by group; the fastest first where it is known."""
+        """Methods for a target by group, the fastest first where their speed is measured."""
         name = target if isinstance(target, str) else ""
         offered = self._catalog.method_choices(name)
-        titles = {key: title for title, key in offered if not self._stands_twice(key, offered)}
+        titles = {key: title for title, key in offered if not self._is_duplicate(key, offered)}
         speedups = self._speedups(name, list(titles))
         best = self._recommended(name, speedups)
         groups = {key: RECOMMENDED if key in best else self._group(key) for key in titles}
@@ -66,24 +66,25 @@ class MethodMenu:
             return {}
         measured = self._measured(here)
         settings = {key: settings_of(self._catalog.method(key).config) for key in keys}
-        found = {key: measured.get(settings[key]) or self._of_a_run(here, key) for key in keys}
-        return {key: speedup for key, speedup in found.items() if speedup is not None}
+        speedups = {key: measured.get(settings[key]) or self._of_a_run(here, key) for key in keys}
+        return {key: speedup for key, speedup in speedups.items() if speedup is not None}
 
     def _measured(self, here: RunDetail) -> dict[str, float]:
-        """What the newest experiments in a run's place found, by settings.
+        """Speedups of the newest experiments on the machine and weights of a run, by settings.
 
-        They asked plain decoding the same, so that they are worth more than single runs.
+        Experiments measure plain decoding on the same prompts, so they take precedence over
+        single runs.
         """
         ranked = sorted(self._log.experiments.ranked(), key=lambda one: one.example.created_at)
-        found: dict[str, float] = {}
+        speedups: dict[str, float] = {}
         for one in ranked:
             speedup, settings = trusted_speedup(one.counts), self._settings(one.example)
             if speedup is not None and settings and self._in_place(one.example, here):
-                found[settings] = speedup
-        return found
+                speedups[settings] = speedup
+        return speedups
 
     def _of_a_run(self, here: RunDetail, key: str) -> float | None:
-        """Speedup of the newest run of a method in a place, where it is sure to two decimals."""
+        """Speedup of the newest run like `here`, where it is reliable to two decimals."""
         config = self._catalog.method(key).config
         query = RunQuery(
             target=here.target,
@@ -97,13 +98,13 @@ class MethodMenu:
             if self._settings(row) != settings_of(config) or not self._in_place(row, here):
                 continue
             run = self._log.get(row.id)
-            weighed = run and weigh(run.metrics, plain_step_of(self._log, run))
-            if weighed and weighed.is_sure:
-                return weighed.speedup
+            comparison = run and compare_with_plain(run.metrics, plain_step_of(self._log, run))
+            if comparison and comparison.is_sure:
+                return comparison.speedup
         return None
 
     def _settings(self, run: RunSummary) -> str | None:
-        """Of a stored run; None where nobody here knows its method."""
+        """Of a stored run; None where its method is not available here."""
         try:
             return settings_of(self._catalog.types[run.decoding_type].parse(run.method))
         except (KeyError, ConfigError):
@@ -114,11 +115,11 @@ class MethodMenu:
         if (run.target, run.dtype, run.device) != (here.target, here.dtype, here.device):
             return False
         detail = self._log.get(run.id)
-        theirs, ours = detail.environment if detail else {}, here.environment
-        return all(theirs.get(name) == ours.get(name) for name in SAME_PLACE)
+        environment = detail.environment if detail else {}
+        return all(environment.get(key) == here.environment.get(key) for key in SAME_PLACE)
 
     def _recommended(self, target: str, speedups: dict[str, float]) -> Sequence[str]:
-        """The fastest that are faster than plain decoding; before any is known, the first."""
+        """The fastest that are faster than plain decoding; before any is measured, the first."""
         faster = [key for key, speedup in speedups.items() if speedup > 1 + SAME]
         fast = [key for key in faster if self._group(key) != UNTRAINED]
         first = [] if speedups else [self._catalog.first_method(target)]
@@ -139,8 +140,8 @@ class MethodMenu:
     def _is_plain(self, key: str) -> bool:
         return self._catalog.method(key).config.decoding_type == PLAIN
 
-    def _stands_twice(self, key: str, offered: Choices) -> bool:
-        """Whether a decoding type by itself has the very settings of a preset."""
+    def _is_duplicate(self, key: str, offered: Choices) -> bool:
+        """Whether a decoding type by itself has the same settings as a preset."""
         config = self._catalog.method(key).config
         presets = [one for _, one in offered if not one.startswith(TYPE_PREFIX)]
         same = any(self._catalog.method(one).config == config for one in presets)
@@ -148,7 +149,7 @@ class MethodMenu:
 
 
 def settings_of(config: MethodConfig) -> str:
-    """Equal for equal settings, whatever a size that is fitted to the machine came out as."""
+    """Equal for equal settings, whatever size was fitted to the machine."""
     return json.dumps(_chosen(config, is_fitted=False), sort_keys=True)
 
 

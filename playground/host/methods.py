@@ -29,7 +29,7 @@ def choose_method(
     overrides: Sequence[str] = (),
     drafter: str | None = None,
     *,
-    tell: Callable[[str], None] = lambda remark: None,
+    report: Callable[[str], None] = lambda remark: None,
 ) -> MethodConfig:
     """The method's settings.
 
@@ -39,7 +39,7 @@ def choose_method(
         overrides: `field=value`, the value read as YAML.
         drafter: weights of the drafter; sets `speculative_model`. For a drafter of the user's own
             it is `module:Class` or an entry point, which is imported here.
-        tell: hears how an engine's file was read, and what of it is ignored.
+        report: called with each remark on an engine's file: how it was read, what is ignored.
 
     Raises ConfigError: unknown name, key or value.
     """
@@ -50,7 +50,7 @@ def choose_method(
     base, remarks = _base(name)
     values = {**base, **changed}
     for remark in remarks:
-        tell(remark)
+        report(remark)
     if drafter is not None and values.get("decoding_type") == "User_Provided":
         values["drafter"] = register_own(drafter)
     elif drafter is not None:
@@ -81,8 +81,8 @@ def _base(name: str) -> Read:
         return {"decoding_type": name}, ()
     if name.endswith((".yaml", ".yml")) or Path(name).is_file():
         return _values_of(read_text(Path(name), most=MAX_CHARS), name)
-    known = [*presets.methods(), *methods()]
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+    names = [*presets.methods(), *methods()]
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
     hint = f"Did you mean {near[0]}?" if near else "`app.py methods` lists them."
     raise ConfigError(
         f"--method must be a preset, a YAML file or a decoding type, got {name!r:.80}. {hint}"
@@ -105,21 +105,21 @@ def _values_of(text: str, where: str) -> Read:
         raise ConfigError(f"{where} must be a mapping with decoding_type, got {values!r:.80}.")
     engine = _engine_of(values)
     if engine is not None:
-        found = import_config(ENGINES[engine], text, read)
-        return found.config.model_dump(), found.remarks
+        imported = import_config(ENGINES[engine], text, read)
+        return imported.config.model_dump(), imported.remarks
     inner = values.get("config", values)
     return (dict(inner) if isinstance(inner, dict) else {}), ()
 
 
 def _engine_of(values: dict[str, Any]) -> str | None:
-    """Whose file it is, where it is not ours; TensorRT-LLM's block is ours if all its keys are."""
+    """The engine of a file; None for a file of the playground, whose keys are all known here."""
     block = values.get("speculative_config")
     if block is not None:
         return "vllm" if isinstance(block, dict) and "method" in block else "trtllm"
     own = methods().get(str(values.get("decoding_type")))
-    ours = own is not None and values.keys() <= own.model_fields.keys()
-    theirs = "decoding_type" in values and values.keys() <= ENGINES["trtllm"].keys
-    return "trtllm" if theirs and not ours else None
+    is_own = own is not None and values.keys() <= own.model_fields.keys()
+    is_trtllm = "decoding_type" in values and values.keys() <= ENGINES["trtllm"].keys
+    return "trtllm" if is_trtllm and not is_own else None
 
 
 def read_overrides(items: Sequence[str]) -> dict[str, Any]:
@@ -127,11 +127,11 @@ def read_overrides(items: Sequence[str]) -> dict[str, Any]:
 
     Raises ConfigError: one has no `=`, or a value that is no YAML.
     """
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for item in items:
         key, equals, text = (part.strip() for part in item.partition("="))
         if not equals or not key:
             raise ConfigError(f"--set takes field=value, got {item!r:.80}.")
         tree = presets.trees().get(text) if key in TREE_FIELDS else None
-        found[key] = tree.candidates if tree else parse_yaml(text, where=f"--set {key:.40}")
-    return found
+        values[key] = tree.candidates if tree else parse_yaml(text, where=f"--set {key:.40}")
+    return values

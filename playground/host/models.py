@@ -1,4 +1,4 @@
-"""What is loaded: at most one target, the drafters built on it, and the models they draft with."""
+"""The loaded models: at most one target, the drafters built on it, and the models they use."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from engine.tuning.latency import LatencyCurve
 from engine.tuning.timing import measure_curve
 
 CHECK_S, DRIFT = 60.0, 1.3
-"""So often a fitted size's times are checked; they are taken anew if they are off by the factor."""
+"""Seconds between two checks of the latency curve, and the factor of change that remeasures it."""
 MAX_DRAFTERS = 2
-"""Drafters kept ready, so that going back and forth between two methods loads nothing."""
+"""Drafters that stay built, so that switching between two methods loads nothing."""
 MAX_FITS = 64
-"""Fitted sizes that are remembered."""
+"""Cached fitted sizes."""
 Place = tuple[str, str, str]
 """Name, dtype and device of a model."""
 
@@ -40,7 +40,7 @@ Attached = TypeVar("Attached", bound=Closable)
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What the page shows of the loaded target; `key` is its name among the targets."""
+    """The loaded target for display; `key` is its name in the catalog."""
 
     key: str
     name: str
@@ -71,10 +71,10 @@ class Models:
         self._target: Target | None = None
         self._key: tuple[str, str] | None = None
         self._drafters: OrderedDict[str, tuple[Drafter, frozenset[Place]]] = OrderedDict()
-        """Each with the models that it draws on."""
+        """Each with the models that it uses."""
         self._companions: dict[Place, Target] = {}
         self._used: set[Place] = set()
-        """Models that the job under way has drawn on."""
+        """Models that the current job has used."""
         self._attached: tuple[Hashable, Closable] | None = None
         self._curve: LatencyCurve | None = None
         self._checked_s = 0.0
@@ -83,9 +83,9 @@ class Models:
         self.loaded: Loaded | None = None
 
     def target(self, spec: TargetSpec, dtype: str, progress: ProgressCallback) -> Target:
-        """The target, loaded if it is not; the one before it is freed first.
+        """The target, loaded if it is not; the previous one is freed first.
 
-        Raises SourceError, TargetError: it cannot be had; then nothing is loaded.
+        Raises SourceError, TargetError: it cannot be loaded; then nothing is.
         """
         if self._target is not None and self._serves(spec.name, dtype):
             return self._target
@@ -109,7 +109,7 @@ class Models:
         return self._key[0] == name and dtype in (self._key[1], self._target.dtype_name)
 
     def fit(self, config: MethodConfig) -> Fit:
-        """The settings with the size that suits this machine, where they ask for that.
+        """The settings, with the size fitted to this machine where they say so.
 
         Raises DrafterError: as `drafter`.
         """
@@ -119,11 +119,11 @@ class Models:
         if key not in self._fits:
             while len(self._fits) >= MAX_FITS:
                 self._fits.popitem(last=False)
-            self._fits[key] = fit_size(config, presets.sizes, self.bench(), self._latency)
+            self._fits[key] = fit_size(config, presets.sizes, self.build_context(), self._latency)
         return self._fits[key]
 
     def drafter(self, config: MethodConfig) -> Drafter:
-        """The method's drafter on the loaded target; of those built before, the last are kept.
+        """The method's drafter on the loaded target; the last ones stay built.
 
         Raises DrafterError: it does not fit the target, or its weights cannot be had.
         """
@@ -135,7 +135,7 @@ class Models:
                 old.close()
             before, self._used = self._used, set()
             try:
-                drafter = build_drafter(config, self.bench(), self._latency)
+                drafter = build_drafter(config, self.build_context(), self._latency)
                 self._drafters[key] = drafter, frozenset(self._used)
             finally:
                 self._used |= before
@@ -143,9 +143,9 @@ class Models:
         return self._drafters[key][0]
 
     def attached(self, key: Hashable, make: Callable[[], Attached]) -> Attached:
-        """What was made for this key on the loaded target; what was made for another is freed.
+        """The object made for this key on the loaded target; that of another key is freed.
 
-        It goes with the target, and when nobody has wanted anything for long.
+        It is freed with the target, and when the engine has been idle for long.
         """
         if self._attached is None or self._attached[0] != key:
             self._detach()
@@ -158,10 +158,10 @@ class Models:
             self._attached = None
 
     def release(self, *, idle: bool = False) -> None:
-        """Free the models that neither a drafter kept ready nor the job that just ended drew on.
+        """Free the models that neither a built drafter nor the job that just ended uses.
 
         Args:
-            idle: nobody has wanted anything for long, so the last job does not count.
+            idle: the engine has been idle for long, so the last job does not count.
         """
         if idle:
             self._detach()
@@ -171,8 +171,8 @@ class Models:
         for place in self._companions.keys() - needed:
             self._companions.pop(place).close()
 
-    def bench(self) -> BuildContext:
-        """The loaded target, and what a method may use beside it."""
+    def build_context(self) -> BuildContext:
+        """The loaded target, and what a method's drafter may use besides it."""
         assert self._target is not None
         return BuildContext(
             self._target,
@@ -189,10 +189,10 @@ class Models:
             self._checked_s = time.monotonic()
         return self._curve
 
-    def keep_up(self) -> None:
-        """Measure again what was measured when the machine was faster or slower than now.
+    def remeasure_if_drifted(self) -> None:
+        """Measure the latency curve again if the machine has become faster or slower.
 
-        For a moment when nobody waits: it takes seconds, and a run goes by what was fitted before.
+        It takes seconds, so it is for an idle engine; runs use the last curve.
 
         Raises DrafterError: as `drafter`.
         """
@@ -211,10 +211,9 @@ class Models:
     def _companion(
         self, spec: TargetSpec, *, dtype: str | None = None, device: str | None = None
     ) -> Target:
-        """A model to draft with, on the target's device and in its dtype if none.
+        """A model to draft with, by default on the target's device and in its dtype.
 
-        Drafters share it, and it goes when the last one does, but for those of `IDLE_BYTES`.
-        """
+        Drafters share it; `release` frees it when none uses it."""
         assert self._target is not None
         dtype, device = dtype or self._target.companion_dtype, device or str(self._target.device)
         key = (spec.name, dtype, device)

@@ -1,4 +1,4 @@
-"""Where the playground keeps its files, unless told otherwise."""
+"""Default locations of the playground's files."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ APP = "speculative-decoding-playground"
 
 
 def cache_dir() -> Path:
-    """Fetched and converted weights; safe to delete."""
+    """Downloaded and converted weights; safe to delete."""
     return platformdirs.user_cache_path(APP, appauthor=False)
 
 
 def suites() -> Path:
-    """Public sets of prompts that were fetched."""
+    """Downloaded public prompt suites."""
     return platformdirs.user_data_path(APP, appauthor=False) / "suites"
 
 

@@ -1,12 +1,11 @@
-"""What a step of plain decoding takes here and now: timed directly before a run, and after it.
+"""The duration of a plain decoding step, timed directly before a run and after it.
 
-Whether a method pays is a question about plain decoding, so every run of a page carries the figure
-that it is compared with. A machine's speed changes within minutes, so only a run that follows
-another within a minute takes over what was timed after that; and where the speed changed between
-the two timings, the comparison says that it is uncertain.
+Every run of a page carries the baseline that it is compared with. A machine's speed changes within
+minutes, so a run takes over the timing after the previous one only within a minute; where the speed
+changed between the two timings, the comparison is marked as uncertain.
 
-A speedup is the ratio of the two tok/s that are shown beside it: of the wall clock, every step of
-the run counted. `playground.host.baseline` says how far to trust it.
+A speedup is the ratio of the two displayed tok/s by the wall clock, over every step of the run.
+`playground.host.baseline` decides whether it is reliable.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from engine.tuning.latency import bucket_of
 from playground.host.baseline import Evidence, doubt_of
 from storage import RunDetail, RunLog, RunQuery
 
-if TYPE_CHECKING:  # `runs list` reads what was kept, without torch
+if TYPE_CHECKING:  # `runs list` reads stored baselines without torch
     from engine.drafters.base import BuildContext
     from engine.model.target import Target
 
@@ -43,18 +42,17 @@ LEAST_STEPS = 16
 """Steps of a stored run whose mean is a figure."""
 NUM_STEPS, LEAST_TIMED = 16, 5
 BEFORE_S, AFTER_S = 0.12, 0.25
-"""Bounds of one timing: however slow the target, it takes the least. The first token waits for the
-one before a run."""
+"""Limits of one timing, after LEAST_TIMED steps; the first token waits for the first."""
 NUM_WARM = 2
-"""First steps of a timing, which do not count."""
+"""Warm-up steps of a timing, not counted."""
 BRIEF, MOST_CONTEXT = 128, 1024
-"""Tokens of context: the first token is not to wait for long, so what comes before it is brief."""
+"""Tokens of context; brief before a run, because the first token waits for it."""
 RECENT_S = 60.0
-"""For so long a timing stands for the next run's too: no first token waits for another."""
+"""A timing within this time before a run is used for it, so that its first token need not wait."""
 NUM_RECENT = 16
-"""Timings of which the median of a target is taken."""
+"""Timings for the median of a target."""
 SAME_PLACE = ("device_name", "threads", "weights", "revision", "dtype")
-"""What two runs have in common, of their environments, if their clocks can be compared."""
+"""Entries of two environments that must be equal to compare their timings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,37 +85,37 @@ class PlainStep:
         return 1 / sum(self.parts)
 
     def evidence(self, own_step_s: float | None = None) -> Evidence:
-        """For a run whose steps took so long on the wall clock."""
+        """For a run with this mean step time on the wall clock."""
         step_s = self.verify_s + self.other_s
         return Evidence(own_step_s, step_s, self.drift, self.noise, self.disagreement)
 
 
-class PlainAround:
-    """Plain decoding timed around one run: when it is made, and by `after`."""
+class BaselineTimer:
+    """Times plain decoding before one run, in the constructor, and after it, by `after`."""
 
     def __init__(
         self,
-        bench: BuildContext,
+        context: BuildContext,
         prompt_ids: Sequence[int],
         cancelled: Callable[[], bool],
         recent: Recent,
     ) -> None:
-        """Time it before the run, unless what was timed after the last one will do."""
-        self._bench, self._cancelled = bench, cancelled
+        """Time it before the run, unless the timing after the last run is recent."""
+        self._context, self._cancelled = context, cancelled
         self._brief = list(prompt_ids)[-BRIEF:]
         self._recent = recent
-        taken = recent.timing_for(bench.target, self._bucket)
-        self._before = taken or self._time(self._brief, BEFORE_S)
+        timing = recent.timing_for(context.target, self._bucket)
+        self._before = timing or self._time(self._brief, BEFORE_S)
 
     @property
     def before(self) -> PlainStep | None:
-        """What can be said while the run goes on; None where it was stopped."""
+        """The baseline during the run; None where the timing was stopped."""
         return self._before.step(1.0, None) if self._before else None
 
     def after(self, token_ids: Sequence[int], own_step_s: float | None = None) -> PlainStep | None:
-        """A step after these tokens, as fast as the machine was while the run went on.
+        """A plain step after these tokens, at the machine's mean speed during the run.
 
-        Where no step of a method can be as fast as `own_step_s`, it is timed once more.
+        It is timed once more where no step of a method could be as fast as `own_step_s`.
 
         Args:
             token_ids: up to the middle of the run's answer: steps grow with the context, and the
@@ -140,8 +138,8 @@ class PlainAround:
         is_brief = bucket_of(len(token_ids)) == self._bucket
         there = again if is_brief else self._time(list(token_ids)[-MOST_CONTEXT:], AFTER_S)
         noise = max(before.noise, again.noise)
-        disagreement = self._recent.disagreement(self._bench.target, self._bucket, again)
-        self._recent.add(self._bench.target, self._bucket, again)
+        disagreement = self._recent.disagreement(self._context.target, self._bucket, again)
+        self._recent.add(self._context.target, self._bucket, again)
         step = (there or again).step((1 + 1 / drift) / 2, drift, noise)
         return replace(step, disagreement=disagreement)
 
@@ -150,11 +148,11 @@ class PlainAround:
         return bucket_of(len(self._brief) + NUM_STEPS)
 
     def _time(self, token_ids: Sequence[int], most_s: float) -> _Timing | None:
-        """None where it was stopped, or the context leaves no room."""
+        """None where it was stopped, or the context is full."""
         from engine.decode import decode
         from engine.drafters.autoregressive import AutoregressiveConfig
 
-        target = self._bench.target
+        target = self._context.target
         ids = token_ids[max(0, len(token_ids) + NUM_STEPS + 1 - target.context_len) :]
         limits = Limits(max_new_tokens=NUM_STEPS + 1, ignore_eos=True)
         tally, began_s = Tally(), time.monotonic()
@@ -163,7 +161,7 @@ class PlainAround:
             late = time.monotonic() - began_s > most_s
             return self._cancelled() or (late and len(tally.step_s) >= LEAST_TIMED)
 
-        drafter = AutoregressiveConfig().build(self._bench)
+        drafter = AutoregressiveConfig().build(self._context)
         for record in decode(target, drafter, ids, limits=limits, cancelled=enough):
             tally.add(record)
         steps = tally.by_size.get(0, [])[NUM_WARM:]
@@ -172,7 +170,7 @@ class PlainAround:
 
 @dataclass(frozen=True, slots=True)
 class _Timing:
-    """Steps that were timed in one go: the mean of the undisturbed, the quartiles of all."""
+    """One timing: the mean of the undisturbed steps, the quartiles of all."""
 
     split: TimeSplit
     noise: float
@@ -190,7 +188,7 @@ class _Timing:
 
 
 class Recent:
-    """The last timings after runs: of which target, at which context, and when they ended."""
+    """The last timings after runs: target, context, and when they ended."""
 
     def __init__(self) -> None:
         self._timings: deque[tuple[weakref.ref[Target], int, _Timing, float]] = deque(
@@ -219,9 +217,9 @@ class Recent:
 
 
 def plain_step_of(log: RunLog, run: RunDetail) -> PlainStep | None:
-    """What a stored run is compared with: as it was kept, or plain decoding on its very prompt."""
+    """The baseline of a stored run: its own, or a run of plain decoding on the same prompt."""
     if "plain" in run.metrics:
-        return kept_plain_step(run.metrics)
+        return stored_plain_step(run.metrics)
     query = RunQuery(
         prompt_id=run.prompt_id,
         target=run.target,
@@ -233,8 +231,8 @@ def plain_step_of(log: RunLog, run: RunDetail) -> PlainStep | None:
         status="completed",
         limit=1,
     )
-    found = next(iter(log.find(query).rows), None)
-    detail = None if found is None else log.get(found.id)
+    newest = next(iter(log.find(query).rows), None)
+    detail = None if newest is None else log.get(newest.id)
     places = [one and [one.environment.get(name) for name in SAME_PLACE] for one in (run, detail)]
     if detail is None or places[0] != places[1]:
         return None
@@ -245,8 +243,8 @@ def plain_step_of(log: RunLog, run: RunDetail) -> PlainStep | None:
     return PlainStep(parts.verify, parts.draft + parts.other, "run", detail.id, drift)
 
 
-def kept_plain_step(metrics: Mapping[str, Any]) -> PlainStep | None:
-    """What was kept with a run; None where nothing was, or a file had something else there."""
+def stored_plain_step(metrics: Mapping[str, Any]) -> PlainStep | None:
+    """The baseline stored with a run; None where there is none, or an invalid one."""
     try:
         step = TypeAdapter(PlainStep).validate_python(metrics.get("plain"))
     except ValidationError:

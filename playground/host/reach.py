@@ -1,7 +1,7 @@
-"""Which weights and corpora the page may name: what is shipped, and what the server started for.
+"""Weights and corpora that the page may name: the shipped ones, and those allowed at the start.
 
-A path or hub id comes from whoever sends a form or an imported run. What is not open to the page is
-refused by the same sentence whether it exists or not.
+A path or hub id comes from anybody who sends a form or an imported run. One that is not allowed is
+refused with the same sentence whether it exists or not.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ SHIPPED = tuple(presets.FOLDER / kind for kind in get_args(Shipped))
 def catalog_within(
     catalog: Catalog, targets: Sequence[str], opened: Sequence[str], *, may_open: bool = False
 ) -> Catalog:
-    """The catalog with further targets on offer, and nothing else within reach of settings.
+    """The catalog with further targets, whose settings can name no other files.
 
     Args:
         targets: presets, local folders, .gguf files or hub ids.
-        opened: folders with all that is in them, files, or hub ids, which settings may name.
+        opened: folders with all their contents, files, or hub ids, which settings may name.
         may_open: whether the page may add targets by their place.
 
     Raises SourceError: a target is none of these.
@@ -49,34 +49,34 @@ def catalog_within(
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """What settings may name beside presets: these hub ids, files and folders."""
+    """The hub ids, files and folders that settings may name besides presets."""
 
     opened: list[str] = field(default_factory=list)
 
     def resolve(self, name: str) -> TargetSpec:
-        """As `presets.resolve`; raises SourceError: it is not open to the page."""
+        """As `presets.resolve`; raises SourceError: the page may not use it."""
         self._check(name)
         return presets.resolve(name)
 
     def locate(self, name: str, kind: Shipped = "drafters") -> str:
-        """As `presets.locate`; raises SourceError: it is not open to the page."""
+        """As `presets.locate`; raises SourceError: the page may not use it."""
         self._check(name, kind)
         return presets.locate(name, kind)
 
     def _check(self, name: str, kind: Shipped = "drafters") -> None:
         try:
-            known = name in presets.targets() or name in self.opened
-            known = known or presets.locate(name, kind) != name or self._is_inside(name)
+            is_open = name in presets.targets() or name in self.opened
+            is_open = is_open or presets.locate(name, kind) != name or self._is_inside(name)
         except (OSError, ValueError, RuntimeError):  # no path at all: a NUL, too long, ~nobody
-            known = False
-        if not known:
+            is_open = False
+        if not is_open:
             raise SourceError(
-                f"{name[:80]!r} is not open to the page. Start the server with --allow-path, "
-                "which takes a folder, a file or a hub id."
+                f"The page may not use {name[:80]!r}. Start the server with --allow-path, which "
+                "takes a folder, a file or a hub id."
             )
 
     def _is_inside(self, name: str) -> bool:
-        """Whether it is there, in a folder that is open; links are followed first."""
+        """Whether it exists in an allowed folder; links are followed first."""
         path = Path(name).expanduser().resolve()
         folders = [*SHIPPED, *(Path(one).expanduser() for one in self.opened)]
         inside = any(path.is_relative_to(folder.resolve()) for folder in folders)

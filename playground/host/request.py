@@ -1,4 +1,4 @@
-"""Checks what a page sent before anything runs. Every handler is open to anybody's payload."""
+"""Requests of a page, checked before anything runs: anybody may send a handler anything."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ MAX_FORM_CHARS = 400_000
 MAX_FORM_DEPTH = 8
 
 
-class AskedRun(Settings):
-    """What the Generate page's components hold; what is empty there is left out."""
+class RequestFields(Settings):
+    """Values of the Generate page's components; empty ones are left out."""
 
     target: Any = None
     dtype: DtypeName
@@ -46,11 +46,10 @@ class GenerateRequest:
 
     Attributes:
         parent: run that this one continues as the next turn of its chat.
-        repeats: run whose prompt and conversation are used again; prompt and parent are ignored.
-        messages: the whole conversation, where it does not come from this program's own runs;
-            prompt, system and parent are ignored.
-        weighed: whether plain decoding is timed before and after it, for people who want to know
-            what it is worth.
+        repeats: run whose prompt and conversation are repeated; prompt and parent are ignored.
+        messages: the whole conversation, where it does not come from the log; prompt, system and
+            parent are ignored.
+        compares_with_plain: whether plain decoding is timed before and after it.
     """
 
     target: TargetSpec
@@ -65,34 +64,34 @@ class GenerateRequest:
     parent: str | None = None
     repeats: str | None = None
     messages: tuple[Message, ...] = ()
-    weighed: bool = False
+    compares_with_plain: bool = False
 
 
 def read_request(catalog: Catalog, raw: Mapping[str, Any]) -> GenerateRequest:
-    """A request from what the page's components hold.
+    """A request from the values of the page's components.
 
     Raises:
         ConfigError: a setting is unknown or out of range.
         PromptError: the prompt is empty.
     """
-    asked = AskedRun.parse({key: value for key, value in raw.items() if value})
-    method, form = catalog.method(asked.method), HeldForm.of(asked.form).values
-    is_chat = asked.mode == "chat"
-    if not asked.repeats and not (asked.prompt.strip() if is_chat else asked.prompt):
+    fields = RequestFields.parse({key: value for key, value in raw.items() if value})
+    method, form = catalog.method(fields.method), FormValues.of(fields.form).values
+    is_chat = fields.mode == "chat"
+    if not fields.repeats and not (fields.prompt.strip() if is_chat else fields.prompt):
         raise PromptError("The prompt is empty. Write something, or pick an example.")
     return GenerateRequest(
-        target=catalog.target(asked.target),
-        dtype=asked.dtype,
+        target=catalog.target(fields.target),
+        dtype=fields.dtype,
         method=method,
         config=config_of(method, form.get("method", {})),
         sampling=settings_from(Sampling, form.get("sampling", {}), where="sampling"),
         limits=settings_from(Limits, form.get("limits", {}), where="limits"),
-        mode=asked.mode,
-        system=asked.system,
-        prompt="" if asked.repeats else asked.prompt,
-        parent=asked.parent if is_chat else None,
-        repeats=asked.repeats,
-        weighed=True,
+        mode=fields.mode,
+        system=fields.system,
+        prompt="" if fields.repeats else fields.prompt,
+        parent=fields.parent if is_chat else None,
+        repeats=fields.repeats,
+        compares_with_plain=True,
     )
 
 
@@ -109,13 +108,13 @@ class _RunLink(Settings):
 
 
 def texts(raw: object) -> list[str]:
-    """The texts that a picker of several holds, and nothing else that a caller may have sent."""
+    """The strings of a multiple-choice dropdown's value; anything else is dropped."""
     items = raw if isinstance(raw, list | tuple) else ()
     return [item for item in items if isinstance(item, str)]
 
 
-class HeldForm(Settings):
-    """What a settings form holds, per group."""
+class FormValues(Settings):
+    """Values of a settings form's controls, by group."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -126,9 +125,9 @@ class HeldForm(Settings):
         """Raises ConfigError: it is no form, or too large or too deep to look at."""
         if raw is not None and not isinstance(raw, Mapping):
             raise ConfigError(f"The form must be a mapping of settings, got {type(raw).__name__}.")
-        held = {key: value for key, value in (raw or {}).items() if value is not None}
-        check_size(held.get("values"))
-        return cls.parse(held, where="a form")
+        fields = {key: value for key, value in (raw or {}).items() if value is not None}
+        check_size(fields.get("values"))
+        return cls.parse(fields, where="a form")
 
 
 def check_size(values: object) -> None:
@@ -151,18 +150,18 @@ def _depth(value: object) -> int:
 
 
 def config_of(method: Method, raw: object) -> MethodConfig:
-    """The method's settings with those that a form changed.
+    """The method's settings with a form's changes.
 
-    A size that was changed is taken as it is, not fitted, unless the form says that it is to be.
+    A size that the form changes is not fitted, unless the form also sets `size`.
 
     Raises ConfigError: naming what is wrong.
     """
     if not isinstance(raw, Mapping):
         raise ConfigError(f"The method's settings must be a mapping, got {type(raw).__name__}.")
-    kept = {k: v for k, v in method.config.model_dump().items() if k not in raw}
+    rest = {k: v for k, v in method.config.model_dump().items() if k not in raw}
     if raw.get("decoding_type", method.config.decoding_type) != method.config.decoding_type:
         raise ConfigError("decoding_type is set by the method picker, not by a setting.")
-    config = settings_from(type(method.config), {**kept, **raw})
+    config = settings_from(type(method.config), {**rest, **raw})
     own = {name: getattr(config, name) for name in config.size_settings.split()}
     changed = any(value != getattr(method.config, name) for name, value in own.items())
     if changed and "size" not in raw:

@@ -1,4 +1,4 @@
-"""The sentence under an answer: how fast it was beside plain decoding, and why."""
+"""A run's figures as text, and the sentence that compares its speed with plain decoding."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from engine.metrics import (
     Balance,
     TimeSplit,
     hardly_drafts,
+    ratio,
     stored_figures,
     tokens_per_step,
 )
@@ -19,9 +20,9 @@ from playground.host.baseline import DOUBTS, DRIFT, doubt_of
 from playground.host.plain import PlainStep, step_parts
 
 LEAST_STEPS = 4
-"""Steps before which there is no sentence: the first ones are not like the rest."""
+"""Steps that a sentence needs: the first ones differ from the rest."""
 SURE_STEPS, SURE_SHARE = 16, 0.8
-"""Undisturbed steps, and their share of all, below which the sentence says that it is uncertain."""
+"""Undisturbed steps, and their share of all, below which the result is uncertain."""
 COSTS = {"draft": "drafting", "verify": "verifying", "other": "the rest"}
 ADVICE = {
     "draft": "Drafting dominates. Draft fewer tokens or choose a method that needs no model.",
@@ -39,14 +40,14 @@ RUN_DOUBTS = {
     "busy": "the machine was busy with something else during {disturbed} of {steps} steps.",
     "few": "only {quiet} steps could be compared.",
 }
-"""What may be wrong with the run rather than with its baseline."""
-UNCERTAIN = "Uncertain: {} Compare measures both in turn."
+"""Doubts about the run rather than its baseline."""
+UNCERTAIN = "Uncertain: {} For a reliable figure, use Compare."
 
 
 def result_of(
     metrics: Mapping[str, Any], plain: PlainStep | None, *, is_plain: bool
 ) -> dict[str, str] | None:
-    """The sentence in parts: `mood`, `head`, `text`, `advice`, `source`; None where none can be.
+    """The sentence in parts: `mood`, `head`, `text`, `advice`, `source`; None where there is none.
 
     Args:
         metrics: of the run, so far or in the end.
@@ -58,22 +59,22 @@ def result_of(
     if is_plain:
         each = formats.duration(1000 / tok_s)
         text = f"one token a step, {each} each. Speedups are measured against it."
-        return _said("plain", "Plain decoding:", text)
-    weighed = weigh(metrics, plain)
-    if plain is None or weighed is None:
+        return _parts("plain", "Plain decoding:", text)
+    comparison = compare_with_plain(metrics, plain)
+    if plain is None or comparison is None:
         return None
-    timed = "before" if plain.source == "around" and plain.drift is None else plain.source
-    source = SOURCES[timed].format(formats.tok_s(plain.tok_s))
-    return _compared(weighed, " ".join(filter(None, (weighed.remark, source))))
+    kind = "before" if plain.source == "around" and plain.drift is None else plain.source
+    source = SOURCES[kind].format(formats.tok_s(plain.tok_s))
+    return _compared(comparison, " ".join(filter(None, (comparison.remark, source))))
 
 
 @dataclass(frozen=True, slots=True)
-class Weighed:
-    """A run beside plain decoding, and how far to trust it.
+class PlainComparison:
+    """A run compared with plain decoding, and whether it is reliable.
 
     Attributes:
         speedup: tok/s over plain decoding's; None where the baseline is wrong.
-        is_sure: whether it may be given to two decimals, and recommended.
+        is_sure: whether it is given to two decimals, and recommended.
         remark: why not; empty where there is nothing to say.
     """
 
@@ -83,7 +84,9 @@ class Weighed:
     remark: str
 
 
-def weigh(metrics: Mapping[str, Any], plain: PlainStep | None) -> Weighed | None:
+def compare_with_plain(
+    metrics: Mapping[str, Any], plain: PlainStep | None
+) -> PlainComparison | None:
     """A run's balance, by the wall clock: its speedup is the ratio of the tok/s that are shown."""
     own, steps = step_parts(metrics), metrics.get("num_steps")
     if plain is None or own is None or not steps:
@@ -94,11 +97,11 @@ def weigh(metrics: Mapping[str, Any], plain: PlainStep | None) -> Weighed | None
     doubt = doubt_of(plain.evidence(sum(own)))
     words = DOUBTS[doubt] if doubt else _doubt_of_run(metrics, sum(own))
     speedup = None if doubt == "cheap step" else balance.formula
-    return Weighed(balance, speedup, not words, UNCERTAIN.format(words) if words else "")
+    return PlainComparison(balance, speedup, not words, UNCERTAIN.format(words) if words else "")
 
 
 def _doubt_of_run(metrics: Mapping[str, Any], step_s: float) -> str:
-    """Whether other work on the machine, or too few steps, made the run's own clock."""
+    """Whether other work on the machine, or too few steps, make the run's own timing unreliable."""
     steps, disturbed = metrics["num_steps"], metrics.get("num_disturbed", 0)
     quiet, split = steps - disturbed, stored_figures(metrics).get("quiet_split")
     quiet_s = TimeSplit(**split).total_s if split else step_s
@@ -108,24 +111,78 @@ def _doubt_of_run(metrics: Mapping[str, Any], step_s: float) -> str:
     return RUN_DOUBTS[doubt].format(**counts) if doubt else ""
 
 
-def _compared(weighed: Weighed, source: str) -> dict[str, str]:
-    balance, speedup = weighed.balance, weighed.speedup
+def _compared(comparison: PlainComparison, source: str) -> dict[str, str]:
+    balance, speedup = comparison.balance, comparison.speedup
     tokens = formats.mat(balance.mat)
     if speedup is None:
-        return _said("same", "No speedup is given:", f"{tokens} tokens a step.", source)
-    sure = weighed.is_sure
-    shown = formats.speedup(speedup) if sure else f"About {formats.figure(speedup, 1, '×')}"
-    head = f"{shown} plain decoding:"
+        return _parts("same", "No speedup is given:", f"{tokens} tokens a step.", source)
+    text_x = (
+        formats.speedup(speedup)
+        if comparison.is_sure
+        else f"About {formats.figure(speedup, 1, '×')}"
+    )
+    head = f"{text_x} plain decoding:"
     costs = f"a step takes {formats.speedup(1 + balance.total)} as long as a plain step"
     if speedup > 1 + SAME:
-        return _said("faster", head, f"{tokens} tokens a step, and {costs}.", source)
+        return _parts("faster", head, f"{tokens} tokens a step, and {costs}.", source)
     parts = [f"{COSTS[name]} {round(paid, 2) + 0.0:+.2f}" for name, paid in balance.paid.items()]
     text = f"{tokens} tokens a step, but {costs} ({', '.join(parts)})."
     if speedup >= 1 - SAME:
-        return _said("same", head, text, source)
+        return _parts("same", head, text, source)
     advice = NO_DRAFTS if hardly_drafts(balance.mat) else ADVICE[balance.largest]
-    return _said("slower", head, text, source, advice if weighed.is_sure else "")
+    return _parts("slower", head, text, source, advice if comparison.is_sure else "")
 
 
-def _said(mood: str, head: str, text: str, source: str = "", advice: str = "") -> dict[str, str]:
+def _parts(mood: str, head: str, text: str, source: str = "", advice: str = "") -> dict[str, str]:
     return {"mood": mood, "head": head, "text": text, "advice": advice, "source": source}
+
+
+def figure_texts(figures: Mapping[str, Any]) -> dict[str, str]:
+    """The text of every figure; a dash where a run is too short to define one.
+
+    Args:
+        figures: as `engine.metrics.stored_figures` gives them.
+    """
+    cached, prompt = figures.get("num_cached") or 0, figures.get("num_prompt_tokens") or 0
+    kinds = ("tok_s", "mat", "draft_acceptance", "ttft_s", "itl_ms")
+    steps_ms = figures.get("step_p50_ms"), figures.get("step_p95_ms")
+    return {
+        **{name: formats.of_kind(name)(figures.get(name)) for name in kinds},
+        "num_prompt_tokens": f"{prompt - cached} / {cached}",
+        "step_p95_ms": formats.durations(*steps_ms),
+        "num_new_tokens": f"{figures.get('num_new_tokens') or 0} / {figures.get('num_steps') or 0}",
+        "time_split": "; ".join((_split_text(figures), *remarks(figures))),
+        "steps": steps_text(figures),
+    }
+
+
+def _split_text(figures: Mapping[str, Any]) -> str:
+    split = figures.get("time_split")
+    return formats.time_split(TimeSplit(**split).ms) if split else "time split"
+
+
+def remarks(figures: Mapping[str, Any]) -> list[str]:
+    """Remarks where a run's counts differ from its text."""
+    cut, beyond = figures.get("num_cut") or 0, figures.get("num_beyond_end") or 0
+    texts = [f"{formats.plural(cut, 'draft')} cut by the grammar"] if cut else []
+    if beyond:
+        texts.append(f"MAT counts {formats.plural(beyond, 'token')} beyond the end of the text")
+    return texts
+
+
+def steps_text(figures: Mapping[str, Any]) -> str:
+    """Sums over the steps of a run, all or some: tokens, rates, time split."""
+    split, steps = figures.get("time_split"), figures.get("num_steps") or 0
+    if not split or not steps:
+        return ""
+    mean = TimeSplit(**split)
+    shares = (
+        f"{part} {formats.percent(ratio(ms, 1000 * mean.total_s))}" for part, ms in mean.ms.items()
+    )
+    tokens = formats.plural(figures["num_new_tokens"] - 1, "token")
+    return (
+        f"{formats.plural(steps, 'step')}: {tokens} in "
+        f"{formats.duration(1000 * figures['decode_s'])} · "
+        f"{formats.tok_s(figures['tok_s'])} tok/s · MAT {formats.mat(figures['mat'])} · "
+        + ", ".join(shares)
+    )

@@ -1,11 +1,11 @@
-"""The engine host: one worker, one target, all runs of all browser tabs in the order they came.
+"""The engine host: one worker, one target, all runs of all browser tabs in order of arrival.
 
     page ── submit ──► queue ──► worker thread: load, build the drafter, decode
                                      │ records
                                      ▼
                                  recorder thread: text, figures, run log ──► LiveRun ◄── pages read
 
-The loop waits for nobody: records go into a queue, and pages poll the live run.
+The loop never blocks: records go into a queue, and pages poll the live run.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from playground.host.catalog import Catalog
 from playground.host.live import LiveRun, LiveRuns, Message, State
 from playground.host.menu import MethodMenu
 from playground.host.models import Attached, Loaded, Models
-from playground.host.plain import PLAIN, PlainAround, Recent
+from playground.host.plain import PLAIN, BaselineTimer, Recent
 from playground.host.recording import log_unbegun, record_run
 from playground.host.request import GenerateRequest
 from playground.host.stream import REASON_WORDS, run_meta
@@ -38,9 +38,9 @@ from storage import RunLog
 
 MAX_WAITING = 32
 IDLE_S = 0.5
-"""After so long without a job, what was measured of the machine is checked."""
+"""Seconds without a job until the latency curve is checked."""
 RELEASE_S = 60.0
-"""After so much longer, models and features are freed that no drafter kept ready needs."""
+"""Seconds after that until models and features are freed that no built drafter needs."""
 
 
 class QueueFullError(PlaygroundError):
@@ -48,7 +48,7 @@ class QueueFullError(PlaygroundError):
 
 
 class ClosingError(PlaygroundError):
-    """The engine takes nothing on any more."""
+    """The engine accepts no more jobs."""
 
     def __init__(self) -> None:
         super().__init__("The playground is closing. Start it again to continue.")
@@ -83,7 +83,7 @@ class EngineHost:
         self._recent = Recent()
         self._before_close: list[Callable[[], None]] = []
 
-    # ---- what pages ask
+    # ---- for pages, on any thread
 
     @property
     def loaded(self) -> Loaded | None:
@@ -97,19 +97,19 @@ class EngineHost:
     def generate(self, request: GenerateRequest, *, owner: str) -> LiveRun:
         """Queue a run; an unfinished run of the same owner is cancelled.
 
-        Raises QueueFullError, ClosingError: too many are waiting, or nothing is taken on; nothing
+        Raises QueueFullError, ClosingError: too many are waiting, or the host is closing; nothing
         is cancelled then.
         """
         run = self._new_run(request, owner)
         return self._enqueue(Job(run, lambda run: self._generate(run, request)))
 
     def submit(self, work: Callable[[LiveRun], None], *, owner: str) -> LiveRun:
-        """Queue work of several runs that nothing may come between, e.g. a comparison.
+        """Queue work of several runs that no other run may interrupt, e.g. a comparison.
 
         `work` is called on the engine's thread with the returned run, which stands for all of it;
-        only there may it use `prepare`, `bench` and `perform`.
+        only there may it use `prepare`, `build_context` and `perform`.
 
-        Raises QueueFullError, ClosingError: too many are waiting, or nothing is taken on.
+        Raises QueueFullError, ClosingError: too many are waiting, or the host is closing.
         """
         return self._enqueue(Job(LiveRun(owner), work))
 
@@ -133,12 +133,12 @@ class EngineHost:
             return int(self._busy), len(self._waiting)
 
     def before_close(self, end: Callable[[], None]) -> None:
-        """Have this called when the host closes: it ends what uses the engine from outside."""
+        """Register a callback that ends what uses the engine from outside."""
         with self._wake:
             self._before_close.append(end)
 
     def close(self, wait_s: float | None = None) -> None:
-        """Take nothing on any more, stop everything, wait for the worker, free the models.
+        """Accept no more jobs, stop everything, wait for the worker, free the models.
 
         Args:
             wait_s: most seconds to wait for the worker, which may be loading; None = until it ends.
@@ -156,7 +156,7 @@ class EngineHost:
         if self._worker is None or not self._worker.is_alive():
             self._models.close()
         for run in self.runs.all():
-            run.end("cancelled")  # its thread may go on, but nobody is to wait for it
+            run.end("cancelled")  # its thread may go on, but no page waits for it
 
     # ---- the queue
 
@@ -180,7 +180,7 @@ class EngineHost:
         return run
 
     def _withdraw(self, run: LiveRun) -> None:
-        """End a run that waits: it is before nobody any more."""
+        """End a run that waits, and take it out of the queue."""
         with self._wake:
             waiting = [job for job in self._waiting if job.run is not run]
             if len(waiting) < len(self._waiting):
@@ -194,7 +194,7 @@ class EngineHost:
             attempt(self._models.release, where="freeing models")
 
     def _settle(self, run: LiveRun, work: Callable[[], None]) -> None:
-        """Do a run's work; what stops it ends the run."""
+        """Do a run's work; a fault ends the run."""
         outcome = attempt(work, where=f"run {run.id}")
         if isinstance(outcome, Fault):
             run.activity = "failed"
@@ -202,25 +202,25 @@ class EngineHost:
 
     def _next(self) -> Job | None:
         for wait_s, work in (
-            (IDLE_S, self._models.keep_up),
+            (IDLE_S, self._models.remeasure_if_drifted),
             (RELEASE_S, partial(self._models.release, idle=True)),
         ):
             with self._wake:
                 self._busy = False
                 if self._wake.wait_for(lambda: self._waiting or self._closing, wait_s):
                     break
-            attempt(work, where="what the engine does between jobs")
+            attempt(work, where="work between jobs")
         with self._wake:
             self._wake.wait_for(lambda: self._waiting or self._closing)
             self._busy = bool(self._waiting)
             return self._waiting.popleft() if self._waiting else None
 
-    # ---- what submitted work may use, on the worker thread
+    # ---- for submitted work, on the worker thread
 
     def perform(
         self, request: GenerateRequest, *, owner: str, stored: Mapping[str, Any]
     ) -> LiveRun:
-        """A run that pages can follow; however it ends, it is over when this returns.
+        """A run that pages can follow; it is over when this returns.
 
         Args:
             stored: further fields of the log's `NewRun`, e.g. its labels.
@@ -231,18 +231,18 @@ class EngineHost:
         return run
 
     def prepare(self, run: LiveRun, spec: TargetSpec, dtype: str) -> Target:
-        """The target, loaded if it is not; `run` tells how far it is."""
+        """The target, loaded if it is not; `run` shows the progress."""
 
-        def tell(words: str, fraction: float | None) -> None:
+        def report(words: str, fraction: float | None) -> None:
             run.activity, run.progress = words, fraction
 
         run.state = "loading"
-        tell(f"loading {spec.title or spec.name}", None)
-        return self._models.target(spec, dtype, tell)
+        report(f"loading {spec.title or spec.name}", None)
+        return self._models.target(spec, dtype, report)
 
-    def bench(self) -> BuildContext:
-        """The prepared target, and what a measurement of a method builds on."""
-        return self._models.bench()
+    def build_context(self) -> BuildContext:
+        """The prepared target, and what a method's drafter may use besides it."""
+        return self._models.build_context()
 
     def attached(self, key: Hashable, make: Callable[[], Attached]) -> Attached:
         """As `Models.attached`."""
@@ -257,17 +257,17 @@ class EngineHost:
 
     def _new_run(self, request: GenerateRequest, owner: str) -> LiveRun:
         run = LiveRun(owner)
-        talk = self._conversation(request)
-        run.messages = talk.messages
+        conversation = self._conversation(request)
+        run.messages = conversation.messages
         run.meta = run_meta(
             run.id,
             title=request.method.title,
             target=request.target.title or request.target.name,
             badge=request.config.badge,
             method=request.config.model_dump(mode="json"),
-            prompt=talk.prompt,
-            messages=talk.messages,
-            parent=talk.parent,
+            prompt=conversation.prompt,
+            messages=conversation.messages,
+            parent=conversation.parent,
         )
         return run
 
@@ -334,7 +334,7 @@ class EngineHost:
             stored=stored,
             run=run,
         ) as recording:
-            plain = self._plain_around(run, request, prompt_ids)
+            plain = self._baseline_timer(run, request, prompt_ids)
             ttft_s = step_s = 0.0
             for record in decode(
                 target,
@@ -355,13 +355,15 @@ class EngineHost:
                     middle = record.output_ids[: len(record.output_ids) // 2]
                     run.plain = plain.after([*prompt_ids, *middle], step_s)
 
-    def _plain_around(
+    def _baseline_timer(
         self, run: LiveRun, request: GenerateRequest, prompt_ids: list[int]
-    ) -> PlainAround | None:
+    ) -> BaselineTimer | None:
         """Times plain decoding before a run that is to be compared with it."""
-        if not request.weighed or request.config.decoding_type == PLAIN:
+        if not request.compares_with_plain or request.config.decoding_type == PLAIN:
             return None
-        plain = PlainAround(self.bench(), prompt_ids, lambda: self._is_over(run), self._recent)
+        plain = BaselineTimer(
+            self.build_context(), prompt_ids, lambda: self._is_over(run), self._recent
+        )
         run.plain = plain.before
         return plain
 
@@ -369,7 +371,7 @@ class EngineHost:
         return run.cancel_asked.is_set() or self._closing
 
     def _conversation(self, request: GenerateRequest) -> _Conversation:
-        """What the run is to answer."""
+        """The conversation that the run answers."""
         if request.repeats:
             return self._again(request.repeats)
         if request.messages:

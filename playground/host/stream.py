@@ -1,16 +1,14 @@
-"""What travels to the browser while a run goes on, and what a panel asks for afterwards.
+"""Messages to the browser during a run, and what a panel requests afterwards.
 
 A stream sends about twenty idempotent batches a second for one to four runs. A message holds
 `stream` (which stream), `seq` (its place in it), the runs' metas, and per run: new events, status,
 figures and, once, how it ended. Losing one is repaired by `History.since`.
 
 An event is `[run, n, pieces, accepted, kind, rejected, drafted, ms]`, the last being milliseconds
-in the parts of a `TimeSplit`, to be drawn. n counts a run's events from the prefill (0), so a batch
-that is lost or repeated can be told apart: the panel ignores what it has and asks for what it
-lacks.
-Events travel as JSON text: Gradio sends a yielded value as edits
-of the one before, and its edits for lists inside lists remove the wrong items when several of them
-shrink.
+by part of a `TimeSplit`. n counts a run's events from the prefill (0), so that the panel ignores
+repeated events and requests missing ones. Events travel as JSON text: Gradio sends a yielded value
+as edits of the one before, and its edits of lists inside lists remove the wrong items when several
+of them shrink.
 """
 
 from __future__ import annotations
@@ -34,17 +32,16 @@ from engine.metrics import TimeSplit, bypass_sentence, hardly_drafts, measure, s
 from engine.model.random_weights import NOTE
 from engine.steps import BYPASSES, Prefill, Step
 from engine.tree import TreeShape
-from playground.host.figure_texts import figure_texts, steps_text
 from playground.host.live import Finish, First, LiveRun, LiveRuns
 from playground.host.plain import PLAIN, PlainStep, plain_step_of
-from playground.host.result import result_of
+from playground.host.result import figure_texts, result_of, steps_text
 from storage import Figure, RunDetail, RunLog, StepRow, names_of
 
 Event = list[Any]
 _STEP_VALUES = attrgetter(*(field.name for field in fields(Step)))
 PREFILL, BONUS, RECOVERED = 0, 1, 2
-MOST_REJECTED = 8
-"""Rejected labels sent along with an event; the step itself has all."""
+MAX_REJECTED = 8
+"""Rejected labels in an event; the step itself has all of them."""
 REASON_WORDS = {
     "eos": "done · end of text",
     "stop": "done · stop string or token",
@@ -54,10 +51,10 @@ REASON_WORDS = {
 }
 TICK_S = 0.05
 FIRST_TICK_S, SOON_S, HOLD_S = 0.01, 1.0, 0.1
-"""A warm run's first token comes within a second; until it does, its page is told at once. A page
-takes 30 ms for a message, so those that say that a run begins wait for a token to go along."""
+"""The first token of a warm run arrives within a second; it is sent at once. A page takes 30 ms for
+a message, so the first message waits for the first token."""
 MAX_EVENTS = 2000
-"""Events in one answer of a resync."""
+"""Of one answer to `since`."""
 NO_EVENTS = "[]"
 Message = dict[str, Any]
 
@@ -70,7 +67,7 @@ def prefill_event(run_id: str, first: First) -> Event:
 
 
 def step_event(run_id: str, row: StepRow) -> Event:
-    """What text and timeline need of a step: pieces, drafts that were turned down, times."""
+    """A step for text and timeline: its pieces, rejected drafts, times."""
     kind = RECOVERED if _recovered(row) else BONUS
     return [
         run_id,
@@ -94,13 +91,10 @@ def _recovered(row: StepRow) -> bool:
 
 
 def _rejected(row: StepRow) -> list[str]:
-    """The drafter's favourite continuation after the accepted path, which the target refused.
-
-    For a chain that is its rest; for a tree the first-ranked path below the last accepted node.
-    """
+    """The first-ranked path below the last accepted node, which the target rejected."""
     labels: list[str] = []
     node = _last_accepted(row)
-    while len(labels) < MOST_REJECTED:
+    while len(labels) < MAX_REJECTED:
         children = [i for i, parent in enumerate(row.parents) if i and parent == node]
         if not children:
             return labels
@@ -110,10 +104,7 @@ def _rejected(row: StepRow) -> list[str]:
 
 
 def step_detail(row: StepRow) -> dict[str, Any]:
-    """All that is shown of one step's draft tree: its row, what its last token is, its tables.
-
-    `bypass` is in words.
-    """
+    """One step's draft tree for display: its row, its tables, and `bypass` as a sentence."""
     bypass = None if row.bypass is None else BYPASSES.get(row.bypass, row.bypass)
     buffers = tree_buffers(TreeShape(row.parents))
     more = {"recovered": _recovered(row), "buffers": buffers, "bypass": bypass}
@@ -133,7 +124,7 @@ def end_of(num_events: int, finish: Finish) -> dict[str, Any]:
 def figures_of(
     metrics: Mapping[str, Any], plain: PlainStep | None, meta: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The figures of a run, as numbers and as texts, and what they are worth in a sentence."""
+    """The figures of a run as numbers and as texts, and the sentence of its result."""
     figures = stored_figures(metrics)
     figures.pop("plain", None)
     is_plain = meta.get("decoding_type") == PLAIN
@@ -145,10 +136,9 @@ LEAST_STEPS = 20
 
 
 def warning_of(metrics: Mapping[str, Any], meta: Mapping[str, Any]) -> str | None:
-    """A warning where nothing was drafted, or a trained drafter was hardly ever right.
+    """A warning where nothing was drafted, or hardly any draft of a trained drafter was accepted.
 
-    The latter is most likely another target's; methods that look up have no such excuse: their text
-    just does not repeat itself.
+    Methods that look up are exempt: their text may just not repeat itself.
     """
     if bypassed := bypass_sentence(metrics):
         return bypassed
@@ -174,7 +164,7 @@ def run_meta(
     messages: Sequence[dict[str, str]],
     parent: str | None = None,
 ) -> dict[str, Any]:
-    """What a panel shows of a run besides its text; without messages it is a raw completion.
+    """A run's facts for a panel; without messages it is a raw completion.
 
     Args:
         badge: as the method's.
@@ -210,7 +200,7 @@ class RunStream:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """While its messages go to a page."""
+        """While a page receives its messages."""
         for run in self._runs:
             run.watchers += 1
         try:
@@ -220,7 +210,7 @@ class RunStream:
                 run.watchers -= 1
 
     def awaits_first(self, within_s: float) -> bool:
-        """Whether no run has said anything, and the stream is younger than this."""
+        """Whether no run has an event yet, and the stream is younger than this."""
         young = time.monotonic() - self._began_s < within_s
         return young and all(run.first is None and not run.over.is_set() for run in self._runs)
 
@@ -248,7 +238,7 @@ class RunStream:
 
     def _new_events(self, run: LiveRun) -> list[Event]:
         events = events_of(run, self._sent[run.id], MAX_EVENTS)
-        if events is None:  # a page that lags so far behind asks for what it lacks
+        if events is None:  # the page requests what it has missed
             self._sent[run.id] = run.rows.first + 1
             events = events_of(run, self._sent[run.id], MAX_EVENTS) or []
         self._sent[run.id] += len(events)
@@ -256,9 +246,9 @@ class RunStream:
 
 
 def _chat_head(run: LiveRun) -> str | None:
-    """The run that a next turn continues: one that said nothing is passed over."""
-    said_nothing = run.over.is_set() and run.finish is None
-    return run.meta.get("parent") if said_nothing else run.id
+    """The run that a next turn continues; one without an answer is skipped."""
+    is_empty = run.over.is_set() and run.finish is None
+    return run.meta.get("parent") if is_empty else run.id
 
 
 def _end(run: LiveRun) -> dict[str, Any] | None:
@@ -266,7 +256,7 @@ def _end(run: LiveRun) -> dict[str, Any] | None:
 
 
 def events_of(run: LiveRun, start: int, most: int) -> list[Event] | None:
-    """Events from number `start` on; None where the log is to be asked for some of them."""
+    """Events from number `start` on; None where some of them are only in the log."""
     first = run.first
     if first is None:
         return []
@@ -280,7 +270,7 @@ def _events(run_id: str, first: First | None, rows: Iterable[StepRow]) -> list[E
 
 
 def status_of(run: LiveRun, ahead: int) -> dict[str, Any]:
-    """What the panel's header says of a run."""
+    """A run's state for the panel's header."""
     words = f"waiting for the engine, {ahead} ahead" if run.state == "queued" else run.activity
     over = run.over.is_set()
     return {
@@ -301,18 +291,18 @@ def bare(**more: Any) -> Message:
 
 
 def refusal(sentence: str, chat: object) -> Message:
-    """A message that shows an error and leaves the panel's text alone."""
+    """A message that shows an error and leaves the panel's text unchanged."""
     status = {"state": "failed", "text": "", "progress": None, "error": sentence, "log_id": None}
     return bare(chat=chat if isinstance(chat, str) else None, status={"": status})
 
 
 async def follow(
-    stream: RunStream, tick_s: float = TICK_S, *, found: bool = False
+    stream: RunStream, tick_s: float = TICK_S, *, resync: bool = False
 ) -> AsyncIterator[Message]:
-    """All messages of a stream, in time; the runs go on if nobody listens any more.
+    """All messages of a stream as they arise; the runs go on when the page is closed.
 
     Args:
-        found: the runs began before this page; nothing begins on it with the first message.
+        resync: the runs began before this page, which lacks their first events.
     """
     with stream.watched():
         while stream.awaits_first(HOLD_S):
@@ -320,14 +310,14 @@ async def follow(
         while not stream.done:
             message = stream.next()
             if message is not None:
-                yield {**message, "resync": True} if found and message["seq"] == 0 else message
+                yield {**message, "resync": True} if resync and message["seq"] == 0 else message
             if not stream.done:
                 soon = stream.awaits_first(SOON_S)
                 await asyncio.sleep(min(FIRST_TICK_S, tick_s) if soon else tick_s)
 
 
 def adopt(run: LiveRun, owner: str) -> None:
-    """Give a run that nobody watches any more to the page that found it."""
+    """Give a run without watchers to the page that follows it."""
     if not run.watchers:
         run.owner = owner
 
@@ -336,13 +326,14 @@ def stored_run(log: RunLog, run_id: str) -> RunDetail:
     """Raises ConfigError: there is no such run."""
     run = log.get(run_id)
     if run is None:
-        said = f"No run {run_id!s:.80} is in the log."  # a page may send anything
-        raise ConfigError(f"{said} It may have been deleted, or be in another log.")
+        raise ConfigError(
+            f"No run {run_id!s:.80} is in the log. It may have been deleted, or be in another log."
+        )
     return run
 
 
 class History:
-    """Reads runs for the panel, from memory while they are live and from the log after that."""
+    """Runs for the panel, from memory while they are live and from the log after that."""
 
     def __init__(self, runs: LiveRuns, log: RunLog) -> None:
         self._runs = runs
@@ -354,7 +345,7 @@ class History:
         return None if run is None or run.over.is_set() else run
 
     def since(self, run_id: str, have: int) -> dict[str, Any]:
-        """Events from number `have` on, and everything else about the run.
+        """Events from number `have` on, and the state and figures of the run.
 
         Raises ConfigError: there is no such run.
         """
@@ -389,7 +380,7 @@ class History:
         return rows
 
     def steps(self, run_id: str, first: int, last: int) -> dict[str, str]:
-        """Steps from one index to another, added up, as a text; empty without any.
+        """The sums over steps `first` ≤ index ≤ `last` as text; empty without any.
 
         Raises ConfigError: there is no such run.
         """
@@ -407,7 +398,7 @@ class History:
         return {"text": steps_text(asdict(measure([Prefill(0, 0, began_s), *steps])))}
 
     def opened(self, run_id: str) -> Message:
-        """A message that makes a panel show a run of the log; its text comes by `since`.
+        """A message that makes a panel show a run of the log; it requests the text by `since`.
 
         Raises ConfigError: there is no such run.
         """
@@ -436,9 +427,9 @@ class History:
         return _events(run_id, first if have == 0 else None, rows)
 
     def _stored_figures(self, detail: RunDetail) -> dict[str, Any]:
-        """A run's figures; of one that died, what the log counted while it streamed."""
+        """A run's figures; for an interrupted one, those that the log counted while it streamed."""
         if detail.metrics:
-            # What an experiment says of its runs' speedup, its own report says.
+            # The speedup of an experiment's runs is in its report.
             plain = None if detail.experiment else plain_step_of(self._log, detail)
             return figures_of(detail.metrics, plain, _stored_meta(detail))
         figures = {name: getattr(detail, name) for name in names_of(Figure)}
@@ -458,10 +449,8 @@ def _stored_first(detail: RunDetail) -> First | None:
 
 
 def _stored_status(detail: RunDetail) -> dict[str, Any]:
-    words, over = (
-        REASON_WORDS.get(detail.finish_reason or "", detail.status),
-        detail.status != "running",
-    )
+    over = detail.status != "running"
+    words = REASON_WORDS.get(detail.finish_reason or "", detail.status)
     return {
         "state": detail.status,
         "text": words if detail.status == "completed" else detail.status,
@@ -474,16 +463,13 @@ def _stored_status(detail: RunDetail) -> dict[str, Any]:
 
 
 def notes_of(environment: Mapping[str, Any]) -> list[str]:
-    """What people must know of a stored run's figures."""
+    """Remarks on a stored run's figures."""
     notes = [NOTE] if environment.get("random_weights") else []
     return notes + ([fit["reason"]] if (fit := environment.get("fit")) else [])
 
 
 def stored_badge(method: Mapping[str, Any], *, lossless: bool | None) -> str:
-    """As a stored method's; of settings that this version does not know, what was stored.
-
-    Empty where nobody knows.
-    """
+    """As the method's; the stored one for settings of another version; empty where unknown."""
     if lossless is None:
         return ""
     try:

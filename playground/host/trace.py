@@ -18,7 +18,7 @@ from engine.steps import End, Record, Step
 
 
 class TraceFile:
-    """Writes a run's records as they come; a context manager."""
+    """Writes a run's records as they arrive; a context manager."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class TraceFile:
         sampling: Sampling,
         limits: Limits,
     ) -> None:
-        """Open the file and write what is being run.
+        """Open the file and write the line of the run.
 
         Raises ConfigError: the file cannot be written.
         """
@@ -57,7 +57,7 @@ class TraceFile:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with suppress(OSError):  # what it could not write was said
+        with suppress(OSError):  # reported by the write
             self._stream.close()
 
     def write(self, record: Record) -> None:

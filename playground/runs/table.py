@@ -11,8 +11,8 @@ from engine import formats
 from engine.formats import DASH
 from engine.metrics import speedup, step_ms_of, tokens_per_step
 from playground.host.baseline import Evidence, doubt_of, trusted_speedup
-from playground.host.plain import kept_plain_step
-from playground.host.result import weigh
+from playground.host.plain import stored_plain_step
+from playground.host.result import compare_with_plain
 from playground.runs.columns import COLUMNS, FIGURES, GROUP_COLUMNS, GROUP_FIGURES, Column
 from playground.runs.query import FLAT, NUM_RUNS, PAGE_SIZE, Baseline, TableQuery
 from playground.runs.settings import Types, non_default
@@ -227,8 +227,8 @@ class Divisor:
             return cls(baseline.setup_id, log.rates(prompts, setup_id=baseline.setup_id))
         weighed = {}
         for run_id, metrics in log.metrics([run.id for run in rows if not run.experiment]).items():
-            if plain := kept_plain_step(metrics):
-                found = weigh(metrics, plain)
+            if plain := stored_plain_step(metrics):
+                found = compare_with_plain(metrics, plain)
                 if found and found.is_sure and found.speedup is not None:
                     weighed[run_id] = found.speedup
         return cls(None, log.rates(prompts, decoding_type=PLAIN), weighed)

@@ -57,7 +57,7 @@ class Measurements:
             kept, table = make_table(
                 self._host.log,
                 method.config,
-                self._host.bench(),
+                self._host.build_context(),
                 run_ids=() if benchmark else run_ids,
                 benchmark_id=benchmark,
                 depths=depths_for(method),
@@ -130,7 +130,7 @@ class Measurements:
         def work(run: LiveRun) -> dict[str, Any]:
             self._prepare(run, method.target)
             tell = progress_of(run, "timing verify forwards and drafts")
-            bench = self._host.bench()
+            bench = self._host.build_context()
             measure_latency(self._host.log, method.config, bench, again=True, on_progress=tell)
             return {"speed": self.speed(method), "text": "measured"}
 
@@ -141,7 +141,7 @@ class Measurements:
 
         def work(run: LiveRun) -> dict[str, Any]:
             self._prepare(run, method.target)
-            bench, log = self._host.bench(), self._host.log
+            bench, log = self._host.build_context(), self._host.log
             tell = progress_of(run, "timing verify forwards and drafts", end=0.5)
             measure_latency(log, method.config, bench, on_progress=tell)
             tell = progress_of(run, "timing verify forwards of several texts", begin=0.5)
@@ -186,7 +186,7 @@ class Measurements:
             run_ids, _ = self._texts(run, method, source, share=0.3)
             texts = texts_of_runs(self._host.log, run_ids, target=method.target)
             tell = progress_of(run, "the target reads the texts once", begin=0.3, end=0.5)
-            bench = self._host.bench()
+            bench = self._host.build_context()
             return Redrafter(config, bench, texts, tail=REDRAFT_TAIL, on_progress=tell)
 
         return self._host.attached((source, config.decoding_type, weights), make)

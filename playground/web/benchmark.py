@@ -25,14 +25,14 @@ from playground.experiments.report.export import FILES
 from playground.experiments.report.plots import PLOTS, report_figure
 from playground.experiments.report.report import FORMULAS
 from playground.experiments.suites import GROUPS, in_order, items_of
-from playground.host.controls import Control, group_of
-from playground.host.request import DTYPES, HeldForm, texts
+from playground.host.controls import Control, FormSpec, group_of
+from playground.host.request import DTYPES, FormValues, texts
 from playground.host.runner import EngineHost
 from playground.runs.query import TableQuery
 from playground.web import benchmark_tables as tables
 from playground.web.deploy import DeployPage, Updates
 from playground.web.experiment import ExperimentPage, Standing, read_key
-from playground.web.forms import QUIET, RAW, Asked, SettingsForm
+from playground.web.forms import QUIET, RAW, SettingsForm
 from playground.web.results import definitions, saves, saying, state_html
 
 if TYPE_CHECKING:
@@ -113,8 +113,8 @@ class BenchmarkPage(ExperimentPage):
         extent = {"groups": extent_groups()}
         self.extent = SettingsForm(extent, elem_id="pg-benchmark-extent", classes=[Extent])
         self.fields = {name: getattr(self, name) for name in ("target", "dtype", "suites")}
-        self.fields |= {"categories": self.kinds, "form": self.form.held}
-        self.fields["extent"] = self.extent.held
+        self.fields |= {"categories": self.kinds, "form": self.form.values}
+        self.fields["extent"] = self.extent.values
 
     def _report(self) -> None:
         head = gr.HTML(elem_id="pg-benchmark-head")
@@ -174,8 +174,8 @@ class BenchmarkPage(ExperimentPage):
     def _listen_to_setup(self) -> None:
         self.suites.change(self.list_kinds, [self.suites, self.kinds], self.kinds, **RAW)
         self.target.change(self.pick_target, self.target, self.adder, **RAW)
-        form = [self.form.asked, self.form.held]
-        self.add.click(self.add_method, [self.adder, *form], self.form.asked, **RAW)
+        form = [self.form.spec, self.form.values]
+        self.add.click(self.add_method, [self.adder, *form], self.form.spec, **RAW)
         added = [self.suites, self.file_message]
         self.file.upload(self.add_files, [self.file, self.suites], added, **QUIET)
 
@@ -199,9 +199,9 @@ class BenchmarkPage(ExperimentPage):
         """The form with one configuration more."""
 
         def more() -> dict[str, Any]:
-            groups = [group.model_dump() for group in Asked.parse(form).groups]
+            groups = [group.model_dump() for group in FormSpec.parse(form).groups]
             group = self._group(key, groups)
-            return {"groups": [*groups, group], "values": HeldForm.of(held).values}
+            return {"groups": [*groups, group], "values": FormValues.of(held).values}
 
         added = attempt(more, where="adding a method")
         return gr.skip() if isinstance(added, Fault) else added
@@ -322,7 +322,7 @@ def extent_groups() -> list[dict[str, Any]]:
     ]
 
 
-class HeldMethods(HeldForm):
+class HeldMethods(FormValues):
     """The form with the configurations: of each its name and its method's key."""
 
     model_config = ConfigDict(strict=False)
@@ -332,7 +332,7 @@ class HeldMethods(HeldForm):
 
 def form_of(held: Mapping[str, Any]) -> dict[str, Any]:
     """What `Benchmarks.plan` takes, from what the page's components hold."""
-    form, extent = HeldMethods.of(held["form"]), HeldForm.of(held["extent"])
+    form, extent = HeldMethods.of(held["form"]), FormValues.of(held["extent"])
     configurations = []
     for name, method in form.groups:
         settings = dict(form.values.get(name, {}))

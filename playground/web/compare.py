@@ -47,7 +47,7 @@ from playground.web.compare_table import results_html
 from playground.web.components import drawn_by
 from playground.web.concurrency import Concurrency
 from playground.web.forms import BARE, PromptForm, SettingsForm
-from playground.web.memory import Memory, is_anything, kept_choice, kept_settings, kept_text
+from playground.web.memory import Memory, is_anything, memory_choice, memory_settings, memory_text
 from playground.web.memory import owner_of as tab_of
 from playground.web.results import saves
 from playground.web.rpc import panel_functions, race_functions
@@ -94,14 +94,14 @@ class ComparePage:
                 self._main()
         self.held = [getattr(self, name) for name in FIELDS]
         forms = list(zip(self.methods, self.forms, strict=True))
-        self.slots = [part for method, form in forms for part in (method, form.asked)]
-        self.slots_held = [part for method, form in forms for part in (method, form.held)]
+        self.slots = [part for method, form in forms for part in (method, form.spec)]
+        self.slots_held = [part for method, form in forms for part in (method, form.values)]
         self.outputs = [*self.held, *self.slots, *self.columns]
-        self.outputs += [self.run_form.asked, self.panels, self.table]
-        kept = dict(zip(FIELDS, self.held, strict=True)) | {"form": self.run_form.held}
+        self.outputs += [self.run_form.spec, self.panels, self.table]
+        kept = dict(zip(FIELDS, self.held, strict=True)) | {"form": self.run_form.values}
         for i, (method, form) in enumerate(forms):
-            kept |= {f"method {i}": method, f"form {i}": form.held}
-        self.memory = Memory("compare", kept, shows="compare")
+            kept |= {f"method {i}": method, f"form {i}": form.values}
+        self.memory = Memory("compare", kept, parameter="compare")
         self._listen()
 
     def listen_to_links(self, page: gr.Blocks, tabs: gr.Tabs) -> None:
@@ -214,28 +214,28 @@ class ComparePage:
     def _kept(self, kept: Mapping[str, Any]) -> list[Any]:
         """Updates of every output but the results, from what a browser kept."""
         names = list(self.catalog.targets)
-        target = kept_choice(kept, "target", names, names[0])
+        target = memory_choice(kept, "target", names, names[0])
         choices = self.catalog.method_choices(target)
         keys = [key for _, key in choices]
-        count = kept_choice(kept, "count", list(range(1, MAX_CONFIGURATIONS + 1)), STARTS_WITH)
+        count = memory_choice(kept, "count", list(range(1, MAX_CONFIGURATIONS + 1)), STARTS_WITH)
         slots: list[tuple[str, dict[str, Any] | None]] = []
         for i, start in enumerate(first_methods(self.catalog, choices)[:count]):
-            key = kept_choice(kept, f"method {i}", keys, start)
+            key = memory_choice(kept, f"method {i}", keys, start)
             method, form = self.catalog.method(key), kept.get(f"form {i}")
-            own = kept_settings(form, "method", partial(config_of, method))
+            own = memory_settings(form, "method", partial(config_of, method))
             slots.append((key, method_form(method, own)))
         form = run_form()
         for group, cls in SHARED.items():
-            form["values"][group] = kept_settings(
+            form["values"][group] = memory_settings(
                 kept.get("form"), group, partial(settings_from, cls)
             )
         filled = CompareForm(
             target=target,
-            dtype=kept_choice(kept, "dtype", DTYPES, "auto"),
-            mode=kept_choice(kept, "mode", ("chat", "raw"), "chat"),
-            system=kept_text(kept, "system", MAX_SYSTEM_CHARS),
-            prompt=kept_text(kept, "prompt", MAX_PROMPT_CHARS),
-            suite=kept_choice(kept, "suite", list(self.catalog.suites), OWN_PROMPT),
+            dtype=memory_choice(kept, "dtype", DTYPES, "auto"),
+            mode=memory_choice(kept, "mode", ("chat", "raw"), "chat"),
+            system=memory_text(kept, "system", MAX_SYSTEM_CHARS),
+            prompt=memory_text(kept, "prompt", MAX_PROMPT_CHARS),
+            suite=memory_choice(kept, "suite", list(self.catalog.suites), OWN_PROMPT),
             slots=slots,
             form=form,
         )
@@ -307,7 +307,7 @@ class ComparePage:
             css=["panel/panel.css", "compare/compare.css"],
             functions=[*panel_functions(self.history), *race_functions(self.host, self.history)],
             events=["begun"],
-            given={"formulas": FORMULAS, "placeholder": PLACEHOLDER},
+            arguments={"formulas": FORMULAS, "placeholder": PLACEHOLDER},
             elem_id="pg-cmp-results",
         )
         self.table = gr.HTML(elem_id="pg-cmp-table")
@@ -369,7 +369,7 @@ class ComparePage:
     def _listen(self) -> None:
         self.start.click(
             self.run,
-            [*self.held, *self.slots_held, self.run_form.held, self.panels, self.tab],
+            [*self.held, *self.slots_held, self.run_form.values, self.panels, self.tab],
             [self.panels, self.table],
             concurrency_limit=None,
             api_name="compare",
@@ -383,7 +383,7 @@ class ComparePage:
             self.pick_target, [self.target, *self.methods], self.slots, queue=False, **QUIET
         )
         for method, form in zip(self.methods, self.forms, strict=True):
-            method.input(self.pick_method, method, form.asked, queue=False, **QUIET)
+            method.input(self.pick_method, method, form.spec, queue=False, **QUIET)
         self.suite.change(
             self.pick_suite,
             [self.suite, self.mode],

@@ -1,7 +1,7 @@
 """The page's own components: `gr.HTML` with a constant template, drawn by a module of `static/`.
 
 Model text never enters a template: it travels as JSON in `value`, and the modules put it into text
-nodes. What comes back is anybody's to send, and is checked where it is read.
+nodes. Values that come back are input from outside, and are checked where they are read.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from playground.web.rpc import Served, panel_functions
 STATIC = Path(__file__).parent / "static"
 PLOTLY = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
 FOREVER = {"cache-control": "public, max-age=31536000, immutable"}
-"""The address of a module holds the hash of them all, so what it leads to never changes."""
+"""The address of a module contains the hash of them all, so its content never changes."""
 
 
 def drawn_by(
@@ -37,15 +37,15 @@ def drawn_by(
     css: Sequence[str],
     functions: Sequence[Served] = (),
     events: Sequence[str] = (),
-    given: dict[str, Any] | None = None,
+    arguments: dict[str, Any] | None = None,
     value: Any = None,
     elem_id: str,
 ) -> gr.HTML:
-    """A component drawn by the function `mount` of a module, which is also told what is `given`.
+    """A component drawn by a module's `mount(component, arguments)`.
 
-    What is given stands in the script itself: a component in a tab that is opened later is not
-    given the properties that it was made with. Gradio knows of the `events` that a module triggers
-    by their names in the script.
+    The arguments are in the script itself: a component in a tab that is opened later does not get
+    the properties that it was created with. Gradio finds the `events` that a module triggers by
+    their names in the script.
     """
     address, triggers = json.dumps(module_address(module)), json.dumps(list(events))
     return gr.HTML(
@@ -54,7 +54,7 @@ def drawn_by(
         css_template=static_text("kit.css", *css),
         js_on_load=f"/* triggers {triggers} */ import(new URL({address}, document.baseURI)).then("
         "(module) => module.mount({ element, props, server, trigger, watch }, "
-        f"{json.dumps(given or {})}));",
+        f"{json.dumps(arguments or {})}));",
         apply_default_css=False,
         server_functions=list(functions),
         elem_id=elem_id,
@@ -64,10 +64,10 @@ def drawn_by(
 def token_panels(
     history: History, *, placeholder: str, elem_id: str, tab: str | None = None
 ) -> gr.HTML:
-    """One run: text with every token coloured, live figures, what it was worth, its steps.
+    """Runs side by side: text with every token coloured, live figures, the speedup, the steps.
 
-    Its value is a message of `host.stream`; it triggers `compare` with a run of the log. In the
-    address of the `tab` stands the run on show.
+    Its value is a message of `host.stream`; it triggers `compare` with a run of the log. The
+    address of the `tab` names the displayed run.
     """
     return drawn_by(
         "panel/panels.js",
@@ -75,7 +75,7 @@ def token_panels(
         css=["panel/panel.css"],
         functions=panel_functions(history),
         events=["begun", "compare"],
-        given={"formulas": FORMULAS, "placeholder": placeholder, "compares": True, "tab": tab},
+        arguments={"formulas": FORMULAS, "placeholder": placeholder, "compares": True, "tab": tab},
         elem_id=elem_id,
     )
 
@@ -91,7 +91,7 @@ def static_text(*names: str) -> str:
 
 @cache
 def modules_hash() -> str:
-    """Of all modules and of the plotly that they load."""
+    """Hash of all modules and of the plotly version that they load."""
     digest = hashlib.sha256(plotly.__version__.encode())
     for file in sorted(STATIC.rglob("*.js")):
         digest.update(file.read_bytes())
@@ -99,12 +99,12 @@ def modules_hash() -> str:
 
 
 def module_address(module: str) -> str:
-    """Where a module is found, relative to the page."""
+    """Address of a module, relative to the page."""
     return f"modules/{modules_hash()}/{module}"
 
 
 class Modules(StaticFiles):
-    """The modules, to be kept by browsers for ever."""
+    """The modules, which browsers may cache for ever."""
 
     def file_response(self, *args: Any, **kwargs: Any) -> Response:
         response = super().file_response(*args, **kwargs)

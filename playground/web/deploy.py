@@ -25,6 +25,7 @@ from playground.deploy import (
 )
 from playground.errors import Fault, attempt
 from playground.host.runner import EngineHost
+from playground.web.address import link_to
 from playground.web.generate import GeneratePage
 from playground.web.method_file import uploaded_text
 from playground.web.results import HTML
@@ -180,14 +181,13 @@ class DeployPage:
         )
         self.upload.upload(_text_of, self.upload, [self.paste, self.found], **QUIET)
 
-    def listen_to_links(self, page: gr.Blocks, tabs: gr.Tabs) -> None:
-        """Open the page for addresses with `deploy`."""
+    def listen_to_links(self, page: gr.Blocks) -> None:
+        """Open the run or method of the address."""
 
         def load(request: gr.Request) -> Updates:
-            linked = self._linked(request)
-            return {tabs: gr.Tabs(selected="deploy") if linked else gr.skip(), **linked}
+            return self._linked(request) or {self.outputs[0]: gr.skip()}
 
-        page.load(load, None, [tabs, *self.outputs], **QUIET)
+        page.load(load, None, self.outputs, **QUIET)
 
     def listen_to_use(self, tabs: gr.Tabs, generate: GeneratePage) -> None:
         """Take a config that was read to the Generate page."""
@@ -202,7 +202,7 @@ class DeployPage:
                 return [alert, *[gr.skip()] * 4]
             return [gr.skip(), gr.Tabs(selected="generate"), *filled]
 
-        outputs = [self.found, tabs, generate.target, generate.method, generate.form.asked]
+        outputs = [self.found, tabs, generate.target, generate.method, generate.form.spec]
         self.use.click(take, [self.source, self.paste, generate.target], outputs, **QUIET)
 
     # ---- answers
@@ -216,8 +216,8 @@ class DeployPage:
 
     def _linked(self, request: gr.Request) -> Updates:
         """What the address of the page opens; nothing for that of another page."""
-        params = dict(request.query_params)
-        asked = attempt(lambda: Question.of_link(params), where="opening a link")
+        link = link_to("deploy", request.query_params)
+        asked = attempt(lambda: Question.of_link(link), where="opening a link")
         if isinstance(asked, Fault):
             return self._fault(asked.sentence)
         return {} if asked is None else self.open(asked)

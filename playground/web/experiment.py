@@ -13,8 +13,9 @@ from engine.errors import ConfigError
 from playground.errors import Fault, attempt
 from playground.experiments.job import Job
 from playground.experiments.pool import Pool, pool_of
+from playground.web.address import address_js
 from playground.web.forms import QUIET, RAW
-from playground.web.results import address_js, saying, state_html, table_html
+from playground.web.results import saying, state_html, table_html
 
 MAX_KEY = 100
 PLACES = {"local": "Ray on this machine"}

@@ -1,4 +1,4 @@
-"""Controls as Gradio's components: what is shown at once, what is folded, what is said of each."""
+"""Controls as Gradio's components: the main ones, the folded ones, and the text under each."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from playground.web.tree_picture import tree_picture
 
 
 class Fields:
-    """Controls, drawn where it is made: those that matter most, the others under a fold.
+    """Controls, drawn in the current context: the main ones, the others in an accordion.
 
     Attributes:
         parts: the component of every control, by name.
-        edits: buttons that want a tree edited elsewhere, by the control that holds it.
-        outputs: what `updates` sets.
+        edits: buttons that open a tree on the Tree page, by the control that holds it.
+        outputs: the components of `updates`.
     """
 
     def __init__(
@@ -31,8 +31,8 @@ class Fields:
         self._controls = {control.name: control for control in controls}
         self._pictures: dict[str, gr.HTML] = {}
         self._boxes: list[tuple[gr.Column | gr.Accordion, list[str]]] = []
-        self._fault = gr.HTML(**self._blame(state), padding=False)
-        is_fitted = values.get("size") == "fit"  # then there is little to set by hand within
+        self._fault = gr.HTML(**self._fault_text(state), padding=False)
+        is_fitted = values.get("size") == "fit"  # then there is little to set in the sections
         for section in dict.fromkeys(control.section for control in controls):
             inside = [control for control in controls if control.section == section]
             if section:
@@ -53,7 +53,7 @@ class Fields:
         if not more:
             return
         names = [control.name for control in more]
-        fold = {"open": False, **box_of(names, state)}
+        fold = {"open": False, **fold_of(names, state)}
         with gr.Accordion("More settings", elem_classes="pg-more", **fold) as accordion:
             for control in more:
                 self._control(control, values[control.name], state)
@@ -63,38 +63,38 @@ class Fields:
         if control.kind != "tree":
             self.parts[control.name] = component(control, value, state)
             return
-        with gr.Column(elem_classes="pg-tree-field", **shown_unless([control.name], state)) as box:
+        with gr.Column(elem_classes="pg-tree-field", **visibility([control.name], state)) as box:
             self._pictures[control.name] = gr.HTML(
                 tree_picture(control.label, value), padding=False
             )
             if not control.section:
                 edit = gr.Button("Edit on the Tree page", size="sm", elem_classes="pg-edit-tree")
                 self.edits[control.name] = edit
-            fold = {"open": False, **box_of([control.name], state)}
+            fold = {"open": False, **fold_of([control.name], state)}
             with gr.Accordion("List of paths", elem_classes="pg-more", **fold) as paths:
                 self.parts[control.name] = component(control, value, state)
         self._boxes += [(box, [control.name]), (paths, [control.name])]
 
     def updates(self, values: Mapping[str, Any], state: FormState) -> list[Any]:
-        """Of `outputs`; what is shown stays so while something is wrong."""
+        """Updates of `outputs`; visibility does not change while values are refused."""
         controls = self._controls
-        found = [self._blame(state)]
-        found += [about(controls[name], state) for name in self.parts]
+        updates = [self._fault_text(state)]
+        updates += [about(controls[name], state) for name in self.parts]
         for name in self._pictures:
-            found.append({"value": tree_picture(controls[name].label, values[name])})
+            updates.append({"value": tree_picture(controls[name].label, values[name])})
         for box, names in self._boxes:
             is_fold = isinstance(box, gr.Accordion)
-            found.append(box_of(names, state) if is_fold else shown_unless(names, state))
-        return [gr.update(**one) for one in found]
+            updates.append(fold_of(names, state) if is_fold else visibility(names, state))
+        return [gr.update(**update) for update in updates]
 
-    def _blame(self, state: FormState) -> dict[str, Any]:
-        """What is wrong and no control's fault."""
-        said = " ".join(text for name, text in state.faults.items() if name not in self._controls)
-        return {"value": f'<p class="pg-alert">{escape(visible(said))}</p>', "visible": bool(said)}
+    def _fault_text(self, state: FormState) -> dict[str, Any]:
+        """Faults that no control is to blame for."""
+        text = " ".join(text for name, text in state.faults.items() if name not in self._controls)
+        return {"value": f'<p class="pg-alert">{escape(visible(text))}</p>', "visible": bool(text)}
 
 
 def component(control: Control, value: Any, state: FormState) -> Any:
-    """Gradio's component for a control, holding a value."""
+    """Gradio's component for a control, with a value."""
     common = {"label": control.label, "interactive": True, **about(control, state)}
     kind = control.kind
     bounds: dict[str, Any] = {"minimum": control.min, "maximum": control.max}
@@ -115,7 +115,7 @@ def component(control: Control, value: Any, state: FormState) -> Any:
 
 
 def in_words(choice: object) -> str:
-    """A choice of a setting as menus show it; names of methods stay as they are."""
+    """The label of a choice; names of methods are unchanged."""
     if choice is None:
         return "none"
     text = str(choice)
@@ -123,30 +123,30 @@ def in_words(choice: object) -> str:
 
 
 def about(control: Control, state: FormState) -> dict[str, Any]:
-    """What is said of a control, and whether it is shown."""
+    """The text under a control, and its visibility."""
     fault = state.faults.get(control.name)
-    said = unlinked(fault or state.notes.get(control.name, control.help))
+    text = unlinked(fault or state.notes.get(control.name, control.help))
     classes = ["pg-field", f"pg-field-{control.name.replace('.', '-')}"]
     return {
-        "info": said if fault or control.label == control.name else f"{said} `{control.name}`",
+        "info": text if fault or control.label == control.name else f"{text} `{control.name}`",
         "elem_classes": [*classes, "faulty"] if fault else classes,
-        **shown_unless([control.name], state),
+        **visibility([control.name], state),
     }
 
 
-def box_of(names: Sequence[str], state: FormState) -> dict[str, Any]:
-    """A fold is hidden with all that is in it, and opens where something in it is wrong."""
-    opened = {"open": True} if state.faults.keys() & {*names} else {}
-    return {**opened, **shown_unless(names, state)}
+def fold_of(names: Sequence[str], state: FormState) -> dict[str, Any]:
+    """An accordion is hidden when all controls in it are, and open when one of them is at fault."""
+    is_open = {"open": True} if state.faults.keys() & {*names} else {}
+    return {**is_open, **visibility(names, state)}
 
 
-def shown_unless(names: Iterable[str], state: FormState) -> dict[str, Any]:
-    """What is hidden stays on the page and keeps its value; nothing, while values are refused."""
+def visibility(names: Iterable[str], state: FormState) -> dict[str, Any]:
+    """Hidden controls stay on the page with their values; no change while values are refused."""
     if state.hidden is None:
         return {}
     return {"visible": "hidden" if state.hidden.issuperset(names) else True}
 
 
 def unlinked(text: str) -> str:
-    """Text without what Gradio's descriptions would make a link of: it may quote what came in."""
+    """Text without Markdown links, which Gradio's descriptions render: it may quote user input."""
     return text.replace("](", "] (")

@@ -28,19 +28,20 @@ from playground.host.runner import EngineHost
 from playground.host.stream import History, RunStream, adopt, follow, refusal
 from playground.runs.again import nearest_method, request_of
 from playground.runs.details import stored_run
+from playground.web.address import address_js, link_to
 from playground.web.components import static_text, token_panels
 from playground.web.fastest import FastestPanel
-from playground.web.forms import PromptForm, SettingsForm
+from playground.web.forms import QUIET, PromptForm, SettingsForm
 from playground.web.memory import (
     Memory,
     is_anything,
-    kept_choice,
-    kept_settings,
-    kept_text,
+    memory_choice,
+    memory_settings,
+    memory_text,
     owner_of,
 )
 from playground.web.method_file import MethodFile
-from playground.web.results import HTML, address_js, saying
+from playground.web.results import HTML, saying
 from playground.web.target import TargetOpener
 from storage import RunDetail
 
@@ -48,23 +49,25 @@ PLACEHOLDER = "Write a prompt above and generate. Every token is coloured by whe
 FIELDS = ("target", "dtype", "method", "mode", "system", "prompt")
 UNFIT = HTML.from_string("""
 {% if rows %}
-<details><summary>{{ rows | length }} methods do not fit this target</summary><dl>
+<details><summary>{{ rows | length }} methods are not available for this target</summary><dl>
 {% for name, why in rows %}<dt>{{ name }}</dt><dd>{{ why }}</dd>{% endfor %}
 </dl></details>
 {% endif %}
 """)
-QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
+QUEUED: dict[str, Any] = {**QUIET, "queue": True}
 
 
-def method_form(method: Method, key: str, held: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The form's value for a method's settings; `held` are settings of another value."""
+def method_form(
+    method: Method, key: str, values: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The form of a method's settings; `values` are of the controls that differ from these."""
     config = method.config
-    group = group_of("method", type(config).title, config, note=method.summary, held=held)
-    return {"groups": [group], "values": {"method": held} if held else {}, "method": key}
+    group = group_of("method", type(config).title, config, note=method.summary, values=values)
+    return {"groups": [group], "values": {"method": values} if values else {}, "method": key}
 
 
 def run_form() -> dict[str, Any]:
-    """The form's value for sampling and limits."""
+    """The form of sampling and limits."""
     groups = [
         group_of("sampling", "Sampling", Sampling()),
         group_of("limits", "Limits", Limits()),
@@ -74,10 +77,10 @@ def run_form() -> dict[str, Any]:
 
 CLEAR_CHAT_PROMPT = """(mode) => {
   const typed = document.querySelector("#pg-prompt textarea")?.value ?? "";
-  const asked = document.querySelector("#pg-panel .panels")?.dataset.asked ?? "";
-  return mode === "chat" && typed.trim() === asked.trim() ? "" : typed;
+  const sent = document.querySelector("#pg-panel .panels")?.dataset.asked ?? "";
+  return mode === "chat" && typed.trim() === sent.trim() ? "" : typed;
 }"""
-"""A prompt that was sent leaves its box; what was typed since then stays."""
+"""Clears the box of a prompt that was sent, and keeps what was typed since then."""
 
 
 class GeneratePage:
@@ -95,11 +98,11 @@ class GeneratePage:
                 self._side()
             with gr.Column(scale=4, elem_id="pg-main"):
                 self._main()
-        self.filled = [self.target, self.method, self.form.asked, self.dtype]
-        self.filled += [self.run_form.asked, self.mode, self.system, self.prompt]
-        kept = {name: getattr(self, name) for name in FIELDS}
-        kept |= {"form": self.form.held, "run_form": self.run_form.held}
-        self.memory = Memory("generate", kept, shows="run")
+        self.form_parts = [self.target, self.method, self.form.spec, self.dtype]
+        self.form_parts += [self.run_form.spec, self.mode, self.system, self.prompt]
+        memorized = {name: getattr(self, name) for name in FIELDS}
+        memorized |= {"form": self.form.values, "run_form": self.run_form.values}
+        self.memory = Memory("generate", memorized, parameter="run")
         self._listen()
 
     # ---- layout
@@ -157,22 +160,20 @@ class GeneratePage:
 
     def _listen(self) -> None:
         fields = [getattr(self, name) for name in FIELDS]
-        inputs = [*fields, self.form.held, self.run_form.held, self.panel, self.tab]
+        inputs = [*fields, self.form.values, self.run_form.values, self.panel, self.tab]
         here = [self.tab, self.panel]
         self.streams: list[Any] = []
         for button, run in ((self.generate, self.run), (self.again, self.run_again)):
             self.streams.append(
                 button.click(
-                    run, inputs, self.panel, concurrency_limit=None, api_name=run.__name__, **QUIET
+                    run, inputs, self.panel, concurrency_limit=None, api_name=run.__name__, **QUEUED
                 )
             )
-            after = self.streams[-1].then(
-                self.describe_target, None, self.target_state, queue=False, **QUIET
-            )
-            after.then(self.renew_menu, self.target, self.method, queue=False, **QUIET)
+            after = self.streams[-1].then(self.describe_target, None, self.target_state, **QUIET)
+            after.then(self.renew_menu, self.target, self.method, **QUIET)
         self.panel.begun(None, self.mode, self.prompt, js=CLEAR_CHAT_PROMPT, **QUIET)
-        self.stop.click(self.stop_runs, here, None, queue=False, api_name="stop", **QUIET)
-        self.fastest.listen(inputs[:-1], self._searched)
+        self.stop.click(self.stop_runs, here, None, api_name="stop", **QUIET)
+        self.fastest.listen(inputs[:-1], self._search_request)
         self._listen_to_pickers()
 
     def _listen_to_pickers(self) -> None:
@@ -182,7 +183,7 @@ class GeneratePage:
             self.target_state,
             concurrency_limit=None,
             api_name="load",
-            **QUIET,
+            **QUEUED,
         )
         picked = [self.target, self.method]
         gr.on(
@@ -191,45 +192,39 @@ class GeneratePage:
             picked,
             None,
             js=address_js("generate", "target", "method"),
-            queue=False,
             **QUIET,
         )
-        self.target.change(
-            self.pick_target, [self.target, self.method], self.method, queue=False, **QUIET
-        )
-        self.target.change(self.describe_unfit, self.target, self.unfit, queue=False, **QUIET)
-        self.method.change(
-            self.pick_method, [self.method, self.form.asked], self.form.asked, queue=False, **QUIET
-        )
-        self.file.listen(self.target, self.take_read, [self.method, self.form.asked])
+        self.target.change(self.pick_target, [self.target, self.method], self.method, **QUIET)
+        self.target.change(self.describe_unfit, self.target, self.unfit, **QUIET)
+        self.method.change(self.pick_method, [self.method, self.form.spec], self.form.spec, **QUIET)
+        self.file.listen(self.target, self.fill_from_file, [self.method, self.form.spec])
         self.example.input(
-            self.prompts.pick_example, self.example, [self.prompt, self.mode], queue=False, **QUIET
+            self.prompts.pick_example, self.example, [self.prompt, self.mode], **QUIET
         )
         self.mode.change(
             lambda mode: gr.update(visible=mode == "chat"),
             self.mode,
             self.system,
-            queue=False,
             **QUIET,
         )
 
-    async def run(self, request: gr.Request, *held: Any) -> AsyncIterator[dict[str, Any]]:
-        """Stream one run; `held` is what the components hold, in the order of the inputs."""
-        async for message in self._stream(request, held, again=False):
+    async def run(self, request: gr.Request, *values: Any) -> AsyncIterator[dict[str, Any]]:
+        """Stream one run; `values` are the components', in the order of the inputs."""
+        async for message in self._stream(request, values, again=False):
             yield message
 
-    async def run_again(self, request: gr.Request, *held: Any) -> AsyncIterator[dict[str, Any]]:
-        """Stream the last prompt once more, with the settings as they are now."""
-        async for message in self._stream(request, held, again=True):
+    async def run_again(self, request: gr.Request, *values: Any) -> AsyncIterator[dict[str, Any]]:
+        """Stream the last prompt once more, with the current settings."""
+        async for message in self._stream(request, values, again=True):
             yield message
 
     async def _stream(
-        self, request: gr.Request, held: tuple[Any, ...], *, again: bool
+        self, request: gr.Request, values: tuple[Any, ...], *, again: bool
     ) -> AsyncIterator[dict[str, Any]]:
         """All messages of one run. Leaving the page closes this generator; the run goes on."""
-        *asked, panel, tab = held
+        *fields, panel, tab = values
         chat = chat_of(panel)
-        raw = self._asked(*asked) | {"repeats" if again else "parent": chat}
+        raw = self._raw_request(*fields) | {"repeats" if again else "parent": chat}
         owner = owner_of(tab, request)
         started = await attempt_aside(
             lambda: self.host.generate(read_request(self.catalog, raw), owner=owner),
@@ -241,15 +236,15 @@ class GeneratePage:
         async for message in follow(RunStream([started], self.host.ahead_of)):
             yield message
 
-    def _asked(self, *held: Any) -> dict[str, Any]:
-        """What `read_request` takes, from what the fields and the two forms hold."""
-        *fields, form, run_form = held
+    def _raw_request(self, *values: Any) -> dict[str, Any]:
+        """Input of `read_request`, from the values of the fields and the two forms."""
+        *fields, form, run_form = values
         return {**dict(zip(FIELDS, fields, strict=True)), "form": join_forms(form, run_form)}
 
-    def _searched(self, *held: Any) -> dict[str, Any]:
-        """The same; a chat empties the box, and its last question is meant."""
-        *asked, panel = held
-        raw, chat = self._asked(*asked), chat_of(panel)
+    def _search_request(self, *values: Any) -> dict[str, Any]:
+        """The same; with the chat's last question where the chat has emptied the prompt box."""
+        *fields, panel = values
+        raw, chat = self._raw_request(*fields), chat_of(panel)
         if str(raw["prompt"] or "").strip() or not isinstance(chat, str):
             return raw
         live = self.host.runs.get(chat)
@@ -262,32 +257,32 @@ class GeneratePage:
         """Show the address's run, and follow it if it goes on.
 
         Args:
-            own: the run that this tab had on show last; where the address has none.
-            last: the one that this browser had on show last; taken only if it goes on.
+            own: the run that this tab showed last, for an address without one.
+            last: the run that this browser showed last; followed only if it goes on.
         """
-        params = dict(request.query_params)
-        asked = params.get("run") if params.get("tab") == "generate" else own
-        read = attempt(lambda: read_run_id(asked or last or "none"), where="following a link")
-        run = None if isinstance(read, Fault) else self.history.unfinished(read)
+        link = link_to("generate", request.query_params)
+        wanted = link.get("run") if link else own
+        run_id = attempt(lambda: read_run_id(wanted or last or "none"), where="following a link")
+        run = None if isinstance(run_id, Fault) else self.history.unfinished(run_id)
         if run is not None:
             adopt(run, owner_of(tab, request))
-            async for message in follow(RunStream([run], self.host.ahead_of), found=True):
+            async for message in follow(RunStream([run], self.host.ahead_of), resync=True):
                 yield message
-        elif asked:
-            shown = await attempt_aside(
-                lambda: self.history.opened(read_run_id(asked)), where="opening a run"
+        elif wanted:
+            message = await attempt_aside(
+                lambda: self.history.opened(read_run_id(wanted)), where="opening a run"
             )
-            if isinstance(shown, Fault):
-                yield refusal(shown.sentence, None)
+            if isinstance(message, Fault):
+                yield refusal(message.sentence, None)
             else:
-                yield {**shown, "chat": asked}
-        else:  # Gradio empties what a generator says nothing of
+                yield {**message, "chat": wanted}
+        else:  # Gradio clears an output that a generator yields nothing for
             yield gr.skip()
 
     async def load_target(
         self, target: Any, dtype: Any, tab: Any, request: gr.Request
     ) -> AsyncIterator[str]:
-        """Stream what the loading is doing, in words."""
+        """Stream the progress of the loading as text."""
         started = await attempt_aside(
             lambda: self.host.load(
                 self.catalog.target(target), read_dtype(dtype), owner=owner_of(tab, request)
@@ -310,35 +305,35 @@ class GeneratePage:
         return saying("{name} · {dtype} · {device} · context {context_len}".format(**facts))
 
     def stop_runs(self, tab: Any, panel: Any, request: gr.Request) -> None:
-        """Stop the tab's runs, and the one on show, which may be of another tab."""
+        """Stop the tab's runs, and the displayed one, which may be of another tab."""
         self.host.cancel_owner(owner_of(tab, request))
         chat = chat_of(panel)
-        shown = self.history.unfinished(chat) if isinstance(chat, str) else None
-        if shown is not None:
-            shown.cancel()
+        run = self.history.unfinished(chat) if isinstance(chat, str) else None
+        if run is not None:
+            run.cancel()
 
     def clear(self, tab: Any, panel: Any, request: gr.Request) -> tuple[None, str]:
         self.stop_runs(tab, panel, request)
         return None, ""
 
     def pick_target(self, target: Any, method: Any) -> Any:
-        """Methods that fit the target; the picked one stays if it does."""
+        """Methods for the target; the picked one stays if it is among them."""
         choices = self.host.menu.choices(target)
         keys = [key for _, key in choices]
         value = method if method in keys else self.catalog.first_method(str(target))
         return gr.update(choices=choices, value=value)
 
     def renew_menu(self, target: Any) -> Any:
-        """The same methods, with what was measured of them since."""
+        """The same methods, with the speedups measured since."""
         return gr.update(choices=self.host.menu.choices(target))
 
     def describe_unfit(self, target: Any) -> str:
-        """The methods that this target is not offered, and why."""
+        """The methods that are not available for the target, and why."""
         rows = self.catalog.unfit(target if isinstance(target, str) else "")
         return UNFIT.render(rows=rows)
 
     def pick_method(self, key: Any, form: Any) -> Any:
-        """The method's form, unless it is on show already: `take` filled it in."""
+        """The method's form, unless it is displayed already: `take` filled it in."""
         if isinstance(form, dict) and form.get("method") == key:
             return gr.skip()
         picked = attempt(
@@ -356,92 +351,94 @@ class GeneratePage:
             [self.target, self.dtype, self.tab],
             self.target_state,
             concurrency_limit=None,
-            **QUIET,
+            **QUEUED,
         )
         pickers = [self.target, *others]
-        page.load(lambda: self.opener.menus(pickers), None, pickers, queue=False, **QUIET)
+        page.load(lambda: self.opener.menus(pickers), None, pickers, **QUIET)
 
     def listen_to_links(self, page: gr.Blocks) -> None:
         """Fill the form with what it held, or as the address's run had it; show that run."""
-        read = self.memory.listen(page, self.reopened, self.filled)
-        read.then(self.describe_target, None, self.target_state, queue=False, **QUIET)
-        read.then(self.renew_menu, self.target, self.method, queue=False, **QUIET)
+        read = self.memory.listen(page, self.reopened, self.form_parts)
+        read.then(self.describe_target, None, self.target_state, **QUIET)
+        read.then(self.renew_menu, self.target, self.method, **QUIET)
         followed = read.then(
             self.follow_link,
             [self.tab] * 3,
             self.panel,
             js=self.memory.last_js,
             concurrency_limit=None,
-            **QUIET,
+            **QUEUED,
         )
         self.new_chat.click(
             self.clear,
             [self.tab, self.panel],
             [self.panel, self.prompt],
             cancels=[*self.streams, followed],
-            queue=False,
             api_name="new_chat",
             **QUIET,
         )
 
-    def reopened(self, kept: Mapping[str, Any], params: Mapping[str, str]) -> list[Any]:
-        """Values of `filled`: of the address's run, else what was kept, else as they are."""
-        asked = params if params.get("tab") == "generate" else {}
-        if not is_anything(kept) and not asked:
-            return [gr.skip() for _ in self.filled]
-        if asked.get("run") and kept.get("foreign"):
+    def reopened(self, memory: Mapping[str, Any], params: Mapping[str, str]) -> list[Any]:
+        """Values of `form_parts`: the link's run, else the browser's memory, else unchanged."""
+        link = link_to("generate", params)
+        if not is_anything(memory) and not link:
+            return [gr.skip() for _ in self.form_parts]
+        if link.get("run") and memory.get("foreign"):
             run = attempt(
-                lambda: self.of_run(stored_run(self.host.log, read_run_id(asked["run"]))),
+                lambda: self.of_run(stored_run(self.host.log, read_run_id(link["run"]))),
                 where="opening a run's settings",
             )
             if not isinstance(run, Fault):
                 return list(run)
-        return self._kept({**kept, **{k: asked[k] for k in ("target", "method") if k in asked}})
+        picked = {name: link[name] for name in ("target", "method") if name in link}
+        return self._remembered({**memory, **picked})
 
-    def _kept(self, kept: Mapping[str, Any]) -> list[Any]:
-        """Values of `filled` from what a browser kept; what does not fit is as it was at first."""
+    def _remembered(self, memory: Mapping[str, Any]) -> list[Any]:
+        """Values of `form_parts` from a browser's memory; the start value for what is invalid."""
         names = list(self.catalog.targets)
-        target = kept_choice(kept, "target", names, names[0])
+        target = memory_choice(memory, "target", names, names[0])
         choices = self.host.menu.choices(target)
         keys = [key for _, key in choices]
-        key = kept_choice(kept, "method", keys, self.catalog.first_method(target))
+        key = memory_choice(memory, "method", keys, self.catalog.first_method(target))
         method = self.catalog.method(key)
-        form, run = kept.get("form"), run_form()
-        was = form.get("method") if isinstance(form, dict) else None
-        own = kept_settings(form, "method", partial(config_of, method)) if was == key else {}
+        form, run = memory.get("form"), run_form()
+        old_key = form.get("method") if isinstance(form, dict) else None
+        own = memory_settings(form, "method", partial(config_of, method)) if old_key == key else {}
         for group, cls in (("sampling", Sampling), ("limits", Limits)):
-            run["values"][group] = kept_settings(
-                kept.get("run_form"), group, partial(settings_from, cls)
+            run["values"][group] = memory_settings(
+                memory.get("run_form"), group, partial(settings_from, cls)
             )
         return [
             gr.update(choices=self.catalog.target_choices(), value=target),
             gr.update(choices=choices, value=key),
             method_form(method, key, own),
-            kept_choice(kept, "dtype", DTYPES, "auto"),
+            memory_choice(memory, "dtype", DTYPES, "auto"),
             run,
-            kept_choice(kept, "mode", ("chat", "raw"), "chat"),
-            kept_text(kept, "system", MAX_SYSTEM_CHARS),
-            kept_text({"prompt": self.catalog.first_prompt(), **kept}, "prompt", MAX_PROMPT_CHARS),
+            memory_choice(memory, "mode", ("chat", "raw"), "chat"),
+            memory_text(memory, "system", MAX_SYSTEM_CHARS),
+            memory_text(
+                {"prompt": self.catalog.first_prompt(), **memory}, "prompt", MAX_PROMPT_CHARS
+            ),
         ]
 
     def of_run(self, run: RunDetail) -> tuple[Any, ...]:
-        """Values of `filled` that ask for a stored run once more.
+        """Values of `form_parts` that repeat a stored run.
 
         Raises ConfigError: its target or method is not offered here.
         """
-        asked = request_of(self.catalog, run)
+        request = request_of(self.catalog, run)
         form = run_form()
         form["values"] = {
-            name: {control["name"]: control["value"] for control in controls_of(chosen)}
-            for name, chosen in (("sampling", asked.sampling), ("limits", asked.limits))
+            name: {control.name: control.value for control in controls_of(settings)}
+            for name, settings in (("sampling", request.sampling), ("limits", request.limits))
         }
-        key = nearest_method(self.catalog, asked.target.name, run.method_title, asked.config)
-        settings = asked.config.model_dump(exclude={"decoding_type"})
-        picked = self.take(asked.target.name, key, settings)
-        return *picked, asked.dtype, form, asked.mode, asked.system, asked.prompt
+        key = nearest_method(self.catalog, request.target.name, run.method_title, request.config)
+        settings = request.config.model_dump(exclude={"decoding_type"})
+        picked = self.take(request.target.name, key, settings)
+        return *picked, request.dtype, form, request.mode, request.system, request.prompt
 
-    def take_read(self, target: Any, config: MethodConfig) -> tuple[Any, Any]:
-        """Values of method and form that show settings that were read.
+    def fill_from_file(self, target: Any, config: MethodConfig) -> tuple[Any, Any]:
+        """Values of method and form for settings from a file.
 
         Raises ConfigError: the target or the method is not offered here.
         """
@@ -450,37 +447,30 @@ class GeneratePage:
         return self.take(name, key, config.model_dump(exclude={"decoding_type"}))[1:]
 
     def take(self, target: str, method: str, settings: dict[str, Any]) -> tuple[Any, Any, Any]:
-        """Values of target, method and form that show a method with settings of another page.
+        """Values of target, method and form for a method with these settings.
 
         Raises ConfigError: target or method is not offered here.
         """
         choices = self.host.menu.choices(self.catalog.target(target).name)
         picked = self.catalog.method(method)
-        form = method_form(picked, method, held_settings(picked.config, settings))
+        changes = changed_controls(picked.config.replace(**settings), picked.config)
+        form = method_form(picked, method, changes)
         return target, gr.update(choices=choices, value=method), form
 
 
 def chat_of(panel: Any) -> Any:
-    """The run that a panel shows last; anybody may have sent it."""
+    """The last run of a panel; not checked, it may be of any type."""
     return panel.get("chat") if isinstance(panel, dict) else None
 
 
 def join_forms(*forms: Any) -> dict[str, Any]:
-    """The groups of several forms in one; what is no form is left for the checks to refuse."""
+    """The groups of several forms in one; `read_request` checks them."""
     values: dict[str, Any] = {}
     for form in forms:
-        held = form.get("values") if isinstance(form, dict) else None
-        if isinstance(held, dict):
-            values |= held
+        groups = form.get("values") if isinstance(form, dict) else None
+        if isinstance(groups, dict):
+            values |= groups
     return {"values": values}
-
-
-def held_settings(config: MethodConfig, settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings as the form's controls hold them.
-
-    Raises ConfigError: one is unknown or out of range.
-    """
-    return changed_controls(config.replace(**settings), config)
 
 
 def progress_text(status: dict[str, Any]) -> str:

@@ -1,7 +1,7 @@
-"""What a browser keeps of a page: who a tab is, and what its forms held before a reload.
+"""What a browser stores of a page: the identity of a tab, and the values of a form before a reload.
 
-What comes back is anybody's to write. It is taken field by field; what an older version or another
-hand left there that does not fit is passed over.
+Stored values are input from outside. They are read field by field; those of an older version, or
+that anybody else wrote there, are ignored where they are invalid.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import gradio as gr
 
 from engine.config import Settings
 from playground.errors import Fault, attempt
-from playground.host.request import HeldForm
+from playground.host.request import FormValues
 from playground.web.forms import QUIET
 
-TAB_CHARS = 64
+MAX_TAB_CHARS = 64
 TAB_JS = """
 let id = sessionStorage.getItem("pg-tab");
 if (!id) {
@@ -26,46 +26,46 @@ if (!id) {
 }
 props.value = id;"""
 READ_JS = """() => {
-  let kept = {};
-  try { kept = JSON.parse(localStorage.getItem(%(key)s)) ?? {}; } catch { /* not ours */ }
-  const asked = new URLSearchParams(location.search).get(%(shows)s);
-  return [{ ...kept, foreign: asked !== null && asked !== localStorage.getItem(%(last)s) }];
+  let memory = {};
+  try { memory = JSON.parse(localStorage.getItem(%(key)s)) ?? {}; } catch { /* not ours */ }
+  const linked = new URLSearchParams(location.search).get(%(parameter)s);
+  return [{ ...memory, foreign: linked !== null && linked !== localStorage.getItem(%(last)s) }];
 }"""
 LAST_JS = """(tab) =>
   [tab, sessionStorage.getItem(%(last)s), localStorage.getItem(%(last)s)]"""
 BEGIN_JS = "() => { document.body.classList.add(%(key)s); return []; }"
 WRITE_JS = """(...values) => {
   if (!document.body.classList.contains(%(key)s)) return [];
-  const kept = Object.fromEntries(%(names)s.map((name, i) => [name, values[i]]));
-  try { localStorage.setItem(%(key)s, JSON.stringify(kept)); } catch { /* no room, or forbidden */ }
+  const memory = Object.fromEntries(%(names)s.map((name, i) => [name, values[i]]));
+  try { localStorage.setItem(%(key)s, JSON.stringify(memory)); } catch { /* full or blocked */ }
   return [];
 }"""
 
 
 def tab_identity() -> gr.HTML:
-    """A component whose value tells a tab from others, the same after a reload."""
+    """A component whose value identifies a browser tab, the same after a reload."""
     return gr.HTML(None, html_template="", js_on_load=TAB_JS, elem_classes="pg-none")
 
 
 def owner_of(tab: object, request: gr.Request) -> str:
-    """Whose runs a new run replaces: the tab's, or of a program without tabs the session's."""
-    if isinstance(tab, str) and 0 < len(tab) <= TAB_CHARS:
+    """Whose runs a new run replaces: the tab's, or for a program without tabs the session's."""
+    if isinstance(tab, str) and 0 < len(tab) <= MAX_TAB_CHARS:
         return tab
     return str(getattr(request, "session_hash", None) or "no session")
 
 
 class Memory:
-    """The form of one page, kept in the browser's local storage whenever it changes."""
+    """The form of one page, written to the browser's local storage whenever it changes."""
 
-    def __init__(self, tab: str, fields: Mapping[str, Any], *, shows: str) -> None:
-        """Keeps the fields under their names.
+    def __init__(self, tab: str, fields: Mapping[str, Any], *, parameter: str) -> None:
+        """Stores the fields under their names.
 
         Args:
             tab: of the page.
-            shows: the parameter of the page's address that names what it has on show.
+            parameter: of the page's address, that names what it displays.
         """
-        self._kept = gr.HTML(None, html_template="", js_on_load="", elem_classes="pg-none")
-        names = {"key": f"pg-{tab}", "last": f"pg-{tab}-{shows}", "shows": shows}
+        self._memory = gr.HTML(None, html_template="", js_on_load="", elem_classes="pg-none")
+        names = {"key": f"pg-{tab}", "last": f"pg-{tab}-{parameter}", "parameter": parameter}
         self._js = {name: json.dumps(text) for name, text in names.items()}
         self._js["names"] = json.dumps(list(fields))
         parts = list(fields.values())
@@ -77,55 +77,56 @@ class Memory:
         fill: Callable[[Mapping[str, Any], Mapping[str, str]], Any],
         outputs: Sequence[Any],
     ) -> Any:
-        """Fill the form when the page is opened; changes are kept from then on.
+        """Fill the form when the page is opened; changes are stored from then on.
 
         Args:
-            fill: is given what was kept and the address's parameters, and returns updates of
-                `outputs`. `foreign` among what was kept: the address names what this browser did
-                not show last.
+            fill: takes the stored values and the address's parameters, and returns updates of
+                `outputs`. `foreign` among the stored values: the address names something else than
+                this browser displayed last.
 
         Returns:
-            The event, for what is to come after it.
+            The event, to chain others to.
         """
 
-        def restore(kept: Any, request: gr.Request) -> Any:
-            return fill(kept if isinstance(kept, dict) else {}, dict(request.query_params))
+        def restore(memory: Any, request: gr.Request) -> Any:
+            return fill(memory if isinstance(memory, dict) else {}, dict(request.query_params))
 
         js = READ_JS % self._js
-        read = page.load(restore, self._kept, list(outputs), js=js, **QUIET)
+        read = page.load(restore, self._memory, list(outputs), js=js, **QUIET)
         read.then(None, None, None, js=BEGIN_JS % self._js, **QUIET)
         return read
 
     @property
     def last_js(self) -> str:
-        """JavaScript: the tab's identity, what the page had on show last in it and in any tab."""
+        """JavaScript: the tab's identity, what the page displayed last in it and in any tab."""
         return LAST_JS % self._js
 
 
-def is_anything(kept: Mapping[str, Any]) -> bool:
-    """Whether a browser kept a form."""
-    return bool(kept.keys() - {"foreign"})
+def is_anything(memory: Mapping[str, Any]) -> bool:
+    """Whether a browser has stored a form."""
+    return bool(memory.keys() - {"foreign"})
 
 
-def kept_text(kept: Mapping[str, Any], name: str, most: int) -> str:
-    """A text of at most so many characters, else none."""
-    text = kept.get(name)
-    return text if isinstance(text, str) and len(text) <= most else ""
+def memory_text(memory: Mapping[str, Any], name: str, max_chars: int) -> str:
+    """A stored text; empty where there is none, or a longer one."""
+    text = memory.get(name)
+    return text if isinstance(text, str) and len(text) <= max_chars else ""
 
 
-def kept_choice(kept: Mapping[str, Any], name: str, offered: Sequence[Any], first: Any) -> Any:
-    """One of those that are offered, else the first."""
-    value = kept.get(name)
-    return value if value in offered else first
+def memory_choice(memory: Mapping[str, Any], name: str, choices: Sequence[Any], start: Any) -> Any:
+    """A stored choice; `start` where there is none, or one that is not available."""
+    value = memory.get(name)
+    return value if value in choices else start
 
 
-def kept_settings(form: Any, group: str, parse: Callable[[dict[str, Any]], Settings]) -> Any:
-    """What a form's group held, without the fields that `parse` refuses today."""
-    held = attempt(lambda: HeldForm.of(form).values.get(group, {}), where="a kept form")
-    if isinstance(held, Fault):
+def memory_settings(form: Any, group: str, parse: Callable[[dict[str, Any]], Settings]) -> Any:
+    """The stored values of a form's group, without the fields that `parse` refuses."""
+    values = attempt(lambda: FormValues.of(form).values.get(group, {}), where="a stored form")
+    if isinstance(values, Fault):
         return {}
 
-    def fits(name: str, value: Any) -> bool:
-        return not isinstance(attempt(lambda: parse({name: value}), where=f"a kept {name}"), Fault)
+    def is_valid(name: str, value: Any) -> bool:
+        parsed = attempt(lambda: parse({name: value}), where=f"a stored {name}")
+        return not isinstance(parsed, Fault)
 
-    return {name: value for name, value in held.items() if fits(name, value)}
+    return {name: value for name, value in values.items() if is_valid(name, value)}

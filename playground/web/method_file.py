@@ -1,4 +1,4 @@
-"""A method's settings from a file, as an engine or this program writes it."""
+"""A method's settings from a file of an engine or of the playground."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SAMPLE = """speculative_config:
 
 
 class MethodFile:
-    """A box under the method picker; what is pasted or opened there fills the form."""
+    """A text box under the method picker; the file pasted or opened there fills the form."""
 
     def __init__(self) -> None:
         with gr.Accordion(
@@ -39,50 +39,52 @@ class MethodFile:
             self._open = gr.UploadButton("Open file", size="sm", elem_id="pg-method-file-open")
 
     def listen(
-        self, target: gr.Dropdown, take: Callable[[Any, MethodConfig], Any], filled: Sequence[Any]
+        self, target: gr.Dropdown, take: Callable[[Any, MethodConfig], Any], outputs: Sequence[Any]
     ) -> None:
-        """Read what the box holds whenever it changes.
+        """Read the box whenever it changes.
 
         Args:
-            take: values of `filled` for the picked target and a method's settings.
+            take: values of `outputs` for the picked target and a method's settings.
         """
 
         def read(text: Any, picked: Any) -> list[Any]:
-            nothing = [gr.skip() for _ in filled]
+            nothing = [gr.skip() for _ in outputs]
             if not isinstance(text, str) or not text.strip():
                 return [gr.Textbox(**_about("")), *nothing]
-            found = attempt(lambda: self._read(text, picked, take), where="reading a method file")
-            return [gr.Textbox(**_about(found)), *nothing] if isinstance(found, Fault) else found
+            updates = attempt(lambda: self._read(text, picked, take), where="reading a method file")
+            if isinstance(updates, Fault):
+                return [gr.Textbox(**_about(updates)), *nothing]
+            return updates
 
-        def opened(path: Any) -> Any:
+        def read_file(path: Any) -> Any:
             text = attempt(lambda: uploaded_text(path), where="opening a file")
             return gr.Textbox(**_about(text)) if isinstance(text, Fault) else text
 
         self._open.upload(
-            opened,
+            read_file,
             self._open,
             self._text,
             show_progress="hidden",
             api_visibility="private",
         )
-        self._text.change(read, [self._text, target], [self._text, *filled], **RAW)
+        self._text.change(read, [self._text, target], [self._text, *outputs], **RAW)
 
     @staticmethod
     def _read(text: str, picked: Any, take: Callable[[Any, MethodConfig], Any]) -> list[Any]:
         config, remarks = read_method(text, where="the file")
-        said = f"Read as {type(config).title}; its settings are in the form below."
-        said = " ".join([said, *(remark.removeprefix("note: ") for remark in remarks)])
-        return [gr.Textbox(**_about(said)), *take(picked, config)]
+        summary = f"Read as {type(config).title}; its settings are in the form below."
+        text = " ".join([summary, *(remark.removeprefix("note: ") for remark in remarks)])
+        return [gr.Textbox(**_about(text)), *take(picked, config)]
 
 
 def uploaded_text(path: str) -> str:
-    """Raises ConfigError: it is no text; names the file without the folder that it was sent to."""
+    """Raises ConfigError: it is no text; names the file without its temporary folder."""
     return read_text(Path(path), most=MAX_CHARS, what=Path(path).name)
 
 
-def _about(said: str | Fault) -> dict[str, Any]:
-    """What is said of the box, as of a setting."""
-    faulty = isinstance(said, Fault)
-    text = said.sentence if isinstance(said, Fault) else said
+def _about(remark: str | Fault) -> dict[str, Any]:
+    """The text under the box, as under a setting."""
+    faulty = isinstance(remark, Fault)
+    text = remark.sentence if isinstance(remark, Fault) else remark
     classes = ["pg-field", "pg-field-method_file", *["faulty"] * faulty]
     return {"info": unlinked(text), "elem_classes": classes}

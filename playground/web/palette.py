@@ -1,4 +1,4 @@
-"""Ctrl+K: what can be gone to by name. The pages' own buttons and tabs are found in the browser."""
+"""Ctrl+K: methods and runs by name. The browser adds the tabs and the pages' buttons."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ class Palette:
             "palette.js",
             template="",
             css=[],
-            events=["asked", "method", "run"],
+            events=["opened", "method", "run"],
             value={},
             elem_id="pg-palette-box",
         )
         details = runs.open_run
-        box.asked(self._offer, generate.target, box, **RAW)
+        box.opened(self._offer, generate.target, box, **RAW)
         box.method(self._pick, [box, generate.target], [tabs, generate.method], **RAW)
-        shown = [tabs, runs.table, details.panel, *details.shown]
-        box.run(self._open, [box, *runs.held], shown, **RAW)
+        outputs = [tabs, runs.table, details.panel, *details.shown]
+        box.run(self._open, [box, *runs.held], outputs, **RAW)
 
     def _offer(self, target: Any) -> dict[str, Any]:
-        """Methods that fit the picked target, and the newest runs: titles and keys."""
+        """Methods for the picked target, and the newest runs: titles and keys."""
         rows = self._runs.log.rows(RunQuery(limit=MOST_RUNS))
         return {
             "methods": self._generate.host.menu.choices(target),
@@ -47,19 +47,19 @@ class Palette:
         words = " ".join((row.name or row.prompt_text).split())
         return f"{row.method_title} · {words:.60} · {row.created_at:%d %b %H:%M}"
 
-    def _pick(self, held: Any, target: Any) -> list[Any]:
-        picked = _picked(held)
+    def _pick(self, value: Any, target: Any) -> list[Any]:
+        picked = _picked(value)
         if picked not in [key for _, key in self._generate.host.menu.choices(target)]:
             return [gr.skip(), gr.skip()]
         return [gr.Tabs(selected="generate"), picked]
 
-    def _open(self, held: Any, *table: Any) -> list[Any]:
-        run = _picked(held)
-        drawn = attempt(lambda: self._runs.draw_repeated(run, *table), where="opening a run")
-        first = gr.skip() if isinstance(drawn, Fault) else drawn
-        return [gr.Tabs(selected="runs"), first, *self._runs.open_run.opened(run)]
+    def _open(self, value: Any, *table: Any) -> list[Any]:
+        run = _picked(value)
+        rows = attempt(lambda: self._runs.draw_repeated(run, *table), where="opening a run")
+        update = gr.skip() if isinstance(rows, Fault) else rows
+        return [gr.Tabs(selected="runs"), update, *self._runs.open_run.opened(run)]
 
 
-def _picked(held: Any) -> str:
-    picked = held.get("picked") if isinstance(held, dict) else None
+def _picked(value: Any) -> str:
+    picked = value.get("picked") if isinstance(value, dict) else None
     return picked if isinstance(picked, str) else ""

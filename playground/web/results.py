@@ -6,7 +6,6 @@ line in a cell.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -70,11 +69,6 @@ SAVE_JS = """(file) => {
   const link = document.createElement("a");
   Object.assign(link, { href: url, download: file.name }).click();
   setTimeout(() => URL.revokeObjectURL(url), 10000);
-  return [];
-}"""
-ADDRESS_JS = """(...values) => {
-  const query = Object.fromEntries(%(names)s.map((name, i) => [name, values[i]]));
-  document.dispatchEvent(new CustomEvent("pg-address", { detail: { tab: %(tab)s, query } }));
   return [];
 }"""
 
@@ -155,8 +149,3 @@ def saves(
 
     made = button.click(prepare, list(inputs), [file, message], **RAW)
     made.then(None, file, None, js=SAVE_JS, **RAW)
-
-
-def address_js(tab: str, *names: str) -> str:
-    """JavaScript that makes values parameters of a tab's address, for a reload or a copy."""
-    return ADDRESS_JS % {"tab": json.dumps(tab), "names": json.dumps(names)}

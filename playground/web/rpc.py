@@ -1,4 +1,4 @@
-"""What the page's modules ask the server: a question that pydantic checks, an answer as JSON."""
+"""Functions that the page's modules call: a question checked by pydantic, an answer as JSON."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Question = TypeVar("Question", bound=Settings)
 
 
 class Since(Settings):
-    """Which commits of a run are missing: all behind the first `have`."""
+    """The events of a run after the first `have`."""
 
     run: RunId
     have: Index
@@ -46,23 +46,23 @@ class StepsOf(Settings):
 def serve(
     name: str, question: type[Question], answer: Callable[[Question], Answer], *, where: str
 ) -> Served:
-    """A function under a name; a fault comes back as `{"error": sentence}`."""
+    """A function under a name; it returns a fault as `{"error": sentence}`."""
 
-    def served(asked: Any) -> Answer:
-        return answered(lambda: answer(question.parse(asked)), where=where)
+    def call(raw: Any) -> Answer:
+        return answered(lambda: answer(question.parse(raw)), where=where)
 
-    served.__name__ = name
-    return served
+    call.__name__ = name
+    return call
 
 
 def answered(read: Callable[[], Answer], *, where: str) -> Answer:
     """What `read` returns, or its fault as `{"error": sentence}`."""
-    found = attempt(read, where=where)
-    return {"error": found.sentence} if isinstance(found, Fault) else found
+    answer = attempt(read, where=where)
+    return {"error": answer.sentence} if isinstance(answer, Fault) else answer
 
 
 def panel_functions(history: History) -> list[Served]:
-    """What token panels ask of a history: `since`, the commits that were lost, `step`, `steps`."""
+    """Functions of token panels: `since` for lost events, `step`, `steps`."""
     return [
         serve("since", Since, lambda q: history.since(q.run, q.have), where="reading a run"),
         serve("step", StepOf, lambda q: history.step(q.run, q.index), where="reading a step"),
@@ -79,13 +79,13 @@ class RunsOf(Settings):
 
 
 def race_functions(host: EngineHost, history: History) -> list[Served]:
-    """What the race asks: `clocks`, when commits happened, and `metas`, what panels show."""
+    """Functions of the race: `clocks`, the times of commits, and `metas`, the facts for panels."""
 
-    def clocks(asked: RunsOf) -> Answer:
-        return {"clocks": race_clocks(host.runs, host.log, asked.runs)}
+    def clocks(question: RunsOf) -> Answer:
+        return {"clocks": race_clocks(host.runs, host.log, question.runs)}
 
-    def metas(asked: RunsOf) -> Answer:
-        return {"runs": [meta for run in asked.runs for meta in history.opened(run)["runs"]]}
+    def metas(question: RunsOf) -> Answer:
+        return {"runs": [meta for run in question.runs for meta in history.opened(run)["runs"]]}
 
     return [
         serve("clocks", RunsOf, clocks, where="reading the clocks"),

@@ -121,16 +121,16 @@ class OpenRun:
 
     def listen_to_generate(self, tabs: gr.Tabs, generate: GeneratePage, message: gr.HTML) -> None:
         """Take a run's settings and prompt to the Generate page."""
-        outputs = [message, tabs, *generate.filled]
+        outputs = [message, tabs, *generate.form_parts]
 
         def take(run_id: str) -> tuple[Any, ...]:
-            held = attempt(
+            values = attempt(
                 lambda: generate.of_run(stored_run(self.host.log, read_run_id(run_id))),
                 where="opening a run in Generate",
             )
-            if isinstance(held, Fault):
-                return message_html(held), *[gr.skip()] * len(outputs[1:])
-            return gr.skip(), gr.Tabs(selected="generate"), *held
+            if isinstance(values, Fault):
+                return message_html(values), *[gr.skip()] * len(outputs[1:])
+            return gr.skip(), gr.Tabs(selected="generate"), *values
 
         self.generate.click(take, self.id, outputs, queue=False, **QUIET)
 

@@ -20,6 +20,7 @@ from playground.runs.columns import COLUMNS, FIGURES
 from playground.runs.details import Selection, split_tags, stored_run
 from playground.runs.query import Baseline, TableQuery, filter_texts, read_filters, read_link
 from playground.runs.table import RunTable
+from playground.web.address import link_to
 from playground.web.components import drawn_by
 from playground.web.run_comparison import ComparisonView
 from playground.web.run_details import QUIET, OpenRun, message_html
@@ -311,7 +312,7 @@ class RunsPage:
 
     # ---- links
 
-    def listen_to_links(self, page: gr.Blocks, tabs: gr.Tabs) -> None:
+    def listen_to_links(self, page: gr.Blocks) -> None:
         """`?run=ID` opens that run, `?runs=…` that table; other links leave the page as it is."""
         run = self.open_run
         # Outside the tab: in one that was never opened it would not be read.
@@ -319,7 +320,7 @@ class RunsPage:
         kept: list[Any] = [self.columns, self.baseline]
         changed = [self.columns.input, self.baseline.input, run.pin.click]
         gr.on(changed, lambda *both: both, kept, memory, queue=False, **QUIET)
-        shown = [tabs, self.message, self.columns, *self.shown, run.panel, *run.shown]
+        shown = [self.message, self.columns, *self.shown, run.panel, *run.shown]
         page.load(self.follow_link, memory, shown, queue=False, **QUIET).then(
             self.compare_runs,
             self.held,
@@ -330,9 +331,8 @@ class RunsPage:
 
     def follow_link(self, memory: Any, request: gr.Request) -> list[Any]:
         """What a link, and what this browser remembers, make of the page."""
-        params = dict(request.query_params)
-        here = params.get("tab", "runs") == "runs"
-        run_id, link = params.get("run") if here else None, params.get("runs")
+        params = link_to("runs", request.query_params)
+        run_id, link = params.get("run"), params.get("runs")
         columns, baseline = [*(memory if isinstance(memory, list) else []), None, None][:2]
 
         def read() -> TableQuery:
@@ -347,8 +347,7 @@ class RunsPage:
         columns = texts(columns) or [column.key for column in COLUMNS if column.usual]
         run = self.open_run
         opened = run.opened(run_id) if run_id else [gr.skip()] * (1 + len(run.shown))
-        tab = gr.Tabs(selected="runs") if run_id or link else gr.skip()
-        return [tab, message, columns, *self.restored(query, columns, opened=run_id), *opened]
+        return [message, columns, *self.restored(query, columns, opened=run_id), *opened]
 
 
 def _baseline_menu(bases: Sequence[Baseline], chosen: Baseline | None) -> Any:

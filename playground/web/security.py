@@ -1,4 +1,4 @@
-"""How the page is served: behind its door, what it may load, nothing sent elsewhere."""
+"""How the page is served: access control, content security policy, limits on connections."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, cast
 
 import gradio as gr
@@ -20,31 +19,31 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from playground.web.access import MAX_UPLOAD_BYTES, Access, AccessControl, bracketed
 from playground.web.components import module_address, module_routes, static_text
-from playground.web.door import MAX_BODY, Access, Door, bracketed
 from playground.web.theme import theme
 
 STREAMS_END_S = 1
-"""Seconds that open streams get to end by themselves when the server does."""
+"""Seconds that open streams have to end by themselves when the server shuts down."""
 MAX_CONNECTIONS = 256
 MAX_SILENCE_S = 10.0
-"""Until a connection must have sent the head of a request, and between two looks at a body."""
-LEAST_BODY = 1 << 16
-"""Bytes of a body that must have come between two looks."""
+"""Until a connection must have sent the head of a request, and between two checks of a body."""
+MIN_BODY_BYTES = 1 << 16
+"""Bytes of a body that must arrive between two checks."""
 INLINE_SCRIPT = re.compile(rb"<script(?![^>]*\ssrc=)[^>]*>(.*?)</script>", re.DOTALL)
 HEADERS = ((b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"no-referrer"))
 
 
 def policy(page: bytes = b"") -> bytes:
-    """What a page may load: from this server only; of inline scripts, those that it came with.
+    """A content security policy: loads from this server only, and only the page's inline scripts.
 
-    Gradio makes functions of text (`unsafe-eval`) and writes styles into the page.
+    Gradio compiles functions from strings (`unsafe-eval`) and writes styles into the page.
     """
     scripts = dict.fromkeys(INLINE_SCRIPT.findall(page))
-    digests = (base64.b64encode(hashlib.sha256(one).digest()).decode() for one in scripts)
-    known = "".join(f"'sha256-{digest}' " for digest in digests)
+    digests = (base64.b64encode(hashlib.sha256(script).digest()).decode() for script in scripts)
+    hashes = "".join(f"'sha256-{digest}' " for digest in digests)
     return (
-        f"default-src 'self'; script-src 'self' {known}'unsafe-eval'; "
+        f"default-src 'self'; script-src 'self' {hashes}'unsafe-eval'; "
         "style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; font-src 'self' data:; "
         "connect-src 'self'; worker-src 'self' blob:; object-src 'none'; base-uri 'self'; "
         "form-action 'self'; frame-ancestors 'self'"
@@ -54,76 +53,76 @@ def policy(page: bytes = b"") -> bytes:
 class SecurityHeaders:
     """Adds the headers to every HTTP response; plain ASGI, so that streams are not buffered.
 
-    The page itself is held until it is whole: its policy names its scripts.
+    The page itself is buffered: its policy lists the hashes of its scripts.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        held: Message | None = None
+        page_start: Message | None = None
         body = b""
 
         async def send_with_headers(message: Message) -> None:
-            nonlocal held, body
+            nonlocal page_start, body
             if message["type"] == "http.response.start":
                 if scope["path"] == "/":
-                    held = message
+                    page_start = message
                     return
                 message = _with_headers(message, policy())
-            elif held is not None:
+            elif page_start is not None:
                 body += message.get("body", b"")
                 if message.get("more_body"):
                     return
-                await send(_with_headers(held, await run_sync(policy, body)))
+                await send(_with_headers(page_start, await run_sync(policy, body)))
                 message = {"type": "http.response.body", "body": body}
             await send(message)
 
         await self._app(scope, receive, send_with_headers if scope["type"] == "http" else send)
 
 
-def _with_headers(start: Message, allowed: bytes) -> Message:
-    own = ((b"content-security-policy", allowed), *HEADERS)
-    return {**start, "headers": [*start.get("headers", ()), *own]}
+def _with_headers(start: Message, csp: bytes) -> Message:
+    headers = [*start.get("headers", ()), (b"content-security-policy", csp), *HEADERS]
+    return {**start, "headers": headers}
 
 
-def launch(
-    page: gr.Blocks, access: Access, port: int, files: Path, routes: Sequence[BaseRoute]
-) -> None:
-    """Serve the page, and further routes beside it, behind its door, in a thread of its own.
+def launch(page: gr.Blocks, access: Access, port: int, routes: Sequence[BaseRoute]) -> None:
+    """Serve the page and further routes behind access control, in a thread of its own.
 
-    Raises OSError: the port is taken, or not ours to take.
+    Raises OSError: the port is in use, or permission is denied.
     """
-    options = launch_options(access, files, routes)
+    options = launch_options(access, routes)
     page.launch(server_port=port, prevent_thread_lock=True, **options)
-    # Gradio lets other local pages in, by a middleware in front of ours.
+    # Gradio's CORS middleware admits other local pages; AccessControl checks the origin instead.
     app, cors = page.app, cast(Any, CustomCORSMiddleware)
     app.user_middleware = [m for m in app.user_middleware if m.cls is not cors]
     app.middleware_stack = app.build_middleware_stack()
-    page.server.config.timeout_graceful_shutdown = STREAMS_END_S  # else open pages hold it up
-    page.server.config.http_protocol_class = Connection  # of the connections from now on
+    # Without it, open pages delay the shutdown.
+    page.server.config.timeout_graceful_shutdown = STREAMS_END_S
+    page.server.config.http_protocol_class = Connection  # for connections from now on
 
 
 class Connection(H11Protocol):
-    """One of few enough to leave files to open; closed where no request comes, or comes too slowly.
+    """A connection that is closed when no request arrives on it, or arrives too slowly.
 
-    Where there are too many, the one that has waited longest for its client makes room: whoever
-    holds connections without asking for anything locks nobody out.
+    At most MAX_CONNECTIONS are open, which leaves file descriptors for everything else. Beyond
+    that, the one that has waited longest for its client is closed, so that idle clients lock
+    nobody out.
     """
 
     _timer: asyncio.TimerHandle | None = None
     _waits_since_s = 0.0
     _num_received = 0
     _num_received_before: int | None = None
-    """At the last look, if a body was coming then."""
+    """At the last check, if a body was arriving then."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._wait()
         if len(self.connections) > MAX_CONNECTIONS:
-            ours = (one for one in self.connections if isinstance(one, Connection))
-            waiting = [one for one in ours if one._is_idle or one._is_sending]
-            longest = min(waiting, key=lambda one: one._waits_since_s, default=self)
+            own = (other for other in self.connections if isinstance(other, Connection))
+            waiting = [other for other in own if other._is_idle or other._is_sending]
+            longest = min(waiting, key=lambda other: other._waits_since_s, default=self)
             longest.transport.abort()
 
     def data_received(self, data: bytes) -> None:
@@ -145,28 +144,28 @@ class Connection(H11Protocol):
 
     @property
     def _is_sending(self) -> bool:
-        """Whether more of a body is to come, and the client is who is waited for."""
+        """Whether more of a body is to come, and the server waits for the client to send it."""
         return self.conn.their_state is h11.SEND_BODY and not self.flow.read_paused
 
     def _wait(self) -> None:
         self._waits_since_s, self._num_received_before = self.loop.time(), None
-        self._look_later()
+        self._schedule_check()
 
-    def _look_later(self) -> None:
+    def _schedule_check(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self.loop.call_later(MAX_SILENCE_S, self._look)
+        self._timer = self.loop.call_later(MAX_SILENCE_S, self._check)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         before, self._num_received_before = self._num_received_before, self._num_received
-        is_slow = before is not None and self._num_received - before < LEAST_BODY
+        is_slow = before is not None and self._num_received - before < MIN_BODY_BYTES
         if self._is_idle or (self._is_sending and is_slow):
             self.transport.close()
         elif self.conn.their_state is h11.SEND_BODY:
-            self._look_later()
+            self._schedule_check()
 
 
-def launch_options(access: Access, files: Path, routes: Sequence[BaseRoute] = ()) -> dict[str, Any]:
+def launch_options(access: Access, routes: Sequence[BaseRoute] = ()) -> dict[str, Any]:
     """Arguments of `Blocks.launch`: local, private, quiet, with our theme, styles and keys."""
     address = json.dumps(module_address("page.js"))
     return {
@@ -177,14 +176,11 @@ def launch_options(access: Access, files: Path, routes: Sequence[BaseRoute] = ()
         "run_history": False,
         "enable_monitoring": False,
         "footer_links": [],
-        "max_file_size": MAX_BODY,
+        "max_file_size": MAX_UPLOAD_BYTES,
         "state_session_capacity": 200,
         "ssr_mode": False,
         "app_kwargs": {
-            "middleware": [
-                Middleware(SecurityHeaders),
-                Middleware(Door, access=access, files=files),
-            ],
+            "middleware": [Middleware(SecurityHeaders), Middleware(AccessControl, access=access)],
             "routes": [*module_routes(), *routes],
             "openapi_url": None,
             "docs_url": None,

@@ -1,4 +1,4 @@
-"""Serves the page on this machine; nothing is sent anywhere else."""
+"""Serves the page on this machine; sends nothing anywhere else."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from engine.errors import ConfigError
 from playground.host.catalog import OWN_DRAFTERS, Catalog
 from playground.host.methods import register_own
 from playground.host.runner import EngineHost
-from playground.web.door import Access
+from playground.web.access import Access
 from presets import MethodPreset
 from storage import RunLog
 
-QUEUE_LOOK_S = 0.02
-"""How often Gradio looks for events; its own millisecond costs a tenth of the engine's core."""
-DRAWN_S = 2.0
-"""After this the first page has been drawn, and nobody waits for the program's start."""
+QUEUE_POLL_S = 0.02
+"""Interval of Gradio's event loop; its default of 1 ms takes a tenth of the engine's core."""
+FIRST_DRAW_S = 2.0
+"""Until the browser has drawn the page, and imports no longer delay it."""
 TRIM_S = 30.0
-"""Between two looks whether memory can be given back."""
-END_S = 1.0
-"""Most seconds that ending waits for what is under way: a load cannot be stopped."""
+"""Between two attempts to return memory to the system."""
+CLOSE_S = 1.0
+"""Limit for waiting for the current job at the end: a load cannot be stopped."""
 
 
 def serve(
@@ -46,7 +46,7 @@ def serve(
     """Serve the page until interrupted, its start included. The first run loads the target.
 
     Raises:
-        ConfigError: the port is taken, or not ours to take.
+        ConfigError: the port is in use, or permission is denied.
     """
     quiet_gradio()
     files = private_files()  # before Gradio is imported
@@ -61,13 +61,13 @@ def serve(
         engine = EngineHost(log, catalog, cache_dir=cache_dir, device=device)
         page = build_shell(engine, log)
         page.queue(default_concurrency_limit=None, max_size=64)
-        page._queue.sleep_when_free = QUEUE_LOOK_S
+        page._queue.sleep_when_free = QUEUE_POLL_S
         stack.callback(page.close, verbose=False)
-        stack.callback(engine.close, END_S)  # before the page: streams end by themselves
-        # Those that do not are cut off after a second, which is no error then.
+        stack.callback(engine.close, CLOSE_S)  # before the page, so that streams end
+        # Streams that do not end are cut off after a second, which is no error then.
         stack.callback(logging.getLogger("uvicorn.error").setLevel, logging.CRITICAL)
         try:
-            launch(page, access, port, Path(files.name), api_routes(engine, log))
+            launch(page, access, port, api_routes(engine, log))
         except OSError as error:
             raise ConfigError(
                 f"Cannot listen on port {port} of {access.address}: it is in use, or permission is "
@@ -82,38 +82,38 @@ def serve(
         )
         if open_browser:
             webbrowser.open(url)
-        threading.Event().wait(DRAWN_S)
+        threading.Event().wait(FIRST_DRAW_S)
         import_models()
         while True:
             threading.Event().wait(TRIM_S)
-            if engine.occupancy == (0, 0):  # it takes a moment, in which a run would stand still
+            if engine.occupancy == (0, 0):  # it would pause a run
                 trim_memory()
 
 
 def trim_memory() -> None:
-    """Give back what was freed: glibc keeps a heap per thread, each as large as it ever was."""
+    """Return freed memory to the system: glibc keeps a heap per thread at its largest size."""
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
     if libc is not None and hasattr(libc, "malloc_trim"):
         libc.malloc_trim(0)
 
 
 def import_models() -> None:
-    """Import what the first target needs: seconds in which a person reads the page."""
+    """Import what the first target needs, which takes seconds, while the user reads the page."""
     import transformers
 
     transformers.PreTrainedModel  # noqa: B018  # transformers imports by attribute
 
 
 def quiet_gradio() -> None:
-    """Switch off what Gradio would send out, which it decides when it is imported."""
+    """Switch off Gradio's analytics, which it reads from the environment when imported."""
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
     os.environ.setdefault("GRADIO_ANALYTICS_CACHE_FREQUENCY", "100000")
 
 
 def private_files() -> TemporaryDirectory[str]:
-    """A folder of this process alone for uploads and downloads; Gradio's own is everybody's.
+    """A folder for uploads and downloads of this process alone; Gradio's default is shared.
 
-    To be called before Gradio is imported, and cleaned up after it.
+    Call it before Gradio is imported, and clean the folder up at the end.
     """
     folder = TemporaryDirectory(prefix="playground-files-", ignore_cleanup_errors=True)
     os.environ["GRADIO_TEMP_DIR"] = folder.name

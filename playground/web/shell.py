@@ -23,13 +23,13 @@ from playground.web.tree import TreePage
 from storage import RunLog
 
 TITLE = "Speculative decoding playground"
-FILES_S = (600, 3600)
-"""How often uploads and downloads are looked through, and how old they get."""
+DELETE_CACHE_S = (600, 3600)
+"""Interval in which uploads and downloads are deleted, and the age at which they are."""
 
 
 @contextmanager
 def _page(name: str) -> Iterator[gr.Tab]:
-    """A tab; its heading is for those who hear the page."""
+    """A tab, with a heading for screen readers."""
     with gr.Tab(name, id=name.lower()) as tab:
         _heading(f"<h2>{name}</h2>")
         yield tab
@@ -44,7 +44,7 @@ def build_shell(host: EngineHost, log: RunLog) -> gr.Blocks:
     history = History(host.runs, log)
     page: gr.Blocks
     with gr.Blocks(
-        title=TITLE, analytics_enabled=False, fill_width=True, delete_cache=FILES_S
+        title=TITLE, analytics_enabled=False, fill_width=True, delete_cache=DELETE_CACHE_S
     ) as page:
         _heading(f"<h1>{TITLE}</h1>")
         tab_id = tab_identity()
@@ -70,12 +70,12 @@ def build_shell(host: EngineHost, log: RunLog) -> gr.Blocks:
         generate.listen_to_opener(page, pickers)
         generate.listen_to_links(page)
         generate.fastest.listen_to_page(page)
-        runs.listen_to_links(page, tabs)
+        runs.listen_to_links(page)
         runs.open_run.listen_to_generate(tabs, generate, runs.message)
         compare.listen_to_links(page, tabs)
         for panel in (generate.panel, runs.open_run.panel):
             compare.listen_to_runs(tabs, panel)
-        tree.listen_to_links(page, tabs)
+        tree.listen_to_links(page)
         bench.listen_to_links(page, tabs)
         bench.listen(tabs, runs, tree.component, deploy)
         tree.listen_to_use(tabs, generate, compare)
@@ -86,11 +86,11 @@ def build_shell(host: EngineHost, log: RunLog) -> gr.Blocks:
         tree.listen_to_forms(tabs, sweep.target, sweep.method, sweep.form)
         sweep.listen_to_links(page, tabs)
         sweep.listen(tabs, generate)
-        filled = [generate.target, generate.method, generate.form.asked]
+        picked = [generate.target, generate.method, generate.form.spec]
         generate.fastest.listen_to_leads(
-            tabs, filled, generate.take, tree.component, deploy.open, deploy.outputs
+            tabs, picked, generate.take, tree.component, deploy.open, deploy.outputs
         )
-        deploy.listen_to_links(page, tabs)
+        deploy.listen_to_links(page)
         deploy.listen_to_use(tabs, generate)
         Palette(tabs, generate, runs)
     return page

@@ -23,7 +23,7 @@ from playground.experiments.sweep.service import Sweeps
 from playground.experiments.sweep.space import Tunable, shown, tunables_of
 from playground.experiments.sweep.store import Sweep
 from playground.host.controls import Control, group_of
-from playground.host.request import DTYPES, HeldForm, texts
+from playground.host.request import DTYPES, FormValues, texts
 from playground.web.experiment import ExperimentPage, Standing, read_key
 from playground.web.forms import RAW, SettingsForm
 from playground.web.generate import GeneratePage
@@ -92,7 +92,7 @@ class SweepPage(ExperimentPage):
         group = group_of("plan", "Plan", FORM, skip=(*PICKED, "settings", "vary"))
         self.plan = SettingsForm({"groups": [group]}, elem_id="pg-sweep-plan")
         self.fields = {name: getattr(self, name) for name in (*PICKED, "vary")}
-        self.fields |= {"form": self.form.held, "plan": self.plan.held}
+        self.fields |= {"form": self.form.values, "plan": self.plan.values}
 
     def _report(self) -> None:
         card = gr.HTML(elem_id="pg-sweep-card")
@@ -141,9 +141,9 @@ class SweepPage(ExperimentPage):
 
     def _listen_to_setup(self) -> None:
         self.target.change(self.pick_target, [self.target, self.method], self.method, **RAW)
-        self.method.change(self.pick_method, self.method, [self.vary, self.form.asked], **RAW)
-        drawn = [self.method, self.vary, self.form.held]
-        self.vary.input(self.pick_varied, drawn, self.form.asked, **RAW)
+        self.method.change(self.pick_method, self.method, [self.vary, self.form.spec], **RAW)
+        drawn = [self.method, self.vary, self.form.values]
+        self.vary.input(self.pick_varied, drawn, self.form.spec, **RAW)
 
     def outlook(self, held: Mapping[str, Any]) -> str:
         plan = plan_of_form(self.catalog, form_of(held))
@@ -172,7 +172,7 @@ class SweepPage(ExperimentPage):
 
     def pick_varied(self, key: Any, varied: Any, held: Any) -> Any:
         drawn = attempt(
-            lambda: self._drawn(key, texts(varied), HeldForm.of(held).values),
+            lambda: self._drawn(key, texts(varied), FormValues.of(held).values),
             where="choosing what varies",
         )
         return gr.skip() if isinstance(drawn, Fault) else drawn
@@ -246,7 +246,7 @@ class SweepPage(ExperimentPage):
                 return [saying(filled), *[gr.skip()] * 4]
             return ["", gr.Tabs(selected="generate"), *filled]
 
-        outputs = [self.note, tabs, generate.target, generate.method, generate.form.asked]
+        outputs = [self.note, tabs, generate.target, generate.method, generate.form.spec]
         self.use.click(use, [self.picker, self.trial], outputs, **RAW)
 
 
@@ -276,7 +276,7 @@ class Varied(Settings):
 
 def form_of(held: Mapping[str, Any]) -> dict[str, Any]:
     """What `plan_of_form` takes, from what the page's components hold."""
-    plan, values = (HeldForm.of(held[name]).values for name in ("plan", "form"))
+    plan, values = (FormValues.of(held[name]).values for name in ("plan", "form"))
     varied = Varied.parse({"vary": held["vary"] or []}).vary
     return {
         **plan.get("plan", {}),

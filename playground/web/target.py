@@ -1,4 +1,4 @@
-"""Opening a target by its place: what it is and what drafts on it, before it is loaded."""
+"""Opening a target by path or hub id: its facts and its drafters, before it is loaded."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import gradio as gr
 from engine.model.facts import TargetFacts, facts_of
 from engine.model.sources import TargetSpec
 from playground.errors import Fault, attempt
-from playground.host.catalog import Catalog
-from playground.host.heads import heads_of
+from playground.host.catalog import Catalog, heads_of
 from playground.host.request import read_dtype
 from playground.host.runner import EngineHost
 from playground.web.forms import RAW
@@ -27,7 +26,7 @@ MOST_DRAFTERS = 6
 
 
 class TargetOpener:
-    """The form under the target picker; a page without the right to open has none."""
+    """The form under the target picker; hidden on a page that may not open targets."""
 
     def __init__(self, host: EngineHost) -> None:
         self._host, self._catalog = host, host.catalog
@@ -54,21 +53,21 @@ class TargetOpener:
             self.facts = gr.HTML(elem_id="pg-open-facts")
 
     def listen(self, dtype: gr.Dropdown, target: gr.Dropdown, others: Sequence[Any]) -> Any:
-        """Look, and open as the picked target.
+        """Inspect a place, and open it as the picked target.
 
         Args:
-            others: target pickers of other pages, which offer it from then on.
+            others: target pickers of other pages, which list it from then on.
 
         Returns:
-            The event that has opened it.
+            The event that opens it.
         """
         looks = [self.look.click, self.place.submit]
-        # The hub is asked for seconds before it is given up.
+        # A request of the hub may take seconds until it fails.
         gr.on(looks, lambda: saying("Looking …"), None, self.facts, **RAW).then(
             self.show, [self.place, dtype], [self.facts, self.open], **RAW
         )
         self.place.input(lambda: gr.Button(interactive=False), None, self.open, **RAW)
-        opened = [self.facts, target, *others]
+        outputs = [self.facts, target, *others]
 
         def add(place: Any) -> list[Any]:
             spec = attempt(lambda: self._catalog.open(place), where="opening a target")
@@ -77,31 +76,31 @@ class TargetOpener:
             picked = gr.update(choices=self._catalog.target_choices(), value=spec.name)
             return [gr.skip(), picked, *self.menus(others)]
 
-        return self.open.click(add, self.place, opened, **RAW)
+        return self.open.click(add, self.place, outputs, **RAW)
 
     def menus(self, pickers: Sequence[Any]) -> list[Any]:
-        """Updates of target pickers: all that is on offer now."""
+        """Updates of target pickers: all current targets."""
         choices = self._catalog.target_choices()
         return [gr.update(choices=choices) for _ in pickers]
 
     def show(self, place: Any, dtype: Any) -> tuple[str, Any]:
-        """What is there, and whether it can be opened."""
+        """The facts of a place, and whether it can be opened."""
 
         def read() -> tuple[TargetSpec, TargetFacts]:
             spec, host = self._catalog.named(place), self._host
             kind = read_dtype(dtype)
             return spec, facts_of(spec, dtype=kind, device=host.device, cache_dir=host.cache_dir)
 
-        found = attempt(read, where="looking at a target")
-        if isinstance(found, Fault):
-            return saying(found), gr.Button(interactive=False)
-        spec, facts = found
+        target = attempt(read, where="inspecting a target")
+        if isinstance(target, Fault):
+            return saying(target), gr.Button(interactive=False)
+        spec, facts = target
         html = FACTS.render(rows=rows_of(self._catalog, spec, facts), fault=facts.fault)
         return html, gr.Button(interactive=facts.fault is None)
 
 
 def rows_of(catalog: Catalog, spec: TargetSpec, facts: TargetFacts) -> list[tuple[str, str]]:
-    """Facts in words."""
+    """Facts as text, by name."""
     free = "" if facts.free_bytes is None else f", {size(facts.free_bytes)} free"
     if facts.shares:
         free = f": {', '.join(share.text for share in facts.shares)}"
@@ -117,14 +116,14 @@ def rows_of(catalog: Catalog, spec: TargetSpec, facts: TargetFacts) -> list[tupl
 
 
 def drafters_of(catalog: Catalog, spec: TargetSpec) -> str:
-    """The drafters that were made for a target, or what drafts on it without."""
+    """The drafters made for a target; without any, what works on every target."""
     own = {name for name, other in catalog.targets.items() if other.hub and other.hub == spec.hub}
     shipped = [p.title for p in catalog.presets.values() if p.target in {spec.name, *own}]
     made = list(dict.fromkeys([*(p.title for p in heads_of(spec)), *shipped]))
     if made:
         more = len(made) - MOST_DRAFTERS
         return ", ".join(made[:MOST_DRAFTERS]) + (f" and {more} more" if more > 0 else "")
-    return "none is known for it; methods without weights fit any target, or train one"
+    return "none; methods without weights work on any target, or train one"
 
 
 def millions(count: int) -> str:
@@ -132,5 +131,5 @@ def millions(count: int) -> str:
 
 
 def size(count: int) -> str:
-    """Bytes in words."""
+    """Bytes as text."""
     return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"

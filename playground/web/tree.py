@@ -12,6 +12,7 @@ from playground.errors import Fault, attempt
 from playground.host.runner import EngineHost
 from playground.trees.editor import QUESTIONS, TreeEditor, ask
 from playground.trees.methods import Used, read_used
+from playground.web.address import link_to
 from playground.web.compare import ComparePage
 from playground.web.components import drawn_by, static_text
 from playground.web.forms import RAW, SettingsForm
@@ -47,22 +48,20 @@ class TreePage:
         served.__name__ = name
         return served
 
-    def listen_to_links(self, page: gr.Blocks, tabs: gr.Tabs) -> None:
-        """Open the page for addresses with `tree`."""
+    def listen_to_links(self, page: gr.Blocks) -> None:
+        """Open the tree of the address."""
 
-        def load(request: gr.Request) -> list[Any]:
-            link = read_link(dict(request.query_params))
-            if link is None:
-                return [gr.skip(), gr.skip()]
-            return [gr.Tabs(selected="tree"), {"rev": secrets.token_urlsafe(6), "link": link}]
+        def load(request: gr.Request) -> Any:
+            link = read_link(request.query_params)
+            return gr.skip() if link is None else {"rev": secrets.token_urlsafe(6), "link": link}
 
-        page.load(load, None, [tabs, self.component], **QUIET)
+        page.load(load, None, self.component, **QUIET)
 
     def listen_to_use(self, tabs: gr.Tabs, generate: GeneratePage, compare: ComparePage) -> None:
         """Put the tree into the settings of a method on another page, and go there."""
         places = {
-            "generate": [generate.target, generate.method, generate.form.asked],
-            "compare": [compare.target, compare.methods[0], compare.forms[0].asked],
+            "generate": [generate.target, generate.method, generate.form.spec],
+            "compare": [compare.target, compare.methods[0], compare.forms[0].spec],
         }
 
         def use(where: str, event: gr.EventData | None) -> list[Any]:
@@ -110,9 +109,10 @@ class TreePage:
 
 
 def read_link(params: Mapping[str, str]) -> dict[str, str] | None:
-    """What an address with `tree` opens; None for any other."""
-    tree = params.get("tree")
-    if not tree or params.get("run"):
+    """The tree of an address; None for that of another page."""
+    link = link_to("tree", params)
+    tree = link.get("tree")
+    if not tree:
         return None
-    link = {name: params.get(name, "")[:200] for name in ("method", "target")}
+    link = {name: link.get(name, "")[:200] for name in ("method", "target")}
     return {**link, "tree": tree[:LINK_CHARS]}

@@ -171,7 +171,7 @@ def test_timeline_finds_the_best_step_and_adds_up_some(page: GeneratePage, serve
     page.pick_method("Scripted tree", "max_draft_len")
     page.short()
     page.generate("Time it.")
-    rows = served.host.runs.all()[-1].rows
+    rows = list(served.host.runs.all()[-1].rows)
     words = page.tab.locator("#pg-panel .timeline-words")
     assert words.inner_text().startswith(f"{len(rows)} steps: 39 tokens")
     page.tab.locator("#pg-panel .scrubber input").focus()

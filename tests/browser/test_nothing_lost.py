@@ -266,7 +266,7 @@ def test_a_killed_server_is_said_and_its_run_found_when_it_is_back(
         asked = time.monotonic()
         page.wait_state("lost")
         assert time.monotonic() - asked < 8
-        assert "does not answer" in page.tab.inner_text(f"{PANEL} .alert")
+        assert "does not respond" in page.tab.inner_text(f"{PANEL} .alert")
         text = page.text()
         restart()
         page.wait_state("interrupted")

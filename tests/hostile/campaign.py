@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 import traceback
 from collections import Counter
@@ -81,8 +82,8 @@ def our_fault(error: BaseException | None) -> str:
         return ""
     frames = traceback.extract_tb(error.__traceback__)
     ours = [frame for frame in frames if frame.filename.startswith(OURS)]
-    door = str(ROOT / "playground/web/door.py"), str(ROOT / "playground/web/security.py")
-    found = [frame for frame in ours if frame.filename not in door]
+    access = str(ROOT / "playground/web/access.py"), str(ROOT / "playground/web/security.py")
+    found = [frame for frame in ours if frame.filename not in access]
     where = f"{Path(found[-1].filename).relative_to(ROOT)}:{found[-1].lineno}" if found else ""
     return f"{type(error).__name__}: {str(error)[:120]} at {where}" if found else ""
 
@@ -96,11 +97,13 @@ def nested(depth: int) -> Any:
 
 VALUES: list[Any] = [
     *(None, True, False, 0, -1, 1, 7, 2**31, 2**53 + 1, 2**63, -(2**63), 10**19, 1e308, -1e-320),
+    *(math.nan, math.inf),
     *(0.5, "", " ", "a", "0", "-1", "1e400", "nan", "inf", "none", "null", "1_0", "0x10", "٣"),
     *(
         "a" * 300,
         "a" * 100_000,
         "\x00",
+        "a\ud800",
         "a\x00b",
         "\x1b[2J",
         "\u202eabc",

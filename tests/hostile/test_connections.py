@@ -97,7 +97,7 @@ def test_a_body_that_comes_fast_enough_is_read_whole(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(security, "MAX_SILENCE_S", 0.2)
-    monkeypatch.setattr(security, "LEAST_BODY", 5)
+    monkeypatch.setattr(security, "MIN_BODY_BYTES", 5)
     body = b'{"prompt": "x", "max_tokens": 2}' + b" " * 200
     with connected(served) as connection:
         connection.sendall(head(COMPLETIONS, f"content-length: {len(body)}", "connection: close"))

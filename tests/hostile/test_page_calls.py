@@ -6,6 +6,7 @@ A short campaign by default, 6,000 calls and more with `--hostile-long`.
 from __future__ import annotations
 
 import itertools
+import json
 import random
 import sys
 import traceback
@@ -19,7 +20,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from playground import errors
-from playground.web import door
+from playground.web import access
 from storage import RunLog
 from tests.hostile.campaign import CANARY, VALUES, Campaign, our_fault, shown
 from tests.hostile.test_bounds import GROWMAPS
@@ -30,6 +31,7 @@ from tests.playground.tiny import save_tiny_llama, tiny_catalog
 from tests.storage.conftest import finished_run
 
 API = "/gradio_api"
+JSON_TYPE = {"content-type": "application/json"}
 NUM_SHORT = 500
 NUM_LONG = 6000
 RUN = "0123456789abcdef"
@@ -72,7 +74,8 @@ class Page:
     def post(self, path: str, body: Any, case: str) -> None:
         with self.campaign.timed(case):
             try:
-                answer = self.client.post(f"{API}/{path}", json=body)
+                content = json.dumps(body)  # lone surrogates and NaN too
+                answer = self.client.post(f"{API}/{path}", content=content, headers=JSON_TYPE)
             except httpx.HTTPError as error:
                 self.campaign.judge(case, "broken off", "", fault=repr(error))
                 return
@@ -142,7 +145,7 @@ def page(served: Served, monkeypatch: pytest.MonkeyPatch) -> Iterator[Page]:
 
         # Gradio prints what a listener raised; ours raise nothing.
         monkeypatch.setattr(traceback, "print_exc", note)
-        for edge in (door, errors):
+        for edge in (access, errors):
             monkeypatch.setattr(edge.logger, "exception", note)
         yield page
         assert client.get("/config").status_code == 200, "the server lives"

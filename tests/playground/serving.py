@@ -18,7 +18,7 @@ import httpx
 
 from playground.host.catalog import Catalog
 from playground.host.runner import EngineHost
-from playground.web.door import Access
+from playground.web.access import Access
 from playground.web.server import private_files, quiet_gradio
 from storage import RunLog
 from tests.playground.tiny import save_tiny_llama, tiny_catalog
@@ -68,11 +68,11 @@ async def _launched(host: EngineHost, log: RunLog, access: Access) -> tuple[gr.B
     from playground.web.security import launch
     from playground.web.shell import build_shell
 
-    files = _files()
+    _files()
     page = build_shell(host, log)
     page.queue(default_concurrency_limit=None, max_size=64)
     port = free_port()
-    launch(page, access, port, files, api_routes(host, log))
+    launch(page, access, port, api_routes(host, log))
     return page, access.url(port).partition("?")[0]
 
 

@@ -22,7 +22,7 @@ from playground.experiments.report.statistics import Pool, speedup_of
 from playground.experiments.sweep.trials import figures_of
 from playground.host.baseline import Doubt, Evidence, doubt_of, trusted_speedup
 from playground.host.plain import PlainStep
-from playground.host.result import result_of, weigh
+from playground.host.result import compare_with_plain, result_of
 from playground.host.runner import EngineHost
 from playground.runs.query import TableQuery
 from playground.runs.table import RunTable
@@ -90,8 +90,10 @@ def of_generate(pairs: list[Pair]) -> Iterator[float | None]:
         "tok_s": own.tok_s,
         "time_split": dict.fromkeys(("draft_s", "verify_s", "accept_s", "other_s"), 0.0),
     }
-    found = weigh(metrics, PlainStep(1 / (plain.tok_s or 1.0), 0.0, "around", drift=1.0))
-    yield found.speedup if found else None
+    compared = compare_with_plain(
+        metrics, PlainStep(1 / (plain.tok_s or 1.0), 0.0, "around", drift=1.0)
+    )
+    yield compared.speedup if compared else None
 
 
 SURFACES: list[Callable[[list[Pair]], Iterator[float | None]]] = [

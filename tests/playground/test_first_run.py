@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import gradio as gr
-import pytest
 
-from engine.metrics import FORMULAS
 from playground.experiments.compare.links import first_methods
 from playground.host.catalog import Catalog
 from playground.host.menu import RECOMMENDED, MethodMenu
@@ -35,15 +33,3 @@ def test_every_prompt_starts_with_an_example_that_repeats_itself() -> None:
         return form
 
     assert asyncio.run(drawn()).prompt.value.startswith("Summarise this text")
-
-
-@pytest.mark.parametrize(
-    ("figure", "words"),
-    [
-        ("mat", "mean accepted tokens"),
-        ("ttft_s", "time to first token"),
-        ("itl_ms", "inter-token latency"),
-    ],
-)
-def test_tooltips_spell_out_what_labels_shorten(figure: str, words: str) -> None:
-    assert FORMULAS[figure].startswith(words)

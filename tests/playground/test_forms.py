@@ -10,10 +10,9 @@ import gradio as gr
 import pytest
 
 from engine.drafters import methods
-from playground.host.controls import group_of, state_of
+from playground.host.controls import Group, group_of, state_of
 from playground.web.fields import Fields
-from playground.web.forms import Group, SettingsForm
-from playground.web.tree_picture import tree_picture
+from playground.web.forms import SettingsForm
 
 Made = TypeVar("Made")
 
@@ -44,12 +43,6 @@ def after(kind: str, **changes: Any) -> dict[str, dict[str, Any]]:
     return dict(zip(fields.parts, updates[1:], strict=False))
 
 
-def test_controls_without_effect_are_hidden_from_the_start() -> None:
-    _, fields, _ = drawn("Eagle")
-    assert fields.parts["max_draft_len"].visible == "hidden"
-    assert fields.parts["use_dynamic_tree"].visible is True
-
-
 def test_an_edit_shows_and_hides_controls() -> None:
     found = after("Eagle", use_dynamic_tree=True)
     assert found["max_draft_len"]["visible"] is True
@@ -67,15 +60,6 @@ def test_a_fault_takes_the_place_of_the_description_and_hides_nothing() -> None:
 def test_a_fault_quotes_no_link() -> None:
     found = after("NGram", lookup="[here](//elsewhere.example)")
     assert "](" not in found["lookup"]["info"]
-
-
-def test_a_tree_is_drawn_with_its_size() -> None:
-    svg = tree_picture("Choice tree", "[[0],[1],[0,0]]")
-    assert "3 nodes, 2 deep" in svg and svg.count("<circle") == 4 and svg.count("<path") == 3
-    assert "1 node, 1 deep" in tree_picture("Choice tree", "[[0]]")
-    assert "<circle" not in tree_picture("Choice tree", "[[0],[0")
-    assert "faulty" in tree_picture("Choice tree", "[]")
-    assert "<img" not in tree_picture("Choice tree", "<img src=x>")
 
 
 @pytest.fixture

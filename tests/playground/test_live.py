@@ -29,26 +29,6 @@ def test_oldest_finished_runs_go_first() -> None:
     assert store.get(runs[3].id) is runs[3]
 
 
-def test_finished_runs_go_after_their_time() -> None:
-    now = [0.0]
-    store = LiveRuns(ttl_s=10.0, clock=lambda: now[0])
-    old, running = LiveRun("tab"), LiveRun("tab")
-    old.end("completed")
-    store.add(old)
-    store.add(running)
-    now[0] = 11.0
-    store.add(LiveRun("tab"))
-    assert store.get(old.id) is None
-    assert store.get(running.id) is running
-
-
-def test_a_run_is_found_by_its_id_in_the_log() -> None:
-    store = LiveRuns()
-    run = LiveRun("tab", log_id="17")
-    store.add(run)
-    assert store.get("17") is run
-
-
 def wide(index: int) -> StepRow:
     """A step with a tree of 65 nodes, as the recorder makes it: nothing of it is shared."""
     nodes = range(65)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -13,12 +12,11 @@ import gradio as gr
 import pytest
 
 from engine.config import Limits
-from playground.host.catalog import Catalog
 from playground.host.controls import settings_from
 from playground.host.runner import EngineHost
 from playground.host.stream import History, RunStream, adopt, follow
 from playground.web.generate import GeneratePage
-from playground.web.memory import kept_settings, owner_of, tab_identity
+from playground.web.memory import memory_settings, owner_of, tab_identity
 from tests.playground.asks import finished, start
 from tests.playground.test_http import held
 
@@ -107,14 +105,9 @@ def test_stop_ends_what_is_on_show_whoever_began_it(page: GeneratePage, host: En
     assert finished(run).state == "cancelled"
 
 
-@pytest.mark.parametrize("kept", [None, "x", {"values": 3}, {"values": {"limits": [1]}}])
-def test_a_damaged_form_keeps_nothing(kept: object) -> None:
-    assert kept_settings(kept, "limits", partial(settings_from, Limits)) == {}
-
-
 def test_a_kept_form_loses_only_what_does_not_fit_any_more() -> None:
     form = {"values": {"limits": {"max_new_tokens": -1, "gone": 2, "ignore_eos": True}}}
-    kept = kept_settings(form, "limits", partial(settings_from, Limits))
+    kept = memory_settings(form, "limits", partial(settings_from, Limits))
     assert kept == {"ignore_eos": True}
 
 
@@ -151,17 +144,11 @@ def test_search_after_a_chat_answer_is_for_its_question(page: GeneratePage) -> N
     forms: list[dict[str, Any]] = [{"values": {}}] * 2
     fields = ["tiny", "auto", "plain", "chat", "", ""]
     panel = {"chat": run.log_id}
-    assert page._searched(*fields, *forms, panel)["prompt"] == "The question that was asked."
+    assert page._search_request(*fields, *forms, panel)["prompt"] == "The question that was asked."
     streamed = {"chat": run.id}  # what the panel holds while and after a run streams into it
-    assert page._searched(*fields, *forms, streamed)["prompt"] == "The question that was asked."
+    assert (
+        page._search_request(*fields, *forms, streamed)["prompt"] == "The question that was asked."
+    )
     typed = [*fields[:-1], "Another one."]
-    assert page._searched(*typed, *forms, panel)["prompt"] == "Another one."
-    assert page._searched(*fields, *forms, None)["prompt"] == ""
-
-
-def test_a_link_to_the_tab_leaves_the_first_prompt(page: GeneratePage) -> None:
-    page.catalog = replace(page.catalog, suites=Catalog.shipped().suites)
-    *_, prompt = page.reopened({}, {"tab": "generate"})
-    assert prompt == page.catalog.first_prompt() != ""
-    *_, prompt = page.reopened({"prompt": ""}, {"tab": "generate"})
-    assert prompt == ""
+    assert page._search_request(*typed, *forms, panel)["prompt"] == "Another one."
+    assert page._search_request(*fields, *forms, None)["prompt"] == ""

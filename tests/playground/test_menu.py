@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from playground.host.catalog import TYPE_PREFIX, Catalog
+from playground.host.catalog import Catalog
 from playground.host.menu import (
     BASELINE,
     FURTHER,
@@ -16,7 +16,7 @@ from playground.host.menu import (
     MethodMenu,
     settings_of,
 )
-from playground.host.plain import PLAIN, PlainStep
+from playground.host.plain import PlainStep
 from playground.web.components import static_text
 from storage import RunLog
 from tests.storage.conftest import new_run
@@ -44,13 +44,6 @@ def test_groups_stand_together_and_hold_every_method_once(target: str, log: RunL
     assert all(one not in configs[:at] for at, one in enumerate(configs))
     offered = {key for _, key in catalog.method_choices(target)}
     assert all(catalog.method(key).config in configs for key in offered - set(keys))
-
-
-def test_plain_decoding_has_one_name() -> None:
-    catalog = Catalog.shipped()
-    asked = (key for key in (*catalog.presets, f"{TYPE_PREFIX}{PLAIN}"))
-    plain = [one for one in map(catalog.method, asked) if one.config.decoding_type == PLAIN]
-    assert len(plain) == 2 and {one.title for one in plain} == {"Plain decoding"}
 
 
 def test_shipped_methods_are_in_the_groups_that_people_look_for(log: RunLog) -> None:
@@ -138,12 +131,6 @@ def test_other_settings_weights_dtypes_and_devices_label_no_preset(
     assert label_of(log) == "0.93× · no weights"
 
 
-def test_where_the_target_ran_last_decides_which_speedups_are_shown(log: RunLog) -> None:
-    measured(log, 13.1)
-    measured(log, 9.3, dtype="float32")
-    assert label_of(log) == "0.93× · no weights"
-
-
 def test_a_fitted_size_is_no_other_setting() -> None:
     config = Catalog.shipped().method("eagle2-smollm2-135m").config.replace(size="fit")
     fitted = config.replace(max_draft_len=2, size="fit")
@@ -171,11 +158,6 @@ def test_the_last_trial_of_a_sweep_does_not_label_the_preset(log: RunLog) -> Non
     experiment(log, 9.3)
     experiment(log, 13.1, max_draft_len=6)
     assert label_of(log) == "0.93× · no weights"
-
-
-def test_an_experiment_above_its_mat_labels_nothing(log: RunLog) -> None:
-    experiment(log, 45.0)
-    assert label_of(log) == "no weights"
 
 
 @pytest.mark.parametrize("group", GROUPS)

@@ -72,7 +72,7 @@ def test_a_file_is_read_as_whoever_wrote_it_means_it(
 def test_settings_of_the_command_line_come_on_top(tmp_path: Path) -> None:
     file = written(tmp_path, "speculative_config:\n  decoding_type: AUTO\n")
     heard: list[str] = []
-    config = choose_method(file, ["max_draft_len=7"], tell=heard.append).model_dump()
+    config = choose_method(file, ["max_draft_len=7"], report=heard.append).model_dump()
     assert heard == ["note: AUTO is NGram, with these sizes for up to 4 requests at once."]
     assert (config["max_draft_len"], config["max_matching_ngram_size"]) == (7, 3)
 
@@ -106,7 +106,9 @@ def test_the_page_takes_the_same_file_and_shows_it_in_the_form() -> None:
     text = "speculative_config:\n  decoding_type: NGram\n  max_draft_len: 4\n"
     config, remarks = read_method(f"{text}  max_concurrency: 4\n", where="the file")
     assert remarks == ("ignored: max_concurrency has no effect on drafting.",)
-    picked, form = GeneratePage.take_read(cast(GeneratePage, page), "smollm2-135m-instruct", config)
+    picked, form = GeneratePage.fill_from_file(
+        cast(GeneratePage, page), "smollm2-135m-instruct", config
+    )
     assert picked["value"] == "type:NGram" == form["method"]
     assert form["values"]["method"] == {"max_draft_len": 4}
     with pytest.raises(ConfigError, match="max_draft_length.*did you mean max_draft_len"):

@@ -46,11 +46,11 @@ def test_a_size_is_fitted_again_between_runs_and_never_before_one(
     ngram = parse_method({"decoding_type": "NGram", "size": "fit"})
     assert models.fit(ngram).reason == "10 ms"
     step_ms[0] = 11.0
-    models.keep_up()
+    models.remeasure_if_drifted()
     assert models.fit(ngram).reason == "10 ms", "a little faster or slower is noise"
     step_ms[0] = 20.0
     assert models.fit(ngram).reason == "10 ms", "a run does not wait for a measurement"
-    models.keep_up()
+    models.remeasure_if_drifted()
     assert models.fit(ngram).reason == "20 ms"
     models.close()
 
@@ -84,7 +84,7 @@ def test_a_drafter_that_is_kept_goes_by_the_machine_as_it_is_now(
     slow = drafted()
     row_ms[0] = 0.0
     assert drafted() == slow and measured == [1e5]
-    models.keep_up()
+    models.remeasure_if_drifted()
     assert measured == [1e5, 0.0]
     assert drafted() > 3 * slow and measured == [1e5, 0.0]
     models.close()
@@ -120,7 +120,7 @@ def test_a_draft_model_goes_with_the_last_drafter_and_job_that_draw_on_it(models
     models.release()
     models.release()
     assert draft_models(models) == {"b", "c"}, "these two drafters are kept ready"
-    drafter = drafting_with("d").build(models.bench())
+    drafter = drafting_with("d").build(models.build_context())
     models.release()
     assert draft_models(models) == {"b", "c", "d"}, "the next job may want it again"
     drafter.close()
@@ -168,15 +168,6 @@ def test_an_idle_engine_frees_what_was_made_on_its_target(
 
     assert finished(host.submit(work, owner="tab")).state == "completed"
     assert closed.wait(60)
-
-
-def test_fitted_sizes_are_remembered_within_a_bound(
-    models: Models, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("playground.host.models.MAX_FITS", 3)
-    for length in range(1, 9):
-        models.fit(parse_method({"decoding_type": "NGram", "max_draft_len": length, "size": "fit"}))
-    assert len(models._fits) == 3
 
 
 def test_a_bounded_cache_keeps_what_was_used_last_within_its_bytes() -> None:

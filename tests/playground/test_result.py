@@ -13,9 +13,9 @@ from engine.metrics import TimeSplit, measure, undisturbed
 from engine.steps import End, Prefill, Record, Step
 from playground.host.baseline import Doubt, doubt_of
 from playground.host.live import LiveRuns
-from playground.host.plain import PlainAround, PlainStep, Recent, plain_step_of
+from playground.host.plain import BaselineTimer, PlainStep, Recent, plain_step_of
 from playground.host.request import read_request
-from playground.host.result import NO_DRAFTS, result_of, weigh
+from playground.host.result import NO_DRAFTS, compare_with_plain, result_of
 from playground.host.runner import EngineHost
 from playground.host.stream import History, run_meta, warning_of
 from storage import RunLog
@@ -80,9 +80,9 @@ def test_the_speedup_is_the_ratio_of_the_tok_s_beside_it_however_busy_the_machin
     assert said(timed([9.0] * 20, 2))["head"] == "2.00× plain decoding:"
     for ms in ([300.0, 60.0, *[9.0] * 18], [60.0] * 8 + [9.0] * 16, [9.0] * 20):
         values = timed(ms, 2)
-        weighed = weigh(values, PLAIN)
-        assert weighed and weighed.speedup == pytest.approx(values["tok_s"] / PLAIN.tok_s)
-        assert weighed.is_sure is (ms == [9.0] * 20)
+        comparison = compare_with_plain(values, PLAIN)
+        assert comparison and comparison.speedup == pytest.approx(values["tok_s"] / PLAIN.tok_s)
+        assert comparison.is_sure is (ms == [9.0] * 20)
     cold = said(timed([300.0, 60.0, *[9.0] * 18], 2))
     assert cold["head"] == "About 0.7× plain decoding:" and not cold["advice"]
     assert "something else during 2 of 20 steps" in cold["source"]
@@ -164,7 +164,7 @@ def test_a_run_is_compared_with_plain_steps_timed_around_it(host: EngineHost, lo
     assert live == stored and "× plain decoding" in live["head"] or "No speedup" in live["head"]
     again = finished(start(host))
     assert again.plain is not None and again.plain != run.plain, "timed anew"
-    programs = replace(read_request(host.catalog, ask()), weighed=False)
+    programs = replace(read_request(host.catalog, ask()), compares_with_plain=False)
     assert finished(host.generate(programs, owner="api")).plain is None
     assert finished(start(host, method="plain")).plain is None
 
@@ -182,8 +182,8 @@ def test_plain_steps_are_as_fast_as_the_machine_was_in_between(
     monkeypatch.setattr("engine.decode.decode", steps)
     prompt, recent = list(range(5, 40)), Recent()
 
-    def around() -> PlainAround:
-        return PlainAround(host.bench(), prompt, lambda: False, recent)
+    def around() -> BaselineTimer:
+        return BaselineTimer(host.build_context(), prompt, lambda: False, recent)
 
     even = around().after(prompt)
     assert even is not None and even.verify_s == pytest.approx(0.010) and doubt(even) is None
@@ -219,7 +219,7 @@ def test_plain_decoding_is_timed_again_where_a_step_took_less(
     finished(start(host))
     ms = iter([10.0, 11.0, 10.0])
     monkeypatch.setattr("engine.decode.decode", lambda *_, **__: timed_records([next(ms)] * 20, 1))
-    around = PlainAround(host.bench(), [5] * 40, lambda: False, Recent())
+    around = BaselineTimer(host.build_context(), [5] * 40, lambda: False, Recent())
     step = around.after([5] * 40, 0.0112)
     assert step is not None and step.verify_s + step.other_s == pytest.approx(0.011)
     assert doubt_of(step.evidence(0.0112)) is None and next(ms, None) is None
@@ -229,7 +229,7 @@ def test_a_stored_run_is_compared_with_plain_decoding_of_its_experiment(
     host: EngineHost, log: RunLog
 ) -> None:
     plain = finished(start(host, method="plain"))
-    programs = replace(read_request(host.catalog, ask()), weighed=False)
+    programs = replace(read_request(host.catalog, ask()), compares_with_plain=False)
     stored = log.get(finished(host.generate(programs, owner="api")).log_id or "")
     assert stored is not None
     step = plain_step_of(log, stored)

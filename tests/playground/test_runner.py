@@ -12,7 +12,6 @@ import pytest
 import presets
 from engine.drafters.lookup.ngram import NGramConfig
 from engine.drafters.sizes import Size, SizeTable
-from engine.errors import PromptError
 from playground.host.live import LiveRun, LiveRuns
 from playground.host.request import read_request
 from playground.host.runner import MAX_WAITING, ClosingError, EngineHost, QueueFullError
@@ -62,14 +61,6 @@ def test_a_fitted_size_is_in_the_run_with_its_reason(
     assert History(LiveRuns(), log).since(stored.id, 0)["status"]["notes"] == [run.notes[0]]
 
 
-def test_greedy_text_does_not_depend_on_the_method(host: EngineHost) -> None:
-    plain = finished(start(host, method="plain"))
-    scripted = finished(start(host))
-    assert plain.finish is not None and scripted.finish is not None
-    assert plain.finish.text == scripted.finish.text
-    assert any(row.accepted for row in scripted.rows)
-
-
 def test_stop_ends_within_a_step_and_the_run_is_kept(host: EngineHost, log: RunLog) -> None:
     run = start(host, settings={"delay_ms": "100"}, limits={"max_new_tokens": "400"})
     while len(run.rows) < 2:
@@ -95,15 +86,6 @@ def test_two_tabs_take_turns_in_order(host: EngineHost) -> None:
     for run in (first, second, third):
         assert finished(run).state == "completed"
     assert first.finish == second.finish == third.finish
-
-
-def test_a_waiting_run_can_be_cancelled_and_never_starts(host: EngineHost) -> None:
-    running = start(host, owner="one", settings=SLOW)
-    waiting = start(host, owner="two")
-    waiting.cancel()
-    assert finished(waiting).state == "cancelled"
-    assert waiting.first is None and waiting.log_id is None
-    assert finished(running).state == "completed"
 
 
 def test_stop_ends_a_waiting_run_at_once_and_nobody_waits_for_it(host: EngineHost) -> None:
@@ -139,27 +121,6 @@ def test_a_run_takes_the_place_of_its_owners_waiting_one_in_a_full_queue(host: E
     assert finished(run).state == "completed"
 
 
-def test_what_ended_stays_as_it_ended() -> None:
-    run = LiveRun("tab")
-    run.end("failed", error="It broke.")
-    run.end("completed")
-    assert (run.state, run.error) == ("failed", "It broke.")
-
-
-def test_a_new_run_of_a_tab_cancels_its_last(host: EngineHost) -> None:
-    old = start(host, settings=SLOW, limits={"max_new_tokens": "400"})
-    new = start(host)
-    assert finished(old).state == "cancelled"
-    assert finished(new).state == "completed"
-
-
-def test_full_queue_is_refused(host: EngineHost) -> None:
-    start(host, owner="busy", settings=SLOW, limits={"max_new_tokens": "400"})
-    with pytest.raises(QueueFullError, match="waiting"):
-        for number in range(MAX_WAITING + 2):
-            start(host, owner=f"tab {number}")
-
-
 def test_a_bug_in_the_loop_keeps_the_run_as_failed(
     host: EngineHost, log: RunLog, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -182,11 +143,6 @@ def test_prompt_longer_than_the_context_is_a_sentence_and_in_the_log(
     assert run.error is not None and "context" in run.error
     stored = log.get(run.log_id or "")
     assert stored is not None and stored.status == "failed" and stored.error == run.error
-
-
-def test_huge_max_new_tokens_ends_with_the_context(host: EngineHost) -> None:
-    run = finished(start(host, limits={"max_new_tokens": "1000000"}))
-    assert run.finish is not None and run.finish.reason == "context"
 
 
 def test_a_broken_log_ends_the_run_with_a_sentence(
@@ -217,15 +173,6 @@ def test_what_is_shown_is_in_the_log(host: EngineHost, log: RunLog) -> None:
     assert rest.strip("\ufffd") == "", "bytes of a character that the limit cut"
 
 
-def test_stop_string_is_left_out_of_the_text(host: EngineHost) -> None:
-    whole = finished(start(host)).finish
-    assert whole is not None
-    stop = whole.text[6:8]
-    cut = finished(start(host, limits={"stop": stop})).finish
-    assert cut is not None and cut.reason == "stop"
-    assert cut.text == whole.text[: whole.text.index(stop)]
-
-
 def test_chat_continues_with_the_answer_so_far(host: EngineHost, log: RunLog) -> None:
     first = finished(start(host, system="Be brief."))
     second = finished(start(host, prompt="And again.", parent=first.id))
@@ -252,16 +199,6 @@ def test_run_again_repeats_the_prompt_with_new_settings(host: EngineHost) -> Non
     again = finished(start(host, method="plain", prompt="ignored", repeats=first.id))
     assert again.messages == first.messages
     assert again.meta["prompt"] == "Once." and again.meta["title"] == "Plain"
-
-
-def test_repeating_an_unknown_run_is_refused(host: EngineHost) -> None:
-    with pytest.raises(PromptError, match="no longer"):
-        start(host, repeats="nothing")
-
-
-def test_raw_completion_has_no_turns(host: EngineHost) -> None:
-    run = finished(start(host, mode="raw", prompt="def f"))
-    assert run.messages == [] and run.meta["mode"] == "raw"
 
 
 def test_loading_is_queued_and_told(host: EngineHost) -> None:

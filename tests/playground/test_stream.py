@@ -10,11 +10,9 @@ from typing import Any
 
 import pytest
 
-from engine.errors import ConfigError
 from playground.host.live import LiveRun, LiveRuns
 from playground.host.runner import EngineHost
-from playground.host.stream import History, RunStream, follow, refusal
-from playground.web.generate import progress_text
+from playground.host.stream import History, RunStream, follow
 from playground.web.rpc import panel_functions
 from storage import NewRun
 from tests.playground.asks import finished, start
@@ -103,13 +101,6 @@ def test_lost_and_repeated_batches_end_in_the_same_state(
         assert [event[1] for event in panel.events] == list(range(run.num_events)), seed
 
 
-def test_only_the_last_message_is_enough(host: EngineHost, history: History) -> None:
-    run, messages = messages_of(host)
-    panel = Panel(history)
-    panel.receive(messages[-1])
-    assert panel.text == streamed(run)
-
-
 def test_the_log_tells_the_same_as_memory(host: EngineHost, history: History) -> None:
     run = finished(start(host))
     assert run.log_id is not None
@@ -168,19 +159,6 @@ def test_a_waiting_run_shows_its_place(host: EngineHost) -> None:
     finished(second)
 
 
-def test_nothing_new_sends_nothing(host: EngineHost) -> None:
-    run = LiveRun("tab")
-    feed = RunStream([run], host.ahead_of)
-    assert feed.next() is not None
-    assert feed.next() is None
-
-
-def test_a_refusal_keeps_the_chat() -> None:
-    message = refusal("No.", "abc")
-    assert message["chat"] == "abc" and message["runs"] == []
-    assert message["status"][""]["error"] == "No."
-
-
 BAD_ASKS: list[Any] = [
     None,
     [],
@@ -198,16 +176,3 @@ BAD_ASKS: list[Any] = [
 def test_bad_questions_get_a_sentence(history: History, asked: Any) -> None:
     for function in panel_functions(history):
         assert list(function(asked)) == ["error"]
-
-
-def test_unknown_runs_and_steps_are_named(host: EngineHost, history: History) -> None:
-    run = finished(start(host))
-    with pytest.raises(ConfigError, match="no step"):
-        history.step(run.id, 10_000)
-    with pytest.raises(ConfigError, match="nothing"):
-        history.opened("nothing")
-
-
-def test_what_loads_says_how_far_it_is() -> None:
-    assert progress_text({"text": "loading", "progress": None}) == "loading"
-    assert progress_text({"text": "loading", "progress": 0.5}) == "loading … 50%"

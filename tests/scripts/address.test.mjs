@@ -1,24 +1,10 @@
-// Which tab an address opens.
+// Which tab an address opens; tests/playground/test_address.py reads the same cases.
 import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
 import test from "node:test";
 import { tabOf } from "../../playground/web/static/address.js";
 
-const CASES = {
-  "": "generate",
-  "tab=compare": "compare",
-  "tab=generate&run=abc": "generate",
-  "target=tiny&method=ngram": "generate",
-  "run=abc": "runs",
-  "run=abc&runs=%7B%7D": "runs",
-  "runs=%7B%22sort%22%3A1%7D": "runs",
-  "runs=a,b": "compare",
-  "compare=abc": "compare",
-  "tree=0.1&target=tiny": "tree",
-  "benchmark=one": "benchmark",
-  "sweep=one": "sweep",
-  "deploy=vllm&of=run:1": "deploy",
-  "__theme=dark": "generate",
-};
+const CASES = JSON.parse(readFileSync(new URL("addresses.json", import.meta.url), "utf8"));
 
 for (const [query, tab] of Object.entries(CASES)) {
   test(`?${query} opens ${tab}`, () => assert.equal(tabOf(new URLSearchParams(query)), tab));

@@ -99,6 +99,6 @@ def finished_run(log: RunLog, **changes: Any) -> str:
         output_ids=[5, 6, 9, 6, 9],
         text="abdbd",
         finish_reason="length",
-        metrics={"mat": 2.0, "tok_s": 40.0, "ttft_s": 0.05},
+        metrics={"mat": 2.0, "tok_s": 40.0, "ttft_s": 0.05, "num_new_tokens": 5},
     )
     return run_id

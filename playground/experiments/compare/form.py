@@ -20,7 +20,7 @@ from playground.experiments.plan import (
 from playground.experiments.suites import first_turns, typed_item
 from playground.host.catalog import Catalog
 from playground.host.controls import settings_from
-from playground.host.request import GenerateRequest, HeldForm, read_request
+from playground.host.request import FormValues, GenerateRequest, read_request
 
 MAX_CONFIGURATIONS = 4
 """Besides plain decoding."""
@@ -74,7 +74,7 @@ class CompareForm(Settings):
             ConfigError: a setting is unknown or out of range, or there is nothing to compare.
             PromptError: the prompt is empty or too long to look at.
         """
-        form = HeldForm.of(self.form).values
+        form = FormValues.of(self.form).values
         options = settings_from(CompareOptions, form.get("compare", {}), where="compare")
         requests = [self._request(catalog, form, *slot) for slot in self.slots[: self.count]]
         first = requests[0]
@@ -103,7 +103,7 @@ class CompareForm(Settings):
     ) -> GenerateRequest:
         """One configuration, checked by the same rules as a run of the Generate page."""
         values = {key: shared.get(key, {}) for key in ("sampling", "limits")}
-        values["method"] = HeldForm.of(own).values.get("method", {})
+        values["method"] = FormValues.of(own).values.get("method", {})
         same = {key: getattr(self, key) for key in ("target", "dtype", "mode", "system")}
         prompt = PLACEHOLDER if self.suite else self.prompt
         asked = {**same, "prompt": prompt, "method": method, "form": {"values": values}}

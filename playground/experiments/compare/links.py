@@ -21,7 +21,7 @@ from storage import RunDetail, RunLog
 def method_form(method: Method, held: dict[str, Any] | None = None) -> dict[str, Any]:
     """A folded form of a method's settings; `held` are settings of another value."""
     note = method.summary
-    group = group_of("method", "Settings", method.config, is_open=False, note=note, held=held)
+    group = group_of("method", "Settings", method.config, is_open=False, note=note, values=held)
     return {"groups": [group], "values": {} if held is None else {"method": held}}
 
 

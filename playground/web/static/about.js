@@ -1,4 +1,4 @@
-// Definitions: what has `data-about` shows it beside itself, under the pointer and for the keyboard.
+// Definitions: an element shows its `data-about` beside itself, on hover and on keyboard focus.
 import { h } from "./kit.js";
 
 const GAP = 4, MARGIN = 8;
@@ -16,10 +16,10 @@ function show(next) {
   tip.textContent = next.getAttribute("data-about");
   next.setAttribute("aria-describedby", tip.id);
   tip.showPopover();
-  const of = next.getBoundingClientRect(), own = tip.getBoundingClientRect();
-  const below = of.bottom + GAP, above = of.top - GAP - own.height;
+  const box = next.getBoundingClientRect(), own = tip.getBoundingClientRect();
+  const below = box.bottom + GAP, above = box.top - GAP - own.height;
   tip.style.top = `${below + own.height > innerHeight && above > 0 ? above : below}px`;
-  tip.style.left = `${Math.max(MARGIN, Math.min(of.left, innerWidth - own.width - MARGIN))}px`;
+  tip.style.left = `${Math.max(MARGIN, Math.min(box.left, innerWidth - own.width - MARGIN))}px`;
 }
 
 const termOf = (target) => target instanceof Element ? target.closest("[data-about]") : null;

@@ -1,12 +1,12 @@
-// What every component is built of: elements made without innerHTML, figures in words, questions to
-// the server, plotly in the page's colours.
+// Shared by every component: elements created without innerHTML, figures as text, calls of the
+// server, plotly in the page's colours.
 
 /**
- * What Gradio hands to a component.
+ * Gradio's arguments to a component.
  * @typedef {object} Component
  * @property {HTMLElement} element
  * @property {Record<string, any>} props
- * @property {Record<string, (asked: object) => Promise<any>>} server
+ * @property {Record<string, (question: object) => Promise<any>>} server
  * @property {(event: string, data?: object) => void} trigger
  * @property {(name: string, changed: () => void) => void} watch
  */
@@ -55,9 +55,9 @@ export function s(tag, attributes = {}, ...children) {
 
 /** The part of a component's template with this class. */
 export function part(element, selector) {
-  const found = element.querySelector(selector);
-  if (!(found instanceof HTMLElement)) throw new Error(`the template has no ${selector}`);
-  return found;
+  const child = element.querySelector(selector);
+  if (!(child instanceof HTMLElement)) throw new Error(`the template has no ${selector}`);
+  return child;
 }
 
 // ---- trees on the screen
@@ -94,7 +94,7 @@ export function figure(formula, ...inside) {
   return h("div", { class: "figure", tabindex: "0", "data-about": formula }, ...inside);
 }
 
-/** Presses the first of these buttons that is on show; whether one was. */
+/** Presses the first of these buttons that is visible; returns whether one is. */
 export function press(ids) {
   for (const id of ids) {
     const holder = document.getElementById(id);
@@ -106,7 +106,7 @@ export function press(ids) {
   return false;
 }
 
-/** How full a `.progress` is: a share, or null where none is known. */
+/** Sets a `.progress` to a share; null = unknown. */
 export function showProgress(host, share) {
   host.classList.toggle("unknown", share === null);
   host.firstElementChild.style.width = share === null ? "" : `${100 * share}%`;
@@ -121,7 +121,7 @@ export function download(name, text) {
   setTimeout(() => URL.revokeObjectURL(url), 10_000);
 }
 
-/** Whether the browser let the page copy a text. */
+/** Copies a text; returns whether the browser allowed it. */
 export async function toClipboard(text) {
   try {
     await navigator.clipboard.writeText(text);
@@ -132,10 +132,9 @@ export async function toClipboard(text) {
 }
 
 /**
- * The server's answer to a question. Where none comes, one that says so: Gradio answers nothing when
- * a call fails.
- * @returns {Promise<any>} with `error`, a sentence, where there is no other answer; `gone` where
- *   there was none at all
+ * The server's answer to a question, or an error: Gradio answers nothing when a call fails.
+ * @returns {Promise<any>} with `error`, a sentence, for a fault; with `gone` too if the server does
+ *   not respond
  */
 export async function ask(answer) {
   try {
@@ -145,10 +144,10 @@ export async function ask(answer) {
   }
 }
 
-const GONE = { gone: true, error: "The server does not answer. What was shown here is in its log: start it "
-  + "again, then open the address that it prints." };
+const GONE = { gone: true, error: "The server does not respond. The runs shown here are in its log: restart it, "
+  + "then open the address that it prints." };
 
-// ---- figures as text: what the page itself draws, written as engine/formats.py does
+// ---- figures as text, in the notation of engine/formats.py
 
 export const DASH = "\u2013";
 

@@ -1,5 +1,5 @@
-// Keys and address of the whole page: Ctrl+Enter presses the main button of the page on show, Esc
-// its Stop (or closes an open list). Buttons are found by id each time: pages come and go.
+// Keys and address of the whole page: Ctrl+Enter presses the main button of the selected tab, Esc its
+// Stop (or closes an open list). Buttons are looked up each time: Gradio creates and removes them.
 import { explainTerms } from "./about.js";
 import { follow } from "./address.js";
 import { press } from "./kit.js";
@@ -15,29 +15,29 @@ document.addEventListener("keydown", (event) => {
     press(STOP);
   } else if (key === "Tab" && target instanceof Element && target.matches("[role=combobox]")
     && !target.closest("dialog")) {
-    // Gradio's list looks at the key after the focus has gone, and opens again.
+    // Gradio's list handles the key after it has lost the focus, and opens again.
     event.stopImmediatePropagation();
   }
 }, true);
-// What is said under a setting describes its control, and is read out when it becomes a fault.
-let described = 0;
+// The text under a setting describes its control; screen readers announce it when it changes.
+let numDescriptions = 0;
 document.addEventListener("focusin", ({ target }) => {
   const control = /** @type {Element} */ (target);
   const info = control.closest(".pg-field")?.querySelector(".info-text");
   if (!info) return;
-  info.id ||= `pg-about-${++described}`;
+  info.id ||= `pg-about-${++numDescriptions}`;
   info.setAttribute("aria-live", "polite");
   control.setAttribute("aria-describedby", info.id);
 });
-// How it works, for newcomers, until they close it.
+// An introduction for newcomers, until they close it.
 const WELCOME = "pg-welcome";
 try {
   document.documentElement.toggleAttribute("data-newcomer", !localStorage.getItem(WELCOME));
-} catch { /* a browser that keeps nothing */ }
+} catch { /* storage is blocked */ }
 document.addEventListener("click", ({ target }) => {
   if (!(target instanceof Element) || !target.closest("#pg-welcome button")) return;
   document.documentElement.removeAttribute("data-newcomer");
-  try { localStorage.setItem(WELCOME, "closed"); } catch { /* shown again next time */ }
+  try { localStorage.setItem(WELCOME, "closed"); } catch { /* storage is blocked */ }
 });
 explainTerms();
 follow();

@@ -1,4 +1,4 @@
-// Ctrl+K: pages, methods, recent runs and actions in one list, found by a few letters.
+// Ctrl+K: pages, methods, recent runs and actions in one list, filtered by words.
 import { select, show } from "./address.js";
 import { h, press } from "./kit.js";
 
@@ -16,7 +16,7 @@ const BUTTONS = [
 ];
 const MOST_SHOWN = 60, TRIES = 40, EVERY_MS = 50;
 
-/** A tab that was never opened has no buttons for a moment. */
+/** The buttons of a tab appear some time after it is first selected. */
 function pressOn(tab, id, tries = TRIES) {
   select(tab);
   if (!press([id]) && tries) setTimeout(() => pressOn(tab, id, tries - 1), EVERY_MS);
@@ -39,7 +39,7 @@ class Palette {
       placeholder: "A page, method, run or action", autocomplete: "off", spellcheck: "false",
       oninput: () => this.fill() });
     /** @type {Entry[]} */
-    this.found = [];
+    this.matches = [];
     this.at = 0;
   }
 
@@ -47,17 +47,17 @@ class Palette {
     if (this.dialog) return;
     this.input.value = "";
     this.dialog = h("dialog", { id: "pg-palette", "aria-label": "Go to",
-      onkeydown: (/** @type {KeyboardEvent} */ event) => this.key(event), onclose: () => this.gone(),
+      onkeydown: (/** @type {KeyboardEvent} */ event) => this.key(event), onclose: () => this.removeDialog(),
       onclick: (/** @type {MouseEvent} */ event) => { if (event.target === this.dialog) this.dialog?.close(); },
     }, this.input, this.list);
     document.body.append(this.dialog);
     this.dialog.showModal();
-    this.component.trigger("asked");
+    this.component.trigger("opened");
     this.fill();
   }
 
-  /** Closed: the browser has given the focus back. */
-  gone() {
+  /** The browser returns the focus by itself. */
+  removeDialog() {
     this.dialog?.remove();
     this.dialog = null;
   }
@@ -87,29 +87,29 @@ class Palette {
 
   fill() {
     if (!this.dialog) return;
-    const asked = this.input.value.trim().toLowerCase(), words = asked.split(/\s+/);
-    const starts = ({ title }) => Number(asked !== "" && title.toLowerCase().startsWith(asked));
-    this.found = this.entries().filter(fits(words)).sort((a, b) => starts(b) - starts(a))
+    const query = this.input.value.trim().toLowerCase(), words = query.split(/\s+/);
+    const starts = ({ title }) => Number(query !== "" && title.toLowerCase().startsWith(query));
+    this.matches = this.entries().filter(fits(words)).sort((a, b) => starts(b) - starts(a))
       .slice(0, MOST_SHOWN);
-    this.list.replaceChildren(...this.found.map(({ title, kind }, i) => h("li", {
+    this.list.replaceChildren(...this.matches.map(({ title, kind }, i) => h("li", {
       role: "option", id: `pg-palette-${i}`, onclick: () => this.take(i),
       onpointermove: () => this.mark(i) }, h("span", {}, title), h("small", {}, kind))));
-    if (!this.found.length) this.list.append(h("li", { role: "option", "aria-disabled": "true" }, "Nothing matches."));
+    if (!this.matches.length) this.list.append(h("li", { role: "option", "aria-disabled": "true" }, "Nothing matches."));
     this.mark(0);
   }
 
   mark(at) {
     this.at = at;
     [...this.list.children].forEach((item, i) => {
-      item.setAttribute("aria-selected", String(i === at && this.found.length > 0));
+      item.setAttribute("aria-selected", String(i === at && this.matches.length > 0));
     });
     this.list.children[at]?.scrollIntoView({ block: "nearest" });
-    if (this.found.length) this.input.setAttribute("aria-activedescendant", `pg-palette-${at}`);
+    if (this.matches.length) this.input.setAttribute("aria-activedescendant", `pg-palette-${at}`);
     else this.input.removeAttribute("aria-activedescendant");
   }
 
   take(at) {
-    const entry = this.found[at];
+    const entry = this.matches[at];
     if (!entry) return;
     this.dialog?.close();
     entry.act();
@@ -119,7 +119,7 @@ class Palette {
     event.stopPropagation();
     if (event.isComposing) return;
     const by = { ArrowDown: 1, ArrowUp: -1, PageDown: 10, PageUp: -10 }[event.key];
-    const last = this.found.length - 1;
+    const last = this.matches.length - 1;
     if (event.key === "Enter") this.take(this.at);
     else if (by && last >= 0) {
       const to = this.at + by;

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from playground.web.door import Access
+from playground.web.access import Access
 from tests.playground.api.test_openai import CHAT, TEXT, bearer, idle
 from tests.playground.serving import TOKEN, Served, serving_tiny
 

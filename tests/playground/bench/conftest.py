@@ -29,7 +29,7 @@ def bench(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     cache = tmp_path_factory.mktemp("cache")
     models = Models(cache_dir=cache, device="cpu", resolve=lambda name: spec)
     models.target(spec, "float32", lambda words, share: None)
-    yield models.bench()
+    yield models.build_context()
     models.close()
 
 
