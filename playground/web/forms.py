@@ -59,8 +59,8 @@ class FormRenderer(Renderable):
     of the session adds one, and the form stays empty.
     """
 
-    async def apply(self, *args: Any) -> None:
-        super().apply(*args)
+    async def apply(self, *args: Any, **kwargs: Any) -> None:
+        super().apply(*args, **kwargs)
 
 
 class SettingsForm:

@@ -12,6 +12,7 @@ from engine.drafters import methods
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from playground.host.controls import (
+    Control,
     changed_controls,
     controls_of,
     group_of,
@@ -34,7 +35,7 @@ class Everything(Settings):
     tree: list[list[int]] = Field([[0]], strict=False)
 
 
-def by_name(settings: Settings) -> dict[str, dict[str, Any]]:
+def by_name(settings: Settings) -> dict[str, Control]:
     return {control.name: control for control in controls_of(settings)}
 
 
