@@ -24,7 +24,7 @@ from playground.connect.replay import Load, asked_of
 from playground.connect.report import Report
 from playground.connect.session import Address, visit
 
-STAND_IN = "Synthetic"
+STAND_IN = "draft-smollm2-135m"
 """What this program's own server drafts by where there is no llama-server."""
 
 
