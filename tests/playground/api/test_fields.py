@@ -15,9 +15,9 @@ from typing import Any
 import httpx
 import pytest
 
-from playground.api.openai import Chat, Completion
-from playground.api.protocol import Asked
-from playground.api.triton import Generating
+from playground.api.openai import ChatRequest, CompletionRequest
+from playground.api.protocol import RequestBody
+from playground.api.triton import TritonRequest
 from tests.playground.api.test_openai import CHAT, COMPLETIONS, TEXT, text_of
 from tests.playground.serving import Served
 
@@ -61,7 +61,9 @@ BODIES: dict[str, dict[str, Any]] = {
     **COMPLETIONS,
     "/v2/models/tiny:scripted/generate": {"text_input": "def f(x):", "max_tokens": 24},
 }
-MODELS: dict[str, type[Asked]] = dict(zip(ALL, (Chat, Completion, Generating), strict=True))
+MODELS: dict[str, type[RequestBody]] = dict(
+    zip(ALL, (ChatRequest, CompletionRequest, TritonRequest), strict=True)
+)
 HARMLESS = set(
     "user safety_identifier session_id request_id metadata store service_tier prompt_cache_key "
     "prompt_cache_retention stream_interval guided_decoding_backend return_mm_kwargs "
