@@ -80,7 +80,7 @@ def between(before: Reading, after: Reading) -> tuple[Reading, bool]:
     pairs += zip(padded, after.at_least, strict=False)
     if any(b is not None and a is not None and a < b for b, a in pairs):
         return after, True
-    growth = {
+    growth: dict[str, Any] = {
         name: None if a is None else a - (b or 0.0)
         for name, (b, a) in zip(COUNTED, pairs, strict=False)
     }
@@ -224,7 +224,7 @@ def _from_prometheus(text: str, names: Mapping[str, str]) -> Reading:
     deepest = min(max(positions, default=-1), MAX_POSITIONS - 1)
     at_least = tuple(positions.get(at, 0.0) for at in range(deepest + 1))
     # There is a series per model or worker: counts are summed, means are averaged.
-    figures = {
+    figures: dict[str, Any] = {
         name: sum(values) / (len(values) if name.startswith("mean_") else 1)
         for name, values in series.items()
     }

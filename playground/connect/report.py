@@ -168,7 +168,8 @@ def _speedup(level: Level, plain: Level | None) -> float | None:
 def _doubt(level: Level, plain: Level) -> Doubt | None:
     """Why the speedup would be wrong, if it would."""
     steps_ms = step_ms_of(level.mat, level.tok_s), step_ms_of(1.0, plain.tok_s)
-    return doubt_of(Evidence(*(None if ms is None else ms / 1000 for ms in steps_ms)))
+    own_s, plain_s = (None if ms is None else ms / 1000 for ms in steps_ms)
+    return doubt_of(Evidence(own_s, plain_s))
 
 
 def _verdict(level: Level, plain: Level) -> str:

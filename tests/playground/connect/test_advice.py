@@ -12,9 +12,10 @@ from playground.connect.advice import (
     best_length,
     break_even_concurrency,
 )
-from playground.connect.client import DraftCounts, Reply
+from playground.connect.client import Reply
 from playground.connect.replay import Level, Outcome, ReplayPrompt
 from playground.connect.report import _speedup, _verdict
+from playground.connect.responses import DraftCounts
 
 RATES = (0.8, 0.5, 0.2, 0.05)
 
