@@ -20,9 +20,9 @@ import presets
 from benchmarks import TARGET, read_options
 from benchmarks.endpoints import ours
 from benchmarks.vs_llama_cpp import DRAFT_WAY, serving
-from playground.connect.replay import Load, asked_of
+from playground.connect.replay import Load, sample_prompts
 from playground.connect.report import Report
-from playground.connect.session import Address, visit
+from playground.connect.session import Address, measure
 
 STAND_IN = "draft-smollm2-135m"
 """What this program's own server drafts by where there is no llama-server."""
@@ -40,12 +40,12 @@ def main() -> None:
         prompts=6,
         tokens=96,
     )
-    asked = tuple(asked_of(presets.suites()["tasks"], options.prompts))
-    load = Load(asked, (1,), options.tokens)
+    prompts = sample_prompts(presets.suites()["tasks"], options.prompts)
+    load = Load(prompts, (1,), options.tokens)
     with _plain_url(options) as plain_url:
         long = _report(options, load, options.longest, plain_url)
         print("\n".join(long.sentences()))
-        (choice,) = long.choices
+        (choice,) = long.advice
         others = {int(part) for part in options.also.split(",")}
         print(f"{'length':>8}{'MAT':>14}{'tok/s':>18}{'× plain':>18}")
         for length in sorted({choice.draft_len or 1, *others}):
@@ -84,7 +84,7 @@ def _report(options: argparse.Namespace, load: Load, length: int, plain_url: str
 
 
 async def _last(address: Address, load: Load) -> Report:
-    return [report async for report in visit(address, load, None)][-1]
+    return [report async for report in measure(address, load, None)][-1]
 
 
 if __name__ == "__main__":

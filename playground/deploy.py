@@ -1,4 +1,4 @@
-"""Methods handed to other engines, and their configs read back: for page and command line."""
+"""Export of methods to other engines, and import of their configs, without Gradio."""
 
 from __future__ import annotations
 
@@ -31,21 +31,20 @@ from storage import PLAIN, RunLog, RunQuery, RunSummary
 
 LOADS_GGUF = "llamacpp"
 RECENT = 40
-"""Runs offered in the menu; any other opens by its id."""
-BLOCK = 15
-"""Draft length of the table's methods that have none by default: DFlash's usual block."""
+"""Runs in the menu; a link opens any other."""
+BLOCK_LEN = 15
+"""Draft length of methods without a default: DFlash's usual block."""
 MAX_SHOWN_CHARS = 200
 Resolve = Callable[[str], TargetSpec]
 
 
 @dataclass(frozen=True, slots=True)
-class Handed:
-    """A method on a target, to be handed over.
+class ExportSource:
+    """A method on a target, to be exported.
 
     Attributes:
         target: name of the target: preset, path or hub id.
-        title: what it is, for people.
-        mat, tok_s: what the run measured; None for a method that was only picked.
+        mat, tok_s: as measured by the run; None for a method of the menu.
     """
 
     config: MethodConfig
@@ -55,8 +54,8 @@ class Handed:
     tok_s: float | None = None
 
 
-class Question(Settings):
-    """What to hand over, a run or a method, and to which release of which engine."""
+class ExportForm(Settings):
+    """Fields of the Deploy page: a run or a method, and the release of an engine."""
 
     kind: Literal["run", "method"] = "run"
     run: str = Field("", max_length=64)
@@ -66,8 +65,8 @@ class Question(Settings):
     version: str = Field("", max_length=40)
 
     @classmethod
-    def of_link(cls, params: Mapping[str, str]) -> Question | None:
-        """What an address with `deploy` opens; None for any other.
+    def of_link(cls, params: Mapping[str, str]) -> ExportForm | None:
+        """The form of an address with `deploy`; None if the address opens another page.
 
         Raises ConfigError: a part is too long.
         """
@@ -83,7 +82,7 @@ class Question(Settings):
 
     @property
     def link(self) -> str:
-        """Query of an address that opens the page so."""
+        """Query of an address that opens the page with this form."""
         key = self.run if self.kind == "run" else self.method
         target = "" if self.kind == "run" else self.target
         parts = {"deploy": self.engine, "of": f"{self.kind}:{key}", "target": target}
@@ -91,7 +90,7 @@ class Question(Settings):
 
     @property
     def command(self) -> str:
-        """The same on the command line."""
+        """The equivalent command line."""
         method = self.method.removeprefix(TYPE_PREFIX)
         of = ["--run", self.run] if self.kind == "run" else ["--method", method]
         target = ["--target", self.target] if self.kind == "method" else []
@@ -99,54 +98,54 @@ class Question(Settings):
         words = ["python", "app.py", "export", *of, *target, "--to", self.engine, *release]
         return shlex.join(words)
 
-    def filled(self, log: RunLog, catalog: Catalog) -> Question:
-        """With the fastest configuration, a target and a method that fits, where none is picked."""
+    def filled(self, log: RunLog, catalog: Catalog) -> ExportForm:
+        """A copy whose empty fields have the fastest run, a target and a method that fits it."""
         runs = offered_runs(log) if self.kind == "run" and not self.run else []
         targets = [key for _, key in catalog.target_choices()]
         target = self.target if self.target in targets else targets[0]
         methods = [key for _, key in catalog.method_choices(target)]
-        linked = self.kind == "method" and self.method and not self.target
-        newest = self.engine in ENGINES and self.version == ENGINES[self.engine].newest
+        is_link = self.kind == "method" and self.method and not self.target
+        is_newest = self.engine in ENGINES and self.version == ENGINES[self.engine].newest
         return self.replace(
             run=runs[0][1] if runs else self.run,
             target=target,
             method=self.method
-            if linked or self.method in methods
+            if is_link or self.method in methods
             else catalog.first_method(target, alone=True),
-            version="" if newest else self.version,
+            version="" if is_newest else self.version,
         )
 
-    def find(self, log: RunLog, catalog: Catalog) -> Handed:
+    def source(self, log: RunLog, catalog: Catalog) -> ExportSource:
         """The method on its target. Raises ConfigError: no such run, method or target."""
         if self.kind == "run":
-            return of_run(log, self.run)
+            return run_source(log, self.run)
         method = catalog.method(self.method)
-        return Handed(method.config, catalog.target(self.target).name, method.title)
+        return ExportSource(method.config, catalog.target(self.target).name, method.title)
 
 
-def of_run(log: RunLog, run_id: str) -> Handed:
+def run_source(log: RunLog, run_id: str) -> ExportSource:
     """The method and target of a stored run.
 
-    Raises ConfigError: there is no such run, or its method is not known here.
+    Raises ConfigError: there is no such run, or its method is unknown.
     """
     run = stored_run(log, run_id)
     config = parse_method(run.method, where=f"run {run_id}")
-    return Handed(config, run.target, run.name or run.method_title, run.mat, run.tok_s)
+    return ExportSource(config, run.target, run.name or run.method_title, run.mat, run.tok_s)
 
 
 def offered_runs(log: RunLog) -> list[tuple[str, str]]:
-    """What can be handed over, a title and a run's id: what experiments measured, fastest first,
-    then the newest single runs. Plain decoding needs no config."""
+    """Title and id of the runs in the menu: those of experiments, fastest first, then the newest
+    single runs. Plain decoding is left out."""
     ranked = [(trusted_speedup(one.counts) or 0.0, one.example) for one in log.experiments.ranked()]
-    found = [
+    choices = [
         (_title(run, f"{formats.speedup(speedup)} plain" if speedup else ""), run.id)
         for speedup, run in sorted(ranked, key=lambda one: -one[0])
     ]
     for run in log.experiments.page(RunQuery(limit=RECENT)).rows:
         if isinstance(run, RunSummary) and run.decoding_type != PLAIN:
             figure = "" if run.tok_s is None else f"{formats.tok_s(run.tok_s)} tok/s"
-            found.append((_title(run, figure), run.id))
-    return found[:RECENT]
+            choices.append((_title(run, figure), run.id))
+    return choices[:RECENT]
 
 
 def _title(run: RunSummary, figure: str) -> str:
@@ -154,44 +153,47 @@ def _title(run: RunSummary, figure: str) -> str:
     return " · ".join(filter(None, parts))
 
 
-# ---- out
+# ---- export
 
 
-def hand_over(
-    handed: Handed, engine: str, version: str | None = None, resolve: Resolve = presets.resolve
+def export_source(
+    source: ExportSource,
+    engine: str,
+    version: str | None = None,
+    resolve: Resolve = presets.resolve,
 ) -> Export:
-    """The method as an engine takes it, or why it does not.
+    """The files of an engine for the method, or why it refuses it.
 
-    Raises ConfigError: no such engine, or a version that is not known.
+    Raises ConfigError: no such engine, or an unknown version.
     """
-    spec = _spec_of(handed.target, resolve)
-    target = handed.target if spec is None else _loadable(spec)
+    spec = _spec_of(source.target, resolve)
+    target = source.target if spec is None else _loadable(spec)
     return export_method(
-        handed.config,
+        source.config,
         find_engine(engine),
         target=target,
         version=version or None,
         resolve=lambda name: model_name(name, resolve),
         notes=_target_notes(spec, target),
         hybrid=spec is not None and _is_recurrent(spec),
-        warnings=_losses(handed, engine, resolve),
+        warnings=_losses(source, engine, resolve),
     )
 
 
 def matrix(catalog: Catalog) -> list[tuple[str, list[Export]]]:
-    """Every method of the engine package in every engine, newest releases, default settings."""
+    """Every method in the newest release of every engine, with default settings."""
     rows = []
     for cls in catalog.types.values():
         config = cls.parse({})
-        given = {"speculative_model": "DRAFTER", "max_draft_len": BLOCK}
-        unset = {key: value for key, value in given.items() if getattr(config, key, "") is None}
-        handed = Handed(config.replace(**unset), "TARGET", cls.title)
-        rows.append((cls.title, [hand_over(handed, engine) for engine in ENGINES]))
+        required = {"speculative_model": "DRAFTER", "max_draft_len": BLOCK_LEN}
+        unset = {key: value for key, value in required.items() if getattr(config, key, "") is None}
+        source = ExportSource(config.replace(**unset), "TARGET", cls.title)
+        rows.append((cls.title, [export_source(source, engine) for engine in ENGINES]))
     return rows
 
 
 def model_name(name: str, resolve: Resolve = presets.resolve) -> str:
-    """What an engine loads for a drafter: a shipped folder, a preset's hub id, or the name."""
+    """The drafter's name for an engine: a shipped folder, a preset's hub id, or the name."""
     shipped = presets.locate(name)
     if shipped != name:
         return shipped
@@ -200,7 +202,7 @@ def model_name(name: str, resolve: Resolve = presets.resolve) -> str:
 
 
 def _spec_of(name: str, resolve: Resolve) -> TargetSpec | None:
-    """The target of that name; None for a name that means nothing on this machine."""
+    """The target of that name; None if it is unknown on this machine."""
     try:
         return resolve(name)
     except SourceError:
@@ -214,7 +216,7 @@ def _loadable(spec: TargetSpec) -> str:
 
 
 def _is_recurrent(spec: TargetSpec) -> bool:
-    """As its preset says, or its config where that is on this machine; nothing is fetched."""
+    """According to its preset, or to its config if that is on this machine; no download."""
     if spec.recurrent:
         return True
     file: object = None
@@ -248,15 +250,14 @@ def _target_notes(spec: TargetSpec | None, target: str) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _losses(handed: Handed, engine: str, resolve: Resolve) -> tuple[str, ...]:
-    """What of the weights does not go over."""
+def _losses(source: ExportSource, engine: str, resolve: Resolve) -> tuple[str, ...]:
+    """Warnings about GGUF weights."""
     if engine == LOADS_GGUF:
         return ()
-    models = {"target": handed.target, "drafter": getattr(handed.config, "speculative_model", None)}
+    models = {"target": source.target, "drafter": getattr(source.config, "speculative_model", None)}
     return tuple(
         f"The {role} is a GGUF file, which few engines besides llama.cpp load. Give this engine "
-        "the "
-        "model's original weights; they are quantized differently, so speed and acceptance "
+        "the model's original weights; they are quantized differently, so speed and acceptance "
         "differ."
         for role, name in models.items()
         if name is not None and _is_gguf(name, resolve)
@@ -269,7 +270,7 @@ def _is_gguf(name: str, resolve: Resolve) -> bool:
     return file or model_name(name, resolve).endswith(".gguf")
 
 
-# ---- in
+# ---- import
 
 
 def read_config(engine: str, text: str) -> ImportedMethod:
@@ -286,13 +287,13 @@ def use(
 ) -> tuple[str, str, dict[str, Any]]:
     """Target, method key and settings of another engine's config, for the Generate page.
 
-    Raises ConfigError: it cannot be read, or the target is not offered this method.
+    Raises ConfigError: it cannot be read, or the method does not fit the target.
     """
     config = read_config(engine, text).config
     name = catalog.target(target).name
     key = TYPE_PREFIX + config.decoding_type
-    offered = [choice for _, choice in catalog.method_choices(name)]
-    if key not in offered or config.decoding_type == OWN_DRAFTERS:
+    choices = [choice for _, choice in catalog.method_choices(name)]
+    if key not in choices or config.decoding_type == OWN_DRAFTERS:
         raise ConfigError(
             f"{type(config).title} does not fit the target {name}. Pick another target on the "
             "Generate page first."
@@ -300,8 +301,8 @@ def use(
     return name, key, config.changed
 
 
-def shown_settings(config: MethodConfig) -> dict[str, str]:
-    """Settings that differ from the defaults, short enough for a line."""
+def changed_settings(config: MethodConfig) -> dict[str, str]:
+    """Settings that differ from the defaults, shortened to a line."""
     return {name: _short(value) for name, value in config.changed_flat.items()}
 
 
@@ -324,7 +325,7 @@ def method_yaml(config: MethodConfig, engine: str) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Settings one per line, lists (trees above all) in a row."""
+    """Writes settings one per line, and lists (such as trees) inline."""
 
 
 _Dumper.add_representer(

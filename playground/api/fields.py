@@ -1,8 +1,7 @@
-"""Fields of other engines' requests that are not done here: harmless ones, and those refused.
+"""Fields of other engines' requests that are not supported: harmless ones, and refused ones.
 
-What would change the answer is refused by its name, unless its value asks for nothing; a field
-that no table and no model of a body knows is refused, too. `docs/request-fields.md` comes from
-here.
+A field that would change the answer is refused by name, unless its value is neutral; so is a field
+that neither a table nor a request model has. `docs/request-fields.md` is generated from here.
 """
 
 from __future__ import annotations
@@ -10,26 +9,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-Neutral = tuple[Any, ...]
-"""Values of a field that ask for nothing; a null never does."""
+NeutralValues = tuple[Any, ...]
+"""Values of a field that have no effect; null is always one."""
 
 COMPLETION_IGNORED: Mapping[str, str] = {
-    "user": "names who asks",
-    "safety_identifier": "names who asks",
-    "session_id": "names a conversation",
-    "request_id": "names the request; an answer's id is its run's",
+    "user": "identifies the client",
+    "safety_identifier": "identifies the client",
+    "session_id": "identifies a conversation",
+    "request_id": "identifies the request; an answer has its run's id",
     "metadata": "labels the request",
     "store": "every run is in the log",
-    "service_tier": "requests run in the order they came",
+    "service_tier": "requests run in order of arrival",
     "prompt_cache_key": "prompts are cached by their tokens",
     "prompt_cache_retention": "prompts are cached by their tokens",
-    "stream_interval": "a stream's pieces come as they are decoded",
-    "guided_decoding_backend": "there is one",
+    "stream_interval": "text is streamed as it is decoded",
+    "guided_decoding_backend": "there is only one",
     "spaces_between_special_tokens": "special tokens have no text",
     "return_mm_kwargs": "of vLLM's render endpoints only",
     "return_token_offsets": "of vLLM's render endpoints only",
 }
-COMPLETION_REFUSED: Mapping[str, Neutral] = {
+COMPLETION_REFUSED: Mapping[str, NeutralValues] = {
     "n": (1,),
     "use_beam_search": (False,),
     "length_penalty": (1,),
@@ -62,7 +61,7 @@ COMPLETION_REFUSED: Mapping[str, Neutral] = {
     "vllm_xargs": ({},),
     "guided_whitespace_pattern": (),
 }
-TEXT_REFUSED: Mapping[str, Neutral] = {
+TEXT_REFUSED: Mapping[str, NeutralValues] = {
     **COMPLETION_REFUSED,
     "add_special_tokens": (True,),
     "best_of": (1,),
@@ -71,10 +70,10 @@ TEXT_REFUSED: Mapping[str, Neutral] = {
 }
 CHAT_IGNORED: Mapping[str, str] = {
     **COMPLETION_IGNORED,
-    "tools": "chat clients send theirs unasked, and a model may use none of them",
+    "tools": "chat clients always send them, and a model need not use them",
     "parallel_tool_calls": "no tool is called",
 }
-CHAT_REFUSED: Mapping[str, Neutral] = {
+CHAT_REFUSED: Mapping[str, NeutralValues] = {
     **COMPLETION_REFUSED,
     "add_special_tokens": (False,),
     "add_generation_prompt": (True,),
@@ -97,7 +96,7 @@ CHAT_REFUSED: Mapping[str, Neutral] = {
     "mm_processor_kwargs": ({},),
     "return_prompt_text": (False,),
 }
-MESSAGE_REFUSED: Mapping[str, Neutral] = {
+MESSAGE_REFUSED: Mapping[str, NeutralValues] = {
     "name": (),
     "tool_calls": ([],),
     "tool_call_id": (),
@@ -109,8 +108,8 @@ MESSAGE_REFUSED: Mapping[str, Neutral] = {
     "reasoning_content": ("",),
 }
 STREAM_IGNORED: Mapping[str, str] = {"include_obfuscation": "pads the chunks, not the text"}
-STREAM_REFUSED: Mapping[str, Neutral] = {"continuous_usage_stats": (False,)}
-STRUCTURE_REFUSED: Mapping[str, Neutral] = {
+STREAM_REFUSED: Mapping[str, NeutralValues] = {"continuous_usage_stats": (False,)}
+STRUCTURE_REFUSED: Mapping[str, NeutralValues] = {
     "structural_tag": (),
     "disable_any_whitespace": (False,),
     "disable_additional_properties": (False,),
@@ -123,11 +122,11 @@ SCHEMA_IGNORED: Mapping[str, str] = {
 }
 
 TRITON_IGNORED: Mapping[str, str] = {
-    "id": "names the request",
-    "stream": "the address decides",
+    "id": "identifies the request",
+    "stream": "decided by the address",
     "pad_id": "requests run one at a time, without padding",
 }
-TRITON_REFUSED: Mapping[str, Neutral] = {
+TRITON_REFUSED: Mapping[str, NeutralValues] = {
     "decoder_text_input": ("",),
     "num_return_sequences": (1,),
     "beam_width": (1,),
@@ -163,6 +162,6 @@ TRITON_REFUSED: Mapping[str, Neutral] = {
 }
 
 
-def is_neutral(value: object, neutral: Neutral) -> bool:
-    """Whether a value asks for nothing; 0 and False are two values."""
+def is_neutral(value: object, neutral: NeutralValues) -> bool:
+    """Whether a value has no effect; 0 and False are different values."""
     return any(isinstance(value, bool) == isinstance(one, bool) and value == one for one in neutral)

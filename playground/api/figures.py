@@ -1,4 +1,4 @@
-"""What a client is told of a run's drafting, in the shapes that engines give it."""
+"""Figures of a run in the shapes of vLLM, llama-server and OpenAI."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def speculative_decoding(run: LiveRun) -> dict[str, Any] | None:
     """Acceptance of one request as vLLM reports it; None before the first step.
 
     `acceptance_histogram[j]` counts the steps that accepted exactly j draft tokens, before any cut,
-    for all j up to `num_spec_tokens`, the most that a step drafted. `bypass_reasons`, not vLLM's,
+    for all j up to `num_spec_tokens`, the longest draft of a step. `bypass_reasons`, not vLLM's,
     counts the steps that drafted nothing by `engine.steps.Bypass`.
     """
     figures = run.metrics
@@ -56,11 +56,11 @@ def timings(run: LiveRun) -> dict[str, Any]:
 
 def usage(run: LiveRun) -> dict[str, Any]:
     """Tokens of the prompt and of the answer, counted after any cut."""
-    read = run.first.num_prompt_tokens if run.first else 0
-    written = run.metrics.num_new_tokens if run.metrics else 0
+    num_prompt_tokens = run.first.num_prompt_tokens if run.first else 0
+    num_new_tokens = run.metrics.num_new_tokens if run.metrics else 0
     return {
-        "prompt_tokens": read,
-        "completion_tokens": written,
-        "total_tokens": read + written,
+        "prompt_tokens": num_prompt_tokens,
+        "completion_tokens": num_new_tokens,
+        "total_tokens": num_prompt_tokens + num_new_tokens,
         "prompt_tokens_details": {"cached_tokens": run.first.num_cached if run.first else 0},
     }

@@ -1,6 +1,6 @@
-"""What Prometheus reads of this server, under vLLM's names, so that its dashboards show it.
+"""Prometheus metrics under vLLM's names, so that its dashboards show them.
 
-Counted from what goes into the run log, whoever asked for it: the sums of the log since the start.
+They count every run that was written to the log since the server started.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Meters:
         """In Prometheus' text format."""
         return generate_latest(self.registry)
 
-    # ---- what the log tells
+    # ---- `storage.LogWatcher`
 
     def prefilled(self, *, num_prompt_tokens: int, ttft_s: float) -> None:
         self._prompt.inc(num_prompt_tokens)

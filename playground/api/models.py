@@ -15,12 +15,12 @@ DEFAULT = "ensemble"
 
 
 class UnknownModelError(ConfigError):
-    """No target or method is named so."""
+    """There is no target or method of this name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What a name stands for."""
+    """A target and the method that drafts for it."""
 
     name: str
     target: TargetSpec
@@ -28,28 +28,28 @@ class Model:
 
     @property
     def drafts(self) -> bool:
-        """Whether it is not plain decoding."""
+        """False for plain decoding."""
         return not isinstance(self.method.config, AutoregressiveConfig)
 
 
 def model_of(catalog: Catalog, name: str, *, drafts: bool = True) -> Model:
-    """The model of a name: `TARGET`, `TARGET:METHOD`, or empty for what the page starts with.
+    """The model of a name: `TARGET`, `TARGET:METHOD`, or empty for the page's default.
 
     Args:
-        drafts: False decodes plainly, whatever the method.
+        drafts: False selects plain decoding, whatever the method.
 
     Raises UnknownModelError: naming what is unknown.
     """
-    asked = name if name not in ("", DEFAULT) else catalog.target_choices()[0][1]
-    target, method = _split(catalog, asked)
+    full_name = name if name not in ("", DEFAULT) else catalog.target_choices()[0][1]
+    target, key = _split(catalog, full_name)
     try:
-        key = method or catalog.first_method(target)
+        key = key or catalog.first_method(target)
         if key not in catalog.presets and not key.startswith(TYPE_PREFIX):
             key = TYPE_PREFIX + key
-        found = catalog.method(key)
+        method = catalog.method(key)
         if not drafts:
-            found = catalog.method(f"{TYPE_PREFIX}{AutoregressiveConfig().decoding_type}")
-        return Model(asked, catalog.target(target), found)
+            method = catalog.method(f"{TYPE_PREFIX}{AutoregressiveConfig().decoding_type}")
+        return Model(full_name, catalog.target(target), method)
     except ConfigError as error:
         raise UnknownModelError(f"No model {name!r:.80}: {error}") from error
 
@@ -63,16 +63,11 @@ def _split(catalog: Catalog, name: str) -> tuple[str, str]:
     return (longest, name[len(longest) + 1 :]) if longest else (target, method)
 
 
-def offered(catalog: Catalog, loaded: str | None) -> list[str]:
-    """Names of what can be used without fetching it from a hub, and of what is loaded.
-
-    Args:
-        loaded: name of the target in memory.
-    """
-    targets = catalog.targets.items()
-    near = [t for t, spec in targets if not (spec.hub or spec.random) or t == loaded]
-    presets = {
-        target: [key for _, key in catalog.method_choices(target) if key in catalog.presets]
-        for target in near
-    }
-    return [n for t in near for n in (t, *(f"{t}{SEPARATOR}{key}" for key in presets[t]))]
+def list_models(catalog: Catalog, loaded: str | None) -> list[str]:
+    """Names of the models that need no download, and of those over the `loaded` target."""
+    names = []
+    for target, spec in catalog.targets.items():
+        if target == loaded or not (spec.hub or spec.random):
+            keys = [key for _, key in catalog.method_choices(target) if key in catalog.presets]
+            names += [target, *(f"{target}{SEPARATOR}{key}" for key in keys)]
+    return names

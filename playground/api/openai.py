@@ -1,8 +1,8 @@
-"""OpenAI's endpoints: models, chat completions, completions, streaming and not.
+"""OpenAI's endpoints: models, chat completions and completions, streamed or not.
 
-Beside OpenAI's fields an answer has vLLM's acceptance of the request
-(`metrics.speculative_decoding`) and llama-server's `timings`. What cannot be done here is refused,
-not ignored: another answer than the one that was asked for is worse than none.
+Besides OpenAI's fields an answer has vLLM's acceptance of the request
+(`metrics.speculative_decoding`) and llama-server's `timings`. A field that cannot be honoured is
+refused rather than ignored: no answer is better than the answer to a different request.
 """
 
 from __future__ import annotations
@@ -25,8 +25,14 @@ from engine.config import Limits, Sampling
 from engine.errors import ConfigError
 from engine.grammar import choice_grammar
 from playground.api import fields, figures
-from playground.api.models import SEPARATOR, Model, model_of, offered
-from playground.api.protocol import Asked, Endpoint, answers, body_of, while_connected
+from playground.api.models import SEPARATOR, Model, list_models, model_of
+from playground.api.protocol import (
+    Endpoint,
+    RequestBody,
+    read_body,
+    report_errors,
+    while_connected,
+)
 from playground.api.running import Answer
 from playground.host.live import Message
 from playground.host.request import MAX_PROMPT_CHARS
@@ -34,25 +40,26 @@ from playground.host.runner import EngineHost
 
 OWNER = "speculative-decoding-playground"
 COMPLETION_TOKENS = 16
-"""Most new tokens of a completion that names no number: OpenAI's default."""
+"""OpenAI's default of `max_tokens` for completions."""
 MAX_MESSAGES = 2_000
 MAX_SEED = 2**31
+JSON_OBJECT = {"type": "object"}
 
 
-class Part(Asked):
-    """Part of a message's content; text is all that a language model takes."""
+class TextPart(RequestBody):
+    """Part of a message's content; only text is supported."""
 
     type: Literal["text"]
     text: str
 
 
-class Said(Asked):
+class ChatMessage(RequestBody):
     """A message of a chat."""
 
     refused = fields.MESSAGE_REFUSED
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[Part]
+    content: str | list[TextPart]
 
     @property
     def message(self) -> Message:
@@ -61,27 +68,43 @@ class Said(Asked):
         return {"role": "system" if self.role == "developer" else self.role, "content": text}
 
 
-class StreamOptions(Asked):
-    """What a stream tells beside its text."""
+class StreamOptions(RequestBody):
+    """What a stream reports besides its text."""
 
     ignored, refused = fields.STREAM_IGNORED, fields.STREAM_REFUSED
 
     include_usage: bool = False
 
 
-class Held(Asked):
-    """What the text is to follow, as vLLM's `structured_outputs` says it."""
+class StructuredOutputs(RequestBody):
+    """vLLM's constraints of the text."""
 
     refused = fields.STRUCTURE_REFUSED
 
-    schema_: str | dict[str, Any] | None = Field(None, alias="json")
+    json_: str | dict[str, Any] | None = Field(None, alias="json")
     regex: str | None = None
     choice: list[str] | None = Field(None, min_length=1)
     grammar: str | None = None
     json_object: bool = False
 
+    @property
+    def constraints(self) -> list[tuple[str, str]]:
+        """Kind and text of each constraint."""
+        schemas = [self.json_, JSON_OBJECT if self.json_object else None]
+        texts = [
+            *(
+                ("json_schema", s if isinstance(s, str) else json.dumps(s))
+                for s in schemas
+                if s is not None
+            ),
+            ("regex", self.regex),
+            ("grammar", self.grammar),
+            ("grammar", choice_grammar(self.choice) if self.choice else None),
+        ]
+        return [(kind, text) for kind, text in texts if text is not None]
 
-class Named(Asked):
+
+class JsonSchema(RequestBody):
     """The schema of a `response_format`."""
 
     ignored = fields.SCHEMA_IGNORED
@@ -89,15 +112,15 @@ class Named(Asked):
     schema_: dict[str, Any] = Field({}, alias="schema")
 
 
-class ResponseFormat(Asked):
-    """OpenAI's way to say it."""
+class ResponseFormat(RequestBody):
+    """OpenAI's constraint of the text."""
 
     type: Literal["text", "json_object", "json_schema"]
-    json_schema: Named = Named()
+    json_schema: JsonSchema = JsonSchema()
 
 
-class Completing(Asked):
-    """Fields that both kinds of completion have."""
+class GenerationRequest(RequestBody):
+    """Fields of both kinds of completion."""
 
     model: str = ""
     max_tokens: int | None = Field(None, ge=1, le=1_000_000)
@@ -114,7 +137,7 @@ class Completing(Asked):
     stream: bool = False
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
-    structured_outputs: Held | None = None
+    structured_outputs: StructuredOutputs | None = None
     guided_json: str | dict[str, Any] | None = None
     guided_regex: str | None = None
     guided_choice: list[str] | None = Field(None, min_length=1)
@@ -122,45 +145,39 @@ class Completing(Asked):
 
     @property
     def limit(self) -> int | None:
-        """Most new tokens, if any are named."""
+        """Maximum number of new tokens, if given."""
         return self.max_tokens
 
     @property
     def sampling(self) -> Sampling:
-        """OpenAI samples at temperature 1 unless told otherwise, another text each time."""
+        """OpenAI's defaults: temperature 1 and a random seed."""
         seed = secrets.randbelow(MAX_SEED) if self.seed is None else self.seed
         return Sampling.parse(
             {
                 "temperature": 1.0 if self.temperature is None else self.temperature,
                 "top_p": 1.0 if self.top_p is None else self.top_p,
-                "top_k": max(0, self.top_k or 0),  # vLLM's -1 is all, too
+                "top_k": max(0, self.top_k or 0),  # vLLM's -1 means all, too
                 "min_p": self.min_p or 0.0,
                 "seed": seed,
-                **self._structure(),
+                **self._constraint(),
             }
         )
 
-    def _structure(self) -> dict[str, str]:
-        """What the text has to follow, if anything."""
-        held, form = self.structured_outputs or Held(), self.response_format
-        schemas = [held.schema_, self.guided_json, {"type": "object"} if held.json_object else None]
-        if form is not None and form.type != "text":
-            named = form.type == "json_schema"
-            schemas.append(form.json_schema.schema_ if named else {"type": "object"})
-        choices = [one for one in (held.choice, self.guided_choice) if one]
-        asked: list[tuple[str, str]] = [
-            *(
-                ("json_schema", one if isinstance(one, str) else json.dumps(one))
-                for one in schemas
-                if one is not None
-            ),
-            *(("regex", one) for one in (held.regex, self.guided_regex) if one is not None),
-            *(("grammar", one) for one in (held.grammar, self.guided_grammar) if one is not None),
-            *(("grammar", choice_grammar(texts)) for texts in choices),
-        ]
-        if len(asked) > 1:
+    def _constraint(self) -> dict[str, str]:
+        """The settings of structured output, if any."""
+        guided = {"json": self.guided_json, "regex": self.guided_regex}
+        guided |= {"choice": self.guided_choice, "grammar": self.guided_grammar}
+        outputs = [self.structured_outputs or StructuredOutputs(), StructuredOutputs.parse(guided)]
+        if self.response_format is not None and self.response_format.type != "text":
+            is_schema = self.response_format.type == "json_schema"
+            schema = self.response_format.json_schema.schema_ if is_schema else JSON_OBJECT
+            outputs.append(StructuredOutputs.parse({"json": schema}))
+        constraints = [constraint for one in outputs for constraint in one.constraints]
+        if len(constraints) > 1:
             raise ConfigError("Give only one of schema, regular expression, choice and grammar.")
-        return dict(zip(("structured_output", "grammar"), *asked, strict=True)) if asked else {}
+        return dict(
+            zip(("structured_output", "grammar"), *constraints, strict=True) if constraints else {}
+        )
 
     def limits(self, default: int) -> Limits:
         texts = [self.stop] if isinstance(self.stop, str) else self.stop or []
@@ -174,12 +191,12 @@ class Completing(Asked):
         )
 
 
-class Chat(Completing):
+class ChatRequest(GenerationRequest):
     """Body of `/v1/chat/completions`."""
 
     ignored, refused = fields.CHAT_IGNORED, fields.CHAT_REFUSED
 
-    messages: list[Said] = Field(min_length=1, max_length=MAX_MESSAGES)
+    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
     max_completion_tokens: int | None = Field(None, ge=1, le=1_000_000)
 
     @property
@@ -187,7 +204,7 @@ class Chat(Completing):
         return self.max_completion_tokens or self.max_tokens
 
 
-class Completion(Completing):
+class CompletionRequest(GenerationRequest):
     """Body of `/v1/completions`."""
 
     ignored, refused = fields.COMPLETION_IGNORED, fields.TEXT_REFUSED
@@ -205,7 +222,7 @@ class Completion(Completing):
         return self.prompt if isinstance(self.prompt, str) else self.prompt[0]
 
 
-def fault(status: int, sentence: str) -> dict[str, Any]:
+def error_body(status: int, sentence: str) -> dict[str, Any]:
     kinds = {401: "authentication_error", 404: "not_found_error", 503: "overloaded_error"}
     kind = kinds.get(status, "invalid_request_error" if status < 500 else "server_error")
     return {"error": {"message": sentence, "type": kind, "param": None, "code": status}}
@@ -215,7 +232,7 @@ class OpenAI(Endpoint):
     """The endpoints over an engine."""
 
     def __init__(self, host: EngineHost) -> None:
-        super().__init__(fault)
+        super().__init__(error_body)
         self._host = host
 
     def routes(self) -> list[Route]:
@@ -226,69 +243,64 @@ class OpenAI(Endpoint):
             Route("/v1/completions", self.completions, methods=["POST"]),
         ]
 
-    # ---- models
-
     def models(self, _: Request) -> Response:
         loaded = self._host.loaded
-        names = offered(self._host.catalog, loaded.key if loaded else None)
-        return JSONResponse({"object": "list", "data": [_described(name) for name in names]})
+        names = list_models(self._host.catalog, loaded.key if loaded else None)
+        return JSONResponse({"object": "list", "data": [_model_object(name) for name in names]})
 
-    @answers
+    @report_errors
     async def model(self, request: Request) -> Response:
-        named = await run_sync(model_of, self._host.catalog, request.path_params["name"])
-        return JSONResponse(_described(named.name))
+        model = await run_sync(model_of, self._host.catalog, request.path_params["name"])
+        return JSONResponse(_model_object(model.name))
 
-    # ---- completions
-
-    @answers
+    @report_errors
     async def chat(self, request: Request) -> Response:
-        asked = await body_of(request, Chat)
-        messages = [said.message for said in asked.messages]
+        body = await read_body(request, ChatRequest)
+        messages = [message.message for message in body.messages]
         if sum(len(message["content"]) for message in messages) > MAX_PROMPT_CHARS:
             raise ConfigError(f"The messages must have at most {MAX_PROMPT_CHARS} characters.")
-        return await self._complete(request, asked, ChatForm, messages=messages)
+        return await self._complete(request, body, ChatWriter, messages=messages)
 
-    @answers
+    @report_errors
     async def completions(self, request: Request) -> Response:
-        asked = await body_of(request, Completion)
-        if not 0 < len(asked.text) <= MAX_PROMPT_CHARS:
+        body = await read_body(request, CompletionRequest)
+        if not 0 < len(body.text) <= MAX_PROMPT_CHARS:
             raise ConfigError(f"prompt must have 1 to {MAX_PROMPT_CHARS} characters.")
-        return await self._complete(request, asked, TextForm, prompt=asked.text)
+        return await self._complete(request, body, TextWriter, prompt=body.text)
 
     async def _complete(
         self,
         request: Request,
-        asked: Completing,
-        form: type[Form],
+        body: GenerationRequest,
+        writer_type: type[Writer],
         *,
         prompt: str = "",
         messages: list[Message] | None = None,
     ) -> Response:
-        def begin() -> Form:
-            drafts = asked.speculative and not asked.disable_spec_decode
-            model = model_of(self._host.catalog, asked.model, drafts=drafts)
+        def begin() -> Writer:
+            drafts = body.speculative and not body.disable_spec_decode
+            model = model_of(self._host.catalog, body.model, drafts=drafts)
             answer = Answer(
                 self._host,
                 model,
                 prompt=prompt,
                 messages=messages or (),
-                sampling=asked.sampling,
-                limits=asked.limits(form.default_tokens),
+                sampling=body.sampling,
+                limits=body.limits(writer_type.default_tokens),
             )
-            return form(model, answer)
+            return writer_type(model, answer)
 
-        written = await run_sync(begin)  # a grammar takes its time
-        answer = written.answer
-        if not asked.stream:
-            text = await while_connected(request, answer.text())
-            return JSONResponse(written.whole(text or ""))
-        await answer.begun()
-        with_usage = asked.stream_options is not None and asked.stream_options.include_usage
-        return self.stream(written.events(with_usage=with_usage))
+        writer = await run_sync(begin)  # compiling a grammar takes time
+        if not body.stream:
+            text = await while_connected(request, writer.answer.text())
+            return JSONResponse(writer.response(text or ""))
+        await writer.answer.first_token()
+        with_usage = body.stream_options is not None and body.stream_options.include_usage
+        return self.stream(writer.events(with_usage=with_usage))
 
 
-class Form(ABC):
-    """How an answer is written."""
+class Writer(ABC):
+    """Writes an answer as a response, or as the events of a stream."""
 
     default_tokens: int
     id_prefix: str
@@ -306,36 +318,37 @@ class Form(ABC):
 
     @abstractmethod
     def choice(self, text: str) -> dict[str, Any]:
-        """The whole answer's own part of a choice."""
+        """The text in the choice of a response."""
 
     @abstractmethod
-    def piece(self, text: str | None, *, first: bool) -> dict[str, Any]:
-        """A chunk's own part of a choice; None at the end."""
+    def delta(self, text: str | None, *, first: bool) -> dict[str, Any]:
+        """A piece of text in the choice of a chunk; None at the end."""
 
-    def whole(self, text: str) -> dict[str, Any]:
-        choice = {"index": 0, **self.choice(text), "logprobs": None}
-        choice["finish_reason"] = self.answer.finish_reason
-        return {**self._common, "object": self.kind, "choices": [choice], **self._told}
+    def response(self, text: str) -> dict[str, Any]:
+        choices = [self._choice(self.choice(text), self.answer.finish_reason)]
+        return {**self._common, "object": self.kind, "choices": choices, **self._figures}
 
     async def events(self, *, with_usage: bool) -> AsyncIterator[dict[str, Any] | str]:
-        """Chunks of the text, how it ended, the figures if they are asked for, `[DONE]`."""
+        """Chunks of text, the finish reason, the figures if requested, `[DONE]`."""
         first = True
         async with aclosing(self.answer.texts()) as pieces:
             async for text in pieces:
-                yield self._chunk(self.piece(text, first=first), None)
+                yield self._chunk([self._choice(self.delta(text, first=first), None)])
                 first = False
-        last = self._chunk(self.piece(None, first=first), self.answer.finish_reason)
-        yield {**last, "timings": figures.timings(self.answer.run)}
+        end = self._choice(self.delta(None, first=first), self.answer.finish_reason)
+        yield {**self._chunk([end]), "timings": figures.timings(self.answer.run)}
         if with_usage:
-            yield {**self._common, "object": self.chunk_kind, "choices": [], **self._told}
+            yield {**self._chunk([]), **self._figures}
         yield "[DONE]"
 
-    def _chunk(self, piece: dict[str, Any], reason: str | None) -> dict[str, Any]:
-        choice = {"index": 0, **piece, "logprobs": None, "finish_reason": reason}
-        return {**self._common, "object": self.chunk_kind, "choices": [choice]}
+    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {**self._common, "object": self.chunk_kind, "choices": choices}
+
+    def _choice(self, text: dict[str, Any], finish_reason: str | None) -> dict[str, Any]:
+        return {"index": 0, **text, "logprobs": None, "finish_reason": finish_reason}
 
     @property
-    def _told(self) -> dict[str, Any]:
+    def _figures(self) -> dict[str, Any]:
         run = self.answer.run
         acceptance = figures.speculative_decoding(run) if self._drafts else None
         metrics = {"metrics": {"speculative_decoding": acceptance}} if acceptance else {}
@@ -347,8 +360,8 @@ class Form(ABC):
         }
 
 
-class ChatForm(Form):
-    """A chat completion; its text ends with the context unless a limit is named."""
+class ChatWriter(Writer):
+    """A chat completion; without a limit it may fill the context."""
 
     default_tokens = 1_000_000
     id_prefix = "chatcmpl"
@@ -358,12 +371,14 @@ class ChatForm(Form):
     def choice(self, text: str) -> dict[str, Any]:
         return {"message": {"role": "assistant", "content": text}}
 
-    def piece(self, text: str | None, *, first: bool) -> dict[str, Any]:
+    def delta(self, text: str | None, *, first: bool) -> dict[str, Any]:
         role = {"role": "assistant"} if first else {}
         return {"delta": {**role, **({} if text is None else {"content": text})}}
 
 
-class TextForm(Form):
+class TextWriter(Writer):
+    """A completion."""
+
     default_tokens = COMPLETION_TOKENS
     id_prefix = "cmpl"
     kind = chunk_kind = "text_completion"
@@ -371,10 +386,10 @@ class TextForm(Form):
     def choice(self, text: str) -> dict[str, Any]:
         return {"text": text}
 
-    def piece(self, text: str | None, *, first: bool) -> dict[str, Any]:
+    def delta(self, text: str | None, *, first: bool) -> dict[str, Any]:
         return {"text": text or ""}
 
 
-def _described(name: str) -> dict[str, Any]:
+def _model_object(name: str) -> dict[str, Any]:
     target = name.partition(SEPARATOR)[0]
     return {"id": name, "object": "model", "created": 0, "owned_by": OWNER, "root": target}

@@ -1,4 +1,4 @@
-"""What both protocols are made of: bodies that pydantic checks, event streams, faults by status."""
+"""What the protocols share: validated request bodies, event streams, errors by HTTP status."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from starlette.types import Receive, Scope, Send
 from engine.config import Settings
 from engine.errors import ConfigError, PlaygroundError
 from engine.safe_text import read_json, short
-from playground.api.fields import Neutral, is_neutral
+from playground.api.fields import NeutralValues, is_neutral
 from playground.api.models import UnknownModelError
 from playground.api.running import RunFailedError
 from playground.host.runner import ClosingError, QueueFullError
 from storage import StorageError
 
 logger = logging.getLogger(__name__)
-BROKE = "Something broke while answering. The details are in the server's log."
-Body = TypeVar("Body", bound="Asked")
-Asks = TypeVar("Asks", bound="Endpoint")
+INTERNAL_ERROR = "Internal error. The details are in the server's log."
+Body = TypeVar("Body", bound="RequestBody")
+Owner = TypeVar("Owner", bound="Endpoint")
 Result = TypeVar("Result")
 
 
-class Asked(Settings):
-    """A request's body: what it asks for is done, or refused by name. A null asks for nothing."""
+class RequestBody(Settings):
+    """A request's body; unsupported fields are refused by name, null means absent."""
 
     model_config = ConfigDict(extra="forbid", strict=False)
 
     ignored: ClassVar[Mapping[str, str]] = {}
     """Further fields that change no answer, and why."""
-    refused: ClassVar[Mapping[str, Neutral]] = {}
-    """Further fields that would change it, and their values that do not."""
+    refused: ClassVar[Mapping[str, NeutralValues]] = {}
+    """Further fields that would change the answer, and their neutral values."""
 
     @model_validator(mode="before")
     @classmethod
@@ -53,19 +53,19 @@ class Asked(Settings):
             value = values.get(name)
             if value is not None and not is_neutral(value, neutral):
                 rule = " or ".join([*map(json.dumps, neutral), "left out"])
-                raise ValueError(f"{name} must be {rule}, got {short(value)}: it is not done here")
-        known = {*cls.ignored, *cls.refused}
-        return {k: value for k, value in values.items() if value is not None and k not in known}
+                raise ValueError(f"{name} must be {rule}, got {short(value)}: it is not supported")
+        unused = {*cls.ignored, *cls.refused}
+        return {k: value for k, value in values.items() if value is not None and k not in unused}
 
 
-async def body_of(request: Request, kind: type[Body]) -> Body:
-    """Raises ConfigError: it is no JSON, or a field is of the wrong type or out of range."""
+async def read_body(request: Request, kind: type[Body]) -> Body:
+    """Raises ConfigError: invalid JSON, or a field has the wrong type or is out of range."""
     body = await request.body()
     return await run_sync(lambda: kind.parse(read_json(body, what="The request's body")))
 
 
 def status_of(error: BaseException) -> tuple[int, str]:
-    """HTTP status and sentence of what went wrong."""
+    """HTTP status and message of an error."""
     if isinstance(error, UnknownModelError):
         return 404, str(error)
     if isinstance(error, QueueFullError | ClosingError):
@@ -81,48 +81,51 @@ def status_of(error: BaseException) -> tuple[int, str]:
     if isinstance(error, ClientDisconnect):
         return 400, "The request was cut off."
     logger.error("unexpected error in an endpoint", exc_info=error)
-    return 500, BROKE
+    return 500, INTERNAL_ERROR
 
 
 class Endpoint:
-    """Answers requests in its protocol's own form, faults too."""
+    """Endpoints of one protocol.
 
-    def __init__(self, fault: Callable[[int, str], dict[str, Any]]) -> None:
-        """`fault`: writes an HTTP status and a sentence as the protocol does."""
-        self.fault = fault
+    Args:
+        error_body: writes an HTTP status and a message as the protocol does.
+    """
+
+    def __init__(self, error_body: Callable[[int, str], dict[str, Any]]) -> None:
+        self.error_body = error_body
 
     def refusal(self, status: int, sentence: str) -> Response:
         headers = {"retry-after": "1"} if status == 503 else None
-        return JSONResponse(self.fault(status, sentence), status_code=status, headers=headers)
+        return JSONResponse(self.error_body(status, sentence), status_code=status, headers=headers)
 
     def stream(self, events: AsyncIterator[Mapping[str, Any] | str]) -> Response:
-        """Server-sent events: mappings as JSON, texts as they are; a fault is the last event."""
+        """Server-sent events: mappings as JSON, strings verbatim; an error is the last event."""
 
         async def lines() -> AsyncIterator[str]:
             try:
                 async for event in events:
                     yield _event(event)
-            except Exception as error:  # the status is sent already: an event is all there is
-                yield _event(self.fault(*status_of(error)))
+            except Exception as error:  # the status has been sent: only an event can report it
+                yield _event(self.error_body(*status_of(error)))
 
         return EventStream(lines(), media_type="text/event-stream")
 
 
-def answers(method: Callable[[Asks, Request], Awaitable[Response]]) -> Any:
-    """An endpoint's method, which says why where it has no answer."""
+def report_errors(method: Callable[[Owner, Request], Awaitable[Response]]) -> Any:
+    """An endpoint's method whose errors, bugs included, are responses of its protocol."""
 
     @functools.wraps(method)
-    async def answer(self: Asks, request: Request) -> Response:
+    async def respond(self: Owner, request: Request) -> Response:
         try:
             return await method(self, request)
-        except Exception as error:  # a bug, too, is answered in the protocol's form
+        except Exception as error:
             return self.refusal(*status_of(error))
 
-    return answer
+    return respond
 
 
 class EventStream(StreamingResponse):
-    """Ends its generator when the client has gone, so that the run behind it is cancelled."""
+    """Closes its generator when the client disconnects, so that its run is cancelled."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with suppress(OSError):
@@ -139,17 +142,17 @@ def _event(event: Mapping[str, Any] | str) -> str:
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, Result]) -> Result | None:
-    """What `work` brings; None, and `work` is cancelled, where the client goes first."""
+    """The result of `work`; None if the client disconnects first, which cancels `work`."""
 
     async def watch() -> None:
         while (await request.receive())["type"] != "http.disconnect":
             pass
 
-    doing, watching = asyncio.create_task(work), asyncio.create_task(watch())
+    tasks = working, _ = asyncio.create_task(work), asyncio.create_task(watch())
     try:
-        await asyncio.wait((doing, watching), return_when=asyncio.FIRST_COMPLETED)
-        return await doing if doing.done() else None
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return await working if working.done() else None
     finally:
-        for task in (doing, watching):
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(doing, watching, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -20,11 +20,11 @@ READ = re.compile(
     r"/metrics|/v1/models(/.+)?|/v2(/health/(live|ready)|/models/[^/]+(/ready)?)?", re.ASCII
 )
 CALL = re.compile(r"/v1/(chat/)?completions|/v2/models/[^/]+/generate(_stream)?", re.ASCII)
-"""What programs read, and where they post."""
+"""Paths of GET and of POST requests."""
 
 
 def api_routes(host: EngineHost, log: RunLog) -> list[BaseRoute]:
-    """Routes over an engine; from now on its log is counted."""
+    """Routes over an engine; registers the metrics with its log."""
     meters = Meters(host)
     log.watchers.append(meters)
 
@@ -35,14 +35,14 @@ def api_routes(host: EngineHost, log: RunLog) -> list[BaseRoute]:
 
 
 def is_endpoint(path: str) -> bool:
-    """Whether a path is of an endpoint for programs, and not of the page."""
+    """Whether a path is an endpoint for programs, not part of the page."""
     return READ.fullmatch(path) is not None or CALL.fullmatch(path) is not None
 
 
 def refusal(path: str, status: int, sentence: str, headers: dict[str, str]) -> Response:
-    """A refusal as the protocol of the path writes it."""
+    """A refusal in the format of the path's protocol."""
     if path.startswith("/v1/"):
-        return JSONResponse(openai.fault(status, sentence), status, headers)
+        return JSONResponse(openai.error_body(status, sentence), status, headers)
     if path.startswith("/v2"):
-        return JSONResponse(triton.fault(status, sentence), status, headers)
+        return JSONResponse(triton.error_body(status, sentence), status, headers)
     return PlainTextResponse(sentence, status, headers)

@@ -1,4 +1,4 @@
-"""One request's run: queued for the engine as the page's are, and followed to its end."""
+"""The run of one request, queued like the page's runs and followed to its end."""
 
 from __future__ import annotations
 
@@ -15,25 +15,22 @@ from playground.host.request import GenerateRequest
 from playground.host.runner import EngineHost
 
 POLL_S = 0.005
-"""How often a run is looked at for its first token."""
+"""Polling interval until the first token."""
 TEXT_POLL_S = 0.02
-"""And for what follows it, which comes in pieces of 50 ms; a look costs the engine's time."""
+"""Polling interval after it: text comes every 50 ms, and polling takes time from the engine."""
 
 
 class RunFailedError(PlaygroundError):
-    """The run could not begin, or broke off."""
+    """The run could not start, or failed."""
 
     def __init__(self, run: LiveRun) -> None:
         super().__init__(run.error or "The run was stopped.")
         self.refused = run.refused
-        """Whether what was asked for is at fault, and not the server."""
+        """Whether the request is at fault, and not the server."""
 
 
 class Answer:
-    """A run and its text, as much of it as will stay.
-
-    What could be the start of a stop string is held back until it is known not to be one.
-    """
+    """A run and its text so far, without an end that may be the beginning of a stop string."""
 
     def __init__(
         self,
@@ -45,9 +42,9 @@ class Answer:
         sampling: Sampling,
         limits: Limits,
     ) -> None:
-        """Queue the run; `messages` of a chat, or a raw `prompt` to go on with.
+        """Queue the run of a chat's `messages`, or of a raw `prompt` to continue.
 
-        Raises QueueFullError, ClosingError: too many are waiting, or nothing is taken on.
+        Raises QueueFullError, ClosingError: the queue is full, or the server is stopping.
         """
         request = GenerateRequest(
             target=model.target,
@@ -64,10 +61,10 @@ class Answer:
         self._stop = limits.stop
         self.run = host.generate(request, owner=f"api/{secrets.token_urlsafe(9)}")
 
-    async def begun(self) -> None:
-        """Wait for the first token.
+    async def first_token(self) -> None:
+        """Wait for the first token. Cancelling the wait cancels the run.
 
-        Raises RunFailedError: there is none. Leaving early cancels the run.
+        Raises RunFailedError: the run ended without one.
         """
         try:
             while self.run.first is None and not self.run.over.is_set():
@@ -78,28 +75,28 @@ class Answer:
         self._check()
 
     async def texts(self) -> AsyncGenerator[str, None]:
-        """The text, piece by piece; what clients stop reading is cancelled.
+        """The text, piece by piece; closing the generator cancels the run.
 
-        Raises RunFailedError: the run broke off.
+        Raises RunFailedError: the run failed.
         """
-        text, num_events, told = "", 0, 0
+        text, num_events, num_sent = "", 0, 0
         try:
             while not self.run.over.is_set():
                 pieces = self.run.pieces(num_events)
                 num_events += len(pieces)
                 text += "".join(pieces)
-                if told < (safe := _num_safe(text, self._stop)):
-                    yield text[told:safe]
-                    told = safe
+                if num_sent < (num_safe := _num_safe(text, self._stop)):
+                    yield text[num_sent:num_safe]
+                    num_sent = num_safe
                 await asyncio.sleep(TEXT_POLL_S)
             self._check()
-            if self.run.finish is not None and self.run.finish.text[told:]:
-                yield self.run.finish.text[told:]
+            if self.run.finish is not None and self.run.finish.text[num_sent:]:
+                yield self.run.finish.text[num_sent:]
         finally:
             self.run.cancel()
 
     async def text(self) -> str:
-        """The whole text. Raises RunFailedError: the run broke off."""
+        """The whole text. Raises RunFailedError: the run failed."""
         async with aclosing(self.texts()) as pieces:
             return "".join([piece async for piece in pieces])
 
@@ -109,16 +106,16 @@ class Answer:
 
     @property
     def finish_reason(self) -> str:
-        """`length` where a limit ended the text, else `stop`."""
+        """`length` if a limit ended the text, else `stop`."""
         reason = self.run.finish.reason if self.run.finish else None
         return "length" if reason in ("length", "context") else "stop"
 
 
 def _num_safe(text: str, stops: Sequence[str]) -> int:
-    """Letters that stay: those before a stop string, or before what could become one."""
-    found = [at for stop in stops if (at := text.find(stop)) >= 0]
-    if found:
-        return min(found)
+    """Number of characters before a stop string, or before the beginning of one at the end."""
+    starts = [index for stop in stops if (index := text.find(stop)) >= 0]
+    if starts:
+        return min(starts)
     longest = max(map(len, stops), default=1) - 1
     for length in range(min(longest, len(text)), 0, -1):
         if any(stop.startswith(text[-length:]) for stop in stops):

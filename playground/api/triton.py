@@ -20,13 +20,19 @@ from starlette.routing import Route
 from engine.config import Limits, Sampling
 from playground.api import fields, figures
 from playground.api.models import model_of
-from playground.api.protocol import Asked, Endpoint, answers, body_of, while_connected
+from playground.api.protocol import (
+    Endpoint,
+    RequestBody,
+    read_body,
+    report_errors,
+    while_connected,
+)
 from playground.api.running import Answer
 from playground.host.request import MAX_PROMPT_CHARS
 from playground.host.runner import EngineHost
 
 VERSION = "1"
-MOST_TOKENS = 16
+DEFAULT_TOKENS = 16
 INPUTS = (
     ("text_input", "BYTES"),
     ("max_tokens", "INT32"),
@@ -41,13 +47,13 @@ INPUTS = (
 )
 
 
-class Generating(Asked):
+class TritonRequest(RequestBody):
     """Body of `generate`; `random_seed` became `seed` in later versions of TensorRT-LLM."""
 
     ignored, refused = fields.TRITON_IGNORED, fields.TRITON_REFUSED
 
     text_input: str = Field(min_length=1, max_length=MAX_PROMPT_CHARS)
-    max_tokens: int = Field(MOST_TOKENS, ge=1, le=1_000_000)
+    max_tokens: int = Field(DEFAULT_TOKENS, ge=1, le=1_000_000)
     stop_words: list[str] = []
     temperature: float = 0.0
     top_k: int = 0
@@ -67,14 +73,14 @@ class Generating(Asked):
     @field_validator("stop_words", mode="before")
     @classmethod
     def _words(cls, value: object) -> object:
-        """A text is a list of one, and empty texts are none."""
+        """A string is a list of one; empty strings are dropped."""
         words = [value] if isinstance(value, str) else value
         return [word for word in words if word] if isinstance(words, list) else value
 
     @property
     def sampling(self) -> Sampling:
         seed = self.random_seed if self.seed is None else self.seed
-        greedy = self.top_k == 1  # as TensorRT-LLM understands it
+        greedy = self.top_k == 1  # as in TensorRT-LLM
         return Sampling.parse(
             {
                 "temperature": 0.0 if greedy else self.temperature,
@@ -85,8 +91,8 @@ class Generating(Asked):
         )
 
     @property
-    def before(self) -> str:
-        """What stands before the answer when it is given whole."""
+    def prefix(self) -> str:
+        """The text before the answer, unless it is streamed."""
         return "" if self.exclude_input_in_output else self.text_input
 
     def begin(self, host: EngineHost, model: str) -> Answer:
@@ -100,11 +106,16 @@ class Generating(Asked):
                 "ignore_eos": self.end_id is not None,
             }
         )
-        named = model_of(host.catalog, model)
-        return Answer(host, named, prompt=self.text_input, sampling=self.sampling, limits=limits)
+        return Answer(
+            host,
+            model_of(host.catalog, model),
+            prompt=self.text_input,
+            sampling=self.sampling,
+            limits=limits,
+        )
 
 
-def fault(_: int, sentence: str) -> dict[str, Any]:
+def error_body(_: int, sentence: str) -> dict[str, Any]:
     return {"error": sentence}
 
 
@@ -112,7 +123,7 @@ class Triton(Endpoint):
     """The endpoints over an engine."""
 
     def __init__(self, host: EngineHost) -> None:
-        super().__init__(fault)
+        super().__init__(error_body)
         self._host = host
 
     def routes(self) -> list[Route]:
@@ -135,7 +146,7 @@ class Triton(Endpoint):
         name = "speculative-decoding-playground"
         return JSONResponse({"name": name, "version": VERSION, "extensions": extensions})
 
-    @answers
+    @report_errors
     async def model(self, request: Request) -> Response:
         await run_sync(model_of, self._host.catalog, request.path_params["name"])
         tensors = [{"name": n, "datatype": t, "shape": [-1, 1]} for n, t in INPUTS]
@@ -149,37 +160,39 @@ class Triton(Endpoint):
             }
         )
 
-    @answers
+    @report_errors
     async def model_ready(self, request: Request) -> Response:
         await run_sync(model_of, self._host.catalog, request.path_params["name"])
         return Response()
 
-    @answers
+    @report_errors
     async def generate(self, request: Request) -> Response:
-        asked, run = await self._begin(request)
-        text = await while_connected(request, run.text())
-        return JSONResponse(self._written(request, asked.before + (text or ""), run))
+        body, answer = await self._begin(request)
+        text = await while_connected(request, answer.text())
+        return JSONResponse(self._response(request, body.prefix + (text or ""), answer))
 
-    @answers
+    @report_errors
     async def generate_stream(self, request: Request) -> Response:
-        _, run = await self._begin(request)
-        await run.begun()
-        return self.stream(self._events(request, run))
+        _, answer = await self._begin(request)
+        await answer.first_token()
+        return self.stream(self._events(request, answer))
 
-    async def _begin(self, request: Request) -> tuple[Generating, Answer]:
-        body = await body_of(request, _Body)
-        asked = Generating.parse({**body.parameters, **(body.model_extra or {})})
-        return asked, await run_sync(asked.begin, self._host, request.path_params["name"])
+    async def _begin(self, request: Request) -> tuple[TritonRequest, Answer]:
+        envelope = await read_body(request, _Envelope)
+        body = TritonRequest.parse({**envelope.parameters, **(envelope.model_extra or {})})
+        return body, await run_sync(body.begin, self._host, request.path_params["name"])
 
-    async def _events(self, request: Request, run: Answer) -> AsyncIterator[dict[str, Any]]:
-        async with aclosing(run.texts()) as pieces:
+    async def _events(self, request: Request, answer: Answer) -> AsyncIterator[dict[str, Any]]:
+        async with aclosing(answer.texts()) as pieces:
             async for text in pieces:
-                yield self._written(request, text)
-        yield self._written(request, "", run)
+                yield self._response(request, text)
+        yield self._response(request, "", answer)
 
-    def _written(self, request: Request, text: str, run: Answer | None = None) -> dict[str, Any]:
-        """A response; the last one says how the run went."""
-        end = {} if run is None else {"timings": figures.timings(run.run)}
+    def _response(
+        self, request: Request, text: str, answer: Answer | None = None
+    ) -> dict[str, Any]:
+        """A response; the last one has the answer's timings."""
+        end = {} if answer is None else {"timings": figures.timings(answer.run)}
         return {
             "model_name": request.path_params["name"],
             "model_version": VERSION,
@@ -191,8 +204,8 @@ class Triton(Endpoint):
         }
 
 
-class _Body(Asked):
-    """The fields, and those that stand in `parameters`."""
+class _Envelope(RequestBody):
+    """The fields, some of them perhaps in `parameters`."""
 
     model_config = {"extra": "allow"}
 

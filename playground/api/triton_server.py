@@ -1,6 +1,6 @@
-"""The engine behind NVIDIA's own Triton server, whose binary nvidia-pytriton carries.
+"""The engine behind NVIDIA's Triton server, whose binary nvidia-pytriton ships.
 
-Clients of the tutorials speak to it as they are, over gRPC too. `ensemble` answers once;
+The tutorials' clients work unchanged, over gRPC too. `ensemble` answers once;
 `tensorrt_llm_bls` streams (it is decoupled, in Triton's words). Both decode with one model.
 """
 
@@ -18,27 +18,32 @@ from anyio.to_thread import run_sync
 from engine.errors import ConfigError
 from playground.api.models import model_of
 from playground.api.protocol import status_of
-from playground.api.triton import INPUTS, Generating
+from playground.api.triton import INPUTS, TritonRequest
 from playground.host.runner import EngineHost
 
 INSTALL = "pip install 'speculative-decoding-playground[triton]'"
 ONCE, STREAMING = "ensemble", "tensorrt_llm_bls"
 KEY_HEADER = "triton-access-token"
 ADMINISTRATION = "shared-memory,model-repository,statistics,trace,logging"
-"""Protocols of Triton that are not for clients: they want the key, always."""
-LISTS = ("bad_words", "stop_words")
-FURTHER = (("bad_words", "BYTES"), ("stream", "BOOL"), ("pad_id", "INT32"), ("beam_width", "INT32"))
-"""Inputs that the tutorials' clients send; those that would change the answer are refused."""
+"""Triton's protocols for administration; they always require the key."""
+LIST_INPUTS = ("bad_words", "stop_words")
+EXTRA_INPUTS = (
+    ("bad_words", "BYTES"),
+    ("stream", "BOOL"),
+    ("pad_id", "INT32"),
+    ("beam_width", "INT32"),
+)
+"""Unsupported inputs that the tutorials' clients send; values with an effect are refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listening:
-    """Where Triton listens, and who may ask it to generate.
+class TritonAccess:
+    """Where Triton listens, and who may generate.
 
     Attributes:
-        key: what administration wants, and what is said to be open wants not.
-        open_http: whether anybody who reaches the port may generate over HTTP. A web page can send
-            there whatever the user opens in a browser, so it is not the default.
+        key: required by administration, and by generation unless that is open.
+        open_http: whether anybody who reaches the port may generate over HTTP. Web pages can send
+            requests there, so it is not the default.
         open_grpc: the same over gRPC, which browsers do not speak.
     """
 
@@ -51,19 +56,18 @@ class Listening:
     open_grpc: bool
 
     def restricted(self, is_open: bool) -> str:
-        """The protocols that want the key, in Triton's notation."""
+        """The protocols that require the key, in Triton's notation."""
         return f"{ADMINISTRATION}{'' if is_open else ',inference'}:{KEY_HEADER}={self.key}"
 
 
 @contextmanager
-def triton_server(host: EngineHost, model: str, listening: Listening) -> Iterator[None]:
-    """Triton, started, and stopped in the end.
+def triton_server(host: EngineHost, model: str, access: TritonAccess) -> Iterator[None]:
+    """Run Triton for the duration of the context.
 
     Args:
-        model: what both models decode with, named as `playground.api.models` names it.
+        model: the model that both Triton models decode with, as in `playground.api.models`.
 
-    Raises ConfigError: pytriton is not installed, or there is no such model, or Triton did not
-    start.
+    Raises ConfigError: pytriton is not installed, the model is unknown, or Triton did not start.
     """
     try:
         import numpy as np
@@ -78,24 +82,24 @@ def triton_server(host: EngineHost, model: str, listening: Listening) -> Iterato
         Tensor(
             name=name,
             dtype=kinds.get(kind, np.float32),
-            shape=(-1 if name in LISTS else 1,),
+            shape=(-1 if name in LIST_INPUTS else 1,),
             optional=name != "text_input",
         )
-        for name, kind in (*INPUTS, *FURTHER)
+        for name, kind in (*INPUTS, *EXTRA_INPUTS)
     ]
     config = TritonConfig(
-        http_address=listening.address,
-        http_port=listening.http_port,
-        http_restricted_api=listening.restricted(listening.open_http),
-        grpc_address=listening.address,
-        grpc_port=listening.grpc_port,
-        grpc_restricted_protocol=listening.restricted(listening.open_grpc),
-        metrics_address=listening.address,
-        metrics_port=listening.metrics_port,
+        http_address=access.address,
+        http_port=access.http_port,
+        http_restricted_api=access.restricted(access.open_http),
+        grpc_address=access.address,
+        grpc_port=access.grpc_port,
+        grpc_restricted_protocol=access.restricted(access.open_grpc),
+        metrics_address=access.address,
+        metrics_port=access.metrics_port,
         log_verbose=0,
     )
-    # Its own restrictions would be the same for HTTP and gRPC.
-    security = TritonSecurityConfig(access_token=listening.key, restricted_endpoints=[])
+    # pytriton's own restrictions would be the same for HTTP and gRPC.
+    security = TritonSecurityConfig(access_token=access.key, restricted_endpoints=[])
     _find_libpython_first()
     try:
         with Triton(config=config, security_config=security) as server:
@@ -115,18 +119,18 @@ def triton_server(host: EngineHost, model: str, listening: Listening) -> Iterato
 
 
 def _find_libpython_first() -> None:
-    """Let Triton's Python stub load the libpython of this interpreter, not another version's."""
+    """Make Triton's Python stub load this interpreter's libpython."""
     folders = [sysconfig.get_config_var("LIBDIR"), os.environ.get("LD_LIBRARY_PATH")]
     os.environ["LD_LIBRARY_PATH"] = ":".join(filter(None, folders))
 
 
 def _whole(host: EngineHost, model: str) -> Any:
     async def infer(requests: Sequence[Any]) -> list[dict[str, Any]]:
-        (request,) = requests  # no batches: the engine does one run at a time
-        with _as_tritons():
-            asked = Generating.parse(values_of(request.data))
-            run = await run_sync(asked.begin, host, model)
-            return [_answer(asked.before + await run.text())]
+        (request,) = requests  # max_batch_size is 1
+        with _triton_errors():
+            body = TritonRequest.parse(request_values(request.data))
+            answer = await run_sync(body.begin, host, model)
+            return [_output(body.prefix + await answer.text())]
 
     return infer
 
@@ -134,52 +138,50 @@ def _whole(host: EngineHost, model: str) -> Any:
 def _streaming(host: EngineHost, model: str) -> Any:
     async def infer(requests: Sequence[Any]) -> AsyncIterator[list[dict[str, Any]]]:
         (request,) = requests
-        with _as_tritons():
-            asked = Generating.parse(values_of(request.data))
-            run = await run_sync(asked.begin, host, model)
-            async with aclosing(run.texts()) as pieces:
+        with _triton_errors():
+            body = TritonRequest.parse(request_values(request.data))
+            answer = await run_sync(body.begin, host, model)
+            async with aclosing(answer.texts()) as pieces:
                 async for text in pieces:
-                    yield [_answer(text)]
+                    yield [_output(text)]
 
     return infer
 
 
 @contextmanager
-def _as_tritons() -> Iterator[None]:
-    """Faults as the sentence that the generate endpoints give."""
+def _triton_errors() -> Iterator[None]:
+    """Re-raise errors as pytriton's, with the message of the generate endpoints."""
     from pytriton.exceptions import PyTritonInvalidOperationError
 
     try:
         yield
-    except Exception as error:  # pytriton answers with nothing but its own error's sentence
+    except Exception as error:  # pytriton sends the message of its own errors only
         raise PyTritonInvalidOperationError(status_of(error)[1]) from None
 
 
-def _answer(text: str) -> dict[str, Any]:
+def _output(text: str) -> dict[str, Any]:
     import numpy as np
 
     return {"text_output": np.array([[text.encode()]], dtype=object)}
 
 
-def values_of(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of `Generating` from the tensors of a request, `(1, number)` arrays by name.
+def request_values(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of `TritonRequest` from a request's tensors, arrays `(1, n)` by name.
 
-    Raises ConfigError: a text is not UTF-8.
+    Raises ConfigError: a string is not UTF-8.
     """
     values: dict[str, Any] = {}
     for name, tensor in tensors.items():
-        rows = [
-            _text(name, one) if isinstance(one, bytes) else one for one in tensor.ravel().tolist()
-        ]
-        if name in LISTS:
+        rows = [_decode(name, item) for item in tensor.ravel().tolist()]
+        if name in LIST_INPUTS:
             values[name] = rows
         elif rows:
             values[name] = rows[0]
     return values
 
 
-def _text(name: str, raw: bytes) -> str:
+def _decode(name: str, item: Any) -> Any:
     try:
-        return raw.decode()
+        return item.decode() if isinstance(item, bytes) else item
     except UnicodeDecodeError as error:
         raise ConfigError(f"{name} is not UTF-8.") from error

@@ -7,9 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from engine import formats
-from engine.formats import figure
-from engine.metrics import throughput
+from engine.formats import DASH
 from playground.cli.options import JsonOptions, LogOptions, argument, option, say, takes
 
 if TYPE_CHECKING:
@@ -55,43 +53,39 @@ async def _watch(options: ConnectOptions, address: Address) -> None:
     from playground.connect.readings import between
 
     async with Client.at(address.url, address.key) as client:
-        engine = await client.find(address.model)
+        engine = await client.connect(address.model)
         before = await client.read()
         say(f"{engine.title} at {client.url}, {client.model}")
         say(f"since its start: {_line(before, None)}")
-        began, taken = time.monotonic(), 0
-        while options.readings == 0 or taken < options.readings:
+        last_s, num_readings = time.monotonic(), 0
+        while options.readings == 0 or num_readings < options.readings:
             await asyncio.sleep(options.every)
-            now, after = time.monotonic(), await client.read()
-            grown, restarted = between(before, after)
-            note = "  (it was restarted)" if restarted else ""
-            say(_line(grown, now - began) + note)
-            began, before, taken = now, after, taken + 1
+            now_s, after = time.monotonic(), await client.read()
+            growth, restarted = between(before, after)
+            note = "  (the engine was restarted)" if restarted else ""
+            say(_line(growth, now_s - last_s) + note)
+            last_s, before, num_readings = now_s, after, num_readings + 1
 
 
 def _line(reading: Reading, seconds: float | None) -> str:
-    rates = ", ".join(map(formats.percent, reading.position_rates))
-    tok_s = throughput(reading.generated, seconds)
-    speed = "" if tok_s is None else f"throughput {formats.tok_s(tok_s)} tok/s  "
-    share = formats.percent(reading.draft_acceptance)
-    mat, running = formats.mat(reading.mat), figure(reading.running, 0)
-    rated = f"  position rates {rates}" if rates else ""
-    waiting = figure(reading.waiting, 0)
-    return f"{speed}MAT {mat}  accepted {share}  running {running}  waiting {waiting}{rated}"
+    from playground.connect.report import reading_figures
+
+    figures = reading_figures(reading, seconds)
+    return "  ".join(f"{title} {text}" for title, text, _ in figures if text[0] != DASH)
 
 
 def _replay(options: ConnectOptions, address: Address) -> None:
     import json
 
     from playground.cli.tables import print_wide, table
-    from playground.connect.replay import Load, asked_of, read_concurrencies
+    from playground.connect.replay import Load, read_concurrencies, sample_prompts
     from playground.connect.report import COLUMNS
     from playground.experiments.public import known_suites
     from playground.experiments.suites import choose_suite
 
     suite = choose_suite(options.suite, known_suites())
     load = Load(
-        tuple(asked_of(suite, options.prompts)),
+        sample_prompts(suite, options.prompts),
         read_concurrencies(options.concurrency),
         options.max_new_tokens,
         options.seconds,
@@ -102,15 +96,15 @@ def _replay(options: ConnectOptions, address: Address) -> None:
         say(json.dumps(report.to_dict(), indent=2))
         return
     print_wide(
-        table(f"{report.engine.title}, {len(load.asked)} prompts", [*COLUMNS][1:], report.rows())
+        table(f"{report.engine.title}, {len(load.prompts)} prompts", [*COLUMNS][1:], report.rows())
     )
     say("\n".join(report.sentences()))
 
 
 async def _measure(address: Address, load: Load, log: RunLog) -> Report:
-    """The last report, which is whole; every level is announced."""
-    from playground.connect.session import visit
+    """The complete report; every level is announced."""
+    from playground.connect.session import measure
 
-    async for report in visit(address, load, log):
-        say(f"… {report.drafting[-1].concurrency} at a time measured", err=True)
+    async for report in measure(address, load, log):
+        say(f"… concurrency {report.drafting[-1].concurrency} measured", err=True)
     return report

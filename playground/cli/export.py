@@ -25,7 +25,7 @@ from playground.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from playground.deploy import Handed
+    from playground.deploy import ExportSource
 
 NAMES = "trtllm, vllm, sglang, triton, llamacpp or transformers."
 
@@ -51,46 +51,46 @@ class ImportOptions:
 
 @takes(ExportOptions)
 def export(options: ExportOptions) -> None:
-    """Write the config of another engine for a method, and say what is lost on the way."""
+    """Write the config of another engine for a method, and report what is lost."""
     from engine.interop import find_engine
-    from playground.deploy import hand_over
+    from playground.deploy import export_source
 
     engine = find_engine(options.to)
-    made = hand_over(_handed(options), options.to, options.engine_version)
-    if made.refusal:
-        nearest = f" Nearest: {made.nearest}" if made.nearest else ""
-        raise ConfigError(f"{made.refusal}{nearest}")
+    exported = export_source(_source(options), options.to, options.engine_version)
+    if exported.refusal:
+        nearest = f" Nearest: {exported.nearest}" if exported.nearest else ""
+        raise ConfigError(f"{exported.refusal}{nearest}")
     if options.output is not None:
-        for path in write_files(options.output, {file.name: file.text for file in made.files}):
+        for path in write_files(options.output, {file.name: file.text for file in exported.files}):
             say(str(path))
     else:
-        for file in made.files:
-            head = f"# ---- {file.name}\n" if len(made.files) > 1 else ""
+        for file in exported.files:
+            head = f"# ---- {file.name}\n" if len(exported.files) > 1 else ""
             put(head + file.text.removesuffix("\n") + "\n", None)
-    say(f"{engine.title} {made.version}: {made.verdict}", err=True)
-    for kind, sentences in (("warning", made.warnings), ("note", made.notes)):
+    say(f"{engine.title} {exported.version}: {exported.verdict}", err=True)
+    for kind, sentences in (("warning", exported.warnings), ("note", exported.notes)):
         for sentence in sentences:
             say(f"{kind}: {sentence}", err=True)
 
 
-def _handed(options: ExportOptions) -> Handed:
+def _source(options: ExportOptions) -> ExportSource:
     """The method on its target, from a run or from the command line."""
     import presets
-    from playground.deploy import Handed, of_run
+    from playground.deploy import ExportSource, run_source
 
     if options.run is not None and not options.method:
         if options.settings or options.drafter is not None:
             raise ConfigError("--set and --drafter change a --method; a run is exported as it was.")
         with options.open_log() as log:
-            handed = of_run(log, options.run)
-        return dataclasses.replace(handed, target=options.target or handed.target)
+            source = run_source(log, options.run)
+        return dataclasses.replace(source, target=options.target or source.target)
     if not options.method or options.run is not None:
         raise ConfigError("Give either --run ID or --method METHOD.")
     config = options.config()
     preset = presets.methods().get(options.method)
     made_for = preset.target if preset is not None else None
     target = options.target or made_for or next(iter(presets.targets()))
-    return Handed(config, target, type(config).title)
+    return ExportSource(config, target, type(config).title)
 
 
 @takes(ImportOptions)
@@ -99,9 +99,9 @@ def import_(options: ImportOptions) -> None:
     from playground.deploy import method_yaml, read_config
 
     text = read_stdin() if options.file == "-" else read_text(Path(options.file))
-    found = read_config(options.source, text)
-    put(method_yaml(found.config, options.source), options.output)
-    if found.target is not None:
-        remark(f"note: It served {found.target}.")
-    for line in found.remarks:
+    imported = read_config(options.source, text)
+    put(method_yaml(imported.config, options.source), options.output)
+    if imported.target is not None:
+        remark(f"note: Its target was {imported.target}.")
+    for line in imported.remarks:
         remark(line)

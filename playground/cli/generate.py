@@ -1,4 +1,4 @@
-"""`app.py generate`: one prompt, its text as it comes; the trace and the log on the way."""
+"""`app.py generate`: streams the answer to one prompt, with a trace and a log entry."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class GenerateOptions(LogOptions, SamplingOptions, MethodOptions, TargetOptions)
     save: bool = option(True, "Keep the run in the run log.", "--save/--no-save")
 
     def config(self) -> MethodConfig:
-        """As `MethodOptions`; a preset of another target says so, before anything is loaded."""
+        """As `MethodOptions`; notes that a preset is made for another target, before loading."""
         import presets
 
         preset = presets.methods().get(self.method)
@@ -67,7 +67,7 @@ class GenerateOptions(LogOptions, SamplingOptions, MethodOptions, TargetOptions)
 
 @takes(GenerateOptions)
 def generate(options: GenerateOptions) -> None:
-    """Generate from one prompt and print the text as it comes."""
+    """Generate from one prompt and print the text as it is decoded."""
     import presets
     from engine.decode import decode
     from engine.metrics import bypass_sentence
@@ -108,16 +108,16 @@ def generate(options: GenerateOptions) -> None:
             if options.trace is None
             else TraceFile(options.trace, target, config, prompt_ids, sampling, limits)
         )
-        stopped = stack.enter_context(until_interrupt())
+        interrupted = stack.enter_context(until_interrupt())
         records = decode(
             target,
             drafter,
             prompt_ids,
             sampling=sampling,
             limits=limits,
-            cancelled=lambda: stopped() or recording.fault is not None,
+            cancelled=lambda: interrupted() or recording.fault is not None,
         )
-        output_ids, shown = _follow(records, recording, trace, run if streams else None)
+        output_ids, printed = _follow(records, recording, trace, run if streams else None)
     run_id = run.log_id if options.save else None
     if options.as_json:
         values = {"run_id": run_id, "target": target.name, **_summary(config, run)}
@@ -125,18 +125,18 @@ def generate(options: GenerateOptions) -> None:
         put(json_text(values, indent=2) + "\n", None)
     else:
         assert run.metrics is not None and run.finish is not None
-        put(run.finish.text.removeprefix(shown) + "\n", None)
+        put(run.finish.text.removeprefix(printed) + "\n", None)
         say(_figures(config, run.metrics, run.finish.reason, run_id), err=True)
-        if bypassed := bypass_sentence(asdict(run.metrics)):
-            say(bypassed, err=True)
-    if stopped():
+        if sentence := bypass_sentence(asdict(run.metrics)):
+            say(sentence, err=True)
+    if interrupted():
         raise typer.Exit(EXIT_INTERRUPTED)
 
 
 def _follow(
-    records: Iterable[Record], recording: Recording, trace: TraceFile | None, shown: LiveRun | None
+    records: Iterable[Record], recording: Recording, trace: TraceFile | None, stream: LiveRun | None
 ) -> tuple[tuple[int, ...], str]:
-    """Record a run as it goes; the output's ids, and what was printed of `shown`."""
+    """Record a run step by step; returns the output ids and the text printed of `stream`."""
     from engine.steps import End
 
     output_ids: tuple[int, ...] = ()
@@ -147,7 +147,7 @@ def _follow(
             trace.write(record)
         if isinstance(record, End):
             output_ids = record.output_ids
-        if shown is not None and (new := shown.pieces(len(pieces))):
+        if stream is not None and (new := stream.pieces(len(pieces))):
             pieces += new
             sys.stdout.write(as_output("".join(new)))
             sys.stdout.flush()

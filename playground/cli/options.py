@@ -1,4 +1,4 @@
-"""Options of the command line, each declared once: dataclasses that commands put together.
+"""Options of the command line, each declared once, as dataclasses that commands combine.
 
     @dataclass(kw_only=True)
     class GenerateOptions(ModelOptions, SamplingOptions): ...
@@ -50,7 +50,7 @@ METHOD_HELP = "Method: preset, FILE.yaml (ours or TensorRT-LLM's) or decoding ty
 
 
 class CommandGroup(TyperGroup):
-    """Ends every command that our own errors stop with one sentence on stderr."""
+    """Reports the playground's own errors as one sentence on stderr."""
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
         for stream in (sys.stdout, sys.stderr):
@@ -59,19 +59,19 @@ class CommandGroup(TyperGroup):
         try:
             for argument in ctx.args:
                 as_text(argument, what=f"The argument {argument[:40]!r}")
-            found = super().invoke(ctx)
-            sys.stdout.flush()  # where it can still be said that it is full
-            return found
+            result = super().invoke(ctx)
+            sys.stdout.flush()  # raises here if the disk is full, so that it is reported
+            return result
         except KeyboardInterrupt as error:
             say("Stopped.", err=True)
             raise typer.Exit(EXIT_INTERRUPTED) from error
         except OSError as error:
-            if error.errno == errno.EPIPE:  # who reads has seen enough
+            if error.errno == errno.EPIPE:  # the reader has closed the pipe
                 raise
-            _forget_output()
+            _discard_output()
             say(f"error: {_os_sentence(error):.2000}", err=True)
             raise typer.Exit(EXIT_USER_ERROR) from error
-        except Exception as error:  # ours are imported only once one is raised: --help is fast
+        except Exception as error:  # errors are imported only when needed, to keep --help fast
             from engine.errors import PlaygroundError
             from storage import StorageError
 
@@ -82,16 +82,16 @@ class CommandGroup(TyperGroup):
 
 
 def say(text: str, *, err: bool = False, nl: bool = True, start: str = "") -> None:
-    """Print to a person: control characters, whoever wrote them, are shown and not obeyed.
+    """Print for people: control characters in the text are printed visibly.
 
     Args:
-        start: a control character of ours.
+        start: a control character to send before the text.
     """
     typer.echo(f"{start}{visible(text)}", err=err, nl=nl)
 
 
 def as_output(text: str) -> str:
-    """A result as it goes out: to a file or program as it is, to a terminal as by `say`."""
+    """A result, verbatim for a file or pipe, and as in `say` for a terminal."""
     return visible(text) if sys.stdout.isatty() else text
 
 
@@ -100,14 +100,14 @@ def _os_sentence(error: OSError) -> str:
     return unwritable(what, error) if disk_is_full(error) else f"{what}: {error.strerror or error}."
 
 
-def _forget_output() -> None:
-    """Let Python not try once more, when it ends, to write what cannot be written."""
+def _discard_output() -> None:
+    """Keep Python from flushing to the failed stream again at exit."""
     with suppress(OSError), open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 def option(default: Any, help: str, *names: str, **more: Any) -> Any:
-    """A field that is an option; `REQUIRED` is no default."""
+    """A field that is an option; `REQUIRED` means no default."""
     return _field(default, typer.Option(*names, help=help, **more))
 
 
@@ -123,12 +123,12 @@ def _field(default: Any, parameter: Any) -> Any:
 
 
 def takes(options: type[Options]) -> Callable[[Callable[[Options], None]], Callable[..., None]]:
-    """Makes a function of one dataclass of options a command that has them as parameters."""
+    """Turns a function of an options dataclass into a command with its fields as parameters."""
     hints = get_type_hints(options)
 
     def parameter(one: Any) -> inspect.Parameter:
-        made = one.default_factory() if one.default_factory is not MISSING else one.default
-        default = inspect.Parameter.empty if made is MISSING else made
+        value = one.default_factory() if one.default_factory is not MISSING else one.default
+        default = inspect.Parameter.empty if value is MISSING else value
         kind = inspect.Parameter.KEYWORD_ONLY
         hint = Annotated[hints[one.name], one.metadata["typer"]]  # type: ignore[valid-type]
         return inspect.Parameter(one.name, kind, default=default, annotation=hint)
@@ -148,31 +148,31 @@ def takes(options: type[Options]) -> Callable[[Callable[[Options], None]], Calla
 
 @contextmanager
 def until_interrupt() -> Iterator[Callable[[], bool]]:
-    """Whether Ctrl+C was pressed; a second time ends the program at once."""
-    asked = threading.Event()
+    """Yield whether Ctrl+C was pressed; pressing it again ends the program at once."""
+    interrupted = threading.Event()
 
     def interrupt(number: int, frame: Any) -> None:
-        if asked.is_set():
+        if interrupted.is_set():
             raise KeyboardInterrupt
-        asked.set()
+        interrupted.set()
 
     if threading.current_thread() is not threading.main_thread():
-        yield asked.is_set
+        yield interrupted.is_set
         return
-    before = signal.signal(signal.SIGINT, interrupt)
+    previous = signal.signal(signal.SIGINT, interrupt)
     try:
-        yield asked.is_set
+        yield interrupted.is_set
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, previous)
 
 
 def parts(text: str | None) -> tuple[str, ...]:
-    """`a,b` as its parts."""
+    """The parts of `a,b`."""
     return tuple(part for item in (text or "").split(",") if (part := item.strip()))
 
 
 def whole_numbers(option: str, text: str, like: str) -> list[int]:
-    """`1,2` as its numbers."""
+    """The numbers of `1,2`."""
     from engine.errors import ConfigError
 
     try:
@@ -182,12 +182,12 @@ def whole_numbers(option: str, text: str, like: str) -> list[int]:
 
 
 def read_stdin() -> str:
-    """What is piped in. Raises ConfigError: it is no text, or does not end."""
+    """Standard input. Raises ConfigError: it is not text, or too long."""
     return as_text(sys.stdin.buffer.read(MAX_CHARS + 1), what="The input")
 
 
 def _read(name: str, file: str) -> str:
-    """A file of one option. Raises ConfigError: it cannot be read, or is no text."""
+    """The file of an option. Raises ConfigError: it cannot be read, or is not text."""
     from engine.errors import ConfigError
 
     flag = f"--{name.replace('_', '-')}"
@@ -211,7 +211,7 @@ def write_files(folder: Path, texts: Mapping[str, str]) -> list[Path]:
 
 
 def put(text: str, file: Path | None) -> None:
-    """Print a text; or write it to a file, whose path is printed."""
+    """Print a text, or write it to a file and print its path."""
     if file is None:
         typer.echo(as_output(text), nl=False)
     else:
@@ -220,14 +220,14 @@ def put(text: str, file: Path | None) -> None:
 
 @dataclass(kw_only=True)
 class JsonOptions:
-    """Whether a program reads what is printed."""
+    """JSON output for programs."""
 
     as_json: bool = option(False, "Print JSON.", "--json")
 
 
 @dataclass(kw_only=True)
 class DeviceOptions:
-    """Where models run, and where their weights are kept."""
+    """The device, and the folder of the weights."""
 
     device: str = option(
         "auto",
@@ -243,7 +243,7 @@ class DeviceOptions:
 
     @contextmanager
     def models(self, spec: TargetSpec, dtype: str | None) -> Iterator[Models]:
-        """The loaded target, and what may draft for it; freed in the end."""
+        """The loaded target and its drafters; freed at the end."""
         import presets
         from playground.cli.tables import Terminal, plain
         from playground.host.models import Models
@@ -261,10 +261,9 @@ class DeviceOptions:
     def on_workers(
         self, pool: Pool, spec: TargetSpec, dtype: str | None, log_url: str | None, **more: bool
     ) -> Iterator[Workers]:
-        """Ray workers that hold the target ready.
+        """Ray workers with the target loaded.
 
-        Until they are stopped, standard output goes to standard error: what Ray prints is no part
-        of a result.
+        Meanwhile, standard output goes to standard error, because Ray prints to it.
         """
         from playground.cli.tables import Terminal, plain
         from playground.experiments.cluster import workers
@@ -283,7 +282,7 @@ class DeviceOptions:
 
 @dataclass(kw_only=True)
 class TargetOptions(DeviceOptions):
-    """Which target, and where it runs."""
+    """The target and its device."""
 
     target: str = option(EMBEDDED, "Target: preset, local folder, .gguf file or hub id.")
     dtype: str = option("auto", "auto, float32, bfloat16, float16, q8 or q4.")
@@ -307,13 +306,13 @@ class MethodOptions:
 
 
 def remark(text: str) -> None:
-    """A line beside the output."""
+    """A line on stderr."""
     say(text, err=True)
 
 
 @dataclass(kw_only=True)
 class SamplingOptions:
-    """How the target's tokens are drawn, and when the text ends."""
+    """Sampling, length and structure of the text."""
 
     temperature: float = option(0.0, "0 = greedy.")
     top_k: int = option(0, "Keep the k likeliest tokens; 0 = all.")
@@ -339,16 +338,16 @@ class SamplingOptions:
         return Sampling.parse({name: getattr(self, name) for name in names} | self._structure())
 
     def _structure(self) -> dict[str, str]:
-        """What the text has to follow, if anything."""
+        """The settings of structured output, if any."""
         from engine.errors import ConfigError
 
         named = ("json_schema", "regex", "grammar")
-        given = {name: one for name in named if (one := getattr(self, name)) is not None}
-        if len(given) > 1:
+        values = {name: text for name in named if (text := getattr(self, name)) is not None}
+        if len(values) > 1:
             raise ConfigError("Give one of --json-schema, --regex and --grammar.")
-        for kind, one in given.items():
-            is_text = kind == "regex" or ("{" if kind == "json_schema" else ":") in one
-            return {"structured_output": kind, "grammar": one if is_text else _read(kind, one)}
+        for kind, text in values.items():
+            is_inline = kind == "regex" or ("{" if kind == "json_schema" else ":") in text
+            return {"structured_output": kind, "grammar": text if is_inline else _read(kind, text)}
         return {}
 
     def limits(self, **more: Any) -> Limits:
@@ -361,7 +360,7 @@ class SamplingOptions:
 
 @dataclass(kw_only=True)
 class RayOptions:
-    """Where an experiment runs, if not in this process."""
+    """The Ray cluster of an experiment, if any."""
 
     ray: str | None = option(
         None, "Run on a Ray cluster: local, auto or its address.", metavar="ADDRESS"
@@ -376,7 +375,7 @@ class RayOptions:
     def pool(self) -> Pool | None:
         """None without Ray.
 
-        Raises ConfigError: there are options of workers without it.
+        Raises ConfigError: options of workers without --ray.
         """
         from engine.errors import ConfigError
         from playground.experiments.pool import Pool

@@ -1,4 +1,4 @@
-"""`app.py serve`, and the lists of what it offers: `models`, `methods`."""
+"""`app.py serve`, and the lists `models` and `methods`."""
 
 from __future__ import annotations
 
@@ -113,8 +113,8 @@ def methods(options: JsonOptions) -> None:
             if key != "decoding_type":
                 default = json.dumps(setting.get_default(), default=str)
                 short = default if len(default) <= 24 else default[:21] + "..."
-                said = ": ".join(filter(None, (setting.title, setting.description)))
-                say(f"{'':4}{key:32}{short:26}{said}")
+                about = ": ".join(filter(None, (setting.title, setting.description)))
+                say(f"{'':4}{key:32}{short:26}{about}")
     say("\nPresets:")
     for preset in named.values():
         belongs = f" for {preset.target}" if preset.target else ""

@@ -1,4 +1,4 @@
-"""`app.py train`: corpus, training and measuring, with a progress bar for each."""
+"""`app.py train`: writes the corpus, trains and measures, with a progress bar for each."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ class TrainOptions(TargetOptions, RayOptions):
     seed: int = option(0, "Seed of corpus and training.")
 
     def drafters(self) -> list[Drafter]:
-        """Every drafter that is asked for.
+        """A drafter per point of the grid.
 
-        Raises ConfigError: naming the option that is wrong.
+        Raises ConfigError: naming the invalid option.
         """
         from engine.training.methods import training_settings
         from engine.training.session import SessionSettings
@@ -91,7 +91,7 @@ class TrainOptions(TargetOptions, RayOptions):
 
 
 def points_of(grid: Sequence[str]) -> list[tuple[str, ...]]:
-    """All combinations of `field=a,b` as settings; a single empty one of none.
+    """All combinations of `field=a,b` as settings; a single empty one without a grid.
 
     Raises ConfigError: one has no values.
     """
@@ -126,8 +126,8 @@ def train(options: TrainOptions) -> None:
         console.print(f"Weights and card: {options.output}")
         return
     best_first = sorted(scores.items(), key=lambda pair: -pair[1]["overall"].mat)
-    for folder, found in best_first:
-        say(f"MAT {found['overall'].mat:.2f}  {folder}")
+    for folder, by_kind in best_first:
+        say(f"MAT {by_kind['overall'].mat:.2f}  {folder}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ class Corpora:
     eval_prompts: Sequence[GivenPrompt]
 
     def grow(self, target: Target, tell: Callable[[int], object]) -> str:
-        """Write what is missing; returns what there is, in words."""
+        """Write the missing dialogues; returns a description of the corpus."""
         import presets
         from engine.model.corpus import Corpus
         from engine.training.corpus.writer import corpus_settings, grow
@@ -167,7 +167,7 @@ class Corpora:
 
 @dataclass(frozen=True, slots=True)
 class Drafter:
-    """One drafter to train into a folder of its own; training that was broken off goes on."""
+    """A drafter to train into its own folder; an interrupted training is resumed."""
 
     output: Path
     corpora: Corpora
@@ -211,8 +211,8 @@ def _train_here(
     from playground.cli.tables import progress_bar
 
     with progress_bar(console, "Writing the corpus", options.tokens) as bar:
-        said = drafters[0].corpora.grow(target, bar)
-    console.print(said)
+        description = drafters[0].corpora.grow(target, bar)
+    console.print(description)
     scores = {}
     for drafter in drafters:
         if options.grid:
@@ -230,35 +230,36 @@ def _train_here(
 def _train_on(
     workers: Workers, options: TrainOptions, drafters: Sequence[Drafter], console: Console
 ) -> dict[Path, dict[str, Score]]:
-    """All drafters, each by whichever worker is free; folders are the workers' too."""
+    """All drafters, each on a free worker; workers share the folders."""
     from playground.cli.options import until_interrupt
     from playground.cli.tables import progress_bar
 
     with progress_bar(console, "Writing the corpus", options.tokens) as bar:
         console.print(workers.do(partial(_grow_at, corpora=drafters[0].corpora), tell=bar))
     tasks = {str(one.output): partial(_train_at, drafter=one) for one in drafters}
-    share = dict.fromkeys(tasks, 0.0)
-    with until_interrupt() as stopped, progress_bar(console, "Training") as bar:
+    progress = dict.fromkeys(tasks, 0.0)
+    with until_interrupt() as interrupted, progress_bar(console, "Training") as bar:
 
-        def heard(name: str, event: TrainMetrics) -> bool:
-            share[name] = event.step / event.num_steps
+        def update(name: str, event: TrainMetrics) -> bool:
+            progress[name] = event.step / event.num_steps
             note = f"{Path(name).name}: {_note(event)}"
-            bar(sum(share.values()), total=len(tasks), note=note)
+            bar(sum(progress.values()), total=len(tasks), note=note)
             return True
 
-        found = workers.do_all(tasks, tell=heard, cancelled=stopped)
-    if stopped():
+        scores = workers.do_all(tasks, tell=update, cancelled=interrupted)
+    if interrupted():
         console.print("Run the same command to resume.")
         raise KeyboardInterrupt
-    return {Path(name): scores for name, scores in found.items()}
+    return {Path(name): by_kind for name, by_kind in scores.items()}
 
 
 def _grow_at(context: TaskContext, corpora: Corpora) -> str:
-    """The task of a worker: the corpus."""
+    """Task of a worker: write the corpus."""
     return corpora.grow(context.bench.target, context.tell)
 
 
 def _train_at(context: TaskContext, drafter: Drafter) -> dict[str, Score]:
+    """Task of a worker: train a drafter."""
     from engine.training.trainer import TrainMetrics
 
     def tell(event: object) -> None:
@@ -281,7 +282,7 @@ def read_prompts(files: Sequence[Path]) -> list[GivenPrompt]:
 
 
 def _show(event: TrainMetrics | Evaluation, console: Console, bar: Any) -> None:
-    """Show what happens."""
+    """Print a measurement; advance the bar."""
     from engine.training.session import Evaluation
 
     if isinstance(event, Evaluation):

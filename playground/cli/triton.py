@@ -30,7 +30,7 @@ def triton(options: TritonOptions) -> None:
     import threading
     from contextlib import ExitStack, suppress
 
-    from playground.api.triton_server import KEY_HEADER, Listening, triton_server
+    from playground.api.triton_server import KEY_HEADER, TritonAccess, triton_server
     from playground.host.catalog import Catalog
     from playground.host.runner import EngineHost
     from playground.web.access import Access
@@ -38,7 +38,7 @@ def triton(options: TritonOptions) -> None:
     token: dict[str, None] = {"token": None} if options.no_token else {}
     access = Access(options.host.strip("[]"), (), **token)
     is_open = access.is_loopback and not options.api_key
-    listening = Listening(
+    triton_access = TritonAccess(
         address=access.address,
         http_port=options.http_port,
         grpc_port=options.grpc_port,
@@ -47,18 +47,18 @@ def triton(options: TritonOptions) -> None:
         open_http=is_open and options.no_token,
         open_grpc=is_open,
     )
-    # Triton is a process of its own, which would outlive this one.
+    # Triton is a separate process, which would outlive this one.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with suppress(KeyboardInterrupt), ExitStack() as stack:
         log = stack.enter_context(options.open_log())
         host = EngineHost(log, Catalog.shipped(), cache_dir=options.cache, device=options.device)
         stack.callback(host.close, 1.0)
-        stack.enter_context(triton_server(host, options.model, listening))
+        stack.enter_context(triton_server(host, options.model, triton_access))
         ports = (
             f"HTTP {options.http_port}, gRPC {options.grpc_port}, metrics {options.metrics_port}"
         )
         say(f"Triton on {access.address}: {ports}  (Ctrl+C ends it)")
-        if not listening.open_http and not options.api_key:
-            wants = "generating over HTTP" if listening.open_grpc else "generating"
-            say(f"For {wants}, send the header  {KEY_HEADER}: {listening.key}")
+        if not triton_access.open_http and not options.api_key:
+            what = "generate over HTTP" if triton_access.open_grpc else "generate"
+            say(f"To {what}, send the header  {KEY_HEADER}: {triton_access.key}")
         threading.Event().wait()

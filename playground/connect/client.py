@@ -1,6 +1,6 @@
-"""Asks a running engine: which one it is, its counters, and for answers that are timed.
+"""Client of a running engine: its kind, its counters, and timed answers.
 
-An engine is a stranger: its answers are counted while they come, and every call has one deadline.
+Engines are not trusted: responses are limited in size while they arrive, calls in their duration.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Self
 from urllib.parse import urlsplit
 
@@ -18,33 +18,33 @@ from anyio.to_thread import run_sync
 
 from engine.errors import ConfigError, PlaygroundError, first_line
 from engine.safe_text import read_json, short
-from playground.connect.answers import Chunk, Drafting, ModelList
-from playground.connect.readings import COUNTED, Engine, Reading, engine_of
+from playground.connect.readings import Engine, Reading, engine_of
+from playground.connect.responses import Chunk, DraftCounts, ModelList
 from playground.host.live import Message
 
 TIMEOUT_S = 10.0
 ANSWER_S = 600.0
-"""Most seconds of a call from its beginning to its last byte: of any, and of an answer."""
+"""Time limits from the start of a call to its last byte: of any call, and of an answer."""
 MAX_BYTES = 1 << 20
-"""Of an answer that is read whole."""
+"""Size limit of a response that is not streamed."""
 MAX_LINE_BYTES = 64 << 10
 TOKEN_BYTES = 2 << 10
-"""Most of a stream per token that was asked for; a chunk of one token has a few hundred."""
+"""Size limit of a stream per requested token; a chunk of one token has a few hundred bytes."""
 
 
 class EngineError(PlaygroundError):
-    """The engine cannot be reached, or answers as none does."""
+    """The engine cannot be reached, or its response is invalid."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """One answer, timed here. Seconds.
+    """One answer, timed by the client.
 
     Attributes:
         ttft_s: request sent → first piece of text.
         latency_s: request sent → last piece of text.
-        finish_reason: as the engine says; None where it did not come to an end.
-        drafting: None where the engine does not tell.
+        finish_reason: as the engine reports it; None if the answer did not end.
+        drafting: None if the engine does not report it.
     """
 
     text: str
@@ -53,7 +53,7 @@ class Reply:
     ttft_s: float
     latency_s: float
     finish_reason: str | None
-    drafting: Drafting | None
+    drafting: DraftCounts | None
 
     @property
     def decode_s(self) -> float:
@@ -61,21 +61,20 @@ class Reply:
 
 
 class Client:
-    """One engine at one address; nothing is asked of any other."""
+    """Client of one engine; no request goes to any other address."""
 
     def __init__(self, url: str, http: httpx.AsyncClient) -> None:
         self.url = url
         self.model = ""
         self._http = http
         self._engine: Engine | None = None
-        self._drained = Reading()
 
     @classmethod
     def at(cls, url: str, key: str = "") -> Self:
-        """Raises ConfigError: that is no address of a server, or no key."""
+        """Raises ConfigError: the address or the key is invalid."""
         if not (key.isascii() and key.isprintable()):
             raise ConfigError("The API key must be printable ASCII characters. Copy it again.")
-        # What it asks for is what it counts: no encoding, so no bomb.
+        # Without compression the size limit holds for the decoded body.
         headers = {"accept-encoding": "identity"}
         headers |= {"authorization": f"Bearer {key}"} if key else {}
         try:
@@ -101,13 +100,13 @@ class Client:
 
     @property
     def engine(self) -> Engine:
-        assert self._engine is not None, "find() first"
+        assert self._engine is not None, "connect() first"
         return self._engine
 
-    async def find(self, model: str = "") -> Engine:
-        """Learn which engine it is, and which model to ask for.
+    async def connect(self, model: str = "") -> Engine:
+        """Identify the engine and choose the model.
 
-        Raises EngineError, ConfigError: nothing answers, or no engine that is known here.
+        Raises EngineError, ConfigError: nothing answers, or the engine is not supported.
         """
         listed = await run_sync(_models, await self._get("/v1/models"))
         self._engine = engine_of(listed)
@@ -122,22 +121,12 @@ class Client:
 
         Raises EngineError, ConfigError: it has none, or they cannot be read.
         """
-        counters = await run_sync(self.engine.read, await self._get("/metrics"))
-        if self.engine.name != "trtllm":
-            return counters
-        past = {name: getattr(self._drained, name) or 0.0 for name in COUNTED}
-        added = {
-            name: past[name] + value
-            for name in COUNTED
-            if (value := getattr(counters, name)) is not None
-        }
-        self._drained = replace(counters, **added)
-        return self._drained
+        return await run_sync(self.engine.read, await self._get("/metrics"))
 
     async def answer(self, messages: list[Message], *, max_new_tokens: int) -> Reply:
         """One greedy answer to a conversation, streamed.
 
-        Raises EngineError: it refuses, breaks off, or says what no engine says.
+        Raises EngineError: the engine refuses, hangs up, or sends an invalid chunk.
         """
         body = {
             "model": self.model,
@@ -149,30 +138,31 @@ class Client:
             **self.engine.extra,
         }
         async with self._deadline(ANSWER_S):
-            for is_last in (False, True):
+            for is_retry in (False, True):
                 stream = _AnswerStream(time.perf_counter(), max_new_tokens)
                 try:
                     await self._receive(body, stream)
                     return stream.reply()
                 except httpx.HTTPError as error:
-                    # An engine may close a connection that waited just when it is used again.
+                    # An engine may close an idle connection just when it is used again.
                     is_stale = isinstance(error, httpx.RemoteProtocolError) and stream.is_empty
-                    if is_last or not is_stale:
+                    if is_retry or not is_stale:
                         raise EngineError(f"{self.url} hung up: {first_line(error)}.") from error
                 except ConfigError as error:
                     raise EngineError(f"The engine sent no valid chunk: {error}") from error
         raise AssertionError
 
     async def _receive(self, body: Mapping[str, Any], stream: _AnswerStream) -> None:
-        path, most = "/v1/chat/completions", MAX_BYTES + TOKEN_BYTES * stream.max_new_tokens
+        path = "/v1/chat/completions"
+        max_bytes = MAX_BYTES + TOKEN_BYTES * stream.max_new_tokens
         async with self._http.stream("POST", path, json=body) as response:
             await self._check(response, path)
-            async for line in _lines(_bounded(response, most)):
-                stream.take(line)
-                await asyncio.sleep(0)  # a part may hold thousands: others have their turn
+            async for line in _lines(_bounded(response, max_bytes)):
+                stream.add(line)
+                await asyncio.sleep(0)  # one part may hold thousands of lines
 
     async def _get(self, path: str) -> bytes:
-        """The whole body; /metrics may lead to /metrics/ of the same server."""
+        """The whole body; follows a redirect from /metrics to /metrics/ only."""
         try:
             async with self._deadline(TIMEOUT_S):
                 for place in (path, f"{path}/"):
@@ -186,7 +176,7 @@ class Client:
         raise AssertionError
 
     async def _check(self, response: httpx.Response, path: str) -> None:
-        """Raises EngineError: it is another status than OK, with what the engine says of it."""
+        """Raises EngineError: the status is not OK; quotes the engine's explanation."""
         if response.status_code != httpx.codes.OK:
             words = " ".join((await _whole(response))[:200].decode(errors="replace").split())
             reason = f"{response.status_code}: {words}".rstrip(" :.")
@@ -194,7 +184,7 @@ class Client:
 
     @asynccontextmanager
     async def _deadline(self, seconds: float) -> AsyncIterator[None]:
-        """One for all of a call: an engine that sends a byte a second holds nobody up."""
+        """One time limit for the whole call, so that a slow trickle of bytes cannot extend it."""
         try:
             async with asyncio.timeout(seconds):
                 yield
@@ -202,15 +192,15 @@ class Client:
             raise EngineError(f"{self.url} did not answer within {seconds:g} s.") from error
 
 
-async def _bounded(response: httpx.Response, most: int) -> AsyncIterator[bytes]:
-    """A body as it comes. Raises EngineError: it is encoded, or longer than it may be."""
+async def _bounded(response: httpx.Response, max_bytes: int) -> AsyncIterator[bytes]:
+    """The body in parts. Raises EngineError: it is encoded, or longer than `max_bytes`."""
     coding, total = response.headers.get("content-encoding", "identity"), 0
     if coding != "identity":
         raise EngineError(f"{response.url} must not be encoded, got {short(coding)}.")
     async for part in response.aiter_raw():
         total += len(part)
-        if total > most:
-            raise EngineError(f"{response.url} must be at most {most} bytes; no more is read.")
+        if total > max_bytes:
+            raise EngineError(f"{response.url} must be at most {max_bytes} bytes.")
         yield part
 
 
@@ -234,7 +224,7 @@ def _models(body: bytes) -> ModelList:
 
 
 class _AnswerStream:
-    """A stream of chunks, as far as it has come."""
+    """The chunks of an answer received so far."""
 
     def __init__(self, began_s: float, max_new_tokens: int) -> None:
         self.max_new_tokens = max_new_tokens
@@ -248,8 +238,8 @@ class _AnswerStream:
     def is_empty(self) -> bool:
         return not self._text and self._reason is None
 
-    def take(self, line: bytes) -> None:
-        """Raises ConfigError: it is no chunk. Raises EngineError: it is a fault."""
+    def add(self, line: bytes) -> None:
+        """Raises ConfigError: the chunk is invalid. Raises EngineError: it reports an error."""
         data = line.removeprefix(b"data:").strip()
         if not line.startswith(b"data:") or data == b"[DONE]":
             return
@@ -267,12 +257,12 @@ class _AnswerStream:
                 self._figures = self._figures.model_copy(update={name: figures})
 
     def reply(self) -> Reply:
-        """Raises ConfigError: its figures contradict each other, or what was asked for."""
-        usage, num_most = self._figures.usage, self.max_new_tokens
+        """Raises ConfigError: its figures contradict each other or the request."""
+        usage = self._figures.usage
         num_new_tokens = usage.completion_tokens if usage else 0
-        if num_new_tokens > num_most:
+        if num_new_tokens > self.max_new_tokens:
             raise ConfigError(
-                f"usage.completion_tokens must be at most {num_most}, as asked for, "
+                f"usage.completion_tokens must be at most {self.max_new_tokens}, as requested, "
                 f"got {num_new_tokens}."
             )
         return Reply(

@@ -1,7 +1,7 @@
-"""What engines count of their drafting, read from the endpoints that they have.
+"""Counters of running engines, read from their /metrics.
 
-Counters only grow, so a figure is of a time between two readings; a counter that fell means that
-the engine was started anew in between, and then the later reading alone counts.
+Counters only grow, so figures are those of the time between two readings. A counter that fell means
+that the engine was restarted in between; then only the later reading counts.
 """
 
 from __future__ import annotations
@@ -14,27 +14,28 @@ from typing import Any
 from engine.errors import ConfigError
 from engine.metrics import draft_acceptance, mat, position_rates
 from engine.safe_text import as_text, read_json
-from playground.connect.answers import MAX_COUNT, Iteration, Iterations, ModelList
+from playground.connect.responses import MAX_COUNT, Iteration, Iterations, ModelList
 
 _SAMPLE = re.compile(
     r"""([\w:]++)[ \t]*+(?:\{((?:[^"{}]++|"(?:[^"\\]++|\\.)*+")*+)\})?"""  # name, labels
     r"""[ \t]*+(?<=[ \t}])(\S++)(?:[ \t]++-?\d++)?[ \t\r]*+""",  # value, time
     re.ASCII,
 )
-"""A line of Prometheus' text format, in time that grows with its length: possessive throughout."""
+"""A line of Prometheus' text format; possessive quantifiers keep matching linear in its length."""
 _POSITION = re.compile(r'(?:^|[,\s])position="(\d{1,9})"', re.ASCII)
 MAX_POSITIONS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Counts since the engine's start; None where an engine does not tell.
+    """Counts since the engine's start; None if the engine does not report them.
 
     Attributes:
         steps: verifications of a draft.
         at_least: steps that accepted at least 1, 2, … draft tokens.
         running, waiting: requests at this moment.
-        told_mat, told_rate: recent means that an engine works out itself.
+        mean_mat, mean_acceptance: recent means that the engine computes itself.
+        since_last_read: the counts are since the last reading, not since the start.
     """
 
     steps: float | None = None
@@ -44,21 +45,22 @@ class Reading:
     generated: float | None = None
     running: float | None = None
     waiting: float | None = None
-    told_mat: float | None = None
-    told_rate: float | None = None
+    mean_mat: float | None = None
+    mean_acceptance: float | None = None
+    since_last_read: bool = False
 
     @property
     def mat(self) -> float | None:
-        """Of its counters, or what the engine says itself."""
+        """From the counters, or as the engine reports it."""
         if not self.steps or self.accepted is None:
-            return self.told_mat
+            return self.mean_mat
         return mat(self.accepted, self.steps)
 
     @property
     def draft_acceptance(self) -> float | None:
-        """Of its counters, or what the engine says itself."""
+        """From the counters, or as the engine reports it."""
         if not self.drafted or self.accepted is None:
-            return self.told_rate
+            return self.mean_acceptance
         return draft_acceptance(self.accepted, self.drafted)
 
     @property
@@ -70,29 +72,31 @@ COUNTED = ("steps", "drafted", "accepted", "generated")
 
 
 def between(before: Reading, after: Reading) -> tuple[Reading, bool]:
-    """What was counted between two readings, and whether the engine was started anew."""
+    """The counts between two readings, and whether the engine was restarted in between."""
+    if after.since_last_read:
+        return after, False
     padded = (*before.at_least, *(0.0,) * len(after.at_least))
     pairs = [(getattr(before, name), getattr(after, name)) for name in COUNTED]
     pairs += zip(padded, after.at_least, strict=False)
     if any(b is not None and a is not None and a < b for b, a in pairs):
         return after, True
-    grown = {
+    growth: dict[str, Any] = {
         name: None if a is None else a - (b or 0.0)
         for name, (b, a) in zip(COUNTED, pairs, strict=False)
     }
     counts = tuple(a - b for a, b in zip(after.at_least, padded, strict=False))
-    return replace(after, at_least=counts, **grown), False
+    return replace(after, at_least=counts, **growth), False
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """How an engine is recognised, read, asked and set.
+    """How to recognise, read and configure an engine.
 
     Attributes:
-        owner: what its list of models says of who owns them.
+        owner: `owned_by` in its list of models.
         names: Prometheus' name of every figure, without `_total`.
-        extra: fields of every request, so that each prompt is read anew.
-        flag: how its draft length is set, `{k}` in it, `{k1}` for one more.
+        extra: fields of every request that disable the prompt cache.
+        flag: the option that sets the draft length: `{k}`, or `{k1}` for one more.
     """
 
     name: str
@@ -103,7 +107,7 @@ class Engine:
     flag: str = ""
 
     def read(self, body: bytes) -> Reading:
-        """Raises ConfigError: this is no answer of its /metrics."""
+        """Raises ConfigError: the body is not in the format of its /metrics."""
         return _from_prometheus(as_text(body, what="/metrics"), self.names)
 
 
@@ -124,7 +128,7 @@ _VLLM = _vllm_names("vllm", "num_requests_running", "num_requests_waiting", "gen
 
 
 class TensorRT(Engine):
-    """Its /metrics is a JSON list of iterations, emptied by reading: it is added up here."""
+    """Its /metrics is a JSON list of the iterations since the last read."""
 
     def read(self, body: bytes) -> Reading:
         listed = read_json(body, what="/metrics") if body.strip() else []
@@ -137,6 +141,7 @@ class TensorRT(Engine):
             accepted=sum(one.num_accepted_tokens for one in stats),
             running=last.num_active_requests,
             waiting=last.num_queued_requests,
+            since_last_read=True,
         )
 
 
@@ -160,8 +165,8 @@ ENGINES = (
         "SGLang",
         "sglang",
         {
-            "told_mat": "sglang:spec_accept_length",
-            "told_rate": "sglang:spec_accept_rate",
+            "mean_mat": "sglang:spec_accept_length",
+            "mean_acceptance": "sglang:spec_accept_rate",
             "generated": "sglang:generation_tokens",
             "running": "sglang:num_running_reqs",
             "waiting": "sglang:num_queue_reqs",
@@ -184,16 +189,15 @@ ENGINES = (
 def engine_of(listed: ModelList) -> Engine:
     """The engine whose list of models this is.
 
-    Raises ConfigError: of none that is known here, or without a model.
+    Raises ConfigError: the engine is not supported, or lists no model.
     """
     owners = [one.owned_by for one in listed.data]
     for engine in ENGINES:
         if engine.owner in owners:
             return engine
-    known = ", ".join(engine.title for engine in ENGINES)
+    titles = ", ".join(engine.title for engine in ENGINES)
     raise ConfigError(
-        f"/v1/models names owners {owners[:3]!r:.80}; an engine that is known here ({known}) "
-        "must answer."
+        f"owned_by in /v1/models must name a supported engine ({titles}), got {owners[:3]!r:.80}."
     )
 
 
@@ -219,9 +223,9 @@ def _from_prometheus(text: str, names: Mapping[str, str]) -> Reading:
             series.setdefault(name, []).append(_amount(metric, value))
     deepest = min(max(positions, default=-1), MAX_POSITIONS - 1)
     at_least = tuple(positions.get(at, 0.0) for at in range(deepest + 1))
-    # There is a series per model or worker: counts are added up, means are not.
-    figures = {
-        name: sum(values) / (len(values) if name.startswith("told_") else 1)
+    # There is a series per model or worker: counts are summed, means are averaged.
+    figures: dict[str, Any] = {
+        name: sum(values) / (len(values) if name.startswith("mean_") else 1)
         for name, values in series.items()
     }
     return Reading(**figures, at_least=at_least)

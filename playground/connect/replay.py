@@ -1,10 +1,10 @@
-"""Sends prompts to a running engine at one concurrency after another, and times the answers."""
+"""Sends prompts to a running engine, a fixed number at a time, and times the answers."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.errors import ConfigError, PlaygroundError
@@ -21,19 +21,19 @@ MAX_CONCURRENCY = 64
 def read_concurrencies(text: str) -> tuple[int, ...]:
     """`1,2,4`. Raises ConfigError: naming what is allowed."""
     try:
-        found = tuple(dict.fromkeys(int(part) for part in text.split(",")))
+        numbers = tuple(dict.fromkeys(int(part) for part in text.split(",")))
     except ValueError:
-        found = ()
-    if not found or not all(1 <= one <= MAX_CONCURRENCY for one in found):
+        numbers = ()
+    if not numbers or not all(1 <= number <= MAX_CONCURRENCY for number in numbers):
         raise ConfigError(
             f"concurrency must be numbers of 1 to {MAX_CONCURRENCY} like 1,2,4, got {text!r:.80}."
         )
-    return found
+    return numbers
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A prompt of a suite; its first turn."""
+class ReplayPrompt:
+    """The first turn of a suite's prompt."""
 
     suite: str
     name: str
@@ -45,48 +45,49 @@ class Asked:
         return [{"role": "user", "content": self.text}]
 
 
-def asked_of(suite: PromptSuite, limit: int) -> list[Asked]:
-    """So many prompts of a suite, its categories in turn."""
-    kinds: dict[str, list[Asked]] = {}
-    for at, prompt in enumerate(suite.prompts):
-        one = Asked(suite.name, prompt.id or str(at + 1), prompt.category, prompt.turns[0])
-        kinds.setdefault(prompt.category, []).append(one)
-    rounds = max(map(len, kinds.values()), default=0)
-    mixed = [of_kind[i] for i in range(rounds) for of_kind in kinds.values() if i < len(of_kind)]
-    return mixed[:limit]
+def sample_prompts(suite: PromptSuite, limit: int) -> tuple[ReplayPrompt, ...]:
+    """The first prompts of a suite, taken from its categories in turn."""
+    categories: dict[str, list[ReplayPrompt]] = {}
+    for index, prompt in enumerate(suite.prompts):
+        name = prompt.id or str(index + 1)
+        one = ReplayPrompt(suite.name, name, prompt.category, prompt.turns[0])
+        categories.setdefault(prompt.category, []).append(one)
+    rounds = max(map(len, categories.values()), default=0)
+    mixed = [one[i] for i in range(rounds) for one in categories.values() if i < len(one)]
+    return tuple(mixed[:limit])
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
-    """What came back for a prompt: a reply, or why there is none."""
+class Outcome:
+    """A prompt's reply, or why there is none."""
 
-    asked: Asked
+    prompt: ReplayPrompt
     reply: Reply | None
     error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """All prompts once, so many at a time.
+    """All prompts once, at one concurrency.
 
     Attributes:
         seconds: first request sent → last answer's end.
-        counted: what the engine's counters grew by meanwhile; other clients' requests count too.
+        counters: growth of the engine's counters meanwhile, other clients' requests included.
     """
 
     concurrency: int
     seconds: float
-    answered: tuple[Answered, ...]
-    counted: Reading | None = None
+    outcomes: tuple[Outcome, ...]
+    counters: Reading | None = None
     restarted: bool = False
 
     @property
     def replies(self) -> list[Reply]:
-        return [one.reply for one in self.answered if one.reply is not None]
+        return [one.reply for one in self.outcomes if one.reply is not None]
 
     @property
     def num_failed(self) -> int:
-        return len(self.answered) - len(self.replies)
+        return len(self.outcomes) - len(self.replies)
 
     @property
     def throughput(self) -> float:
@@ -111,79 +112,74 @@ class Level:
 
     @property
     def mat(self) -> float | None:
-        """From the requests' own figures where the engine gives them, else from its counters."""
-        told = [reply.drafting for reply in self.replies if reply.drafting is not None]
-        if told:
-            return mat(sum(d.accepted for d in told), sum(d.steps for d in told))
-        return self.counted.mat if self.counted else None
+        """From the requests' own figures if the engine reports them, else from its counters."""
+        drafts = [reply.drafting for reply in self.replies if reply.drafting is not None]
+        if drafts:
+            return mat(sum(d.accepted for d in drafts), sum(d.steps for d in drafts))
+        return self.counters.mat if self.counters else None
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is sent: prompts, how much is written for each, how long it may take in all."""
+    """The prompts to send, the length of an answer, and the time limit of each concurrency."""
 
-    asked: tuple[Asked, ...]
+    prompts: tuple[ReplayPrompt, ...]
     concurrencies: tuple[int, ...] = CONCURRENCIES
     max_new_tokens: int = 128
     max_seconds: float = 300.0
 
 
-async def replay(client: Client, load: Load) -> AsyncIterator[Level]:
-    """One level after another; what is not answered when the time is up is not waited for."""
-    ends = time.monotonic() + load.max_seconds
-    for concurrency in load.concurrencies:
-        if time.monotonic() > ends:
-            return
-        before = await _counters(client)
-        began = time.perf_counter()
-        answered = await _level(client, load, concurrency, ends)
-        seconds = time.perf_counter() - began
-        after = await _counters(client)
-        counted, restarted = between(before, after) if before and after else (None, False)
-        yield Level(concurrency, seconds, tuple(answered), counted, restarted)
+async def measure_level(client: Client, load: Load, concurrency: int) -> Level:
+    """Send all prompts, `concurrency` at a time; no answer is awaited beyond the time limit."""
+    before, began_s = await _counters(client), time.perf_counter()
+    outcomes = await _outcomes(client, load, concurrency)
+    seconds, after = time.perf_counter() - began_s, await _counters(client)
+    counters, restarted = between(before, after) if before and after else (None, False)
+    return Level(concurrency, seconds, tuple(outcomes), counters, restarted)
 
 
-async def _level(client: Client, load: Load, concurrency: int, ends: float) -> list[Answered]:
+async def _outcomes(client: Client, load: Load, concurrency: int) -> list[Outcome]:
     """Workers take prompts until none is left."""
-    waiting, answered = list(reversed(load.asked)), list[Answered]()
+    prompts, outcomes = list(reversed(load.prompts)), list[Outcome]()
+    deadline_s = time.monotonic() + load.max_seconds
 
     async def work() -> None:
-        while waiting and time.monotonic() < ends:
-            asked = waiting.pop()
+        while prompts and time.monotonic() < deadline_s:
+            prompt = prompts.pop()
             try:
-                async with asyncio.timeout(max(1.0, ends - time.monotonic())):
-                    reply = await client.answer(asked.messages, max_new_tokens=load.max_new_tokens)
-                answered.append(Answered(asked, reply))
+                async with asyncio.timeout(max(1.0, deadline_s - time.monotonic())):
+                    reply = await client.answer(prompt.messages, max_new_tokens=load.max_new_tokens)
+                outcomes.append(Outcome(prompt, reply))
             except PlaygroundError as error:
-                answered.append(Answered(asked, None, str(error)))
+                outcomes.append(Outcome(prompt, None, str(error)))
             except TimeoutError:
-                answered.append(Answered(asked, None, "The time limit was reached."))
+                outcomes.append(Outcome(prompt, None, "The time limit was reached."))
 
     async with asyncio.TaskGroup() as group:
-        for _ in range(min(concurrency, len(load.asked))):
+        for _ in range(min(concurrency, len(load.prompts))):
             group.create_task(work())
-    return answered
+    return outcomes
 
 
 async def _counters(client: Client) -> Reading | None:
-    """None where the engine was not started with counters."""
+    """None if the engine was started without counters."""
     try:
         return await client.read()
     except PlaygroundError:
         return None
 
 
-def same_texts(ours: Level, plain: Level) -> tuple[int, int]:
-    """Of the prompts that both answered: how many texts are equal, and how many there are."""
-    texts = {one.asked: one.reply.text for one in plain.answered if one.reply is not None}
-    both = [
-        (one.reply.text, texts[one.asked])
-        for one in ours.answered
-        if one.reply is not None and one.asked in texts
+def count_equal_texts(level: Level, plain: Level) -> tuple[int, int]:
+    """Of the prompts that both answered: the number of equal texts, and of prompts."""
+    texts = {one.prompt: one.reply.text for one in plain.outcomes if one.reply is not None}
+    pairs = [
+        (one.reply.text, texts[one.prompt])
+        for one in level.outcomes
+        if one.reply is not None and one.prompt in texts
     ]
-    return sum(a == b for a, b in both), len(both)
+    return sum(a == b for a, b in pairs), len(pairs)
 
 
-def failures(levels: Sequence[Level]) -> list[str]:
-    """What went wrong, each sentence once."""
-    return list(dict.fromkeys(one.error for lv in levels for one in lv.answered if one.error))
+def error_sentences(levels: Sequence[Level]) -> list[str]:
+    """Each distinct error once."""
+    return list(dict.fromkeys(one.error for lv in levels for one in lv.outcomes if one.error))

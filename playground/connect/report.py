@@ -1,18 +1,23 @@
-"""A replay's figures side by side, with and without drafts, and what follows from them."""
+"""The figures of a measured engine, with and without drafts, and the advice that follows."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from engine import formats
-from engine.formats import DASH
-from engine.metrics import speedup, step_ms_of
-from playground.connect.advice import Choice, Measured, choose, schedule, stops_paying
-from playground.connect.readings import Engine
-from playground.connect.replay import Level, failures, same_texts
+from engine.formats import DASH, figure
+from engine.metrics import FORMULAS, speedup, step_ms_of, throughput
+from playground.connect.advice import (
+    LengthAdvice,
+    LevelSpeed,
+    batch_schedule,
+    best_length,
+    break_even_concurrency,
+)
+from playground.connect.readings import Engine, Reading
+from playground.connect.replay import Level, count_equal_texts, error_sentences
 from playground.host.baseline import DOUBTS, Doubt, Evidence, doubt_of
 
 COLUMNS = {
@@ -25,14 +30,28 @@ COLUMNS = {
     "MAT": "1 + accepted draft tokens / steps, from the engine's counters",
     "speedup": "tok/s per request, over that without drafts at the same concurrency",
     "same texts": "answers identical, character for character, to those without drafts",
-    "failed": "requests without a whole answer",
+    "failed": "requests without a complete answer",
 }
 """Columns of the table, and how each is computed."""
 
 
+def reading_figures(reading: Reading, seconds: float | None) -> list[tuple[str, str, str]]:
+    """Title, text and explanation of each figure of the counters over `seconds`."""
+    tok_s = formats.tok_s(throughput(reading.generated, seconds))
+    rates = ", ".join(map(formats.percent, reading.position_rates[:16]))
+    return [
+        ("throughput", f"{tok_s} tok/s", FORMULAS["throughput"]),
+        ("MAT", formats.mat(reading.mat), FORMULAS["mat"]),
+        ("accepted", formats.percent(reading.draft_acceptance), FORMULAS["draft_acceptance"]),
+        ("running", figure(reading.running, 0), "requests that the engine is answering"),
+        ("waiting", figure(reading.waiting, 0), "requests in the engine's queue"),
+        ("position rates", rates or DASH, FORMULAS["position_rates"]),
+    ]
+
+
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All levels of a replay; `plain` without drafts, empty where that could not be asked for."""
+    """Every measured level; `plain` is empty if the engine could not be measured without drafts."""
 
     engine: Engine
     drafting: tuple[Level, ...]
@@ -40,69 +59,76 @@ class Report:
 
     @property
     def pairs(self) -> list[tuple[Level, Level | None]]:
-        others = {level.concurrency: level for level in self.plain}
-        return [(level, others.get(level.concurrency)) for level in self.drafting]
+        """Each level with drafts, and the one without at the same concurrency."""
+        plain = {level.concurrency: level for level in self.plain}
+        return [(level, plain.get(level.concurrency)) for level in self.drafting]
 
     @property
     def position_rates(self) -> tuple[float, ...]:
         """Of the first level, whose requests do not wait for each other."""
-        counted = [level.counted for level in self.drafting if level.counted is not None]
-        return counted[0].position_rates if counted else ()
+        readings = [level.counters for level in self.drafting if level.counters is not None]
+        return readings[0].position_rates if readings else ()
 
     @property
-    def choices(self) -> list[Choice]:
-        """The predicted best draft length per concurrency; none without plain levels and rates."""
+    def advice(self) -> list[LengthAdvice]:
+        """The predicted best length per concurrency; empty without plain levels and rates."""
         rates = self.position_rates
-        measured = [
-            Measured(own.concurrency, plain.tok_s, own.tok_s)
-            for own, plain in self.pairs
-            if plain is not None and plain.tok_s and own.tok_s
+        speeds = [
+            LevelSpeed(level.concurrency, plain.tok_s, level.tok_s)
+            for level, plain in self.pairs
+            if plain is not None and plain.tok_s and level.tok_s
         ]
-        return [choose(one, rates) for one in measured] if rates else []
+        return [best_length(speed, rates) for speed in speeds] if rates else []
 
     def rows(self) -> list[list[str]]:
         """A row per level, as `COLUMNS`."""
-        found = []
-        for own, plain in self.pairs:
+        rows = []
+        for level, plain in self.pairs:
             if plain is not None:
-                found.append(_row(plain, "plain", DASH, None))
-            same = same_texts(own, plain) if plain else None
-            found.append(_row(own, "drafting", formats.speedup(_speedup(own, plain)), same))
-        return found
+                rows.append(_row(plain, "plain", DASH, DASH))
+            equal = "{} of {}".format(*count_equal_texts(level, plain)) if plain else DASH
+            gain = formats.speedup(_speedup(level, plain))
+            rows.append(_row(level, "drafting", gain, equal))
+        return rows
 
     def sentences(self) -> list[str]:
-        """What the figures say, and which length to set."""
-        said = [_verdict(own, plain) for own, plain in self.pairs if plain is not None]
-        said += [f"The engine restarted at concurrency {lv.concurrency}: its counters are "
-                 "cover only what came after." for lv in self.drafting if lv.restarted]  # fmt: skip
-        said += self._advice()
-        return [*filter(None, said), *failures([*self.plain, *self.drafting])]
+        """A verdict per level, the advised draft length, and every error."""
+        verdicts = [_verdict(level, plain) for level, plain in self.pairs if plain is not None]
+        restarts = [
+            f"The engine restarted at concurrency {level.concurrency}: "
+            "its counters cover only what came after."
+            for level in self.drafting
+            if level.restarted
+        ]
+        errors = error_sentences([*self.plain, *self.drafting])
+        return [*filter(None, verdicts), *restarts, *self._advice_sentences(), *errors]
 
-    def _advice(self) -> list[str]:
-        if not self.choices:
+    def _advice_sentences(self) -> list[str]:
+        if not self.advice:
             return []
-        first, stops = self.choices[0], stops_paying(self.choices)
-        best = first.draft_len
-        approximated = (
-            "MAT(k) from the position rates, step(k) on a straight line between no draft and "
-            f"{len(self.position_rates)} tokens: an approximation."
-        )
-        if not best:
-            said = [f"No draft length is predicted to pay at concurrency {first.concurrency}."]
+        first, break_even = self.advice[0], break_even_concurrency(self.advice)
+        where, length = f"concurrency {first.concurrency}", first.draft_len
+        if not length:
+            sentences = [f"Drafting is not predicted to pay off at {where}."]
         else:
-            said = [
-                f"Predicted fastest at concurrency {first.concurrency}: {best} drafted tokens, "
+            sentences = [
+                f"Predicted fastest at {where}: {length} drafted tokens, "
                 f"{formats.tok_s(first.tok_s)} tok/s, {formats.speedup(first.speedup)} plain "
-                f"decoding ({self.engine.flag.format(k=best, k1=best + 1)})."
+                f"decoding ({self.engine.flag.format(k=length, k1=length + 1)})."
             ]
-        if stops is not None and best:
-            said.append(
-                f"From concurrency {stops} on, drafting is predicted to cost more than it gains."
+        if break_even is not None and length:
+            sentences.append(
+                f"From concurrency {break_even} on, drafting is predicted to cost more than it "
+                "gains."
             )
-        if self.engine.name == "vllm" and len(self.choices) > 1:
-            table = json.dumps(schedule(self.choices))
-            said.append(f'By batch size: "num_speculative_tokens_per_batch_size": {table}.')
-        return [*said, approximated]
+        if self.engine.name == "vllm" and len(self.advice) > 1:
+            table = json.dumps(batch_schedule(self.advice))
+            sentences.append(f'By batch size: "num_speculative_tokens_per_batch_size": {table}.')
+        sentences.append(
+            "The prediction is approximate: MAT(k) from the position rates, step(k) on a straight "
+            f"line between no draft and {len(self.position_rates)} tokens."
+        )
+        return sentences
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -113,16 +139,7 @@ class Report:
                 for level in levels
             ],
             "position_rates": list(self.position_rates),
-            "choices": [
-                {
-                    "concurrency": c.concurrency,
-                    "draft_len": c.draft_len,
-                    "tok_s": c.tok_s,
-                    "speedup": c.speedup,
-                    "tok_s_by_len": list(c.tok_s_by_len),
-                }
-                for c in self.choices
-            ],  # fmt: skip
+            "choices": [{**asdict(one), "speedup": one.speedup} for one in self.advice],
             "sentences": self.sentences(),
         }
 
@@ -142,46 +159,42 @@ def _figures(level: Level, kind: str) -> dict[str, Any]:
     }
 
 
-def _speedup(own: Level, plain: Level | None) -> float | None:
-    if plain is None or _doubt(own, plain):
+def _speedup(level: Level, plain: Level | None) -> float | None:
+    if plain is None or _doubt(level, plain):
         return None
-    return speedup(own.tok_s, plain.tok_s)
+    return speedup(level.tok_s, plain.tok_s)
 
 
-def _doubt(own: Level, plain: Level | None) -> Doubt | None:
-    """Why the two rates are not divided."""
-    own_step_ms = step_ms_of(own.mat, own.tok_s)
-    plain_step_ms = step_ms_of(1.0, plain.tok_s) if plain else None
-    return doubt_of(Evidence(_seconds(own_step_ms), _seconds(plain_step_ms)))
+def _doubt(level: Level, plain: Level) -> Doubt | None:
+    """Why the speedup would be wrong, if it would."""
+    steps_ms = step_ms_of(level.mat, level.tok_s), step_ms_of(1.0, plain.tok_s)
+    own_s, plain_s = (None if ms is None else ms / 1000 for ms in steps_ms)
+    return doubt_of(Evidence(own_s, plain_s))
 
 
-def _seconds(milliseconds: float | None) -> float | None:
-    return None if milliseconds is None else milliseconds / 1000
-
-
-def _verdict(own: Level, plain: Level | None) -> str:
-    """Speedup = MAT / what a step costs in plain steps."""
-    gain, where = _speedup(own, plain), f"Concurrency {own.concurrency}"
-    if doubt := _doubt(own, plain):
+def _verdict(level: Level, plain: Level) -> str:
+    """Speedup = MAT / (time of a step / time of a plain step)."""
+    gain, where = _speedup(level, plain), f"Concurrency {level.concurrency}"
+    if doubt := _doubt(level, plain):
         return f"{where}: no speedup is given: {DOUBTS[doubt]}"
-    if gain is None or own.mat is None:
+    if gain is None or level.mat is None:
         return ""
     return (
-        f"{where}: {formats.speedup(gain)} plain decoding: {formats.mat(own.mat)} tokens a step, "
-        f"and a step takes {formats.figure(own.mat / gain, 2, '×')} as long as a plain step."
+        f"{where}: {formats.speedup(gain)} plain decoding: {formats.mat(level.mat)} tokens a step, "
+        f"and a step takes {figure(level.mat / gain, 2, '×')} as long as a plain step."
     )
 
 
-def _row(level: Level, what: str, ratio: str, same: Sequence[int] | None) -> list[str]:
+def _row(level: Level, kind: str, gain: str, equal_texts: str) -> list[str]:
     return [
-        f"concurrency {level.concurrency}, {what}",
+        f"concurrency {level.concurrency}, {kind}",
         formats.tok_s(level.tok_s),
         formats.tok_s(level.throughput),
         formats.milliseconds(level.ttft_ms(50)),
         formats.milliseconds(level.ttft_ms(95)),
         formats.milliseconds(level.tpot_ms),
         formats.mat(level.mat),
-        ratio,
-        DASH if same is None else f"{same[0]} of {same[1]}",
+        gain,
+        equal_texts,
         str(level.num_failed),
     ]

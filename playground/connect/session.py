@@ -1,21 +1,25 @@
-"""One visit to a running engine: found, read, asked, compared with itself without drafts."""
+"""A measurement of a running engine: each concurrency with drafts, and without if that is possible.
+
+Answers become runs of the log, beside the playground's own.
+"""
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 
 from anyio.to_thread import run_sync
 
-from playground.connect.client import Client
-from playground.connect.replay import Level, Load, replay
+from engine.metrics import draft_acceptance, mat, tok_s
+from playground.connect.client import Client, Reply
+from playground.connect.replay import Level, Load, measure_level
 from playground.connect.report import Report
-from playground.connect.stored import new_replay, store
-from storage import RunLog
+from storage import EXTERNAL, NewRun, RunLog
 
 PLAIN = "plain"
+FINISH_REASONS = {"stop": "eos", "length": "length"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +27,8 @@ class Address:
     """Where an engine listens.
 
     Attributes:
-        plain_url: the same model in an engine that does not draft; a playground is asked for its
-            own plain decoding.
+        plain_url: the same model in an engine that does not draft; a playground needs none, it
+            decodes plainly on request.
     """
 
     url: str
@@ -33,43 +37,96 @@ class Address:
     plain_url: str = ""
 
 
-async def visit(address: Address, load: Load, log: RunLog | None) -> AsyncIterator[Report]:
-    """Replay; a report after every level, the last one is whole.
+async def measure(address: Address, load: Load, log: RunLog | None) -> AsyncIterator[Report]:
+    """Yield a report after every concurrency; the last one is complete.
 
-    Levels without drafts come first at each concurrency, so that both are of the same minutes.
+    Plain decoding is measured first at each concurrency, so that both are of the same minutes.
 
-    Raises EngineError, ConfigError: the engine cannot be reached or is not known.
+    Raises EngineError, ConfigError: the engine cannot be reached or is not supported.
     """
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(Client.at(address.url, address.key))
-        engine = await client.find(address.model)
-        without = await _without(client, address, stack)
-        replay_id = new_replay()
+        engine = await client.connect(address.model)
+        plain_client = await _plain_client(client, address, stack)
+        replay_id = secrets.token_hex(8)
         drafting: list[Level] = []
         plain: list[Level] = []
         for concurrency in load.concurrencies:
-            one = replace(load, concurrencies=(concurrency,))
-            for asked, levels in ((without, plain), (client, drafting)):
-                if asked is None:
+            for one, levels in ((plain_client, plain), (client, drafting)):
+                if one is None:
                     continue
-                async for level in replay(asked, one):
-                    levels.append(level)
-                    if log is not None:
-                        is_drafting = levels is drafting
-                        await run_sync(
-                            partial(
-                                store, log, asked, level, replay=replay_id, drafting=is_drafting
-                            )
-                        )
+                levels.append(await measure_level(one, load, concurrency))
+                if log is not None:
+                    title = one.engine.title
+                    title += "" if levels is drafting else ", plain decoding"
+                    await run_sync(_store, log, one, levels[-1], title, replay_id)
             yield Report(engine, tuple(drafting), tuple(plain))
 
 
-async def _without(client: Client, address: Address, stack: AsyncExitStack) -> Client | None:
-    """Who is asked without drafts; None where nobody can be."""
-    is_own = client.engine.name == "playground"
-    if not address.plain_url and not is_own:
+async def _plain_client(client: Client, address: Address, stack: AsyncExitStack) -> Client | None:
+    """The client of an engine that does not draft; None if there is no such engine."""
+    is_playground = client.engine.name == "playground"
+    if not address.plain_url and not is_playground:
         return None
     url = address.plain_url or address.url
-    other = await stack.enter_async_context(Client.at(url, address.key))
-    await other.find("" if address.plain_url else f"{client.model.partition(':')[0]}:{PLAIN}")
-    return other
+    plain = await stack.enter_async_context(Client.at(url, address.key))
+    await plain.connect("" if address.plain_url else f"{client.model.partition(':')[0]}:{PLAIN}")
+    return plain
+
+
+def _store(log: RunLog, client: Client, level: Level, title: str, replay_id: str) -> None:
+    """Write every answer of a level to the log."""
+    for outcome in level.outcomes:
+        prompt, reply = outcome.prompt, outcome.reply
+        run_id = log.begin(
+            NewRun(
+                target=client.model,
+                method={
+                    "decoding_type": EXTERNAL,
+                    "engine": client.engine.name,
+                    "url": client.url,
+                },
+                method_title=f"{title} · concurrency {level.concurrency}",
+                lossless=None,
+                sampling={"temperature": 0.0},
+                limits={},
+                prompt_ids=(),
+                prompt_text=prompt.text,
+                messages=tuple(prompt.messages),
+                device=client.url,
+                labels={
+                    "replay": replay_id,
+                    "suite": prompt.suite,
+                    "prompt": prompt.name,
+                    "category": prompt.category,
+                    "concurrency": str(level.concurrency),
+                },
+            )
+        )
+        log.finish(
+            run_id,
+            status="failed" if reply is None else "completed",
+            output_ids=(),
+            text=reply.text if reply else "",
+            finish_reason=FINISH_REASONS.get(reply.finish_reason or "") if reply else None,
+            metrics=_metrics(reply) if reply else {},
+            error=outcome.error or None,
+        )
+
+
+def _metrics(reply: Reply) -> dict[str, object]:
+    """The figures of `engine.metrics.Metrics` that can be measured from outside."""
+    draft, num_new_tokens = reply.drafting, reply.num_new_tokens
+    return {
+        "num_prompt_tokens": reply.num_prompt_tokens,
+        "num_new_tokens": num_new_tokens,
+        "num_steps": draft.steps if draft else max(0, num_new_tokens - 1),
+        "num_drafted": draft.drafted if draft else 0,
+        "num_accepted": draft.accepted if draft else 0,
+        "decode_s": reply.decode_s,
+        "at_least": (),
+        "mat": mat(draft.accepted, draft.steps) if draft else None,
+        "draft_acceptance": draft_acceptance(draft.accepted, draft.drafted) if draft else None,
+        "ttft_s": reply.ttft_s,
+        "tok_s": tok_s([(num_new_tokens, reply.decode_s)] if num_new_tokens > 1 else []),
+    }

@@ -15,7 +15,7 @@ from pydantic import ConfigDict, Field
 from engine.config import Limits, Sampling
 from engine.formats import plural
 from engine.safe_text import read_text
-from playground.deploy import Question
+from playground.deploy import ExportForm
 from playground.errors import Fault, attempt
 from playground.experiments.benchmarks import Benchmarks, BenchmarkState, Extent
 from playground.experiments.compare.links import first_methods
@@ -293,7 +293,7 @@ class BenchmarkPage(ExperimentPage):
             run = sections[0].example_run if sections else None
             if run is None:
                 return {}
-            return {tabs: gr.Tabs(selected="deploy"), **deploy.open(Question(run=run))}
+            return {tabs: gr.Tabs(selected="deploy"), **deploy.open(ExportForm(run=run))}
 
         def leading(lead: Callable[..., Updates]) -> Callable[..., Updates]:
             """A listener that goes to another page, or says why it cannot."""

@@ -11,16 +11,13 @@ import plotly.graph_objects as go
 from anyio.to_thread import run_sync
 from pydantic import ConfigDict, Field
 
-from engine import formats
 from engine.config import Settings
 from engine.errors import ConfigError
-from engine.formats import DASH, figure
-from engine.metrics import FORMULAS, throughput
 from playground.connect.client import Client
-from playground.connect.readings import ENGINES, Engine, Reading, between
-from playground.connect.replay import MAX_CONCURRENCY, Load, asked_of, read_concurrencies
-from playground.connect.report import COLUMNS, Report
-from playground.connect.session import Address, visit
+from playground.connect.readings import ENGINES, Reading, between
+from playground.connect.replay import MAX_CONCURRENCY, Load, read_concurrencies, sample_prompts
+from playground.connect.report import COLUMNS, Report, reading_figures
+from playground.connect.session import Address, measure
 from playground.errors import fault_of
 from playground.host.catalog import Catalog
 from playground.plots import GREY, HUES, styled
@@ -29,7 +26,7 @@ from presets import PromptSuite
 from storage import RunLog
 
 EVERY_S = 2.0
-WHERE = "asking an engine"
+WHERE = "connecting to an engine"
 MAX_PROMPTS, MAX_TOKENS = 200, 2048
 QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 TIMED: dict[str, Any] = {**QUIET, "queue": False}
@@ -51,8 +48,8 @@ SENTENCES = HTML.from_string("""
 """)
 
 
-class Place(Settings):
-    """Which engine."""
+class EngineFields(Settings):
+    """The fields that name an engine."""
 
     model_config = ConfigDict(str_strip_whitespace=True, str_max_length=2000)
 
@@ -61,8 +58,8 @@ class Place(Settings):
     model: str = ""
 
 
-class Measuring(Place):
-    """Which engine, and what to send it."""
+class MeasureFields(EngineFields):
+    """The fields of a measurement."""
 
     model_config = ConfigDict(strict=False)
 
@@ -74,13 +71,13 @@ class Measuring(Place):
     seconds: float = Field(ge=1, le=3600)
 
     def load(self, suites: Mapping[str, PromptSuite]) -> Load:
-        """Raises ConfigError: suite or concurrencies are none."""
+        """Raises ConfigError: the suite or the concurrencies are invalid."""
         if self.suite not in suites:
             raise ConfigError(
                 f"Prompts must be one of {', '.join(suites)}, got {self.suite!r:.80}."
             )
-        asked = asked_of(suites[self.suite], self.count)
-        return Load(tuple(asked), read_concurrencies(self.levels), self.tokens, self.seconds)
+        prompts = sample_prompts(suites[self.suite], self.count)
+        return Load(prompts, read_concurrencies(self.levels), self.tokens, self.seconds)
 
 
 class ConnectPage:
@@ -94,7 +91,7 @@ class ConnectPage:
                 self._load()
             with gr.Column(scale=4, elem_classes="pg-main"):
                 self._results()
-        self.seen = gr.State(None)
+        self.last_reading = gr.State(None)
         self.timer = gr.Timer(EVERY_S, active=False)
         self._listen()
 
@@ -147,19 +144,19 @@ class ConnectPage:
     # ---- listeners
 
     def _listen(self) -> None:
-        place = [self.url, self.key, self.model]
-        watched = [self.message, self.live, self.seen, self.timer]
-        self.watch.click(self.begin, place, watched, **QUIET)
-        self.url.submit(self.begin, place, watched, **QUIET)
-        self.timer.tick(self.look, [*place, self.seen], watched, **TIMED)
+        engine = [self.url, self.key, self.model]
+        watched = [self.message, self.live, self.last_reading, self.timer]
+        self.watch.click(self.begin, engine, watched, **QUIET)
+        self.url.submit(self.begin, engine, watched, **QUIET)
+        self.timer.tick(self.look, [*engine, self.last_reading], watched, **TIMED)
         self.leave.click(lambda: gr.Timer(active=False), None, self.timer, **TIMED)
-        asked = [self.plain, self.suite, self.count, self.tokens, self.levels, self.seconds]
-        shown = [self.message, self.sentences, self.table, self.plot]
+        load = [self.plain, self.suite, self.count, self.tokens, self.levels, self.seconds]
+        results = [self.message, self.sentences, self.table, self.plot]
         running = self.start.click(
-            self.measure, [*place, *asked], shown, concurrency_limit=None, **QUIET
+            self.measure, [*engine, *load], results, concurrency_limit=None, **QUIET
         )
         self.stop.click(
-            lambda: saying("Stopped. What was measured is in the log."),
+            lambda: saying("Stopped. The answers received so far are in the log."),
             None,
             self.message,
             cancels=[running],
@@ -167,55 +164,55 @@ class ConnectPage:
         )
 
     async def begin(self, url: Any, key: Any, model: Any) -> tuple[Any, ...]:
-        """Find the engine and read its counters; then the timer goes on."""
+        """Identify the engine, read its counters and start the timer."""
         try:
-            _, where, reading = await _read(url, key, model)
+            where, reading = await _read(url, key, model)
         except Exception as error:
             return saying(fault_of(error, where=WHERE)), "", None, gr.Timer(active=False)
-        seen = (time.monotonic(), reading)
-        return saying(where), live_html(reading, None, "Since its start."), seen, _going(True)
+        live = live_html(reading, None, "Since its start.")
+        return saying(where), live, (time.monotonic(), reading), gr.Timer(active=True)
 
-    async def look(self, url: Any, key: Any, model: Any, seen: Any) -> tuple[Any, ...]:
-        """What the counters grew by since the last reading that found anything to count."""
-        if not isinstance(seen, tuple):
-            return gr.skip(), gr.skip(), gr.skip(), _going(False)
+    async def look(self, url: Any, key: Any, model: Any, last: Any) -> tuple[Any, ...]:
+        """The growth of the counters since the last reading; unchanged if nothing was decoded."""
+        if not isinstance(last, tuple):
+            return gr.skip(), gr.skip(), gr.skip(), gr.Timer(active=False)
         try:
-            engine, where, after = await _read(url, key, model)
+            where, after = await _read(url, key, model)
         except Exception as error:
-            return saying(fault_of(error, where=WHERE)), gr.skip(), seen, gr.skip()
-        now, (began, before) = time.monotonic(), seen
-        drained = engine.name == "trtllm"  # its list holds what is new, no more
-        grown, restarted = (after, False) if drained else between(before, after)
-        if not grown.steps and not grown.generated and not restarted:
-            return saying(where), gr.skip(), (now, after), gr.skip()
-        note = "The engine was restarted." if restarted else f"In the last {now - began:.0f} s."
-        shown = live_html(grown, now - began, note)
-        return saying(where), shown, (now, after), gr.skip()
+            return saying(fault_of(error, where=WHERE)), gr.skip(), last, gr.skip()
+        now_s, (last_s, before) = time.monotonic(), last
+        growth, restarted = between(before, after)
+        if not growth.steps and not growth.generated and not restarted:
+            return saying(where), gr.skip(), (now_s, after), gr.skip()
+        seconds = now_s - last_s
+        note = "The engine was restarted." if restarted else f"In the last {seconds:.0f} s."
+        return saying(where), live_html(growth, seconds, note), (now_s, after), gr.skip()
 
-    async def measure(self, *held: Any) -> AsyncIterator[tuple[Any, ...]]:
-        """A row per level as it is measured, and what follows from them."""
+    async def measure(self, *values: Any) -> AsyncIterator[tuple[Any, ...]]:
+        """A row per concurrency as soon as it is measured, and the advice."""
         yield saying("Measuring …"), "", "", gr.update(visible=False)
         try:
-            asked = Measuring.parse(dict(zip(Measuring.model_fields, held, strict=False)))
-            load = asked.load(self._catalog.suites)
-            address = Address(asked.url, asked.key, asked.model, asked.plain)
-            async for report in visit(address, load, self._log):
+            fields = MeasureFields.parse(
+                dict(zip(MeasureFields.model_fields, values, strict=False))
+            )
+            load = fields.load(self._catalog.suites)
+            address = Address(fields.url, fields.key, fields.model, fields.plain)
+            async for report in measure(address, load, self._log):
                 done = f"{len(report.drafting)} of {len(load.concurrencies)} levels measured"
-                yield saying(done), *(await run_sync(_shown, report))
+                yield saying(done), *(await run_sync(_results, report))
         except Exception as error:
             yield saying(fault_of(error, where=WHERE)), gr.skip(), gr.skip(), gr.skip()
 
 
-async def _read(url: Any, key: Any, model: Any) -> tuple[Engine, str, Reading]:
-    """An engine, where it is in words, and its counters now."""
-    place = Place.parse({"url": url, "key": key, "model": model})
-    async with Client.at(place.url, place.key) as client:
-        engine = await client.find(place.model)
-        where = f"{engine.title} at {client.url} · {client.model}"
-        return engine, where, await client.read()
+async def _read(url: Any, key: Any, model: Any) -> tuple[str, Reading]:
+    """An engine's description and its current counters."""
+    fields = EngineFields.parse({"url": url, "key": key, "model": model})
+    async with Client.at(fields.url, fields.key) as client:
+        engine = await client.connect(fields.model)
+        return f"{engine.title} at {client.url} · {client.model}", await client.read()
 
 
-def _shown(report: Report) -> tuple[str, str, Any]:
+def _results(report: Report) -> tuple[str, str, Any]:
     rows = [[Cell(text) for text in row] for row in report.rows()]
     table = table_html("Levels", COLUMNS, rows)
     figure = advice_figure(report)
@@ -225,36 +222,26 @@ def _shown(report: Report) -> tuple[str, str, Any]:
 
 def live_html(reading: Reading, seconds: float | None, note: str) -> str:
     """The counters as figures."""
-    tok_s = formats.tok_s(throughput(reading.generated, seconds))
-    rates = ", ".join(map(formats.percent, reading.position_rates[:16]))
-    figures = [
-        ("throughput", f"{tok_s} tok/s", FORMULAS["throughput"]),
-        ("MAT", formats.mat(reading.mat), FORMULAS["mat"]),
-        ("accepted", formats.percent(reading.draft_acceptance), FORMULAS["draft_acceptance"]),
-        ("running", figure(reading.running, 0), "requests that the engine is answering"),
-        ("waiting", figure(reading.waiting, 0), "requests in the engine's queue"),
-        ("position rates", rates or DASH, FORMULAS["position_rates"]),
-    ]
-    return LIVE.render(figures=figures, note=note)
+    return LIVE.render(figures=reading_figures(reading, seconds), note=note)
 
 
 def advice_figure(report: Report) -> go.Figure | None:
     """Predicted tok/s over the draft length, a line per concurrency; None without advice."""
-    if not report.choices:
+    if not report.advice:
         return None
     figure = go.Figure()
-    for hue, choice in zip(HUES, report.choices, strict=False):
-        lengths = list(range(len(choice.tok_s_by_len)))
+    for hue, advice in zip(HUES, report.advice, strict=False):
+        lengths = list(range(len(advice.tok_s_by_len)))
         figure.add_scatter(
             x=lengths,
-            y=choice.tok_s_by_len,
-            name=f"concurrency {choice.concurrency}",
+            y=advice.tok_s_by_len,
+            name=f"concurrency {advice.concurrency}",
             line={"color": hue},
             mode="lines+markers",
         )
         figure.add_scatter(
-            x=[choice.draft_len],
-            y=[choice.tok_s_by_len[choice.draft_len]],
+            x=[advice.draft_len],
+            y=[advice.tok_s_by_len[advice.draft_len]],
             marker={"color": hue, "size": 12, "symbol": "star", "line": {"color": GREY}},
             mode="markers",
             showlegend=False,
@@ -262,7 +249,3 @@ def advice_figure(report: Report) -> go.Figure | None:
     figure.update_xaxes(title="draft length", dtick=1)
     figure.update_yaxes(title="predicted tok/s of one request", rangemode="tozero")
     return styled(figure)
-
-
-def _going(active: bool) -> gr.Timer:
-    return gr.Timer(active=active)

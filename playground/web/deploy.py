@@ -1,4 +1,4 @@
-"""The Deploy page: a run or a method as other engines take it, and their configs read back."""
+"""The Deploy page: export to other engines, and import of their configs."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from engine.interop import ENGINES, find_engine
 from engine.interop.export_files import Export, File, ImportedMethod
 from engine.metrics import FORMULAS
 from playground.deploy import (
-    Handed,
-    Question,
-    hand_over,
+    ExportForm,
+    ExportSource,
+    changed_settings,
+    export_source,
     matrix,
     method_yaml,
     offered_runs,
     read_config,
-    shown_settings,
     use,
 )
 from playground.errors import Fault, attempt
@@ -32,15 +32,15 @@ from playground.web.results import HTML
 
 MARKS = {"exact": "✓", "with losses": "~", "not supported": "✕"}
 FIRST_FILES, MAX_FILES = 2, 8
-"""Files that are shown at once, and with those that are folded away."""
+"""Files in view, and in all."""
 LANGUAGES: dict[str, Any] = {"json": "json", "yaml": "yaml", "bash": "shell", "python": "python"}
 Updates = dict[Any, Any]
 """New values by component."""
 QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private", "queue": False}
 WRITE_LINK = """(query) => {
   if (!query?.startsWith("deploy=")) return;
-  const asked = Object.fromEntries(new URLSearchParams(query));
-  const detail = { tab: "deploy", whole: true, query: asked };
+  const params = Object.fromEntries(new URLSearchParams(query));
+  const detail = { tab: "deploy", whole: true, query: params };
   document.dispatchEvent(new CustomEvent("pg-address", { detail }));
 }"""
 NO_RUNS = "No run of a drafting method yet. Generate with one, or pick a method here."
@@ -65,9 +65,9 @@ class DeployPage:
                 self._reader()
             with gr.Column(scale=3, elem_id="pg-deploy-main"):
                 self._result()
-        self.asked = [self.kind, self.run, self.target, self.method, self.engine, self.version]
-        self.shown = [self.summary, self.told, *self.files, self.more, self.downloads, self.notes]
-        self.outputs = [*self.asked, *self.shown, self.command, self.link]
+        self.inputs = [self.kind, self.run, self.target, self.method, self.engine, self.version]
+        self.outputs = [*self.inputs, self.summary, self.verdict, *self.files, self.more]
+        self.outputs += [self.downloads, self.notes, self.command, self.link]
         self._listen(tab)
 
     # ---- layout
@@ -85,7 +85,7 @@ class DeployPage:
             self.kind = gr.Radio(
                 [("A run", "run"), ("A method", "method")],
                 value="run",
-                label="Hand over",
+                label="Export",
                 elem_id="pg-deploy-kind",
             )
             self.run = menu("run", [], value=None)
@@ -98,7 +98,7 @@ class DeployPage:
         hidden: dict[str, Any] = {"visible": False}
         with gr.Group(elem_id="pg-deploy-reader"):
             self.source = gr.Dropdown(
-                engines, value="vllm", label="Read a config of", elem_id="pg-deploy-source"
+                engines, value="vllm", label="Import a config of", elem_id="pg-deploy-source"
             )
             self.paste = gr.Textbox(
                 label="Its file or command line",
@@ -107,7 +107,7 @@ class DeployPage:
                 placeholder=SAMPLES["vllm"],
                 elem_id="pg-deploy-paste",
             )
-            self.found = gr.HTML(elem_id="pg-deploy-found", padding=True, **hidden)
+            self.imported = gr.HTML(elem_id="pg-deploy-found", padding=True, **hidden)
         self.yaml = code("pg-deploy-yaml", label="Method file", language="yaml")
         with gr.Row(elem_id="pg-deploy-buttons"):
             self.upload = gr.UploadButton("Open file", size="sm", min_width=90)
@@ -130,7 +130,7 @@ class DeployPage:
             label="Release",
             elem_id="pg-deploy-version",
         )
-        self.told = gr.HTML(elem_id="pg-deploy-told")
+        self.verdict = gr.HTML(elem_id="pg-deploy-told")
         places = [f"pg-deploy-file-{i}" for i in range(MAX_FILES)]
         self.files = [code(place, buttons=["copy"]) for place in places[:FIRST_FILES]]
         self.more = gr.Accordion("", open=False, visible=False, elem_id="pg-deploy-more")
@@ -158,134 +158,138 @@ class DeployPage:
     # ---- listeners
 
     def _listen(self, tab: gr.Tab) -> None:
-        def look_at_engine(*held: Any) -> Updates:
-            return self._answer(*held[:-1], "")
+        def change_engine(*values: Any) -> Updates:
+            return self._export(*values[:-1], "")
 
         parts = (self.kind, self.run, self.target, self.method, self.version)
         inputs = [part.input for part in parts]
-        looks = [
-            gr.on(inputs, self._answer, self.asked, self.outputs, **QUIET),
-            self.engine.input(look_at_engine, self.asked, self.outputs, **QUIET),
-            tab.select(self.come_into_view, [self.link, *self.asked], self.outputs, **QUIET),
+        exports = [
+            gr.on(inputs, self._export, self.inputs, self.outputs, **QUIET),
+            self.engine.input(change_engine, self.inputs, self.outputs, **QUIET),
+            tab.select(self.come_into_view, [self.link, *self.inputs], self.outputs, **QUIET),
         ]
-        for event in looks:
+        for event in exports:
             event.then(None, self.link, None, js=WRITE_LINK, **QUIET)
         self.all.expand(lambda: method_table(self._catalog), None, self.table, **QUIET)
         gr.on(
             [self.paste.change, self.source.input],
             self._read,
             [self.source, self.paste],
-            [self.paste, self.found, self.yaml, self.use],
+            [self.paste, self.imported, self.yaml, self.use],
             trigger_mode="always_last",
             **QUIET,
         )
-        self.upload.upload(_text_of, self.upload, [self.paste, self.found], **QUIET)
+        self.upload.upload(_text_of, self.upload, [self.paste, self.imported], **QUIET)
 
     def listen_to_links(self, page: gr.Blocks) -> None:
         """Open the run or method of the address."""
 
         def load(request: gr.Request) -> Updates:
-            return self._linked(request) or {self.outputs[0]: gr.skip()}
+            return self._open_link(request) or {self.outputs[0]: gr.skip()}
 
         page.load(load, None, self.outputs, **QUIET)
 
     def listen_to_use(self, tabs: gr.Tabs, generate: GeneratePage) -> None:
-        """Take a config that was read to the Generate page."""
+        """Use an imported config on the Generate page."""
 
-        def take(engine: Any, text: Any, target: Any) -> list[Any]:
-            filled = attempt(
+        def use_config(engine: Any, text: Any, target: Any) -> list[Any]:
+            fields = attempt(
                 lambda: generate.take(*use(self._catalog, engine, str(text), target)),
                 where="using a config",
             )
-            if isinstance(filled, Fault):
-                alert = shown(ALERT.render(kind="alert", text=filled.sentence))
-                return [alert, *[gr.skip()] * 4]
-            return [gr.skip(), gr.Tabs(selected="generate"), *filled]
+            if isinstance(fields, Fault):
+                return [_alert(fields.sentence), *[gr.skip()] * 4]
+            return [gr.skip(), gr.Tabs(selected="generate"), *fields]
 
-        outputs = [self.found, tabs, generate.target, generate.method, generate.form.spec]
-        self.use.click(take, [self.source, self.paste, generate.target], outputs, **QUIET)
+        outputs = [self.imported, tabs, generate.target, generate.method, generate.form.spec]
+        self.use.click(use_config, [self.source, self.paste, generate.target], outputs, **QUIET)
 
-    # ---- answers
+    # ---- export
 
-    def come_into_view(self, request: gr.Request, link: Any, *held: Any) -> Updates:
-        """The first answer, unless there is one; its answer may come before that of the address."""
+    def come_into_view(self, request: gr.Request, link: Any, *values: Any) -> Updates:
+        """The first export, unless the address has opened one already."""
         if link:
-            return {self.run: gr.Dropdown(self._runs(held[1]))}
-        first = "run" if offered_runs(self._log) else "method"
-        return self._linked(request) or self._answer(first, *held[1:])
+            return {self.run: gr.Dropdown(self._runs(values[1]))}
+        kind = "run" if offered_runs(self._log) else "method"
+        return self._open_link(request) or self._export(kind, *values[1:])
 
-    def _linked(self, request: gr.Request) -> Updates:
-        """What the address of the page opens; nothing for that of another page."""
+    def _open_link(self, request: gr.Request) -> Updates:
+        """The export of the page's address; empty if it opens another page."""
         link = link_to("deploy", request.query_params)
-        asked = attempt(lambda: Question.of_link(link), where="opening a link")
-        if isinstance(asked, Fault):
-            return self._fault(asked.sentence)
-        return {} if asked is None else self.open(asked)
+        form = attempt(lambda: ExportForm.of_link(link), where="opening a link")
+        if isinstance(form, Fault):
+            return self._no_export(form.sentence)
+        return {} if form is None else self.open(form)
 
-    def open(self, asked: Question) -> Updates:
-        """Updates of `outputs` that show a run or a method in an engine."""
-        return self._answer(*(getattr(asked, name) for name in Question.model_fields))
+    def open(self, form: ExportForm) -> Updates:
+        """Updates of `outputs` that show the export of a form."""
+        return self._export(*(getattr(form, name) for name in ExportForm.model_fields))
 
-    def _answer(self, *held: Any) -> Updates:
-        given = ("" if value is None else value for value in held)
-        values = dict(zip(Question.model_fields, given, strict=True))
-        of_run = values["kind"] != "method"
-        picks: Updates = {
-            self.kind: "run" if of_run else "method",
-            self.run: gr.Dropdown(visible=of_run),
+    def _export(self, *fields: Any) -> Updates:
+        texts = ("" if value is None else value for value in fields)
+        values = dict(zip(ExportForm.model_fields, texts, strict=True))
+        is_run = values["kind"] != "method"
+        inputs: Updates = {
+            self.kind: "run" if is_run else "method",
+            self.run: gr.Dropdown(visible=is_run),
         }
-        picks |= {part: gr.Dropdown(visible=not of_run) for part in (self.target, self.method)}
-        if of_run and not values["run"] and not offered_runs(self._log):
-            return picks | self._fault("")
-        found = attempt(lambda: self._found(Question.parse(values)), where="the Deploy page")
-        return picks | (self._fault(found.sentence) if isinstance(found, Fault) else found)
+        inputs |= {part: gr.Dropdown(visible=not is_run) for part in (self.target, self.method)}
+        if is_run and not values["run"] and not offered_runs(self._log):
+            return inputs | self._no_export("")
+        updates = attempt(lambda: self._updates(ExportForm.parse(values)), where="the Deploy page")
+        if isinstance(updates, Fault):
+            return inputs | self._no_export(updates.sentence)
+        return inputs | updates
 
-    def _found(self, asked: Question) -> Updates:
-        asked = asked.filled(self._log, self._catalog)
-        handed, of_run = asked.find(self._log, self._catalog), asked.kind == "run"
+    def _updates(self, form: ExportForm) -> Updates:
+        form = form.filled(self._log, self._catalog)
+        source, is_run = form.source(self._log, self._catalog), form.kind == "run"
         exports = [
-            hand_over(handed, name, asked.version * (name == asked.engine), self._catalog.resolve)
+            export_source(source, name, form.version * (name == form.engine), self._catalog.resolve)
             for name in ENGINES
         ]
-        export = next(one for one in exports if one.engine == asked.engine)
-        methods = self._menu.drafting(asked.target)
-        if asked.method not in [key for _, key in methods]:  # a link may name any
-            methods.append((self._catalog.method(asked.method).title, asked.method))
-        engines, newest = [engine_choice(one) for one in exports], find_engine(asked.engine).newest
+        export = next(one for one in exports if one.engine == form.engine)
+        methods = self._menu.drafting(form.target)
+        if form.method not in [key for _, key in methods]:  # a link may name any
+            methods.append((self._catalog.method(form.method).title, form.method))
+        engines, newest = [engine_choice(one) for one in exports], find_engine(form.engine).newest
         return {
             self.run: gr.Dropdown(
-                self._runs(asked.run, handed), value=asked.run or None, visible=of_run
+                self._runs(form.run, source), value=form.run or None, visible=is_run
             ),
-            self.target: gr.update(value=asked.target, visible=not of_run),
-            self.method: gr.Dropdown(methods, value=asked.method, visible=not of_run),
-            self.engine: gr.Radio(engines, value=asked.engine),
-            self.version: gr.update(choices=versions(asked.engine), value=asked.version or newest),
-            self.summary: summary(handed),
-            self.told: shown(told(export)),
-            self.notes: shown(str(SAID.list("note", "Notes", export.notes))),
-            self.command: asked.command,
-            self.link: asked.link,
+            self.target: gr.update(value=form.target, visible=not is_run),
+            self.method: gr.Dropdown(methods, value=form.method, visible=not is_run),
+            self.engine: gr.Radio(engines, value=form.engine),
+            self.version: gr.update(choices=versions(form.engine), value=form.version or newest),
+            self.summary: source_html(source),
+            self.verdict: html_update(verdict_html(export)),
+            self.notes: html_update(str(MACROS.list("note", "Notes", export.notes))),
+            self.command: form.command,
+            self.link: form.link,
             **self._files(export.files),
         }
 
-    def _runs(self, picked: Any, handed: Handed | None = None) -> list[tuple[str, str]]:
-        """What is offered, and the one that is picked."""
+    def _runs(self, run_id: Any, source: ExportSource | None = None) -> list[tuple[str, str]]:
+        """The runs of the menu, with the selected one."""
         runs = offered_runs(self._log)
-        if picked and picked not in [key for _, key in runs]:
-            title = f"{handed.title} · {handed.target} · " if handed else "run "
-            runs.insert(0, (f"{title}{picked}", picked))
+        if run_id and run_id not in [key for _, key in runs]:
+            title = f"{source.title} · {source.target} · " if source else "run "
+            runs.insert(0, (f"{title}{run_id}", run_id))
         return runs
 
-    def _fault(self, sentence: str) -> Updates:
-        """What is wrong, or that there are no runs yet."""
-        kind, text = ("alert", sentence) if sentence else ("dim", NO_RUNS)
-        said = ALERT.render(kind=kind, text=text)
-        nothing = {self.summary: "", self.notes: shown(""), self.command: ""}
-        link = "fault" if sentence else ""
-        return {self.told: shown(said), self.link: link, **nothing, **self._files()}
+    def _no_export(self, error: str) -> Updates:
+        """Shows the error, or that there are no runs yet."""
+        empty = {self.summary: "", self.notes: html_update(""), self.command: ""}
+        message = _alert(error) if error else _alert(NO_RUNS, "dim")
+        return {
+            self.verdict: message,
+            self.link: "fault" if error else "",
+            **empty,
+            **self._files(),
+        }
 
     def _files(self, files: Sequence[File] = ()) -> Updates:
-        """Each file with a copy button, and all of them to download."""
+        """Each file with a copy button, and a download of all."""
         updates: Updates = {code: gr.Code(value="", visible=False) for code in self.files}
         for code, file in zip(self.files, files, strict=False):
             language = LANGUAGES.get(file.language)
@@ -305,33 +309,37 @@ class DeployPage:
 
     def _read(self, engine: Any, text: Any) -> Updates:
         sample = {self.paste: gr.Textbox(placeholder=SAMPLES.get(engine, ""))}
-        nothing = sample | {p: gr.update(visible=False) for p in (self.found, self.yaml, self.use)}
+        hidden = {p: gr.update(visible=False) for p in (self.imported, self.yaml, self.use)}
         if not isinstance(text, str) or not text.strip():
-            return nothing
-        read = attempt(lambda: read_config(engine, text), where="reading a config")
-        if isinstance(read, Fault):
-            return nothing | {self.found: shown(ALERT.render(kind="alert", text=read.sentence))}
-        made = gr.Code(method_yaml(read.config, engine), visible=True)
-        said = shown(remarks(read))
-        return sample | {self.found: said, self.yaml: made, self.use: gr.Button(visible=True)}
+            return sample | hidden
+        config = attempt(lambda: read_config(engine, text), where="reading a config")
+        if isinstance(config, Fault):
+            return sample | hidden | {self.imported: _alert(config.sentence)}
+        return sample | {
+            self.imported: html_update(imported_html(config)),
+            self.yaml: gr.Code(method_yaml(config.config, engine), visible=True),
+            self.use: gr.Button(visible=True),
+        }
 
 
 def code(elem_id: str, **about: Any) -> gr.Code:
-    """A file on show, once there is one."""
+    """A file view, hidden until there is a file."""
     return gr.Code(lines=1, visible=False, show_line_numbers=False, elem_id=elem_id, **about)
 
 
-def shown(text: str) -> Any:
-    """A text, or no room for it."""
+def html_update(text: str) -> Any:
+    """Shows a text; hides the component if it is empty."""
     return gr.HTML(value=text, visible=bool(text))
 
 
+def _alert(text: str, kind: str = "alert") -> Any:
+    return html_update(ALERT.render(kind=kind, text=text))
+
+
 def _text_of(path: str) -> tuple[Any, Any]:
-    """The text that was uploaded, or why it is none."""
-    read = attempt(lambda: uploaded_text(path), where="reading a config")
-    if isinstance(read, Fault):
-        return gr.skip(), shown(ALERT.render(kind="alert", text=read.sentence))
-    return read, gr.skip()
+    """The uploaded text, or an error message."""
+    text = attempt(lambda: uploaded_text(path), where="reading a config")
+    return (gr.skip(), _alert(text.sentence)) if isinstance(text, Fault) else (text, gr.skip())
 
 
 def versions(engine: str) -> list[tuple[str, str]]:
@@ -339,15 +347,15 @@ def versions(engine: str) -> list[tuple[str, str]]:
 
 
 def engine_choice(export: Export) -> tuple[str, str]:
-    """An engine's verdict in a line, and its name."""
+    """An engine's verdict as one line, and its name."""
     engine = ENGINES[export.engine]
     first = export.refusal or next(iter(export.warnings), f"Trees: {engine.trees}.")
     return f"{engine.title} · {MARKS[export.verdict]} {export.verdict} · {first}", export.engine
 
 
-# ---- what is said, as HTML; everything is escaped
+# ---- HTML, escaped by the templates
 
-SAID: Any = HTML.from_string(
+MACROS: Any = HTML.from_string(
     """
 {%- macro list(kind, title, sentences) %}{% if sentences %}
 <div class="told {{ kind }}"><b>{{ title }}</b><ul>
@@ -375,45 +383,45 @@ SAID: Any = HTML.from_string(
 </tr></thead><tbody>
 {% for title, exports in rows %}<tr><th scope="row">{{ title }}</th>
 {% for export in exports %}
-{% set said %}{{ title }} in {{ engines[export.engine].title }}: {{ export.verdict }}.
+{% set verdict %}{{ title }} in {{ engines[export.engine].title }}: {{ export.verdict }}.
 {{- " " ~ (export.refusal or export.warnings | first) if export.refusal or export.warnings }}
 {{- " Nearest: " ~ export.nearest if export.nearest }}{% endset %}
-<td data-verdict="{{ export.verdict }}" title="{{ said }}"><span aria-hidden="true">
-{{- marks[export.verdict] }}</span><span class="unseen">{{ said }}</span></td>
+<td data-verdict="{{ export.verdict }}" title="{{ verdict }}"><span aria-hidden="true">
+{{- marks[export.verdict] }}</span><span class="unseen">{{ verdict }}</span></td>
 {% endfor %}</tr>{% endfor %}
 </tbody></table></div>
 {% endmacro %}
 """,
-    globals={"changed": shown_settings},
+    globals={"changed": changed_settings},
 ).module
 ALERT = HTML.from_string('<p class="{{ kind }}">{{ text }}</p>')
 
 
-def told(export: Export) -> str:
-    """Why the engine cannot take the method, or what is lost."""
+def verdict_html(export: Export) -> str:
+    """Why the engine refuses the method, or what is lost."""
     if export.refusal:
-        return str(SAID.refusal(export))
-    return str(SAID.list("warning", "What changes in this engine", export.warnings))
+        return str(MACROS.refusal(export))
+    return str(MACROS.list("warning", "What changes in this engine", export.warnings))
 
 
-def summary(handed: Handed) -> str:
-    """What is handed over: a run's figures, and the settings that are not at their defaults."""
-    measured = (("mat", handed.mat, 2, "MAT"), ("tok_s", handed.tok_s, 1, "tok/s"))
+def source_html(source: ExportSource) -> str:
+    """The exported method: its run's figures and the settings that differ from the defaults."""
+    measured = (("mat", source.mat, 2, "MAT"), ("tok_s", source.tok_s, 1, "tok/s"))
     figures = [(f"{v:.{d}f}", unit, FORMULAS[n]) for n, v, d, unit in measured if v is not None]
-    return str(SAID.about(handed.title, handed.config, figures, f"on {handed.target}"))
+    return str(MACROS.about(source.title, source.config, figures, f"on {source.target}"))
 
 
-def remarks(read: ImportedMethod) -> str:
-    """What a pasted config is here, and what of it is ignored."""
-    served = f"It served {read.target}." if read.target else ""
-    said = [
-        SAID.about(type(read.config).title, read.config, (), served),
-        SAID.list("ignored", "Ignored: no effect on drafting", read.ignored),
-        SAID.list("note", "Notes", read.notes),
+def imported_html(imported: ImportedMethod) -> str:
+    """The method of a pasted config, and the keys that were ignored."""
+    target = f"Its target was {imported.target}." if imported.target else ""
+    parts = [
+        MACROS.about(type(imported.config).title, imported.config, (), target),
+        MACROS.list("ignored", "Ignored: no effect on drafting", imported.ignored),
+        MACROS.list("note", "Notes", imported.notes),
     ]
-    return "".join(map(str, said))
+    return "".join(map(str, parts))
 
 
 def method_table(catalog: Any) -> str:
-    """Methods down, engines across; every cell has its sentence as tooltip."""
-    return str(SAID.methods(ENGINES, matrix(catalog), MARKS))
+    """Methods down, engines across; tooltips explain every verdict."""
+    return str(MACROS.methods(ENGINES, matrix(catalog), MARKS))

@@ -10,7 +10,7 @@ import gradio as gr
 
 from engine import formats
 from engine.errors import ConfigError
-from playground.deploy import Question
+from playground.deploy import ExportForm
 from playground.errors import Fault, attempt
 from playground.experiments.fastest import (
     BUDGET_S,
@@ -194,7 +194,7 @@ class FastestPanel:
         form: Sequence[Any],
         take: Callable[..., tuple[Any, ...]],
         tree: gr.HTML,
-        deploy: Callable[[Question], dict[Any, Any]],
+        deploy: Callable[[ExportForm], dict[Any, Any]],
         deploy_outputs: Sequence[Any],
     ) -> None:
         """Put what was found into the form (`take` fills it), the tree editor or Deploy."""
@@ -221,7 +221,7 @@ class FastestPanel:
 
         def hand_over() -> dict[Any, Any]:
             _, leader, _ = self.picked()
-            opened = deploy(Question(run=leader.run_id or ""))
+            opened = deploy(ExportForm(run=leader.run_id or ""))
             return {tabs: gr.Tabs(selected="deploy"), **opened}
 
         outputs = {

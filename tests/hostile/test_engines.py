@@ -23,9 +23,9 @@ from playground.cli.main import app
 from playground.connect import client as client_module
 from playground.connect.client import Client
 from playground.connect.readings import ENGINES
-from playground.connect.replay import Asked, Load
+from playground.connect.replay import Load, ReplayPrompt
 from playground.connect.report import Report
-from playground.connect.session import Address, visit
+from playground.connect.session import Address, measure
 from storage import RunLog
 from tests.hostile.campaign import Watch
 from tests.playground.serving import Served, serving_tiny
@@ -231,12 +231,14 @@ ODD_CHUNKS = {
     "half a surrogate pair": '{"choices": [{"delta": {"content": "\\ud800"}}]}',
     "an error as a list": '{"error": [[]]}',
 }
-LOAD = Load(tuple(Asked("s", str(i), "chat", "Tea?") for i in range(3)), (1,), max_new_tokens=8)
+LOAD = Load(
+    tuple(ReplayPrompt("s", str(i), "chat", "Tea?") for i in range(3)), (1,), max_new_tokens=8
+)
 
 
 def visited(url: str, log: RunLog | None = None) -> Report:
     async def last() -> Report:
-        return [report async for report in visit(Address(url), LOAD, log)][-1]
+        return [report async for report in measure(Address(url), LOAD, log)][-1]
 
     return asyncio.run(last())
 
@@ -284,7 +286,7 @@ def test_odd_counters_are_refused_in_one_sentence(name: str, body: bytes) -> Non
 def test_odd_counters_do_not_end_a_measurement() -> None:
     with engine(metrics=("", [b"vllm:num_requests_running NaN\n"])) as fake:
         (level,) = visited(fake.url).drafting
-    assert level.num_failed == 0 and level.counted is None
+    assert level.num_failed == 0 and level.counters is None
 
 
 @pytest.mark.parametrize(

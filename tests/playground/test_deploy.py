@@ -24,15 +24,15 @@ from engine.interop import ENGINES
 from engine.interop.export_files import Export
 from engine.model.sources import TargetSpec
 from playground.deploy import (
-    Handed,
-    Question,
-    hand_over,
+    ExportForm,
+    ExportSource,
+    export_source,
     matrix,
     method_yaml,
     model_name,
-    of_run,
     offered_runs,
     read_config,
+    run_source,
     use,
 )
 from playground.host.catalog import Catalog
@@ -77,22 +77,22 @@ def stored(log: RunLog, target: str = "llama-3.1-8b-instruct", **settings: Any) 
 
 def test_a_stored_run_is_handed_over_with_the_target_s_hub_id(log: RunLog) -> None:
     run = stored(log, max_draft_len=4)
-    handed = of_run(log, run)
-    values = yaml.safe_load(hand_over(handed, "triton").files[0].text)
+    handed = run_source(log, run)
+    values = yaml.safe_load(export_source(handed, "triton").files[0].text)
     assert values["model"] == "meta-llama/Llama-3.1-8B-Instruct"
     assert values["speculative_config"]["max_draft_len"] == 4
 
 
 def test_layers_and_trees_of_a_run_come_back_from_the_log_as_they_were(log: RunLog) -> None:
     run = stored(log, eagle3_layers_to_capture=(2, 5), use_dynamic_tree=True)
-    shown = of_run(log, run).config.model_dump()
+    shown = run_source(log, run).config.model_dump()
     assert shown["eagle3_layers_to_capture"] == (2, 5) and shown["use_dynamic_tree"] is True
 
 
 def export_of(log: RunLog, catalog: Catalog, **asked: Any) -> Export:
-    question = Question.parse(asked)
-    handed = question.find(log, catalog)
-    return hand_over(handed, question.engine, question.version, catalog.resolve)
+    form = ExportForm.parse(asked)
+    handed = form.source(log, catalog)
+    return export_source(handed, form.engine, form.version, catalog.resolve)
 
 
 def test_every_engine_gives_its_verdict_on_a_run(log: RunLog, catalog: Catalog) -> None:
@@ -196,8 +196,10 @@ def test_used_in_generate_needs_a_target_that_fits(catalog: Catalog) -> None:
 
 
 def test_the_embedded_target_is_a_file_and_engines_are_told(log: RunLog) -> None:
-    handed = Handed(parse_method({"decoding_type": "NGram"}), "smollm2-135m-instruct", "NGram")
-    vllm, llama = hand_over(handed, "vllm"), hand_over(handed, "llamacpp")
+    handed = ExportSource(
+        parse_method({"decoding_type": "NGram"}), "smollm2-135m-instruct", "NGram"
+    )
+    vllm, llama = export_source(handed, "vllm"), export_source(handed, "llamacpp")
     assert vllm.verdict == "with losses"
     assert any("model's original weights" in lost for lost in vllm.warnings)
     assert "-m SmolLM2-135M-Instruct.Q4_1.gguf" in llama.files[0].text
@@ -213,14 +215,16 @@ def test_names_of_weights_are_what_an_engine_can_load(tmp_path: Path) -> None:
     def resolve(name: str) -> TargetSpec:
         return TargetSpec(name=name, hub="o/m", revision="abc")
 
-    handed = Handed(parse_method({"decoding_type": "NGram"}), "mine", "NGram")
-    assert any("revision abc of o/m" in n for n in hand_over(handed, "vllm", None, resolve).notes)
+    handed = ExportSource(parse_method({"decoding_type": "NGram"}), "mine", "NGram")
+    assert any(
+        "revision abc of o/m" in n for n in export_source(handed, "vllm", None, resolve).notes
+    )
 
 
 def test_imports_from_each_export_keep_the_run_s_method(log: RunLog) -> None:
-    handed = of_run(log, stored(log, max_draft_len=6))
+    handed = run_source(log, stored(log, max_draft_len=6))
     for engine in ("vllm", "sglang", "trtllm", "triton"):
-        export = hand_over(handed, engine)
+        export = export_source(handed, engine)
         assert export.verdict == "exact"
         assert same_effect(read_config(engine, export.files[0].text).config, handed.config)
 
@@ -236,33 +240,33 @@ def test_malformed_yaml_names_its_line() -> None:
         ({}, None),
         ({"run": "x", "deploy": "vllm"}, None),
         ({"tree": "x", "deploy": "vllm"}, None),
-        ({"deploy": "vllm"}, Question(engine="vllm")),
-        ({"deploy": "what", "of": "else"}, Question()),
+        ({"deploy": "vllm"}, ExportForm(engine="vllm")),
+        ({"deploy": "what", "of": "else"}, ExportForm()),
         (
             {"deploy": "vllm", "of": "run:1", "version": "0.20", "other": "x"},
-            Question(engine="vllm", run="1", version="0.20"),
+            ExportForm(engine="vllm", run="1", version="0.20"),
         ),
         (
             {"deploy": "sglang", "of": "method:type:NGram", "target": "tiny"},
-            Question(engine="sglang", kind="method", method="type:NGram", target="tiny"),
+            ExportForm(engine="sglang", kind="method", method="type:NGram", target="tiny"),
         ),
     ],
 )
-def test_links_are_read_and_written(params: dict[str, str], link: Question | None) -> None:
-    assert Question.of_link(params) == link
+def test_links_are_read_and_written(params: dict[str, str], link: ExportForm | None) -> None:
+    assert ExportForm.of_link(params) == link
     if link is not None:
-        assert Question.of_link(dict(parse_qsl(link.link))) == link
+        assert ExportForm.of_link(dict(parse_qsl(link.link))) == link
 
 
 def test_a_link_that_is_too_long_is_one_sentence() -> None:
     with pytest.raises(ConfigError, match="target must have at most 200 characters"):
-        Question.of_link({"deploy": "vllm", "target": "v" * 999})
+        ExportForm.of_link({"deploy": "vllm", "target": "v" * 999})
 
 
 def test_the_command_is_the_same_on_the_command_line() -> None:
-    asked = Question(kind="method", method="type:NGram", target="my target", engine="vllm")
+    asked = ExportForm(kind="method", method="type:NGram", target="my target", engine="vllm")
     assert asked.command == ("python app.py export --method NGram --target 'my target' --to vllm")
-    asked = Question(run="abc", engine="sglang", version="0.5.9")
+    asked = ExportForm(run="abc", engine="sglang", version="0.5.9")
     assert asked.command == ("python app.py export --run abc --to sglang --engine-version 0.5.9")
 
 
@@ -305,14 +309,14 @@ def test_what_was_measured_is_offered_first_fastest_first_and_never_plain(
     assert runs == (fast, slow, alone)
     assert titles[0].startswith("Faster · 1.50× plain · llama-3.1-8b-instruct · ")
     assert titles[2].startswith("N-gram · 99.0 tok/s · ")
-    assert Question().filled(log, catalog).run == fast
+    assert ExportForm().filled(log, catalog).run == fast
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", presets.methods())
 def test_exact_means_that_the_method_comes_back_as_it_went(name: str, engine: str) -> None:
     config = presets.methods()[name].config
-    export = hand_over(Handed(config, "TARGET", name), engine)
+    export = export_source(ExportSource(config, "TARGET", name), engine)
     if export.verdict != "exact" or name == "plain":
         return
     back = read_config(engine, export.files[0].text).config
@@ -336,7 +340,7 @@ def test_what_an_engine_cannot_do_on_a_hybrid_target_is_said(engine: str) -> Non
     ngram = parse_method({"decoding_type": "NGram"})
 
     def notes(target: str, config: MethodConfig = ngram, version: str | None = None) -> str:
-        return " ".join(hand_over(Handed(config, target, ""), engine, version).notes)
+        return " ".join(export_source(ExportSource(config, target, ""), engine, version).notes)
 
     assert HYBRID[engine] in notes("qwen3.5-4b")
     assert HYBRID[engine] not in notes("qwen3-8b")
@@ -360,11 +364,11 @@ def test_a_folder_s_config_says_that_it_is_hybrid(
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     found = {}
     for target in (str(folder), "owner/lfm2", "owner/llama", "owner/unknown", tmp_path / "damaged"):
-        said = hand_over(Handed(ngram, str(target), ""), "vllm").notes
+        said = export_source(ExportSource(ngram, str(target), ""), "vllm").notes
         found[str(target)] = HYBRID["vllm"] in " ".join(said)
     assert [name for name, hybrid in found.items() if hybrid] == ["owner/lfm2"]
-    by_path = hand_over(
-        Handed(ngram, str(tmp_path / "models--owner--lfm2/snapshots/0"), ""), "vllm"
+    by_path = export_source(
+        ExportSource(ngram, str(tmp_path / "models--owner--lfm2/snapshots/0"), ""), "vllm"
     )
     assert HYBRID["vllm"] in " ".join(by_path.notes)
 

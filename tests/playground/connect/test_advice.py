@@ -5,46 +5,52 @@ from __future__ import annotations
 import pytest
 
 from engine.metrics import chain_mat
-from playground.connect.advice import Choice, Measured, choose, schedule, stops_paying
-from playground.connect.answers import Drafting
+from playground.connect.advice import (
+    LengthAdvice,
+    LevelSpeed,
+    batch_schedule,
+    best_length,
+    break_even_concurrency,
+)
 from playground.connect.client import Reply
-from playground.connect.replay import Answered, Asked, Level
+from playground.connect.replay import Level, Outcome, ReplayPrompt
 from playground.connect.report import _speedup, _verdict
+from playground.connect.responses import DraftCounts
 
 RATES = (0.8, 0.5, 0.2, 0.05)
 
 
-def measured(concurrency: int, plain_s: float, per_token_s: float) -> Measured:
+def measured(concurrency: int, plain_s: float, per_token_s: float) -> LevelSpeed:
     """What a machine shows on which a step costs that, with four drafted tokens and without."""
     step_s = plain_s + 4 * per_token_s
-    return Measured(concurrency, 1 / plain_s, chain_mat(RATES, 4) / step_s)
+    return LevelSpeed(concurrency, 1 / plain_s, chain_mat(RATES, 4) / step_s)
 
 
 @pytest.mark.parametrize("per_token_s", [0.0, 0.001, 0.004, 0.02])
 def test_the_best_length_is_the_best_of_all(per_token_s: float) -> None:
-    choice = choose(measured(1, 0.01, per_token_s), RATES)
+    choice = best_length(measured(1, 0.01, per_token_s), RATES)
     speeds = [chain_mat(RATES, k) / (0.01 + k * per_token_s) for k in range(5)]
     assert choice.tok_s_by_len == pytest.approx(speeds)
     assert choice.draft_len == speeds.index(max(speeds))
     assert choice.speedup == pytest.approx(max(speeds) * 0.01)
 
 
-def choice(concurrency: int, length: int) -> Choice:
-    return Choice(concurrency, length, 1.0, 1.0, ())
+def choice(concurrency: int, length: int) -> LengthAdvice:
+    return LengthAdvice(concurrency, length, 1.0, 1.0, ())
 
 
 def test_lengths_become_vllms_table_without_gaps() -> None:
     choices = [choice(1, 4), choice(2, 4), choice(4, 2), choice(8, 0), choice(16, 0)]
-    assert schedule(choices) == [[1, 3, 4], [4, 7, 2], [8, 16, 0]]
-    assert stops_paying(choices) == 8
-    assert stops_paying(choices[:3]) is None
-    assert stops_paying([choice(1, 0), choice(2, 3)]) is None
+    assert batch_schedule(choices) == [[1, 3, 4], [4, 7, 2], [8, 16, 0]]
+    assert break_even_concurrency(choices) == 8
+    assert break_even_concurrency(choices[:3]) is None
+    assert break_even_concurrency([choice(1, 0), choice(2, 3)]) is None
 
 
 def level(seconds: float, *, mat: float | None = None) -> Level:
     """One answer of 41 tokens that took so long after its first."""
     drafting = (
-        None if mat is None else Drafting(steps=20, drafted=80, accepted=round(20 * (mat - 1)))
+        None if mat is None else DraftCounts(steps=20, drafted=80, accepted=round(20 * (mat - 1)))
     )
     reply = Reply(
         text="x",
@@ -55,7 +61,7 @@ def level(seconds: float, *, mat: float | None = None) -> Level:
         finish_reason="length",
         drafting=drafting,
     )
-    return Level(1, seconds, (Answered(Asked("s", "p", "chat", "x"), reply),))
+    return Level(1, seconds, (Outcome(ReplayPrompt("s", "p", "chat", "x"), reply),))
 
 
 def test_an_engine_that_is_faster_than_its_mat_has_no_speedup() -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from engine.errors import ConfigError
-from playground.connect.answers import ModelList
 from playground.connect.readings import ENGINES, Reading, between, engine_of
+from playground.connect.responses import ModelList
 
 RECORDED = {
     "vllm": """\

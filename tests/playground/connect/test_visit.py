@@ -18,19 +18,21 @@ from typer.testing import CliRunner
 from engine.errors import ConfigError
 from playground.cli.main import app
 from playground.connect.client import Client, EngineError
-from playground.connect.replay import Asked, Load, read_concurrencies
+from playground.connect.replay import Load, ReplayPrompt, read_concurrencies
 from playground.connect.report import Report
-from playground.connect.session import Address, visit
+from playground.connect.session import Address, measure
 from storage import EXTERNAL, ExperimentRow, RunLog, RunQuery
 from tests.playground.serving import Served, free_port, serving_tiny
 
-ASKED = tuple(Asked("s", str(i), "chat", text) for i, text in enumerate(("Hello.", "Tea?", "Why?")))
+ASKED = tuple(
+    ReplayPrompt("s", str(i), "chat", text) for i, text in enumerate(("Hello.", "Tea?", "Why?"))
+)
 LOAD = Load(ASKED, (1, 2), max_new_tokens=16)
 
 
 def visited(address: Address, load: Load = LOAD, log: RunLog | None = None) -> Report:
     async def last() -> Report:
-        reports = [report async for report in visit(address, load, log)]
+        reports = [report async for report in measure(address, load, log)]
         return reports[-1]
 
     return asyncio.run(last())
@@ -55,18 +57,18 @@ def test_our_own_endpoint_is_compared_with_its_own_plain_decoding(
     assert [level.concurrency for level in report.drafting] == [1, 2]
     for own, plain in report.pairs:
         assert plain is not None and own.num_failed == plain.num_failed == 0
-        assert [a.reply.num_new_tokens for a in own.answered if a.reply] == [16, 16, 16]
-        texts = {a.asked: a.reply.text for a in plain.answered if a.reply}
-        assert all(a.reply and a.reply.text == texts[a.asked] for a in own.answered)
+        assert [a.reply.num_new_tokens for a in own.outcomes if a.reply] == [16, 16, 16]
+        texts = {a.prompt: a.reply.text for a in plain.outcomes if a.reply}
+        assert all(a.reply and a.reply.text == texts[a.prompt] for a in own.outcomes)
         # What requests tell of themselves is what the counters grew by: one formula, two places.
-        assert own.counted is not None and own.mat == own.counted.mat
+        assert own.counters is not None and own.mat == own.counters.mat
         assert plain.mat is None or plain.mat == 1
     assert len(stored) == 2 * 2 * len(ASKED)
     assert all(run and run.decoding_type == EXTERNAL and run.lossless is None for run in stored)
     drafted = [run for run in stored if run and run.metrics["num_drafted"]]
     assert len(drafted) == 2 * len(ASKED) and all(run.mat and run.mat > 1 for run in drafted)
     assert re.search("× plain decoding|no speedup is given", report.sentences()[0])
-    assert report.choices
+    assert report.advice
     assert json.loads(json.dumps(report.to_dict()))["choices"][0]["concurrency"] == 1
 
 
@@ -75,7 +77,7 @@ def test_a_level_ends_when_its_time_is_up(served: Served) -> None:
     began = time.monotonic()
     report = visited(Address(served.url, model="tiny:plain"), load)
     assert time.monotonic() - began < 20
-    assert len(report.drafting[0].answered) < len(load.asked)
+    assert len(report.drafting[0].outcomes) < len(load.prompts)
 
 
 @pytest.mark.parametrize("url", ["ftp://x", "http://", "http://a:b@c", ""])
@@ -135,7 +137,7 @@ async def _against(
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         load = Load(ASKED, (2,), max_new_tokens=4)
-        reports = [one async for one in visit(Address(f"http://127.0.0.1:{port}"), load, None)]
+        reports = [one async for one in measure(Address(f"http://127.0.0.1:{port}"), load, None)]
     return reports[-1]
 
 
@@ -155,7 +157,9 @@ def test_a_real_llama_server_is_read_and_replayed() -> None:
         try:
             _wait_for(f"{url}/health")
             asked = (
-                Asked("s", "1", "chat", "Repeat this ten times: tea for two and two for tea."),
+                ReplayPrompt(
+                    "s", "1", "chat", "Repeat this ten times: tea for two and two for tea."
+                ),
             )
             report = visited(Address(url), Load(asked, (1,), max_new_tokens=64))
         finally:
@@ -163,9 +167,9 @@ def test_a_real_llama_server_is_read_and_replayed() -> None:
     (level,) = report.drafting
     assert report.engine.name == "llamacpp" and level.num_failed == 0
     drafting = level.replies[0].drafting
-    assert drafting is not None and level.counted is not None
-    assert drafting.drafted and drafting.drafted == level.counted.drafted
-    assert drafting.accepted == level.counted.accepted
+    assert drafting is not None and level.counters is not None
+    assert drafting.drafted and drafting.drafted == level.counters.drafted
+    assert drafting.accepted == level.counters.accepted
 
 
 def _wait_for(url: str) -> None:

@@ -1,4 +1,4 @@
-"""What running engines answer, as pydantic reads it: nothing else of an answer is believed.
+"""Responses of running engines as pydantic models; nothing else of a response is used.
 
 A number that is negative, not finite or larger than 2^53 is refused where it is read.
 """
@@ -13,15 +13,15 @@ from pydantic.alias_generators import to_camel
 from engine.config import Settings
 
 MAX_COUNT = 2**53
-"""Counts up to here are exact as floats, too."""
+"""Floats represent counts up to here exactly."""
 Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 Item = TypeVar("Item")
 Items = Annotated[list[Item], Field(fail_fast=True, max_length=10_000)]
-"""Of a list the first fault is enough: there could be as many as there are bytes."""
+"""The first invalid item ends validation: there could be an error per byte."""
 
 
-class Answer(Settings):
-    """Part of an answer; engines may say more than is read."""
+class Response(Settings):
+    """Part of a response; further fields are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -29,20 +29,20 @@ class Answer(Settings):
 # ---- /v1/models
 
 
-class ListedModel(Answer):
+class ListedModel(Response):
     id: str = Field(min_length=1, max_length=1000)
     owned_by: str | None = None
 
 
-class ModelList(Answer):
+class ModelList(Response):
     data: Items[ListedModel]
 
 
 # ---- /v1/chat/completions
 
 
-class Drafting(Answer):
-    """What an engine says of one request's drafting."""
+class DraftCounts(Response):
+    """Counts of one request's drafting."""
 
     steps: Annotated[Count, Field(ge=1)]
     drafted: Count
@@ -58,48 +58,48 @@ class Drafting(Answer):
         return self
 
 
-class Delta(Answer):
+class Delta(Response):
     content: str | None = None
 
 
-class Choice(Answer):
+class StreamChoice(Response):
     delta: Delta | None = None
     finish_reason: str | None = None
 
 
-class Usage(Answer):
+class Usage(Response):
     prompt_tokens: Count = 0
     completion_tokens: Count = 0
 
 
-class Acceptance(Answer):
+class Acceptance(Response):
     num_spec_steps: Count
     num_draft_tokens: Count
     num_accepted_draft_tokens: Count
 
 
-class RequestMetrics(Answer):
+class RequestMetrics(Response):
     speculative_decoding: Acceptance | None = None
 
 
-class Timings(Answer):
+class Timings(Response):
     draft_n: Count = 0
     draft_n_accepted: Count | None = None
     predicted_n: Count = 0
 
 
-class Chunk(Answer):
-    """One event of a streamed answer; figures come with the last ones."""
+class Chunk(Response):
+    """One event of a streamed answer; the last ones have the figures."""
 
-    choices: Items[Choice] | None = None
+    choices: Items[StreamChoice] | None = None
     usage: Usage | None = None
     metrics: RequestMetrics | None = None
     timings: Timings | None = None
     error: Any = None
 
     @property
-    def drafting(self) -> Drafting | None:
-        """As vLLM or llama-server reports it; None where nothing is told, or nothing was drafted.
+    def drafting(self) -> DraftCounts | None:
+        """As vLLM or llama-server reports it; None if it is not reported, or nothing was drafted.
 
         Raises ConfigError: the figures contradict each other.
         """
@@ -113,13 +113,13 @@ class Chunk(Answer):
             steps = max(1, times.predicted_n - 1 - (accepted or 0))
         else:
             return None
-        return Drafting.parse({"steps": steps, "drafted": drafted, "accepted": accepted})
+        return DraftCounts.parse({"steps": steps, "drafted": drafted, "accepted": accepted})
 
 
 # ---- /metrics of TensorRT-LLM
 
 
-class _CamelCase(Answer):
+class _CamelCase(Response):
     model_config = ConfigDict(alias_generator=to_camel)
 
 
@@ -135,5 +135,5 @@ class Iteration(_CamelCase):
     spec_decoding_stats: DraftingStats | None = None
 
 
-class Iterations(Answer):
+class Iterations(Response):
     iterations: Items[Iteration]
