@@ -60,7 +60,7 @@ class FormRenderer(Renderable):
     """
 
     async def apply(self, *args: Any, **kwargs: Any) -> None:
-        super().apply(*args, **kwargs)
+        super().apply(*args, **kwargs)  # type: ignore[no-untyped-call]
 
 
 class SettingsForm:
