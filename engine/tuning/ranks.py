@@ -31,7 +31,7 @@ import torch
 from engine.drafters import methods
 from engine.drafters.base import BuildContext, Drafter
 from engine.drafters.method import MethodConfig
-from engine.drafters.texts import Reading, Text
+from engine.drafters.texts import TargetTrace, Text
 from engine.errors import ConfigError, one_of
 from engine.proposal import Needs
 from engine.tree import ChoiceTree
@@ -243,13 +243,13 @@ def measure_ranks(
     drafter = None if config.looks_up else config.with_tree(ChoiceTree.chain(1)).build(context)
     num_ranks = 1 if drafter is None else min(NUM_RANKS, drafter.num_ranks or NUM_RANKS)
     needs = Needs() if drafter is None else drafter.needs
-    parts, readings = list[torch.Tensor](), list[Reading]()
+    parts, readings = list[torch.Tensor](), list[TargetTrace]()
     for done, text in enumerate(wanted):
         on_progress((0.5 if config.looks_up else 1.0) * done / len(wanted))
         reading = read(context.target, text, needs, tail=depths)
         parts.append(_kept_ranks(drafter, reading, depths, num_ranks))
         # Only tokens are needed from here on.
-        readings.append(Reading(text, reading.tokens, reading.context_len))
+        readings.append(TargetTrace(text, reading.tokens, reading.context_len))
     outputs = [reading.tokens[reading.first :].to(torch.int32).numpy() for reading in readings]
     table = RankTable(
         ranks=torch.cat(parts).to(torch.int16).numpy(),
@@ -285,7 +285,7 @@ def _check_ranks(config: MethodConfig) -> None:
 
 @torch.inference_mode()
 def _kept_ranks(
-    drafter: Drafter | None, reading: Reading, depths: int, num_ranks: int
+    drafter: Drafter | None, reading: TargetTrace, depths: int, num_ranks: int
 ) -> torch.Tensor:
     """Ranks to keep, `NOT_KEPT` elsewhere."""
     if drafter is None:
@@ -298,7 +298,7 @@ def _kept_ranks(
 def _looked_up(
     config: MethodConfig,
     context: BuildContext,
-    readings: Sequence[Reading],
+    readings: Sequence[TargetTrace],
     longest: int,
     on_progress: OnProgress,
 ) -> dict[int, ChainSteps]:

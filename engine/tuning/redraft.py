@@ -21,7 +21,7 @@ from engine.config import Sampling
 from engine.drafters import methods
 from engine.drafters.base import BuildContext, Drafter, Start
 from engine.drafters.method import MethodConfig
-from engine.drafters.texts import Reading, Text
+from engine.drafters.texts import TargetTrace, Text
 from engine.errors import ConfigError, PromptError
 from engine.model.target import Target
 from engine.proposal import Needs, Outcome, Proposal, TargetOutput, joined
@@ -47,7 +47,7 @@ def with_steps(texts: Iterable[Text]) -> list[Text]:
 
 
 @torch.inference_mode()
-def read(target: Target, text: Text, needs: Needs, *, tail: int) -> Reading:
+def read(target: Target, text: Text, needs: Needs, *, tail: int) -> TargetTrace:
     """One forward over the whole text, and `tail` greedy tokens more (fewer at the context's end).
 
     Raises PromptError: longer than the target's context, empty, or of another vocabulary.
@@ -69,7 +69,7 @@ def read(target: Target, text: Text, needs: Needs, *, tail: int) -> Reading:
     finally:
         cache.free()
     hidden, layers = (joined(parts) for parts in zip(*features, strict=True))
-    return Reading(text, torch.tensor(ids), target.context_len, hidden, layers)
+    return TargetTrace(text, torch.tensor(ids), target.context_len, hidden, layers)
 
 
 def _check(target: Target, text: Text, ids: list[int]) -> None:
@@ -109,7 +109,9 @@ class OfflineStep:
 
 
 @torch.inference_mode()
-def run_offline(drafter: Drafter, reading: Reading, device: torch.device) -> Iterator[OfflineStep]:
+def run_offline(
+    drafter: Drafter, reading: TargetTrace, device: torch.device
+) -> Iterator[OfflineStep]:
     """The steps that the drafter makes on this text.
 
     Raises ConfigError: a draft went on where the text is not known; read it with a longer tail.
@@ -152,7 +154,9 @@ def follow(proposal: Proposal, true: Sequence[int]) -> tuple[int, ...]:
     return tuple(path)
 
 
-def _output(reading: Reading, at: int, path: Sequence[int], device: torch.device) -> TargetOutput:
+def _output(
+    reading: TargetTrace, at: int, path: Sequence[int], device: torch.device
+) -> TargetOutput:
     """Features of the text from `at` on where a forward has the root and the path; no others."""
     nodes = [0, *path]
 
@@ -262,7 +266,7 @@ class Redrafter:
         wanted = with_steps(texts)
         self._config, self._context = config, context
         self._drafter = config.build(context)
-        self._readings: list[Reading] = []
+        self._readings: list[TargetTrace] = []
         left_bytes = max_bytes
         for done, text in enumerate(wanted):
             on_progress(done / len(wanted))

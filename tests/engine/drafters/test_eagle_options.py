@@ -18,7 +18,7 @@ from torch.nn.functional import silu
 
 from engine.config import Limits
 from engine.drafters.eagle.methods import Eagle3Config
-from engine.drafters.texts import Reading, Text
+from engine.drafters.texts import TargetTrace, Text
 from engine.errors import DrafterError
 from engine.model.target import Target
 from engine.proposal import Needs
@@ -186,7 +186,7 @@ def test_ranks_along_a_text_see_the_window_alone(tmp_path: Path) -> None:
     tokens = [*PROMPT, *output]
     layers = target.prefill(tokens, target.new_cache(len(tokens)), drafter.needs).layers
     text = Text(tuple(PROMPT), tuple(output), limits=Limits())
-    reading = Reading(text, torch.tensor(tokens), layers=layers, context_len=target.context_len)
+    reading = TargetTrace(text, torch.tensor(tokens), layers=layers, context_len=target.context_len)
     found, wanted = drafter.ranks(reading, 3), reading.true_tokens(3)
     weights, formula = load_file(tmp_path / "m.safetensors"), Formula(window=3)
     for root in range(3):
@@ -202,14 +202,14 @@ def test_ranks_along_a_text_see_the_window_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("says", "words"),
     [
-        ({"norm_before_fc": True}, "says norm_before_fc, but there is no tensor input_norm.weight"),
-        ({"fc_norm": True}, "says fc_norm, but there is no tensor fc_norm.0.weight"),
-        ({"attention_bias": True}, "says attention_bias, but there is no tensor .*q_proj.bias"),
-        ({"use_qk_norm": True}, "says use_qk_norm, but there is no tensor .*q_norm.weight"),
+        ({"norm_before_fc": True}, "sets norm_before_fc, but there is no tensor input_norm.weight"),
+        ({"fc_norm": True}, "sets fc_norm, but there is no tensor fc_norm.0.weight"),
+        ({"attention_bias": True}, "sets attention_bias, but there is no tensor .*q_proj.bias"),
+        ({"use_qk_norm": True}, "sets use_qk_norm, but there is no tensor .*q_norm.weight"),
         ({"use_aux_hidden_state": False}, "use_aux_hidden_state is false, but fc.weight"),
         ({"layer_types": ["sliding_attention"]}, "no sliding_window. Add it"),
         ({"layer_types": ["full_attention"] * 2}, "layer_types in config.json must name 1 layers"),
-        ({"partial_rotary_factor": 0.1}, "partial_rotary_factor .* must leave an even number"),
+        ({"partial_rotary_factor": 0.1}, "partial_rotary_factor .* must rotate an even number"),
         ({"num_hidden_layers": 2}, "num_hidden_layers in config.json must be 1, got 2"),
         ({"hidden_size": 48}, "hidden_size in config.json must be 32, got 48"),
         ({"draft_vocab_size": 21}, "draft_vocab_size in config.json must be 20, got 21"),
