@@ -22,6 +22,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
     return ended.value.code
 
 
+@pytest.mark.slow
 def test_a_call_cut_short_goes_on_and_measures_every_drafter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

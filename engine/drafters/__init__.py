@@ -23,16 +23,16 @@ def methods() -> dict[str, type[MethodConfig]]:
 
 @functools.cache
 def _methods_in(folders: tuple[str, ...]) -> dict[str, type[MethodConfig]]:
-    """Looked for once: to go through the files takes longer than to parse a method."""
-    found: dict[str, type[MethodConfig]] = {}
+    """Cached: importing the files takes longer than parsing a method."""
+    classes: dict[str, type[MethodConfig]] = {}
     for info in pkgutil.walk_packages(folders, f"{__name__}."):
         module = importlib.import_module(info.name)
         for value in vars(module).values():
             if isinstance(value, type) and issubclass(value, MethodConfig):
                 kind = value.model_fields["decoding_type"]
                 if value.__module__ == module.__name__ and not kind.is_required():
-                    found[kind.default] = value
-    return dict(sorted(found.items(), key=lambda item: (item[0] != "Autoregressive", item[0])))
+                    classes[kind.default] = value
+    return dict(sorted(classes.items(), key=lambda item: (item[0] != "Autoregressive", item[0])))
 
 
 def parse_method(values: Mapping[str, Any], *, where: str = "") -> MethodConfig:
@@ -40,13 +40,13 @@ def parse_method(values: Mapping[str, Any], *, where: str = "") -> MethodConfig:
 
     Raises ConfigError: no or unknown `decoding_type`, or a setting that the method refuses.
     """
-    known = methods()
+    classes = methods()
     at = f" (in {where})" if where else ""
     if not isinstance(values, Mapping):
         raise ConfigError(f"A method must be a mapping with decoding_type, got {values!r:.80}{at}.")
     name = values.get("decoding_type")
-    if not isinstance(name, str) or name not in known:
-        near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.4)
-        hint = f"Did you mean {near[0]}?" if near else f"Allowed: {', '.join(known)}."
+    if not isinstance(name, str) or name not in classes:
+        near = difflib.get_close_matches(str(name), classes, n=1, cutoff=0.4)
+        hint = f"Did you mean {near[0]}?" if near else f"Allowed: {', '.join(classes)}."
         raise ConfigError(f"decoding_type must name a method, got {name!r:.80}{at}. {hint}")
-    return known[name].parse(values, where=where)
+    return classes[name].parse(values, where=where)

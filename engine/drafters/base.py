@@ -1,4 +1,4 @@
-"""The drafter interface: propose a draft tree, then be told what was accepted."""
+"""The drafter interface: propose a draft tree, then observe what was accepted."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class BuildContext:
 
     Attributes:
         target: a drafter may read its modules and never its cache.
-        resolve: a target preset's name, hub id or path → where that model's weights are.
+        resolve: a target preset's name, hub id or path → the location of that model's weights.
         load: loads (or shares) another model; `dtype` and `device` by keyword, else the target's.
-        locate: a shipped drafter's or corpus's name → its folder; any other text as it is.
+        locate: a shipped drafter's or corpus's name → its folder; any other text unchanged.
     """
 
     target: Target
@@ -39,30 +39,30 @@ class BuildContext:
     load: Callable[..., Target]
     locate: Locate = as_named
 
-    def weights(self, named: str | None, what: str) -> str:
-        """Where the weights are that a method's settings name; ConfigError if they name none.
+    def weights(self, name: str | None, what: str) -> str:
+        """Location of the weights that a method's settings name; ConfigError if they name none.
 
-        A name alone is looked for in the target's own folder first.
+        A name without a path is looked up in the target's own folder first.
         """
-        if named is None:
+        if name is None:
             raise ConfigError(f"speculative_model must name {what}, got none. Set it.")
-        own = Path(self.target.model.config.name_or_path or "")
-        is_name = Path(named).name == named != ".."
-        # A hub id is no folder here, and the working folder is nobody's own.
-        if own.is_absolute() and is_name and (own / named).is_dir():
-            return str(own / named)
-        return self.locate(named)
+        folder = Path(self.target.model.config.name_or_path or "")
+        is_name = Path(name).name == name != ".."
+        # A relative folder is a hub id, or would be relative to the working folder.
+        if folder.is_absolute() and is_name and (folder / name).is_dir():
+            return str(folder / name)
+        return self.locate(name)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Start:
-    """What a drafter is told when a generation begins.
+    """The beginning of a generation.
 
     Attributes:
         root: the first new token, already decided by the target.
         output: the target's features for every prompt row (logits for the last row only).
-        num_cached: prompt tokens that the target did not have to read again; None = nothing is kept
-            from run to run, and a drafter reads everything too.
+        num_cached: prompt tokens that the target found in its cache; None = nothing is kept from
+            run to run, and a drafter reads the whole prompt too.
         sampling: how the target samples; a drafter that samples its drafts follows it.
     """
 
@@ -78,30 +78,30 @@ class Start:
 class Drafter(ABC):
     """Proposes draft trees for one generation at a time; reusable from run to run.
 
-    A subclass sets `needs` and implements `propose`; where it keeps more than the text, it extends
+    A subclass sets `needs` and implements `propose`; if it keeps more than the text, it extends
     `start` and `observe`. It never touches the target's cache.
     """
 
     needs: Needs = Needs()
     drafts: bool = True
-    """Whether it is more than plain decoding, to which nothing is added."""
+    """False for plain decoding."""
     notes: tuple[str, ...] = ()
-    """Remarks for people on how well the drafter and the target fit, one sentence each."""
-    least_prob: float = 0.0
-    """Set by a controller: a draft need not go on after a path that is less likely than this."""
+    """Remarks on how well the drafter and the target fit, one sentence each."""
+    min_prob: float = 0.0
+    """Set by a controller: a draft may end after a path that is less probable than this."""
     match_len: int | None = None
-    """Tokens of the text that the last draft was looked up by; None = it does not tell."""
+    """Length of the context that the last draft was looked up by; None = unknown."""
     num_ranks: int | None = None
-    """Ranks that it can offer; None = its whole vocabulary."""
+    """Ranks that it can draft; None = its whole vocabulary."""
     text: list[int]
     """Committed tokens, prompt first; the last one is the root."""
-    num_known: int = 0
-    """Tokens of the prompt that the run before began with too, if what was read may be kept."""
+    num_shared: int = 0
+    """Prompt tokens shared with the previous run, if its state may be kept."""
 
     def start(self, start: Start) -> None:
-        """Begin a new generation; of the last one only what they have in common may be kept."""
-        before = getattr(self, "text", ())
-        self.num_known = common_len(before, start.prompt_ids) if start.num_cached else 0
+        """Begin a new generation; only state of the prefix shared with the last may be kept."""
+        previous = getattr(self, "text", ())
+        self.num_shared = common_len(previous, start.prompt_ids) if start.num_cached else 0
         self.text = [*start.prompt_ids, start.root]
 
     @abstractmethod
@@ -112,24 +112,24 @@ class Drafter(ABC):
         """
 
     def observe(self, outcome: Outcome) -> None:
-        """Learn what was accepted."""
+        """Take note of what was accepted."""
         self.text.extend(outcome.committed)
 
     def rule(self, sampling: Sampling) -> Rule:
         """How drafts are accepted; lossless unless the method is lossy by design."""
         return Lossless(sampling)
 
-    def ranks(self, reading: TargetTrace, depths: int) -> Tensor:
-        """Ranks that the true tokens of a finished text have, drafting along it from every root.
+    def ranks(self, trace: TargetTrace, depths: int) -> Tensor:
+        """Ranks of the true tokens of a finished text, drafting along it from every root.
 
         Returns:
-            `(roots, depths)` int64, `UNRANKED` for tokens that it cannot offer; fewer columns if it
-            drafts less deep. Without meaning where `TargetTrace.true_tokens` is −1.
+            `(roots, depths)` int64, `UNRANKED` for tokens that it cannot draft; fewer columns if it
+            drafts less deep. Undefined where `TargetTrace.true_tokens` is −1.
         """
         raise ConfigError(f"{type(self).__name__} ranks no tokens. Measure it by running it.")
 
     def finish(self) -> None:  # noqa: B027 - most drafters have nothing to release
-        """The generation ended (or was cancelled): release what only it needed."""
+        """Release the generation's state, after its end or its cancellation."""
 
     def close(self) -> None:  # noqa: B027 - most drafters own no weights
         """Release the weights."""
@@ -137,13 +137,13 @@ class Drafter(ABC):
 
 def root_only(root: int, device: torch.device, bypass: Bypass | None = None) -> Proposal:
     """A proposal without drafts, and why: one plain decoding step."""
-    # Filled there: a copy from the host would wait for the device.
+    # Filled on the device: a copy from the host would wait for it.
     tokens = torch.full((1,), root, device=device)
     return Proposal(tokens, TreeShape.chain(0), bypass=bypass)
 
 
-def chain(root: int, drafted: Tensor, probs: Tensor) -> Proposal:
-    """The root and `drafted` `(n,)` one after the other, each with its probability `(n,)`."""
-    tokens = torch.cat([drafted.new_full((1,), root), drafted])
+def chain(root: int, token_ids: Tensor, probs: Tensor) -> Proposal:
+    """A chain below the root: `token_ids (n,)`, each with its probability `(n,)`."""
+    tokens = torch.cat([token_ids.new_full((1,), root), token_ids])
     draft_probs = torch.cat([probs.new_ones(1), probs])
-    return Proposal(tokens, TreeShape.chain(len(drafted)), draft_probs=draft_probs)
+    return Proposal(tokens, TreeShape.chain(len(token_ids)), draft_probs=draft_probs)

@@ -1,11 +1,11 @@
 """Retrieval and a model together: two drafters take turns.
 
-Where the text's last tokens occurred before, copying what followed costs nothing and is often right
-for many tokens; elsewhere a model or heads draft. Both see every outcome, so either can take over
-at any step. The leaders of Spec-Bench work this way.
+Where the text's last tokens occurred before, copying their continuation is free and often right
+for many tokens; elsewhere a model or heads draft. Both observe every outcome, so either can draft
+at any step. The leading methods of Spec-Bench work this way.
 
-Lossless: whose turn it is follows from the committed text alone, and each proposal carries the
-distributions it was drawn from, or none.
+Lossless: the choice between them follows from the committed text alone, and each proposal carries
+the distributions it was drawn from, or none.
 Source: arXiv:2411.10666 (suffix automaton and model drafter by match length).
 """
 
@@ -32,24 +32,24 @@ def _nested(value: object, info: ValidationInfo) -> object:
     setting = str(info.field_name)
     if not isinstance(values, Mapping):
         raise ValueError(f"{setting} must be a mapping with decoding_type, got {value!r:.80}")
-    known = CombinedConfig.methods_within(setting)
+    classes = CombinedConfig.methods_within(setting)
     kind = values.get("decoding_type")
-    if not isinstance(kind, str) or kind not in known:
+    if not isinstance(kind, str) or kind not in classes:
         raise ValueError(
-            f"{setting}.decoding_type must be one of {', '.join(known)}, got {kind!r:.80}"
+            f"{setting}.decoding_type must be one of {', '.join(classes)}, got {kind!r:.80}"
         )
     if values.get("adaptive"):
         raise ValueError(f"{setting}.adaptive must be off; set adaptive for both methods at once")
     if values.get("size") == "fit":
         raise ValueError(f"{setting}.size must be set; set size: fit for both methods at once")
     try:
-        return known[kind].parse(values)
+        return classes[kind].parse(values)
     except ConfigError as error:
         raise ValueError(f"{setting}: {str(error).removesuffix('.')}") from error
 
 
 Nested = Annotated[SerializeAsAny[MethodConfig], BeforeValidator(_nested)]
-"""A method's config within another; read from a mapping by its `decoding_type`."""
+"""A method's config as a setting, parsed from a mapping by its `decoding_type`."""
 
 
 class CombinedConfig(MethodConfig):
@@ -97,11 +97,11 @@ class CombinedConfig(MethodConfig):
 
 
 class CombinedDrafter(Drafter):
-    """Proposes what retrieval found where the match is long enough, else what the model drafts."""
+    """Proposes retrieval's draft where its match is long enough, else the model's."""
 
     def __init__(self, config: CombinedConfig, retrieval: Drafter, model: Drafter) -> None:
         self.config, self.retrieval, self.model = config, retrieval, model
-        # Retrieval reads tokens only, so the union of what both need is what the model needs.
+        # Retrieval reads tokens only.
         self.needs = model.needs
 
     def start(self, start: Start) -> None:
@@ -111,13 +111,13 @@ class CombinedDrafter(Drafter):
         self._repeats.extend([*start.prompt_ids, start.root])
 
     def propose(self, max_depth: int) -> Proposal:
-        found = self.retrieval.propose(max_depth)
-        # Where retrieval does not tell how long its match is, the text's own repeats do.
+        proposal = self.retrieval.propose(max_depth)
+        # Without retrieval's own match length, the text's repeats decide.
         length = self.retrieval.match_len
         matches = self._repeats.now if length is None else length >= self.config.min_match_len
-        if len(found.shape) > 1 and matches:
-            return found
-        self.model.least_prob = self.least_prob
+        if len(proposal.shape) > 1 and matches:
+            return proposal
+        self.model.min_prob = self.min_prob
         return self.model.propose(max_depth)
 
     def observe(self, outcome: Outcome) -> None:
@@ -144,12 +144,12 @@ class Repeats:
         self.now = False
         self._length = length
         self._last: tuple[int, ...] = ()
-        self._seen: set[tuple[int, ...]] = set()
+        self._ngrams: set[tuple[int, ...]] = set()
 
     def extend(self, tokens: Sequence[int]) -> None:
         """The text goes on with these tokens."""
         for token in tokens:
             self._last = (*self._last, token)[-self._length :]
-            self.now = self._last in self._seen
+            self.now = self._last in self._ngrams
             if len(self._last) == self._length:
-                self._seen.add(self._last)
+                self._ngrams.add(self._last)

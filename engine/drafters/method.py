@@ -1,7 +1,7 @@
-"""What a drafting method is before anything is loaded: its settings, and what they make it draft.
+"""A drafting method before anything is loaded: its settings and the shape of its drafts.
 
-Adding a method is one file with a subclass of `MethodConfig` and a drafter. What the tuner may do
-with it, the subclass says as well; the defaults here mean "measure it by running it".
+Adding a method is one file with a subclass of `MethodConfig` and a drafter. The subclass also
+describes the method to the tuner; the defaults here mean "measure it by running it".
 """
 
 from __future__ import annotations
@@ -18,14 +18,9 @@ if TYPE_CHECKING:  # settings are read where nothing is drafted: without torch
     from engine.tree import ChoiceTree
 
 
-def draft_len(default: int | None, more: str = "", *, most: int = 64) -> Any:
-    """The setting of methods that draft so many tokens in a row.
-
-    Args:
-        more: said of it besides.
-    """
-    about = "tokens drafted per step" + more
-    return setting(default, "Draft length", about, ge=1, le=most)
+def draft_len(default: int | None, detail: str = "", *, most: int = 64) -> Any:
+    """The draft length of methods that draft a chain; `detail` is added to its description."""
+    return setting(default, "Draft length", f"tokens drafted per step{detail}", ge=1, le=most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +28,7 @@ class DraftShape:
     """The most that one step drafts.
 
     Attributes:
-        levels: rows that the drafting network is run on, forward after forward; empty without one.
+        levels: rows of the drafting network's forwards, in order; empty without a network.
         depth: longest path, in drafted tokens.
         num_nodes: drafted nodes; an upper bound where the method merges or looks up.
     """
@@ -45,7 +40,7 @@ class DraftShape:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceLimits:
-    """How deep and how wide a choice tree may be, and what sets that; None where nothing does."""
+    """Greatest depth and number of ranks of a choice tree (None = any), and what limits them."""
 
     depth: int | None = None
     ranks: int | None = None
@@ -55,25 +50,25 @@ class ChoiceLimits:
 class MethodConfig(Settings):
     """Settings of one drafting method; subclasses set `decoding_type` to a Literal.
 
-    From the subclass alone come the YAML preset, the command line, the page's controls, the stored
-    JSON and the export, so every field needs a default, a range and a one-line description.
+    YAML presets, the command line, the page's controls, the stored JSON and the export are all
+    derived from the subclass, so every field needs a default, a range and a one-line description.
     """
 
     title: ClassVar[str]
-    """Short name shown to people."""
+    """Short display name."""
     summary: ClassVar[str]
     """One sentence: what is drafted, and how."""
     paper: ClassVar[str | None] = None
     """arXiv id, or a project name where there is no paper."""
 
     requires: ClassVar[str | None] = None
-    """What a target must carry for it, where not every target does."""
+    """What a target must have for it, unless every target has it."""
 
     looks_up: ClassVar[bool] = False
-    """Whether it copies from texts, so that it ranks no tokens and drafts only what matches."""
+    """Whether it copies from texts: it then ranks no tokens and drafts only at matches."""
 
     size_settings: ClassVar[str] = ""
-    """Settings (separated by blanks) that say how much is drafted, and nothing else."""
+    """Settings (separated by blanks) that only set how much is drafted."""
 
     decoding_type: str
     adaptive: bool = setting(
@@ -95,11 +90,11 @@ class MethodConfig(Settings):
 
     @property
     def badge(self) -> str:
-        """The word that people see beside its name."""
+        """The label beside its name."""
         return "lossless" if self.lossless else "lossy"
 
     def replace(self, **changes: Any) -> Self:
-        """As `Settings.replace`; a size that is set is no longer one to be fitted."""
+        """As `Settings.replace`; setting a size switches its fitting off."""
         if "size" not in changes and changes.keys() & {*self.size_settings.split()}:
             changes["size"] = "set"
         return super().replace(**changes)
@@ -113,30 +108,30 @@ class MethodConfig(Settings):
 
     @property
     def has_sizes(self) -> bool:
-        """Whether `size` can say who decides how much is drafted."""
+        """Whether its size can be fitted, its own or that of a method within."""
         return bool(self.size_settings) or any(one.has_sizes for one in self.within().values())
 
     def within(self) -> dict[str, MethodConfig]:
-        """The methods that its settings hold."""
-        held = {name: getattr(self, name) for name in type(self).model_fields}
-        return {name: one for name, one in held.items() if isinstance(one, MethodConfig)}
+        """The methods among its settings."""
+        values = {name: getattr(self, name) for name in type(self).model_fields}
+        return {name: value for name, value in values.items() if isinstance(value, MethodConfig)}
 
     @property
     def changed_flat(self) -> dict[str, Any]:
-        """`changed`, with what is within as its type and `retrieval.max_draft_len`."""
-        within, found = self.within(), dict[str, Any]()
+        """`changed`, with methods within as their type and names like `retrieval.max_draft_len`."""
+        within, changes = self.within(), dict[str, Any]()
         for name, value in self.changed.items():
             inner = within.get(name)
-            found[name] = inner.decoding_type if inner else value
+            changes[name] = inner.decoding_type if inner else value
             if inner:
-                found |= {f"{name}.{key}": own for key, own in inner.changed_flat.items()}
-        return found
+                changes |= {f"{name}.{key}": own for key, own in inner.changed_flat.items()}
+        return changes
 
     def build(self, context: BuildContext) -> Drafter:
-        """Load what the method needs and make its drafter.
+        """Load the method's weights and make its drafter.
 
         Raises:
-            ConfigError, TreeError: a setting is missing, or asks for more than the weights draft.
+            ConfigError, TreeError: a setting is missing, or exceeds what the weights can draft.
             SourceError: the weights cannot be found or read safely.
             DrafterError: they are of another method, or were made for another target.
         """
@@ -153,15 +148,15 @@ class MethodConfig(Settings):
     def offline(self) -> bool:
         """Whether drafts follow from a text and the target's features along it alone.
 
-        Then a finished text is drafted again without running the target: the drafter has `ranks`
-        (unless it looks up), and the settings know their `draft_shape`.
+        Then a finished text can be drafted again without running the target: the drafter has
+        `ranks` (unless it looks up), and the settings have a `draft_shape`.
         """
         return type(self).draft_shape is not MethodConfig.draft_shape
 
     def draft_shape(self) -> DraftShape:
-        """The draft that these settings ask for; ConfigError if it cannot be tuned offline."""
+        """The draft that these settings describe; ConfigError if it cannot be tuned offline."""
         raise ConfigError(
-            f"{self.decoding_type} cannot be tuned offline: it learns more from the target than a "
+            f"{self.decoding_type} cannot be tuned offline: it uses more of the target than a "
             "text's features. Measure it by running it."
         )
 
@@ -170,7 +165,7 @@ class MethodConfig(Settings):
         return self.build(context)
 
     def timing_variants(self) -> list[Self]:
-        """Settings whose drafts differ in depth and width: timing them tells levels apart."""
+        """Settings whose drafts differ in depth and width, to time levels separately."""
         shape = self.draft_shape()
         if not shape.levels:
             return [self]
@@ -182,12 +177,12 @@ class MethodConfig(Settings):
         return next((name for name in cls.model_fields if name.endswith("_choices")), None)
 
     def choice_limits(self, locate: Callable[[str], str]) -> ChoiceLimits:
-        """What is known of a choice tree's limits before any weights are read."""
+        """A choice tree's limits, as far as they follow without reading weights."""
         return ChoiceLimits()
 
     @property
     def chain_len(self) -> int | None:
-        """Tokens that are drafted in a row; None where no setting says so (see `with_chain`)."""
+        """Length of the drafted chain; None where no setting sets it (see `with_chain`)."""
         return getattr(self, "max_draft_len", None)
 
     def with_tree(self, tree: ChoiceTree) -> Self:

@@ -1,14 +1,14 @@
-"""Finished texts that drafters are tuned on: what is known of them, and the ranks of their tokens.
+"""Finished texts that drafters are tuned on: the target's features and the ranks of their tokens.
 
-A text of P prompt tokens and N output tokens has N - 1 possible roots, the outputs 0 … N - 2: with
-the last output as the root the text is over. A step near the end may accept tokens that were cut
-off (by EOS or a length limit), so the target writes the text a little further, greedily.
+A text of P prompt tokens and N output tokens has N - 1 possible roots, the outputs 0 … N - 2: at
+the last output the text is over. A step near the end may accept tokens that were cut off (by EOS or
+a length limit), so the target continues the text a little, greedily.
 
     token index     0 … P-1 | P … P+N-2 | P+N-1 | P+N …
                     prompt  | roots     | last  | tail, never recorded
 
-A drafter ranks the true tokens of all roots in one batch. That equals what it offers when decoding,
-because each method's offer at depth d depends only on the features up to the root and on the path
+A drafter ranks the true tokens of all roots in one batch. These are the ranks it has when decoding,
+because each method's draft at depth d depends only on the features up to the root and on the path
 to the node. In float32 a rank differs from the drafter's only where two logits agree to the last
 bits; in half precision a batch of another shape rounds differently, and ties are common.
 """
@@ -23,14 +23,14 @@ from torch import Tensor
 from engine.config import Limits
 
 ROWS = 128
-"""Positions whose full-vocabulary logits are held at a time."""
+"""Positions whose full-vocabulary logits are in memory together."""
 UNRANKED = 1 << 30
-"""Rank of a token that the drafter cannot offer."""
+"""Rank of a token that the drafter cannot draft."""
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """What a run wrote: `output_ids` are cut as the run cut them, `source` is the run's id.
+    """A run's prompt and output (`output_ids` as the run cut them); `source` is the run's id.
 
     Lookup drafters stop drafting where they would exceed the run's `limits`.
     """
@@ -49,12 +49,12 @@ class Text:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TargetTrace:
-    """A text as the target sees it; all tensors on the CPU.
+    """The target's features along a text; all tensors on the CPU.
 
     Attributes:
         tokens: `(t,)` int64: prompt, output and tail.
-        hidden: `(rows, hidden)` last hidden states of prompt and output; None unless asked for.
-        layers: `(rows, width)` inputs of the layers asked for.
+        hidden: `(rows, hidden)` last hidden states of prompt and output; None unless needed.
+        layers: `(rows, width)` inputs of the layers that are needed.
     """
 
     text: Text
@@ -75,15 +75,15 @@ class TargetTrace:
         return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
     def true_tokens(self, depths: int) -> Tensor:
-        """What a draft would have to guess: `(roots, depths)` int64; −1 where none can be drafted.
+        """The tokens after each root: `(roots, depths)` int64; −1 where nothing can be drafted.
 
-        Row r, column d − 1 is the token d places behind the r-th root. Nothing is drafted beyond
-        the context, and nothing is known beyond the tail.
+        Row r, column d − 1 is the token d positions after the r-th root. Drafts end with the
+        context, and the text ends with the tail.
         """
         index = torch.arange(self.text.num_roots)[:, None] + torch.arange(1, depths + 1)
         index = index + self.first
-        known = index < min(len(self.tokens), self.context_len)
-        return torch.where(known, self.tokens[index.clamp_max(len(self.tokens) - 1)], -1)
+        inside = index < min(len(self.tokens), self.context_len)
+        return torch.where(inside, self.tokens[index.clamp_max(len(self.tokens) - 1)], -1)
 
     def hidden_before_roots(self) -> Tensor:
         """`(roots, hidden)`: the last hidden state from which each root was predicted."""
@@ -92,7 +92,7 @@ class TargetTrace:
 
 
 def rank_of(logits: Tensor, token_ids: Tensor) -> Tensor:
-    """How many tokens come before each of `token_ids (…)`, by `logits (…, vocab)`, then by id.
+    """Rank of each of `token_ids (…)` by `logits (…, vocab)`, then by id.
 
     Example: logits 1 3 2 3, token 3 → 1, because token 1 ties and has the lower id.
     """

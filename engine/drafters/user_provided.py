@@ -5,16 +5,15 @@
 
 `draft` gets all committed tokens, prompt first, and returns candidate continuations, likeliest
 first; they are merged into one draft tree and verified, so a wrong guess costs time and never
-changes the text. It may as well return a tree with probabilities of its own (`UserDraft`). What
-else the object may have, `UserDrafter` lists. A drafter written for TensorRT-LLM runs unchanged
+changes the text. It may also return a tree with its own probabilities (`UserDraft`). `UserDrafter`
+lists what else the object may have. A drafter written for TensorRT-LLM runs unchanged
 (`engine.drafters.trtllm_drafter`).
 
-Loading code is for whoever starts the program: the command line or the server's configuration
-registers a factory under a name, and a config (which may come from a browser) can only choose among
-the registered names.
+Only the command line and the server's configuration load code: they register a factory under a
+name, and a config (which may come from a browser) can only choose among the registered names.
 
 Lossless under sampling: candidates are fixed before the step's draws, which the drafter never sees;
-tokens that were drawn from distributions of its own are verified with these.
+tokens that were drawn from distributions of its own are verified with them.
 """
 
 from __future__ import annotations
@@ -61,13 +60,13 @@ class UserDraft:
 
 
 class UserDrafter(Protocol):
-    """What a drafter of your own must do; beside it, it may have
+    """The interface of a drafter of your own. Optional members:
 
     - `needs`, an `engine.proposal.Needs`: then `draft` gets a third argument, a `TargetOutput` with
       the target's logits and hidden states for the tokens committed since the last draft, the root
       excluded (at first the whole prompt, logits of its last row only);
-    - `prepare(prompt_ids, sampling, limits)`: a text begins;
-    - `free()`: it ended.
+    - `prepare(prompt_ids, sampling, limits)`, called when a text begins;
+    - `free()`, called when it ends.
     """
 
     def draft(
@@ -76,23 +75,23 @@ class UserDrafter(Protocol):
         """Candidate continuations, likeliest first, or a tree; may be empty.
 
         Args:
-            token_ids: committed tokens, prompt first; the last one is the root. Not to be changed.
-            max_draft_len: tokens per candidate that are of use; what is longer is cut.
+            token_ids: committed tokens, prompt first; the last one is the root. Read-only.
+            max_draft_len: tokens per candidate; longer ones are cut.
         """
 
 
 UserFactory = Callable[..., Any]
-"""Makes the drafter, of the target or of nothing; usually its class."""
+"""Makes the drafter from the target or without arguments; usually its class."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Made:
-    """A factory of what a module made already."""
+class _Instance:
+    """A factory that returns an object its module already made; equal objects, equal factories."""
 
-    drafter: Any
+    user_object: Any
 
     def __call__(self) -> Any:
-        return self.drafter
+        return self.user_object
 
 
 _factories: dict[str, UserFactory] = {}
@@ -125,61 +124,63 @@ def load_user_drafter(spec: str) -> UserFactory:
     Raises DrafterError: there is no such module, attribute or entry point, or it cannot be called.
     """
     module, colon, path = spec.partition(":")
-    found = entry_points(group=ENTRY_POINTS)
+    installed = entry_points(group=ENTRY_POINTS)
     if colon and not (module and path):
         raise DrafterError(f"A drafter is named module:Class, got {spec!r}.")
-    if not colon and spec not in found.names:
+    if not colon and spec not in installed.names:
         raise DrafterError(
             f"No installed package offers a drafter {spec!r} (offered: "
-            f"{', '.join(sorted(found.names)) or 'none'}). Name it as module:Class."
+            f"{', '.join(sorted(installed.names)) or 'none'}). Name it as module:Class."
         )
     try:
         with trtllm_drafter.importable():
-            module_of = import_module(module) if colon else None
-            imported = operator.attrgetter(path)(module_of) if colon else found[spec].load()
+            if colon:
+                imported = operator.attrgetter(path)(import_module(module))
+            else:
+                imported = installed[spec].load()
     except (ImportError, AttributeError) as error:
         raise DrafterError(f"The drafter {spec!r} could not be imported: {error}.") from error
-    if not callable(imported):
-        if _drafts(imported) is None:
-            raise DrafterError(
-                f"The drafter {spec!r} must be a class or function, got {type(imported).__name__}."
-            )
-        return _Made(imported)
-    return imported  # type: ignore[no-any-return]
+    if callable(imported):
+        return imported  # type: ignore[no-any-return]
+    if _user_drafter(imported) is None:
+        raise DrafterError(
+            f"The drafter {spec!r} must be a class or function, got {type(imported).__name__}."
+        )
+    return _Instance(imported)
 
 
-def _drafts(made: Any) -> Any:
-    """The object that drafts; None if it has no method for it."""
-    if callable(getattr(made, "draft", None)):
-        return made
-    return trtllm_drafter.Adapter.of(made)
+def _user_drafter(user_object: Any) -> Any:
+    """The object itself or its adapter; None if it has no method that drafts."""
+    if callable(getattr(user_object, "draft", None)):
+        return user_object
+    return trtllm_drafter.Adapter.of(user_object)
 
 
 def _make(name: str, factory: UserFactory, target: Target) -> Any:
-    """What the factory makes of the target, or of nothing where it asks for nothing.
+    """The drafter that a factory makes from the target, or without arguments if it has none.
 
-    Raises DrafterError: it asks for more, or what it makes cannot draft.
+    Raises DrafterError: it needs more arguments, or what it makes cannot draft.
     """
     try:
-        asked = list(inspect.signature(factory).parameters.values())
+        parameters = list(inspect.signature(factory).parameters.values())
     except ValueError:  # written in C
-        asked = []
+        parameters = []
     open_ended = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    needed = [p for p in asked if p.default is p.empty and p.kind not in open_ended]
-    if len(needed) > 1:
+    required = [p for p in parameters if p.default is p.empty and p.kind not in open_ended]
+    if len(required) > 1:
         raise DrafterError(
-            f"The drafter {name!r} must be made of the target or of nothing, but asks for "
-            f"{', '.join(p.name for p in needed)}. Name a function that makes it."
+            f"The factory of the drafter {name!r} must take the target or nothing, but requires "
+            f"{', '.join(p.name for p in required)}. Name a function that makes it."
         )
-    takes_target = bool(needed) or any(p.name == "target" for p in asked)
-    made = factory(target) if takes_target else factory()
-    user = _drafts(made)
-    if user is None:
+    takes_target = bool(required) or any(p.name == "target" for p in parameters)
+    user_object = factory(target) if takes_target else factory()
+    user_drafter = _user_drafter(user_object)
+    if user_drafter is None:
         raise DrafterError(
             f"The drafter {name!r} must have a method draft(token_ids, max_draft_len), or "
-            f"TensorRT-LLM's {trtllm_drafter.METHOD}; {type(made).__name__} has none."
+            f"TensorRT-LLM's {trtllm_drafter.METHOD}; {type(user_object).__name__} has none."
         )
-    return user
+    return user_drafter
 
 
 class UserProvidedConfig(MethodConfig):
@@ -209,26 +210,28 @@ class UserProvidedConfig(MethodConfig):
 
     def build(self, context: BuildContext) -> UserProvidedDrafter:
         if self.drafter is None or self.drafter not in _factories:
-            known = ", ".join(registered_user_drafters()) or "none"
+            names = ", ".join(registered_user_drafters()) or "none"
             raise ConfigError(
-                f"drafter must be a registered name, got {self.drafter!r} (registered: {known}). "
+                f"drafter must be a registered name, got {self.drafter!r} (registered: {names}). "
                 "Start the program with --drafter module:Class to register one."
             )
-        user = _make(self.drafter, _factories[self.drafter], context.target)
-        return UserProvidedDrafter(context, self, user)
+        user_drafter = _make(self.drafter, _factories[self.drafter], context.target)
+        return UserProvidedDrafter(context, self, user_drafter)
 
 
 class UserProvidedDrafter(Drafter):
-    """Asks the object, checks what it says, and makes it one tree."""
+    """Calls the user's object, checks its drafts, and turns them into one tree."""
 
-    def __init__(self, context: BuildContext, config: UserProvidedConfig, user: Any) -> None:
+    def __init__(
+        self, context: BuildContext, config: UserProvidedConfig, user_drafter: Any
+    ) -> None:
         self.config = config
-        self._user = user
-        self._device = context.target.device
-        self._vocab_size = context.target.vocab_size
-        wanted: Needs | None = getattr(user, "needs", None)
-        self._told = wanted is not None
-        self.needs = wanted or Needs()
+        self._name = f"The drafter {config.drafter!r}"
+        self._user_drafter = user_drafter
+        self._device, self._vocab_size = context.target.device, context.target.vocab_size
+        needs: Needs | None = getattr(user_drafter, "needs", None)
+        self._reads_features = needs is not None
+        self.needs = needs or Needs()
         self._features: list[TargetOutput] = []
         self._running = False
 
@@ -236,90 +239,88 @@ class UserProvidedDrafter(Drafter):
         self.finish()
         super().start(start)
         self._samples = not start.sampling.greedy
-        self._features = [start.output] if self._told else []
+        self._features = [start.output] if self._reads_features else []
         self._running = True
-        if hasattr(self._user, "prepare"):
-            self._user.prepare(list(start.prompt_ids), start.sampling, start.limits)
+        if hasattr(self._user_drafter, "prepare"):
+            self._user_drafter.prepare(list(start.prompt_ids), start.sampling, start.limits)
 
     def propose(self, max_depth: int) -> Proposal:
         length = min(self.config.max_draft_len, max_depth)
-        said = self._ask(length) if length > 0 else []
-        if isinstance(said, UserDraft):
-            proposal = self._tree(said).cut(length)
+        draft = self._draft(length) if length > 0 else []
+        if isinstance(draft, UserDraft):
+            proposal = self._tree(draft).cut(length)
         else:
-            tokens, shape, _ = merge_prefixes([self._checked(beam)[:length] for beam in said])
+            tokens, shape, _ = merge_prefixes([self._token_ids(beam)[:length] for beam in draft])
             rows = torch.tensor([self.text[-1], *tokens], device=self._device)
             proposal = Proposal(rows, shape)
-        most = self.config.max_total_draft_tokens + 1
-        return proposal.keep(range(most)) if len(proposal.shape) > most else proposal
+        max_nodes = self.config.max_total_draft_tokens + 1
+        return proposal.keep(range(max_nodes)) if len(proposal.shape) > max_nodes else proposal
 
-    def _ask(self, length: int) -> Any:
-        if not self._told:
-            return self._user.draft(self.text, length)
-        seen, self._features = self._features, []
-        return self._user.draft(self.text, length, _joined(seen))
+    def _draft(self, length: int) -> Any:
+        if not self._reads_features:
+            return self._user_drafter.draft(self.text, length)
+        features, self._features = _joined(self._features), []
+        return self._user_drafter.draft(self.text, length, features)
 
     def observe(self, outcome: Outcome) -> None:
         super().observe(outcome)
-        if self._told:
+        if self._reads_features:
             rows = torch.tensor(outcome.path, device=outcome.output.logits.device)
             self._features.append(_rows_of(outcome.output, rows))
 
     def _tree(self, draft: UserDraft) -> Proposal:
-        """A tree as it was given; DrafterError if its tokens or probabilities make no sense."""
-        tokens = self._checked(draft.tokens)
+        """The tree of a draft; DrafterError if its tokens, parents or probabilities are invalid."""
+        tokens = self._token_ids(draft.tokens)
         parents = range(-1, len(tokens) - 1) if draft.parents is None else draft.parents
         shape = TreeShape([-1, *(operator.index(parent) + 1 for parent in parents)])
         if len(shape) != len(tokens) + 1:
             raise DrafterError(
-                f"The drafter {self.config.drafter!r} gave {len(tokens)} tokens and "
-                f"{len(shape) - 1} parents. Give one parent per token."
+                f"{self._name} gave {len(tokens)} tokens and {len(shape) - 1} parents. "
+                "Give one parent per token."
             )
-        for siblings in shape.children:
-            if len({tokens[node - 1] for node in siblings}) < len(siblings):
-                raise DrafterError(f"The drafter {self.config.drafter!r} gave a node twice.")
+        if any(len({tokens[n - 1] for n in nodes}) < len(nodes) for nodes in shape.children):
+            raise DrafterError(f"{self._name} gave a node twice.")
         proposal = Proposal(torch.tensor([self.text[-1], *tokens], device=self._device), shape)
         if draft.probs is None or not tokens:
             return proposal
-        probs = self._checked_probs(draft.probs, tokens)
-        chosen = torch.arange(len(tokens), device=self._device)
-        drawn = torch.cat([probs.new_ones(1), probs[chosen, proposal.tokens[1:]]])
-        rows = {node: kids[0] - 1 for node, kids in enumerate(shape.children) if kids}
+        probs = self._probabilities(draft.probs, len(tokens))
+        places = torch.arange(len(tokens), device=self._device)
+        draft_probs = torch.cat([probs.new_ones(1), probs[places, proposal.tokens[1:]]])
+        rows = {node: nodes[0] - 1 for node, nodes in enumerate(shape.children) if nodes}
         dists = DraftDists(probs, rows) if self._samples else None
-        return replace(proposal, draft_probs=drawn, dists=dists)
+        return replace(proposal, draft_probs=draft_probs, dists=dists)
 
-    def _checked_probs(self, probs: Tensor, tokens: list[int]) -> Tensor:
+    def _probabilities(self, user_probs: Tensor, count: int) -> Tensor:
         """`(n, vocab)` float32 on the target's device."""
-        found = torch.as_tensor(probs, dtype=torch.float32, device=self._device)
-        shape = (len(tokens), self._vocab_size)
-        sound = tuple(found.shape) == shape and bool((found >= 0).all())
-        if not sound or not torch.allclose(found.sum(-1), found.new_ones(len(tokens)), atol=1e-3):
+        probs = torch.as_tensor(user_probs, dtype=torch.float32, device=self._device)
+        shape = (count, self._vocab_size)
+        valid = tuple(probs.shape) == shape and bool((probs >= 0).all())
+        if not valid or not torch.allclose(probs.sum(-1), probs.new_ones(count), atol=1e-3):
             raise DrafterError(
-                f"The drafter {self.config.drafter!r} must give probabilities of shape {shape} "
-                f"whose rows sum to 1, got {tuple(found.shape)}."
+                f"{self._name} must give probabilities of shape {shape} whose rows sum to 1, got "
+                f"{tuple(probs.shape)}."
             )
-        return found
+        return probs
 
-    def _checked(self, beam: Sequence[int]) -> list[int]:
+    def _token_ids(self, beam: Sequence[int]) -> list[int]:
         """A candidate as plain ints; DrafterError if they are no token ids of the target."""
         try:
             tokens = [operator.index(token) for token in beam]
         except TypeError as error:
             raise DrafterError(
-                f"The drafter {self.config.drafter!r} must return lists of token ids, "
-                f"got {beam!r:.80}."
+                f"{self._name} must return lists of token ids, got {beam!r:.80}."
             ) from error
         for token in tokens:
             if not 0 <= token < self._vocab_size:
                 raise DrafterError(
-                    f"The drafter {self.config.drafter!r} drafted token {token}, but the target's "
-                    f"vocabulary has {self._vocab_size} tokens. Was it made for another model?"
+                    f"{self._name} drafted token {token}, but the target's vocabulary has "
+                    f"{self._vocab_size} tokens. Was it made for another model?"
                 )
         return tokens
 
     def finish(self) -> None:
-        if self._running and hasattr(self._user, "free"):
-            self._user.free()
+        if self._running and hasattr(self._user_drafter, "free"):
+            self._user_drafter.free()
         self._running, self._features = False, []
 
 

@@ -17,20 +17,20 @@ from engine.drafters.heads.vocabulary import Vocabulary
 from engine.model.target import Target
 
 NUM_RANKS = 10
-"""Ranks that are told apart when counting which of a drafter's guesses was right."""
+"""Ranks that are counted separately."""
 CHUNK = 512
 """Rows whose logits are in memory together."""
 ROW_MULTIPLE = 128
-"""Rows are learnt in multiples of this: kernels are made for a number of rows, and so once."""
+"""Rows are padded to multiples of this: kernels are compiled per number of rows."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TopProbs:
-    """A distribution per row, of which only the likeliest tokens are known.
+    """The most probable tokens of a distribution per row.
 
     Attributes:
-        indices: `(rows, k)` int64, in the vocabulary that is learnt.
-        probs: `(rows, k)` float32; a row may add up to less than 1, and then counts less.
+        indices: `(rows, k)` int64, in the vocabulary of the loss.
+        probs: `(rows, k)` float32; a row that sums to less than 1 counts less.
     """
 
     indices: Tensor
@@ -40,11 +40,11 @@ class TopProbs:
         return TopProbs(self.indices[rows], self.probs[rows])
 
     def weighted(self, weights: Tensor) -> TopProbs:
-        """Rows times these weights `(rows,)`."""
+        """Rows multiplied by weights `(rows,)`."""
         return TopProbs(self.indices, self.probs * weights[:, None])
 
     def sharpened(self, temperature: float) -> TopProbs:
-        """As they are when the target samples at this temperature; a row's sum is kept."""
+        """The distributions at a sampling temperature; a row's sum is kept."""
         if temperature == 1.0:
             return self
         mass, highest = self.probs.sum(dim=-1, keepdim=True), self.probs.amax(-1, keepdim=True)
@@ -54,7 +54,7 @@ class TopProbs:
         )
 
     def mixed(self, labels: Tensor, share: float) -> TopProbs:
-        """With so much of every row put on its label; labels < 0 add nothing."""
+        """With a share of every row moved to its label; labels < 0 add nothing."""
         hard = ((labels >= 0).float() * share)[:, None]
         same = self.indices == labels[:, None]
         new = hard * ~same.any(dim=-1, keepdim=True)
@@ -64,7 +64,7 @@ class TopProbs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LMHead:
-    """What turns a hidden vector into logits of the tokens that are learnt.
+    """Maps hidden vectors to logits over the vocabulary of the loss.
 
     Attributes:
         weight: `(vocabulary, hidden)`.
@@ -83,7 +83,7 @@ class LMHead:
 
     @classmethod
     def of(cls, target: Target, vocabulary: Vocabulary) -> LMHead:
-        """The target's, of these tokens only."""
+        """The target's output matrix, restricted to a vocabulary."""
         head, ids = target.lm_head, vocabulary.ids
         weight, bias = head.weight, getattr(head, "bias", None)
         assert isinstance(weight, Tensor)
@@ -95,15 +95,15 @@ class LMHead:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prediction:
-    """What a drafter predicts at one depth, and what it should.
+    """A drafter's predictions at one depth and their targets.
 
     Attributes:
-        hidden: `(rows, hidden)`, what `lm_head` is applied to.
+        hidden: `(rows, hidden)`, the input of `lm_head`.
         teacher: the target's distributions.
-        labels: `(rows,)` int64, the text's own tokens in the vocabulary; < 0 = not in it.
-        num_rows: rows that count; those behind them only fill up.
+        labels: `(rows,)` int64, the text's tokens in the vocabulary; < 0 = not in it.
+        num_rows: rows that count; the others are padding.
         weight: of the cross-entropy in the loss.
-        auxiliary: another loss, added as it is.
+        auxiliary: another loss, added without a weight.
     """
 
     hidden: Tensor
@@ -133,12 +133,12 @@ class Prediction:
         entropy = -(teacher.probs * log_probs).sum()
         mass = teacher.probs.sum(dim=-1)
         rate = torch.minimum(teacher.probs, log_probs.exp() * mass[:, None]).sum(dim=-1)
-        missed = mass * ((mass + _TINY).log() - (rate + _TINY).log())
-        return entropy.lerp(missed.sum(), acceptance_weight)
+        rejection = mass * ((mass + _TINY).log() - (rate + _TINY).log())
+        return entropy.lerp(rejection.sum(), acceptance_weight)
 
     @torch.no_grad()
     def rank_hits(self, num_rows: int) -> Tensor:
-        """`(NUM_RANKS,)`: of the first rows, how many rank their label so."""
+        """`(NUM_RANKS,)`: how many of the first rows have a label of each rank."""
         hits = torch.zeros(NUM_RANKS, device=self.hidden.device)
         for i in range(0, num_rows, CHUNK):
             at = slice(i, min(i + CHUNK, num_rows))
@@ -151,10 +151,10 @@ class Prediction:
 
 @dataclass(slots=True, eq=False)
 class LossOutput:
-    """A loss, and how good the predictions behind it were, per drafted depth.
+    """A loss, and the accuracy of its predictions per drafted depth.
 
     Attributes:
-        loss: scalar; what is minimised.
+        loss: scalar.
         hits: `(depths, NUM_RANKS)` float, rows whose label had that rank.
         rows: `(depths,)` float, rows counted.
     """
@@ -170,8 +170,8 @@ _TINY = 1e-9
 class _ChunkedLoss(torch.autograd.Function):
     """Cross-entropy and `-log α` through an output matrix, chunk by chunk.
 
-    The logits of a chunk give its loss and its gradient at once, and are dropped: a vocabulary's
-    worth of logits for every row of a pack is never in memory.
+    A chunk's logits give its loss and its gradient at once and are dropped: the logits of a whole
+    pack are never in memory.
     """
 
     @staticmethod
@@ -191,22 +191,23 @@ class _ChunkedLoss(torch.autograd.Function):
             for i in range(0, len(x), CHUNK):
                 at = slice(i, i + CHUNK)
                 logits = linear(rows[at], matrix).float()
-                picked, aim = logits.gather(1, indices[at]), probs[at]
-                mass = aim.sum(dim=-1, keepdim=True)
+                label_logits, teacher = logits.gather(1, indices[at]), probs[at]
+                mass = teacher.sum(dim=-1, keepdim=True)
                 highest = logits.amax(dim=-1, keepdim=True)
                 logits.sub_(highest).exp_()
                 total = logits.sum(dim=-1, keepdim=True)
-                entropy = (mass * (total.log() + highest)).sum() - (aim * picked).sum()
+                entropy = (mass * (total.log() + highest)).sum() - (teacher * label_logits).sum()
                 loss += (1 - share) * entropy
                 if share:
-                    missed, aim = _towards_acceptance(picked - highest - total.log(), aim, share)
-                    loss += share * missed
-                    mass = aim.sum(dim=-1, keepdim=True)
-                logits.mul_(mass / total).scatter_add_(1, indices[at], -aim)
-                slope = logits.to(half)
-                torch.mm(slope, matrix, out=grad_x[at])
+                    log_q = label_logits - highest - total.log()
+                    rejection, teacher = _towards_acceptance(log_q, teacher, share)
+                    loss += share * rejection
+                    mass = teacher.sum(dim=-1, keepdim=True)
+                logits.mul_(mass / total).scatter_add_(1, indices[at], -teacher)
+                grad_logits = logits.to(half)
+                torch.mm(grad_logits, matrix, out=grad_x[at])
                 if grad_weight is not None:
-                    grad_weight += (slope.T @ rows[at]).float()
+                    grad_weight += (grad_logits.T @ rows[at]).float()
         ctx.save_for_backward(grad_x, grad_weight)
         ctx.dtypes = x.dtype, weight.dtype
         return loss
@@ -214,10 +215,10 @@ class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         grad_x, grad_weight = ctx.saved_tensors
-        of_x, of_weight = ctx.dtypes
+        x_dtype, weight_dtype = ctx.dtypes
         return (
-            (grad_x * grad).to(of_x),
-            None if grad_weight is None else (grad_weight * grad).to(of_weight),
+            (grad_x * grad).to(x_dtype),
+            None if grad_weight is None else (grad_weight * grad).to(weight_dtype),
             None,
             None,
             None,
@@ -228,16 +229,16 @@ def _towards_acceptance(log_q: Tensor, p: Tensor, share: float) -> tuple[Tensor,
     """`-log α` in sum, and the distributions whose cross-entropy has the mixed loss's gradient.
 
     The gradient of `-log Σ min(p, q)` is that of a cross-entropy towards `q / α` where `q < p` and
-    0 elsewhere: what is overrated teaches nothing more.
+    0 elsewhere: tokens that are too probable have no gradient.
     """
     mass = p.sum(dim=-1, keepdim=True)
     q = log_q.exp() * mass
     rate = torch.minimum(p, q).sum(dim=-1, keepdim=True) + _TINY
-    missed = (mass * ((mass + _TINY) / rate).log()).sum()
-    return missed, (1 - share) * p + share * torch.where(q < p, q, 0.0) * (mass / rate)
+    rejection = (mass * ((mass + _TINY) / rate).log()).sum()
+    return rejection, (1 - share) * p + share * torch.where(q < p, q, 0.0) * (mass / rate)
 
 
 def pad_rows(rows: Tensor) -> Tensor:
     """Rows `(m,)`, the last one repeated up to a multiple of `ROW_MULTIPLE`."""
-    lacking = -len(rows) % ROW_MULTIPLE
-    return torch.cat([rows, rows[-1:].expand(lacking)]) if len(rows) else rows
+    padding = -len(rows) % ROW_MULTIPLE
+    return torch.cat([rows, rows[-1:].expand(padding)]) if len(rows) else rows

@@ -1,4 +1,4 @@
-"""How weights are stepped: optimizers, learning rate, running mean of weights.
+"""Optimizers, the learning rate schedule, and the moving average of weights.
 
 Sources: arXiv:1711.05101 (AdamW); Muon: https://kellerjordan.github.io/posts/muon/ and
 arXiv:2502.16982, section 2.2 (its rate, scaled so that updates are as large as AdamW's).
@@ -19,7 +19,7 @@ from torch.optim import AdamW, Muon, Optimizer
 from engine.training.recipe import TrainSettings
 
 _VOCABULARY = ("lm_head", "output", "embed_tokens")
-"""Modules with a row per token: their rows are vectors of their own, which AdamW suits better."""
+"""Modules with a row per token, which AdamW suits better than Muon."""
 
 
 class Optimizers:
@@ -30,8 +30,8 @@ class Optimizers:
         others: list[nn.Parameter] = []
         for key, parameter in student.named_parameters():
             inner = parameter.ndim == 2 and key.split(".")[-2:-1] not in [[v] for v in _VOCABULARY]
-            own = settings.optimizer == "muon" and inner
-            (matrices if own else others).append(parameter)
+            by_muon = settings.optimizer == "muon" and inner
+            (matrices if by_muon else others).append(parameter)
         self._all: list[Optimizer] = []
         decay = settings.weight_decay
         if matrices:
@@ -50,23 +50,23 @@ class Optimizers:
             optimizer.step()
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint: names are those of the optimizers."""
-        return {type(one).__name__: one.state_dict() for one in self._all}
+        """For a checkpoint; keys are the optimizers' class names."""
+        return {type(o).__name__: o.state_dict() for o in self._all}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up what `state_dict` gave for the same student and settings."""
+        """Load the `state_dict` of the same student and settings."""
         for optimizer in self._all:
             optimizer.load_state_dict(state[type(optimizer).__name__])
 
 
 def learning_rate_at(step: int, num_steps: int, settings: TrainSettings) -> float:
-    """A linear rise, then half a cosine."""
-    rise = max(1, round(settings.warmup_share * num_steps))
-    if step < rise:
-        return settings.learning_rate * (step + 1) / rise
-    done = (step - rise) / max(1, num_steps - rise)
+    """Linear warmup, then half a cosine."""
+    warmup = max(1, round(settings.warmup_share * num_steps))
+    if step < warmup:
+        return settings.learning_rate * (step + 1) / warmup
+    progress = (step - warmup) / max(1, num_steps - warmup)
     low = settings.final_rate_share
-    return settings.learning_rate * (low + (1 - low) * 0.5 * (1 + math.cos(math.pi * done)))
+    return settings.learning_rate * (low + (1 - low) * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
 class AveragedWeights:
@@ -82,14 +82,14 @@ class AveragedWeights:
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        # Young averages follow faster, or the first weights would linger.
+        # A young average follows faster, so that the first weights fade.
         decay = min(self._decay, (1 + step) / (10 + step))
         for name, average in self.values.items():
             average.lerp_(self._module.get_parameter(name), 1 - decay)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """The module has averaged weights for the time being."""
+        """The module has the averaged weights within this context."""
         trained = self._copy() if self.values else {}
         self._module.load_state_dict(self.values, strict=False)
         try:
@@ -99,10 +99,10 @@ class AveragedWeights:
 
 
 def keep_freed_memory() -> bool:
-    """From now on freed memory stays in the process; False where the C library is not glibc.
+    """Keep freed memory in the process from now on; False where the C library is not glibc.
 
-    glibc gives every block above a few hundred KiB back to the system at once, and the next step,
-    which allocates the same arrays, pays more for fresh pages than for what goes into them.
+    glibc returns every block above a few hundred KiB to the system at once, and the next step,
+    which allocates the same arrays, spends more time on fresh pages than on their contents.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:

@@ -1,7 +1,6 @@
-"""Training texts laid end to end: packs of dialogues, and the target's features of them.
+"""Packed training texts: dialogues in one row, and the target's features of them.
 
-Dialogues follow each other in one row without padding, each starts at position 0 and sees only
-itself.
+Dialogues follow each other without padding; each starts at position 0 and attends only to itself.
 
     token     a b c d | e f g
     position  0 1 2 3 | 0 1 2
@@ -34,9 +33,9 @@ from engine.training.corpus.dialogues import seed_of
 from engine.training.losses import CHUNK, LMHead, TopProbs
 
 HELD_OUT_EVERY = 32
-"""One dialogue in so many is never trained on."""
+"""One dialogue in this many is held out."""
 TOP_PROBS = 16
-"""Tokens of the target's distribution that are learnt per row."""
+"""Tokens of the target's distribution per row."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,11 +44,11 @@ class Pack:
 
     Attributes:
         tokens, positions, segments: `(n,)` int64.
-        loss_mask: `(n,)` bool, whether a drafter is to learn to predict this token.
+        loss_mask: `(n,)` bool, whether the loss covers this token.
         hidden: `(n, hidden)` float32, the target's last hidden state after its final norm.
-        layers: `(n, layers * hidden)` float32, inputs of the layers asked for; None if none were.
+        layers: `(n, layers * hidden)` float32, inputs of the layers that are needed, or None.
         teacher: the target's distributions of the token after each row.
-        length: rows of dialogues; those behind them only fill up.
+        length: rows of dialogues; the others are padding.
     """
 
     tokens: Tensor
@@ -61,15 +60,15 @@ class Pack:
     teacher: TopProbs
     length: int
 
-    def filled(self, length: int) -> Pack:
-        """At least so long, by one more text that teaches nothing."""
-        more = length - len(self.tokens)
-        if more <= 0:
+    def padded(self, length: int) -> Pack:
+        """Padded to at least `length` by one more text that the loss does not cover."""
+        padding = length - len(self.tokens)
+        if padding <= 0:
             return self
-        zeros, teacher, below = self.tokens.new_zeros(more), self.teacher, (0, 0, 0, more)
+        zeros, teacher, below = self.tokens.new_zeros(padding), self.teacher, (0, 0, 0, padding)
         return Pack(
             torch.cat([self.tokens, zeros]),
-            torch.cat([self.positions, torch.arange(more, device=zeros.device)]),
+            torch.cat([self.positions, torch.arange(padding, device=zeros.device)]),
             torch.cat([self.segments, zeros + self.segments[-1] + 1]),
             torch.cat([self.loss_mask, zeros.bool()]),
             pad(self.hidden, below),
@@ -79,7 +78,7 @@ class Pack:
         )
 
     def rows_before(self, offset: int) -> Tensor:
-        """Rows `(m,)` whose token `offset` ahead is of the same dialogue and to be learnt."""
+        """Rows `(m,)` whose token `offset` ahead is of the same dialogue and in the loss."""
         n = len(self.tokens)
         if offset >= n:
             return self.tokens.new_empty(0)
@@ -88,28 +87,27 @@ class Pack:
 
 
 def visible(positions: Tensor, segments: Tensor) -> Tensor:
-    """Who sees whom, `(n, n)` bool: what came before in the same dialogue, and itself."""
+    """Attention mask `(n, n)` bool: causal within each dialogue."""
     same = segments[:, None] == segments[None]
     return same & (positions[:, None] >= positions[None])
 
 
 def split(corpus: Corpus, num_dialogues: int) -> tuple[list[Entry], list[Entry]]:
-    """Dialogues to train on, and held-out ones, of the first `num_dialogues`.
+    """Training and held-out dialogues among the first `num_dialogues`.
 
     Raises ConfigError: too few to hold any out.
     """
     entries = corpus.entries[:num_dialogues]
-    held = [e for e in entries if seed_of("held out", e.number) % HELD_OUT_EVERY == 0]
-    if not held and len(entries) > 1:
-        held = [entries[-1]]
-    taken = {e.number for e in held}
-    train = [e for e in entries if e.number not in taken]
-    if not train or not held:
+    held_out = [e for e in entries if seed_of("held out", e.number) % HELD_OUT_EVERY == 0]
+    held_out = held_out or entries[1:][-1:]
+    numbers = {e.number for e in held_out}
+    train = [e for e in entries if e.number not in numbers]
+    if not train or not held_out:
         raise ConfigError(
             f"The corpus in {corpus.folder} has {len(entries)} dialogues; training needs at least "
             "2. Make it larger."
         )
-    return train, held
+    return train, held_out
 
 
 def arrange(entries: Sequence[Entry], pack_tokens: int, seed: int) -> list[tuple[Entry, ...]]:
@@ -141,14 +139,14 @@ class FeatureStore:
         self._bytes = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
     def find(self, entries: Sequence[Entry], kind: str) -> dict[str, Tensor] | None:
-        """Tensors of that kind that were kept for a pack; SourceError if they are damaged."""
+        """A pack's stored tensors of a kind; SourceError if they are damaged."""
         file = self._file(entries, kind)
         if not file.is_file():
             return None
         return read_tensors(file)
 
     def keep(self, entries: Sequence[Entry], kind: str, tensors: Mapping[str, Tensor]) -> None:
-        """Write them if there is room."""
+        """Store them if there is room."""
         stored = {k: v.detach().cpu().contiguous() for k, v in tensors.items()}
         size = sum(tensor.nbytes for tensor in stored.values())
         if self._bytes + size > self._max_bytes:
@@ -177,7 +175,7 @@ class Teacher:
         temperature: float = 1.0,
         store: FeatureStore | None = None,
     ) -> None:
-        """Args: vocabulary: the tokens that the target's distributions are taken over."""
+        """`vocabulary`: of the target's distributions."""
         corpus.check_made_by(target)
         self._store = store
         self.target = target
@@ -196,7 +194,7 @@ class Teacher:
         """The pack of these dialogues on the target's device.
 
         Args:
-            length: shorter packs are filled up to it with a text of zeros that teaches nothing.
+            length: shorter packs are padded to it (`Pack.padded`).
         """
         device = self.target.device
         ids = [torch.from_numpy(e.token_ids).long() for e in entries]
@@ -205,29 +203,30 @@ class Teacher:
         segments = torch.cat([torch.full_like(own, i) for i, own in enumerate(ids)]).to(device)
         loss_mask = torch.cat([self._loss_mask(e) for e in entries]).to(device)
         forward = functools.cache(lambda: self._compute(tokens, positions, segments))
-        hidden = self._kept(entries, "hidden", lambda: {"hidden": forward()["hidden"]})["hidden"]
+        hidden = self._cached(entries, "hidden", lambda: {"hidden": forward()["hidden"]})["hidden"]
         layers = None
         if self._needs.layers:
-            inputs = self._kept(entries, self._layers, lambda: {"layers": forward()["layers"]})
+            inputs = self._cached(entries, self._layers, lambda: {"layers": forward()["layers"]})
             layers = inputs["layers"].float()
         likely = f"likely-{self._vocabulary.key}"
-        best = self._kept(entries, likely, lambda: self._likeliest(hidden))
+        best = self._cached(entries, likely, lambda: self._top_probs(hidden))
         teacher = TopProbs(best["places"].long(), best["probs"].float())
         teacher = teacher.sharpened(self._temperature)
         row = (tokens, positions, segments, loss_mask, hidden.float(), layers, teacher)
-        return Pack(*row, len(tokens)).filled(length)
+        return Pack(*row, len(tokens)).padded(length)
 
-    def _kept(
+    def _cached(
         self, entries: Sequence[Entry], kind: str, compute: Callable[[], Mapping[str, Tensor]]
     ) -> Mapping[str, Tensor]:
-        """What the store has of this kind, or what is computed, and kept then."""
-        found = self._store.find(entries, kind) if self._store else None
-        if found is not None:
-            return {name: tensor.to(self.target.device) for name, tensor in found.items()}
-        made = compute()
-        if self._store:
-            self._store.keep(entries, kind, made)
-        return made
+        """Tensors of this kind from the store, or computed and stored."""
+        if self._store is None:
+            return compute()
+        stored = self._store.find(entries, kind)
+        if stored is not None:
+            return {name: tensor.to(self.target.device) for name, tensor in stored.items()}
+        tensors = compute()
+        self._store.keep(entries, kind, tensors)
+        return tensors
 
     def _loss_mask(self, entry: Entry) -> Tensor:
         mask = torch.full((entry.length,), not self._answers_only)
@@ -245,30 +244,30 @@ class Teacher:
         if self._texts is not None:
             begins = torch.arange(count) - positions
             output = self._texts.read(tokens, positions, begins, needs=self._needs)
-            return _known(hidden=output.hidden, layers=output.layers)
+            return _present(hidden=output.hidden, layers=output.layers)
         self._tap.capture(self._needs)
-        seen = visible(positions, segments) if bool(segments.any()) else None
+        mask = visible(positions, segments) if bool(segments.any()) else None
         # The decoder alone: logits of all rows would be far larger than everything else.
         self.target.model.get_decoder()(
             input_ids=tokens[None],
             position_ids=positions[None],
-            attention_mask=self._masks.build(positions, seen, 0, self.target.dtype),
+            attention_mask=self._masks.build(positions, mask, 0, self.target.dtype),
             use_cache=False,
         )
         hidden, layers = self._tap.take()
-        return _known(hidden=hidden, layers=layers)
+        return _present(hidden=hidden, layers=layers)
 
     def _one_by_one(self, tokens: Tensor, segments: Tensor) -> dict[str, Tensor]:
-        """The same where a text has a state, which would go on into the next text."""
-        found: dict[str, list[Tensor]] = {}
+        """The same for recurrent targets, whose state would continue into the next text."""
+        parts: dict[str, list[Tensor]] = {}
         for text in tokens.split(segments.unique_consecutive(return_counts=True)[1].tolist()):
             output = self.target.prefill(text, self.target.new_cache(len(text)), self._needs)
-            for name, rows in _known(hidden=output.hidden, layers=output.layers).items():
-                found.setdefault(name, []).append(rows)
-        return {name: torch.cat(rows) for name, rows in found.items()}
+            for name, rows in _present(hidden=output.hidden, layers=output.layers).items():
+                parts.setdefault(name, []).append(rows)
+        return {name: torch.cat(rows) for name, rows in parts.items()}
 
-    def _likeliest(self, hidden: Tensor) -> dict[str, Tensor]:
-        """The likeliest tokens after each row; what they lack to 1 is shared out among them."""
+    def _top_probs(self, hidden: Tensor) -> dict[str, Tensor]:
+        """The most probable tokens after each row, normalised to 1."""
         parts = []
         count = len(hidden)
         for rows in pad(hidden, (0, 0, 0, -count % CHUNK)).split(CHUNK):
@@ -283,15 +282,12 @@ class Teacher:
         self._tap.close()
 
 
-def _known(**tensors: Tensor | None) -> dict[str, Tensor]:
+def _present(**tensors: Tensor | None) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
 
 def frequent_tokens(entries: Sequence[Entry], count: int, vocab_size: int) -> Tensor:
-    """The `count` token ids that the target uses most, the most frequent first, int64.
-
-    Answers count; prompts only decide among tokens that answers use equally often.
-    """
+    """The `count` most frequent token ids of answers, int64; prompts decide ties."""
     answers = torch.zeros(vocab_size, dtype=torch.float64)
     everything = torch.zeros(vocab_size, dtype=torch.float64)
     for entry in entries:

@@ -1,4 +1,4 @@
-"""What a trainable method is: settings that make a student, and a student with a loss on packs."""
+"""The interface of a trainable method: its settings, and a student with a loss on packs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HITS_SAMPLE = 64
 
 
 class TrainSettings(Settings):
-    """How a drafter is trained: what all methods have in common."""
+    """Training settings that all methods have."""
 
     method: ClassVar[str]
     """Name on the command line."""
@@ -86,11 +86,11 @@ class TrainSettings(Settings):
 
     @abstractmethod
     def student(self, target: Target, corpus: Corpus, entries: Sequence[Entry]) -> Student:
-        """A fresh drafter for the target; its first weights follow from the seed."""
+        """A new drafter for the target; its initial weights follow from the seed."""
 
     @abstractmethod
     def decoding(self, folder: Path, rates: Sequence[Sequence[float]]) -> MethodConfig:
-        """The method's settings that decode with what was saved in a folder.
+        """The method's settings for decoding with the weights saved in a folder.
 
         Args:
             rates: per depth, how often each rank was right.
@@ -111,7 +111,7 @@ class Student(nn.Module):
         needs: features of the target that `predictions` reads.
         depth_decay: weight of a depth's loss relative to the one before it.
         weights_file: name of the file that `save` writes weights to.
-        drafts_vocabulary: whether it then drafts the tokens of its loss only.
+        drafts_vocabulary: whether it drafts only the tokens of its loss.
     """
 
     needs = Needs()
@@ -130,31 +130,31 @@ class Student(nn.Module):
         """Loss and hits on a pack.
 
         Args:
-            pack: has what `needs` and `vocabulary` ask for.
+            pack: with the features of `needs`, over `vocabulary`.
             generator: source of training noise; None when evaluating, on all rows.
         """
         loss, device = pack.hidden.new_zeros(()), pack.hidden.device
         hits = torch.zeros(self.depths, NUM_RANKS, device=device)
         rows = torch.zeros(self.depths, device=device)
-        for depth, found in enumerate(self.predictions(pack, generator)):
-            sample = found.num_rows if generator is None else min(HITS_SAMPLE, found.num_rows)
-            hits[depth], rows[depth] = found.rank_hits(sample), sample
-            one = (
-                found.weight * found.loss(self.settings.acceptance_weight) / max(1, found.num_rows)
-            )
-            if found.auxiliary is not None:
-                one = one + found.auxiliary
-            loss = loss + self.depth_decay**depth * one
+        for depth, prediction in enumerate(self.predictions(pack, generator)):
+            count = prediction.num_rows
+            sample = count if generator is None else min(HITS_SAMPLE, count)
+            hits[depth], rows[depth] = prediction.rank_hits(sample), sample
+            mean = prediction.loss(self.settings.acceptance_weight) / max(1, count)
+            depth_loss = prediction.weight * mean
+            if prediction.auxiliary is not None:
+                depth_loss = depth_loss + prediction.auxiliary
+            loss = loss + self.depth_decay**depth * depth_loss
         return LossOutput(loss, hits, rows)
 
     @abstractmethod
     def predictions(self, pack: Pack, generator: torch.Generator | None) -> Iterator[Prediction]:
-        """What is predicted of a pack, depth by depth."""
+        """The predictions for a pack, depth by depth."""
 
     def predicted(
         self, pack: Pack, at: Tensor, ahead: int, hidden: Tensor, head: LMHead, *, num_rows: int
     ) -> Prediction:
-        """`hidden` predicts, for the rows `at`, the token so many places ahead."""
+        """`hidden` predicts, for the rows `at`, the tokens `ahead` positions further."""
         labels = self.vocabulary.index(pack.tokens[at + ahead])
         return Prediction(hidden, head, pack.teacher[at + ahead - 1], labels, num_rows)
 
@@ -164,24 +164,24 @@ class Student(nn.Module):
 
     @abstractmethod
     def config(self) -> dict[str, Any]:
-        """What `config.json` says."""
+        """The contents of `config.json`."""
 
     @abstractmethod
     def describe(self) -> Mapping[str, Any]:
-        """What the training card says about the network."""
+        """The network's description on the training card."""
 
     @torch.no_grad()
     def load(self, folder: Path) -> None:
-        """Take the weights that `save` wrote there.
+        """Load the weights that `save` wrote there.
 
-        Raises DrafterError, SourceError: there are none, or they are of another shape.
+        Raises DrafterError, SourceError: there are none, or they have another shape.
         """
-        found = read_checkpoint(str(folder))
+        checkpoint = read_checkpoint(str(folder))
         for name, value in self.published().items():
-            value.copy_(found.tensor(name, *value.shape))
+            value.copy_(checkpoint.tensor(name, *value.shape))
 
     def stored(self, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Copies of the weights as they are to be saved."""
+        """Copies of the weights in the dtype of the file."""
         return {
             name: value.detach().to("cpu", dtype).contiguous().clone()
             for name, value in self.published().items()
@@ -195,10 +195,10 @@ class Student(nn.Module):
         self.save_vocabulary(folder)
 
     def save_vocabulary(self, folder: Path) -> None:
-        """The tokens it drafts, where these are not all, as a list beside its weights."""
+        """List the tokens that it drafts beside its weights, unless it drafts all."""
         if self.drafts_vocabulary and self.vocabulary.ids is not None:
-            listed = json.dumps(self.vocabulary.ids.tolist(), separators=(",", ":"))
-            (folder / FILE).write_text(listed + "\n")
+            ids = json.dumps(self.vocabulary.ids.tolist(), separators=(",", ":"))
+            (folder / FILE).write_text(ids + "\n")
 
 
 def principal_directions(matrix: Tensor, count: int) -> Tensor:

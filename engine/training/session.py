@@ -1,6 +1,6 @@
-"""A training session: train on a corpus, measure now and then what the drafter is worth, publish.
+"""A training session: train on a corpus, evaluate at intervals, publish weights and card.
 
-It is measured by decoding on prompts that it was not trained on, and told on a card.
+The drafter is evaluated by decoding from held-out prompts.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from engine.training.trainer import Trainer, TrainMetrics
 from engine.tuning.adaptive import build_drafter
 
 LOG_ENTRIES = 120
-"""About as many of the training log are in a card, evenly spaced."""
+"""Approximate number of evenly spaced entries of the training log on a card."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,27 +73,27 @@ def held_out_questions(
     Args:
         room: tokens that a prompt must leave in the longest text of the corpus.
     """
-    taken: dict[str, list[Question]] = defaultdict(list)
+    questions: dict[str, list[Question]] = defaultdict(list)
     longest = corpus.manifest["settings"]["max_len"]
     for entry in sorted(entries, key=lambda e: e.number):
-        if not entry.spans or len(taken[entry.category]) >= per_category:
+        if not entry.spans or len(questions[entry.category]) >= per_category:
             continue
         start = entry.spans[0][0]
         if 0 < start <= longest - min(room, longest // 2):
             ids = tuple(int(i) for i in entry.token_ids[:start])
-            taken[entry.category].append(Question(entry.category, ids))
-    return [question for category in sorted(taken) for question in taken[category]]
+            questions[entry.category].append(Question(entry.category, ids))
+    return [question for category in sorted(questions) for question in questions[category]]
 
 
 def given_questions(target: Target, prompts: Sequence[GivenPrompt]) -> list[Question]:
     """First turns of a file's prompts, framed by the chat template."""
-    found = []
+    questions = []
     for prompt in prompts:
         turn = {"role": "user", "content": prompt.turns[0]}
         framed = target.has_chat_template
         ids = target.encode_chat([turn]) if framed else target.encode(prompt.turns[0])
-        found.append(Question(prompt.category, tuple(ids)))
-    return found
+        questions.append(Question(prompt.category, tuple(ids)))
+    return questions
 
 
 def score(
@@ -107,7 +107,7 @@ def score(
     """Greedy acceptance per category, and overall under "overall".
 
     Args:
-        cache_dir: where weights are kept if the drafter needs another model.
+        cache_dir: for downloads if the drafter needs another model.
 
     Raises DrafterError: the drafter does not fit the target.
     """
@@ -136,8 +136,8 @@ def lines(scores: Mapping[str, Score]) -> Iterator[str]:
     """A table in Markdown."""
     yield "| category | MAT | new tokens | prompts |"
     yield "|---|---|---|---|"
-    for category, one in scores.items():
-        yield f"| {category} | {one.mat:.2f} | {one.num_tokens} | {one.num_prompts} |"
+    for category, row in scores.items():
+        yield f"| {category} | {row.mat:.2f} | {row.num_tokens} | {row.num_prompts} |"
 
 
 def save_weights(trainer: Trainer, folder: Path) -> None:
@@ -178,10 +178,10 @@ def card(
     scores: Mapping[str, Score],
     config: MethodConfig,
 ) -> dict[str, Any]:
-    """Everything a person should know about these weights, as plain data."""
+    """The description of these weights, as plain data."""
     target, corpus, settings = trainer.target, trainer.corpus, trainer.settings
     plain = settings.model_dump(mode="json")
-    if plain["begin_with"] is not None:  # where the folder lay is nobody's business
+    if plain["begin_with"] is not None:  # no paths of this machine
         plain["begin_with"] = Path(plain["begin_with"]).name
     log, every = trainer.log, max(1, len(trainer.log) // LOG_ENTRIES)
     return {
@@ -209,7 +209,7 @@ def card(
         "training_log": [e for i, e in enumerate(log) if i % every == 0 or e is log[-1]],
         "rank_rates": [list(ranks) for ranks in rates],
         "evaluated_with": config.model_dump(mode="json", exclude={"speculative_model"}),
-        "held_out": {category: asdict(one) for category, one in scores.items()},
+        "held_out": {category: asdict(row) for category, row in scores.items()},
     }
 
 
@@ -247,11 +247,8 @@ Made with {made_with}.
 """
 
 
-# ---- the session
-
-
 class SessionSettings(Settings):
-    """What a session does besides training itself."""
+    """Settings of a session besides those of training."""
 
     feature_gib: float = Field(
         0.0, ge=0.0, le=1e5, description="disk for the target's features, computed once; 0 = none"
@@ -283,7 +280,7 @@ def train(
     cache_dir: Path,
     eval_prompts: Sequence[GivenPrompt] = (),
 ) -> Generator[TrainMetrics | Evaluation]:
-    """Train one drafter into `output`, or go on with the run that is there.
+    """Train one drafter into `output`, or resume the run there.
 
     Raises ConfigError: the corpus does not fit, or the run in `output` has other settings.
     """
@@ -298,7 +295,7 @@ def train(
     marks = {round(trainer.num_steps * (i + 1) / settings.evals) for i in range(settings.evals)}
     how: dict[str, Any] = {"cache_dir": cache_dir, "max_new_tokens": settings.eval_tokens}
     steps = trainer.steps(stops=marks)
-    # Closed at once when this is: that is when a run that is broken off is saved.
+    # Closing the steps saves a run that is broken off.
     with closing(trainer), closing(steps):
         for metrics in steps:
             yield metrics

@@ -1,7 +1,7 @@
 """The training loop: packs through the target, a student's loss, an optimizer, checkpoints.
 
 The order of packs and the noise of a step follow from the seed and the step's number, so weights,
-optimizer and step are all that a killed run needs to go on as if nothing had happened.
+optimizer and step suffice to resume a killed run exactly.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from engine.training.recipe import TrainSettings
 CHECKPOINT = "training.pt"
 SAVE_EVERY_S = 120.0
 HELD_OUT_PACKS = 16
-"""Packs of held-out dialogues, at most, that rates are counted on."""
+"""At most this many packs of held-out dialogues are evaluated."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainMetrics:
-    """Figures of the loop since the last ones, and of training so far.
+    """Metrics since the last report, and of training so far.
 
     Attributes:
         loss: mean per pack.
@@ -56,7 +56,7 @@ class TrainMetrics:
 
     @property
     def log_entry(self) -> dict[str, Any]:
-        """As the checkpoint and the training card keep it."""
+        """The entry in the checkpoint and on the training card."""
         return {
             "step": self.step,
             "loss": self.loss,
@@ -68,11 +68,11 @@ class TrainMetrics:
 
 
 class Trainer:
-    """One training run: of a method, for a target, on the dialogues that the corpus holds now.
+    """One training run: of a method, for a target, on the dialogues that the corpus has now.
 
     Attributes:
-        average: of the student's weights; what is kept in the end.
-        seconds: of training so far, earlier sittings included.
+        average: of the student's weights; the final result.
+        seconds: of training so far, including earlier sessions.
     """
 
     def __init__(
@@ -84,10 +84,10 @@ class Trainer:
         *,
         store: FeatureStore | None = None,
     ) -> None:
-        """Prepare, or pick up the run that is in `folder`.
+        """Begin a run, or resume the one in `folder`.
 
         Args:
-            store: keeps the target's features, so that they are computed once.
+            store: stores the target's features, so that they are computed once.
 
         Raises ConfigError: the corpus is too small or another target's, or the run in `folder` was
         made with other settings.
@@ -136,13 +136,13 @@ class Trainer:
             self.average.values = state["average"]
 
     def _num_dialogues(self, state: Mapping[str, Any] | None) -> int:
-        """How many the run began with; ConfigError if the corpus has fewer."""
-        held = len(self.corpus.entries)
-        count = int(state["run"]["dialogues"]) if state else held
-        if count > held:
+        """The number at the run's beginning; ConfigError if the corpus has fewer."""
+        available = len(self.corpus.entries)
+        count = int(state["run"]["dialogues"]) if state else available
+        if count > available:
             raise ConfigError(
                 f"The run in {self.folder} began with {count} dialogues, but the corpus in "
-                f"{self.corpus.folder} has {held}. Give the corpus it began with."
+                f"{self.corpus.folder} has {available}. Give the corpus it began with."
             )
         return count
 
@@ -159,7 +159,7 @@ class Trainer:
     def steps(
         self, *, report_every: int = 20, stops: Collection[int] = ()
     ) -> Generator[TrainMetrics]:
-        """Train to the end; yields metrics now and then, after `stops`, and after the last step.
+        """Train to the end; yields metrics regularly, after `stops`, and after the last step.
 
         A checkpoint is written every `SAVE_EVERY_S`, at the end, and when the iterator is closed.
         """
@@ -187,7 +187,7 @@ class Trainer:
                     self._save()
                     saved = time.perf_counter()
         finally:
-            # What interrupts a step may leave weights that are half updated.
+            # An interrupted step may leave weights half updated.
             if not self._stepping:
                 self._save()
 
@@ -225,7 +225,7 @@ class Trainer:
 
     @torch.no_grad()
     def held_out_rates(self) -> tuple[tuple[float, ...], ...]:
-        """Per depth, how often each rank is right on dialogues that were not trained on."""
+        """Per depth, how often each rank is right on held-out dialogues."""
         tally = _Tally()
         packs = arrange(self.held_out, self.settings.pack_tokens, self.settings.seed)
         for entries in packs[:HELD_OUT_PACKS]:
@@ -250,7 +250,7 @@ class Trainer:
 
 
 class _Tally:
-    """Losses of packs; they stay on the device until their means are asked for."""
+    """Losses of packs; they stay on the device until their means are read."""
 
     def __init__(self) -> None:
         self._outputs: list[LossOutput] = []
@@ -291,15 +291,15 @@ def load_state(
         return None
     try:
         state: dict[str, Any] = read_pickle(file, device)
-        found = state["run"]
+        run = state["run"]
     except (SourceError, TypeError, KeyError) as error:
         raise ConfigError(
             f"{file} could not be read: it is damaged. Remove it to start anew."
         ) from error
     for key, value in identity.items():
-        if found.get(key) != value:
+        if run.get(key) != value:
             raise ConfigError(
-                f"The run in {folder} was made with {key} = {found.get(key)!r:.200}, but now it is "
+                f"The run in {folder} was made with {key} = {run.get(key)!r:.200}, but now it is "
                 f"{value!r:.200}. Give the same, or another --output."
             )
     return state

@@ -12,7 +12,7 @@ estimates use ranks and earlier outcomes only, never this step's tokens, so the 
 bias lossless sampling.
 
 A drafter that says how likely each token is does better: it drafts on only while a path is likely
-enough to pay for one more level and row (`least_prob`), and of its draft the nodes are verified
+enough to pay for one more level and row (`min_prob`), and of its draft the nodes are verified
 that pay at this very step. Its own probabilities are corrected by how often such ones came true
 (`Calibration`). They follow from the context alone, like the tokens, so this does not bias sampling
 either; drafts that were sampled are sized by ranks. What a row costs is corrected by what the run's
@@ -252,13 +252,13 @@ class AdaptiveDrafter(Drafter):
 
     def _pick(self, max_depth: int) -> Proposal:
         """Draft while that may pay, keep the nodes that do."""
-        self.inner.least_prob = self._least_prob()
+        self.inner.min_prob = self._least_prob()
         proposal, taken_ms = self._drafted(max_depth)
         self._kept, self._asked_at = (proposal.num_rows, proposal.num_rows), self._clock()
         if len(proposal.shape) == 1:
             return self._empty(proposal, taken_ms)
         if not _says(proposal):
-            self._says, self.inner.least_prob = False, 0.0
+            self._says, self.inner.min_prob = False, 0.0
             return self._sized(proposal, taken_ms, "whole draft: learning what is accepted")
         self._learn_draft_ms(proposal.shape.max_depth, taken_ms)
         probs = self._calibration.path_probabilities(proposal)

@@ -165,7 +165,7 @@ class GenerationRequest(RequestBody):
 
     def _constraint(self) -> dict[str, str]:
         """The settings of structured output, if any."""
-        guided = {"json": self.guided_json, "regex": self.guided_regex}
+        guided: dict[str, Any] = {"json": self.guided_json, "regex": self.guided_regex}
         guided |= {"choice": self.guided_choice, "grammar": self.guided_grammar}
         outputs = [self.structured_outputs or StructuredOutputs(), StructuredOutputs.parse(guided)]
         if self.response_format is not None and self.response_format.type != "text":

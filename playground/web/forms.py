@@ -79,7 +79,8 @@ class SettingsForm:
     ) -> None:
         """`classes`: of the settings in it, besides sampling and limits."""
         self._elem_id = elem_id
-        self._classes = {cls.__name__: cls for cls in (Sampling, Limits, *classes)}
+        every: list[type[Settings]] = [Sampling, Limits, *classes]
+        self._classes = {cls.__name__: cls for cls in every}
         # It triggers its own drawing when its tab is first opened: until then a form costs nothing.
         self.spec = gr.HTML(
             spec, html_template="", js_on_load='trigger("change");', elem_classes="pg-none"

@@ -269,13 +269,13 @@ class GeneratePage:
             async for message in follow(RunStream([run], self.host.ahead_of), resync=True):
                 yield message
         elif wanted:
-            message = await attempt_aside(
+            opened = await attempt_aside(
                 lambda: self.history.opened(read_run_id(wanted)), where="opening a run"
             )
-            if isinstance(message, Fault):
-                yield refusal(message.sentence, None)
+            if isinstance(opened, Fault):
+                yield refusal(opened.sentence, None)
             else:
-                yield {**message, "chat": wanted}
+                yield {**opened, "chat": wanted}
         else:  # Gradio clears an output that a generator yields nothing for
             yield gr.skip()
 
@@ -390,7 +390,7 @@ class GeneratePage:
             )
             if not isinstance(run, Fault):
                 return list(run)
-        picked = {name: link[name] for name in ("target", "method") if name in link}
+        picked: dict[str, Any] = {n: link[n] for n in ("target", "method") if n in link}
         return self._remembered({**memory, **picked})
 
     def _remembered(self, memory: Mapping[str, Any]) -> list[Any]:

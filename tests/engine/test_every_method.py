@@ -97,7 +97,6 @@ CONFIGURATIONS: dict[str, list[dict[str, Any]]] = {
     "NGram": [
         {"max_draft_len": 4, "adaptive": True},
         {"lookup": "transformers"},
-        {"lookup": "spec_bench"},
         {"is_public_pool": False},
         {"is_use_oldest": False},
     ],

@@ -23,7 +23,7 @@ from tests.models import FAMILIES, build_context, plain_greedy, tiny_model, tiny
 NEW_TOKENS = 16
 NGRAM: list[dict[str, Any]] = [
     {"lookup": "transformers"},
-    {"lookup": "spec_bench", "max_matching_ngram_size": 1},
+    {"lookup": "transformers", "max_matching_ngram_size": 1},
     *(
         {"is_keep_all": keep, "is_use_oldest": oldest, "is_public_pool": public}
         for keep in (True, False)
@@ -166,7 +166,6 @@ def embedded_target() -> Target:
 EMBEDDED = (
     {"decoding_type": "NGram", "lookup": "pool"},
     {"decoding_type": "NGram", "lookup": "transformers"},
-    {"decoding_type": "NGram", "lookup": "spec_bench"},
     {"decoding_type": "Draft_Target", "speculative_model": "itself"},
 )
 

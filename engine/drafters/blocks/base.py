@@ -1,10 +1,10 @@
-"""A whole block drafted by one forward: a distribution per place, none of which knows the others.
+"""A whole block drafted by one forward: a distribution per position, independent of each other.
 
-A chain takes the likeliest token of every place. A tree takes the paths that are likeliest if the
-places are taken as independent:
+A chain takes the most probable token of every position. A tree takes the most probable paths if
+positions are taken as independent:
 
-    place 1  a 0.6  b 0.4        paths of 3 nodes   a 0.6, ac 0.54, b 0.4
-    place 2  c 0.9  d 0.1        nodes              a, b below the root, c below a
+    position 1  a 0.6  b 0.4     paths of 3 nodes   a 0.6, ac 0.54, b 0.4
+    position 2  c 0.9  d 0.1     nodes              a, b below the root, c below a
 
 Both follow from the committed text alone, so they are lossless under sampling.
 Source: arXiv:2604.12989 (DDTree), section 3.
@@ -12,14 +12,17 @@ Source: arXiv:2604.12989 (DDTree), section 3.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from engine.config import setting
-from engine.drafters.base import chain
+from engine.drafters.base import chain, root_only
 from engine.drafters.eagle.trees import Candidates, kept_tree
+from engine.drafters.heads.features import FeatureDrafter
+from engine.drafters.heads.layer import HeadCache
 from engine.drafters.heads.vocabulary import Vocabulary
 from engine.drafters.method import MethodConfig
 from engine.kernels.cpu.operators import topk
@@ -31,8 +34,9 @@ AT_ONCE = ", all in one forward"
 
 
 class BlockMethod(MethodConfig):
-    """What methods share that draft a block in one forward."""
+    """The settings of methods that draft a block in one forward."""
 
+    main_settings: ClassVar[str] = "size max_draft_len use_dynamic_tree"
     size_settings: ClassVar[str] = f"max_draft_len {TREE}"
     without_effect: ClassVar[Any] = (({"use_dynamic_tree": False}, TREE),)
 
@@ -54,9 +58,12 @@ class BlockMethod(MethodConfig):
     def with_chain(self, length: int) -> Self:
         return super().with_chain(length).replace(use_dynamic_tree=False)
 
+    def top_k(self, vocabulary: Vocabulary) -> int:
+        return min(self.dynamic_tree_max_topK, vocabulary.size) if self.use_dynamic_tree else 1
+
     def fill(self, root: int, logits: Tensor, vocabulary: Vocabulary) -> Proposal:
-        """The draft below the root that logits `(places, size)` of a block make."""
-        top_k = min(self.dynamic_tree_max_topK, vocabulary.size) if self.use_dynamic_tree else 1
+        """The draft below the root from logits `(positions, size)` of a block."""
+        top_k = self.top_k(vocabulary)
         best = topk(logits, top_k)
         ids = vocabulary.target_ids(best.ids)
         if not self.use_dynamic_tree:
@@ -65,19 +72,51 @@ class BlockMethod(MethodConfig):
         return kept_tree(ids.new_tensor([root]), _paths(ids, best.log_probs, keep), keep, top_k)
 
 
-def _paths(ids: Tensor, log_probs: Tensor, keep: int) -> Candidates:
-    """Nodes that may be among the `keep` likeliest, from `(places, k)` tokens of every place.
+class BlockDrafter(FeatureDrafter):
+    """Keeps a network's cache in step with the target's features, and drafts one block per step."""
 
-    A path is never likelier than its beginning: of every place, more than `keep` nodes with
-    children cannot matter.
+    _cache: HeadCache
+    _max_len: int
+    """Positions of the longest block."""
+    _device: torch.device
+
+    def _resume(self, rows: int) -> int:
+        self._cache.truncate(rows)
+        return self._cache.length
+
+    def propose(self, max_depth: int) -> Proposal:
+        length = min(self._max_len, max_depth)
+        if length < 1:
+            return root_only(self.text[-1], self._device)
+        (features, tokens), self._unread = self.unread(), ()
+        return self._block(features, tokens, length)
+
+    @abstractmethod
+    def _block(self, features: Tensor, tokens: Tensor, length: int) -> Proposal:
+        """A draft of `length` positions, after new rows that the cache gains.
+
+        Args:
+            features: `(n, width)` of the target; `tokens (n,)` follow them, the last is the root.
+        """
+
+    def close(self) -> None:
+        self.finish()
+        self._cache.free()
+
+
+def _paths(ids: Tensor, log_probs: Tensor, keep: int) -> Candidates:
+    """Nodes that may be among the `keep` best, from `(positions, k)` tokens of every position.
+
+    A path is never more probable than its beginning: at every position, more than `keep` nodes
+    with children cannot matter.
     """
     scores, parents = log_probs[0], torch.full_like(ids[0], -1)
     levels, first = [Candidates(ids[0], log_probs[0], scores, parents)], 0
     for tokens, level in zip(ids[1:], log_probs[1:], strict=True):
-        grown = scores.topk(min(keep, len(scores))).indices.sort().values
-        parents = (first + grown).repeat_interleave(len(tokens))
+        expanded = scores.topk(min(keep, len(scores))).indices.sort().values
+        parents = (first + expanded).repeat_interleave(len(tokens))
         first += len(scores)
-        scores = (scores[grown, None] + level).flatten()
-        again = (len(grown),)
-        levels.append(Candidates(tokens.repeat(again), level.repeat(again), scores, parents))
+        scores = (scores[expanded, None] + level).flatten()
+        times = (len(expanded),)
+        levels.append(Candidates(tokens.repeat(times), level.repeat(times), scores, parents))
     return Candidates(*(torch.cat(column) for column in zip(*levels, strict=True)))

@@ -1,8 +1,8 @@
 """DFlash: a small block-diffusion model fills a whole block of draft tokens in one forward.
 
-The draft model sees the target's hidden states of some layers as its context (keys and values of
+The draft model reads the target's hidden states of some layers as its context (keys and values of
 every committed position), and a block of embeddings: the root's, then mask tokens. All rows of the
-block look at each other and at the context; row i predicts the token i places after the root.
+block attend to each other and to the context; row i predicts the token i positions after the root.
 
     context  h0 h1 h2 … hn-1      kept in the cache, computed once per position
     block    root mask mask mask  dropped after the draft
@@ -14,36 +14,30 @@ Source: arXiv:2602.06036, section 4; z-lab/dflash.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 
 from engine.config import setting
-from engine.drafters.base import BuildContext, root_only
-from engine.drafters.blocks.base import BlockMethod
-from engine.drafters.eagle.checkpoint import draft_vocabulary, own_embedding
+from engine.drafters.base import BuildContext
+from engine.drafters.blocks.base import BlockDrafter, BlockMethod
 from engine.drafters.heads.checkpoint import HeadCheckpoint
-from engine.drafters.heads.features import FeatureDrafter
 from engine.drafters.heads.layer import HeadCache, HeadLayer, HeadSpec
-from engine.drafters.heads.output import DraftOutput
+from engine.drafters.heads.vocabulary import DraftOutput
 from engine.drafters.method import draft_len
 from engine.errors import DrafterError
 from engine.kernels.cpu.operators import pack_linears
 from engine.model.kinds import FULL, SLIDING
-from engine.model.target import Target
 from engine.proposal import Needs, Proposal
 
 OF_TRANSFORMERS = "muse_glimmer_assistant"
 """Type of the one such model that transformers itself has, whose windows are its own."""
-_Setting = TypeVar("_Setting")
 
 
 class FeatureBlockMethod(BlockMethod):
-    """What methods share whose block model reads hidden states of the target."""
-
-    main_settings: ClassVar[str] = "size max_draft_len use_dynamic_tree"
+    """The settings of methods whose block model reads hidden states of the target."""
 
     speculative_model: str | None = setting(
         None, "Block model", "the draft model of this target: folder or hub id"
@@ -55,6 +49,10 @@ class FeatureBlockMethod(BlockMethod):
         "target layers to read; None = what the checkpoint says",
         strict=False,
     )
+
+    def checkpoint(self, context: BuildContext) -> HeadCheckpoint:
+        location = context.weights(self.speculative_model, f"the {self.title} model")
+        return HeadCheckpoint.read(location, context.target)
 
 
 class DFlashConfig(FeatureBlockMethod):
@@ -70,8 +68,7 @@ class DFlashConfig(FeatureBlockMethod):
     decoding_type: Literal["DFlash"] = "DFlash"
 
     def build(self, context: BuildContext) -> DFlashDrafter:
-        found = HeadCheckpoint.read(context.weights(self.speculative_model, "the DFlash model"))
-        return DFlashDrafter(context, self, found)
+        return DFlashDrafter(self, self.checkpoint(context))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,25 +90,25 @@ class BlockShape:
         return self.layers[0]
 
 
-def layers_of(found: HeadCheckpoint, target: Target) -> tuple[HeadSpec, ...]:
-    """What a checkpoint says of each layer; DrafterError for layers that no such model has.
+def layer_specs(checkpoint: HeadCheckpoint) -> tuple[HeadSpec, ...]:
+    """A checkpoint's layers; DrafterError for layers that no such model has.
 
     Layers of the type sliding_attention are causal and others are not, unless the config says
     otherwise; `use_swa` gives the others windows alone. As vLLM's qwen3_dflash.py reads it.
     """
-    config, spec = found.config, found.layer_spec(target.hidden_size)
-    count = found.stated("num_hidden_layers", config.num_hidden_layers)
-    windows = found.windows(count, config.swa_window_size, all_slide=config.use_swa)
-    stated = (config.is_causal, config.causal, config.dflash_query_causal)
-    causal = next((one for one in stated if one is not None), None)
+    config, spec = checkpoint.config, checkpoint.layer_spec(checkpoint.target.hidden_size)
+    count = checkpoint.required("num_hidden_layers")
+    windows = checkpoint.windows(count, config.swa_window_size, all_slide=config.use_swa)
+    flags = (config.is_causal, config.causal, config.dflash_query_causal)
+    causal = next((flag for flag in flags if flag is not None), None)
     kinds = config.layer_types or FULL[:1] * count
-    both_ways = config.sliding_window_non_causal
-    if found.model_type == OF_TRANSFORMERS:  # a window does not count the row itself
-        both_ways, windows = True, tuple(window and window + 1 for window in windows)
-    usual = [kind in SLIDING and not both_ways for kind in kinds]
+    bidirectional = config.sliding_window_non_causal
+    if checkpoint.model_type == OF_TRANSFORMERS:  # a window does not count the row itself
+        bidirectional, windows = True, tuple(window and window + 1 for window in windows)
+    defaults = [kind in SLIDING and not bidirectional for kind in kinds]
     return tuple(
-        replace(spec, window=window, causal=own if causal is None else causal)
-        for window, own in zip(windows, usual, strict=True)
+        replace(spec, window=window, causal=default if causal is None else causal)
+        for window, default in zip(windows, defaults, strict=True)
     )
 
 
@@ -142,88 +139,76 @@ class DFlashModel(nn.Module):
         keys = torch.arange(past.length + len(features) + len(block), device=block.device)
         ahead = keys - keys[-len(block) :, None]
         for norm, layer, own in zip(self.input_norms, self.layers, self.specs, strict=True):
-            seen = ahead.abs() < (own.window or len(keys))
+            visible = ahead.abs() < (own.window or len(keys))
             if own.causal:
-                seen &= ahead <= 0
+                visible &= ahead <= 0
             rows = torch.cat([context, norm(block)])
-            block = layer(rows, block, keys[past.length :], past, seen)
+            block = layer(rows, block, keys[past.length :], past, visible)
         normed: Tensor = self.norm(block)
         return normed
 
 
-class DFlashDrafter(FeatureDrafter):
+class DFlashDrafter(BlockDrafter):
     """Keeps the context's keys and values, and fills one block per step.
 
     Raises DrafterError: it is no DFlash model, or one for another target.
     """
 
     from_anchor: ClassVar[bool] = False
-    """Whether the root's own row says the first token, where the config does not tell."""
+    """Whether the root's own row predicts the first token, unless the config says otherwise."""
 
-    def __init__(
-        self, context: BuildContext, config: FeatureBlockMethod, found: HeadCheckpoint
-    ) -> None:
-        target, said = context.target, found.config
-        block_size = _stated(found, "block_size", said.block_size)
-        mask = found.mask_token(config.mask_token_id, found.num_embeddings(target))
-        inputs = _layers_read(found, config, target)
-        found.check_vocabulary(target)
-        self.config, self._target = config, target
+    def __init__(self, config: FeatureBlockMethod, checkpoint: HeadCheckpoint) -> None:
+        self.config, self._target = config, checkpoint.target
+        self._device = self._target.device
+        hint = "It is not a DFlash checkpoint."
+        block_size = checkpoint.required("block_size", hint=hint)
+        self._masks = [checkpoint.mask_token(config.mask_token_id)] * (block_size - 1)
+        inputs = _layer_inputs(checkpoint, config)
+        checkpoint.check_vocabulary()
         self.needs = Needs(layers=inputs)
-        anchor = self.from_anchor if said.sample_from_anchor is None else said.sample_from_anchor
-        self._first = 0 if anchor else 1
-        self._masks = [mask] * (block_size - 1)
-        self._vocabulary, own_output = draft_vocabulary(found, target)
+        anchor = checkpoint.config.sample_from_anchor
+        self._first = 0 if (self.from_anchor if anchor is None else anchor) else 1
+        self._max_len = min(block_size - self._first, config.max_draft_len or block_size)
+        self._vocabulary, own_output = checkpoint.vocabulary()
         num_outputs = self._vocabulary.size if own_output else None
-        shape = BlockShape(layers_of(found, target), len(inputs), num_outputs)
-        self._model: DFlashModel | None = self._load(found, shape)
-        self._embedding = self._own_embedding(found)
-        self._output = DraftOutput(target, self._vocabulary)
-        found.check_all_read()
-        pack_linears(self._model, target.kernels)
+        shape = BlockShape(layer_specs(checkpoint), len(inputs), num_outputs)
+        self._model = self._load(checkpoint, shape)
+        self._embedding = self._own_embedding(checkpoint)
+        self._output = DraftOutput(self._target, self._vocabulary)
+        checkpoint.check_all_read()
+        pack_linears(self._model, self._target.kernels)
         self._cache = HeadCache(len(self._model.layers))
 
-    def _load(self, found: HeadCheckpoint, shape: BlockShape) -> DFlashModel:
-        said = found.config
-        self._scale = said.output_multiplier * said.logit_scale
-        self._softcap = said.final_logit_softcapping
-        return found.load(lambda: DFlashModel(shape), self._target)
+    def _load(self, checkpoint: HeadCheckpoint, shape: BlockShape) -> DFlashModel:
+        config = checkpoint.config
+        self._scale = config.output_multiplier * config.logit_scale
+        self._softcap = config.final_logit_softcapping
+        return checkpoint.load(lambda: DFlashModel(shape))
 
-    def _own_embedding(self, found: HeadCheckpoint) -> Tensor | None:
-        has_own = found.has("embed_tokens.weight")
-        return own_embedding(found, self._target, self._target.hidden_size) if has_own else None
+    def _own_embedding(self, checkpoint: HeadCheckpoint) -> Tensor | None:
+        has_own = checkpoint.has("embed_tokens.weight")
+        return checkpoint.embedding(self._target.hidden_size) if has_own else None
 
-    def _resume(self, rows: int) -> int:
-        self._cache.truncate(rows)
-        return self._cache.length
-
-    def propose(self, max_depth: int) -> Proposal:
-        most = len(self._masks) + 1 - self._first
-        length = min(most, self.config.max_draft_len or most, max_depth)
-        if length < 1:
-            return root_only(self.text[-1], self._target.device)
-        assert self._model is not None
-        features, _ = self.unread()
-        block = torch.tensor([self.text[-1], *self._masks], device=self._target.device)
-        filled = self._model(features, self._embedded(block), self._cache)
+    def _block(self, features: Tensor, tokens: Tensor, length: int) -> Proposal:
+        block = torch.tensor([self.text[-1], *self._masks], device=self._device)
+        outputs = self._model(features, self._embedded(block), self._cache)
         # The block's own keys and values are dropped.
         self._cache.length += len(features)
-        self._unread = ()
-        return self._drafted(filled[self._first :][:length])
+        return self._drafted(outputs[self._first :][:length])
 
-    def _drafted(self, filled: Tensor) -> Proposal:
-        """The draft that hidden vectors `(places, hidden)` of a block make."""
-        logits = self._logits(filled)
+    def _drafted(self, outputs: Tensor) -> Proposal:
+        """The draft from hidden vectors `(positions, hidden)` of a block."""
+        logits = self._logits(outputs)
         if self._scale != 1:
             logits = logits * self._scale
         if self._softcap:
             logits = self._softcap * torch.tanh(logits / self._softcap)
         return self.config.fill(self.text[-1], logits, self._vocabulary)
 
-    def _logits(self, filled: Tensor) -> Tensor:
-        """`(places, hidden)` → `(places, draft vocabulary)`."""
+    def _logits(self, outputs: Tensor) -> Tensor:
+        """`(positions, hidden)` → `(positions, draft vocabulary)`."""
         own = getattr(self._model, "lm_head", None)
-        logits: Tensor = self._output(filled) if own is None else own(filled)
+        logits: Tensor = self._output(outputs) if own is None else own(outputs)
         return logits
 
     def _embedded(self, ids: Tensor) -> Tensor:
@@ -237,48 +222,31 @@ class DFlashDrafter(FeatureDrafter):
         return rows
 
     def close(self) -> None:
-        self.finish()
-        self._cache.free()
-        self._model = None
+        super().close()
+        del self._model
 
 
-def _stated(found: HeadCheckpoint, name: str, *said: _Setting | None) -> _Setting:
-    """The first that says a setting: the user, or the checkpoint's config.
-
-    Raises DrafterError: none does.
-    """
-    value = next((value for value in said if value is not None), None)
-    if value is None:
-        settable = name in DFlashConfig.model_fields
-        raise DrafterError(
-            f"{found.location}'s config.json says no {name}. It is not a DFlash checkpoint"
-            + (f", or an early one: set {name} yourself." if settable else ".")
-        )
-    return value
-
-
-def _layers_read(
-    found: HeadCheckpoint, config: FeatureBlockMethod, target: Target
-) -> tuple[int, ...]:
+def _layer_inputs(checkpoint: HeadCheckpoint, method: FeatureBlockMethod) -> tuple[int, ...]:
     """Layers of the target whose inputs the model reads; input i is output i - 1.
 
-    Raises DrafterError: nothing says which, or the target is another one.
+    Raises DrafterError: neither names them, or it was made for another target.
     """
-    said, made = found.config, "This draft model was made for another target."
-    hidden = said.hidden_size
-    if hidden != target.hidden_size:
+    config, location, target = checkpoint.config, checkpoint.location, checkpoint.target
+    advice = "This draft model was made for another target."
+    if config.hidden_size != target.hidden_size:
         raise DrafterError(
-            f"{found.location} has hidden size {hidden}, but {target.name} has "
-            f"{target.hidden_size}. {made}"
+            f"{location} has hidden size {config.hidden_size}, but {target.name} has "
+            f"{target.hidden_size}. {advice}"
         )
     # speculators names the layers' inputs; NVIDIA both.
-    both = (said.aux_hidden_state_layer_ids, said.eagle_aux_hidden_state_layer_ids)
-    inputs = both[0] or both[1]
-    outputs = said.target_layer_ids or tuple(i - 1 for i in inputs) or None
-    layers = _stated(found, "target_layer_ids", config.target_layer_ids, outputs)
+    candidates = (config.aux_hidden_state_layer_ids, config.eagle_aux_hidden_state_layer_ids)
+    outputs = tuple(i - 1 for i in candidates[0] or candidates[1]) or None
+    hint = "It is not a DFlash checkpoint, or an early one: set target_layer_ids yourself."
+    settings = (method.target_layer_ids, config.target_layer_ids or None, outputs)
+    layers = checkpoint.required("target_layer_ids", *settings, hint=hint)
     if not all(0 <= layer < target.num_layers - 1 for layer in layers):
         raise DrafterError(
-            f"{found.location} reads target layers {list(layers)}, but {target.name} offers 0 to "
-            f"{target.num_layers - 2}. {made}"
+            f"{location} reads target layers {list(layers)}, but {target.name} offers 0 to "
+            f"{target.num_layers - 2}. {advice}"
         )
     return tuple(layer + 1 for layer in layers)

@@ -1,15 +1,15 @@
-"""DSpark: DFlash's block, and a small head that lets every place know the token before it.
+"""DSpark: DFlash's block, and a small head that conditions every position on the token before it.
 
-DFlash's places are filled apart, so the end of a block fits its beginning less and less. Here the
-forward is the same, and a low-rank matrix of token pairs then goes through the block from left to
-right: base logits of place k plus what is likely after the token at place k - 1.
+DFlash's positions are independent, so the end of a block fits its beginning less and less. Here the
+forward is the same, and a low-rank matrix of token pairs then corrects the block from left to
+right: base logits of position k plus those of tokens that follow the token at position k - 1.
 
     block    root mask mask mask      one forward, as DFlash; the root's row says the first token
     base       U1   U2   U3   U4
     drafts     d1   d2   d3   d4      d2 by U2 + W2 · W1[d1], d3 by U3 + W2 · W1[d2], …
 
-A tree grows by confidence as EAGLE-2's. The head that predicts acceptance is read past: `adaptive`
-sizes drafts by the tokens' own probabilities.
+A tree is expanded by confidence as EAGLE-2's. The head that predicts acceptance is ignored:
+`adaptive` sizes drafts by the tokens' own probabilities.
 Source: arXiv:2607.05147, section 3; layouts of deepseek-ai (DeepSpec) and of speculators.
 """
 
@@ -28,7 +28,6 @@ from engine.drafters.blocks.dflash import (
     DFlashModel,
     FeatureBlockMethod,
 )
-from engine.drafters.eagle.checkpoint import own_embedding
 from engine.drafters.eagle.trees import DynamicTree
 from engine.drafters.heads.checkpoint import HeadCheckpoint
 from engine.drafters.heads.vocabulary import Vocabulary
@@ -53,14 +52,13 @@ class DSparkConfig(FeatureBlockMethod):
     decoding_type: Literal["DSpark"] = "DSpark"
 
     def build(self, context: BuildContext) -> DSparkDrafter:
-        found = HeadCheckpoint.read(context.weights(self.speculative_model, "the DSpark model"))
-        return DSparkDrafter(context, self, found)
+        return DSparkDrafter(self, self.checkpoint(context))
 
 
 class MarkovHead(nn.Module):
-    """Logits `(n, size)` that tokens add to those of the next place.
+    """Logits `(n, size)` that tokens add to those of the next position.
 
-    `gated` weighs them by the place's hidden vector, `rnn` remembers more than one token.
+    `gated` weighs them by the position's hidden vector, `rnn` has a state over several tokens.
     """
 
     def __init__(self, kind: str, vocab: int, size: int, rank: int, hidden: int) -> None:
@@ -74,7 +72,7 @@ class MarkovHead(nn.Module):
         self.kind = kind
 
     def forward(self, tokens: Tensor, hidden: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits and the state after them, of `tokens (n,)` before places `hidden (n, width)`."""
+        """Logits and next state, of `tokens (n,)` before the positions of `hidden (n, width)`."""
         latent = self.markov_w1(tokens)
         if self.kind == "gated":
             latent = latent * self.gate_proj(torch.cat([hidden, latent], dim=-1)).sigmoid()
@@ -96,7 +94,7 @@ class DSparkModel(DFlashModel):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Block:
-    """A filled block, as trees grow on it: outputs are the Markov head's states."""
+    """A block as a `TreeSource`: outputs are the Markov head's states."""
 
     head: MarkovHead
     vocabulary: Vocabulary
@@ -117,56 +115,51 @@ class _Block:
     def expand(
         self, hidden: Tensor, tokens: Tensor, depth: int, ancestors: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        place = self.hidden[depth].expand(len(tokens), -1)
-        added, state = self.head(tokens, place, hidden)
+        position = self.hidden[depth].expand(len(tokens), -1)
+        added, state = self.head(tokens, position, hidden)
         return state, self.base[depth] + added
 
-    def likeliest(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    def topk(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
         ranked = topk(logits, count)
         return self.vocabulary.target_ids(ranked.ids), ranked.log_probs
 
 
 class DSparkDrafter(DFlashDrafter):
-    """Fills a block as DFlash does, then goes through it from left to right.
+    """Fills a block as DFlash does, then corrects it from left to right.
 
     Raises DrafterError: it is no DSpark model, or one for another target.
     """
 
     from_anchor = True
 
-    def __init__(self, context: BuildContext, config: DSparkConfig, found: HeadCheckpoint) -> None:
-        super().__init__(context, config, found)
-        tree = config.use_dynamic_tree
-        self._top_k = min(config.dynamic_tree_max_topK, self._vocabulary.size) if tree else 1
-        self._keep = config.max_total_draft_tokens if tree else len(self._masks) + 1
-
-    def _load(self, found: HeadCheckpoint, shape: BlockShape) -> DSparkModel:
-        target, said = self._target, found.config
-        if said.markov_head_type not in _KINDS:
+    def _load(self, checkpoint: HeadCheckpoint, shape: BlockShape) -> DSparkModel:
+        config, location = checkpoint.config, checkpoint.location
+        if config.markov_head_type not in _KINDS:
             raise DrafterError(
-                f"{found.location}'s config.json says markov_head_type "
-                f"{said.markov_head_type[:40]!a}; it may be {', '.join(_KINDS)}."
+                f"{location}'s config.json says markov_head_type "
+                f"{config.markov_head_type[:40]!a}; it may be {', '.join(_KINDS)}."
             )
-        if not found.has("markov_head.markov_w1.weight"):
+        if not checkpoint.has("markov_head.markov_w1.weight"):
             raise DrafterError(
-                f"{found.location} has no markov_head. Choose the method DFlash for block models "
+                f"{location} has no markov_head. Choose the method DFlash for block models "
                 "without one."
             )
-        rank = found.size("markov_head.markov_w1.weight", 1)
-        found.agree(markov_rank=rank, dspark_markov_rank=rank)
-        for name in [name for name in found.unread if name.startswith(_UNREAD)]:
-            found.unread.pop(name)
-        size = self._vocabulary.size
-        sizes = (said.markov_head_type, target.vocab_size, size, rank, shape.spec.hidden)
-        return found.load(lambda: DSparkModel(shape, MarkovHead(*sizes)), target)
+        rank = checkpoint.size("markov_head.markov_w1.weight", 1)
+        checkpoint.agree(markov_rank=rank, dspark_markov_rank=rank)
+        for name in [name for name in checkpoint.unread if name.startswith(_UNREAD)]:
+            checkpoint.unread.pop(name)
+        sizes = (self._target.vocab_size, self._vocabulary.size, rank, shape.spec.hidden)
+        kind = config.markov_head_type
+        return checkpoint.load(lambda: DSparkModel(shape, MarkovHead(kind, *sizes)))
 
-    def _own_embedding(self, found: HeadCheckpoint) -> Tensor:
-        return own_embedding(found, self._target, self._target.hidden_size)
+    def _own_embedding(self, checkpoint: HeadCheckpoint) -> Tensor:
+        return checkpoint.embedding(self._target.hidden_size)
 
-    def _drafted(self, filled: Tensor) -> Proposal:
-        model, base = self._model, self._logits(filled)
+    def _drafted(self, outputs: Tensor) -> Proposal:
+        model, base, config = self._model, self._logits(outputs), self.config
         assert isinstance(model, DSparkModel)
-        root = torch.full((1,), self.text[-1], device=filled.device)
-        block = _Block.of(model.markov_head, self._vocabulary, filled, base, root)
-        tree = DynamicTree(self._top_k, len(filled), self._keep, self._top_k)
-        return tree.grown(block, len(filled), self.least_prob)
+        root = torch.full((1,), self.text[-1], device=outputs.device)
+        block = _Block.of(model.markov_head, self._vocabulary, outputs, base, root)
+        top_k, levels = config.top_k(self._vocabulary), len(outputs)
+        keep = config.max_total_draft_tokens if config.use_dynamic_tree else levels
+        return DynamicTree(top_k, levels, keep, top_k).expand(block, levels, self.min_prob)

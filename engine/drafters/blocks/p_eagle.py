@@ -1,23 +1,40 @@
-"""P-EAGLE: an EAGLE-3 head that drafts a whole block in one forward.
+"""P-EAGLE: an EAGLE-3 head with a few more layers drafts a whole block in one forward.
 
-Source: arXiv:2602.01469; checkpoints as AWS (`ptd_token_id`) and speculators (`mask_token_id`)
-write them.
+Where EAGLE-3 drafts further by feeding its own output again, here one masked entry per further
+token follows the base entries, all in one forward:
+
+    base entries     (f_0, t_1) (f_1, t_2) … (f_N-1, root)        they stay cached
+    masked entries   (mask_hidden, mask) (mask_hidden, mask) …    transient
+
+`mask_hidden` takes the place of the target's features, before they are fused.
+Source: arXiv:2602.01469, section 3; vLLM's llama_eagle3.py (how layers after the first are joined).
+Checkpoints as AWS (`ptd_token_id`) and speculators (`mask_token_id`) write them.
 """
 
 from __future__ import annotations
 
+import functools
+from dataclasses import replace
 from typing import ClassVar, Literal
 
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import embedding
+
 from engine.config import setting
-from engine.drafters.base import BuildContext, root_only
-from engine.drafters.blocks.base import AT_ONCE, BlockMethod
-from engine.drafters.eagle.checkpoint import load_parallel, remarks
-from engine.drafters.eagle.methods import CapturedLayers, inputs_of
-from engine.drafters.eagle.parallel_head import ParallelHead
+from engine.drafters.base import BuildContext
+from engine.drafters.blocks.base import AT_ONCE, BlockDrafter, BlockMethod
+from engine.drafters.eagle.checkpoint import (
+    CapturedLayers,
+    check_is_eagle3,
+    layer_windows,
+    load_eagle3_network,
+)
+from engine.drafters.eagle.head import Eagle3Head, Eagle3Spec, OutputMatrix
 from engine.drafters.heads.checkpoint import HeadCheckpoint
-from engine.drafters.heads.features import FeatureDrafter
-from engine.drafters.heads.layer import HeadCache
+from engine.drafters.heads.layer import HeadCache, HeadLayer, within
 from engine.drafters.method import draft_len
+from engine.errors import DrafterError
 from engine.kernels.cpu.operators import pack_linears
 from engine.proposal import Needs, Proposal
 
@@ -31,7 +48,6 @@ class ParallelEagleConfig(BlockMethod):
         "one forward."
     )
     paper: ClassVar[str | None] = "2602.01469"
-    main_settings: ClassVar[str] = "size max_draft_len use_dynamic_tree"
 
     decoding_type: Literal["P_EAGLE"] = "P_EAGLE"
     speculative_model: str | None = setting(
@@ -41,17 +57,83 @@ class ParallelEagleConfig(BlockMethod):
     eagle3_layers_to_capture: CapturedLayers = None
 
     def build(self, context: BuildContext) -> ParallelEagleDrafter:
-        found = HeadCheckpoint.read(context.weights(self.speculative_model, "a P-EAGLE head"))
-        inputs = inputs_of(self.eagle3_layers_to_capture)
-        head, needs = load_parallel(found, context.target, inputs, self.mask_token_id)
+        location = context.weights(self.speculative_model, "a P-EAGLE head")
+        checkpoint = HeadCheckpoint.read(location, context.target)
+        head, needs = load_parallel_head(checkpoint, self)
         pack_linears(head, context.target.kernels)
-        notes = remarks(found, context.target)
-        return ParallelEagleDrafter(self, head, needs, notes)
+        return ParallelEagleDrafter(self, head, needs, checkpoint.notes())
 
 
-class ParallelEagleDrafter(FeatureDrafter):
-    """Keeps a head's base entries in step with the target, and fills one block per step."""
+class ParallelHead(Eagle3Head):
+    """The first layer joins token and feature as EAGLE-3's; the others are plain decoder layers."""
 
+    mask_hidden: Tensor
+    mask_token: int
+
+    def __init__(
+        self,
+        windows: tuple[int | None, ...],
+        spec: Eagle3Spec,
+        lm_head: OutputMatrix | None = None,
+    ) -> None:
+        """`windows`: as `HeadSpec.window`, of every layer."""
+        super().__init__(spec, lm_head)
+        layer, others, self._windows = spec.layer, range(1, len(windows)), windows[1:]
+        specs = [replace(layer, window=window) for window in self._windows]
+        self.norms = nn.ModuleList(nn.RMSNorm(layer.hidden, eps=layer.eps) for _ in others)
+        self.layers = nn.ModuleList(
+            HeadLayer(own, layer.hidden, index) for index, own in enumerate(specs, 1)
+        )
+        names = {f"norms.{i - 1}": f"layers.{i}.input_layernorm" for i in others}
+        self.aliases = {**Eagle3Head.aliases, **names}
+
+    def fill(self, features: Tensor, tokens: Tensor, past: HeadCache, length: int) -> Tensor:
+        """Logits `(length, draft vocabulary)` of the block behind n new base entries.
+
+        The cache gains the base entries; arguments as `BlockDrafter._block`.
+        """
+        n, begin = len(tokens), past.length
+        masks = tokens.new_full((length - 1,), self.mask_token)
+        masked = torch.cat([features, self.mask_hidden.expand(len(masks), -1)])
+        x, out = self.join(
+            self.fuse(masked), embedding(torch.cat([tokens, masks]), self.embedding_weight)
+        )
+        positions = torch.arange(begin, begin + len(x), device=x.device)
+        visible = torch.arange(begin + len(x), device=x.device) <= positions[:, None]
+        out = self.layer(x, out, positions, past, within(visible, self.layer.spec.window))
+        for norm, layer, window in zip(self.norms, self.layers, self._windows, strict=True):
+            out = layer(norm(out), out, positions, past, within(visible, window))
+        past.length = begin + n
+        return self.logits(self.norm(out[n - 1 :]) if self.spec.norm_output else out[n - 1 :])
+
+
+def load_parallel_head(
+    checkpoint: HeadCheckpoint, config: ParallelEagleConfig
+) -> tuple[ParallelHead, Needs]:
+    """As `load_eagle3`, of a head with any number of layers and a vector for masked features."""
+    check_is_eagle3(checkpoint)
+    if not checkpoint.has("mask_hidden"):
+        raise DrafterError(
+            f"{checkpoint.location} has no mask_hidden, so it does not draft blocks. Choose the "
+            "method Eagle3."
+        )
+    target, windows = checkpoint.target, layer_windows(checkpoint, max_layers=1024)
+    mask_hidden = checkpoint.take("mask_hidden").flatten()
+    mask_token = checkpoint.mask_token(config.mask_token_id)
+    make, captured = functools.partial(ParallelHead, windows), config.eagle3_layers_to_capture
+    head, needs = load_eagle3_network(make, checkpoint, captured, windows[0])
+    width = head.spec.feature_width * max(1, head.spec.num_features)
+    if len(mask_hidden) != width:
+        raise DrafterError(
+            f"{checkpoint.location}: mask_hidden has {len(mask_hidden)} numbers, but {width} are "
+            "read from the target. It is damaged; copy it again."
+        )
+    head.mask_token = mask_token
+    head.mask_hidden = mask_hidden[None].to(target.device, target.dtype)
+    return head, needs
+
+
+class ParallelEagleDrafter(BlockDrafter):
     def __init__(
         self,
         config: ParallelEagleConfig,
@@ -59,23 +141,15 @@ class ParallelEagleDrafter(FeatureDrafter):
         needs: Needs,
         notes: tuple[str, ...],
     ) -> None:
-        self._config, self._head = config, head
+        self._config, self._head, self._max_len = config, head, config.max_draft_len
         self.needs, self.notes = needs, notes
+        self._device = head.embedding_weight.device
         self._cache = HeadCache(1 + len(head.layers))
 
-    def _resume(self, rows: int) -> int:
-        self._cache.truncate(rows)
-        return self._cache.length
-
-    def propose(self, max_depth: int) -> Proposal:
-        length = min(self._config.max_draft_len, max_depth)
-        if length < 1:
-            return root_only(self.text[-1], self._head.embedding_weight.device)
-        unread, self._unread = self.unread(), ()
-        logits = self._head.fill(*unread, self._cache, length)
+    def _block(self, features: Tensor, tokens: Tensor, length: int) -> Proposal:
+        logits = self._head.fill(features, tokens, self._cache, length)
         return self._config.fill(self.text[-1], logits, self._head.vocabulary)
 
     def close(self) -> None:
-        self.finish()
-        self._cache.free()
+        super().close()
         del self._head

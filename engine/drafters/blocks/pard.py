@@ -1,27 +1,29 @@
 """PARD: a small model drafts a whole block in one forward, by mask tokens behind the text.
 
-It is an ordinary draft model that learned what to say at masks: it reads K - 1 of them, and the
-last K rows each say one token, the first one at the text's own end. Keys and values of masks are
-dropped, those of the text stay, so every committed token is read once.
+It is an ordinary draft model that was trained with masks: it reads K - 1 of them, and the last K
+rows each predict one token, the first one at the text's end. Keys and values of masks are dropped,
+those of the text stay, so every committed token is read once.
 
     reads   … x root mask mask mask      cache keeps … x root
     drafts          d1   d2   d3   d4    accepted d1 d2, then y: next it reads d1 d2 y mask mask …
 
-Unlike heads it never sees the target: one such model serves all targets of its vocabulary.
-Source: arXiv:2504.18583, section 3; AMD-AGI/PARD. Checkpoints say the mask as `pard_token`.
+Unlike heads it reads no features of the target: one such model serves all targets of its
+vocabulary. Source: arXiv:2504.18583, section 3; AMD-AGI/PARD. Checkpoints name the mask
+`pard_token`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from engine.config import setting
-from engine.drafters.base import BuildContext, Drafter, Start, root_only
+from engine.drafters.base import BuildContext, Drafter, root_only
 from engine.drafters.blocks.base import AT_ONCE, BlockMethod
-from engine.drafters.draft_target import DraftDevice, DraftDtype, load_draft_model
+from engine.drafters.draft_model import DraftDevice, DraftDtype, ModelDrafter, load_draft_model
 from engine.drafters.heads.checkpoint import mask_token
 from engine.drafters.heads.config import beyond_transformers, check_unread
 from engine.drafters.heads.vocabulary import Vocabulary
@@ -46,7 +48,6 @@ class PardConfig(BlockMethod):
         "A smaller model trained with mask tokens drafts a whole block in one forward."
     )
     paper: ClassVar[str | None] = "2504.18583"
-    main_settings: ClassVar[str] = "size max_draft_len use_dynamic_tree"
 
     decoding_type: Literal["PARD"] = "PARD"
     speculative_model: str | None = setting(
@@ -71,97 +72,84 @@ class PardConfig(BlockMethod):
         return DraftShape((length,), length, num_nodes)
 
 
-class PardDrafter(Drafter):
+class PardDrafter(ModelDrafter):
     """Fills a block behind the text, whose rows its cache keeps."""
 
     def __init__(self, config: PardConfig, model: Target, target: Target) -> None:
         """Raises DrafterError: the model has no mask; VocabularyError: it is of another family."""
-        self.model, self._config, self._device = model, config, target.device
-        said = [getattr(model.config, name, None) for name in _MASKS]
+        super().__init__(target, model)
+        self._config = config
+        masks = [getattr(model.config, name, None) for name in _MASKS]
         check_unread(beyond_transformers(model.config), model.name, *_MASKS)
-        self._mask = mask_token((config.mask_token_id, *said), model.name, model.vocab_size)
+        self._mask = mask_token((config.mask_token_id, *masks), model.name, model.vocab_size)
         self._vocabulary = Vocabulary(None, common_vocabulary(target, model))
-        self._cache, self._keeps = model.new_cache(0), False
 
-    def start(self, start: Start) -> None:
-        super().start(start)
-        room = min(len(self.text) + 512, self.model.context_len)
-        self._cache = self.model.new_cache(room)
-        self._keeps = start.num_cached is not None
-        if self._keeps:
-            self.model.prefixes.restore(self.text, self._cache)
+    def _encode(self, tokens: Sequence[int]) -> list[int]:
+        last = self.model.vocab_size - 1
+        return [min(token, last) for token in tokens]
 
     def propose(self, max_depth: int) -> Proposal:
-        """Nothing where the model's context ends before the target's."""
+        """Empty where the model's context ends before the target's."""
         room = self.model.context_len - len(self.text) + 1
         length = min(self._config.max_draft_len, max_depth, room)
         if length < 1:
             return root_only(self.text[-1], self._device, "draft_context")
-        unread = self._known(torch.tensor(self.text[self._cache.length :]))
-        most = self._config.max_draft_len + 1
-        read, last = unread[:-most], unread[-most:]
-        if len(read):  # of a prompt only the end needs logits
-            self.model.prefill(upload(read, self.model.device), self._cache, Needs())
+        self._ids += self._encode(self.text[len(self._ids) :])
+        unread = torch.tensor(self._ids[self._cache.length :])
+        max_rows = self._config.max_draft_len + 1
+        prompt, last = unread[:-max_rows], unread[-max_rows:]
+        if len(prompt):  # only its end needs logits
+            self.model.prefill(upload(prompt, self.model.device), self._cache, Needs())
         rows = torch.cat([last, torch.full((length - 1,), self._mask)])
         logits = self._logits(rows, TreeShape.chain(len(rows) - 1), len(last))[len(last) - 1 :]
         return self._config.fill(self.text[-1], logits.to(self._device), self._vocabulary)
 
-    def _known(self, tokens: Tensor) -> Tensor:
-        """Tokens of the target as ids that the model has."""
-        return tokens.clamp_max(self.model.vocab_size - 1)
-
-    def _logits(self, rows: Tensor, shape: TreeShape, kept: int) -> Tensor:
-        """Logits `(rows, size)` of rows behind the cache, which keeps the first of them."""
-        fed = Proposal(upload(rows, self.model.device), shape)
-        logits = self.model.verify(fed, self._cache, Needs()).logits
-        self._cache.commit(tuple(range(kept)))
+    def _logits(self, rows: Tensor, shape: TreeShape, num_committed: int) -> Tensor:
+        """Logits `(rows, size)` of rows behind the cache, which keeps the first ones."""
+        proposal = Proposal(upload(rows, self.model.device), shape)
+        logits = self.model.verify(proposal, self._cache, Needs()).logits
+        self._cache.commit(tuple(range(num_committed)))
         return logits[:, : self._vocabulary.size]
 
-    def ranks(self, reading: TargetTrace, depths: int) -> Tensor:
-        """Exact for every chain: each root has masks of its own, hidden from the other roots'.
+    def ranks(self, trace: TargetTrace, depths: int) -> Tensor:
+        """Exact for every chain: each root has its own masks, hidden from the other roots'.
 
-        A stretch of the text is a chain, and from each of its rows a branch of masks goes off.
+        A section of the text is a chain, and each of its rows has a branch of masks.
         """
-        first, wanted = reading.first, reading.true_tokens(depths)
-        ranks = torch.full(wanted.shape, UNRANKED)
+        first, labels = trace.first, trace.true_tokens(depths)
+        ranks = torch.full(labels.shape, UNRANKED)
         roots = min(len(ranks), self.model.context_len - first)
-        self._cache = self.model.new_cache(len(reading.tokens))
-        text = self._known(reading.tokens)
+        self._cache = self.model.new_cache(len(trace.tokens))
+        text = torch.tensor(self._encode(trace.tokens.tolist()))
         self.model.prefill(text[:first].to(self.model.device), self._cache, Needs())
         size = max(1, ROWS // depths)
         try:
             for begin in range(0, roots, size):
                 count = min(size, roots - begin)
-                shape = comb(count, depths - 1)
+                shape = branched_chain(count, depths - 1)
                 rows = torch.full((len(shape),), self._mask)
                 rows[:count] = text[first + begin :][:count]
                 logits = self._logits(rows, shape, count)
                 branches = torch.arange(count, len(shape)).view(count, depths - 1)
                 at = torch.cat([torch.arange(count)[:, None], branches], dim=1)
-                true = wanted[begin : begin + count].to(logits.device)
+                true = labels[begin : begin + count].to(logits.device)
                 true = true.clamp(0, self._vocabulary.size - 1)
-                found = self._vocabulary.rank_of(logits[at.to(logits.device)], true)
-                ranks[begin : begin + count] = found.cpu()
+                of_roots = self._vocabulary.rank_of(logits[at.to(logits.device)], true)
+                ranks[begin : begin + count] = of_roots.cpu()
         finally:
             self._cache.free()
-        place = torch.arange(first, first + len(ranks))[:, None] + torch.arange(1, depths + 1)
-        offered = (wanted < self._vocabulary.size) & (place <= self.model.context_len)
-        return torch.where(offered, ranks, UNRANKED)
-
-    def finish(self) -> None:
-        if self._keeps:
-            self.model.prefixes.keep(self.text, self._cache)
-        self._keeps = False
-        self._cache.free()
+        position = torch.arange(first, first + len(ranks))[:, None] + torch.arange(1, depths + 1)
+        draftable = (labels < self._vocabulary.size) & (position <= self.model.context_len)
+        return torch.where(draftable, ranks, UNRANKED)
 
 
-def comb(length: int, teeth: int) -> TreeShape:
-    """A chain of so many nodes, and from each of them a branch of `teeth` nodes.
+def branched_chain(length: int, branch_len: int) -> TreeShape:
+    """A chain of `length` nodes, each with a branch of `branch_len` nodes.
 
-    Example: 2 nodes, 2 teeth: parents [-1, 0, 0, 2, 1, 4].
+    Example: 2 nodes, branches of 2: parents [-1, 0, 0, 2, 1, 4].
     """
     parents = list(range(-1, length - 1))
     for node in range(length):
         begin = len(parents)
-        parents += [node, *range(begin, begin + teeth - 1)][:teeth]
+        parents += [node, *range(begin, begin + branch_len - 1)][:branch_len]
     return TreeShape(parents)

@@ -24,8 +24,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding
 
 from engine.drafters.heads.layer import HeadCache, HeadLayer, HeadSpec, Past, within
-from engine.drafters.heads.output import DraftOutput
-from engine.drafters.heads.vocabulary import Vocabulary
+from engine.drafters.heads.vocabulary import DraftOutput, Vocabulary
 from engine.kernels.cpu.decoder import Decoder, DecoderWeights, HeadInput, KVSlots
 from engine.kernels.cpu.operators import NativeLinear, pack_linears, topk
 
@@ -34,10 +33,10 @@ OutputMatrix = Callable[[Tensor], Tensor]
 
 
 class DraftHead(nn.Module):
-    """What EAGLE-1/2 and EAGLE-3 heads have in common.
+    """The base of EAGLE-1/2 and EAGLE-3 heads.
 
-    The target's embedding and output matrices are read, never owned: they are no parameters of
-    this module, so training and saving a head leave them alone.
+    The target's embedding and output matrices are no parameters of this module, so training and
+    saving a head leave them alone.
     """
 
     layer: HeadLayer
@@ -63,7 +62,7 @@ class DraftHead(nn.Module):
 
     @abstractmethod
     def parts(self) -> DecoderWeights | None:
-        """What kernels run, once its matrices are packed; None if they cannot."""
+        """The weights for the kernels, once its matrices are packed; None if they cannot run it."""
 
     def _parts(
         self, head_input: HeadInput, *, norm: Tensor | None, lm_head: Any
@@ -90,7 +89,7 @@ class DraftHead(nn.Module):
 
     @abstractmethod
     def fuse(self, features: Tensor) -> Tensor:
-        """Target features `(n, feature width)` → what an entry takes as its hidden vector."""
+        """Target features `(n, feature width)` → the hidden vectors of entries."""
 
     @abstractmethod
     def join(self, hidden: Tensor, embedded: Tensor) -> tuple[Tensor, Tensor]:
@@ -145,20 +144,20 @@ class DraftHead(nn.Module):
             out: Tensor = self(hidden, tokens, positions, past, mask, last_only=last_only)
             return out, self.logits(out)
         past.reserve(len(tokens))
-        spec, wanted = self.layer.spec, 1 if last_only else len(tokens)
+        spec, num_outputs = self.layer.spec, 1 if last_only else len(tokens)
         buffer = past.whole(spec.kv_heads, spec.head_dim, torch.bfloat16)
-        slots = KVSlots(buffer, past.length, visible)
-        found = self.decoder.run(
-            tokens, positions, slots, states=hidden, taps=(1,), num_logits=wanted
+        place = KVSlots(buffer, past.length, visible)
+        result = self.decoder.run(
+            tokens, positions, place, states=hidden, taps=(1,), num_logits=num_outputs
         )
-        outputs = found.hidden if self.feeds_normed else found.layers
+        outputs = result.hidden if self.feeds_normed else result.layers
         assert outputs is not None
-        return outputs[-wanted:], found.logits
+        return outputs[-num_outputs:], result.logits
 
     def _mask(
         self, count: int, length: int, visible: Tensor | None, *, last_only: bool
     ) -> Tensor | None:
-        """What so many entries behind `length` rows see, `(m, rows)`; None = all before them."""
+        """Rows that `count` entries behind `length` rows see, `(m, rows)`; None = all before."""
         window = self.layer.spec.window
         if window is None and (last_only or visible is None):
             return None
@@ -166,8 +165,8 @@ class DraftHead(nn.Module):
             device = self.embedding_weight.device
             visible = torch.ones(count, count, dtype=torch.bool, device=device).tril()
         earlier = length + count - visible.shape[1]
-        seen = torch.cat([visible.new_ones(count, earlier), visible], dim=1)
-        return within(seen[-1:] if last_only else seen, window)
+        visible = torch.cat([visible.new_ones(count, earlier), visible], dim=1)
+        return within(visible[-1:] if last_only else visible, window)
 
 
 class Eagle1Head(DraftHead):
@@ -315,7 +314,7 @@ class HeadSession:
         self._num_base = 0
 
     def resume(self, rows: int) -> int:
-        """Keep at most so many base entries, for another text; returns how many."""
+        """Keep at most `rows` base entries, for another text; returns how many."""
         self._cache.truncate(min(rows, self._num_base))
         self._num_base = self._cache.length
         return self._num_base
@@ -339,12 +338,12 @@ class HeadSession:
         self._num_base = cache.length = end
 
     def chain(
-        self, features: Tensor, tokens: Tensor, levels: int, least_prob: float
+        self, features: Tensor, tokens: Tensor, levels: int, min_prob: float
     ) -> tuple[Tensor, Tensor] | None:
         """`feed_base`, and a greedy chain of drafts behind it, in one call of the kernels.
 
         Args:
-            levels: most tokens; fewer where the path is less likely than `least_prob`.
+            levels: most tokens; fewer where the path is less probable than `min_prob`.
 
         Returns:
             Drafted tokens `(m,)` and their log-probs; None, and nothing was done: no kernels.
@@ -357,18 +356,18 @@ class HeadSession:
         cache.reserve(len(tokens) + levels)
         spec = head.layer.spec
         buffer = cache.whole(spec.kv_heads, spec.head_dim, torch.bfloat16)
-        drafted = decoder.chain(
+        drafts = decoder.chain(
             tokens,
             begin,
             KVSlots(buffer, begin),
             levels=levels,
-            min_prob=least_prob,
+            min_prob=min_prob,
             states=head.fuse(features),
             feeds_normed=head.feeds_normed,
             ids=head.vocabulary.ids,
         )
         self._num_base = cache.length = begin + len(tokens)
-        return drafted
+        return drafts
 
     def expand(
         self, hidden: Tensor, tokens: Tensor, depth: int, ancestors: Tensor | None
@@ -382,11 +381,11 @@ class HeadSession:
                 ancestors.
         """
         positions = torch.full_like(tokens, self._num_base + depth - 1)
-        found = self.head.predict(hidden, tokens, positions, self._cache, ancestors)
+        outputs = self.head.predict(hidden, tokens, positions, self._cache, ancestors)
         self._cache.length += len(tokens)
-        return found
+        return outputs
 
-    def likeliest(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """The likeliest tokens of each row, best first: ids and log-probs, `(n, count)`."""
+    def topk(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """The best tokens of each row, best first: ids and log-probs, `(n, count)`."""
         ranked = topk(logits, count)
         return self.head.vocabulary.target_ids(ranked.ids), ranked.log_probs

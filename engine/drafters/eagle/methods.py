@@ -7,16 +7,15 @@ All use one drafter: it keeps the head's base entries in step with the target, a
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import model_validator
 from torch import Tensor
 
 from engine.config import setting
 from engine.drafters.base import BuildContext, Drafter, Start, chain, root_only
-from engine.drafters.eagle.checkpoint import load_eagle1, load_eagle3, remarks
+from engine.drafters.eagle.checkpoint import CapturedLayers, load_eagle1, load_eagle3
 from engine.drafters.eagle.head import DraftHead, HeadSession
 from engine.drafters.eagle.trees import DynamicTree, StaticTree, expanded_rows
 from engine.drafters.heads.checkpoint import HeadCheckpoint
@@ -37,31 +36,12 @@ MC_SIM_7B_63 = ChoiceTree.parse(
 """The reference's default tree; 25 nodes in spite of its name."""
 _WIDTHS = (1, 4, 16)
 """Rows per level that are timed; others lie between."""
-
-
-CapturedLayers = Annotated[
-    tuple[Annotated[int, Field(ge=0, le=1023)], ...] | None,
-    Field(
-        strict=False,
-        min_length=1,
-        max_length=16,
-        title="Target layers",
-        description="target layers whose outputs the head reads; None = as its checkpoint says",
-    ),
-]
-
-
-def inputs_of(outputs: Sequence[int] | None) -> tuple[int, ...] | None:
-    """The layers that read these layers' outputs."""
-    return None if outputs is None else tuple(i + 1 for i in outputs)
-
-
 DYNAMIC = "dynamic_tree_max_topK max_total_draft_tokens max_non_leaves_per_layer"
 """Settings of a dynamic tree's size."""
 
 
 class _EagleMethod(MethodConfig):
-    """What EAGLE's generations share: a head, and a tree that may be grown by confidence."""
+    """The settings of all EAGLE generations: a head, and a tree that may be dynamic."""
 
     speculative_model: str | None = setting(
         None, "EAGLE head", "the EAGLE head of this target: folder, file or hub id"
@@ -94,16 +74,16 @@ class _EagleMethod(MethodConfig):
 
     @model_validator(mode="after")
     def _keeps_what_is_drafted(self) -> Self:
-        grown = self.grown_tree
-        if self.use_dynamic_tree and grown.keep > grown.num_candidates:
+        tree = self.dynamic_tree
+        if self.use_dynamic_tree and tree.keep > tree.num_candidates:
             raise ValueError(
-                f"max_total_draft_tokens must be at most {grown.num_candidates}, all that "
-                f"{grown.levels} levels of top {grown.top_k} draft, got {grown.keep}"
+                f"max_total_draft_tokens must be at most {tree.num_candidates}, all that "
+                f"{tree.levels} levels of top {tree.top_k} draft, got {tree.keep}"
             )
         return self
 
     @property
-    def grown_tree(self) -> DynamicTree:
+    def dynamic_tree(self) -> DynamicTree:
         return DynamicTree(
             top_k=self.dynamic_tree_max_topK,
             levels=self.max_draft_len,
@@ -112,15 +92,14 @@ class _EagleMethod(MethodConfig):
         )
 
     def draft_shape(self) -> DraftShape:
-        return self.grown_tree.draft_shape
+        return self.dynamic_tree.draft_shape
 
     def build(self, context: BuildContext) -> EagleDrafter:
         location = context.weights(self.speculative_model, "an EAGLE head")
-        found = HeadCheckpoint.read(location)
-        head, needs = self._load(found, context)
+        checkpoint = HeadCheckpoint.read(location, context.target)
+        head, needs = self._load(checkpoint, context)
         head.use_kernels(context.target.kernels)
-        tree = self._tree_for(head, found.location)
-        return EagleDrafter(head, tree, needs, remarks(found, context.target))
+        return EagleDrafter(head, self._tree_for(head, location), needs, checkpoint.notes())
 
     def build_sharing(self, drafter: Drafter, context: BuildContext) -> EagleDrafter:
         assert isinstance(drafter, EagleDrafter)
@@ -128,17 +107,17 @@ class _EagleMethod(MethodConfig):
         return EagleDrafter(drafter.head, tree, drafter.needs, drafter.notes)
 
     @abstractmethod
-    def _load(self, found: HeadCheckpoint, context: BuildContext) -> tuple[DraftHead, Needs]:
-        """The head, and what of the target it reads."""
+    def _load(self, checkpoint: HeadCheckpoint, context: BuildContext) -> tuple[DraftHead, Needs]:
+        """The head, and the features that it reads."""
 
     def _tree_for(self, head: DraftHead, what: str) -> StaticTree | DynamicTree:
-        grown = self.grown_tree
-        if grown.top_k > head.vocabulary.size:
+        tree = self.dynamic_tree
+        if tree.top_k > head.vocabulary.size:
             raise DrafterError(
-                f"dynamic_tree_max_topK is {grown.top_k}, but the head drafts from "
+                f"dynamic_tree_max_topK is {tree.top_k}, but the head drafts from "
                 f"{head.vocabulary.size} tokens. Lower it."
             )
-        return grown
+        return tree
 
     def timing_variants(self) -> list[Self]:
         if not self.use_dynamic_tree:
@@ -207,11 +186,10 @@ class EagleConfig(_EagleMethod):
         ]
         return [self, *(self.replace(eagle_choices=comb) for comb in combs)]
 
-    def _load(self, found: HeadCheckpoint, context: BuildContext) -> tuple[DraftHead, Needs]:
-        named = self.speculative_token_map
-        located = None if named is None else context.locate(named)
-        head = load_eagle1(found, context.target, self.draft_vocab, located)
-        return head, Needs(hidden=True)
+    def _load(self, checkpoint: HeadCheckpoint, context: BuildContext) -> tuple[DraftHead, Needs]:
+        token_map = self.speculative_token_map
+        location = None if token_map is None else context.locate(token_map)
+        return load_eagle1(checkpoint, self.draft_vocab, location), Needs(hidden=True)
 
     def _tree_for(self, head: DraftHead, what: str) -> StaticTree | DynamicTree:
         if self.use_dynamic_tree:
@@ -246,18 +224,17 @@ class Eagle3Config(_EagleMethod):
     eagle3_layers_to_capture: CapturedLayers = None
 
     @property
-    def grown_tree(self) -> DynamicTree:
-        """How the draft may grow; a chain is a tree of one child per node."""
+    def dynamic_tree(self) -> DynamicTree:
+        """The draft's limits; a chain is a tree of one child per node."""
         if self.use_dynamic_tree:
-            return super().grown_tree
+            return super().dynamic_tree
         return DynamicTree(top_k=1, levels=self.max_draft_len, keep=self.max_draft_len, expanded=1)
 
     def with_chain(self, length: int) -> Self:
         return self.replace(max_draft_len=length, use_dynamic_tree=False)
 
-    def _load(self, found: HeadCheckpoint, context: BuildContext) -> tuple[DraftHead, Needs]:
-        inputs = inputs_of(self.eagle3_layers_to_capture)
-        return load_eagle3(found, context.target, inputs)
+    def _load(self, checkpoint: HeadCheckpoint, context: BuildContext) -> tuple[DraftHead, Needs]:
+        return load_eagle3(checkpoint, self.eagle3_layers_to_capture)
 
 
 class EagleDrafter(FeatureDrafter):
@@ -281,56 +258,59 @@ class EagleDrafter(FeatureDrafter):
         self._sampling, self._draws = start.sampling, start.draws
 
     def propose(self, max_depth: int) -> Proposal:
-        least = self.least_prob if self._sampling.greedy else 0.0
+        min_prob = self.min_prob if self._sampling.greedy else 0.0
         levels = min(max_depth, self.tree.chain_len(self._sampling))
         if self._unread:
             unread, self._unread = self.unread(), ()
-            drafted = self._session.chain(*unread, levels, least) if levels > 0 else None
-            if drafted is not None:
-                return chain(self.text[-1], drafted[0], drafted[1].exp())
+            drafts = self._session.chain(*unread, levels, min_prob) if levels > 0 else None
+            if drafts is not None:
+                return chain(self.text[-1], drafts[0], drafts[1].exp())
             self._session.feed_base(*unread)
         if max_depth < 1:
             return root_only(self.text[-1], self._device)
-        return self.tree.draft(self._session, max_depth, self._sampling, self._draws, least)
+        return self.tree.draft(self._session, max_depth, self._sampling, self._draws, min_prob)
 
-    def ranks(self, reading: TargetTrace, depths: int) -> Tensor:
+    def ranks(self, trace: TargetTrace, depths: int) -> Tensor:
         """All roots draft along their true paths at once, depth by depth: exact for static trees.
 
         The root at position p has the base entries 0 … p-1. Its entry of depth d carries the d-th
         true token behind it, sits at position p + d - 1 and sees those base entries, its own
         earlier entries and itself; entries of other roots are hidden from it.
         """
-        features = features_of(reading)
-        tokens = reading.tokens.to(self._device)
-        wanted = reading.true_tokens(depths).to(self._device)
-        first, end = reading.first - 1, reading.first - 1 + len(wanted)
+        features = features_of(trace)
+        tokens = trace.tokens.to(self._device)
+        labels = trace.true_tokens(depths).to(self._device)
+        first, end = trace.first - 1, trace.first - 1 + len(labels)
         cache = HeadCache(1)
-        found = []
+        ranks = []
         for begin in range(0, end, ROWS):
             entries = torch.arange(begin, min(begin + ROWS, end), device=self._device)
             fused = self.head.fuse(features[entries.cpu()].to(self._device))
             visible = torch.arange(len(entries) + begin, device=self._device) <= entries[:, None]
             roots = entries >= first
-            fed, unused = tokens[entries + 1], not bool(roots.any())
-            out, logits = self.head.predict(fused, fed, entries, cache, visible, last_only=unused)
+            inputs, unused = tokens[entries + 1], not bool(roots.any())
+            out, logits = self.head.predict(
+                fused, inputs, entries, cache, visible, last_only=unused
+            )
             cache.length += len(entries)
             if not unused:
-                mine = wanted[entries[roots] - first]
-                drafted = out[roots], logits[roots]
-                found.append(self._ranks_along(*drafted, entries[roots], mine, cache))
-        return torch.cat(found).cpu()
+                own = labels[entries[roots] - first]
+                ranks.append(
+                    self._ranks_along(out[roots], logits[roots], entries[roots], own, cache)
+                )
+        return torch.cat(ranks).cpu()
 
     def _ranks_along(
-        self, hidden: Tensor, logits: Tensor, entries: Tensor, wanted: Tensor, cache: HeadCache
+        self, hidden: Tensor, logits: Tensor, entries: Tensor, labels: Tensor, cache: HeadCache
     ) -> Tensor:
         """Ranks `(m, depths)` of the roots whose last base entries these m are."""
         base = cache.length
         mask = torch.arange(base, device=self._device) <= entries[:, None]
         itself = torch.eye(len(entries), dtype=torch.bool, device=self._device)
         columns = []
-        for depth, true in enumerate(wanted.clamp_min(0).unbind(dim=1), start=1):
+        for depth, true in enumerate(labels.clamp_min(0).unbind(dim=1), start=1):
             columns.append(self.head.vocabulary.rank_of(logits, true))
-            if depth < wanted.shape[1]:
+            if depth < labels.shape[1]:
                 mask = torch.cat([mask, itself], dim=1)
                 hidden, logits = self.head.predict(hidden, true, entries + depth, cache, mask)
                 cache.length += len(entries)

@@ -1,6 +1,6 @@
-"""The draft trees of EAGLE: a choice tree filled with ranks (EAGLE-1), or a grown one (EAGLE-2).
+"""The draft trees of EAGLE: a choice tree filled with ranks (EAGLE-1), or a dynamic one (EAGLE-2).
 
-`StaticTree` drafts the nodes of a choice tree. Greedy drafts take the k-th likeliest token; under a
+`StaticTree` drafts the nodes of a choice tree. Greedy drafts take the k-th best token; under a
 temperature the k-th *drawn* token, drawn without replacement, so that verification can be lossless
 with the draft's own distribution. Source: arXiv:2401.15077, section 3 and appendix.
 
@@ -37,17 +37,17 @@ _TINY = 1e-30
 
 
 class _Level(NamedTuple):
-    """Expanded nodes of one depth; of the root's, only the children matter.
+    """Expanded nodes of one depth; for the root, only the children matter.
 
     Attributes:
-        fed: `(2, e)` which row of the level above, and which of its ranks, each of them is.
+        inputs: `(2, e)` the row of the level above, and its rank, that each of them is.
         ancestors: `(e, m)` bool over the expanded nodes below the root so far.
         children: `(2, c)` row (of `nodes`) and rank of every child, in node order.
-        num_ranks: how many children the most demanding node needs.
+        num_ranks: ranks that the widest node needs.
     """
 
     nodes: list[int]
-    fed: Tensor
+    inputs: Tensor
     ancestors: Tensor
     children: Tensor
     num_ranks: int
@@ -59,9 +59,9 @@ class StaticTree:
         self._levels = _levels(tree, device)
 
     def chain_len(self, sampling: Sampling) -> int:
-        """Tokens in a row, each the likeliest; 0 where it drafts anything else."""
-        likeliest_only = self.tree.shape.is_chain and not self.tree.max_rank and sampling.greedy
-        return self.tree.depth if likeliest_only else 0
+        """Length of a greedy chain; 0 where it drafts anything else."""
+        is_greedy = self.tree.shape.is_chain and not self.tree.max_rank and sampling.greedy
+        return self.tree.depth if is_greedy else 0
 
     def draft(
         self,
@@ -69,12 +69,12 @@ class StaticTree:
         max_depth: int,
         sampling: Sampling,
         draws: SeededDraws,
-        least_prob: float = 0.0,
+        min_prob: float = 0.0,
     ) -> Proposal:
         """The tree below the session's root, whatever `max_depth`: the loop cuts it.
 
         Args:
-            least_prob: it ends above the first depth whose parents are all less likely.
+            min_prob: it ends above the first depth whose parents are all less probable.
         """
         vocabulary, tokens = session.head.vocabulary, [session.root]
         draft_probs, dists = [session.output.new_ones(1).float()], []
@@ -83,13 +83,13 @@ class StaticTree:
         for depth, level in enumerate(self._levels):
             rows, ranks = level.children
             if depth:
-                above, rank = level.fed
-                fed = hidden[above], grid[above, rank]
-                if least_prob > 0:
+                above, rank = level.inputs
+                inputs = hidden[above], grid[above, rank]
+                if min_prob > 0:
                     paths = paths[above] * probs[above, rank]
-                    if float(paths.max()) < least_prob:
+                    if float(paths.max()) < min_prob:
                         break
-                hidden, logits = session.expand(*fed, depth, level.ancestors)
+                hidden, logits = session.expand(*inputs, depth, level.ancestors)
             if sampling.greedy:
                 ranked = topk(logits, level.num_ranks)
                 grid = vocabulary.target_ids(ranked.ids)
@@ -108,7 +108,7 @@ class StaticTree:
         whole = len(drafted) == len(self.tree.shape)
         return Proposal(
             tokens=drafted,
-            # Nodes are in the order of their depths: what was drafted is a beginning.
+            # Nodes are in the order of their depths: the drafted ones come first.
             shape=self.tree.shape if whole else self.tree.shape.keep(range(len(drafted))),
             ranks=self.tree.ranks[: len(drafted)],
             draft_probs=torch.cat(draft_probs),
@@ -127,12 +127,12 @@ def _levels(tree: ChoiceTree, device: torch.device) -> list[_Level]:
         below_root += nodes if depth else []
         row_of = {node: row for row, node in enumerate(nodes)}
         children = [child for node in nodes for child in shape.children[node]]
-        fed = [[above[shape.parents[n]] for n in nodes], [ranks[n] for n in nodes]]
+        inputs = [[above[shape.parents[n]] for n in nodes], [ranks[n] for n in nodes]]
         rows = [[row_of[shape.parents[c]] for c in children], [ranks[c] for c in children]]
         levels.append(
             _Level(
                 nodes,
-                torch.tensor(fed, device=device),
+                torch.tensor(inputs, device=device),
                 shape.ancestors[nodes][:, below_root].to(device),
                 torch.tensor(rows, device=device),
                 1 + max(rows[1]),
@@ -157,19 +157,19 @@ def draw_without_replacement(probs: Tensor, count: int, draws: SeededDraws) -> T
     uniform = torch.rand(count, len(probs), 1, generator=draws.generator, dtype=torch.float64)
     uniform = upload(uniform, probs.device)
     left = probs.double() + _TINY
-    picked: list[Tensor] = []
-    for drawn in uniform:
+    columns: list[Tensor] = []
+    for number in uniform:
         mass = left.cumsum(dim=-1)
-        index = torch.searchsorted(mass, drawn * mass[:, -1:], right=True)
+        index = torch.searchsorted(mass, number * mass[:, -1:], right=True)
         index = index.clamp_max(probs.shape[-1] - 1)
         left.scatter_(-1, index, 0.0)
-        picked.append(index)
-    return torch.cat(picked, dim=-1)
+        columns.append(index)
+    return torch.cat(columns, dim=-1)
 
 
 @dataclass(frozen=True, slots=True)
 class DynamicTree:
-    """Drafts a tree grown by confidence, with top_k 1 a chain; drafts follow from the context.
+    """Drafts a tree by confidence, with top_k 1 a chain; drafts follow from the context.
 
     Attributes:
         top_k: children per expanded node.
@@ -189,7 +189,7 @@ class DynamicTree:
         return self.top_k * sum(self._rows(self.levels))
 
     def chain_len(self, sampling: Sampling) -> int:
-        """Tokens in a row, each the likeliest; 0 where it drafts anything else."""
+        """As `StaticTree.chain_len`."""
         return min(self.levels, self.keep) if self.top_k == 1 else 0
 
     @property
@@ -214,27 +214,27 @@ class DynamicTree:
         max_depth: int,
         sampling: Sampling,
         draws: SeededDraws,
-        least_prob: float = 0.0,
+        min_prob: float = 0.0,
     ) -> Proposal:
-        """A tree below the session's root, at most `max_depth` deep; sampling plays no part.
+        """As `expand`; sampling has no effect."""
+        return self.expand(session, max_depth, min_prob)
+
+    def expand(self, source: TreeSource, max_depth: int, min_prob: float = 0.0) -> Proposal:
+        """A tree below the source's root, at most `max_depth` deep.
 
         Args:
-            least_prob: nodes that are less likely are not expanded.
+            min_prob: nodes that are less probable are not expanded.
         """
-        return self.grown(session, max_depth, least_prob)
-
-    def grown(self, session: Growing, max_depth: int, least_prob: float = 0.0) -> Proposal:
-        """As `draft`, from anything that says what may come next."""
         size = self.within(max_depth)
-        candidates = grow(session, size, least_prob)
+        candidates = expand_candidates(source, size, min_prob)
         if size.top_k == 1:
             log_probs = candidates.log_probs
             return Proposal(
-                torch.cat([session.root, candidates.tokens]),
+                torch.cat([source.root, candidates.tokens]),
                 TreeShape.chain(len(log_probs)),
                 draft_probs=torch.cat([log_probs.new_zeros(1), log_probs]).exp(),
             )
-        return kept_tree(session.root, candidates, size.keep, size.top_k)
+        return kept_tree(source.root, candidates, size.keep, size.top_k)
 
 
 class Candidates(NamedTuple):
@@ -250,8 +250,8 @@ class Candidates(NamedTuple):
     parents: Tensor
 
 
-class Growing(Protocol):
-    """What a tree grows on; as `HeadSession` has it."""
+class TreeSource(Protocol):
+    """A draft network at the root of a tree, as `HeadSession` has it."""
 
     @property
     def output(self) -> Tensor: ...
@@ -263,31 +263,30 @@ class Growing(Protocol):
     def expand(
         self, hidden: Tensor, tokens: Tensor, depth: int, ancestors: Tensor | None
     ) -> tuple[Tensor, Tensor]: ...
-    def likeliest(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]: ...
+    def topk(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]: ...
 
 
-def grow(session: Growing, size: DynamicTree, least_prob: float = 0.0) -> Candidates:
-    """Expand level by level, each in one batch; what is less likely is not expanded."""
-    k, output = size.top_k, session.output
-    tokens, log_probs = session.likeliest(session.logits, k)
+def expand_candidates(source: TreeSource, size: DynamicTree, min_prob: float = 0.0) -> Candidates:
+    """Expand level by level, each in one batch; less probable nodes are not expanded."""
+    k, output = size.top_k, source.output
+    tokens, log_probs = source.topk(source.logits, k)
     root = torch.full_like(tokens[0], -1)
     levels = [Candidates(tokens[0], log_probs[0], log_probs[0], root)]
     hidden, ancestors, first = output, None, 0
     frontier = torch.arange(min(size.expanded, k), device=output.device)
     for depth in range(1, size.levels):
         last = levels[-1]
-        if least_prob > 0:
-            frontier = frontier[last.scores[frontier] >= math.log(least_prob)]
+        if min_prob > 0:
+            frontier = frontier[last.scores[frontier] >= math.log(min_prob)]
             if not len(frontier):
                 break
-        came_from = frontier // k
+        rows = frontier // k
         if k > 1:
             # Every newly expanded node sees what its parent saw, and itself.
             itself = torch.eye(len(frontier), dtype=torch.bool, device=output.device)
-            seen = itself if ancestors is None else torch.cat([ancestors[came_from], itself], 1)
-            ancestors = seen
-        hidden, logits = session.expand(hidden[came_from], last.tokens[frontier], depth, ancestors)
-        tokens, log_probs = session.likeliest(logits, k)
+            ancestors = itself if ancestors is None else torch.cat([ancestors[rows], itself], 1)
+        hidden, logits = source.expand(hidden[rows], last.tokens[frontier], depth, ancestors)
+        tokens, log_probs = source.topk(logits, k)
         scores = (last.scores[frontier, None] + log_probs).flatten()
         parents = (first + frontier).repeat_interleave(k)
         first += len(last.tokens)
@@ -299,10 +298,10 @@ def grow(session: Growing, size: DynamicTree, least_prob: float = 0.0) -> Candid
 
 def kept_tree(root: Tensor, candidates: Candidates, keep: int, top_k: int) -> Proposal:
     """The draft of the best candidates below the root `(1,)`; `top_k` of them are siblings."""
-    kept, parents = rerank(candidates, keep)
-    tokens, log_probs = candidates.tokens[kept], candidates.log_probs[kept]
+    numbers, parents = rerank(candidates, keep)
+    tokens, log_probs = candidates.tokens[numbers], candidates.log_probs[numbers]
     # The one wait for the device: the tree's topology is needed on the host.
-    rows = torch.stack([parents, kept % top_k]).tolist()
+    rows = torch.stack([parents, numbers % top_k]).tolist()
     return Proposal(
         tokens=torch.cat([root, tokens]),
         shape=TreeShape([-1, *rows[0]]),
@@ -318,10 +317,10 @@ def rerank(candidates: Candidates, keep: int) -> tuple[Tensor, Tensor]:
     number, so a kept node's parent is always kept.
 
     Returns:
-        Ascending numbers of the kept candidates `(m,)` (`kept[i]` is node i + 1), and the nodes of
-        their parents `(m,)`, 0 for the root.
+        Ascending numbers of the candidates that are kept `(m,)` (`numbers[i]` is node i + 1), and
+        the nodes of their parents `(m,)`, 0 for the root.
     """
     best = candidates.scores.sort(descending=True, stable=True).indices[:keep]
-    kept = best.sort().values
-    parents = torch.searchsorted(kept, candidates.parents[kept], right=True)
-    return kept, parents
+    numbers = best.sort().values
+    parents = torch.searchsorted(numbers, candidates.parents[numbers], right=True)
+    return numbers, parents

@@ -1,9 +1,8 @@
 """Gemma 4's assistants: next-token layers that read the target's own keys and values.
 
-An assistant keeps nothing. All of its layers look at what the target's last layers of full and of
-sliding-window attention have cached, so there is nothing to read before it drafts. It writes a
-chain from one place, the root's: every token follows from the one before and from the assistant's
-own output there.
+An assistant has no cache. All of its layers attend to the keys and values of the target's last
+layers of full and of sliding-window attention. It drafts a chain at one position, the root's: every
+token follows from the one before and from the assistant's own output there.
 
     root r at position n     reads  embedding(r), the target's last hidden state of row n - 1,
                                     the target's keys and values of rows 0 … n - 1
@@ -69,10 +68,10 @@ class AssistantConfig(MethodConfig):
 
 
 def load_assistant(location: str, target: Target) -> Any:
-    """transformers' assistant model, where and as the target is.
+    """transformers' assistant model, on the target's device and in its dtype.
 
     Raises:
-        DrafterError: it is none, or one for another target.
+        DrafterError: it is no assistant, or one for another target.
         SourceError, TargetError: it cannot be read.
     """
     spec = TargetSpec.of_path_or_hub(location)
@@ -86,16 +85,17 @@ def load_assistant(location: str, target: Target) -> Any:
             f"{location} is of the type {config.model_type}; an assistant is of one of "
             f"{', '.join(MODEL_TYPES)}. Use Draft_Target for an ordinary small model."
         )
-    for one in (config, config.get_text_config()):
-        check_unread(beyond_transformers(one), location)
-    own, theirs = _sizes(config.get_text_config()), _sizes(target.config)
-    wanted = (config.backbone_hidden_size, config.get_text_config().vocab_size)
-    if wanted != (target.hidden_size, target.vocab_size) or own.items() - theirs.items():
+    text_config = config.get_text_config()
+    for part in (config, text_config):
+        check_unread(beyond_transformers(part), location)
+    sizes = (config.backbone_hidden_size, text_config.vocab_size)
+    mismatches = _head_dims(text_config).items() - _head_dims(target.config).items()
+    if sizes != (target.hidden_size, target.vocab_size) or mismatches:
         raise DrafterError(
             f"{location} reads keys and values of another model than {target.name}. Use the "
             "assistant that was published for this target."
         )
-    with translate_errors(spec), _all_shared(type(config.get_text_config())):
+    with translate_errors(spec), _all_shared(type(text_config)):
         model = read_weights(spec, weights, target.dtype)
     prepare_attention(model)
     return model.to(target.device).requires_grad_(False).eval()  # type: ignore[arg-type]
@@ -103,26 +103,26 @@ def load_assistant(location: str, target: Target) -> Any:
 
 @contextmanager
 def _all_shared(config: Any) -> Iterator[None]:
-    """Lets all layers of a model read keys and values of others, as an assistant's do.
+    """Lets all layers of a model share keys and values of others, as an assistant's do.
 
-    `config` is a class. transformers 5.23 makes assistants with such a config, and then refuses it:
-    no layer is left to write what the others read.
+    `config` is a class. transformers 5.23 makes assistants with such a config, and then refuses it,
+    because no layer computes the keys and values that the others share.
     """
-    own = config.kv_sharing_modes
+    original = config.kv_sharing_modes
 
     def modes(self: Any) -> list[str | None]:
         if self.num_kv_shared_layers < self.num_hidden_layers:
-            return list(own.fget(self))
+            return list(original.fget(self))
         return ["reuse"] * self.num_hidden_layers
 
     config.kv_sharing_modes = property(modes)
     try:
         yield
     finally:
-        config.kv_sharing_modes = own
+        config.kv_sharing_modes = original
 
 
-def _sizes(config: Any) -> dict[str, int]:
+def _head_dims(config: Any) -> dict[str, int]:
     """Width of a head per kind of attention."""
     kinds = getattr(config, "layer_types", None) or ()
     per_layer = getattr(config, "per_layer_config", None)
@@ -169,19 +169,19 @@ class AssistantDrafter(LastRowDrafter):
         length = min(self._config.max_draft_len, max_depth)
         if length < 1:
             return root_only(self.text[-1], self._target.device)
-        device, place = self._target.device, len(self.text) - 1
-        rows = [tuple(part[:, :, :place] for part in pair) for pair in self._rows]
-        # The root's row and so many before it: the window as transformers counts it here.
-        near = tuple(part[:, :, -(self._window + 1) :] for part in rows[1])
-        shared = dict(zip(KINDS, (rows[0], near), strict=True))
-        position = torch.full((1, 1), place, device=device)
+        device, position = self._target.device, len(self.text) - 1
+        rows = [tuple(part[:, :, :position] for part in pair) for pair in self._rows]
+        # The root's row and `window` rows before it, as transformers counts it here.
+        recent = tuple(part[:, :, -(self._window + 1) :] for part in rows[1])
+        shared = dict(zip(KINDS, (rows[0], recent), strict=True))
+        position_ids = torch.full((1, 1), position, device=device)
         token = torch.full((1,), self.text[-1], device=device)
         hidden, tokens, probs = self.hidden, list[Tensor](), list[Tensor]()
         while len(tokens) < length:
             embedded = self._target.embedding(token).to(hidden.dtype)
             out = self._model(
                 inputs_embeds=torch.cat([embedded, hidden], dim=-1)[None],
-                position_ids=position,
+                position_ids=position_ids,
                 shared_kv_states=shared,
                 use_cache=False,
             )

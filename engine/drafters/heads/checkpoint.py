@@ -1,4 +1,4 @@
-"""Checkpoints of draft networks: what their configs and tensors are called, in every format.
+"""Checkpoints of draft networks: one set of tensor names and one config for every format.
 
 yuhuili (EAGLE-1/2)   layers.0.*, fc, embed_tokens
 yuhuili (EAGLE-3)     midlayer.*, fc, norm, lm_head, d2t, t2d
@@ -9,6 +9,7 @@ P-EAGLE               as EAGLE-3's, with more layers and mask_hidden
 z-lab (DFlash)        layers.N.*, fc, hidden_norm, norm; transformers writes encoder.fc and
                       encoder.output_norm_enc
 DSpark                as DFlash's, with markov_head, embed_tokens, lm_head and confidence_head
+Apple (ReDrafter)     rnn_w, rnn_u, input_proj, lm_head.N.*
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 
 from engine.drafters.heads.config import ConfigReader
 from engine.drafters.heads.layer import HeadLayer, HeadSpec
+from engine.drafters.heads.vocabulary import Vocabulary
 from engine.errors import DrafterError, VocabularyError, first_line
 from engine.model.checkpoints import Checkpoint, read_checkpoint
 from engine.model.files import UNREADABLE
@@ -39,105 +41,123 @@ _RENAMED = {
     "encoder.output_norm_enc.": "hidden_norm.",
 }
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+_EMBEDDING, _LM_HEAD = "embed_tokens.weight", "lm_head.weight"
 _Network = TypeVar("_Network", bound=nn.Module)
 
 
 class HeadCheckpoint:
-    """A network's tensors by one set of names, and its config.
+    """A network's tensors and config, read for one target.
 
     Attributes:
-        config: what its config.json says; a setting that is looked at is read.
-        unread: names of tensors that nobody has taken yet.
+        config: its config.json; reading a setting marks it as read.
+        unread: names of tensors that have not been read yet.
     """
 
-    def __init__(self, found: Checkpoint) -> None:
-        self.location = found.location
-        self._reader = ConfigReader(found.config, found.location)
+    def __init__(self, checkpoint: Checkpoint, target: Target) -> None:
+        self.location, self.target = checkpoint.location, target
+        self._reader = ConfigReader(checkpoint.config, checkpoint.location)
         self.config, self.is_speculators = self._reader.settings, self._reader.is_nested
-        self.model_type = found.config.get("model_type")
-        tensors = {_renamed(name): tensor for name, tensor in found.tensors.items()}
-        self._found = Checkpoint(found.location, found.config, tensors)
+        self.model_type = checkpoint.config.get("model_type")
+        tensors = {_renamed(name): tensor for name, tensor in checkpoint.tensors.items()}
+        self.tensors = Checkpoint(checkpoint.location, checkpoint.config, tensors)
         self.unread = dict.fromkeys(tensors)
 
     @classmethod
-    def read(cls, location: str) -> Self:
-        return cls(read_checkpoint(location))
+    def read(cls, location: str, target: Target) -> Self:
+        return cls(read_checkpoint(location), target)
 
     def has(self, name: str) -> bool:
-        return name in self._found.tensors
+        return name in self.tensors.tensors
 
     def take(self, name: str, *shape: int | None) -> Tensor:
         """A tensor that must have this shape (`Checkpoint.tensor`)."""
         self.unread.pop(name, None)
-        return self._found.tensor(name, *shape)
+        return self.tensors.tensor(name, *shape)
 
     def size(self, name: str, dim: int) -> int:
-        """Extent of a matrix that others are checked against."""
+        """Extent of a matrix, which others are checked against."""
         return self.take(name, None, None).shape[dim]
 
-    def num_embeddings(self, target: Target) -> int:
-        """Tokens that it can embed, by its own matrix or the target's."""
-        if self.has("embed_tokens.weight"):
-            return self.size("embed_tokens.weight", 0)
-        return len(target.embedding.get_parameter("weight"))
+    # ---- the config against the tensors and the target
 
-    def mask_token(self, named: int | None, size: int) -> int:
-        """The mask of a network that drafts blocks: as a setting names it, or the config.
-
-        Args:
-            size: rows of the embedding that must have it.
-        """
-        said = self.config
-        known = (named, said.mask_token_id, said.ptd_token_id, said.pard_token)
-        return mask_token(known, self.location, size)
+    def required(self, name: str, *values: Any, hint: str = "Add it.") -> Any:
+        """The first value that is not None; DrafterError if the config has none either."""
+        value = next((v for v in (*values, getattr(self.config, name)) if v is not None), None)
+        if value is None:
+            raise DrafterError(f"{self.location}'s config.json has no {name}. {hint}")
+        return value
 
     def option(self, name: str, tensor: str) -> bool:
-        """Whether the network has what a setting switches on and a tensor belongs to.
+        """Whether the network has the part that a setting switches on and a tensor belongs to.
 
-        DrafterError if the setting says so and there is no such tensor.
+        DrafterError if the setting is on and the tensor is missing.
         """
-        said, has = getattr(self.config, name), self.has(tensor)
-        if said and not has:
+        setting, has = getattr(self.config, name), self.has(tensor)
+        if setting and not has:
             raise DrafterError(
-                f"{self.location}'s config.json says {name}, but there is no tensor {tensor}. "
+                f"{self.location}'s config.json sets {name}, but there is no tensor {tensor}. "
                 "It is damaged; copy it again."
             )
-        return has and said is not False
+        return has and setting is not False
 
     def agree(self, **sizes: int) -> None:
-        """DrafterError where the config names another size than the tensors, or the target."""
+        """DrafterError where the config names another size than the tensors or the target."""
         for name, size in sizes.items():
-            said = getattr(self.config, name)
-            if said not in (None, size):
+            setting = getattr(self.config, name)
+            if setting not in (None, size):
                 raise DrafterError(
-                    f"{self.location}: {name} in config.json must be {size}, got {said}. It was "
+                    f"{self.location}: {name} in config.json must be {size}, got {setting}. It was "
                     "made for another model, or it is damaged."
                 )
 
-    def check_vocabulary(self, target: Target) -> None:
-        """VocabularyError if it was made for other tokens than the target's, padding aside."""
-        stated = self.config.vocab_size
-        sizes = {} if stated is None else {"vocab_size in config.json": stated}
-        for name in ("embed_tokens.weight", "t2d"):
-            if self.has(name):
-                sizes[name] = len(self.take(name))
+    def check_vocabulary(self) -> None:
+        """VocabularyError if it was made for another vocabulary, padding aside."""
+        target, vocab_size = self.target, self.config.vocab_size
+        sizes = {} if vocab_size is None else {"vocab_size in config.json": vocab_size}
+        sizes |= {n: len(self.take(n)) for n in (_EMBEDDING, "t2d") if self.has(n)}
         for name, size in sizes.items():
-            too_short = name == "embed_tokens.weight" and size < target.vocab_size
+            too_short = name == _EMBEDDING and size < target.vocab_size
             if too_short or abs(size - target.vocab_size) > PADDING * target.vocab_size:
                 raise VocabularyError(
                     f"{self.location} was made for {size} tokens ({name}), but {target.name} has "
                     f"{target.vocab_size}. Choose a head of this target."
                 )
 
+    def check_config_read(self, *also: str) -> None:
+        """Raises DrafterError: its config has a setting that was never read (`ConfigReader`)."""
+        self._reader.check_all_read(*also)
+
+    def check_all_read(self, *also: str) -> None:
+        """DrafterError if tensors, or settings other than `also`, were never read."""
+        names = [name for name in self.unread if not name.startswith(UNUSED)]
+        self.tensors.check_read(self.tensors.tensors.keys() - names)
+        self.check_config_read(*also)
+
+    def notes(self) -> tuple[str, ...]:
+        """Remarks on this pairing, which runs all the same; complete once it is loaded."""
+        notes: list[str] = []
+        verifier = self.config.speculators_config.get("verifier")
+        name = verifier.get("name_or_path") if isinstance(verifier, Mapping) else None
+        target = self.target
+        names = (target.name, str(getattr(target.config, "_name_or_path", None) or target.name))
+        if isinstance(name, str) and _short_name(name) not in map(_short_name, names):
+            notes.append(f"{self.location} was trained for {name}, not for {target.name}.")
+        unread = [n for n in self.unread if not n.startswith((*UNUSED, "embed_tokens."))]
+        if unread:
+            notes.append(f"{self.location} has weights that are not used: {', '.join(unread[:4])}.")
+        return tuple(notes)
+
+    # ---- the parts of a network
+
     def layer_spec(self, width: int) -> HeadSpec:
         """The layers' sizes and constants; DrafterError for what such layers cannot compute."""
-        from transformers.activations import ACT2FN  # seconds, which the page's start saves
+        from transformers.activations import ACT2FN  # takes seconds: not at the page's start
 
         config = self.config
         if config.quantization_config:
             raise DrafterError(f"{self.location} is quantized. Use its bf16 or fp16 original.")
         self.agree(hidden_size=width)
-        heads = self.stated("num_attention_heads", config.num_attention_heads)
+        heads = self.required("num_attention_heads")
         if config.hidden_act not in ACT2FN:
             raise DrafterError(
                 f"{self.location} has the unknown activation {config.hidden_act[:80]!a}."
@@ -162,13 +182,13 @@ class HeadCheckpoint:
         )
 
     def windows(
-        self, count: int, named: int | None = None, *, all_slide: bool = False
+        self, count: int, size: int | None = None, *, all_slide: bool = False
     ) -> tuple[int | None, ...]:
-        """How many rows each of so many layers looks at, its own included; None = all.
+        """How many rows each of `count` layers attends to, its own included; None = all.
 
         Args:
-            named: the window, where another setting than `sliding_window` names it.
-            all_slide: whether all layers slide where `layer_types` names none that does.
+            size: the window, where another setting than `sliding_window` names it.
+            all_slide: whether all layers slide where `layer_types` names no sliding one.
 
         Raises DrafterError: it describes layers that no such network has.
         """
@@ -181,8 +201,8 @@ class HeadCheckpoint:
             )
         if all_slide and SLIDING[0] not in kinds:
             kinds = SLIDING[:1] * count
-        stated, slides = config.sliding_window, config.use_sliding_window
-        window = named or (stated if slides else None) or 0
+        own_window = config.sliding_window or 0
+        window = (size or own_window) if config.use_sliding_window else 0
         if SLIDING[0] in kinds and window < 1:
             raise DrafterError(
                 f"{self.location}'s config.json has sliding_attention among its layer_types, but "
@@ -190,16 +210,10 @@ class HeadCheckpoint:
             )
         return tuple(window if kind == SLIDING[0] else None for kind in kinds)
 
-    def stated(self, name: str, value: int | None) -> int:
-        """A number of the config that no tensor tells; DrafterError if it says none."""
-        if value is None:
-            raise DrafterError(f"{self.location}'s config.json says no {name}. Add it.")
-        return value
-
     def _rope(self, head_dim: int) -> tuple[Mapping[str, Any], int]:
-        """transformers' `rope_parameters` from any spelling: the network's, not the target's.
+        """transformers' `rope_parameters` from any spelling, and how many dimensions they rotate.
 
-        And how many numbers of a head they turn.
+        They are the network's own, not the target's.
         """
         config = self.config
         new, old = config.rope_parameters, config.rope_scaling
@@ -212,31 +226,69 @@ class HeadCheckpoint:
                 f"{self.location} uses {str(rope['rope_type'])[:80]!a} rotary positions; heads may "
                 f"use {', '.join(_ROPE_TYPES)}."
             )
-        of_rope = rope.pop("partial_rotary_factor", None)
-        share = config.partial_rotary_factor or of_rope or 1.0
-        turned = int(head_dim * share) if isinstance(share, float | int) else 0
-        if not 2 <= turned <= head_dim or turned % 2:
+        factor = config.partial_rotary_factor or rope.pop("partial_rotary_factor", None) or 1.0
+        rotary_dim = int(head_dim * factor) if isinstance(factor, float | int) else 0
+        if not 2 <= rotary_dim <= head_dim or rotary_dim % 2:
             raise DrafterError(
-                f"{self.location}: partial_rotary_factor in config.json must leave an even number "
-                f"of a head's {head_dim} numbers to turn, got {short(share)}."
+                f"{self.location}: partial_rotary_factor in config.json must rotate an even number "
+                f"of a head's {head_dim} dimensions, got {short(factor)}."
             )
-        return rope, turned
+        return rope, rotary_dim
 
-    def check_config_read(self, *also: str) -> None:
-        """Raises DrafterError: its config says something that nobody has read (`ConfigReader`)."""
-        self._reader.check_all_read(*also)
+    def vocabulary(self) -> tuple[Vocabulary, bool]:
+        """The tokens that it drafts, and whether it has its own output matrix for them.
 
-    def check_all_read(self) -> None:
-        """DrafterError if nobody took some of its tensors, or read some of its config."""
-        names = [name for name in self.unread if not name.startswith(UNUSED)]
-        self._found.check_read(self._found.tensors.keys() - names)
-        self.check_config_read()
+        By `d2t`, which holds target id - draft id; where there are as many, they are the same.
+        """
+        target, own_output = self.target, self.has(_LM_HEAD)
+        size = target.vocab_size
+        if own_output:
+            size = self.size(_LM_HEAD, 0)
+        elif self.has("d2t"):
+            size = len(self.take("d2t", None))
+        self.agree(draft_vocab_size=size)
+        if size == target.vocab_size:
+            self.unread.pop("d2t", None)
+            return Vocabulary(None, size), own_output
+        ids = torch.arange(size) + self.take("d2t", size).long()
+        low, high = int(ids.min()), int(ids.max())
+        if low < 0 or high >= target.vocab_size:
+            raise VocabularyError(
+                f"{self.location}: d2t names token {low if low < 0 else high}, but {target.name} "
+                f"has tokens 0 to {target.vocab_size - 1}. Choose a head of this target."
+            )
+        return Vocabulary(ids.to(target.device), target.vocab_size), own_output
 
-    def load(self, make: Callable[[], _Network], target: Target) -> _Network:
-        """A network with these weights, which never had others, where and as the target is.
+    def embedding(self, width: int) -> Tensor:
+        """Its embedding `(tokens, width)`; the target's where it has none of its own."""
+        shared = self.target.embedding.weight
+        assert isinstance(shared, Tensor)
+        if self.has(_EMBEDDING):
+            own = self.take(_EMBEDDING, None, width).to(self.target.device, self.target.dtype)
+            # Most carry a copy of the target's; there is no need to keep both.
+            if own.shape != shared.shape or not torch.equal(own, shared):
+                return own
+        elif width != shared.shape[1]:
+            raise DrafterError(
+                f"{self.location} has no embed_tokens and hidden size {width}, so it cannot use "
+                f"the target's, which has {shared.shape[1]}."
+            )
+        return shared.detach()
+
+    def mask_token(self, setting: int | None) -> int:
+        """The mask of a network that drafts blocks: the method's setting, or the config's."""
+        config, embeds = self.config, len(self.target.embedding.get_parameter("weight"))
+        if self.has(_EMBEDDING):
+            embeds = self.size(_EMBEDDING, 0)
+        candidates = (setting, config.mask_token_id, config.ptd_token_id, config.pard_token)
+        return mask_token(candidates, self.location, embeds)
+
+    def load(self, make: Callable[[], _Network]) -> _Network:
+        """A network with these weights, on the target's device and in its dtype.
 
         DrafterError if a tensor is missing or has another shape, or it is of another target.
         """
+        target = self.target
         self.agree(target_hidden_size=target.hidden_size, num_target_layers=target.num_layers)
         try:
             with torch.device("meta"):
@@ -247,54 +299,69 @@ class HeadCheckpoint:
                 f"{first_line(error)}."
             ) from error
         names, gemma = published_names(network), self.config.use_gemma_norm
-        tensors = {}
-        for name, wanted in network.state_dict().items():
+        state = {}
+        for name, empty in network.state_dict().items():
             module, _, kind = name.rpartition(".")
-            parts = names.get(module, {module: len(wanted)}).items()
-            taken = [self.take(f"{part}.{kind}", n, *wanted.shape[1:]) for part, n in parts]
-            tensors[name] = taken[0] if len(taken) == 1 else torch.cat(taken)
+            parts = names.get(module, {module: len(empty)}).items()
+            tensors = [self.take(f"{part}.{kind}", n, *empty.shape[1:]) for part, n in parts]
+            state[name] = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
             if gemma and isinstance(network.get_submodule(module), nn.RMSNorm):
-                tensors[name] = 1 + tensors[name].float()
-        network.load_state_dict(tensors, strict=True, assign=True)
+                state[name] = 1 + state[name].float()
+        network.load_state_dict(state, strict=True, assign=True)
         return network.requires_grad_(False).eval().to(device=target.device, dtype=target.dtype)
 
 
-def mask_token(said: Iterable[int | None], location: str, size: int) -> int:
-    """The first that is said of the mask of a network that embeds `size` tokens."""
-    mask = next((int(one) for one in said if one is not None), None)
+def mask_token(candidates: Iterable[int | None], location: str, num_embeddings: int) -> int:
+    """The first mask token that is not None; DrafterError if none is, or it has no embedding."""
+    mask = next((int(token) for token in candidates if token is not None), None)
     if mask is None:
         raise DrafterError(
-            f"{location}'s config.json says no mask token (mask_token_id, ptd_token_id or "
+            f"{location}'s config.json has no mask token (mask_token_id, ptd_token_id or "
             "pard_token): it was not trained to draft blocks. Choose another method, or set "
             "mask_token_id."
         )
-    if not 0 <= mask < size:
+    if not 0 <= mask < num_embeddings:
         raise DrafterError(
-            f"The mask token is {mask}, but {location} embeds tokens 0 to {size - 1}. "
+            f"The mask token is {mask}, but {location} embeds tokens 0 to {num_embeddings - 1}. "
             "Correct mask_token_id."
         )
     return mask
 
 
 def published_names(network: nn.Module) -> dict[str, dict[str, int]]:
-    """Per module that goes by other names in checkpoints: its parts, and the rows of each.
+    """Per module that has other names in checkpoints: its parts, and the rows of each.
 
-    A network's own are in its `aliases`; layers are numbered, also where there is but one.
+    A network's own are in its `aliases`; layers are numbered even where there is only one.
     """
     names: dict[str, dict[str, int]] = {}
-    others: Mapping[str, str] = getattr(network, "aliases", {})
+    aliases: Mapping[str, str] = getattr(network, "aliases", {})
     for path, module in network.named_modules():
         if isinstance(module, HeadLayer):
             for own, parts in module.published().items():
                 numbered = {f"layers.{module.index}.{part}": n for part, n in parts.items()}
                 names[f"{path}.{own}"] = numbered
-        elif path in others:
-            names[path] = {others[path]: len(module.get_parameter("weight"))}
+        elif path in aliases:
+            names[path] = {aliases[path]: len(module.get_parameter("weight"))}
     return names
 
 
+def published_tensors(network: nn.Module) -> dict[str, Tensor]:
+    """A network's parameters by their names in checkpoints; writing to them changes it."""
+    names, tensors = published_names(network), dict[str, Tensor]()
+    for name, parameter in network.named_parameters():
+        module, _, kind = name.rpartition(".")
+        parts = names.get(module, {module: len(parameter)})
+        rows = parameter.split(list(parts.values()))
+        tensors |= {f"{part}.{kind}": own for part, own in zip(parts, rows, strict=True)}
+    return tensors
+
+
+def _short_name(name: str) -> str:
+    return name.rstrip("/").rsplit("/", 1)[-1].casefold()
+
+
 def _renamed(name: str) -> str:
-    for theirs, ours in _RENAMED.items():
-        if name.startswith(theirs):
-            return ours + name.removeprefix(theirs)
+    for prefix, ours in _RENAMED.items():
+        if name.startswith(prefix):
+            return ours + name.removeprefix(prefix)
     return name

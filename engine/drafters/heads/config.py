@@ -1,7 +1,7 @@
 """The config.json of a draft network, whose every key counts.
 
-A key that nobody reads may change what the network computes, and then its drafts are wrong without
-a word. So a config knows which of its keys were read, and the rest is refused by name, except for
+A key that is ignored may change what the network computes, and its drafts would silently be wrong.
+So a config records which of its keys were read, and the others are refused by name, except for
 keys that never matter here (`HARMLESS`) and values that change nothing (`NEUTRAL`).
 """
 
@@ -20,7 +20,7 @@ from engine.model.files import UNREADABLE
 from engine.safe_text import short, visible
 
 SECTIONS = ("transformer_layer_config", "eagle_config", "dflash_config")
-"""Where speculators, NVIDIA and z-lab nest settings; the later ones are closer to the network."""
+"""Sections in which speculators, NVIDIA and z-lab nest settings; later ones take precedence."""
 HARMLESS = frozenset(
     # what transformers writes into any config
     "architectures auto_map bos_token_id cross_attention_hidden_size dtype eos_token_id "
@@ -48,7 +48,7 @@ HARMLESS = frozenset(
     # what the tensors tell
     "has_embed_tokens has_lm_head num_aux_layers num_eagle_features".split()
 )
-"""Keys of published configs that do not change what a head computes here."""
+"""Keys of published configs that do not affect the network."""
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "add_full_attention_sink_bias": (False,),
     "add_swa_attention_sink_bias": (False,),
@@ -73,7 +73,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "use_last_layernorm": (True,),
     "use_mtp_layernorm": (False,),
 }
-"""Values of other keys that leave a head as it is computed here."""
+"""Values of other keys that do not affect the network."""
 OTHER_METHODS = {
     "dflash2": "DFlash-2",
     "domino": "Domino",
@@ -81,7 +81,7 @@ OTHER_METHODS = {
     "uno": "UNO",
     "xpress": "XPress",
 }
-"""Methods whose checkpoints look like others', by what their names contain."""
+"""Methods whose checkpoints resemble those of a supported one, by a part of their names."""
 
 _Count = Annotated[int, Field(ge=1, le=1 << 24)]
 _Layers = Annotated[tuple[Annotated[int, Field(ge=-1, le=4096)], ...], Field(strict=False)]
@@ -89,9 +89,9 @@ _Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 
 
 class HeadConfig(Settings):
-    """What published configs say that readers here understand; a field that is looked at is read.
+    """The settings of published configs that are supported; accessing a field marks it as read.
 
-    Null is not said.
+    Null counts as absent.
     """
 
     model_config = ConfigDict(extra="ignore", title="config.json")
@@ -168,22 +168,22 @@ class HeadConfig(Settings):
             return super().__getattribute__(name)
 
     def unread(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Those of the values that this was read from that nobody has looked at."""
+        """Those of the config's values that were never read and are not at their defaults."""
         fields = type(self).model_fields
-        usual = {key for key in values.keys() & fields if values[key] == fields[key].default}
-        return {key: values[key] for key in values.keys() - self._read - usual}
+        defaults = {key for key in values.keys() & fields if values[key] == fields[key].default}
+        return {key: values[key] for key in values.keys() - self._read - defaults}
 
 
 class ConfigReader:
-    """A config.json as one flat set of settings, wherever each format keeps them.
+    """A config.json of any format as one flat set of settings.
 
     Attributes:
-        settings: those that readers here understand.
-        is_nested: whether the layers' settings are apart, as speculators writes them.
+        settings: the supported ones.
+        is_nested: whether the layers' settings have a section, as speculators writes them.
     """
 
     def __init__(self, config: Mapping[str, Any], location: str) -> None:
-        """Raises DrafterError: a setting is of another kind, or it is of an unknown method."""
+        """Raises DrafterError: a setting has another type, or the method is not supported."""
         self._location = location
         top = {key: value for key, value in config.items() if key not in SECTIONS}
         nested = [self._section(config, name) for name in SECTIONS]
@@ -201,71 +201,71 @@ class ConfigReader:
             raise DrafterError(f"{self._location}: {name} in config.json must be a mapping.")
         return section
 
-    def _merged(self, places: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-        """What all places say; DrafterError where two disagree over a setting that counts."""
+    def _merged(self, sections: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+        """All sections' values; DrafterError where two disagree over a setting that matters."""
         values: dict[str, Any] = {}
-        for place in places:
-            stated = {key: value for key, value in place.items() if value not in (None, [], {})}
-            for key in (values.keys() & stated.keys()) - HARMLESS:
-                if values[key] != stated[key]:
+        for section in sections:
+            own = {key: value for key, value in section.items() if value not in (None, [], {})}
+            for key in (values.keys() & own.keys()) - HARMLESS:
+                if values[key] != own[key]:
                     raise DrafterError(
                         f"{self._location}/config.json says {key} twice: {short(values[key])} and "
-                        f"{short(stated[key])}. Remove the wrong one."
+                        f"{short(own[key])}. Remove the wrong one."
                     )
-            values |= stated
+            values |= own
         return values
 
-    def _check_method(self, places: Sequence[Mapping[str, Any]]) -> None:
-        """DrafterError for a checkpoint of a method that nothing here drafts by."""
+    def _check_method(self, sections: Sequence[Mapping[str, Any]]) -> None:
+        """DrafterError for a checkpoint of a method that is not supported."""
         keys = ("architectures", "model_type", "speculators_model_type", "projector_type")
-        stated = [place.get(key) for place in places for key in keys]
-        speculators = places[0].get("speculators_config")
+        values = [section.get(key) for section in sections for key in keys]
+        speculators = sections[0].get("speculators_config")
         if isinstance(speculators, Mapping):
-            stated.append(speculators.get("algorithm"))
-        names = [name for one in stated for name in (one if isinstance(one, list) else [one])]
+            values.append(speculators.get("algorithm"))
+        names = [name for v in values for name in (v if isinstance(v, list) else [v])]
         for name in names:
             word = re.sub(r"[^a-z0-9]", "", name.lower()) if isinstance(name, str) else ""
             other = next((method for key, method in OTHER_METHODS.items() if key in word), None)
             if other is not None:
                 raise DrafterError(
                     f"{self._location} is a {other} checkpoint ({short(name)} in its config.json), "
-                    "which no method here drafts with. Choose another drafter."
+                    "which no method supports. Choose another drafter."
                 )
 
     def check_all_read(self, *also: str) -> None:
-        """Raises DrafterError: it says something that nobody has read and that may matter.
+        """Raises DrafterError: it has a setting that was never read and may matter.
 
         Args:
-            also: further keys that do not matter to this reader.
+            also: further keys that do not matter.
         """
         check_unread(self.settings.unread(self._values), self._location, *also)
 
 
 def check_unread(values: Mapping[str, Any], location: str, *also: str) -> None:
-    """DrafterError for settings that nobody reads, unless they are known not to matter."""
-    left = {
+    """DrafterError for settings that were never read, unless they do not matter."""
+    unread = {
         key: value
         for key, value in sorted(values.items())
         if value is not None
         and key not in HARMLESS
         and key not in also
         and not key.startswith("_")
-        and not any(value == fine for fine in NEUTRAL.get(key, ()))
+        and value not in NEUTRAL.get(key, ())
     }
-    if left:
-        named = ", ".join(
-            f"{visible(key[:80])}: {short(value)}" for key, value in list(left.items())[:4]
+    if unread:
+        settings = ", ".join(
+            f"{visible(key[:80])}: {short(value)}" for key, value in list(unread.items())[:4]
         )
-        more = f" and {len(left) - 4} more" if len(left) > 4 else ""
+        more = f" and {len(unread) - 4} more" if len(unread) > 4 else ""
         raise DrafterError(
-            f"{location}/config.json says {named}{more}, which nothing here reads for this method, "
+            f"{location}/config.json says {settings}{more}, which this method does not support, "
             "so its drafts would be computed wrongly. Use the method that the drafter was made "
-            "for, or remove what has no effect."
+            "for, or remove the setting if it has no effect."
         )
 
 
 def beyond_transformers(config: Any) -> dict[str, Any]:
-    """Settings of a transformers config that its class does not have: its model ignores them."""
+    """Settings of a transformers config that its class lacks, so its model ignores them."""
     fields = type(config).__dataclass_fields__.keys() | type(config).attribute_map.keys()
     fields |= {"per_layer_config"}
     with contextlib.suppress(*UNREADABLE):  # of what some classes compute, an example knows

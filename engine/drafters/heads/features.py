@@ -1,4 +1,4 @@
-"""What drafters on the target's features keep between steps."""
+"""Bases of drafters on the target's features: the rows that they keep between steps."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from engine.proposal import Needs, Outcome, TargetOutput
 from engine.tree import upload
 
 
-def features_of(seen: TargetOutput | TargetTrace) -> Tensor:
-    """The features `(rows, width)` that the target was asked for."""
-    features = seen.hidden if seen.layers is None else seen.layers
-    assert features is not None, "the target was asked for no features"
+def features_of(output: TargetOutput | TargetTrace) -> Tensor:
+    """The features `(rows, width)` that the drafter needs."""
+    features = output.hidden if output.layers is None else output.layers
+    assert features is not None, "the drafter needs no features"
     return features
 
 
 class FeatureDrafter(Drafter):
     """Collects the features of committed rows until its network reads them.
 
-    Several steps' where steps went by without a draft: others drafted, or nobody did.
+    These can be several steps' rows: some steps do not call `propose`.
     """
 
     _unread: tuple[tuple[Tensor, Tensor], ...] = ()
 
     def start(self, start: Start) -> None:
         super().start(start)
-        features, rows = features_of(start.output), self._resume(max(0, self.num_known - 1))
+        features, rows = features_of(start.output), self._resume(max(0, self.num_shared - 1))
         tokens = torch.tensor(self.text[1 + rows :], device=features.device)
         self._unread = ((features[rows:], tokens),)
 
     @abstractmethod
     def _resume(self, rows: int) -> int:
-        """Keep at most so many rows of the run before; returns how many are kept."""
+        """Keep at most `rows` rows of the previous run; returns how many are kept."""
 
     def observe(self, outcome: Outcome) -> None:
         super().observe(outcome)

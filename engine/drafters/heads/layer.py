@@ -1,6 +1,6 @@
 """The decoder layer of draft networks: an EAGLE head has one, a DFlash model a few.
 
-Of n rows that a layer is given, all leave keys and values and the last m get outputs.
+All n input rows of a layer add keys and values; the last m of them get outputs.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class HeadSpec:
 
     Attributes:
         rope: transformers' `rope_parameters`; positions start at 0 whatever the target does.
-        rotary_dim: numbers of a head that turn with the position, the first ones; None = all.
-        interleaved: they turn in pairs of neighbours, not of the two halves.
+        rotary_dim: leading dimensions of a head that RoPE rotates; None = all.
+        interleaved: RoPE rotates neighbouring dimensions, not the two halves.
         value_scale: factor of the values (MiMo).
-        window: how many rows a row sees, itself included; None = all.
-        causal: whether it sees none behind itself.
+        window: rows that a row attends to, itself included; None = all.
+        causal: whether rows after it are masked.
     """
 
     hidden: int
@@ -49,18 +49,18 @@ class HeadSpec:
     causal: bool = True
 
     @property
-    def turned(self) -> int:
-        """Numbers of a head that turn with the position."""
+    def rotated_dim(self) -> int:
+        """Dimensions of a head that RoPE rotates."""
         return self.head_dim if self.rotary_dim is None else self.rotary_dim
 
 
 class Past(Protocol):
-    """Where a layer leaves the keys and values of its rows and finds those of earlier ones."""
+    """Keys and values of a layer's earlier rows."""
 
     def attend(
         self, layer: HeadLayer, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None
     ) -> Tensor:
-        """Add the rows, then attend to them and to what came before.
+        """Add the rows, then attend to them and to earlier ones.
 
         Args:
             query: `(heads, m, head_dim)` of the last m of the n rows.
@@ -88,7 +88,7 @@ class HeadLayer(nn.Module):
     """Attention, then a SwiGLU MLP; query, key, value and gate, up are one matrix each."""
 
     def __init__(self, spec: HeadSpec, attention_input: int, index: int = 0) -> None:
-        from transformers.activations import ACT2FN  # seconds, which the page's start saves
+        from transformers.activations import ACT2FN  # takes seconds: not at the page's start
 
         super().__init__()
         self.spec, self.index = spec, index
@@ -105,7 +105,7 @@ class HeadLayer(nn.Module):
         self._frequencies, self._rope_scale = _frequencies(spec)
 
     def published(self) -> dict[str, dict[str, int]]:
-        """Per module: what checkpoints call its parts, and how many rows each of them has."""
+        """Per module: the names of its parts in checkpoints, and the rows of each."""
         spec, attention = self.spec, "self_attn"
         kv = spec.kv_heads * spec.head_dim
         qkv = {"q_proj": spec.heads * spec.head_dim, "k_proj": kv, "v_proj": kv}
@@ -133,21 +133,21 @@ class HeadLayer(nn.Module):
             x: `(n, attention input)`.
             residual: `(m, hidden)`.
             positions: `(n,)`, or `(1,)` where all are the same.
-            past: earlier rows; None = the n rows see only each other.
+            past: earlier rows; None = the n rows attend to each other only.
             mask: `(m, rows)` bool, True = may attend; None = causal among n rows without a past,
                 or everything for a single row.
         """
         spec, n, m = self.spec, len(x), len(residual)
-        turned = spec.heads + spec.kv_heads
-        qkv = self.qkv(x).view(n, turned + spec.kv_heads, spec.head_dim)
+        num_rotated = spec.heads + spec.kv_heads
+        qkv = self.qkv(x).view(n, num_rotated + spec.kv_heads, spec.head_dim)
         if spec.qk_norm:
-            q, k = qkv[:, : spec.heads], qkv[:, spec.heads : turned]
+            q, k = qkv[:, : spec.heads], qkv[:, spec.heads : num_rotated]
             rotated = torch.cat([self.q_norm(q), self.k_norm(k)], dim=1)
         else:
-            rotated = qkv[:, :turned]
+            rotated = qkv[:, :num_rotated]
         rotated = self._rotate(rotated.transpose(0, 1), positions)
         query, keys = rotated[: spec.heads, n - m :], rotated[spec.heads :]
-        values = qkv[:, turned:].transpose(0, 1)
+        values = qkv[:, num_rotated:].transpose(0, 1)
         if spec.value_scale != 1:
             values = values * spec.value_scale
         attend = attention if past is None else past.attend
@@ -164,22 +164,27 @@ class HeadLayer(nn.Module):
         angles = positions[:, None].float() * self._frequencies
         cos = (angles.cos() * self._rope_scale).to(x.dtype)
         sin = (angles.sin() * self._rope_scale).to(x.dtype)
-        x, still = x[..., : self.spec.turned], x[..., self.spec.turned :]
+        x, rest = x[..., : self.spec.rotated_dim], x[..., self.spec.rotated_dim :]
         interleaved = self.spec.interleaved
         first, second = (x[..., ::2], x[..., 1::2]) if interleaved else x.chunk(2, dim=-1)
         pairs = [first * cos - second * sin, second * cos + first * sin]
         if interleaved:
             pairs = [torch.stack(pairs, dim=-1).flatten(-2)]
-        return torch.cat([*pairs, still], dim=-1)
+        return torch.cat([*pairs, rest], dim=-1)
 
     def packed(self) -> Layer | None:
-        """Its parts for the kernels; None where they cannot run all of it."""
+        """Its packed weights for the kernels; None where they cannot run all of it."""
         linears = (self.qkv, self.o_proj, self.gate_up, self.down_proj)
         matrices = [one.matrix for one in linears if isinstance(one, NativeLinear)]
         spec = self.spec
         if len(matrices) < len(linears) or spec.activation != "silu":
             return None
-        if spec.turned < spec.head_dim or spec.interleaved or spec.value_scale != 1 or spec.window:
+        if (
+            spec.rotated_dim < spec.head_dim
+            or spec.interleaved
+            or spec.value_scale != 1
+            or spec.window
+        ):
             return None
         if any(size % EVEN for size in (self.spec.hidden, self.spec.head_dim)):
             return None
@@ -201,14 +206,11 @@ class HeadLayer(nn.Module):
         return torch.cat([angles.cos(), angles.sin()], dim=-1) * self._rope_scale
 
 
-def within(seen: Tensor, window: int | None) -> Tensor:
-    """Of the rows that each row sees, in order and itself the last: the last ones in its window.
-
-    `seen` and the result: `(m, rows)` bool.
-    """
+def within(visible: Tensor, window: int | None) -> Tensor:
+    """A mask `(m, rows)` restricted to the last `window` visible rows of each row."""
     if window is None:
-        return seen
-    return seen & (seen.flip(-1).cumsum(-1).flip(-1) <= window)
+        return visible
+    return visible & (visible.flip(-1).cumsum(-1).flip(-1) <= window)
 
 
 def attention(
@@ -221,14 +223,14 @@ def attention(
 
 
 def _frequencies(spec: HeadSpec) -> tuple[Tensor, float]:
-    """Rotary frequencies `(turned / 2,)` float32 and the scale of cos and sin."""
+    """Rotary frequencies `(rotated_dim / 2,)` float32 and the scale of cos and sin."""
     from transformers import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
     config = LlamaConfig(
-        hidden_size=spec.heads * spec.turned,
+        hidden_size=spec.heads * spec.rotated_dim,
         num_attention_heads=spec.heads,
-        head_dim=spec.turned,
+        head_dim=spec.rotated_dim,
         rope_parameters=dict(spec.rope),
         max_position_embeddings=1 << 20,
     )

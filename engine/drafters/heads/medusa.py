@@ -1,7 +1,7 @@
 """Medusa: extra heads on the target's last hidden state fill a static tree of ranks.
 
 Where the target's own head reads row t and predicts token t + 1 (the root), Medusa head i reads the
-same row and predicts token t + 2 + i, whatever the tokens between turn out to be. A node at depth d
+same row and predicts token t + 2 + i, independent of the tokens between. A node at depth d
 with rank r therefore carries the r-th best token of head d - 1, the same under every parent.
 """
 
@@ -20,10 +20,9 @@ from torch.nn.functional import silu
 from engine.accept import Rule, Typical
 from engine.config import Sampling, setting
 from engine.drafters.base import BuildContext, Drafter, Start
-from engine.drafters.heads.config import ConfigReader
+from engine.drafters.heads.checkpoint import HeadCheckpoint
 from engine.drafters.heads.features import LastRowDrafter
-from engine.drafters.heads.output import DraftOutput
-from engine.drafters.heads.vocabulary import DraftVocab, Vocabulary
+from engine.drafters.heads.vocabulary import DraftOutput, DraftVocab, Vocabulary
 from engine.drafters.method import ChoiceLimits, DraftShape, MethodConfig
 from engine.drafters.texts import ROWS, TargetTrace
 from engine.errors import DrafterError, SourceError
@@ -37,7 +36,7 @@ _MERGED_PREFIX = "medusa_head."
 _HEAD_TENSOR = re.compile(r"(medusa_head\.)?\d{1,3}\.\d{1,3}\.(linear\.)?(weight|bias)")
 
 _CONFIG = ("base_model_name_or_path", "medusa_num_heads", "medusa_num_layers", "version")
-"""What its config.json says of them; the tensors tell as much."""
+"""Settings of config.json that follow from the tensors."""
 
 
 class MedusaConfig(MethodConfig):
@@ -122,7 +121,7 @@ class MedusaConfig(MethodConfig):
             try:
                 heads = count_heads(locate(self.speculative_model)) or None
             except SourceError:
-                pass  # whoever loads the heads is told what is wrong with them
+                pass  # loading the heads reports what is wrong with them
         return ChoiceLimits(depth=heads, what=f"{heads} heads" if heads else "")
 
     def timing_variants(self) -> list[Self]:
@@ -136,7 +135,7 @@ class ResidualLayer:
 
     Attributes:
         weight, bias: `(heads, hidden, hidden)` and `(heads, 1, hidden)`: one matmul for all heads.
-        packed: the same of each head, where kernels multiply by them.
+        packed: each head's in the kernels' format; empty without kernels.
     """
 
     weight: Tensor
@@ -146,15 +145,15 @@ class ResidualLayer:
     @classmethod
     def of(cls, weights: Tensor, biases: Tensor, kernels: CDLL | None) -> ResidualLayer:
         """`weights (heads, hidden, hidden)`, `biases (heads, hidden)`."""
-        packed = [packed_linear(w, b, kernels) for w, b in zip(weights, biases, strict=True)]
-        held = tuple(one for one in packed if one is not None)
-        return cls(weights.new_empty(0) if held else weights, biases[:, None], held)
+        linears = [packed_linear(w, b, kernels) for w, b in zip(weights, biases, strict=True)]
+        packed = tuple(linear for linear in linears if linear is not None)
+        return cls(weights.new_empty(0) if packed else weights, biases[:, None], packed)
 
     def __call__(self, x: Tensor) -> Tensor:
         """`(heads, rows, hidden)` of the first heads."""
         count = len(x)
         if self.packed:
-            products = [one(rows) for one, rows in zip(self.packed[:count], x, strict=True)]
+            products = [linear(rows) for linear, rows in zip(self.packed[:count], x, strict=True)]
             return x + silu(torch.stack(products))
         return x + silu(torch.baddbmm(self.bias[:count], x, self.weight[:count].mT))
 
@@ -173,7 +172,7 @@ class MedusaHeads:
     count: int
 
     def logits(self, hidden: Tensor, num_heads: int) -> Tensor:
-        """What the first `num_heads` heads predict: `(rows, hidden)` → `(heads, rows, vocab)`.
+        """Predictions of the first `num_heads` heads: `(rows, hidden)` → `(heads, rows, vocab)`.
 
         Source: arXiv:2401.10774, section 2.1.1.
         """
@@ -187,20 +186,20 @@ class MedusaHeads:
     def ranks(self, hidden: Tensor, token_ids: Tensor) -> Tensor:
         """Rank that head d gives to the token in column d of `token_ids (rows, depths)`."""
         depths = token_ids.shape[1]
-        found, size = [], max(1, ROWS // depths)
-        for rows, wanted in zip(hidden.split(size), token_ids.split(size), strict=True):
+        ranks, size = [], max(1, ROWS // depths)
+        for rows, labels in zip(hidden.split(size), token_ids.split(size), strict=True):
             logits = self.logits(rows, depths)
-            found.append(self.lm_head.vocabulary.rank_of(logits, wanted.T).T)
-        return torch.cat(found)
+            ranks.append(self.lm_head.vocabulary.rank_of(logits, labels.T).T)
+        return torch.cat(ranks)
 
 
 def read_heads(location: str, target: Target, draft_vocab: int | None = None) -> MedusaHeads:
     """Medusa heads in any published layout, in the target's dtype and on its device.
 
-    Three layouts, told apart by what is in the file: a flat dict `head.layer.linear.weight` with
-    an output matrix `head.layers.weight` per head; the same without it (the target's `lm_head`
-    takes its place); either of them inside a full model under `medusa_head.`. The number of heads
-    is the file's: published configs name fewer than there are.
+    Three layouts, recognized by the file's tensors: a flat dict `head.layer.linear.weight` with an
+    output matrix `head.layers.weight` per head; the same without it (the target's `lm_head` takes
+    its place); either of them inside a full model under `medusa_head.`. The number of heads is the
+    file's: published configs name fewer than there are.
 
     Args:
         draft_vocab: as `size` of `Vocabulary.beside`; of heads that share the target's matrix.
@@ -209,22 +208,19 @@ def read_heads(location: str, target: Target, draft_vocab: int | None = None) ->
         SourceError: nothing there, or it cannot be read safely.
         DrafterError: no Medusa heads in it, or heads for another target.
     """
-    found = read_checkpoint(location, keep=lambda name: _HEAD_TENSOR.fullmatch(name) is not None)
-    tensors = {name.removeprefix(_MERGED_PREFIX): t for name, t in found.tensors.items()}
-    if not tensors:
+    file = read_checkpoint(location, keep=lambda name: _HEAD_TENSOR.fullmatch(name) is not None)
+    if not file.tensors:
         raise DrafterError(
             f"{location} holds no Medusa heads (tensors named 0.0.linear.weight, …). "
             "Name a checkpoint of heads, or a model with the heads merged in."
         )
-    found = replace(found, tensors=tensors)
+    tensors = {name.removeprefix(_MERGED_PREFIX): t for name, t in file.tensors.items()}
+    checkpoint = HeadCheckpoint(replace(file, tensors=tensors), target)
     count = 1 + max(int(name.partition(".")[0]) for name in tensors)
-    depth, size = found.count("0.{}.linear.weight"), target.hidden_size
-    read: list[str] = []
+    depth, size = checkpoint.tensors.count("0.{}.linear.weight"), target.hidden_size
 
     def stacked(name: str, *shape: int) -> Tensor:
-        names = [f"{head}.{name}" for head in range(count)]
-        read.extend(names)
-        heads = [found.tensor(name, *shape) for name in names]
+        heads = [checkpoint.take(f"{head}.{name}", *shape) for head in range(count)]
         return torch.stack([head.to(target.dtype) for head in heads]).to(target.device)
 
     layers = tuple(
@@ -235,18 +231,15 @@ def read_heads(location: str, target: Target, draft_vocab: int | None = None) ->
         )
         for layer in range(depth)
     )
-    output = None
+    output, vocabulary = None, None
     if f"0.{depth}.weight" in tensors:
-        found.check_vocabulary(len(tensors[f"0.{depth}.weight"]), target)
+        checkpoint.tensors.check_vocabulary(len(tensors[f"0.{depth}.weight"]), target)
         output = stacked(f"{depth}.weight", target.vocab_size, size)
-    found.check_read(read)
-    # What else it says is of the target, which the heads may be merged into.
-    also = (*_CONFIG, *target.config.to_dict())
-    ConfigReader(found.config, found.location).check_all_read(*also)
-    drafted = None
-    if output is None:
-        drafted = Vocabulary.beside(found.location, target, draft_vocab)
-    return MedusaHeads(layers, output, DraftOutput(target, drafted), count)
+    else:
+        vocabulary = Vocabulary.beside(location, target, draft_vocab)
+    # The config's other settings are the target's, which the heads may be merged into.
+    checkpoint.check_all_read(*_CONFIG, *target.config.to_dict())
+    return MedusaHeads(layers, output, DraftOutput(target, vocabulary), count)
 
 
 def count_heads(location: str) -> int:
@@ -290,10 +283,10 @@ class MedusaDrafter(LastRowDrafter):
             sampling.temperature, self._config.posterior_threshold, self._config.posterior_alpha
         )
 
-    def ranks(self, reading: TargetTrace, depths: int) -> Tensor:
+    def ranks(self, trace: TargetTrace, depths: int) -> Tensor:
         """Every head judges the token at its own distance: exact for every tree."""
-        hidden = reading.hidden_before_roots().to(self._slots.device)
-        tokens = reading.true_tokens(min(depths, self.heads.count)).clamp_min(0)
+        hidden = trace.hidden_before_roots().to(self._slots.device)
+        tokens = trace.true_tokens(min(depths, self.heads.count)).clamp_min(0)
         return self.heads.ranks(hidden, tokens.to(hidden.device)).cpu()
 
     def close(self) -> None:

@@ -1,13 +1,13 @@
 """Multi-token prediction: the target's own next-n layers draft a chain.
 
 Layer k at position i reads the output of layer k - 1 there (for k = 0 the target's last hidden
-state) together with token i + k + 1, and predicts token i + k + 2. Its last k rows therefore rest
+state) together with token i + k + 1, and predicts token i + k + 2. Its last k rows therefore depend
 on tokens that are only drafted. Such rows are never kept: the cache holds rows that are final for
-all layers, and each round feeds the rest again with the tokens that were committed.
+all layers, and each step reads the others again with the committed tokens.
 
-    root at position n, L layers    final: rows 0 … n - L    fed again: rows n - L + 1 … n - 1
+    root at position n, L layers    final: rows 0 … n - L    read again: rows n - L + 1 … n - 1
 
-A model with one such layer (DeepSeek-V3) drafts more than one token by feeding that layer its own
+A model with one such layer (DeepSeek-V3) drafts more than one token by feeding the layer its own
 output as the next row, as serving engines do; those rows are dropped after the draft.
 
 The layers are transformers' (`MtpModel`), read from the target's own checkpoint.
@@ -123,11 +123,11 @@ def load_layers(target: Target, max_draft_len: int) -> Any:
             "Install a newer release: pip install -U transformers."
         ) from error
     kind: Any = MtpModel
-    unread = UNREAD.get(target.config.model_type)
-    if unread is not None:
+    reason = UNSUPPORTED.get(target.config.model_type)
+    if reason is not None:
         raise DrafterError(
             f"{target.name}'s MTP layers cannot be used: transformers {transformers.__version__} "
-            f"{unread}. Choose another method."
+            f"{reason}. Choose another method."
         )
     if target.config.model_type in QWEN:
         kind = _qwen_layers(target, MtpModel)
@@ -139,9 +139,9 @@ def load_layers(target: Target, max_draft_len: int) -> Any:
             f"max_draft_len is {max_draft_len}, but {target.name} has {count} MTP layers. "
             f"Set it to {count} or less."
         )
-    beyond = beyond_transformers(target.config).items()
-    named = {key: value for key, value in beyond if "mtp" in key or "nextn" in key}
-    check_unread(named, target.name, *_COUNTS, "mtp_layer_types")
+    settings = beyond_transformers(target.config).items()
+    of_mtp = {key: value for key, value in settings if "mtp" in key or "nextn" in key}
+    check_unread(of_mtp, target.name, *_COUNTS, "mtp_layer_types")
     model: Any = target.model
     model._keys_to_ignore_on_load_unexpected = weight_patterns(target, count)
     try:
@@ -163,14 +163,14 @@ def load_layers(target: Target, max_draft_len: int) -> Any:
 
 
 _COUNTS = ("num_mtp_layers", "mtp_num_hidden_layers", "num_nextn_predict_layers")
-"""What configs call the number of such layers."""
-UNREAD = {
+"""Names of the number of such layers in configs."""
+UNSUPPORTED = {
     "bailing_hybrid": "builds them with a norm that they do not have",
     "nemotron_h": "does not read them",
 }
-"""Families whose checkpoints may have such layers."""
+"""Families whose layers cannot be loaded, and why."""
 QWEN = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
-"""Their checkpoints have such a layer, which transformers leaves unread."""
+"""Families with one such layer, which transformers does not load."""
 QWEN_NAMES = {
     "^mtp.layers.0.": "layers.0.mtp_block.",
     "^mtp.fc.": "layers.0.eh_proj.",
@@ -181,7 +181,7 @@ QWEN_NAMES = {
 
 
 def _qwen_layers(target: Target, layers: Any) -> Any:
-    """`MtpModel` for the one layer, of full attention, that Qwen publishes beside the model."""
+    """`MtpModel` for the one full-attention layer that Qwen publishes beside the model."""
     from transformers.core_model_loading import WeightRenaming
 
     target.config.num_mtp_layers, target.config.mtp_layer_types = 1, ["full_attention"]
@@ -198,21 +198,21 @@ def _qwen_layers(target: Target, layers: Any) -> Any:
 
 
 def weight_patterns(target: Target, count: int) -> list[str]:
-    """Names of MTP weights in the checkpoint, which is what transformers ignores on loading.
+    """Names of MTP weights in the checkpoint: the ones transformers ignores when loading.
 
     transformers lists them for the published sizes (`model.layers.61.*`); they follow the target's
     own layers, however many it has.
     """
-    ignored = list(type(target.model)._keys_to_ignore_on_load_unexpected or ())
-    numbered = [p for p in ignored if re.search(r"layers\\?\.\d+", p)]
+    patterns = list(type(target.model)._keys_to_ignore_on_load_unexpected or ())
+    numbered = [p for p in patterns if re.search(r"layers\\?\.\d+", p)]
     if not numbered:
-        return ignored
-    own = range(target.num_layers, target.num_layers + count)
-    return [p for p in ignored if p not in numbered] + [rf"model\.layers\.{n}\." for n in own]
+        return patterns
+    layers = range(target.num_layers, target.num_layers + count)
+    return [p for p in patterns if p not in numbered] + [rf"model\.layers\.{n}\." for n in layers]
 
 
 class MTPDrafter(FeatureDrafter):
-    """Feeds the MTP layers what was committed and lets them draft one token each.
+    """Feeds the committed rows to the MTP layers, which draft one token each.
 
     Rows that are not final yet stay unread.
     """
@@ -262,19 +262,19 @@ class MTPDrafter(FeatureDrafter):
         self._cache.length += final
         self._unread = ((features[final:], following[final:]),)
         if self._num_layers == 1:
-            # A single layer is fed its own output until enough is drafted.
-            kept = self._cache.length
+            # A single layer is fed its own output until the draft is long enough.
+            num_final = self._cache.length
             while len(tokens) < length:
                 hidden = self._forward(0, hidden[-1:], tokens[-1])
                 self._cache.length += 1
                 self._pick(hidden, tokens, probs)
-            self._cache.truncate(kept)
+            self._cache.truncate(num_final)
         return tokens[:length], probs[:length]
 
     def _forward(self, k: int, hidden: Tensor, ids: Tensor) -> Tensor:
-        """Output of layer k for rows behind the cache's, `(r, hidden)` as the layer before's.
+        """Output of layer k for rows behind the cache's, `(r, hidden)` like the layer before's.
 
-        `ids (r,)` are the tokens k + 1 places on.
+        `ids (r,)` are the tokens k + 1 positions further.
         """
         mtp, n = self._layers, len(ids)
         rows = torch.arange(self._cache.length, self._cache.length + n, device=self._device)
@@ -286,7 +286,7 @@ class MTPDrafter(FeatureDrafter):
             # transformers 5.17 has no rotary settings per kind of layer yet.
             per_kind = {"layer_type": kind} if getattr(mtp, "has_per_layer_rope", False) else {}
             rotary = mtp.rotary_emb(embedded, position_ids=positions, **per_kind)
-        # One row sees everything.
+        # A single row attends to everything.
         visible = torch.ones(n, n, dtype=torch.bool, device=self._device).tril() if n > 1 else None
         mask = self._masks.build(rows, visible, self._cache.length, self._dtype)
         out: Tensor = mtp.layers[k](
@@ -302,7 +302,7 @@ class MTPDrafter(FeatureDrafter):
         return out[0]
 
     def _pick(self, hidden: Tensor, tokens: list[Tensor], probs: list[Tensor]) -> None:
-        """Append the likeliest token after the last row, and its probability."""
+        """Append the most probable token after the last row, and its probability."""
         best = topk(self._layers._project_to_logits(hidden[-1:]), 1)
         tokens.append(best.ids[0])
         probs.append(best.log_probs[0].exp())

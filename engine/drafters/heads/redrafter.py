@@ -26,13 +26,12 @@ from engine.drafters.heads.vocabulary import DraftVocab, Vocabulary
 from engine.drafters.method import DraftShape, MethodConfig
 from engine.drafters.texts import ROWS, TargetTrace
 from engine.kernels.cpu.operators import pack_linears
-from engine.model.checkpoints import Checkpoint, read_checkpoint
 from engine.model.target import Target
 from engine.proposal import Proposal
 from engine.tree import merge_prefixes
 
 NUM_CANDIDATES = 50
-"""Tokens that stay in a beam's distribution; Apple's code drops all others."""
+"""Tokens of a beam's distribution that are kept, as in Apple's code."""
 
 
 class ReDrafterConfig(MethodConfig):
@@ -89,20 +88,23 @@ class RecurrentHead(nn.Module):
 
     Source: arXiv:2403.09919, section 3.1.
 
-    Which parts there are follows from the checkpoint: without `rnn_*` the state is a running sum;
+    Its parts follow from the checkpoint: without `rnn_*` the state is a running sum;
     without `input_proj` the stack is as wide as [c; s]. The embedding is the target's and no
     parameter of this module.
     """
 
-    def __init__(self, found: Checkpoint, target: Target) -> None:
+    def __init__(self, checkpoint: HeadCheckpoint) -> None:
         super().__init__()
-        hidden, depth = target.hidden_size, found.count("lm_head.{}.linear.weight")
+        target, tensors = checkpoint.target, checkpoint.tensors
+        hidden, depth = target.hidden_size, tensors.count("lm_head.{}.linear.weight")
         last = f"lm_head.{depth}"
-        vocab, width = found.tensor(f"{last}.weight", None, None).shape
-        found.check_vocabulary(vocab, target)
-        recurrent, projected = (f"{n}.weight" in found.tensors for n in ("rnn_w", "input_proj"))
+        vocab, width = tensors.tensor(f"{last}.weight", None, None).shape
+        tensors.check_vocabulary(vocab, target)
+        recurrent, projected = (
+            checkpoint.has(f"{name}.weight") for name in ("rnn_w", "input_proj")
+        )
         if not projected:
-            found.tensor(f"{last}.weight", vocab, 2 * hidden)
+            tensors.tensor(f"{last}.weight", vocab, 2 * hidden)
         self._embedding = (target.embedding,)
         self.rnn_w = nn.Linear(hidden, hidden, bias=False) if recurrent else None
         self.rnn_u = nn.Linear(hidden, hidden) if recurrent else None
@@ -117,8 +119,8 @@ class RecurrentHead(nn.Module):
         """Keep the output matrix's rows of these tokens."""
         self.vocabulary = vocabulary
         if vocabulary.ids is not None:
-            kept = self.output.weight.detach()[vocabulary.ids]
-            self.output.weight = nn.Parameter(kept, requires_grad=False)
+            rows = self.output.weight.detach()[vocabulary.ids]
+            self.output.weight = nn.Parameter(rows, requires_grad=False)
             self.output.out_features = vocabulary.size
 
     def advance(self, state: Tensor, tokens: Tensor) -> Tensor:
@@ -146,18 +148,17 @@ def read_head(location: str, target: Target) -> RecurrentHead:
         SourceError: nothing there, or it cannot be read safely.
         DrafterError: no ReDrafter head in it, or one for another target.
     """
-    found = read_checkpoint(location)
-    tensors = HeadCheckpoint(found)
-    head = tensors.load(lambda: RecurrentHead(found, target), target)
+    checkpoint = HeadCheckpoint.read(location, target)
+    head = checkpoint.load(lambda: RecurrentHead(checkpoint))
     vocab, width = head.output.weight.shape
-    tensors.agree(
+    checkpoint.agree(
         vocab_size=vocab,
         hidden_size=target.hidden_size,
         exit_dim=width,
         num_draft_layers=len(head.blocks),
         rnn=head.rnn_w is not None,
     )
-    tensors.check_all_read()
+    checkpoint.check_all_read()
     return head
 
 
@@ -175,10 +176,10 @@ def search_beams(
     root: int,
     *,
     width: int,
-    drafted: int,
-    least_prob: float = 0.0,
+    length: int,
+    min_prob: float = 0.0,
 ) -> Beams:
-    """Beam search of `drafted` tokens from a root; no length normalisation, no end of text.
+    """Beam search of `length` tokens from a root; no length normalisation, no end of text.
 
     A beam can only be continued by its own best `NUM_CANDIDATES` tokens, so the best `width` of
     beams × candidates are the best of beams × vocabulary.
@@ -186,27 +187,27 @@ def search_beams(
 
     Args:
         context: `(1, hidden)`, the target's last hidden state at the last accepted token.
-        least_prob: the search ends where every beam is less likely.
+        min_prob: the search ends where every beam is less probable.
     """
     last = torch.full((1,), root, device=context.device)
     state = torch.zeros_like(context)
     scores = torch.zeros(1, device=context.device)
-    found = Beams(last.new_empty(1, 0), last.new_empty(1, 0), scores.new_empty(1, 0))
-    for _ in range(drafted):
-        if least_prob > 0 and float(scores.max()) < math.log(least_prob):
+    beams = Beams(last.new_empty(1, 0), last.new_empty(1, 0), scores.new_empty(1, 0))
+    for _ in range(length):
+        if min_prob > 0 and float(scores.max()) < math.log(min_prob):
             break
         state = head.advance(state, last)
-        best, places = best_candidates(head.logits(context, state))
-        tokens = head.vocabulary.target_ids(places)
+        best, indices = best_candidates(head.logits(context, state))
+        tokens = head.vocabulary.target_ids(indices)
         totals = (scores[:, None] + best).flatten()
-        scores, chosen = totals.topk(min(width, len(totals)))
-        parents, ranks = chosen // best.shape[1], chosen % best.shape[1]
-        last = tokens.flatten()[chosen]
+        scores, candidates = totals.topk(min(width, len(totals)))
+        parents, ranks = candidates // best.shape[1], candidates % best.shape[1]
+        last = tokens.flatten()[candidates]
         state = state[parents]
-        newest = (last, ranks, best.flatten()[chosen])
-        columns = zip(found, newest, strict=True)
-        found = Beams(*(torch.cat([old[parents], new[:, None]], dim=1) for old, new in columns))
-    return found
+        newest = (last, ranks, best.flatten()[candidates])
+        columns = zip(beams, newest, strict=True)
+        beams = Beams(*(torch.cat([old[parents], new[:, None]], dim=1) for old, new in columns))
+    return beams
 
 
 def best_candidates(logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -232,59 +233,53 @@ class ReDrafterDrafter(LastRowDrafter):
         self.head = head
 
     def propose(self, max_depth: int) -> Proposal:
-        width, drafted = self._config.beam_width, self._config.beam_length - 1
-        root = self.text[-1]
+        root, width, length = self.text[-1], self._config.beam_width, self._config.beam_length - 1
         beams = search_beams(
-            self.head,
-            self.hidden,
-            root,
-            width=width,
-            drafted=drafted,
-            least_prob=self.least_prob,
+            self.head, self.hidden, root, width=width, length=length, min_prob=self.min_prob
         )
         return merge(beams, root)
 
-    def ranks(self, reading: TargetTrace, depths: int) -> Tensor:
+    def ranks(self, trace: TargetTrace, depths: int) -> Tensor:
         """The recurrence runs along the true path from every root at once.
 
         Rank 0 at depths 1 … d means that greedy drafting (`beam_width` 1) has d tokens right: for
-        that the table is exact, at any length. Wider beams compete with each other, so whether the
-        true path survives does not follow from its ranks: draft the text again for those.
+        it the table is exact, at any length. Wider beams compete with each other, so the true
+        path's survival does not follow from its ranks: draft the text again for them.
         """
         device = self.head.output.weight.device
-        contexts = reading.hidden_before_roots().to(device)
-        wanted = reading.true_tokens(depths).clamp_min(0).to(device)
-        roots = reading.tokens[reading.first :][: len(wanted)].to(device)
-        parts = zip(contexts.split(ROWS), roots.split(ROWS), wanted.split(ROWS), strict=True)
-        found = []
-        for context, fed, true in parts:
+        contexts = trace.hidden_before_roots().to(device)
+        labels = trace.true_tokens(depths).clamp_min(0).to(device)
+        roots = trace.tokens[trace.first :][: len(labels)].to(device)
+        parts = zip(contexts.split(ROWS), roots.split(ROWS), labels.split(ROWS), strict=True)
+        ranks = []
+        for context, tokens, true in parts:
             state, columns = torch.zeros_like(context), []
-            for following in true.unbind(dim=1):
-                state = self.head.advance(state, fed)
+            for label in true.unbind(dim=1):
+                state = self.head.advance(state, tokens)
                 logits = self.head.logits(context, state)
-                columns.append(self.head.vocabulary.rank_of(logits, following))
-                fed = following
-            found.append(torch.stack(columns, dim=1))
-        return torch.cat(found).cpu()
+                columns.append(self.head.vocabulary.rank_of(logits, label))
+                tokens = label
+            ranks.append(torch.stack(columns, dim=1))
+        return torch.cat(ranks).cpu()
 
     def close(self) -> None:
         del self.head
 
 
 def merge(beams: Beams, root: int) -> Proposal:
-    """The beams as one draft tree, nodes in the order in which walking the beams finds them.
+    """The beams as one draft tree, nodes in the order in which the beams visit them.
 
     Source: arXiv:2403.09919, section 3.3.
     """
     tokens, shape, nodes = merge_prefixes(beams.tokens.tolist())
-    # A node may lie on several beams; all of them agree on its prefix, so any of them will do.
-    place_of = {node: i for i, node in enumerate(node for beam in nodes for node in beam)}
-    places = torch.tensor([place_of[node] for node in range(1, len(shape))])
+    # A node may be on several beams; they share its prefix, so any of them will do.
+    index_of = {node: i for i, node in enumerate(node for beam in nodes for node in beam)}
+    indices = torch.tensor([index_of[node] for node in range(1, len(shape))])
     ranks = beams.ranks.flatten().tolist()
-    probs = beams.log_probs.exp().flatten()[places.to(beams.log_probs.device)]
+    probs = beams.log_probs.exp().flatten()[indices.to(beams.log_probs.device)]
     return Proposal(
         torch.tensor([root, *tokens], device=beams.tokens.device),
         shape,
-        [0, *(ranks[place] for place in places.tolist())],
+        [0, *(ranks[index] for index in indices.tolist())],
         torch.cat([probs.new_ones(1), probs]),
     )

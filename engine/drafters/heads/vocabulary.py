@@ -1,8 +1,8 @@
-"""Which of a target's tokens a head drafts: all, those it was made for, or the most frequent ones.
+"""The target tokens that a head drafts: all, those it was made for, or the most frequent ones.
 
-Multiplying by the whole vocabulary is most of a small head's work, and almost all that it drafts is
-among the most frequent tokens. Verification is the target's own, so nothing is lost but a rare
-guess. Source: arXiv:2502.14856 (FR-Spec), section 3.
+Multiplying by the whole vocabulary is most of a small head's work, and almost all of its drafts are
+among the most frequent tokens. The target verifies with its whole vocabulary, so only rare drafts
+are lost. Source: arXiv:2502.14856 (FR-Spec), section 3.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from typing import Annotated
 
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from engine.drafters.texts import UNRANKED, rank_of
 from engine.errors import DrafterError, first_line
+from engine.kernels.cpu.operators import NativeLinear, packed_linear
 from engine.model.checkpoints import local_file
 from engine.model.files import read_json, read_pickle
 from engine.model.target import Target
@@ -36,38 +38,38 @@ DraftVocab = Annotated[
 
 
 class Vocabulary:
-    """Some of a target's tokens in an order of their own: the places of a row of logits.
+    """The tokens of a draft network's logits, in their order.
 
     Attributes:
-        ids: `(size,)` int64, the target's id at each place; None = all of its tokens.
-        size: number of places.
+        ids: `(size,)` int64, the target's id of each logit; None = all of its tokens.
+        size: number of logits.
     """
 
     def __init__(self, ids: Tensor | None, vocab_size: int) -> None:
         """`vocab_size`: of the target."""
         self.ids, self._vocab_size = ids, vocab_size
         self.size = vocab_size if ids is None else len(ids)
-        self._places: Tensor | None = None
+        self._indices: Tensor | None = None
         if ids is not None:
-            self._places = torch.full((vocab_size,), -1, dtype=torch.long, device=ids.device)
-            self._places[ids] = torch.arange(len(ids), device=ids.device)
+            self._indices = torch.full((vocab_size,), -1, dtype=torch.long, device=ids.device)
+            self._indices[ids] = torch.arange(len(ids), device=ids.device)
 
     @classmethod
     def beside(
-        cls, location: str, target: Target, size: int | None, named: str | None = None
+        cls, location: str, target: Target, size: int | None, token_map: str | None = None
     ) -> Vocabulary:
-        """The tokens that a file beside a head's weights names; all tokens without such a file.
+        """The tokens listed in a file beside a head's weights; all tokens without such a file.
 
         Args:
-            size: only so many of them, the most frequent; None = all.
-            named: another file, as FR-Spec publishes them; by `local_file`.
+            size: keep only the `size` most frequent; None = all.
+            token_map: another file, as FR-Spec publishes them; by `local_file`.
 
-        Raises DrafterError: a size without a file, or a file with other things than token ids.
+        Raises DrafterError: a size without a file, or a file that does not list token ids.
         """
         path = Path(location).expanduser()
         file = (path if path.is_dir() else path.parent) / FILE
-        if named is not None:
-            file = local_file(named)
+        if token_map is not None:
+            file = local_file(token_map)
         elif not (path.exists() and file.exists()):
             if size is None:
                 return cls(None, target.vocab_size)
@@ -77,8 +79,8 @@ class Vocabulary:
             )
         try:
             is_json = file.suffix == ".json"
-            found = read_json(file) if is_json else read_pickle(file, torch.device("cpu"))
-            ids = torch.as_tensor(found, dtype=torch.int64)
+            values = read_json(file) if is_json else read_pickle(file, torch.device("cpu"))
+            ids = torch.as_tensor(values, dtype=torch.int64)
         except (ValueError, TypeError, RuntimeError) as error:
             raise DrafterError(
                 f"{file} must be a list of token ids: {first_line(error)}."
@@ -93,26 +95,56 @@ class Vocabulary:
 
     @property
     def key(self) -> str:
-        """A short name of just these tokens."""
+        """A short hash of the token ids."""
         if self.ids is None:
             return "all"
         return hashlib.sha256(self.ids.cpu().numpy().tobytes()).hexdigest()[:16]
 
     def index(self, tokens: Tensor) -> Tensor:
-        """Ids of the target → places, −1 for those outside."""
-        return tokens if self._places is None else self._places[tokens]
+        """Ids of the target → indices of logits, −1 for those outside."""
+        return tokens if self._indices is None else self._indices[tokens]
 
-    def target_ids(self, places: Tensor) -> Tensor:
-        """Places → ids of the target."""
-        return places if self.ids is None else self.ids[places]
+    def target_ids(self, indices: Tensor) -> Tensor:
+        """Indices of logits → ids of the target."""
+        return indices if self.ids is None else self.ids[indices]
 
     def rank_of(self, logits: Tensor, tokens: Tensor) -> Tensor:
         """As `texts.rank_of`, of tokens by the target's ids; `UNRANKED` for those outside."""
-        places = self.index(tokens)
-        return torch.where(places < 0, UNRANKED, rank_of(logits, places.clamp_min(0)))
+        indices = self.index(tokens)
+        return torch.where(indices < 0, UNRANKED, rank_of(logits, indices.clamp_min(0)))
 
     def spread(self, probs: Tensor) -> Tensor:
-        """Probabilities `(n, size)` → of all tokens of the target, `(n, vocab)`."""
+        """Probabilities `(n, size)` → probabilities of all of the target's tokens `(n, vocab)`."""
         if self.ids is None:
             return probs
         return probs.new_zeros(len(probs), self._vocab_size).index_copy_(1, self.ids, probs)
+
+
+class DraftOutput:
+    """Hidden vectors `(…, hidden)` → logits `(…, size)` of the tokens that are drafted.
+
+    Attributes:
+        packed: the matrix in the kernels' format; None without kernels.
+    """
+
+    packed: NativeLinear | None
+
+    def __init__(self, target: Target, vocabulary: Vocabulary | None = None) -> None:
+        """`vocabulary`: None = all tokens."""
+        self.vocabulary = vocabulary or Vocabulary(None, target.vocab_size)
+        self._whole, self._part = target.output, torch.empty(0)
+        head: nn.Module | None = target.lm_head
+        if self.vocabulary.ids is not None:
+            weight = target.lm_head.weight
+            assert isinstance(weight, Tensor)
+            self._part = weight.detach()[self.vocabulary.ids]
+            head = packed_linear(self._part, None, target.kernels)
+        self.packed = head if isinstance(head, NativeLinear) else None
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        if self.vocabulary.ids is None:
+            return self._whole(hidden)
+        if self.packed is None:
+            return linear(hidden, self._part)
+        rows = self.packed.float_product(hidden.reshape(-1, hidden.shape[-1]))
+        return rows.view(*hidden.shape[:-1], self.vocabulary.size)

@@ -1,8 +1,8 @@
-"""A suffix automaton over token sequences: all that ever followed a context, in linear space.
+"""A suffix automaton over token sequences: all continuations of every context, in linear space.
 
 Every substring of the text belongs to exactly one state: the substrings that end at the same set
-of places. A state's `link` leads to the longest suffix that ends at more places, so walking links
-from the end of the text visits the contexts longest first; `next` leads to the continuations.
+of positions. A state's `link` leads to the longest suffix that ends at more positions, so following
+links from the end of the text visits the contexts longest first; `next` leads to the continuations.
 
 Appending a token takes O(max_depth) amortised: at most two new states, and one more occurrence
 for each state of a suffix of at most `max_depth` tokens.
@@ -20,15 +20,15 @@ ROOT = 0
 """The state of the empty string."""
 _NONE = -1
 STATE_BYTES = 500
-"""What a state takes in memory, with its transitions; a token makes one or two states."""
+"""Memory of a state with its transitions; a token adds one or two states."""
 
 
 class SuffixAutomaton:
-    """Substrings of a growing set of sequences, with how often each occurs.
+    """Substrings of a growing set of sequences, with their counts.
 
     Attributes (of every state):
         next: token → state of the longer string.
-        link: the state of its longest suffix that occurs at more places.
+        link: the state of its longest suffix that occurs at more positions.
         length: tokens of its longest string; its shortest has length[link] + 1.
         count: occurrences; kept for strings of at most `max_depth` tokens only.
     """
@@ -58,7 +58,7 @@ class SuffixAutomaton:
         return self.length[self.link[state]] + 1 if state else 0
 
     def followers(self, state: int) -> list[tuple[int, int, int]]:
-        """Per continuation of a state, oldest first: token, state with it, occurrences."""
+        """Per continuation of a state, oldest first: token, next state, occurrences."""
         return [(token, after, self.count[after]) for token, after in self.next[state].items()]
 
     def after(self, state: int, token: int) -> int | None:
@@ -79,7 +79,7 @@ class SuffixAutomaton:
     def append(self, token: int) -> None:
         """Append one token to the current sequence."""
         self.num_tokens += 1
-        self._last = self._grow(token)
+        self._last = self._add_state(token)
         near = self.next[self.shortened(self._near, self._near_len)][token]
         self._near_len = min(self._near_len + 1, self.max_depth)
         self._near = self.shortened(near, self._near_len)
@@ -94,11 +94,11 @@ class SuffixAutomaton:
             state = self.link[state]
         return state
 
-    def _grow(self, token: int) -> int:
+    def _add_state(self, token: int) -> int:
         """Add the transitions of one more token; return the state of the whole sequence."""
-        known = self.next[self._last].get(token)
-        if known is not None:
-            return self._split(self._last, token, known)
+        target = self.next[self._last].get(token)
+        if target is not None:
+            return self._split(self._last, token, target)
         new = self._new_state({}, self.length[self._last] + 1, ROOT, 0)
         state = self._last
         while state != _NONE and token not in self.next[state]:
@@ -134,9 +134,9 @@ class SuffixAutomaton:
 
 
 class Cursor:
-    """The longest suffix of a growing text that occurs in an automaton (which stays as it is).
+    """The longest suffix of a growing text that occurs in an automaton, which does not change.
 
-    Its `state` is `ROOT` where not even the last token occurs; `length` is at most `max_depth`.
+    Its `state` is `ROOT` if the last token does not occur; `length` is at most `max_depth`.
     """
 
     def __init__(self, automaton: SuffixAutomaton) -> None:
@@ -146,14 +146,14 @@ class Cursor:
 
     @classmethod
     def at_end(cls, automaton: SuffixAutomaton) -> Cursor:
-        """Of the text that the automaton was made of, which goes on elsewhere."""
+        """At the end of the automaton's own text, which continues in another automaton."""
         cursor = cls(automaton)
         cursor.state = automaton.suffix
         cursor.length = min(automaton.length[cursor.state], automaton.max_depth)
         return cursor
 
     def advance(self, token: int) -> None:
-        """The text goes on with this token. Amortised O(1)."""
+        """Append a token to the text. Amortised O(1)."""
         automaton = self.automaton
         while self.state and token not in automaton.next[self.state]:
             self.state = automaton.link[self.state]

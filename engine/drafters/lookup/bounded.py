@@ -1,6 +1,6 @@
-"""A table of at most so many bytes: what was used longest ago is forgotten first.
+"""A least-recently-used table of limited bytes.
 
-Whatever a drafter collects from texts grows with every text, and some of it outlives its run.
+Tables that a drafter fills from texts grow with every text, and some of them outlive the run.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from collections import OrderedDict
 from typing import Generic, TypeVar
 
 POOL_BYTES = 64 << 20
-"""The most that what one drafter collects from texts takes in memory."""
+"""The most memory of one drafter's tables."""
 ENTRY_BYTES = 400
-"""What an entry takes beside its tokens: its place in the table, and a small value."""
+"""Memory of an entry beside its tokens."""
 TUPLE_BYTES, TOKEN_BYTES = 300, 40
-"""What a tuple of tokens in a dictionary takes, and every token of it."""
+"""Memory of a tuple of tokens in a dictionary, and of every token in it."""
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
@@ -24,7 +24,7 @@ def tokens_bytes(tokens: tuple[int, ...]) -> int:
 
 
 class BoundedTable(Generic[Key, Value]):
-    """A dictionary whose owner says what every entry takes; the newest entry always stays."""
+    """A dictionary with the memory of every entry; the newest entry always stays."""
 
     def __init__(self, *, share: float = 1.0) -> None:
         """`share`: of the drafter's bytes, where it has several tables."""
@@ -49,10 +49,10 @@ class BoundedTable(Generic[Key, Value]):
     def put(self, key: Key, value: Value, num_bytes: int) -> None:
         """Add or replace an entry."""
         self._values[key] = value
-        self.grow(key, num_bytes - self._sizes.get(key, 0))
+        self.resize(key, num_bytes - self._sizes.get(key, 0))
 
-    def grow(self, key: Key, num_bytes: int) -> None:
-        """An entry takes so much more."""
+    def resize(self, key: Key, num_bytes: int) -> None:
+        """Add to an entry's memory, and drop the oldest entries beyond the limit."""
         self._values.move_to_end(key)
         self._sizes[key] = self._sizes.get(key, 0) + num_bytes
         self.num_bytes += num_bytes

@@ -2,11 +2,11 @@
 
 Every forward carries the target's verification of guesses from an n-gram pool and, as rows that
 are no candidates, a window of parallel guesses about the future (`JacobiWindow`), whose columns
-become new n-grams of the pool. There is nothing to train and nothing to load.
+become new n-grams of the pool. Nothing is trained or loaded.
 
 Lossless under sampling: a step's guesses are fixed before its random draws, so each is a point
 mass, given the history. They come from the pool, which holds prompt tokens, committed tokens and
-argmaxes of *earlier* forwards; those depend on their context and on the first window, drawn once
+argmaxes of *earlier* forwards, which depend on their context and on the first window, drawn once
 from numbers that no verification uses. Argmaxes of the *current* forward enter the pool only after
 its tokens are drawn.
 
@@ -34,14 +34,14 @@ from engine.sampling import Draws
 from engine.tree import merge_prefixes
 
 DrawWindow = Callable[[Sequence[int], int, Draws], list[int]]
-"""(prompt ids, how many tokens, the run's draws) → the first level of the window."""
+"""(prompt ids, number of tokens, the run's draws) → the first level of the window."""
 
 
 class LookaheadConfig(MethodConfig):
     """Settings of lookahead decoding; W, N and G of the paper.
 
-    The pool is a run's own and takes 64 MiB at most (`bounded.POOL_BYTES`): the keys that were met
-    longest ago go first.
+    Every run has its own pool of 64 MiB at most (`bounded.POOL_BYTES`); the least recently used
+    keys are dropped first.
     """
 
     title: ClassVar[str] = "Lookahead"
@@ -76,7 +76,7 @@ class LookaheadConfig(MethodConfig):
 class NGramPool:
     """The newest continuations of each key token, at most `size`: n-grams, then shorter ones.
 
-    The shorter ones (what a verified row shows, and the tails of the window's columns) fill the
+    The shorter ones (predictions after verified rows, and tails of the window's columns) fill the
     verification set only where whole n-grams of `ngram_size` tokens, key included, leave room.
     """
 
@@ -89,28 +89,28 @@ class NGramPool:
     def add(self, ngram: tuple[int, ...]) -> None:
         """Insert as newest of its key, the first token; the oldest leaves if there are too many."""
         kind = self._whole if len(ngram) == self.ngram_size else self._short
-        known, tokens = kind.get(ngram[0]), ngram[1:]
-        if known is None:
-            known = {}
-            kind.put(ngram[0], known, ENTRY_BYTES)
-        added = 0 if tokens in known else tokens_bytes(tokens)
-        known.pop(tokens, None)
-        known[tokens] = None
-        if len(known) > self.size:
-            oldest = next(iter(known))
-            added -= tokens_bytes(oldest)
-            del known[oldest]
-        kind.grow(ngram[0], added)
+        continuations, tokens = kind.get(ngram[0]), ngram[1:]
+        if continuations is None:
+            continuations = {}
+            kind.put(ngram[0], continuations, ENTRY_BYTES)
+        num_bytes = 0 if tokens in continuations else tokens_bytes(tokens)
+        continuations.pop(tokens, None)
+        continuations[tokens] = None
+        if len(continuations) > self.size:
+            oldest = next(iter(continuations))
+            num_bytes -= tokens_bytes(oldest)
+            del continuations[oldest]
+        kind.resize(ngram[0], num_bytes)
 
     def get(self, key: int) -> list[tuple[int, ...]]:
-        """Continuations of a key, newest first, none the beginning of one before it."""
-        found = list(reversed(self._whole.get(key) or {}))
+        """Continuations of a key, newest first, none of them a prefix of an earlier one."""
+        guesses = list(reversed(self._whole.get(key) or {}))
         for short in reversed(self._short.get(key) or {}):
-            if len(found) >= self.size:
+            if len(guesses) >= self.size:
                 break
-            if not any(other[: len(short)] == short for other in found):
-                found.append(short)
-        return found
+            if not any(guess[: len(short)] == short for guess in guesses):
+                guesses.append(short)
+        return guesses
 
 
 class JacobiWindow:
@@ -130,7 +130,7 @@ class JacobiWindow:
     moves up one level and one column: a ← b[1:], b ← c, c ← x.
 
     Attributes:
-        levels: token ids, oldest level first; the root is no part of level 0.
+        levels: token ids, oldest level first; level 0 excludes the root.
     """
 
     def __init__(self, first_level: Sequence[int], *, ngram_size: int) -> None:
@@ -146,17 +146,17 @@ class JacobiWindow:
         return [token for level in self.levels for token in level]
 
     def rows(self, tokens: Tensor, num_nodes: int) -> ExtraRows:
-        """The window, its `tokens (m,)` on the target's device, behind a tree of so many nodes."""
-        depths, among = _geometry(tuple(map(len, self.levels)), tokens.device)
-        visible = among.new_zeros(len(tokens), num_nodes + len(tokens))
+        """The window's rows behind a tree; its `tokens (m,)` are on the target's device."""
+        depths, mask = _geometry(tuple(map(len, self.levels)), tokens.device)
+        visible = mask.new_zeros(len(tokens), num_nodes + len(tokens))
         visible[:, 0] = True
-        visible[:, num_nodes:] = among
+        visible[:, num_nodes:] = mask
         return ExtraRows(tokens, depths, visible)
 
     def results(self, best: Sequence[int], num_nodes: int) -> list[int]:
-        """The target's argmax at the newest level, of its argmaxes at every row of the forward.
+        """The argmaxes at the newest level, from those of every row of the forward.
 
-        While there is but one level, the root is its first column.
+        While there is only one level, the root is its first column.
         """
         newest = best[num_nodes + self.num_rows - len(self.levels[-1]) :]
         return [best[0], *newest] if len(self.levels) == 1 else list(newest)
@@ -177,7 +177,7 @@ class JacobiWindow:
 
 @functools.lru_cache(maxsize=64)
 def _geometry(widths: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    """`(depths (m,), who sees whom among the window's rows (m, m))` of levels this wide."""
+    """Depths `(m,)` and mask `(m, m)` of the window's rows, for levels of these widths."""
     starts = [sum(widths[:level]) for level in range(len(widths))]
     total = sum(widths)
     depths = torch.zeros(total, dtype=torch.int64)
@@ -219,8 +219,8 @@ class LookaheadDrafter(Drafter):
     def propose(self, max_depth: int) -> Proposal:
         root = self.text[-1]
         drafted, shape, _ = merge_prefixes(self._pool.get(root))
-        # The window is not cut to max_depth: it works for later steps. Where it reaches past the
-        # context there are none, and the loop leaves it out.
+        # The window is not cut to max_depth, because it serves later steps. Where it exceeds the
+        # context there are none, and the loop drops it.
         rows = torch.tensor([root, *drafted, *self._window.tokens], device=self._device)
         n = len(shape)
         extra = self._window.rows(rows[n:], n) if self._window.num_rows else None
@@ -239,7 +239,7 @@ class LookaheadDrafter(Drafter):
         self._learn_from_text(len(outcome.committed))
 
     def _learn_from_tree(self, proposal: Proposal, best: Sequence[int]) -> None:
-        """What the target says after each verified token, with the token and its parent as key."""
+        """The predictions after each verified token, with the token and its parent as keys."""
         tokens = proposal.tokens.tolist()
         for node, parent in enumerate(proposal.shape.parents):
             self._pool.add((tokens[node], best[node]))

@@ -1,8 +1,8 @@
-"""Drafts from several matched contexts at once: long ones are believed as far as they are proven.
+"""Estimates from several matched contexts at once, weighted by their evidence.
 
-What followed the longest match is often one occurrence of many possible ones. So every context,
-from the shortest to the longest, corrects the estimate of the shorter ones before it, and the more
-so the more often it occurred and the fewer tokens followed it:
+The longest match often has a single continuation of many possible ones. So every context, from the
+shortest to the longest, is interpolated with the estimate of the shorter ones, and its weight rises
+with its occurrences and falls with the number of distinct tokens after it:
 
     P(token) = λ · count(token) / total + (1 - λ) · P_shorter(token)
     λ = total / (total + e · kinds)
@@ -22,63 +22,63 @@ from typing import Any, NamedTuple, Protocol
 from engine.drafters.lookup.bounded import BoundedTable, tokens_bytes
 
 COUNTS = {1: 3, 2: 6}
-"""What a prediction counts, by the tokens of its context: it is the target's own."""
+"""Weight of one of the target's predictions, by the length of its context."""
 
 Key = tuple[int, ...]
 
 
 class Memory(Protocol):
-    """Texts in which contexts are found again; a state stands for a context's places."""
+    """An index of texts; a state stands for all occurrences of a context."""
 
     def followers(self, state: Any) -> Sequence[tuple[int, Any, int]]:
-        """Per continuation: token, state with it, occurrences; oldest first where known."""
+        """Per continuation: token, next state, occurrences; oldest first if ordered."""
 
     def after(self, state: Any, token: int) -> Any:
-        """The state with this token, one of the continuations; None if it is none of them."""
+        """The next state after one of the continuations; None for another token."""
 
     def occurrences(self, state: Any) -> int:
-        """How often the state's context occurs."""
+        """Number of occurrences of the state's context."""
 
 
 class Context(NamedTuple):
-    """The text's last tokens, found in a memory.
+    """The text's last tokens as they occur in a memory.
 
     Attributes:
-        length: how many tokens match.
-        deepest: its continuations are counted so many tokens far.
-        weight: what an occurrence counts.
+        length: number of matching tokens.
+        max_depth: its continuations are counted up to this many tokens.
+        weight: weight of an occurrence.
     """
 
     memory: Memory
     state: Any
     length: int
-    deepest: int
+    max_depth: int
     weight: float = 1.0
 
-    def going_on(self, token: int) -> Iterator[Context]:
-        """The context with a token, if that continues it."""
-        if self.deepest > 0 and (after := self.memory.after(self.state, token)) is not None:
-            yield Context(self.memory, after, self.length + 1, self.deepest - 1, self.weight)
+    def extend(self, token: int) -> Iterator[Context]:
+        """The context with one more token, if it occurs."""
+        if self.max_depth > 0 and (after := self.memory.after(self.state, token)) is not None:
+            yield Context(self.memory, after, self.length + 1, self.max_depth - 1, self.weight)
 
 
 def mixed(contexts: Sequence[Context], escape: float) -> dict[int, float]:
-    """Probability of each token that may come next.
+    """Probability of each possible next token.
 
     Args:
         contexts: shortest first.
     """
     probs: dict[int, float] = {}
-    for memory, state, _, deepest, weight in contexts:
-        following = memory.followers(state) if deepest > 0 else ()
-        total = weight * sum([count for _, _, count in following])
+    for memory, state, _, max_depth, weight in contexts:
+        followers = memory.followers(state) if max_depth > 0 else ()
+        total = weight * sum([count for _, _, count in followers])
         if not total:
             continue
-        share = 1 / (total + escape * len(following))
+        share = 1 / (total + escape * len(followers))
         rest = 1 - share * total
         for token in probs:
             probs[token] *= rest
         share *= weight
-        for token, _, count in following:
+        for token, _, count in followers:
             probs[token] = probs.get(token, 0.0) + share * count
     return probs
 
@@ -86,11 +86,11 @@ def mixed(contexts: Sequence[Context], escape: float) -> dict[int, float]:
 class TargetPredictions:
     """The target's newest prediction after every one or two tokens; a memory of contexts.
 
-    Every row of a verify forward predicts the next token for the text that the row stands for. For
-    rejected rows that is no text that ever comes about, but after the same one or two tokens the
-    target often says the same again (arXiv:2402.02057 and 2408.08696 draft from this alone).
+    Every row of a verify forward predicts the next token on its path. Rejected paths do not occur
+    in the text, but after the same one or two tokens the target often predicts the same again
+    (arXiv:2402.02057 and 2408.08696 draft from this alone).
 
-    Example: the tree 5 → 7, 8 is verified and the target predicts 9 after 7, which is not kept.
+    Example: the tree 5 → 7, 8 is verified and the target predicts 9 after 7, which is rejected.
     From then on 9 is expected after 5 7, and after 7.
     """
 
@@ -100,7 +100,7 @@ class TargetPredictions:
     def observe(
         self, before: int, tokens: Sequence[int], parents: Sequence[int], best: Sequence[int]
     ) -> None:
-        """Remember a verified tree and what the target predicted after every node (`best`).
+        """Store the target's predictions after every node of a verified tree (`best`).
 
         Args:
             before: the token before the root.
@@ -111,7 +111,7 @@ class TargetPredictions:
                 self._next.put(key, best[node], tokens_bytes(key))
 
     def matches(self, text: Sequence[int]) -> list[Key]:
-        """What is known after the text's last tokens, the longer context first."""
+        """Contexts at the text's end that have a prediction, the longer one first."""
         return [key for length in (2, 1) if (key := tuple(text[-length:])) in self._next]
 
     def followers(self, state: Key) -> list[tuple[int, Key, int]]:
@@ -122,5 +122,5 @@ class TargetPredictions:
         return (state[-1], token) if self._next.get(state) == token else None
 
     def occurrences(self, state: Key) -> int:
-        """One: the newest only is kept."""
+        """One: only the newest prediction is kept."""
         return 1

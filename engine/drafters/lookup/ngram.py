@@ -1,17 +1,16 @@
 """N-gram lookup: what followed the last few tokens before is proposed again. No weights.
 
 The sequence is prompt and output together. Suffixes are tried from the longest to a single token,
-and the first one that was seen before decides:
+and the first one that occurred before decides:
 
-    sequence  the cat sat on the mat . the cat      suffix (the, cat) was seen at the start
+    sequence  the cat sat on the mat . the cat      suffix (the, cat) occurred at the start
     draft     sat on the mat
 
-Three sets of rules share this idea: TensorRT-LLM's pool, transformers' prompt lookup, Spec-Bench's.
+There are two sets of rules: TensorRT-LLM's pool and transformers' prompt lookup.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import takewhile
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -31,8 +30,8 @@ Tokens = tuple[int, ...]
 class NGramConfig(MethodConfig):
     """Settings of n-gram lookup; names and defaults are TensorRT-LLM's.
 
-    The pool, or the index of prompt lookup, takes 64 MiB at most (`bounded.POOL_BYTES`): what was
-    looked up longest ago goes first.
+    The pool, or the index of prompt lookup, takes 64 MiB at most (`bounded.POOL_BYTES`); the least
+    recently used entries are dropped first.
     """
 
     title: ClassVar[str] = "N-gram lookup"
@@ -44,7 +43,6 @@ class NGramConfig(MethodConfig):
 
     without_effect: ClassVar[Any] = (
         ({"lookup": "transformers"}, "is_keep_all is_use_oldest is_public_pool"),
-        ({"lookup": "spec_bench"}, "is_keep_all is_use_oldest is_public_pool"),
     )
 
     decoding_type: Literal["NGram"] = "NGram"
@@ -56,10 +54,8 @@ class NGramConfig(MethodConfig):
         ge=1,
         le=32,
     )
-    lookup: Literal["pool", "transformers", "spec_bench"] = setting(
-        "pool",
-        "Lookup rules",
-        "whose rules: TensorRT-LLM's pool, transformers' or Spec-Bench's prompt lookup",
+    lookup: Literal["pool", "transformers"] = setting(
+        "pool", "Lookup rules", "whose rules: TensorRT-LLM's pool, or transformers' prompt lookup"
     )
     is_keep_all: bool = setting(
         True, "Keep every continuation", "pool: keep every continuation of a pattern, not only one"
@@ -86,16 +82,16 @@ class Lookup(Protocol):
     """Rules that turn a growing sequence into a draft."""
 
     def begin(self, end: int, eos_ids: frozenset[int]) -> None:
-        """A new sequence starts; it will have at most `end` tokens and ends after an `eos_ids`."""
+        """Start a sequence that has at most `end` tokens and ends after one of `eos_ids`."""
 
     def draft(self, sequence: list[int]) -> list[int]:
-        """What to propose after `sequence`, which only grows from call to call; may be empty."""
+        """Tokens after `sequence`, which only grows from call to call; may be empty."""
 
 
 class NGramDrafter(Drafter):
     def __init__(self, config: NGramConfig, context: BuildContext) -> None:
         self._target = context.target
-        self._lookup = LOOKUPS[config.lookup](config)
+        self._lookup = lookup_of(config)
 
     def start(self, start: Start) -> None:
         super().start(start)
@@ -144,7 +140,7 @@ class PoolLookup:
         longest = min(self._config.max_matching_ngram_size, len(sequence) - 1)
         for size in range(1, longest + 1):
             self._learn(sequence, size)
-        # Patterns from here on had fewer than max_draft_len tokens behind them: see them again.
+        # Patterns from here on had fewer than max_draft_len tokens after them: scan them again.
         window = self._config.max_draft_len + self._config.max_matching_ngram_size - 1
         self._scanned = max(0, len(sequence) - window)
         for size in range(longest, 0, -1):
@@ -159,17 +155,17 @@ class PoolLookup:
         for at in range(self._scanned, len(sequence) - size):
             pattern = tuple(sequence[at : at + size])
             match = tuple(sequence[at + size : at + size + length])
-            known = self._pool.get(pattern)
-            replaces = known is not None and not keep_all and len(match) > len(known.pick())
-            if known is None or replaces:
-                known = _Matches()
-                self._pool.put(pattern, known, ENTRY_BYTES + tokens_bytes(pattern))
-            if added := known.add(match, full=len(match) == length):
-                self._pool.grow(pattern, added)
+            matches = self._pool.get(pattern)
+            replaces = matches is not None and not keep_all and len(match) > len(matches.pick())
+            if matches is None or replaces:
+                matches = _Matches()
+                self._pool.put(pattern, matches, ENTRY_BYTES + tokens_bytes(pattern))
+            if num_bytes := matches.add(match, full=len(match) == length):
+                self._pool.resize(pattern, num_bytes)
 
 
 class _Matches:
-    """Continuations of one pattern in the order first seen; longer ones drop shorter ones."""
+    """Continuations of one pattern in order of first occurrence; longer ones drop shorter ones."""
 
     __slots__ = ("_all", "_partial")
 
@@ -178,32 +174,31 @@ class _Matches:
         self._partial: list[Tokens] = []
 
     def add(self, match: Tokens, *, full: bool) -> int:
-        """Returns how many bytes more they take.
+        """Returns the additional bytes.
 
-        Only partial matches can be shorter than a new one, and those are few.
+        Only partial matches can be shorter than a new one, and there are few of them.
         """
         if match in self._all:
             return 0
-        added = tokens_bytes(match)
+        num_bytes = tokens_bytes(match)
         for shorter in [m for m in self._partial if len(m) < len(match)]:
             self._partial.remove(shorter)
             del self._all[shorter]
-            added -= tokens_bytes(shorter)
+            num_bytes -= tokens_bytes(shorter)
         self._all[match] = None
         if not full:
             self._partial.append(match)
-        return added
+        return num_bytes
 
     def pick(self, *, oldest: bool = True) -> Tokens:
         return next(iter(self._all) if oldest else reversed(self._all))
 
 
 class PromptLookup:
-    """transformers' and Spec-Bench's prompt lookup: where the longest suffix occurred first.
+    """transformers' prompt lookup: the first occurrence of the longest suffix.
 
-    transformers cuts the draft where the sequence or the text ends; Spec-Bench drafts only where a
-    whole draft follows. (Where it puts in a dummy token for want of a draft, nothing is proposed.)
-    Sources: transformers 5, PromptLookupCandidateGenerator; hemingkx/Spec-Bench, model/pld/pld.py.
+    The draft ends with the sequence or before an end-of-text token.
+    Source: transformers 5, PromptLookupCandidateGenerator.
     """
 
     def __init__(self, config: NGramConfig) -> None:
@@ -220,19 +215,13 @@ class PromptLookup:
         n, config = len(sequence), self._config
         for size in range(min(config.max_matching_ngram_size, n), 0, -1):
             begin = self._first_end.get(tuple(sequence[-size:]))
-            if begin is None:
-                continue
-            end = begin + config.max_draft_len
-            if config.lookup == "spec_bench":
-                if end <= n and begin < n - size:
-                    return sequence[begin:end]
-            elif begin < min(n, self._end) and n + 1 != self._end:
-                draft = sequence[begin : min(end, self._end)]
+            if begin is not None and begin < min(n, self._end) and n + 1 != self._end:
+                draft = sequence[begin : min(begin + config.max_draft_len, self._end)]
                 return list(takewhile(lambda token: token not in self._eos_ids, draft))
         return []
 
     def _index(self, sequence: list[int]) -> None:
-        """Note where each n-gram of what was added ends, if it is new."""
+        """Store where each new n-gram of the added tokens ends."""
         for end in range(self._indexed + 1, len(sequence) + 1):
             for size in range(1, min(self._config.max_matching_ngram_size, end) + 1):
                 ngram = tuple(sequence[end - size : end])
@@ -241,8 +230,5 @@ class PromptLookup:
         self._indexed = len(sequence)
 
 
-LOOKUPS: dict[str, Callable[[NGramConfig], Lookup]] = {
-    "pool": PoolLookup,
-    "transformers": PromptLookup,
-    "spec_bench": PromptLookup,
-}
+def lookup_of(config: NGramConfig) -> Lookup:
+    return PoolLookup(config) if config.lookup == "pool" else PromptLookup(config)

@@ -1,4 +1,4 @@
-"""Grows a draft from its likeliest paths."""
+"""Drafts from the most probable paths."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class Continuation:
         )
 
 
-def likeliest_paths(
+def most_probable_paths(
     state: Any,
-    onward: Callable[[Any], Iterable[tuple[int, float, Any]]],
+    successors: Callable[[Any], Iterable[tuple[int, float, Any]]],
     *,
     room: int,
     max_depth: int = 1 << 30,
@@ -49,34 +49,34 @@ def likeliest_paths(
     chain: bool = False,
     newest_first: bool = False,
 ) -> Continuation:
-    """The likeliest paths first, until `room` tokens are drafted.
+    """The most probable paths first, until `room` tokens are drafted.
 
     Args:
         state: of the root.
-        onward: a node's state → what may come next: token, probability, state with it.
+        successors: a node's state → possible next tokens: token, probability, next state.
         min_prob: least probability of a drafted path.
         chain: draft no siblings.
-        newest_first: of equally likely paths the one that was found last.
+        newest_first: of equally probable paths prefer the newest.
     """
-    found = Continuation()
+    draft = Continuation()
     # (-probability of the path, order, probability, token, state, parent, depth)
     heap: list[tuple[float, int, float, int, Any, int, int]] = []
     order = itertools.count(step=-1 if newest_first else 1)
     path_prob, parent, depth = 1.0, 0, 1
-    while len(found.tokens) < room:
+    while len(draft.tokens) < room:
         if depth <= max_depth:
-            for token, prob, after in onward(state):
-                whole = path_prob * prob
-                if whole >= min_prob:
-                    heapq.heappush(heap, (-whole, next(order), prob, token, after, parent, depth))
+            for token, prob, after in successors(state):
+                joint = path_prob * prob
+                if joint >= min_prob:
+                    heapq.heappush(heap, (-joint, next(order), prob, token, after, parent, depth))
         if not heap:
             break
         negated, _, prob, token, state, above, depth = heapq.heappop(heap)
-        found.tokens.append(token)
-        found.parents.append(above)
-        found.probs.append(prob)
-        found.score -= negated
-        path_prob, parent, depth = -negated, len(found.tokens), depth + 1
+        draft.tokens.append(token)
+        draft.parents.append(above)
+        draft.probs.append(prob)
+        draft.score -= negated
+        path_prob, parent, depth = -negated, len(draft.tokens), depth + 1
         if chain:
             heap.clear()
-    return found
+    return draft

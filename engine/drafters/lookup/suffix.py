@@ -1,6 +1,6 @@
 """Suffix decoding: continue as the text, or an earlier one, went on after the same words.
 
-A suffix automaton over prompt and output, and optionally one over earlier runs, tells how often
+A suffix automaton over prompt and output, and optionally one over earlier runs, counts how often
 each token followed the text's last tokens. The longer the match, the longer the draft.
 
 A datastore, a large corpus of texts such as the target writes, is searched the same way through a
@@ -10,7 +10,7 @@ Lossless under sampling: drafts follow from the committed tokens and from earlie
 are fixed before the step's random draws.
 Source: arXiv:2411.04975, section 3 (tree expansion, Alg. 1). Two differences: an automaton in
 place of suffix trees holds the same counts in less space, and a token's probability is its share
-of the occurrences *that went on*, so the text's own end does not count against its matches.
+of the occurrences *with a continuation*, so the text's own end does not count.
 The datastore: arXiv:2311.08252, section 3. Mixed contexts: `mixing.py`.
 """
 
@@ -27,7 +27,7 @@ from engine.drafters.base import BuildContext, Drafter, Start
 from engine.drafters.lookup.array import SuffixArray, array_bytes
 from engine.drafters.lookup.automaton import ROOT, Cursor, SuffixAutomaton
 from engine.drafters.lookup.mixing import Context, Memory, TargetPredictions, mixed
-from engine.drafters.lookup.paths import Continuation, likeliest_paths
+from engine.drafters.lookup.paths import Continuation, most_probable_paths
 from engine.drafters.method import DraftShape, MethodConfig
 from engine.errors import ConfigError
 from engine.model.corpus import DIALOGUES, Corpus
@@ -36,15 +36,16 @@ from engine.proposal import Outcome, Proposal
 MIXED_PER_MEMORY = 4
 """Contexts of each memory that are mixed."""
 TEXT_BYTES, RUNS_BYTES, STORE_BYTES = 256 << 20, 1 << 30, 2 << 30
-"""The most that a run's own text, those of earlier runs and a corpus take in memory."""
+"""The most memory of a run's own text, of earlier runs and of a corpus."""
 
 
 class SuffixConfig(MethodConfig):
     """Settings of suffix decoding, named as in ArcticInference and vLLM.
 
-    Its memories are bounded: a text's own at `TEXT_BYTES`, of a longer text the newer part is kept;
-    earlier runs' at `RUNS_BYTES`, the oldest go first; a corpus in order at `STORE_BYTES`, a larger
-    one is refused. What mixed contexts and a corpus remember besides takes 64 MiB each.
+    Memory is bounded: a text's automata at `TEXT_BYTES` (of a longer text the newer part is kept),
+    those of earlier runs at `RUNS_BYTES` (the oldest are dropped first), a corpus's array at
+    `STORE_BYTES` (a larger one is refused). Caches of predictions and of a corpus's continuations
+    take 64 MiB each.
     """
 
     title: ClassVar[str] = "Suffix"
@@ -125,12 +126,12 @@ class SuffixConfig(MethodConfig):
 
     @property
     def mixes(self) -> bool:
-        """Whether contexts are mixed: only trees can be drafted from them."""
+        """Whether contexts are mixed, which requires drafting trees."""
         return self.mix_contexts and self.use_tree_spec
 
     @property
     def offline(self) -> bool:
-        """Mixed contexts hold what the target predicts after rejected tokens too."""
+        """Mixed contexts include the target's predictions after rejected tokens."""
         return not self.mixes
 
     def draft_shape(self) -> DraftShape:
@@ -146,13 +147,13 @@ class SuffixConfig(MethodConfig):
             if not corpus.entries:
                 raise ConfigError(f"The corpus in {folder} has no dialogues. Give another one.")
             stamp = (folder / DIALOGUES).stat().st_mtime_ns
-            store = _sorted(folder, stamp, self.max_tree_depth)
+            store = _corpus_array(folder, stamp, self.max_tree_depth)
         return SuffixDrafter(context, self, store)
 
 
 @functools.lru_cache(maxsize=1)
-def _sorted(folder: Path, stamp: int, depth: int) -> SuffixArray:
-    """A corpus in order; sorting it takes a second per million tokens, so it is done once.
+def _corpus_array(folder: Path, stamp: int, depth: int) -> SuffixArray:
+    """A corpus's suffix array, cached: sorting takes a second per million tokens.
 
     Args:
         stamp: changes when the corpus does.
@@ -182,21 +183,21 @@ class GlobalPool:
     def add(self, text: Iterable[int]) -> None:
         """Keep a finished text; a very long one in two parts."""
         if self.automata[-1].num_tokens >= self.size // 2:
-            self._turn()
+            self._rotate()
         for token in text:
             if self.automata[-1].num_bytes >= RUNS_BYTES // 2:
-                self._turn()
+                self._rotate()
             self.automata[-1].append(token)
         self.automata[-1].end_sequence()
 
-    def _turn(self) -> None:
+    def _rotate(self) -> None:
         self.automata = [self.automata[-1], SuffixAutomaton(self.max_depth)]
 
 
 class SuffixDrafter(Drafter):
     _cursors: list[Cursor]
     _before: Cursor | None
-    """In the part of a long text before the one that still grows."""
+    """Cursor of a long text's previous part."""
 
     def __init__(
         self, context: BuildContext, config: SuffixConfig, store: SuffixArray | None = None
@@ -230,63 +231,65 @@ class SuffixDrafter(Drafter):
         most = config.max_total_draft_tokens if config.use_tree_spec else config.max_draft_len
         for match in self._matches():
             room = min(int(match.length * config.max_spec_factor + 1e-6), most)
-            # No path is likelier than 1, so a shorter match with this room cannot score more.
+            # No path is more probable than 1, so a match with this room cannot score more.
             if room <= best.score:
                 continue
-            found = likeliest_paths(
+            draft = most_probable_paths(
                 match.state,
                 functools.partial(_shares, match.memory),
                 room=room,
-                max_depth=min(max_depth, config.max_draft_len, match.deepest),
+                max_depth=min(max_depth, config.max_draft_len, match.max_depth),
                 min_prob=config.min_token_prob,
                 chain=not config.use_tree_spec,
                 newest_first=True,
             )
-            if found.score > best.score:
-                found.match_len = match.length
-                best = found
+            if draft.score > best.score:
+                draft.match_len = match.length
+                best = draft
         return best
 
     def mixed_continuation(self, max_depth: int) -> Continuation:
-        """The likeliest continuations by all memories and context lengths together."""
-        config, contexts = self.config, self._telling()
+        """The most probable continuations by all memories and context lengths together."""
+        config, contexts = self.config, self._distinct_contexts()
 
-        def onward(state: tuple[Sequence[Context], int | None]) -> Iterator[tuple[int, float, Any]]:
+        def successors(
+            state: tuple[Sequence[Context], int | None],
+        ) -> Iterator[tuple[int, float, Any]]:
             before, last = state
             if last is not None:
-                before = [after for context in before for after in context.going_on(last)]
+                before = [after for context in before for after in context.extend(last)]
             for token, prob in mixed(before, config.escape).items():
                 yield token, prob, (before, token)
 
-        found = likeliest_paths(
+        draft = most_probable_paths(
             (contexts, None),
-            onward,
+            successors,
             room=config.max_total_draft_tokens,
             max_depth=min(max_depth, config.max_draft_len),
             min_prob=config.min_token_prob,
         )
-        found.match_len = contexts[-1].length if contexts and found.tokens else 0
-        return found
+        draft.match_len = contexts[-1].length if contexts and draft.tokens else 0
+        return draft
 
-    def _telling(self) -> list[Context]:
-        """Of each memory the longest matches that say something new, shortest of all first.
+    def _distinct_contexts(self) -> list[Context]:
+        """The longest matches of each memory that differ in their occurrences, shortest first.
 
-        A shorter context that occurs only where a longer one does says nothing new.
+        A shorter context that occurs only where a longer one does adds no evidence.
         """
-        told = [
+        contexts = [
             Context(self._predictions, key, len(key), self.config.max_draft_len)
             for key in self._predictions.matches(self.text)
         ]
         for _, group in groupby(self._matches(), key=lambda match: id(match.memory)):
-            count, taken = 0, 0
+            count, num_contexts = 0, 0
             for match in group:
                 occurrences = match.memory.occurrences(match.state)
                 if occurrences > count:
-                    count, taken = occurrences, taken + 1
-                    told.append(match)
-                if taken == MIXED_PER_MEMORY:
+                    count, num_contexts = occurrences, num_contexts + 1
+                    contexts.append(match)
+                if num_contexts == MIXED_PER_MEMORY:
                     break
-        return sorted(told, key=lambda match: (match.length, match.memory is self._local))
+        return sorted(contexts, key=lambda match: (match.length, match.memory is self._local))
 
     def observe(self, outcome: Outcome) -> None:
         if self.config.mixes:
@@ -314,7 +317,7 @@ class SuffixDrafter(Drafter):
                 cursor.advance(token)
 
     def _begin_part(self) -> None:
-        """The text goes on in a memory of its own; of those before, the last one is kept."""
+        """Continue the text in a new automaton; of earlier ones, only the last is kept."""
         cursors = [cursor for cursor in self._cursors if cursor is not self._before]
         self._before = Cursor.at_end(self._local)
         self._cursors = [self._before, *cursors]
@@ -328,9 +331,9 @@ class SuffixDrafter(Drafter):
         for automaton, state, longest, weight in starts:
             while state != ROOT:
                 # Continuations of a state are those of its shortest string.
-                deepest = depth - automaton.shortest(state)
+                max_depth = depth - automaton.shortest(state)
                 length = min(automaton.length[state], longest)
-                yield Context(automaton, state, length, deepest, weight)
+                yield Context(automaton, state, length, max_depth, weight)
                 state = automaton.link[state]
         if self._store is not None:
             for rows in self._store.matches(self.text[-depth:]):
@@ -338,8 +341,8 @@ class SuffixDrafter(Drafter):
 
 
 def _shares(memory: Memory, state: Any) -> Iterator[tuple[int, float, Any]]:
-    """What followed a context, oldest first, by its share."""
-    following = memory.followers(state)
-    total = sum(count for _, _, count in following)
-    for token, after, count in following:
+    """The continuations of a context, oldest first, with their shares."""
+    followers = memory.followers(state)
+    total = sum(count for _, _, count in followers)
+    for token, after, count in followers:
         yield token, count / total, after

@@ -1,11 +1,11 @@
-"""Token recycling: every token remembers what the target last ranked after it.
+"""Token recycling: drafts from the target's last top-k predictions after every token.
 
-An adjacency matrix holds, for each token of the vocabulary, the k likeliest tokens that followed
-when the target last saw it. A static choice tree of ranks is filled by walking the matrix breadth
-first from the root; after verification every row of the forward, rejected ones too, updates the row
-of its token. Nothing is trained, and the matrix takes vocabulary · k integers. What followed a
-token in the prompt comes first in its row; asking the target what it ranked there as well takes a
-product with its output matrix per token, which does not pay.
+An adjacency matrix holds, for each token of the vocabulary, the target's k best next tokens at its
+last occurrence. A static choice tree of ranks is filled from the matrix breadth first from the
+root; after verification every row of the forward, rejected ones too, updates the row of its token.
+Nothing is trained, and the matrix takes vocabulary · k integers. The tokens that followed a token
+in the prompt come first in its row; the target's own predictions there would take a product with
+its output matrix per token, which does not pay off.
 
 Worked example, k = 2, matrix rows 5 → [7, 8], 7 → [9, 5], root 5, choice tree [0], [1], [0, 1]:
 the draft tree is 7 and 8 below the root, and 5 below 7. With row 7 unknown it ends at 7 and 8.
@@ -34,15 +34,15 @@ from engine.proposal import Outcome, Proposal
 from engine.tree import ChoicePaths, ChoiceTree, Path, upload
 
 RANK_PROBS = (0.45, 0.14, 0.07, 0.05, 0.03, 0.02, 0.015, 0.01)
-"""How often the true token has each rank in the matrix, roughly; shapes the default tree."""
+"""Approximate frequency of each rank of the true token; shapes the default tree."""
 UNKNOWN = -1
-"""Stands for a successor that nothing has shown yet, and is never drafted."""
+"""An entry without a successor so far; never drafted."""
 
 
-def likeliest_tree(num_nodes: int, rank_probs: Sequence[float]) -> ChoiceTree:
+def most_probable_tree(num_nodes: int, rank_probs: Sequence[float]) -> ChoiceTree:
     """The choice tree of n nodes with the most expected accepted tokens.
 
-    Assumes that rank r is right with probability `rank_probs[r]` wherever the path so far is.
+    Assumes that rank r is right with probability `rank_probs[r]` at every depth.
     """
     heap: list[tuple[float, Path]] = [(-prob, (rank,)) for rank, prob in enumerate(rank_probs)]
     heapq.heapify(heap)
@@ -58,7 +58,7 @@ def likeliest_tree(num_nodes: int, rank_probs: Sequence[float]) -> ChoiceTree:
 class TokenRecyclingConfig(MethodConfig):
     """Settings of token recycling.
 
-    The matrix takes 8 bytes · vocabulary · `matrix_top_k`, whatever it learns.
+    The matrix takes 8 bytes · vocabulary · `matrix_top_k`.
     """
 
     title: ClassVar[str] = "Token recycling"
@@ -79,7 +79,7 @@ class TokenRecyclingConfig(MethodConfig):
         le=32,
     )
     recycling_choices: ChoicePaths = setting(
-        likeliest_tree(40, RANK_PROBS).paths,
+        most_probable_tree(40, RANK_PROBS).paths,
         "Choice tree",
         "choice tree: paths of ranks; all candidates, or only the ends of paths",
     )
@@ -120,9 +120,9 @@ class TokenRecyclingDrafter(Drafter):
         super().start(start)
         if not self.config.keep_matrix:
             self._matrix = self._empty()
-        known = self.num_known if self.config.keep_matrix else 0
+        num_shared = self.num_shared if self.config.keep_matrix else 0
         if self.config.recycle_prompt:
-            self._recycle(start.prompt_ids[max(0, known - 1) :])
+            self._recycle(start.prompt_ids[max(0, num_shared - 1) :])
         last = torch.tensor(start.prompt_ids[-1:], device=self._target.device)
         self._write(last, start.output.logits[-1:])
 
@@ -131,8 +131,8 @@ class TokenRecyclingDrafter(Drafter):
         for begin, end, parents, ranks in self._levels:
             tokens[begin:end] = self._matrix[tokens[parents], ranks]
         proposal = Proposal(tokens, self._tree.shape, ranks=self._tree.ranks)
-        known = [node for node, token in enumerate(tokens.tolist()) if token != UNKNOWN]
-        return proposal if len(known) == len(tokens) else proposal.keep(known)
+        nodes = [node for node, token in enumerate(tokens.tolist()) if token != UNKNOWN]
+        return proposal if len(nodes) == len(tokens) else proposal.keep(nodes)
 
     def observe(self, outcome: Outcome) -> None:
         super().observe(outcome)
@@ -148,40 +148,40 @@ class TokenRecyclingDrafter(Drafter):
         Where a token occurs in several rows, one on the accepted path wins, then the last one.
         """
         best = topk(logits, self.config.matrix_top_k, with_logsumexp=False).ids
-        known = tokens.tolist()
-        # Few tokens: a dictionary settles who wins sooner than tensors do.
-        rows = dict(zip(known, range(len(known)), strict=True))
-        rows |= {known[node]: node for node in path}
+        ids = tokens.tolist()
+        # For few tokens a dictionary is faster than tensors.
+        rows = dict(zip(ids, range(len(ids)), strict=True))
+        rows |= {ids[node]: node for node in path}
         pair = upload(torch.tensor([list(rows), list(rows.values())]), tokens.device)
         self._matrix[pair[0]] = best[pair[1]]
 
     def _recycle(self, tokens: Sequence[int]) -> None:
-        """Put what followed each token first in its row, the latest foremost.
+        """Put the successors of each token first in its row, the latest foremost.
 
         Example: k = 3, tokens 5 7 5 8, row 5 → [9, 7, 1]: row 5 becomes [8, 7, 9].
         """
-        followed: dict[int, dict[int, None]] = {}
+        successors: dict[int, dict[int, None]] = {}
         for token, after in pairwise(tokens):
-            seen = followed.setdefault(token, {})
-            seen.pop(after, None)
-            seen[after] = None
-        if not followed:
+            own = successors.setdefault(token, {})
+            own.pop(after, None)
+            own[after] = None
+        if not successors:
             return
-        index = torch.tensor(list(followed), device=self._target.device)
-        rows = zip(followed.values(), self._matrix[index].tolist(), strict=True)
-        filled = [_ranked([*reversed(seen), *row], len(row)) for seen, row in rows]
-        self._matrix[index] = torch.tensor(filled, device=self._target.device)
+        index = torch.tensor(list(successors), device=self._target.device)
+        rows = zip(successors.values(), self._matrix[index].tolist(), strict=True)
+        ranked = [_ranked([*reversed(own), *row], len(row)) for own, row in rows]
+        self._matrix[index] = torch.tensor(ranked, device=self._target.device)
 
     def _empty(self) -> Tensor:
-        """A matrix that knows nothing; its last row is that of `UNKNOWN` itself."""
+        """A matrix without successors; its last row is that of `UNKNOWN` itself."""
         shape = self._target.vocab_size + 1, self.config.matrix_top_k
         return torch.full(shape, UNKNOWN, device=self._target.device)
 
 
 def _ranked(successors: Sequence[int], count: int) -> list[int]:
-    """The first `count` that are known, each once."""
-    known = [token for token in dict.fromkeys(successors) if token != UNKNOWN][:count]
-    return known + [UNKNOWN] * (count - len(known))
+    """The first `count` distinct ones, filled up with `UNKNOWN`."""
+    ids = [token for token in dict.fromkeys(successors) if token != UNKNOWN][:count]
+    return ids + [UNKNOWN] * (count - len(ids))
 
 
 def _levels(tree: ChoiceTree, device: torch.device) -> list[tuple[int, int, Tensor, Tensor]]:

@@ -1,6 +1,6 @@
-"""Dialogues to be written: fixed text, text of the user that the target infills, its answers.
+"""Specifications of dialogues: fixed text, completions of the user's text, answers.
 
-A dialogue follows from a seed and its number alone, so a corpus can be cut anywhere and continued.
+A dialogue follows from a seed and its number alone, so a corpus can be interrupted and resumed.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _INFILL_TOKENS: dict[Kind, int]
 _INFILL_TOKENS = {"line": 40, "question": 32, "turn": 72, "passage": 110, "article": 200}
 _LONG_TOKENS: dict[Kind, int] = {**_INFILL_TOKENS, "passage": 220, "article": 640}
 _LONG_BLOCK, _LONG_EVERY = 128, 5
-"""Blocks of dialogues, of which every so many have long texts: they run side by side then."""
+"""Every fifth block of 128 dialogues has long texts, which are then generated together."""
 _ANSWER_TEMPERATURES = (0.0, 0.0, 0.0, 0.0, 0.3, 0.7)
-"""Mostly greedy, as drafters are used most; some livelier, so that more ground is covered."""
+"""Mostly greedy, the most frequent use of drafters; some sampled, for variety."""
 _USER_TEMPERATURES = (0.7, 0.8, 0.9, 1.0)
 _SLOT = re.compile(r"\{(\w+)\}")
 _INFILL = re.compile(r" ?\[(line|question|turn|passage|article)\]")
@@ -38,7 +38,7 @@ _Texts = Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """Text that the target writes: its answer, or a part of the user's turn."""
+    """Text that the target generates: its answer, or a part of the user's turn."""
 
     kind: Kind
     max_tokens: int
@@ -55,7 +55,7 @@ Segment = str | Completion
 
 @dataclass(frozen=True, slots=True)
 class DialogueSpec:
-    """One dialogue to be; the seed is that of every random draw in it."""
+    """One dialogue; `seed` determines all of its random draws."""
 
     number: int
     category: str
@@ -73,7 +73,7 @@ class GivenPrompt:
 
 @dataclass(frozen=True, slots=True)
 class ChatFormat:
-    """What a chat template puts around turns: head USER to_answer ANSWER to_user USER …"""
+    """The texts of a chat template around turns: head USER to_answer ANSWER to_user USER …"""
 
     head: str
     to_answer: str
@@ -102,7 +102,7 @@ class ChatFormat:
 
 
 class CorpusSettings(Settings):
-    """How dialogues are made. They are part of the corpus: it is continued only with the same."""
+    """Settings of dialogues, stored with the corpus: it is extended only with the same."""
 
     seed: int = Field(0, ge=0, le=2**31 - 1, description="seed of all dialogues")
     max_len: int = Field(
@@ -117,10 +117,10 @@ class CorpusSettings(Settings):
 
 
 class DialogueTemplates(Settings):
-    """What self-made dialogues are written from.
+    """Templates of generated dialogues.
 
-    In openings and follow-ups, `{slot}` stands for a text of that slot and `[kind]` for text that
-    the target infills.
+    In openings and follow-ups, `{slot}` stands for a text of that slot and `[kind]` for a
+    completion by the target.
     """
 
     shares: dict[str, Annotated[float, Field(gt=0.0)]] = Field(
@@ -180,7 +180,7 @@ def _slot(name: str) -> str:
 
 
 def _user_turn(text: str, draw: random.Random, long: bool) -> list[Segment]:
-    """What is fixed of a user's turn, and what the target infills."""
+    """The fixed texts and completions of a user's turn."""
     segments: list[Segment] = []
     temperature = draw.choice(_USER_TEMPERATURES)
     at = 0
@@ -214,7 +214,7 @@ def dialogue_specs(
     prompts: Sequence[GivenPrompt],
     done: frozenset[int],
 ) -> Iterator[DialogueSpec]:
-    """All dialogues to be, without end, but for those that are done."""
+    """An endless stream of dialogues, without those that are done."""
     share = settings.given_share if prompts else 0.0
     how = {"seed": settings.seed, "answer_tokens": settings.answer_tokens}
     for number in count():

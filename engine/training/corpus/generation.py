@@ -1,6 +1,6 @@
-"""Writes many dialogues at once: every row of the batch is at its own place in its own dialogue.
+"""Generates many dialogues at once: every row of the batch has its own dialogue and position.
 
-A row that ends is given the next dialogue at once, so the batch never waits for its longest text.
+A row that ends continues with the next dialogue, so the batch never waits for its longest text.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class _Endings:
 
 @dataclass(slots=True)
 class _Sequence:
-    """One dialogue in the making: of the tokens decided, the first `num_read` are in the cache."""
+    """An unfinished dialogue; its first `num_read` tokens are in the cache."""
 
     spec: DialogueSpec
     endings: _Endings
@@ -170,16 +170,16 @@ class _Sequence:
         return self._completion.temperature if self._completion else 0.0
 
     @property
-    def _written(self) -> int:
+    def _num_generated(self) -> int:
         return len(self.tokens) - self._began
 
     @property
     def too_early(self) -> bool:
-        """Whether the text must not end yet: articles are to be long."""
-        return self._completion is not None and self._written < self._completion.min_tokens
+        """Whether the text is below its minimum length."""
+        return self._completion is not None and self._num_generated < self._completion.min_tokens
 
     def push(self, token: int) -> None:
-        """The last token read was continued by this one; taken only where the target writes."""
+        """The target's token after the last one read; ignored within fixed text."""
         self.num_read += 1
         if self.num_read < len(self.tokens):
             return
@@ -191,21 +191,21 @@ class _Sequence:
         self.finished = self.finished or len(self.tokens) >= self.max_len
 
     def _infill(self, part: Completion, token: int) -> None:
-        endings, written = self.endings, self._written
-        one_line = part.kind not in ("turn", "article") and written >= part.min_tokens
+        endings, count = self.endings, self._num_generated
+        one_line = part.kind not in ("turn", "article") and count >= part.min_tokens
         if token in endings.eos_ids or (one_line and token in endings.line):
             self._advance()
             return
         self.tokens.append(token)
         if part.kind == "question" and token in endings.question:
             self._advance()
-        elif written + 1 >= part.max_tokens:
+        elif count + 1 >= part.max_tokens:
             self._cut_at_sentence()
             self._advance()
 
     def _cut_at_sentence(self) -> None:
         """Cut the text after its last sentence, if that leaves half of it."""
-        least = self._began + self._written // 2
+        least = self._began + self._num_generated // 2
         for end in range(len(self.tokens), least, -1):
             if self.tokens[end - 1] in self.endings.sentence:
                 del self.tokens[end:]
@@ -214,7 +214,7 @@ class _Sequence:
     def _answer(self, part: Completion, token: int) -> None:
         self.tokens.append(token)
         eos = token in self.endings.eos_ids
-        if not eos and self._written < part.max_tokens:
+        if not eos and self._num_generated < part.max_tokens:
             return
         self.spans.append((self._began, len(self.tokens)))
         if eos and self._next_segment < len(self.spec.segments):
@@ -223,7 +223,7 @@ class _Sequence:
             self.finished, self.complete = True, True
 
     def _advance(self) -> None:
-        """Take the fixed text up to what the target writes next; it needs the last one's logits."""
+        """Append the fixed text up to the next completion, which needs the last token's logits."""
         segments, text = self.spec.segments, ""
         self._completion = None
         while self._completion is None and self._next_segment < len(segments):
@@ -245,5 +245,5 @@ class _Sequence:
         tokens, spans = self.tokens[: self.max_len], self.spans
         if not self.complete and self._completion and self._completion.kind == "answer":
             spans = [*spans, (self._began, len(tokens))]
-        kept = tuple((a, min(b, len(tokens))) for a, b in spans if a < len(tokens))
-        return Dialogue(self.spec, tuple(tokens), kept, self.complete)
+        spans = [(a, min(b, len(tokens))) for a, b in spans if a < len(tokens)]
+        return Dialogue(self.spec, tuple(tokens), tuple(spans), self.complete)

@@ -1,4 +1,4 @@
-"""Grows a corpus: the target writes dialogues until there are enough."""
+"""Extends a corpus: the target generates dialogues until there are enough tokens."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from engine.training.corpus.generation import BatchGenerator, Dialogue
 
 
 class CorpusWriter:
-    """Appends dialogues to a corpus; makes it if it is not there."""
+    """Appends dialogues to a corpus, which it creates if necessary."""
 
     def __init__(self, folder: Path, target: Target, settings: CorpusSettings) -> None:
         """Open for appending, and drop a last line that was not finished.
@@ -68,7 +68,7 @@ class CorpusWriter:
 
 
 def _locked(folder: Path) -> FileLock:
-    """A lock that the system gives up when a process dies."""
+    """A lock that the system releases when the process dies."""
     lock = FileLock(folder / "writing.lock", thread_local=False)
     try:
         lock.acquire(blocking=False)
@@ -81,7 +81,7 @@ def _locked(folder: Path) -> FileLock:
 
 
 def _opened(folder: Path, target: Target, settings: CorpusSettings) -> Corpus:
-    """The corpus in a folder, made if it is not there; refused as `CorpusWriter` says."""
+    """The corpus in a folder, created if necessary; raises as `CorpusWriter`."""
     manifest, file = _manifest(target, settings), folder / MANIFEST
     if not file.is_file():
         partial = file.with_suffix(".partial")
@@ -112,13 +112,13 @@ def _manifest(target: Target, settings: CorpusSettings) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Of what corpora and drafters are made with."""
-    found = {module.__name__: module.__version__ for module in (torch, transformers)}
-    return {"python": platform.python_version(), **found}
+    """Versions of Python and the libraries."""
+    libraries = {module.__name__: module.__version__ for module in (torch, transformers)}
+    return {"python": platform.python_version(), **libraries}
 
 
 def corpus_settings(folder: Path, target: Target, *, seed: int = 0) -> CorpusSettings:
-    """Settings to grow a corpus with: those of the one that is there, or new ones that fit."""
+    """Settings to extend a corpus with: those of the existing one, or new ones that fit."""
     if (folder / MANIFEST).is_file():
         return CorpusSettings.parse(Corpus.open(folder).manifest["settings"], where=str(folder))
     new = CorpusSettings(seed=seed)
@@ -135,17 +135,16 @@ def grow(
     rows: int | None = None,
     prompts: Sequence[GivenPrompt] = (),
 ) -> Generator[Corpus, None, None]:
-    """Let the target write until the corpus holds `num_tokens`; yields after every dialogue.
+    """Extend a corpus to `num_tokens`; yields after every dialogue.
 
-    What was there is kept and counted. Dialogues follow from the settings' seed and their number,
-    and are stored in the order of their numbers: however often it is cut off and continued, the
-    corpus becomes the same. Closing the iterator loses those that are being written, and those
-    that wait for one of them.
+    Dialogues follow from the settings' seed and their number, and are stored in order, so an
+    interrupted and resumed corpus becomes the same. Closing the iterator loses unfinished dialogues
+    and those that wait for one of them.
 
     Args:
         rows: dialogues written at a time; None = as memory allows.
 
-    Raises ConfigError, PromptError: the corpus is another target's, or the target cannot be asked.
+    Raises ConfigError, PromptError: the corpus is another target's, or the target cannot chat.
     """
     if (folder / MANIFEST).is_file():
         # A corpus that is large enough is only read: another process may be writing to it.
@@ -172,18 +171,18 @@ def grow(
 
 def _in_order(generator: BatchGenerator, specs: Iterator[DialogueSpec]) -> Iterator[Dialogue]:
     """Dialogues in the order of `specs`; they finish in another."""
-    begun: deque[int] = deque()
+    numbers: deque[int] = deque()
     finished: dict[int, Dialogue] = {}
 
-    def noted() -> Iterator[DialogueSpec]:
+    def numbered() -> Iterator[DialogueSpec]:
         for spec in specs:
-            begun.append(spec.number)
+            numbers.append(spec.number)
             yield spec
 
-    for dialogue in generator.run(noted()):
+    for dialogue in generator.run(numbered()):
         finished[dialogue.spec.number] = dialogue
-        while begun and begun[0] in finished:
-            yield finished.pop(begun.popleft())
+        while numbers and numbers[0] in finished:
+            yield finished.pop(numbers.popleft())
 
 
 def _default_rows(target: Target, max_len: int) -> int:

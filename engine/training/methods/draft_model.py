@@ -112,9 +112,9 @@ class DraftModelStudent(Student):
         ids = self.vocabulary.ids
         if ids is not None and generator is not None:
             # Output and embedding are one: some of the other tokens must learn to be unlikely.
-            drawn = torch.randint(self.target.vocab_size, (NUM_OTHERS,), generator=generator)
-            drawn = drawn.to(ids.device)
-            ids = torch.cat([ids, drawn[self.vocabulary.index(drawn) < 0].unique()])
+            others = torch.randint(self.target.vocab_size, (NUM_OTHERS,), generator=generator)
+            others = others.to(ids.device)
+            ids = torch.cat([ids, others[self.vocabulary.index(others) < 0].unique()])
         out: Tensor = self.model.model(
             input_ids=pack.tokens[None],
             position_ids=pack.positions[None],

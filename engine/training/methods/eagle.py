@@ -18,11 +18,11 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import smooth_l1_loss
 
-from engine.drafters.eagle.checkpoint import load_eagle1, load_eagle3
+from engine.drafters.eagle.checkpoint import load_eagle3
 from engine.drafters.eagle.head import DraftHead, Eagle1Head, Eagle3Head, Eagle3Spec
 from engine.drafters.eagle.methods import Eagle3Config, EagleConfig
-from engine.drafters.heads.checkpoint import HeadCheckpoint
-from engine.drafters.heads.layer import HeadLayer, HeadSpec
+from engine.drafters.heads.checkpoint import HeadCheckpoint, published_tensors
+from engine.drafters.heads.layer import HeadSpec
 from engine.drafters.heads.vocabulary import Vocabulary
 from engine.errors import ConfigError
 from engine.model.corpus import Corpus, Entry
@@ -109,19 +109,19 @@ class Eagle3Training(_EagleTraining):
             )
         if self.draft_vocab is None or self.draft_vocab >= target.vocab_size:
             return Eagle3Student(self, target, self.vocabulary(target, corpus, entries), own=False)
-        ids = self._begun(target)
+        ids = self._initial_ids(target)
         if ids is None:
             ids = frequent_tokens(entries, self.draft_vocab, target.vocab_size)
             ids = ids.sort().values
         own = Vocabulary(ids.to(target.device), target.vocab_size)
         return Eagle3Student(self, target, own, own=True)
 
-    def _begun(self, target: Target) -> Tensor | None:
-        """The tokens that the drafter to go on from can draft, if it has its own vocabulary."""
+    def _initial_ids(self, target: Target) -> Tensor | None:
+        """The draft vocabulary of `begin_with`, if it has its own."""
         if self.begin_with is None:
             return None
-        theirs, _ = load_eagle3(HeadCheckpoint.read(self.begin_with), target)
-        return theirs.vocabulary.ids
+        head, _ = load_eagle3(HeadCheckpoint.read(self.begin_with, target))
+        return head.vocabulary.ids
 
     def decoding(self, folder: Path, rates: Sequence[Sequence[float]]) -> Eagle3Config:
         return Eagle3Config(**self._tree(folder))
@@ -141,24 +141,24 @@ class _EagleStudent(Student):
     def _unrolled(
         self, fused: Tensor, pack: Pack, generator: torch.Generator | None
     ) -> Iterator[tuple[Tensor, Tensor, int]]:
-        """Depth by depth: outputs that have something to learn, their rows, how many count.
+        """Depth by depth: outputs with a loss, their rows, and how many count.
 
-        When training with fewer chains, they start in some of the dialogues, everywhere in these:
-        few dialogues are read faster than few rows of each.
+        With a smaller `chain_share`, chains start in some dialogues, everywhere in these: few
+        dialogues are faster than few rows of each.
         """
         starts, count = pack.rows_before(2), len(pack.tokens)
-        learns = torch.zeros(count, dtype=torch.bool, device=starts.device)
-        learns[starts] = True
+        has_loss = torch.zeros(count, dtype=torch.bool, device=starts.device)
+        has_loss[starts] = True
         if generator is not None and self.chain_share < 1:
             starts = _of_some_dialogues(starts, pack.segments, self.chain_share, generator)
         chains = pad_rows(starts)
         for depth, (at, out) in enumerate(unroll(self.head, fused, pack, self.depths, chains)):
-            learnt = learns[at]
+            mask = has_loss[at]
             if depth:
                 here = at[: len(starts)]
-                learnt = learnt[: len(starts)] & (starts + depth < count)
-                learnt &= pack.segments[here] == pack.segments[starts]
-            rows = learnt.nonzero()[:, 0]
+                mask = mask[: len(starts)] & (starts + depth < count)
+                mask &= pack.segments[here] == pack.segments[starts]
+            rows = mask.nonzero()[:, 0]
             padded = pad_rows(rows)
             yield out[padded].float(), at[padded], len(rows)
 
@@ -213,13 +213,8 @@ class EagleStudent(_EagleStudent):
                 auxiliary=settings.feature_weight * feature_loss,
             )
 
-    def load(self, folder: Path) -> None:
-        found = HeadCheckpoint.read(str(folder))
-        self.head.load_state_dict(load_eagle1(found, self.target).state_dict())
-
     def published(self) -> Mapping[str, Tensor]:
-        own = {"fc.weight": self.head.fc.weight, "fc.bias": self.head.fc.bias}
-        return own | _layer_tensors(self.head.layer, "layers.0")
+        return published_tensors(self.head)
 
     def config(self) -> dict[str, Any]:
         return super().config() | {"bias": True}
@@ -250,37 +245,31 @@ class Eagle3Student(_EagleStudent):
         lm_head = self._shared or LMHead(self.head.lm_head.weight)
         for out, at, count in self._unrolled(fused, pack, generator):
             tokens = self.predicted(pack, at, 2, self.head.norm(out), lm_head, num_rows=count)
-            # Where the true token cannot be drafted, what is left of the distribution misleads.
-            known = tokens.teacher.weighted((tokens.labels >= 0).float())
-            yield replace(tokens, teacher=known)
+            # Where the true token cannot be drafted, the rest of the distribution misleads.
+            teacher = tokens.teacher.weighted((tokens.labels >= 0).float())
+            yield replace(tokens, teacher=teacher)
 
     def load(self, folder: Path) -> None:
         """Raises ConfigError besides: it reads other layers of the target."""
-        theirs, needs = load_eagle3(HeadCheckpoint.read(str(folder)), self.target)
+        head, needs = load_eagle3(HeadCheckpoint.read(str(folder), self.target))
         if needs.layers != self.needs.layers:
             raise ConfigError(
                 f"{folder} reads layers {needs.layers}, but this training shows "
                 f"{self.needs.layers}. Leave begin_with out."
             )
-        state = {k: v for k, v in theirs.state_dict().items() if k != "d2t"}
-        self.head.load_state_dict(state)
+        self.head.load_state_dict(head.state_dict())
 
     def published(self) -> Mapping[str, Tensor]:
-        head = self.head
-        own = {"fc": head.fc, "norm": head.norm, "midlayer.hidden_norm": head.hidden_norm}
-        own["midlayer.input_layernorm"] = head.input_layernorm
-        if self._draft_ids is not None:
-            own["lm_head"] = head.lm_head
-        tensors = {f"{name}.weight": m.get_parameter("weight") for name, m in own.items()}
-        return tensors | _layer_tensors(head.layer, "midlayer")
+        tensors = published_tensors(self.head).items()
+        return {name.replace("layers.0.", "midlayer."): tensor for name, tensor in tensors}
 
     def stored(self, dtype: torch.dtype) -> dict[str, Tensor]:
         tensors = super().stored(dtype)
         if self._draft_ids is not None:
             ids = self._draft_ids.cpu()
-            known = torch.zeros(self.target.vocab_size, dtype=torch.bool)
-            known[ids] = True
-            tensors |= {"d2t": ids - torch.arange(len(ids)), "t2d": known}
+            drafted = torch.zeros(self.target.vocab_size, dtype=torch.bool)
+            drafted[ids] = True
+            tensors |= {"d2t": ids - torch.arange(len(ids)), "t2d": drafted}
         return tensors
 
     def config(self) -> dict[str, Any]:
@@ -300,15 +289,15 @@ class Eagle3Student(_EagleStudent):
 def _of_some_dialogues(
     starts: Tensor, segments: Tensor, share: float, generator: torch.Generator
 ) -> Tensor:
-    """Those of whole dialogues, drawn until they have about that share of all."""
+    """The starts in randomly drawn dialogues, about that share of all."""
     numbers, counts = segments[starts].unique(return_counts=True)
     order = torch.randperm(len(numbers), generator=generator).to(numbers.device)
     before = counts[order].cumsum(0) - counts[order]
-    # The one that crosses the mark is taken as often as keeps the share right on average.
+    # The dialogue that crosses the mark is included as often as keeps the share right on average.
     left = share * len(starts) - before
-    drawn = torch.rand(len(numbers), generator=generator).to(left.device)
-    taken = numbers[order][left / counts[order] > drawn]
-    return starts[torch.isin(segments[starts], taken)]
+    uniform = torch.rand(len(numbers), generator=generator).to(left.device)
+    included = numbers[order][left / counts[order] > uniform]
+    return starts[torch.isin(segments[starts], included)]
 
 
 def _head_spec(target: Target, intermediate: int | None) -> HeadSpec:
@@ -328,7 +317,7 @@ def _head_spec(target: Target, intermediate: int | None) -> HeadSpec:
 
 
 def fresh_eagle1(target: Target, intermediate: int | None) -> Eagle1Head:
-    """An EAGLE-1 head that begins by handing the target's feature on."""
+    """An EAGLE-1 head, initialised to pass the target's feature on."""
     spec = _head_spec(target, intermediate)
     head = Eagle1Head(spec, target.lm_head, vocab=target.vocab_size, bias=True)
     with torch.no_grad():
@@ -339,7 +328,7 @@ def fresh_eagle1(target: Target, intermediate: int | None) -> Eagle1Head:
 
 
 def fresh_eagle3(target: Target, ids: Tensor | None, intermediate: int | None) -> Eagle3Head:
-    """An EAGLE-3 head that begins by reading its deepest layer with the target's output matrix.
+    """An EAGLE-3 head, initialised to read its deepest layer with the target's output matrix.
 
     Args:
         ids: the tokens it drafts, with an output matrix of its own; None = all, by the target's.
@@ -368,12 +357,3 @@ def _placed(head: _Head, target: Target) -> _Head:
     head = head.to(target.device)
     head.embedding_weight = weight_of(target.embedding).float()
     return head
-
-
-def _layer_tensors(layer: HeadLayer, prefix: str) -> dict[str, Tensor]:
-    named: dict[str, Tensor] = {}
-    for own, parts in layer.published().items():
-        if hasattr(layer, own):
-            weights = getattr(layer, own).weight.split(list(parts.values()))
-            named |= {f"{prefix}.{p}.weight": w for p, w in zip(parts, weights, strict=True)}
-    return named

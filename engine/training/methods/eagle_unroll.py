@@ -76,11 +76,11 @@ class _Chains:
     def _causal(self, query: Tensor) -> Tensor:
         assert self._base is not None
         parts = zip(*(x.split(self._sizes, dim=1) for x in (query, *self._base)), strict=True)
-        seen = [
+        outputs = [
             scaled_dot_product_attention(q[None], k[None], v[None], is_causal=True, enable_gqa=True)
             for q, k, v in parts
         ]
-        return torch.cat([part[0] for part in seen], dim=1).transpose(0, 1)
+        return torch.cat([output[0] for output in outputs], dim=1).transpose(0, 1)
 
     def _own_and_base(self, query: Tensor) -> Tensor:
         """One softmax over base rows up to the chain's start and the chain's own rows."""
@@ -90,7 +90,7 @@ class _Chains:
         grouped = query.view(kv_heads, heads // kv_heads, m, width) * width**-0.5
         keys, values = torch.stack(self._keys, dim=2), torch.stack(self._values, dim=2)
         own = torch.einsum("hgmd,hmkd->hgmk", grouped, keys)
-        seen, begin, first = [], 0, 0
+        outputs, begin, first = [], 0, 0
         for size, count in zip(self._sizes, self._counts, strict=True):
             rows, base = slice(first, first + count), slice(begin, begin + size)
             begin, first = begin + size, first + count
@@ -102,8 +102,8 @@ class _Chains:
             scores = scores.masked_fill(late, -torch.inf)
             weights = torch.cat([scores, own[:, :, rows]], dim=-1).softmax(dim=-1)
             there, here = weights.split([size, keys.shape[2]], dim=-1)
-            seen.append(
+            outputs.append(
                 torch.einsum("hgmn,hnd->hgmd", there, self._base[1][:, base])
                 + torch.einsum("hgmk,hmkd->hgmd", here, values[:, rows])
             )
-        return torch.cat(seen, dim=2).reshape(heads, m, width).transpose(0, 1)
+        return torch.cat(outputs, dim=2).reshape(heads, m, width).transpose(0, 1)

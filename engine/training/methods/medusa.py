@@ -1,7 +1,7 @@
 """Trains Medusa heads: residual blocks on the target's hidden state, which share its `lm_head`.
 
-Head i reads row t and learns token t + 2 + i, from the text and from the distribution that the
-target had there. Medusa-1: the target is frozen.
+Head i reads row t and learns token t + 2 + i, from the text and from the target's distribution
+there. Medusa-1: the target is frozen.
 Source: arXiv:2401.10774, sections 2.2.1 and 2.3.3 (self-distillation).
 """
 
@@ -122,14 +122,14 @@ def choices_by_rates(
 
     Example: rates [[0.6, 0.2], [0.5, 0.1]] give (0,) 0.6, (0, 0) 0.3, (1,) 0.2, (1, 0) 0.1, …
     """
-    chosen: list[tuple[int, ...]] = []
+    paths: list[tuple[int, ...]] = []
     waiting: list[tuple[float, tuple[int, ...]]]
     waiting = [(-rate, (rank,)) for rank, rate in enumerate(rates[0])]
     heapq.heapify(waiting)
-    while waiting and len(chosen) < num_nodes:
+    while waiting and len(paths) < num_nodes:
         minus, path = heapq.heappop(waiting)
-        chosen.append(path)
+        paths.append(path)
         if len(path) < len(rates):
             for rank, rate in enumerate(rates[len(path)]):
                 heapq.heappush(waiting, (minus * rate, (*path, rank)))
-    return tuple(sorted(chosen, key=lambda path: (len(path), path)))
+    return tuple(sorted(paths, key=lambda path: (len(path), path)))

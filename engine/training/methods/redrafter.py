@@ -1,7 +1,7 @@
-"""Trains a ReDrafter head by distillation: its guesses learn the target's distribution.
+"""Trains a ReDrafter head by distillation from the target's distributions.
 
-Row t is a context; the recurrence is fed the tokens t + 1 … t + d, and its guess of token t + 1 + d
-learns what the target thinks at row t + d. Source: arXiv:2403.09919, section 3.4.
+Row t is a context; the recurrence reads the tokens t + 1 … t + d, and its guess of token t + 1 + d
+learns the target's distribution at row t + d. Source: arXiv:2403.09919, section 3.4.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ class ReDrafterStudent(Student):
         head = LMHead(self.output.weight if ids is None else self.output.weight[ids])
         state = torch.zeros_like(pack.hidden)
         for depth in range(1, self.depths + 1):
-            fed = embedding(pack.tokens.roll(-depth), self._embedding)
-            state = silu(self.rnn_w(fed) + self.rnn_u(state))
+            inputs = embedding(pack.tokens.roll(-depth), self._embedding)
+            state = silu(self.rnn_w(inputs) + self.rnn_u(state))
             rows = pack.rows_before(1 + depth)
             at = pad_rows(rows)
             x = self.input_proj(torch.cat([pack.hidden[at], state[at]], dim=-1))
@@ -99,21 +99,21 @@ class ReDrafterStudent(Student):
 
     def published(self) -> Mapping[str, Tensor]:
         """Apple's layout: with `input_proj` only where exit_dim is not twice the hidden size."""
-        named: dict[str, nn.Module] = {"rnn_w": self.rnn_w, "rnn_u": self.rnn_u}
+        modules: dict[str, nn.Module] = {"rnn_w": self.rnn_w, "rnn_u": self.rnn_u}
         if self.settings.exit_dim != 2 * self.target.hidden_size:
-            named["input_proj"] = self.input_proj
-        named |= {f"lm_head.{i}.linear": block for i, block in enumerate(self.blocks)}
-        named[f"lm_head.{self.settings.layers}"] = self.output
+            modules["input_proj"] = self.input_proj
+        modules |= {f"lm_head.{i}.linear": block for i, block in enumerate(self.blocks)}
+        modules[f"lm_head.{self.settings.layers}"] = self.output
         return {
             f"{name}.{part}": value
-            for name, module in named.items()
+            for name, module in modules.items()
             for part, value in module.named_parameters()
         }
 
     def stored(self, dtype: torch.dtype) -> dict[str, Tensor]:
         tensors = super().stored(dtype)
         if self.vocabulary.ids is not None:
-            # Nothing was learnt of the other tokens: a score of 0 keeps them out of every beam.
+            # The other tokens are untrained: a score of 0 keeps them out of every beam.
             others = torch.ones(self.target.vocab_size, dtype=torch.bool)
             others[self.vocabulary.ids.cpu()] = False
             tensors[f"lm_head.{self.settings.layers}.weight"][others] = 0

@@ -23,10 +23,9 @@ from engine.drafters.eagle.head import (
     HeadSession,
 )
 from engine.drafters.eagle.methods import EagleDrafter
-from engine.drafters.eagle.trees import DynamicTree, StaticTree, grow
+from engine.drafters.eagle.trees import DynamicTree, StaticTree, expand_candidates
 from engine.drafters.heads.layer import HeadCache, HeadSpec
-from engine.drafters.heads.output import DraftOutput
-from engine.drafters.heads.vocabulary import FILE, Vocabulary
+from engine.drafters.heads.vocabulary import FILE, DraftOutput, Vocabulary
 from engine.errors import DrafterError
 from engine.model.target import Target
 from engine.proposal import Needs
@@ -125,7 +124,7 @@ def chains(head: DraftHead, least: float, steps: int = 4) -> list[tuple[list[int
         assert drafted is not None
         found.append((drafted[0].tolist(), drafted[1].tolist()))
         by_level.feed_base(features, tokens)
-        grown = grow(by_level, DynamicTree(1, 4, 4, 1))
+        grown = expand_candidates(by_level, DynamicTree(1, 4, 4, 1))
         found.append((grown.tokens.tolist(), grown.log_probs.tolist()))
     return found
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import pytest
 import torch
 from scipy.stats import chi2
 
@@ -18,6 +19,8 @@ from engine.sampling import probabilities
 from engine.steps import End, Step
 from tests.models import build_context, plain_greedy, tiny_target
 
+slow = functools.partial(pytest.param, marks=pytest.mark.slow)
+FAMILIES = ["llama", *map(slow, ("qwen3", "gemma3_text", "gpt_neox", "opt"))]
 PROMPTS = ([7, 8, 9, 7, 8, 9, 7, 8], [65], [3, 200, 17, 99, 3, 200, 17, 40, 41])
 
 
@@ -49,6 +52,30 @@ def write(
     assert isinstance(end, End)
     steps = [record for record in records if isinstance(record, Step)]
     return Text(list(end.output_ids), steps, end.finish_reason)
+
+
+Reference = Callable[[list[int]], list[int]]
+"""A text, its root included → the tokens that are to be drafted after it."""
+
+
+def assert_drafts_equal(
+    reference: Reference,
+    target: Target,
+    drafter: Drafter,
+    *,
+    prompts: Sequence[Sequence[int]] = PROMPTS,
+    tokens: int = 30,
+) -> int:
+    """Every draft is the reference's, up to its own length; return accepted drafts."""
+    accepted = 0
+    for prompt in prompts:
+        text = write(target, drafter, prompt, tokens=tokens)
+        before = [*prompt, text.output[0]]
+        for step in text.steps:
+            assert list(step.tokens[1:]) == reference(before)[: step.num_drafted]
+            before += step.committed
+        accepted += text.num_accepted
+    return accepted
 
 
 # Tests share these targets: made in inference mode, their weights cannot be written to outside it.
@@ -172,15 +199,15 @@ def p_value(
 
 def first_drafts(text: Text) -> dict[int, int]:
     """Output position → the token drafted first for it, where the tree went on from there."""
-    found: dict[int, int] = {}
+    drafts: dict[int, int] = {}
     at = 0
     for step in text.steps:
         for node in (0, *step.accepted):
             at += 1
             children = [c for c, parent in enumerate(step.parents) if parent == node and c]
             if children and at < len(text.output):
-                found[at] = step.tokens[children[0]]
-    return found
+                drafts[at] = step.tokens[children[0]]
+    return drafts
 
 
 @torch.inference_mode()

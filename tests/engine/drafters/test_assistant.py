@@ -21,7 +21,6 @@ from engine.drafters.heads.assistant import (
 )
 from engine.errors import ConfigError, DrafterError
 from engine.model.target import Target
-from engine.tuning.adaptive import build_drafter
 from tests.engine.drafters import judges
 from tests.engine.drafters.judges import PROMPTS, write
 from tests.models import build_context, plain_greedy, save_tiny, tiny_target
@@ -101,15 +100,6 @@ def test_it_reads_the_last_layers_with_keys_of_their_own() -> None:
     assert target.kv_bytes == 2 * (2 * 8 + 2 * 8 + 2 * 16 + 2 * 16) * 4
     alone = tiny_target("gemma4_text", eos_token_id=None, num_kv_shared_layers=0)
     assert shared_layers(alone) == (5, 4)
-
-
-def test_a_target_without_shared_layers_is_drafted_for(tmp_path: Path) -> None:
-    target = tiny_target("gemma4_text", eos_token_id=None, num_kv_shared_layers=0)
-    folder = str(save_assistant(tmp_path, target))
-    config = AssistantConfig(speculative_model=folder, max_draft_len=2, adaptive=True)
-    drafter = build_drafter(config, build_context(target))
-    text = write(target, drafter, PROMPTS[0], tokens=24)
-    assert text.output == plain_greedy(target, list(PROMPTS[0]), 24)
 
 
 def test_sampled_output_follows_the_target(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import torch
 
 from engine.drafters.blocks.base import BlockMethod
 from engine.drafters.heads.vocabulary import Vocabulary
-from engine.errors import ConfigError
 from engine.proposal import Proposal
 
 SIZE = 6
@@ -57,10 +56,3 @@ def test_a_chain_is_the_likeliest_token_of_every_place() -> None:
     found = drafted(logits, use_dynamic_tree=False)
     assert found.tokens.tolist() == [99, *logits.argmax(dim=-1).tolist()]
     assert found.shape.is_chain
-
-
-def test_a_tree_s_settings_have_no_effect_on_a_chain() -> None:
-    live = BlockMethod.parse({"decoding_type": "Block"}).live_settings()
-    assert not live & {"dynamic_tree_max_topK", "max_total_draft_tokens"}
-    with pytest.raises(ConfigError, match="dynamic_tree_max_topK"):
-        BlockMethod.parse({"decoding_type": "Block", "dynamic_tree_max_topK": 0})

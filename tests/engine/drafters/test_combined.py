@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from engine.accept import greedy
 from engine.config import Sampling
-from engine.drafters.autoregressive import AutoregressiveConfig, AutoregressiveDrafter
+from engine.drafters.autoregressive import AutoregressiveDrafter
 from engine.drafters.base import BuildContext, Start
 from engine.drafters.combined import CombinedConfig, CombinedDrafter, Repeats
 from engine.drafters.heads.medusa import MedusaConfig
@@ -42,7 +42,7 @@ CONFIGS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3_text", "gpt_neox", "opt"])
+@pytest.mark.parametrize("family", judges.FAMILIES)
 @pytest.mark.parametrize("number", range(len(CONFIGS)))
 def test_greedy_output_equals_target_alone(number: int, family: str):
     config = CombinedConfig.parse(CONFIGS[number])
@@ -103,14 +103,14 @@ def started(config: CombinedConfig, prompt: list[int]) -> CombinedDrafter:
 
 @pytest.mark.parametrize("retrieval", [NGRAM, {"decoding_type": "Suffix"}])
 def test_retrieval_drafts_only_where_the_match_is_long_enough(retrieval: dict[str, Any]):
-    model = TokenRecyclingConfig(recycle_prompt=False, recycling_choices=((0,), (1,)))
+    model = TokenRecyclingConfig(recycling_choices=((0,), (1,)))
     config = CombinedConfig.parse(
         {"retrieval": retrieval, "model": model.model_dump(), "min_match_len": 2}
     )
     long_match = started(config, [1, 2, 3, 4, 1, 2]).propose(99)
     assert long_match.tokens.tolist()[:3] == [2, 3, 4]
     short_match = started(config, [1, 2, 3, 4, 9, 2]).propose(99)
-    assert len(short_match.shape) == 3 and short_match.shape.parents == (-1, 0, 0)
+    assert short_match.tokens.tolist() == [2, 3], "the model's, which knows one successor"
 
 
 def test_suffix_matches_in_earlier_runs_count():
@@ -130,14 +130,6 @@ def test_repeats_equal_brute_force(text: list[int], length: int):
         last = text[max(0, end - length) : end]
         before = [text[i : i + length] for i in range(end - length)]
         assert repeats.now == (len(last) == length and last in before)
-
-
-def test_nested_settings_survive_json_and_plain_data():
-    config = CombinedConfig.parse(CONFIGS[3])
-    assert CombinedConfig.model_validate_json(config.model_dump_json()) == config
-    assert CombinedConfig.parse(config.model_dump()) == config
-    assert isinstance(config.retrieval, SuffixConfig) and config.retrieval.use_tree_spec
-    assert CombinedConfig(model=AutoregressiveConfig()).model == AutoregressiveConfig()
 
 
 @pytest.mark.parametrize(

@@ -63,8 +63,7 @@ def test_the_target_under_other_ids_drafts_as_itself() -> None:
     assert [step.num_accepted for step in text.steps] == [5] * 5
 
 
-@pytest.mark.parametrize("window", [4, 64])
-@pytest.mark.parametrize("threshold", [0.0, 0.02])
+@pytest.mark.parametrize(("window", "threshold"), [(4, 0.0), (64, 0.02)])
 def test_greedy_output_is_the_target_s(
     monkeypatch: pytest.MonkeyPatch, window: int, threshold: float
 ) -> None:
@@ -80,6 +79,7 @@ def test_greedy_output_is_the_target_s(
     assert drafted > 0
 
 
+@pytest.mark.slow
 def test_sampled_output_follows_the_target() -> None:
     model: Any = judges.sampled_target()
     small: Any = of_words(1, 330, "small")

@@ -14,11 +14,16 @@ from torch import Tensor
 
 from engine.drafters.blocks.dspark import DSparkConfig
 from engine.errors import DrafterError
-from engine.model.forward import cache_argument
 from engine.model.target import Target
 from tests.engine.drafters import judges
 from tests.engine.drafters.judges import PROMPTS, SAMPLED_VOCAB, write
-from tests.engine.drafters.test_dflash import FULL, SETTINGS, dflash_model, save_as_published
+from tests.engine.drafters.test_dflash import (
+    FULL,
+    SETTINGS,
+    block_outputs,
+    dflash_model,
+    save_as_published,
+)
 from tests.models import build_context, tiny_target
 
 RANK, KINDS = 6, ("vanilla", "gated", "rnn")
@@ -61,21 +66,7 @@ def whole_text_draft(
     target: Target, text: list[int], kind: str, *, first: int = 0, ids: Tensor | None = None
 ) -> list[int]:
     """As the authors write it: base logits of the block, then token after token."""
-    from transformers.cache_utils import DFlashCache
-
-    n, block = len(text) - 1, SETTINGS["block_size"]
-    out = target.model(torch.tensor([text[:-1]]), output_hidden_states=True)
-    context = torch.cat([out.hidden_states[i + 1] for i in SETTINGS["target_layer_ids"]], dim=-1)
-    model = dflash_model(*FULL)
-    cache = DFlashCache(config=model.config)
-    cache.set_previous_accepted_tokens(n)
-    fed = torch.tensor([[text[-1]] + [SETTINGS["mask_token_id"]] * (block - 1)])
-    hidden = model(
-        noise_embeds=target.embedding(fed),
-        context_hidden_states=context,
-        position_ids=torch.arange(n + block)[None],
-        **{cache_argument(model): cache},
-    ).last_hidden_state[0, first:]
+    hidden = block_outputs(target, dflash_model(*FULL), text)[first:]
     weights = markov(kind, SIZE if ids is None else len(ids))
     w1, w2 = weights["markov_w1.weight"], weights["markov_w2.weight"]
     base = target.lm_head(hidden)
@@ -105,14 +96,10 @@ def test_every_draft_is_the_formula_s_on_the_whole_text(
     target = judges.target_of("llama")
     location = save(tmp_path / "own", kind, sample_from_anchor=anchor)
     drafter = DSparkConfig(speculative_model=location).build(build_context(target))
-    for prompt in PROMPTS[:2]:
-        text = write(target, drafter, prompt, tokens=16)
-        seen = [*prompt, text.output[0]]
-        for step in text.steps:
-            wanted = whole_text_draft(target, seen, kind, first=0 if anchor else 1)
-            assert list(step.tokens[1:]) == wanted[: step.num_drafted]
-            assert step.num_drafted == (5 if anchor else 4)
-            seen += step.committed
+    reference = functools.partial(whole_text_draft, target, kind=kind, first=0 if anchor else 1)
+    judges.assert_drafts_equal(reference, target, drafter, prompts=PROMPTS[:2], tokens=16)
+    steps = write(target, drafter, PROMPTS[0]).steps
+    assert {step.num_drafted for step in steps} == {5 if anchor else 4}
 
 
 def test_a_draft_vocabulary_and_speculators_config(tmp_path: Path) -> None:
@@ -132,15 +119,13 @@ def test_a_draft_vocabulary_and_speculators_config(tmp_path: Path) -> None:
     }
     Path(location, "config.json").write_text(json.dumps(outer))
     drafter = DSparkConfig(speculative_model=location).build(build_context(target))
-    text = write(target, drafter, PROMPTS[0], tokens=12)
-    seen = [*PROMPTS[0], text.output[0]]
-    for step in text.steps:
-        wanted = whole_text_draft(target, seen, "vanilla", ids=torch.arange(96) * 3)
-        assert list(step.tokens[1:]) == wanted
-        seen += step.committed
+    reference = functools.partial(
+        whole_text_draft, target, kind="vanilla", ids=torch.arange(96) * 3
+    )
+    judges.assert_drafts_equal(reference, target, drafter, prompts=PROMPTS[:1], tokens=12)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3_text", "gpt_neox"])
+@pytest.mark.parametrize("family", judges.FAMILIES)
 @pytest.mark.parametrize("tree", [False, True])
 def test_greedy_output_equals_target_alone(tmp_path: Path, family: str, tree: bool) -> None:
     config = DSparkConfig(speculative_model=save(tmp_path / "own", "rnn"), use_dynamic_tree=tree)
@@ -148,7 +133,7 @@ def test_greedy_output_equals_target_alone(tmp_path: Path, family: str, tree: bo
     judges.assert_lossless_to_the_context_end(config, family)
 
 
-@pytest.mark.parametrize("tree", [False, True])
+@pytest.mark.parametrize("tree", [False, judges.slow(True)])
 def test_sampled_output_follows_the_target(tmp_path: Path, tree: bool) -> None:
     target = tiny_target(
         "llama", vocab_size=SAMPLED_VOCAB, eos_token_id=None, max_position_embeddings=512

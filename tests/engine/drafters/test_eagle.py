@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from engine.decode import decode
-from engine.drafters import methods
 from engine.drafters.eagle import trees
 from engine.drafters.eagle.head import HeadSession
 from engine.drafters.eagle.methods import Eagle3Config, EagleConfig, EagleDrafter
@@ -24,7 +24,6 @@ from tests.engine.drafters.eagle_heads import save_eagle, save_eagle3
 from tests.engine.drafters.golden import ROOT, golden_case
 from tests.models import build_context, tiny_target
 
-FAMILIES = ("llama", "qwen3", "gemma3_text", "gpt_neox")
 GOLDEN3 = ROOT / "eagle" / "eagle3" / "head"
 TREE = {"use_dynamic_tree": True}
 SMALL_TREE = {
@@ -44,23 +43,27 @@ SETTINGS: dict[str, tuple[type[EagleConfig] | type[Eagle3Config], dict[str, Any]
 }
 
 
+Heads = Callable[[str, str], Path]
+
+
 @pytest.fixture(scope="module")
-def heads(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Path]:
-    """A head of either kind for every family; EAGLE-3's reads the last layer's output too."""
+def heads(tmp_path_factory: pytest.TempPathFactory) -> Heads:
+    """A head of either kind per family; EAGLE-3's reads the last layer's output too."""
     root = tmp_path_factory.mktemp("heads")
-    found = {}
-    for family in FAMILIES:
+
+    @functools.cache
+    def head(family: str, kind: str) -> Path:
         target = judges.target_of(family)
-        found[family, "Eagle"] = save_eagle(root / family / "eagle", target)
-        found[family, "Eagle3"] = save_eagle3(
-            root / family / "eagle3", target, (1, 2, 3), draft_vocab=140
-        )
-    return found
+        if kind == "Eagle":
+            return save_eagle(root / family / "eagle", target)
+        return save_eagle3(root / family / "eagle3", target, (1, 2, 3), draft_vocab=140)
+
+    return head
 
 
-def config(heads: dict[tuple[str, str], Path], family: str, name: str) -> MethodConfig:
+def config(heads: Heads, family: str, name: str) -> MethodConfig:
     kind, settings = SETTINGS[name]
-    head = heads[family, kind.model_fields["decoding_type"].default]
+    head = heads(family, kind.model_fields["decoding_type"].default)
     return kind.parse({"speculative_model": str(head), **settings})
 
 
@@ -68,27 +71,23 @@ def config(heads: dict[tuple[str, str], Path], family: str, name: str) -> Method
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_output_equals_the_target_alone(
-    family: str, name: str, heads: dict[tuple[str, str], Path]
-) -> None:
+@pytest.mark.parametrize("family", judges.FAMILIES)
+def test_greedy_output_equals_the_target_alone(family: str, name: str, heads: Heads) -> None:
     accepted = judges.assert_greedy_lossless(config(heads, family, name), family)
     assert accepted > 0, "a head that is never right proves little"
 
 
 @pytest.mark.parametrize("name", ["eagle1", "eagle2", "eagle3-chain"])
-def test_the_text_fills_the_context_exactly(name: str, heads: dict[tuple[str, str], Path]) -> None:
+def test_the_text_fills_the_context_exactly(name: str, heads: Heads) -> None:
     judges.assert_lossless_to_the_context_end(config(heads, "llama", name), "llama")
 
 
-@pytest.mark.parametrize("name", ["eagle1", "eagle2-small", "eagle3-tree"])
-@pytest.mark.parametrize("first_bad_row", [0, 1])
+@pytest.mark.parametrize("name", ["eagle1", "eagle3-tree"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_head_that_computes_nan_costs_speed_and_nothing_else(
     name: str,
-    first_bad_row: int,
     temperature: float,
-    heads: dict[tuple[str, str], Path],
+    heads: Heads,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     target, prompt = judges.target_of("llama"), judges.PROMPTS[0]
@@ -98,7 +97,7 @@ def test_a_head_that_computes_nan_costs_speed_and_nothing_else(
 
     def broken(outputs: Tensor) -> Tensor:
         logits = healthy(outputs).clone()
-        logits[first_bad_row:] = torch.nan
+        logits[1:] = torch.nan
         return logits
 
     monkeypatch.setattr(drafter.head, "logits", broken)
@@ -134,7 +133,9 @@ def sampled_drafter(heads: dict[str, Path], name: str) -> EagleDrafter:
     return drafter
 
 
-@pytest.mark.parametrize("name", SAMPLED)
+@pytest.mark.parametrize(
+    "name", ["eagle1", "eagle3-tree", *map(judges.slow, ("eagle2", "eagle3-chain"))]
+)
 def test_sampled_text_follows_the_target_s_law(name: str, sampled_heads: dict[str, Path]) -> None:
     drafter = sampled_drafter(sampled_heads, name)
     drawn = name == "eagle1"
@@ -178,30 +179,7 @@ def test_base_entries_fed_in_pieces_between_trees_equal_one_pass() -> None:
     torch.testing.assert_close(every[-1:], whole.output, atol=2e-5, rtol=0)
 
 
-def test_gradients_reach_every_weight_of_a_head_and_none_of_the_target_s() -> None:
-    target = golden_case("eagle/eagle2").target
-    head = ROOT / "eagle" / "eagle2" / "head"
-    drafter = EagleConfig(speculative_model=str(head)).build(build_context(target))
-    net = drafter.head.requires_grad_(True)
-    outputs = net(torch.randn(5, 48), torch.arange(5), torch.arange(5))
-    net.logits(outputs).square().mean().backward()
-    assert all(weight.grad is not None for weight in net.parameters())
-    target_weights = {weight.data_ptr() for weight in target.model.parameters()}
-    assert not target_weights & {weight.data_ptr() for weight in net.parameters()}
-
-
 # ---- settings
-
-
-def test_both_methods_are_found() -> None:
-    assert methods()["Eagle"] is EagleConfig and methods()["Eagle3"] is Eagle3Config
-    for kind in (EagleConfig, Eagle3Config):
-        assert kind().lossless
-        assert all(
-            field.description
-            for name, field in kind.model_fields.items()
-            if name != "decoding_type"
-        )
 
 
 @pytest.mark.parametrize("kind", [EagleConfig, Eagle3Config])
@@ -213,29 +191,7 @@ def test_keeping_more_nodes_than_are_drafted_names_both_numbers(kind: type[Metho
     kind.parse({**values, "max_total_draft_tokens": 37, "use_dynamic_tree": False})
 
 
-def test_a_choice_tree_with_a_gap_names_the_path() -> None:
-    with pytest.raises(ConfigError, match=r"\[1, 0\]"):
-        EagleConfig.parse({"eagle_choices": [[0], [0, 0], [1, 0]]})
-
-
-def test_settings_survive_plain_data() -> None:
-    for built in (EagleConfig(), Eagle3Config(eagle3_layers_to_capture=(1, 3, 4))):
-        plain = json.loads(json.dumps(built.model_dump()))
-        assert type(built).parse(plain) == built
-
-
 # ---- runs
-
-
-def test_a_cancelled_run_leaves_a_usable_drafter(heads: dict[tuple[str, str], Path]) -> None:
-    target = judges.target_of("llama")
-    drafter = config(heads, "llama", "eagle2").build(build_context(target))
-    prompt = list(judges.PROMPTS[0])
-    records = decode(target, drafter, prompt)
-    next(records), next(records)
-    records.close()
-    text = judges.write(target, drafter, prompt)
-    assert text.output == judges.plain_text("llama", tuple(prompt), 24)
 
 
 def test_half_precision_heads_follow_the_target_s_dtype(tmp_path: Path) -> None:
@@ -263,7 +219,7 @@ def save_file_of(folder: Path, target: Target) -> Path:
 
 @pytest.mark.parametrize("form", ["list.pt", "tensor.pt", "list.json"])
 def test_a_token_map_of_its_own_says_which_tokens_are_drafted(
-    tmp_path: Path, heads: dict[tuple[str, str], Path], form: str
+    tmp_path: Path, heads: Heads, form: str
 ) -> None:
     """As published: a list of ids from torch.save, the most frequent first."""
     target, prompt = judges.target_of("llama"), judges.PROMPTS[0]
@@ -277,14 +233,14 @@ def test_a_token_map_of_its_own_says_which_tokens_are_drafted(
     for settings, allowed in (({}, ids), ({"draft_vocab": 20}, ids[:20])):
         values = {"speculative_token_map": str(file), "eagle_choices": [[0, 0, 0], [1, 0]]}
         config = EagleConfig.parse(
-            {**values, **settings, "speculative_model": str(heads["llama", "Eagle"])}
+            {**values, **settings, "speculative_model": str(heads("llama", "Eagle"))}
         )
         text = judges.write(target, config.build(build_context(target)), prompt, tokens=40)
         assert text.output == written and text.num_accepted > 0
         assert {token for step in text.steps for token in step.tokens[1:]} <= set(allowed)
 
 
-def test_a_wrong_token_map_is_named(tmp_path: Path, heads: dict[tuple[str, str], Path]) -> None:
+def test_a_wrong_token_map_is_named(tmp_path: Path, heads: Heads) -> None:
     target = judges.target_of("llama")
     torch.save([5, 5], tmp_path / "twice.pt")
     for named, words in (
@@ -292,7 +248,7 @@ def test_a_wrong_token_map_is_named(tmp_path: Path, heads: dict[tuple[str, str],
         ("nowhere.pt", "'nowhere.pt' is neither a local file nor owner/repository/file"),
     ):
         config = EagleConfig(
-            speculative_model=str(heads["llama", "Eagle"]), speculative_token_map=named
+            speculative_model=str(heads("llama", "Eagle")), speculative_token_map=named
         )
         with pytest.raises(PlaygroundError, match=words):
             config.build(build_context(target))

@@ -16,7 +16,7 @@ from engine.drafters.eagle.trees import (
     Candidates,
     DynamicTree,
     draw_without_replacement,
-    grow,
+    expand_candidates,
     rerank,
 )
 from engine.sampling import SeededDraws
@@ -65,7 +65,7 @@ class TableNet:
         hidden = torch.cat([self.output_of(path) for path in paths])
         return hidden, torch.stack([self.log_probs(path) for path in paths])
 
-    def likeliest(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    def topk(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
         best = logits.topk(count)
         return best.indices, best.values
 
@@ -100,7 +100,7 @@ def by_hand(net: TableNet, size: DynamicTree) -> list[tuple[tuple[int, ...], flo
 )
 def test_a_grown_tree_equals_the_procedure_done_by_hand(size: DynamicTree) -> None:
     net = TableNet()
-    candidates = grow(net, size)
+    candidates = expand_candidates(net, size)
     assert len(candidates.tokens) == size.num_candidates
     kept, parents = rerank(candidates, size.keep)
     paths: list[tuple[int, ...]] = [()]
@@ -114,7 +114,7 @@ def test_a_grown_tree_equals_the_procedure_done_by_hand(size: DynamicTree) -> No
 @pytest.mark.parametrize("least", [0.02, 0.2, 0.5])
 def test_nodes_that_are_less_likely_are_not_expanded(least: float) -> None:
     size = DynamicTree(3, 5, 12, 3)
-    whole, grown = grow(TableNet(), size), grow(TableNet(), size, least)
+    whole, grown = expand_candidates(TableNet(), size), expand_candidates(TableNet(), size, least)
     parents = grown.parents[grown.parents >= 0].unique()
     assert (grown.scores[parents].exp() >= least).all()
     assert len(grown.tokens) < len(whole.tokens)
@@ -134,7 +134,7 @@ def test_the_worked_example_of_the_rerank() -> None:
     assert [-1, *parents.tolist()] == [-1, 0, 1, 1]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 @given(data=st.data(), size=st.integers(2, 40))
 def test_every_kept_node_s_parent_is_kept_even_when_scores_tie(
     data: st.DataObject, size: int
@@ -163,7 +163,7 @@ def test_candidates_are_counted_as_in_the_reference() -> None:
 
 def test_a_depth_limit_shortens_the_tree() -> None:
     size = DynamicTree(3, 6, 10, 3).within(2)
-    candidates = grow(TableNet(), size)
+    candidates = expand_candidates(TableNet(), size)
     assert size.levels == 2 and len(candidates.tokens) == 3 + 9
     assert DynamicTree(3, 6, 2, 3).within(9).levels == 2, "two nodes reach no deeper than two"
 

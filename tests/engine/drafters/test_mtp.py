@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ from transformers import AutoModelForCausalLM
 from engine.accept import Lossless, Relaxed, ThinkingPhase, Verified
 from engine.config import Sampling
 from engine.drafters import parse_method
-from engine.drafters.combined import CombinedConfig
 from engine.drafters.heads.mtp import MTPConfig, load_layers
 from engine.errors import DrafterError
 from engine.model.forward import cache_argument, prepare_attention
@@ -24,8 +23,8 @@ from engine.sampling import SeededDraws
 from engine.tree import TreeShape
 from tests.engine.drafters import judges
 from tests.engine.drafters.judges import write
-from tests.engine.drafters.turns import Turns
-from tests.models import build_context, plain_greedy, save_tiny, tiny_model, tiny_target
+from tests.engine.drafters.turns import assert_keeps_up
+from tests.models import build_context, plain_greedy, tiny_model, tiny_target
 
 tiny_mtp = pytest.importorskip(
     "tests.engine.drafters.tiny_mtp",
@@ -33,7 +32,7 @@ tiny_mtp = pytest.importorskip(
     exc_type=ImportError,
 )
 PROMPTS = ([1, 2, 3, 1, 2, 3, 4], [5], [9, 8, 7, 6, 5])
-CASES = [(1, 1), (1, 4), (2, 2), (3, 3), (3, 2)]
+CASES = [(1, 4), (3, 3), *(judges.slow(*case) for case in ((1, 1), (2, 2), (3, 2)))]
 """(MTP layers of the model, max_draft_len)."""
 
 Saved = Callable[[int], Path]
@@ -80,21 +79,13 @@ def reference_of(folder: Path, num_layers: int) -> tuple[Target, Any]:
     return reference, layers.eval()
 
 
-@pytest.mark.parametrize("num_layers", [1, 2, 3])
+@pytest.mark.parametrize("num_layers", [1, judges.slow(2), 3])
 def test_every_draft_equals_transformers_on_the_whole_text(saved: Saved, num_layers: int):
     target = tiny_mtp.load_deepseek(saved(num_layers))
     reference, layers = reference_of(saved(num_layers), num_layers)
     drafter = MTPConfig(max_draft_len=num_layers).build(build_context(target))
-    accepted = 0
-    for prompt in PROMPTS:
-        text = write(target, drafter, prompt, tokens=30)
-        seen = [*prompt, text.output[0]]
-        for step in text.steps:
-            drafted = whole_text_draft(reference, layers, seen)
-            assert list(step.tokens[1:]) == drafted[: step.num_drafted]
-            accepted += step.num_accepted
-            seen += step.committed
-    assert accepted > 0
+    drafts = functools.partial(whole_text_draft, reference, layers)
+    assert judges.assert_drafts_equal(drafts, target, drafter, prompts=PROMPTS) > 0
 
 
 def test_weights_are_those_of_the_checkpoint(saved: Saved):
@@ -143,7 +134,7 @@ def test_context_end_is_reached_exactly(saved: Saved):
     assert text.output == plain_greedy(target, prompt, 7)
 
 
-@pytest.mark.parametrize(("num_layers", "length"), [(1, 3), (2, 2)])
+@pytest.mark.parametrize(("num_layers", "length"), [(1, 3), judges.slow(2, 2)])
 def test_sampled_output_follows_the_target(saved: Saved, num_layers: int, length: int):
     target = tiny_mtp.load_deepseek(saved(num_layers))
     with torch.no_grad():
@@ -153,17 +144,9 @@ def test_sampled_output_follows_the_target(saved: Saved, num_layers: int, length
 
 
 def test_it_keeps_up_while_another_method_drafts(saved: Saved):
-    target, prompt = tiny_mtp.load_deepseek(saved(3)), PROMPTS[0]
-    config = CombinedConfig(model=MTPConfig(max_draft_len=3), min_match_len=1)
-    drafter = Turns(config, build_context(target))
-    text = write(target, drafter, prompt, tokens=40)
-    assert text.output == plain_greedy(target, prompt, 40)
-    reference, layers = reference_of(saved(3), 3)
-    own = drafter.model_steps(text.steps, prompt, text.output[0])
-    assert own
-    for seen, step in own:
-        drafted = whole_text_draft(reference, layers, seen)
-        assert list(step.tokens[1:]) == drafted[: step.num_drafted]
+    context = build_context(tiny_mtp.load_deepseek(saved(3)))
+    drafts = functools.partial(whole_text_draft, *reference_of(saved(3), 3))
+    assert_keeps_up(drafts, MTPConfig(max_draft_len=3), context, PROMPTS[0])
 
 
 # ---- what cannot be
@@ -194,13 +177,6 @@ def test_a_checkpoint_without_mtp_weights_is_refused(tmp_path: Path):
     assert "_keys_to_ignore_on_load_unexpected" not in vars(target.model)
 
 
-def test_transformers_without_mtp_is_named(saved: Saved, monkeypatch: pytest.MonkeyPatch):
-    target = tiny_mtp.load_deepseek(saved(1))
-    monkeypatch.delattr(sys.modules["transformers.modeling_layers"], "MtpModel")
-    with pytest.raises(DrafterError, match=r"transformers \d+\.\d+.* has no MTP layers"):
-        MTPConfig().build(build_context(target))
-
-
 # ---- relaxed acceptance
 
 LOGITS = torch.tensor([[0.5, 0.3, 0.15, 0.05], [0.1, 0.2, 0.3, 0.4], [0.7, 0.1, 0.1, 0.1]]).log()
@@ -217,13 +193,10 @@ def relaxed_path(
 @pytest.mark.parametrize(
     ("token", "topk", "delta", "passes"),
     [
-        (0, 1, 0.0, True),
         (1, 4, 0.19, False),
         (1, 4, 0.21, True),
-        (1, 1, 0.9, False),
         (2, 2, 0.9, False),
         (2, 3, 0.36, True),
-        (3, 4, 0.44, False),
     ],
 )
 def test_token_passes_within_topk_and_delta(token: int, topk: int, delta: float, passes: bool):
@@ -238,23 +211,10 @@ def test_token_passes_within_topk_and_delta(token: int, topk: int, delta: float,
     [
         (1, 4, 0.50, False),  # log(0.5 / 0.3) = 0.511
         (1, 4, 0.52, True),
-        (1, 1, 9.0, False),
-        (3, 4, 2.30, False),  # log(0.5 / 0.05) = 2.303
-        (3, 4, 2.31, True),
     ],
 )
 def test_in_logarithms_the_ratio_decides(token: int, topk: int, delta: float, passes: bool):
     assert (1 in relaxed_path([9, token, 8], topk, delta, logs=True).path) == passes
-
-
-def test_the_rule_is_the_one_that_the_settings_name(saved: Saved):
-    target = tiny_mtp.load_deepseek(saved(1))
-    relaxed = {"use_relaxed_acceptance_for_thinking": True, "relaxed_delta": 2.5}
-    for name in ("probability", "log_probability"):
-        config = MTPConfig.parse({**relaxed, "relaxed_rule": name})
-        rule = config.build(build_context(target)).rule(Sampling())
-        assert isinstance(rule, Relaxed)
-        assert (rule.delta, rule.logs) == (2.5, name == "log_probability")
 
 
 def test_path_goes_on_and_ends_with_the_targets_own_token():
@@ -336,7 +296,7 @@ def save_qwen(folder: Path, family: str) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("family", ["qwen3_5_text", "qwen3_next"])
+@pytest.mark.parametrize("family", ["qwen3_5_text", judges.slow("qwen3_next")])
 def test_qwens_layer_drafts_what_it_says_and_the_text_is_plain_decodings(
     tmp_path: Path, family: str
 ) -> None:
@@ -371,9 +331,3 @@ def test_qwens_layer_drafts_what_it_says_and_the_text_is_plain_decodings(
             )
             first = int(target.output(out[0, -1]).argmax())
         assert text.steps[0].tokens[1] == first
-
-
-def test_a_qwen_checkpoint_without_the_layer_says_so(tmp_path: Path) -> None:
-    model = AutoModelForCausalLM.from_pretrained(save_tiny(tmp_path, "qwen3_5_text"))
-    with pytest.raises(DrafterError, match="no MTP weights"):
-        load_layers(Target(model, None, name="qwen"), 1)

@@ -11,8 +11,7 @@ import pytest
 
 from engine.config import Limits
 from engine.decode import decode
-from engine.drafters.lookup.ngram import LOOKUPS, NGramConfig
-from engine.errors import ConfigError
+from engine.drafters.lookup.ngram import NGramConfig, lookup_of
 from engine.model.loading import load_target
 from engine.model.sources import TargetSpec
 from engine.steps import End, Step
@@ -21,8 +20,6 @@ from tests.models import build_context, tiny_target
 GOLDEN = Path(__file__).parents[2] / "golden" / "ngram"
 EXPECTED: dict[str, Any] = json.loads((GOLDEN / "expected.json").read_text())
 END = 10_000
-DUMMY = {"hf_4_37": [0], "spec_bench": [100]}
-"""What the old implementations feed where they found nothing; we feed nothing."""
 
 
 def config_of(row: dict[str, Any], lookup: Any) -> NGramConfig:
@@ -36,19 +33,18 @@ def config_of(row: dict[str, Any], lookup: Any) -> NGramConfig:
 def propose(
     config: NGramConfig, sequence: list[int], end: int = END, eos_ids: frozenset[int] = frozenset()
 ) -> list[int]:
-    lookup = LOOKUPS[config.lookup](config)
+    lookup = lookup_of(config)
     lookup.begin(end, eos_ids)
     return lookup.draft(sequence)
 
 
 @pytest.mark.parametrize("sequence", EXPECTED["sequences"], ids=lambda s: s["name"])
-def test_prompt_lookup_equals_transformers_and_spec_bench(sequence: dict[str, Any]) -> None:
+def test_prompt_lookup_equals_transformers(sequence: dict[str, Any]) -> None:
     for row in sequence["results"]:
         ours = propose(config_of(row, "transformers"), sequence["tokens"])
         assert ours == row["hf_5"]
-        assert ours == ([] if row["hf_4_37"] == DUMMY["hf_4_37"] else row["hf_4_37"])
-        if row["spec_bench"] is not None:
-            assert propose(config_of(row, "spec_bench"), sequence["tokens"]) == row["spec_bench"]
+        # Without a match, the old release feeds the token 0.
+        assert ours == ([] if row["hf_4_37"] == [0] else row["hf_4_37"])
 
 
 def test_prompt_lookup_stops_at_eos_and_at_the_end() -> None:
@@ -59,25 +55,20 @@ def test_prompt_lookup_stops_at_eos_and_at_the_end() -> None:
 
 
 @pytest.mark.parametrize(
-    "run", EXPECTED["runs"], ids=lambda r: f"{r['impl']}-{r['prompt']}-{r['max_draft_len']}"
+    "run",
+    [run for run in EXPECTED["runs"] if run["impl"] == "hf_5"],
+    ids=lambda r: f"{r['prompt']}-{r['max_draft_len']}",
 )
 def test_every_step_of_the_recorded_runs_is_the_same(run: dict[str, Any]) -> None:
     spec = TargetSpec(name="golden", path=str(GOLDEN / "target"))
     target = load_target(spec, dtype="float32", device="cpu", cache_dir=GOLDEN)
-    lookup = {"spec_bench": "spec_bench", "hf_5": "transformers"}[run["impl"]]
-    drafter = config_of(run, lookup).build(build_context(target))
+    drafter = config_of(run, "transformers").build(build_context(target))
     prompt = EXPECTED["prompts"][run["prompt"]]["ids"]
     *records, end = decode(target, drafter, prompt, limits=Limits(max_new_tokens=48))
     assert isinstance(end, End)
     assert list(end.output_ids) == run["final_tokens"]
     assert list(end.output_ids) == EXPECTED["prompts"][run["prompt"]]["plain_greedy"]
-    recorded = {
-        step["committed_len"]: (
-            [] if step["draft"] == DUMMY.get(run["impl"]) else step["draft"],
-            step["emitted"],
-        )
-        for step in run["steps"]
-    }
+    recorded = {step["committed_len"]: (step["draft"], step["emitted"]) for step in run["steps"]}
     ours = {
         len(step_prefix): (list(step.tokens[1:]), list(step.committed[: step.num_committed]))
         for step_prefix, step in with_prefixes(prompt, end, records)
@@ -100,27 +91,22 @@ def with_prefixes(prompt: list[int], end: End, records: list[Any]) -> list[tuple
 def brute_force(config: NGramConfig, tokens: list[int]) -> list[int]:
     """Prompt lookup as its definition reads: search the whole sequence for every length."""
     n, k = len(tokens), config.max_draft_len
-    whole = config.lookup == "spec_bench"
-    longest = min(config.max_matching_ngram_size, n if whole else n - 1)
-    for size in range(longest, 0, -1):
-        for at in range(n - size + 1):
-            draft = tokens[at + size : at + size + k]
-            usable = len(draft) == k and at + size < n - size if whole else bool(draft)
-            if tokens[at : at + size] == tokens[-size:] and usable:
-                return draft
+    for size in range(min(config.max_matching_ngram_size, n - 1), 0, -1):
+        for at in range(n - size):
+            if tokens[at : at + size] == tokens[-size:]:
+                return tokens[at + size : at + size + k]
     return []
 
 
-@pytest.mark.parametrize("lookup", ["transformers", "spec_bench"])
-@pytest.mark.parametrize("seed", range(30))
-def test_the_incremental_index_equals_a_search_of_the_whole_sequence(
-    lookup: Any, seed: int
-) -> None:
+@pytest.mark.parametrize("seed", range(10))
+def test_the_incremental_index_equals_a_search_of_the_whole_sequence(seed: int) -> None:
     rng = random.Random(seed)
     config = NGramConfig(
-        lookup=lookup, max_draft_len=rng.randint(1, 6), max_matching_ngram_size=rng.randint(1, 4)
+        lookup="transformers",
+        max_draft_len=rng.randint(1, 6),
+        max_matching_ngram_size=rng.randint(1, 4),
     )
-    finder = LOOKUPS[config.lookup](config)
+    finder = lookup_of(config)
     for _ in range(2):
         finder.begin(END, frozenset())
         tokens = [rng.randrange(3)]
@@ -134,7 +120,7 @@ def test_the_incremental_index_equals_a_search_of_the_whole_sequence(
 
 def drafts(config: NGramConfig, *sequences: list[int]) -> list[int]:
     """What the pool proposes after the last sequence; each one is a run of its own."""
-    lookup = LOOKUPS[config.lookup](config)
+    lookup = lookup_of(config)
     for sequence in sequences:
         lookup.begin(END, frozenset())
         proposed = lookup.draft(sequence)
@@ -173,7 +159,7 @@ def test_the_longest_known_suffix_decides() -> None:
 def test_a_longer_match_drops_the_shorter_ones(keep: bool) -> None:
     """While (4) stands at the end its continuation is short; it grows with the text."""
     config = pool(max_draft_len=3, max_matching_ngram_size=1, is_keep_all=keep)
-    lookup = LOOKUPS[config.lookup](config)
+    lookup = lookup_of(config)
     lookup.begin(END, frozenset())
     assert lookup.draft([4, 5, 4]) == [5, 4]
     assert lookup.draft([4, 5, 4, 6, 4]) == [5, 4, 6]
@@ -188,12 +174,6 @@ def test_one_match_is_replaced_only_by_a_longer_one() -> None:
         assert drafts(pool(**options, is_use_oldest=False), *runs) == [5, 6]
 
 
-def test_keeping_all_keeps_a_long_match_beside_a_newer_short_one() -> None:
-    config = pool(max_matching_ngram_size=1, is_use_oldest=False)
-    assert drafts(config, [1, 3, 4], [1, 2], [9, 1]) == [2]
-    assert drafts(config.replace(is_use_oldest=True), [1, 3, 4], [1, 2], [9, 1]) == [3, 4]
-
-
 def test_a_public_pool_outlives_the_run_and_a_private_one_does_not() -> None:
     assert drafts(pool(), [1, 2, 3, 4], [9, 1, 2]) == [3, 4]
     assert drafts(pool(is_public_pool=False), [1, 2, 3, 4], [9, 1, 2]) == []
@@ -201,13 +181,13 @@ def test_a_public_pool_outlives_the_run_and_a_private_one_does_not() -> None:
 
 def test_the_pool_drafts_no_more_than_the_text_still_needs() -> None:
     """Beside the drafts every step commits one token of the target's own."""
-    lookup = LOOKUPS["pool"](pool(max_draft_len=8))
+    lookup = lookup_of(pool(max_draft_len=8))
     for room, draft in ((10, [3, 4, 9, 1, 2]), (4, [3, 4, 9]), (2, [3]), (1, []), (0, [])):
         lookup.begin(7 + room, frozenset())
         assert lookup.draft([1, 2, 3, 4, 9, 1, 2]) == draft
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(10))
 def test_the_windowed_pool_equals_one_that_scans_everything(seed: int) -> None:
     """Only continuations that were cut by the sequence's end can change later."""
     rng = random.Random(seed)
@@ -216,7 +196,7 @@ def test_the_windowed_pool_equals_one_that_scans_everything(seed: int) -> None:
         max_matching_ngram_size=rng.randint(1, 4),
         is_keep_all=rng.random() < 0.5,
     )
-    lookup = LOOKUPS[config.lookup](config)
+    lookup = lookup_of(config)
     lookup.begin(END, frozenset())
     tokens = [rng.randrange(3)]
     for _ in range(20):
@@ -244,12 +224,3 @@ def test_ngram_accepts_on_repetitive_text() -> None:
         *records, end = decode(target, drafter, [7, 8] * 8, limits=Limits(max_new_tokens=40))
     again = sum(r.num_accepted for r in records if isinstance(r, Step))
     assert again > 20, "the public pool knows this text by now"
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [("max_draft_len", 0), ("max_matching_ngram_size", 0), ("lookup", "fast"), ("is_keep_all", 1)],
-)
-def test_settings_out_of_range_are_refused_by_name(key: str, value: object) -> None:
-    with pytest.raises(ConfigError, match=key):
-        NGramConfig.parse({key: value})

@@ -22,7 +22,6 @@ PROMPTS = {
 METHODS: dict[str, dict[str, Any]] = {
     "NGram": {},
     "NGram, transformers": {"lookup": "transformers"},
-    "NGram, spec_bench": {"lookup": "spec_bench", "max_draft_len": 2},
     "Suffix": {"min_token_prob": 0.0},
     "Suffix, tree": {"use_tree_spec": True, "mix_contexts": True, "use_global_pool": True},
     "Token_Recycling": {},

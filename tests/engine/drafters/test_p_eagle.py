@@ -16,7 +16,6 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
 from engine.drafters.blocks.p_eagle import ParallelEagleConfig
-from engine.drafters.combined import CombinedConfig
 from engine.drafters.eagle.methods import Eagle3Config
 from engine.errors import DrafterError
 from engine.model.target import Target
@@ -30,8 +29,8 @@ from tests.engine.drafters.eagle_heads import (
     save_eagle3,
     write,
 )
-from tests.engine.drafters.judges import PROMPTS, plain_text
-from tests.engine.drafters.turns import Turns
+from tests.engine.drafters.judges import PROMPTS
+from tests.engine.drafters.turns import assert_keeps_up
 from tests.models import build_context
 
 MASK, TAPS, COUNT = 280, (0, 1, 2), 3
@@ -140,32 +139,21 @@ def test_sliding_layers_see_their_window_alone(tmp_path: Path) -> None:
     drafts = []
     for settings, windows in (({}, (1000,) * 3), ({"speculative_model": head}, (3, 1000, 3))):
         drafter = config(max_draft_len=4, **settings).build(build_context(target))
-        text = judges.write(target, drafter, PROMPTS[0], tokens=10)
-        seen = [*PROMPTS[0], text.output[0]]
-        for step in text.steps:
-            wanted = whole_text_draft(target, seen, 4, windows)[: step.num_drafted]
-            assert list(step.tokens[1:]) == wanted
-            drafts.append(wanted)
-            seen += step.committed
-    assert drafts[0] != drafts[len(drafts) // 2]
+        reference = functools.partial(whole_text_draft, target, length=4, windows=windows)
+        judges.assert_drafts_equal(reference, target, drafter, prompts=PROMPTS[:1], tokens=10)
+        drafts.append(judges.write(target, drafter, PROMPTS[0], tokens=2).steps[0].tokens)
+    assert drafts[0] != drafts[1]
 
 
 @pytest.mark.parametrize("length", [1, 5])
 def test_every_draft_equals_transformers_layers_on_the_whole_text(length: int) -> None:
     target = judges.target_of("llama")
     drafter = config(max_draft_len=length).build(build_context(target))
-    accepted = 0
-    for prompt in PROMPTS:
-        text = judges.write(target, drafter, prompt, tokens=30)
-        seen = [*prompt, text.output[0]]
-        for step in text.steps:
-            assert list(step.tokens[1:]) == whole_text_draft(target, seen, length)
-            seen += step.committed
-            accepted += step.num_accepted
-    assert accepted > 0
+    reference = functools.partial(whole_text_draft, target, length=length)
+    assert judges.assert_drafts_equal(reference, target, drafter) > 0
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3_text", "gpt_neox"])
+@pytest.mark.parametrize("family", judges.FAMILIES)
 @pytest.mark.parametrize("tree", [False, True])
 def test_greedy_output_equals_target_alone(family: str, tree: bool) -> None:
     settings = config(family, max_draft_len=4, use_dynamic_tree=tree)
@@ -173,7 +161,7 @@ def test_greedy_output_equals_target_alone(family: str, tree: bool) -> None:
     judges.assert_lossless_to_the_context_end(settings, family)
 
 
-@pytest.mark.parametrize("tree", [False, True])
+@pytest.mark.parametrize("tree", [False, judges.slow(True)])
 def test_sampled_output_follows_the_target(tmp_path: Path, tree: bool) -> None:
     target = judges.sampled_target()
     save_eagle3(tmp_path, target, (0, 0, 1), draft_vocab=8)
@@ -188,15 +176,9 @@ def test_sampled_output_follows_the_target(tmp_path: Path, tree: bool) -> None:
 
 
 def test_it_keeps_up_while_another_method_drafts() -> None:
-    target, prompt = judges.target_of("llama"), PROMPTS[0]
-    combined = CombinedConfig(model=config(max_draft_len=4), min_match_len=1)
-    drafter = Turns(combined, build_context(target))
-    text = judges.write(target, drafter, prompt, tokens=40)
-    assert text.output == plain_text("llama", tuple(prompt), 40)
-    own = drafter.model_steps(text.steps, prompt, text.output[0])
-    assert own
-    for seen, step in own:
-        assert list(step.tokens[1:]) == whole_text_draft(target, seen, 4)[: step.num_drafted]
+    target = judges.target_of("llama")
+    reference = functools.partial(whole_text_draft, target, length=4)
+    assert_keeps_up(reference, config(max_draft_len=4), build_context(target))
 
 
 def test_speculators_layout_drafts_the_same(tmp_path: Path) -> None:
@@ -233,7 +215,7 @@ def test_each_method_names_the_other_for_its_heads(tmp_path: Path) -> None:
 def test_a_damaged_head_is_refused(tmp_path: Path) -> None:
     target = judges.target_of("llama")
     folder = save_parallel(tmp_path, target, _note="says no mask")
-    with pytest.raises(DrafterError, match="says no mask token"):
+    with pytest.raises(DrafterError, match="has no mask token"):
         config(speculative_model=str(folder)).build(build_context(target))
     with pytest.raises(DrafterError, match="mask token is 999, but .* embeds tokens 0 to 287"):
         config(speculative_model=str(folder), mask_token_id=999).build(build_context(target))

@@ -18,14 +18,14 @@ from engine.drafters.heads.redrafter import (
     read_head,
     search_beams,
 )
-from engine.errors import ConfigError, DrafterError, SourceError, VocabularyError
+from engine.errors import ConfigError, DrafterError, VocabularyError
 from engine.metrics import Tally
 from engine.model.target import Target
 from engine.proposal import Needs
 from engine.steps import Step
-from tests.engine.drafters.fitted import PROMPTS, Malicious, decoded, save_redrafter
+from tests.engine.drafters import judges
+from tests.engine.drafters.fitted import PROMPTS, decoded, save_redrafter
 from tests.engine.drafters.golden import golden_case, run
-from tests.engine.drafters.law import joint_p_value
 from tests.models import build_context, plain_greedy, tiny_target
 
 CASES = ("case_a_rnn", "case_b_norn_inputproj")
@@ -79,7 +79,7 @@ def test_first_beam_search_equals_the_reference_in_full_precision(name: str) -> 
         torch.testing.assert_close(shown.hidden[-1], wanted, atol=2e-4, rtol=0)
         root = golden["steps"][0]["init_token"]
         with torch.inference_mode():
-            beams = search_beams(head, shown.hidden[-1:], root, width=4, drafted=3)
+            beams = search_beams(head, shown.hidden[-1:], root, width=4, length=3)
         assert beams.tokens.tolist() == [beam[1:] for beam in golden["steps"][0]["beams"]]
         wanted = case.tensors[f"{key}.token_log_probs"]
         torch.testing.assert_close(beams.log_probs, wanted, atol=2e-4, rtol=0)
@@ -152,7 +152,7 @@ def test_best_candidates_suffice_for_the_search_over_the_whole_vocabulary(width:
     head = read_head(str(case.folder / "head"), case.target)
     context = case.tensors["head_check.context"][:1]
     with torch.inference_mode():
-        beams = search_beams(head, context, 7, width=width, drafted=3)
+        beams = search_beams(head, context, 7, width=width, length=3)
         assert beams.tokens.tolist() == plain_search(head, context, 7, width, 3)
 
 
@@ -166,12 +166,12 @@ def test_tokens_that_tie_with_the_last_candidate_count_in_the_normaliser() -> No
 
 
 def test_beams_are_never_more_than_there_are_continuations(tmp_path: Path) -> None:
-    target = tiny_target(**SMALL)
-    small_head(tmp_path)
-    head = read_head(str(tmp_path), target)
+    target = judges.sampled_target()
+    head = read_head(str(random_head(tmp_path, target)), target)
     with torch.inference_mode():
-        beams = search_beams(head, torch.ones(1, 16), 0, width=50, drafted=2)
-    assert sorted(map(tuple, beams.tokens.tolist())) == [(i, j) for i in range(4) for j in range(4)]
+        beams = search_beams(head, torch.ones(1, target.hidden_size), 0, width=200, length=2)
+    ids = range(judges.SAMPLED_VOCAB)
+    assert sorted(map(tuple, beams.tokens.tolist())) == [(i, j) for i in ids for j in ids]
 
 
 def test_beams_merge_as_in_the_worked_example() -> None:
@@ -222,32 +222,15 @@ def test_checkpoint_without_head_is_refused(tmp_path: Path) -> None:
         ReDrafterConfig().build(build_context(target))
 
 
-def test_malicious_pickle_is_refused_and_not_run(tmp_path: Path) -> None:
-    mark = tmp_path / "ran"
-    torch.save({"lm_head.0.weight": Malicious(mark)}, tmp_path / "model.bin")
-    with pytest.raises(SourceError, match="code in a file is never run"):
-        build(tiny_target(), tmp_path)
-    assert not mark.exists()
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [("beam_width", 0), ("beam_width", 51), ("beam_length", 1), ("beam_length", 18)],
-)
-def test_search_size_out_of_range_is_refused(key: str, value: int) -> None:
-    with pytest.raises(ConfigError, match=f"{key} must be .* got {value}"):
-        ReDrafterConfig.parse({key: value})
-
-
 # ---- promises
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3_text", "gpt_neox", "opt"])
+@pytest.mark.parametrize("family", judges.FAMILIES)
 def test_greedy_output_equals_transformers_alone(family: str, tmp_path: Path) -> None:
     target = tiny_target(family)
     save_redrafter(tmp_path, target)
     wanted = [plain_greedy(target, prompt, 32) for prompt in PROMPTS]
-    for width, length in ((1, 2), (1, 5), (4, 5), (20, 3), (10, 12)):
+    for width, length in ((1, 5), (4, 5), (10, 12)):
         drafter = build(target, tmp_path, beam_width=width, beam_length=length)
         total = 0
         for prompt, text in zip(PROMPTS, wanted, strict=True):
@@ -257,54 +240,20 @@ def test_greedy_output_equals_transformers_alone(family: str, tmp_path: Path) ->
         assert total, "the fitted head must be right now and then"
 
 
-def test_a_drafter_serves_one_run_after_another(tmp_path: Path) -> None:
-    target = tiny_target()
-    drafter = build(target, save_redrafter(tmp_path, target))
-    first = decoded(target, drafter, PROMPTS[0])
-    decoded(target, drafter, PROMPTS[1], 5)
-    assert decoded(target, drafter, PROMPTS[0]) == first
-
-
-def test_head_takes_the_targets_dtype(tmp_path: Path) -> None:
-    target = tiny_target()
-    save_redrafter(tmp_path, target)
-    target.model.to(torch.bfloat16)
-    _, num_accepted = decoded(target, build(target, tmp_path), PROMPTS[0])
-    assert num_accepted
-
-
-SMALL: dict[str, Any] = {
-    "vocab_size": 4,
-    "hidden_size": 16,
-    "num_hidden_layers": 1,
-    "eos_token_id": None,
-}
-
-
-def small_head(folder: Path) -> Path:
-    """A random recurrent head for `SMALL` targets."""
-    generator = torch.Generator().manual_seed(3)
+def random_head(folder: Path, target: Target) -> Path:
+    size, generator = target.hidden_size, torch.Generator().manual_seed(3)
     shapes = {
-        "rnn_w.weight": (16, 16),
-        "rnn_u.weight": (16, 16),
-        "rnn_u.bias": (16,),
-        "lm_head.0.weight": (4, 32),
+        "rnn_w.weight": (size, size),
+        "rnn_u.weight": (size, size),
+        "rnn_u.bias": (size,),
+        "lm_head.0.weight": (target.vocab_size, 2 * size),
     }
     tensors = {k: 0.4 * torch.randn(shape, generator=generator) for k, shape in shapes.items()}
     save_file(tensors, folder / "model.safetensors")
     return folder
 
 
-def test_sampling_follows_the_law_of_the_target(tmp_path: Path) -> None:
-    target = tiny_target(**SMALL)
-    drafter = build(target, small_head(tmp_path), beam_width=4, beam_length=3)
-    assert joint_p_value(target, drafter, [1, 2, 3], runs=1200, length=3, temperature=1.5) > 1e-3
-
-
-def test_the_law_test_catches_rejected_tokens_that_stay_in_the_draw(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target = tiny_target(**SMALL)
-    drafter = build(target, small_head(tmp_path), beam_width=4, beam_length=3)
-    monkeypatch.setattr("engine.accept._without", lambda probs, token: probs)
-    assert joint_p_value(target, drafter, [1, 2, 3], runs=1200, length=3, temperature=1.5) < 1e-6
+def test_sampled_output_follows_the_target(tmp_path: Path) -> None:
+    target = judges.sampled_target()
+    drafter = build(target, random_head(tmp_path, target), beam_width=4, beam_length=3)
+    assert judges.p_value(target, drafter) > 1e-3

@@ -43,7 +43,7 @@ def build(texts: list[list[int]], max_depth: int) -> SuffixAutomaton:
     return automaton
 
 
-@settings(max_examples=150, deadline=None)
+@settings(deadline=None)
 @given(TEXTS, st.integers(2, 6))
 def test_counts_equal_brute_force_at_every_moment(texts: list[list[int]], max_depth: int):
     automaton = SuffixAutomaton(max_depth)
@@ -58,7 +58,7 @@ def test_counts_equal_brute_force_at_every_moment(texts: list[list[int]], max_de
                 assert automaton.count[state] == occurrences(seen, part)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(deadline=None)
 @given(TEXTS)
 def test_it_accepts_exactly_the_substrings(texts: list[list[int]]):
     automaton = build(texts, 3)
@@ -69,7 +69,7 @@ def test_it_accepts_exactly_the_substrings(texts: list[list[int]]):
             assert (state_of(automaton, longer) is not None) == (longer in known)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(deadline=None)
 @given(TEXTS, st.integers(2, 5))
 def test_links_visit_all_suffixes_longest_first(texts: list[list[int]], max_depth: int):
     automaton = build(texts, max_depth)
@@ -83,7 +83,7 @@ def test_links_visit_all_suffixes_longest_first(texts: list[list[int]], max_dept
     assert shortest == 0
 
 
-@settings(max_examples=150, deadline=None)
+@settings(deadline=None)
 @given(TEXTS, st.lists(st.integers(0, 3), max_size=20), st.integers(2, 5))
 def test_cursor_holds_the_longest_known_suffix(
     texts: list[list[int]], query: list[int], max_depth: int

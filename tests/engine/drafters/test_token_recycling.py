@@ -12,12 +12,13 @@ from engine.drafters.base import Start
 from engine.drafters.lookup.token_recycling import (
     TokenRecyclingConfig,
     TokenRecyclingDrafter,
-    likeliest_tree,
+    most_probable_tree,
 )
 from engine.errors import ConfigError
 from engine.proposal import Outcome, Proposal, TargetOutput
 from engine.sampling import SeededDraws
 from engine.tree import TreeShape
+from tests.engine.drafters import judges
 from tests.engine.drafters.judges import (
     assert_greedy_lossless,
     assert_lossless_to_the_context_end,
@@ -111,15 +112,7 @@ def test_after_the_prompts_last_token_the_target_has_spoken():
     assert drafter.propose(99).tokens[1:9].tolist() == shown[-1].topk(8).indices.tolist()
 
 
-def test_siblings_differ_where_the_prompt_filled_the_matrix():
-    drafter = started(TokenRecyclingConfig(), [5, 7, 5, 0, 5, 1, 0, 5, 0, 1, 1], 5)
-    proposal = drafter.propose(99)
-    tokens = proposal.tokens.tolist()
-    for siblings in proposal.shape.children:
-        assert len({tokens[node] for node in siblings}) == len(siblings)
-
-
-def test_before_anything_is_known_nothing_is_drafted():
+def test_without_successors_nothing_is_drafted():
     drafter = started(TokenRecyclingConfig(recycle_prompt=False), [1], 77)
     assert drafter.propose(99).tokens.tolist() == [77]
 
@@ -129,7 +122,7 @@ def test_default_tree_is_the_best_of_its_size():
     every = [p for d in (1, 2, 3) for p in itertools.product(range(3), repeat=d)]
     value = {p: torch.tensor([probs[r] for r in p]).prod().item() for p in every}
     for size in (1, 4, 7):
-        tree = likeliest_tree(size, probs)
+        tree = most_probable_tree(size, probs)
         best = sorted(value.values(), reverse=True)[:size]
         assert sum(value[p] for p in tree.paths) == pytest.approx(sum(best))
 
@@ -148,13 +141,13 @@ def test_matrix_outlives_a_run_only_if_kept(keep: bool):
     assert (first.steps[0].tokens == again.steps[0].tokens) == (not keep)
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3_text", "gpt_neox", "opt"])
+@pytest.mark.parametrize("family", judges.FAMILIES)
 @pytest.mark.parametrize("config", CONFIGS, ids=range(len(CONFIGS)))
 def test_greedy_output_equals_target_alone(config: TokenRecyclingConfig, family: str):
     assert assert_greedy_lossless(config, family) > 0
 
 
-@pytest.mark.parametrize("family", ["llama", "opt"])
+@pytest.mark.parametrize("family", ["llama", judges.slow("opt")])
 def test_context_end_is_reached_exactly(family: str):
     assert_lossless_to_the_context_end(CONFIGS[0], family)
 

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import EntryPoint, EntryPoints
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -53,28 +52,19 @@ def drafter_that_says(said: Any, **settings: Any) -> Drafter:
     return drafter
 
 
-def test_the_example_fits_into_thirty_lines():
-    source = Path(__file__).with_name("example_drafter.py").read_text()
-    assert len(source.splitlines()) <= 30
-
-
-@pytest.mark.parametrize("family", ["llama", "gemma3_text", "gpt_neox", "opt"])
-@pytest.mark.parametrize("length", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("family", judges.FAMILIES)
+@pytest.mark.parametrize("length", [1, 8])
 def test_greedy_output_with_the_example_equals_target_alone(family: str, length: int):
     register_user_drafter("mine", load_user_drafter(EXAMPLE))
     config = UserProvidedConfig(drafter="mine", max_draft_len=length)
     assert judges.assert_greedy_lossless(config, family) > 0
 
 
+@pytest.mark.slow
 def test_sampled_output_with_the_example_follows_the_target():
     register_user_drafter("mine", PairDrafter)
     target = judges.sampled_target()
     assert judges.p_value(target, NAMED.build(build_context(target))) > 1e-3
-
-
-def test_context_end_is_reached_exactly():
-    register_user_drafter("mine", PairDrafter)
-    judges.assert_lossless_to_the_context_end(NAMED, "opt")
 
 
 def test_candidates_are_merged_into_one_tree():
@@ -107,12 +97,6 @@ def test_a_name_that_nobody_registered_is_refused():
         NAMED.build(bench)
     with pytest.raises(ConfigError, match="got None"):
         UserProvidedConfig().build(bench)
-
-
-def test_a_config_cannot_import_code():
-    config = UserProvidedConfig(drafter=EXAMPLE)
-    with pytest.raises(ConfigError, match="registered"):
-        config.build(build_context(judges.target_of("llama")))
 
 
 def test_a_name_is_registered_once():
@@ -183,7 +167,7 @@ def test_it_is_made_of_the_target_or_of_nothing(factory: Any):
 
 def test_what_asks_for_more_than_the_target_is_refused():
     register_user_drafter("mine", lambda target, size: PairDrafter(target))
-    with pytest.raises(DrafterError, match="asks for target, size"):
+    with pytest.raises(DrafterError, match="requires target, size"):
         NAMED.build(build_context(judges.target_of("llama")))
 
 

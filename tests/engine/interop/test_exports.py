@@ -108,7 +108,7 @@ def other_value(config: MethodConfig, name: str) -> Any:
     if isinstance(value, float):
         return 0.25
     extra = {
-        "lookup": "spec_bench",
+        "lookup": "transformers",
         "acceptance": "typical",
         "mask_token_id": 7,
         "draft_dtype": "bfloat16",

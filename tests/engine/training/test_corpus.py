@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 import subprocess
 import sys
 import time
@@ -28,6 +27,7 @@ from engine.training.corpus.dialogues import (
     GivenPrompt,
     dialogue_specs,
 )
+from tests.engine.drafters.judges import FAMILIES
 from tests.engine.training.conftest import (
     SETTINGS,
     dialogues,
@@ -68,7 +68,7 @@ def first_answers(target: Target, corpus: Corpus) -> Iterator[tuple[list[int], l
             yield tokens[:start], tokens[start:end]
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3_text", "opt", "gpt_neox"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_row_of_the_batch_writes_what_the_target_writes_alone(
     family: str, tmp_path: Path
 ) -> None:
@@ -91,19 +91,12 @@ def test_dialogues_follow_from_seed_and_number_whatever_else_is_in_the_batch(
     assert all(few[number] == many[number] for number in common)
 
 
-def test_another_seed_makes_other_dialogues(target: Target, tmp_path: Path) -> None:
-    for seed in (0, 1):
-        settings = SETTINGS.replace(seed=seed)
-        finish(grow(target, tmp_path / str(seed), settings, num_tokens=400, rows=4))
-    assert dialogues(tmp_path / "0") != dialogues(tmp_path / "1")
-
-
 def test_going_on_after_any_cut_makes_the_same_files(target: Target, tmp_path: Path) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    finish(grow(target, whole, SETTINGS, num_tokens=2000, rows=4))
+    finish(grow(target, whole, SETTINGS, num_tokens=900, rows=4))
     stored = 0
-    for num_dialogues, rows in ((3, 4), (1, 8), (4, 3), (2, 1)):
-        with closing(grow(target, cut, SETTINGS, num_tokens=2000, rows=rows)) as made:
+    for num_dialogues, rows in ((3, 4), (1, 8)):
+        with closing(grow(target, cut, SETTINGS, num_tokens=900, rows=rows)) as made:
             for _ in islice(made, num_dialogues):
                 stored += 1
         before = dialogues(cut)
@@ -111,20 +104,12 @@ def test_going_on_after_any_cut_makes_the_same_files(target: Target, tmp_path: P
         with (cut / "dialogues.jsonl").open("ab") as stored_lines:
             stored_lines.write(b'{"n": 99, "cat')  # what a kill leaves behind
         assert dialogues(cut) == before
-    finish(grow(target, cut, SETTINGS, num_tokens=2000, rows=4))
+    finish(grow(target, cut, SETTINGS, num_tokens=900, rows=4))
     name = "dialogues.jsonl"
     assert (cut / name).read_bytes() == (whole / name).read_bytes()
 
 
-def test_a_corpus_that_grows_is_the_one_that_was_asked_for_at_once(
-    target: Target, tmp_path: Path
-) -> None:
-    for size in (400, 900, 1500):
-        finish(grow(target, tmp_path / "grown", SETTINGS, num_tokens=size, rows=5))
-    finish(grow(target, tmp_path / "at once", SETTINGS, num_tokens=1500, rows=4))
-    assert dialogues(tmp_path / "grown") == dialogues(tmp_path / "at once")
-
-
+@pytest.mark.slow
 def test_a_killed_process_loses_no_finished_dialogue(target: Target, tmp_path: Path) -> None:
     script = (
         "import sys; from pathlib import Path\n"
@@ -169,12 +154,6 @@ def test_the_share_of_given_prompts_is_kept(target: Target, tmp_path: Path) -> N
     assert 0.1 < sum(mine) / len(mine) < 0.4
 
 
-def test_a_chat_format_is_what_the_template_puts_around_the_turns(target: Target) -> None:
-    assert ChatFormat.of(target) == ChatFormat(
-        "<|user|>", "<|end|><|assistant|>", "<|end|><|user|>"
-    )
-
-
 def test_a_seed_stands_for_the_same_dialogues_for_ever() -> None:
     """Corpora go on where they were cut: code and presets/dialogues.yaml must not change them."""
     settings = CorpusSettings(seed=7, given_share=0.025)
@@ -189,16 +168,6 @@ def test_a_seed_stands_for_the_same_dialogues_for_ever() -> None:
         ]
         digest.update(json.dumps([spec.number, spec.category, spec.seed, segments]).encode())
     assert digest.hexdigest() == "644bbdf86587b84e1801fa74646c8e8d1155c619292587e0e8532ad2c5a490bf"
-
-
-def test_texts_are_fixed_only_in_the_users_turns(target: Target) -> None:
-    chat = ChatFormat.of(target)
-    for number in range(200):
-        spec = presets.dialogues().dialogue(chat, number, seed=0, answer_tokens=8)
-        fixed = "".join(s for s in spec.segments if isinstance(s, str))
-        assert fixed.startswith(chat.head) and "{" not in fixed and "[turn]" not in fixed
-        last = spec.segments[-1]
-        assert isinstance(last, Completion) and last.kind == "answer"
 
 
 @pytest.mark.parametrize(
@@ -263,13 +232,3 @@ def test_a_target_without_tokenizer_is_refused(tmp_path: Path) -> None:
     target.tokenizer = None
     with pytest.raises(PromptError, match="has no tokenizer"):
         finish(grow(target, tmp_path, SETTINGS, num_tokens=100, rows=2))
-
-
-def test_a_missing_corpus_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is not a corpus"):
-        Corpus.open(tmp_path)
-
-
-def test_a_copy_of_a_corpus_is_the_same_corpus(corpus: Corpus, tmp_path: Path) -> None:
-    shutil.copytree(corpus.folder, tmp_path / "copy")
-    assert dialogues(tmp_path / "copy") == dialogues(corpus.folder)

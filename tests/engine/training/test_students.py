@@ -19,6 +19,7 @@ from engine.training.methods import METHODS, training_settings
 from engine.training.methods.eagle import fresh_eagle1, fresh_eagle3
 from engine.training.methods.eagle_unroll import unroll
 from engine.training.packs import Pack, Teacher, arrange, frequent_tokens
+from tests.engine.drafters.judges import slow
 from tests.models import tiny_target
 
 LAYERS = (2, 4, 5)
@@ -167,8 +168,8 @@ def test_what_a_student_learns_to_draft_is_listed_beside_its_weights(
         assert len(ids) == 24
 
 
-@pytest.mark.parametrize("method", list(METHODS))
-def test_a_pack_that_teaches_nothing_has_a_loss_of_zero(
+@pytest.mark.parametrize("method", ["eagle3", *map(slow, METHODS)])
+def test_a_pack_without_answers_has_a_loss_of_zero(
     method: str, target: Target, corpus: Corpus
 ) -> None:
     student = training_settings(method, {}).student(target, corpus, corpus.entries)
@@ -180,10 +181,8 @@ def test_a_pack_that_teaches_nothing_has_a_loss_of_zero(
     judged.loss.backward()
 
 
-@pytest.mark.parametrize("method", list(METHODS))
-def test_filling_a_pack_up_changes_nothing_of_what_it_teaches(
-    method: str, target: Target, corpus: Corpus
-) -> None:
+@pytest.mark.parametrize("method", ["eagle3", *map(slow, METHODS)])
+def test_padding_a_pack_changes_no_loss(method: str, target: Target, corpus: Corpus) -> None:
     student = training_settings(method, {}).student(target, corpus, corpus.entries)
     teacher = Teacher(target, corpus, student.needs, student.vocabulary, answers_only=True)
     alone = student.compute_loss(teacher.read(corpus.entries[:2]), None)
@@ -256,17 +255,6 @@ def test_a_teacher_is_sharpened_and_mixed_with_the_text() -> None:
     expected[1, [4, 7, 2]] = torch.tensor([0.2, 0.05, 0.5])
     torch.testing.assert_close(dense, expected)
     assert mixed.probs[0, 3] == 0.0  # a token is listed once
-
-
-def test_a_softcapped_output_is_learnt_too() -> None:
-    torch.manual_seed(0)
-    x, weight = torch.randn(5, 6, requires_grad=True), torch.randn(11, 6)
-    teacher = TopProbs(torch.randint(11, (5, 4)), torch.full((5, 4), 0.25))
-    labels = torch.zeros(5, dtype=torch.long)
-    loss = Prediction(x, LMHead(weight, None, 2.0), teacher, labels, 5).loss()
-    logits = 2 * torch.tanh(x @ weight.T / 2)
-    plain = -(teacher.probs * logits.log_softmax(dim=-1).gather(1, teacher.indices)).sum()
-    torch.testing.assert_close(loss, plain)
 
 
 def test_likely_tokens_are_the_targets_own(target: Target, corpus: Corpus) -> None:
