@@ -136,9 +136,9 @@ def of_run(log: RunLog, run_id: str) -> Handed:
 
 
 def offered_runs(log: RunLog) -> list[tuple[str, str]]:
-    """What can be handed over, a title and a run's id: what experiments measured, fastest first,
+    """What can be exported, a title and a run's id: what experiments measured, fastest first,
     then the newest single runs. Plain decoding needs no config."""
-    ranked = [(trusted_speedup(one.counts) or 0.0, one.example) for one in log.experiments.ranked()]
+    ranked = [(trusted_speedup(one.counts) or 0.0, one.example) for one in log.experiments.setups()]
     found = [
         (_title(run, f"{formats.speedup(speedup)} plain" if speedup else ""), run.id)
         for speedup, run in sorted(ranked, key=lambda one: -one[0])

@@ -6,14 +6,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import sqlalchemy as sa
 
 from storage import owner
 from storage.database import Database
 from storage.filters import conditions, folded_page_of
-from storage.query import exists, read_summaries
+from storage.query import TIMED, TOTALS, exists, read_summaries, totals_of
 from storage.records import (
     Artifact,
     Benchmark,
@@ -267,8 +267,8 @@ class Experiments:
         shown = tuple(rows.get(found[i].experiment, found[i]) for i in ids)
         return FoldedPage(shown, total)
 
-    def ranked(self, limit: int = 20) -> tuple[MeasuredSetup, ...]:
-        """The configurations of the newest experiments, largest speedup first.
+    def setups(self, limit: int = 20) -> tuple[MeasuredSetup, ...]:
+        """The configurations that the newest experiments compared with plain decoding.
 
         One that several of them measured stands there as the newest did.
         """
@@ -280,15 +280,13 @@ class Experiments:
                 .order_by(sa.func.max(runs.c.created_at).desc(), runs.c.experiment)
                 .limit(limit)
             )
-            keys = {key: place for place, key in enumerate(connection.scalars(newest))}
-            newest_last = sorted(
-                _ratios(_setups(connection, list(keys), sa.false())),
-                key=lambda ratio: -keys[ratio.experiment],
-            )
-            ratios = {ratio.setup_id: ratio for ratio in newest_last}
-            examples = read_summaries(connection, [one.run_id for one in ratios.values()])
-        found = [MeasuredSetup(ratios[run.setup_id].counts, run) for run in examples]
-        return tuple(sorted(found, key=lambda one: one.counts.speedup, reverse=True))
+            keys = list(connection.scalars(newest))
+            pairs = _pairs(_setups(connection, keys, sa.false()))
+            pairs.sort(key=lambda pair: -keys.index(pair[0].experiment))
+            newest_pairs = {setup.setup_id: (setup, counts) for setup, counts in pairs}
+            ids = [setup.run_id for setup, _ in newest_pairs.values()]
+            examples = read_summaries(connection, ids)
+        return tuple(MeasuredSetup(newest_pairs[run.setup_id][1], run) for run in examples)
 
 
 def _rows(
@@ -309,7 +307,7 @@ def _rows(
             num_runs=sum(setup.num_runs for setup in setups[key]),
             num_completed=sum(setup.num_completed for setup in setups[key]),
             newest_at=max(setup.newest_at for setup in setups[key] if setup.newest_at),
-            speedups=tuple(ratio.counts for ratio in _ratios(setups[key])),
+            speedups=tuple(counts for _, counts in _pairs(setups[key])),
             example=run,
         )
         for run, key in zip(heads, keys, strict=True)
@@ -317,60 +315,40 @@ def _rows(
 
 
 def _setups(
-    connection: sa.Connection, keys: Sequence[str], counted: sa.ColumnElement[bool]
+    connection: sa.Connection, experiments: Sequence[str], counted: sa.ColumnElement[bool]
 ) -> Sequence[sa.Row[Any]]:
     """The configurations of these experiments, with sums over their runs.
 
     Args:
-        counted: of which runs `num_runs`, `num_completed` and `newest_at` tell. Tokens and seconds
-            are those of all `num_timed` runs that were completed and not deleted.
+        counted: the runs that `num_runs`, `num_completed` and `newest_at` cover. The totals are
+            those of all `num_timed` runs that were completed and not deleted.
     """
-    completed = runs.c.status == "completed"
-    timed = sa.and_(completed, runs.c.tok_s > 0, runs.c.deleted_at.is_(None))
-    tokens = sa.cast(runs.c.num_new_tokens - 1, sa.Float)
-    within = (runs.c.experiment, runs.c.benchmark_id, runs.c.decoding_type, runs.c.setup_id)
-
-    def count(where: sa.ColumnElement[bool]) -> sa.ColumnElement[int]:
-        return sa.func.sum(sa.case((where, 1), else_=0))
-
-    wanted = sa.select(
-        *within,
-        count(counted).label("num_runs"),
-        count(sa.and_(counted, completed)).label("num_completed"),
+    completed = sa.and_(counted, runs.c.status == "completed")
+    keys = (runs.c.experiment, runs.c.benchmark_id, runs.c.decoding_type, runs.c.setup_id)
+    sums = sa.select(
+        *keys,
+        sa.func.sum(sa.case((counted, 1), else_=0)).label("num_runs"),
+        sa.func.sum(sa.case((completed, 1), else_=0)).label("num_completed"),
         sa.func.max(sa.case((counted, runs.c.created_at))).label("newest_at"),
-        count(timed).label("num_timed"),
-        sa.func.max(sa.case((timed, runs.c.id))).label("run_id"),
-        sa.func.sum(sa.case((timed, tokens))).label("tokens"),
-        sa.func.sum(sa.case((timed, tokens / runs.c.tok_s))).label("seconds"),
-        sa.func.sum(sa.case((timed, runs.c.num_steps))).label("num_steps"),
+        sa.func.max(sa.case((TIMED, runs.c.id))).label("run_id"),
+        *TOTALS,
     )
-    return connection.execute(wanted.where(runs.c.experiment.in_(keys)).group_by(*within)).all()
+    in_experiments = runs.c.experiment.in_(experiments)
+    return connection.execute(sums.where(in_experiments).group_by(*keys)).all()
 
 
-class _Ratio(NamedTuple):
-    """A configuration beside plain decoding in one experiment, and one of its runs."""
-
-    experiment: str
-    run_id: str
-    setup_id: str
-    counts: SpeedupCounts
-
-
-def _ratios(setups: Sequence[sa.Row[Any]]) -> list[_Ratio]:
+def _pairs(setups: Sequence[sa.Row[Any]]) -> list[tuple[sa.Row[Any], SpeedupCounts]]:
     """The configurations of experiments that can be compared with plain decoding.
 
     Sums of unequal requests are no comparison: a configuration counts that completed as many as
     plain decoding did; in a sweep, those of its trial.
     """
-    timed = [one for one in setups if one.seconds and one.tokens]
-    plain = {(o.experiment, o.benchmark_id): o for o in timed if o.decoding_type == PLAIN}
-    found = []
-    for one in timed:
-        base = plain.get((one.experiment, one.benchmark_id))
-        if one.decoding_type != PLAIN and base and one.num_timed == base.num_timed:
-            counts = SpeedupCounts(
-                *(one.tokens, one.seconds, int(one.num_steps or 0)),
-                *(base.tokens, base.seconds, int(base.num_steps or 0)),
-            )
-            found.append(_Ratio(one.experiment, one.run_id, one.setup_id, counts))
-    return found
+    plain = {
+        (row.experiment, row.benchmark_id): row for row in setups if row.decoding_type == PLAIN
+    }
+    pairs = ((row, plain.get((row.experiment, row.benchmark_id))) for row in setups)
+    return [
+        (row, SpeedupCounts(totals_of(row), totals_of(base)))
+        for row, base in pairs
+        if base and row.decoding_type != PLAIN and 0 < row.num_timed == base.num_timed
+    ]

@@ -12,11 +12,12 @@ from typing import Any
 import sqlalchemy as sa
 
 from storage.database import Database
-from storage.filters import check, conditions, count_of, finite, ordering, page_of
+from storage.filters import LARGEST, check, conditions, count_of, finite, ordering, page_of
 from storage.records import (
     EXTERNAL,
     LABEL_PREFIX,
     Circumstance,
+    DecodeTotals,
     Facets,
     GroupKey,
     RunDetail,
@@ -189,7 +190,30 @@ def _spread(row: sa.Row[Any], name: str) -> Spread | None:
     return Spread(total / num, None if variance is None else math.sqrt(variance), num)
 
 
-def different(column: sa.Column[Any], *where: sa.ColumnElement[bool]) -> sa.CTE:
+TIMED = sa.and_(
+    runs.c.status == "completed",
+    runs.c.decode_s > 0,
+    runs.c.decode_s <= LARGEST,
+    runs.c.deleted_at.is_(None),
+)
+"""Runs whose tokens and seconds are added up."""
+TOTALS = [
+    sa.func.sum(sa.case((TIMED, value), else_=0)).label(name)
+    for name, value in {
+        "num_timed": sa.literal(1),
+        "num_tokens": runs.c.num_new_tokens - 1,
+        "decode_s": runs.c.decode_s,
+        "num_steps": runs.c.num_steps,
+    }.items()
+]
+
+
+def totals_of(row: sa.Row[Any]) -> DecodeTotals:
+    """The sums of `TOTALS` in a row."""
+    return DecodeTotals(row.num_timed, row.num_tokens, row.decode_s, row.num_steps)
+
+
+def distinct_values(column: sa.Column[Any], *where: sa.ColumnElement[bool]) -> sa.CTE:
     """The `value`s of an indexed column in ascending order, then one NULL.
 
     Each is looked up behind the one before: a million rows with a few values are not all read.
@@ -308,26 +332,25 @@ class RunReader:
             found.append(RunGroup(row.value, row.num_runs, row.newest_at, example, figures))
         return tuple(found)
 
-    def rates(
+    def decode_totals(
         self, prompt_ids: Sequence[str], *, setup_id: str | None = None, decoding_type: str = ""
-    ) -> Mapping[Circumstance, Spread]:
-        """Mean tok/s of completed runs on these prompts: of one setup, or of one decoding type.
+    ) -> Mapping[Circumstance, DecodeTotals]:
+        """Totals of completed runs on these prompts: of one setup, or of one decoding type.
 
-        It is what a speedup divides by; apart by target, prompt, dtype and device, and that of a
-        decoding type apart by experiment.
+        Those of a setup are added up over experiments, those of a decoding type are not.
         """
-        equal = {"setup_id": setup_id} if setup_id else {"decoding_type": decoding_type}
-        apart = [runs.c[name] for name in Circumstance._fields[: 4 if setup_id else 5]]
-        counted = [
-            runs.c.prompt_id.in_(set(prompt_ids)),
-            runs.c.deleted_at.is_(None),
-            *(runs.c[n] == v for n, v in {"status": "completed", **equal}.items()),
-        ]
-        wanted = sa.select(*apart, *_sums("tok_s")).where(*counted).group_by(*apart)
+        method = runs.c.setup_id == setup_id if setup_id else runs.c.decoding_type == decoding_type
+        keys = [runs.c[name] for name in Circumstance._fields[: 4 if setup_id else 5]]
+        totals = sa.select(*keys, *TOTALS).where(runs.c.prompt_id.in_(set(prompt_ids)), method)
         with self._reading() as connection:
-            rows = connection.execute(wanted).all()
-        found = {Circumstance(*row[: len(apart)]): _spread(row, "tok_s") for row in rows}
-        return {where: spread for where, spread in found.items() if spread is not None}
+            rows = connection.execute(totals.where(TIMED).group_by(*keys)).all()
+        return {Circumstance(*row[: len(keys)]): totals_of(row) for row in rows}
+
+    def decoding_types(self) -> frozenset[str]:
+        """Those that the log has runs of."""
+        with self._reading() as connection:
+            names = connection.scalars(sa.select(distinct_values(runs.c.decoding_type).c.value))
+            return frozenset(name for name in names if name is not None)
 
     def facets(self) -> Facets:
         """The different values of what can be filtered by."""
@@ -336,7 +359,7 @@ class RunReader:
         with self._reading() as connection:
 
             def first(column: sa.Column[Any], *where: Any, most: int) -> tuple[str, ...]:
-                wanted = sa.select(different(column, *where).c.value).limit(most + 1)
+                wanted = sa.select(distinct_values(column, *where).c.value).limit(most + 1)
                 found = connection.execute(wanted).scalars()
                 return tuple(value for value in found if value is not None)[:most]
 

@@ -349,31 +349,25 @@ class Circumstance(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class SpeedupCounts:
-    """Tokens after the first, seconds of decoding and steps: a configuration's, plain decoding's.
+class DecodeTotals:
+    """What completed runs add up to.
 
-    Both answered as many requests of one experiment.
+    Attributes:
+        num_tokens: without the first token of each run, which prefill commits.
+        decode_s: seconds from first to last commit.
     """
 
-    num_tokens: float
+    num_runs: int
+    num_tokens: int
     decode_s: float
     num_steps: int
-    num_plain_tokens: float
-    plain_decode_s: float
-    num_plain_steps: int
 
-    @property
-    def speedup(self) -> float:
-        """Ratio of pooled tok/s, whether or not the baseline can be trusted."""
-        plain_tok_s = self.num_plain_tokens / self.plain_decode_s
-        return self.num_tokens / self.decode_s / plain_tok_s
 
-    @property
-    def step_s(self) -> tuple[float | None, float | None]:
-        """Wall clock per step of the configuration and of plain decoding; None without steps."""
-        own_s = self.decode_s / self.num_steps if self.num_steps else None
-        plain_s = self.plain_decode_s / self.num_plain_steps if self.num_plain_steps else None
-        return own_s, plain_s
+class SpeedupCounts(NamedTuple):
+    """Totals of a configuration and of plain decoding over the same requests of an experiment."""
+
+    own: DecodeTotals
+    plain: DecodeTotals
 
 
 @dataclass(frozen=True, slots=True)

@@ -191,6 +191,7 @@ runs = Table(  # narrow: what is filtered, sorted and grouped; the rest is in ru
     Column("num_accepted", Integer, nullable=False, default=0),
     Column("mat", Real),
     Column("tok_s", Real),
+    Column("decode_s", Real),  # first commit → last commit; what several runs' tok/s divides by
     Column("ttft_s", Real),
     Column("itl_ms", Real),
     Column("step_p50_ms", Real),

@@ -133,7 +133,7 @@ def write_steps(connection: sa.Connection, run_id: str, new: Sequence[StepRow]) 
 def figures_of(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """The columns of a finished run's figures; what it has no figure for stays as it is."""
     known = {**metrics, **(metrics.get("time_split") or {})}
-    columns = (*FIGURES, "num_accepted")
+    columns = (*FIGURES, "num_accepted", "decode_s")
     return {key: known[key] for key in columns if known.get(key) is not None}
 
 
@@ -238,6 +238,14 @@ def _status(run: RunDetail) -> str:
     return "interrupted" if run.status == "running" else run.status
 
 
+def _decode_s(run: RunDetail) -> float | None:
+    """Seconds from first to last commit; earlier versions exported the rate only."""
+    seconds = run.metrics.get("decode_s")
+    if isinstance(seconds, float):
+        return seconds
+    return (run.num_new_tokens - 1) / run.tok_s if run.tok_s else None
+
+
 def _insert_whole(connection: sa.Connection, new: Sequence[StoredRun]) -> None:
     rows = [
         rows_of(
@@ -246,6 +254,7 @@ def _insert_whole(connection: sa.Connection, new: Sequence[StoredRun]) -> None:
             heartbeat_at=stored.run.created_at.replace(tzinfo=None),
             owner=IMPORTED,
             num_accepted=sum(len(step.accepted) for step in stored.steps),
+            decode_s=_decode_s(stored.run),
             deleted_at=stored.run.created_at.replace(tzinfo=None) if stored.run.deleted else None,
             metrics=stored.run.metrics or None,
         )

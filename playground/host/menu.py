@@ -7,7 +7,8 @@ dtype and on the same device as the target's newest run.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engine import formats
@@ -60,21 +61,24 @@ class MethodMenu:
         return [(label, key) for label, key in self.choices(target) if not self._is_plain(key)]
 
     def _speedups(self, target: str, keys: Sequence[str]) -> dict[str, float]:
-        newest = self._log.find(RunQuery(target=target, status="completed", limit=1)).rows
+        newest = self._log.rows(RunQuery(target=target, status="completed", limit=1))
         here = self._log.get(newest[0].id) if newest else None
         if here is None:
             return {}
-        measured = self._measured(here)
+        measured, runs = self._measured(here), self._single_runs(here)
         settings = {key: settings_of(self._catalog.method(key).config) for key in keys}
-        found = {key: measured.get(settings[key]) or self._of_a_run(here, key) for key in keys}
-        return {key: speedup for key, speedup in found.items() if speedup is not None}
+        speedups = {
+            key: measured.get(name) or self._sure_speedup(runs[name], here)
+            for key, name in settings.items()
+        }
+        return {key: speedup for key, speedup in speedups.items() if speedup is not None}
 
     def _measured(self, here: RunDetail) -> dict[str, float]:
         """What the newest experiments in a run's place found, by settings.
 
         They asked plain decoding the same, so that they are worth more than single runs.
         """
-        ranked = sorted(self._log.experiments.ranked(), key=lambda one: one.example.created_at)
+        ranked = sorted(self._log.experiments.setups(), key=lambda one: one.example.created_at)
         found: dict[str, float] = {}
         for one in ranked:
             speedup, settings = trusted_speedup(one.counts), self._settings(one.example)
@@ -82,21 +86,21 @@ class MethodMenu:
                 found[settings] = speedup
         return found
 
-    def _of_a_run(self, here: RunDetail, key: str) -> float | None:
-        """Speedup of the newest run of a method in a place, where it is sure to two decimals."""
-        config = self._catalog.method(key).config
-        query = RunQuery(
-            target=here.target,
-            decoding_type=config.decoding_type,
-            dtype=here.dtype,
-            device=here.device,
-            status="completed",
-            limit=NEWEST,
-        )
-        for row in () if self._is_plain(key) else self._log.find(query).rows:
-            if self._settings(row) != settings_of(config) or not self._in_place(row, here):
-                continue
-            run = self._log.get(row.id)
+    def _single_runs(self, here: RunDetail) -> Mapping[str, list[RunSummary]]:
+        """The newest runs of every method in a run's place, newest first, by settings."""
+        runs: dict[str, list[RunSummary]] = defaultdict(list)
+        place = {"target": here.target, "dtype": here.dtype, "device": here.device}
+        for name in self._log.decoding_types() - {PLAIN}:
+            query = RunQuery(**place, decoding_type=name, status="completed", limit=NEWEST)
+            for run in self._log.rows(query):
+                if settings := self._settings(run):
+                    runs[settings].append(run)
+        return runs
+
+    def _sure_speedup(self, runs: Sequence[RunSummary], here: RunDetail) -> float | None:
+        """Speedup of the first run in a run's place whose speedup is sure to two decimals."""
+        for row in runs:
+            run = self._log.get(row.id) if self._in_place(row, here) else None
             weighed = run and weigh(run.metrics, plain_step_of(self._log, run))
             if weighed and weighed.is_sure:
                 return weighed.speedup

@@ -233,7 +233,7 @@ def plain_step_of(log: RunLog, run: RunDetail) -> PlainStep | None:
         status="completed",
         limit=1,
     )
-    found = next(iter(log.find(query).rows), None)
+    found = next(iter(log.rows(query)), None)
     detail = None if found is None else log.get(found.id)
     places = [one and [one.environment.get(name) for name in SAME_PLACE] for one in (run, detail)]
     if detail is None or places[0] != places[1]:

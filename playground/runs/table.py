@@ -9,8 +9,8 @@ from urllib.parse import urlencode
 
 from engine import formats
 from engine.formats import DASH
-from engine.metrics import speedup, step_ms_of, tokens_per_step
-from playground.host.baseline import Evidence, doubt_of, trusted_speedup
+from engine.metrics import ratio, speedup, step_ms_of, tokens_per_step
+from playground.host.baseline import Evidence, doubt_of, pooled_tok_s, trusted_speedup
 from playground.host.plain import kept_plain_step
 from playground.host.result import weigh
 from playground.runs.columns import COLUMNS, FIGURES, GROUP_COLUMNS, GROUP_FIGURES, Column
@@ -20,12 +20,12 @@ from storage import (
     LABEL_PREFIX,
     PLAIN,
     Circumstance,
+    DecodeTotals,
     ExperimentRow,
     RunGroup,
     RunLog,
     RunSummary,
     SpeedupCounts,
-    Spread,
 )
 
 KINDS = {
@@ -211,27 +211,27 @@ class Divisor:
 
     Attributes:
         setup_id: the configuration that was pinned; None = plain decoding.
-        rates: its tok/s by circumstance.
+        totals: its tokens and seconds by circumstance.
         weighed: speedups of runs that plain decoding was timed around, as the sentence under
             their text has them; without those of which it is uncertain.
     """
 
     setup_id: str | None
-    rates: Mapping[Circumstance, Spread]
+    totals: Mapping[Circumstance, DecodeTotals]
     weighed: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, log: RunLog, rows: Sequence[RunSummary], baseline: Baseline | None) -> Self:
         prompts = [run.prompt_id for run in rows]
         if baseline is not None:
-            return cls(baseline.setup_id, log.rates(prompts, setup_id=baseline.setup_id))
+            return cls(baseline.setup_id, log.decode_totals(prompts, setup_id=baseline.setup_id))
         weighed = {}
         for run_id, metrics in log.metrics([run.id for run in rows if not run.experiment]).items():
             if plain := kept_plain_step(metrics):
                 found = weigh(metrics, plain)
                 if found and found.is_sure and found.speedup is not None:
                     weighed[run_id] = found.speedup
-        return cls(None, log.rates(prompts, decoding_type=PLAIN), weighed)
+        return cls(None, log.decode_totals(prompts, decoding_type=PLAIN), weighed)
 
     def speedup(self, run: RunSummary) -> float | None:
         """As its sentence says, or tok/s over those on the same target, prompt, dtype and device.
@@ -245,14 +245,15 @@ class Divisor:
             return self.weighed[run.id]
         experiment = run.experiment if self.setup_id is None else None
         where = Circumstance(run.target, run.prompt_id, run.dtype, run.device, experiment)
-        rate = self.rates.get(where)
-        if rate is None:
+        totals = self.totals.get(where)
+        if totals is None:
             return None
         step_ms = step_ms_of(tokens_per_step(run.num_new_tokens, run.num_steps), run.tok_s)
         step_s = None if step_ms is None else step_ms / 1000
-        if self.setup_id is None and doubt_of(Evidence(step_s, 1 / rate.mean)):
+        base_tok_s = pooled_tok_s(totals)
+        if self.setup_id is None and doubt_of(Evidence(step_s, ratio(1, base_tok_s))):
             return None
-        return speedup(run.tok_s, rate.mean)
+        return speedup(run.tok_s, base_tok_s)
 
 
 def _heads(columns: Sequence[Column], sort: str, descending: bool) -> list[dict[str, Any]]:

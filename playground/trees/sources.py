@@ -183,8 +183,8 @@ class Sources:
                 raise ConfigError("There is no finished greedy run of this target yet. Make one.")
             return found, None
         if kind == "benchmark":
-            page = self._log.find(RunQuery(benchmark_id=name, target=target, limit=500))
-            return [row.id for row in page.rows], name
+            rows = self._log.rows(RunQuery(benchmark_id=name, target=target, limit=500))
+            return [row.id for row in rows], name
         if kind == "table":
             return [str(run) for run in load_table(self._log, name).about.get("sources", ())], None
         raise ConfigError(f"There are no texts {source!r:.80}. Pick one from the list.")
