@@ -1,5 +1,4 @@
-"""Benchmarks of the log: begun, finished, resumed; artifacts: what was measured or drawn; and all
-experiments as rows among the runs."""
+"""Benchmarks, artifacts (measurements and drawings), and experiments as rows among the runs."""
 
 from __future__ import annotations
 
@@ -90,7 +89,7 @@ class Benchmarks:
         mine = {"status": "running", "owner": self._owner, "heartbeat_at": now, "finished_at": None}
         with self._database.transaction() as connection:
             row = _row(connection, benchmark_id, claim=True)
-            alive = owner.is_alive(row.owner, _last_sign(connection, row), now)
+            alive = owner.is_alive(row.owner, _last_heartbeat(connection, row), now)
             if row.status == "running" and row.owner != self._owner and alive:
                 raise StorageError(
                     f"Benchmark {benchmark_id} is running in another process. Stop it there, or "
@@ -125,8 +124,8 @@ class Benchmarks:
             return tuple(BenchmarkHead(**row._mapping) for row in connection.execute(newest))
 
     def interrupt_dead(self, connection: sa.Connection) -> None:
-        """Those whose process is gone become `interrupted`."""
-        owner.interrupt_dead(connection, benchmarks, lambda row: _last_sign(connection, row))
+        """Mark benchmarks whose process has ended as `interrupted`."""
+        owner.interrupt_dead(connection, benchmarks, lambda row: _last_heartbeat(connection, row))
 
 
 _HEADS = sa.select(*(benchmarks.c[field.name] for field in fields(BenchmarkHead)))
@@ -138,8 +137,8 @@ def _of(benchmark_id: str) -> sa.Select[Any]:
 
 def _row(connection: sa.Connection, benchmark_id: str, *, claim: bool = False) -> sa.Row[Any]:
     """Its row; with `claim` no other process claims it before this transaction ends."""
-    wanted = _of(benchmark_id).with_for_update() if claim else _of(benchmark_id)
-    row = connection.execute(wanted).one_or_none()
+    query = _of(benchmark_id).with_for_update() if claim else _of(benchmark_id)
+    row = connection.execute(query).one_or_none()
     if row is None:
         raise UnknownBenchmarkError(f"No benchmark {benchmark_id!r:.80} is in the log.")
     return row
@@ -153,7 +152,7 @@ def _benchmark(row: sa.Row[Any]) -> Benchmark:
     return Benchmark(**{field.name: getattr(row, field.name) for field in fields(Benchmark)})
 
 
-def _last_sign(connection: sa.Connection, row: sa.Row[Any]) -> Any:
+def _last_heartbeat(connection: sa.Connection, row: sa.Row[Any]) -> Any:
     """When the benchmark or one of its runs was last written to."""
     newest = sa.select(sa.func.max(runs.c.heartbeat_at)).where(runs.c.benchmark_id == row.id)
     return max(row.heartbeat_at, connection.execute(newest).scalar() or row.heartbeat_at)
@@ -192,8 +191,8 @@ class Artifacts:
         def write(connection: sa.Connection) -> None:
             if run_id is None and benchmark_id is None:
                 same = artifacts.c.kind == kind, artifacts.c.key_digest == key_digest
-                nobodys = (artifacts.c[name].is_(None) for name in of)
-                connection.execute(artifacts.delete().where(*same, *nobodys))
+                unowned = (artifacts.c[name].is_(None) for name in of)
+                connection.execute(artifacts.delete().where(*same, *unowned))
             connection.execute(new.values(meta=meta, payload=payload, **of))
 
         self._database.persist(write, lambda c: exists(c, artifacts.c.id == artifact_id))
@@ -208,13 +207,13 @@ class Artifacts:
         benchmark_id: str | None = None,
     ) -> tuple[Artifact, ...]:
         """Those of a kind, newest first; None lets every key, run and benchmark through."""
-        wanted = {"kind": kind, "run_id": run_id, "benchmark_id": benchmark_id}
+        equal = {"kind": kind, "run_id": run_id, "benchmark_id": benchmark_id}
         if key is not None:
-            wanted["key_digest"] = digest(key)
-        conditions = [artifacts.c[k] == value for k, value in wanted.items() if value is not None]
+            equal["key_digest"] = digest(key)
+        conditions = [artifacts.c[k] == value for k, value in equal.items() if value is not None]
         columns = [artifacts.c[field.name] for field in fields(Artifact)]
-        found = sa.select(*columns).where(*conditions)
-        newest = found.order_by(artifacts.c.created_at.desc(), artifacts.c.id)
+        matching = sa.select(*columns).where(*conditions)
+        newest = matching.order_by(artifacts.c.created_at.desc(), artifacts.c.id)
         with self._database.transaction(reading=True) as connection:
             return tuple(Artifact(**row._mapping) for row in connection.execute(newest))
 
@@ -224,9 +223,9 @@ class Artifacts:
         Raises:
             UnknownArtifactError: no such artifact.
         """
-        wanted = sa.select(artifacts.c.payload).where(artifacts.c.id == artifact_id)
+        query = sa.select(artifacts.c.payload).where(artifacts.c.id == artifact_id)
         with self._database.transaction(reading=True) as connection:
-            row = connection.execute(wanted).one_or_none()
+            row = connection.execute(query).one_or_none()
         if row is None:
             raise UnknownArtifactError(f"No artifact {artifact_id!r:.80} is in the log.")
         return bytes(row.payload)
@@ -238,8 +237,8 @@ class Artifacts:
             UnknownArtifactError: no such artifact.
         """
         with self._database.transaction() as connection:
-            gone = connection.execute(artifacts.delete().where(artifacts.c.id == artifact_id))
-            if gone.rowcount == 0:
+            deleted = connection.execute(artifacts.delete().where(artifacts.c.id == artifact_id))
+            if deleted.rowcount == 0:
                 raise UnknownArtifactError(f"No artifact {artifact_id!r:.80} is in the log.")
 
 
@@ -247,7 +246,7 @@ class Artifacts:
 
 
 class Experiments:
-    """What the runs of one database were made for."""
+    """The experiments of one database: benchmarks, sweeps, comparisons, replays."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -255,22 +254,22 @@ class Experiments:
     def page(self, query: RunQuery) -> FoldedPage:
         """One page in which the requests of an experiment that match are one row.
 
-        Such a row stands where the request of it stands that the order puts first.
+        Its place is that of its request that the order puts first.
 
         Raises:
             StorageError: limit or offset out of range, or no such sort key.
         """
         with self._database.transaction(reading=True) as connection:
             ids, total = folded_page_of(connection, query)
-            found = {run.id: run for run in read_summaries(connection, ids)}
-            rows = _rows(connection, query, [run for run in found.values() if run.experiment])
-        shown = tuple(rows.get(found[i].experiment, found[i]) for i in ids)
-        return FoldedPage(shown, total)
+            runs_by_id = {run.id: run for run in read_summaries(connection, ids)}
+            rows = _rows(connection, query, [run for run in runs_by_id.values() if run.experiment])
+        page = tuple(rows.get(runs_by_id[i].experiment, runs_by_id[i]) for i in ids)
+        return FoldedPage(page, total)
 
     def setups(self, limit: int = 20) -> tuple[MeasuredSetup, ...]:
         """The configurations that the newest experiments compared with plain decoding.
 
-        One that several of them measured stands there as the newest did.
+        Of one that several of them measured, the newest counts.
         """
         with self._database.transaction(reading=True) as connection:
             newest = (
@@ -292,7 +291,7 @@ class Experiments:
 def _rows(
     connection: sa.Connection, query: RunQuery, heads: Sequence[RunSummary]
 ) -> dict[str | None, ExperimentRow]:
-    """The experiments that these runs stand for, by key; counted are requests that match."""
+    """The experiments of these runs, by key; only requests that match are counted."""
     keys = [str(run.experiment) for run in heads]
     ids = [key.partition(":")[2] for key in keys]
     named = sa.select(benchmarks.c.id, benchmarks.c.name).where(benchmarks.c.id.in_(ids))

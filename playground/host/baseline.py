@@ -70,8 +70,8 @@ def _is_off(ratio: float, most: float) -> bool:
 
 def trusted_speedup(counts: SpeedupCounts) -> float | None:
     """Speedup of a configuration as the log counted it; None where its baseline is in doubt."""
-    step_s = (ratio(totals.decode_s, totals.num_steps) for totals in counts)
-    if doubt_of(Evidence(*step_s)):
+    own_step_s, plain_step_s = (ratio(side.decode_s, side.num_steps) for side in counts)
+    if doubt_of(Evidence(own_step_s, plain_step_s)):
         return None
     return speedup(pooled_tok_s(counts.own), pooled_tok_s(counts.plain))
 

@@ -8,20 +8,7 @@ from statistics import mean, stdev
 import pytest
 
 from storage import Circumstance, DecodeTotals, RunLog, RunQuery, StorageError
-from tests.storage.conftest import finished_run, new_run
-
-
-def timed_run(log: RunLog, tok_s: float | None, *, num: int = 11, **changes: object) -> str:
-    run_id = log.begin(new_run(**changes))
-    log.finish(
-        run_id,
-        status="completed",
-        output_ids=range(num),
-        text="",
-        finish_reason="eos",
-        metrics={"tok_s": tok_s, "mat": 2.0, "decode_s": tok_s and (num - 1) / tok_s},
-    )
-    return run_id
+from tests.storage.conftest import finish, finished_run, new_run, timed_run
 
 
 def test_groups_count_and_average_what_the_filters_let_through(log: RunLog) -> None:
@@ -75,15 +62,7 @@ def test_totals_are_of_equal_circumstances_only(log: RunLog) -> None:
     timed_run(log, 99.0, method=plain, prompt_text="other", dtype="float32")
     timed_run(log, 99.0, prompt_text="p", dtype="float32")
     failed = log.begin(new_run(method=plain, prompt_text="p", dtype="float32"))
-    log.finish(
-        failed,
-        status="failed",
-        output_ids=[],
-        text="",
-        finish_reason=None,
-        metrics={"tok_s": 1.0, "decode_s": 1.0},
-        error="x",
-    )
+    finish(log, failed, {"tok_s": 1.0, "decode_s": 1.0}, status="failed", error="x")
     run = log.get(failed)
     assert run is not None
     totals = log.decode_totals([run.prompt_id], decoding_type="Autoregressive")

@@ -17,7 +17,7 @@ from storage import RunLog, RunQuery, StorageError, database, dialects
 from storage.records import OutOfReachError
 from storage.schema import runs
 from tests.postgres import Server
-from tests.storage.conftest import finished_run, new_run, step
+from tests.storage.conftest import finish, finished_run, new_run, step
 
 ROOT = Path(__file__).parents[2]
 WRITE_MANY = (
@@ -197,15 +197,7 @@ def test_a_run_whose_server_stays_away_is_marked_with_the_next_one(
         log.add_steps(run_id, [step(1)])
     began = time.monotonic()
     with pytest.raises(OutOfReachError):
-        log.finish(
-            run_id,
-            status="failed",
-            output_ids=[],
-            text="",
-            finish_reason=None,
-            metrics={},
-            error="It is out of reach.",
-        )
+        finish(log, run_id, status="failed", error="It is out of reach.")
     assert time.monotonic() - began < 0.3, "waited for once, not for every write"
     own.start()
     log.begin(new_run())
