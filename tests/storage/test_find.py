@@ -11,6 +11,7 @@ import pytest
 from storage import (
     RunLog,
     RunQuery,
+    SortKey,
     StorageError,
     UnknownRunError,
 )
@@ -129,7 +130,8 @@ def test_folded_pages_show_each_experiment_once_where_its_first_run_stands(log: 
         finish(log, run_id, metrics)
         if number % 6 == 5:
             log.delete(run_id)
-    for sort, descending in product(("created_at", "mat", "target"), (True, False)):
+    sorts: tuple[SortKey, ...] = ("created_at", "mat", "target")
+    for sort, descending in product(sorts, (True, False)):
         query = RunQuery(sort=sort, descending=descending, limit=1000)
         runs = log.find(query)
         expected = list(dict.fromkeys(run.experiment or run.id for run in runs.rows))

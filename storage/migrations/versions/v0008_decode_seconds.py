@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import sqlalchemy as sa
 from alembic import op
@@ -32,11 +33,11 @@ def upgrade() -> None:
         last = rows[-1].id
 
 
-def _decode_s(row: sa.Row[tuple[str, int, float, str | None]]) -> float:
+def _decode_s(row: Any) -> float:
     try:
         seconds = json.loads(row.metrics or "{}").get("decode_s")
     except (ValueError, AttributeError):  # damaged: the page of that run says so
         seconds = None
     if isinstance(seconds, float):
         return seconds
-    return (row.num_new_tokens - 1) / float(row.tok_s)
+    return float((row.num_new_tokens - 1) / row.tok_s)
