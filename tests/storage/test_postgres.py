@@ -105,6 +105,7 @@ def test_the_released_schema_migrates(postgres: Server) -> None:
         engine = sa.create_engine(url)
         with engine.begin() as connection:
             connection.execute(sa.text("ALTER TABLE runs ALTER device TYPE VARCHAR(64)"))
+            connection.execute(sa.text("ALTER TABLE runs DROP COLUMN decode_s"))
             connection.execute(sa.text("DROP INDEX ix_runs_mat_order"))
             connection.execute(sa.text("CREATE INDEX ix_runs_status_created_at ON runs (status)"))
             connection.execute(sa.text("UPDATE alembic_version SET version_num = '0004'"))
@@ -165,7 +166,7 @@ def test_steps_wait_for_a_server_that_was_stopped(own: Server, mortal: str) -> N
     log.finish(run_id, status="completed", output_ids=[5], text="", finish_reason="", metrics={})
     run = log.get(run_id)
     assert run is not None and run.status == "completed"
-    assert [row.index for row in log.steps(run_id)] == [0, 1, 2] and run.num_steps == 3
+    assert [row.index for row in log.steps(run_id)] == [0, 1, 2]
     log.close()
 
 
