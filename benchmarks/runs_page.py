@@ -138,7 +138,7 @@ def build(log: RunLog, num_runs: int, num_prompts: int) -> None:
         with log._database.transaction() as connection:
             for table in (tables.runs, tables.run_details, tables.labels, tables.tags):
                 connection.execute(_copied(table, copy, connection.dialect.name))
-    ids = [row.id for row in log.find(RunQuery(limit=1000)).rows]
+    ids = [row.id for row in log.rows(RunQuery(limit=1000))]
     log.retag(ids[::5], add=["keep"])
     log.set_note(ids[7], "the needle in the haystack")
     log.delete(*ids[3::50])
@@ -189,7 +189,7 @@ def report(log: RunLog, repeats: int, only: str = "") -> None:
     ask("values to filter by", lambda: len(log.facets().targets))
     ask("Deploy: what is offered", lambda: len(offered_runs(log)))
     ask("Generate: the menu of methods", lambda: len(menu.choices(TARGETS[0])))
-    ask("the newest runs", lambda: len(log.find().rows))
+    ask("the newest runs", lambda: len(log.rows(RunQuery())))
 
 
 def _clock(log: RunLog) -> Callable[[], float]:

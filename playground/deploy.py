@@ -136,7 +136,7 @@ def run_source(log: RunLog, run_id: str) -> ExportSource:
 def offered_runs(log: RunLog) -> list[tuple[str, str]]:
     """Title and id of the runs in the menu: those of experiments, fastest first, then the newest
     single runs. Plain decoding is left out."""
-    ranked = [(trusted_speedup(one.counts) or 0.0, one.example) for one in log.experiments.ranked()]
+    ranked = [(trusted_speedup(one.counts) or 0.0, one.example) for one in log.experiments.setups()]
     choices = [
         (_title(run, f"{formats.speedup(speedup)} plain" if speedup else ""), run.id)
         for speedup, run in sorted(ranked, key=lambda one: -one[0])

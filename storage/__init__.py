@@ -10,6 +10,7 @@ from storage.records import Artifact as Artifact
 from storage.records import Benchmark as Benchmark
 from storage.records import BenchmarkHead as BenchmarkHead
 from storage.records import Circumstance as Circumstance
+from storage.records import DecodeTotals as DecodeTotals
 from storage.records import ExperimentRow as ExperimentRow
 from storage.records import Figure as Figure
 from storage.records import FoldedPage as FoldedPage

@@ -1,19 +1,18 @@
-"""Benchmarks of the log: begun, finished, resumed; artifacts: what was measured or drawn; and all
-experiments as rows among the runs."""
+"""Benchmarks, artifacts (measurements and drawings), and experiments as rows among the runs."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import sqlalchemy as sa
 
 from storage import owner
 from storage.database import Database
 from storage.filters import conditions, folded_page_of
-from storage.query import exists, read_summaries
+from storage.query import TIMED, TOTALS, exists, read_summaries, totals_of
 from storage.records import (
     Artifact,
     Benchmark,
@@ -90,7 +89,7 @@ class Benchmarks:
         mine = {"status": "running", "owner": self._owner, "heartbeat_at": now, "finished_at": None}
         with self._database.transaction() as connection:
             row = _row(connection, benchmark_id, claim=True)
-            alive = owner.is_alive(row.owner, _last_sign(connection, row), now)
+            alive = owner.is_alive(row.owner, _last_heartbeat(connection, row), now)
             if row.status == "running" and row.owner != self._owner and alive:
                 raise StorageError(
                     f"Benchmark {benchmark_id} is running in another process. Stop it there, or "
@@ -125,8 +124,8 @@ class Benchmarks:
             return tuple(BenchmarkHead(**row._mapping) for row in connection.execute(newest))
 
     def interrupt_dead(self, connection: sa.Connection) -> None:
-        """Those whose process is gone become `interrupted`."""
-        owner.interrupt_dead(connection, benchmarks, lambda row: _last_sign(connection, row))
+        """Mark benchmarks whose process has ended as `interrupted`."""
+        owner.interrupt_dead(connection, benchmarks, lambda row: _last_heartbeat(connection, row))
 
 
 _HEADS = sa.select(*(benchmarks.c[field.name] for field in fields(BenchmarkHead)))
@@ -138,8 +137,8 @@ def _of(benchmark_id: str) -> sa.Select[Any]:
 
 def _row(connection: sa.Connection, benchmark_id: str, *, claim: bool = False) -> sa.Row[Any]:
     """Its row; with `claim` no other process claims it before this transaction ends."""
-    wanted = _of(benchmark_id).with_for_update() if claim else _of(benchmark_id)
-    row = connection.execute(wanted).one_or_none()
+    query = _of(benchmark_id).with_for_update() if claim else _of(benchmark_id)
+    row = connection.execute(query).one_or_none()
     if row is None:
         raise UnknownBenchmarkError(f"No benchmark {benchmark_id!r:.80} is in the log.")
     return row
@@ -153,7 +152,7 @@ def _benchmark(row: sa.Row[Any]) -> Benchmark:
     return Benchmark(**{field.name: getattr(row, field.name) for field in fields(Benchmark)})
 
 
-def _last_sign(connection: sa.Connection, row: sa.Row[Any]) -> Any:
+def _last_heartbeat(connection: sa.Connection, row: sa.Row[Any]) -> Any:
     """When the benchmark or one of its runs was last written to."""
     newest = sa.select(sa.func.max(runs.c.heartbeat_at)).where(runs.c.benchmark_id == row.id)
     return max(row.heartbeat_at, connection.execute(newest).scalar() or row.heartbeat_at)
@@ -192,8 +191,8 @@ class Artifacts:
         def write(connection: sa.Connection) -> None:
             if run_id is None and benchmark_id is None:
                 same = artifacts.c.kind == kind, artifacts.c.key_digest == key_digest
-                nobodys = (artifacts.c[name].is_(None) for name in of)
-                connection.execute(artifacts.delete().where(*same, *nobodys))
+                unowned = (artifacts.c[name].is_(None) for name in of)
+                connection.execute(artifacts.delete().where(*same, *unowned))
             connection.execute(new.values(meta=meta, payload=payload, **of))
 
         self._database.persist(write, lambda c: exists(c, artifacts.c.id == artifact_id))
@@ -208,13 +207,13 @@ class Artifacts:
         benchmark_id: str | None = None,
     ) -> tuple[Artifact, ...]:
         """Those of a kind, newest first; None lets every key, run and benchmark through."""
-        wanted = {"kind": kind, "run_id": run_id, "benchmark_id": benchmark_id}
+        equal = {"kind": kind, "run_id": run_id, "benchmark_id": benchmark_id}
         if key is not None:
-            wanted["key_digest"] = digest(key)
-        conditions = [artifacts.c[k] == value for k, value in wanted.items() if value is not None]
+            equal["key_digest"] = digest(key)
+        conditions = [artifacts.c[k] == value for k, value in equal.items() if value is not None]
         columns = [artifacts.c[field.name] for field in fields(Artifact)]
-        found = sa.select(*columns).where(*conditions)
-        newest = found.order_by(artifacts.c.created_at.desc(), artifacts.c.id)
+        matching = sa.select(*columns).where(*conditions)
+        newest = matching.order_by(artifacts.c.created_at.desc(), artifacts.c.id)
         with self._database.transaction(reading=True) as connection:
             return tuple(Artifact(**row._mapping) for row in connection.execute(newest))
 
@@ -224,9 +223,9 @@ class Artifacts:
         Raises:
             UnknownArtifactError: no such artifact.
         """
-        wanted = sa.select(artifacts.c.payload).where(artifacts.c.id == artifact_id)
+        query = sa.select(artifacts.c.payload).where(artifacts.c.id == artifact_id)
         with self._database.transaction(reading=True) as connection:
-            row = connection.execute(wanted).one_or_none()
+            row = connection.execute(query).one_or_none()
         if row is None:
             raise UnknownArtifactError(f"No artifact {artifact_id!r:.80} is in the log.")
         return bytes(row.payload)
@@ -238,8 +237,8 @@ class Artifacts:
             UnknownArtifactError: no such artifact.
         """
         with self._database.transaction() as connection:
-            gone = connection.execute(artifacts.delete().where(artifacts.c.id == artifact_id))
-            if gone.rowcount == 0:
+            deleted = connection.execute(artifacts.delete().where(artifacts.c.id == artifact_id))
+            if deleted.rowcount == 0:
                 raise UnknownArtifactError(f"No artifact {artifact_id!r:.80} is in the log.")
 
 
@@ -247,7 +246,7 @@ class Artifacts:
 
 
 class Experiments:
-    """What the runs of one database were made for."""
+    """The experiments of one database: benchmarks, sweeps, comparisons, replays."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -255,22 +254,22 @@ class Experiments:
     def page(self, query: RunQuery) -> FoldedPage:
         """One page in which the requests of an experiment that match are one row.
 
-        Such a row stands where the request of it stands that the order puts first.
+        Its place is that of its request that the order puts first.
 
         Raises:
             StorageError: limit or offset out of range, or no such sort key.
         """
         with self._database.transaction(reading=True) as connection:
             ids, total = folded_page_of(connection, query)
-            found = {run.id: run for run in read_summaries(connection, ids)}
-            rows = _rows(connection, query, [run for run in found.values() if run.experiment])
-        shown = tuple(rows.get(found[i].experiment, found[i]) for i in ids)
-        return FoldedPage(shown, total)
+            runs_by_id = {run.id: run for run in read_summaries(connection, ids)}
+            rows = _rows(connection, query, [run for run in runs_by_id.values() if run.experiment])
+        page = tuple(rows.get(runs_by_id[i].experiment, runs_by_id[i]) for i in ids)
+        return FoldedPage(page, total)
 
-    def ranked(self, limit: int = 20) -> tuple[MeasuredSetup, ...]:
-        """The configurations of the newest experiments, largest speedup first.
+    def setups(self, limit: int = 20) -> tuple[MeasuredSetup, ...]:
+        """The configurations that the newest experiments compared with plain decoding.
 
-        One that several of them measured stands there as the newest did.
+        Of one that several of them measured, the newest counts.
         """
         with self._database.transaction(reading=True) as connection:
             newest = (
@@ -280,21 +279,19 @@ class Experiments:
                 .order_by(sa.func.max(runs.c.created_at).desc(), runs.c.experiment)
                 .limit(limit)
             )
-            keys = {key: place for place, key in enumerate(connection.scalars(newest))}
-            newest_last = sorted(
-                _ratios(_setups(connection, list(keys), sa.false())),
-                key=lambda ratio: -keys[ratio.experiment],
-            )
-            ratios = {ratio.setup_id: ratio for ratio in newest_last}
-            examples = read_summaries(connection, [one.run_id for one in ratios.values()])
-        found = [MeasuredSetup(ratios[run.setup_id].counts, run) for run in examples]
-        return tuple(sorted(found, key=lambda one: one.counts.speedup, reverse=True))
+            keys = list(connection.scalars(newest))
+            pairs = _pairs(_setups(connection, keys, sa.false()))
+            pairs.sort(key=lambda pair: -keys.index(pair[0].experiment))
+            newest_pairs = {setup.setup_id: (setup, counts) for setup, counts in pairs}
+            ids = [setup.run_id for setup, _ in newest_pairs.values()]
+            examples = read_summaries(connection, ids)
+        return tuple(MeasuredSetup(newest_pairs[run.setup_id][1], run) for run in examples)
 
 
 def _rows(
     connection: sa.Connection, query: RunQuery, heads: Sequence[RunSummary]
 ) -> dict[str | None, ExperimentRow]:
-    """The experiments that these runs stand for, by key; counted are requests that match."""
+    """The experiments of these runs, by key; only requests that match are counted."""
     keys = [str(run.experiment) for run in heads]
     ids = [key.partition(":")[2] for key in keys]
     named = sa.select(benchmarks.c.id, benchmarks.c.name).where(benchmarks.c.id.in_(ids))
@@ -309,7 +306,7 @@ def _rows(
             num_runs=sum(setup.num_runs for setup in setups[key]),
             num_completed=sum(setup.num_completed for setup in setups[key]),
             newest_at=max(setup.newest_at for setup in setups[key] if setup.newest_at),
-            speedups=tuple(ratio.counts for ratio in _ratios(setups[key])),
+            speedups=tuple(counts for _, counts in _pairs(setups[key])),
             example=run,
         )
         for run, key in zip(heads, keys, strict=True)
@@ -317,60 +314,40 @@ def _rows(
 
 
 def _setups(
-    connection: sa.Connection, keys: Sequence[str], counted: sa.ColumnElement[bool]
+    connection: sa.Connection, experiments: Sequence[str], counted: sa.ColumnElement[bool]
 ) -> Sequence[sa.Row[Any]]:
     """The configurations of these experiments, with sums over their runs.
 
     Args:
-        counted: of which runs `num_runs`, `num_completed` and `newest_at` tell. Tokens and seconds
-            are those of all `num_timed` runs that were completed and not deleted.
+        counted: the runs that `num_runs`, `num_completed` and `newest_at` cover. The totals are
+            those of all `num_timed` runs that were completed and not deleted.
     """
-    completed = runs.c.status == "completed"
-    timed = sa.and_(completed, runs.c.tok_s > 0, runs.c.deleted_at.is_(None))
-    tokens = sa.cast(runs.c.num_new_tokens - 1, sa.Float)
-    within = (runs.c.experiment, runs.c.benchmark_id, runs.c.decoding_type, runs.c.setup_id)
-
-    def count(where: sa.ColumnElement[bool]) -> sa.ColumnElement[int]:
-        return sa.func.sum(sa.case((where, 1), else_=0))
-
-    wanted = sa.select(
-        *within,
-        count(counted).label("num_runs"),
-        count(sa.and_(counted, completed)).label("num_completed"),
+    completed = sa.and_(counted, runs.c.status == "completed")
+    keys = (runs.c.experiment, runs.c.benchmark_id, runs.c.decoding_type, runs.c.setup_id)
+    sums = sa.select(
+        *keys,
+        sa.func.sum(sa.case((counted, 1), else_=0)).label("num_runs"),
+        sa.func.sum(sa.case((completed, 1), else_=0)).label("num_completed"),
         sa.func.max(sa.case((counted, runs.c.created_at))).label("newest_at"),
-        count(timed).label("num_timed"),
-        sa.func.max(sa.case((timed, runs.c.id))).label("run_id"),
-        sa.func.sum(sa.case((timed, tokens))).label("tokens"),
-        sa.func.sum(sa.case((timed, tokens / runs.c.tok_s))).label("seconds"),
-        sa.func.sum(sa.case((timed, runs.c.num_steps))).label("num_steps"),
+        sa.func.max(sa.case((TIMED, runs.c.id))).label("run_id"),
+        *TOTALS,
     )
-    return connection.execute(wanted.where(runs.c.experiment.in_(keys)).group_by(*within)).all()
+    in_experiments = runs.c.experiment.in_(experiments)
+    return connection.execute(sums.where(in_experiments).group_by(*keys)).all()
 
 
-class _Ratio(NamedTuple):
-    """A configuration beside plain decoding in one experiment, and one of its runs."""
-
-    experiment: str
-    run_id: str
-    setup_id: str
-    counts: SpeedupCounts
-
-
-def _ratios(setups: Sequence[sa.Row[Any]]) -> list[_Ratio]:
+def _pairs(setups: Sequence[sa.Row[Any]]) -> list[tuple[sa.Row[Any], SpeedupCounts]]:
     """The configurations of experiments that can be compared with plain decoding.
 
     Sums of unequal requests are no comparison: a configuration counts that completed as many as
     plain decoding did; in a sweep, those of its trial.
     """
-    timed = [one for one in setups if one.seconds and one.tokens]
-    plain = {(o.experiment, o.benchmark_id): o for o in timed if o.decoding_type == PLAIN}
-    found = []
-    for one in timed:
-        base = plain.get((one.experiment, one.benchmark_id))
-        if one.decoding_type != PLAIN and base and one.num_timed == base.num_timed:
-            counts = SpeedupCounts(
-                *(one.tokens, one.seconds, int(one.num_steps or 0)),
-                *(base.tokens, base.seconds, int(base.num_steps or 0)),
-            )
-            found.append(_Ratio(one.experiment, one.run_id, one.setup_id, counts))
-    return found
+    plain = {
+        (row.experiment, row.benchmark_id): row for row in setups if row.decoding_type == PLAIN
+    }
+    pairs = ((row, plain.get((row.experiment, row.benchmark_id))) for row in setups)
+    return [
+        (row, SpeedupCounts(totals_of(row), totals_of(base)))
+        for row, base in pairs
+        if base and row.decoding_type != PLAIN and 0 < row.num_timed == base.num_timed
+    ]

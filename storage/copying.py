@@ -1,4 +1,4 @@
-"""One log's content into another: runs, benchmarks, artifacts. Again, and nothing comes twice."""
+"""Copies runs, benchmarks and artifacts from one log to another; copying again adds what is new."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from storage.database import Database
-from storage.dialects import take_turn
+from storage.dialects import advisory_lock
 from storage.query import read_wholes
 from storage.schema import artifacts, benchmarks, runs
 from storage.writing import BATCH, IMPORTED, write_whole
@@ -19,12 +19,12 @@ MOST_STEPS = 5000
 
 
 @dataclass(slots=True)
-class Copied:
-    """How far a copy is: what was added, what was there, what still runs and so was left out."""
+class CopyProgress:
+    """Counts of rows that were added, already present, or still running and so left out."""
 
     total: int
     runs: int = 0
-    known: int = 0
+    present: int = 0
     running: int = 0
     benchmarks: int = 0
     artifacts: int = 0
@@ -33,35 +33,35 @@ class Copied:
 
     @property
     def done(self) -> int:
-        return self.runs + self.known + self.running
+        return self.runs + self.present + self.running
 
 
-def copy(source: Database, into: Database) -> Generator[Copied, None, None]:
-    """Copy what is over, oldest first; yields after each batch, which arrives whole or not at all.
+def copy(source: Database, into: Database) -> Generator[CopyProgress, None, None]:
+    """Copy all that has ended, oldest first; yields after each batch, which is one transaction.
 
-    What is there already is left as it is, so that a copy that was cut off goes on.
+    Existing rows are left alone, so an interrupted copy can be continued.
     """
-    wanted = sa.select(runs.c.id, runs.c.num_steps, runs.c.status)
+    query = sa.select(runs.c.id, runs.c.num_steps, runs.c.status)
     with source.transaction(reading=True) as connection:
-        rows = connection.execute(wanted.order_by(runs.c.created_at, runs.c.id)).all()
-    found = Copied(len(rows), running=sum(row.status == "running" for row in rows))
-    _copy_benchmarks(source, into, found)
+        rows = connection.execute(query.order_by(runs.c.created_at, runs.c.id)).all()
+    progress = CopyProgress(len(rows), running=sum(row.status == "running" for row in rows))
+    _copy_benchmarks(source, into, progress)
     for ids in _batches([row for row in rows if row.status != "running"]):
         with source.transaction(reading=True) as connection:
             batch = read_wholes(connection, ids)
         with into.transaction() as connection:
-            take_turn(connection, "import")
-            arrivals = write_whole(connection, batch)
-        found.known += sum(arrival.kind == "known" for arrival in arrivals)
-        found.runs += sum(arrival.kind != "known" for arrival in arrivals)
-        found.renamed |= {one.given_id: one.id for one in arrivals if one.given_id != one.id}
-        yield found
-    _copy_artifacts(source, into, found)
-    yield found
+            advisory_lock(connection, "import")
+            results = write_whole(connection, batch)
+        progress.present += sum(result.kind == "present" for result in results)
+        progress.runs += sum(result.kind != "present" for result in results)
+        progress.renamed |= {one.source_id: one.id for one in results if one.source_id != one.id}
+        yield progress
+    _copy_artifacts(source, into, progress)
+    yield progress
 
 
 def _batches(rows: Sequence[Any]) -> Iterator[list[str]]:
-    """Ids of as many runs as are held in memory without thinking about it."""
+    """Ids of runs in batches that fit into memory."""
     ids: list[str] = []
     num_steps = 0
     for row in rows:
@@ -76,31 +76,31 @@ def _batches(rows: Sequence[Any]) -> Iterator[list[str]]:
 
 def _missing(source: Database, into: Database, table: sa.Table, *where: Any) -> list[str]:
     """Ids of rows that only the source has, oldest first."""
-    wanted = sa.select(table.c.id).where(*where).order_by(table.c.created_at)
+    query = sa.select(table.c.id).where(*where).order_by(table.c.created_at)
     with source.transaction(reading=True) as connection:
-        theirs = connection.execute(wanted).scalars().all()
+        theirs = connection.execute(query).scalars().all()
     with into.transaction(reading=True) as connection:
         here = set(connection.execute(sa.select(table.c.id)).scalars())
     return [one for one in theirs if one not in here]
 
 
-def _copy_benchmarks(source: Database, into: Database, found: Copied) -> None:
+def _copy_benchmarks(source: Database, into: Database, progress: CopyProgress) -> None:
     for benchmark_id in _missing(source, into, benchmarks, benchmarks.c.status != "running"):
         _copy_row(source, into, benchmarks, benchmark_id, owner=IMPORTED)
-        found.benchmarks += 1
+        progress.benchmarks += 1
 
 
-def _copy_artifacts(source: Database, into: Database, found: Copied) -> None:
-    """Those that belong to nothing, or to what is over and so was copied."""
-    going = {
+def _copy_artifacts(source: Database, into: Database, progress: CopyProgress) -> None:
+    """Those without an owner, and those whose run or benchmark has ended."""
+    running = {
         table.name: sa.select(table.c.id).where(table.c.status == "running")
         for table in (runs, benchmarks)
     }
-    owners = {artifacts.c.run_id: going["runs"], artifacts.c.benchmark_id: going["benchmarks"]}
+    owners = {artifacts.c.run_id: running["runs"], artifacts.c.benchmark_id: running["benchmarks"]}
     over = (sa.or_(column.is_(None), column.not_in(ids)) for column, ids in owners.items())
     for artifact_id in _missing(source, into, artifacts, *over):
-        _copy_row(source, into, artifacts, artifact_id, renamed=found.renamed)
-        found.artifacts += 1
+        _copy_row(source, into, artifacts, artifact_id, renamed=progress.renamed)
+        progress.artifacts += 1
 
 
 def _copy_row(

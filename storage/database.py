@@ -1,4 +1,4 @@
-"""Opens the database: engine, migrations, one transaction scope, patience with a lost server."""
+"""Opens the database: engine, migrations, transactions, retries while a server is away."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from alembic.script import ScriptDirectory
 
 from storage.dialects import (
     MAX_READING_S,
+    advisory_lock,
     disk_is_full,
     engine_options,
     foreign_keys_off,
@@ -26,7 +27,6 @@ from storage.dialects import (
     prepare,
     refuse_once_removed,
     shown,
-    take_turn,
     timed_out,
 )
 from storage.records import OutOfReachError, SchemaError, StorageError
@@ -36,7 +36,7 @@ MIGRATIONS = Path(__file__).parent / "migrations"
 POSTGRESQL = "postgresql+psycopg"
 INSTALL = "Install it: pip install 'speculative-decoding-playground[postgres]'."
 PATIENCE_S = 120.0
-"""So long is a lost server waited for before what was to be written is given up."""
+"""How long a write is retried while the server is away."""
 RETRY_S = 0.5
 Result = TypeVar("Result")
 _MIGRATING = Lock()
@@ -44,7 +44,7 @@ _MIGRATING = Lock()
 
 
 class Database:
-    """A migrated database and the one door to it."""
+    """A migrated database; all access goes through its transactions."""
 
     def __init__(self, url: str | None) -> None:
         self.url = _url(url)
@@ -141,18 +141,18 @@ class Database:
         config = Config()
         config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
         scripts = ScriptDirectory.from_config(config).walk_revisions()
-        known = sorted(script.revision for script in scripts)
+        revisions = sorted(script.revision for script in scripts)
         with _MIGRATING, self._connection() as connection:
             with foreign_keys_off(connection), connection.begin():
-                take_turn(connection, "migration")
+                advisory_lock(connection, "migration")
                 config.attributes["connection"] = connection
-                if self._is_new(connection, known):
+                if self._is_new(connection, revisions):
                     metadata.create_all(connection)
                     command.stamp(config, "head")
                 else:
                     command.upgrade(config, "head")
 
-    def _is_new(self, connection: sa.Connection, known: list[str]) -> bool:
+    def _is_new(self, connection: sa.Connection, revisions: list[str]) -> bool:
         """Whether the database is empty.
 
         Raises:
@@ -165,9 +165,9 @@ class Database:
                 f"{where} holds tables of another program. "
                 "Give the run log a database of its own with --db."
             )
-        if current is not None and current not in known:
+        if current is not None and current not in revisions:
             age, remedy = "a newer", "Update the program, or"
-            if current < known[0]:
+            if current < revisions[0]:
                 age, remedy = "an unreleased", "Move it away, or"
             raise SchemaError(
                 f"The run log {where} was written by {age} version (schema {current}). "
@@ -225,7 +225,7 @@ def _engine(url: sa.URL) -> sa.Engine:
         file = Path(str(url.database))
         try:
             _create_private(file)
-            refuse_once_removed(engine, file)  # first, so that it is what is said
+            refuse_once_removed(engine, file)  # first, so that its message wins
         except OSError as error:
             raise StorageError(f"{file} cannot be created: {error.strerror}.") from error
     prepare(engine)
@@ -233,7 +233,7 @@ def _engine(url: sa.URL) -> sa.Engine:
 
 
 def _create_private(file: Path) -> None:
-    """The log, and its folder, for nobody else to read; those that are there stay as they are."""
+    """Create the log and its folder readable by their owner only; existing ones are left alone."""
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with suppress(FileExistsError):
         os.close(os.open(file, os.O_CREAT | os.O_EXCL, 0o600))

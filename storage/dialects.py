@@ -1,4 +1,4 @@
-"""What databases differ in: texts and floats they refuse, hints, how each is set up and fails."""
+"""Differences between databases: unsupported texts and floats, settings, locks, errors."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from storage.records import StorageError
 BUSY_TIMEOUT_MS = 15_000
 MAX_READING_S = 10.0
 INSTRUCTIONS = 50_000
-"""Of SQLite's machine, between two looks at the clock: about a millisecond."""
+"""SQLite's virtual-machine instructions between two looks at the clock: about a millisecond."""
 LOST_AFTER_S = 30
-"""A server that is silent for so long is out of reach."""
+"""After this long without an answer a server counts as lost."""
 _REFUSED = re.compile("[\\x00\ud800-\udfff]|\\\\(?=u[0-9a-f]{4})")
 _REFUSED_NAME = re.compile("\\x00|\\\\(?=u[0-9a-f]{4})")
 _ESCAPE = re.compile(r"\\u(?!d[89a-f])([0-9a-f]{4})")
@@ -35,7 +35,7 @@ def readable(json_text: str) -> str:
     """
     if "\\u" not in json_text:
         return json_text
-    return _LONE.sub(lambda found: f"\\\\{found[1]}" if found[1] else found[0], json_text)
+    return _LONE.sub(lambda match: f"\\\\{match[1]}" if match[1] else match[0], json_text)
 
 
 class _ByCodePoint(sa.types.TypeDecorator[str]):
@@ -78,11 +78,11 @@ class Name(_ByCodePoint):
 
 
 def _escaped(refused: re.Pattern[str], value: str) -> str:
-    return refused.sub(lambda found: f"\\u{ord(found[0]):04x}", value)
+    return refused.sub(lambda match: f"\\u{ord(match[0]):04x}", value)
 
 
 def _unescaped(value: str) -> str:
-    return _ESCAPE.sub(lambda found: chr(int(found[1], 16)), value)
+    return _ESCAPE.sub(lambda match: chr(int(match[1], 16)), value)
 
 
 class Real(sa.Float[float]):
@@ -102,18 +102,18 @@ def in_memory(url: sa.URL) -> bool:
 
 
 def shown(url: sa.URL) -> str:
-    """The URL without its passwords, for people to see."""
+    """The URL without its passwords, for messages."""
     secret = [name for name in url.query if "password" in name]
     return url.difference_update_query(secret).render_as_string()
 
 
 def engine_options(url: sa.URL) -> dict[str, Any]:
-    """What `create_engine` is told of a database; what the URL says itself comes first."""
+    """Options of `create_engine`; settings in the URL come first."""
     if in_memory(url):
         return {"poolclass": StaticPool, "connect_args": {"check_same_thread": False}}
     if url.get_backend_name() != "postgresql":
         return {}
-    waits = {
+    settings = {
         "connect_timeout": LOST_AFTER_S // 3,
         "keepalives_idle": LOST_AFTER_S // 3,
         "keepalives_interval": LOST_AFTER_S // 6,
@@ -121,8 +121,8 @@ def engine_options(url: sa.URL) -> dict[str, Any]:
         "tcp_user_timeout": 1000 * LOST_AFTER_S,
         "application_name": "speculative-decoding-playground",
     }
-    told = {name: value for name, value in waits.items() if name not in url.query}
-    return {"pool_pre_ping": True, "connect_args": told}
+    connect_args = {name: value for name, value in settings.items() if name not in url.query}
+    return {"pool_pre_ping": True, "connect_args": connect_args}
 
 
 def is_lost(error: sa.exc.SQLAlchemyError) -> bool:
@@ -162,15 +162,15 @@ def prepare(engine: sa.Engine) -> None:
         sa.event.listen(engine, "begin", begin)
 
 
-def take_turn(connection: sa.Connection, what: str) -> None:
-    """Until the transaction's end no other one that takes this turn goes on; SQLite's queue."""
+def advisory_lock(connection: sa.Connection, name: str) -> None:
+    """Hold a lock until the transaction ends; SQLite's write lock does the same."""
     if connection.dialect.name == "postgresql":
-        key = sa.func.hashtext(f"speculative-decoding-playground {what}")
+        key = sa.func.hashtext(f"speculative-decoding-playground {name}")
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(key)))
 
 
 def _prepare_postgresql(connection: Any, record: Any) -> None:
-    """Compiling a query takes longer than any of ours, and nobody waits for a lock for ever."""
+    """No JIT, which takes longer than any query of ours, and a limit to waiting for locks."""
     settings = {"jit": "off", "work_mem": "'32MB'", "lock_timeout": BUSY_TIMEOUT_MS}
     connection.execute("; ".join(f"SET {name} = {value}" for name, value in settings.items()))
     connection.commit()
@@ -209,7 +209,7 @@ def _begin_sqlite(connection: sa.Connection) -> None:
 def refuse_once_removed(engine: sa.Engine, file: Path) -> None:
     """Let no transaction begin on a SQLite file that was removed or replaced since now.
 
-    Its connections would go on, and what they write is seen by nobody.
+    Its open connections would continue to write to a file without a name.
 
     Raises OSError: there is no such file.
     """

@@ -9,12 +9,12 @@ import sqlalchemy as sa
 
 from storage import copying, owner, writing
 from storage.benchmarks import Artifacts, Benchmarks, Experiments
-from storage.copying import Copied
+from storage.copying import CopyProgress
 from storage.database import Database
-from storage.dialects import take_turn
+from storage.dialects import advisory_lock
 from storage.query import RunReader, exists
 from storage.records import (
-    Arrival,
+    ImportResult,
     LogWatcher,
     NewRun,
     StepRow,
@@ -116,8 +116,8 @@ class RunLog(RunReader):
             def write(connection: sa.Connection) -> None:
                 owner.interrupt(connection, runs, over)
                 for ended, error in over.items():
-                    known = run_details.update().where(run_details.c.run_id == ended)
-                    connection.execute(known.values(error=error))
+                    details = run_details.update().where(run_details.c.run_id == ended)
+                    connection.execute(details.values(error=error))
                 writing.insert(connection, [new], [rows])
 
             self._database.persist(write, lambda c: exists(c, runs.c.id == run_id))
@@ -247,11 +247,11 @@ class RunLog(RunReader):
     def _set_deleted(self, run_ids: Sequence[str], when: Any) -> None:
         with self._database.transaction() as connection:
             for some in writing.known_ids(connection, run_ids):
-                wanted = runs.update().where(runs.c.id.in_(some))
-                connection.execute(wanted.values(deleted_at=when))
+                update = runs.update().where(runs.c.id.in_(some))
+                connection.execute(update.values(deleted_at=when))
 
-    def write_whole(self, new: Sequence[StoredRun]) -> tuple[Arrival, ...]:
-        """Add runs of another log, all of them or none; what is here is never overwritten.
+    def write_whole(self, new: Sequence[StoredRun]) -> tuple[ImportResult, ...]:
+        """Add runs of another log in one transaction; existing runs are never overwritten.
 
         A run that is here already is left alone, with its name, note and tags. One whose id another
         run has gets a new id.
@@ -260,14 +260,14 @@ class RunLog(RunReader):
             StorageError: a value that the log cannot hold.
         """
         with self._database.transaction() as connection:
-            take_turn(connection, "import")  # what one of them adds, the next one knows
+            advisory_lock(connection, "import")  # so that two imports add no run twice
             return writing.write_whole(connection, new)
 
-    def copy_from(self, source: RunLog) -> Generator[Copied, None, None]:
-        """Copy all that is over in another log; yields how far it is.
+    def copy_from(self, source: RunLog) -> Generator[CopyProgress, None, None]:
+        """Copy everything that has ended in another log; yields the progress.
 
         Raises:
-            StorageError: one of them cannot be used any more; go on by copying again.
+            StorageError: one of the databases failed; copying again continues.
         """
         return copying.copy(source._database, self._database)
 

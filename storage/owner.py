@@ -1,4 +1,4 @@
-"""Which process writes a run or a benchmark, and what becomes of it when that process is gone."""
+"""Which process owns a run or a benchmark, and the status it gets when that process ends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import sqlalchemy as sa
 
 STALE_AFTER = timedelta(minutes=10)
-"""A run of another machine without a sign of life for so long is taken as dead."""
+"""A run of another machine without a heartbeat for this long counts as dead."""
 
 
 def now() -> datetime:
@@ -37,7 +37,7 @@ def is_alive(owner: str, heartbeat_at: datetime, now: datetime) -> bool:
 
 
 def interrupt(connection: sa.Connection, table: sa.Table, ids: Collection[str]) -> None:
-    """Those of these that are still `running` become `interrupted`."""
+    """Mark those of these rows that are `running` as `interrupted`."""
     if ids:
         mine = table.c.id.in_(ids), table.c.status == "running"
         connection.execute(table.update().where(*mine).values(status="interrupted"))
@@ -46,12 +46,12 @@ def interrupt(connection: sa.Connection, table: sa.Table, ids: Collection[str]) 
 def interrupt_dead(
     connection: sa.Connection,
     table: sa.Table,
-    last_sign: Callable[[Any], datetime] = lambda row: row.heartbeat_at,
+    last_heartbeat: Callable[[Any], datetime] = lambda row: row.heartbeat_at,
 ) -> None:
-    """Those whose process is gone become `interrupted`."""
-    wanted = sa.select(table.c.id, table.c.owner, table.c.heartbeat_at)
-    running = connection.execute(wanted.where(table.c.status == "running")).all()
-    dead = [row.id for row in running if not is_alive(row.owner, last_sign(row), now())]
+    """Mark rows whose process has ended as `interrupted`."""
+    query = sa.select(table.c.id, table.c.owner, table.c.heartbeat_at)
+    running = connection.execute(query.where(table.c.status == "running")).all()
+    dead = [row.id for row in running if not is_alive(row.owner, last_heartbeat(row), now())]
     interrupt(connection, table, dead)
 
 

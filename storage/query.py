@@ -1,4 +1,4 @@
-"""What is read of the run log: pages, whole runs, groups; the database filters, sorts and sums."""
+"""Reads the run log: pages, whole runs, groups; the database filters, sorts and sums."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from typing import Any
 import sqlalchemy as sa
 
 from storage.database import Database
-from storage.filters import check, conditions, count_of, finite, ordering, page_of
+from storage.filters import LARGEST, check, conditions, count_of, finite, ordering, page_of
 from storage.records import (
     EXTERNAL,
     LABEL_PREFIX,
     Circumstance,
+    DecodeTotals,
     Facets,
     GroupKey,
     RunDetail,
@@ -57,7 +58,7 @@ _DELETED = runs.c.deleted_at.is_not(None).label("deleted")
 
 
 def _summaries() -> sa.Select[Any]:
-    """Everything that the table of runs shows of them; only the shown rows are read in full."""
+    """The columns of the table of runs."""
     start = sa.func.substr(run_details.c.prompt_text, 1, SHORT_PROMPT * ESCAPED)
     shown = [run_details.c[name] for name in ("method", "sampling", "limits", "note")]
     short = sa.type_coerce(start, run_details.c.prompt_text.type).label("prompt_text")
@@ -65,8 +66,8 @@ def _summaries() -> sa.Select[Any]:
 
 
 def read_summaries(connection: sa.Connection, ids: Sequence[str]) -> tuple[RunSummary, ...]:
-    found = _read(connection, _summaries().where(runs.c.id.in_(ids)), RunSummary)
-    return tuple(RunSummary(**{**v, "prompt_text": v["prompt_text"][:SHORT_PROMPT]}) for v in found)
+    rows = _read(connection, _summaries().where(runs.c.id.in_(ids)), RunSummary)
+    return tuple(RunSummary(**{**v, "prompt_text": v["prompt_text"][:SHORT_PROMPT]}) for v in rows)
 
 
 def read_page(connection: sa.Connection, query: RunQuery) -> tuple[RunSummary, ...]:
@@ -77,18 +78,18 @@ def read_page(connection: sa.Connection, query: RunQuery) -> tuple[RunSummary, .
 
 
 def _read(
-    connection: sa.Connection, wanted: sa.Select[Any], kind: type[RunSummary]
+    connection: sa.Connection, query: sa.Select[Any], kind: type[RunSummary]
 ) -> list[dict[str, Any]]:
     """The fields of runs: columns as they are, tags and labels."""
-    rows = connection.execute(wanted).mappings().all()
+    rows = connection.execute(query).mappings().all()
     ids = [row["id"] for row in rows]
     names: dict[str, list[str]] = defaultdict(list)
     pairs: dict[str, dict[str, str]] = defaultdict(dict)
-    wanted = sa.select(tags).where(tags.c.run_id.in_(ids)).order_by(tags.c.tag)
-    for row in connection.execute(wanted):
+    query = sa.select(tags).where(tags.c.run_id.in_(ids)).order_by(tags.c.tag)
+    for row in connection.execute(query):
         names[row.run_id].append(row.tag)
-    wanted = sa.select(labels).where(labels.c.run_id.in_(ids)).order_by(labels.c.key)
-    for row in connection.execute(wanted):
+    query = sa.select(labels).where(labels.c.run_id.in_(ids)).order_by(labels.c.key)
+    for row in connection.execute(query):
         pairs[row.run_id][row.key] = row.value
     columns = [field.name for field in fields(kind) if field.name not in ("tags", "labels")]
     return [
@@ -106,10 +107,10 @@ def read_steps(
     connection: sa.Connection, run_id: str, start: int = 0, stop: int | None = None
 ) -> tuple[StepRow, ...]:
     """Steps `start` ≤ index < `stop`, in order."""
-    wanted = sa.select(steps.c.payload).where(steps.c.run_id == run_id, steps.c.index >= start)
+    query = sa.select(steps.c.payload).where(steps.c.run_id == run_id, steps.c.index >= start)
     if stop is not None:
-        wanted = wanted.where(steps.c.index < stop)
-    return tuple(connection.execute(wanted.order_by(steps.c.index)).scalars())
+        query = query.where(steps.c.index < stop)
+    return tuple(connection.execute(query.order_by(steps.c.index)).scalars())
 
 
 def _details() -> sa.Select[Any]:
@@ -117,7 +118,7 @@ def _details() -> sa.Select[Any]:
 
 
 def read_runs(connection: sa.Connection, run_ids: Sequence[str]) -> Iterator[RunDetail]:
-    """Those of these runs that there are, without their steps."""
+    """These runs without their steps; unknown ids are skipped."""
     for values in _read(connection, _details().where(runs.c.id.in_(run_ids)), RunDetail):
         own = read_steps(connection, values["id"]) if values["output_ids"] is None else ()
         yield _detail(values, own)
@@ -145,14 +146,14 @@ def read_whole(connection: sa.Connection, run_id: str) -> StoredRun | None:
 
 
 def read_wholes(connection: sa.Connection, run_ids: Sequence[str]) -> list[StoredRun]:
-    """Those of these runs that there are, oldest first, with all their steps."""
+    """These runs with all their steps, oldest first; unknown ids are skipped."""
     order = runs.c.created_at, runs.c.id
-    found = _read(connection, _details().where(runs.c.id.in_(run_ids)).order_by(*order), RunDetail)
-    its: dict[str, list[StepRow]] = defaultdict(list)
+    rows = _read(connection, _details().where(runs.c.id.in_(run_ids)).order_by(*order), RunDetail)
+    steps_by_run: dict[str, list[StepRow]] = defaultdict(list)
     of_runs = sa.select(steps.c.run_id, steps.c.payload).where(steps.c.run_id.in_(run_ids))
     for run_id, step in connection.execute(of_runs.order_by(steps.c.run_id, steps.c.index)):
-        its[run_id].append(step)
-    pairs = ((values, tuple(its[values["id"]])) for values in found)
+        steps_by_run[run_id].append(step)
+    pairs = ((values, tuple(steps_by_run[values["id"]])) for values in rows)
     return [StoredRun(_detail(values, own), own) for values, own in pairs]
 
 
@@ -160,7 +161,7 @@ def read_wholes(connection: sa.Connection, run_ids: Sequence[str]) -> list[Store
 
 
 def _grouped(by: str) -> tuple[sa.FromClause, sa.ColumnElement[Any]]:
-    """Where the groups are read from, and what tells them apart."""
+    """The table that groups are read from, and the column that they are grouped by."""
     if by == "tag":
         return runs.outerjoin(tags, tags.c.run_id == runs.c.id), tags.c.tag
     if by.startswith(LABEL_PREFIX):
@@ -189,14 +190,38 @@ def _spread(row: sa.Row[Any], name: str) -> Spread | None:
     return Spread(total / num, None if variance is None else math.sqrt(variance), num)
 
 
-def different(column: sa.Column[Any], *where: sa.ColumnElement[bool]) -> sa.CTE:
+TIMED = sa.and_(
+    runs.c.status == "completed",
+    runs.c.decode_s > 0,
+    runs.c.decode_s <= LARGEST,
+    runs.c.deleted_at.is_(None),
+)
+"""Runs whose tokens and seconds are added up."""
+TOTALS = [
+    sa.func.sum(sa.case((TIMED, value), else_=0)).label(name)
+    for name, value in {
+        "num_timed": sa.literal(1),
+        "num_tokens": runs.c.num_new_tokens - 1,
+        "decode_s": runs.c.decode_s,
+        "num_steps": runs.c.num_steps,
+    }.items()
+]
+
+
+def totals_of(row: sa.Row[Any]) -> DecodeTotals:
+    """The sums of `TOTALS` in a row."""
+    return DecodeTotals(row.num_timed, row.num_tokens, row.decode_s, row.num_steps)
+
+
+def distinct_values(column: sa.Column[Any], *where: sa.ColumnElement[bool]) -> sa.CTE:
     """The `value`s of an indexed column in ascending order, then one NULL.
 
-    Each is looked up behind the one before: a million rows with a few values are not all read.
+    Each value is an index look-up after the one before, so a million rows with a few values
+    are not all read.
     """
-    found = sa.select(sa.func.min(column).label("value")).where(*where).cte(recursive=True)
-    after = sa.select(sa.func.min(column)).where(*where, column > found.c.value).scalar_subquery()
-    return found.union_all(sa.select(after).where(found.c.value.is_not(None)))
+    values = sa.select(sa.func.min(column).label("value")).where(*where).cte(recursive=True)
+    after = sa.select(sa.func.min(column)).where(*where, column > values.c.value).scalar_subquery()
+    return values.union_all(sa.select(after).where(values.c.value.is_not(None)))
 
 
 def exists(connection: sa.Connection, condition: sa.ColumnElement[bool]) -> bool:
@@ -205,7 +230,7 @@ def exists(connection: sa.Connection, condition: sa.ColumnElement[bool]) -> bool
 
 
 class RunReader:
-    """Everything that is read of the runs in a database."""
+    """Queries over the runs of a database."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -241,7 +266,7 @@ class RunReader:
             return next(read_runs(connection, [run_id]), None)
 
     def details(self, run_ids: Sequence[str]) -> Iterator[RunDetail]:
-        """Those of these runs that there are, in this order, without their steps.
+        """These runs in this order, without their steps; unknown ids are skipped.
 
         A bounded number of them is read at a time.
         """
@@ -252,11 +277,11 @@ class RunReader:
             yield from (page[run_id] for run_id in ids if run_id in page)
 
     def metrics(self, run_ids: Collection[str]) -> Mapping[str, Mapping[str, Any]]:
-        """All figures of those of these runs that have any, as they were written."""
-        wanted = sa.select(run_details.c.run_id, run_details.c.metrics)
-        wanted = wanted.where(run_details.c.run_id.in_(run_ids), run_details.c.metrics.is_not(None))
+        """All figures of these runs as they were written; runs without any are skipped."""
+        query = sa.select(run_details.c.run_id, run_details.c.metrics)
+        query = query.where(run_details.c.run_id.in_(run_ids), run_details.c.metrics.is_not(None))
         with self._reading() as connection:
-            return {run_id: metrics for run_id, metrics in connection.execute(wanted)}
+            return {run_id: metrics for run_id, metrics in connection.execute(query)}
 
     def read_whole(self, run_id: str) -> StoredRun | None:
         """A run with its steps; None if there is none of this id."""
@@ -268,10 +293,6 @@ class RunReader:
         with self._reading() as connection:
             return read_steps(connection, run_id, start, stop)
 
-    def step(self, run_id: str, index: int) -> StepRow | None:
-        """One step; None if the run has no such step."""
-        return next(iter(self.steps(run_id, index, index + 1)), None)
-
     def groups(self, query: RunQuery, by: str, limit: int = 100) -> tuple[RunGroup, ...]:
         """Runs with something in common, largest groups first; `by` as in `GroupKey`.
 
@@ -282,7 +303,7 @@ class RunReader:
             raise StorageError(f"limit must be in [1, {MAX_GROUPS}], got {limit}.")
         source, value = _grouped(by)
         count = sa.func.count().label("num_runs")
-        wanted = (
+        sums = (
             sa.select(
                 value.label("value"),
                 count,
@@ -296,38 +317,37 @@ class RunReader:
             .limit(limit)
         )
         with self._reading() as connection:
-            rows = connection.execute(wanted.where(*conditions(query))).all()
+            rows = connection.execute(sums.where(*conditions(query))).all()
             examples = {
                 run.id: run for run in read_summaries(connection, [row.example for row in rows])
             }
-        found = []
+        groups = []
         for row in rows:
             spreads = {name: _spread(row, name) for name in AVERAGED}
             figures = {name: spread for name, spread in spreads.items() if spread is not None}
             example = examples[row.example]
-            found.append(RunGroup(row.value, row.num_runs, row.newest_at, example, figures))
-        return tuple(found)
+            groups.append(RunGroup(row.value, row.num_runs, row.newest_at, example, figures))
+        return tuple(groups)
 
-    def rates(
+    def decode_totals(
         self, prompt_ids: Sequence[str], *, setup_id: str | None = None, decoding_type: str = ""
-    ) -> Mapping[Circumstance, Spread]:
-        """Mean tok/s of completed runs on these prompts: of one setup, or of one decoding type.
+    ) -> Mapping[Circumstance, DecodeTotals]:
+        """Totals of completed runs on these prompts: of one setup, or of one decoding type.
 
-        It is what a speedup divides by; apart by target, prompt, dtype and device, and that of a
-        decoding type apart by experiment.
+        Those of a setup are added up over experiments, those of a decoding type are not.
         """
-        equal = {"setup_id": setup_id} if setup_id else {"decoding_type": decoding_type}
-        apart = [runs.c[name] for name in Circumstance._fields[: 4 if setup_id else 5]]
-        counted = [
-            runs.c.prompt_id.in_(set(prompt_ids)),
-            runs.c.deleted_at.is_(None),
-            *(runs.c[n] == v for n, v in {"status": "completed", **equal}.items()),
-        ]
-        wanted = sa.select(*apart, *_sums("tok_s")).where(*counted).group_by(*apart)
+        method = runs.c.setup_id == setup_id if setup_id else runs.c.decoding_type == decoding_type
+        keys = [runs.c[name] for name in Circumstance._fields[: 4 if setup_id else 5]]
+        totals = sa.select(*keys, *TOTALS).where(runs.c.prompt_id.in_(set(prompt_ids)), method)
         with self._reading() as connection:
-            rows = connection.execute(wanted).all()
-        found = {Circumstance(*row[: len(apart)]): _spread(row, "tok_s") for row in rows}
-        return {where: spread for where, spread in found.items() if spread is not None}
+            rows = connection.execute(totals.where(TIMED).group_by(*keys)).all()
+        return {Circumstance(*row[: len(keys)]): totals_of(row) for row in rows}
+
+    def decoding_types(self) -> frozenset[str]:
+        """Those that the log has runs of."""
+        with self._reading() as connection:
+            names = connection.scalars(sa.select(distinct_values(runs.c.decoding_type).c.value))
+            return frozenset(name for name in names if name is not None)
 
     def facets(self) -> Facets:
         """The different values of what can be filtered by."""
@@ -336,9 +356,9 @@ class RunReader:
         with self._reading() as connection:
 
             def first(column: sa.Column[Any], *where: Any, most: int) -> tuple[str, ...]:
-                wanted = sa.select(different(column, *where).c.value).limit(most + 1)
-                found = connection.execute(wanted).scalars()
-                return tuple(value for value in found if value is not None)[:most]
+                values = sa.select(distinct_values(column, *where).c.value).limit(most + 1)
+                rows = connection.execute(values).scalars()
+                return tuple(value for value in rows if value is not None)[:most]
 
             return Facets(
                 targets=first(runs.c.target, most=MAX_FACETS),

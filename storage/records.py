@@ -1,4 +1,4 @@
-"""What goes into and comes out of the run log: runs, questions about them, errors."""
+"""Values of the run log: runs, queries, results, errors."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ Status = Literal["running", "completed", "cancelled", "failed", "interrupted"]
 
 
 EXTERNAL = "External"
-"""Decoding type of what another engine wrote: no method here, so nothing runs it again, and nobody
-knows whether it is lossless; its column holds no NULL, so it is told by this type."""
+"""Decoding type of runs of other engines. Whether they are lossless is unknown; the column cannot
+be NULL, so the type says it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +102,7 @@ class StepRow:
 
 
 class LogWatcher(Protocol):
-    """Is told what was written, on the thread that wrote it."""
+    """Receives what was written, on the thread that wrote it."""
 
     def prefilled(self, *, num_prompt_tokens: int, ttft_s: float) -> None:
         """A run's first token is there."""
@@ -147,7 +147,7 @@ class RunSummary:
     setup_id: str
     """Equal for runs of equal target, method, sampling (but its seed), limits, dtype, device."""
     prompt_id: str
-    """Equal for runs that were asked the same."""
+    """Equal for runs of equal prompts."""
     prompt_text: str
     """Its first 200 characters; whole in `RunDetail`."""
     num_prompt_tokens: int
@@ -204,14 +204,14 @@ class StoredRun:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
-    """What became of a run that came from another log."""
+class ImportResult:
+    """The outcome for a run of another log."""
 
     id: str
     """Its id here."""
-    given_id: str
-    kind: Literal["added", "known", "renamed"]
-    """`known`: it was here already; `renamed`: another run has its id, so it got a new one."""
+    source_id: str
+    kind: Literal["added", "present", "renamed"]
+    """`present`: it was here already; `renamed`: another run has its id, so it got a new one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,7 +233,7 @@ class Benchmark(BenchmarkHead):
     """A plan of many runs, and what came of it."""
 
     plan: Mapping[str, Any]
-    """Plain JSON; enough to go on with it after an interruption."""
+    """Plain JSON; enough to resume after an interruption."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -349,31 +349,25 @@ class Circumstance(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class SpeedupCounts:
-    """Tokens after the first, seconds of decoding and steps: a configuration's, plain decoding's.
+class DecodeTotals:
+    """What completed runs add up to.
 
-    Both answered as many requests of one experiment.
+    Attributes:
+        num_tokens: without the first token of each run, which prefill commits.
+        decode_s: seconds from first to last commit.
     """
 
-    num_tokens: float
+    num_runs: int
+    num_tokens: int
     decode_s: float
     num_steps: int
-    num_plain_tokens: float
-    plain_decode_s: float
-    num_plain_steps: int
 
-    @property
-    def speedup(self) -> float:
-        """Ratio of pooled tok/s, whether or not the baseline can be trusted."""
-        plain_tok_s = self.num_plain_tokens / self.plain_decode_s
-        return self.num_tokens / self.decode_s / plain_tok_s
 
-    @property
-    def step_s(self) -> tuple[float | None, float | None]:
-        """Wall clock per step of the configuration and of plain decoding; None without steps."""
-        own_s = self.decode_s / self.num_steps if self.num_steps else None
-        plain_s = self.plain_decode_s / self.num_plain_steps if self.num_plain_steps else None
-        return own_s, plain_s
+class SpeedupCounts(NamedTuple):
+    """Totals of a configuration and of plain decoding over the same requests of an experiment."""
+
+    own: DecodeTotals
+    plain: DecodeTotals
 
 
 @dataclass(frozen=True, slots=True)

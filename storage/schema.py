@@ -83,7 +83,7 @@ def setup_id(
 
 
 def prompt_id(text: str, messages: Sequence[Mapping[str, str]], token_ids: Sequence[int]) -> str:
-    """Equal for runs that were asked the same; token ids count where there is no text."""
+    """Equal for runs of equal prompts; token ids count where there is no text."""
     return digest([text, messages, [] if text or messages else token_ids])[:32]
 
 
@@ -102,8 +102,8 @@ class Json(sa.types.TypeDecorator[Any]):
         return None if value is None else dump(value)
 
     def process_result_value(self, value: Any, dialect: sa.Dialect) -> Any:
-        found = None if value is None else _parsed(value)
-        return tuple(found) if isinstance(found, list) else found
+        parsed = None if value is None else _parsed(value)
+        return tuple(parsed) if isinstance(parsed, list) else parsed
 
 
 class Packed(sa.types.TypeDecorator[StepRow]):
@@ -167,7 +167,7 @@ metadata = sa.MetaData(
     }
 )
 
-runs = Table(  # narrow: what is filtered, sorted and grouped; the rest is in run_details
+runs = Table(  # narrow: columns that are filtered, sorted or grouped by
     "runs",
     metadata,
     Column("id", String(32), primary_key=True),
@@ -191,6 +191,7 @@ runs = Table(  # narrow: what is filtered, sorted and grouped; the rest is in ru
     Column("num_accepted", Integer, nullable=False, default=0),
     Column("mat", Real),
     Column("tok_s", Real),
+    Column("decode_s", Real),  # first commit → last commit; what several runs' tok/s divides by
     Column("ttft_s", Real),
     Column("itl_ms", Real),
     Column("step_p50_ms", Real),

@@ -1,4 +1,4 @@
-"""Writes runs: their rows, what makes them findable, and whole runs of another log."""
+"""Writes runs: their rows, their search texts, and whole runs of another log."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from storage.query import read_whole
 from storage.records import (
-    Arrival,
+    ImportResult,
     NewRun,
     RunDetail,
     StepRow,
@@ -42,7 +42,7 @@ MAX_TAG_CHARS = 128
 MAX_TAGS = 50
 IMPORTED = "imported"
 BATCH = 500
-"""Ids in one statement; a database takes only so many."""
+"""Most ids in one statement."""
 _NOT_CONTENT = ("id", "setup_id", "prompt_id", "name", "note", "tags", "deleted")
 """Ids, which follow from the rest, and what people change of a run."""
 
@@ -70,7 +70,7 @@ def insert(
     new: Sequence[NewRun | RunDetail],
     rows: Sequence[tuple[dict[str, Any], dict[str, Any]]],
 ) -> None:
-    """Write runs' rows, tags and labels, and make them findable.
+    """Write runs' rows, tags, labels and search texts.
 
     Raises:
         StorageError: a tag or label is no text, or too long.
@@ -92,7 +92,7 @@ def insert(
 
 
 def _write_folded(connection: sa.Connection, key: sa.Column[str], texts: Mapping[str, str]) -> None:
-    """Make texts findable by their keys; each is kept once."""
+    """Write search texts by their keys, each once."""
     here = set(connection.execute(sa.select(key).where(key.in_(list(texts)))).scalars())
     for name, text in sorted(texts.items()):  # all in one order: no two wait for each other
         if name in here:
@@ -106,10 +106,10 @@ def _write_folded(connection: sa.Connection, key: sa.Column[str], texts: Mapping
 
 
 def write_remark(connection: sa.Connection, run_id: str) -> None:
-    """Make a run's name and note findable as they are now."""
+    """Update the search text of a run's name and note."""
     connection.execute(remarks.delete().where(remarks.c.run_id == run_id))
-    wanted = sa.select(runs.c.name, run_details.c.note).join_from(runs, run_details)
-    name, note = connection.execute(wanted.where(runs.c.id == run_id)).one()
+    query = sa.select(runs.c.name, run_details.c.note).join_from(runs, run_details)
+    name, note = connection.execute(query.where(runs.c.id == run_id)).one()
     if name or note:
         folded = fold(f"{name}\n{note}")
         connection.execute(remarks.insert().values(run_id=run_id, folded=folded))
@@ -132,9 +132,9 @@ def write_steps(connection: sa.Connection, run_id: str, new: Sequence[StepRow]) 
 
 def figures_of(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """The columns of a finished run's figures; what it has no figure for stays as it is."""
-    known = {**metrics, **(metrics.get("time_split") or {})}
-    columns = (*FIGURES, "num_accepted")
-    return {key: known[key] for key in columns if known.get(key) is not None}
+    figures = {**metrics, **(metrics.get("time_split") or {})}
+    columns = (*FIGURES, "num_accepted", "decode_s")
+    return {key: figures[key] for key in columns if figures.get(key) is not None}
 
 
 def check_tags(new: Sequence[str]) -> None:
@@ -166,52 +166,52 @@ def known_ids(connection: sa.Connection, run_ids: Sequence[str]) -> list[list[st
         UnknownRunError: one of these is not in the log.
     """
     ids = list(dict.fromkeys(run_ids))
-    found = [ids[start : start + BATCH] for start in range(0, len(ids), BATCH)]
-    for some in found:
-        known = set(connection.execute(sa.select(runs.c.id).where(runs.c.id.in_(some))).scalars())
+    batches = [ids[start : start + BATCH] for start in range(0, len(ids), BATCH)]
+    for some in batches:
+        stored = set(connection.execute(sa.select(runs.c.id).where(runs.c.id.in_(some))).scalars())
         for run_id in some:
-            if run_id not in known:
+            if run_id not in stored:
                 raise UnknownRunError(f"No run {run_id!r:.80} is in the log.")
-    return found
+    return batches
 
 
 # ---- runs of another log
 
 
-def write_whole(connection: sa.Connection, new: Sequence[StoredRun]) -> tuple[Arrival, ...]:
+def write_whole(connection: sa.Connection, new: Sequence[StoredRun]) -> tuple[ImportResult, ...]:
     """Add runs; one that is here already is left as it is, one whose id is taken gets a new id."""
-    arrivals: list[Arrival] = []
+    results: list[ImportResult] = []
     for batch in _without_repeats(new):
         ids = [stored.run.id for stored in batch]
         here = set(connection.execute(sa.select(runs.c.id).where(runs.c.id.in_(ids))).scalars())
         added: list[StoredRun] = []
         for stored in batch:
-            given, arrival = stored.run.id, Arrival(stored.run.id, stored.run.id, "added")
+            given, result = stored.run.id, ImportResult(stored.run.id, stored.run.id, "added")
             if given in here:
-                arrival = _arrival_of_known(connection, stored)
-            if arrival.kind != "known":
-                added.append(replace(stored, run=replace(stored.run, id=arrival.id)))
-            arrivals.append(arrival)
+                result = _result_for_existing_id(connection, stored)
+            if result.kind != "present":
+                added.append(replace(stored, run=replace(stored.run, id=result.id)))
+            results.append(result)
         if added:
             _insert_whole(connection, added)
-    return tuple(arrivals)
+    return tuple(results)
 
 
 def _without_repeats(new: Sequence[StoredRun]) -> list[list[StoredRun]]:
     """Batches of bounded size in which every id occurs once."""
-    found: list[list[StoredRun]] = [[]]
+    batches: list[list[StoredRun]] = [[]]
     seen: set[str] = set()
     for stored in new:
-        if stored.run.id in seen or len(found[-1]) == BATCH:
-            found.append([])
+        if stored.run.id in seen or len(batches[-1]) == BATCH:
+            batches.append([])
             seen = set()
         seen.add(stored.run.id)
-        found[-1].append(stored)
-    return found
+        batches[-1].append(stored)
+    return batches
 
 
-def _arrival_of_known(connection: sa.Connection, stored: StoredRun) -> Arrival:
-    """What becomes of a run whose id is in the log: the same run, or another one."""
+def _result_for_existing_id(connection: sa.Connection, stored: StoredRun) -> ImportResult:
+    """The outcome for a run whose id is in the log: the same run, or another one."""
     run, content = stored.run, content_of(stored)
     # Beside the run that has its id may stand a copy that was renamed when it came before.
     (row, _) = rows_of(run)
@@ -220,8 +220,8 @@ def _arrival_of_known(connection: sa.Connection, stored: StoredRun) -> Arrival:
     for run_id in (run.id, *copies):
         here = read_whole(connection, run_id)
         if here is not None and content_of(here) == content:
-            return Arrival(run_id, run.id, "known")
-    return Arrival(new_id(), run.id, "renamed")
+            return ImportResult(run_id, run.id, "present")
+    return ImportResult(new_id(), run.id, "renamed")
 
 
 def content_of(stored: StoredRun) -> str:
@@ -234,8 +234,16 @@ def content_of(stored: StoredRun) -> str:
 
 
 def _status(run: RunDetail) -> str:
-    """A run that was still going when it was copied goes on elsewhere; here it ends."""
+    """A run that was still running when it was copied is interrupted here."""
     return "interrupted" if run.status == "running" else run.status
+
+
+def _decode_s(run: RunDetail) -> float | None:
+    """Seconds from first to last commit; earlier versions exported the rate only."""
+    seconds = run.metrics.get("decode_s")
+    if isinstance(seconds, float):
+        return seconds
+    return (run.num_new_tokens - 1) / run.tok_s if run.tok_s else None
 
 
 def _insert_whole(connection: sa.Connection, new: Sequence[StoredRun]) -> None:
@@ -246,6 +254,7 @@ def _insert_whole(connection: sa.Connection, new: Sequence[StoredRun]) -> None:
             heartbeat_at=stored.run.created_at.replace(tzinfo=None),
             owner=IMPORTED,
             num_accepted=sum(len(step.accepted) for step in stored.steps),
+            decode_s=_decode_s(stored.run),
             deleted_at=stored.run.created_at.replace(tzinfo=None) if stored.run.deleted else None,
             metrics=stored.run.metrics or None,
         )

@@ -116,14 +116,14 @@ def export(options: ExportOptions) -> None:
     from engine.errors import ConfigError
     from playground.runs.transfer import Kind, export_runs, writing
 
-    file, wanted = options.file, tuple(options.ids or ())
+    file, chosen_ids = options.file, tuple(options.ids or ())
     kind: Kind = ("steps" if options.steps else "csv") if file.suffix == ".csv" else "json"
     if options.steps and kind == "json":
         raise ConfigError("--steps is for FILE.csv; JSON has the steps anyway.")
     with options.open_log() as log:
-        query = options.query(sort="created_at", descending=False, ids=wanted or None)
+        query = options.query(sort="created_at", descending=False, ids=chosen_ids or None)
         ids = log.ids(query)
-        if missing := sorted(set(wanted) - set(ids)):
+        if missing := sorted(set(chosen_ids) - set(ids)):
             raise ConfigError(f"No run {missing[0]!r:.60} is in the log, or it is deleted.")
         if not ids:
             raise ConfigError("No run matches; nothing was written.")
@@ -144,14 +144,14 @@ class ImportOptions(LogOptions):
 @takes(ImportOptions)
 def import_(options: ImportOptions) -> None:
     """Add exported runs to the log; a run that is here already is left as it is."""
-    from playground.runs.transfer import Imported, import_runs, read_lines
+    from playground.runs.transfer import ImportCounts, import_runs, read_lines
 
     with options.open_log() as log:
         for file in options.files:
-            *_, total = Imported(), *import_runs(log, read_lines(file))
-            for given, own in total.renamed.items():
-                say(f"{given}: another run has this id; imported as {own}")
-            say(f"{file}: {total.added} runs imported, {total.known} were already here")
+            *_, total = ImportCounts(), *import_runs(log, read_lines(file))
+            for source_id, own_id in total.renamed.items():
+                say(f"{source_id}: another run has this id; imported as {own_id}")
+            say(f"{file}: {total.added} runs imported, {total.present} were already here")
 
 
 @dataclass(kw_only=True)
@@ -174,22 +174,27 @@ def copy(options: CopyOptions) -> None:
         LogOptions(db=options.source).open_log() as source,
         LogOptions(db=options.into).open_log() as into,
     ):
-        for found in into.copy_from(source):
+        for progress in into.copy_from(source):
             if sys.stderr.isatty():
-                say(f"copied {found.done} of {found.total} runs", start="\r", nl=False, err=True)
+                say(
+                    f"copied {progress.done} of {progress.total} runs",
+                    start="\r",
+                    nl=False,
+                    err=True,
+                )
         with (
             closing(SweepStore.beside(source)) as theirs,
             closing(SweepStore.beside(into)) as ours,
         ):
             sweeps = ours.copy_from(theirs)
-    for given, own in found.renamed.items():
-        say(f"{given}: another run has this id; copied as {own}")
+    for source_id, own_id in progress.renamed.items():
+        say(f"{source_id}: another run has this id; copied as {own_id}")
     say(
-        f"{found.runs} runs copied, {found.known} were already there; {found.benchmarks} "
-        f"benchmarks, {found.artifacts} measurements, {sweeps} sweeps"
+        f"{progress.runs} runs copied, {progress.present} were already there; "
+        f"{progress.benchmarks} benchmarks, {progress.artifacts} measurements, {sweeps} sweeps"
     )
-    if found.running:
-        say(f"{found.running} runs go on. Copy again when they have ended.", err=True)
+    if progress.running:
+        say(f"{progress.running} runs go on. Copy again when they have ended.", err=True)
 
 
 @dataclass(kw_only=True)

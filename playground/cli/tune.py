@@ -115,16 +115,16 @@ def fit(options: FitOptions) -> None:
     import presets
     from engine.drafters import parse_method
     from playground.trees.fitting import fit_trees, fit_yaml, stock_trees
-    from playground.trees.latency import known_latency
+    from playground.trees.latency import stored_latency
     from playground.trees.tables import load_table
 
     with options.open_log() as log:
         table = load_table(log, options.table or _newest_table(log))
         about = table.about
         config = parse_method(about["method"])
-        found = known_latency(log, config, target=about["target"], dtype=about["dtype"])
-    latency = found[0] if found else None
-    judged: dict[str, Any] = {
+        stored = stored_latency(log, config, target=about["target"], dtype=about["dtype"])
+    latency = stored[0] if stored else None
+    judging: dict[str, Any] = {
         "category": options.category,
         "held_out": options.held_out,
         "latency": latency,
@@ -135,9 +135,9 @@ def fit(options: FitOptions) -> None:
         whole_numbers("--nodes", options.nodes, "8,16,32"),
         max_depth=options.max_depth,
         max_width=options.max_width,
-        **judged,
+        **judging,
     )
-    stock = stock_trees(table, config, presets.trees().values(), **judged)
+    stock = stock_trees(table, config, presets.trees().values(), **judging)
     if options.as_json:
         say(json.dumps([one.row() for one in (*fits, *stock)], indent=2))
     else:
@@ -201,10 +201,10 @@ def _newest_table(log: RunLog) -> str:
     from engine.errors import ConfigError
     from playground.trees.tables import find_tables
 
-    found = find_tables(log)
-    if not found:
+    tables = find_tables(log)
+    if not tables:
         raise ConfigError("The log has no rank table. Measure one first: app.py tune ranks.")
-    return found[0].id
+    return tables[0].id
 
 
 # ---- what they print: Markdown tables

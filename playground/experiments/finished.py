@@ -146,7 +146,7 @@ def runs_of(log: RunLog, group: RunGroup | str) -> Iterator[RunSummary]:
     ids = log.ids(_query(group))
     for start in range(0, len(ids), PAGE):
         some = ids[start : start + PAGE]
-        yield from log.find(RunQuery(ids=some, descending=False, limit=PAGE)).rows
+        yield from log.rows(RunQuery(ids=some, descending=False, limit=PAGE))
 
 
 def details_of(

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from engine.metrics import SAME
-from storage import SpeedupCounts
+from engine.metrics import SAME, ratio, speedup, tok_s
+from storage import DecodeTotals, SpeedupCounts
 
 Doubt = Literal["cheap step", "apart", "drift", "noise", "disagreement"]
 DOUBTS: dict[Doubt, str] = {
@@ -70,5 +70,12 @@ def _is_off(ratio: float, most: float) -> bool:
 
 def trusted_speedup(counts: SpeedupCounts) -> float | None:
     """Speedup of a configuration as the log counted it; None where its baseline is in doubt."""
-    own_step_s, plain_step_s = counts.step_s
-    return None if doubt_of(Evidence(own_step_s, plain_step_s)) else counts.speedup
+    own_step_s, plain_step_s = (ratio(side.decode_s, side.num_steps) for side in counts)
+    if doubt_of(Evidence(own_step_s, plain_step_s)):
+        return None
+    return speedup(pooled_tok_s(counts.own), pooled_tok_s(counts.plain))
+
+
+def pooled_tok_s(totals: DecodeTotals) -> float | None:
+    """Tokens of all runs over the seconds of all runs."""
+    return tok_s([(totals.num_tokens + 1, totals.decode_s)])

@@ -7,7 +7,8 @@ the same device as the target's newest run.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engine import formats
@@ -60,13 +61,16 @@ class MethodMenu:
         return [(label, key) for label, key in self.choices(target) if not self._is_plain(key)]
 
     def _speedups(self, target: str, keys: Sequence[str]) -> dict[str, float]:
-        newest = self._log.find(RunQuery(target=target, status="completed", limit=1)).rows
+        newest = self._log.rows(RunQuery(target=target, status="completed", limit=1))
         here = self._log.get(newest[0].id) if newest else None
         if here is None:
             return {}
-        measured = self._measured(here)
+        measured, runs = self._measured(here), self._single_runs(here)
         settings = {key: settings_of(self._catalog.method(key).config) for key in keys}
-        speedups = {key: measured.get(settings[key]) or self._of_a_run(here, key) for key in keys}
+        speedups = {
+            key: measured.get(name) or self._sure_speedup(runs[name], here)
+            for key, name in settings.items()
+        }
         return {key: speedup for key, speedup in speedups.items() if speedup is not None}
 
     def _measured(self, here: RunDetail) -> dict[str, float]:
@@ -75,7 +79,7 @@ class MethodMenu:
         Experiments measure plain decoding on the same prompts, so they take precedence over
         single runs.
         """
-        ranked = sorted(self._log.experiments.ranked(), key=lambda one: one.example.created_at)
+        ranked = sorted(self._log.experiments.setups(), key=lambda one: one.example.created_at)
         speedups: dict[str, float] = {}
         for one in ranked:
             speedup, settings = trusted_speedup(one.counts), self._settings(one.example)
@@ -83,21 +87,23 @@ class MethodMenu:
                 speedups[settings] = speedup
         return speedups
 
-    def _of_a_run(self, here: RunDetail, key: str) -> float | None:
-        """Speedup of the newest run like `here`, where it is reliable to two decimals."""
-        config = self._catalog.method(key).config
-        query = RunQuery(
-            target=here.target,
-            decoding_type=config.decoding_type,
-            dtype=here.dtype,
-            device=here.device,
-            status="completed",
-            limit=NEWEST,
-        )
-        for row in () if self._is_plain(key) else self._log.find(query).rows:
-            if self._settings(row) != settings_of(config) or not self._in_place(row, here):
-                continue
-            run = self._log.get(row.id)
+    def _single_runs(self, here: RunDetail) -> Mapping[str, list[RunSummary]]:
+        """The newest runs of every method in a run's place, newest first, by settings."""
+        runs: dict[str, list[RunSummary]] = defaultdict(list)
+        place: dict[str, Any] = {
+            name: getattr(here, name) for name in ("target", "dtype", "device")
+        }
+        for name in self._log.decoding_types() - {PLAIN}:
+            query = RunQuery(**place, decoding_type=name, status="completed", limit=NEWEST)
+            for run in self._log.rows(query):
+                if settings := self._settings(run):
+                    runs[settings].append(run)
+        return runs
+
+    def _sure_speedup(self, runs: Sequence[RunSummary], here: RunDetail) -> float | None:
+        """Speedup of the first run in a run's place whose speedup is reliable to two decimals."""
+        for row in runs:
+            run = self._log.get(row.id) if self._in_place(row, here) else None
             comparison = run and compare_with_plain(run.metrics, plain_step_of(self._log, run))
             if comparison and comparison.is_sure:
                 return comparison.speedup

@@ -231,7 +231,7 @@ def plain_step_of(log: RunLog, run: RunDetail) -> PlainStep | None:
         status="completed",
         limit=1,
     )
-    newest = next(iter(log.find(query).rows), None)
+    newest = next(iter(log.rows(query)), None)
     detail = None if newest is None else log.get(newest.id)
     places = [one and [one.environment.get(name) for name in SAME_PLACE] for one in (run, detail)]
     if detail is None or places[0] != places[1]:

@@ -51,10 +51,10 @@ class Configuration:
 
     def spread(self, figure: str) -> Spread | None:
         """Mean and sample standard deviation over the runs that have the figure."""
-        known = [value for value in self.values[figure] if value is not None]
-        if not known:
+        values = [value for value in self.values[figure] if value is not None]
+        if not values:
             return None
-        return Spread(fmean(known), stdev(known) if len(known) > 1 else None, len(known))
+        return Spread(fmean(values), stdev(values) if len(values) > 1 else None, len(values))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""One run of the log, to read and to annotate; and what is done to several runs at once."""
+"""Facts about one run, its annotation, and changes of several runs at once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Tags = Annotated[
 
 
 class Annotation(Settings):
-    """New name, note or tags of a run; what is None stays."""
+    """New name, note or tags of a run; None leaves a field as it is."""
 
     id: RunId
     name: Annotated[Text, Field(max_length=MAX_NAME_CHARS)] | None = None
@@ -45,7 +45,7 @@ class Annotation(Settings):
 
 
 class Selection(Settings):
-    """Ticked runs, and what is done to all of them or to none."""
+    """Ticked runs and a change that applies to all of them."""
 
     ids: Annotated[RunIds, Field(min_length=1)]
     add: Tags = ()

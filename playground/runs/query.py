@@ -1,4 +1,4 @@
-"""Which runs are asked for: the filters of the Runs page, and the link that restores them."""
+"""Filters, order and page of the Runs page, and the link that restores them."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Baseline(Settings):
 
 
 class TableQuery(Settings):
-    """Filters, grouping, order and page of the table; what is empty filters nothing."""
+    """Filters, grouping, order and page of the table; empty filters match every run."""
 
     text: Annotated[Text, Field(max_length=200)] = ""
     status: StatusName | None = None
@@ -110,11 +110,11 @@ class TableQuery(Settings):
         return not self.group and not any(picked) and "compare" not in self.labels
 
     def run_query(self, **changes: Any) -> RunQuery:
-        """The question to the log."""
-        asked: dict[str, Any] = {name: getattr(self, name) or None for name in (*EQUAL, "status")}
-        asked |= {name: getattr(self, name) for name in ("text", "labels", "ranges", "ids")}
+        """The query of the log."""
+        filters: dict[str, Any] = {name: getattr(self, name) or None for name in (*EQUAL, "status")}
+        filters |= {name: getattr(self, name) for name in ("text", "labels", "ranges", "ids")}
         query = RunQuery(
-            **asked,
+            **filters,
             only_deleted=self.deleted,
             sort=cast(SortKey, "created_at" if self.sort == NUM_RUNS else self.sort),
             descending=self.descending,
@@ -147,7 +147,7 @@ class TableQuery(Settings):
 
     @property
     def filters(self) -> dict[str, Any]:
-        """What decides which runs are found."""
+        """Values that select runs."""
         others = ("sort", "descending", "page", "compare", "baseline", "group")
         return {name: value for name, value in self.link_values.items() if name not in others}
 
@@ -175,15 +175,15 @@ SIGN = re.compile(">=|<=|=")
 
 def filter_texts(query: TableQuery) -> list[str]:
     """The query's further filters, one text each."""
-    found = [f"{name} = {value}" for name in PICKED if (value := getattr(query, name))]
-    found += [f"{LABEL_PREFIX}{key} = {value}" for key, value in query.labels.items()]
+    texts = [f"{name} = {value}" for name in PICKED if (value := getattr(query, name))]
+    texts += [f"{LABEL_PREFIX}{key} = {value}" for key, value in query.labels.items()]
     for name, bounds in query.ranges.items():
-        found += [
+        texts += [
             f"{name} {sign} {bound:g}"
             for sign, bound in zip((">=", "<="), bounds, strict=True)
             if bound is not None
         ]
-    return found + ([f"ids = {','.join(query.ids)}"] if query.ids else [])
+    return texts + ([f"ids = {','.join(query.ids)}"] if query.ids else [])
 
 
 def read_filters(texts: Iterable[str], titles: Mapping[str, str]) -> dict[str, Any]:
@@ -195,28 +195,28 @@ def read_filters(texts: Iterable[str], titles: Mapping[str, str]) -> dict[str, A
     Raises ConfigError: one of them is no filter.
     """
     keys = {title.casefold(): key for key, title in titles.items()}
-    found: dict[str, Any] = {"labels": {}, "ranges": {}}
+    filters: dict[str, Any] = {"labels": {}, "ranges": {}}
     for text in texts:
         match = SIGN.search(text)
         sign = match[0] if match else ""
         name, value = (part.strip() for part in (text.split(sign, 1) if sign else ("", "")))
         name = keys.get(name.casefold(), name)
         if sign == "=" and name in PICKED:
-            found[name] = value
+            filters[name] = value
         elif sign == "=" and name == "ids":
-            found["ids"] = value.split(",")
+            filters["ids"] = value.split(",")
         elif sign == "=" and name.startswith(LABEL_PREFIX):
-            found["labels"][name.removeprefix(LABEL_PREFIX)] = value
+            filters["labels"][name.removeprefix(LABEL_PREFIX)] = value
         elif sign in (">=", "<=") and name in names_of(Figure):
-            least, most = found["ranges"].get(name, (None, None))
+            least, most = filters["ranges"].get(name, (None, None))
             bound = _number(text, value)
-            found["ranges"][name] = (bound, most) if sign == ">=" else (least, bound)
+            filters["ranges"][name] = (bound, most) if sign == ">=" else (least, bound)
         else:
             raise ConfigError(
                 f"A filter must be like `tok/s >= 90`, `tag = keep` or `label:turn = 1`, got "
                 f"{text!r:.80}."
             )
-    return found
+    return filters
 
 
 def _number(text: str, value: str) -> float:

@@ -20,14 +20,14 @@ Types = Mapping[str, type[MethodConfig]]
 
 def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested mappings as one: `{"a": {"b": 1}}` → `{"a.b": 1}`; an empty one stays as it is."""
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for key, inner in value.items():
         name = f"{prefix}{key}"
         if isinstance(inner, Mapping) and inner:
-            found |= flatten(inner, f"{name}.")
+            flat |= flatten(inner, f"{name}.")
         else:
-            found[name] = inner
-    return found
+            flat[name] = inner
+    return flat
 
 
 def short(value: Any) -> str:
@@ -69,8 +69,8 @@ def chosen(run: RunSummary) -> dict[str, Any]:
 
 def machine(run: RunDetail) -> dict[str, Any]:
     """Where a run ran, flat: `versions.torch`, …"""
-    known = {"target", "dtype", "device", "fit"}
-    return flatten({k: v for k, v in run.environment.items() if k not in known})
+    shown_elsewhere = {"target", "dtype", "device", "fit"}
+    return flatten({k: v for k, v in run.environment.items() if k not in shown_elsewhere})
 
 
 def non_default(run: RunSummary, types: Types) -> str:
@@ -85,17 +85,17 @@ def _changed(
     method: Mapping[str, Any], usual: Mapping[str, Any], types: Types, prefix: str = ""
 ) -> dict[str, Any]:
     """A method's settings that are not `usual`, flat; of a method within first its type."""
-    found: dict[str, Any] = {}
+    changes: dict[str, Any] = {}
     for key, value in method.items():
         if key == "decoding_type" or usual.get(key) == value:
             continue
         name, kind = f"{prefix}{key}", None
         if isinstance(value, Mapping):
             kind = value.get("decoding_type")
-        found[name] = kind or value
+        changes[name] = kind or value
         if isinstance(kind, str):
-            found |= _changed(value, defaults(kind, types), types, f"{name}.")
-    return found
+            changes |= _changed(value, defaults(kind, types), types, f"{name}.")
+    return changes
 
 
 def defaults(decoding_type: str, types: Types) -> dict[str, Any]:
@@ -122,11 +122,11 @@ class SettingTexts:
     def of(
         cls, all_settings: Sequence[Mapping[str, Any]], usual: frozenset[str] = frozenset()
     ) -> SettingTexts:
-        found: dict[str, dict[str, None]] = {}
+        texts: dict[str, dict[str, None]] = {}
         for settings in all_settings:
             for name, value in settings.items():
-                found.setdefault(name, {})[short(value)] = None
-        return cls({name: tuple(values) for name, values in found.items()}, usual)
+                texts.setdefault(name, {})[short(value)] = None
+        return cls({name: tuple(values) for name, values in texts.items()}, usual)
 
 
 def differences(configurations: Sequence[SettingTexts]) -> dict[str, list[str]]:

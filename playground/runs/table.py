@@ -9,8 +9,8 @@ from urllib.parse import urlencode
 
 from engine import formats
 from engine.formats import DASH
-from engine.metrics import speedup, step_ms_of, tokens_per_step
-from playground.host.baseline import Evidence, doubt_of, trusted_speedup
+from engine.metrics import ratio, speedup, step_ms_of, tokens_per_step
+from playground.host.baseline import Evidence, doubt_of, pooled_tok_s, trusted_speedup
 from playground.host.plain import stored_plain_step
 from playground.host.result import compare_with_plain
 from playground.runs.columns import COLUMNS, FIGURES, GROUP_COLUMNS, GROUP_FIGURES, Column
@@ -20,12 +20,12 @@ from storage import (
     LABEL_PREFIX,
     PLAIN,
     Circumstance,
+    DecodeTotals,
     ExperimentRow,
     RunGroup,
     RunLog,
     RunSummary,
     SpeedupCounts,
-    Spread,
 )
 
 KINDS = {
@@ -49,10 +49,10 @@ GROUPS = {
 
 
 class RunTable:
-    """Answers the table's questions.
+    """Rows, groups and menus of the table.
 
     Args:
-        types: config class of each decoding type; what is left at its default is not shown.
+        types: config class of each decoding type; settings at their defaults are not shown.
     """
 
     def __init__(self, log: RunLog, types: Types | None = None) -> None:
@@ -63,14 +63,14 @@ class RunTable:
         """What the page's module draws: heads, rows of cells, how many there are."""
         if query.grouped:
             return self._grouped_view(query)
-        wanted = [c for c in COLUMNS if c.key in columns or (c.usual and not columns)]
-        asked = query.run_query()
-        found = self.log.experiments.page(asked) if query.folded else self.log.find(asked)
-        single = [row for row in found.rows if isinstance(row, RunSummary)]
+        shown_columns = [c for c in COLUMNS if c.key in columns or (c.usual and not columns)]
+        run_query = query.run_query()
+        page = self.log.experiments.page(run_query) if query.folded else self.log.find(run_query)
+        single = [row for row in page.rows if isinstance(row, RunSummary)]
         base = Divisor.of(self.log, single, query.baseline)
         rows = [
             self._row(row, base) if isinstance(row, RunSummary) else experiment_row(row)
-            for row in found.rows
+            for row in page.rows
         ]
         if "benchmark_id" in columns:
             names = self.log.facets().benchmarks
@@ -80,12 +80,12 @@ class RunTable:
         first = PAGE_SIZE * query.page
         nothing = "No run matches." if query.filters else "No runs yet. Generate something."
         return {
-            "heads": _heads(wanted, query.sort, query.descending),
-            "rows": [_cells(row, wanted) for row in rows],
-            "count": f"{first + 1}–{first + len(rows)} of {found.total:,}" if rows else "",
+            "heads": _heads(shown_columns, query.sort, query.descending),
+            "rows": [_cells(row, shown_columns) for row in rows],
+            "count": f"{first + 1}–{first + len(rows)} of {page.total:,}" if rows else "",
             "nothing": nothing,
-            "pages": [query.page, -(-found.total // PAGE_SIZE)],
-            "total": found.total,
+            "pages": [query.page, -(-page.total // PAGE_SIZE)],
+            "total": page.total,
         }
 
     def _row(self, run: RunSummary, base: Divisor) -> dict[str, Any]:
@@ -107,7 +107,7 @@ class RunTable:
         sort = query.sort if query.sort in (*GROUP_FIGURES, "created_at") else NUM_RUNS
         benchmarks = self.log.facets().benchmarks if by == "benchmark_id" else {}
         groups = self.log.groups(query.run_query(), by, MAX_GROUPS)
-        found = _ordered(groups, sort, query.descending)
+        ordered = _ordered(groups, sort, query.descending)
         rows = [
             {
                 "id": group.value,
@@ -116,7 +116,7 @@ class RunTable:
                 "newest_at": group.newest_at.isoformat(),
                 **{n: FIGURES[n].spread_text(group.figures.get(n)) for n in GROUP_FIGURES},
             }
-            for group in found
+            for group in ordered
         ]
         more = ", the largest" if len(rows) == MAX_GROUPS else ""
         return {
@@ -144,7 +144,7 @@ class RunTable:
         return benchmarks.get(value, value), ""
 
     def menus(self, chosen: Iterable[str]) -> dict[str, list[tuple[str, str]]]:
-        """What can be filtered and grouped by: titles and values of what is in the log.
+        """Titles and values that can be filtered and grouped by.
 
         Args:
             chosen: filters to list in any case.
@@ -161,34 +161,34 @@ class RunTable:
             "methods": [("any", ""), *((name, name) for name in facets.methods)],
             "filters": [(filters.get(v, v), v) for v in dict.fromkeys([*filters, *chosen])],
             "groups": [
-                ("experiment", ""),
                 *groups,
                 *((k, LABEL_PREFIX + k) for k in facets.labels),
             ],
         }
 
     def title(self, run: RunSummary) -> str:
-        """A configuration in one line: its method and what is not at its default."""
+        """A configuration in one line: its method and settings that are not at their defaults."""
         return " · ".join(filter(None, (run.method_title, non_default(run, self.types))))
 
 
-def experiment_row(found: ExperimentRow) -> dict[str, Any]:
+def experiment_row(experiment: ExperimentRow) -> dict[str, Any]:
     """The cells of an experiment: what it was, how much of it is done, and its speedups."""
-    run = found.example
+    run = experiment.example
     begin = " ".join(run.prompt_text.split())
-    done = "" if found.num_completed == found.num_runs else f", {found.num_completed} completed"
-    kind = KINDS.get(found.kind, found.kind)
-    report = f"?{urlencode({found.kind: found.id})}" if found.kind in REPORTS else ""
+    num_completed, num_runs = experiment.num_completed, experiment.num_runs
+    done = "" if num_completed == num_runs else f", {num_completed} completed"
+    kind = KINDS.get(experiment.kind, experiment.kind)
+    report = f"?{urlencode({experiment.kind: experiment.id})}" if experiment.kind in REPORTS else ""
     return {
-        "id": found.key,
+        "id": experiment.key,
         "experiment": report,
-        "created_at": found.newest_at.isoformat(),
+        "created_at": experiment.newest_at.isoformat(),
         "method_title": [kind, True, False],
-        "settings": f"{found.num_runs} requests{done}",
+        "settings": f"{num_runs} requests{done}",
         "target": run.target,
-        "prompt": [found.name, "" if found.name else begin],
+        "prompt": [experiment.name, "" if experiment.name else begin],
         "tags": [],
-        "speedup": _range(found.speedups),
+        "speedup": _range(experiment.speedups),
         "dtype": run.dtype,
         "device": run.device,
         "status": "completed" if not done else run.status if run.status == "running" else "partial",
@@ -207,31 +207,31 @@ def _range(counts: Sequence[SpeedupCounts]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Divisor:
-    """What the speedups of some runs divide by.
+    """The baseline that speedups of some runs divide by.
 
     Attributes:
         setup_id: the configuration that was pinned; None = plain decoding.
-        rates: its tok/s by circumstance.
-        weighed: speedups of runs that plain decoding was timed around, as the sentence under
-            their text has them; without those of which it is uncertain.
+        totals: its tokens and seconds by circumstance.
+        own_speedups: of runs that plain decoding was timed around, as in the runs' own summaries;
+            uncertain ones are left out.
     """
 
     setup_id: str | None
-    rates: Mapping[Circumstance, Spread]
-    weighed: Mapping[str, float] = field(default_factory=dict)
+    totals: Mapping[Circumstance, DecodeTotals]
+    own_speedups: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, log: RunLog, rows: Sequence[RunSummary], baseline: Baseline | None) -> Self:
         prompts = [run.prompt_id for run in rows]
         if baseline is not None:
-            return cls(baseline.setup_id, log.rates(prompts, setup_id=baseline.setup_id))
-        weighed = {}
+            return cls(baseline.setup_id, log.decode_totals(prompts, setup_id=baseline.setup_id))
+        own_speedups = {}
         for run_id, metrics in log.metrics([run.id for run in rows if not run.experiment]).items():
             if plain := stored_plain_step(metrics):
-                found = compare_with_plain(metrics, plain)
-                if found and found.is_sure and found.speedup is not None:
-                    weighed[run_id] = found.speedup
-        return cls(None, log.rates(prompts, decoding_type=PLAIN), weighed)
+                comparison = compare_with_plain(metrics, plain)
+                if comparison and comparison.is_sure and comparison.speedup is not None:
+                    own_speedups[run_id] = comparison.speedup
+        return cls(None, log.decode_totals(prompts, decoding_type=PLAIN), own_speedups)
 
     def speedup(self, run: RunSummary) -> float | None:
         """As its sentence says, or tok/s over those on the same target, prompt, dtype and device.
@@ -241,18 +241,19 @@ class Divisor:
         """
         if self.setup_id is None and run.decoding_type == PLAIN:
             return None
-        if run.id in self.weighed:
-            return self.weighed[run.id]
+        if run.id in self.own_speedups:
+            return self.own_speedups[run.id]
         experiment = run.experiment if self.setup_id is None else None
         where = Circumstance(run.target, run.prompt_id, run.dtype, run.device, experiment)
-        rate = self.rates.get(where)
-        if rate is None:
+        totals = self.totals.get(where)
+        if totals is None:
             return None
         step_ms = step_ms_of(tokens_per_step(run.num_new_tokens, run.num_steps), run.tok_s)
         step_s = None if step_ms is None else step_ms / 1000
-        if self.setup_id is None and doubt_of(Evidence(step_s, 1 / rate.mean)):
+        base_tok_s = pooled_tok_s(totals)
+        if self.setup_id is None and doubt_of(Evidence(step_s, ratio(1, base_tok_s))):
             return None
-        return speedup(run.tok_s, rate.mean)
+        return speedup(run.tok_s, base_tok_s)
 
 
 def _heads(columns: Sequence[Column], sort: str, descending: bool) -> list[dict[str, Any]]:
@@ -280,6 +281,6 @@ def _ordered(groups: Sequence[RunGroup], sort: str, descending: bool) -> list[Ru
             return getattr(group.figures.get(sort), "mean", None)
         return group.newest_at if sort == "created_at" else group.num_runs
 
-    known = [group for group in groups if key(group) is not None]
-    lacking = [group for group in groups if key(group) is None]
-    return sorted(known, key=key, reverse=descending) + lacking
+    with_key = [group for group in groups if key(group) is not None]
+    without_key = [group for group in groups if key(group) is None]
+    return sorted(with_key, key=key, reverse=descending) + without_key

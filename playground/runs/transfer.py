@@ -138,47 +138,47 @@ def _step_row(run_id: str, step: StepRow) -> str:
 
 
 @dataclass(slots=True)
-class Imported:
+class ImportCounts:
     """What became of the runs of a file: added, known already, added under a new id."""
 
     added: int = 0
-    known: int = 0
+    present: int = 0
     renamed: dict[str, str] = field(default_factory=dict)
     """New ids by the given ones, which other runs have."""
 
 
-def import_runs(log: RunLog, lines: Iterable[str]) -> Iterator[Imported]:
+def import_runs(log: RunLog, lines: Iterable[str]) -> Iterator[ImportCounts]:
     """Add the runs of an export, a batch at a time; each batch arrives whole or not at all.
 
     Raises:
         ConfigError: it is no export, or a run in it is malformed; names the run.
         StorageError: the log refuses a value.
     """
-    found = Imported()
+    counts = ImportCounts()
     for batch in _batches(lines):
-        for arrival in log.write_whole(batch):
-            found.added += arrival.kind != "known"
-            found.known += arrival.kind == "known"
-            if arrival.kind == "renamed":
-                found.renamed[arrival.given_id] = arrival.id
-        yield found
+        for result in log.write_whole(batch):
+            counts.added += result.kind != "present"
+            counts.present += result.kind == "present"
+            if result.kind == "renamed":
+                counts.renamed[result.source_id] = result.id
+        yield counts
 
 
 def _batches(lines: Iterable[str]) -> Iterator[list[StoredRun]]:
-    """As many runs at a time as are held in memory without thinking about it."""
-    held, batch = 0, list[StoredRun]()
+    """Runs in batches that fit into memory."""
+    num_chars, batch = 0, list[StoredRun]()
 
     def counted() -> Iterator[str]:
-        nonlocal held
+        nonlocal num_chars
         for line in lines:
-            held += len(line)
+            num_chars += len(line)
             yield line
 
     for run in read_runs(counted()):
         batch.append(run)
-        if len(batch) == BATCH or held > MAX_CHARS:
+        if len(batch) == BATCH or num_chars > MAX_CHARS:
             yield batch
-            held, batch = 0, []
+            num_chars, batch = 0, []
     if batch:
         yield batch
 

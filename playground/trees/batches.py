@@ -15,13 +15,13 @@ from playground.host.baseline import Evidence, doubt_of
 from playground.host.catalog import Catalog
 from playground.host.live import LiveRun
 from playground.host.runner import EngineHost
-from playground.trees.latency import known_batches, machine_of_run, measure_batches
+from playground.trees.latency import machine_of_run, measure_batches, stored_batch_latency
 from playground.trees.measurements import Jobs, progress_of
 from storage import RunLog
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class BatchSpeedup:
     """Predicted speedups of a configuration over plain decoding of as many texts."""
 
     name: str
@@ -29,20 +29,20 @@ class Left:
 
 
 @dataclass(frozen=True, slots=True)
-class Remaining:
+class BatchReport:
     """Every configuration of a comparison by batch size, and what verified the batches."""
 
     batches: tuple[int, ...]
-    rows: tuple[Left, ...]
+    rows: tuple[BatchSpeedup, ...]
     by: str
 
 
-def remaining(log: RunLog, catalog: Catalog, compare_id: str) -> Remaining | None:
+def batch_report(log: RunLog, catalog: Catalog, compare_id: str) -> BatchReport | None:
     """From the comparison's own steps; None while no batch was measured where it ran.
 
     Raises ConfigError: no such comparison is in the log, or nothing of it is finished.
     """
-    batched = known_batches(log, machine_of_run(stored_runs(log, compare_id)[0]))
+    batched = stored_batch_latency(log, machine_of_run(stored_runs(log, compare_id)[0]))
     if batched is None:
         return None
     comparison = Comparison.stored(log, compare_id)
@@ -51,21 +51,20 @@ def remaining(log: RunLog, catalog: Catalog, compare_id: str) -> Remaining | Non
         for name in comparison.names
     }
     plain, *others = comparison.plan["configurations"]
-    rows = [
-        Left(c["name"], left_of(pools[c["name"]], pools[plain["name"]], config, batched))
-        for c in others
-        if pools[c["name"]].num_steps and pools[plain["name"]].num_steps
-        if not doubt_of(Evidence(pools[c["name"]].step_s, pools[plain["name"]].step_s))
-        for config in [stored_config(c["config"], catalog.types)]
-    ]
+    base, rows = pools[plain["name"]], list[BatchSpeedup]()
+    for name, settings in ((c["name"], c["config"]) for c in others):
+        own = pools[name]
+        if own.num_steps and base.num_steps and not doubt_of(Evidence(own.step_s, base.step_s)):
+            config = stored_config(settings, catalog.types)
+            rows.append(BatchSpeedup(name, batch_speedups(own, base, config, batched)))
     if not rows:
         raise ConfigError(
             "Nothing besides plain decoding has a reliable speedup yet. Compare something first."
         )
-    return Remaining(batched.batches, tuple(rows), batched.by)
+    return BatchReport(batched.batches, tuple(rows), batched.by)
 
 
-def left_of(
+def batch_speedups(
     own: Pool, plain: Pool, config: MethodConfig, batched: BatchLatency
 ) -> tuple[float, ...]:
     """Speedup by batch size, of steps as they were: MAT, rows and times are their means."""

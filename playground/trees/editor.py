@@ -1,4 +1,4 @@
-"""What the Tree page asks the server for; every question is checked here before anything runs."""
+"""Requests of the Tree page; each is checked here before anything runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from engine.tuning.ranks import RankTable
 from engine.tuning.search import SIZES, CurvePoint
 from playground.host.bounded import BoundedCache
 from playground.host.runner import EngineHost
-from playground.trees.drafted import recorded
 from playground.trees.files import (
     ANY,
     forget_tree,
@@ -27,10 +26,10 @@ from playground.trees.files import (
     write_text,
 )
 from playground.trees.fitting import best_trees
-from playground.trees.latency import known_latency
+from playground.trees.latency import stored_latency
 from playground.trees.measurements import TEXT_TOKENS, Jobs, Measurements
 from playground.trees.methods import TreeMethod, tree_method, tree_methods
-from playground.trees.sources import Sources, TreeRuns
+from playground.trees.sources import Sources, TreeRuns, recorded
 from playground.trees.tables import Examples, describe, pack
 
 MAX_TABLE_BYTES = 128_000_000
@@ -40,7 +39,7 @@ Id = Annotated[str, Field(min_length=1, max_length=120, pattern=r"^[^\x00-\x1f\x
 
 
 class Question(Settings):
-    """What the page asks with; every question needs some of it."""
+    """The fields of a request; each request needs some of them."""
 
     target: Id | None = None
     method: Id | None = None
@@ -62,7 +61,7 @@ class Question(Settings):
     format: str = ""
     name: str = ""
 
-    def given(self, field: str) -> str:
+    def require(self, field: str) -> str:
         """A field that this question cannot do without. Raises ConfigError: it is not there."""
         value: str | None = getattr(self, field)
         if value is None:
@@ -76,9 +75,9 @@ class Question(Settings):
 
 
 class TreeEditor:
-    """Answers the page: what it asks is one of the public methods, what it gets is plain JSON.
+    """Answers the page: its requests are the public methods, which return plain JSON.
 
-    Every question may raise ConfigError (or a subclass) with a sentence for the user.
+    Every method may raise ConfigError (or a subclass) with a sentence for the user.
 
     Args:
         text_tokens: new tokens of every text that is written to be measured.
@@ -96,7 +95,7 @@ class TreeEditor:
         self._tables: BoundedCache[str, RankTable]
         self._tables = BoundedCache(MAX_TABLE_BYTES, lambda table: table.num_bytes)
 
-    def start(self, asked: Question) -> dict[str, Any]:
+    def start(self, question: Question) -> dict[str, Any]:
         """All menus of the page."""
         targets = self._catalog.target_choices()
         methods = {
@@ -105,17 +104,17 @@ class TreeEditor:
         }
         return {
             "targets": [{"key": key, "title": title} for title, key in targets if methods[key]],
-            "methods": {key: [one.row() for one in found] for key, found in methods.items()},
+            "methods": {key: [one.row() for one in offered] for key, offered in methods.items()},
             "formats": formats(),
             "trees": tree_rows(self._log),
         }
 
     # ---- what a tree is replayed on
 
-    def sources(self, asked: Question) -> dict[str, Any]:
+    def sources(self, question: Question) -> dict[str, Any]:
         """The rank tables of a method on a target, and what tables can be measured over."""
-        method = self._method(asked)
-        rows, pick = self._sources.rows(method, asked.wanted)
+        method = self._method(question)
+        rows, pick = self._sources.rows(method, question.wanted)
         return {
             "sources": rows,
             "pick": pick,
@@ -124,42 +123,42 @@ class TreeEditor:
             "limits": method.limits_row(),
         }
 
-    def table(self, asked: Question) -> dict[str, Any]:
+    def table(self, question: Question) -> dict[str, Any]:
         """A rank table, packed, and the latency that goes with it."""
-        table = self._table(asked)
+        table = self._table(question)
         return {
             "table": pack(table),
             "text": describe(table),
             "examples": self._examples.known_for(table),
-            "speed": self._measurements.speed(self._method(asked)),
+            "speed": self._measurements.speed(self._method(question)),
         }
 
-    def drafted(self, asked: Question) -> dict[str, Any]:
+    def drafted(self, question: Question) -> dict[str, Any]:
         """The dynamic trees that a source's runs drafted; `drafted` is None where they did not."""
-        method, source, found = self._method(asked), asked.given("source"), None
+        method, source, drafts = self._method(question), question.require("source"), None
         if not source.startswith("suite:"):
             run_ids, _ = self._sources.run_ids(source, method.target)
-            found = recorded(self._log, run_ids, method.config)
-        text, speed = "" if found else NOT_DRAFTED, self._measurements.speed(method)
-        return {"drafted": found, "text": text, "speed": speed}
+            drafts = recorded(self._log, run_ids, method.config)
+        text, speed = "" if drafts else NOT_DRAFTED, self._measurements.speed(method)
+        return {"drafted": drafts, "text": text, "speed": speed}
 
-    def example(self, asked: Question) -> dict[str, Any]:
+    def example(self, question: Question) -> dict[str, Any]:
         """A step of the log as text; `tokens` is empty where the log lacks it."""
-        table = self._table(asked)
-        found = None
-        if asked.position < table.num_positions:
-            found = self._examples.example(table, asked.position, asked.depth)
-        return found or {"before": "", "tokens": [], "run": None}
+        table = self._table(question)
+        example = None
+        if question.position < table.num_positions:
+            example = self._examples.example(table, question.position, question.depth)
+        return example or {"before": "", "tokens": [], "run": None}
 
     # ---- optimise
 
-    def optimise(self, asked: Question) -> dict[str, Any]:
-        return {"tree": self._best(asked, (asked.nodes,))[0].tree.as_lists()}
+    def optimise(self, question: Question) -> dict[str, Any]:
+        return {"tree": self._best(question, (question.nodes,))[0].tree.as_lists()}
 
-    def curve(self, asked: Question) -> dict[str, Any]:
+    def curve(self, question: Question) -> dict[str, Any]:
         """The best tree of every size: MAT, and what it drafts."""
-        method, points = self._method(asked), list[dict[str, Any]]()
-        for point in self._best(asked, SIZES):
+        method, points = self._method(question), list[dict[str, Any]]()
+        for point in self._best(question, SIZES):
             if points and len(point.tree) == points[-1]["size"]:
                 continue
             shape, size = method.config.with_tree(point.tree).draft_shape(), len(point.tree)
@@ -167,77 +166,77 @@ class TreeEditor:
             points.append({"nodes": size, "size": size, **said})
         return {"points": points}
 
-    def _best(self, asked: Question, sizes: Sequence[int]) -> tuple[CurvePoint, ...]:
-        method = self._method(asked)
-        known = known_latency(self._log, method.config, method.target)
-        latency = known and known[0]
-        return best_trees(self._table(asked), method.config, sizes, latency, **asked.bounds)
+    def _best(self, question: Question, sizes: Sequence[int]) -> tuple[CurvePoint, ...]:
+        method = self._method(question)
+        stored = stored_latency(self._log, method.config, method.target)
+        latency = stored and stored[0]
+        return best_trees(self._table(question), method.config, sizes, latency, **question.bounds)
 
     # ---- trees in and out
 
-    def read(self, asked: Question) -> dict[str, Any]:
+    def read(self, question: Question) -> dict[str, Any]:
         """A tree from text, or from the bytes of a growmap file, that the drafter can take."""
-        limits = self._method(asked).limits() if asked.method else ANY
-        if asked.file is not None:
-            return read_growmap(asked.file, limits)
-        return read_text(asked.text, limits)
+        limits = self._method(question).limits() if question.method else ANY
+        if question.file is not None:
+            return read_growmap(question.file, limits)
+        return read_text(question.text, limits)
 
-    def write(self, asked: Question) -> dict[str, Any]:
-        kind = self._method(asked).config.decoding_type if asked.method else "Medusa"
-        return write_text(read_paths(asked.tree), asked.format, decoding_type=kind)
+    def write(self, question: Question) -> dict[str, Any]:
+        kind = self._method(question).config.decoding_type if question.method else "Medusa"
+        return write_text(read_paths(question.tree), question.format, decoding_type=kind)
 
-    def save(self, asked: Question) -> dict[str, Any]:
+    def save(self, question: Question) -> dict[str, Any]:
         """Keep a tree under a name."""
-        tree = read_paths(asked.tree)
-        title = self._method(asked).title if asked.method else ""
-        name = save_tree(self._log, asked.name, tree, {"method": title})
+        tree = read_paths(question.tree)
+        title = self._method(question).title if question.method else ""
+        name = save_tree(self._log, question.name, tree, {"method": title})
         return {"text": f"Saved as {name}.", "trees": tree_rows(self._log)}
 
-    def forget(self, asked: Question) -> dict[str, Any]:
-        name = forget_tree(self._log, asked.name)
+    def forget(self, question: Question) -> dict[str, Any]:
+        name = forget_tree(self._log, question.name)
         return {"text": f"Deleted {name}.", "trees": tree_rows(self._log)}
 
-    def measured(self, asked: Question) -> dict[str, Any]:
+    def measured(self, question: Question) -> dict[str, Any]:
         """Finished runs with this tree, this draft length, or dynamic trees of this size."""
-        method = self._method(asked)
+        method = self._method(question)
         if method.kind == "dynamic":
-            config = method.with_settings(asked.settings)
+            config = method.with_settings(question.settings)
         else:
-            config = method.config.with_tree(read_paths(asked.tree))
+            config = method.config.with_tree(read_paths(question.tree))
         return {"runs": self._runs.rows(config, method.target)}
 
     # ---- long actions
 
-    def measure(self, asked: Question) -> dict[str, Any]:
-        """Begin a measurement; `job` is asked for with `job` and stopped with `stop`."""
-        method, make = self._method(asked), self._measurements
-        if asked.kind == "latency":
+    def measure(self, question: Question) -> dict[str, Any]:
+        """Begin a measurement; `job` is question for with `job` and stopped with `stop`."""
+        method, make = self._method(question), self._measurements
+        if question.kind == "latency":
             work = make.latency(method)
-        elif asked.kind == "batch":
+        elif question.kind == "batch":
             work = make.batch(method)
-        elif asked.kind == "ranks":
-            work = make.ranks(method, asked.given("source"))
+        elif question.kind == "ranks":
+            work = make.ranks(method, question.require("source"))
         else:
-            wanted = method.with_settings(asked.settings)
-            work = make.redraft(method, asked.given("source"), wanted)
-        return {"job": self._jobs.start(work, owner=f"{asked.tab}/tree")}
+            wanted = method.with_settings(question.settings)
+            work = make.redraft(method, question.require("source"), wanted)
+        return {"job": self._jobs.start(work, owner=f"{question.tab}/tree")}
 
-    def job(self, asked: Question) -> dict[str, Any]:
+    def job(self, question: Question) -> dict[str, Any]:
         """How far a measurement is."""
-        return self._jobs.state(asked.given("job"))
+        return self._jobs.state(question.require("job"))
 
-    def stop(self, asked: Question) -> dict[str, Any]:
+    def stop(self, question: Question) -> dict[str, Any]:
         """Ask a measurement to end."""
-        self._jobs.stop(asked.given("job"))
+        self._jobs.stop(question.require("job"))
         return {}
 
     # ---- parts of a question
 
-    def _method(self, asked: Question) -> TreeMethod:
-        return self._sources.effective(tree_method(self._catalog, asked.method, asked.target))
+    def _method(self, question: Question) -> TreeMethod:
+        return self._sources.effective(tree_method(self._catalog, question.method, question.target))
 
-    def _table(self, asked: Question) -> RankTable:
-        source = asked.given("source")
+    def _table(self, question: Question) -> RankTable:
+        source = question.require("source")
         return self._tables.read(source, lambda _: self._sources.table(source))
 
 
@@ -245,8 +244,9 @@ QUESTIONS = tuple(name for name in vars(TreeEditor) if not name.startswith("_"))
 """What the page may ask."""
 
 
-def ask(editor: TreeEditor, question: str, asked: Mapping[str, Any]) -> dict[str, Any]:
-    """The answer to one of `QUESTIONS`, whose parts are checked first."""
-    assert question in QUESTIONS
-    answer: dict[str, Any] = getattr(editor, question)(Question.parse(asked, where="the tree page"))
+def ask(editor: TreeEditor, name: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The answer to one of `QUESTIONS`, whose fields are checked first."""
+    assert name in QUESTIONS
+    question = Question.parse(fields, where="the tree page")
+    answer: dict[str, Any] = getattr(editor, name)(question)
     return answer

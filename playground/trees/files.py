@@ -109,7 +109,7 @@ def write_text(tree: ChoiceTree, format: str, *, decoding_type: str) -> dict[str
         ConfigError: no such format.
         TreeError: the format cannot say this tree.
     """
-    if (found := one_of("format", format, TITLES)) == OWN_FORMAT:
+    if (form := one_of("format", format, TITLES)) == OWN_FORMAT:
         name, title = (
             f"tree-{len(tree)}-depth-{tree.depth}",
             f"{len(tree)} nodes, {tree.depth} deep",
@@ -117,10 +117,14 @@ def write_text(tree: ChoiceTree, format: str, *, decoding_type: str) -> dict[str
         methods = (decoding_type,)
         text = tree_yaml(TreePreset(name=name, title=title, methods=methods, candidates=tree.paths))
     else:
-        text = format_tree(tree, found)
+        text = format_tree(tree, form)
     if decoding_type == "Eagle":
         text = text.replace("medusa_choices", "eagle_choices")
-    return {"text": text, "suffix": SUFFIXES.get(found, "txt"), "note": NOTES.get(found, "")}
+    return {
+        "text": text,
+        "suffix": SUFFIXES.get(form, "txt"),
+        "note": NOTES.get(form, ""),
+    }
 
 
 # ---- presets
@@ -146,11 +150,11 @@ def _saved_row(artifact: Artifact) -> dict[str, Any] | None:
         tree = ChoiceTree.parse(artifact.meta.get("tree"), form="candidates")
     except TreeError:
         return None
-    made = artifact.meta.get("method") or ""
+    method = artifact.meta.get("method") or ""
     return {
         "group": "Saved here",
         "title": str(artifact.key.get("name")),
-        "note": f"Saved for {made}." if made else "",
+        "note": f"Saved for {method}." if method else "",
         "paths": tree.as_lists(),
     }
 
@@ -160,21 +164,23 @@ def save_tree(log: RunLog, name: str, tree: ChoiceTree, about: Mapping[str, Any]
 
     Raises ConfigError: no name, or too long a one.
     """
-    kept = _name(name)
+    clean_name = _name(name)
     meta = {**about, "tree": tree.as_lists()}
-    log.artifacts.put(KIND, {"name": kept}, meta=meta, payload=b"")
-    return kept
+    log.artifacts.put(KIND, {"name": clean_name}, meta=meta, payload=b"")
+    return clean_name
 
 
 def forget_tree(log: RunLog, name: str) -> str:
     """Delete the saved tree of a name. Raises ConfigError: there is none."""
-    kept = _name(name)
-    found = log.artifacts.find(KIND, {"name": kept})
-    if not found:
-        raise ConfigError(f"No tree is saved as {kept!r}. Shipped trees cannot be deleted here.")
-    for artifact in found:
+    clean_name = _name(name)
+    saved = log.artifacts.find(KIND, {"name": clean_name})
+    if not saved:
+        raise ConfigError(
+            f"No tree is saved as {clean_name!r}. Shipped trees cannot be deleted here."
+        )
+    for artifact in saved:
         log.artifacts.delete(artifact.id)
-    return kept
+    return clean_name
 
 
 def _name(raw: str) -> str:

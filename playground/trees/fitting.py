@@ -49,7 +49,7 @@ class Fit:
 
 
 def hold_out(table: RankTable, every: int) -> tuple[RankTable, RankTable | None]:
-    """The texts to fit to, and every so-manieth of each category, held out; 0 holds out none.
+    """The texts to fit to, and every n-th text of each category, held out; 0 holds out none.
 
     Raises ConfigError: nothing would be left on one side.
     """
@@ -105,7 +105,7 @@ def fit_trees(
     """The best tree of every size.
 
     Args:
-        held_out: one text in so many is only judged by; 0 = none.
+        held_out: one text in this many is only for judging; 0 = none.
 
     Raises ConfigError: a constraint is out of range, or too few texts.
     """
@@ -119,7 +119,7 @@ def fit_trees(
 def stock_trees(
     table: RankTable,
     config: MethodConfig,
-    known: Iterable[TreePreset],
+    published: Iterable[TreePreset],
     *,
     category: str | None = None,
     held_out: int = 0,
@@ -129,7 +129,7 @@ def stock_trees(
     fitted, other = hold_out(table.only(category), held_out)
     fits = [
         preset
-        for preset in known
+        for preset in published
         if config.decoding_type in preset.methods
         and preset.tree.depth <= table.depths
         and preset.tree.max_rank < table.num_ranks

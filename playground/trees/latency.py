@@ -69,7 +69,7 @@ def _latency(machine: Artifact | None, draft: Artifact | None) -> StepLatency | 
     )
 
 
-def known_latency(
+def stored_latency(
     log: RunLog, config: MethodConfig, target: str, *, dtype: str | None = None
 ) -> tuple[StepLatency, Artifact] | None:
     """The newest curves of a method on a target that need not be loaded, and their verify curve.
@@ -80,12 +80,12 @@ def known_latency(
     Args:
         dtype: only curves of this one.
     """
-    found = [a for a in log.artifacts.find(KIND) if a.key.get("target") == target]
-    for verify in found:
+    curves = [a for a in log.artifacts.find(KIND) if a.key.get("target") == target]
+    for verify in curves:
         if verify.key.get("what") != "verify" or dtype not in (None, verify.key.get("dtype")):
             continue
-        wanted = as_json(_draft_key(verify.key, config))
-        draft = next((a for a in found if as_json(a.key) == wanted), None)
+        draft_key = as_json(_draft_key(verify.key, config))
+        draft = next((a for a in curves if as_json(a.key) == draft_key), None)
         latency = _latency(verify, draft)
         if latency is not None:
             return latency, verify
@@ -101,7 +101,7 @@ def measure_latency(
     again: bool = False,
     on_progress: OnProgress = ignore,
 ) -> StepLatency:
-    """Measure what is missing (`again`: what is there as well), keep it, and return all of it.
+    """Measure curves that are missing (`again`: all of them), store and return them.
 
     Args:
         context_len: tokens of context that texts have; its bucket is measured.
@@ -116,12 +116,12 @@ def measure_latency(
     if again or _newest(log, key) is None:
         verify = measure_curve(target, context_len=bucket, on_progress=part(on_progress, 0.0, 0.6))
         other = measure_other(target, context_len=bucket, on_progress=part(on_progress, 0.6, 0.75))
-        _keep(log, key, {"verify": verify.to_dict(), "other": other.to_dict()})
+        _store(log, key, {"verify": verify.to_dict(), "other": other.to_dict()})
     key = _draft_key(key, config)
     if again or _newest(log, key) is None:
         tell = part(on_progress, 0.75, 1.0)
         draft = measure_draft(config, bench, context_len=bucket, on_progress=tell)
-        _keep(log, key, {"draft": draft.to_dict()})
+        _store(log, key, {"draft": draft.to_dict()})
     latency = find_latency(log, config, target, context_len=context_len)
     assert latency is not None
     return latency
@@ -130,19 +130,19 @@ def measure_latency(
 def measure_batches(
     log: RunLog, target: Target, *, context_len: int = 256, on_progress: OnProgress = ignore
 ) -> BatchLatency:
-    """Measure texts in lock-step and keep it.
+    """Measure texts in lock-step and store the latency.
 
     Raises StoppedError: somebody stopped it.
     """
-    found = measure_batch(target, context_len=bucket_of(context_len), on_progress=on_progress)
-    _keep(log, _batch_key(machine_key(target, context_len)), {"batch": found.to_dict()})
-    return found
+    latency = measure_batch(target, context_len=bucket_of(context_len), on_progress=on_progress)
+    _store(log, _batch_key(machine_key(target, context_len)), {"batch": latency.to_dict()})
+    return latency
 
 
-def known_batches(log: RunLog, machine: Mapping[str, Any]) -> BatchLatency | None:
-    """What was measured last of texts in lock-step on a machine (a key that `machine_key` made)."""
-    found = _newest(log, _batch_key(machine))
-    return None if found is None else BatchLatency.from_dict(found.meta["batch"])
+def stored_batch_latency(log: RunLog, machine: Mapping[str, Any]) -> BatchLatency | None:
+    """The newest measurement of texts in lock-step on a machine, given by its `machine_key`."""
+    artifact = _newest(log, _batch_key(machine))
+    return None if artifact is None else BatchLatency.from_dict(artifact.meta["batch"])
 
 
 def _batch_key(machine: Mapping[str, Any]) -> dict[str, Any]:
@@ -153,8 +153,8 @@ def _newest(log: RunLog, key: Mapping[str, Any]) -> Artifact | None:
     return next(iter(log.artifacts.find(KIND, key)), None)
 
 
-def _keep(log: RunLog, key: Mapping[str, Any], figures: Mapping[str, Any]) -> None:
-    """Curves are small: they are kept in `meta`, and as JSON for whoever reads the bytes."""
+def _store(log: RunLog, key: Mapping[str, Any], figures: Mapping[str, Any]) -> None:
+    """Curves are small: they go into `meta`, and as JSON into the payload."""
     log.artifacts.put(KIND, key, meta=figures, payload=json.dumps(figures).encode())
 
 

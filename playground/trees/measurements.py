@@ -18,20 +18,19 @@ from playground.host.catalog import Method
 from playground.host.live import LiveRun
 from playground.host.request import GenerateRequest
 from playground.host.runner import EngineHost
-from playground.trees.drafted import drafted_row
 from playground.trees.latency import (
-    known_batches,
-    known_latency,
     measure_batches,
     measure_latency,
     speed_row,
+    stored_batch_latency,
+    stored_latency,
 )
 from playground.trees.methods import TreeMethod
-from playground.trees.sources import RECENT, Sources, depths_for, require_greedy
+from playground.trees.sources import RECENT, Sources, depths_for, drafted_row, require_greedy
 from playground.trees.tables import make_table, texts_of_runs
 
 Work = Callable[[LiveRun], dict[str, Any]]
-"""Done on the engine's thread; what it returns is told to the page that asked."""
+"""Runs on the engine's thread; the page receives its return value."""
 TEXT_TOKENS = 128
 """New tokens of every text that is written to be measured."""
 REDRAFT_TAIL = 16
@@ -52,9 +51,9 @@ class Measurements:
     def ranks(self, method: TreeMethod, source: str) -> Work:
         def work(run: LiveRun) -> dict[str, Any]:
             self._prepare(run, method.target)
-            written = source.startswith("suite:")
+            is_suite = source.startswith("suite:")
             run_ids, benchmark = self._texts(run, method, source, share=0.6)
-            kept, table = make_table(
+            artifact_id, table = make_table(
                 self._host.log,
                 method.config,
                 self._host.build_context(),
@@ -62,11 +61,11 @@ class Measurements:
                 benchmark_id=benchmark,
                 depths=depths_for(method),
                 on_progress=progress_of(
-                    run, "ranking every true token", begin=0.6 if written else 0.0
+                    run, "ranking every true token", begin=0.6 if is_suite else 0.0
                 ),
             )
             text = f"measured {table.num_positions:,} positions of {table.num_texts} texts"
-            return {"source": f"table:{kept}", "text": text}
+            return {"source": f"table:{artifact_id}", "text": text}
 
         return work
 
@@ -94,7 +93,7 @@ class Measurements:
         return done
 
     def _items(self, suite: str) -> Sequence[Item]:
-        """A suite's prompts, its categories in turn, so many as are measured."""
+        """At most `RECENT` prompts of a suite, its categories in turn."""
         if suite not in self._host.catalog.suites:
             raise ConfigError(f"There is no suite {suite!r:.80}. Pick one from the list.")
         waiting: dict[str, list[Item]] = {}
@@ -137,7 +136,7 @@ class Measurements:
         return work
 
     def batch(self, method: TreeMethod) -> Work:
-        """Times verify forwards of several texts at once, and what is missing of the others."""
+        """Times verify forwards of several texts at once, and single ones if not yet measured."""
 
         def work(run: LiveRun) -> dict[str, Any]:
             self._prepare(run, method.target)
@@ -152,23 +151,23 @@ class Measurements:
 
     def speed(self, method: TreeMethod) -> dict[str, Any] | None:
         """The newest stored curves as the page reads them."""
-        found = known_latency(self._host.log, method.config, method.target)
-        if found is None:
+        curves = stored_latency(self._host.log, method.config, method.target)
+        if curves is None:
             return None
-        return speed_row(*found, method, known_batches(self._host.log, found[1].key))
+        return speed_row(*curves, method, stored_batch_latency(self._host.log, curves[1].key))
 
     # ---- dynamic trees
 
-    def redraft(self, method: TreeMethod, source: str, wanted: MethodConfig) -> Work:
-        """Drafts a source's texts again as `wanted`, another size of the dynamic tree, says."""
+    def redraft(self, method: TreeMethod, source: str, size: MethodConfig) -> Work:
+        """Drafts a source's texts again with another size of the dynamic tree."""
 
         def work(run: LiveRun) -> dict[str, Any]:
             self._prepare(run, method.target)
             redrafter = self._redrafter(run, method, source)
             tell = progress_of(run, "drafting again", begin=0.5)
-            result = redrafter.draft(wanted, on_progress=tell)
+            result = redrafter.draft(size, on_progress=tell)
             row = drafted_row(
-                wanted, result.trees, result.accepted_lengths.tolist(), result.node_counts.tolist()
+                size, result.trees, result.accepted_lengths.tolist(), result.node_counts.tolist()
             )
             text = f"{row['steps']} steps drafted again, without running the target."
             if left_out := redrafter.num_left_out:
@@ -204,7 +203,7 @@ class Measurements:
 
 
 class Jobs:
-    """The page's long actions by id: on the engine's thread, told in words, stopped on demand."""
+    """The page's long actions by id: they run on the engine's thread and can be stopped."""
 
     def __init__(self, host: EngineHost) -> None:
         self._host = host
@@ -227,7 +226,7 @@ class Jobs:
         run.end("completed")
 
     def state(self, job: str) -> dict[str, Any]:
-        """How far a job is: words, progress, whether it is over, its fault, its result.
+        """State of a job: text, progress, whether it is over, its error, its result.
 
         Raises ConfigError: there is no such job.
         """
@@ -250,12 +249,12 @@ class Jobs:
     def _of(self, job: str) -> LiveRun:
         run = self._host.runs.get(job)
         if run is None:
-            raise ConfigError("That measurement is gone. Start it again.")
+            raise ConfigError("This measurement no longer exists. Start it again.")
         return run
 
 
 def progress_of(run: LiveRun, words: str, *, begin: float = 0.0, end: float = 1.0) -> OnProgress:
-    """Tells the page how far a part of a job is, and stops it when the page asks."""
+    """Reports the progress of a part of a job, and raises StoppedError once it is cancelled."""
 
     def tell(fraction: float) -> None:
         if run.cancel_asked.is_set():

@@ -72,7 +72,7 @@ class TreeMethod:
         Raises ConfigError: it grows no tree, or a setting is none of the tree's.
         """
         if self.kind != "dynamic" or settings is None:
-            raise ConfigError(f"{self.title} grows no tree of its own; there is no size to change.")
+            raise ConfigError(f"{self.title} drafts no dynamic tree, so it has no size to change.")
         for name in settings:
             if name not in DYNAMIC_FIELDS:
                 allowed = ", ".join(DYNAMIC_FIELDS)
@@ -84,13 +84,13 @@ class TreeMethod:
         if self.kind == "chain":
             depth = next(n for n in range(LONGEST_CHAIN, 0, -1) if self._takes_chain(n))
             return ChoiceLimits(depth, 1, f"{self.title} (a chain)")
-        found = self.config.choice_limits(self.locate)
-        return replace(found, what=f"{self.title} with {found.what}") if found.what else found
+        limits = self.config.choice_limits(self.locate)
+        return replace(limits, what=f"{self.title} with {limits.what}") if limits.what else limits
 
     def limits_row(self) -> dict[str, Any] | None:
         """The limits as plain JSON; None where none are known."""
-        found = self.limits()
-        return asdict(found) if found.what else None
+        limits = self.limits()
+        return asdict(limits) if limits.what else None
 
     def row(self) -> dict[str, Any]:
         """What the page's menu needs of it; plain JSON."""
@@ -112,9 +112,9 @@ def tree_method(catalog: Catalog, key: object, target: object) -> TreeMethod:
 
     Raises ConfigError: no such method or target, or it drafts neither trees nor chains.
     """
-    found = catalog.method(key)
+    entry = catalog.method(key)
     method = TreeMethod(
-        str(key), found.title, found.config, catalog.target(target).name, catalog.locate
+        str(key), entry.title, entry.config, catalog.target(target).name, catalog.locate
     )
     if method.kind is None:
         raise ConfigError(
@@ -134,7 +134,7 @@ def tree_methods(catalog: Catalog, target: str, choices: Choices) -> list[TreeMe
 
 
 class Use(Settings):
-    """What the page sends with "use": a tree, or the size of a dynamic one, for another page."""
+    """A tree, or the size of a dynamic one, that the page sends to another page."""
 
     where: str = ""
     target: str | None = None
@@ -145,7 +145,7 @@ class Use(Settings):
 
 
 @dataclass(frozen=True, slots=True)
-class Used:
+class TreeChoice:
     """A method as other pages take it.
 
     Attributes:
@@ -159,8 +159,8 @@ class Used:
     form: dict[str, Any]
 
 
-def read_used(catalog: Catalog, raw: Mapping[str, Any]) -> Used:
-    """What the page sent with "use".
+def read_tree_choice(catalog: Catalog, raw: Mapping[str, Any]) -> TreeChoice:
+    """The settings that the page sent to another page.
 
     Raises ConfigError: the method is not offered for the target, or refuses the tree.
     """
@@ -175,4 +175,4 @@ def read_used(catalog: Catalog, raw: Mapping[str, Any]) -> Used:
     key, form = slot_of(catalog, config, method.target)
     own = catalog.method(key).config.model_dump()
     changed = {name: value for name, value in config.model_dump().items() if value != own[name]}
-    return Used(method.target, key, changed, form)
+    return TreeChoice(method.target, key, changed, form)

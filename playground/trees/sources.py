@@ -1,7 +1,8 @@
-"""What a tree can be replayed on: stored rank tables, shipped ones, and texts to measure over."""
+"""Sources of the Tree page: rank tables, texts to measure over, runs and the trees they drafted."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
@@ -12,8 +13,9 @@ import presets
 from engine.drafters import parse_method
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
-from engine.metrics import step_ms_of
+from engine.metrics import at_least, mat, position_rates, step_ms_of
 from engine.tuning.ranks import RankTable
+from engine.tuning.redraft import DraftedTrees
 from playground.host.catalog import Catalog
 from playground.trees.methods import DYNAMIC_FIELDS, TreeMethod
 from playground.trees.tables import find_tables, load_table
@@ -24,6 +26,10 @@ NEWEST_RUNS = 12
 LOOKED_THROUGH = 80
 MOST_FOUND = 5
 REMEMBERED = 400
+MOST_PATHS = 64
+"""Paths drawn of dynamic trees: those drafted most."""
+MOST_RUNS = 100
+"""Runs whose dynamic trees are counted."""
 RECENT = 24
 """Texts of the newest runs that are measured together."""
 
@@ -65,28 +71,28 @@ class Sources:
         return method
 
     def rows(
-        self, method: TreeMethod, wanted: str | None = None
+        self, method: TreeMethod, pick: str | None = None
     ) -> tuple[list[dict[str, Any]], str | None]:
-        """The menu for a method, what is ready first; and which to pick, if any.
+        """The menu for a method, ready sources first, and the one to pick, if any.
 
         Args:
-            wanted: a source to have among them; of a benchmark its table, if there is one.
+            pick: a source to have among them; of a benchmark its table, if there is one.
         """
         config, target = method.config, method.target
         if not config.offline:
             return [], None
-        found: list[Source] = []
+        sources: list[Source] = []
         if method.kind != "dynamic":
             tables = find_tables(self._log, target=target, config=config)
-            found = [*map(self._stored, tables), *self._shipped_for(method)]
-        found += self._texts(target)
-        kind, _, name = (wanted or "").partition(":")
-        if kind == "benchmark" and wanted not in {source.id for source in found}:
-            found += self._benchmark(name, target)
+            sources = [*map(self._stored, tables), *self._shipped_for(method)]
+        sources += self._texts(target)
+        kind, _, name = (pick or "").partition(":")
+        if kind == "benchmark" and pick not in {source.id for source in sources}:
+            sources += self._benchmark(name, target)
         if kind == "benchmark" and method.kind != "dynamic":
             tables = find_tables(self._log, target=target, config=config, benchmark_id=name)
-            wanted = f"table:{tables[0].id}" if tables else wanted
-        return [asdict(source) for source in found], wanted
+            pick = f"table:{tables[0].id}" if tables else pick
+        return [asdict(source) for source in sources], pick
 
     def remark(self, method: TreeMethod) -> str:
         """Why there is nothing to replay on; empty where there may be something."""
@@ -140,20 +146,20 @@ class Sources:
 
     def _texts(self, target: str) -> list[Source]:
         runs = self._usable(target)
-        found = []
+        sources = []
         if len(runs) > 1:
             many = f"the newest {min(RECENT, len(runs))} greedy runs"
-            found.append(Source("recent:", f"{many} of this target", MEASURE, False, many))
+            sources.append(Source("recent:", f"{many} of this target", MEASURE, False, many))
         for benchmark in self._log.benchmarks.list(NEWEST_RUNS):
-            found += self._benchmark(benchmark.id, target)
+            sources += self._benchmark(benchmark.id, target)
         for name, suite in self._catalog.suites.items():
             title = f"suite {suite.title} (writes the texts first)"
             what = f"up to {RECENT} prompts of {suite.title}, which the target answers first"
-            found.append(Source(f"suite:{name}", title, MEASURE, False, what))
+            sources.append(Source(f"suite:{name}", title, MEASURE, False, what))
         for run in runs[:NEWEST_RUNS]:
             title = f"run \u201c{_short(run.name or run.prompt_text)}\u201d"
-            found.append(Source(f"run:{run.id}", title, MEASURE, False, "this run's text"))
-        return found
+            sources.append(Source(f"run:{run.id}", title, MEASURE, False, "this run's text"))
+        return sources
 
     def _benchmark(self, benchmark_id: str, target: str) -> list[Source]:
         """The benchmark, if it has a run of this target."""
@@ -178,13 +184,13 @@ class Sources:
         if kind == "run":
             return [name], None
         if kind == "recent":
-            found = [run.id for run in self._usable(target)]
-            if not found:
+            recent = [run.id for run in self._usable(target)]
+            if not recent:
                 raise ConfigError("There is no finished greedy run of this target yet. Make one.")
-            return found, None
+            return recent, None
         if kind == "benchmark":
-            page = self._log.find(RunQuery(benchmark_id=name, target=target, limit=500))
-            return [row.id for row in page.rows], name
+            rows = self._log.rows(RunQuery(benchmark_id=name, target=target, limit=500))
+            return [row.id for row in rows], name
         if kind == "table":
             return [str(run) for run in load_table(self._log, name).about.get("sources", ())], None
         raise ConfigError(f"There are no texts {source!r:.80}. Pick one from the list.")
@@ -231,22 +237,22 @@ class TreeRuns:
 
     def rows(self, config: MethodConfig, target: str) -> list[dict[str, Any]]:
         """Greedy completed runs of this target with these very settings, newest first."""
-        wanted = _compared(config)
+        settings = _compared(config)
         kind = config.decoding_type
         query = RunQuery(
             target=target, decoding_type=kind, status="completed", limit=LOOKED_THROUGH
         )
-        found = []
+        rows = []
         for row in self._log.rows(query):
-            settings, shown = self._read(row.id)
-            if settings == wanted:
-                found.append(shown)
-            if len(found) == MOST_FOUND:
+            run_settings, cells = self._read(row.id)
+            if run_settings == settings:
+                rows.append(cells)
+            if len(rows) == MOST_FOUND:
                 break
-        return found
+        return rows
 
     def _comparable(self, run_id: str) -> tuple[dict[str, Any] | None, dict[str, Any]]:
-        """A greedy run's settings, and what is shown of it: its texts are not kept."""
+        """Settings and cells of a greedy run; its texts are not remembered."""
         run = self._log.get(run_id)
         if run is None or not is_greedy(run):
             return None, {}
@@ -262,13 +268,13 @@ def _made_with(run: RunDetail) -> dict[str, Any] | None:
 
 def _compared(config: MethodConfig) -> dict[str, Any]:
     """The settings that have an effect: a static tree's size does not, if the tree is grown."""
-    kept = config.model_dump()
-    kept.pop("num_medusa_heads", None)
-    if "use_dynamic_tree" in kept and "eagle_choices" in kept:
-        unused = ("eagle_choices",) if kept["use_dynamic_tree"] else DYNAMIC_FIELDS
-        for name in unused:
-            del kept[name]
-    return kept
+    settings = config.model_dump()
+    settings.pop("num_medusa_heads", None)
+    if "use_dynamic_tree" in settings and "eagle_choices" in settings:
+        ignored = ("eagle_choices",) if settings["use_dynamic_tree"] else DYNAMIC_FIELDS
+        for name in ignored:
+            del settings[name]
+    return settings
 
 
 def _row(run: RunDetail) -> dict[str, Any]:
@@ -281,3 +287,62 @@ def _row(run: RunDetail) -> dict[str, Any]:
         "dtype": run.dtype,
         "when": run.created_at.isoformat(),
     }
+
+
+# ---- dynamic trees that runs drafted
+
+
+def drafted_row(
+    config: MethodConfig, trees: DraftedTrees, accepted: Sequence[int], nodes: Sequence[int]
+) -> dict[str, Any]:
+    """Figures and shapes as the page's `DynamicCard` reads them; plain JSON.
+
+    A path comes with the steps that drafted it and those that accepted it, its parent before it.
+    """
+    steps, counts = len(accepted), at_least(Counter(accepted))
+    most = sorted(trees.drafted.items(), key=lambda item: (-item[1], len(item[0]), item[0]))
+    return {
+        "settings": {name: getattr(config, name) for name in DYNAMIC_FIELDS},
+        "steps": steps,
+        "tokens": steps + sum(accepted),
+        "mat": mat(sum(accepted), steps),
+        "rates": position_rates(counts, steps),
+        "nodes": sum(nodes) / steps,
+        "levels": list(config.draft_shape().levels),
+        "counts": {
+            "nodes": list(map(list, sorted(trees.num_nodes.items()))),
+            "depths": list(map(list, sorted(trees.depths.items()))),
+        },
+        "paths": [[list(path), n, trees.accepted[path]] for path, n in most[:MOST_PATHS]],
+        "redrafted": False,
+    }
+
+
+def recorded(log: RunLog, run_ids: Sequence[str], config: MethodConfig) -> dict[str, Any] | None:
+    """What these runs drafted themselves, of those made with the settings of the first.
+
+    None where none of them grew a dynamic tree of this method.
+    """
+    trees, accepted, nodes = DraftedTrees(), list[int](), list[int]()
+    settings: MethodConfig | None = None
+    num_runs = 0
+    for run_id in run_ids[:MOST_RUNS]:
+        run = log.get(run_id)
+        if run is None or not run.method.get("use_dynamic_tree") or not is_greedy(run):
+            continue
+        if run.decoding_type != config.decoding_type:
+            continue
+        config_of_run = parse_method(run.method, where=f"run {run_id}")
+        if settings is not None and config_of_run != settings:
+            continue
+        settings = config_of_run
+        num_runs += 1
+        for step in log.steps(run_id):
+            trees.add(step.parents, step.ranks, step.accepted)
+            accepted.append(len(step.accepted))
+            nodes.append(len(step.tokens) - 1)
+    if settings is None or not accepted:
+        return None
+    row = drafted_row(settings, trees, accepted, nodes)
+    runs = f"{num_runs} runs" if num_runs != 1 else "one run"
+    return {**row, "text": f"Drafted by {runs} in {row['steps']} steps."}

@@ -22,7 +22,7 @@ from playground.trees.methods import DYNAMIC_FIELDS
 from storage import Artifact, RunDetail, RunLog, UnknownBenchmarkError, UnknownRunError
 
 KIND = "ranks"
-NOT_ASKED = (
+TREE_SETTINGS = (
     *("medusa_choices", "eagle_choices", "beam_width", "beam_length", "adaptive", "acceptance"),
     *("use_dynamic_tree", *DYNAMIC_FIELDS),
 )
@@ -38,8 +38,8 @@ def texts_of_runs(log: RunLog, run_ids: Sequence[str], *, target: str | None = N
     """Texts of stored runs, one per prompt, in the order given.
 
     A lossless method writes what the target alone would write, so any run of a prompt serves; of
-    several, the first. Left out are runs that failed or were lossy. Of a sampled text the ranks say
-    what greedy drafts would have accepted, had the target written just this.
+    several, the first. Failed and lossy runs are left out. Of a sampled text the ranks say what
+    greedy drafts would have accepted, had the target written just this.
 
     Args:
         target: refuse runs of another one.
@@ -48,7 +48,7 @@ def texts_of_runs(log: RunLog, run_ids: Sequence[str], *, target: str | None = N
         UnknownRunError: no such run.
         ConfigError: a run is of another target, or none of them can be used.
     """
-    found: dict[tuple[int, ...], Text] = {}
+    texts: dict[tuple[int, ...], Text] = {}
     for run_id in run_ids:
         run = log.get(run_id)
         if run is None:
@@ -60,13 +60,13 @@ def texts_of_runs(log: RunLog, run_ids: Sequence[str], *, target: str | None = N
             )
         usable = run.lossless and run.status in ("completed", "cancelled")
         if usable and len(run.output_ids) > 1:
-            found.setdefault(run.prompt_ids, _text(run))
-    if not found:
+            texts.setdefault(run.prompt_ids, _text(run))
+    if not texts:
         raise ConfigError(
             "None of these runs can be used: a text must be finished, lossless and have two new "
             "tokens or more. Choose other runs."
         )
-    return list(found.values())
+    return list(texts.values())
 
 
 def texts_of_benchmark(log: RunLog, benchmark_id: str, *, target: str | None = None) -> list[Text]:
@@ -96,11 +96,11 @@ def _text(run: RunDetail) -> Text:
 def method_key(config: MethodConfig) -> dict[str, Any]:
     """What a table depends on besides texts, target and dtype: the method, what it drafts with."""
     settings = config.model_dump(mode="json")
-    return {name: value for name, value in settings.items() if name not in NOT_ASKED}
+    return {name: value for name, value in settings.items() if name not in TREE_SETTINGS}
 
 
 def as_json(value: object) -> str:
-    """Comparable text: what is stored has lists where settings have tuples."""
+    """Comparable text: stored values have lists where settings have tuples."""
     return json.dumps(value, sort_keys=True)
 
 
@@ -153,13 +153,13 @@ def keep_table(
         "lengths": sorted(table.chains),
     }
     older = log.artifacts.find(KIND, key, run_id=run_id, benchmark_id=benchmark_id)
-    kept = log.artifacts.put(
+    artifact_id = log.artifacts.put(
         KIND, key, meta=meta, payload=table.to_bytes(), run_id=run_id, benchmark_id=benchmark_id
     )
     for artifact in older:
         if (artifact.run_id, artifact.benchmark_id) == (run_id, benchmark_id) != (None, None):
             log.artifacts.delete(artifact.id)
-    return kept
+    return artifact_id
 
 
 def find_tables(
@@ -167,7 +167,6 @@ def find_tables(
     *,
     target: str | None = None,
     config: MethodConfig | None = None,
-    run_id: str | None = None,
     benchmark_id: str | None = None,
 ) -> tuple[Artifact, ...]:
     """Tables in the log, newest first; None lets every one through.
@@ -175,13 +174,13 @@ def find_tables(
     Args:
         config: only tables that answer for this method with these weights, whatever its tree.
     """
-    found = log.artifacts.find(KIND, run_id=run_id, benchmark_id=benchmark_id)
-    wanted = as_json(method_key(config)) if config else ""
+    artifacts = log.artifacts.find(KIND, benchmark_id=benchmark_id)
+    method = as_json(method_key(config)) if config else ""
     return tuple(
         artifact
-        for artifact in found
+        for artifact in artifacts
         if (target is None or artifact.key.get("target") == target)
-        and (config is None or as_json(artifact.key.get("method")) == wanted)
+        and (config is None or as_json(artifact.key.get("method")) == method)
     )
 
 

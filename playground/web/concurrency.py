@@ -1,4 +1,4 @@
-"""Under a comparison: how much of its speedups is left with several texts at once."""
+"""Under a comparison: the predicted speedups at larger batch sizes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from engine.metrics import SAME
 from playground.errors import Fault, fault_of
 from playground.host.request import read_run_id
 from playground.host.runner import EngineHost
-from playground.trees.batches import Remaining, measure_for, remaining
+from playground.trees.batches import BatchReport, batch_report, measure_for
 from playground.trees.measurements import Jobs
 from playground.web.memory import owner_of
 from playground.web.results import Cell, saying, table_html
@@ -42,7 +42,7 @@ class Concurrency:
     def __init__(self, host: EngineHost, compare_of: Callable[[Any], str]) -> None:
         self._host, self._compare_of, self._jobs = host, compare_of, Jobs(host)
         self.button = gr.Button(
-            "How much is left at batch size 8?", size="sm", elem_id="pg-cmp-batch-button"
+            "Predict the speedup at larger batch sizes", size="sm", elem_id="pg-cmp-batch-button"
         )
         self.shown = gr.HTML(elem_id="pg-cmp-batch")
 
@@ -51,19 +51,19 @@ class Concurrency:
         self.button.click(self.show, [panels, tab], self.shown, concurrency_limit=None, **QUIET)
 
     async def show(self, panels: Any, tab: Any, request: gr.Request) -> AsyncIterator[str]:
-        """The table, or what is being done."""
-        owner = f"{owner_of(tab, request)}/batch"
-        async for html in shown(self._host, self._jobs, self._compare_of(panels), owner):
+        owner, compare_id = f"{owner_of(tab, request)}/batch", self._compare_of(panels)
+        async for html in batch_report_messages(self._host, self._jobs, compare_id, owner):
             yield html
 
 
-async def shown(host: EngineHost, jobs: Jobs, compare_id: str, owner: str) -> AsyncIterator[str]:
-    """A comparison's table; what is missing for it is measured first, in half a minute."""
+async def batch_report_messages(
+    host: EngineHost, jobs: Jobs, compare_id: str, owner: str
+) -> AsyncIterator[str]:
+    """The table, or the progress of what is measured for it first, in half a minute."""
     try:
-        compare_id = read_run_id(compare_id)
-        read = partial(remaining, host.log, host.catalog, compare_id)
-        found = await run_sync(read)
-        if found is None:
+        read = partial(batch_report, host.log, host.catalog, read_run_id(compare_id))
+        report = await run_sync(read)
+        if report is None:
             job = await run_sync(partial(measure_for, host, jobs, compare_id, owner=owner))
             while not (state := jobs.state(job))["over"]:
                 yield saying(f"{state['text']} …")
@@ -71,18 +71,18 @@ async def shown(host: EngineHost, jobs: Jobs, compare_id: str, owner: str) -> As
             if state["error"]:
                 yield saying(Fault(state["error"], expected=True))
                 return
-            found = await run_sync(read)
+            report = await run_sync(read)
     except Exception as error:
         yield saying(fault_of(error, where="predicting speedups of batches"))
         return
-    yield saying("Stopped.") if found is None else remaining_html(found)
+    yield saying("Stopped.") if report is None else batch_report_html(report)
 
 
-def remaining_html(found: Remaining) -> str:
+def batch_report_html(report: BatchReport) -> str:
     """A row per configuration, a column per batch size."""
-    heads = {"speedup with": "", **{f"{b} at once": FORMULA for b in found.batches}}
-    rows = [[Cell(row.name), *map(_times, row.by_batch)] for row in found.rows]
-    about = saying(ABOUT.format(by=found.by))
+    heads = {"speedup with": "", **{f"{b} at once": FORMULA for b in report.batches}}
+    rows = [[Cell(row.name), *map(_times, row.by_batch)] for row in report.rows]
+    about = saying(ABOUT.format(by=report.by))
     return table_html("Speedup by number of texts at once", heads, rows) + about
 
 

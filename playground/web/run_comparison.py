@@ -8,7 +8,6 @@ import gradio as gr
 
 from engine.formats import plural
 from playground.errors import Fault, attempt
-from playground.plots import HUES
 from playground.runs.columns import FIGURES, formula
 from playground.runs.compare import FIGURES as COMPARED
 from playground.runs.compare import ComparedRuns, compare_runs
@@ -22,8 +21,7 @@ TABLE = HTML.from_string("""
 <div class="frame"><table>
 <thead><tr><td></td>
 {% for each in configurations %}
-  {% set hue = hues[loop.index0 % hues | length] %}
-  <th class="setup"><span class="swatch" style="background: {{ hue }}"></span>
+  <th class="setup">
   {% if each.setup_id == baseline %}<span class="star" title="baseline">★ </span>{% endif %}
   {{ each.title }}{% if each.lossless is false %}<span class="pg-lossy">lossy</span>{% endif %}
   <span class="remark">{{ each.settings }}</span>
@@ -95,7 +93,6 @@ def comparison_html(compared: ComparedRuns, baseline: str | None = None) -> str:
         plural=plural,
         configurations=configurations,
         baseline=baseline,
-        hues=HUES,
         parts=[
             ("settings that differ", texts(compared.differences)),
             (same, [] if compared.differences else [("", "", "", [])]),

@@ -14,7 +14,14 @@ from engine.errors import ConfigError
 from engine.formats import plural
 from playground.errors import Fault, attempt
 from playground.runs.query import TableQuery
-from playground.runs.transfer import Imported, Kind, export_runs, import_runs, read_lines, writing
+from playground.runs.transfer import (
+    ImportCounts,
+    Kind,
+    export_runs,
+    import_runs,
+    read_lines,
+    writing,
+)
 from playground.web.run_details import QUIET, message_html
 from storage import RunLog
 
@@ -48,38 +55,38 @@ class RunFiles:
         self.stop = gr.Button("stop", size="sm", visible=False, elem_id="pg-runs-stop")
         self.file = gr.File(visible=False)
 
-    def listen(self, held: list[Any], message: gr.HTML) -> Any:
-        """Export what the page's components ask for; returns the event of an import."""
+    def listen(self, inputs: list[Any], message: gr.HTML) -> Any:
+        """Export the runs that the page's components select; returns the event of an import."""
         fast: dict[str, Any] = {"queue": False, **QUIET}
-        told = [message, self.stop]
-        saved = [*told, self.file]
-        exporting = self.export.click(self.export_file, [self.kind, *held], saved, **QUIET)
+        status = [message, self.stop]
+        saved = [*status, self.file]
+        exporting = self.export.click(self.export_file, [self.kind, *inputs], saved, **QUIET)
         exporting.then(None, self.file, None, js=DOWNLOAD, **fast)
-        importing = self.upload.upload(self.import_file, self.upload, told, **QUIET)
+        importing = self.upload.upload(self.import_file, self.upload, status, **QUIET)
         self.stop.click(
             lambda: (message_html("Stopped."), gr.Button(visible=False)),
             None,
-            told,
+            status,
             cancels=[exporting, importing],
             **fast,
         )
         return importing
 
-    def matching(self, kind: Kind, held: Sequence[Any]) -> Sequence[str]:
+    def matching(self, kind: Kind, inputs: Sequence[Any]) -> Sequence[str]:
         """The ticked runs, or all that match, oldest first.
 
         Raises ConfigError: there are none, or they are not exported as this.
         """
-        ticked = held[0].get("ticked") if isinstance(held[0], Mapping) else None
-        query = TableQuery.parse({"ids": ticked}) if ticked else self.query(held)
+        ticked = inputs[0].get("ticked") if isinstance(inputs[0], Mapping) else None
+        query = TableQuery.parse({"ids": ticked}) if ticked else self.query(inputs)
         ids = self.log.ids(query.run_query(sort="created_at", descending=False))
         if not ids or kind not in get_args(Kind):
             raise ConfigError("There is nothing to export.")
         return ids
 
-    def export_file(self, kind: Kind, *held: Any) -> Iterator[list[Any]]:
+    def export_file(self, kind: Kind, *inputs: Any) -> Iterator[list[Any]]:
         """Write runs; the browser then saves them."""
-        ids = attempt(lambda: self.matching(kind, held), where="exporting runs")
+        ids = attempt(lambda: self.matching(kind, inputs), where="exporting runs")
         if isinstance(ids, Fault):
             yield [message_html(ids), gr.skip(), None]
             return
@@ -96,7 +103,7 @@ class RunFiles:
 
     def import_file(self, file: str) -> Iterator[list[Any]]:
         """Add the runs of an export; what came before a fault stays."""
-        last = Imported()
+        last = ImportCounts()
         batches = import_runs(self.log, read_lines(Path(file)))
         while True:
             batch = attempt(lambda: next(batches, None), where="importing runs")
@@ -110,10 +117,10 @@ class RunFiles:
                 return
 
 
-def _imported(imported: Imported) -> str:
-    parts = [f"Imported {plural(imported.added, 'run')}"]
-    if imported.known:
-        parts.append(f"{imported.known} were already here")
+def _imported(imported: ImportCounts) -> str:
+    parts = [f"ImportCounts {plural(imported.added, 'run')}"]
+    if imported.present:
+        parts.append(f"{imported.present} were already here")
     if imported.renamed:
         parts.append(f"{len(imported.renamed)} got a new id, because the id in the file was taken")
     return "; ".join(parts) + "."

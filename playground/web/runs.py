@@ -1,4 +1,4 @@
-"""The Runs page: the log as a table to filter, annotate, compare and carry away."""
+"""The Runs page: the log as a table to filter, annotate, compare and export."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from storage import RunSummary, Status
 
 DELETED = "deleted"
 PLACE = ("sort", "descending", "page", "compare")
-"""What the table keeps of its query while filters change."""
+"""Parts of the table's query that survive a change of filters."""
 COPY_LINK = "() => { navigator.clipboard?.writeText(location.href); return []; }"
 
 
@@ -37,7 +37,7 @@ class RunsPage:
     """Components and listeners of the page.
 
     Attributes:
-        held: the table and what decides what is in it, in the order of `query`.
+        inputs: the table and the components that select its rows, in the order of `query`.
     """
 
     def __init__(self, host: EngineHost, history: History, tab: gr.HTML) -> None:
@@ -69,7 +69,7 @@ class RunsPage:
         self.filters: list[Any] = [self.search, self.status, self.target, self.method, self.further]
         self.filters += [self.group, self.baseline]
         self.shown = [self.table, *self.filters]
-        self.held = [*self.shown, self.columns]
+        self.inputs = [*self.shown, self.columns]
         self._listen()
 
     # ---- layout
@@ -114,117 +114,116 @@ class RunsPage:
 
     def _listen(self) -> None:
         fast: dict[str, Any] = {"queue": False, **QUIET}
-        held, table, message, run = self.held, self.table, self.message, self.open_run
+        inputs, table, message, run = self.inputs, self.table, self.message, self.open_run
         compared = [*self.comparison.outputs, self.baseline]
         buttons = [self.compare, self.tag, self.untag, self.delete, self.files.export]
 
         # Gradio's `input` misses what is pasted, and filters that are typed.
         typed = [part.change for part in (*self.filters[:-1], self.columns)]
-        gr.on(typed, self.draw, held, table, trigger_mode="always_last", **fast)
-        self.baseline.input(self.draw, held, table, **fast).then(
-            self.compare_runs, held, compared, **fast
+        gr.on(typed, self.draw, inputs, table, trigger_mode="always_last", **fast)
+        self.baseline.input(self.draw, inputs, table, **fast).then(
+            self.compare_runs, inputs, compared, **fast
         )
-        table.turn(self.draw_asked, held, table, **fast)
-        table.narrow(self.narrow, held, [table, *self.filters], **fast)
+        table.turn(self.draw_page, inputs, table, **fast)
+        table.narrow(self.narrow, inputs, [table, *self.filters], **fast)
         table.tick(self.enable, [table, self.status], buttons, **fast)
         table.open(self.open, table, [run.panel, *run.shown], **fast)
         menus = [self.target, self.method, self.further, self.group]
         for refresh in (table.refresh, self.refresh.click):
-            refresh(self.draw, held, table, **fast).then(
+            refresh(self.draw, inputs, table, **fast).then(
                 self.fill_menus, self.further, menus, **fast
             )
         self.copy.click(None, None, None, js=COPY_LINK, **fast)
 
-        self.compare.click(self.start_comparison, held, table, **fast).then(
-            self.compare_runs, held, compared, **fast
+        self.compare.click(self.start_comparison, inputs, table, **fast).then(
+            self.compare_runs, inputs, compared, **fast
         )
-        self.comparison.close.click(partial(self.draw, compare=None), held, table, **fast).then(
-            self.compare_runs, held, compared, **fast
+        self.comparison.close.click(partial(self.draw, compare=None), inputs, table, **fast).then(
+            self.compare_runs, inputs, compared, **fast
         )
         for button, act in ((self.tag, "add"), (self.untag, "remove")):
             change = partial(self.retag, act)
             button.click(change, [table, self.tag_names], message, **fast).then(
-                self.draw, held, table, **fast
+                self.draw, inputs, table, **fast
             )
         undoable = [message, self.deleted, self.undo]
         self.delete.click(self.delete_ticked, [table, self.status], undoable, **fast).then(
-            self.draw_unticked, held, table, **fast
+            self.draw_unticked, inputs, table, **fast
         ).then(self.enable, [table, self.status], buttons, **fast)
         self.undo.click(
             partial(self.set_deleted, deleted=False), self.deleted, undoable, **fast
-        ).then(self.draw, held, table, **fast)
+        ).then(self.draw, inputs, table, **fast)
 
-        importing = self.files.listen(held, message)
-        importing.then(self.draw, held, table, **fast)
+        importing = self.files.listen(inputs, message)
+        importing.then(self.draw, inputs, table, **fast)
 
         leaves: list[Any] = [part.submit for part in (run.name, run.tags)]
         leaves += [part.blur for part in (run.name, run.tags, run.note)]
-        gr.on(leaves, run.save, run.texts, message, **fast).then(self.draw, held, table, **fast)
-        run.pin.click(self.pin, [run.id, *held], [table, self.baseline], **fast).then(
-            self.compare_runs, held, compared, **fast
+        gr.on(leaves, run.save, run.texts, message, **fast).then(self.draw, inputs, table, **fast)
+        run.pin.click(self.pin, [run.id, *inputs], [table, self.baseline], **fast).then(
+            self.compare_runs, inputs, compared, **fast
         )
         repeated = [run.panel, run.again, run.stop, run.id]
         run.again.click(
             run.run_again, [run.id, self.tab], repeated, concurrency_limit=None, **QUIET
         ).then(run.show, run.id, run.shown, **fast).then(
-            self.draw_repeated, [run.id, *held], table, **fast
+            self.draw_repeated, [run.id, *inputs], table, **fast
         )
         run.stop.click(run.stop_runs, self.tab, None, **fast)
 
     # ---- the table
 
-    def query(self, held: Sequence[Any], **changes: Any) -> TableQuery:
-        """What the components ask for. Raises ConfigError: a filter is none."""
-        table, search, status, target, method, further, group, baseline, _ = held
+    def query(self, inputs: Sequence[Any], **changes: Any) -> TableQuery:
+        """The query that the components make. Raises ConfigError: a filter is none."""
+        table, search, status, target, method, further, group, baseline, _ = inputs
         before = _mapping(_mapping(table).get("query"))
-        asked = {key: before[key] for key in PLACE if key in before}
-        asked |= {"text": search or "", "target": target or None, "method_title": method or None}
-        asked |= {"status": None if status == DELETED else status or None}
-        asked |= {"deleted": status == DELETED, "group": group or None}
-        asked |= read_filters(texts(further), {n: figure.title for n, figure in FIGURES.items()})
-        asked["baseline"] = _parsed(baseline) if baseline else None
-        query = TableQuery.parse(asked).after(TableQuery.parse(before))
+        values = {key: before[key] for key in PLACE if key in before}
+        values |= {"text": search or "", "target": target or None, "method_title": method or None}
+        values |= {"status": None if status == DELETED else status or None}
+        values |= {"deleted": status == DELETED, "group": group or None}
+        values |= read_filters(texts(further), {n: figure.title for n, figure in FIGURES.items()})
+        values["baseline"] = _parsed(baseline) if baseline else None
+        query = TableQuery.parse(values).after(TableQuery.parse(before))
         return query.replace(**changes) if changes else query
 
-    def draw(self, *held: Any, **changes: Any) -> dict[str, Any]:
-        """The table's value for what the components ask for; a fault stands above the old rows."""
-        found = attempt(
-            lambda: self.value(self.query(held, **changes), held[-1]), where="the run log"
+    def draw(self, *inputs: Any, **changes: Any) -> dict[str, Any]:
+        """The table's new value; a fault is shown above the old rows."""
+        value = attempt(
+            lambda: self.value(self.query(inputs, **changes), inputs[-1]), where="the run log"
         )
-        return {**_mapping(held[0]), "fault": found.sentence} if isinstance(found, Fault) else found
+        return _with_fault(inputs, value) if isinstance(value, Fault) else value
 
     def value(self, query: TableQuery, columns: Any, **more: Any) -> dict[str, Any]:
         link = query.link_values
         text = json.dumps(link) if link else ""
         return {**self.runs.view(query, texts(columns)), "query": link, "link": text, **more}
 
-    def draw_unticked(self, *held: Any) -> dict[str, Any]:
-        return {**self.draw(*held), "untick": True, "ticked": []}
+    def draw_unticked(self, *inputs: Any) -> dict[str, Any]:
+        return {**self.draw(*inputs), "untick": True, "ticked": []}
 
-    def draw_repeated(self, run_id: str, *held: Any) -> dict[str, Any]:
-        return {**self.draw(*held), "opened": run_id}
+    def draw_repeated(self, run_id: str, *inputs: Any) -> dict[str, Any]:
+        return {**self.draw(*inputs), "opened": run_id}
 
     def open(self, table: Any) -> list[Any]:
         return self.open_run.opened(_mapping(_mapping(table).get("asked")).get("id"))
 
-    def draw_asked(self, *held: Any) -> dict[str, Any]:
+    def draw_page(self, *inputs: Any) -> dict[str, Any]:
         """Another page, or another order."""
-        asked = _mapping(_mapping(held[0]).get("asked"))
+        asked = _mapping(_mapping(inputs[0]).get("asked"))
         if "sort" not in asked:
-            return self.draw(*held, page=asked.get("page", 0))
-        query = attempt(lambda: self.query(held).sorted_by(asked["sort"]), where="the run log")
+            return self.draw(*inputs, page=asked.get("page", 0))
+        query = attempt(lambda: self.query(inputs).sorted_by(asked["sort"]), where="the run log")
         if isinstance(query, Fault):
-            return {**_mapping(held[0]), "fault": query.sentence}
-        return self.value(query, held[-1])
+            return _with_fault(inputs, query)
+        return self.value(query, inputs[-1])
 
-    def narrow(self, *held: Any) -> list[Any]:
+    def narrow(self, *inputs: Any) -> list[Any]:
         """Show the runs of the group that was picked."""
-        value = _mapping(_mapping(held[0]).get("asked")).get("value")
-        query = attempt(lambda: self.query(held).in_group(value), where="the run log")
+        value = _mapping(_mapping(inputs[0]).get("asked")).get("value")
+        query = attempt(lambda: self.query(inputs).in_group(value), where="the run log")
         if isinstance(query, Fault):
-            fault = {**_mapping(held[0]), "fault": query.sentence}
-            return [fault, *[gr.skip()] * len(self.filters)]
-        return self.restored(query, held[-1])
+            return [_with_fault(inputs, query), *[gr.skip()] * len(self.filters)]
+        return self.restored(query, inputs[-1])
 
     def restored(self, query: TableQuery, columns: Any = (), **more: Any) -> list[Any]:
         """Updates of the table and all filters that show a query."""
@@ -247,7 +246,7 @@ class RunsPage:
     # ---- ticked runs
 
     def enable(self, table: Any, status: str) -> list[Any]:
-        """What can be done with the ticked runs."""
+        """Enable the buttons for the ticked runs."""
         ticked = len(_ticked(table))
         return [
             gr.Button(f"compare {ticked or ''}", interactive=ticked > 1),
@@ -287,25 +286,25 @@ class RunsPage:
 
     # ---- comparison
 
-    def start_comparison(self, *held: Any) -> dict[str, Any]:
-        return self.draw(*held, compare=_ticked(held[0]))
+    def start_comparison(self, *inputs: Any) -> dict[str, Any]:
+        return self.draw(*inputs, compare=_ticked(inputs[0]))
 
-    def compare_runs(self, *held: Any) -> list[Any]:
-        """Updates of the comparison and of what can be chosen as baseline."""
-        query = attempt(lambda: self.query(held), where="comparing runs")
+    def compare_runs(self, *inputs: Any) -> list[Any]:
+        """Updates of the comparison and of the menu of baselines."""
+        query = attempt(lambda: self.query(inputs), where="comparing runs")
         if isinstance(query, Fault):
             return [gr.skip()] * (1 + len(self.comparison.outputs))
         runs = [run for i in query.compare or () if (run := self.log.get(i)) is not None]
         bases = [self._baseline(run) for run in runs] + [b for b in (query.baseline,) if b]
         return [*self.comparison.show(query), _baseline_menu(bases, query.baseline)]
 
-    def pin(self, run_id: str, *held: Any) -> list[Any]:
+    def pin(self, run_id: str, *inputs: Any) -> list[Any]:
         """Make the open run's configuration the baseline."""
         run = attempt(lambda: stored_run(self.log, run_id), where="choosing a baseline")
         if isinstance(run, Fault):
-            return [{**_mapping(held[0]), "fault": run.sentence}, gr.skip()]
+            return [_with_fault(inputs, run), gr.skip()]
         base = self._baseline(run)
-        return [self.draw(*held, baseline=base.model_dump()), _baseline_menu([base], base)]
+        return [self.draw(*inputs, baseline=base.model_dump()), _baseline_menu([base], base)]
 
     def _baseline(self, run: RunSummary) -> Baseline:
         return Baseline(setup_id=run.setup_id, title=self.runs.title(run)[:600])
@@ -323,7 +322,7 @@ class RunsPage:
         shown = [self.message, self.columns, *self.shown, run.panel, *run.shown]
         page.load(self.follow_link, memory, shown, queue=False, **QUIET).then(
             self.compare_runs,
-            self.held,
+            self.inputs,
             [*self.comparison.outputs, self.baseline],
             queue=False,
             **QUIET,
@@ -341,9 +340,9 @@ class RunsPage:
                 return TableQuery.parse({**query.link_values, "baseline": _parsed(baseline)})
             return query
 
-        found = attempt(read, where="following a link")
-        message = message_html(found) if isinstance(found, Fault) else ""
-        query = TableQuery() if isinstance(found, Fault) else found
+        parsed = attempt(read, where="following a link")
+        message = message_html(parsed) if isinstance(parsed, Fault) else ""
+        query = TableQuery() if isinstance(parsed, Fault) else parsed
         columns = texts(columns) or [column.key for column in COLUMNS if column.usual]
         run = self.open_run
         opened = run.opened(run_id) if run_id else [gr.skip()] * (1 + len(run.shown))
@@ -358,6 +357,11 @@ def _baseline_menu(bases: Sequence[Baseline], chosen: Baseline | None) -> Any:
 
 def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
+
+
+def _with_fault(inputs: Sequence[Any], fault: Fault) -> dict[str, Any]:
+    """The table as it was, under a sentence."""
+    return {**_mapping(inputs[0]), "fault": fault.sentence}
 
 
 def _ticked(table: Any) -> list[str]:

@@ -11,7 +11,7 @@ import gradio as gr
 from playground.errors import Fault, attempt
 from playground.host.runner import EngineHost
 from playground.trees.editor import QUESTIONS, TreeEditor, ask
-from playground.trees.methods import Used, read_used
+from playground.trees.methods import TreeChoice, read_tree_choice
 from playground.web.address import link_to
 from playground.web.compare import ComparePage
 from playground.web.components import drawn_by, static_text
@@ -69,14 +69,14 @@ class TreePage:
             if not isinstance(data, dict) or data.get("where") != where:
                 return [gr.skip()] * 4
             filled = attempt(
-                lambda: fill(where, read_used(self.catalog, data)), where="using a tree"
+                lambda: fill(where, read_tree_choice(self.catalog, data)), where="using a tree"
             )
             if isinstance(filled, Fault):
                 gr.Warning(filled.sentence)
                 return [gr.skip()] * 4
             return [gr.Tabs(selected=where), *filled]
 
-        def fill(where: str, used: Used) -> tuple[Any, ...]:
+        def fill(where: str, used: TreeChoice) -> tuple[Any, ...]:
             if where == "generate":
                 return generate.take(used.target, used.method, used.settings)
             choices = compare.host.menu.choices(used.target)

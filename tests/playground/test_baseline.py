@@ -26,7 +26,7 @@ from playground.host.result import compare_with_plain, result_of
 from playground.host.runner import EngineHost
 from playground.runs.query import TableQuery
 from playground.runs.table import RunTable
-from storage import RunLog, SpeedupCounts
+from storage import DecodeTotals, RunLog, SpeedupCounts
 from tests.playground.bench.requests import measured, plan_of
 from tests.playground.test_fastest import told
 from tests.playground.test_menu import experiment, label_of
@@ -77,9 +77,11 @@ def of_sweep(pairs: list[Pair]) -> Iterator[float | None]:
 
 
 def of_log(pairs: list[Pair]) -> Iterator[float | None]:
-    own, plain = (Pool.of(side) for side in zip(*pairs, strict=True))
-    sums = ((p.num_committed, p.decode_s, p.num_steps) for p in (own, plain))
-    yield trusted_speedup(SpeedupCounts(*(n for side in sums for n in side)))  # type: ignore[arg-type]
+    pools = (Pool.of(side) for side in zip(*pairs, strict=True))
+    own, plain = (
+        DecodeTotals(p.num_requests, p.num_committed, p.decode_s, p.num_steps) for p in pools
+    )
+    yield trusted_speedup(SpeedupCounts(own, plain))
 
 
 def of_generate(pairs: list[Pair]) -> Iterator[float | None]:

@@ -290,7 +290,7 @@ def answered(log: RunLog, tok_s: float, config: MethodConfig, title: str, **more
         output_ids=range(11),
         text="",
         finish_reason="length",
-        metrics={"tok_s": tok_s},
+        metrics={"tok_s": tok_s, "decode_s": 10 / tok_s},
     )
     return run
 

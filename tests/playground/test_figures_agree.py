@@ -14,12 +14,15 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from engine import formats
+from engine.metrics import speedup, tok_s
 from playground.cli.main import app
 from playground.experiments.compare.report import Comparison
 from playground.experiments.compare.stream import race_clocks
-from playground.experiments.finished import FinishedRequest
+from playground.experiments.finished import FinishedRequest, RunGroup, finished_requests
 from playground.experiments.report.export import Results, requests_csv, speedup_csv
 from playground.experiments.report.report import make_report
+from playground.host.baseline import trusted_speedup
 from playground.host.live import LiveRuns
 from playground.host.runner import EngineHost
 from playground.host.stream import History, RunStream
@@ -31,7 +34,8 @@ from playground.runs.table import RunTable
 from playground.runs.transfer import Kind, export_runs
 from playground.web.benchmark_tables import summary
 from playground.web.compare_table import results_html
-from storage import RunDetail, RunLog, StepRow
+from storage import PLAIN as PLAIN_TYPE
+from storage import ExperimentRow, RunDetail, RunLog, RunQuery, StepRow, StoredRun, new_id
 from tests.playground.api.test_meters import samples
 from tests.playground.api.test_openai import CHAT
 from tests.playground.serving import Served, serving_tiny
@@ -157,7 +161,9 @@ def from_command_line(one: OneRun) -> dict[str, Any]:
 
 
 def from_compared_runs(one: OneRun) -> dict[str, Any]:
-    log = SimpleNamespace(get=lambda _: one.detail, rates=lambda *_, **__: {}, metrics=lambda _: {})
+    log = SimpleNamespace(
+        get=lambda _: one.detail, metrics=lambda _: {}, decode_totals=lambda *_, **__: {}
+    )
     (configuration,) = compare_runs(log, ["1", "2"], {}).configurations  # type: ignore[arg-type]
     shown = {name: configuration.values[name][0] for name in NAMES if name != "num_steps"}
     return {**shown, "num_steps": one.expected["num_steps"]}
@@ -306,6 +312,69 @@ def figures_of_split(one: OneRun) -> dict[str, float]:
     parts = {name: sum(getattr(step, name) for step in one.steps) for name in names}
     rest_s = sum(step.other_s - step.rollback_s for step in one.steps)
     return {**parts, "other_s": rest_s}
+
+
+@pytest.fixture
+def compared(one: OneRun, log: RunLog) -> RunLog:
+    """Two prompts of a comparison, each asked twice, with answers of unequal lengths."""
+    run = replace(one.detail, prompt_id="")
+    plain: dict[str, Any] = {"method_title": "Plain decoding", "decoding_type": PLAIN_TYPE}
+    plain |= {"method": {"decoding_type": PLAIN_TYPE}}
+    runs = []
+    for prompt, num_new_tokens, decode_s in (("1", 30, 0.7), ("2", 10, 0.2)):
+        text = {"prompt_text": prompt, "messages": (), "setup_id": ""}
+        for repeat, length, own_s, plain_s in (("0", 1, 1.0, 2.1), ("1", 3, 4.1, 7.7)):
+            labels = {**LABELS, "prompt": prompt, "repeat": repeat}
+            tokens, base = length * num_new_tokens, {**labels, "configuration": "Plain"}
+            runs.append(timed(run, tokens, own_s * decode_s, **text, labels=labels))
+            runs.append(timed(run, tokens, plain_s * decode_s, **text, **plain, labels=base))
+    log.write_whole([StoredRun(each, ()) for each in runs])
+    return log
+
+
+def timed(run: RunDetail, num_new_tokens: int, decode_s: float, **changes: Any) -> RunDetail:
+    steps = num_new_tokens - 1 if "decoding_type" in changes else max(1, num_new_tokens // 3)
+    metrics = {"num_new_tokens": num_new_tokens, "decode_s": decode_s, "num_steps": steps}
+    figures = {"num_new_tokens": num_new_tokens, "num_steps": steps}
+    rate = tok_s([(num_new_tokens, decode_s)])
+    values = {"id": new_id(), "tok_s": rate, "metrics": {**run.metrics, **metrics, "tok_s": rate}}
+    return replace(run, **figures, **values, **changes)
+
+
+def test_an_experiment_has_the_speedup_of_its_report_wherever_it_is_shown(
+    compared: RunLog,
+) -> None:
+    """Tokens and seconds are added up before they are divided, and by one function."""
+    cell = make_report(PLAN, finished_requests(compared, RunGroup(labels={"compare": "c"})))
+    expected = cell.section("Scripted").overall.speedup
+    assert expected is not None and expected.ratio is not None
+    (row,) = compared.experiments.page(RunQuery()).rows
+    assert isinstance(row, ExperimentRow)
+    (measured,) = compared.experiments.setups()
+    for counts in (*row.speedups, measured.counts):
+        assert trusted_speedup(counts) == pytest.approx(expected.ratio, rel=1e-14)
+    (shown,) = RunTable(compared).view(TableQuery(), ["speedup"])["rows"]
+    assert shown["cells"] == [expected.text]
+
+
+def test_a_run_has_the_same_speedup_in_the_table_and_in_its_comparison(compared: RunLog) -> None:
+    """Over all answers of plain decoding to the prompt, added up, not over the mean of rates."""
+    runs = {run.id: run for run in compared.find().rows if run.decoding_type != PLAIN_TYPE}
+    comparison = compare_runs(compared, list(runs), {})
+    (configuration,) = comparison.configurations
+    speedups = dict(zip(configuration.run_ids, configuration.values["speedup"], strict=True))
+    view = RunTable(compared).view(TableQuery(group="run"), ["speedup"])
+    shown = {row["id"]: row["cells"][0] for row in view["rows"]}
+    for run_id, run in runs.items():
+        plain = [
+            (other.num_new_tokens, other.metrics["decode_s"])
+            for other in compared.details(compared.ids(RunQuery(prompt_id=run.prompt_id)))
+            if other.decoding_type == PLAIN_TYPE
+        ]
+        assert len(plain) == 2
+        expected = speedup(run.tok_s, tok_s(plain))
+        assert speedups[run_id] == pytest.approx(expected, rel=1e-14)
+        assert shown[run_id] == formats.speedup(expected)
 
 
 def test_some_steps_add_up_to_what_they_brought(one: OneRun) -> None:

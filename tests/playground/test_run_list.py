@@ -18,33 +18,18 @@ from playground.runs.table import RunTable
 from storage import RunLog
 from tests.playground.test_result import PLAIN as STEADY
 from tests.playground.test_result import metrics
-from tests.storage.conftest import finished_run, new_run
+from tests.storage.conftest import finish, finished_run, new_run, timed_run
 
 PLAIN = {"decoding_type": "Autoregressive"}
 NGRAM = {"decoding_type": "NGram", "max_draft_len": 4}
 
 
-def timed(log: RunLog, tok_s: float, *, num: int = 0, **changes: Any) -> str:
-    run_id = log.begin(new_run(**changes))
-    log.finish(
-        run_id,
-        status="completed",
-        output_ids=range(num),
-        text="",
-        finish_reason="eos",
-        metrics={"tok_s": tok_s},
-    )
-    return run_id
-
-
 def test_a_run_has_the_speedup_of_its_own_sentence(log: RunLog) -> None:
-    timed(log, 50.0, method=PLAIN)  # on the same prompt, another day
-    own, doubtful = timed(log, 200.0, num=8), timed(log, 200.0, num=8)
+    timed_run(log, 50.0, method=PLAIN)  # on the same prompt, another day
+    own, doubtful = timed_run(log, 200.0, num=8), timed_run(log, 200.0, num=8)
     for run_id, plain in ((own, STEADY), (doubtful, replace(STEADY, drift=2.0))):
         kept = {**metrics(2.6, 0.002, 0.0094, 0.001), "plain": asdict(plain)}
-        log.finish(
-            run_id, status="completed", output_ids=(), text="", finish_reason="eos", metrics=kept
-        )
+        finish(log, run_id, kept)
     speedups = {row["id"]: row["speedup"] for row in cells(log, {})}
     assert speedups[own] == "2.10×"
     assert speedups[doubtful] == "–", "4.19 of another day's baseline, at 2.6 tokens a step"
@@ -99,40 +84,40 @@ def test_filters_reach_the_database(log: RunLog) -> None:
 
 
 def test_speedup_divides_by_plain_decoding_on_the_same_prompt(log: RunLog) -> None:
-    timed(log, 20.0, method=PLAIN, prompt_text="p")
-    timed(log, 30.0, method=PLAIN, prompt_text="p")
-    timed(log, 99.0, method=PLAIN, prompt_text="p", dtype="float32")
-    fast = timed(log, 50.0, prompt_text="p")
-    alone = timed(log, 50.0, prompt_text="q")
+    timed_run(log, 20.0, method=PLAIN, prompt_text="p")
+    timed_run(log, 30.0, method=PLAIN, prompt_text="p")
+    timed_run(log, 99.0, method=PLAIN, prompt_text="p", dtype="float32")
+    fast = timed_run(log, 50.0, prompt_text="p")
+    alone = timed_run(log, 50.0, prompt_text="q")
     rows = {row["id"]: row for row in cells(log, {})}
-    assert rows[fast]["speedup"] == "2.00×"
+    assert rows[fast]["speedup"] == "2.08×", "20 tokens in 1/2 s + 1/3 s are 24 tok/s"
     assert rows[alone]["speedup"] == "–"
 
 
 def test_speedups_stay_within_an_experiment_and_plain_decoding_has_none(log: RunLog) -> None:
-    timed(log, 10.0, method=PLAIN, prompt_text="p")
+    timed_run(log, 10.0, method=PLAIN, prompt_text="p")
     of: dict[str, Any] = {"labels": {"compare": "c"}}
-    base = timed(log, 40.0, method=PLAIN, prompt_text="p", **of)
-    fast, alone = timed(log, 50.0, prompt_text="p", **of), timed(log, 50.0, prompt_text="p")
-    lost = timed(log, 50.0, prompt_text="p", labels={"compare": "other"})
+    base = timed_run(log, 40.0, method=PLAIN, prompt_text="p", **of)
+    fast, alone = timed_run(log, 50.0, prompt_text="p", **of), timed_run(log, 50.0, prompt_text="p")
+    lost = timed_run(log, 50.0, prompt_text="p", labels={"compare": "other"})
     rows = {row["id"]: row["speedup"] for row in cells(log, {"group": "run"})}
     assert (rows[base], rows[fast], rows[alone], rows[lost]) == ("–", "1.25×", "5.00×", "–")
 
 
 def test_the_requests_of_an_experiment_are_one_row(log: RunLog) -> None:
     benchmark = log.benchmarks.begin("mine", {})
-    first = timed(log, 20.0)
+    first = timed_run(log, 20.0)
     for tok_s, method in ((20.0, PLAIN), (30.0, NGRAM), (50.0, {**NGRAM, "max_draft_len": 9})):
         for prompt in "pq":
-            timed(log, tok_s, num=11, method=method, prompt_text=prompt, benchmark_id=benchmark)
+            timed_run(log, tok_s, num=11, method=method, prompt_text=prompt, benchmark_id=benchmark)
     for number, tok_s in enumerate((20.0, 25.0)):
         trial = f"{'e' * 16}-{number}"
-        timed(log, 20.0, num=11, method=PLAIN, benchmark_id=trial)
-        timed(log, tok_s, num=11, benchmark_id=trial)
-    timed(log, 20.0, num=11, method=PLAIN, labels={"compare": "c"})
+        timed_run(log, 20.0, num=11, method=PLAIN, benchmark_id=trial)
+        timed_run(log, tok_s, num=11, benchmark_id=trial)
+    timed_run(log, 20.0, num=11, method=PLAIN, labels={"compare": "c"})
     failed = log.begin(new_run(labels={"compare": "c"}))
-    log.finish(failed, status="failed", output_ids=[], text="", finish_reason=None, metrics={})
-    last = timed(log, 20.0)
+    finish(log, failed, status="failed")
+    last = timed_run(log, 20.0)
 
     rows = cells(log, {})
     assert [row["id"] for row in rows] == [
@@ -163,7 +148,7 @@ def test_the_requests_of_an_experiment_are_one_row(log: RunLog) -> None:
 def test_folded_pages_hold_every_row_once(log: RunLog, sort: str, descending: bool) -> None:
     for n in range(120):
         labels = {"compare": str(n // 7)} if n % 3 else {}
-        timed(log, float(n * 37 % 101), labels=labels)
+        timed_run(log, float(n * 37 % 101), labels=labels)
     asked = {"sort": sort, "descending": descending}
     pages = [cells(log, {**asked, "page": page}) for page in range(2)]
     ids = [row["id"] for page in pages for row in page]
@@ -174,8 +159,10 @@ def test_folded_pages_hold_every_row_once(log: RunLog, sort: str, descending: bo
 
 
 def test_speedup_divides_by_the_pinned_setup(log: RunLog) -> None:
-    base = timed(log, 25.0, prompt_text="p")
-    fast = timed(log, 50.0, prompt_text="p", method={"decoding_type": "NGram", "max_draft_len": 9})
+    base = timed_run(log, 25.0, prompt_text="p")
+    fast = timed_run(
+        log, 50.0, prompt_text="p", method={"decoding_type": "NGram", "max_draft_len": 9}
+    )
     run = log.get(base)
     assert run is not None
     baseline = {"setup_id": run.setup_id, "title": "N-gram"}
@@ -188,7 +175,7 @@ def test_speedup_divides_by_the_pinned_setup(log: RunLog) -> None:
 def test_groups_are_averaged_and_ordered(log: RunLog) -> None:
     for _ in range(3):
         finished_run(log)
-    timed(log, 90.0, method_title="Faster")
+    timed_run(log, 90.0, method_title="Faster")
     view = RunTable(log).view(TableQuery(group="method_title", sort="num_runs"))
     assert view["grouped"] and view["count"] == "2 groups"
     ngram, faster = json.loads(json.dumps(view["rows"]))

@@ -15,13 +15,13 @@ from playground.runs.compare import compare_runs
 from playground.runs.settings import SettingTexts, differences, flatten, non_default, short
 from playground.web.run_comparison import comparison_html
 from storage import RunLog
-from tests.playground.test_run_list import timed
+from tests.storage.conftest import timed_run
 
 
 def test_runs_of_one_configuration_are_its_spread(log: RunLog) -> None:
     speeds = [30.0, 34.0, 41.0]
-    ids = [timed(log, s, sampling={"seed": i}, prompt_text="p") for i, s in enumerate(speeds)]
-    ids.append(timed(log, 20.0, method={"decoding_type": "Autoregressive"}, prompt_text="p"))
+    ids = [timed_run(log, s, sampling={"seed": i}, prompt_text="p") for i, s in enumerate(speeds)]
+    ids.append(timed_run(log, 20.0, method={"decoding_type": "Autoregressive"}, prompt_text="p"))
     ngram, plain = compare_runs(log, ids, methods()).configurations
     assert ngram.run_ids == tuple(ids[:3]) and ngram.num_prompts == 1
     assert ngram.values["tok_s"] == speeds
@@ -36,13 +36,17 @@ def test_runs_of_one_configuration_are_its_spread(log: RunLog) -> None:
 def test_only_settings_that_differ_are_shown(log: RunLog) -> None:
     usual = methods()["NGram"].parse({}).model_dump(mode="json")
     ids = [
-        timed(log, 1.0, method={**usual, "max_draft_len": 5}, environment={"versions": {"t": "1"}}),
-        timed(log, 1.0, method={**usual, "max_draft_len": 7}, environment={"versions": {"t": "2"}}),
+        timed_run(
+            log, 1.0, method={**usual, "max_draft_len": 5}, environment={"versions": {"t": "1"}}
+        ),
+        timed_run(
+            log, 1.0, method={**usual, "max_draft_len": 7}, environment={"versions": {"t": "2"}}
+        ),
     ]
     found = compare_runs(log, ids, methods())
     assert found.differences == {"method.max_draft_len": ["5", "7"]}
     assert found.machine == {"versions.t": ["1", "2"]}
-    ids.append(timed(log, 1.0, method={"decoding_type": "Autoregressive"}))
+    ids.append(timed_run(log, 1.0, method={"decoding_type": "Autoregressive"}))
     found = compare_runs(log, ids, methods())
     assert list(found.differences) == ["method.decoding_type", "method.max_draft_len"], (
         "what plain decoding has no such setting of is no difference while it is at its default"
@@ -59,7 +63,7 @@ def test_values_that_differ_between_runs_of_one_configuration_are_told() -> None
 
 
 def test_figures_that_are_no_numbers_are_left_out(log: RunLog) -> None:
-    ids = [timed(log, speed) for speed in (10.0, math.nan, math.inf)]
+    ids = [timed_run(log, speed) for speed in (10.0, math.nan, math.inf)]
     (only,) = compare_runs(log, ids, {}).configurations
     spread = only.spread("tok_s")
     assert only.values["tok_s"] == [10.0, None, None]
@@ -78,7 +82,7 @@ def test_too_many_runs_are_refused(log: RunLog) -> None:
 
 
 def test_the_table_of_a_comparison_is_text(log: RunLog) -> None:
-    ids = [timed(log, s, method_title="<b>", prompt_text=f"<i>{s}") for s in (1.0, 2.0)]
+    ids = [timed_run(log, s, method_title="<b>", prompt_text=f"<i>{s}") for s in (1.0, 2.0)]
     found = comparison_html(compare_runs(log, ids, methods()))
     assert "<i>" not in found and "&lt;b&gt;" in found
     assert "2 runs in 1 configuration" in found and f'title="{FORMULAS["mat"]}"' not in found
@@ -87,7 +91,7 @@ def test_the_table_of_a_comparison_is_text(log: RunLog) -> None:
 
 def test_a_method_within_a_method_is_told_by_its_type_and_own_settings(log: RunLog) -> None:
     config = presets.methods()["suffix-draft-smollm2-135m"].config
-    run = log.get(timed(log, 1.0, method=config.model_dump(mode="json")))
+    run = log.get(timed_run(log, 1.0, method=config.model_dump(mode="json")))
     assert run is not None
     flat = {
         "size": "fit",

@@ -10,7 +10,7 @@ from engine.config import Settings
 from engine.errors import ConfigError
 from playground.runs.details import Annotation, Selection, facts, split_tags, stored_run
 from storage import RunLog, UnknownRunError
-from tests.storage.conftest import finished_run, new_run
+from tests.storage.conftest import finish, finished_run, new_run
 
 
 def annotate(log: RunLog, run_id: str, **changes: Any) -> None:
@@ -77,15 +77,7 @@ def test_malformed_changes_are_one_sentence(model: type[Settings], asked: Any) -
 
 def test_facts_tell_settings_and_machine(log: RunLog) -> None:
     run_id = log.begin(new_run(environment={"versions": {"torch": "2"}, "cpu_flags": ["a", "b"]}))
-    log.finish(
-        run_id,
-        status="failed",
-        output_ids=[],
-        text="",
-        finish_reason=None,
-        metrics={},
-        error="no weights",
-    )
+    finish(log, run_id, status="failed", error="no weights")
     tables = {title: dict(rows) for title, rows in facts(stored_run(log, run_id)).items()}
     assert tables["run"]["status"] == "failed" and tables["method"]["max_draft_len"] == "4"
     assert tables["machine and versions"] == {"versions.torch": "2", "cpu_flags": "a, b"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,16 @@ from typing import Any
 import pytest
 
 from engine.errors import ConfigError
-from playground.runs.transfer import Imported, Kind, export_runs, import_runs, read_runs, run_line
-from storage import RunLog, StoredRun
-from tests.storage.conftest import finished_run, new_run, step
+from playground.runs.transfer import (
+    ImportCounts,
+    Kind,
+    export_runs,
+    import_runs,
+    read_runs,
+    run_line,
+)
+from storage import RunLog
+from tests.storage.conftest import finished_run, odd_run, whole
 
 
 @pytest.fixture
@@ -25,39 +31,6 @@ def other(tmp_path: Path) -> Iterator[RunLog]:
     other.close()
 
 
-def odd_run(log: RunLog) -> StoredRun:
-    """Everything that a careless format loses: NaN, infinities, NULs, lone surrogates, newlines."""
-    run_id = log.begin(
-        new_run(
-            environment={"weird": [math.nan, -math.inf, {"$x": "lone \udcff"}], "": None},
-            prompt_text="line\nline\u2028\x00 🙂",
-            messages=({"role": "user", "content": "line\nline"},),
-            labels={"turn": "0"},
-            tags=("a", "b"),
-            sampling={"seed": 2**63, "temperature": 0.1},
-        )
-    )
-    log.add_prefill(run_id, token_id=5, text="a", num_prompt_tokens=3, ttft_s=0.05)
-    log.add_steps(run_id, [step(0, draft_probs=(None, math.nan, math.inf)), step(1)])
-    log.finish(
-        run_id,
-        status="failed",
-        output_ids=[5, 6],
-        text="a\x00b\r\n",
-        finish_reason=None,
-        metrics={"mat": math.nan, "tok_s": 1e-30},
-        error="it broke",
-    )
-    log.rename(run_id, "=näme")
-    return whole(log, run_id)
-
-
-def whole(log: RunLog, run_id: str) -> StoredRun:
-    stored = log.read_whole(run_id)
-    assert stored is not None
-    return stored
-
-
 def document(log: RunLog, *run_ids: str) -> str:
     stream = io.StringIO()
     done = list(export_runs(log, run_ids, stream, "json"))
@@ -65,8 +38,8 @@ def document(log: RunLog, *run_ids: str) -> str:
     return stream.getvalue()
 
 
-def taken_in(log: RunLog, text: str) -> Imported:
-    *_, imported = Imported(), *import_runs(log, io.StringIO(text))
+def taken_in(log: RunLog, text: str) -> ImportCounts:
+    *_, imported = ImportCounts(), *import_runs(log, io.StringIO(text))
     return imported
 
 
@@ -75,10 +48,10 @@ def test_json_out_and_in_is_the_same_run(log: RunLog, other: RunLog) -> None:
     plain = finished_run(log)
     text = document(log, stored.run.id, plain)
     assert len(json.loads(text, parse_constant=pytest.fail)["runs"]) == 2, "strict JSON"
-    assert taken_in(other, text) == Imported(added=2)
+    assert taken_in(other, text) == ImportCounts(added=2)
     for run_id in (stored.run.id, plain):
         assert repr(whole(other, run_id)) == repr(whole(log, run_id))
-    assert taken_in(other, text) == Imported(known=2)
+    assert taken_in(other, text) == ImportCounts(present=2)
 
 
 def test_a_reformatted_file_is_read_too(log: RunLog) -> None:

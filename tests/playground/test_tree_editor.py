@@ -20,7 +20,7 @@ from playground.host.menu import GROUPS
 from playground.host.runner import EngineHost
 from playground.trees.editor import TreeEditor, ask
 from playground.trees.files import formats, read_text, write_text
-from playground.trees.methods import read_used
+from playground.trees.methods import read_tree_choice
 from playground.trees.tables import keep_table, load_table, pack
 from playground.web.tree import read_link
 from storage import RunLog, RunQuery, StorageError
@@ -304,7 +304,7 @@ def test_saved_trees_join_the_menu_and_leave_it(editor: Page) -> None:
         ("write", {"tree": [[0]] * 2000, "format": "lists"}, "at most 1024"),
         ("save", {"tree": DOCUMENTED, "name": " "}, "name must have 1 to 80"),
         ("measure", {**MEDUSA, "kind": "speed", "tab": "t"}, "kind must be 'latency'"),
-        ("measure", {**MEDUSA, "kind": "redraft", "tab": "t"}, "grows no tree of its own"),
+        ("measure", {**MEDUSA, "kind": "redraft", "tab": "t"}, "drafts no dynamic tree"),
         (
             "measure",
             {"target": "tiny", "method": "eagle2", "kind": "redraft", "tab": "t", "source": "x",
@@ -359,20 +359,20 @@ def test_files_are_written_for_the_method_on_show(editor: Page) -> None:
 
 def test_a_tree_becomes_settings_of_its_method(host: EngineHost) -> None:
     catalog = host.catalog
-    used = read_used(catalog, {**MEDUSA, "tree": [[0], [2]]})
+    used = read_tree_choice(catalog, {**MEDUSA, "tree": [[0], [2]]})
     assert (used.target, used.method) == ("tiny", "medusa")
     assert used.settings == {"medusa_choices": ((0,), (2,))}
     assert used.form["values"]["method"] == {"medusa_choices": "[[0],[2]]"}
-    chain = read_used(catalog, {"target": "tiny", "method": "ngram", "tree": [[0], [0, 0]]})
+    chain = read_tree_choice(catalog, {"target": "tiny", "method": "ngram", "tree": [[0], [0, 0]]})
     assert chain.settings == {"max_draft_len": 2}
     asked = {"target": "tiny", "method": "eagle2", "settings": {"max_total_draft_tokens": 7}}
-    assert read_used(catalog, asked).settings == {"max_total_draft_tokens": 7}
+    assert read_tree_choice(catalog, asked).settings == {"max_total_draft_tokens": 7}
     plain = {"target": "tiny", "method": "type:Medusa", "tree": DOCUMENTED, "weights": "some/heads"}
-    assert read_used(catalog, plain).settings["speculative_model"] == "some/heads"
+    assert read_tree_choice(catalog, plain).settings["speculative_model"] == "some/heads"
     with pytest.raises(TreeError, match="needs its parent"):
-        read_used(catalog, {**MEDUSA, "tree": [[0], [1, 1]]})
+        read_tree_choice(catalog, {**MEDUSA, "tree": [[0], [1, 1]]})
     with pytest.raises(ConfigError, match="method must be one of"):
-        read_used(catalog, {"target": "tiny", "method": "nothing", "tree": DOCUMENTED})
+        read_tree_choice(catalog, {"target": "tiny", "method": "nothing", "tree": DOCUMENTED})
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from engine.tuning import StoppedError
 from engine.tuning.fit import Fit
 from engine.tuning.replay import replay, replay_chain
 from playground.host.recording import record_run
-from playground.trees.latency import find_latency, known_latency, machine_key, measure_latency
+from playground.trees.latency import find_latency, machine_key, measure_latency, stored_latency
 from playground.trees.tables import (
     find_tables,
     load_table,
@@ -88,7 +88,7 @@ def test_a_run_s_table_replays_to_the_steps_of_a_run_with_the_tree(log: RunLog, 
     drafter = case.config.with_tree(tree).build(case.bench)
     real = ran(case.bench.target, drafter, case.prompts[0], LIMITS)
     assert replay(table, tree).accepted_lengths.tolist() == real.accepted
-    (found,) = find_tables(log, run_id=run_id)
+    (found,) = log.artifacts.find("ranks", run_id=run_id)
     assert found.id == artifact_id and found.run_id == run_id
     assert found.meta["positions"] == table.num_positions and found.meta["depths"] == 4
 
@@ -115,7 +115,7 @@ def test_measuring_again_replaces_the_table_and_other_trees_find_it(
     one, _ = make_table(log, case.config, case.bench, run_ids=run_ids[:1])
     again, _ = make_table(log, case.config, case.bench, run_ids=run_ids[:1])
     assert {a.id for a in find_tables(log, config=other_tree)} == {newer, again}
-    assert [a.id for a in find_tables(log, run_id=run_ids[0])] == [again] != [one]
+    assert [a.id for a in log.artifacts.find("ranks", run_id=run_ids[0])] == [again] != [one]
     assert find_tables(log, config=case.config.replace(speculative_model="other")) == ()
     assert find_tables(log, target="other") == ()
 
@@ -176,7 +176,7 @@ def test_curves_are_measured_once_per_machine_and_method(log: RunLog, case: Case
     assert len(log.artifacts.find("latency", machine_key(target, 256))) == 1, (
         "the older curve is gone"
     )
-    found = known_latency(log, case.config, target=target.name, dtype="float32")
+    found = stored_latency(log, case.config, target=target.name, dtype="float32")
     assert found is not None and found[0] == again
     assert found[1].key["device"] == target.device_name
-    assert known_latency(log, case.config, target=target.name, dtype="bfloat16") is None
+    assert stored_latency(log, case.config, target=target.name, dtype="bfloat16") is None

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from storage import NewRun, RunLog, StepRow
+from storage import NewRun, RunLog, StepRow, StoredRun
 from tests.postgres import Server, missing, server
 
 
@@ -89,6 +90,21 @@ def step(index: int = 0, **changes: Any) -> StepRow:
     return StepRow(**{**values, **changes})
 
 
+def finish(log: RunLog, run_id: str, metrics: Any = (), **changes: Any) -> None:
+    """The end of a run, completed without a text by default."""
+    end: dict[str, Any] = {"status": "completed", "output_ids": [], "text": ""}
+    log.finish(run_id, **{**end, "finish_reason": None, "metrics": dict(metrics), **changes})
+
+
+def timed_run(log: RunLog, tok_s: float | None, *, num: int = 11, **changes: Any) -> str:
+    """A completed run that decoded so fast."""
+    run_id = log.begin(new_run(**changes))
+    seconds = tok_s and (num - 1) / tok_s
+    metrics = {"tok_s": tok_s, "decode_s": seconds}
+    finish(log, run_id, metrics, output_ids=range(num))
+    return run_id
+
+
 def finished_run(log: RunLog, **changes: Any) -> str:
     run_id = log.begin(new_run(**changes))
     log.add_prefill(run_id, token_id=5, text="a", num_prompt_tokens=3, ttft_s=0.05)
@@ -102,3 +118,38 @@ def finished_run(log: RunLog, **changes: Any) -> str:
         metrics={"mat": 2.0, "tok_s": 40.0, "ttft_s": 0.05, "num_new_tokens": 5},
     )
     return run_id
+
+
+def odd_run(log: RunLog) -> StoredRun:
+    """Everything that a careless format loses: NaN, infinities, NULs, lone surrogates, newlines."""
+    run_id = log.begin(
+        new_run(
+            environment={"weird": [math.nan, -math.inf, {"$x": "lone \udcff"}], "": None},
+            prompt_text="line\nline\u2028\x00 🙂",
+            messages=({"role": "user", "content": "line\nline"},),
+            labels={"turn": "0"},
+            benchmark_id="b1",
+            tags=("a", "b"),
+            sampling={"seed": 2**63, "temperature": 0.1},
+        )
+    )
+    log.add_prefill(run_id, token_id=5, text="a", num_prompt_tokens=3, ttft_s=0.05)
+    log.add_steps(run_id, [step(0, draft_probs=(None, math.nan, math.inf)), step(1)])
+    finish(
+        log,
+        run_id,
+        {"mat": math.nan, "tok_s": 1e-30, "time_split": {"draft_s": 0.25}},
+        status="failed",
+        output_ids=[5, 6],
+        text="a\x00b\r\n",
+        error="it broke",
+    )
+    log.rename(run_id, "=näme")
+    log.set_note(run_id, "a note")
+    return whole(log, run_id)
+
+
+def whole(log: RunLog, run_id: str) -> StoredRun:
+    stored = log.read_whole(run_id)
+    assert stored is not None
+    return stored

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from storage import EXTERNAL, RunLog, RunQuery, StorageError, StoredRun
+from storage import EXTERNAL, RunLog, RunQuery, StorageError
 from storage.writing import content_of
-from tests.storage.conftest import finished_run, new_run, step
-
-ODD = {"a": [math.nan, -math.inf, None, {"b": "\x00"}], "": "lone \udcff"}
+from tests.storage.conftest import finish, finished_run, new_run, odd_run, step, whole
 
 
 @pytest.fixture
@@ -23,40 +20,14 @@ def other(tmp_path: Path) -> Iterator[RunLog]:
     other.close()
 
 
-def odd_run(log: RunLog) -> StoredRun:
-    run_id = log.begin(
-        new_run(environment=ODD, tags=("t",), labels={"turn": "0"}, benchmark_id="b1")
-    )
-    log.add_prefill(run_id, token_id=5, text="a", num_prompt_tokens=3, ttft_s=0.05)
-    log.add_steps(run_id, [step(0, draft_probs=(None, math.nan, math.inf)), step(1)])
-    log.finish(
-        run_id,
-        status="failed",
-        output_ids=[5, 6],
-        text="a\x00b",
-        finish_reason=None,
-        metrics={"mat": math.nan, "tok_s": 1e-30, "time_split": {"draft_s": 0.25}},
-        error="it broke",
-    )
-    log.rename(run_id, "näme")
-    log.set_note(run_id, "a note")
-    return whole(log, run_id)
-
-
-def whole(log: RunLog, run_id: str) -> StoredRun:
-    stored = log.read_whole(run_id)
-    assert stored is not None
-    return stored
-
-
 def test_a_run_arrives_whole(log: RunLog, other: RunLog) -> None:
     stored = odd_run(log)
     (arrival,) = other.write_whole([stored])
     assert (arrival.kind, arrival.id) == ("added", stored.run.id)
     there = whole(other, stored.run.id)
     assert repr(there) == repr(stored), "repr tells NaN from None, and equals where == does not"
-    assert other.find(RunQuery(text="NÄME", labels={"turn": "0"}, tag="t")).total == 1
-    assert other.find(RunQuery(text="hello")).total == 1
+    assert other.find(RunQuery(text="NÄME", labels={"turn": "0"}, tag="a")).total == 1
+    assert other.find(RunQuery(text="LINE")).total == 1
 
 
 def test_the_same_run_again_is_known_and_keeps_its_marks(log: RunLog, other: RunLog) -> None:
@@ -64,7 +35,7 @@ def test_the_same_run_again_is_known_and_keeps_its_marks(log: RunLog, other: Run
     other.write_whole([stored])
     other.rename(stored.run.id, "mine")
     other.delete(stored.run.id)
-    assert [a.kind for a in other.write_whole([stored, stored])] == ["known", "known"]
+    assert [a.kind for a in other.write_whole([stored, stored])] == ["present", "present"]
     there = whole(other, stored.run.id).run
     assert there.name == "mine" and there.deleted
     assert other.find(RunQuery(include_deleted=True)).total == 1
@@ -74,13 +45,11 @@ def test_of_what_another_engine_wrote_nobody_knows_whether_it_is_lossless(
     log: RunLog, other: RunLog
 ) -> None:
     stored = whole(log, log.begin(new_run(method={"decoding_type": EXTERNAL}, lossless=None)))
-    log.finish(
-        stored.run.id, status="completed", output_ids=(), text="", finish_reason=None, metrics={}
-    )
+    finish(log, stored.run.id)
     stored = whole(log, stored.run.id)
     assert stored.run.lossless is None
     older = replace(stored, run=replace(stored.run, lossless=False))  # as it used to be exported
-    assert [a.kind for a in other.write_whole([stored, older])] == ["added", "known"]
+    assert [a.kind for a in other.write_whole([stored, older])] == ["added", "present"]
     assert other.find(RunQuery()).rows[0].lossless is None
 
 
@@ -89,11 +58,11 @@ def test_another_run_of_the_same_id_gets_a_new_one_once(log: RunLog, other: RunL
     other.write_whole([stored])
     foreign = replace(stored, steps=stored.steps[:1])
     (arrival,) = other.write_whole([foreign])
-    assert arrival.kind == "renamed" and arrival.given_id == stored.run.id != arrival.id
+    assert arrival.kind == "renamed" and arrival.source_id == stored.run.id != arrival.id
     assert content_of(whole(other, stored.run.id)) == content_of(stored), "not overwritten"
     assert len(whole(other, arrival.id).steps) == 1
     (again,) = other.write_whole([foreign])
-    assert (again.kind, again.id) == ("known", arrival.id)
+    assert (again.kind, again.id) == ("present", arrival.id)
 
 
 def test_two_runs_of_one_id_in_one_batch_are_both_kept(log: RunLog, other: RunLog) -> None:
@@ -110,7 +79,7 @@ def test_a_run_that_was_going_on_arrives_as_interrupted(log: RunLog, other: RunL
     other.write_whole([whole(log, run_id)])
     there = whole(other, run_id).run
     assert there.status == "interrupted" and there.output_ids == (5, 6, 9)
-    assert [a.kind for a in other.write_whole([whole(log, run_id)])] == ["known"]
+    assert [a.kind for a in other.write_whole([whole(log, run_id)])] == ["present"]
 
 
 def test_a_batch_with_a_refused_run_changes_nothing(log: RunLog, other: RunLog) -> None:

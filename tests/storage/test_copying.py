@@ -15,7 +15,7 @@ from playground.experiments.sweep.run import run_sweep
 from playground.experiments.sweep.store import SweepStore
 from storage import RunLog, RunQuery, copying
 from tests.playground.sweeps.scripted import Scripted, plan
-from tests.storage.conftest import finished_run, new_run, step
+from tests.storage.conftest import finish, finished_run, new_run, step
 from tests.storage.test_archive import odd_run, whole
 
 ALL = RunQuery(include_deleted=True, descending=False)
@@ -46,13 +46,13 @@ def filled(log: RunLog) -> list[str]:
     log.delete(hidden)
     digits = log.begin(new_run())
     log.add_steps(digits, [step(0, draft_s=0.1 + 0.2, draft_probs=(None, 5e-324, 1 - 1e-16))])
-    log.finish(
+    finish(
+        log,
         digits,
+        {"tok_s": 1 / 3, "mat": 2 / 3, "ttft_s": 1.7976931348623157e308},
         status="cancelled",
         output_ids=[5],
         text="a",
-        finish_reason=None,
-        metrics={"tok_s": 1 / 3, "mat": 2 / 3, "ttft_s": 1.7976931348623157e308},
     )
     log.artifacts.put("latency", {"a": 1}, meta={"b": [math.nan]}, payload=b"\x00\xff" * 100)
     log.artifacts.put("ranks", {}, meta={}, payload=b"r", run_id=digits)
@@ -66,7 +66,7 @@ def test_everything_arrives_as_it_was_and_once(logs: tuple[RunLog, RunLog]) -> N
     source.artifacts.put("ranks", {}, meta={}, payload=b"s", run_id=going)
     for again in (False, True):
         *_, found = into.copy_from(source)
-        assert (found.runs, found.known) == ((0, 4) if again else (4, 0)) and found.running == 1
+        assert (found.runs, found.present) == ((0, 4) if again else (4, 0)) and found.running == 1
         assert (found.benchmarks, found.artifacts) == ((0, 0) if again else (1, 2))
     assert list(into.ids(ALL)) == ids
     for run_id in ids:
@@ -92,7 +92,7 @@ def test_a_copy_that_was_cut_off_goes_on(
     assert next(cut).done == 2
     cut.close()
     *_, found = into.copy_from(source)
-    assert (found.runs, found.known) == (3, 2) and list(into.ids(ALL)) == ids
+    assert (found.runs, found.present) == (3, 2) and list(into.ids(ALL)) == ids
 
 
 def test_sweeps_come_along_with_their_trials(tmp_path: Path, postgres: object) -> None:

@@ -15,7 +15,7 @@ from storage import (
     StorageError,
     UnknownRunError,
 )
-from tests.storage.conftest import finished_run, new_run
+from tests.storage.conftest import finish, finished_run, new_run
 
 
 def test_filters_combine(log: RunLog) -> None:
@@ -96,14 +96,7 @@ def test_ranges_leave_out_what_is_outside_or_no_number(log: RunLog) -> None:
     ids = {}
     for mat in (1.5, 2.5, float("nan"), float("inf"), None):
         run_id = log.begin(new_run())
-        log.finish(
-            run_id,
-            status="completed",
-            output_ids=[],
-            text="",
-            finish_reason=None,
-            metrics={"mat": mat},
-        )
+        finish(log, run_id, {"mat": mat})
         ids[str(mat)] = run_id
 
     def found(least: float | None, most: float | None) -> set[str]:
@@ -134,14 +127,7 @@ def test_folded_pages_show_each_experiment_once_where_its_first_run_stands(log: 
     for number in range(16):
         run_id = log.begin(new_run(benchmark_id=experiments[number % 4]))
         metrics = {"mat": (2.0, None, 1.5, math.nan, 3.5)[number % 5]}
-        log.finish(
-            run_id,
-            status="completed",
-            output_ids=[],
-            text="",
-            finish_reason=None,
-            metrics=metrics,
-        )
+        finish(log, run_id, metrics)
         if number % 6 == 5:
             log.delete(run_id)
     sorts: tuple[SortKey, ...] = ("created_at", "mat", "target")

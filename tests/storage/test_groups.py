@@ -1,4 +1,4 @@
-"""Groups, facets and the rates that speedups divide by, against figures computed here."""
+"""Groups, facets and the totals that speedups are made of, against figures computed here."""
 
 from __future__ import annotations
 
@@ -7,21 +7,8 @@ from statistics import mean, stdev
 
 import pytest
 
-from storage import Circumstance, RunLog, RunQuery, StorageError
-from tests.storage.conftest import finished_run, new_run
-
-
-def timed_run(log: RunLog, tok_s: float | None, **changes: object) -> str:
-    run_id = log.begin(new_run(**changes))
-    log.finish(
-        run_id,
-        status="completed",
-        output_ids=[],
-        text="",
-        finish_reason="eos",
-        metrics={"tok_s": tok_s, "mat": 2.0},
-    )
-    return run_id
+from storage import Circumstance, DecodeTotals, RunLog, RunQuery, StorageError
+from tests.storage.conftest import finish, finished_run, new_run, timed_run
 
 
 def test_groups_count_and_average_what_the_filters_let_through(log: RunLog) -> None:
@@ -68,27 +55,18 @@ def test_facets_are_the_different_values(log: RunLog) -> None:
     assert facets.benchmarks == {benchmark_id: "nightly"}
 
 
-def test_rates_are_of_equal_circumstances_only(log: RunLog) -> None:
+def test_totals_are_of_equal_circumstances_only(log: RunLog) -> None:
     plain = {"decoding_type": "Autoregressive"}
-    for speed in (20.0, 30.0):
-        timed_run(log, speed, method=plain, prompt_text="p", dtype="float32")
+    for speed, num in ((20.0, 11), (30.0, 31), (math.nan, 11), (None, 11)):
+        timed_run(log, speed, num=num, method=plain, prompt_text="p", dtype="float32")
     timed_run(log, 99.0, method=plain, prompt_text="other", dtype="float32")
     timed_run(log, 99.0, prompt_text="p", dtype="float32")
     failed = log.begin(new_run(method=plain, prompt_text="p", dtype="float32"))
-    log.finish(
-        failed,
-        status="failed",
-        output_ids=[],
-        text="",
-        finish_reason=None,
-        metrics={"tok_s": 1.0},
-        error="x",
-    )
+    finish(log, failed, {"tok_s": 1.0, "decode_s": 1.0}, status="failed", error="x")
     run = log.get(failed)
     assert run is not None
-    rates = log.rates([run.prompt_id], decoding_type="Autoregressive")
-    (where,) = rates
-    assert where == Circumstance("tiny", run.prompt_id, "float32", "")
-    assert (rates[where].mean, rates[where].num_runs) == (25.0, 2)
-    assert log.rates([run.prompt_id], setup_id=run.setup_id) == rates
-    assert log.rates([], setup_id=run.setup_id) == {}
+    totals = log.decode_totals([run.prompt_id], decoding_type="Autoregressive")
+    where = Circumstance("tiny", run.prompt_id, "float32", "")
+    assert totals == {where: DecodeTotals(2, num_tokens=40, decode_s=1.5, num_steps=0)}
+    assert log.decode_totals([run.prompt_id], setup_id=run.setup_id) == totals
+    assert log.decode_totals([], setup_id=run.setup_id) == {}

@@ -64,8 +64,8 @@ def test_steps_are_read_by_index(log: RunLog) -> None:
     run_id = log.begin(new_run())
     log.add_steps(run_id, [step(i) for i in range(10)])
     assert [s.index for s in log.steps(run_id, 3, 6)] == [3, 4, 5]
-    assert log.step(run_id, 9) == step(9)
-    assert log.step(run_id, 10) is None and log.step("none", 0) is None
+    assert log.steps(run_id, 9) == (step(9),)
+    assert log.steps(run_id, 10) == log.steps("none") == ()
 
 
 def test_summary_follows_the_stream(log: RunLog) -> None:

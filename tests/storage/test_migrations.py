@@ -85,6 +85,28 @@ def test_runs_of_the_first_schema_learn_their_experiment(tmp_path: Path) -> None
     log.close()
 
 
+@pytest.mark.parametrize(
+    ("metrics", "decode_s"), [("{}", 0.1), ('{"decode_s": 0.25}', 0.25), ("damaged", 0.1)]
+)
+def test_runs_of_the_first_schema_learn_how_long_they_decoded(
+    tmp_path: Path, metrics: str, decode_s: float
+) -> None:
+    """From the rate, where the figures do not have it."""
+    file = str(shutil.copy(ASSETS / "schema-0003.sqlite3", tmp_path))
+    with sqlite3.connect(file) as connection:
+        connection.execute(
+            "update runs set tok_s = 40.0, num_new_tokens = 5, "
+            "status = 'completed', decoding_type = 'NGram'"
+        )
+        connection.execute("update run_details set metrics = ?", [metrics])
+    log = RunLog.open(file)
+    rows = log.find().rows
+    totals = log.decode_totals([row.prompt_id for row in rows], decoding_type="NGram")
+    assert {t.decode_s / t.num_runs for t in totals.values()} == {decode_s}
+    assert sum(t.num_tokens for t in totals.values()) == 4 * len(rows)
+    log.close()
+
+
 def test_what_the_first_schema_holds_comes_back_whole(tmp_path: Path) -> None:
     """Written by the program before its migrations became one."""
     log = RunLog.open(str(shutil.copy(ASSETS / "schema-0003.sqlite3", tmp_path)))
@@ -93,6 +115,7 @@ def test_what_the_first_schema_holds_comes_back_whole(tmp_path: Path) -> None:
     assert named.created_at.tzinfo is not None and named.tok_s and named.verify_s
     (left,) = log.find(RunQuery(labels={"category": "qa"})).rows
     run, (head,) = log.get(left.id), log.benchmarks.list()
+    benchmark = log.benchmarks.get(head.id)
     assert run is not None and run.environment == {"odd": math.inf}
     assert run.messages == ({"role": "user", "content": "héllo \x00"},)
     assert run.output_ids == (5, 6, 9, 6, 9) and run.benchmark_id == head.id

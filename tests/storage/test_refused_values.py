@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from storage import RunLog, RunQuery, StorageError, UnknownRunError
-from tests.storage.conftest import finished_run, new_run, step
+from tests.storage.conftest import finish, finished_run, new_run, step
 
 LONE = "lone \udcff surrogate"
 ODD_TEXTS = ["a\x00b", "lone \\udcff surrogate", "\\u0000 and \\u005c", "\\\\u0041\\", "🙂\\ué"]
@@ -20,15 +20,7 @@ def test_any_text_round_trips(log: RunLog, text: str) -> None:
     run_id = log.begin(new_run(prompt_text=text))
     log.add_prefill(run_id, token_id=5, text=text, num_prompt_tokens=3, ttft_s=0.1)
     log.set_note(run_id, text)
-    log.finish(
-        run_id,
-        status="failed",
-        output_ids=[5],
-        text=text,
-        finish_reason=None,
-        metrics={},
-        error=text,
-    )
+    finish(log, run_id, status="failed", output_ids=[5], text=text, error=text)
     run = log.get(run_id)
     assert run is not None
     assert [run.prompt_text, run.first_text, run.note, run.text, run.error] == [text] * 5
@@ -76,14 +68,7 @@ def test_text_after_a_nul_is_found(log: RunLog) -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_odd_figures_of_a_summary_round_trip(log: RunLog, figure: str, value: float) -> None:
     run_id = log.begin(new_run())
-    log.finish(
-        run_id,
-        status="completed",
-        output_ids=[5],
-        text="",
-        finish_reason=None,
-        metrics={figure: value},
-    )
+    finish(log, run_id, {figure: value}, output_ids=[5])
     (row,) = log.find(RunQuery(sort="mat")).rows
     stored = getattr(row, figure)
     assert isinstance(stored, float)

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from storage import RunLog, RunQuery, StorageError
 from storage.records import OutOfReachError
-from tests.storage.conftest import finished_run, new_run
+from tests.storage.conftest import finish, finished_run, new_run
 
 NUM_THREADS = 8
 
@@ -103,15 +103,7 @@ def test_a_run_whose_end_could_not_be_written_is_interrupted_with_the_next_that_
     lost, other = log.begin(new_run()), log.begin(new_run())
     fail(log, 1, StorageError("the disk is full"))
     with pytest.raises(StorageError, match="full"):
-        log.finish(
-            lost,
-            status="failed",
-            output_ids=[],
-            text="",
-            finish_reason=None,
-            metrics={},
-            error="It broke.",
-        )
+        finish(log, lost, status="failed", error="It broke.")
     fail(log, 1, StorageError("the disk is full"))
     with pytest.raises(StorageError, match="full"):
         log.begin(new_run())

@@ -35,7 +35,7 @@ from playground.experiments.sweep.plan import SweepPlan
 from playground.experiments.sweep.trials import Trial, read_trials
 from storage import RunLog, StorageError
 from storage import owner as processes
-from storage.dialects import engine_options, refuse_once_removed, shown, take_turn
+from storage.dialects import advisory_lock, engine_options, refuse_once_removed, shown
 
 Status = Literal["running", "completed", "stopped", "failed", "interrupted"]
 """`interrupted`: its process died. All but a running or completed one can be gone on with."""
@@ -363,7 +363,7 @@ def _turn(engine: sa.Engine | None) -> Iterator[None]:
             yield
     else:
         with engine.connect() as connection, connection.begin():
-            take_turn(connection, SCHEMA)
+            advisory_lock(connection, SCHEMA)
             yield
 
 

@@ -14,10 +14,10 @@ from engine.tuning.latency import BatchLatency, LatencyCurve
 from playground.experiments.report.explain import balance_of
 from playground.experiments.report.statistics import Pool
 from playground.host.runner import EngineHost
-from playground.trees.batches import left_of, remaining
+from playground.trees.batches import batch_report, batch_speedups
 from playground.trees.measurements import Jobs
 from playground.web import concurrency
-from playground.web.concurrency import shown
+from playground.web.concurrency import batch_report_messages
 from storage import RunLog
 from tests.playground.compare.running import begun, ended
 
@@ -32,12 +32,12 @@ OWN = Pool(1, 21, 20, 10, 40, 10, 0.29, (0.04, 0.22, 0.01, 0.01, 0.0))
 
 def test_every_part_of_a_step_grows_as_measured() -> None:
     chain = MedusaConfig().with_tree(ChoiceTree.chain(4))
-    one, eight = left_of(OWN, PLAIN, chain, BATCHED)
+    one, eight = batch_speedups(OWN, PLAIN, chain, BATCHED)
     balance = balance_of(OWN, PLAIN)
     assert balance is not None and one == pytest.approx(balance.formula)
     # Plain: 20 · 2 + 2 · 8; own: 4 · 2 (a network that runs one row), 22 · 6 (five rows), 2 · 8.
     assert eight == pytest.approx(2 * (40 + 16) / (8 + 132 + 16))
-    _, looked_up = left_of(OWN, PLAIN, NGramConfig(), BATCHED)
+    _, looked_up = batch_speedups(OWN, PLAIN, NGramConfig(), BATCHED)
     assert looked_up == pytest.approx(2 * (40 + 16) / (4 * 8 + 132 + 16))
 
 
@@ -48,11 +48,11 @@ def test_a_comparison_tells_what_is_left_once_its_machine_is_measured(
     comparison = begun(host, ("scripted", {}))
     ended(comparison)
     compare_id = comparison.id
-    assert remaining(log, host.catalog, compare_id) is None
+    assert batch_report(log, host.catalog, compare_id) is None
     said = asyncio.run(_said(host, compare_id))
     assert "timing verify forwards of several texts" in " ".join(said[:-1])
     assert "32 at once" in said[-1] and "×" in said[-1] and "Lock-step batching" in said[-1]
-    found = remaining(log, host.catalog, compare_id)
+    found = batch_report(log, host.catalog, compare_id)
     assert found is not None and found.batches == (1, 2, 4, 8, 16, 32)
     assert all(speed > 0 for row in found.rows for speed in row.by_batch)
     assert asyncio.run(_said(host, compare_id)) == said[-1:]  # nothing is measured twice
@@ -61,8 +61,8 @@ def test_a_comparison_tells_what_is_left_once_its_machine_is_measured(
 def test_no_comparison_is_a_sentence(host: EngineHost) -> None:
     assert "faulty" in asyncio.run(_said(host, "nothing"))[-1]
     with pytest.raises(ConfigError, match="No comparison"):
-        remaining(host.log, host.catalog, "nothing")
+        batch_report(host.log, host.catalog, "nothing")
 
 
 async def _said(host: EngineHost, compare_id: str) -> list[str]:
-    return [html async for html in shown(host, Jobs(host), compare_id, "tab")]
+    return [html async for html in batch_report_messages(host, Jobs(host), compare_id, "tab")]
