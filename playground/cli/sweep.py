@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -136,9 +135,7 @@ def sweep(options: SweepOptions) -> None:
             here, parallel = environment(bench.target), 1
         found = store.create(plan, options.name or None) if begun is None else begun
         found.check_target(here)
-        measure = (
-            partial(measure_on, bench, log, plan) if pool is None else measure_by(workers, plan)
-        )
+        measure = measure_on(bench, log, plan) if pool is None else measure_by(workers, plan)
         console.print(f"sweep {found.name}: {about(found.plan)}")
         with until_interrupt() as stopped, progress_bar(console) as bar:
             ended = run_sweep(

@@ -137,7 +137,9 @@ class Job:
 
     @property
     def message(self) -> str:
-        """What is being done."""
+        """What is being done, or how it ended."""
+        if self.over.is_set():
+            return {"cancelled": "stopped", "failed": "failed"}.get(self.state, "done")
         if self.cancelled():
             return "stopping"
         return self.waiting() if self.progress is None else self.progress.message

@@ -18,6 +18,7 @@ from playground.cli.main import app
 from playground.experiments.compare.report import Comparison
 from playground.experiments.compare.stream import race_clocks
 from playground.experiments.finished import FinishedRequest
+from playground.experiments.report.columns import summary
 from playground.experiments.report.export import Results, requests_csv, speedup_csv
 from playground.experiments.report.report import make_report
 from playground.host.live import LiveRuns
@@ -29,11 +30,12 @@ from playground.runs.details import facts
 from playground.runs.query import TableQuery
 from playground.runs.table import RunTable
 from playground.runs.transfer import Kind, export_runs
-from playground.web.benchmark_tables import summary
 from playground.web.compare_table import results_html
+from playground.web.results import report_html
 from storage import RunDetail, RunLog, StepRow
 from tests.playground.api.test_meters import samples
 from tests.playground.api.test_openai import CHAT
+from tests.playground.bench.requests import plan_of
 from tests.playground.serving import Served, serving_tiny
 from tests.playground.tiny import save_tiny_llama
 
@@ -48,23 +50,7 @@ LABELS = {
     "compare": "c",
     "place": "1",
 }
-PLAN: dict[str, Any] = {
-    "configurations": [
-        {
-            "name": "Plain",
-            "title": "Plain",
-            "lossless": True,
-            "config": {"decoding_type": "Autoregressive"},
-        },
-        {
-            "name": "Scripted",
-            "title": "Scripted",
-            "lossless": True,
-            "config": {"decoding_type": "NGram"},
-        },
-    ],
-    "sampling": {"temperature": 0.0},
-}
+PLAN = plan_of("Plain", "Scripted")
 NAMES = ("mat", "tok_s", "ttft_s", "itl_ms", "draft_acceptance", "num_new_tokens", "num_steps")
 
 
@@ -281,15 +267,14 @@ def test_reports_write_the_figures_as_the_panel_does(one: OneRun) -> None:
     report = make_report(PLAN, [request])
     comparison = Comparison("c", PLAN, finished=[request])
     tables = {
-        "benchmark": summary(report),
-        "compare": results_html(comparison.to_json(one.log, {})),
+        "benchmark": report_html("Summary", summary(report)),
+        "compare": results_html(comparison.results(one.log)),
     }
     for name, html in tables.items():
         for figure in ("tok_s", "mat", "ttft_s", "itl_ms", "time_split"):
             assert f">{texts[figure].partition(';')[0]}<" in html, (name, figure)
     assert f">{texts['draft_acceptance']}<" in tables["benchmark"]
-    benchmark = SimpleNamespace(plan=PLAN)
-    results = Results(benchmark, (request,), report, {})  # type: ignore[arg-type]
+    results = Results(SimpleNamespace(), PLAN, (request,), report, {})  # type: ignore[arg-type]
     (line,) = csv.DictReader(io.StringIO(requests_csv(results)))
     *_, overall = csv.DictReader(io.StringIO(speedup_csv(results)))
     for row in (line, overall):

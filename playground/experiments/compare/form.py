@@ -84,6 +84,7 @@ class CompareForm(Settings):
             items = first_turns(suite, options.num_prompts)
         return ExperimentPlan.parse(
             {
+                "kind": "compare",
                 "target": first.target,
                 "dtype": first.dtype,
                 "configurations": configurations([(r.method.title, r.config) for r in requests]),

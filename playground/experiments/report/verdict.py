@@ -30,6 +30,12 @@ CAUSES: dict[Cause, str] = {
     "fault": "rounding is not the cause: the method is at fault",
     "unknown": "the cause has not been examined",
 }
+SHORT_CAUSES: dict[Cause, tuple[str, str]] = {
+    "near ties": ("near-ties", "warn"),
+    "fault": ("a fault", "bad"),
+    "unknown": ("unexplained", "warn"),
+}
+"""The same in a word or two, and how bad it is."""
 NEAR_TIES: dict[bool | None, str] = {
     None: "the cause has not been examined",
     True: "a near-tie, which rounding alone can flip",

@@ -143,7 +143,7 @@ class Sweeps:
                     self._host,
                     job,
                     plan,
-                    lambda bench: measure_on(bench, self._log, plan, config, run_group, trial),
+                    lambda bench: measure_on(bench, self._log, plan)(config, run_group, trial),
                     check=lambda target: sweep.check_target(environment(target)),
                     patient=True,
                 )()
