@@ -171,7 +171,7 @@ class Experiment(Job):
             return measurement.run(bench)
         finally:
             if self.view is not None:
-                self.view.draw()
+                attempt(self.view.draw, where=f"the report of experiment {self.id}")
 
     def measure_by(self, workers: Workers) -> Summary:
         """The same by the workers of a cluster."""

@@ -52,7 +52,7 @@ def methods_to_try(catalog: Catalog, target: str) -> dict[str, str]:
 
     On a target of random weights, untrained ones are as good as any.
     """
-    found: dict[str, str] = {}
+    methods: dict[str, str] = {}
     is_random = target in catalog.targets and catalog.targets[target].random is not None
     for title, key in catalog.method_choices(target):
         if key.startswith(TYPE_PREFIX) or (catalog.presets[key].untrained and not is_random):
@@ -63,8 +63,8 @@ def methods_to_try(catalog: Catalog, target: str) -> dict[str, str]:
         parts = (config, *config.within().values())
         weights = filter(None, (getattr(one, "speculative_model", None) for one in parts))
         if all(_is_here(catalog.locate(one)) for one in weights):
-            found[title if title not in found else f"{title} ({key})"] = key
-    return found
+            methods[title if title not in methods else f"{title} ({key})"] = key
+    return methods
 
 
 def _is_here(weights: str) -> bool:
@@ -86,25 +86,25 @@ def plan_of(catalog: Catalog, raw: Mapping[str, Any]) -> ExperimentPlan:
     Raises ConfigError: a setting is wrong, or no method fits.
     """
     own = bool(str(raw.get("prompt") or "").strip())
-    asked = read_request(catalog, raw if own else {**raw, "prompt": TYPED})
-    names = methods_to_try(catalog, asked.target.name)
+    request = read_request(catalog, raw if own else {**raw, "prompt": TYPED})
+    names = methods_to_try(catalog, request.target.name)
     if not names:
         raise ConfigError("No method that fits this target is on this machine.")
-    tried = [Configuration(name, name, catalog.method(key).config) for name, key in names.items()]
+    methods = [Configuration(name, name, catalog.method(key).config) for name, key in names.items()]
     plain = Configuration(BASELINE_NAME, BASELINE_NAME, parse_method({"decoding_type": BASELINE}))
-    most = min(MAX_TOKENS, asked.limits.max_new_tokens)
+    most = min(MAX_TOKENS, request.limits.max_new_tokens)
     suite = catalog.suites.get("quick") or next(iter(catalog.suites.values()))
     return ExperimentPlan.parse(
         {
             "kind": "fastest",
             "chooser": Halving(budget_s=BUDGET_S),
-            "target": asked.target,
-            "dtype": asked.dtype,
-            "configurations": [plain, *tried],
-            "items": [typed_item(asked)] if own else first_turns(suite, NUM_PROMPTS),
+            "target": request.target,
+            "dtype": request.dtype,
+            "configurations": [plain, *methods],
+            "items": [typed_item(request)] if own else first_turns(suite, NUM_PROMPTS),
             "repeats": MAX_REPEATS,
-            "sampling": asked.sampling,
-            "limits": asked.limits.replace(max_new_tokens=most),
+            "sampling": request.sampling,
+            "limits": request.limits.replace(max_new_tokens=most),
         }
     )
 
@@ -147,9 +147,9 @@ class Standings:
 
     def __init__(self, search: Experiment) -> None:
         self._plan, self._requests = search.plan, tuple(search.requests)
-        found = [self._contender(search, c.name) for c in search.plan.configurations[1:]]
+        contenders = [self._contender(search, c.name) for c in search.plan.configurations[1:]]
         order = lambda c: (c.state in ("running", "kept"), c.ratio)  # noqa: E731
-        self.contenders: list[Contender] = sorted(found, key=order, reverse=True)
+        self.contenders: list[Contender] = sorted(contenders, key=order, reverse=True)
 
     def _contender(self, search: Experiment, name: str) -> Contender:
         own = [r for r in self._requests if r.configuration == name]
@@ -179,13 +179,13 @@ class Standings:
     @property
     def advice(self) -> str:
         """What to use, why, how sure that is, and on what it was tried."""
-        found = self.contenders
+        contenders = self.contenders
         doubts = "".join(
             f" {NO_NUMBER.format(c.name, DOUBTS[c.speedup.doubt])}"
-            for c in found
+            for c in contenders
             if c.speedup and c.speedup.doubt
         )
-        first = next((c for c in found if c.ratio), None)
+        first = next((c for c in contenders if c.ratio), None)
         if first is None or first.speedup is None:
             return f"Nothing was measured.{doubts}"
         tokens = self._plan.limits.max_new_tokens
@@ -193,7 +193,7 @@ class Standings:
         on = "your prompt" if own else f"{len(self._plan.items)} shipped prompts"
         rounds = first.speedup.num_repeats
         tried = f"Tried on {on}, {tokens} tokens each, {rounds} time{'s' * (rounds != 1)}."
-        if waiting := [c.name for c in found if c.state == "waiting"]:
+        if waiting := [c.name for c in contenders if c.state == "waiting"]:
             tried += f" Time ran out before {', '.join(waiting)}."
         tried += doubts
         if first.speedup.low is None:
@@ -209,7 +209,7 @@ class Standings:
         why = explain(self._pairs(first.name))
         because = f" {why.because}" if why else ""
         gain = "" if first.speedup.faster else ", which includes no gain"
-        among = extent(first.speedup, sum(c.speedup is not None for c in found))
+        among = extent(first.speedup, sum(c.speedup is not None for c in contenders))
         reached = f"{first.speedup.text} plain decoding ({among}){gain}"
         return f"{first.name}: {reached}.{because} {tried}"
 

@@ -258,7 +258,7 @@ def submit(
         CancelledError: the job was stopped while it waited.
         ClosingError: nothing is taken on any more.
     """
-    found: list[Result] = []
+    results: list[Result] = []
     faults: list[PlaygroundError | StorageError] = []
 
     def work(run: LiveRun) -> None:
@@ -273,7 +273,7 @@ def submit(
             except ConfigError as error:  # whatever is measured on it, it is not the right target
                 raise TargetError(str(error)) from error
             run.state = "running"
-            found.append(measure(host.bench()))
+            results.append(measure(host.bench()))
         except (PlaygroundError, StorageError) as error:
             faults.append(error)
         run.end("failed" if faults else "completed")
@@ -288,9 +288,9 @@ def submit(
             raise faults[0]
         if run.state == "failed":
             raise BrokenOffError(run.error or "The engine could not run it.")
-        if not found:
+        if not results:
             raise CancelledError
-        return found[0]
+        return results[0]
 
     while True:
         try:

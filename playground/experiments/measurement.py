@@ -152,8 +152,8 @@ class Measurement:
         self.plan.runnable  # noqa: B018
         self._chosen.begin()
         mine = {request.key for requests in self.plan.rounds() for request in requests}
-        found = self.log.wait_for(lambda: finished_requests(self.log, self.benchmark_id))
-        self._done = {request.key: request for request in found if request.key in mine}
+        requests = self.log.wait_for(lambda: finished_requests(self.log, self.benchmark_id))
+        self._done = {request.key: request for request in requests if request.key in mine}
         for request in self._done.values():
             self._chosen.add(request, self.faults)
         whole = self._rounds()

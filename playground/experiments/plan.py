@@ -158,10 +158,10 @@ class Request:
 
 def extent(prompts: int, turns: int, configurations: int, repeats: int) -> str:
     """How the number of requests comes about, in words: a prompt of two turns is asked twice."""
-    asked = plural(prompts, "prompt")
+    texts = plural(prompts, "prompt")
     if turns > prompts:
-        asked = f"{turns} turns of {asked}"
-    factors = (asked, plural(configurations, "configuration"), plural(repeats, "repeat"))
+        texts = f"{turns} turns of {texts}"
+    factors = (texts, plural(configurations, "configuration"), plural(repeats, "repeat"))
     return f"{' × '.join(factors)} = {plural(turns * configurations * repeats, 'request')}"
 
 
@@ -170,7 +170,7 @@ class Workload(Settings):
 
     Attributes:
         target: with `dtype`, what answers; its weights may be fetched again on a resume.
-        sampling: greedy unless told otherwise; repeat r samples with `seed + r`.
+        sampling: greedy by default; repeat r samples with `seed + r`.
     """
 
     model_config = ConfigDict(strict=False, extra="ignore")

@@ -45,7 +45,7 @@ def worker_capacity(pool: Pool) -> tuple[float, int, int]:
     """GPUs and cores of a worker, and how many workers there is room for.
 
     Raises:
-        ConfigError: the cluster has no room for what is asked.
+        ConfigError: the cluster has too few free resources for these workers.
     """
     import ray
 

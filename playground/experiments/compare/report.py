@@ -141,13 +141,13 @@ class Comparison:
         Of an even number it is the faster of the two in the middle; one that finished nothing
         shows the last that it began.
         """
-        found: list[str] = []
+        run_ids: list[str] = []
         for name in self.names:
             finished = (r for r in self.finished if (r.prompt, r.configuration) == (prompt, name))
             timed = sorted(finished, key=lambda request: request.decode_s)
             begun = [run for (p, _, n), run in self.runs.items() if (p, n) == (prompt, name)]
-            found += [timed[(len(timed) - 1) // 2].run_id] if timed else begun[-1:]
-        return found
+            run_ids += [timed[(len(timed) - 1) // 2].run_id] if timed else begun[-1:]
+        return run_ids
 
     def shown_prompt(self) -> str | None:
         """The last prompt that as many configurations finished as any other."""
@@ -328,8 +328,9 @@ def _by_prompt(pairs: Sequence[Pair]) -> list[tuple[str, float]]:
     of_prompt: dict[str, list[Pair]] = {}
     for pair in pairs:
         of_prompt.setdefault(pair[0].prompt, []).append(pair)
-    found = {prompt: speedup_of(its) for prompt, its in of_prompt.items()}
-    return [(prompt, one.ratio) for prompt, one in found.items() if one and one.ratio is not None]
+    speedups = {prompt: speedup_of(its) for prompt, its in of_prompt.items()}
+    ratios = ((prompt, one and one.ratio) for prompt, one in speedups.items())
+    return [(prompt, ratio) for prompt, ratio in ratios if ratio is not None]
 
 
 # ---- the verdict in a sentence

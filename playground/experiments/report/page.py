@@ -137,19 +137,19 @@ def _machine(plan: ExperimentPlan, environment: Mapping[str, Any]) -> dict[str, 
 
 def _bars(report: Report) -> tuple[list[Bar], float]:
     """Every speedup as a bar with its interval, and where 1× lies."""
-    found = [
+    measured = [
         (section, fast, fast.ratio)
         for section in report.configurations
         if (fast := section.overall.speedup) is not None and fast.ratio is not None
     ]
-    longest = max((ratio for *_, ratio in found), default=1.0)
+    longest = max((ratio for *_, ratio in measured), default=1.0)
     unit = (WIDTH - LEFT - 90) / max(1.0, 1.5 * longest)
 
     def at(value: float | None) -> float | None:
         return None if value is None else LEFT + unit * min(value, 1.5 * longest)
 
     bars = []
-    for n, (section, fast, ratio) in enumerate(found):
+    for n, (section, fast, ratio) in enumerate(measured):
         low, high = (None, None) if section.reference else (at(fast.low), at(fast.high))
         colour = GREY if section.reference else HUES[(n - 1) % len(HUES)]
         y = n * (BAR + GAP) + 4
@@ -168,9 +168,9 @@ def _answers(
     """The first prompts with plain decoding's answers, and the answers that differ from them."""
     plain = report.configurations[0].name
     first = {(r.prompt, r.turn, r.configuration): r for r in requests if r.repeat == 0}
-    found = []
+    answers = []
     for item in items[:MAX_ANSWERS]:
-        for turn, asked in enumerate(item.turns):
+        for turn, prompt in enumerate(item.turns):
             base = first.get((item.id, turn, plain))
             if base is None:
                 continue
@@ -181,8 +181,8 @@ def _answers(
                 and other.output_ids != base.output_ids
             }
             text = base.text[:MAX_CHARS]
-            found.append({"prompt": asked[:MAX_CHARS], "text": text, "others": others})
-    return found
+            answers.append({"prompt": prompt[:MAX_CHARS], "text": text, "others": others})
+    return answers
 
 
 PAGE = _PAGES.from_string("""

@@ -147,11 +147,11 @@ class Speedup:
 def speedup_of(pairs: Sequence[Pair]) -> Speedup | None:
     """`ratio_of` over plain decoding: without a number where its timing is in doubt."""
     both = _decoded(pairs)
-    if (found := ratio_of(both)) is None:
+    if (ratio := ratio_of(both)) is None:
         return None
     own, plain = (Totals.of(side).wall_step_s for side in zip(*both, strict=True))
     doubt = baseline.doubt_of(baseline.Evidence(own, plain))
-    return replace(found, ratio=None, low=None, high=None, doubt=doubt) if doubt else found
+    return replace(ratio, ratio=None, low=None, high=None, doubt=doubt) if doubt else ratio
 
 
 def ratio_of(pairs: Sequence[Pair], num_comparisons: int = 1) -> Speedup | None:
@@ -294,10 +294,10 @@ def in_units(
     pairs: Sequence[Pair], unit: Callable[[FinishedRequest], Hashable]
 ) -> list[list[Pair]]:
     """Pairs by what `unit` says of them, in the order of their first."""
-    found: dict[Hashable, list[Pair]] = {}
+    units: dict[Hashable, list[Pair]] = {}
     for pair in pairs:
-        found.setdefault(unit(pair[0]), []).append(pair)
-    return list(found.values())
+        units.setdefault(unit(pair[0]), []).append(pair)
+    return list(units.values())
 
 
 @lru_cache

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import signal
 import subprocess
@@ -14,7 +13,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import gradio as gr
 import pytest
 import sqlalchemy as sa
 
@@ -26,7 +24,6 @@ from playground.experiments.plan import ExperimentPlan
 from playground.experiments.report.export import json_text
 from playground.experiments.service import Experiments, ExperimentState
 from playground.host.runner import EngineHost, QueueFullError
-from playground.web.benchmark import BenchmarkPage
 from storage import RunLog, StorageError
 from storage.records import OutOfReachError
 from tests.playground.asks import busy
@@ -96,62 +93,6 @@ def test_a_benchmark_runs_and_its_report_is_read_once(service: Experiments) -> N
     assert again.results is shown.results and again.version == shown.version
     assert [one.id for one in service.newest()] == [benchmark_id]
     assert len(service.file(benchmark_id, "requests.csv").splitlines()) == 5
-
-
-def queries_of(log: RunLog, work: Callable[[], object]) -> list[str]:
-    """The statements that the log is asked with meanwhile."""
-    statements: list[str] = []
-
-    def note(connection: Any, cursor: Any, statement: str, *more: Any) -> None:
-        statements.append(statement)
-
-    sa.event.listen(log._database.engine, "before_cursor_execute", note)
-    try:
-        work()
-    finally:
-        sa.event.remove(log._database.engine, "before_cursor_execute", note)
-    return statements
-
-
-def test_a_report_takes_as_many_queries_however_many_requests_it_has(
-    service: Experiments, host: EngineHost, log: RunLog
-) -> None:
-    few = begin(service, asked())
-    finished(service, few)
-    many = begin(service, asked(extent={"repeats": "4"}))
-    finished(service, many)
-    opened = [queries_of(log, lambda key=key: Experiments(host).look(key)) for key in (few, many)]  # type: ignore[misc]
-    assert len(opened[0]) == len(opened[1])
-
-
-def test_tabs_that_poll_read_a_plan_once(
-    service: Experiments, host: EngineHost, log: RunLog
-) -> None:
-    key = begin(service, asked())
-    finished(service, key)
-    fresh = Experiments(host)
-    faults: list[BaseException] = []
-    statements = queries_of(
-        log, lambda: faults.extend(at_once(lambda: [fresh.look(key) for _ in range(5)]))
-    )
-    assert faults == []
-    assert sum('"plan"' in statement for statement in statements) == 1
-    assert not any('"plan"' in one for one in queries_of(log, fresh.newest))
-
-
-def test_a_page_that_polls_lists_no_experiments(
-    service: Experiments, host: EngineHost, log: RunLog
-) -> None:
-    async def drawn() -> BenchmarkPage:  # Gradio leaves event loops unclosed unless one is running
-        with gr.Blocks(analytics_enabled=False), gr.Tab("Benchmark") as tab:
-            return BenchmarkPage(host, service, tab)
-
-    page, key = asyncio.run(drawn()), begin(service, asked())
-    finished(service, key)
-    shown = ("speedup", "speedup", "scripted")
-    seen = page.look(key, *shown, None)[page.shown.index(page.seen)]
-    statements = queries_of(log, lambda: page.look(key, *shown, seen))
-    assert statements and not any("ORDER BY benchmarks.created_at" in one for one in statements)
 
 
 def on_the_engine(log: RunLog, event: str, refuse: Callable[..., None]) -> None:
@@ -292,32 +233,30 @@ def test_what_breaks_is_said_and_kept(service: Experiments) -> None:
     assert shown.row.status == "failed" and "Something broke" in shown.row.summary["error"]
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"target": "x"}, "target must be one of"),
-        ({"dtype": "int8"}, "dtype must be one of"),
-        ({"suites": []}, "No suite is selected"),
-        ({"suites": ["x"]}, "suites must be one of"),
-        ({"suites": "starter"}, "suites must be a valid list"),
-        ({"categories": ["maths"]}, "categories must be one of"),
-        ({"configurations": []}, "1 to 12 configurations"),
-        ({"configurations": [{"method": "x", "name": "y"}]}, "method must be one of"),
-        ({"configurations": [{"method": "scripted", "name": " "}]}, "name must have 1 to 60"),
-        ({"configurations": [{"method": "scripted", "name": "a\nb"}]}, "printable"),
-        ({"configurations": [5]}, "must be a valid dictionary"),
-        ({"extent": {"repeats": "0"}}, "repeats must be"),
-        ({"extent": {"colour": "0"}}, "colour is not a setting"),
-        ({"limits": {"max_new_tokens": "many"}}, "max_new_tokens must be"),
-        ({"limits": 3}, "limits must be a valid dictionary"),
-        ({"sampling": {"temperature": "-1"}}, "temperature must be"),
-    ],
-)
-def test_a_wrong_form_is_one_sentence(
-    service: Experiments, changes: dict[str, Any], words: str
-) -> None:
-    with pytest.raises(ConfigError, match=words):
-        begin(service, asked(**changes))
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"target": "x"}, "target must be one of"),
+    ({"dtype": "int8"}, "dtype must be one of"),
+    ({"suites": []}, "No suite is selected"),
+    ({"suites": ["x"]}, "suites must be one of"),
+    ({"suites": "starter"}, "suites must be a valid list"),
+    ({"categories": ["maths"]}, "categories must be one of"),
+    ({"configurations": []}, "1 to 12 configurations"),
+    ({"configurations": [{"method": "x", "name": "y"}]}, "method must be one of"),
+    ({"configurations": [{"method": "scripted", "name": " "}]}, "name must have 1 to 60"),
+    ({"configurations": [{"method": "scripted", "name": "a\nb"}]}, "printable"),
+    ({"configurations": [5]}, "must be a valid dictionary"),
+    ({"extent": {"repeats": "0"}}, "repeats must be"),
+    ({"extent": {"colour": "0"}}, "colour is not a setting"),
+    ({"limits": {"max_new_tokens": "many"}}, "max_new_tokens must be"),
+    ({"limits": 3}, "limits must be a valid dictionary"),
+    ({"sampling": {"temperature": "-1"}}, "temperature must be"),
+]
+
+
+def test_a_wrong_form_is_one_sentence(service: Experiments) -> None:
+    for changes, words in WRONG:
+        with pytest.raises(ConfigError, match=words):
+            begin(service, asked(**changes))
     assert service.newest() == ()
 
 

@@ -23,8 +23,8 @@ from storage.records import OutOfReachError
 from storage.schema import benchmarks
 from tests.playground.asks import finished, start
 from tests.playground.bench.requests import measured, plan_of
-from tests.playground.bench.test_service import on_the_engine, queries_of
-from tests.playground.compare.running import begun, ended, row
+from tests.playground.bench.test_service import on_the_engine
+from tests.playground.compare.running import begun, ended, experiments_of, row
 from tests.playground.tiny import ScriptedConfig
 
 
@@ -165,6 +165,15 @@ def test_the_log_alone_tells_the_same(pair: Experiment, host: EngineHost, log: R
     assert json.loads(again) == ended(pair)
 
 
+def test_a_comparison_is_an_experiment_with_a_row_and_a_report(
+    pair: Experiment, host: EngineHost
+) -> None:
+    state = experiments_of(host).look(pair.id)
+    assert state.row.status == "completed" and state.row.name.startswith("Comparison · Say hello")
+    assert state.results.plan == pair.plan and state.results.report.num_done == 12
+    assert state.results.report.headline == ended(pair)["headline"]
+
+
 def test_a_comparison_that_stored_no_plan_is_read_from_its_runs(
     pair: Experiment, host: EngineHost, log: RunLog
 ) -> None:
@@ -296,16 +305,19 @@ def test_drafters_of_a_comparison_have_learned_from_nothing(
     assert len(made) == 3
 
 
-def test_a_comparison_that_is_refused_cancels_nothing(host: EngineHost) -> None:
+def test_a_comparison_that_is_refused_cancels_nothing_and_leaves_no_row(
+    host: EngineHost, log: RunLog
+) -> None:
     running = begun(host, ("scripted", {"delay_ms": "50"}), owner="refused")
     while running.progress is None:
         time.sleep(0.01)
     waiting = [
         host.submit(lambda run: run.end("completed"), owner=str(n)) for n in range(MAX_WAITING)
     ]
+    rows = log.benchmarks.list()
     with pytest.raises(QueueFullError):
         begun(host, ("scripted", {}), owner="refused")
-    assert not running.cancelled()
+    assert not running.cancelled() and log.benchmarks.list() == rows
     for run in waiting:
         run.cancel()
     running.cancel()
@@ -331,12 +343,3 @@ def test_a_comparison_waits_for_a_log_that_cannot_be_read_for_a_while(
     report = ended(comparison)
     assert comparison.state == "completed", comparison.error
     assert len(report["runs"]) == 2 * 2 * 2 and num_read > 8
-
-
-def test_a_comparison_is_opened_with_as_many_queries_however_many_runs_it_has(
-    pair: Experiment, host: EngineHost, log: RunLog
-) -> None:
-    few = begun(host, ("scripted", {}), owner="few")
-    ended(few)
-    asked = [queries_of(log, lambda one=one: stored_runs(log, one.id)) for one in (few, pair)]  # type: ignore[misc]
-    assert len(asked[0]) == len(asked[1])
