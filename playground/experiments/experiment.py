@@ -113,7 +113,8 @@ class Experiment(Job):
         requests: finished ones, those of an earlier process too.
         faults: configurations that could not go on, and why.
         chooser: says which configurations go on.
-        results: the report so far, and its version; drawn every few seconds.
+        draws_report: whether to draw the report every few seconds, for pages that look.
+        results: the report that was drawn last, and its version.
         view: follows its rounds, where people watch.
     """
 
@@ -130,6 +131,7 @@ class Experiment(Job):
         self.chooser = chooser_of(plan)
         self.requests = [] if benchmark_id is None else finished_requests(log, benchmark_id)
         self.faults: Mapping[str, str] = {}
+        self.draws_report = False
         self.results: tuple[Version, Results] | None = None
         self.view: View | None = None
         self._watcher: Callable[[Progress], None] = lambda progress: None
@@ -180,7 +182,7 @@ class Experiment(Job):
     def conduct(self, measure: Callable[[], Summary]) -> Summary:
         """Measure it, and write down how it ended.
 
-        Raises ConfigError: none of its prompts could be answered by a comparison or search.
+        Raises ConfigError: a comparison or search could answer none of its prompts.
         """
         status: Literal["completed", "cancelled", "failed"] = "failed"
         ended: dict[str, Any] = {"skipped": [], "num_failed": 0}
@@ -220,7 +222,8 @@ class Experiment(Job):
             return
         with self._lock:  # workers report side by side
             self.requests.append(progress.last)
-            if time.monotonic() - self._draw_s >= REPORT_EVERY_S or len(self.requests) == 1:
+            is_due = time.monotonic() - self._draw_s >= REPORT_EVERY_S or len(self.requests) == 1
+            if self.draws_report and is_due:
                 attempt(self._draw, where=f"the report of experiment {self.id}")
                 self._draw_s = time.monotonic()
 

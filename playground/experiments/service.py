@@ -114,6 +114,7 @@ class Experiments:
     ) -> None:
         """Queue it, then `write` that it runs."""
         plan = experiment.plan
+        experiment.draws_report = plan.kind == "benchmark"
         if plan.kind == "compare":
             experiment.view = LiveComparison(self._host, experiment)
 
@@ -165,7 +166,7 @@ class Experiments:
         job, head = self.job(benchmark_id), self._log.benchmarks.head(benchmark_id)
         if head is None:
             raise unknown_experiment(benchmark_id)
-        version, results = (job and job.results) or self._report(head, running=job is not None)
+        version, results = (job and job.results) or self._report(head)
         now = {field.name: getattr(head, field.name) for field in fields(BenchmarkHead)}
         return ExperimentState(replace(results.benchmark, **now), job, version, results)
 
@@ -174,8 +175,8 @@ class Experiments:
         text_of = FILES[one_of("name", name, FILES)]
         return text_of(read_results(self._log, benchmark_id, types=self.catalog.types))
 
-    def _report(self, head: BenchmarkHead, *, running: bool) -> Report:
-        """The report; of an experiment that runs here, the last that was made."""
+    def _report(self, head: BenchmarkHead) -> Report:
+        """The report, made again where more is finished."""
         completed = RunQuery(benchmark_id=head.id, status="completed")
         version = f"{head.status} {self._log.count(completed)}"
 
@@ -184,9 +185,7 @@ class Experiments:
             requests = finished_requests(self._log, head.id, known)
             return version, read_results(self._log, head.id, requests, self.catalog.types)
 
-        return self._reports.read(
-            head.id, read, stale=lambda last: not running and last[0] != version
-        )
+        return self._reports.read(head.id, read, stale=lambda last: last[0] != version)
 
 
 def _bytes_of(report: Report) -> int:

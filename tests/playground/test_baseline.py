@@ -47,10 +47,10 @@ def timed_pairs(draw: st.DrawFn) -> list[Pair]:
             num_steps=steps,
             num_accepted=accepted,
             decode_s=draw(seconds),
-            split_s=(draw(seconds), draw(seconds), 0.0, 0.0),
+            split_s=(draw(seconds), draw(seconds), 0.0, 0.0, 0.0),
             **at,
         )
-        split_s = (0.0, draw(seconds), 0.0, 0.0)
+        split_s = (0.0, draw(seconds), 0.0, 0.0, 0.0)
         plain = measured(num_steps=tokens, decode_s=draw(seconds), split_s=split_s, **at)
         pairs.append((own, plain))
     return pairs

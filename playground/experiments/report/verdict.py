@@ -175,8 +175,8 @@ def headline(
         return Headline(" ".join(doubts))
     best, fast, ratio = max(reliable, key=lambda one: one[2])
     if preliminary:
-        leads = f"{best.name} leads at" if ratio > 1 else f"plain decoding leads; {best.name}:"
-        return Headline(f"Preliminary, {preliminary}: {leads} {fast.text}.")
+        leads = f"{best.name} leads at" if ratio > 1 else f"plain decoding leads; {best.name} is at"
+        return Headline(f"Preliminary ({preliminary}): {leads} {fast.text}.")
     ranked = _ranked(plain, [one for one, _ in measured], best, fast, over)
     return Headline(" ".join((ranked.text, *doubts)), ranked.fastest)
 

@@ -97,7 +97,7 @@ def test_a_comparison_with_requests_missing_stays_preliminary(
     finally:
         log.restore(last)
     assert comparison.num_planned == 12 and report["fastest"] is None
-    assert report["headline"].startswith("Preliminary, 11 of 12 requests:")
+    assert report["headline"].startswith("Preliminary (11 of 12 requests):")
 
 
 def test_of_three_repeats_the_one_in_the_middle_is_raced() -> None:
