@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import asdict
 from typing import Any, Literal, Protocol
@@ -20,17 +20,13 @@ from playground.experiments.chooser import chooser_of
 from playground.experiments.cluster import Workers
 from playground.experiments.finished import FinishedRequest, finished_requests
 from playground.experiments.job import Job, Progress, State
-from playground.experiments.measurement import (
-    Announce,
-    Measurement,
-    Summary,
-    check_same_target,
-)
-from playground.experiments.plan import ExperimentPlan, Types
+from playground.experiments.measurement import Measurement, Prompt, Summary, check_same_target
+from playground.experiments.plan import ExperimentPlan, Request, Types
 from playground.experiments.report.audits import audits_of
 from playground.experiments.report.export import Results
 from playground.experiments.report.report import make_report
 from playground.experiments.shards import measure_shards
+from playground.host.live import LiveRun
 from storage import Benchmark, RunLog, RunQuery, StorageError, new_id
 
 REPORT_EVERY_S = 3.0
@@ -100,7 +96,10 @@ def default_name(plan: ExperimentPlan) -> str:
 class View(Protocol):
     """A page that follows an experiment round by round."""
 
-    announce: Announce
+    def announce(
+        self, number: int, requests: Sequence[Request], prompt: Prompt
+    ) -> Mapping[str, LiveRun]:
+        """The runs to stream of a round that begins, by configuration."""
 
     def draw(self) -> None:
         """Bring what is shown up to date."""

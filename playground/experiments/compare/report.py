@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from engine.config import Sampling
 from engine.errors import ConfigError
@@ -73,7 +73,7 @@ class Comparison:
     @classmethod
     def read(
         cls, log: RunLog, compare_id: str, types: Types, *, last: Comparison | None = None
-    ) -> Self:
+    ) -> Comparison:
         """One from its runs in the log.
 
         Args:
@@ -86,9 +86,7 @@ class Comparison:
         plan = (
             plan_of_runs(details, types) if row is None else ExperimentPlan.stored(row.plan, types)
         )
-        comparison = cls(compare_id, plan)
-        if last is not None:
-            comparison = replace(last, plan=plan)
+        comparison = cls(compare_id, plan) if last is None else replace(last, plan=plan)
         if row is not None:
             skipped = row.summary.get("skipped", [])
             comparison.skipped = {skip["prompt"]: skip["reason"] for skip in skipped}
@@ -329,7 +327,7 @@ def _by_prompt(pairs: Sequence[Pair]) -> list[tuple[str, float]]:
     for pair in pairs:
         of_prompt.setdefault(pair[0].prompt, []).append(pair)
     speedups = {prompt: speedup_of(its) for prompt, its in of_prompt.items()}
-    ratios = ((prompt, one and one.ratio) for prompt, one in speedups.items())
+    ratios = ((prompt, one.ratio if one else None) for prompt, one in speedups.items())
     return [(prompt, ratio) for prompt, ratio in ratios if ratio is not None]
 
 
