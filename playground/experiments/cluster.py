@@ -2,40 +2,42 @@
 
     driver ── do(task) ──► a free worker: a process of its own, its target, its link to the log
        ▲                      │ the loop that measures without Ray, too; its runs go to the log
-       └── its messages ◄─────┘
+       └── what it tells ◄────┘
 
-A task is any function of a `TaskContext`. Ray sends it to a worker and reports a worker that dies;
-the task is then done again by another, from what the log already has.
+A task is any function of a `TaskContext`. Ray sends it to a worker, schedules it, and reports a
+worker that dies; the caller repeats what was lost, starting from what the log already has.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any
 
 from engine.errors import ConfigError, PlaygroundError, first_line
 from playground.experiments.job import Job, Progress
 from playground.experiments.measurement import check_same_target
 from playground.experiments.plan import Workload
-from playground.experiments.pool import Pool, connected, worker_capacity
-from playground.experiments.worker import About, Task, TaskContext, Worker, WorkerConfig, program
+from playground.experiments.pool import Pool, are_free, connected, room_of
+from playground.experiments.worker import About, Task, Worker, WorkerConfig, program
 from playground.host.runner import EngineHost
 
-__all__ = ["NoWorkerError", "TaskContext", "WorkerLostError", "Workers", "workers", "workers_of"]
 LOG = logging.getLogger(__name__)
-POLL_S = 0.3
-START_S = 300.0
-"""Longest wait for a worker's process: others may hold its cores, and a busy machine imports for
-minutes."""
-MAX_LOST = 5
-"""Workers that one task may lose."""
+LOOK_S = 0.3
+"""So often the driver asks a worker how far it is."""
+QUEUE_S = 120.0
+"""Longest wait for cores that others hold."""
+START_S = 900.0
+"""Longest wait for a process that has its cores: a busy machine imports for minutes."""
+MAX_LOST = 3
+"""Workers that a task may lose in a row without getting any further."""
 WORK = "work"
 """The actor's one thread that computes; others answer for it meanwhile."""
 
@@ -48,7 +50,8 @@ class NoWorkerError(PlaygroundError):
     """All workers died, and none could take their place; what was to be done can be resumed."""
 
 
-class _Handle(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Handle:
     """A worker from the driver's side."""
 
     actor: Any
@@ -80,14 +83,15 @@ class Workers:
             ConfigError: no worker can be used.
             CancelledError: it was given up.
         """
-        self._config, self._one_device, self._cancelled = config, one_device, cancelled
-        self._gpus, self._cpus, size = worker_capacity(pool)
-        self._lock, self._closing = threading.Lock(), threading.Event()
+        self._config, self._one_device = config, one_device
+        self._cancelled, self._closing = cancelled, threading.Event()
+        self._gpus, self._cpus, size = room_of(pool)
+        self._lock = threading.Lock()
         self._free: SimpleQueue[_Handle | None] = SimpleQueue()
         self._handles: list[_Handle] = []
-        self._num_starting = 0
-        self._busy: dict[str, str] = {}
+        self._busy: dict[str, object] = {}
         self.refused: list[str] = []
+        self._patience_s = START_S if are_free(size * self._cpus, size * self._gpus) else QUEUE_S
         try:
             with ThreadPoolExecutor(size) as threads:
                 try:
@@ -115,8 +119,11 @@ class Workers:
     def rows(self) -> list[tuple[str, str, str]]:
         """Every worker: name, device, what it does."""
         with self._lock:
-            abouts = [handle.about for handle in self._handles]
-        return [(one.name, one.device, self._busy.get(one.name, "idle")) for one in abouts]
+            handles = list(self._handles)
+        return [
+            (one.about.name, one.about.device, str(self._busy.get(one.about.name, "idle")))
+            for one in handles
+        ]
 
     def do(
         self,
@@ -127,74 +134,87 @@ class Workers:
         cancelled: Callable[[], bool] = lambda: False,
         title: str = "working",
     ) -> Any:
-        """Have a free worker do this; returns the task's result.
+        """Have a free worker do this; returns what came of it.
 
         Args:
-            taken: called with the worker that does it.
+            taken: told which worker does it.
             title: what the worker is said to do.
 
         Raises:
-            WorkerLostError: it died; another worker is started in its place.
+            WorkerLostError: it died; another worker has taken its place.
             NoWorkerError: none is left.
             PlaygroundError, StorageError: as the task raised it.
         """
-        handle = self._free.get()
-        if handle is None:
+        worker = self._free.get()
+        if worker is None:
             self._free.put(None)
             raise NoWorkerError(f"No worker is left. {' '.join(self.refused)}")
-        self._busy[name := handle.about.name] = title
+        self._busy[name := worker.about.name] = title
 
-        def forward(message: Any) -> None:
+        def heard(message: Any) -> None:
             if isinstance(message, Progress):
                 self._busy[name] = f"{title}: {message.num_done} of {message.num_planned}"
             tell(message)
 
         try:
-            taken(handle.about)
-            result = self._follow(handle, task, forward, cancelled)
+            taken(worker.about)
+            return self._followed(worker, task, heard, cancelled)
         except WorkerLostError as error:
             LOG.warning("%s", error)
-            self._replace(handle)
+            with self._lock:
+                self._handles.remove(worker)
+                if self._handles:  # they go on; it may be the node that is gone
+                    self._patience_s = QUEUE_S
+            worker = None
+            self._start()
             raise
-        except BaseException:
-            self._free.put(handle)
-            raise
-        else:
-            self._free.put(handle)
-            return result
         finally:
-            self._busy.pop(name, None)
+            if worker is not None:
+                self._busy.pop(worker.about.name, None)
+                self._free.put(worker)
+            elif not self._handles:
+                self._free.put(None)
 
     def do_all(
         self,
         tasks: Mapping[str, Task],
         *,
-        tell: Callable[[str, Any], object],
+        tell: Callable[[str, Any], bool],
         cancelled: Callable[[], bool] = lambda: False,
     ) -> dict[str, Any]:
-        """Do every task by whoever is free, again where a worker was lost; results by name."""
+        """Do every task by whoever is free, again where a worker was lost; results by name.
+
+        Args:
+            tell: whether what it is told shows that the task gets on.
+        """
         failed = threading.Event()
 
-        def do(name: str) -> Any:
-            for num_lost in range(1, MAX_LOST + 1):
+        def one(name: str) -> Any:
+            num_lost = 0
+
+            def heard(message: Any) -> None:
+                nonlocal num_lost
+                if tell(name, message):
+                    num_lost = 0
+
+            while True:
                 try:
-                    return self.do(
-                        tasks[name],
-                        tell=lambda message: tell(name, message),
-                        cancelled=lambda: cancelled() or failed.is_set(),
-                        title=name,
-                    )
+                    over = lambda: cancelled() or failed.is_set()  # noqa: E731
+                    return self.do(tasks[name], tell=heard, cancelled=over, title=name)
                 except WorkerLostError:
-                    if num_lost == MAX_LOST:
-                        failed.set()
+                    num_lost += 1
+                    if num_lost >= MAX_LOST:
                         raise
-                except BaseException:
-                    failed.set()
-                    raise
-            raise AssertionError("unreachable")
+
+        def guarded(name: str) -> Any:
+            try:
+                return one(name)
+            except BaseException:
+                failed.set()
+                raise
 
         with ThreadPoolExecutor(len(tasks)) as threads:
-            return dict(zip(tasks, threads.map(do, tasks), strict=True))
+            return dict(zip(tasks, threads.map(guarded, tasks), strict=True))
 
     def close(self) -> None:
         """Stop all workers."""
@@ -203,51 +223,37 @@ class Workers:
         self._closing.set()
         with self._lock:
             handles, self._handles = self._handles, []
-        for handle in handles:
+        for worker in handles:
             with suppress(Exception):  # whatever it is, the worker is gone
-                ray.kill(handle.actor)
+                ray.kill(worker.actor)
 
     # ---- one worker
-
-    def _replace(self, lost: _Handle) -> None:
-        """Start another worker beside those that go on."""
-        with self._lock:
-            self._handles.remove(lost)
-            self._num_starting += 1
-
-        def start() -> None:
-            self._start()
-            with self._lock:
-                self._num_starting -= 1
-                if not self._handles and not self._num_starting:
-                    self._free.put(None)
-
-        threading.Thread(target=start, name="worker start", daemon=True).start()
 
     def _start(self) -> None:
         """Start a worker; if it cannot be used, say why."""
         import ray
 
+        threads = {"OMP_NUM_THREADS": str(self._cpus)}
         actor_class = ray.remote(
             num_cpus=self._cpus,
             num_gpus=self._gpus,
             concurrency_groups={WORK: 1},
-            runtime_env={"env_vars": {"OMP_NUM_THREADS": str(self._cpus)}},
+            runtime_env={"env_vars": threads},
         )
-        actor, who = actor_class(Worker).remote(), "A worker"
+        actor = actor_class(Worker).remote()
+        who = "A worker"
         try:
-            about: About = self._await(actor.about.remote(), START_S)
+            about: About = self._awaited(actor.about.remote(), self._patience_s)
             who = f"Worker {about.name}"
             self._check(about)
             ready = actor.prepare.options(concurrency_group=WORK)
-            about = replace(
-                about, environment=self._await(ready.remote(self._config, gpu=self._gpus > 0))
-            )
+            found = self._awaited(ready.remote(self._config, gpu=self._gpus > 0))
+            about = About(about.name, about.node, about.program, found)
             with self._lock:
                 if self._handles:
                     self._check_like(about, self._handles[0].about)
-                self._handles.append(handle := _Handle(actor, about))
-            self._free.put(handle)
+                self._handles.append(worker := _Handle(actor, about))
+            self._free.put(worker)
         except CancelledError:
             ray.kill(actor)
         except (ray.exceptions.RayError, PlaygroundError) as error:
@@ -255,19 +261,17 @@ class Workers:
             LOG.warning("%s", self.refused[-1])
             ray.kill(actor)
 
-    def _await(self, answer: Any, timeout_s: float | None = None) -> Any:
-        """A worker's answer; raises CancelledError when nobody waits for it any more."""
+    def _awaited(self, answer: Any, most_s: float = math.inf) -> Any:
+        """What a worker answers; raises CancelledError when nobody waits for it any more."""
         import ray
 
-        begin_s = time.monotonic()
-        while not ray.wait([answer], timeout=POLL_S)[0]:
+        until = time.monotonic() + most_s
+        while not ray.wait([answer], timeout=LOOK_S)[0]:
             if self._closing.is_set() or self._cancelled():
                 raise CancelledError
-            if timeout_s is not None and time.monotonic() - begin_s > timeout_s:
-                raise ConfigError(
-                    f"Ray has not started it within {timeout_s:g} s; others may hold its cores, or "
-                    "its machine is busy."
-                )
+            if time.monotonic() > until:
+                why = "others may hold its cores" if most_s == QUEUE_S else "its machine is busy"
+                raise ConfigError(f"Ray has not started it within {most_s:g} s; {why}.")
         return ray.get(answer)
 
     def _check(self, about: About) -> None:
@@ -294,34 +298,33 @@ class Workers:
                 "settings for one are not those for the other. Sweep each kind by itself."
             )
 
-    def _follow(
+    def _followed(
         self,
-        handle: _Handle,
+        worker: _Handle,
         task: Task,
         tell: Callable[[Any], object],
         cancelled: Callable[[], bool],
     ) -> Any:
-        """Forward a task's messages until it is over; its result."""
         import ray
 
-        actor, stopped, done = handle.actor, False, list[Any]()
+        actor, asked_to_stop = worker.actor, False
         try:
-            result = actor.do.options(concurrency_group=WORK).remote(task)
+            doing = actor.do.options(concurrency_group=WORK).remote(task)
+            done: list[Any] = []
             while not done:
-                done, _ = ray.wait([result], timeout=POLL_S)
+                done, _ = ray.wait([doing], timeout=LOOK_S)
                 for message in ray.get(actor.look.remote()):
                     tell(message)
-                if cancelled() and not stopped:
-                    stopped = True
+                if cancelled() and not asked_to_stop:
+                    asked_to_stop = True
                     ray.get(actor.stop.remote())  # a late one would stop the next task
-            return ray.get(result)
+            return ray.get(doing)
         except ray.exceptions.RayTaskError as error:
             if isinstance(cause := error.cause, Exception):
                 raise cause from None
             raise
         except ray.exceptions.RayError as error:
-            name = handle.about.name
-            raise WorkerLostError(f"Worker {name} is gone: {_reason(error)}") from error
+            raise WorkerLostError(f"Worker {worker.about.name} is gone: {_died(error)}") from error
 
 
 def _sentence(error: Exception) -> str:
@@ -333,11 +336,11 @@ def _sentence(error: Exception) -> str:
         return str(cause) if isinstance(cause, PlaygroundError) else f"{first_line(cause)}."
     if "ModuleNotFoundError" in str(error):
         return "this program is not installed on its node. Install the same version on every node."
-    return _reason(error) if isinstance(error, ray.exceptions.RayError) else str(error)
+    return _died(error) if isinstance(error, ray.exceptions.RayError) else str(error)
 
 
-def _reason(error: Exception) -> str:
-    """Why a worker died, as far as Ray knows."""
+def _died(error: Exception) -> str:
+    """Why, as far as Ray knows."""
     text = str(error)
     if "low on memory" in text or "memory pressure" in text:
         return "it was killed because its node ran out of memory."
@@ -361,15 +364,16 @@ def workers(pool: Pool, config: WorkerConfig, **more: Any) -> Iterator[Workers]:
 def workers_of(
     host: EngineHost, job: Job, pool: Pool, workload: Workload, *, one_device: bool = False
 ) -> Iterator[Workers]:
-    """Workers for a job of a server, which shows what they do.
+    """Workers for a job of a server, which tells what they do.
 
-    Raises ConfigError: no worker could write to the log.
+    Raises:
+        ConfigError: no worker could write to the log.
     """
     url = host.log.url
     if url.database in (None, "", ":memory:"):
         raise ConfigError("Workers need a run log that they can reach. Start the server with --db.")
-    dtype, log_url = workload.dtype, url.render_as_string(hide_password=False)
-    config = WorkerConfig(workload.target, dtype, log_url, host.device, host.cache_dir)
+    dtype, where = workload.dtype, url.render_as_string(hide_password=False)
+    config = WorkerConfig(workload.target, dtype, where, host.device, host.cache_dir)
     job.waiting = lambda: "starting the workers"
     with workers(pool, config, one_device=one_device, cancelled=job.cancelled) as running:
         job.waiting, job.workers, job.refused = lambda: "starting", running.rows, running.refused

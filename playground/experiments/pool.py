@@ -41,11 +41,11 @@ class Pool:
 # ---- Ray itself
 
 
-def worker_capacity(pool: Pool) -> tuple[float, int, int]:
+def room_of(pool: Pool) -> tuple[float, int, int]:
     """GPUs and cores of a worker, and how many workers there is room for.
 
     Raises:
-        ConfigError: the cluster has too few free resources for these workers.
+        ConfigError: the cluster has no room for what is asked.
     """
     import ray
 
@@ -64,14 +64,22 @@ def worker_capacity(pool: Pool) -> tuple[float, int, int]:
     room = sum(
         int(min(c // cpus, g // gpus if gpus else c)) for c, g in zip(cores, cards, strict=True)
     )
-    size = room if pool.workers is None else pool.workers
-    if not 0 < size <= room:
+    wanted = room if pool.workers is None else pool.workers
+    if not 0 < wanted <= room:
         raise ConfigError(
             f"The cluster has {sum(cores)} cores and {sum(cards)} GPUs: room for {room} workers "
-            f"of {cpus} cores and {gpus:g} GPUs, not for {size}. Ask for fewer or smaller "
+            f"of {cpus} cores and {gpus:g} GPUs, not for {wanted}. Ask for fewer or smaller "
             "workers."
         )
-    return gpus, cpus, size
+    return gpus, cpus, wanted
+
+
+def are_free(cpus: float, gpus: float) -> bool:
+    """Whether nobody holds so much of the cluster."""
+    import ray
+
+    free = ray.available_resources()
+    return bool(free.get("CPU", 0) >= cpus and free.get("GPU", 0) >= gpus)
 
 
 def check_installed() -> None:

@@ -33,12 +33,16 @@ def measure_shards(
     shards = {f"shard {i + 1}": part for i, part in enumerate(split(plan, workers.size))}
     whole = _Whole(plan)
 
+    def forward(name: str, progress: Progress) -> bool:
+        tell(whole.with_part(name, progress))
+        return progress.last is not None
+
     results = workers.do_all(
         {
             name: partial(_measure, plan=part, benchmark_id=benchmark_id)
             for name, part in shards.items()
         },
-        tell=lambda name, progress: tell(whole.with_part(name, progress)),
+        tell=forward,
         cancelled=cancelled,
     )
     summaries: list[Summary] = list(results.values())

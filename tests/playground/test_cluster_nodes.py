@@ -44,7 +44,7 @@ CLUSTER = (
 COMMAND = (
     "from playground.cli.main import app\n"
     "from playground.experiments import cluster\n"
-    "cluster.START_S = 60.0\n"  # so long are the cores of a lost node waited for
+    "cluster.QUEUE_S = 5.0\n"  # so long are the cores of a lost node waited for
     "app()\n"
 )
 

@@ -8,12 +8,13 @@ from functools import partial
 from engine.drafters.base import BuildContext
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
-from playground.experiments.cluster import TaskContext, Workers
+from playground.experiments.cluster import Workers
 from playground.experiments.finished import Pair, finished_requests
 from playground.experiments.job import Progress
 from playground.experiments.measurement import Measurement
 from playground.experiments.sweep.plan import METHOD, SweepPlan
 from playground.experiments.sweep.run import Measure, RunningTrial
+from playground.experiments.worker import TaskContext
 from storage import RunLog
 
 
@@ -38,7 +39,8 @@ def measure_point(
         worker=worker,
     )
     num_planned = measurement.plan.num_requests
-    for number, request in enumerate(finished_requests(log, run_group), start=1):
+    known = log.wait_for(lambda: finished_requests(log, run_group))
+    for number, request in enumerate(known, start=1):
         tell(Progress(number, num_planned, "reading the log", None, last=request))
     summary = measurement.run(bench)
     if not (pairs := measurement.pairs(METHOD)) and not summary.cancelled:

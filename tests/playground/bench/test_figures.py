@@ -102,7 +102,7 @@ def test_a_single_prompt_is_judged_by_its_repeats_as_the_docstring_computes() ->
         for n, s in enumerate((0.5, 0.48))
     ]
     fast = speedup_of(pairs)
-    assert fast is not None and fast.low is not None and fast.high is not None
+    assert fast is not None and fast.ratio and fast.low and fast.high
     assert [round(x, 2) for x in (fast.ratio, fast.low, fast.high)] == [2.04, 1.57, 2.64]
     once = speedup_of(pairs[:1])
     assert once is not None and (once.low, once.high) == (None, None)

@@ -33,7 +33,8 @@ OWN = Totals(1, 21, 20, 10, 40, 10, 0.29, (0.04, 0.22, 0.01, 0.01, 0.0))
 def test_every_part_of_a_step_grows_as_measured() -> None:
     chain = MedusaConfig().with_tree(ChoiceTree.chain(4))
     one, eight = left_of(OWN, PLAIN, chain, BATCHED)
-    assert one == pytest.approx(balance_of(OWN, PLAIN).formula)
+    balance = balance_of(OWN, PLAIN)
+    assert balance is not None and one == pytest.approx(balance.formula)
     # Plain: 20 · 2 + 2 · 8; own: 4 · 2 (a network that runs one row), 22 · 6 (five rows), 2 · 8.
     assert eight == pytest.approx(2 * (40 + 16) / (8 + 132 + 16))
     _, looked_up = left_of(OWN, PLAIN, NGramConfig(), BATCHED)

@@ -104,6 +104,7 @@ def test_the_formula_with_the_measured_numbers() -> None:
 
 def test_what_a_step_saves_and_pays() -> None:
     balance = balance_of(Totals.of([run()]), Totals.of([plain()]))
+    assert balance is not None
     assert balance.paid == pytest.approx({"draft": 0.4, "verify": 0.44, "other": 0.16})
     assert 1 + balance.total == pytest.approx(2.0)
     assert balance.formula == pytest.approx(2.5 / 2.0)
