@@ -119,11 +119,13 @@ def experiment_of(benchmark_id: str | None, labels: Mapping[str, str]) -> str | 
 
     The trials of a sweep are benchmarks named `SWEEP-TRIAL`.
     """
-    if benchmark_id:
-        whole, dash, _ = benchmark_id.partition("-")
-        return f"{'sweep' if dash else 'benchmark'}:{whole}"
-    kinds = (kind for kind in ("compare", "replay") if labels.get(kind))
-    return next((f"{kind}:{labels[kind]}" for kind in kinds), None)
+    for kind in ("compare", "replay"):
+        if labels.get(kind):
+            return f"{kind}:{labels[kind]}"
+    if not benchmark_id:
+        return None
+    whole, dash, _ = benchmark_id.partition("-")
+    return f"{'sweep' if dash else 'benchmark'}:{whole}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,9 @@ import shlex
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -123,10 +124,7 @@ def bench(options: BenchOptions) -> None:
     """Measure methods against plain decoding over suites of prompts, one request at a time."""
     from engine.errors import ConfigError
     from playground.cli.tables import Terminal, progress_bar
-    from playground.experiments import benchmarks
-    from playground.experiments.finished import RunGroup
-    from playground.experiments.measurement import Measurement, check_same_target
-    from playground.experiments.shards import measure_shards
+    from playground.experiments.experiment import Experiment, stored_experiment
     from storage import RunLog
 
     console = Terminal(stderr=True)
@@ -137,7 +135,7 @@ def bench(options: BenchOptions) -> None:
     url = options.log_url if options.save else None
     with RunLog.open(url) as log, ExitStack() as stack:
         resumed = options.resume
-        plan = benchmarks.plan_to_resume(log, resumed) if resumed else options.plan()
+        plan = stored_experiment(log, resumed)[1].runnable if resumed else options.plan()
         if (pool := options.pool) is not None:
             on = (pool, plan.target, plan.dtype, options.log_url)
             workers = stack.enter_context(options.on_workers(*on))
@@ -145,35 +143,28 @@ def bench(options: BenchOptions) -> None:
         else:
             models = stack.enter_context(options.models(plan.target, plan.dtype))
             here = models.build_context().target.environment()
+        experiment = Experiment(log, plan, benchmark_id=resumed)
         if resumed:
-            check_same_target(benchmarks.environment_of(log, resumed), here)
-            benchmark_id = log.benchmarks.resume(resumed).id
+            experiment.check_target(here)
+            log.benchmarks.resume(resumed)
         else:
-            benchmark_id = benchmarks.begin(log, plan, options.name)
+            experiment.begin(options.name)
         how = "greedy" if plan.sampling.greedy else f"temperature {plan.sampling.temperature:g}"
         console.print(
             f"{here['target']} · {here['dtype']} · {here['device_name']} · {how} · concurrency 1\n"
             f"{plan.extent}: {', '.join(c.name for c in plan.configurations)}"
-            + (f"\nbenchmark {benchmark_id}" if options.save else ""),
+            + (f"\nbenchmark {experiment.id}" if options.save else ""),
             highlight=False,
         )
         with until_interrupt() as stopped, progress_bar(console) as bar:
-            shown: dict[str, Any] = {
-                "tell": lambda progress: show_progress(bar, progress),
-                "cancelled": stopped,
-            }
-
-            def measure() -> Summary:
-                if pool is not None:
-                    return measure_shards(workers, plan, benchmark_id, **shown)
-                group = RunGroup(benchmark_id)
-                return Measurement(plan=plan, log=log, group=group, **shown).run(
-                    models.build_context()
-                )
-
-            summary = benchmarks.conduct(log, benchmark_id, measure)
+            experiment.watch(partial(show_progress, bar), stopped)
+            summary = experiment.conduct(
+                (lambda: experiment.measure(models.build_context()))
+                if pool is None
+                else (lambda: experiment.measure_by(workers))
+            )
         stack.close()  # the target, or its workers
-        _show(options, log, benchmark_id, summary, console)
+        _show(options, log, experiment.id, summary, console)
     if summary.cancelled:
         raise typer.Exit(EXIT_INTERRUPTED)
 
@@ -182,7 +173,7 @@ def _show(
     options: BenchOptions, log: RunLog, benchmark_id: str, summary: Summary, console: Console
 ) -> None:
     from playground.cli.tables import print_wide, tables
-    from playground.experiments.benchmarks import read_results
+    from playground.experiments.experiment import read_results
     from playground.experiments.report.export import (
         FILES,
         genai_perf_files,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from engine.model.target import Target
     from engine.steps import Record
     from playground.host.live import LiveRun
-    from playground.host.recording import Recording
-    from playground.host.trace import TraceFile
 
 
 @dataclass(kw_only=True)
@@ -69,10 +67,9 @@ class GenerateOptions(LogOptions, SamplingOptions, MethodOptions, TargetOptions)
 def generate(options: GenerateOptions) -> None:
     """Generate from one prompt and print the text as it is decoded."""
     import presets
-    from engine.decode import decode
     from engine.metrics import bypass_sentence
     from playground.host.live import LiveRun
-    from playground.host.recording import record_run
+    from playground.host.recording import decode_and_record
     from playground.host.trace import TraceFile
     from storage import RunLog
 
@@ -90,68 +87,63 @@ def generate(options: GenerateOptions) -> None:
         for note in filter(None, (*target.notes, fit.reason, *drafter.notes)):
             say(note, err=True)
         messages, prompt_text, prompt_ids = _prompt(options, target)
-        recording = stack.enter_context(
-            record_run(
-                stack.enter_context(RunLog.open(options.log_url if options.save else None)),
-                target,
-                fit,
-                sampling=sampling,
-                limits=limits,
-                prompt_ids=prompt_ids,
-                prompt_text=prompt_text,
-                messages=messages,
-                run=run,
-            )
-        )
+        log = stack.enter_context(RunLog.open(options.log_url if options.save else None))
         trace = stack.enter_context(
             nullcontext()
             if options.trace is None
             else TraceFile(options.trace, target, config, prompt_ids, sampling, limits)
         )
-        interrupted = stack.enter_context(until_interrupt())
-        records = decode(
+        stopped = stack.enter_context(until_interrupt())
+        output = _Output(run if streams else None, None if trace is None else trace.write)
+        decode_and_record(
+            log,
             target,
             drafter,
+            fit,
             prompt_ids,
             sampling=sampling,
             limits=limits,
-            cancelled=lambda: interrupted() or recording.fault is not None,
+            cancelled=stopped,
+            each=output.add,
+            prompt_text=prompt_text,
+            messages=messages,
+            run=run,
         )
-        output_ids, printed = _follow(records, recording, trace, run if streams else None)
     run_id = run.log_id if options.save else None
     if options.as_json:
         values = {"run_id": run_id, "target": target.name, **_summary(config, run)}
-        values["output_ids"] = output_ids
+        values["output_ids"] = output.token_ids
         put(json_text(values, indent=2) + "\n", None)
     else:
         assert run.metrics is not None and run.finish is not None
-        put(run.finish.text.removeprefix(printed) + "\n", None)
+        put(run.finish.text.removeprefix("".join(output.pieces)) + "\n", None)
         say(_figures(config, run.metrics, run.finish.reason, run_id), err=True)
         if sentence := bypass_sentence(asdict(run.metrics)):
             say(sentence, err=True)
-    if interrupted():
+    if stopped():
         raise typer.Exit(EXIT_INTERRUPTED)
 
 
-def _follow(
-    records: Iterable[Record], recording: Recording, trace: TraceFile | None, stream: LiveRun | None
-) -> tuple[tuple[int, ...], str]:
-    """Record a run step by step; returns the output ids and the text printed of `stream`."""
-    from engine.steps import End
+class _Output:
+    """What a run has written: its token ids, and the pieces of text that were printed."""
 
-    output_ids: tuple[int, ...] = ()
-    pieces: list[str] = []
-    for record in records:
-        recording.put(record)
-        if trace is not None:
-            trace.write(record)
+    def __init__(self, streamed: LiveRun | None, trace: Callable[[Record], None] | None) -> None:
+        self.token_ids: tuple[int, ...] = ()
+        self.pieces: list[str] = []
+        self._streamed, self._trace = streamed, trace
+
+    def add(self, record: Record) -> None:
+        """Take a record of the decode loop."""
+        from engine.steps import End
+
+        if self._trace is not None:
+            self._trace(record)
         if isinstance(record, End):
-            output_ids = record.output_ids
-        if stream is not None and (new := stream.pieces(len(pieces))):
-            pieces += new
+            self.token_ids = record.output_ids
+        if self._streamed is not None and (new := self._streamed.pieces(len(self.pieces))):
+            self.pieces += new
             sys.stdout.write(as_output("".join(new)))
             sys.stdout.flush()
-    return output_ids, "".join(pieces)
 
 
 def _summary(config: MethodConfig, run: LiveRun) -> dict[str, Any]:

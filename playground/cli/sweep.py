@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from engine import formats
-from engine.formats import DASH
 from engine.safe_text import json_text
 from playground.cli.bench import WorkloadOptions, show_progress
 from playground.cli.options import (
@@ -136,9 +133,7 @@ def sweep(options: SweepOptions) -> None:
             here, parallel = environment(bench.target), 1
         found = store.create(plan, options.name or None) if begun is None else begun
         found.check_target(here)
-        measure = (
-            partial(measure_on, bench, log, plan) if pool is None else measure_by(workers, plan)
-        )
+        measure = measure_on(bench, log, plan) if pool is None else measure_by(workers, plan)
         console.print(f"sweep {found.name}: {about(found.plan)}")
         with until_interrupt() as stopped, progress_bar(console) as bar:
             ended = run_sweep(
@@ -184,32 +179,11 @@ def _show(options: SweepOptions, sweep: Sweep, console: Console) -> None:
 def trials_table(state: Mapping[str, Any]) -> Table:
     """Every trial, the best first."""
     from playground.cli.tables import table
+    from playground.experiments.sweep.report import trial_table
 
-    ordered = sorted(state["trials"], key=_by_value, reverse=True)
-    shown = dict.fromkeys([state["objective"]["title"], "speedup", "MAT"])
-    columns = [*state["fields"], *shown, "same", "what came of it"]
-    return table(f"Sweep {state['name']}", columns, [_cells(state, row) for row in ordered])
-
-
-def _by_value(row: Mapping[str, Any]) -> tuple[bool, float]:
-    value = row["figures"] and row["figures"]["value"]
-    return row["outcome"] == "measured", float("-inf") if value is None else value
-
-
-def _cells(state: Mapping[str, Any], row: Mapping[str, Any]) -> list[str]:
-    from playground.experiments.sweep.space import shown
-
-    figures, objective = row["figures"] or {}, state["objective"]["key"]
-    names = [n for n in ("value", "speedup", "mat") if n != objective]
-    end = "" if row["outcome"] == "measured" else row["reason"] or row["outcome"]
-    if row["number"] == state["best"]:
-        end = "best"
-    elif row["number"] in state["as_good"]:
-        end = "as good within the noise"
-    return [
-        str(row["number"]),
-        *(shown(row["point"].get(name)) for name in state["fields"]),
-        *(formats.of_kind(objective if n == "value" else n)(figures.get(n)) for n in names),
-        f"{figures['num_same']}/{figures['num_prompts']}" if figures else DASH,
-        end,
+    (_, _, *heads), rows = trial_table(state, best_first=True)
+    lines = [
+        [number.text, *(cell.text for cell in cells), outcome.hint or outcome.text]
+        for number, outcome, *cells in rows
     ]
+    return table(f"Sweep {state['name']}", [*heads, "outcome"], lines)

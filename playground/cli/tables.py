@@ -11,14 +11,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from engine import formats
-from engine.formats import DASH, figure, milliseconds
+from engine.formats import figure
 from engine.safe_text import visible
-from playground.experiments.report.report import Cell, Report, Section
+from playground.experiments.report import columns
+from playground.experiments.report.columns import COLUMNS, by_group, summary
+from playground.experiments.report.report import FORMULAS, Report, Section
 from playground.experiments.report.statistics import LATENCY_ROWS, LatencyTable
 from playground.experiments.report.verdict import CAUSES
 
-MOST_RATES = 8
 WIDE = 160
 """Columns of text where no terminal says how many there are."""
 
@@ -82,34 +82,12 @@ def table(title: str, columns: Iterable[str], rows: Iterable[Sequence[str]] = ()
 
 def tables(report: Report) -> Iterator[Table | Text]:
     """Everything a terminal shows of a report."""
-    yield _by_group(
-        report,
-        "Speedup: Σ tokens / Σ decoding time, over the same of plain decoding",
-        lambda cell: cell.speedup.text if cell.speedup else DASH,
-        {
-            "  95% interval": _interval,
-            "tok/s": lambda s: formats.tok_s(s.overall.tok_s),
-        },
-    )
-    yield _by_group(
-        report,
-        "MAT = 1 + accepted draft tokens / steps (new tokens / steps behind it)",
-        lambda c: f"{formats.mat(c.mat)} ({c.num_new_tokens}/{c.num_steps})" if c.mat else DASH,
-        {"position rates": _rates},
-    )
-    sections = report.configurations
-    parts = dict.fromkeys(name for s in sections if s.time_split for name in s.time_split.ms)
-    yield table(
-        "Milliseconds of a step",
-        [s.name for s in sections],
-        [
-            *((part, *(_part(s, part) for s in sections)) for part in parts),
-            ("step", *(milliseconds(s.overall.step_ms) for s in sections)),
-            ("TTFT", *(milliseconds(s.ttft_ms) for s in sections)),
-            ("ITL", *(milliseconds(s.itl_ms) for s in sections)),
-        ],
-    )
-    for section in sections:
+    for name in ("speedup", "mat"):
+        column = COLUMNS[name]
+        title = f"{column.title} by kind of task: {FORMULAS[name]}"
+        yield _by_configuration(title, by_group(report, name, {}))
+    yield _by_configuration("All figures", summary(report))
+    for section in report.configurations:
         if section.latency is not None:
             yield _latency(section.name, section.latency)
         yield from _verdict(section)
@@ -117,36 +95,15 @@ def tables(report: Report) -> Iterator[Table | Text]:
         yield plain(report.headline, style="bold" if report.fastest else "")
 
 
-def _by_group(
-    report: Report,
-    title: str,
-    text_of: Callable[[Cell], str],
-    more: dict[str, Callable[[Section], str]],
-) -> Table:
-    """A row per kind of task, one overall, and more rows."""
-    sections = report.configurations
-    cells = {group: [section.groups.get(group) for section in sections] for group in report.groups}
-    cells["overall"] = [section.overall for section in sections]
+def _by_configuration(title: str, figures: columns.Table) -> Table:
+    """A column per configuration, which has fewer of them than figures."""
+    names = [section.name for section, _ in figures.rows]
+    by_figure = zip(*(cells for _, cells in figures.rows), strict=True)
     rows = [
-        (name, *(DASH if cell is None else text_of(cell) for cell in row))
-        for name, row in cells.items()
+        (head, *(cell.line for cell in cells))
+        for head, cells in zip(figures.heads, by_figure, strict=True)
     ]
-    rows += [(name, *(row(section) for section in sections)) for name, row in more.items()]
-    return table(title, [section.name for section in sections], rows)
-
-
-def _interval(section: Section) -> str:
-    fast = None if section.reference else section.overall.speedup
-    return (fast and fast.interval) or DASH
-
-
-def _part(section: Section, part: str) -> str:
-    return milliseconds(section.time_split.ms.get(part, 0.0)) if section.time_split else DASH
-
-
-def _rates(section: Section) -> str:
-    rates = " ".join(map(formats.percent, section.position_rates[:MOST_RATES]))
-    return rates + " …" * (len(section.position_rates) > MOST_RATES) or DASH
+    return table(title, names, rows)
 
 
 def _latency(name: str, latency: LatencyTable) -> Table:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Self
 
 from engine.metrics import mat, stored_figures, tok_s
@@ -12,14 +12,6 @@ from storage import RunDetail, RunLog, RunQuery, RunSummary, Status
 
 PAGE = 500
 SPLIT = ("draft_s", "verify_s", "accept_s", "other_s", "rollback_s")
-
-
-@dataclass(frozen=True, slots=True)
-class RunGroup:
-    """By what the runs of an experiment are found in the log: a benchmark's id, or labels."""
-
-    benchmark_id: str | None = None
-    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,38 +133,30 @@ def in_pairs(own: Iterable[FinishedRequest], plain: Iterable[FinishedRequest]) -
     return [(request, partner) for request, partner in both if partner is not None]
 
 
-def runs_of(log: RunLog, group: RunGroup | str) -> Iterator[RunSummary]:
-    """Every run of an experiment, oldest first; a text is a benchmark's id."""
-    ids = log.ids(_query(group))
+def runs_of(log: RunLog, benchmark_id: str) -> Iterator[RunSummary]:
+    """Every run of an experiment, oldest first."""
+    ids = log.ids(_query(benchmark_id))
     for start in range(0, len(ids), PAGE):
-        some = ids[start : start + PAGE]
-        yield from log.rows(RunQuery(ids=some, descending=False, limit=PAGE))
+        page = ids[start : start + PAGE]
+        yield from log.rows(RunQuery(ids=page, descending=False, limit=PAGE))
 
 
-def details_of(
-    log: RunLog, group: RunGroup | str, known: Container[str] = ()
-) -> Iterator[RunDetail]:
-    """The runs of an experiment in full, oldest first, but those that are known by their ids."""
-    return log.details([run_id for run_id in log.ids(_query(group)) if run_id not in known])
-
-
-def _query(group: RunGroup | str, status: Status | None = None) -> RunQuery:
-    """Every run of an experiment, oldest first; a text is a benchmark's id."""
-    by = RunGroup(group) if isinstance(group, str) else group
-    return RunQuery(benchmark_id=by.benchmark_id, labels=by.labels, status=status, descending=False)
+def _query(benchmark_id: str, status: Status | None = None) -> RunQuery:
+    return RunQuery(benchmark_id=benchmark_id, status=status, descending=False)
 
 
 def finished_requests(
-    log: RunLog, group: RunGroup | str, known: Iterable[FinishedRequest] = ()
+    log: RunLog, benchmark_id: str, known: Iterable[FinishedRequest] = ()
 ) -> list[FinishedRequest]:
     """Every completed request of an experiment, each once (the newest run of it).
 
     Args:
-        known: read before, and not read again.
+        known: requests read before, which are not read again.
     """
-    ids = log.ids(_query(group, "completed"))
-    read = {request.run_id: request for request in known}
-    for run in log.details([run_id for run_id in ids if run_id not in read]):
+    ids = log.ids(_query(benchmark_id, "completed"))
+    requests = {request.run_id: request for request in known}
+    for run in log.details([run_id for run_id in ids if run_id not in requests]):
         if "configuration" in run.labels:
-            read[run.id] = FinishedRequest.of(run)
-    return list({read[run_id].key: read[run_id] for run_id in ids if run_id in read}.values())
+            requests[run.id] = FinishedRequest.of(run)
+    read = [requests[run_id] for run_id in ids if run_id in requests]
+    return list({request.key: request for request in read}.values())

@@ -137,7 +137,9 @@ class Job:
 
     @property
     def message(self) -> str:
-        """What is being done."""
+        """What is being done, or how it ended."""
+        if self.over.is_set():
+            return {"cancelled": "stopped", "failed": "failed"}.get(self.state, "done")
         if self.cancelled():
             return "stopping"
         return self.waiting() if self.progress is None else self.progress.message
@@ -256,7 +258,7 @@ def submit(
         CancelledError: the job was stopped while it waited.
         ClosingError: nothing is taken on any more.
     """
-    found: list[Result] = []
+    results: list[Result] = []
     faults: list[PlaygroundError | StorageError] = []
 
     def work(run: LiveRun) -> None:
@@ -271,7 +273,7 @@ def submit(
             except ConfigError as error:  # whatever is measured on it, it is not the right target
                 raise TargetError(str(error)) from error
             run.state = "running"
-            found.append(measure(host.build_context()))
+            results.append(measure(host.build_context()))
         except (PlaygroundError, StorageError) as error:
             faults.append(error)
         run.end("failed" if faults else "completed")
@@ -286,9 +288,9 @@ def submit(
             raise faults[0]
         if run.state == "failed":
             raise BrokenOffError(run.error or "The engine could not run it.")
-        if not found:
+        if not results:
             raise CancelledError
-        return found[0]
+        return results[0]
 
     while True:
         try:

@@ -9,7 +9,7 @@ most, and measuring the same plan again does the rest.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -18,28 +18,32 @@ from engine.config import Limits
 from engine.decode import check_prompt, decode
 from engine.drafters.base import BuildContext, Drafter
 from engine.errors import ConfigError, PlaygroundError, PromptError
-from engine.steps import Record
 from engine.tuning.adaptive import build_drafter, controller_curve
 from engine.tuning.fit import Fit, fit_size
 from engine.tuning.latency import LatencyCurve
 from playground.errors import Fault, attempt
-from playground.experiments.finished import (
-    FinishedRequest,
-    Pair,
-    RunGroup,
-    finished_requests,
-    in_pairs,
-)
+from playground.experiments.chooser import Chooser, pairs_of
+from playground.experiments.finished import FinishedRequest, Pair, finished_requests
 from playground.experiments.job import Eta, Progress
-from playground.experiments.plan import TYPED, Configuration, ExperimentPlan, Item, Key, Request
-from playground.experiments.report.audits import AUDITS_EACH, audit_divergences
+from playground.experiments.plan import (
+    TYPED,
+    Configuration,
+    ExperimentPlan,
+    Item,
+    Key,
+    Kind,
+    Request,
+)
+from playground.experiments.report.audits import audit_divergences
 from playground.host.live import LiveRun, Message
-from playground.host.recording import record_run
+from playground.host.recording import decode_and_record
 from playground.host.stream import REASON_WORDS
 from storage import RunDetail, RunLog
 
 WARM_UP_PROMPT = "Write the numbers from one to twenty as words, and then backwards."
 WARM_UP_TOKENS = 24
+NUM_AUDITS: Mapping[Kind, int] = {"benchmark": 8, "compare": 1, "fastest": 0, "trial": 0}
+"""Answers of a configuration that are audited where they differ from plain decoding's."""
 
 
 def check_same_target(then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -106,30 +110,29 @@ Announce = Callable[[int, Sequence[Request], Prompt], Mapping[str, LiveRun]]
 class Measurement:
     """One pass over what the log lacks of a plan.
 
+    In a comparison and in a search, a configuration that fails is left out from then on. In a
+    benchmark its request is in the log as failed, a later pass tries it again, and a bug ends it.
+
     Attributes:
-        group: the runs' place in the log.
+        benchmark_id: the experiment's id, which its runs carry in the log.
+        chooser: says which configurations go on; all, if it is left out.
         announce: for experiments that people watch: their runs stream while they are decoded.
-        drop_faulty: a configuration that fails is left out from then on; otherwise a request that
-            fails is in the log as failed and tried again by a later pass, and a bug ends it all.
-        left_out: whether a configuration need not answer any more.
-        audits_each: answers of a configuration that are looked into where they differ from plain
-            decoding's.
         worker: its name among those of a cluster. What another machine has begun of a round is
             measured again, so that every ratio is of two times of one machine.
     """
 
     plan: ExperimentPlan
     log: RunLog
-    group: RunGroup
+    benchmark_id: str
     tell: Callable[[Progress], None] = lambda progress: None
     cancelled: Callable[[], bool] = lambda: False
+    chooser: Chooser | None = None
     announce: Announce | None = None
-    drop_faulty: bool = False
-    left_out: Callable[[str], bool] = lambda name: False
-    audits_each: int = AUDITS_EACH
     worker: str = ""
 
     def __post_init__(self) -> None:
+        self.chooser = self.chooser or Chooser(self.plan)
+        self._drops_faulty = self.plan.kind in ("compare", "fastest")
         self.faults: dict[str, str] = {}
         self._done: dict[Key, FinishedRequest] = {}
         self._drafters: dict[str, Drafter] = {}
@@ -146,20 +149,32 @@ class Measurement:
         Raises PlaygroundError: a drafter cannot be made, or the target cannot take text at all.
         """
         self._bench, self._target = bench, bench.target
+        self.plan.runnable  # noqa: B018
+        self._chosen.begin()
         mine = {request.key for requests in self.plan.rounds() for request in requests}
-        found = self.log.wait_for(lambda: finished_requests(self.log, self.group))
-        self._done = {request.key: request for request in found if request.key in mine}
+        requests = self.log.wait_for(lambda: finished_requests(self.log, self.benchmark_id))
+        self._done = {request.key: request for request in requests if request.key in mine}
+        for request in self._done.values():
+            self._chosen.add(request, self.faults)
         whole = self._rounds()
-        if whole and self.plan.sampling.greedy and self.audits_each:
+        if whole and self.plan.sampling.greedy and NUM_AUDITS[self.plan.kind]:
             self._audit()
         return Summary(
-            not whole,
+            self.cancelled() and not whole,
             self._num_new,
             self._num_failed,
             tuple(self._skipped.values()),
             dict(self.faults),
             {name: notes for name, notes in self._notes.items() if notes},
         )
+
+    @property
+    def _chosen(self) -> Chooser:
+        assert self.chooser is not None
+        return self.chooser
+
+    def _is_over(self) -> bool:
+        return self.cancelled() or self._chosen.is_over
 
     # ---- rounds
 
@@ -199,13 +214,14 @@ class Measurement:
         fit = [
             request
             for request in missing
-            if request.configuration in self._drafters and not self.left_out(request.configuration)
+            if request.configuration in self._drafters
+            and self._chosen.answers(request.configuration)
         ]
         self._num_past += len(missing) - len(fit)
         runs = {} if self.announce is None else self.announce(number, fit, prompt)
         try:
             return all(
-                not self.cancelled()
+                not self._is_over()
                 and self._answer(number, request, prompt, runs.get(request.configuration))
                 for request in fit
             )
@@ -235,9 +251,9 @@ class Measurement:
         Nobody sees the tokens of the warm-up, and the log has none of them: they are no result.
         """
         for configuration in self.plan.configurations:
-            if self.cancelled():
+            if self._is_over():
                 return False
-            if configuration.name not in self.faults and not self.left_out(configuration.name):
+            if configuration.name not in self.faults and self._chosen.answers(configuration.name):
                 self._say(f"warming up · {configuration.name}")
                 self._attempted(configuration, lambda c=configuration: self._warm_up(c))  # type: ignore[misc]
         return True
@@ -252,7 +268,7 @@ class Measurement:
         self._notes[configuration.name] = tuple(filter(None, (fit.reason, *drafter.notes)))
         prompt_ids = self._encoded([{"role": "user", "content": WARM_UP_PROMPT}], raw=False)
         limits = Limits(max_new_tokens=WARM_UP_TOKENS, ignore_eos=True)
-        for _ in decode(self._target, drafter, prompt_ids, limits=limits, cancelled=self.cancelled):
+        for _ in decode(self._target, drafter, prompt_ids, limits=limits, cancelled=self._is_over):
             pass
 
     def _latency(self) -> LatencyCurve:
@@ -261,7 +277,7 @@ class Measurement:
 
     def _attempted(self, configuration: Configuration, work: Callable[[], None]) -> None:
         """Do work for a configuration that is left out from then on if it fails."""
-        if not self.drop_faulty:
+        if not self._drops_faulty:
             work()
             return
         done = attempt(work, where=f"running {configuration.name}")
@@ -323,11 +339,12 @@ class Measurement:
         last = None
         if detail is not None and detail.status == "completed":
             last = self._done[request.key] = FinishedRequest.of(detail)
+            self._chosen.add(last, self.faults)
             self._num_new += 1
             self._eta.add(name, time.perf_counter() - began_s)
         else:
             self._num_failed += 1
-            if self.drop_faulty:
+            if self._drops_faulty:
                 self._drop(name, (detail and detail.error) or "The run failed.")
         self._say(message, last)
         return True
@@ -335,58 +352,46 @@ class Measurement:
     def _recorded(self, request: Request, prompt: Prompt, live: LiveRun | None) -> RunDetail | None:
         """The run as the log has it, however it ended; None if it never got there."""
         configuration = self.plan.configuration(request.configuration)
-        run_ids: list[str] = []
+        sampling, run = self.plan.sampling, live or LiveRun(owner="")
+        run.notes = (*self._target.notes, *self._notes.get(configuration.name, ()))
+        if not sampling.greedy:
+            sampling = sampling.replace(seed=(sampling.seed + request.repeat) % 2**63)
 
         def record() -> None:
-            fit, sampling = self._fits[configuration.name], self.plan.sampling
-            if live is not None:
-                live.notes = (*self._target.notes, *self._notes[configuration.name])
-            if not sampling.greedy:
-                sampling = sampling.replace(seed=(sampling.seed + request.repeat) % 2**63)
-            limits = self.plan.limits
-            with record_run(
+            decode_and_record(
                 self.log,
                 self._target,
-                fit,
+                self._drafters[configuration.name],
+                self._fits[configuration.name],
+                prompt.prompt_ids,
                 sampling=sampling,
-                limits=limits,
-                prompt_ids=prompt.prompt_ids,
+                limits=self.plan.limits,
+                cancelled=self._is_over,
+                undisturbed=live is None,
                 prompt_text=prompt.text,
                 messages=prompt.messages,
                 stored={
                     "method_title": configuration.title,
-                    "benchmark_id": self.group.benchmark_id,
-                    "labels": {
-                        **request.labels,
-                        **self._place(configuration),
-                        **({"worker": self.worker} if self.worker else {}),
-                    },
+                    "benchmark_id": self.benchmark_id,
+                    "labels": self._labels(request, configuration),
                 },
-                run=live,
-            ) as recording:
-                run_ids.append(recording.run_id)
-                records: Iterable[Record] = decode(
-                    self._target,
-                    self._drafters[configuration.name],
-                    prompt.prompt_ids,
-                    sampling=sampling,
-                    limits=limits,
-                    cancelled=self.cancelled,
-                )
-                for one in records if live is not None else list(records):
-                    recording.put(one)
+                run=run,
+            )
 
         try:
             self._attempted(configuration, record)
         except PlaygroundError:
-            if not run_ids:
+            if run.log_id is None:
                 raise
-        return self.log.wait_for(lambda: self.log.get(run_ids[0])) if run_ids else None
+        run_id = run.log_id
+        return None if run_id is None else self.log.wait_for(lambda: self.log.get(run_id))
 
-    def _place(self, configuration: Configuration) -> dict[str, str]:
-        """By what a comparison finds its runs again, and orders them."""
-        place = self.plan.configurations.index(configuration)
-        return {**self.group.labels, "place": str(place)} if self.group.labels else {}
+    def _labels(self, request: Request, configuration: Configuration) -> dict[str, str]:
+        labels = request.labels
+        if self.plan.kind == "compare":
+            place = self.plan.configurations.index(configuration)
+            labels |= {"compare": self.benchmark_id, "place": str(place)}
+        return labels | ({"worker": self.worker} if self.worker else {})
 
     def _end(self, live: LiveRun, name: str, detail: RunDetail | None) -> None:
         """Tell who watches a run how it ended."""
@@ -400,11 +405,7 @@ class Measurement:
 
     def pairs(self, name: str) -> list[Pair]:
         """What a configuration has answered so far, with plain decoding's answers."""
-        finished, plain = list(self._done.values()), self.plan.reference.name
-        return in_pairs(
-            [r for r in finished if r.configuration == name],
-            [r for r in finished if r.configuration == plain],
-        )
+        return pairs_of(list(self._done.values()), name, self.plan)
 
     def _audit(self) -> None:
         for configuration in self.plan.configurations[1:]:
@@ -412,13 +413,15 @@ class Measurement:
                 self._target,
                 self.log,
                 self.pairs(configuration.name),
-                benchmark_id=self.group.benchmark_id,
-                most=self.audits_each,
-                tell=lambda c=configuration: self._say(f"looking into differences · {c.name}"),  # type: ignore[misc]
+                benchmark_id=self.benchmark_id,
+                most=NUM_AUDITS[self.plan.kind],
+                tell=lambda c=configuration: self._say(f"auditing differences · {c.name}"),  # type: ignore[misc]
                 cancelled=self.cancelled,
             )
 
     def _say(self, message: str, last: FinishedRequest | None = None) -> None:
         planned = self.plan.num_requests
-        eta_s = self._eta.seconds(planned - self._num_past)
+        eta_s = self._chosen.left_s
+        if eta_s is None:
+            eta_s = self._eta.seconds(planned - self._num_past)
         self.tell(Progress(self._num_past, planned, message, eta_s, self._num_failed, last))

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, field_serializer, field_validator
+from pydantic import ConfigDict, Field, field_serializer, field_validator
 
 from engine.config import Limits, Sampling, Settings
 from engine.drafters import methods, parse_method
@@ -30,6 +30,8 @@ TYPED = "own prompt"
 """Suite of a prompt that was typed. It is asked as it was meant: a chat prompt is refused by a
 target without a chat template, where one of a suite is continued as plain text."""
 MAX_REPEATS = 100
+Kind = Literal["benchmark", "compare", "fastest", "trial"]
+"""What an experiment is for; a trial is one point of a sweep."""
 Types = Mapping[str, type[MethodConfig]]
 """Methods by decoding type."""
 
@@ -63,28 +65,66 @@ def stored_config(values: Mapping[str, Any], types: Types, *, where: str = "") -
 
 
 @dataclass(frozen=True, slots=True)
+class UnknownMethod:
+    """Settings that this version cannot read: their figures are shown, but they cannot run."""
+
+    values: Mapping[str, Any]
+    lossless: bool
+    reason: str
+
+    @property
+    def decoding_type(self) -> str:
+        return str(self.values.get("decoding_type", ""))
+
+
+@dataclass(frozen=True, slots=True)
 class Configuration:
     """A method's settings under a name that is unique in its experiment."""
 
     name: str
     title: str
-    config: MethodConfig
+    settings: MethodConfig | UnknownMethod
+
+    @property
+    def config(self) -> MethodConfig:
+        """Raises ConfigError: this version does not have the method, or not these settings."""
+        if isinstance(self.settings, UnknownMethod):
+            raise ConfigError(self.settings.reason)
+        return self.settings
+
+    @property
+    def decoding_type(self) -> str:
+        return self.settings.decoding_type
+
+    @property
+    def lossless(self) -> bool:
+        return self.settings.lossless
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The method's settings as plain JSON."""
+        if isinstance(self.settings, UnknownMethod):
+            return dict(self.settings.values)
+        return self.settings.model_dump(mode="json")
 
     @property
     def is_baseline(self) -> bool:
-        return self.config.decoding_type == BASELINE
+        return self.decoding_type == BASELINE
 
     def to_dict(self) -> dict[str, Any]:
-        config = self.config.model_dump(mode="json")
-        lossless = self.config.lossless
-        return {"name": self.name, "title": self.title, "lossless": lossless, "config": config}
+        names = {"name": self.name, "title": self.title, "lossless": self.lossless}
+        return {**names, "config": self.values}
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any], types: Types) -> Self:
-        where = f"configuration {values['name']}"
-        return cls(
-            values["name"], values["title"], stored_config(values["config"], types, where=where)
-        )
+    def stored(cls, values: Mapping[str, Any], types: Types) -> Self:
+        """As the log has it; a method that is gone stays readable."""
+        name, config = values["name"], values["config"]
+        settings: MethodConfig | UnknownMethod
+        try:
+            settings = stored_config(config, types, where=f"configuration {name}")
+        except ConfigError as error:
+            settings = UnknownMethod(config, bool(values.get("lossless")), str(error))
+        return cls(name, values.get("title") or name, settings)
 
 
 Key = tuple[str, str, int, int, str]
@@ -118,10 +158,10 @@ class Request:
 
 def extent(prompts: int, turns: int, configurations: int, repeats: int) -> str:
     """How the number of requests comes about, in words: a prompt of two turns is asked twice."""
-    asked = plural(prompts, "prompt")
+    texts = plural(prompts, "prompt")
     if turns > prompts:
-        asked = f"{turns} turns of {asked}"
-    factors = (asked, plural(configurations, "configuration"), plural(repeats, "repeat"))
+        texts = f"{turns} turns of {texts}"
+    factors = (texts, plural(configurations, "configuration"), plural(repeats, "repeat"))
     return f"{' × '.join(factors)} = {plural(turns * configurations * repeats, 'request')}"
 
 
@@ -130,7 +170,7 @@ class Workload(Settings):
 
     Attributes:
         target: with `dtype`, what answers; its weights may be fetched again on a resume.
-        sampling: greedy unless told otherwise; repeat r samples with `seed + r`.
+        sampling: greedy by default; repeat r samples with `seed + r`.
     """
 
     model_config = ConfigDict(strict=False, extra="ignore")
@@ -166,6 +206,23 @@ class Workload(Settings):
         return self.model_dump(mode="json")
 
 
+class EveryConfiguration(Settings):
+    """Every configuration answers everything."""
+
+    name: Literal["all"] = "all"
+
+
+class Halving(Settings):
+    """Successive halving: the slower half is dropped after each repeat, until the time is up."""
+
+    name: Literal["halving"] = "halving"
+    budget_s: float = Field(60.0, gt=0)
+
+
+Chooser = Annotated[EveryConfiguration | Halving, Field(discriminator="name")]
+"""Which configurations go on answering."""
+
+
 class ExperimentPlan(Workload):
     """Configurations on a workload; the first is plain decoding, whether asked for or not.
 
@@ -173,25 +230,33 @@ class ExperimentPlan(Workload):
     configurations get the same conversation.
     """
 
+    kind: Kind = "benchmark"
+    chooser: Chooser = EveryConfiguration()
     configurations: tuple[Configuration, ...]
 
     @field_validator("configurations")
     @classmethod
-    def _behind_baseline(cls, given: tuple[Configuration, ...]) -> tuple[Configuration, ...]:
-        plain = next((c for c in given if c.is_baseline), None)
+    def _behind_baseline(
+        cls, configurations: tuple[Configuration, ...]
+    ) -> tuple[Configuration, ...]:
+        plain = next((c for c in configurations if c.is_baseline), None)
         if plain is None:
             config = parse_method({"decoding_type": BASELINE})
             plain = Configuration(BASELINE_NAME, type(config).title, config)
-        found = (plain, *(c for c in given if not c.is_baseline))
-        names = [c.name for c in found]
+        ordered = (plain, *(c for c in configurations if not c.is_baseline))
+        names = [c.name for c in ordered]
         for name in names:
             if names.count(name) > 1:
                 raise ValueError(f"Two configurations are named {name}. Give each its own name")
-        return found
+        return ordered
 
     @field_serializer("configurations")
     def _as_dicts(self, configurations: Sequence[Configuration]) -> list[dict[str, Any]]:
         return [configuration.to_dict() for configuration in configurations]
+
+    @property
+    def names(self) -> list[str]:
+        return [configuration.name for configuration in self.configurations]
 
     @property
     def reference(self) -> Configuration:
@@ -204,7 +269,7 @@ class ExperimentPlan(Workload):
     @property
     def extent(self) -> str:
         """How the number of requests comes about, in words."""
-        turns = self.num_turns // self.repeats
+        turns = sum(len(item.turns) for item in self.items)
         return extent(len(self.items), turns, len(self.configurations), self.repeats)
 
     def rounds(self) -> Iterator[tuple[Request, ...]]:
@@ -212,7 +277,7 @@ class ExperimentPlan(Workload):
 
         Where a repeat would begin as the one before it did, everybody moves on by one more.
         """
-        names = [c.name for c in self.configurations]
+        names = self.names
         extra = int(self.num_turns // self.repeats % len(names) == 0)
         number = 0
         for repeat in range(self.repeats):
@@ -226,12 +291,25 @@ class ExperimentPlan(Workload):
     def configuration(self, name: str) -> Configuration:
         return next(c for c in self.configurations if c.name == name)
 
+    @property
+    def runnable(self) -> Self:
+        """The plan itself.
+
+        Raises ConfigError: this version lacks one of its methods.
+        """
+        for configuration in self.configurations:
+            _ = configuration.config
+        return self
+
     @classmethod
     def stored(cls, values: Mapping[str, Any], types: Types | None = None) -> Self:
-        """A plan of the log; `types` are the methods that it may name, by default all."""
+        """A plan of the log; `types` are the methods that it may name, by default all.
+
+        Raises ConfigError: it is no plan of an experiment.
+        """
         known = types or methods()
         try:
-            made = [Configuration.from_dict(c, known) for c in values["configurations"]]
+            configurations = [Configuration.stored(c, known) for c in values["configurations"]]
         except (KeyError, TypeError) as error:
             raise ConfigError(f"The stored plan is not a benchmark's: {error!r}.") from error
-        return cls.parse({**values, "configurations": made}, where="the stored plan")
+        return cls.parse({**values, "configurations": configurations}, where="the stored plan")

@@ -117,12 +117,12 @@ def _items(text: str, where: str) -> list[tuple[str, Any]]:
 
 
 def _lines(text: str, where: str) -> list[tuple[str, Any]]:
-    found = []
+    objects = []
     for n, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             at = f"{where}, line {n}"
-            found.append((at, read_json(line, what=at)))
-    return found
+            objects.append((at, read_json(line, what=at)))
+    return objects
 
 
 def _prompt(item: Any, where: str) -> tuple[dict[str, Any], str | None]:
@@ -136,20 +136,20 @@ def _prompt(item: Any, where: str) -> tuple[dict[str, Any], str | None]:
     if "payload" in item:
         return _prompt(item["payload"], where)
     row = _Row.parse(item, where=where)
-    found: dict[str, Any] = {"id": row.name, "category": (row.category or "chat")[:MAX_CATEGORY]}
+    prompt: dict[str, Any] = {"id": row.name, "category": (row.category or "chat")[:MAX_CATEGORY]}
     if row.turns is not None:
-        return {**found, "turns": row.turns}, None
+        return {**prompt, "turns": row.turns}, None
     if row.messages is not None:
         *history, last = row.messages
         if last.role != "user":
             raise ConfigError(f"{where}: the last message must be the user's.")
         before = [message.model_dump() for message in history]
-        return {**found, "turns": [last.content], "history": before}, None
+        return {**prompt, "turns": [last.content], "history": before}, None
     if row.prompt is not None:
         raw = bool(_HUMANEVAL & set(item))
-        found["category"] = (row.category or ("code" if raw else "chat"))[:MAX_CATEGORY]
-        return {**found, "turns": [row.prompt], "raw": raw}, None
+        prompt["category"] = (row.category or ("code" if raw else "chat"))[:MAX_CATEGORY]
+        return {**prompt, "turns": [row.prompt], "raw": raw}, None
     text = row.text_input or row.text
     if text is None:
         raise ConfigError(f"{where} has the keys {', '.join(map(str, item))}; {_LAYOUTS}.")
-    return {**found, "turns": [text]}, row.session_id
+    return {**prompt, "turns": [text]}, row.session_id

@@ -106,12 +106,12 @@ def fetch(name: str, file: Path | None = None) -> PromptSuite:
 
 def known_suites() -> dict[str, PromptSuite]:
     """The shipped suites, then the public ones that were fetched."""
-    found = dict(presets.suites())
+    suites = dict(presets.suites())
     for name, (title, _) in PUBLIC.items():
         file = paths.suites() / f"{name}.jsonl"
         if file.is_file():
-            found[name] = read_suite_file(file).replace(title=title)
-    return found
+            suites[name] = read_suite_file(file).replace(title=title)
+    return suites
 
 
 INPUTS: dict[str, Callable[[int, str, int], dict[str, Any]]] = {

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from playground.experiments.cluster import Workers
-from playground.experiments.finished import RunGroup
 from playground.experiments.job import Progress
 from playground.experiments.measurement import Measurement, Summary
 from playground.experiments.plan import ExperimentPlan
@@ -34,19 +33,19 @@ def measure_shards(
     shards = {f"shard {i + 1}": part for i, part in enumerate(split(plan, workers.size))}
     whole = _Whole(plan)
 
-    def heard(name: str, progress: Progress) -> bool:
+    def forward(name: str, progress: Progress) -> bool:
         tell(whole.with_part(name, progress))
         return progress.last is not None
 
-    found = workers.do_all(
+    results = workers.do_all(
         {
             name: partial(_measure, plan=part, benchmark_id=benchmark_id)
             for name, part in shards.items()
         },
-        tell=heard,
+        tell=forward,
         cancelled=cancelled,
     )
-    summaries: list[Summary] = list(found.values())
+    summaries: list[Summary] = list(results.values())
     return Summary(
         any(one.cancelled for one in summaries),
         sum(one.num_new for one in summaries),
@@ -68,7 +67,7 @@ def _measure(context: TaskContext, plan: ExperimentPlan, benchmark_id: str) -> S
     return Measurement(
         plan=plan,
         log=context.log,
-        group=RunGroup(benchmark_id),
+        benchmark_id=benchmark_id,
         tell=context.tell,
         cancelled=context.cancelled,
         worker=context.name,

@@ -48,8 +48,8 @@ def group_of(category: str) -> str:
 
 def in_order(groups: Iterable[str]) -> list[str]:
     """Groups in the order of the tables; those of a file's own come last."""
-    found = set(groups)
-    return [group for group in GROUPS if group in found] + sorted(found - set(GROUPS))
+    present = set(groups)
+    return [group for group in GROUPS if group in present] + sorted(present - set(GROUPS))
 
 
 def choose_suite(name: str, known: Mapping[str, PromptSuite]) -> PromptSuite:
@@ -85,15 +85,15 @@ def choose_items(
     known = {item.category for item in items} | {item.group for item in items}
     for name in categories:
         one_of("categories", name, sorted(known))
-    wanted = set(categories) or known
-    kept = [item for item in items if wanted & {item.category, item.group}]
+    chosen_kinds = set(categories) or known
+    matching = [item for item in items if chosen_kinds & {item.category, item.group}]
     if limit_per_category is None:
-        return tuple(kept)
+        return tuple(matching)
     members: dict[tuple[str, str], list[Item]] = {}
-    for item in kept:
+    for item in matching:
         members.setdefault((item.suite, item.group), []).append(item)
     chosen = {id(i) for group in members.values() for i in evenly(group, limit_per_category)}
-    return tuple(item for item in kept if id(item) in chosen)
+    return tuple(item for item in matching if id(item) in chosen)
 
 
 def evenly(items: Sequence[Item], most: int) -> list[Item]:
@@ -111,11 +111,11 @@ def first_turns(suite: PromptSuite, most: int) -> list[Item]:
     return [replace(item, turns=item.turns[:1]) for item in evenly(items_of(suite), most)]
 
 
-def typed_item(asked: GenerateRequest) -> Item:
+def typed_item(request: GenerateRequest) -> Item:
     """A prompt that was typed."""
-    system = asked.system.strip() if asked.mode == "chat" else ""
+    system = request.system.strip() if request.mode == "chat" else ""
     history = ({"role": "system", "content": system},) if system else ()
-    return Item(TYPED, "1", TYPED, TYPED, (asked.prompt,), asked.mode == "raw", history)
+    return Item(TYPED, "1", TYPED, TYPED, (request.prompt,), request.mode == "raw", history)
 
 
 def items_of(suite: PromptSuite) -> tuple[Item, ...]:

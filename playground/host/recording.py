@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, fields, replace
 from functools import lru_cache, partial
@@ -18,6 +18,8 @@ from queue import Empty, SimpleQueue
 from typing import Any, Literal
 
 from engine.config import Limits, Sampling
+from engine.decode import decode
+from engine.drafters.base import Drafter
 from engine.drafters.method import MethodConfig
 from engine.errors import PlaygroundError
 from engine.metrics import Tally
@@ -221,6 +223,50 @@ def record_run(
         recording.stop(fault)
     if recording.fault is not None:
         raise RecordingError(recording.fault.sentence)
+
+
+def decode_and_record(
+    log: RunLog,
+    target: Target,
+    drafter: Drafter,
+    fit: Fit,
+    prompt_ids: Sequence[int],
+    *,
+    sampling: Sampling,
+    limits: Limits,
+    cancelled: Callable[[], bool],
+    before: Callable[[], None] = lambda: None,
+    each: Callable[[Record], None] = lambda record: None,
+    prefix_caching: bool = False,
+    undisturbed: bool = False,
+    **about: Any,
+) -> None:
+    """Decode one prompt, every record of it going to the log.
+
+    Args:
+        before: called once the run is in the log, before its prefill.
+        each: called with a record that was handed to the log.
+        undisturbed: hand the records over after the last step, so that nothing but the loop runs.
+        about: further arguments of `record_run`.
+
+    Raises RecordingError: the log cannot be written, say.
+    """
+    with record_run(
+        log, target, fit, sampling=sampling, limits=limits, prompt_ids=prompt_ids, **about
+    ) as recording:
+        before()
+        records: Iterable[Record] = decode(
+            target,
+            drafter,
+            prompt_ids,
+            sampling=sampling,
+            limits=limits,
+            cancelled=lambda: cancelled() or recording.fault is not None,
+            prefix_caching=prefix_caching,
+        )
+        for record in list(records) if undisturbed else records:
+            recording.put(record)
+            each(record)
 
 
 def log_unbegun(

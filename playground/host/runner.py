@@ -18,12 +18,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from engine.decode import decode
 from engine.drafters.base import BuildContext, Drafter
 from engine.errors import PlaygroundError, PromptError
 from engine.model.sources import TargetSpec
 from engine.model.target import Target
-from engine.steps import Prefill, Step
+from engine.steps import Prefill, Record, Step
 from engine.tuning.fit import Fit
 from playground.errors import Fault, attempt
 from playground.host.catalog import Catalog
@@ -31,7 +30,7 @@ from playground.host.live import LiveRun, LiveRuns, Message, State
 from playground.host.menu import MethodMenu
 from playground.host.models import Attached, Loaded, Models
 from playground.host.plain import PLAIN, BaselineTimer, Recent
-from playground.host.recording import log_unbegun, record_run
+from playground.host.recording import decode_and_record, log_unbegun
 from playground.host.request import GenerateRequest
 from playground.host.stream import REASON_WORDS, run_meta
 from storage import RunLog
@@ -322,38 +321,41 @@ class EngineHost:
         stored: Mapping[str, Any],
     ) -> None:
         """Run the loop here and the recording beside it; both are over when this returns."""
-        with record_run(
+        plain: BaselineTimer | None = None
+        ttft_s = step_s = 0.0
+
+        def begin() -> None:
+            nonlocal plain
+            plain = self._baseline_timer(run, request, prompt_ids)
+
+        def time_plain_decoding(record: Record) -> None:
+            nonlocal ttft_s, step_s
+            if isinstance(record, Prefill):
+                ttft_s = record.ttft_s
+            elif isinstance(record, Step):
+                step_s = (record.at_s - ttft_s) / (record.index + 1)
+            elif plain and not self._is_over(run):
+                run.activity = "timing plain decoding"
+                middle = record.output_ids[: len(record.output_ids) // 2]
+                run.plain = plain.after([*prompt_ids, *middle], step_s)
+
+        decode_and_record(
             self.log,
             target,
+            drafter,
             fit,
+            prompt_ids,
             sampling=request.sampling,
             limits=request.limits,
-            prompt_ids=prompt_ids,
+            cancelled=lambda: self._is_over(run),
+            before=begin,
+            each=time_plain_decoding,
+            prefix_caching=True,
             prompt_text=run.meta["prompt"],
             messages=run.messages,
             stored=stored,
             run=run,
-        ) as recording:
-            plain = self._baseline_timer(run, request, prompt_ids)
-            ttft_s = step_s = 0.0
-            for record in decode(
-                target,
-                drafter,
-                prompt_ids,
-                sampling=request.sampling,
-                limits=request.limits,
-                cancelled=lambda: self._is_over(run) or recording.fault is not None,
-                prefix_caching=True,
-            ):
-                recording.put(record)
-                if isinstance(record, Prefill):
-                    ttft_s = record.ttft_s
-                elif isinstance(record, Step):
-                    step_s = (record.at_s - ttft_s) / (record.index + 1)
-                elif plain and not self._is_over(run):
-                    run.activity = "timing plain decoding"
-                    middle = record.output_ids[: len(record.output_ids) // 2]
-                    run.plain = plain.after([*prompt_ids, *middle], step_s)
+        )
 
     def _baseline_timer(
         self, run: LiveRun, request: GenerateRequest, prompt_ids: list[int]

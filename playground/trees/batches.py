@@ -8,9 +8,8 @@ from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from engine.metrics import Balance, StepParts
 from engine.tuning.latency import BatchLatency
-from playground.experiments.compare.report import Comparison, stored_runs
-from playground.experiments.plan import stored_config
-from playground.experiments.report.statistics import Pool
+from playground.experiments.compare.report import Comparison, first_run
+from playground.experiments.report.statistics import Totals
 from playground.host.baseline import Evidence, doubt_of
 from playground.host.catalog import Catalog
 from playground.host.live import LiveRun
@@ -42,21 +41,20 @@ def batch_report(log: RunLog, catalog: Catalog, compare_id: str) -> BatchReport 
 
     Raises ConfigError: no such comparison is in the log, or nothing of it is finished.
     """
-    batched = stored_batch_latency(log, machine_of_run(stored_runs(log, compare_id)[0]))
+    batched = stored_batch_latency(log, machine_of_run(first_run(log, compare_id)))
     if batched is None:
         return None
-    comparison = Comparison.stored(log, compare_id)
+    comparison = Comparison.read(log, compare_id, catalog.types)
     pools = {
-        name: Pool.of([r for r in comparison.finished if r.configuration == name])
+        name: Totals.of([r for r in comparison.finished if r.configuration == name])
         for name in comparison.names
     }
-    plain, *others = comparison.plan["configurations"]
-    base, rows = pools[plain["name"]], list[BatchSpeedup]()
-    for name, settings in ((c["name"], c["config"]) for c in others):
-        own = pools[name]
+    plain, *others = comparison.plan.configurations
+    base, rows = pools[plain.name], list[BatchSpeedup]()
+    for other in others:
+        own = pools[other.name]
         if own.num_steps and base.num_steps and not doubt_of(Evidence(own.step_s, base.step_s)):
-            config = stored_config(settings, catalog.types)
-            rows.append(BatchSpeedup(name, batch_speedups(own, base, config, batched)))
+            rows.append(BatchSpeedup(other.name, batch_speedups(own, base, other.config, batched)))
     if not rows:
         raise ConfigError(
             "Nothing besides plain decoding has a reliable speedup yet. Compare something first."
@@ -65,7 +63,7 @@ def batch_report(log: RunLog, catalog: Catalog, compare_id: str) -> BatchReport 
 
 
 def batch_speedups(
-    own: Pool, plain: Pool, config: MethodConfig, batched: BatchLatency
+    own: Totals, plain: Totals, config: MethodConfig, batched: BatchLatency
 ) -> tuple[float, ...]:
     """Speedup by batch size, of steps as they were: MAT, rows and times are their means."""
     levels = config.draft_shape().levels if config.offline else ()
@@ -92,7 +90,7 @@ def measure_for(host: EngineHost, jobs: Jobs, compare_id: str, *, owner: str) ->
 
     Raises ConfigError: no such comparison, or its target is not on offer any more.
     """
-    run = stored_runs(host.log, compare_id)[0]
+    run = first_run(host.log, compare_id)
     if run.target not in host.catalog.targets:
         raise ConfigError(f"{run.target} is no longer offered here, so it cannot be measured.")
     spec = host.catalog.target(run.target)

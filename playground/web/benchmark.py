@@ -17,13 +17,16 @@ from engine.formats import plural
 from engine.safe_text import read_text
 from playground.deploy import ExportForm
 from playground.errors import Fault, attempt
-from playground.experiments.benchmarks import Benchmarks, BenchmarkState, Extent
+from playground.experiments.benchmark_form import Extent, plan_of_form
 from playground.experiments.compare.links import first_methods
 from playground.experiments.job import Job, time_left
+from playground.experiments.plan import ExperimentPlan
 from playground.experiments.pool import Pool
+from playground.experiments.report.columns import by_group, summary
 from playground.experiments.report.export import FILES
 from playground.experiments.report.plots import PLOTS, report_figure
 from playground.experiments.report.report import FORMULAS
+from playground.experiments.service import Experiments, ExperimentState
 from playground.experiments.suites import GROUPS, in_order, items_of
 from playground.host.controls import Control, FormSpec, group_of
 from playground.host.request import DTYPES, FormValues, texts
@@ -33,7 +36,7 @@ from playground.web import benchmark_tables as tables
 from playground.web.deploy import DeployPage, Updates
 from playground.web.experiment import ExperimentPage, Standing, read_key
 from playground.web.forms import QUIET, RAW, SettingsForm
-from playground.web.results import definitions, saves, saying, state_html
+from playground.web.results import definitions, report_html, saves, saying, state_html
 
 if TYPE_CHECKING:
     from playground.web.runs import RunsPage
@@ -59,8 +62,8 @@ class BenchmarkPage(ExperimentPage):
         "configuration answer each prompt in turn."
     )
 
-    def __init__(self, host: EngineHost, tab: gr.Tab) -> None:
-        self.catalog, self.method_menu, self.benchmarks = host.catalog, host.menu, Benchmarks(host)
+    def __init__(self, host: EngineHost, experiments: Experiments, tab: gr.Tab) -> None:
+        self.catalog, self.method_menu, self.experiments = host.catalog, host.menu, experiments
         with gr.Row(equal_height=False, elem_id="pg-benchmark"):
             with gr.Column(scale=1, elem_classes="pg-side"):
                 self._setup()
@@ -70,7 +73,7 @@ class BenchmarkPage(ExperimentPage):
                 with gr.Column(visible=False, elem_id="pg-benchmark-report") as self.report_column:
                     self._report()
         self._listen_to_setup()
-        self._listen(tab, stop=self.benchmarks.stop)
+        self._listen(tab, stop=self.experiments.stop)
         for name, button in self.files.items():
             saves(button, partial(self._file, name), [self.picker], self.message)
 
@@ -151,11 +154,11 @@ class BenchmarkPage(ExperimentPage):
     def _suites(self) -> list[tuple[str, str]]:
         return [
             (f"{suite.title} ({plural(len(items_of(suite)), 'prompt')})", key)
-            for key, suite in self.benchmarks.suites.items()
+            for key, suite in self.experiments.suites.items()
         ]
 
     def _kinds(self, suites: Sequence[str]) -> list[tuple[str, str]]:
-        known = self.benchmarks.suites
+        known = self.experiments.suites
         items = [item for key in suites if key in known for item in items_of(known[key])]
         return [(GROUPS.get(kind, kind), kind) for kind in in_order(item.group for item in items)]
 
@@ -179,8 +182,12 @@ class BenchmarkPage(ExperimentPage):
         added = [self.suites, self.file_message]
         self.file.upload(self.add_files, [self.file, self.suites], added, **QUIET)
 
+    def plan(self, held: Mapping[str, Any]) -> ExperimentPlan:
+        """What the form asks for."""
+        return plan_of_form(self.catalog, form_of(held), self.experiments.suites)
+
     def outlook(self, held: Mapping[str, Any]) -> str:
-        plan = self.benchmarks.plan(form_of(held))
+        plan = self.plan(held)
         pool = self.pool(held["place"], held["workers"])
         how = "one at a time (concurrency 1)" if pool is None else "one at a time on each worker"
         return f"{plan.extent}, {how}."
@@ -219,25 +226,26 @@ class BenchmarkPage(ExperimentPage):
         return gr.CheckboxGroup(self._suites(), value=keys), said
 
     def _read_file(self, file: Path) -> str:
-        return self.benchmarks.add_file(file.name, read_text(file, most=MAX_PROMPT_FILE))
+        return self.experiments.add_file(file.name, read_text(file, most=MAX_PROMPT_FILE))
 
     # ---- what was measured
 
     def begin(self, held: Mapping[str, Any]) -> str:
-        return self.benchmarks.start(form_of(held), self.pool(held["place"], held["workers"]))
+        pool = self.pool(held["place"], held["workers"])
+        return self.experiments.start(self.plan(held), pool=pool).id
 
     def go_on(self, key: str, pool: Pool | None) -> None:
-        self.benchmarks.resume(key, pool)
+        self.experiments.resume(key, pool)
 
     def choices(self) -> list[tuple[str, str]]:
         return [
             (f"{one.created_at:%d %b %H:%M} · {one.name} · {status_text(one.status)}", one.id)
-            for one in self.benchmarks.newest()
+            for one in self.experiments.newest()
         ]
 
     def standing(self, key: str) -> Standing:
-        found = self.benchmarks.look(key)
-        status, job, now = found.benchmark.status, found.job, None
+        found = self.experiments.look(key)
+        status, job, now = found.row.status, found.job, None
         text = status_text(status) + HINTS.get(status, "")
         if job is not None:
             text, now = progress_text(job), job.progress
@@ -251,19 +259,19 @@ class BenchmarkPage(ExperimentPage):
             resume="Resume" if job is None and status in HINTS else "",
             here=job is not None,
             share=(now.num_done / max(1, now.num_planned) if now else 0.0) if job else None,
-            error=found.benchmark.summary.get("error") or "",
+            error=found.row.summary.get("error") or "",
             job=job,
         )
 
-    def report(self, found: BenchmarkState, *asked: Any) -> list[Any]:
+    def report(self, found: ExperimentState, *asked: Any) -> list[Any]:
         kind, plot, configuration = asked
         report = found.results.report
         names = [section.name for section in report.configurations]
         configuration = configuration if configuration in names else names[-1]
         return [
             tables.head(found),
-            tables.summary(report),
-            tables.by_group(report, kind),
+            report_html("Summary", summary(report)),
+            report_html(f"By kind of task: {kind}", by_group(report, kind, GROUPS)),
             gr.Plot(report_figure(report, found.results.requests, plot), visible=True),
             gr.Dropdown(names, value=configuration),
             tables.latency(report.section(configuration)),
@@ -271,7 +279,7 @@ class BenchmarkPage(ExperimentPage):
         ]
 
     def _file(self, name: str, picked: Any) -> tuple[str, str]:
-        return f"benchmark-{picked}-{name}", self.benchmarks.file(read_key(picked), name)
+        return f"benchmark-{picked}-{name}", self.experiments.file(read_key(picked), name)
 
     def listen(self, tabs: gr.Tabs, runs: RunsPage, tree: gr.HTML, deploy: DeployPage) -> None:
         """Take a benchmark to the Runs and Tree pages, and a configuration to the Deploy page."""
@@ -282,13 +290,13 @@ class BenchmarkPage(ExperimentPage):
             return {tabs: gr.Tabs(selected="runs"), **shown}
 
         def tune(picked: Any) -> Updates:
-            target = self.benchmarks.look(read_key(picked)).benchmark.plan["target"]["name"]
+            target = self.experiments.look(read_key(picked)).results.plan.target.name
             link = {"tree": "", "method": "", "target": target, "benchmark": picked}
             rev = secrets.token_urlsafe(6)
             return {tabs: gr.Tabs(selected="tree"), tree: {"rev": rev, "link": link}}
 
         def hand_over(picked: Any, configuration: Any) -> Updates:
-            report = self.benchmarks.look(read_key(picked)).results.report
+            report = self.experiments.look(read_key(picked)).results.report
             sections = [one for one in report.configurations if one.name == configuration]
             run = sections[0].example_run if sections else None
             if run is None:
@@ -331,7 +339,7 @@ class HeldMethods(FormValues):
 
 
 def form_of(held: Mapping[str, Any]) -> dict[str, Any]:
-    """What `Benchmarks.plan` takes, from what the page's components hold."""
+    """What `plan_of_form` takes, from what the page's components hold."""
     form, extent = HeldMethods.of(held["form"]), FormValues.of(held["extent"])
     configurations = []
     for name, method in form.groups:

@@ -15,7 +15,6 @@ from engine.metrics import FORMULAS
 from engine.safe_text import read_json
 from playground.errors import Fault, attempt, attempt_aside
 from playground.experiments.compare.form import MAX_CONFIGURATIONS, CompareForm, CompareOptions
-from playground.experiments.compare.job import CompareJob
 from playground.experiments.compare.links import (
     first_methods,
     from_comparison,
@@ -23,13 +22,10 @@ from playground.experiments.compare.links import (
     method_form,
     run_form,
 )
-from playground.experiments.compare.page import comparison_page
-from playground.experiments.compare.stream import (
-    fault_message,
-    reopened,
-    stream,
-)
-from playground.experiments.job import Jobs
+from playground.experiments.compare.report import Comparison
+from playground.experiments.compare.stream import fault_message, reopened, stream, view_of
+from playground.experiments.experiment import Experiment
+from playground.experiments.service import Experiments
 from playground.host.catalog import Catalog
 from playground.host.controls import settings_from
 from playground.host.menu import Choices
@@ -80,13 +76,15 @@ class ComparePage:
         outputs: what a link sets, in the order of `opened`.
     """
 
-    def __init__(self, host: EngineHost, history: History, tab: gr.HTML) -> None:
+    def __init__(
+        self, host: EngineHost, experiments: Experiments, history: History, tab: gr.HTML
+    ) -> None:
         """`tab`: tells browser tabs apart."""
         self.host = host
         self.tab = tab
         self.catalog: Catalog = host.catalog
         self.history = history
-        self.jobs = Jobs(host)
+        self.experiments = experiments
         with gr.Row(equal_height=False):
             with gr.Column(scale=1, elem_id="pg-cmp-side"):
                 self._side()
@@ -135,9 +133,9 @@ class ComparePage:
             last: the one that this browser had on show last; taken only if it goes on.
         """
         asked = dict(request.query_params).get("compare")
-        jobs = map(self.jobs.get, texts((asked,) if asked else (own, last)))
+        jobs = map(self.experiments.job, texts((asked,) if asked else (own, last)))
         job = next(filter(None, jobs), None)
-        if isinstance(job, CompareJob):
+        if job is not None and job.view is not None:
             if not job.watchers:
                 job.owner = owner_of(tab, request)
             async for shown in self._follow(job):
@@ -188,7 +186,7 @@ class ComparePage:
 
     def _comparison(self, link: str) -> list[Any]:
         compare_id, log = read_run_id(link), self.host.log
-        going_on = self.jobs.get(compare_id) is not None
+        going_on = self.experiments.job(compare_id) is not None
         if going_on:  # what is on show of it comes by its stream
             filled = attempt(
                 lambda: self._fill(from_comparison(self.catalog, log, compare_id)),
@@ -205,8 +203,9 @@ class ComparePage:
 
     def _results(self, link: str) -> list[Any]:
         """Values of panels and table for a comparison of the log."""
-        message = reopened(read_run_id(link), self.history, self.host.log, self.catalog.types)
-        return [message, results_html(message["report"])]
+        comparison = Comparison.read(self.host.log, read_run_id(link), self.catalog.types)
+        results = comparison.results(self.host.log)
+        return [reopened(results, self.history), results_html(results)]
 
     def _untouched(self) -> list[Any]:
         return [gr.skip() for _ in self.outputs[:-2]]
@@ -319,8 +318,8 @@ class ComparePage:
         compare_id = compare_of(shown)
         if not compare_id:
             raise ConfigError("There is no comparison to save yet. Run one first.")
-        page = comparison_page(self.host.log, read_run_id(compare_id))
-        return f"comparison-{compare_id}.html", page
+        comparison = Comparison.read(self.host.log, read_run_id(compare_id), self.catalog.types)
+        return f"comparison-{compare_id}.html", comparison.page(self.host.log)
 
     def _slots(self) -> None:
         choices, offered = self._menu(self.target.value)
@@ -412,11 +411,8 @@ class ComparePage:
         asked = dict(zip(FIELDS, held, strict=False))
         asked |= {"slots": list(zip(slots[::2], slots[1::2], strict=True)), "form": form}
         started = await attempt_aside(
-            lambda: CompareJob.start(
-                self.host,
-                self.jobs,
-                CompareForm.parse(asked).plan(self.catalog),
-                owner=owner_of(tab, request),
+            lambda: self.experiments.start(
+                CompareForm.parse(asked).plan(self.catalog), owner=owner_of(tab, request)
             ),
             where="starting a comparison",
         )
@@ -426,18 +422,21 @@ class ComparePage:
         async for shown in self._follow(started):
             yield shown
 
-    async def _follow(self, job: CompareJob) -> AsyncIterator[list[Any]]:
+    async def _follow(self, job: Experiment) -> AsyncIterator[list[Any]]:
         """What panels and table show of a comparison, in time."""
         report = None
         async for message in stream(job, self.history):
             same = message["report"] == report
             report = message["report"]
-            yield [message, gr.skip() if same else await run_sync(results_html, report)]
+            yield [
+                message,
+                gr.skip() if same else await run_sync(results_html, view_of(job).results),
+            ]
 
     def stop_run(self, tab: Any, shown: Any, request: gr.Request) -> None:
         """Stop the tab's comparison, and the one on show, which may be of another tab."""
-        self.jobs.cancel_owner(owner_of(tab, request))
-        job = self.jobs.get(compare_of(shown))
+        self.experiments.cancel_owner(owner_of(tab, request))
+        job = self.experiments.job(compare_of(shown))
         if job is not None:
             job.cancel()
 

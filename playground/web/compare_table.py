@@ -2,35 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from typing import Any
 
 from engine import formats
-from engine.formats import DASH, duration, percent, plural
-from engine.metrics import TimeSplit
-from playground.experiments.report.report import FORMULAS
-from playground.experiments.report.statistics import Speedup
-from playground.web.results import HTML, Cell, speedup_cell, table_html
+from playground.experiments.compare.report import ComparisonResults
+from playground.experiments.report.columns import Cell, summary
+from playground.web.results import HTML, table_html
 
-Row = Mapping[str, Any]
-COLUMNS = {
-    "speedup": "speedup",
-    "tok_s": "tok/s",
-    "mat": "MAT",
-    "position_rates": "position rates",
-    "time_split": "time per step",
-    "ttft_ms": "TTFT",
-    "itl_ms": "ITL",
-    "verdict": "lossless?",
-}
-BARS = "▁▂▃▄▅▆▇█"
-MOST_BARS, MOST_RATES = 10, 3
-MOODS = {"identical": "good", "lossy": "warn", "diverged": "bad"}
 HTML.filters["visible"] = lambda text: text.translate({10: "⏎", 9: "⇥", 32: "·"})
 """White space that differs can be seen."""
 HEADLINE = HTML.from_string("""
-<h3 class="{{ 'firm' if firm else 'open' }}">{{ said }}</h3>
+<h3 class="{{ 'firm' if firm else 'open' }}">{{ text }}</h3>
 """)
 WHY = HTML.from_string("""
 {% macro side(name, before, text) %}
@@ -60,89 +42,50 @@ WHY = HTML.from_string("""
 """)
 
 
-def results_html(text: str) -> str:
-    """Everything under the panels.
-
-    Args:
-        text: the report as JSON; empty before there is one.
-    """
-    if not text:
+def results_html(results: ComparisonResults | None) -> str:
+    """Everything under the panels; empty before there is a report."""
+    if results is None:
         return ""
-    report = json.loads(text)
-    rows = report["configurations"]
-    heads = {"configuration": ""}
-    heads |= {title: FORMULAS[name] for name, title in COLUMNS.items()}
-    best = report["fastest"]
-    table = table_html("Comparison", heads, [_cells(row) for row in rows], best=best)
-    said = HEADLINE.render(said=report["headline"], firm=best is not None)
-    return said + table + WHY.render(rows=_why(report), skipped=report["skipped"])
-
-
-def _cells(row: Row) -> list[Cell | str]:
-    overall, verdict = row["overall"], row["verdict"]
-    about = " · ".join(filter(None, (row["badge"], row["settings"])))
-    mood = "warn" if verdict["near_tie"] else MOODS.get(verdict["kind"], "")
-    if verdict["kind"] == "baseline" and verdict["label"] != "baseline":
-        mood = "warn"
-    return [
-        Cell(row["name"], about),
-        _speedup(row),
-        formats.tok_s(overall["tok_s"]),
-        formats.mat(overall["mat"]),
-        _rates(row["position_rates"]),
-        _split(row["time_split"]),
-        duration(row["ttft_ms"]),
-        duration(row["itl_ms"]),
-        Cell(DASH if verdict["label"] == "baseline" else verdict["label"], mood=mood),
-    ]
-
-
-def _speedup(row: Row) -> Cell | str:
-    found = row["overall"]["speedup"]
-    return speedup_cell(Speedup(**found) if found else None, reference=row["reference"])
-
-
-def _rates(rates: list[float]) -> Cell | str:
-    """A bar per draft token, and the first rates as numbers."""
-    if not rates:
-        return DASH
-    bars = "".join(BARS[round(rate * (len(BARS) - 1))] for rate in rates[:MOST_BARS])
-    hint = "\n".join(
-        f"at least {plural(i + 1, 'draft token')} accepted in {percent(rate)} of steps"
-        for i, rate in enumerate(rates[:MOST_BARS])
+    report, best = results.report, results.report.fastest
+    heads, rows = summary(report)
+    names = (
+        Cell(section.name, " · ".join(filter(None, (remarks.badge, remarks.settings))))
+        for (section, _), remarks in zip(rows, results.remarks, strict=True)
     )
-    return Cell(bars, ", ".join(map(percent, rates[:MOST_RATES])), hint=hint)
+    cells = [[name, *cells] for name, (_, cells) in zip(names, rows, strict=True)]
+    table = table_html("Comparison", {"configuration": "", **heads}, cells, best=best)
+    headline = HEADLINE.render(text=report.headline, firm=best is not None)
+    skipped = results.comparison.skipped.items()
+    return headline + table + WHY.render(rows=_why(results), skipped=skipped)
 
 
-def _split(split: Mapping[str, float] | None) -> Cell | str:
-    if not split:
-        return DASH
-    mean = TimeSplit(**split)
-    return Cell(duration(1000 * mean.total_s), formats.time_split(mean.ms))
-
-
-def _why(report: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _why(results: ComparisonResults) -> list[dict[str, Any]]:
     """What is to be said of every configuration under its figures."""
-    prompts = dict(report["prompts"])
-    last = {name: run for _, _, name, run in report["runs"]}
-    said = []
-    for row in report["configurations"]:
-        verdict, sentences = row["verdict"], []
-        measured = bool(row["overall"]["num_requests"])
+    prompts = results.comparison.prompts
+    last = {name: run for (_, _, name), run in results.comparison.runs.items()}
+    cards = []
+    for section, remarks in zip(results.report.configurations, results.remarks, strict=True):
+        verdict, sentences = remarks.verdict, []
+        measured = bool(section.overall.num_requests)
         if measured and verdict["label"] != "baseline" and verdict["kind"] != "none":
             sentences.append(verdict["sentence"])
         sentences += verdict["gap"]
-        if len(row["by_prompt"]) > 1 and not row["reference"]:
+        if len(remarks.by_prompt) > 1 and not section.reference:
             each = (
                 f"{prompts.get(key, key):.32} {formats.speedup(ratio)}"
-                for key, ratio in row["by_prompt"]
+                for key, ratio in remarks.by_prompt
             )
             sentences.append(f"speedup by prompt: {' · '.join(each)}")
-        found = {key: row[key] for key in ("name", "fault", "why")}
-        found |= {"sentences": sentences, "parting": verdict["parting"]}
-        if row["reference"] and not any((row["fault"], row["why"], sentences)):
+        if section.reference and not any((remarks.fault, section.why, sentences)):
             continue
-        said.append(
-            {**found, "run": last.get(row["name"]) if measured and not row["reference"] else None}
+        cards.append(
+            {
+                "name": section.name,
+                "fault": remarks.fault,
+                "why": section.why,
+                "sentences": sentences,
+                "parting": verdict["parting"],
+                "run": last.get(section.name) if measured and not section.reference else None,
+            }
         )
-    return said
+    return cards

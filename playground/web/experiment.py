@@ -256,5 +256,5 @@ def _show_workers(place: Any) -> Any:
 def read_key(raw: object) -> str:
     """Raises ConfigError: nothing is kept under such a key."""
     if not isinstance(raw, str) or not 0 < len(raw) <= MAX_KEY or not raw.isprintable():
-        raise ConfigError(f"An experiment must be picked by its name, got {raw!r:.80}.")
+        raise ConfigError(f"Choose an experiment from the list; there is no {raw!r:.80}.")
     return raw

@@ -12,27 +12,29 @@ from engine import formats
 from engine.errors import ConfigError
 from playground.deploy import ExportForm
 from playground.errors import Fault, attempt
+from playground.experiments.experiment import Experiment
 from playground.experiments.fastest import (
     BUDGET_S,
     Contender,
-    Search,
+    Standings,
     interrupted,
     methods_to_try,
     plan_of,
 )
-from playground.experiments.job import Jobs, time_left
-from playground.experiments.report.report import FORMULAS
+from playground.experiments.job import time_left
+from playground.experiments.report.columns import COLUMNS, Cell, speedup_cell
+from playground.experiments.service import Experiments
 from playground.host.runner import EngineHost
 from playground.trees.methods import tree_method
 from playground.web.forms import RAW
-from playground.web.results import Cell, saying, speedup_cell, state_html, table_html
+from playground.web.results import saying, state_html, table_html
 
 OWNER = "fastest"
 """A search takes the whole machine: the server has one, and another one ends it."""
 HEADS = {
     "method": "every trained method that fits the target and needs no download",
-    "speedup": f"{FORMULAS['speedup']}; below it: {FORMULAS['interval']}",
-    "MAT": FORMULAS["mat"],
+    "speedup": COLUMNS["speedup"].formula,
+    "MAT": COLUMNS["mat"].formula,
     "answers": "how many times it answered every prompt; each round, the slower half drops out",
     "state": "running, or kept to the end; waiting; dropped because it was slower; failed",
 }
@@ -50,10 +52,9 @@ class FastestPanel:
         leads: buttons that take the fastest method elsewhere.
     """
 
-    def __init__(self, host: EngineHost) -> None:
-        self.host = host
-        self._jobs = Jobs(host)
-        self._search: Search | None = None
+    def __init__(self, host: EngineHost, experiments: Experiments) -> None:
+        self.host, self.experiments = host, experiments
+        self._search: Experiment | None = None
         self._closed = False
 
     # ---- layout
@@ -111,9 +112,9 @@ class FastestPanel:
         over = self._search is None or self._search.over.is_set()
         return [*shown, gr.skip() if over else gr.Timer(active=True)]
 
-    def _begin(self, asked: dict[str, Any]) -> Search:
+    def _begin(self, asked: dict[str, Any]) -> Experiment:
         plan = plan_of(self.host.catalog, asked)
-        self._search = Search.start(self.host, self._jobs, plan, owner=OWNER)
+        self._search = self.experiments.start(plan, owner=OWNER)
         self._closed = False
         return self._search
 
@@ -131,13 +132,14 @@ class FastestPanel:
         search = self._search
         if search is None:
             return self._of_another_server()
-        over, leader = search.over.is_set(), search.leader
+        over, standings = search.over.is_set(), Standings(search)
+        leader = standings.leader
         offered = {"use": True, "tune": leader and self._has_tree(search, leader), "deploy": True}
         leads = [gr.Button(visible=bool(over and leader and offered[name])) for name in self.leads]
         return [
             gr.Column(visible=True),
-            self._state(search, over),
-            self._table(search),
+            self._state(search, standings),
+            _table(standings),
             *leads,
             gr.Button(visible=not over),
             gr.Button(visible=over),
@@ -157,30 +159,26 @@ class FastestPanel:
             return [gr.Column(visible=False), *self._ended("")[1:]]
         return self._ended(state_html("interrupted", INTERRUPTED.format(name=left.name)))
 
-    def _state(self, search: Search, over: bool) -> str:
-        if over:
-            return state_html(search.state, search.advice, error=search.error or "")
-        left = "" if search.cancelled() else time_left(search.left_s)
+    def _state(self, search: Experiment, standings: Standings) -> str:
+        if search.over.is_set():
+            return state_html(search.state, standings.advice, error=search.error or "")
+        left_s = search.chooser.left_s or 0.0
+        left = "" if search.cancelled() else time_left(left_s)
         text = " · ".join(filter(None, (search.message, left)))
-        return state_html("running", text, share=1 - search.left_s / BUDGET_S)
-
-    def _table(self, search: Search) -> str:
-        best = search.best
-        rows = [_row(one) for one in search.contenders()]
-        return table_html("Methods tried", HEADS, rows, best=best.name if best else None)
+        return state_html("running", text, share=1 - left_s / BUDGET_S)
 
     # ---- the way to other pages
 
-    def picked(self) -> tuple[Search, Contender, str]:
+    def picked(self) -> tuple[Experiment, Contender, str]:
         """What the search found to be fastest, and its key in the method picker."""
         search = self._search
-        leader = search.leader if search else None
+        leader = Standings(search).leader if search else None
         if search is None or leader is None:
             raise ConfigError("The search has no result yet. Wait, or start it again.")
         target = search.plan.target.name
         return search, leader, methods_to_try(self.host.catalog, target)[leader.name]
 
-    def _has_tree(self, search: Search, one: Contender) -> bool:
+    def _has_tree(self, search: Experiment, one: Contender) -> bool:
         target = search.plan.target.name
         method = methods_to_try(self.host.catalog, target)[one.name]
         found = attempt(
@@ -231,6 +229,12 @@ class FastestPanel:
         }
         for name, (lead, changed) in outputs.items():
             self.leads[name].click(leading(lead), None, [self.state, *changed], **RAW)
+
+
+def _table(standings: Standings) -> str:
+    best = standings.best
+    rows = [_row(one) for one in standings.contenders]
+    return table_html("Methods tried", HEADS, rows, best=best.name if best else None)
 
 
 def _row(one: Contender) -> list[Cell | str]:

@@ -13,6 +13,7 @@ from engine import formats
 from engine.config import Limits, Sampling
 from engine.drafters.method import MethodConfig
 from playground.errors import Fault, attempt, attempt_aside
+from playground.experiments.service import Experiments
 from playground.host.catalog import Catalog, Method
 from playground.host.controls import changed_controls, controls_of, group_of, settings_from
 from playground.host.request import (
@@ -86,13 +87,15 @@ CLEAR_CHAT_PROMPT = """(mode) => {
 class GeneratePage:
     """Components and listeners of the page."""
 
-    def __init__(self, host: EngineHost, history: History, tab: gr.HTML) -> None:
+    def __init__(
+        self, host: EngineHost, experiments: Experiments, history: History, tab: gr.HTML
+    ) -> None:
         """`tab`: tells browser tabs apart."""
         self.host = host
         self.tab = tab
         self.catalog: Catalog = host.catalog
         self.history = history
-        self.fastest = FastestPanel(host)
+        self.fastest = FastestPanel(host, experiments)
         with gr.Row(equal_height=False):
             with gr.Column(scale=1, elem_id="pg-side"):
                 self._side()

@@ -33,7 +33,7 @@ class Palette:
         box.opened(self._offer, generate.target, box, **RAW)
         box.method(self._pick, [box, generate.target], [tabs, generate.method], **RAW)
         outputs = [tabs, runs.table, details.panel, *details.shown]
-        box.run(self._open, [box, *runs.held], outputs, **RAW)
+        box.run(self._open, [box, *runs.inputs], outputs, **RAW)
 
     def _offer(self, target: Any) -> dict[str, Any]:
         """Methods for the picked target, and the newest runs: titles and keys."""

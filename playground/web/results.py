@@ -7,18 +7,16 @@ line in a cell.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import gradio as gr
 from jinja2 import Environment
 from markupsafe import Markup, escape
 
-from engine import formats
-from engine.formats import DASH, plural
 from engine.safe_text import visible, visible_value
 from playground.errors import Fault, attempt
-from playground.experiments.report.statistics import Speedup
-from playground.host.baseline import DOUBTS
+from playground.experiments.report.columns import Cell as Cell
+from playground.experiments.report.columns import Table
 from playground.web.forms import RAW
 
 HTML = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, finalize=visible_value)
@@ -73,13 +71,10 @@ SAVE_JS = """(file) => {
 }"""
 
 
-class Cell(NamedTuple):
-    """A cell of a table; `mood` is good, warn or bad, for its colour."""
-
-    text: str
-    small: str = ""
-    mood: str = ""
-    hint: str = ""
+def report_html(label: str, table: Table, *, best: str | None = None) -> str:
+    """A table over the configurations of a report."""
+    rows = [[Cell(s.name, hint=s.title), *cells] for s, cells in table.rows]
+    return table_html(label, {"configuration": "", **table.heads}, rows, best=best)
 
 
 def table_html(
@@ -108,23 +103,6 @@ def saying(text: str | Fault) -> str:
     if isinstance(text, Fault):
         return SAYING.render(text=text.sentence, faulty=True)
     return SAYING.render(text=text, faulty=False)
-
-
-def speedup_cell(fast: Speedup | None, *, reference: bool = False) -> Cell | str:
-    """A speedup over its interval; its mood follows from the interval, never from the ratio alone.
-
-    Args:
-        reference: plain decoding's own, which is 1 and has no interval.
-    """
-    if reference:
-        return formats.speedup(1.0)
-    if fast is None:
-        return DASH
-    mood = "good" if fast.faster else "bad" if fast.slower else ""
-    hint = f"{plural(fast.num_pairs, 'request')}: {plural(fast.num_prompts, 'prompt')} × "
-    hint += f"{plural(fast.num_repeats, 'repeat')}; below: 95% interval"
-    hint = f"No number: {DOUBTS[fast.doubt]}" if fast.doubt else hint
-    return Cell(fast.text, fast.interval, mood, hint)
 
 
 def definitions(formulas: Mapping[str, str]) -> str:

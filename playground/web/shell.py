@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import gradio as gr
 
+from playground.experiments.service import Experiments
 from playground.experiments.sweep.service import Sweeps
 from playground.host.runner import EngineHost
 from playground.host.stream import History
@@ -41,7 +42,7 @@ def _heading(html: str) -> None:
 
 def build_shell(host: EngineHost, log: RunLog) -> gr.Blocks:
     """All pages as tabs of one Blocks."""
-    history = History(host.runs, log)
+    history, experiments = History(host.runs, log), Experiments(host)
     page: gr.Blocks
     with gr.Blocks(
         title=TITLE, analytics_enabled=False, fill_width=True, delete_cache=DELETE_CACHE_S
@@ -50,13 +51,13 @@ def build_shell(host: EngineHost, log: RunLog) -> gr.Blocks:
         tab_id = tab_identity()
         with gr.Tabs() as tabs:
             with _page("Generate"):
-                generate = GeneratePage(host, history, tab_id)
+                generate = GeneratePage(host, experiments, history, tab_id)
             with _page("Compare"):
-                compare = ComparePage(host, history, tab_id)
+                compare = ComparePage(host, experiments, history, tab_id)
             with _page("Tree"):
                 tree = TreePage(host)
             with _page("Benchmark") as tab:
-                bench = BenchmarkPage(host, tab)
+                bench = BenchmarkPage(host, experiments, tab)
             with _page("Sweep") as tab:
                 sweep = SweepPage(Sweeps(host), tab)
             with _page("Runs"):

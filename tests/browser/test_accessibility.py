@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from playground.experiments.benchmarks import Benchmarks
+from playground.experiments.service import Experiments
 from playground.experiments.sweep.service import Sweeps
 from tests.browser.pages import GeneratePage
 from tests.playground.asks import finished, start
 from tests.playground.bench.test_service import asked as benchmark_form
+from tests.playground.bench.test_service import begin
 from tests.playground.bench.test_service import finished as benchmarked
 from tests.playground.compare.running import begun, ended
 from tests.playground.serving import Served
@@ -32,8 +33,8 @@ def filled(served: Served) -> Iterator[str]:
         finished(start(host))
     comparison = begun(host, ("scripted", {}))
     ended(comparison)
-    benchmarks, sweeps = Benchmarks(host), Sweeps(host)
-    benchmarked(benchmarks, benchmarks.start(benchmark_form()))
+    benchmarks, sweeps = Experiments(host), Sweeps(host)
+    benchmarked(benchmarks, begin(benchmarks, benchmark_form()))
     swept(sweeps, sweeps.start(sweep_form(method="scripted")))
     sweeps.close()
     yield comparison.id

@@ -151,7 +151,7 @@ def compare_three(
     assert names[0] == "Plain decoding" and len(names) == 4
     for name, pick in zip(names[1:], picks, strict=True):
         assert name.startswith(pick.title)
-        assert compare.cell(name, "lossless?") == "identical"
+        assert compare.cell(name, "answers") == "identical"
         assert "×" in compare.cell(name, "speedup")
         assert "MAT · t_plain / (t_draft + t_verify + t_other)" in compare.why(name)
         assert "tokens a step, and a step takes" in compare.why(name)

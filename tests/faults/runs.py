@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from playground.experiments.finished import FinishedRequest, RunGroup, finished_requests
+from playground.experiments.finished import FinishedRequest, finished_requests
 from storage import RunDetail, RunLog
 from tests.faults.conftest import Tally
 from tests.playground.serving import TOKEN
@@ -44,9 +44,9 @@ def check_run(log: RunLog, run: RunDetail, whole: str, shown: str, tally: Tally)
     return whole.startswith(kept)
 
 
-def answers(log: RunLog, group: RunGroup | str) -> dict[Any, tuple[int, ...]]:
+def answers(log: RunLog, benchmark_id: str) -> dict[Any, tuple[int, ...]]:
     """Every finished request of an experiment, and its tokens."""
-    found: list[FinishedRequest] = finished_requests(log, group)
+    found: list[FinishedRequest] = finished_requests(log, benchmark_id)
     return {request.key: request.output_ids for request in found}
 
 

@@ -18,7 +18,7 @@ from playground.deploy import offered_runs
 from playground.experiments.compare.report import Comparison
 from playground.experiments.finished import Pair
 from playground.experiments.report.report import make_report
-from playground.experiments.report.statistics import Pool, speedup_of
+from playground.experiments.report.statistics import Totals, speedup_of
 from playground.experiments.sweep.trials import figures_of
 from playground.host.baseline import Doubt, Evidence, doubt_of, trusted_speedup
 from playground.host.plain import PlainStep
@@ -28,7 +28,7 @@ from playground.runs.query import TableQuery
 from playground.runs.table import RunTable
 from storage import DecodeTotals, RunLog, SpeedupCounts
 from tests.playground.bench.requests import measured, plan_of
-from tests.playground.test_fastest import told
+from tests.playground.test_fastest import told_standings
 from tests.playground.test_menu import experiment, label_of
 
 seconds = st.floats(1e-3, 10.0)
@@ -77,15 +77,15 @@ def of_sweep(pairs: list[Pair]) -> Iterator[float | None]:
 
 
 def of_log(pairs: list[Pair]) -> Iterator[float | None]:
-    pools = (Pool.of(side) for side in zip(*pairs, strict=True))
     own, plain = (
-        DecodeTotals(p.num_requests, p.num_committed, p.decode_s, p.num_steps) for p in pools
+        DecodeTotals(p.num_requests, p.num_committed, p.decode_s, p.num_steps)
+        for p in (Totals.of(side) for side in zip(*pairs, strict=True))
     )
     yield trusted_speedup(SpeedupCounts(own, plain))
 
 
 def of_generate(pairs: list[Pair]) -> Iterator[float | None]:
-    own, plain = (Pool.of(side) for side in zip(*pairs, strict=True))
+    own, plain = (Totals.of(side) for side in zip(*pairs, strict=True))
     metrics = {
         "num_steps": own.num_steps,
         "num_new_tokens": own.num_committed + 1,
@@ -112,7 +112,7 @@ SURFACES: list[Callable[[list[Pair]], Iterator[float | None]]] = [
 def test_no_speedup_above_mat_is_given(
     surface: Callable[[list[Pair]], Iterator[float | None]], pairs: list[Pair]
 ) -> None:
-    mat = Pool.of([own for own, _ in pairs]).mat
+    mat = Totals.of([own for own, _ in pairs]).mat
     assert mat is not None
     for speedup in surface(pairs):
         assert speedup is None or speedup <= mat * (1 + SAME) * (1 + 1e-9)
@@ -173,7 +173,7 @@ def test_benchmark_asks(doubtful: list[Evidence]) -> None:
 
 def test_compare_asks(doubtful: list[Evidence], log: RunLog) -> None:
     comparison = Comparison("c", plan_of("plain", "x"), finished=REQUESTS)
-    row = json.loads(comparison.to_json(log, methods()))["configurations"][1]
+    row = json.loads(comparison.to_json(log))["configurations"][1]
     assert row["speedup"] == "–" and row["by_prompt"] == [] and row["why"] is None
     assert row["overall"]["speedup"]["doubt"] == "drift"
 
@@ -184,7 +184,7 @@ def test_sweep_asks(doubtful: list[Evidence]) -> None:
 
 
 def test_find_the_fastest_asks(doubtful: list[Evidence], host: EngineHost) -> None:
-    search = told(host, "a", "b", seconds={"a": 0.05})
+    search = told_standings(host, "a", "b", seconds={"a": 0.05})
     assert search.leader is None and search.best is None
     assert "No speedup is given for a: " in search.advice
 

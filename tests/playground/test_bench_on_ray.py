@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from playground.cli.main import app
 from playground.experiments.finished import finished_requests, in_pairs
 from playground.experiments.pool import connected
+from playground.experiments.service import Experiments
 from playground.experiments.sweep.service import Sweeps
 from playground.host.runner import EngineHost
 from playground.web.benchmark import BenchmarkPage
@@ -93,13 +94,14 @@ def test_the_pages_have_workers_measure_and_show_them(
         async def drawn() -> tuple[BenchmarkPage, SweepPage]:
             """Gradio leaves event loops unclosed unless one is running."""
             with gr.Blocks(), gr.Tab() as tab:
-                return BenchmarkPage(host, tab), SweepPage(service, tab)
+                return BenchmarkPage(host, Experiments(host), tab), SweepPage(service, tab)
 
         bench, sweep = asyncio.run(drawn())
         two = bench.pool("local", 2)
         ngram = [{"method": "ngram", "name": "ngram", "settings": {}}]
         form = benchmarks.asked(configurations=ngram, extent={"repeats": "3"})
-        key = bench.benchmarks.start(form, two)
+        plan = benchmarks.plan_of(bench.experiments, form)
+        key = bench.experiments.start(plan, pool=two).id
         now, shown = followed(bench, key)
         found = finished_requests(host.log, key)
         assert (now.status, len(found)) == ("completed", 12)

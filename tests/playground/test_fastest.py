@@ -11,11 +11,14 @@ import gradio as gr
 import pytest
 
 from engine.errors import ConfigError
-from playground.experiments.benchmarks import read_results
-from playground.experiments.fastest import PLAIN, Search, methods_to_try, plan_of
+from playground.experiments.chooser import HalvingChooser
+from playground.experiments.experiment import Experiment, read_results
+from playground.experiments.fastest import Standings, methods_to_try, plan_of
 from playground.experiments.finished import FinishedRequest
-from playground.experiments.job import Jobs, Progress
-from playground.experiments.plan import ExperimentPlan
+from playground.experiments.job import Progress
+from playground.experiments.plan import BASELINE_NAME as PLAIN
+from playground.experiments.plan import ExperimentPlan, Halving
+from playground.experiments.service import Experiments
 from playground.host.catalog import Catalog
 from playground.host.runner import MAX_WAITING, EngineHost, QueueFullError
 from playground.web.fastest import FastestPanel
@@ -36,10 +39,10 @@ def with_methods(catalog: Catalog, **configs: ScriptedConfig) -> Catalog:
 
 def searched(
     host: EngineHost, plan: ExperimentPlan, *, budget_s: float = 60.0, stop: bool = False
-) -> Search:
+) -> Experiment:
     """A search that is over."""
-    jobs = Jobs(host)
-    search = Search.start(host, jobs, plan, owner="tab", budget_s=budget_s)
+    plan = ExperimentPlan.parse({**dict(plan), "chooser": Halving(budget_s=budget_s)})
+    search = Experiments(host).start(plan, owner="tab")
     if stop:
         while search.progress is None or not search.progress.num_done:
             time.sleep(0.01)
@@ -86,7 +89,7 @@ def test_search_ends_with_the_fastest_and_is_a_benchmark(host: EngineHost, log: 
     plan = plan_of(catalog, ask(method="plain"))
     search = searched(host, plan)
     assert search.state == "completed", search.error
-    order = search.contenders()
+    order = Standings(search).contenders
     assert order[0].name == "good" and order[0].speedup is not None
     assert order[0].speedup.num_repeats > 2
     by_name = {one.name: one for one in order}
@@ -104,7 +107,7 @@ def test_time_ends_it_with_what_is_known(host: EngineHost) -> None:
     began_s = time.monotonic()
     search = searched(host, plan_of(catalog, ask(method="plain")), budget_s=1.0)
     assert time.monotonic() - began_s < 20
-    assert search.state == "completed" and search.left_s == 0
+    assert search.state == "completed" and search.chooser.left_s == 0
 
 
 def test_stop_ends_it_at_once(host: EngineHost, log: RunLog) -> None:
@@ -118,19 +121,19 @@ def test_stop_ends_it_at_once(host: EngineHost, log: RunLog) -> None:
 def test_a_search_that_is_refused_is_not_in_the_log_and_cancels_nothing(
     host: EngineHost, log: RunLog
 ) -> None:
-    plan, jobs = plan_of(host.catalog, ask(method="plain")), Jobs(host)
+    plan, service = plan_of(host.catalog, ask(method="plain")), Experiments(host)
     with busy(host, full=True):
         with pytest.raises(QueueFullError):
-            Search.start(host, jobs, plan, owner="tab")
-    assert log.benchmarks.list() == () and jobs.running() == []
-    blocking = Search.start(host, jobs, plan, owner="tab")
+            service.start(plan, owner="tab")
+    assert log.benchmarks.list() == ()
+    blocking = service.start(plan, owner="tab")
     while blocking.progress is None:
         time.sleep(0.01)
     waiting = [
         host.submit(lambda run: run.end("completed"), owner=str(n)) for n in range(MAX_WAITING)
     ]
     with pytest.raises(QueueFullError):
-        Search.start(host, jobs, plan, owner="tab")
+        service.start(plan, owner="tab")
     assert not blocking.cancelled() and len(log.benchmarks.list()) == 1
     for run in waiting:
         run.cancel()
@@ -140,19 +143,22 @@ def test_a_search_that_is_refused_is_not_in_the_log_and_cancels_nothing(
 
 def test_a_search_is_stopped_at_once_in_the_queue(host: EngineHost, log: RunLog) -> None:
     with busy(host):
-        search = Search.start(host, Jobs(host), plan_of(host.catalog, ask()), owner="tab")
+        search = Experiments(host).start(plan_of(host.catalog, ask()), owner="tab")
         search.cancel()
         assert search.over.wait(60) and search.state == "cancelled"
     found = log.benchmarks.get(search.id)
     assert found is not None and found.status == "cancelled"
 
 
-def told(host: EngineHost, *methods: str, seconds: dict[str, float], repeats: int = 2) -> Search:
+def told(
+    host: EngineHost, *methods: str, seconds: dict[str, float], repeats: int = 2
+) -> Experiment:
     """A search that was told of some answers each; seconds are those of decoding."""
     catalog = with_methods(
         host.catalog, **{m: ScriptedConfig(delay_ms=float(i)) for i, m in enumerate(methods)}
     )
-    search = Search(host, plan_of(catalog, ask(method="plain")), owner="tab")
+    search = Experiment(host.log, plan_of(catalog, ask(method="plain")))
+    search.begin()
     for repeat in range(repeats):
         for name in (PLAIN, *methods):
             made: Any = plain_request if name == PLAIN else own_request
@@ -161,51 +167,61 @@ def told(host: EngineHost, *methods: str, seconds: dict[str, float], repeats: in
             )
             if name != PLAIN:
                 request = replace(request, num_accepted=request.num_accepted - 4 * repeat)
-            search.tell(Progress(1, 9, "", None, last=request))
+            answer(search, request)
     return search
+
+
+def answer(search: Experiment, request: FinishedRequest) -> None:
+    search.chooser.add(request, search.faults)
+    search.tell(Progress(1, 9, "", None, last=request))
+
+
+def told_standings(host: EngineHost, *methods: str, **more: Any) -> Standings:
+    return Standings(told(host, *methods, **more))
 
 
 def test_what_is_left_answers_twice_before_time_ends_it(host: EngineHost) -> None:
     search = told(host, "a", "b", "c", seconds={"c": 0.4}, repeats=1)
-    assert not search._is_confirmed()
-    second = replace(search._requests[1], repeat=1)
-    search.tell(Progress(1, 9, "", None, last=second))
-    assert not search._is_confirmed(), "b has answered once"
-    search.tell(Progress(1, 9, "", None, last=replace(second, configuration="b")))
-    assert search._is_confirmed(), "c was dropped"
+    chooser = search.chooser
+    assert isinstance(chooser, HalvingChooser) and not chooser.is_confirmed
+    second = replace(search.requests[1], repeat=1)
+    answer(search, second)
+    assert not chooser.is_confirmed, "b has answered once"
+    answer(search, replace(second, configuration="b"))
+    assert chooser.is_confirmed, "c was dropped"
 
 
 def test_where_nothing_pays_it_says_so(host: EngineHost) -> None:
-    search = told(host, "a", "b", seconds={"a": 0.2, "b": 0.4})
+    search = told_standings(host, "a", "b", seconds={"a": 0.2, "b": 0.4})
     assert search.best is None
     assert search.advice.startswith("Nothing beats plain decoding here. The best was a: 0.50×")
 
 
 def test_a_single_answer_recommends_nothing_but_can_be_taken_along(host: EngineHost) -> None:
-    search = told(host, "a", "b", seconds={"a": 0.05, "b": 0.4}, repeats=1)
+    search = told_standings(host, "a", "b", seconds={"a": 0.05, "b": 0.4}, repeats=1)
     assert search.best is None
     assert search.leader is not None and search.leader.name == "a"
     assert search.advice.startswith(
         "Not confirmed: a reached 2.00× plain decoding, with too few answers"
     )
-    assert told(host, "a", seconds={"a": 0.4}, repeats=1).leader is None
+    assert told_standings(host, "a", seconds={"a": 0.4}, repeats=1).leader is None
 
 
 def test_what_is_faster_than_its_mat_is_neither_recommended_nor_dropped(host: EngineHost) -> None:
     """c comes out at 5× with 2.5 tokens a step: it is to be timed again."""
-    search = told(host, "a", "b", "c", seconds={"a": 0.06, "b": 0.4, "c": 0.02})
-    c = next(one for one in search.contenders() if one.name == "c")
+    search = told_standings(host, "a", "b", "c", seconds={"a": 0.06, "b": 0.4, "c": 0.02})
+    c = next(one for one in search.contenders if one.name == "c")
     assert c.speedup is not None and c.speedup.doubt == "cheap step" and c.speedup.text == "–"
     assert c.state == "running" and search.leader is not None and search.leader.name == "a"
     assert "No speedup is given for c: a step took less time" in search.advice
-    alone = told(host, "c", seconds={"c": 0.02})
+    alone = told_standings(host, "c", seconds={"c": 0.02})
     assert alone.leader is None and alone.advice.startswith("Nothing was measured. No speedup")
 
 
 def test_search_is_found_from_any_tab_until_it_is_closed(host: EngineHost) -> None:
     async def drawn() -> FastestPanel:  # Gradio leaves event loops unclosed unless one is running
         with gr.Blocks(analytics_enabled=False):
-            panel = FastestPanel(host)
+            panel = FastestPanel(host, Experiments(host))
             panel.button()
             panel.panel()
             panel.listen([], lambda: ask(method="plain"))
@@ -229,7 +245,7 @@ def test_search_is_found_from_any_tab_until_it_is_closed(host: EngineHost) -> No
 
 
 def test_advice_has_figure_interval_reason_and_what_it_was_tried_on(host: EngineHost) -> None:
-    search = told(host, "a", "b", seconds={"a": 0.05, "b": 0.4})
+    search = told_standings(host, "a", "b", seconds={"a": 0.05, "b": 0.4})
     assert search.best is not None and search.best.name == "a"
     said, mat = search.advice, search.best.mat
     assert f" {mat:.2f} tokens a step" in said, "one MAT for the table and the reason"

@@ -19,7 +19,8 @@ from engine.metrics import speedup, tok_s
 from playground.cli.main import app
 from playground.experiments.compare.report import Comparison
 from playground.experiments.compare.stream import race_clocks
-from playground.experiments.finished import FinishedRequest, RunGroup, finished_requests
+from playground.experiments.finished import FinishedRequest, finished_requests
+from playground.experiments.report.columns import summary
 from playground.experiments.report.export import Results, requests_csv, speedup_csv
 from playground.experiments.report.report import make_report
 from playground.host.baseline import trusted_speedup
@@ -32,12 +33,13 @@ from playground.runs.details import facts
 from playground.runs.query import TableQuery
 from playground.runs.table import RunTable
 from playground.runs.transfer import Kind, export_runs
-from playground.web.benchmark_tables import summary
 from playground.web.compare_table import results_html
+from playground.web.results import report_html
 from storage import PLAIN as PLAIN_TYPE
 from storage import ExperimentRow, RunDetail, RunLog, RunQuery, StepRow, StoredRun, new_id
 from tests.playground.api.test_meters import samples
 from tests.playground.api.test_openai import CHAT
+from tests.playground.bench.requests import plan_of
 from tests.playground.serving import Served, serving_tiny
 from tests.playground.tiny import save_tiny_llama
 
@@ -52,23 +54,7 @@ LABELS = {
     "compare": "c",
     "place": "1",
 }
-PLAN: dict[str, Any] = {
-    "configurations": [
-        {
-            "name": "Plain",
-            "title": "Plain",
-            "lossless": True,
-            "config": {"decoding_type": "Autoregressive"},
-        },
-        {
-            "name": "Scripted",
-            "title": "Scripted",
-            "lossless": True,
-            "config": {"decoding_type": "NGram"},
-        },
-    ],
-    "sampling": {"temperature": 0.0},
-}
+PLAN = plan_of("Plain", "Scripted")
 NAMES = ("mat", "tok_s", "ttft_s", "itl_ms", "draft_acceptance", "num_new_tokens", "num_steps")
 
 
@@ -287,15 +273,14 @@ def test_reports_write_the_figures_as_the_panel_does(one: OneRun) -> None:
     report = make_report(PLAN, [request])
     comparison = Comparison("c", PLAN, finished=[request])
     tables = {
-        "benchmark": summary(report),
-        "compare": results_html(comparison.to_json(one.log, {})),
+        "benchmark": report_html("Summary", summary(report)),
+        "compare": results_html(comparison.results(one.log)),
     }
     for name, html in tables.items():
         for figure in ("tok_s", "mat", "ttft_s", "itl_ms", "time_split"):
             assert f">{texts[figure].partition(';')[0]}<" in html, (name, figure)
     assert f">{texts['draft_acceptance']}<" in tables["benchmark"]
-    benchmark = SimpleNamespace(plan=PLAN)
-    results = Results(benchmark, (request,), report, {})  # type: ignore[arg-type]
+    results = Results(SimpleNamespace(), PLAN, (request,), report, {})  # type: ignore[arg-type]
     (line,) = csv.DictReader(io.StringIO(requests_csv(results)))
     *_, overall = csv.DictReader(io.StringIO(speedup_csv(results)))
     for row in (line, overall):
@@ -317,7 +302,7 @@ def figures_of_split(one: OneRun) -> dict[str, float]:
 @pytest.fixture
 def compared(one: OneRun, log: RunLog) -> RunLog:
     """Two prompts of a comparison, each asked twice, with answers of unequal lengths."""
-    run = replace(one.detail, prompt_id="")
+    run = replace(one.detail, prompt_id="", benchmark_id="c")
     plain: dict[str, Any] = {"method_title": "Plain decoding", "decoding_type": PLAIN_TYPE}
     plain |= {"method": {"decoding_type": PLAIN_TYPE}}
     runs = []
@@ -335,9 +320,10 @@ def compared(one: OneRun, log: RunLog) -> RunLog:
 def timed(run: RunDetail, num_new_tokens: int, decode_s: float, **changes: Any) -> RunDetail:
     steps = num_new_tokens - 1 if "decoding_type" in changes else max(1, num_new_tokens // 3)
     metrics = {"num_new_tokens": num_new_tokens, "decode_s": decode_s, "num_steps": steps}
-    figures = {"num_new_tokens": num_new_tokens, "num_steps": steps}
+    figures: dict[str, Any] = {"num_new_tokens": num_new_tokens, "num_steps": steps}
     rate = tok_s([(num_new_tokens, decode_s)])
-    values = {"id": new_id(), "tok_s": rate, "metrics": {**run.metrics, **metrics, "tok_s": rate}}
+    values: dict[str, Any] = {"id": new_id(), "tok_s": rate}
+    values["metrics"] = {**run.metrics, **metrics, "tok_s": rate}
     return replace(run, **figures, **values, **changes)
 
 
@@ -345,7 +331,7 @@ def test_an_experiment_has_the_speedup_of_its_report_wherever_it_is_shown(
     compared: RunLog,
 ) -> None:
     """Tokens and seconds are added up before they are divided, and by one function."""
-    cell = make_report(PLAN, finished_requests(compared, RunGroup(labels={"compare": "c"})))
+    cell = make_report(PLAN, finished_requests(compared, "c"))
     expected = cell.section("Scripted").overall.speedup
     assert expected is not None and expected.ratio is not None
     (row,) = compared.experiments.page(RunQuery()).rows

@@ -12,6 +12,7 @@ import gradio as gr
 import pytest
 
 from engine.config import Limits
+from playground.experiments.service import Experiments
 from playground.host.controls import settings_from
 from playground.host.runner import EngineHost
 from playground.host.stream import History, RunStream, adopt, follow
@@ -27,7 +28,7 @@ SLOW: dict[str, Any] = {"settings": {"delay_ms": "20"}, "limits": {"max_new_toke
 def page(host: EngineHost, history: History) -> GeneratePage:
     async def build() -> GeneratePage:  # Gradio leaves event loops unclosed unless one is running
         with gr.Blocks(analytics_enabled=False):
-            return GeneratePage(host, history, tab_identity())
+            return GeneratePage(host, Experiments(host), history, tab_identity())
 
     return asyncio.run(build())
 

@@ -15,8 +15,7 @@ from playground.experiments.sweep.run import run_sweep
 from playground.experiments.sweep.store import SweepStore
 from storage import RunLog, RunQuery, copying
 from tests.playground.sweeps.scripted import Scripted, plan
-from tests.storage.conftest import finish, finished_run, new_run, step
-from tests.storage.test_archive import odd_run, whole
+from tests.storage.conftest import finish, finished_run, new_run, odd_run, step, whole
 
 ALL = RunQuery(include_deleted=True, descending=False)
 

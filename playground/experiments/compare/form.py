@@ -84,6 +84,7 @@ class CompareForm(Settings):
             items = first_turns(suite, options.num_prompts)
         return ExperimentPlan.parse(
             {
+                "kind": "compare",
                 "target": first.target,
                 "dtype": first.dtype,
                 "configurations": configurations([(r.method.title, r.config) for r in requests]),
@@ -106,8 +107,8 @@ class CompareForm(Settings):
         values["method"] = FormValues.of(own).values.get("method", {})
         same = {key: getattr(self, key) for key in ("target", "dtype", "mode", "system")}
         prompt = PLACEHOLDER if self.suite else self.prompt
-        asked = {**same, "prompt": prompt, "method": method, "form": {"values": values}}
-        return read_request(catalog, asked)
+        values_of_run = {**same, "prompt": prompt, "method": method, "form": {"values": values}}
+        return read_request(catalog, values_of_run)
 
 
 def configurations(given: Sequence[tuple[str, MethodConfig]]) -> list[Configuration]:
@@ -125,11 +126,11 @@ def configurations(given: Sequence[tuple[str, MethodConfig]]) -> list[Configurat
             )
     names = [_name(title, c, [o for t, o in drafting if t == title]) for title, c in drafting]
     plain = Configuration(BASELINE_NAME, BASELINE_NAME, parse_method({"decoding_type": BASELINE}))
-    found = [plain]
+    configurations = [plain]
     for i, (name, (_, config)) in enumerate(zip(names, drafting, strict=True)):
         own = f"{name} ({names[: i + 1].count(name)})" if names.count(name) > 1 else name
-        found.append(Configuration(own, own, config))
-    return found
+        configurations.append(Configuration(own, own, config))
+    return configurations
 
 
 def _name(title: str, config: MethodConfig, alike: Sequence[MethodConfig]) -> str:

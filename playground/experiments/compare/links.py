@@ -9,13 +9,13 @@ from engine.config import Limits, Sampling
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from playground.experiments.compare.form import MAX_CONFIGURATIONS, CompareForm, CompareOptions
-from playground.experiments.compare.report import stored_runs
+from playground.experiments.compare.report import Comparison
 from playground.experiments.plan import BASELINE, stored_config
 from playground.host.catalog import TYPE_PREFIX, Catalog, Method
 from playground.host.controls import changed_controls, group_of
 from playground.host.request import DTYPES, read_run_id
 from playground.host.stream import stored_run
-from storage import RunDetail, RunLog
+from storage import RunLog
 
 
 def method_form(method: Method, held: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -79,48 +79,57 @@ def slot_of(catalog: Catalog, config: MethodConfig, target: str) -> tuple[str, d
 def from_runs(catalog: Catalog, log: RunLog, link: str) -> CompareForm:
     """`?runs=a,b`: the configurations of these runs, and the prompt of the first."""
     ids = [read_run_id(part.strip()) for part in link.split(",")[: 2 * MAX_CONFIGURATIONS]]
-    details = [stored_run(log, run_id) for run_id in ids]
-    return _filled(catalog, details, suite="", options=None)
+    runs = [stored_run(log, run_id) for run_id in ids]
+    first = runs[0]
+    configs = [stored_config(run.method, catalog.types) for run in runs]
+    return CompareForm(
+        target=_known_target(catalog, first.target),
+        dtype=first.dtype if first.dtype in DTYPES else "auto",
+        mode="chat" if first.messages else "raw",
+        system=next((m["content"] for m in first.messages if m["role"] == "system"), ""),
+        prompt=first.prompt_text,
+        slots=_slots(catalog, configs, first.target),
+        form=run_form(Sampling.parse(first.sampling), Limits.parse(first.limits)),
+    )
 
 
 def from_comparison(catalog: Catalog, log: RunLog, compare_id: str) -> CompareForm:
     """`?compare=ID`: the form as it was for that comparison."""
-    details = stored_runs(log, compare_id)
-    by_place: dict[str, RunDetail] = {}
-    for run in details:
-        by_place.setdefault(run.labels["place"], run)
-    repeats = 1 + max(int(run.labels["repeat"]) for run in details)
-    prompts = len({run.labels["prompt"] for run in details})
-    suite = details[0].labels["suite"]
-    options = {"repeats": min(repeats, 10)}
-    if suite in catalog.suites:
-        options["num_prompts"] = min(prompts, 20)
-    ordered = [run for _, run in sorted(by_place.items())]
-    known = suite if suite in catalog.suites else ""
-    return _filled(catalog, ordered, suite=known, options=CompareOptions.parse(options))
+    plan = Comparison.read(log, compare_id, catalog.types).plan
+    first, suite = plan.items[0], plan.items[0].suite
+    suite = suite if suite in catalog.suites else ""
+    options = {"repeats": min(plan.repeats, 10)}
+    if suite:
+        options["num_prompts"] = min(len(plan.items), 20)
+    system = next((m["content"] for m in first.history if m["role"] == "system"), "")
+    form = run_form(plan.sampling, plan.limits, CompareOptions.parse(options))
+    return CompareForm(
+        target=_known_target(catalog, plan.target.name),
+        dtype=plan.dtype if plan.dtype in DTYPES else "auto",
+        mode="raw" if first.raw else "chat",
+        system=system,
+        prompt="" if suite else first.turns[0],
+        suite=suite,
+        slots=_slots(catalog, [c.config for c in plan.configurations], plan.target.name),
+        form=form,
+    )
 
 
-def _filled(
-    catalog: Catalog, details: Sequence[RunDetail], *, suite: str, options: CompareOptions | None
-) -> CompareForm:
-    first = details[0]
-    target = first.target if first.target in catalog.targets else next(iter(catalog.targets))
+def _known_target(catalog: Catalog, target: str) -> str:
+    return target if target in catalog.targets else next(iter(catalog.targets))
+
+
+def _slots(
+    catalog: Catalog, configs: Sequence[MethodConfig], target: str
+) -> list[tuple[str, dict[str, Any] | None]]:
+    """The configurations besides plain decoding, each once."""
+    target = _known_target(catalog, target)
     slots: list[tuple[str, dict[str, Any] | None]] = []
-    for run in details:
-        if run.decoding_type != BASELINE:
-            slot = slot_of(catalog, stored_config(run.method, catalog.types), target)
+    for config in configs:
+        if config.decoding_type != BASELINE:
+            slot = slot_of(catalog, config, target)
             slots += [] if slot in slots else [slot]
     if not slots:
         (start, *_) = first_methods(catalog, catalog.method_choices(target))
         slots = [(start, method_form(catalog.method(start)))]
-    system = next((m["content"] for m in first.messages if m["role"] == "system"), "")
-    return CompareForm(
-        target=target,
-        dtype=first.dtype if first.dtype in DTYPES else "auto",
-        mode="chat" if first.messages else "raw",
-        system=system,
-        prompt="" if suite else first.prompt_text,
-        suite=suite,
-        slots=slots[:MAX_CONFIGURATIONS],
-        form=run_form(Sampling.parse(first.sampling), Limits.parse(first.limits), options),
-    )
+    return slots[:MAX_CONFIGURATIONS]

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from engine.config import Sampling
 from engine.errors import ConfigError
-from playground.experiments.finished import FinishedRequest, Pair, RunGroup, details_of, in_pairs
-from playground.experiments.plan import Types, stored_config
+from engine.model.audit import Audit
+from playground.experiments.chooser import pairs_of
+from playground.experiments.finished import FinishedRequest, Pair
+from playground.experiments.plan import Configuration, ExperimentPlan, Item, Types
 from playground.experiments.report.audits import audits_of_pairs
-from playground.experiments.report.report import Section, make_report
+from playground.experiments.report.page import report_page
+from playground.experiments.report.report import Report, Section, make_report
 from playground.experiments.report.statistics import speedup_of
 from playground.experiments.report.verdict import NEAR_TIES, Divergence
 from playground.host.stream import stored_badge
-from storage import RunDetail, RunLog
+from storage import RunDetail, RunLog, RunQuery
 
 LEFT_OUT = ("groups", "latency", "by_context")
 """What a section has for benchmarks only."""
@@ -45,57 +48,60 @@ class Comparison:
     """Everything that the page shows of a comparison.
 
     Attributes:
-        plan: its configurations and sampling, as `ExperimentPlan.to_dict` writes them.
         setup: what is the same for all, in a sentence; empty before the first run.
-        prompts: name of every prompt, and its begin.
+        prompts: name of every prompt, and its beginning.
         runs: id in the log of every run so far, unfinished ones too.
         faults: configurations that could not go on, and why.
         skipped: prompts that the target cannot take, and why.
-        planned: how many requests there will be; None once it is over.
         interrupted: whether the process ended before the comparison did.
+        environment: where its first run was made.
+        seen: ids of the runs that were read.
     """
 
     id: str
-    plan: Mapping[str, Any]
+    plan: ExperimentPlan
     setup: str = ""
     prompts: dict[str, str] = field(default_factory=dict)
     runs: dict[RunKey, str] = field(default_factory=dict)
     finished: list[FinishedRequest] = field(default_factory=list)
     faults: dict[str, str] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
-    planned: int | None = None
     interrupted: bool = False
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    seen: set[str] = field(default_factory=set)
 
     @classmethod
-    def stored(cls, log: RunLog, compare_id: str) -> Comparison:
-        """One from its runs in the log."""
-        details = stored_runs(log, compare_id)
-        by_place: dict[int, RunDetail] = {}
-        for run in details:
-            by_place.setdefault(int(run.labels["place"]), run)
-        configurations = [
-            {
-                "name": run.labels["configuration"],
-                "title": run.labels["configuration"],
-                "lossless": run.lossless,
-                "config": dict(run.method),
-            }
-            for _, run in sorted(by_place.items())
-        ]
-        sampling = dict(details[0].sampling)
-        comparison = cls(compare_id, {"configurations": configurations, "sampling": sampling})
+    def read(
+        cls, log: RunLog, compare_id: str, types: Types, *, last: Comparison | None = None
+    ) -> Comparison:
+        """One from its runs in the log.
+
+        Args:
+            last: what was read of it before; its runs are not read again.
+        """
+        row = log.benchmarks.get(compare_id)
+        details = stored_runs(log, compare_id, () if last is None else last.seen)
+        if last is None and not details:
+            raise _unknown(compare_id)
+        plan = (
+            plan_of_runs(details, types) if row is None else ExperimentPlan.stored(row.plan, types)
+        )
+        comparison = cls(compare_id, plan) if last is None else replace(last, plan=plan)
+        if row is not None:
+            skipped = row.summary.get("skipped", [])
+            comparison.skipped = {skip["prompt"]: skip["reason"] for skip in skipped}
+            comparison.faults |= row.summary.get("faults", {})
+            comparison.interrupted = row.status == "interrupted"
         for run in details:
             comparison.add(run)
-        rounds = {(r.labels["prompt"], r.labels.get("turn"), r.labels["repeat"]) for r in details}
-        expected = len(rounds) * len(set(comparison.names) - set(comparison.faults))
-        done = [r for r in comparison.finished if r.configuration not in comparison.faults]
-        comparison.planned = expected if len(done) < expected else None
         return comparison
 
     def add(self, run: RunDetail) -> None:
         """A run of the log that is over."""
         labels = run.labels
+        self.seen.add(run.id)
         self.setup = self.setup or _setup_sentence(run)
+        self.environment = self.environment or run.environment
         self.prompts.setdefault(labels["prompt"], _prompt_line(labels, run.prompt_text))
         key = labels["prompt"], int(labels["repeat"]), labels["configuration"]
         self.runs[key] = run.id
@@ -107,7 +113,25 @@ class Comparison:
 
     @property
     def names(self) -> list[str]:
-        return [c["name"] for c in self.plan["configurations"]]
+        return self.plan.names
+
+    @property
+    def num_planned(self) -> int | None:
+        """How many requests there will be; None once all of them are finished."""
+        names = set(self.names) - set(self.faults)
+        turns = sum(len(item.turns) for item in self.plan.items if item.id not in self.skipped)
+        planned = turns * self.plan.repeats * len(names)
+        return planned if sum(r.configuration in names for r in self.finished) < planned else None
+
+    def pairs(self, name: str) -> list[Pair]:
+        """A configuration's answers beside plain decoding's."""
+        return pairs_of(self.finished, name, self.plan)
+
+    def make_report(self, log: RunLog) -> Report:
+        audits: dict[tuple[str, str], Audit] = {}
+        for name in self.names[1:]:
+            audits |= audits_of_pairs(log, self.pairs(name))
+        return make_report(self.plan, self.finished, audits, planned=self.num_planned)
 
     def median_runs(self, prompt: str) -> list[str]:
         """Of every configuration the run on this prompt that decoded for the median time.
@@ -115,13 +139,13 @@ class Comparison:
         Of an even number it is the faster of the two in the middle; one that finished nothing
         shows the last that it began.
         """
-        found: list[str] = []
+        run_ids: list[str] = []
         for name in self.names:
             finished = (r for r in self.finished if (r.prompt, r.configuration) == (prompt, name))
             timed = sorted(finished, key=lambda request: request.decode_s)
             begun = [run for (p, _, n), run in self.runs.items() if (p, n) == (prompt, name)]
-            found += [timed[(len(timed) - 1) // 2].run_id] if timed else begun[-1:]
-        return found
+            run_ids += [timed[(len(timed) - 1) // 2].run_id] if timed else begun[-1:]
+        return run_ids
 
     def shown_prompt(self) -> str | None:
         """The last prompt that as many configurations finished as any other."""
@@ -132,53 +156,141 @@ class Comparison:
         most = max(counts.values(), default=0)
         return next((p for p in reversed(counts) if counts[p] == most), None)
 
-    def to_json(self, log: RunLog, types: Types) -> str:
-        """Everything under the panels, and which run is whose."""
-        by_name = {n: [r for r in self.finished if r.configuration == n] for n in self.names}
-        plain = by_name[self.names[0]]
-        pairs = {name: in_pairs(own, plain) for name, own in by_name.items()}
-        audits = {k: v for name in self.names for k, v in audits_of_pairs(log, pairs[name]).items()}
-        report = make_report(self.plan, self.finished, audits, planned=self.planned)
-        rows = []
-        for section, own in zip(report.configurations, self.plan["configurations"], strict=True):
-            figures = {k: v for k, v in asdict(section).items() if k not in LEFT_OUT}
-            badge = stored_badge(own["config"], lossless=section.lossless)
-            rows.append(
-                {
-                    **figures,
-                    "badge": "baseline" if section.reference else badge,
-                    "settings": _settings_sentence(own["config"], types),
-                    "fault": self.faults.get(section.name),
-                    "speedup": None
-                    if section.overall.speedup is None or section.reference
-                    else section.overall.speedup.text,
-                    "by_prompt": _by_prompt(pairs[section.name]),
-                    "verdict": _verdict(log, section),
-                }
+    def results(self, log: RunLog) -> ComparisonResults:
+        """The report, and what is said of every configuration."""
+        report = self.make_report(log)
+        remarks = []
+        for section, own in zip(report.configurations, self.plan.configurations, strict=True):
+            badge = stored_badge(own.values, lossless=section.lossless)
+            remarks.append(
+                Remarks(
+                    badge="baseline" if section.reference else badge,
+                    settings=_settings_sentence(own),
+                    fault=self.faults.get(section.name),
+                    by_prompt=_by_prompt(self.pairs(section.name)),
+                    verdict=_verdict(log, section),
+                )
             )
+        return ComparisonResults(self, report, tuple(remarks))
+
+    def to_json(self, log: RunLog) -> str:
+        return self.results(log).to_json()
+
+    def page(self, log: RunLog) -> str:
+        """The comparison as one HTML file."""
+        first, *more = self.prompts.values()
+        title = f"Comparison: {first}" + (f" and {len(more)} more prompts" if more else "")
+        report = self.make_report(log)
+        return report_page(title, self.plan, report, self.finished, self.environment)
+
+
+@dataclass(frozen=True, slots=True)
+class Remarks:
+    """What is said of a configuration beside its figures.
+
+    Attributes:
+        by_prompt: the speedup of every prompt.
+        verdict: whether its answers are plain decoding's, in words.
+    """
+
+    badge: str
+    settings: str
+    fault: str | None
+    by_prompt: list[tuple[str, float]]
+    verdict: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonResults:
+    """A comparison with its report; `remarks` of every section."""
+
+    comparison: Comparison
+    report: Report
+    remarks: tuple[Remarks, ...]
+
+    def to_json(self) -> str:
+        """Everything under the panels, and which run is whose."""
+        comparison, report = self.comparison, self.report
+        rows = []
+        for section, remarks in zip(report.configurations, self.remarks, strict=True):
+            figures = {k: v for k, v in asdict(section).items() if k not in LEFT_OUT}
+            speedup = None if section.reference else section.overall.speedup
+            rows.append({**figures, **asdict(remarks), "speedup": speedup and speedup.text})
         return json.dumps(
             {
-                "id": self.id,
-                "setup": self.setup,
+                "id": comparison.id,
+                "setup": comparison.setup,
                 "headline": report.headline,
                 "fastest": report.fastest,
-                "num_repeats": 1 + max((repeat for _, repeat, _ in self.runs), default=-1),
+                "num_repeats": 1 + max((repeat for _, repeat, _ in comparison.runs), default=-1),
                 "configurations": rows,
-                "prompts": list(self.prompts.items()),
-                "skipped": list(self.skipped.items()),
-                "runs": [[*key, run] for key, run in self.runs.items()],
-                "medians": {prompt: self.median_runs(prompt) for prompt in self.prompts},
+                "prompts": list(comparison.prompts.items()),
+                "skipped": list(comparison.skipped.items()),
+                "runs": [[*key, run] for key, run in comparison.runs.items()],
+                "medians": {p: comparison.median_runs(p) for p in comparison.prompts},
             }
         )
 
 
-def stored_runs(log: RunLog, compare_id: str) -> list[RunDetail]:
-    """All runs of a comparison, in the order in which they ran."""
-    details = details_of(log, RunGroup(labels={"compare": compare_id}))
-    found = [run for run in details if {"place", "prompt"} <= set(run.labels)]
-    if not found:
-        raise ConfigError(f"No comparison {compare_id!r:.80} is in the log. Was it deleted?")
-    return found
+def stored_runs(log: RunLog, compare_id: str, known: Container[str] = ()) -> list[RunDetail]:
+    """The runs of a comparison that are over, in order, but those known by their ids."""
+    ids = log.ids(RunQuery(labels={"compare": compare_id}, descending=False))
+    runs = log.details([run_id for run_id in ids if run_id not in known])
+    return [
+        run for run in runs if {"place", "prompt"} <= set(run.labels) and run.status != "running"
+    ]
+
+
+def first_run(log: RunLog, compare_id: str) -> RunDetail:
+    """Raises ConfigError: no such comparison is in the log."""
+    for run_id in log.ids(RunQuery(labels={"compare": compare_id}, descending=False, limit=1)):
+        if (run := log.get(run_id)) is not None:
+            return run
+    raise _unknown(compare_id)
+
+
+def _unknown(compare_id: str) -> ConfigError:
+    return ConfigError(f"No comparison {compare_id!r:.80} is in the log. Was it deleted?")
+
+
+def plan_of_runs(details: Sequence[RunDetail], types: Types) -> ExperimentPlan:
+    """What a comparison of an earlier version did, which stored runs and no plan."""
+    first, by_place = details[0], dict[int, RunDetail]()
+    prompts: dict[str, dict[int, RunDetail]] = {}
+    for run in details:
+        by_place.setdefault(int(run.labels["place"]), run)
+        turns = prompts.setdefault(run.labels["prompt"], {})
+        turns.setdefault(int(run.labels.get("turn", 0)), run)
+    configurations = [
+        {
+            "name": run.labels["configuration"],
+            "title": run.labels["configuration"],
+            "lossless": run.lossless,
+            "config": dict(run.method),
+        }
+        for _, run in sorted(by_place.items())
+    ]
+    values = {
+        "kind": "compare",
+        "target": {"name": first.target, "hub": first.target},
+        "dtype": first.dtype,
+        "configurations": configurations,
+        "items": [_item(turns) for turns in prompts.values()],
+        "repeats": 1 + max(int(run.labels["repeat"]) for run in details),
+        "sampling": dict(first.sampling),
+        "limits": dict(first.limits),
+    }
+    return ExperimentPlan.stored(values, types)
+
+
+def _item(turns: Mapping[int, RunDetail]) -> Item:
+    """A prompt from the runs of its turns."""
+    run = turns[min(turns)]
+    labels, history = run.labels, tuple(dict(message) for message in run.messages[:-1])
+    texts = tuple(turns[turn].prompt_text for turn in sorted(turns))
+    suite, group = labels.get("suite", ""), labels.get("group", labels["category"])
+    name, category = labels["prompt"], labels["category"]
+    return Item(suite, name, category, group, texts, not run.messages, history)
 
 
 def _setup_sentence(run: RunDetail) -> str:
@@ -196,10 +308,10 @@ def _prompt_line(labels: Mapping[str, str], text: str) -> str:
     return begin if labels["category"] == labels["suite"] else f"{labels['category']}: {begin}"
 
 
-def _settings_sentence(values: Mapping[str, Any], types: Types) -> str:
+def _settings_sentence(configuration: Configuration) -> str:
     """The settings that are not the method's defaults."""
     try:
-        changed = stored_config(values, types).changed_flat
+        changed = configuration.config.changed_flat
     except ConfigError:
         return "settings of another version"
     return ", ".join(f"{key} {_short(value)}" for key, value in changed.items())
@@ -214,8 +326,9 @@ def _by_prompt(pairs: Sequence[Pair]) -> list[tuple[str, float]]:
     of_prompt: dict[str, list[Pair]] = {}
     for pair in pairs:
         of_prompt.setdefault(pair[0].prompt, []).append(pair)
-    found = {prompt: speedup_of(its) for prompt, its in of_prompt.items()}
-    return [(prompt, one.ratio) for prompt, one in found.items() if one and one.ratio is not None]
+    speedups = {prompt: speedup_of(its) for prompt, its in of_prompt.items()}
+    ratios = ((prompt, one.ratio if one else None) for prompt, one in speedups.items())
+    return [(prompt, ratio) for prompt, ratio in ratios if ratio is not None]
 
 
 # ---- the verdict in a sentence

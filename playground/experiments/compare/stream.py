@@ -14,9 +14,9 @@ from typing import Any
 
 from engine.errors import ConfigError
 from playground.errors import Fault, attempt_aside
-from playground.experiments.compare.job import CompareJob
-from playground.experiments.compare.report import Comparison
-from playground.experiments.plan import Types
+from playground.experiments.compare.live import LiveComparison
+from playground.experiments.compare.report import Comparison, ComparisonResults
+from playground.experiments.experiment import Experiment
 from playground.host.live import LiveRuns
 from playground.host.stream import (
     TICK_S,
@@ -34,8 +34,14 @@ MAX_RUNS = 8
 """That race at once."""
 
 
+def view_of(job: Experiment) -> LiveComparison:
+    """What the page sees of a comparison that runs here."""
+    assert isinstance(job.view, LiveComparison)
+    return job.view
+
+
 async def stream(
-    job: CompareJob, history: History, tick_s: float = TICK_S
+    job: Experiment, history: History, tick_s: float = TICK_S
 ) -> AsyncIterator[Message]:
     """All messages of a comparison, in time; the last shows the median runs, to be raced.
 
@@ -49,11 +55,11 @@ async def stream(
         job.watchers -= 1
 
 
-async def _messages(job: CompareJob, history: History, tick_s: float) -> AsyncIterator[Message]:
+async def _messages(job: Experiment, history: History, tick_s: float) -> AsyncIterator[Message]:
     shown, last = 0, ""
     waiting = bare(status={}, runs=_planned(job))
     while True:
-        over, now = job.over.is_set(), job.round
+        over, now = job.over.is_set(), view_of(job).round
         if now is not None and now.number > shown:
             shown = now.number
             async for message in follow(RunStream(now.runs, lambda run: 0), tick_s):
@@ -66,20 +72,22 @@ async def _messages(job: CompareJob, history: History, tick_s: float) -> AsyncIt
             yield {**waiting, **texts}
             last = texts["compare"]
         await asyncio.sleep(tick_s)
-    metas = await attempt_aside(lambda: _metas(job.comparison, history), where="opening its runs")
+    metas = await attempt_aside(
+        lambda: _metas(view_of(job).comparison, history), where="opening its runs"
+    )
     if isinstance(metas, Fault):
-        yield {**fault_message(metas.sentence), "report": job.report}
+        yield {**fault_message(metas.sentence), "report": view_of(job).report}
         return
     yield bare(status={}, runs=metas, resync=True, **_texts(job, final=True))
 
 
-def reopened(compare_id: str, history: History, log: RunLog, types: Types) -> Message:
+def reopened(results: ComparisonResults, history: History) -> Message:
     """A message that shows a comparison of the log."""
-    comparison = Comparison.stored(log, compare_id)
-    state = _state(compare_id, "completed", final=True)
+    comparison = results.comparison
+    state = _state(comparison.id, "completed", final=True)
     if comparison.interrupted:
         state |= {"state": "cancelled", "text": "interrupted; these are its measurements so far"}
-    texts = {"compare": json.dumps(state), "report": comparison.to_json(log, types)}
+    texts = {"compare": json.dumps(state), "report": results.to_json()}
     return bare(status={}, runs=_metas(comparison, history), resync=True, **texts)
 
 
@@ -119,14 +127,14 @@ def _clock(runs: LiveRuns, log: RunLog, run_id: str) -> dict[str, Any]:
     return {"run": run_id, "at_s": [at for at, _ in commits], "num": [num for _, num in commits]}
 
 
-def _texts(job: CompareJob, *, final: bool = False) -> dict[str, str]:
+def _texts(job: Experiment, *, final: bool = False) -> dict[str, str]:
     state = {
         **_state(job.id, job.state, final=final),
         "text": job.message,
         "progress": None if job.over.is_set() else job.share,
         "error": job.error,
     }
-    return {"compare": json.dumps(state), "report": job.report}
+    return {"compare": json.dumps(state), "report": view_of(job).report}
 
 
 def _state(compare_id: str, state: str, *, final: bool) -> dict[str, Any]:
@@ -142,7 +150,7 @@ def _metas(comparison: Comparison, history: History) -> list[dict[str, Any]]:
     return [meta for run in runs for meta in history.opened(run)["runs"]]
 
 
-def _planned(job: CompareJob) -> list[dict[str, Any]]:
+def _planned(job: Experiment) -> list[dict[str, Any]]:
     """Panels for the first prompt, before anything runs; one message after another is the same."""
     plan, item = job.plan, job.plan.items[0]
     history = [dict(message) for message in item.history]

@@ -1,4 +1,4 @@
-"""Why answers part from plain decoding's: the target is asked once more; its word stays in the log.
+"""Why answers differ from plain decoding's: the target is evaluated once more, and audits stored.
 
 In half precision a near-tie between two tokens can fall either way, in any engine. An audit tells
 that from a fault of the method; see `engine.model.audit`.
@@ -50,7 +50,7 @@ def audit_divergences(
 ) -> None:
     """Audit the first answers of a configuration that differ, and keep what was found.
 
-    The very first is also asked of a float32 copy, where the target is small.
+    The very first is also checked on a float32 copy, where the target is small.
     """
     for n, ((own, plain), _) in enumerate(list(divergences(pairs))[:most]):
         if cancelled():
@@ -61,15 +61,15 @@ def audit_divergences(
         tell()
         texts = plain.output_ids, own.output_ids
         allowed = partial(allowed_after, target, Sampling.parse(stored.sampling))
-        found = attempt(
+        result = attempt(
             partial(audit, target, stored.prompt_ids, *texts, allowed=allowed, in_float32=n == 0),
             where=f"the audit of {own.run_id}",
         )
-        if found is not None and not isinstance(found, Fault):
+        if result is not None and not isinstance(result, Fault):
             log.artifacts.put(
                 ARTIFACT,
                 {"own": own.run_id, "plain": plain.run_id},
-                meta=asdict(found),
+                meta=asdict(result),
                 payload=b"",
                 run_id=own.run_id,
                 benchmark_id=benchmark_id,
@@ -87,8 +87,8 @@ def audits_of_pairs(log: RunLog, pairs: Sequence[Pair]) -> Audits:
     if first is None:
         return {}
     (own, plain), _ = first
-    found = _find(log, own, plain)
-    return {} if found is None else {(own.run_id, plain.run_id): found}
+    stored = _find(log, own, plain)
+    return {} if stored is None else {(own.run_id, plain.run_id): stored}
 
 
 def _find(log: RunLog, own: FinishedRequest, plain: FinishedRequest) -> Audit | None:

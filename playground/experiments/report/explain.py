@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from engine import formats
 from engine.metrics import SAME, Balance, hardly_drafts
 from playground.experiments.finished import Pair
-from playground.experiments.report.statistics import Pool, Speedup, speedup_of
+from playground.experiments.report.statistics import Speedup, Totals, speedup_of
 from playground.host.baseline import Evidence, doubt_of
 
 AGREES = 0.005
@@ -50,7 +50,7 @@ def explain(pairs: Sequence[Pair]) -> Explanation | None:
     """Over the requests that both sides decoded; None where no speedup can be given."""
     both = [(own, plain) for own, plain in pairs if own.decode_s > 0 and plain.decode_s > 0]
     fast = speedup_of(both)
-    own, plain = Pool.of([own for own, _ in both]), Pool.of([plain for _, plain in both])
+    own, plain = Totals.of([own for own, _ in both]), Totals.of([plain for _, plain in both])
     if fast is None or fast.ratio is None:
         return None
     balance = balance_of(own, plain)
@@ -79,7 +79,7 @@ def _doubt(speedup: Speedup) -> str:
     return "" if speedup.faster or speedup.slower else ", within the noise"
 
 
-def balance_of(own: Pool, plain: Pool) -> Balance | None:
+def balance_of(own: Totals, plain: Totals) -> Balance | None:
     """What a step of `own` saves and pays against one of `plain`; None where one took no step."""
     if own.mat is None or not own.step_s or not plain.step_s:
         return None
@@ -118,7 +118,7 @@ def _because(balance: Balance, measured: float, noise: str) -> str:
     return f"Slower{noise}: {account}. The largest extra cost is {largest}; {without}"
 
 
-def _differs(own: Pool, plain: Pool, measured: float, formula: float) -> str:
+def _differs(own: Totals, plain: Totals, measured: float, formula: float) -> str:
     prefill = "Neither figure includes prefill."
     if abs(measured / formula - 1) < AGREES:
         return f"Measured: {formats.speedup(measured)}, as the formula says. {prefill}"
@@ -133,11 +133,11 @@ def _differs(own: Pool, plain: Pool, measured: float, formula: float) -> str:
     return f"Measured: {formats.speedup(measured)}; the difference is {why}. {prefill}"
 
 
-def _kept(pool: Pool) -> float:
+def _kept(pool: Totals) -> float:
     """Share of the tokens of all steps that was left after cuts by EOS, stop or length."""
     return pool.num_committed / (pool.num_steps + pool.num_accepted)
 
 
-def _stretch(pool: Pool) -> float:
+def _stretch(pool: Totals) -> float:
     """Time from step to step over the step's own."""
     return max(1.0, pool.decode_s / sum(pool.split_s))

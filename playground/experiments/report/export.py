@@ -10,8 +10,9 @@ from typing import Any
 from engine import safe_text
 from engine.safe_text import csv_line, file_name
 from playground.experiments.finished import SPLIT, FinishedRequest
+from playground.experiments.plan import ExperimentPlan
 from playground.experiments.report.page import report_page
-from playground.experiments.report.report import FORMULAS, Cell, Report, Section
+from playground.experiments.report.report import FORMULAS, Figures, Report, Section
 from playground.experiments.report.statistics import LATENCY_ROWS, LatencyTable, Statistic
 from storage import Benchmark
 
@@ -27,6 +28,7 @@ class Results:
     """A benchmark, its finished requests and the report over them."""
 
     benchmark: Benchmark
+    plan: ExperimentPlan
     requests: tuple[FinishedRequest, ...]
     report: Report
     environment: Mapping[str, Any]
@@ -35,7 +37,7 @@ class Results:
 def json_text(results: Results) -> str:
     """The whole report, with what was run and how each figure is defined."""
     benchmark = results.benchmark
-    plan = {key: value for key, value in benchmark.plan.items() if key != "items"}
+    plan = {key: value for key, value in results.plan.to_dict().items() if key != "items"}
     whole = {
         "benchmark": benchmark.id,
         "name": benchmark.name,
@@ -44,7 +46,7 @@ def json_text(results: Results) -> str:
         "concurrency": 1,
         **plan,
         "environment": results.environment,
-        "num_prompts": len(benchmark.plan["items"]),
+        "num_prompts": len(results.plan.items),
         "skipped": benchmark.summary.get("skipped", []),
         "definitions": FORMULAS,
         "report": results.report.to_dict(),
@@ -74,7 +76,7 @@ def speedup_csv(results: Results) -> str:
     )
 
 
-def _speedup_row(section: Section, group: str, cell: Cell) -> list[Any]:
+def _speedup_row(section: Section, group: str, cell: Figures) -> list[Any]:
     known = ("ratio", "low", "high", "num_prompts", "num_repeats", "num_pairs", "doubt")
     return [
         *(section.name, section.decoding_type, section.lossless, group),
@@ -159,10 +161,8 @@ def _csv(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 def page_html(results: Results) -> str:
     """Everything that a colleague wants to see of it, in one file."""
-    benchmark = results.benchmark
-    return report_page(
-        benchmark.name, benchmark.plan, results.report, results.requests, results.environment
-    )
+    name, plan, report = results.benchmark.name, results.plan, results.report
+    return report_page(name, plan, report, results.requests, results.environment)
 
 
 FILES = {

@@ -16,15 +16,13 @@ from typing import Any
 
 from jinja2 import Environment
 
-from engine import formats
-from engine.config import Sampling
-from engine.drafters import parse_method
 from engine.errors import ConfigError
 from engine.formats import DASH
 from engine.safe_text import json_text, visible_value
 from playground.experiments.finished import FinishedRequest
-from playground.experiments.plan import BASELINE, extent
-from playground.experiments.report.report import FORMULAS, Cell, Report, Section
+from playground.experiments.plan import ExperimentPlan, Item
+from playground.experiments.report.columns import by_group, summary
+from playground.experiments.report.report import FORMULAS, Report
 from playground.plots import GREY, HUES
 
 MAX_ANSWERS = 40
@@ -52,7 +50,7 @@ class Bar:
 
 def report_page(
     title: str,
-    plan: Mapping[str, Any],
+    plan: ExperimentPlan,
     report: Report,
     requests: Sequence[FinishedRequest],
     environment: Mapping[str, Any],
@@ -60,16 +58,13 @@ def report_page(
     """The page of an experiment as it stands.
 
     Args:
-        plan: as `ExperimentPlan.to_dict` writes it.
         environment: where its first request ran.
     """
-    items, repeats = plan["items"], int(plan["repeats"])
-    turns = sum(len(item["turns"]) for item in items)
     bars, end = _bars(report)
     return PAGE.render(
         title=title,
         report=report,
-        extent=extent(len(items), turns, len(plan["configurations"]), repeats),
+        extent=plan.extent,
         machine=_machine(plan, environment),
         command=command(plan),
         prompts=prompts_file(plan),
@@ -78,9 +73,10 @@ def report_page(
         end=end,
         left=LEFT,
         height=(BAR + GAP) * len(bars) + 24,
-        groups=list(report.groups) if len(report.groups) > 1 else [],
-        rows=[_row(section, requests) for section in report.configurations],
-        answers=_answers(items, report, requests),
+        summary=summary(report),
+        groups=by_group(report, "speedup", {}) if len(report.groups) > 1 else None,
+        digests={s.name: _digest(s.name, requests) for s in report.configurations},
+        answers=_answers(plan.items, report, requests),
         formulas={name: FORMULAS[name] for name in SHOWN},
         identity=IDENTITY,
     )
@@ -89,105 +85,76 @@ def report_page(
 SHOWN = ("speedup", "interval", "tok_s", "mat", "step_ms", "draft_acceptance", "ttft_ms", "verdict")
 
 
-def command(plan: Mapping[str, Any]) -> str:
+def command(plan: ExperimentPlan) -> str:
     """What repeats the experiment with a file of its prompts; empty where a method is unknown."""
     methods = []
     try:
-        for one in plan["configurations"]:
-            if one["config"]["decoding_type"] == BASELINE:
-                continue
-            config = parse_method(one["config"])
-            said = {"name": one["name"], **config.changed}.items()
-            settings = [f"{k}={v if isinstance(v, str) else json.dumps(v)}" for k, v in said]
+        for configuration in plan.configurations[1:]:
+            config = configuration.config
+            values = {"name": configuration.name, **config.changed}.items()
+            settings = [f"{k}={v if isinstance(v, str) else json.dumps(v)}" for k, v in values]
             methods += ["--method", shlex.join([config.decoding_type, *settings])]
     except ConfigError:
         return ""
-    target, sampling, limits = plan["target"], plan["sampling"], plan["limits"]
-    words = ["python", "app.py", "bench", "--target", target.get("path") or target["name"]]
-    words += ["--dtype", plan["dtype"], "--suite", PROMPTS, *methods]
-    words += ["--repeats", str(plan["repeats"]), "--max-new-tokens", str(limits["max_new_tokens"])]
-    words += ["--ignore-eos"] if limits.get("ignore_eos") else []
+    target, sampling, limits = plan.target, plan.sampling, plan.limits
+    words = ["python", "app.py", "bench", "--target", target.path or target.name]
+    words += ["--dtype", plan.dtype, "--suite", PROMPTS, *methods]
+    words += ["--repeats", str(plan.repeats), "--max-new-tokens", str(limits.max_new_tokens)]
+    words += ["--ignore-eos"] if limits.ignore_eos else []
     for name in ("temperature", "top_k", "top_p", "min_p", "seed"):
-        if sampling["temperature"] > 0 and name in sampling:
-            words += [f"--{name.replace('_', '-')}", str(sampling[name])]
-    if (kind := sampling.get("structured_output", "none")) != "none":
-        words += [f"--{kind.replace('_', '-')}", sampling["grammar"] or "{}"]
+        if sampling.temperature > 0:
+            words += [f"--{name.replace('_', '-')}", str(getattr(sampling, name))]
+    if (kind := sampling.structured_output) != "none":
+        words += [f"--{kind.replace('_', '-')}", sampling.grammar or "{}"]
     return shlex.join(words)
 
 
-def prompts_file(plan: Mapping[str, Any]) -> str:
+def prompts_file(plan: ExperimentPlan) -> str:
     """The prompts as a suite that `--suite` takes; JSON is YAML."""
     names = ("id", "category", "turns", "raw", "history")
-    prompts = [{name: item[name] for name in names if item.get(name)} for item in plan["items"]]
+    values = [{name: getattr(item, name) for name in names} for item in plan.items]
+    prompts = [{name: value for name, value in item.items() if value} for item in values]
     head = {"description": "prompts of a shared report", "examples": False}
     return json_text({**head, "prompts": prompts}, indent=1)
 
 
-def _machine(plan: Mapping[str, Any], environment: Mapping[str, Any]) -> dict[str, str]:
+def _machine(plan: ExperimentPlan, environment: Mapping[str, Any]) -> dict[str, str]:
     """What the figures hold for."""
     versions = environment.get("versions") or {}
     facts = {
-        "target": plan["target"].get("title") or plan["target"]["name"],
-        "dtype": environment.get("dtype", plan["dtype"]),
+        "target": plan.target.title or plan.target.name,
+        "dtype": environment.get("dtype", plan.dtype),
         "device": environment.get("device_name", ""),
         "processor": environment.get("cpu") or "",
         "system": environment.get("platform") or "",
         "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
         "commit": environment.get("git_commit") or "",
-        "sampling": Sampling.parse(plan["sampling"]).words,
-        "length": f"at most {plan['limits']['max_new_tokens']} new tokens",
+        "sampling": plan.sampling.words,
+        "length": f"at most {plan.limits.max_new_tokens} new tokens",
     }
     return {name: str(text) for name, text in facts.items() if text}
 
 
 def _bars(report: Report) -> tuple[list[Bar], float]:
     """Every speedup as a bar with its interval, and where 1× lies."""
-    found = [
+    measured = [
         (section, fast, fast.ratio)
         for section in report.configurations
         if (fast := section.overall.speedup) is not None and fast.ratio is not None
     ]
-    longest = max((ratio for *_, ratio in found), default=1.0)
+    longest = max((ratio for *_, ratio in measured), default=1.0)
     unit = (WIDTH - LEFT - 90) / max(1.0, 1.5 * longest)
 
     def at(value: float | None) -> float | None:
         return None if value is None else LEFT + unit * min(value, 1.5 * longest)
 
     bars = []
-    for n, (section, fast, ratio) in enumerate(found):
+    for n, (section, fast, ratio) in enumerate(measured):
         low, high = (None, None) if section.reference else (at(fast.low), at(fast.high))
         colour = GREY if section.reference else HUES[(n - 1) % len(HUES)]
         y = n * (BAR + GAP) + 4
         bars.append(Bar(section.name, y, unit * ratio, low, high, fast.text, colour))
     return bars, LEFT + unit
-
-
-def _row(section: Section, requests: Sequence[FinishedRequest]) -> dict[str, Any]:
-    """A configuration's figures as texts."""
-    overall, verdict = section.overall, section.verdict
-    same = DASH
-    if verdict is not None:
-        same = f"{verdict.num_identical} of {verdict.num_compared} token-identical"
-    return {
-        "name": section.name,
-        "reference": section.reference,
-        "lossless": section.lossless,
-        "speedup": formats.speedup(1.0) if section.reference else _ratio(overall),
-        "interval": overall.speedup.interval if overall.speedup and not section.reference else "",
-        "tok_s": formats.tok_s(overall.tok_s),
-        "mat": formats.mat(overall.mat),
-        "step_ms": formats.milliseconds(overall.step_ms),
-        "acceptance": formats.percent(section.draft_acceptance),
-        "ttft_ms": formats.milliseconds(section.ttft_ms),
-        "same": "reference" if section.reference else same,
-        "digest": _digest(section.name, requests),
-        "groups": {group: _ratio(cell) for group, cell in section.groups.items()},
-        "why": "" if section.why is None else section.why.because,
-    }
-
-
-def _ratio(cell: Cell) -> str:
-    return DASH if cell.speedup is None else cell.speedup.text
 
 
 def _digest(name: str, requests: Sequence[FinishedRequest]) -> str:
@@ -196,29 +163,42 @@ def _digest(name: str, requests: Sequence[FinishedRequest]) -> str:
 
 
 def _answers(
-    items: Sequence[Mapping[str, Any]], report: Report, requests: Sequence[FinishedRequest]
+    items: Sequence[Item], report: Report, requests: Sequence[FinishedRequest]
 ) -> list[dict[str, Any]]:
     """The first prompts with plain decoding's answers, and the answers that differ from them."""
     plain = report.configurations[0].name
     first = {(r.prompt, r.turn, r.configuration): r for r in requests if r.repeat == 0}
-    found = []
+    answers = []
     for item in items[:MAX_ANSWERS]:
-        for turn, asked in enumerate(item["turns"]):
-            base = first.get((item["id"], turn, plain))
+        for turn, prompt in enumerate(item.turns):
+            base = first.get((item.id, turn, plain))
             if base is None:
                 continue
             others = {
                 section.name: other.text[:MAX_CHARS]
                 for section in report.configurations[1:]
-                if (other := first.get((item["id"], turn, section.name))) is not None
+                if (other := first.get((item.id, turn, section.name))) is not None
                 and other.output_ids != base.output_ids
             }
             text = base.text[:MAX_CHARS]
-            found.append({"prompt": asked[:MAX_CHARS], "text": text, "others": others})
-    return found
+            answers.append({"prompt": prompt[:MAX_CHARS], "text": text, "others": others})
+    return answers
 
 
-PAGE = _PAGES.from_string("""<!doctype html>
+PAGE = _PAGES.from_string("""
+{%- macro table(of, digests) %}
+<div class="wide"><table><thead><tr><th>configuration</th>
+{% for title, formula in of.heads.items() %}<th title="{{ formula }}">{{ title }}</th>{% endfor %}
+{% if digests %}<th title="{{ identity }}">digest</th>{% endif %}</tr></thead><tbody>
+{% for section, cells in of.rows %}
+<tr><td>{{ section.name }}{% if not section.lossless %} (lossy){% endif %}</td>
+{% for cell in cells %}<td title="{{ cell.hint }}">{{ cell.text }}
+{%- if cell.small %}<small>{{ cell.small }}</small>{% endif %}</td>{% endfor %}
+{% if digests %}<td><small>{{ digests[section.name] }}</small></td>{% endif %}</tr>
+{% endfor %}
+</tbody></table></div>
+{% endmacro -%}
+<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy"
  content="default-src 'none'; style-src 'unsafe-inline'">
@@ -262,32 +242,14 @@ pre { white-space: pre-wrap; overflow-wrap: anywhere; border: 1px solid var(--li
 {% endfor %}
 </svg>
 <h2>Figures</h2>
-<div class="wide"><table><thead><tr><th>configuration</th>
-<th title="{{ formulas.speedup }}">speedup<small>95% interval</small></th>
-<th title="{{ formulas.tok_s }}">tok/s</th><th title="{{ formulas.mat }}">MAT</th>
-<th title="{{ formulas.draft_acceptance }}">accepted</th>
-<th title="{{ formulas.step_ms }}">step ms</th><th title="{{ formulas.ttft_ms }}">TTFT ms</th>
-<th title="{{ formulas.verdict }}">answers<small title="{{ identity }}">digest</small></th>
-</tr></thead><tbody>
-{% for row in rows %}
-<tr><td>{{ row.name }}{% if not row.lossless %} (lossy){% endif %}</td>
-<td>{{ row.speedup }}<small>{{ row.interval }}</small></td><td>{{ row.tok_s }}</td>
-<td>{{ row.mat }}</td><td>{{ row.acceptance }}</td><td>{{ row.step_ms }}</td>
-<td>{{ row.ttft_ms }}</td><td>{{ row.same }}<small>{{ row.digest }}</small></td></tr>
-{% endfor %}
-</tbody></table></div>
+{{ table(summary, digests) }}
 {% if groups %}
 <h2>Speedup by kind of task</h2>
-<div class="wide"><table><thead><tr><th>configuration</th>
-{% for group in groups %}<th>{{ group }}</th>{% endfor %}</tr></thead><tbody>
-{% for row in rows if not row.reference %}
-<tr><td>{{ row.name }}</td>
-{% for group in groups %}<td>{{ row.groups.get(group, "–") }}</td>{% endfor %}</tr>
-{% endfor %}
-</tbody></table></div>
+{{ table(groups, none) }}
 {% endif %}
 <h2>Why</h2>
-<dl>{% for row in rows if row.why %}<dt>{{ row.name }}</dt><dd>{{ row.why }}</dd>{% endfor %}</dl>
+<dl>{% for section in report.configurations if section.why %}
+<dt>{{ section.name }}</dt><dd>{{ section.why.because }}</dd>{% endfor %}</dl>
 <h2>Machine and settings</h2>
 <dl>{% for name, text in machine.items() %}<dt>{{ name }}</dt><dd>{{ text }}</dd>{% endfor %}</dl>
 {% if command %}

@@ -13,13 +13,14 @@ from typing import Any
 from engine import metrics
 from engine.metrics import TimeSplit
 from playground.experiments.finished import FinishedRequest, Pair, in_pairs
+from playground.experiments.plan import Configuration, ExperimentPlan
 from playground.experiments.report.audits import Audits
 from playground.experiments.report.explain import Explanation, explain
 from playground.experiments.report.statistics import (
     LATENCY_ROWS,
     LatencyTable,
-    Pool,
     Speedup,
+    Totals,
     latency_table,
     position_rates,
     ratio_of,
@@ -65,7 +66,7 @@ CONTEXT_EDGES = (0, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class Figures:
     """One configuration on one group of prompts, or on all of them."""
 
     num_requests: int
@@ -103,8 +104,8 @@ class Section:
     decoding_type: str
     lossless: bool
     reference: bool
-    overall: Cell
-    groups: Mapping[str, Cell]
+    overall: Figures
+    groups: Mapping[str, Figures]
     latency: LatencyTable | None
     position_rates: tuple[float, ...]
     draft_acceptance: float | None
@@ -143,72 +144,68 @@ class Report:
 
 
 def make_report(
-    plan: Mapping[str, Any],
+    plan: ExperimentPlan,
     requests: Sequence[FinishedRequest],
     audits: Audits | None = None,
     *,
     planned: int | None = None,
 ) -> Report:
-    """The report over a stored plan and what is finished of it.
+    """The report over a plan and what is finished of it.
 
     Args:
-        plan: has `configurations` and `sampling` as `ExperimentPlan.to_dict` writes them; the first
-            configuration is plain decoding.
         audits: of answers that differ from plain decoding's.
         planned: how many requests there will be, while they are not all done.
 
     Where several kinds of device have measured, each has sections of its own.
     """
-    greedy = plan["sampling"]["temperature"] < 1e-5
-    looked_into = (audits or {}) if greedy else None
+    greedy = plan.sampling.greedy
+    examined = (audits or {}) if greedy else None
     preliminary = "" if planned is None else f"{len(requests)} of {planned} requests"
     by_device: dict[str, list[FinishedRequest]] = {}
     for request in requests:
         by_device.setdefault(request.device, []).append(request)
     groups = tuple(in_order(request.group for request in requests))
     if len(by_device) < 2:
-        sections, said = _on_one_kind(plan, requests, looked_into, preliminary)
-        return Report(sections, groups, len(requests), greedy, said.text, said.fastest)
+        sections, best = _on_one_device(plan.configurations, requests, examined, preliminary)
+        return Report(sections, groups, len(requests), greedy, best.text, best.fastest)
     every: list[Section] = []
     texts = []
     for device, own in by_device.items():
-        heads = [{**c, "name": f"{c['name']} on {device}"} for c in plan["configurations"]]
+        renamed = [replace(c, name=f"{c.name} on {device}") for c in plan.configurations]
         named = [replace(r, configuration=f"{r.configuration} on {device}") for r in own]
-        sections, said = _on_one_kind({"configurations": heads}, named, looked_into, preliminary)
+        sections, best = _on_one_device(renamed, named, examined, preliminary)
         every += sections
-        texts.append(f"{device}: {said.text}" if said.text else "")
+        texts.append(f"{device}: {best.text}" if best.text else "")
     return Report(tuple(every), groups, len(requests), greedy, " ".join(filter(None, texts)), None)
 
 
-def _on_one_kind(
-    plan: Mapping[str, Any],
+def _on_one_device(
+    configurations: Sequence[Configuration],
     requests: Sequence[FinishedRequest],
     audits: Audits | None,
     preliminary: str,
 ) -> tuple[tuple[Section, ...], Headline]:
     """Every configuration on one kind of device, and which is fastest there."""
-    by_name: dict[str, list[FinishedRequest]] = {c["name"]: [] for c in plan["configurations"]}
+    by_name: dict[str, list[FinishedRequest]] = {c.name: [] for c in configurations}
     for request in requests:
         by_name.setdefault(request.configuration, []).append(request)
-    plain = by_name[plan["configurations"][0]["name"]]
-    sections = tuple(
-        _section(c, by_name[c["name"]], plain, audits=audits) for c in plan["configurations"]
-    )
+    plain = by_name[configurations[0].name]
+    sections = tuple(_section(c, by_name[c.name], plain, audits=audits) for c in configurations)
     contenders = [
         Contender(s.name, s.overall.speedup, trust_in(s.verdict, lossless=s.lossless))
         for s in sections[1:]
     ]
-    said = headline(
+    best = headline(
         sections[0].name,
         contenders,
         lambda one, other: ratio_of(in_pairs(by_name[one], by_name[other]), len(contenders)),
         preliminary=preliminary,
     )
-    return sections, said
+    return sections, best
 
 
 def _section(
-    head: Mapping[str, Any],
+    configuration: Configuration,
     requests: Sequence[FinishedRequest],
     plain: Sequence[FinishedRequest],
     *,
@@ -217,17 +214,17 @@ def _section(
     """One configuration; without `audits` its answers are not compared with plain decoding's."""
     reference = requests is plain
     pairs = in_pairs(requests, plain)
-    pool = Pool.of(requests)
+    pool = Totals.of(requests)
     itl = [r.itl_s for r in requests if r.itl_s is not None]
     return Section(
-        name=head["name"],
-        title=head["title"],
-        decoding_type=head["config"]["decoding_type"],
-        lossless=head["lossless"],
+        name=configuration.name,
+        title=configuration.title,
+        decoding_type=configuration.decoding_type,
+        lossless=configuration.lossless,
         reference=reference,
-        overall=_cell(requests, pairs),
+        overall=_figures(requests, pairs),
         groups={
-            group: _cell(
+            group: _figures(
                 [r for r in requests if r.group == group], [p for p in pairs if p[0].group == group]
             )
             for group in in_order(r.group for r in requests)
@@ -247,9 +244,9 @@ def _section(
     )
 
 
-def _cell(requests: Sequence[FinishedRequest], pairs: Sequence[Pair]) -> Cell:
-    pool = Pool.of(requests)
-    return Cell(
+def _figures(requests: Sequence[FinishedRequest], pairs: Sequence[Pair]) -> Figures:
+    pool = Totals.of(requests)
+    return Figures(
         num_requests=pool.num_requests,
         num_new_tokens=pool.num_new_tokens,
         num_steps=pool.num_steps,
@@ -265,7 +262,7 @@ def by_context(requests: Sequence[FinishedRequest]) -> tuple[ContextBin, ...]:
     bins = []
     for low, high in zip(CONTEXT_EDGES, CONTEXT_EDGES[1:], strict=False):
         members = [r for r in requests if r.decode_s > 0 and low <= r.context_len < high]
-        tok_s = Pool.of(members).tok_s
+        tok_s = Totals.of(members).tok_s
         if tok_s is not None:
             middle = fmean([r.context_len for r in members])
             bins.append(ContextBin(low, high, len(members), middle, tok_s))

@@ -38,7 +38,7 @@ def position_rates(requests: Sequence[FinishedRequest]) -> tuple[float, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class Totals:
     """Requests added up; figures are None where nothing defines them.
 
     Attributes:
@@ -147,11 +147,11 @@ class Speedup:
 def speedup_of(pairs: Sequence[Pair]) -> Speedup | None:
     """`ratio_of` over plain decoding: without a number where its timing is in doubt."""
     both = _decoded(pairs)
-    if (found := ratio_of(both)) is None:
+    if (ratio := ratio_of(both)) is None:
         return None
-    own, plain = (Pool.of(side).wall_step_s for side in zip(*both, strict=True))
+    own, plain = (Totals.of(side).wall_step_s for side in zip(*both, strict=True))
     doubt = baseline.doubt_of(baseline.Evidence(own, plain))
-    return replace(found, ratio=None, low=None, high=None, doubt=doubt) if doubt else found
+    return replace(ratio, ratio=None, low=None, high=None, doubt=doubt) if doubt else ratio
 
 
 def ratio_of(pairs: Sequence[Pair], num_comparisons: int = 1) -> Speedup | None:
@@ -184,7 +184,7 @@ def ratio_of(pairs: Sequence[Pair], num_comparisons: int = 1) -> Speedup | None:
     both = _decoded(pairs)
     if not both:
         return None
-    ours, plain = (Pool.of(side).tok_s for side in zip(*both, strict=True))
+    ours, plain = (Totals.of(side).tok_s for side in zip(*both, strict=True))
     assert ours is not None and plain
     ratio = ours / plain
     prompts = in_units(both, lambda own: (own.suite, own.prompt))
@@ -208,7 +208,7 @@ class Counts(NamedTuple):
 
     @classmethod
     def of(cls, unit: Sequence[Pair]) -> Self:
-        own, plain = (Pool.of(side) for side in zip(*unit, strict=True))
+        own, plain = (Totals.of(side) for side in zip(*unit, strict=True))
         return cls(own.num_committed, own.decode_s, plain.num_committed, plain.decode_s)
 
 
@@ -280,7 +280,9 @@ def on_one_clock(pairs: Sequence[Pair]) -> list[Pair]:
     machines = in_units(pairs, lambda own: own.machine)
     if len(machines) < 2:
         return list(pairs)
-    scale = {group[0][0].machine: Pool.of([p for _, p in group]).tok_s or 1.0 for group in machines}
+    scale = {
+        group[0][0].machine: Totals.of([p for _, p in group]).tok_s or 1.0 for group in machines
+    }
 
     def scaled(request: FinishedRequest) -> FinishedRequest:
         return replace(request, decode_s=request.decode_s * scale[request.machine])
@@ -292,10 +294,10 @@ def in_units(
     pairs: Sequence[Pair], unit: Callable[[FinishedRequest], Hashable]
 ) -> list[list[Pair]]:
     """Pairs by what `unit` says of them, in the order of their first."""
-    found: dict[Hashable, list[Pair]] = {}
+    units: dict[Hashable, list[Pair]] = {}
     for pair in pairs:
-        found.setdefault(unit(pair[0]), []).append(pair)
-    return list(found.values())
+        units.setdefault(unit(pair[0]), []).append(pair)
+    return list(units.values())
 
 
 @lru_cache

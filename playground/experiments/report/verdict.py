@@ -30,6 +30,12 @@ CAUSES: dict[Cause, str] = {
     "fault": "rounding is not the cause: the method is at fault",
     "unknown": "the cause has not been examined",
 }
+SHORT_CAUSES: dict[Cause, tuple[str, str]] = {
+    "near ties": ("near-ties", "warn"),
+    "fault": ("a fault", "bad"),
+    "unknown": ("unexplained", "warn"),
+}
+"""The same in a word or two, and how bad it is."""
 NEAR_TIES: dict[bool | None, str] = {
     None: "the cause has not been examined",
     True: "a near-tie, which rounding alone can flip",
@@ -87,14 +93,14 @@ def verdict_of(pairs: Sequence[Pair], audits: Audits) -> Verdict | None:
     """The verdict over answers and plain decoding's; None without any."""
     if not pairs:
         return None
-    found = [_divergence(pair, at, audits) for pair, at in divergences(pairs)]
+    differences = [_divergence(pair, at, audits) for pair, at in divergences(pairs)]
     cause: Cause | None = None
-    if found:
-        seen = {one.near_tie for one in found}
+    if differences:
+        seen = {one.near_tie for one in differences}
         cause = "fault" if False in seen else "near ties" if True in seen else "unknown"
     num_tokens = sum(len(own.output_ids) for own, _ in pairs)
-    same = len(pairs) - len(found)
-    return Verdict(len(pairs), same, num_tokens, tuple(found[:MAX_LISTED]), cause)
+    same = len(pairs) - len(differences)
+    return Verdict(len(pairs), same, num_tokens, tuple(differences[:MAX_LISTED]), cause)
 
 
 def _divergence(pair: Pair, at: int, audits: Audits) -> Divergence:
@@ -110,7 +116,7 @@ def num_unsteady(requests: Sequence[FinishedRequest]) -> int:
     texts: dict[tuple[str, str, int], set[tuple[int, ...]]] = {}
     for r in requests:
         texts.setdefault((r.suite, r.prompt, r.turn), set()).add(r.output_ids)
-    return sum(len(found) > 1 for found in texts.values())
+    return sum(len(answers) > 1 for answers in texts.values())
 
 
 def trust_in(verdict: Verdict | None, *, lossless: bool) -> Trust:
@@ -169,10 +175,10 @@ def headline(
         return Headline(" ".join(doubts))
     best, fast, ratio = max(reliable, key=lambda one: one[2])
     if preliminary:
-        leads = f"{best.name} leads at" if ratio > 1 else f"plain decoding leads; {best.name}:"
-        return Headline(f"Preliminary, {preliminary}: {leads} {fast.text}.")
-    found = _ranked(plain, [one for one, _ in measured], best, fast, over)
-    return Headline(" ".join((found.text, *doubts)), found.fastest)
+        leads = f"{best.name} leads at" if ratio > 1 else f"plain decoding leads; {best.name} is at"
+        return Headline(f"Preliminary ({preliminary}): {leads} {fast.text}.")
+    ranked = _ranked(plain, [one for one, _ in measured], best, fast, over)
+    return Headline(" ".join((ranked.text, *doubts)), ranked.fastest)
 
 
 def _ranked(
@@ -188,7 +194,7 @@ def _ranked(
         return Headline(f"{reached}. {UNSURE.format(fast.interval)}")
 
     def ahead(one: str, other: str) -> bool:
-        return bool((found := over(one, other)) and found.faster)
+        return bool((ratio := over(one, other)) and ratio.faster)
 
     if all(ahead(plain, one.name) for one in contenders):
         return Headline(f"Plain decoding is the fastest here. Next, {reached}.", plain)
@@ -201,9 +207,9 @@ def _ranked(
     if level:
         sentences = [f"{reached}, the highest speedup.", *_not_apart(best.name, level, over), trust]
         return Headline(" ".join(filter(None, sentences)))
-    said = f"{best.name} is the fastest: {fast.text} plain decoding"
-    said += f" ({extent(fast, len(contenders))})."
-    return Headline(" ".join(filter(None, (said, trust))), best.name)
+    text = f"{best.name} is the fastest: {fast.text} plain decoding"
+    text += f" ({extent(fast, len(contenders))})."
+    return Headline(" ".join(filter(None, (text, trust))), best.name)
 
 
 def _not_apart(
@@ -211,16 +217,16 @@ def _not_apart(
 ) -> list[str]:
     """What the measurements leave open, and of what they say nothing and why."""
     causes = {
-        one.name: found.interval if found else "no requests in common"
+        one.name: ratio.interval if ratio else "no requests in common"
         for one in level
-        if (found := over(best, one.name)) is None or found.low is None
+        if (ratio := over(best, one.name)) is None or ratio.low is None
     }
     alike = [one.name for one in level if one.name not in causes]
-    said = (
+    sentences = (
         [f"The measurements do not separate it from {', '.join(alike)}; {MORE}."] if alike else []
     )
     listed = ", ".join(f"{name} ({cause})" for name, cause in causes.items())
-    return [*said, f"How far it is ahead of {listed} is not known."] if causes else said
+    return [*sentences, f"How far it is ahead of {listed} is not known."] if causes else sentences
 
 
 def extent(fast: Speedup, num_contenders: int = 1) -> str:

@@ -104,7 +104,7 @@ class SweepPlan(Workload):
         """What one trial is: the method at a point, beside plain decoding."""
         workload = {name: getattr(self, name) for name in Workload.model_fields}
         own = Configuration(METHOD, self.title, config)
-        return ExperimentPlan.parse({**workload, "configurations": [own]})
+        return ExperimentPlan.parse({**workload, "kind": "trial", "configurations": [own]})
 
     @classmethod
     def stored(cls, values: Mapping[str, Any], types: Types | None = None) -> Self:

@@ -3,126 +3,89 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
 
 from engine.drafters.base import BuildContext
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from playground.experiments.cluster import Workers
-from playground.experiments.finished import Pair, RunGroup
+from playground.experiments.finished import Pair, finished_requests
 from playground.experiments.job import Progress
 from playground.experiments.measurement import Measurement
 from playground.experiments.sweep.plan import METHOD, SweepPlan
+from playground.experiments.sweep.run import Measure, RunningTrial
 from playground.experiments.worker import TaskContext
 from storage import RunLog
 
 
-class Followed(Protocol):
-    """Who is told of a trial while its point is measured."""
-
-    num_pairs: int
-
-    def say(self, message: str) -> None: ...
-    def answered(self, num_requests: int) -> None: ...
-    def report(self, pairs: Sequence[Pair]) -> None: ...
-    def is_over(self) -> bool: ...
-
-
-class Given(Followed, Protocol):
-    """The same where a worker takes the trial."""
-
-    number: int
-
-    def begin(self, worker: str) -> None: ...
-
-
-def measure_on(
+def measure_point(
     bench: BuildContext,
     log: RunLog,
     plan: SweepPlan,
     config: MethodConfig,
     run_group: str,
-    trial: Followed,
     *,
+    tell: Callable[[Progress], None],
+    cancelled: Callable[[], bool],
     worker: str = "",
 ) -> Sequence[Pair]:
-    """A point measured on a loaded target, as `sweep.run.Measure`."""
-
-    def tell(progress: Progress) -> None:
-        trial.say(progress.message)
-        if progress.last is None:
-            return
-        trial.answered(progress.num_done)
-        if len(pairs := measurement.pairs(METHOD)) > trial.num_pairs:
-            trial.report(pairs)
-
+    """Measure what the log lacks of a point; what it has is told first."""
     measurement = Measurement(
         plan=plan.trial(config),
         log=log,
-        group=RunGroup(run_group),
+        benchmark_id=run_group,
         tell=tell,
-        cancelled=trial.is_over,
-        audits_each=0,
+        cancelled=cancelled,
         worker=worker,
     )
+    num_planned = measurement.plan.num_requests
+    known = log.wait_for(lambda: finished_requests(log, run_group))
+    for number, request in enumerate(known, start=1):
+        tell(Progress(number, num_planned, "reading the log", None, last=request))
     summary = measurement.run(bench)
-    if not (found := measurement.pairs(METHOD)) and not summary.cancelled:
+    if not (pairs := measurement.pairs(METHOD)) and not summary.cancelled:
         reasons = [skipped.reason for skipped in summary.skipped]
         why = reasons[0] if reasons else "See its runs in the log for the reason."
         raise ConfigError(f"No prompt was answered by both methods. {why}")
-    return found
+    return pairs
 
 
-@dataclass(slots=True)
-class _RemoteTrial:
-    """A trial on a worker: what it is told goes to the driver, which says when it is over."""
+def measure_on(bench: BuildContext, log: RunLog, plan: SweepPlan) -> Measure:
+    """Points measured on a loaded target."""
 
-    context: TaskContext
-    num_pairs: int = 0
+    def measure(config: MethodConfig, run_group: str, trial: RunningTrial) -> Sequence[Pair]:
+        tell, cancelled = trial.tell, trial.is_over
+        return measure_point(bench, log, plan, config, run_group, tell=tell, cancelled=cancelled)
 
-    def say(self, message: str) -> None:
-        self.context.tell(("say", message))
-
-    def answered(self, num_requests: int) -> None:
-        self.context.tell(("answered", num_requests))
-
-    def report(self, pairs: Sequence[Pair]) -> None:
-        self.num_pairs = len(pairs)
-        self.context.tell(("report", pairs))
-
-    def is_over(self) -> bool:
-        return self.context.cancelled()
+    return measure
 
 
-def _point(
+def _task(
     context: TaskContext, plan: SweepPlan, config: MethodConfig, run_group: str
 ) -> Sequence[Pair]:
-    """The task of a worker: one point."""
-    trial = _RemoteTrial(context)
-    return measure_on(
-        context.bench, context.log, plan, config, run_group, trial, worker=context.name
+    return measure_point(
+        context.bench,
+        context.log,
+        plan,
+        config,
+        run_group,
+        tell=context.tell,
+        cancelled=context.cancelled,
+        worker=context.name,
     )
 
 
-def measure_by(
-    workers: Workers, plan: SweepPlan
-) -> Callable[[MethodConfig, str, Given], Sequence[Pair]]:
+def measure_by(workers: Workers, plan: SweepPlan) -> Measure:
     """Points measured by whichever worker is free."""
 
-    def measure(config: MethodConfig, run_group: str, trial: Given) -> Sequence[Pair]:
-        def heard(message: tuple[str, Any]) -> None:
-            name, said = message
-            getattr(trial, name)(said)
-
-        found: Sequence[Pair] = workers.do(
-            partial(_point, plan=plan, config=config, run_group=run_group),
+    def measure(config: MethodConfig, run_group: str, trial: RunningTrial) -> Sequence[Pair]:
+        pairs: Sequence[Pair] = workers.do(
+            partial(_task, plan=plan, config=config, run_group=run_group),
             taken=lambda about: trial.begin(about.name),
-            tell=heard,
+            tell=trial.tell,
             cancelled=trial.is_over,
             title=f"trial {trial.number}",
         )
-        return found
+        return pairs
 
     return measure

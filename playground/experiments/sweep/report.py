@@ -8,7 +8,7 @@ number of the others.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import yaml
@@ -16,6 +16,8 @@ import yaml
 from engine import formats
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
+from engine.formats import DASH
+from playground.experiments.report.columns import Cell
 from playground.experiments.report.statistics import is_apart
 from playground.experiments.sweep.plan import OBJECTIVES, Objective, SweepPlan
 from playground.experiments.sweep.space import shown
@@ -23,6 +25,13 @@ from playground.experiments.sweep.store import FAULT, Sweep
 from playground.experiments.sweep.trials import Trial, key_of, last_of_slots, num_done
 from playground.host.baseline import DOUBTS
 
+FIGURE_TITLES = {
+    "speedup": "speedup",
+    "tok_s": "tok/s measured",
+    "plain_tok_s": "plain tok/s",
+    "mat": "MAT",
+}
+OUTCOMES = {"killed": "interrupted"}
 MOST_NAMED = 5
 """Trials that the verdict names."""
 FORMULAS: dict[str, str] = {
@@ -46,8 +55,8 @@ def shown_trials(sweep: Sweep) -> list[Trial]:
     """
     num_fields = len(sweep.plan.varied)
     last = last_of_slots(sweep.trials()).values()
-    told = (t for t in last if len(t.point) == num_fields or t.outcome == "running")
-    return sorted(told, key=lambda trial: trial.number)
+    begun = (t for t in last if len(t.point) == num_fields or t.outcome == "running")
+    return sorted(begun, key=lambda trial: trial.number)
 
 
 def best_of(trials: Sequence[Trial]) -> Trial | None:
@@ -98,6 +107,64 @@ def state_of(sweep: Sweep) -> dict[str, Any]:
     }
 
 
+def trial_columns(state: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Every figure of a trial: its name, title and formula; what is maximised comes first."""
+    objective = state["objective"]
+    others = [
+        (name, title, FORMULAS[name])
+        for name, title in FIGURE_TITLES.items()
+        if name != objective["key"] or name == "tok_s"
+    ]
+    return [("value", objective["title"], objective["formula"]), *others]
+
+
+def figure_text(state: Mapping[str, Any], row: Mapping[str, Any], name: str) -> str:
+    """A figure of a trial as its kind is written; `value` is of the kind that is maximised."""
+    kind = state["objective"]["key"] if name == "value" else name
+    return formats.of_kind(kind)((row["figures"] or {}).get(name))
+
+
+def standing_of(state: Mapping[str, Any], row: Mapping[str, Any]) -> str:
+    """The outcome of a trial, or how it compares with the best one."""
+    if row["outcome"] != "measured":
+        return OUTCOMES.get(row["outcome"], str(row["outcome"]))
+    if row["number"] == state["best"]:
+        return "best"
+    return "≈ best" if row["number"] in state["as_good"] else ""
+
+
+def trial_table(
+    state: Mapping[str, Any], *, best_first: bool = False
+) -> tuple[dict[str, str], list[list[Cell]]]:
+    """The trials as a table, by number: titles with formulas, and rows."""
+    columns = trial_columns(state)
+    heads = dict.fromkeys(("trial", "state", *state["fields"]), "")
+    heads |= {title: formula for _, title, formula in columns} | {"same text": FORMULAS["same"]}
+    rows = []
+    for row in sorted(state["trials"], key=_by_value if best_first else _by_number):
+        figures = row["figures"]
+        same = f"{figures['num_same']}/{figures['num_prompts']}" if figures else DASH
+        rows.append(
+            [
+                Cell(str(row["number"])),
+                Cell(standing_of(state, row), hint=row["reason"] or ""),
+                *(Cell(shown(row["point"].get(name))) for name in state["fields"]),
+                *(Cell(figure_text(state, row, name)) for name, *_ in columns),
+                Cell(same),
+            ]
+        )
+    return heads, rows
+
+
+def _by_number(row: Mapping[str, Any]) -> int:
+    return int(row["number"])
+
+
+def _by_value(row: Mapping[str, Any]) -> tuple[bool, float]:
+    value = row["figures"] and row["figures"]["value"]
+    return row["outcome"] != "measured", float("inf") if value is None else -value
+
+
 def about(plan: SweepPlan) -> str:
     """The plan in one line."""
     space = " × ".join(f"{vary.field} {vary}" for vary in plan.varied)
@@ -123,21 +190,23 @@ def verdict(plan: SweepPlan, trials: Sequence[Trial], best: Trial) -> str:
     settings = ", ".join(f"{field} {shown(value)}" for field, value in best.point.items())
     title = OBJECTIVES[plan.objective][0]
     gain = _gain(plan, trials, best, figures.value)
-    said = [f"Best so far: {settings}, with {title} {_text(plan, figures.value)}{gain}."]
+    parts = [f"Best so far: {settings}, with {title} {_text(plan, figures.value)}{gain}."]
     ties = _numbers(as_good(best, trials, plan.objective))
     if ties:
         more = f" and {len(ties) - MOST_NAMED} more" if len(ties) > MOST_NAMED else ""
         named = ", ".join(map(str, ties[:MOST_NAMED]))
-        said.append(f"As good within the noise: trial{'s' * (len(ties) > 1)} {named}{more}.")
+        parts.append(f"As good within the noise: trial{'s' * (len(ties) > 1)} {named}{more}.")
     num_others = sum(t.value is not None for t in trials) - 1
     if num_others and plan.objective != "mat":
-        said.append(f"Exploratory: picked from {num_others + 1} trials on the same prompts.")
+        parts.append(f"Exploratory: picked from {num_others + 1} trials on the same prompts.")
     if figures.speedup is not None and figures.speedup < 1:
-        said.append(f"Plain decoding is faster: the speedup is {formats.speedup(figures.speedup)}.")
+        parts.append(
+            f"Plain decoding is faster: the speedup is {formats.speedup(figures.speedup)}."
+        )
     differing = figures.num_prompts - figures.num_same
     if differing and plan.sampling.greedy and plan.base.lossless:
-        said.append(f"{differing} of {figures.num_prompts} answers differ from plain decoding's.")
-    return " ".join(said)
+        parts.append(f"{differing} of {figures.num_prompts} answers differ from plain decoding's.")
+    return " ".join(parts)
 
 
 def _text(plan: SweepPlan, value: float | None) -> str:
@@ -166,10 +235,10 @@ def chosen_trial(sweep: Sweep, number: int | None = None) -> Trial:
         if (best := best_of(trials)) is None:
             raise ConfigError(f"Sweep {sweep.name} has measured nothing yet. Let it run longer.")
         return best
-    found = next((trial for trial in trials if trial.number == number), None)
-    if found is None:
+    match = next((trial for trial in trials if trial.number == number), None)
+    if match is None:
         raise ConfigError(f"Sweep {sweep.name} has no trial {number}.")
-    return found
+    return match
 
 
 def config_of(sweep: Sweep, number: int | None = None) -> MethodConfig:

@@ -25,8 +25,9 @@ from optuna.trial import TrialState
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError, DrafterError, OutOfMemoryError, PlaygroundError
 from playground.experiments.cluster import WorkerLostError
-from playground.experiments.finished import Pair
+from playground.experiments.finished import FinishedRequest, Pair, in_pairs
 from playground.experiments.job import BrokenOffError, Progress, TrialProgress
+from playground.experiments.sweep.plan import METHOD
 from playground.experiments.sweep.space import Point, Space, Tunable, Vary
 from playground.experiments.sweep.store import REFERENCE, SWEEP_ID, Status, Sweep, database_errors
 from playground.experiments.sweep.trials import (
@@ -361,6 +362,21 @@ class RunningTrial:
         self.number = trial.number
         self.num_pairs = 0
         self.pruned = False
+        self._requests: list[FinishedRequest] = []
+
+    def tell(self, progress: Progress) -> None:
+        """How far the measurement of the point is."""
+        self.say(progress.message)
+        if progress.last is None:
+            return
+        self.answered(progress.num_done)
+        self._requests.append(progress.last)
+        own, plain = (
+            [r for r in self._requests if (r.configuration == METHOD) is is_own]
+            for is_own in (True, False)
+        )
+        if len(pairs := in_pairs(own, plain)) > self.num_pairs:
+            self.report(pairs)
 
     def begin(self, worker: str) -> None:
         """Which worker has it."""

@@ -115,13 +115,13 @@ class Sweeps:
         return sweep.name
 
     def _run_by_workers(self, pool: Pool, job: Job, sweep: Sweep) -> str:
-        told: dict[str, Any] = {"tell": job.tell, "cancelled": job.cancelled}
+        callbacks: dict[str, Any] = {"tell": job.tell, "cancelled": job.cancelled}
         fault = "The sweep's workers could not be started; the program's log says why."
         try:
             with workers_of(self._host, job, pool, sweep.plan, one_device=True) as running:
                 sweep.check_target(running.environment)
                 measure = measure_by(running, sweep.plan)
-                return run_sweep(sweep, measure, parallel=running.size, **told)
+                return run_sweep(sweep, measure, parallel=running.size, **callbacks)
         except CancelledError:
             sweep.release("stopped")
             return "stopped"
@@ -143,7 +143,7 @@ class Sweeps:
                     self._host,
                     job,
                     plan,
-                    lambda bench: measure_on(bench, self._log, plan, config, run_group, trial),
+                    lambda bench: measure_on(bench, self._log, plan)(config, run_group, trial),
                     check=lambda target: sweep.check_target(environment(target)),
                     patient=True,
                 )()

@@ -86,15 +86,15 @@ class Tunable:
         end = " or none" if self.optional else ""
         if self.choices:
             return "one of " + ", ".join(map(shown, self.choices)) + end
-        said = {"int": "an integer", "float": "a number"}.get(self.kind, "text")
+        rule = {"int": "an integer", "float": "a number"}.get(self.kind, "text")
         low, high = shown(self.low), shown(self.high)
         if self.low is not None and self.high is not None:
-            said += f" in {'(' if self.above else '['}{low}, {high}]"
+            rule += f" in {'(' if self.above else '['}{low}, {high}]"
         elif self.low is not None:
-            said += f" {'>' if self.above else '≥'} {low}"
+            rule += f" {'>' if self.above else '≥'} {low}"
         elif self.high is not None:
-            said += f" ≤ {high}"
-        return said + end
+            rule += f" ≤ {high}"
+        return rule + end
 
     @property
     def suggested(self) -> tuple[float, float] | None:
@@ -111,7 +111,7 @@ class Tunable:
 
 def tunables_of(config: MethodConfig) -> tuple[Tunable, ...]:
     """What can be varied, in the order of the method's fields."""
-    found = []
+    tunables = []
     for name, schema in type(config).model_json_schema()["properties"].items():
         every = schema.get("anyOf", [schema])
         options = [part for part in every if part.get("type") != "null"]
@@ -119,7 +119,7 @@ def tunables_of(config: MethodConfig) -> tuple[Tunable, ...]:
         kind = "choice" if "enum" in inner else _KINDS.get(inner.get("type", ""))
         if kind is None or "const" in inner or "pattern" in inner:  # a device, say
             continue
-        found.append(
+        tunables.append(
             Tunable(
                 name,
                 kind,
@@ -133,7 +133,7 @@ def tunables_of(config: MethodConfig) -> tuple[Tunable, ...]:
                 title=schema.get("title", name),
             )
         )
-    return tuple(found)
+    return tuple(tunables)
 
 
 def _same(value: object, other: object) -> bool:
@@ -210,13 +210,13 @@ class Vary(Settings):
             if search:
                 return None
             doublings = math.ceil(math.log2(high / low) - 1e-9)
-            found = [*(low * 2**i for i in range(doublings)), high]
+            values = [*(low * 2**i for i in range(doublings)), high]
         else:
             count = 0 if self.step is None else int((high - low) / self.step + 1e-9) + 1
             if not 0 < count < MAX_GRID:
                 return None
-            found = [low + i * (self.step or 1) for i in range(count)]
-        return tuple(dict.fromkeys(round(x) if whole else float(f"{x:.12g}") for x in found))
+            values = [low + i * (self.step or 1) for i in range(count)]
+        return tuple(dict.fromkeys(round(x) if whole else float(f"{x:.12g}") for x in values))
 
 
 def parse_vary(text: str) -> Vary:
@@ -335,8 +335,8 @@ class Space:
 
 
 def _count(axes: Axes) -> int | None:
-    found = [axis for axis in axes.values() if axis is not None]
-    return math.prod(map(len, found)) if len(found) == len(axes) else None
+    finite = [axis for axis in axes.values() if axis is not None]
+    return math.prod(map(len, finite)) if len(finite) == len(axes) else None
 
 
 def _points(axes: Axes) -> tuple[Point, ...]:

@@ -224,7 +224,7 @@ class SweepStore:
     def heads(self) -> list[SweepHead]:
         """All sweeps, newest first."""
         with database_errors():
-            found = optuna.get_all_study_summaries(self._storage, include_best_trial=False)
+            summaries = optuna.get_all_study_summaries(self._storage, include_best_trial=False)
         heads = [
             SweepHead(
                 summary.study_name,
@@ -233,7 +233,7 @@ class SweepStore:
                 attributes[PLAN]["title"],
                 attributes[PLAN]["objective"],
             )
-            for summary in found
+            for summary in summaries
             if PLAN in (attributes := summary.user_attrs)
         ]
         return sorted(heads, key=lambda head: head.created_at, reverse=True)

@@ -16,7 +16,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from engine.errors import ConfigError
 from playground.experiments.finished import Pair
-from playground.experiments.report.statistics import Counts, Pool, counts_by_prompt, speedup_of
+from playground.experiments.report.statistics import Counts, Totals, counts_by_prompt, speedup_of
 from playground.experiments.sweep.plan import Objective
 from playground.experiments.sweep.space import Point
 from playground.host.baseline import Doubt
@@ -75,7 +75,7 @@ def figures_of(
     Args:
         reference_tok_s: tok/s of plain decoding in the sweep's first trial; None in that trial.
     """
-    own, plain = Pool.of([own for own, _ in pairs]), Pool.of([plain for _, plain in pairs])
+    own, plain = Totals.of([own for own, _ in pairs]), Totals.of([plain for _, plain in pairs])
     fast = speedup_of(pairs)
     speedup = None if fast is None else fast.ratio
     told = own.mat if objective == "mat" or (fast and fast.doubt) else speedup

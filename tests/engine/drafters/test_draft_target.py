@@ -164,7 +164,7 @@ def test_both_dtypes_of_one_model_are_kept(tmp_path: Path) -> None:
     models.target(TargetSpec.of_path_or_hub(str(folder)), "float32", lambda message, done: None)
     config = DraftTargetConfig(speculative_model=str(folder))
     for dtype in ("target", "bfloat16", "target"):
-        drafter = models.drafter(config.replace(draft_dtype=dtype))
+        drafter: Any = models.drafter(config.replace(draft_dtype=dtype))
         assert drafter.model.dtype_name == dtype.replace("target", "float32")
     assert len(models._companions) == 2
     models.close()

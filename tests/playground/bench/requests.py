@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from engine.config import Sampling
+from engine.drafters import parse_method
+from engine.model.sources import TargetSpec
 from playground.experiments.finished import FinishedRequest
+from playground.experiments.plan import Configuration, ExperimentPlan, Item
 
 
 def measured(configuration: str = "plain", **changes: Any) -> FinishedRequest:
@@ -39,10 +43,19 @@ def measured(configuration: str = "plain", **changes: Any) -> FinishedRequest:
     return FinishedRequest(**{**values, **changes})
 
 
-def plan_of(*names: str, temperature: float = 0.0) -> dict[str, Any]:
-    """A stored plan, as far as a report reads it."""
-    configurations = [
-        {"name": name, "title": name, "lossless": True, "config": {"decoding_type": "NGram"}}
-        for name in names
-    ]
-    return {"configurations": configurations, "sampling": {"temperature": temperature}}
+def plan_of(*names: str, temperature: float = 0.0) -> ExperimentPlan:
+    """A plan whose first configuration is plain decoding."""
+    plain, *others = names
+    methods = {plain: "Autoregressive", **dict.fromkeys(others, "NGram")}
+    return ExperimentPlan.parse(
+        {
+            "target": TargetSpec(name="tiny", path="."),
+            "dtype": "float32",
+            "configurations": [
+                Configuration(name, name, parse_method({"decoding_type": method}))
+                for name, method in methods.items()
+            ],
+            "items": [Item("s", str(n), "writing", "chat", ("x",)) for n in range(1, 9)],
+            "sampling": Sampling(temperature=temperature),
+        }
+    )

@@ -15,6 +15,7 @@ from scipy.stats import t as student
 from engine.metrics import first_divergence, percentile
 from engine.model.audit import Audit, View
 from playground.experiments.finished import Pair, in_pairs
+from playground.experiments.report.columns import Cell, speedup_cell
 from playground.experiments.report.plots import report_figure
 from playground.experiments.report.report import make_report
 from playground.experiments.report.statistics import (
@@ -25,7 +26,6 @@ from playground.experiments.report.statistics import (
     speedup_of,
     student_t,
 )
-from playground.web.results import Cell, speedup_cell
 from tests.playground.bench.requests import measured, plan_of
 
 numbers = st.floats(-1e6, 1e6, allow_nan=False)

@@ -90,9 +90,9 @@ def test_nothing_is_called_fastest_that_the_measurements_do_not_tell_apart() -> 
 
 def test_a_verdict_waits_for_all_requests() -> None:
     text, fastest = said(one("a", 1.6, 1.5, 1.7), preliminary="4 of 24 requests")
-    assert (text, fastest) == ("Preliminary, 4 of 24 requests: a leads at 1.60×.", None)
+    assert (text, fastest) == ("Preliminary (4 of 24 requests): a leads at 1.60×.", None)
     text, fastest = said(one("a", 0.6, 0.5, 0.7), preliminary="4 of 24 requests")
-    assert text == "Preliminary, 4 of 24 requests: plain decoding leads; a: 0.60×."
+    assert text == "Preliminary (4 of 24 requests): plain decoding leads; a is at 0.60×."
 
 
 def test_a_fault_is_not_recommended() -> None:

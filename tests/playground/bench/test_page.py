@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 from html import unescape
 from html.parser import HTMLParser
 from typing import Any
 
-from engine.drafters import parse_method
+from engine.config import Limits
+from engine.drafters import methods
+from engine.model.sources import TargetSpec
 from playground.cli.bench import configurations_of
 from playground.experiments.finished import FinishedRequest
-from playground.experiments.plan import BASELINE_NAME
+from playground.experiments.plan import BASELINE_NAME, Configuration, ExperimentPlan, Item
 from playground.experiments.prompt_files import read_suite_text
 from playground.experiments.report.page import MAX_ANSWERS, command, prompts_file, report_page
 from playground.experiments.report.report import make_report
@@ -22,63 +25,59 @@ from tests.playground.bench.requests import measured
 HOSTILE = "</pre><script>alert(1)</script><img src=x onerror=alert(2)>{{ 1234*5 }}${8*8}"
 
 
-def plan(**changes: Any) -> dict[str, Any]:
+def plan(*, items: Sequence[Item] = (), gone: str = "") -> ExperimentPlan:
     """Two configurations on two prompts, one of them with two turns."""
     choices = {"decoding_type": "Medusa", "medusa_choices": ((0,), (0, 0), (1,))}
     named: dict[str, dict[str, Any]] = {
         BASELINE_NAME: {"decoding_type": "Autoregressive"},
-        "N-gram, 'short'": {"decoding_type": "NGram", "max_draft_len": 3},
+        "N-gram, 'short'": {"decoding_type": gone or "NGram", "max_draft_len": 3},
         HOSTILE: {**choices, "speculative_model": "a b/c"},
     }
-    items = [
-        {"id": "1", "category": "chat", "turns": ["Hello."], "raw": False, "history": []},
-        {"id": "2", "category": HOSTILE[:60], "turns": [HOSTILE, "And?"], "raw": True},
-    ]
-    values: dict[str, Any] = {
-        "configurations": [
-            {
-                "name": name,
-                "title": name,
-                "lossless": True,
-                "config": parse_method(config).model_dump(mode="json"),
-            }
-            for name, config in named.items()
-        ],
-        "sampling": {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "seed": 0},
-        "limits": {"max_new_tokens": 64, "ignore_eos": True},
-        "target": {"name": "my target", "path": None},
-        "dtype": "auto",
-        "repeats": 2,
-        "items": items,
-    }
-    return {**values, **changes}
+    both = (
+        Item("s", "1", "chat", "chat", ("Hello.",)),
+        Item("s", "2", HOSTILE[:60], HOSTILE[:60], (HOSTILE, "And?"), raw=True),
+    )
+    return ExperimentPlan.parse(
+        {
+            "configurations": [
+                Configuration.stored(
+                    {"name": name, "title": name, "lossless": True, "config": config}, methods()
+                )
+                for name, config in named.items()
+            ],
+            "limits": Limits(max_new_tokens=64, ignore_eos=True),
+            "target": TargetSpec(name="my target", hub="a/b"),
+            "dtype": "auto",
+            "repeats": 2,
+            "items": items or both,
+        }
+    )
 
 
-def requests_of(stored: dict[str, Any]) -> list[FinishedRequest]:
-    names = [one["name"] for one in stored["configurations"]]
+def requests_of(stored: ExperimentPlan) -> list[FinishedRequest]:
+    names = stored.names
     return [
         measured(
             name,
-            prompt=item["id"],
+            prompt=item.id,
             turn=turn,
             repeat=repeat,
-            group=item["category"],
-            run_id=f"{place}{item['id']}{turn}{repeat}",
+            group=item.category,
+            run_id=f"{place}{item.id}{turn}{repeat}",
             decode_s=0.4 / (1 + place) + 0.01 * turn,
             text=HOSTILE,
             output_ids=(1, 2, 3, 4, 5 + (place == 2)),
         )
         for place, name in enumerate(names)
-        for item in stored["items"]
-        for turn in range(len(item["turns"]))
+        for item in stored.items
+        for turn in range(len(item.turns))
         for repeat in range(2)
     ]
 
 
 def test_control_characters_of_names_and_answers_are_shown_not_obeyed() -> None:
     sent = "\x1b[2J\x00\u202egnp.exe\x9b31m\r"
-    stored = plan()
-    stored["items"][0]["turns"] = [f"Hello{sent}"]
+    stored = plan(items=[Item("s", "1", "chat", "chat", (f"Hello{sent}",))])
     requests = [replace(request, text=request.text + sent) for request in requests_of(stored)]
     page = report_page(sent, stored, make_report(stored, requests), requests, {"cpu": sent})
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]", page)
@@ -103,7 +102,7 @@ class Tags(HTMLParser):
         self.attributes |= {name for name, _ in attrs}
 
 
-def page_of(stored: dict[str, Any]) -> str:
+def page_of(stored: ExperimentPlan) -> str:
     requests = requests_of(stored)
     environment = {"device_name": HOSTILE, "cpu": "a processor", "versions": {"torch": "2.13"}}
     return report_page(HOSTILE, stored, make_report(stored, requests), requests, environment)
@@ -129,7 +128,7 @@ def test_the_page_has_the_reports_figures() -> None:
         assert fast is not None and fast.low is not None
         assert fast.text in page and f"{fast.low:.2f} … {fast.high:.2f}" in page
     assert "3 turns of 2 prompts × 3 configurations × 2 repeats = 18 requests" in page
-    assert "6 of 6 token-identical" in page and "0 of 6 token-identical" in page
+    assert ">identical<" in page and ">0 of 6<" in page and "unexplained" in page
     digests = re.findall(r"<small>([0-9a-f]{16})</small>", page)
     assert len(digests) == 3 and digests[0] == digests[1] != digests[2]
     assert "a processor" in page and "torch 2.13" in page
@@ -143,7 +142,7 @@ def test_the_command_repeats_the_experiment() -> None:
     methods = [words[i + 1] for i, word in enumerate(words) if word == "--method"]
     found = configurations_of(methods)
     assert [(one.name, one.config.model_dump(mode="json")) for one in found] == [
-        (one["name"], one["config"]) for one in stored["configurations"][1:]
+        (one.name, one.values) for one in stored.configurations[1:]
     ]
     options = dict(zip(words[3::1], words[4::1], strict=False))
     assert (options["--target"], options["--suite"]) == ("my target", "prompts.yaml")
@@ -152,19 +151,18 @@ def test_the_command_repeats_the_experiment() -> None:
 
     suite = read_suite_text(prompts_file(stored), "prompts.yaml", where="the file")
     assert [(p.id, p.category, list(p.turns), p.raw) for p in suite.prompts] == [
-        (item["id"], item["category"], item["turns"], item["raw"]) for item in stored["items"]
+        (item.id, item.category, list(item.turns), item.raw) for item in stored.items
     ]
 
 
 def test_a_method_of_another_version_costs_the_command_only() -> None:
-    stored = plan()
-    stored["configurations"][1]["config"] = {"decoding_type": "Gone"}
+    stored = plan(gone="Gone")
     assert command(stored) == ""
     assert "Repeat it" not in page_of(stored) and "Figures" in page_of(stored)
 
 
 def test_a_long_report_shows_the_first_answers_and_lists_all_prompts() -> None:
-    items = [{"id": str(n), "category": "chat", "turns": [f"Prompt {n}."]} for n in range(60)]
+    items = [Item("s", str(n), "chat", "chat", (f"Prompt {n}.",)) for n in range(60)]
     page = page_of(plan(items=items))
     assert page.count("<details>") == MAX_ANSWERS + 1
     assert json.dumps("Prompt 59.").replace('"', "&#34;") in page

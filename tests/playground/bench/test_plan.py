@@ -96,11 +96,13 @@ def test_a_stored_plan_is_the_same_plan() -> None:
     )
     assert ExperimentPlan.stored(made.to_dict()) == made
     with pytest.raises(ConfigError, match="not a benchmark's"):
-        ExperimentPlan.stored({"kind": "sweep"})
+        ExperimentPlan.stored({"kind": "benchmark"})
     other = made.to_dict()
     other["configurations"][1]["config"]["decoding_type"] = "Gone"
+    gone = ExperimentPlan.stored(other)
+    assert gone.configurations[1].decoding_type == "Gone" and gone.to_dict() == other
     with pytest.raises(ConfigError, match="There is no method 'Gone'"):
-        ExperimentPlan.stored(other)
+        _ = gone.runnable
 
 
 def test_the_number_of_requests_is_explained_turns_and_all() -> None:

@@ -9,10 +9,14 @@ import pytest
 
 from engine.drafters.base import BuildContext
 from engine.errors import ConfigError
-from playground.experiments import benchmarks
+from playground.experiments.experiment import (
+    Experiment,
+    environment_of,
+    read_results,
+    stored_experiment,
+)
 from playground.experiments.finished import (
     FinishedRequest,
-    RunGroup,
     finished_requests,
     in_pairs,
     runs_of,
@@ -27,15 +31,22 @@ from tests.playground.tiny import ScriptedConfig, ScriptedDrafter
 
 
 def run(plan: ExperimentPlan, bench: BuildContext, log: RunLog, **options: Any) -> tuple[str, Any]:
-    benchmark_id = benchmarks.begin(log, plan)
+    benchmark_id = begin(log, plan)
     return benchmark_id, go_on(plan, bench, log, benchmark_id, **options)
+
+
+def begin(log: RunLog, plan: ExperimentPlan) -> str:
+    experiment = Experiment(log, plan)
+    experiment.begin()
+    return experiment.id
 
 
 def go_on(
     plan: ExperimentPlan, bench: BuildContext, log: RunLog, benchmark_id: str, **options: Any
 ) -> Any:
-    measurement = Measurement(plan=plan, log=log, group=RunGroup(benchmark_id), **options)
-    return benchmarks.conduct(log, benchmark_id, lambda: measurement.run(bench))
+    measurement = Measurement(plan=plan, log=log, benchmark_id=benchmark_id, **options)
+    experiment = Experiment(log, plan, benchmark_id=benchmark_id)
+    return experiment.conduct(lambda: measurement.run(bench))
 
 
 def test_every_request_is_a_run_with_steps_and_labels(bench: BuildContext, log: RunLog) -> None:
@@ -49,7 +60,7 @@ def test_every_request_is_a_run_with_steps_and_labels(bench: BuildContext, log: 
     assert all(len(log.steps(run.id)) == run.num_steps > 0 for run in runs)
     stored = log.benchmarks.get(benchmark_id)
     assert stored is not None and stored.status == "completed"
-    assert benchmarks.environment_of(log, benchmark_id)["dtype"] == "float32"
+    assert environment_of(log, benchmark_id)["dtype"] == "float32"
 
 
 def test_measured_figures_are_those_of_the_steps(bench: BuildContext, log: RunLog) -> None:
@@ -63,7 +74,7 @@ def test_measured_figures_are_those_of_the_steps(bench: BuildContext, log: RunLo
         assert request.at_least == at_least(steps)
         parts = [sum(getattr(step, name) for step in steps) for name in SPLIT]
         assert request.split_s == pytest.approx(parts)
-    report = benchmarks.read_results(log, benchmark_id).report
+    report = read_results(log, benchmark_id).report
     assert report.section("scripted").overall.mat > 1.3  # type: ignore[operator]
     verdict = report.section("scripted").verdict
     assert verdict is not None and verdict.identical and verdict.num_compared == 3
@@ -109,7 +120,7 @@ def test_cancelling_keeps_what_is_done_and_resuming_does_exactly_the_rest(
     kept = {request.key: request.run_id for request in finished_requests(log, benchmark_id)}
     assert len(kept) == 5
 
-    again = benchmarks.plan_to_resume(log, benchmark_id, TYPES)
+    again = stored_experiment(log, benchmark_id, TYPES)[1]
     assert again == plan
     log.benchmarks.resume(benchmark_id)
     more = go_on(again, bench, log, benchmark_id)
@@ -130,7 +141,7 @@ def test_a_run_stopped_in_the_middle_is_run_again(bench: BuildContext, log: RunL
         asked.append(1) if inside else None
         return len(asked) > 2
 
-    benchmark_id = benchmarks.begin(log, plan)
+    benchmark_id = begin(log, plan)
     outcome = go_on(plan, bench, log, benchmark_id, cancelled=cancelled)
     statuses = [run.status for run in runs_of(log, benchmark_id)]
     assert outcome.cancelled and statuses.count("cancelled") == 1
@@ -173,9 +184,9 @@ def corrupted(name: str) -> Configuration:
 
 def test_a_corrupted_method_is_found_out(bench: BuildContext, log: RunLog) -> None:
     plan = tiny_plan(scripted("good"), corrupted("bad"))
-    benchmark_id = benchmarks.begin(log, plan)
+    benchmark_id = begin(log, plan)
     go_on(plan, bench, log, benchmark_id)
-    report = benchmarks.read_results(log, benchmark_id).report
+    report = read_results(log, benchmark_id).report
     good, bad = report.section("good").verdict, report.section("bad").verdict
     assert good is not None and good.identical
     assert bad is not None and bad.num_identical == 0
@@ -191,7 +202,7 @@ def test_a_corrupted_method_is_found_out(bench: BuildContext, log: RunLog) -> No
 
 def test_differences_are_looked_into_once(bench: BuildContext, log: RunLog) -> None:
     plan = tiny_plan(corrupted("bad"))
-    benchmark_id = benchmarks.begin(log, plan)
+    benchmark_id = begin(log, plan)
     go_on(plan, bench, log, benchmark_id)
     finished = finished_requests(log, benchmark_id)
     own, plain = (
@@ -206,7 +217,7 @@ def test_differences_are_looked_into_once(bench: BuildContext, log: RunLog) -> N
         tell=lambda: told.append("asked"),
     )
     assert told == []
-    verdict = benchmarks.read_results(log, benchmark_id).report.section("bad").verdict
+    verdict = read_results(log, benchmark_id).report.section("bad").verdict
     assert verdict is not None and all(one.gap for one in verdict.divergences)
     assert len(audits_of(log, benchmark_id)) == len(verdict.divergences)
 
@@ -215,13 +226,13 @@ def test_a_bug_in_a_drafter_ends_the_benchmark_and_leaves_it_resumable(
     bench: BuildContext, log: RunLog
 ) -> None:
     plan = tiny_plan(scripted(fail_at=30))
-    benchmark_id = benchmarks.begin(log, plan)
+    benchmark_id = begin(log, plan)
     with pytest.raises(RuntimeError, match="scripted failure"):
         go_on(tiny_plan(scripted(fail_at=1)), bench, log, benchmark_id)
     stored = log.benchmarks.get(benchmark_id)
     assert stored is not None and stored.status == "failed"
     log.benchmarks.resume(benchmark_id)
-    outcome = go_on(benchmarks.plan_to_resume(log, benchmark_id, TYPES), bench, log, benchmark_id)
+    outcome = go_on(stored_experiment(log, benchmark_id, TYPES)[1], bench, log, benchmark_id)
     assert outcome.status == "completed"
 
 
@@ -291,7 +302,7 @@ def test_the_reference_is_measured_like_the_rest(bench: BuildContext, log: RunLo
         r for r in finished_requests(log, benchmark_id) if r.configuration == BASELINE_NAME
     ]
     assert all(r.num_steps == 7 and r.num_new_tokens == 8 and r.mat == 1 for r in plain)
-    report = benchmarks.read_results(log, benchmark_id).report
+    report = read_results(log, benchmark_id).report
     own = report.section(BASELINE_NAME).overall.speedup
     assert own is not None and (own.low, own.ratio, own.high) == (1, 1, 1)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import signal
 import subprocess
@@ -14,17 +13,17 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import gradio as gr
 import pytest
 import sqlalchemy as sa
 
 from engine.errors import ConfigError
 from playground.experiments import pool
-from playground.experiments.benchmarks import Benchmarks, BenchmarkState, num_planned
+from playground.experiments.benchmark_form import plan_of_form
 from playground.experiments.finished import runs_of
+from playground.experiments.plan import ExperimentPlan
 from playground.experiments.report.export import json_text
+from playground.experiments.service import Experiments, ExperimentState
 from playground.host.runner import EngineHost, QueueFullError
-from playground.web.benchmark import BenchmarkPage
 from storage import RunLog, StorageError
 from storage.records import OutOfReachError
 from tests.playground.asks import busy
@@ -37,8 +36,8 @@ WAIT_S = 240.0
 
 
 @pytest.fixture
-def service(host: EngineHost) -> Benchmarks:
-    return Benchmarks(host)
+def service(host: EngineHost) -> Experiments:
+    return Experiments(host)
 
 
 def asked(*names: str, **changes: Any) -> dict[str, Any]:
@@ -59,6 +58,15 @@ def asked(*names: str, **changes: Any) -> dict[str, Any]:
     return {**form, **changes}
 
 
+def plan_of(service: Experiments, form: dict[str, Any]) -> ExperimentPlan:
+    return plan_of_form(service.catalog, form, service.suites)
+
+
+def begin(service: Experiments, form: dict[str, Any]) -> str:
+    """A benchmark that was started; its id."""
+    return service.start(plan_of(service, form)).id
+
+
 def until(true: Callable[[], Any]) -> None:
     deadline = time.monotonic() + WAIT_S
     while not true():
@@ -66,17 +74,17 @@ def until(true: Callable[[], Any]) -> None:
         time.sleep(0.02)
 
 
-def finished(service: Benchmarks, benchmark_id: str) -> BenchmarkState:
+def finished(service: Experiments, benchmark_id: str) -> ExperimentState:
     """The benchmark, once this server is done with it."""
     until(lambda: service.look(benchmark_id).job is None)
     return service.look(benchmark_id)
 
 
-def test_a_benchmark_runs_and_its_report_is_read_once(service: Benchmarks) -> None:
-    benchmark_id = service.start(asked())
+def test_a_benchmark_runs_and_its_report_is_read_once(service: Experiments) -> None:
+    benchmark_id = begin(service, asked())
     shown = finished(service, benchmark_id)
-    assert (shown.benchmark.status, num_planned(shown.benchmark.plan)) == ("completed", 4)
-    assert "error" not in shown.benchmark.summary
+    assert (shown.row.status, shown.results.plan.num_requests) == ("completed", 4)
+    assert "error" not in shown.row.summary
     report = shown.results.report
     assert (report.num_done, report.groups) == (4, ("chat", "code"))
     stored = json.loads(json_text(shown.results))
@@ -85,62 +93,6 @@ def test_a_benchmark_runs_and_its_report_is_read_once(service: Benchmarks) -> No
     assert again.results is shown.results and again.version == shown.version
     assert [one.id for one in service.newest()] == [benchmark_id]
     assert len(service.file(benchmark_id, "requests.csv").splitlines()) == 5
-
-
-def queries_of(log: RunLog, work: Callable[[], object]) -> list[str]:
-    """The statements that the log is asked with meanwhile."""
-    statements: list[str] = []
-
-    def note(connection: Any, cursor: Any, statement: str, *more: Any) -> None:
-        statements.append(statement)
-
-    sa.event.listen(log._database.engine, "before_cursor_execute", note)
-    try:
-        work()
-    finally:
-        sa.event.remove(log._database.engine, "before_cursor_execute", note)
-    return statements
-
-
-def test_a_report_takes_as_many_queries_however_many_requests_it_has(
-    service: Benchmarks, host: EngineHost, log: RunLog
-) -> None:
-    few = service.start(asked())
-    finished(service, few)
-    many = service.start(asked(extent={"repeats": "4"}))
-    finished(service, many)
-    opened = [queries_of(log, lambda key=key: Benchmarks(host).look(key)) for key in (few, many)]  # type: ignore[misc]
-    assert len(opened[0]) == len(opened[1])
-
-
-def test_tabs_that_poll_read_a_plan_once(
-    service: Benchmarks, host: EngineHost, log: RunLog
-) -> None:
-    key = service.start(asked())
-    finished(service, key)
-    fresh = Benchmarks(host)
-    faults: list[BaseException] = []
-    statements = queries_of(
-        log, lambda: faults.extend(at_once(lambda: [fresh.look(key) for _ in range(5)]))
-    )
-    assert faults == []
-    assert sum('"plan"' in statement for statement in statements) == 1
-    assert not any('"plan"' in one for one in queries_of(log, fresh.newest))
-
-
-def test_a_page_that_polls_lists_no_experiments(
-    service: Benchmarks, host: EngineHost, log: RunLog
-) -> None:
-    async def drawn() -> BenchmarkPage:  # Gradio leaves event loops unclosed unless one is running
-        with gr.Blocks(analytics_enabled=False), gr.Tab("Benchmark") as tab:
-            return BenchmarkPage(host, tab)
-
-    page, key = asyncio.run(drawn()), service.start(asked())
-    finished(service, key)
-    shown = ("speedup", "speedup", "scripted")
-    seen = page.look(key, *shown, None)[page.shown.index(page.seen)]
-    statements = queries_of(log, lambda: page.look(key, *shown, seen))
-    assert statements and not any("ORDER BY benchmarks.created_at" in one for one in statements)
 
 
 def on_the_engine(log: RunLog, event: str, refuse: Callable[..., None]) -> None:
@@ -154,7 +106,7 @@ def on_the_engine(log: RunLog, event: str, refuse: Callable[..., None]) -> None:
 
 
 def test_a_benchmark_waits_for_a_log_that_cannot_be_read_for_a_while(
-    service: Benchmarks, log: RunLog, monkeypatch: pytest.MonkeyPatch
+    service: Experiments, log: RunLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("storage.database.RETRY_S", 0.0)
     lost: list[int] = []
@@ -166,15 +118,15 @@ def test_a_benchmark_waits_for_a_log_that_cannot_be_read_for_a_while(
                 raise OutOfReachError("the server is away")
 
     on_the_engine(log, "begin", lose)
-    shown = finished(service, service.start(asked()))
-    assert shown.benchmark.status == "completed", shown.benchmark.summary
+    shown = finished(service, begin(service, asked()))
+    assert shown.row.status == "completed", shown.row.summary
     assert shown.results.report.num_done == 4 and len(lost) > 8
 
 
 def test_a_report_that_cannot_be_drawn_ends_no_benchmark(
-    service: Benchmarks, log: RunLog, monkeypatch: pytest.MonkeyPatch
+    service: Experiments, log: RunLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("playground.experiments.benchmarks.REPORT_EVERY_S", 0.0)
+    monkeypatch.setattr("playground.experiments.experiment.REPORT_EVERY_S", 0.0)
     refused: list[str] = []
 
     def refuse(connection: Any, cursor: Any, statement: str, *more: Any) -> None:
@@ -183,16 +135,18 @@ def test_a_report_that_cannot_be_drawn_ends_no_benchmark(
             raise StorageError("The run log did not answer within 10 s. Ask for less.")
 
     on_the_engine(log, "before_cursor_execute", refuse)
-    shown = finished(service, service.start(asked()))
-    assert shown.benchmark.status == "completed", shown.benchmark.summary
+    shown = finished(service, begin(service, asked()))
+    assert shown.row.status == "completed", shown.row.summary
     assert shown.results.report.num_done == 4 and refused
 
 
-def test_a_report_grows_while_it_runs(service: Benchmarks, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("playground.experiments.benchmarks.REPORT_EVERY_S", 0.0)
+def test_a_report_grows_while_it_runs(
+    service: Experiments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("playground.experiments.experiment.REPORT_EVERY_S", 0.0)
     form = asked(extent={"repeats": "3"})
     form["configurations"][0]["settings"] = {"delay_ms": "15"}
-    benchmark_id = service.start(form)
+    benchmark_id = begin(service, form)
     counts = set()
     while (shown := service.look(benchmark_id)).job is not None:
         counts.add(shown.results.report.num_done)
@@ -200,67 +154,67 @@ def test_a_report_grows_while_it_runs(service: Benchmarks, monkeypatch: pytest.M
     assert len(counts) > 2 and max(counts) <= 12
 
 
-def test_stopping_and_resuming_through_the_service(service: Benchmarks, log: RunLog) -> None:
+def test_stopping_and_resuming_through_the_service(service: Experiments, log: RunLog) -> None:
     form = asked(extent={"repeats": "3"})
     form["configurations"][0]["settings"] = {"delay_ms": "15"}
-    benchmark_id = service.start(form)
+    benchmark_id = begin(service, form)
     with pytest.raises(ConfigError, match="running already"):
         service.resume(benchmark_id)
     until(lambda: sum(run.status == "completed" for run in runs_of(log, benchmark_id)) >= 3)
     service.stop(benchmark_id)
     shown = finished(service, benchmark_id)
-    assert shown.benchmark.status == "cancelled" and 3 <= shown.results.report.num_done < 12
+    assert shown.row.status == "cancelled" and 3 <= shown.results.report.num_done < 12
     with pytest.raises(ConfigError, match="Another server runs"):
         service.stop(benchmark_id)
     service.resume(benchmark_id)
     shown = finished(service, benchmark_id)
-    assert shown.benchmark.status == "completed" and shown.results.report.num_done == 12
+    assert shown.row.status == "completed" and shown.results.report.num_done == 12
 
 
 def test_a_run_of_a_tab_neither_ends_nor_overtakes_a_benchmark(
-    service: Benchmarks, host: EngineHost
+    service: Experiments, host: EngineHost
 ) -> None:
-    benchmark_id = service.start(asked())
+    benchmark_id = begin(service, asked())
     run = generate(host, owner="tab")
-    assert finished(service, benchmark_id).benchmark.status == "completed"
+    assert finished(service, benchmark_id).row.status == "completed"
     assert run.over.wait(WAIT_S) and run.state == "completed"
 
 
 def test_one_that_is_stopped_in_the_queue_can_be_resumed(
-    service: Benchmarks, host: EngineHost
+    service: Experiments, host: EngineHost
 ) -> None:
     blocking = generate(host, settings={"delay_ms": "60"}, limits={"max_new_tokens": "200"})
-    benchmark_id = service.start(asked())
+    benchmark_id = begin(service, asked())
     job = service.look(benchmark_id).job
     assert job is not None and job.message == "waiting for the engine, 1 ahead"
     service.stop(benchmark_id)
     shown = finished(service, benchmark_id)
     assert not blocking.over.is_set(), "it does not wait for what is before it"
-    assert shown.benchmark.status == "cancelled" and shown.results.report.num_done == 0
+    assert shown.row.status == "cancelled" and shown.results.report.num_done == 0
 
 
 def test_a_benchmark_that_is_refused_leaves_the_log_as_it_was(
-    service: Benchmarks, host: EngineHost
+    service: Experiments, host: EngineHost
 ) -> None:
     with busy(host, full=True):
         with pytest.raises(QueueFullError):
-            service.start(asked())
+            begin(service, asked())
         assert service.newest() == ()
     with busy(host):
-        benchmark_id = service.start(asked())
+        benchmark_id = begin(service, asked())
         service.stop(benchmark_id)
-        before = finished(service, benchmark_id).benchmark
+        before = finished(service, benchmark_id).row
     with busy(host, full=True):
         with pytest.raises(QueueFullError):
             service.resume(benchmark_id)
-        assert service.look(benchmark_id).benchmark == before and before.status == "cancelled"
+        assert service.look(benchmark_id).row == before and before.status == "cancelled"
 
 
 def test_two_that_resume_a_benchmark_at_once_run_it_once(
-    service: Benchmarks, host: EngineHost
+    service: Experiments, host: EngineHost
 ) -> None:
     with busy(host):
-        benchmark_id = service.start(asked())
+        benchmark_id = begin(service, asked())
         service.stop(benchmark_id)
         finished(service, benchmark_id)
         faults = at_once(lambda: service.resume(benchmark_id))
@@ -268,67 +222,63 @@ def test_two_that_resume_a_benchmark_at_once_run_it_once(
         job = service.look(benchmark_id).job
         assert job is not None and not job.cancelled()
     shown = finished(service, benchmark_id)
-    assert (shown.benchmark.status, shown.results.report.num_done) == ("completed", 4)
+    assert (shown.row.status, shown.results.report.num_done) == ("completed", 4)
 
 
-def test_what_breaks_is_said_and_kept(service: Benchmarks) -> None:
+def test_what_breaks_is_said_and_kept(service: Experiments) -> None:
     form = asked()
     form["configurations"][0]["settings"] = {"fail_at": "1"}
-    benchmark_id = service.start(form)
+    benchmark_id = begin(service, form)
     shown = finished(service, benchmark_id)
-    assert (
-        shown.benchmark.status == "failed" and "Something broke" in shown.benchmark.summary["error"]
-    )
+    assert shown.row.status == "failed" and "Something broke" in shown.row.summary["error"]
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"target": "x"}, "target must be one of"),
-        ({"dtype": "int8"}, "dtype must be one of"),
-        ({"suites": []}, "No suite is selected"),
-        ({"suites": ["x"]}, "suites must be one of"),
-        ({"suites": "starter"}, "suites must be a valid list"),
-        ({"categories": ["maths"]}, "categories must be one of"),
-        ({"configurations": []}, "1 to 12 configurations"),
-        ({"configurations": [{"method": "x", "name": "y"}]}, "method must be one of"),
-        ({"configurations": [{"method": "scripted", "name": " "}]}, "name must have 1 to 60"),
-        ({"configurations": [{"method": "scripted", "name": "a\nb"}]}, "printable"),
-        ({"configurations": [5]}, "must be a valid dictionary"),
-        ({"extent": {"repeats": "0"}}, "repeats must be"),
-        ({"extent": {"colour": "0"}}, "colour is not a setting"),
-        ({"limits": {"max_new_tokens": "many"}}, "max_new_tokens must be"),
-        ({"limits": 3}, "limits must be a valid dictionary"),
-        ({"sampling": {"temperature": "-1"}}, "temperature must be"),
-    ],
-)
-def test_a_wrong_form_is_one_sentence(
-    service: Benchmarks, changes: dict[str, Any], words: str
-) -> None:
-    with pytest.raises(ConfigError, match=words):
-        service.start(asked(**changes))
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"target": "x"}, "target must be one of"),
+    ({"dtype": "int8"}, "dtype must be one of"),
+    ({"suites": []}, "No suite is selected"),
+    ({"suites": ["x"]}, "suites must be one of"),
+    ({"suites": "starter"}, "suites must be a valid list"),
+    ({"categories": ["maths"]}, "categories must be one of"),
+    ({"configurations": []}, "1 to 12 configurations"),
+    ({"configurations": [{"method": "x", "name": "y"}]}, "method must be one of"),
+    ({"configurations": [{"method": "scripted", "name": " "}]}, "name must have 1 to 60"),
+    ({"configurations": [{"method": "scripted", "name": "a\nb"}]}, "printable"),
+    ({"configurations": [5]}, "must be a valid dictionary"),
+    ({"extent": {"repeats": "0"}}, "repeats must be"),
+    ({"extent": {"colour": "0"}}, "colour is not a setting"),
+    ({"limits": {"max_new_tokens": "many"}}, "max_new_tokens must be"),
+    ({"limits": 3}, "limits must be a valid dictionary"),
+    ({"sampling": {"temperature": "-1"}}, "temperature must be"),
+]
+
+
+def test_a_wrong_form_is_one_sentence(service: Experiments) -> None:
+    for changes, words in WRONG:
+        with pytest.raises(ConfigError, match=words):
+            begin(service, asked(**changes))
     assert service.newest() == ()
 
 
-def test_settings_of_a_configuration_are_checked_and_kept(service: Benchmarks) -> None:
+def test_settings_of_a_configuration_are_checked_and_kept(service: Experiments) -> None:
     form = asked("a", "b")
     form["configurations"][1]["settings"] = {"max_draft_len": "2"}
-    plan = service.plan(form)
+    plan = plan_of(service, form)
     assert (len(plan.items), len(plan.configurations), plan.repeats) == (2, 3, 1)
     assert plan.num_requests == 6
     form["configurations"][1]["settings"] = {"max_draft_len": "99"}
     with pytest.raises(ConfigError, match="max_draft_len must be"):
-        service.plan(form)
+        plan_of(service, form)
     with pytest.raises(ConfigError, match="Two configurations are named a"):
-        service.plan(asked("a", "a"))
+        plan_of(service, asked("a", "a"))
 
 
-def test_files_of_the_browser_become_suites(service: Benchmarks) -> None:
+def test_files_of_the_browser_become_suites(service: Experiments) -> None:
     text = '{"question_id": 1, "category": "qa", "turns": ["Who?"]}\n'
     key = service.add_file("question.jsonl", text)
     suite = service.suites[key]
     assert (suite.title, len(suite.prompts)) == ("question.jsonl", 1)
-    assert len(service.plan(asked(suites=[key])).items) == 1
+    assert len(plan_of(service, asked(suites=[key])).items) == 1
     with pytest.raises(ConfigError, match="bad.json, line 1 is not valid JSON"):
         service.add_file("bad.json", "{")
     with pytest.raises(ConfigError, match="must have a name and a text"):
@@ -336,7 +286,7 @@ def test_files_of_the_browser_become_suites(service: Benchmarks) -> None:
 
 
 @pytest.mark.parametrize("benchmark_id", ["nothing", "", "x" * 99, "\x00"])
-def test_an_unknown_benchmark_is_one_sentence(service: Benchmarks, benchmark_id: str) -> None:
+def test_an_unknown_benchmark_is_one_sentence(service: Experiments, benchmark_id: str) -> None:
     for ask in (service.look, service.resume, service.stop):
         with pytest.raises(ConfigError):
             ask(benchmark_id)
@@ -347,16 +297,16 @@ def test_an_unknown_benchmark_is_one_sentence(service: Benchmarks, benchmark_id:
 SERVER = """
 import sys, time
 from pathlib import Path
-from playground.experiments.benchmarks import Benchmarks
+from playground.experiments.service import Experiments
 from playground.host.runner import EngineHost, QueueFullError
 from playground.web.benchmark import BenchmarkPage
 from storage import RunLog
-from tests.playground.bench.test_service import asked
+from tests.playground.bench.test_service import asked, begin
 from tests.playground.tiny import tiny_catalog
 from tests.storage.test_threads import NUM_THREADS, at_once
 log = RunLog.open(sys.argv[1])
 host = EngineHost(log, tiny_catalog(Path(sys.argv[2])), cache_dir=Path(sys.argv[3]), device="cpu")
-Benchmarks(host).start(asked(extent={"repeats": "10"}))
+begin(Experiments(host), asked(extent={"repeats": "10"}))
 time.sleep(600)
 """
 
@@ -389,7 +339,7 @@ def test_a_killed_server_loses_one_request_and_a_new_one_completes_the_rest(
 
     log = RunLog.open(str(db))
     host = EngineHost(log, tiny_catalog(tiny_folder), cache_dir=tmp_path / "cache", device="cpu")
-    service = Benchmarks(host)
+    service = Experiments(host)
     try:
         (head,) = service.newest()
         assert head.status == "interrupted" and service.look(head.id).job is None
@@ -398,7 +348,7 @@ def test_a_killed_server_loses_one_request_and_a_new_one_completes_the_rest(
         assert 3 <= len(kept) < 40 and len(before) - len(kept) <= 1
         service.resume(head.id)
         shown = finished(service, head.id)
-        assert (shown.benchmark.status, shown.results.report.num_done) == ("completed", 40)
+        assert (shown.row.status, shown.results.report.num_done) == ("completed", 40)
         after = [run for run in runs_of(log, head.id) if run.status == "completed"]
         assert len(after) == 40 and kept <= {run.id for run in after}
     finally:

@@ -7,29 +7,30 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from playground.experiments.compare.form import CompareForm
-from playground.experiments.compare.job import CompareJob
-from playground.experiments.job import Jobs
+from playground.experiments.compare.stream import view_of
+from playground.experiments.experiment import Experiment
+from playground.experiments.service import Experiments
 from playground.host.runner import EngineHost
 from tests.playground.compare.corrupted import held
 
 WAIT_S = 60.0
-JOBS: WeakKeyDictionary[EngineHost, Jobs] = WeakKeyDictionary()
+SERVICES: WeakKeyDictionary[EngineHost, Experiments] = WeakKeyDictionary()
 Slot = tuple[str, dict[str, Any]]
 
 
-def jobs_of(host: EngineHost) -> Jobs:
-    return JOBS.setdefault(host, Jobs(host))
+def experiments_of(host: EngineHost) -> Experiments:
+    return SERVICES.setdefault(host, Experiments(host))
 
 
-def begun(host: EngineHost, *slots: Slot, owner: str = "tab", **changes: Any) -> CompareJob:
+def begun(host: EngineHost, *slots: Slot, owner: str = "tab", **changes: Any) -> Experiment:
     plan = CompareForm.parse(held(*slots, **changes)).plan(host.catalog)
-    return CompareJob.start(host, jobs_of(host), plan, owner=owner)
+    return experiments_of(host).start(plan, owner=owner)
 
 
-def ended(comparison: CompareJob) -> dict[str, Any]:
+def ended(comparison: Experiment) -> dict[str, Any]:
     """Its report, once it is over."""
     assert comparison.over.wait(WAIT_S), comparison.message
-    found: dict[str, Any] = json.loads(comparison.report or "{}")
+    found: dict[str, Any] = json.loads(view_of(comparison).report or "{}")
     return found
 
 

@@ -12,7 +12,7 @@ from engine.errors import ConfigError
 from engine.tree import ChoiceTree
 from engine.tuning.latency import BatchLatency, LatencyCurve
 from playground.experiments.report.explain import balance_of
-from playground.experiments.report.statistics import Pool
+from playground.experiments.report.statistics import Totals
 from playground.host.runner import EngineHost
 from playground.trees.batches import batch_report, batch_speedups
 from playground.trees.measurements import Jobs
@@ -26,8 +26,8 @@ BATCHED = BatchLatency(
     (LatencyCurve((1, 5), (10.0, 10.0)), LatencyCurve((1, 5), (20.0, 60.0))),
     "modules",
 )
-PLAIN = Pool(1, 21, 20, 20, 0, 0, 0.44, (0.0, 0.4, 0.02, 0.02, 0.0))
-OWN = Pool(1, 21, 20, 10, 40, 10, 0.29, (0.04, 0.22, 0.01, 0.01, 0.0))
+PLAIN = Totals(1, 21, 20, 20, 0, 0, 0.44, (0.0, 0.4, 0.02, 0.02, 0.0))
+OWN = Totals(1, 21, 20, 10, 40, 10, 0.29, (0.04, 0.22, 0.01, 0.01, 0.0))
 
 
 def test_every_part_of_a_step_grows_as_measured() -> None:

@@ -11,8 +11,9 @@ from playground.experiments.compare.report import verdict_sentence
 from playground.experiments.finished import FinishedRequest, in_pairs
 from playground.experiments.report.explain import Explanation, balance_of, explain
 from playground.experiments.report.report import make_report
-from playground.experiments.report.statistics import Pool, position_rates, speedup_of
+from playground.experiments.report.statistics import Totals, position_rates, speedup_of
 from playground.experiments.report.verdict import num_unsteady
+from tests.playground.bench.requests import plan_of
 
 
 def run(**changes: Any) -> FinishedRequest:
@@ -65,7 +66,7 @@ def why(own: FinishedRequest, other: FinishedRequest) -> Explanation:
 
 def test_sums_are_divided_not_averaged() -> None:
     long = run(num_new_tokens=101, num_steps=80, num_accepted=20, decode_s=0.8, at_least=(20,))
-    both = Pool.of([run(), long])
+    both = Totals.of([run(), long])
     assert both.tok_s == pytest.approx((20 + 100) / 0.88)
     assert both.mat == pytest.approx(1 + 32 / 88)
     assert position_rates([run(), long]) == pytest.approx((28 / 88, 4 / 88))
@@ -75,7 +76,7 @@ def test_sums_are_divided_not_averaged() -> None:
 def test_runs_that_ended_with_the_first_token_do_not_count() -> None:
     empty = run(num_new_tokens=1, num_steps=0, num_accepted=0, decode_s=0.0)
     assert explain([(empty, plain())]) is None and speedup_of([(empty, plain())]) is None
-    assert Pool.of([run(), empty]).tok_s == Pool.of([run()]).tok_s
+    assert Totals.of([run(), empty]).tok_s == Totals.of([run()]).tok_s
     assert explain([(run(), plain()), (empty, plain())]) == explain([(run(), plain())])
 
 
@@ -102,7 +103,7 @@ def test_the_formula_with_the_measured_numbers() -> None:
 
 
 def test_what_a_step_saves_and_pays() -> None:
-    balance = balance_of(Pool.of([run()]), Pool.of([plain()]))
+    balance = balance_of(Totals.of([run()]), Totals.of([plain()]))
     assert balance is not None
     assert balance.paid == pytest.approx({"draft": 0.4, "verify": 0.44, "other": 0.16})
     assert 1 + balance.total == pytest.approx(2.0)
@@ -173,11 +174,8 @@ def test_plain_decoding_that_does_not_repeat_itself_is_pointed_out() -> None:
     assert num_unsteady(steady) == 0
     moody = [*steady, plain(repeat=0, prompt="2", output_ids=(8,))]
     assert num_unsteady(moody) == 1
-    heads = [{"name": "plain", "title": "", "lossless": True, "config": {"decoding_type": "x"}}]
     reports = {
-        temperature: make_report(
-            {"configurations": heads, "sampling": {"temperature": temperature}}, moody
-        )
+        temperature: make_report(plan_of("plain", temperature=temperature), moody)
         for temperature in (0.0, 1.0)
     }
     drawn, greedy = reports[1.0].section("plain"), reports[0.0].section("plain")

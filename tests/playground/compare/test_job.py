@@ -8,20 +8,27 @@ import time
 import pytest
 import sqlalchemy as sa
 
-from playground.experiments.compare.job import CompareJob
-from playground.experiments.compare.report import Comparison, pieces, stored_runs
+from playground.experiments.compare.report import (
+    Comparison,
+    pieces,
+    plan_of_runs,
+    stored_runs,
+)
+from playground.experiments.compare.stream import view_of
+from playground.experiments.experiment import Experiment
 from playground.experiments.plan import BASELINE_NAME
 from playground.host.runner import MAX_WAITING, EngineHost, QueueFullError
 from storage import RunDetail, RunLog, RunQuery
 from storage.records import OutOfReachError
+from storage.schema import benchmarks
 from tests.playground.asks import finished, start
 from tests.playground.bench.requests import measured, plan_of
-from tests.playground.bench.test_service import on_the_engine, queries_of
-from tests.playground.compare.running import begun, ended, row
+from tests.playground.bench.test_service import on_the_engine
+from tests.playground.compare.running import begun, ended, experiments_of, row
 from tests.playground.tiny import ScriptedConfig
 
 
-def stored(log: RunLog, comparison: CompareJob) -> list[RunDetail]:
+def stored(log: RunLog, comparison: Experiment) -> list[RunDetail]:
     """Its runs, in the order in which they ran."""
     query = RunQuery(labels={"compare": comparison.id}, descending=False, limit=500)
     details = [log.get(run.id) for run in log.find(query).rows]
@@ -29,7 +36,7 @@ def stored(log: RunLog, comparison: CompareJob) -> list[RunDetail]:
 
 
 @pytest.fixture(scope="module")
-def pair(host: EngineHost) -> CompareJob:
+def pair(host: EngineHost) -> Experiment:
     """Plain, scripted, and scripted with another tree, twice on each of two prompts."""
     comparison = begun(
         host,
@@ -41,7 +48,7 @@ def pair(host: EngineHost) -> CompareJob:
     return comparison
 
 
-def test_every_request_is_a_run_of_the_log(pair: CompareJob, log: RunLog) -> None:
+def test_every_request_is_a_run_of_the_log(pair: Experiment, log: RunLog) -> None:
     runs = stored(log, pair)
     assert pair.state == "completed", pair.error
     assert len(runs) == 3 * 2 * 2
@@ -57,10 +64,10 @@ def test_every_request_is_a_run_of_the_log(pair: CompareJob, log: RunLog) -> Non
 
 
 def test_the_race_shows_the_median_repeat_and_the_tables_speedup(
-    pair: CompareJob, log: RunLog
+    pair: Experiment, host: EngineHost, log: RunLog
 ) -> None:
-    report = json.loads(pair.report)
-    comparison = Comparison.stored(log, pair.id)
+    report = json.loads(view_of(pair).report)
+    comparison = Comparison.read(log, pair.id, host.catalog.types)
     assert list(report["medians"]) == [name for name, _ in report["prompts"]]
     for prompt, runs in report["medians"].items():
         assert runs == comparison.median_runs(prompt) and len(runs) == 3
@@ -78,19 +85,19 @@ def test_the_race_shows_the_median_repeat_and_the_tables_speedup(
 
 
 def test_a_comparison_with_requests_missing_stays_preliminary(
-    pair: CompareJob, log: RunLog
+    pair: Experiment, host: EngineHost, log: RunLog
 ) -> None:
-    assert Comparison.stored(log, pair.id).planned is None
-    assert "Preliminary" not in json.loads(pair.report)["headline"]
+    assert Comparison.read(log, pair.id, host.catalog.types).num_planned is None
+    assert "Preliminary" not in json.loads(view_of(pair).report)["headline"]
     last = stored(log, pair)[-1].id
     log.delete(last)
     try:
-        comparison = Comparison.stored(log, pair.id)
-        report = json.loads(comparison.to_json(log, {}))
+        comparison = Comparison.read(log, pair.id, host.catalog.types)
+        report = json.loads(comparison.to_json(log))
     finally:
         log.restore(last)
-    assert comparison.planned == 12 and report["fastest"] is None
-    assert report["headline"].startswith("Preliminary, 11 of 12 requests:")
+    assert comparison.num_planned == 12 and report["fastest"] is None
+    assert report["headline"].startswith("Preliminary (11 of 12 requests):")
 
 
 def test_of_three_repeats_the_one_in_the_middle_is_raced() -> None:
@@ -102,7 +109,7 @@ def test_of_three_repeats_the_one_in_the_middle_is_raced() -> None:
     assert comparison.shown_prompt() == "1" and comparison.median_runs("1") == ["r2", "failed"]
 
 
-def test_labels_say_all_that_a_link_needs(pair: CompareJob, log: RunLog) -> None:
+def test_labels_say_all_that_a_link_needs(pair: Experiment, log: RunLog) -> None:
     assert stored(log, pair)[-1].labels == {
         "compare": pair.id,
         "place": "2",
@@ -116,19 +123,19 @@ def test_labels_say_all_that_a_link_needs(pair: CompareJob, log: RunLog) -> None
     }
 
 
-def test_who_begins_moves_on_from_round_to_round(pair: CompareJob, log: RunLog) -> None:
+def test_who_begins_moves_on_from_round_to_round(pair: Experiment, log: RunLog) -> None:
     places = [int(run.labels["place"]) for run in stored(log, pair)]
     rounds = [places[i : i + 3] for i in range(0, len(places), 3)]
     assert rounds == [[0, 1, 2], [1, 2, 0], [2, 0, 1], [0, 1, 2]]
 
 
-def test_raw_prompts_of_a_suite_are_continued(pair: CompareJob, log: RunLog) -> None:
+def test_raw_prompts_of_a_suite_are_continued(pair: Experiment, log: RunLog) -> None:
     by_prompt = {run.labels["prompt"]: run for run in stored(log, pair)}
     assert by_prompt["1"].messages and by_prompt["1"].prompt_text == "Say hello."
     assert not by_prompt["2"].messages and by_prompt["2"].prompt_text == "def f(x):"
 
 
-def test_the_report_has_figures_speedups_and_reasons(pair: CompareJob) -> None:
+def test_the_report_has_figures_speedups_and_reasons(pair: Experiment) -> None:
     report = ended(pair)
     assert [r["badge"] for r in report["configurations"]] == ["baseline", "lossless", "lossless"]
     plain, scripted = report["configurations"][:2]
@@ -148,17 +155,44 @@ def test_the_report_has_figures_speedups_and_reasons(pair: CompareJob) -> None:
     assert "float32" in report["setup"] and "greedy" in report["setup"]
 
 
-def test_greedy_texts_of_a_lossless_method_are_identical(pair: CompareJob) -> None:
+def test_greedy_texts_of_a_lossless_method_are_identical(pair: Experiment) -> None:
     verdict = row(ended(pair), "Scripted tree (1)")["verdict"]
     assert verdict["kind"] == "identical" and "80 tokens in 4 texts" in verdict["sentence"]
 
 
-def test_the_log_alone_tells_the_same(pair: CompareJob, host: EngineHost, log: RunLog) -> None:
-    again = Comparison.stored(log, pair.id).to_json(log, host.catalog.types)
+def test_the_log_alone_tells_the_same(pair: Experiment, host: EngineHost, log: RunLog) -> None:
+    again = Comparison.read(log, pair.id, host.catalog.types).to_json(log)
     assert json.loads(again) == ended(pair)
 
 
-def test_the_warm_up_is_no_run(pair: CompareJob, host: EngineHost, log: RunLog) -> None:
+def test_a_comparison_is_an_experiment_with_a_row_and_a_report(
+    pair: Experiment, host: EngineHost
+) -> None:
+    state = experiments_of(host).look(pair.id)
+    assert state.row.status == "completed" and state.row.name.startswith("Comparison · Say hello")
+    assert state.results.plan == pair.plan and state.results.report.num_done == 12
+    assert state.results.report.headline == ended(pair)["headline"]
+
+
+def test_a_comparison_that_stored_no_plan_is_read_from_its_runs(
+    pair: Experiment, host: EngineHost, log: RunLog
+) -> None:
+    """As those of earlier versions, which have no row of their own."""
+    plan = plan_of_runs(stored_runs(log, pair.id), host.catalog.types)
+    same = ("kind", "dtype", "items", "repeats", "sampling", "limits")
+    assert [getattr(plan, name) for name in same] == [getattr(pair.plan, name) for name in same]
+    assert [(c.name, c.config) for c in plan.configurations] == [
+        (c.name, c.config) for c in pair.plan.configurations
+    ]
+    alone = begun(host, ("scripted", {}), owner="alone")
+    report = ended(alone)
+    with log._database.transaction() as connection:
+        connection.execute(benchmarks.delete().where(benchmarks.c.id == alone.id))
+    again = Comparison.read(log, alone.id, host.catalog.types)
+    assert json.loads(again.to_json(log)) == report
+
+
+def test_the_warm_up_is_no_run(pair: Experiment, host: EngineHost, log: RunLog) -> None:
     """Neither in the log nor on show; and it is done anew, with new drafters, for every repeat."""
     prompts = {run.prompt_text for run in stored(log, pair)}
     assert prompts == {"Say hello.", "def f(x):"}
@@ -185,8 +219,8 @@ def test_a_corrupted_method_is_caught(host: EngineHost, log: RunLog) -> None:
     assert verdict["parting"]["plain"] == "".join(said[at : at + 16])
     assert verdict["parting"]["own"] != verdict["parting"]["plain"]
     assert row(report, "Scripted tree")["verdict"]["kind"] == "identical"
-    again = Comparison.stored(log, comparison.id)
-    assert again.to_json(log, host.catalog.types) == comparison.report
+    again = Comparison.read(log, comparison.id, host.catalog.types)
+    assert again.to_json(log) == view_of(comparison).report
 
 
 def test_a_lossy_method_is_called_lossy_whatever_it_writes(host: EngineHost) -> None:
@@ -271,16 +305,19 @@ def test_drafters_of_a_comparison_have_learned_from_nothing(
     assert len(made) == 3
 
 
-def test_a_comparison_that_is_refused_cancels_nothing(host: EngineHost) -> None:
+def test_a_comparison_that_is_refused_cancels_nothing_and_leaves_no_row(
+    host: EngineHost, log: RunLog
+) -> None:
     running = begun(host, ("scripted", {"delay_ms": "50"}), owner="refused")
     while running.progress is None:
         time.sleep(0.01)
     waiting = [
         host.submit(lambda run: run.end("completed"), owner=str(n)) for n in range(MAX_WAITING)
     ]
+    rows = log.benchmarks.list()
     with pytest.raises(QueueFullError):
         begun(host, ("scripted", {}), owner="refused")
-    assert not running.cancelled()
+    assert not running.cancelled() and log.benchmarks.list() == rows
     for run in waiting:
         run.cancel()
     running.cancel()
@@ -306,12 +343,3 @@ def test_a_comparison_waits_for_a_log_that_cannot_be_read_for_a_while(
     report = ended(comparison)
     assert comparison.state == "completed", comparison.error
     assert len(report["runs"]) == 2 * 2 * 2 and num_read > 8
-
-
-def test_a_comparison_is_opened_with_as_many_queries_however_many_runs_it_has(
-    pair: CompareJob, host: EngineHost, log: RunLog
-) -> None:
-    few = begun(host, ("scripted", {}), owner="few")
-    ended(few)
-    asked = [queries_of(log, lambda one=one: stored_runs(log, one.id)) for one in (few, pair)]  # type: ignore[misc]
-    assert len(asked[0]) == len(asked[1])

@@ -10,14 +10,15 @@ import pytest
 
 from engine.errors import ConfigError
 from playground.experiments.compare.form import CompareForm
-from playground.experiments.compare.job import CompareJob
 from playground.experiments.compare.links import from_comparison, from_runs
+from playground.experiments.compare.report import Comparison
 from playground.experiments.compare.stream import (
     fault_message,
     race_clocks,
     reopened,
     stream,
 )
+from playground.experiments.experiment import Experiment
 from playground.experiments.plan import BASELINE_NAME
 from playground.host.live import LiveRuns
 from playground.host.runner import EngineHost
@@ -25,12 +26,12 @@ from playground.host.stream import History
 from storage import RunLog
 from tests.playground.asks import finished, start
 from tests.playground.compare.corrupted import held
-from tests.playground.compare.running import begun, ended, jobs_of
+from tests.playground.compare.running import begun, ended, experiments_of
 
 Messages = list[dict[str, Any]]
 
 
-def messages_of(comparison: CompareJob, history: History) -> Messages:
+def messages_of(comparison: Experiment, history: History) -> Messages:
     async def collect() -> Messages:
         return [message async for message in stream(comparison, history, tick_s=0.01)]
 
@@ -38,19 +39,19 @@ def messages_of(comparison: CompareJob, history: History) -> Messages:
 
 
 @pytest.fixture(scope="module")
-def shown(host: EngineHost, history: History) -> tuple[CompareJob, Messages]:
+def shown(host: EngineHost, history: History) -> tuple[Experiment, Messages]:
     host.load(host.catalog.target("tiny"), "float32", owner="before")
     comparison = begun(host, ("scripted", {"delay_ms": "3"}), suite="starter")
     return comparison, messages_of(comparison, history)
 
 
-def test_panels_are_there_before_anything_runs(shown: tuple[CompareJob, Messages]) -> None:
+def test_panels_are_there_before_anything_runs(shown: tuple[Experiment, Messages]) -> None:
     first = shown[1][0]
     assert [meta["title"] for meta in first["runs"]] == [BASELINE_NAME, "Scripted tree"]
     assert first["runs"][0]["prompt"] == "Say hello." and first["report"] == ""
 
 
-def test_every_round_is_a_stream_of_its_own(shown: tuple[CompareJob, Messages]) -> None:
+def test_every_round_is_a_stream_of_its_own(shown: tuple[Experiment, Messages]) -> None:
     comparison, messages = shown
     streams = list(dict.fromkeys(message["stream"] for message in messages))
     assert len(streams) == 1 + 2 * 2 + 1
@@ -64,14 +65,14 @@ def test_every_round_is_a_stream_of_its_own(shown: tuple[CompareJob, Messages]) 
     assert any(word.startswith("warming up") for word in words)
 
 
-def test_the_report_grows_from_round_to_round(shown: tuple[CompareJob, Messages]) -> None:
+def test_the_report_grows_from_round_to_round(shown: tuple[Experiment, Messages]) -> None:
     reports = [json.loads(m["report"]) for m in shown[1] if m["report"]]
     counts = [len(report["runs"]) for report in reports]
     assert counts == sorted(counts) and counts[-1] == 8 and counts[0] < 8
 
 
 def test_the_last_message_shows_median_runs_of_the_log(
-    shown: tuple[CompareJob, Messages], log: RunLog
+    shown: tuple[Experiment, Messages], log: RunLog
 ) -> None:
     comparison, messages = shown
     last = messages[-1]
@@ -83,19 +84,20 @@ def test_the_last_message_shows_median_runs_of_the_log(
 
 
 def test_a_link_shows_the_same_from_the_log_alone(
-    shown: tuple[CompareJob, Messages], host: EngineHost, log: RunLog
+    shown: tuple[Experiment, Messages], host: EngineHost, log: RunLog
 ) -> None:
     comparison, messages = shown
-    again = reopened(comparison.id, History(LiveRuns(), log), log, host.catalog.types)
+    results = Comparison.read(log, comparison.id, host.catalog.types).results(log)
+    again = reopened(results, History(LiveRuns(), log))
     last = messages[-1]
     assert json.loads(again["report"]) == json.loads(last["report"])
     assert [meta["id"] for meta in again["runs"]] == [meta["id"] for meta in last["runs"]]
     with pytest.raises(ConfigError, match="nothing"):
-        reopened("nothing", History(LiveRuns(), log), log, host.catalog.types)
+        Comparison.read(log, "nothing", host.catalog.types)
 
 
 def test_clocks_are_the_stored_step_times(
-    shown: tuple[CompareJob, Messages], host: EngineHost, log: RunLog
+    shown: tuple[Experiment, Messages], host: EngineHost, log: RunLog
 ) -> None:
     runs = [meta["id"] for meta in shown[1][-1]["runs"]]
     for clock in race_clocks(LiveRuns(), log, runs):
@@ -111,7 +113,7 @@ def test_clocks_are_the_stored_step_times(
 
 
 def test_stopping_on_the_way_still_ends_the_stream(host: EngineHost, history: History) -> None:
-    async def leave(comparison: CompareJob) -> Messages:
+    async def leave(comparison: Experiment) -> Messages:
         taken = []
         async for message in stream(comparison, history, tick_s=0.01):
             taken.append(message)
@@ -134,9 +136,7 @@ def test_a_link_of_a_comparison_fills_the_form(
         system="Be brief.",
         limits={"max_new_tokens": "9"},
     )
-    comparison = CompareJob.start(
-        host, jobs_of(host), CompareForm.parse(raw).plan(host.catalog), owner="tab"
-    )
+    comparison = experiments_of(host).start(CompareForm.parse(raw).plan(host.catalog), owner="tab")
     ended(comparison)
     again = from_comparison(host.catalog, log, comparison.id).plan(host.catalog)
     assert again == comparison.plan
@@ -162,7 +162,7 @@ def test_a_link_of_runs_takes_their_configurations_and_the_first_prompt(
             from_runs(host.catalog, log, bad)
 
 
-def test_an_error_leaves_what_is_on_show(shown: tuple[CompareJob, Messages]) -> None:
+def test_an_error_leaves_what_is_on_show(shown: tuple[Experiment, Messages]) -> None:
     last = shown[1][-1]
     message = fault_message("No.", last)
     assert json.loads(message["compare"])["error"] == "No."

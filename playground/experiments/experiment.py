@@ -1,0 +1,237 @@
+"""One experiment: a stored plan, the job that measures it, and what is known of it meanwhile.
+
+Compare, Benchmark, Find the fastest and `bench` all run this; they differ in their plan alone:
+its kind, and who chooses the configurations that go on.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import CancelledError
+from dataclasses import asdict
+from typing import Any, Literal, Protocol
+
+from engine.drafters.base import BuildContext
+from engine.errors import ConfigError, PlaygroundError
+from playground.errors import attempt
+from playground.experiments.chooser import chooser_of
+from playground.experiments.cluster import Workers
+from playground.experiments.finished import FinishedRequest, finished_requests
+from playground.experiments.job import Job, Progress, State
+from playground.experiments.measurement import Measurement, Prompt, Summary, check_same_target
+from playground.experiments.plan import ExperimentPlan, Request, Types
+from playground.experiments.report.audits import audits_of
+from playground.experiments.report.export import Results
+from playground.experiments.report.report import make_report
+from playground.experiments.shards import measure_shards
+from playground.host.live import LiveRun
+from storage import Benchmark, RunLog, RunQuery, StorageError, new_id
+
+REPORT_EVERY_S = 3.0
+MAX_TITLE = 40
+Version = str
+"""Tells a report from the next one."""
+
+
+# ---- in the log
+
+
+def stored_experiment(
+    log: RunLog, benchmark_id: str, types: Types | None = None
+) -> tuple[Benchmark, ExperimentPlan]:
+    """Its row, and its plan.
+
+    Raises ConfigError: no such experiment is in the log.
+    """
+    row = log.benchmarks.get(benchmark_id)
+    if row is None:
+        raise unknown_experiment(benchmark_id)
+    return row, ExperimentPlan.stored(row.plan, types)
+
+
+def unknown_experiment(benchmark_id: str) -> ConfigError:
+    return ConfigError(f"No benchmark {benchmark_id!r:.80} is in the log.")
+
+
+def environment_of(log: RunLog, benchmark_id: str) -> Mapping[str, Any]:
+    """Where the experiment's first request ran; empty before it."""
+    query = RunQuery(benchmark_id=benchmark_id, descending=False, limit=1)
+    first = next(iter(log.rows(query)), None)
+    detail = None if first is None else log.get(first.id)
+    return {} if detail is None else detail.environment
+
+
+def read_results(
+    log: RunLog,
+    benchmark_id: str,
+    requests: Iterable[FinishedRequest] | None = None,
+    types: Types | None = None,
+) -> Results:
+    """Everything that an experiment has shown so far.
+
+    Args:
+        requests: its finished requests where they are at hand; else they are read from the log.
+    """
+    row, plan = stored_experiment(log, benchmark_id, types)
+    finished = tuple(finished_requests(log, benchmark_id) if requests is None else requests)
+    planned = None if row.status == "completed" else plan.num_requests
+    report = make_report(plan, finished, audits_of(log, benchmark_id), planned=planned)
+    return Results(row, plan, finished, report, environment_of(log, benchmark_id))
+
+
+def default_name(plan: ExperimentPlan) -> str:
+    """What an experiment is called that nobody named."""
+    if plan.kind in ("compare", "fastest"):
+        words = " ".join(plan.items[0].turns[0].split())[:MAX_TITLE]
+        return f"{'Comparison' if plan.kind == 'compare' else 'Fastest method'} · {words}"
+    suites = " + ".join(dict.fromkeys(item.suite for item in plan.items))
+    return f"{suites}: {', '.join(c.name for c in plan.configurations[1:]) or 'plain'}"
+
+
+# ---- under way
+
+
+class View(Protocol):
+    """A page that follows an experiment round by round."""
+
+    def announce(
+        self, number: int, requests: Sequence[Request], prompt: Prompt
+    ) -> Mapping[str, LiveRun]:
+        """The runs to stream of a round that begins, by configuration."""
+
+    def draw(self) -> None:
+        """Bring what is shown up to date."""
+
+
+class Experiment(Job):
+    """One experiment, from the queue to its end; its runs carry its id.
+
+    Attributes:
+        requests: finished ones, those of an earlier process too.
+        faults: configurations that could not go on, and why.
+        chooser: says which configurations go on.
+        draws_report: whether to draw the report every few seconds, for pages that look.
+        results: the report that was drawn last, and its version.
+        view: follows its rounds, where people watch.
+    """
+
+    def __init__(
+        self,
+        log: RunLog,
+        plan: ExperimentPlan,
+        *,
+        benchmark_id: str | None = None,
+        owner: str = "",
+    ) -> None:
+        super().__init__(benchmark_id or new_id(), owner=owner)
+        self.log, self.plan = log, plan
+        self.chooser = chooser_of(plan)
+        self.requests = [] if benchmark_id is None else finished_requests(log, benchmark_id)
+        self.faults: Mapping[str, str] = {}
+        self.draws_report = False
+        self.results: tuple[Version, Results] | None = None
+        self.view: View | None = None
+        self._watcher: Callable[[Progress], None] = lambda progress: None
+        self._interrupted: Callable[[], bool] = lambda: False
+        self._draw_s = time.monotonic()
+        self._lock = threading.Lock()
+
+    def begin(self, name: str = "") -> None:
+        """Write its plan down, before its first request."""
+        plan = self.plan.to_dict()
+        self.log.benchmarks.begin(name or default_name(self.plan), plan, benchmark_id=self.id)
+
+    def watch(self, tell: Callable[[Progress], None], interrupted: Callable[[], bool]) -> None:
+        """Have progress told to `tell`; `interrupted` ends the experiment, as `cancel` does."""
+        self._watcher, self._interrupted = tell, interrupted
+
+    def cancelled(self) -> bool:
+        return self._interrupted() or super().cancelled()
+
+    def check_target(self, environment: Mapping[str, Any]) -> None:
+        """Raises ConfigError: it began on other weights or in another dtype."""
+        check_same_target(self.log.wait_for(lambda: environment_of(self.log, self.id)), environment)
+
+    # ---- measuring
+
+    def measure(self, bench: BuildContext) -> Summary:
+        """Measure what the log lacks of it on a loaded target."""
+        measurement = Measurement(
+            plan=self.plan,
+            log=self.log,
+            benchmark_id=self.id,
+            tell=self.tell,
+            cancelled=self.cancelled,
+            chooser=self.chooser,
+            announce=None if self.view is None else self.view.announce,
+        )
+        self.faults = measurement.faults
+        try:
+            return measurement.run(bench)
+        finally:
+            if self.view is not None:
+                attempt(self.view.draw, where=f"the report of experiment {self.id}")
+
+    def measure_by(self, workers: Workers) -> Summary:
+        """The same by the workers of a cluster."""
+        return measure_shards(workers, self.plan, self.id, tell=self.tell, cancelled=self.cancelled)
+
+    def conduct(self, measure: Callable[[], Summary]) -> Summary:
+        """Measure it, and write down how it ended.
+
+        Raises ConfigError: a comparison or search could answer none of its prompts.
+        """
+        status: Literal["completed", "cancelled", "failed"] = "failed"
+        ended: dict[str, Any] = {"skipped": [], "num_failed": 0}
+        try:
+            summary = measure()
+            ended["skipped"] = [asdict(skip) for skip in summary.skipped]
+            ended["num_failed"] = summary.num_failed
+            ended["faults"] = dict(summary.faults)
+            problems = [*summary.faults.values(), *(skip.reason for skip in summary.skipped)]
+            nothing = not (self.requests or summary.num_new or summary.num_failed)
+            if problems and nothing and self.plan.kind != "benchmark":
+                raise ConfigError(problems[0])
+            status = summary.status
+            return summary
+        except CancelledError:
+            status = "cancelled"
+            raise
+        except (PlaygroundError, StorageError) as error:
+            ended["error"] = str(error)
+            raise
+        finally:
+            self.log.benchmarks.finish(self.id, status, ended)
+
+    def conducted(self, measure: Callable[[], Summary]) -> State:
+        """As `conduct`; how it ended."""
+        summary = self.conduct(measure)
+        if self.view is not None and not summary.cancelled:
+            self.log.wait_for(self.view.draw)
+        return summary.status
+
+    # ---- progress
+
+    def tell(self, progress: Progress) -> None:
+        super().tell(progress)
+        self._watcher(progress)
+        if progress.last is None:
+            return
+        with self._lock:  # workers report side by side
+            self.requests.append(progress.last)
+            is_due = time.monotonic() - self._draw_s >= REPORT_EVERY_S or len(self.requests) == 1
+            if self.draws_report and is_due:
+                attempt(self._draw, where=f"the report of experiment {self.id}")
+                self._draw_s = time.monotonic()
+
+    def _draw(self) -> None:
+        version = f"running here {len(self.requests)}"
+        self.results = version, read_results(self.log, self.id, self.requests)
+
+    @property
+    def share(self) -> float | None:
+        """How much of it is done; None while nothing is known."""
+        now = self.progress
+        return None if now is None or not now.num_done else now.num_done / now.num_planned

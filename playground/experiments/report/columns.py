@@ -1,0 +1,174 @@
+"""The figures of a configuration: each once, with its title, its formula and how it is written.
+
+The tables of the pages and of the command line and the HTML report are drawn from these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from engine import formats
+from engine.formats import DASH, duration, percent, plural
+from playground.experiments.report.report import FORMULAS, Figures, Report, Section
+from playground.experiments.report.statistics import Speedup
+from playground.experiments.report.verdict import SHORT_CAUSES
+from playground.host.baseline import DOUBTS
+
+BARS = "▁▂▃▄▅▆▇█"
+MOST_BARS, MOST_RATES = 10, 3
+
+
+class Cell(NamedTuple):
+    """A cell of a table.
+
+    Attributes:
+        small: a second line.
+        mood: good, warn or bad, for its colour.
+        hint: shown under the pointer.
+    """
+
+    text: str
+    small: str = ""
+    mood: str = ""
+    hint: str = ""
+
+    @property
+    def line(self) -> str:
+        """The cell in one line."""
+        return f"{self.text} ({self.small})" if self.small else self.text
+
+
+def speedup_cell(speedup: Speedup | None, *, reference: bool = False) -> Cell:
+    """A speedup over its interval; its mood follows from the interval, never from the ratio alone.
+
+    Args:
+        reference: plain decoding's own, which is 1 and has no interval.
+    """
+    if reference:
+        return Cell(formats.speedup(1.0))
+    if speedup is None:
+        return Cell(DASH)
+    mood = "good" if speedup.faster else "bad" if speedup.slower else ""
+    hint = f"{plural(speedup.num_pairs, 'request')}: {plural(speedup.num_prompts, 'prompt')} × "
+    hint += f"{plural(speedup.num_repeats, 'repeat')}; below: 95% interval"
+    hint = f"No number: {DOUBTS[speedup.doubt]}" if speedup.doubt else hint
+    return Cell(speedup.text, speedup.interval, mood, hint)
+
+
+def _mat(figures: Figures, reference: bool = False) -> Cell:
+    if not figures.num_steps:
+        return Cell(DASH)
+    return Cell(formats.mat(figures.mat), f"{figures.num_new_tokens} / {figures.num_steps}")
+
+
+def _rates(section: Section) -> Cell:
+    """A bar per draft token, and the first rates as numbers."""
+    rates = section.position_rates[:MOST_BARS]
+    bars = "".join(BARS[round(rate * (len(BARS) - 1))] for rate in rates)
+    hint = "\n".join(
+        f"at least {plural(i, 'draft token')} accepted in {percent(rate)} of steps"
+        for i, rate in enumerate(rates, start=1)
+    )
+    return (
+        Cell(bars, ", ".join(map(percent, rates[:MOST_RATES])), hint=hint) if rates else Cell(DASH)
+    )
+
+
+def _step(section: Section) -> Cell:
+    split = section.time_split
+    text = duration(section.overall.step_ms)
+    return Cell(text, formats.time_split(split.ms)) if split else Cell(DASH)
+
+
+def _answers(section: Section) -> Cell:
+    """Whether its answers are plain decoding's."""
+    verdict = section.verdict
+    if section.reference:
+        unsteady = section.num_unsteady
+        return (
+            Cell("not repeatable", plural(unsteady, "prompt"), "warn") if unsteady else Cell(DASH)
+        )
+    if verdict is None:
+        return Cell(DASH)
+    same = f"{verdict.num_identical} of {verdict.num_compared}"
+    if not section.lossless:
+        return Cell("identical" if verdict.cause is None else same, "lossy by design", "warn")
+    if verdict.cause is None:
+        return Cell("identical", mood="good")
+    cause, mood = SHORT_CAUSES[verdict.cause]
+    return Cell(same, f"{cause}, from token {verdict.divergences[0].at + 1}", mood)
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One figure of a configuration.
+
+    Attributes:
+        by_group: the same over one kind of task, where there is such a table.
+    """
+
+    title: str
+    formula: str
+    cell: Callable[[Section], Cell]
+    by_group: Callable[[Figures, bool], Cell] | None = None
+
+
+COLUMNS: dict[str, Column] = {
+    "speedup": Column(
+        "speedup",
+        f"{FORMULAS['speedup']}; below it: {FORMULAS['interval']}",
+        lambda s: speedup_cell(s.overall.speedup, reference=s.reference),
+        lambda figures, reference: speedup_cell(figures.speedup, reference=reference),
+    ),
+    "tok_s": Column("tok/s", FORMULAS["tok_s"], lambda s: Cell(formats.tok_s(s.overall.tok_s))),
+    "mat": Column(
+        "MAT",
+        f"{FORMULAS['mat']}; below it: new tokens / steps",
+        lambda s: _mat(s.overall),
+        _mat,
+    ),
+    "draft_acceptance": Column(
+        "accepted", FORMULAS["draft_acceptance"], lambda s: Cell(percent(s.draft_acceptance))
+    ),
+    "position_rates": Column("position rates", FORMULAS["position_rates"], _rates),
+    "time_split": Column("time per step", FORMULAS["time_split"], _step),
+    "ttft_ms": Column("TTFT", FORMULAS["ttft_ms"], lambda s: Cell(duration(s.ttft_ms))),
+    "itl_ms": Column("ITL", FORMULAS["itl_ms"], lambda s: Cell(duration(s.itl_ms))),
+    "verdict": Column("answers", FORMULAS["verdict"], _answers),
+}
+
+
+class Table(NamedTuple):
+    """Columns with their formulas; of every row its name and cells."""
+
+    heads: Mapping[str, str]
+    rows: Sequence[tuple[Section, Sequence[Cell]]]
+
+
+def summary(report: Report) -> Table:
+    """Every figure of every configuration."""
+    heads = {column.title: column.formula for column in COLUMNS.values()}
+    return Table(
+        heads,
+        [(s, [column.cell(s) for column in COLUMNS.values()]) for s in report.configurations],
+    )
+
+
+def by_group(report: Report, name: str, titles: Mapping[str, str]) -> Table:
+    """Spec-Bench's table of one figure: a column per kind of task, and one overall.
+
+    Args:
+        titles: of the groups, in words.
+    """
+    column = COLUMNS[name]
+    draw = column.by_group
+    assert draw is not None, f"{name} has no table by kind of task"
+    heads = {group: f"{titles.get(group, group)}: {column.formula}" for group in report.groups}
+    rows = []
+    for section in report.configurations:
+        figures = [section.groups.get(group) for group in report.groups]
+        cells = [Cell(DASH) if one is None else draw(one, section.reference) for one in figures]
+        rows.append((section, [*cells, column.cell(section)]))
+    return Table({**heads, "overall": column.formula}, rows)

@@ -1,0 +1,195 @@
+"""The experiments of one server: started, watched, stopped, gone on with, read as reports."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from functools import partial
+
+from engine.errors import ConfigError, one_of
+from playground.experiments.cluster import workers_of
+from playground.experiments.compare.live import LiveComparison
+from playground.experiments.experiment import (
+    Experiment,
+    Version,
+    read_results,
+    stored_experiment,
+    unknown_experiment,
+)
+from playground.experiments.finished import finished_requests
+from playground.experiments.job import Job, Jobs, State, submit
+from playground.experiments.measurement import Summary
+from playground.experiments.plan import ExperimentPlan
+from playground.experiments.pool import Pool
+from playground.experiments.prompt_files import read_suite_text
+from playground.experiments.report.export import FILES, Results
+from playground.host.bounded import BoundedCache
+from playground.host.runner import EngineHost
+from presets import PromptSuite
+from storage import Benchmark, BenchmarkHead, RunQuery
+
+MAX_FILES = 16
+MAX_LISTED = 40
+MAX_REPORT_BYTES = 256_000_000
+"""Of the reports that are kept ready."""
+BYTES_PER_REQUEST, BYTES_PER_TOKEN = 3000, 48
+Report = tuple[Version, Results]
+
+
+@dataclass(frozen=True, slots=True)
+class ExperimentState:
+    """An experiment as it stands.
+
+    Attributes:
+        job: while this server runs it.
+        version: changes with what has been measured.
+    """
+
+    row: Benchmark
+    job: Job | None
+    version: Version
+    results: Results
+
+
+class Experiments:
+    def __init__(self, host: EngineHost) -> None:
+        self.catalog = host.catalog
+        self._log, self._host = host.log, host
+        self._jobs = Jobs(host)
+        self._lock = threading.Lock()
+        self._files: OrderedDict[str, PromptSuite] = OrderedDict()
+        self._reports: BoundedCache[str, Report] = BoundedCache(MAX_REPORT_BYTES, _bytes_of)
+
+    @property
+    def suites(self) -> dict[str, PromptSuite]:
+        """The shipped suites, and the files that browsers sent."""
+        with self._lock:
+            return {**self.catalog.suites, **self._files}
+
+    def add_file(self, name: str, text: str) -> str:
+        """Read a file of prompts; its suite is offered under this key until the server ends."""
+        if not 0 < len(name) <= 200:
+            raise ConfigError("A file of prompts must have a name and a text.")
+        suite = read_suite_text(text, name, where=name)
+        key = "file:" + hashlib.sha256(f"{name}\n{text}".encode(errors="replace")).hexdigest()[:16]
+        with self._lock:
+            self._files[key] = suite
+            while len(self._files) > MAX_FILES:
+                self._files.popitem(last=False)
+        return key
+
+    # ---- running
+
+    def start(
+        self, plan: ExperimentPlan, *, pool: Pool | None = None, owner: str = "", name: str = ""
+    ) -> Experiment:
+        """Begin an experiment: queue it, or have workers measure it.
+
+        Args:
+            owner: an unfinished experiment of the same owner is cancelled.
+
+        Raises QueueFullError, ClosingError: it was not taken on; then the log has nothing of it,
+        and nothing is cancelled.
+        """
+        experiment = Experiment(self._log, plan, owner=owner)
+        self._launch(experiment, pool, partial(experiment.begin, name))
+        return experiment
+
+    def resume(self, benchmark_id: str, pool: Pool | None = None) -> None:
+        """Go on with an experiment.
+
+        Raises ConfigError: it is not in the log, or this version lacks one of its methods.
+        """
+        if self._jobs.get(benchmark_id) is not None:
+            raise ConfigError("This experiment is running already.")
+        _, plan = stored_experiment(self._log, benchmark_id, self.catalog.types)
+        experiment = Experiment(self._log, plan.runnable, benchmark_id=benchmark_id)
+        self._launch(experiment, pool, partial(self._log.benchmarks.resume, benchmark_id))
+
+    def _launch(
+        self, experiment: Experiment, pool: Pool | None, write: Callable[[], object]
+    ) -> None:
+        """Queue it, then `write` that it runs."""
+        plan = experiment.plan
+        experiment.draws_report = plan.kind == "benchmark"
+        if plan.kind == "compare":
+            experiment.view = LiveComparison(self._host, experiment)
+
+        def by_workers(pool: Pool) -> Summary:
+            with workers_of(self._host, experiment, pool, plan) as workers:
+                experiment.check_target(workers.environment)
+                return experiment.measure_by(workers)
+
+        def take_on() -> Callable[[], State]:
+            measure: Callable[[], Summary]
+            if pool is None:
+                measure = submit(
+                    self._host,
+                    experiment,
+                    plan,
+                    experiment.measure,
+                    check=lambda target: experiment.check_target(target.environment()),
+                )
+            else:
+                measure = partial(by_workers, pool)
+            write()
+            return partial(experiment.conducted, measure)
+
+        self._jobs.start(experiment, take_on)
+
+    def job(self, benchmark_id: str) -> Experiment | None:
+        """What runs an experiment, if this server does."""
+        job = self._jobs.get(benchmark_id)
+        return job if isinstance(job, Experiment) else None
+
+    def stop(self, benchmark_id: str) -> None:
+        """End an experiment that runs here; what is done is kept."""
+        job = self._jobs.get(benchmark_id)
+        if job is None:
+            raise ConfigError("Another server runs this experiment. Stop it there.")
+        job.cancel()
+
+    def cancel_owner(self, owner: str) -> None:
+        """End what an owner has under way."""
+        self._jobs.cancel_owner(owner)
+
+    # ---- reading
+
+    def newest(self) -> tuple[BenchmarkHead, ...]:
+        return self._log.benchmarks.list(MAX_LISTED)
+
+    def look(self, benchmark_id: str) -> ExperimentState:
+        """An experiment as it stands; its plan and requests are read when there is news."""
+        job, head = self.job(benchmark_id), self._log.benchmarks.head(benchmark_id)
+        if head is None:
+            raise unknown_experiment(benchmark_id)
+        version, results = (job and job.results) or self._report(head)
+        now = {field.name: getattr(head, field.name) for field in fields(BenchmarkHead)}
+        return ExperimentState(replace(results.benchmark, **now), job, version, results)
+
+    def file(self, benchmark_id: str, name: object) -> str:
+        """One of the report's files, as text."""
+        text_of = FILES[one_of("name", name, FILES)]
+        return text_of(read_results(self._log, benchmark_id, types=self.catalog.types))
+
+    def _report(self, head: BenchmarkHead) -> Report:
+        """The report, made again where more is finished."""
+        completed = RunQuery(benchmark_id=head.id, status="completed")
+        version = f"{head.status} {self._log.count(completed)}"
+
+        def read(last: Report | None) -> Report:
+            known = () if last is None else last[1].requests
+            requests = finished_requests(self._log, head.id, known)
+            return version, read_results(self._log, head.id, requests, self.catalog.types)
+
+        return self._reports.read(head.id, read, stale=lambda last: last[0] != version)
+
+
+def _bytes_of(report: Report) -> int:
+    """What a report keeps in memory: its requests, by far."""
+    requests = report[1].requests
+    tokens = sum(len(request.output_ids) for request in requests)
+    return BYTES_PER_REQUEST * len(requests) + BYTES_PER_TOKEN * tokens
