@@ -57,7 +57,8 @@ async def stream(
 
 async def _messages(job: Experiment, history: History, tick_s: float) -> AsyncIterator[Message]:
     shown, last = 0, ""
-    waiting = bare(status={}, runs=_planned(job))
+    planned = await asyncio.to_thread(_planned, job)  # reads presets, the first time
+    waiting = bare(status={}, runs=planned)
     while True:
         over, now = job.over.is_set(), view_of(job).round
         if now is not None and now.number > shown:
