@@ -24,7 +24,7 @@ from playground.connect.replay import Load, sample_prompts
 from playground.connect.report import Report
 from playground.connect.session import Address, measure
 
-STAND_IN = "draft-smollm2-135m"
+STAND_IN = "Token_Recycling"
 """What this program's own server drafts by where there is no llama-server."""
 
 
@@ -33,7 +33,7 @@ def main() -> None:
     options = read_options(
         __doc__,
         programs=("server", "model", "draft"),
-        smoke={"prompts": 1, "tokens": 16, "longest": 2, "also": "1"},
+        smoke={"prompts": 1, "tokens": 96, "longest": 2, "also": "1"},
         target=TARGET,
         longest=7,
         also="1,5",

@@ -27,6 +27,8 @@ ONE_FILE = {
     "engine/grammar.py": {"llguidance"},
     "engine/model/placement.py": {"accelerate"},
     "engine/model/random_weights.py": {"tokenizers"},
+    "engine/model/tokenizer.py": {"tokenizers"},
+    "engine/training/corpus/writer.py": {"filelock"},
 }
 """What one file alone may import besides."""
 OURS = {"app", "playground", "engine", "storage", "presets"}

@@ -163,7 +163,14 @@ def test_settings_without_effect_are_hidden(
 
 
 def test_greedy_hides_what_only_sampling_reads() -> None:
-    assert state_of(Sampling, {"temperature": 0}).hidden == {"top_k", "top_p", "min_p", "grammar"}
+<<<<<<< HEAD
+    hidden = {"top_k", "top_p", "min_p", "grammar"}
+    assert state_of(Sampling, {"temperature": 0}).hidden == frozenset(hidden)
+=======
+    assert state_of(Sampling, {"temperature": 0}).hidden == frozenset(
+        {"top_k", "top_p", "min_p", "grammar"}
+    )
+>>>>>>> typefix
     assert state_of(Sampling, {"temperature": 0.7}).hidden == frozenset({"grammar"})
 
 
