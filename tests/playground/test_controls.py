@@ -163,14 +163,9 @@ def test_settings_without_effect_are_hidden(
 
 
 def test_greedy_hides_what_only_sampling_reads() -> None:
-<<<<<<< HEAD
-    hidden = {"top_k", "top_p", "min_p", "grammar"}
-    assert state_of(Sampling, {"temperature": 0}).hidden == frozenset(hidden)
-=======
     assert state_of(Sampling, {"temperature": 0}).hidden == frozenset(
         {"top_k", "top_p", "min_p", "grammar"}
     )
->>>>>>> typefix
     assert state_of(Sampling, {"temperature": 0.7}).hidden == frozenset({"grammar"})
 
 
