@@ -106,3 +106,10 @@ def test_a_run_that_outgrows_its_draft_model_says_so() -> None:
     )
     missed = {"num_steps": 9, "num_drafted": 5, "bypasses": {"no_match": 4}}
     assert bypass_sentence(missed) is None
+
+
+def test_plain_decoding_bypasses_nothing() -> None:
+    target = tiny_target(eos_token_id=None)
+    steps, figures = run(target, built(target, decoding_type="Autoregressive"))
+    assert {step.bypass for step in steps} == {None} and figures.bypasses == {}
+    assert bypass_sentence(asdict(figures)) is None

@@ -34,7 +34,7 @@ from engine.kernels.cpu.weights import PackedLinear, pack
 from engine.model import loading
 from engine.model.facts import facts_of
 from engine.model.files import check_sizes, read_settings
-from engine.model.forward import ModulesForward
+from engine.model.forward import ModulesForward, _window
 from engine.model.loading import load_target, pick_device, pick_dtype
 from engine.model.reading import explain, num_parameters
 from engine.model.sources import TargetSpec
@@ -366,3 +366,19 @@ def test_no_config_of_transformers_is_out_of_range(tmp_path: Path) -> None:
         check_sizes(read_settings(tmp_path / "config.json"), name)
         checked.append(name)
     assert "qwen2_moe" in checked and len(checked) > 0.98 * len(CONFIG_MAPPING.keys())
+
+
+@pytest.mark.parametrize("key", ["num_kv_shared_layers", "loop_num_passes", "layer_types"])
+def test_the_setting_of_another_type_is_named(tmp_path: Path, key: str) -> None:
+    folder = save_tiny(tmp_path)
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**settings, key: "x"}))
+    assert f"{key} must be" in refusal(folder)
+
+
+def test_a_window_of_no_rows_is_no_window() -> None:
+    """As Qwen2-MoE's config writes it."""
+    for window in (0, -1, None):
+        config = AutoConfig.for_model("mistral", sliding_window=window)
+        assert _window(config) is None
+    assert _window(AutoConfig.for_model("mistral", sliding_window=7)) == 7

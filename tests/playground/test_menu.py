@@ -165,3 +165,14 @@ def test_every_group_has_its_heading_in_the_list(group: str) -> None:
     label = f'[aria-label$=" · {group}"]'
     heading = f'{label}:not(li{label} + li)::before {{ content: "{GROUPS[group]}"'
     assert heading in static_text("page.css")
+
+
+def test_where_the_target_ran_last_decides_which_speedups_are_shown(log: RunLog) -> None:
+    measured(log, 13.1)
+    measured(log, 9.3, dtype="float32")
+    assert label_of(log) == "0.93× · no weights"
+
+
+def test_an_experiment_above_its_mat_labels_nothing(log: RunLog) -> None:
+    experiment(log, 45.0)
+    assert label_of(log) == "no weights"

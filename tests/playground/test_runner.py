@@ -234,3 +234,10 @@ def test_closing_waits_only_so_long_for_what_cannot_be_stopped(host: EngineHost)
     host.close(wait_s=0.2)
     assert time.monotonic() - began < 2
     hold.set()
+
+
+def test_what_ended_stays_as_it_ended() -> None:
+    run = LiveRun("tab")
+    run.end("failed", error="It broke.")
+    run.end("completed")
+    assert (run.state, run.error) == ("failed", "It broke.")

@@ -155,3 +155,8 @@ def test_context_end_is_reached_exactly(family: str):
 def test_sampled_output_follows_the_target():
     target = sampled_target()
     assert p_value(target, CONFIGS[0].build(build_context(target))) > 1e-3
+
+
+def test_before_anything_is_known_nothing_is_drafted():
+    drafter = started(TokenRecyclingConfig(recycle_prompt=False), [1], 77)
+    assert drafter.propose(99).tokens.tolist() == [77]

@@ -372,3 +372,47 @@ def test_ray_is_refused_where_it_is_not_installed_or_not_offered(
     monkeypatch.setattr(metadata, "version", lambda name: "2.60")
     with pytest.raises(ConfigError, match="Workers must be a number"):
         pool.pool_of("local", 0, ("local",))
+
+
+def queries_of(log: RunLog, work: Callable[[], object]) -> list[str]:
+    """The SQL statements sent to the log's database while `work` runs."""
+    statements: list[str] = []
+
+    def note(connection: Any, cursor: Any, statement: str, *more: Any) -> None:
+        statements.append(statement)
+
+    sa.event.listen(log._database.engine, "before_cursor_execute", note)
+    try:
+        work()
+    finally:
+        sa.event.remove(log._database.engine, "before_cursor_execute", note)
+    return statements
+
+
+def test_a_report_takes_as_many_queries_however_many_requests_it_has(
+    service: Experiments, host: EngineHost, log: RunLog
+) -> None:
+    few = begin(service, asked())
+    finished(service, few)
+    many = begin(service, asked(extent={"repeats": "4"}))
+    finished(service, many)
+    opened = [
+        queries_of(log, lambda key=key: Experiments(host).look(key))  # type: ignore[misc]
+        for key in (few, many)
+    ]
+    assert len(opened[0]) == len(opened[1])
+
+
+def test_tabs_that_poll_read_a_plan_once(
+    service: Experiments, host: EngineHost, log: RunLog
+) -> None:
+    key = begin(service, asked())
+    finished(service, key)
+    fresh = Experiments(host)
+    faults: list[BaseException] = []
+    statements = queries_of(
+        log, lambda: faults.extend(at_once(lambda: [fresh.look(key) for _ in range(5)]))
+    )
+    assert faults == []
+    assert sum('"plan"' in statement for statement in statements) == 1
+    assert not any('"plan"' in one for one in queries_of(log, fresh.newest))
