@@ -33,7 +33,7 @@ def main() -> None:
     options = read_options(
         __doc__,
         programs=("server", "model", "draft"),
-        smoke={"prompts": 1, "tokens": 96, "longest": 2, "also": "1"},
+        smoke={"prompts": 1, "tokens": 16, "longest": 2, "also": "1"},
         target=TARGET,
         longest=7,
         also="1,5",
@@ -45,9 +45,12 @@ def main() -> None:
     with _plain_url(options) as plain_url:
         long = _report(options, load, options.longest, plain_url)
         print("\n".join(long.sentences()))
+        print(f"{'length':>8}{'MAT':>14}{'tok/s':>18}{'× plain':>18}")
+        if not long.advice:
+            print("The server drafted nothing, so no length can be advised.")
+            return
         (choice,) = long.advice
         others = {int(part) for part in options.also.split(",")}
-        print(f"{'length':>8}{'MAT':>14}{'tok/s':>18}{'× plain':>18}")
         for length in sorted({choice.draft_len or 1, *others}):
             report = _report(options, load, length, plain_url)
             (own, beside), rates = report.pairs[0], long.position_rates
