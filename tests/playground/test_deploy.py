@@ -238,8 +238,6 @@ def test_malformed_yaml_names_its_line() -> None:
     ("params", "link"),
     [
         ({}, None),
-        ({"run": "x", "deploy": "vllm"}, None),
-        ({"tree": "x", "deploy": "vllm"}, None),
         ({"deploy": "vllm"}, ExportForm(engine="vllm")),
         ({"deploy": "what", "of": "else"}, ExportForm()),
         (

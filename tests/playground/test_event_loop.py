@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import pytest
@@ -77,9 +78,10 @@ def test_what_blocks_a_loop_is_noted(tmp_path: Path, blocks: str) -> None:
         async def ours() -> None:
             calls[blocks]()
 
-        # As if a line of ours had called it, and not one of the tests.
-        code = ours.__code__.replace(co_filename=f"{blocking.ROOT}/playground/any.py")
-        ours.__code__ = code
+        for function in (ours, calls[blocks]):  # as if these were lines of ours, not of a test
+            if isinstance(function, FunctionType):
+                place = f"{blocking.ROOT}/playground/any.py"
+                function.__code__ = function.__code__.replace(co_filename=place)
         asyncio.run(ours())
     assert blocking.NOTED
     blocking.NOTED.clear()

@@ -180,7 +180,7 @@ def test_a_write_whose_answer_was_lost_is_not_repeated(pg: str) -> None:
         raise OutOfReachError("the answer is lost")
 
     sa.event.listen(log._database.engine, "commit", lose)
-    log.add_steps(run_id, [step(0), step(1)])
+    log.add_steps(run_id, [step(0), step(1)], {"num_steps": 2})
     run = log.get(run_id)
     assert run is not None and run.num_steps == len(log.steps(run_id)) == 2
     log.close()
@@ -192,10 +192,10 @@ def test_a_run_whose_server_stays_away_is_marked_with_the_next_one(
     monkeypatch.setattr(database, "PATIENCE_S", 0.3)
     log = RunLog.open(mortal)
     run_id, done = log.begin(new_run()), finished_run(log)
-    log.add_steps(run_id, [step(0)])
+    log.add_steps(run_id, [step(0)], {"num_steps": 1})
     own.stop()
     with pytest.raises(OutOfReachError):
-        log.add_steps(run_id, [step(1)])
+        log.add_steps(run_id, [step(1)], {"num_steps": 2})
     began = time.monotonic()
     with pytest.raises(OutOfReachError):
         finish(log, run_id, status="failed", error="It is out of reach.")

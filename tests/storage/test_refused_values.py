@@ -85,10 +85,10 @@ def test_adding_to_an_unknown_run_names_it(log: RunLog) -> None:
 
 def test_step_stored_twice_is_refused_and_counted_once(log: RunLog) -> None:
     run_id = log.begin(new_run())
-    log.add_steps(run_id, [step(0)])
+    log.add_steps(run_id, [step(0)], {"num_steps": 1})
     for batch in ([step(1), step(0)], [step(2), step(2)]):
         with pytest.raises(StorageError, match="of run .* is stored already"):
-            log.add_steps(run_id, batch)
+            log.add_steps(run_id, batch, {"num_steps": 3})
     run = log.get(run_id)
     assert run is not None and run.num_steps == len(log.steps(run_id)) == 1
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from engine import formats
+from engine.errors import one_of
 from engine.formats import DASH, duration, percent, plural
 from playground.experiments.report.report import FORMULAS, Figures, Report, Section
 from playground.experiments.report.statistics import Speedup
@@ -156,15 +157,19 @@ def summary(report: Report) -> Table:
     )
 
 
+BY_GROUP = tuple(name for name, column in COLUMNS.items() if column.by_group is not None)
+"""Figures that have a table by kind of task."""
+
+
 def by_group(report: Report, name: str, titles: Mapping[str, str]) -> Table:
     """Spec-Bench's table of one figure: a column per kind of task, and one overall.
 
     Args:
         titles: of the groups, in words.
     """
-    column = COLUMNS[name]
+    column = COLUMNS[one_of("the figure", name, BY_GROUP)]
     draw = column.by_group
-    assert draw is not None, f"{name} has no table by kind of task"
+    assert draw is not None
     heads = {group: f"{titles.get(group, group)}: {column.formula}" for group in report.groups}
     rows = []
     for section in report.configurations:
