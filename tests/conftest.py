@@ -6,6 +6,8 @@ import gc
 import os
 
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
+# Test processes with full thread pools on the same cores wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from collections.abc import Iterator
 
