@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from playground.host.catalog import Catalog
-from storage import RunLog
+from storage import RunLog, RunQuery
 from tests.browser.pages import NARROW, GeneratePage
 from tests.playground.serving import Served, serving, with_token
 from tests.storage.conftest import finished_run
@@ -281,16 +281,19 @@ def test_a_wrong_value_is_said_at_its_field_as_it_is_typed(page: GeneratePage) -
 
 
 def test_last_measured_speedup_stands_in_the_picker(page: GeneratePage, served: Served) -> None:
-    for decoding_type, title in (
-        ("Autoregressive", "Plain decoding"),
-        ("Scripted", "Scripted tree"),
-    ):
-        method = {"decoding_type": decoding_type}
-        about: Any = {"method_title": title, "labels": {"compare": "both"}}
-        finished_run(served.log, target="tiny", method=method, **about)
     page.pick_method("Scripted tree", "note")
     page.short(4)
     page.generate("Say hello.")
+    here = served.log.get(served.log.rows(RunQuery(target="tiny", limit=1))[0].id)
+    assert here is not None
+    place: dict[str, Any] = {name: getattr(here, name) for name in ("target", "dtype", "device")}
+    place |= {"environment": here.environment, "labels": {"compare": "both"}}
+    for title, method in (
+        ("Plain decoding", {"decoding_type": "Autoregressive"}),
+        ("Scripted tree", here.method),
+    ):
+        finished_run(served.log, method=method, method_title=title, **place)
+    page.generate("Say hello again.")
     page.tab.click("#pg-method input")
     page.tab.locator("ul[role=listbox] li", has_text="Scripted tree · 1.00×").wait_for()
 

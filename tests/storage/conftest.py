@@ -115,7 +115,10 @@ def finished_run(log: RunLog, **changes: Any) -> str:
         output_ids=[5, 6, 9, 6, 9],
         text="abdbd",
         finish_reason="length",
-        metrics={"mat": 2.0, "tok_s": 40.0, "ttft_s": 0.05, "num_new_tokens": 5},
+        metrics={
+            **{"mat": 2.0, "tok_s": 40.0, "ttft_s": 0.05},
+            **{"num_new_tokens": 5, "num_steps": 2, "decode_s": 0.1},
+        },
     )
     return run_id
 
