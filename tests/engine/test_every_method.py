@@ -97,6 +97,7 @@ CONFIGURATIONS: dict[str, list[dict[str, Any]]] = {
     "NGram": [
         {"max_draft_len": 4, "adaptive": True},
         {"lookup": "transformers"},
+        {"max_draft_len": 8, "max_matching_ngram_size": 3},
         {"is_public_pool": False},
         {"is_use_oldest": False},
     ],
@@ -195,7 +196,7 @@ def check(family: str, method: str, index: int, names: list[str]) -> int:
 
 def test_every_method_is_here() -> None:
     assert set(CONFIGURATIONS) | SEPARATE == set(methods())
-    assert all(len(configurations) >= 4 for configurations in CONFIGURATIONS.values())
+    assert all(len(configurations) == 5 for configurations in CONFIGURATIONS.values())
 
 
 @pytest.mark.parametrize("method", CONFIGURATIONS)
