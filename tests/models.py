@@ -50,7 +50,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gpt_neox": {"rotary_pct": 0.5, "num_key_value_heads": None},
     "mistral": {"sliding_window": 12},
     "gemma2": {"head_dim": 8, "sliding_window": 12},
-    "opt": {"ffn_dim": 48, "word_embed_proj_dim": 32},
+    "opt": {
+        "ffn_dim": 48,
+        "word_embed_proj_dim": 32,
+        "intermediate_size": None,
+        "num_key_value_heads": None,
+    },
     "phi": {},
 }
 _STATE_FIRST = ["linear_attention", "full_attention", "linear_attention"]

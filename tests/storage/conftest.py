@@ -116,8 +116,12 @@ def finished_run(log: RunLog, **changes: Any) -> str:
         text="abdbd",
         finish_reason="length",
         metrics={
-            **{"mat": 2.0, "tok_s": 40.0, "ttft_s": 0.05},
-            **{"num_new_tokens": 5, "num_steps": 2, "decode_s": 0.1},
+            "mat": 2.0,
+            "tok_s": 40.0,
+            "ttft_s": 0.05,
+            "num_new_tokens": 5,
+            "num_steps": 2,
+            "decode_s": 0.1,
         },
     )
     return run_id
