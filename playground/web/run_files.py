@@ -118,7 +118,7 @@ class RunFiles:
 
 
 def _imported(imported: ImportCounts) -> str:
-    parts = [f"ImportCounts {plural(imported.added, 'run')}"]
+    parts = [f"Imported {plural(imported.added, 'run')}"]
     if imported.present:
         parts.append(f"{imported.present} were already here")
     if imported.renamed:
