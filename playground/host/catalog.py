@@ -62,7 +62,6 @@ class Catalog:
 
     @classmethod
     def shipped(cls) -> Catalog:
-        presets.size_tables()  # forms look them up where no file may be read
         return cls(
             dict(presets.targets()),
             dict(presets.methods()),

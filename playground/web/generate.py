@@ -264,7 +264,7 @@ class GeneratePage:
             last: the run that this browser showed last; followed only if it goes on.
         """
         link = link_to("generate", request.query_params)
-        wanted = link.get("run") if link else own
+        wanted = link["run"] if "run" in link else own
         run_id = attempt(lambda: read_run_id(wanted or last or "none"), where="following a link")
         run = None if isinstance(run_id, Fault) else self.history.unfinished(run_id)
         if run is not None:
