@@ -22,7 +22,7 @@ pytestmark = pytest.mark.browser
 PANEL = "#pg-panel"
 
 
-def begin(page: GeneratePage, prompt: str = "Do not lose me.", tokens: int = 260) -> None:
+def begin(page: GeneratePage, prompt: str = "Do not lose me.", tokens: int = 90) -> None:
     """A run of a few seconds, seen to stream."""
     page.pick_method("Scripted tree", "max_draft_len")
     page.short(tokens)
@@ -76,7 +76,7 @@ def test_a_reload_finds_the_run_that_goes_on(page: GeneratePage, served: Served)
     assert page.text() == run.finish.text
     assert page.tab.input_value("#pg-prompt textarea") == "The next question, unsent."
     assert page.tab.input_value("#pg-method input").startswith("Scripted tree")
-    assert value_of(page, "delay_ms") == "60" and value_of(page, "max_new_tokens") == "260"
+    assert value_of(page, "delay_ms") == "60" and value_of(page, "max_new_tokens") == "90"
     assert f"run={run.log_id}" in page.tab.url
     reload(page)
     page.wait_done()
@@ -104,7 +104,7 @@ def test_stop_works_after_a_reload_and_in_another_tab(page: GeneratePage, served
 def test_a_second_tab_shows_the_run_and_its_own_run_leaves_it_alone(
     page: GeneratePage, served: Served
 ) -> None:
-    begin(page, tokens=400)
+    begin(page, tokens=150)
     run = served.host.runs.all()[-1]
     other = reopened(page, page.tab.url)
     other.wait_state("running")
