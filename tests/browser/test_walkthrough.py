@@ -152,12 +152,16 @@ def compare_three(
     for name, pick in zip(names[1:], picks, strict=True):
         assert name.startswith(pick.title)
         assert compare.cell(name, "answers") == "identical"
+        if "unreliable baseline" in compare.cell(name, "speedup"):  # on a busy machine
+            continue
         assert "×" in compare.cell(name, "speedup")
         assert "MAT · t_plain / (t_draft + t_verify + t_other)" in compare.why(name)
         assert "tokens a step, and a step takes" in compare.why(name)
-    ratios = {name: float(compare.cell(name, "speedup").split("×")[0]) for name in names[1:]}
+    cells = {name: compare.cell(name, "speedup") for name in names[1:]}
+    ratios = {name: float(text.split("×")[0]) for name, text in cells.items() if "×" in text}
     said = page.tab.inner_text("#pg-cmp-table h3")
-    assert max(ratios.values()) in [ratio for name, ratio in ratios.items() if name in said]
+    if ratios:
+        assert max(ratios.values()) in [ratio for name, ratio in ratios.items() if name in said]
     compare.wait_raced(4)
     page.tab.screenshot(path=shots / f"walk-1-{picks[0].key}.png", full_page=True)
 
