@@ -305,7 +305,7 @@ def test_ctrl_c_stops_politely_and_says_how_to_go_on(
         finally:
             process.kill()
     assert process.returncode == 130
-    assert "Speedup" in out.decode() and f"--resume {benchmark_id}" in err.decode()
+    assert "speedup by kind of task" in out.decode() and f"--resume {benchmark_id}" in err.decode()
     log = RunLog.open(str(db))
     stored = log.benchmarks.get(benchmark_id)
     log.close()

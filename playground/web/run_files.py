@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import mkdtemp
 from typing import Any, get_args
 
 import gradio as gr
 
 from engine.errors import ConfigError
 from engine.formats import plural
+from engine.safe_text import unwritable
 from playground.errors import Fault, attempt
 from playground.runs.query import TableQuery
 from playground.runs.transfer import (
@@ -20,7 +21,6 @@ from playground.runs.transfer import (
     export_runs,
     import_runs,
     read_lines,
-    writing,
 )
 from playground.web.run_details import QUIET, message_html
 from storage import RunLog
@@ -91,15 +91,23 @@ class RunFiles:
             yield [message_html(ids), gr.skip(), None]
             return
         name = f"runs-{datetime.now():%Y-%m-%d-%H-%M-%S}{'-steps' if kind == 'steps' else ''}"
-        with TemporaryDirectory() as folder:
-            file = Path(folder) / f"{name}.{'json' if kind == 'json' else 'csv'}"
-            with writing(file) as stream:
+        # Among Gradio's own files, which go with the process: a generator that a client leaves is
+        # closed by the garbage collector, on any thread, so it must have nothing to clean up.
+        Path(self.file.GRADIO_CACHE).mkdir(parents=True, exist_ok=True)
+        folder = mkdtemp(dir=self.file.GRADIO_CACHE)
+        file = Path(folder) / f"{name}.{'json' if kind == 'json' else 'csv'}"
+        try:
+            with file.open("w", encoding="utf-8", newline="\n") as stream:
                 for number in export_runs(self.log, ids, stream, kind):
                     if number % 100 == 0:
                         done = message_html(f"Exported {number} of {plural(len(ids), 'run')}.")
                         yield [done, gr.Button(visible=True), None]
-            done = message_html(f"Exported {plural(len(ids), 'run')}.")
-            yield [done, gr.Button(visible=False), str(file)]
+        except OSError as error:
+            fault = Fault(unwritable(file, error), expected=True)
+            yield [message_html(fault), gr.Button(visible=False), None]
+            return
+        done = message_html(f"Exported {plural(len(ids), 'run')}.")
+        yield [done, gr.Button(visible=False), str(file)]
 
     def import_file(self, file: str) -> Iterator[list[Any]]:
         """Add the runs of an export; what came before a fault stays."""

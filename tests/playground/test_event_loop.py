@@ -7,16 +7,19 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
+from threading import Thread
 from types import FunctionType
 from typing import Any
 
 import pytest
 
+from playground.runs.query import TableQuery
+from playground.web.run_files import RunFiles
 from storage import RunLog
 from tests import blocking
 from tests.playground.serving import Served, serving_tiny
 from tests.playground.test_http import call
-from tests.storage.conftest import finished_run
+from tests.storage.conftest import finished_run, new_run
 
 LINKS = "0123456789abcdef"
 SHOWN = {"compare": json.dumps({"id": LINKS})}
@@ -85,3 +88,23 @@ def test_what_blocks_a_loop_is_noted(tmp_path: Path, blocks: str) -> None:
         asyncio.run(ours())
     assert blocking.NOTED
     blocking.NOTED.clear()
+
+
+def test_an_export_that_a_client_leaves_has_nothing_to_clean_up(
+    log: RunLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The garbage collector closes its generator, wherever it runs: here on an event loop."""
+    monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path / "gradio"))
+    for _ in range(100):
+        log.begin(new_run())
+    files = RunFiles(log, lambda _: TableQuery())
+    export = files.export_file("json", None)
+    assert "Exported 100 of 100 runs." in next(export)[0]
+    loop = asyncio.new_event_loop()
+    loop.call_soon(export.close)
+    loop.call_soon(loop.stop)
+    thread = Thread(target=loop.run_forever)
+    thread.start()
+    thread.join()
+    loop.close()
+    assert blocking.NOTED == []

@@ -117,7 +117,7 @@ def test_grpc_client_of_the_tutorial(triton: tuple[int, int, str, str], python: 
     assert done.returncode == 0, done.stderr[-3000:]
     whole, pieces, refusal, administration = json.loads(done.stdout)
     assert len(pieces) > 1 and whole == PROMPT + "".join(pieces)
-    assert "bad_words are not offered here; leave them out." in refusal
+    assert "bad_words must be" in refusal and "got ['no']: it is not supported." in refusal
     assert "restricted" in administration
     with RunLog.open(log) as runs:
         stored = [runs.get(row.id) for row in runs.find().rows]
