@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -173,3 +175,33 @@ def test_memory_that_many_threads_needed_at_once_is_given_back() -> None:
 
 def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+HEAPS = """
+import ctypes, threading
+from playground.web.server import share_heaps
+{limit}
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+together = threading.Barrier(16)
+def use():
+    together.wait()
+    libc.malloc(1000)
+    together.wait()
+threads = [threading.Thread(target=use) for _ in range(16)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+libc.fdopen.restype = ctypes.c_void_p
+libc.malloc_info(0, ctypes.c_void_p(libc.fdopen(1, b"w")))
+libc.fflush(None)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc")
+def test_threads_share_two_heaps() -> None:
+    heaps = {}
+    for limit in ("", "share_heaps()"):
+        child = [sys.executable, "-c", HEAPS.format(limit=limit)]
+        done = subprocess.run(child, capture_output=True, text=True, check=True)
+        heaps[limit] = done.stdout.count("<heap nr=")
+    assert heaps["share_heaps()"] <= 2 < heaps[""]
