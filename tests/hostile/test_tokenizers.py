@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import json
+import struct
 import subprocess
 import sys
 import time
@@ -35,6 +37,16 @@ PANIC_TEXT = "a" * 40 + "b"
 
 def replace(text: str, by: str) -> dict[str, Any]:
     return {"type": "Replace", "pattern": {"String": text}, "content": by}
+
+
+def precompiled(by: str) -> dict[str, Any]:
+    """SentencePiece's table that replaces `a`: a double-array trie of one key, then the text."""
+    units = [0] * 512
+    units[0] = 256 << 10
+    units[256 ^ ord("a")] = ord("a") | 1 << 8 | 3 << 10  # a leaf, whose value is 3 units away
+    trie = struct.pack("<512I", *units)
+    table = struct.pack("<I", len(trie)) + trie + by.encode() + b"\0"
+    return {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(table).decode()}
 
 
 def sequence(kind: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
@@ -137,8 +149,9 @@ def test_growth_is_measured_where_the_bound_is_far_from_what_happens(tmp_path: P
         {"type": "Replace", "pattern": {"Regex": "x*"}, "content": "a" * 2000},
         sequence("normalizers", [sequence("normalizers", [replace("a", "aa")] * 12)] * 2),
         {"type": "Prepend", "prepend": "a" * (MAX_CHARS + 1)},
+        precompiled("a" * 2000),
     ],
-    ids=["what matches nothing", "nested", "put before"],
+    ids=["what matches nothing", "nested", "put before", "SentencePiece"],
 )
 def test_every_way_to_multiply_is_bounded(tmp_path: Path, normalizer: dict[str, Any]) -> None:
     tokenizer = AutoTokenizer.from_pretrained(changed(tmp_path / "m", normalizer=normalizer))
