@@ -20,6 +20,7 @@ from tests.playground.tiny import save_tiny_llama
 
 pytestmark = pytest.mark.browser
 PANEL = "#pg-panel"
+STORED = "(text) => (localStorage.getItem('pg-generate') ?? '').includes(text)"
 
 
 def begin(page: GeneratePage, prompt: str = "Do not lose me.", tokens: int = 90) -> None:
@@ -66,8 +67,9 @@ def value_of(page: GeneratePage, field: str) -> str:
 
 
 def test_a_reload_finds_the_run_that_goes_on(page: GeneratePage, served: Served) -> None:
-    begin(page)
+    begin(page, tokens=260)
     page.tab.fill("#pg-prompt textarea", "The next question, unsent.")
+    page.tab.wait_for_function(STORED, arg="The next question, unsent.", timeout=2000)
     reload(page)
     page.wait_state("running")
     run = served.host.runs.all()[-1]
@@ -76,7 +78,7 @@ def test_a_reload_finds_the_run_that_goes_on(page: GeneratePage, served: Served)
     assert page.text() == run.finish.text
     assert page.tab.input_value("#pg-prompt textarea") == "The next question, unsent."
     assert page.tab.input_value("#pg-method input").startswith("Scripted tree")
-    assert value_of(page, "delay_ms") == "60" and value_of(page, "max_new_tokens") == "90"
+    assert value_of(page, "delay_ms") == "60" and value_of(page, "max_new_tokens") == "260"
     assert f"run={run.log_id}" in page.tab.url
     reload(page)
     page.wait_done()
@@ -104,7 +106,7 @@ def test_stop_works_after_a_reload_and_in_another_tab(page: GeneratePage, served
 def test_a_second_tab_shows_the_run_and_its_own_run_leaves_it_alone(
     page: GeneratePage, served: Served
 ) -> None:
-    begin(page, tokens=150)
+    begin(page, tokens=400)
     run = served.host.runs.all()[-1]
     other = reopened(page, page.tab.url)
     other.wait_state("running")
