@@ -28,6 +28,7 @@ from engine.tree import TreeShape
 
 PROMPT_ROWS = 5
 TRIAL_TREE = (-1, 0, 0, 1, 1, 2, 4)
+TRIAL_TEXT = "The library opens at nine, but on Monday we wait until noon for its first visitor."
 CHEAP_PARAMETERS = 600_000_000
 """A target up to this size is copied to float32 for a second opinion: 2.4 GB at most."""
 NEAR_TIE_UNITS = {torch.float32: 64.0, torch.bfloat16: 4.0, torch.float16: 8.0}
@@ -100,8 +101,15 @@ def _trial(target: Target) -> list[TargetOutput]:
 
 
 def _trial_tokens(target: Target, count: int) -> Tensor:
-    """Some tokens from all over the vocabulary."""
-    return torch.arange(1, count + 1, device=target.device) * 7919 % target.vocab_size
+    """Tokens of a sentence; for a target without a tokenizer, some from all over the vocabulary.
+
+    What no text says can throw a trained model off balance: rounding alone then moved the logits of
+    a 270M Gemma by 90% of their spread, where those of a sentence moved by 2%.
+    """
+    ids = [] if target.tokenizer is None else target.encode(TRIAL_TEXT)
+    if len(ids) < count:
+        return torch.arange(1, count + 1, device=target.device) * 7919 % target.vocab_size
+    return torch.tensor(ids[:count], device=target.device)
 
 
 @dataclass(frozen=True, slots=True)
