@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,29 @@ from tests.engine.drafters.judges import PROMPTS
 from tests.models import plain_greedy
 
 HEADS, KV_HEADS, INTERMEDIATE = 4, 2, 24
+HEAD_DIM = 8
+
+
+@dataclass
+class RowFormula:
+    """Norm and rotation of one row, as the papers write them."""
+
+    turned: int = HEAD_DIM
+    interleaved: bool = False
+    norm_offset: float = 0.0
+    eps: float = 1e-6
+
+    def norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        return x / (x.pow(2).mean() + self.eps).sqrt() * (weight + self.norm_offset)
+
+    def turn(self, x: Tensor, position: int) -> Tensor:
+        out, half = x.clone(), self.turned // 2
+        for pair in range(half):
+            angle = position * 10_000.0 ** (-2 * pair / self.turned)
+            i, j = (2 * pair, 2 * pair + 1) if self.interleaved else (pair, pair + half)
+            out[i] = x[i] * math.cos(angle) - x[j] * math.sin(angle)
+            out[j] = x[j] * math.cos(angle) + x[i] * math.sin(angle)
+        return out
 
 
 def texts(target: Target, needs: Needs) -> list[tuple[Tensor, Tensor]]:

@@ -84,6 +84,16 @@ def decoded(
     return end.output_ids, sum(r.num_accepted for r in records if isinstance(r, Step))
 
 
+def accepted_in_greedy_texts(target: Target, drafter: Drafter) -> int:
+    """Every prompt is continued as by transformers alone; the number of accepted draft tokens."""
+    total = 0
+    for prompt in PROMPTS:
+        output, num_accepted = decoded(target, drafter, prompt)
+        assert list(output) == plain_greedy(target, prompt, 32)
+        total += num_accepted
+    return total
+
+
 class Malicious:
     """Makes a folder when it is unpickled without care."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -130,15 +131,15 @@ def sampled_target() -> Target:
     return few_tokens(0.35)
 
 
-def few_tokens(scale: float, *, seed: int = 0) -> Target:
-    """A model of one layer and twelve tokens, its logits times `scale`."""
+def few_tokens(scale: float, *, family: str = "llama", layers: int = 1, **settings: Any) -> Target:
+    """A model of twelve tokens, its logits times `scale`."""
     target = tiny_target(
-        "llama",
-        seed=seed,
+        family,
         vocab_size=SAMPLED_VOCAB,
-        num_hidden_layers=1,
+        num_hidden_layers=layers,
         eos_token_id=None,
         max_position_embeddings=512,
+        **settings,
     )
     with torch.no_grad():
         target.lm_head.get_parameter("weight").mul_(scale)

@@ -28,29 +28,6 @@ from tests.engine.drafters.turns import Turns
 from tests.models import build_context
 
 NGRAM = {"decoding_type": "NGram"}
-RECYCLING = {"decoding_type": "Token_Recycling"}
-CONFIGS: list[dict[str, Any]] = [
-    {},
-    {"retrieval": NGRAM, "min_match_len": 1},
-    {"retrieval": {**NGRAM, "lookup": "transformers"}, "min_match_len": 3},
-    {"retrieval": {"decoding_type": "Suffix", "use_tree_spec": True}, "model": NGRAM},
-    {"model": {"decoding_type": "Lookahead"}, "retrieval": NGRAM},
-    {
-        "adaptive": True,
-        "retrieval": {"decoding_type": "Suffix", "use_tree_spec": True, "mix_contexts": True},
-    },
-]
-
-
-@pytest.mark.parametrize("family", judges.FAMILIES)
-@pytest.mark.parametrize("number", range(len(CONFIGS)))
-def test_greedy_output_equals_target_alone(number: int, family: str):
-    config = CombinedConfig.parse(CONFIGS[number])
-    assert judges.assert_greedy_lossless(config, family) > 0
-
-
-def test_context_end_is_reached_exactly():
-    judges.assert_lossless_to_the_context_end(CombinedConfig(), "opt")
 
 
 def sampled_bench() -> BuildContext:

@@ -165,11 +165,7 @@ def test_context_end_is_reached_exactly(saved: str):
 @pytest.mark.parametrize("tree", [False, judges.slow(True)])
 def test_sampled_output_follows_the_target(tmp_path: Path, tree: bool):
     dflash_model(*FULL).save_pretrained(tmp_path)
-    target = tiny_target(
-        "llama", vocab_size=SAMPLED_VOCAB, eos_token_id=None, max_position_embeddings=512
-    )
-    with torch.no_grad():
-        target.lm_head.get_parameter("weight").mul_(0.35)
+    target = judges.few_tokens(0.35, layers=3)
     config = DFlashConfig(speculative_model=str(tmp_path), use_dynamic_tree=tree)
     assert judges.p_value(target, config.build(build_context(target))) > 1e-3
 

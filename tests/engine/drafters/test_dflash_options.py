@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,40 +19,25 @@ from engine.drafters.blocks.dflash import DFlashConfig
 from engine.errors import DrafterError
 from engine.model.target import Target
 from tests.engine.drafters import judges
+from tests.engine.drafters.eagle_heads import HEAD_DIM, HEADS, KV_HEADS, RowFormula
 from tests.engine.drafters.judges import write
 from tests.engine.drafters.test_dflash import FULL, MIXED, SETTINGS, save_as_published
 from tests.models import build_context
 
 PROMPT = [7, 8, 9, 7, 8, 9, 7, 8, 4, 3]
-HEADS, KV_HEADS, HEAD_DIM = 4, 2, 8
 MASK = {k: SETTINGS[k] for k in ("mask_token_id", "target_layer_ids")}
 
 
 @dataclass
-class Formula:
+class Formula(RowFormula):
     """What a block model computes, a row at a time."""
 
     windows: tuple[int, int] = (10**6, 10**6)
     causal: tuple[bool, bool] = (False, False)
-    turned: int = HEAD_DIM
-    interleaved: bool = False
     value_scale: float = 1.0
-    norm_offset: float = 0.0
     first: int = 1
     multiplier: float = 1.0
     softcap: float = 0.0
-
-    def norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return x / (x.pow(2).mean() + 1e-6).sqrt() * (weight + self.norm_offset)
-
-    def turn(self, x: Tensor, position: int) -> Tensor:
-        out, half = x.clone(), self.turned // 2
-        for pair in range(half):
-            angle = position * 10_000.0 ** (-2 * pair / self.turned)
-            i, j = (2 * pair, 2 * pair + 1) if self.interleaved else (pair, pair + half)
-            out[i] = x[i] * math.cos(angle) - x[j] * math.sin(angle)
-            out[j] = x[j] * math.cos(angle) + x[i] * math.sin(angle)
-        return out
 
     def layer(self, w: dict[str, Tensor], i: int, context: list[Tensor], block: list[Tensor]):
         def take(name: str) -> Tensor:

@@ -223,9 +223,6 @@ def test_without_tokenizers_the_sizes_must_be_equal() -> None:
         common_vocabulary(big, other)
 
 
-# ---- settings
-
-
 # ---- another vocabulary
 
 

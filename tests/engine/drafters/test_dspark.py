@@ -24,7 +24,7 @@ from tests.engine.drafters.test_dflash import (
     dflash_model,
     save_as_published,
 )
-from tests.models import build_context, tiny_target
+from tests.models import build_context
 
 RANK, KINDS = 6, ("vanilla", "gated", "rnn")
 SIZE, HIDDEN = 288, int(SETTINGS["hidden_size"])
@@ -135,11 +135,7 @@ def test_greedy_output_equals_target_alone(tmp_path: Path, family: str, tree: bo
 
 @pytest.mark.parametrize("tree", [False, judges.slow(True)])
 def test_sampled_output_follows_the_target(tmp_path: Path, tree: bool) -> None:
-    target = tiny_target(
-        "llama", vocab_size=SAMPLED_VOCAB, eos_token_id=None, max_position_embeddings=512
-    )
-    with torch.no_grad():
-        target.lm_head.get_parameter("weight").mul_(0.35)
+    target = judges.few_tokens(0.35, layers=3)
     location = save(tmp_path / "own", vocab_size=SAMPLED_VOCAB)
     tensors = load_file(Path(location) / "model.safetensors")
     for name in ("markov_head.markov_w1.weight", "markov_head.markov_w2.weight"):

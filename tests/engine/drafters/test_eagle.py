@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from engine.drafters.eagle import trees
@@ -18,7 +17,6 @@ from engine.drafters.eagle.head import HeadSession
 from engine.drafters.eagle.methods import Eagle3Config, EagleConfig, EagleDrafter
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError, PlaygroundError
-from engine.model.target import Target
 from tests.engine.drafters import judges
 from tests.engine.drafters.eagle_heads import save_eagle, save_eagle3
 from tests.engine.drafters.golden import ROOT, golden_case
@@ -197,21 +195,13 @@ def test_keeping_more_nodes_than_are_drafted_names_both_numbers(kind: type[Metho
 def test_half_precision_heads_follow_the_target_s_dtype(tmp_path: Path) -> None:
     target = tiny_target("llama", num_hidden_layers=7)
     target.model.to(torch.bfloat16)
-    head = save_file_of(tmp_path, target)
+    in_full = tiny_target("llama", num_hidden_layers=7)
+    head = save_eagle3(tmp_path, in_full, (2, 3, 4), draft_vocab=50)
     values = {"speculative_model": str(head), **SMALL_TREE}
     drafter = Eagle3Config.parse(values).build(build_context(target))
     assert {weight.dtype for weight in drafter.head.parameters()} == {torch.bfloat16}
     text = judges.write(target, drafter, [5, 6, 7])
     assert len(text.output) == 24
-
-
-def save_file_of(folder: Path, target: Target) -> Path:
-    """An EAGLE-3 head in float32 for a target in half precision."""
-    source = tiny_target("llama", num_hidden_layers=7)
-    head = save_eagle3(folder, source, (2, 3, 4), draft_vocab=50)
-    tensors = load_file(head / "m.safetensors")
-    save_file(tensors, head / "m.safetensors")
-    return head
 
 
 # ---- the token map of FR-Spec

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,34 +22,28 @@ from engine.errors import DrafterError
 from engine.model.target import Target
 from engine.proposal import Needs
 from tests.engine.drafters import judges
-from tests.engine.drafters.eagle_heads import config_of, save_eagle3, write
+from tests.engine.drafters.eagle_heads import (
+    HEAD_DIM,
+    HEADS,
+    RowFormula,
+    config_of,
+    save_eagle3,
+    write,
+)
 from tests.models import build_context
 
 PROMPT = [7, 8, 9, 7, 8, 9, 7, 8, 4, 3]
-HEADS, HEAD_DIM, SIZE = 4, 8, 32
 TREE = {"use_dynamic_tree": True, "max_draft_len": 4, "dynamic_tree_max_topK": 2}
 TREE |= {"max_total_draft_tokens": 9}
 
 
 @dataclass
-class Formula:
+class Formula(RowFormula):
     """What a head computes, a row at a time."""
 
     window: int = 10**6
-    turned: int = HEAD_DIM
-    norm_offset: float = 0.0
     last_state: bool = False
-
-    def norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return x / (x.pow(2).mean() + 1e-5).sqrt() * (weight + self.norm_offset)
-
-    def turn(self, x: Tensor, position: int) -> Tensor:
-        out, half = x.clone(), self.turned // 2
-        for i in range(half):
-            angle = position * 10_000.0 ** (-2 * i / self.turned)
-            out[i] = x[i] * math.cos(angle) - x[i + half] * math.sin(angle)
-            out[i + half] = x[i + half] * math.cos(angle) + x[i] * math.sin(angle)
-        return out
+    eps: float = 1e-5
 
     def output(
         self, w: dict[str, Tensor], target: Target, rows: list[tuple[Tensor, int]]

@@ -22,7 +22,13 @@ from engine.proposal import Needs
 from engine.steps import Step
 from engine.tree import ChoiceTree, TreeShape
 from tests.engine.drafters import judges
-from tests.engine.drafters.fitted import PROMPTS, decoded, greedy_texts, save_medusa
+from tests.engine.drafters.fitted import (
+    PROMPTS,
+    accepted_in_greedy_texts,
+    decoded,
+    greedy_texts,
+    save_medusa,
+)
 from tests.engine.drafters.golden import ROOT, golden_case, run
 from tests.models import build_context, plain_greedy, tiny_target
 
@@ -251,20 +257,9 @@ CONFIGURATIONS: tuple[Any, ...] = (
 def test_greedy_output_equals_transformers_alone(family: str, tmp_path: Path) -> None:
     target = tiny_target(family)
     save_medusa(tmp_path, target, num_heads=4)
-    wanted = [plain_greedy(target, prompt, 32) for prompt in PROMPTS]
     for choices in CONFIGURATIONS:
         drafter = build(target, tmp_path, choices)
-        total = 0
-        for prompt, text in zip(PROMPTS, wanted, strict=True):
-            output, num_accepted = decoded(target, drafter, prompt)
-            assert list(output) == text
-            total += num_accepted
-        assert total, "the fitted heads must be right now and then"
-
-
-def test_largest_tree_has_256_drafted_nodes() -> None:
-    tree = ChoiceTree.parse(CONFIGURATIONS[-1])
-    assert len(tree) == 256
+        assert accepted_in_greedy_texts(target, drafter) > 0
 
 
 def test_a_drafter_serves_one_run_after_another(tmp_path: Path) -> None:

@@ -191,41 +191,25 @@ def relaxed_path(
 
 
 @pytest.mark.parametrize(
-    ("token", "topk", "delta", "passes"),
+    ("tokens", "topk", "delta", "settings", "path", "following"),
     [
-        (1, 4, 0.19, False),
-        (1, 4, 0.21, True),
-        (2, 2, 0.9, False),
-        (2, 3, 0.36, True),
+        ([9, 1, 8], 4, 0.19, {}, (), 0),
+        ([9, 1, 8], 4, 0.21, {}, (1,), 3),
+        ([9, 2, 8], 2, 0.9, {}, (), 0),
+        ([9, 2, 8], 3, 0.36, {}, (1,), 3),
+        ([9, 1, 8], 4, 0.50, {"logs": True}, (), 0),  # log(0.5 / 0.3) = 0.511
+        ([9, 1, 8], 4, 0.52, {"logs": True}, (1,), 3),
+        ([9, 1, 2], 4, 0.21, {}, (1, 2), 0),
+        ([9, 1, 0], 4, 0.21, {}, (1,), 3),
+        ([9, 1, 2], 4, 0.9, {"thinking": False}, (), 0),
     ],
 )
-def test_token_passes_within_topk_and_delta(token: int, topk: int, delta: float, passes: bool):
-    accepted = relaxed_path([9, token, 8], topk, delta)
-    assert (1 in accepted.path) == passes
-    if not passes:
-        assert accepted.next_token == 0
-
-
-@pytest.mark.parametrize(
-    ("token", "topk", "delta", "passes"),
-    [
-        (1, 4, 0.50, False),  # log(0.5 / 0.3) = 0.511
-        (1, 4, 0.52, True),
-    ],
-)
-def test_in_logarithms_the_ratio_decides(token: int, topk: int, delta: float, passes: bool):
-    assert (1 in relaxed_path([9, token, 8], topk, delta, logs=True).path) == passes
-
-
-def test_path_goes_on_and_ends_with_the_targets_own_token():
-    accepted = relaxed_path([9, 1, 2], 4, 0.21)
-    assert accepted.path == (1, 2) and accepted.next_token == 0
-    accepted = relaxed_path([9, 1, 0], 4, 0.21)
-    assert accepted.path == (1,) and accepted.next_token == 3
-
-
-def test_outside_thinking_the_rule_is_strict():
-    assert relaxed_path([9, 1, 2], 4, 0.9, thinking=False).path == ()
+def test_tokens_pass_within_topk_and_delta_while_thinking(
+    tokens: list[int], topk: int, delta: float, settings: Any, path: Any, following: int
+):
+    """The path ends with the target's own token."""
+    accepted = relaxed_path(tokens, topk, delta, **settings)
+    assert (accepted.path, accepted.next_token) == (path, following)
 
 
 def test_of_several_children_the_likeliest_is_followed():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -98,23 +99,6 @@ def brute_force(config: NGramConfig, tokens: list[int]) -> list[int]:
     return []
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_the_incremental_index_equals_a_search_of_the_whole_sequence(seed: int) -> None:
-    rng = random.Random(seed)
-    config = NGramConfig(
-        lookup="transformers",
-        max_draft_len=rng.randint(1, 6),
-        max_matching_ngram_size=rng.randint(1, 4),
-    )
-    finder = lookup_of(config)
-    for _ in range(2):
-        finder.begin(END, frozenset())
-        tokens = [rng.randrange(3)]
-        for _ in range(25):
-            assert finder.draft(tokens) == brute_force(config, tokens)
-            tokens += [rng.randrange(3) for _ in range(rng.randint(1, 4))]
-
-
 # ---- TensorRT-LLM's pool, derived by hand from its documentation
 
 
@@ -187,34 +171,44 @@ def test_the_pool_drafts_no_more_than_the_text_still_needs() -> None:
         assert lookup.draft([1, 2, 3, 4, 9, 1, 2]) == draft
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_the_windowed_pool_equals_one_that_scans_everything(seed: int) -> None:
-    """Only continuations that were cut by the sequence's end can change later."""
-    rng = random.Random(seed)
-    config = pool(
-        max_draft_len=rng.randint(1, 6),
-        max_matching_ngram_size=rng.randint(1, 4),
-        is_keep_all=rng.random() < 0.5,
-    )
-    lookup = lookup_of(config)
-    lookup.begin(END, frozenset())
-    tokens = [rng.randrange(3)]
-    for _ in range(20):
-        assert lookup.draft(tokens) == oldest_longest(config, tokens)
-        tokens += [rng.randrange(3) for _ in range(rng.randint(1, 5))]
-
-
 def oldest_longest(config: NGramConfig, tokens: list[int]) -> list[int]:
     """A private pool's oldest match is the first occurrence with the longest continuation."""
     for size in range(min(config.max_matching_ngram_size, len(tokens) - 1), 0, -1):
-        found = [
+        continuations = [
             tokens[at + size : at + size + config.max_draft_len]
             for at in range(len(tokens) - size)
             if tokens[at : at + size] == tokens[-size:]
         ]
-        if found:
-            return max(found, key=len)
+        if continuations:
+            return max(continuations, key=len)
     return []
+
+
+@pytest.mark.parametrize(
+    ("lookup", "search"), [("transformers", brute_force), ("pool", oldest_longest)]
+)
+@pytest.mark.parametrize("seed", range(10))
+def test_the_incremental_index_equals_a_search_of_the_whole_sequence(
+    seed: int, lookup: str, search: Callable[[NGramConfig, list[int]], list[int]]
+) -> None:
+    """Only continuations that were cut by the sequence's end can change later."""
+    rng = random.Random(seed)
+    config = NGramConfig.parse(
+        {
+            "lookup": lookup,
+            "max_draft_len": rng.randint(1, 6),
+            "max_matching_ngram_size": rng.randint(1, 4),
+            "is_keep_all": rng.random() < 0.5,
+            "is_public_pool": False,
+        }
+    )
+    index = lookup_of(config)
+    for _ in range(2):
+        index.begin(END, frozenset())
+        tokens = [rng.randrange(3)]
+        for _ in range(25):
+            assert index.draft(tokens) == search(config, tokens)
+            tokens += [rng.randrange(3) for _ in range(rng.randint(1, 5))]
 
 
 def test_ngram_accepts_on_repetitive_text() -> None:

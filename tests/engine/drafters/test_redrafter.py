@@ -24,9 +24,9 @@ from engine.model.target import Target
 from engine.proposal import Needs
 from engine.steps import Step
 from tests.engine.drafters import judges
-from tests.engine.drafters.fitted import PROMPTS, decoded, save_redrafter
+from tests.engine.drafters.fitted import accepted_in_greedy_texts, save_redrafter
 from tests.engine.drafters.golden import golden_case, run
-from tests.models import build_context, plain_greedy, tiny_target
+from tests.models import build_context, tiny_target
 
 CASES = ("case_a_rnn", "case_b_norn_inputproj")
 
@@ -229,15 +229,9 @@ def test_checkpoint_without_head_is_refused(tmp_path: Path) -> None:
 def test_greedy_output_equals_transformers_alone(family: str, tmp_path: Path) -> None:
     target = tiny_target(family)
     save_redrafter(tmp_path, target)
-    wanted = [plain_greedy(target, prompt, 32) for prompt in PROMPTS]
     for width, length in ((1, 5), (4, 5), (10, 12)):
         drafter = build(target, tmp_path, beam_width=width, beam_length=length)
-        total = 0
-        for prompt, text in zip(PROMPTS, wanted, strict=True):
-            output, num_accepted = decoded(target, drafter, prompt)
-            assert list(output) == text
-            total += num_accepted
-        assert total, "the fitted head must be right now and then"
+        assert accepted_in_greedy_texts(target, drafter) > 0
 
 
 def random_head(folder: Path, target: Target) -> Path:

@@ -15,28 +15,11 @@ from engine.drafters.lookup.mixing import COUNTS, TargetPredictions
 from engine.drafters.lookup.suffix import GlobalPool, SuffixConfig, SuffixDrafter
 from engine.proposal import TargetOutput
 from engine.sampling import SeededDraws
-from tests.engine.drafters import judges
 from tests.engine.drafters.judges import (
-    assert_greedy_lossless,
-    assert_lossless_to_the_context_end,
-    p_value,
-    sampled_target,
     target_of,
     write,
 )
 from tests.models import build_context
-
-CONFIGS = [
-    SuffixConfig(),
-    SuffixConfig(max_draft_len=1),
-    SuffixConfig(max_spec_factor=4.0, min_token_prob=0.0),
-    SuffixConfig(use_tree_spec=True, max_spec_factor=8.0, min_token_prob=0.01),
-    SuffixConfig(use_global_pool=True, use_tree_spec=True, max_tree_depth=4),
-    SuffixConfig(use_tree_spec=True, mix_contexts=True, max_total_draft_tokens=6),
-    SuffixConfig(
-        use_tree_spec=True, mix_contexts=True, use_global_pool=True, min_token_prob=0.0, escape=0.5
-    ),
-]
 
 
 def started(config: SuffixConfig, prompt: list[int]) -> SuffixDrafter:
@@ -120,28 +103,6 @@ def test_global_pool_stays_below_its_size_and_keeps_the_newest():
         assert sum(a.num_tokens for a in pool.automata) <= 1000 + 100
     assert 139 in pool.automata[-1].next[0] and len(pool.automata) == 2
     assert all(100 not in a.next[0] for a in pool.automata)
-
-
-@pytest.mark.parametrize("family", judges.FAMILIES)
-@pytest.mark.parametrize("config", CONFIGS, ids=range(len(CONFIGS)))
-def test_greedy_output_equals_target_alone(config: SuffixConfig, family: str):
-    assert assert_greedy_lossless(config, family) > 0
-
-
-def test_context_end_is_reached_exactly():
-    assert_lossless_to_the_context_end(CONFIGS[2], "llama")
-    assert_lossless_to_the_context_end(CONFIGS[3], "opt")
-
-
-@pytest.mark.parametrize(
-    ("tree", "mix"), [(True, True), judges.slow(False, False), judges.slow(True, False)]
-)
-def test_sampled_output_follows_the_target(tree: bool, mix: bool):
-    config = SuffixConfig(
-        use_tree_spec=tree, mix_contexts=mix, max_spec_factor=4.0, min_token_prob=0.01
-    )
-    target = sampled_target()
-    assert p_value(target, config.build(build_context(target))) > 1e-3
 
 
 def test_mixed_contexts_draft_where_the_longest_match_alone_is_wrong():

@@ -18,24 +18,12 @@ from engine.errors import ConfigError
 from engine.proposal import Outcome, Proposal, TargetOutput
 from engine.sampling import SeededDraws
 from engine.tree import TreeShape
-from tests.engine.drafters import judges
 from tests.engine.drafters.judges import (
-    assert_greedy_lossless,
-    assert_lossless_to_the_context_end,
-    p_value,
-    sampled_target,
     target_of,
     write,
 )
 from tests.models import build_context
 
-CONFIGS = [
-    TokenRecyclingConfig(),
-    TokenRecyclingConfig(matrix_top_k=1, recycling_choices=((0,), (0, 0), (0, 0, 0))),
-    TokenRecyclingConfig(matrix_top_k=3, recycling_choices=((0, 2), (1, 0), (2,))),
-    TokenRecyclingConfig(recycle_prompt=False),
-    TokenRecyclingConfig(keep_matrix=False),
-]
 VOCAB = 288
 
 
@@ -139,22 +127,6 @@ def test_matrix_outlives_a_run_only_if_kept(keep: bool):
     first, again = (write(target, drafter, [3, 200, 17, 99], tokens=40) for _ in range(2))
     assert first.output == again.output
     assert (first.steps[0].tokens == again.steps[0].tokens) == (not keep)
-
-
-@pytest.mark.parametrize("family", judges.FAMILIES)
-@pytest.mark.parametrize("config", CONFIGS, ids=range(len(CONFIGS)))
-def test_greedy_output_equals_target_alone(config: TokenRecyclingConfig, family: str):
-    assert assert_greedy_lossless(config, family) > 0
-
-
-@pytest.mark.parametrize("family", ["llama", judges.slow("opt")])
-def test_context_end_is_reached_exactly(family: str):
-    assert_lossless_to_the_context_end(CONFIGS[0], family)
-
-
-def test_sampled_output_follows_the_target():
-    target = sampled_target()
-    assert p_value(target, CONFIGS[0].build(build_context(target))) > 1e-3
 
 
 def test_before_anything_is_known_nothing_is_drafted():

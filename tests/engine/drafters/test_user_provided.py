@@ -52,21 +52,6 @@ def drafter_that_says(said: Any, **settings: Any) -> Drafter:
     return drafter
 
 
-@pytest.mark.parametrize("family", judges.FAMILIES)
-@pytest.mark.parametrize("length", [1, 8])
-def test_greedy_output_with_the_example_equals_target_alone(family: str, length: int):
-    register_user_drafter("mine", load_user_drafter(EXAMPLE))
-    config = UserProvidedConfig(drafter="mine", max_draft_len=length)
-    assert judges.assert_greedy_lossless(config, family) > 0
-
-
-@pytest.mark.slow
-def test_sampled_output_with_the_example_follows_the_target():
-    register_user_drafter("mine", PairDrafter)
-    target = judges.sampled_target()
-    assert judges.p_value(target, NAMED.build(build_context(target))) > 1e-3
-
-
 def test_candidates_are_merged_into_one_tree():
     proposal = drafter_that_says([[5, 6], [5, 7], [8]]).propose(99)
     assert proposal.tokens.tolist() == [3, 5, 6, 7, 8]
