@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -28,20 +27,22 @@ MOST_FORCED = 32
 """Tokens that a grammar adds to one draft tree."""
 
 
-class Constraint(Protocol):
-    """What the decode loop asks of a constraint, in this order at every step."""
+class Constraint:
+    """What the decode loop asks of a constraint, in this order at every step; this one is none."""
 
     def prune(self, proposal: Proposal, max_depth: int) -> Proposal:
         """The proposal without the drafts that can never be accepted, and with those that must be.
 
         Nothing is added below `max_depth`.
         """
+        return proposal
 
     def mask(self, output: TargetOutput) -> TargetOutput:
         """What the target says at every node of that proposal, held to the constraint.
 
         Without `prune` since the last commit: of the root alone.
         """
+        return output
 
     def commit(self, tokens: Sequence[int]) -> None:
         """The text goes on with these tokens."""
@@ -55,7 +56,7 @@ def constraint_of(target: Target, sampling: Sampling) -> Constraint:
         TargetError: the target's tokenizer cannot be read for it.
     """
     if not sampling.constrained:
-        return Free()
+        return Constraint()
     grammar = compiled(sampling.structured_output, sampling.grammar)
     return Structured(Matcher(target.token_texts, grammar), target.eos_ids)
 
@@ -70,18 +71,7 @@ def allowed_after(target: Target, sampling: Sampling, output: Sequence[int]) -> 
     return constraint.mask(TargetOutput(one)).logits[0].isfinite()
 
 
-class Free:
-    def prune(self, proposal: Proposal, max_depth: int) -> Proposal:
-        return proposal
-
-    def mask(self, output: TargetOutput) -> TargetOutput:
-        return output
-
-    def commit(self, tokens: Sequence[int]) -> None:
-        pass
-
-
-class Structured:
+class Structured(Constraint):
     """A grammar. Its matcher walks down the tree and back, so siblings never see each other."""
 
     def __init__(self, matcher: Matcher, eos_ids: frozenset[int]) -> None:

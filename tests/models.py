@@ -208,6 +208,17 @@ def tiny_target(family: str = "llama", *, seed: int = 0, **overrides: Any) -> Ta
     return Target(model, tiny_tokenizer(), name=f"tiny-{family}")
 
 
+@functools.cache
+def alike(family: str = "llama", noise: float = 0.02, **overrides: Any) -> Target:
+    """A tiny target with noise added to its weights: some of its greedy drafts are right."""
+    model = tiny_model(family, **overrides)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(noise * torch.randn(parameter.shape, generator=generator))
+    return Target(model, tiny_tokenizer(), name="alike")
+
+
 def build_context(target: Target, **named: Target) -> BuildContext:
     """A build_context that resolves the given names to the given (already loaded) models."""
     from engine.model.sources import TargetSpec

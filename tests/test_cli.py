@@ -87,14 +87,12 @@ def test_trace_has_exactly_the_documented_fields(folder: Path, tmp_path: Path) -
 
 
 def test_json_summary_and_run_log_tell_the_same(folder: Path) -> None:
-    out = generate(folder, "hello", "--json", "--max-new-tokens", 8)
+    out = generate(folder, "list me", "--json", "--max-new-tokens", 8)
     summary = json.loads(out.stdout)
-    log = RunLog.open(str(folder / "runs.sqlite3"))
-    try:
-        stored = log.get(summary["run_id"])
-    finally:
-        log.close()
-    assert stored is not None
+    with RunLog.open(str(folder / "runs.sqlite3")) as log:
+        stored, page = log.get(summary["run_id"]), log.find(RunQuery(text="list me"))
+    assert stored is not None and page.total == 1
+    assert page.rows[0].decoding_type == "Autoregressive"
     assert list(stored.output_ids) == summary["output_ids"]
     assert stored.text == summary["text"]
     assert stored.environment["versions"]["torch"]
@@ -171,16 +169,6 @@ def test_models_and_methods_list_everything() -> None:
     shown = json.loads(invoke("methods", "--json").stdout)
     assert {"Autoregressive", "NGram", "Draft_Target"} <= set(shown["decoding_types"])
     assert "max_matching_ngram_size" in invoke("methods").stdout
-
-
-def test_every_generate_run_is_listed(folder: Path) -> None:
-    generate(folder, "list me", "--max-new-tokens", 2)
-    log = RunLog.open(str(folder / "runs.sqlite3"))
-    try:
-        page = log.find(RunQuery(text="list me"))
-    finally:
-        log.close()
-    assert page.total == 1 and page.rows[0].decoding_type == "Autoregressive"
 
 
 @pytest.mark.parametrize("method", ["Autoregressive", "Suffix"])

@@ -16,7 +16,7 @@ from engine.metrics import Tally
 from engine.model.loading import load_target
 from engine.model.sources import TargetSpec
 from engine.model.target import Target
-from engine.steps import Prefill, Step
+from engine.steps import End
 from engine.tuning.adaptive import build_drafter
 from playground.host import paths
 
@@ -78,10 +78,8 @@ def test_every_shipped_drafter_drafts_for_the_embedded_model(name: str, embedded
             prompt_ids = embedded.encode_chat([{"role": "user", "content": question}])
             for record in decode(embedded, drafter, prompt_ids, limits=Limits(max_new_tokens=48)):
                 tally.add(record)
-                if isinstance(record, Prefill):
-                    text.append(record.token_id)
-                elif isinstance(record, Step):
-                    text += record.committed[: record.num_committed]
+            assert isinstance(record, End)
+            text += record.output_ids
         drafter.close()
         texts.append(text)
         tallies.append(tally.metrics)

@@ -86,11 +86,11 @@ def _shares(
         return (), str(error)
 
 
-_Known = tuple[str, int, int | None, str | None, str | None]
-"""Architecture, parameters, context, what speaks against it, licence."""
+_ModelFacts = tuple[str, int, int | None, str | None, str | None]
+"""Architecture, number of parameters, context length, fault, licence."""
 
 
-def _of_header(metadata: Mapping[str, Any], count: int) -> _Known:
+def _of_header(metadata: Mapping[str, Any], count: int) -> _ModelFacts:
     from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
 
     name = str(metadata["general.architecture"])
@@ -102,7 +102,7 @@ def _of_header(metadata: Mapping[str, Any], count: int) -> _Known:
     return name, count, context, fault, licence if isinstance(licence, str) else None
 
 
-def _of_config(spec: TargetSpec, weights: Weights, num_bytes: int | None) -> _Known:
+def _of_config(spec: TargetSpec, weights: Weights, num_bytes: int | None) -> _ModelFacts:
     config = read_config(weights)
     names = getattr(config, "architectures", None) or [config.model_type]
     context = getattr(config.get_text_config(), "max_position_embeddings", None)

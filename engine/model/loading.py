@@ -28,11 +28,7 @@ from engine.kernels.cpu.weights import QuantizedWeights, can_pack, pack, unpacke
 from engine.kernels.cuda import runner
 from engine.kernels.cuda.graphs import CudaGraphs
 from engine.model.audit import disagreement, reference_logits
-from engine.model.files import (
-    check_folder,
-    check_sizes,
-    read_settings,
-)
+from engine.model.files import check_folder, check_sizes, read_settings
 from engine.model.forward import Forward, ModulesForward, prepare_attention
 from engine.model.placement import Placement, first_of, is_placement, placed
 from engine.model.reading import (
@@ -45,13 +41,7 @@ from engine.model.reading import (
     report_progress,
     translate_errors,
 )
-from engine.model.sources import (
-    ProgressCallback,
-    TargetSpec,
-    Weights,
-    locate,
-    without_telemetry,
-)
+from engine.model.sources import ProgressCallback, TargetSpec, Weights, locate, without_telemetry
 from engine.model.target import Target
 from engine.safe_text import short
 

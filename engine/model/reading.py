@@ -144,7 +144,7 @@ def checked_parameters(config: Any, num_bytes: int | None, name: str) -> int:
 
 
 def num_parameters(config: Any) -> int:
-    """How many a model has, report_progress on one without storage."""
+    """How many a model has, counted on one without storage."""
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     return sum(p.numel() for p in model.parameters())

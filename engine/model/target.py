@@ -93,7 +93,7 @@ class Target:
 
     @property
     def companion_dtype(self) -> str:
-        """The dtype to load a model in that drafts for this one: codes for codes."""
+        """The dtype of a model that drafts for this one: quantized where this one is."""
         return "q8" if self._dtype_name else self.dtype_name
 
     @property

@@ -138,25 +138,26 @@ class FeatureStore:
         folder.mkdir(parents=True, exist_ok=True)
         self._bytes = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
-    def find(self, entries: Sequence[Entry], kind: str) -> dict[str, Tensor] | None:
-        """A pack's stored tensors of a kind; SourceError if they are damaged."""
-        file = self._file(entries, kind)
-        if not file.is_file():
-            return None
-        return read_tensors(file)
+    def get(
+        self, entries: Sequence[Entry], kind: str, compute: Callable[[], Mapping[str, Tensor]]
+    ) -> Mapping[str, Tensor]:
+        """A pack's tensors of a kind: the stored ones, else computed, and stored if there is room.
 
-    def keep(self, entries: Sequence[Entry], kind: str, tensors: Mapping[str, Tensor]) -> None:
-        """Store them if there is room."""
+        Raises SourceError: the stored ones are damaged.
+        """
+        file = self._file(entries, kind)
+        if file.is_file():
+            return read_tensors(file)
+        tensors = compute()
         stored = {k: v.detach().cpu().contiguous() for k, v in tensors.items()}
         size = sum(tensor.nbytes for tensor in stored.values())
-        if self._bytes + size > self._max_bytes:
-            return
-        file = self._file(entries, kind)
-        partial = file.with_suffix(".partial")
-        with writing(self._folder):
-            save_file(stored, partial)
-            os.replace(partial, file)
-        self._bytes += size
+        if self._bytes + size <= self._max_bytes:
+            partial = file.with_suffix(".partial")
+            with writing(self._folder):
+                save_file(stored, partial)
+                os.replace(partial, file)
+            self._bytes += size
+        return tensors
 
     def _file(self, entries: Sequence[Entry], kind: str) -> Path:
         key = f"{seed_of('features', *(entry.number for entry in entries)):016x}"
@@ -218,15 +219,11 @@ class Teacher:
     def _cached(
         self, entries: Sequence[Entry], kind: str, compute: Callable[[], Mapping[str, Tensor]]
     ) -> Mapping[str, Tensor]:
-        """Tensors of this kind from the store, or computed and stored."""
+        """Tensors of this kind on the target's device, from the store if there is one."""
         if self._store is None:
             return compute()
-        stored = self._store.find(entries, kind)
-        if stored is not None:
-            return {name: tensor.to(self.target.device) for name, tensor in stored.items()}
-        tensors = compute()
-        self._store.keep(entries, kind, tensors)
-        return tensors
+        tensors = self._store.get(entries, kind, compute)
+        return {name: tensor.to(self.target.device) for name, tensor in tensors.items()}
 
     def _loss_mask(self, entry: Entry) -> Tensor:
         mask = torch.full((entry.length,), not self._answers_only)

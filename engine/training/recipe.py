@@ -17,7 +17,7 @@ from engine.config import Settings
 from engine.drafters.heads.vocabulary import FILE, Vocabulary
 from engine.drafters.method import MethodConfig
 from engine.model.checkpoints import read_checkpoint
-from engine.model.corpus import Corpus, Entry
+from engine.model.corpus import Entry
 from engine.model.target import Target
 from engine.proposal import Needs
 from engine.training.losses import NUM_RANKS, LMHead, LossOutput, Prediction
@@ -85,7 +85,7 @@ class TrainSettings(Settings):
         return torch.bfloat16 if self.half_weights else torch.float32
 
     @abstractmethod
-    def student(self, target: Target, corpus: Corpus, entries: Sequence[Entry]) -> Student:
+    def student(self, target: Target, entries: Sequence[Entry]) -> Student:
         """A new drafter for the target; its initial weights follow from the seed."""
 
     @abstractmethod
@@ -96,7 +96,7 @@ class TrainSettings(Settings):
             rates: per depth, how often each rank was right.
         """
 
-    def vocabulary(self, target: Target, corpus: Corpus, entries: Sequence[Entry]) -> Vocabulary:
+    def vocabulary(self, target: Target, entries: Sequence[Entry]) -> Vocabulary:
         """The tokens that the loss is computed over."""
         if self.loss_vocab is None or self.loss_vocab >= target.vocab_size:
             return Vocabulary(None, target.vocab_size)

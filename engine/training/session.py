@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from engine.config import Limits, Settings
 from engine.decode import decode
 from engine.drafters.base import BuildContext
 from engine.drafters.method import MethodConfig
-from engine.metrics import Metrics, Tally
+from engine.metrics import Metrics, measure
 from engine.model.corpus import Corpus, Entry
 from engine.model.loading import load_target
 from engine.model.sources import TargetSpec, partial_folder, writing
@@ -113,7 +114,7 @@ def score(
     """
     limits = Limits(max_new_tokens=max_new_tokens)
     where: dict[str, Any] = {"device": str(target.device), "cache_dir": cache_dir}
-    counted: dict[str, list[Metrics]] = defaultdict(list)
+    runs: dict[str, list[Metrics]] = defaultdict(list)
     with ExitStack() as stack:
 
         def load(spec: TargetSpec) -> Target:
@@ -123,13 +124,11 @@ def score(
         context = BuildContext(target, TargetSpec.of_path_or_hub, load)
         drafter = stack.enter_context(closing(build_drafter(config, context)))
         for question in questions:
-            tally = Tally()
-            for record in decode(target, drafter, question.prompt_ids, limits=limits):
-                tally.add(record)
-            counted[question.category].append(tally.metrics)
-    counted = dict(sorted(counted.items()))
-    counted["overall"] = [metrics for category in counted.values() for metrics in category]
-    return {category: Score.of(runs) for category, runs in counted.items()}
+            run = measure(decode(target, drafter, question.prompt_ids, limits=limits))
+            runs[question.category].append(run)
+    runs_by_category = dict(sorted(runs.items()))
+    runs_by_category["overall"] = list(chain.from_iterable(runs_by_category.values()))
+    return {category: Score.of(runs) for category, runs in runs_by_category.items()}
 
 
 def lines(scores: Mapping[str, Score]) -> Iterator[str]:

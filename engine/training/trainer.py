@@ -111,7 +111,7 @@ class Trainer:
         self._order: tuple[int, list[int]] = (-1, [])
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(settings.seed)
-            self.student = settings.student(target, corpus, self.train)
+            self.student = settings.student(target, self.train)
         if settings.begin_with is not None:
             self.student.load(Path(settings.begin_with))
         self.teacher = Teacher(

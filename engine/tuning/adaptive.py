@@ -11,12 +11,12 @@ and takes the best ratio; where plain decoding wins, it drafts nothing and looks
 estimates use ranks and earlier outcomes only, never this step's tokens, so the choice does not
 bias lossless sampling.
 
-A drafter that says how likely each token is does better: it drafts on only while a path is likely
-enough to pay for one more level and row (`min_prob`), and of its draft the nodes are verified
-that pay at this very step. Its own probabilities are corrected by how often such ones came true
-(`Calibration`). They follow from the context alone, like the tokens, so this does not bias sampling
-either; drafts that were sampled are sized by ranks. What a row costs is corrected by what the run's
-own steps took: long texts and busy machines make rows dearer than the curve says.
+With draft probabilities it does better: the drafter goes on only while a path is probable enough to
+pay for one more level and row (`min_prob`), and only the nodes that pay at this very step are
+verified. The probabilities are calibrated by how often such tokens were accepted (`Calibration`).
+They follow from the context alone, like the tokens, so this does not bias sampling either; drafts
+that were sampled are sized by ranks. What a row costs is corrected by what the run's own steps
+took: long texts and busy machines make rows dearer than the curve says.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ LONGEST_PAUSE = 64
 """Plain steps before drafting is tried again; doubles while it does not pay."""
 MEMORY = 0.95
 """Weight of the past in every running mean, per step."""
-SURE = (0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.9)
-"""Bounds between the degrees of sureness that are corrected apart."""
+CONFIDENCE_BINS = (0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.9)
+"""Bounds of the bins of draft probability that are calibrated separately."""
 PRIOR = 3.0
-"""Tokens that came true as they were said to, before any was seen."""
+"""Accepted tokens per bin that are assumed before any was seen, at the drafter's own rate."""
 FEW_ROWS = 3
 """Rows beside the root over which the price of one more is taken."""
 MARGIN = 1.03
@@ -113,26 +113,26 @@ def path_probabilities(proposal: Proposal, estimate: AcceptanceEstimate) -> np.n
 
 
 class Calibration:
-    """How often a drafter's tokens came true, against what it said, by how sure it was."""
+    """How often draft tokens were accepted, over what their probabilities predict, by bin."""
 
     def __init__(self) -> None:
-        self._hits, self._expected = np.zeros((2, len(SURE) + 1))
+        self._hits, self._expected = np.zeros((2, len(CONFIDENCE_BINS) + 1))
 
     def observe(self, proposal: Proposal, path: tuple[int, ...]) -> None:
         """Every child of an accepted node was tried."""
         assert proposal.draft_probs is not None
-        said = proposal.draft_probs.tolist()
+        probs = proposal.draft_probs.tolist()
         self._hits *= MEMORY
         self._expected *= MEMORY
         for node in path:
             for child in proposal.shape.children[node]:
-                degree = bisect_left(SURE, said[child])
-                self._hits[degree] += child in path
-                self._expected[degree] += said[child]
+                at = bisect_left(CONFIDENCE_BINS, probs[child])
+                self._hits[at] += child in path
+                self._expected[at] += probs[child]
 
     @property
     def factor(self) -> float:
-        """How many tokens came true per token that was said to."""
+        """Accepted tokens per token that the draft probabilities predict."""
         return float((self._hits.sum() + PRIOR) / (self._expected.sum() + PRIOR))
 
     def path_probabilities(self, proposal: Proposal) -> np.ndarray:
@@ -141,8 +141,9 @@ class Calibration:
         factors = ((self._hits + PRIOR) / (self._expected + PRIOR)).tolist()
         probs = [1.0]
         nodes = zip(proposal.draft_probs.tolist()[1:], proposal.shape.parents[1:], strict=True)
-        for said, parent in nodes:
-            probs.append(probs[parent] * min(1.0, said * factors[bisect_left(SURE, said)]))
+        for prob, parent in nodes:
+            calibrated = prob * factors[bisect_left(CONFIDENCE_BINS, prob)]
+            probs.append(probs[parent] * min(1.0, calibrated))
         return np.array(probs)
 
 
@@ -172,15 +173,15 @@ class AdaptiveDrafter(Drafter):
         self._curve = self._latest_curve()
         self._ms_at = functools.cache(self._curve.at)
         self._estimate, self._calibration = AcceptanceEstimate(), Calibration()
-        self._promise = MARGIN
+        self._expected_speedup = MARGIN
         self._base = self._slope = 1.0
-        self._took_ms = self._said_ms = 0.0
-        self._rows, self._asked_at = 0, 0.0
+        self._measured_rows_ms = self._curve_rows_ms = 0.0
+        self._proposed_at = 0.0
         self._draft_ms: dict[int, float] = {}
         self._template: Proposal | None = None
         self._extra_rows = 0
-        self._says = True
-        self._asked: Proposal | None = None
+        self._has_probs = True
+        self._proposal: Proposal | None = None
         self._root = self._num_steps = 0
         self._pause, self._next_pause, self._probe = 0, FIRST_PAUSE, False
 
@@ -194,7 +195,7 @@ class AdaptiveDrafter(Drafter):
             self._pause -= 1
             self._probe = self._pause == 0
             return self._plain(f"plain decoding; drafting is tried again in {self._pause + 1}")
-        if self._says:
+        if self._has_probs:
             return self._pick(max_depth)
         if self._num_steps < WARM_UP_STEPS or self._template is None:
             return self._draft(max_depth, "whole draft: learning what is accepted")
@@ -215,54 +216,54 @@ class AdaptiveDrafter(Drafter):
         return proposal
 
     def _expect(self, speedup: float) -> None:
-        self._promise = MEMORY * self._promise + (1 - MEMORY) * speedup
+        self._expected_speedup = MEMORY * self._expected_speedup + (1 - MEMORY) * speedup
 
-    def _empty(self, proposal: Proposal, taken_ms: float) -> Proposal:
+    def _empty(self, proposal: Proposal, elapsed_ms: float) -> Proposal:
         """A step that drafts nothing, at the price of having tried, and of rows beside the root."""
         decision = "nothing was drafted"
         if self._num_steps:  # the first draft also reads the prompt
             plain_ms = self._ms_at(1)
-            self._expect(plain_ms / (taken_ms + self._ms_at(proposal.num_rows)))
-            if self._promise < 1 / MARGIN:
+            self._expect(plain_ms / (elapsed_ms + self._ms_at(proposal.num_rows)))
+            if self._expected_speedup < 1 / MARGIN:
                 self._begin_pause()
                 decision += "; over the last steps trying did not pay"
         return replace(proposal, decision=decision)
 
     def _begin_pause(self) -> None:
-        self._promise = 1.0
+        self._expected_speedup = 1.0
         self._pause = self._next_pause
         self._next_pause = min(2 * self._next_pause, LONGEST_PAUSE)
 
     def _drafted(self, max_depth: int) -> tuple[Proposal, float]:
         """The inner drafter's draft, and how many milliseconds it took."""
         began = self._clock()
-        self._asked = self.inner.propose(max_depth)
-        self._extra_rows = self._asked.num_rows - len(self._asked.shape)
-        return self._asked, 1000 * (self._clock() - began)
+        self._proposal = self.inner.propose(max_depth)
+        self._extra_rows = self._proposal.num_rows - len(self._proposal.shape)
+        return self._proposal, 1000 * (self._clock() - began)
 
-    def _learn_draft_ms(self, depth: int, taken_ms: float) -> None:
+    def _update_draft_ms(self, depth: int, elapsed_ms: float) -> None:
         # The first draft also reads the prompt, which no later one does.
         if self._num_steps:
-            before = self._draft_ms.get(depth, taken_ms)
-            self._draft_ms[depth] = before + 0.2 * (taken_ms - before)
+            before = self._draft_ms.get(depth, elapsed_ms)
+            self._draft_ms[depth] = before + 0.2 * (elapsed_ms - before)
 
     def _plain(self, decision: str) -> Proposal:
-        self._asked = None
+        self._proposal = None
         return replace(root_only(self._root, self._device, "not_worth_it"), decision=decision)
 
     def _pick(self, max_depth: int) -> Proposal:
         """Draft while that may pay, keep the nodes that do."""
-        self.inner.min_prob = self._least_prob()
-        proposal, taken_ms = self._drafted(max_depth)
-        self._kept, self._asked_at = (proposal.num_rows, proposal.num_rows), self._clock()
+        self.inner.min_prob = self._min_path_prob()
+        proposal, elapsed_ms = self._drafted(max_depth)
+        self._verified, self._proposed_at = (proposal.num_rows, proposal.num_rows), self._clock()
         if len(proposal.shape) == 1:
-            return self._empty(proposal, taken_ms)
-        if not _says(proposal):
-            self._says, self.inner.min_prob = False, 0.0
-            return self._sized(proposal, taken_ms, "whole draft: learning what is accepted")
-        self._learn_draft_ms(proposal.shape.max_depth, taken_ms)
+            return self._empty(proposal, elapsed_ms)
+        if not has_draft_probs(proposal):
+            self._has_probs, self.inner.min_prob = False, 0.0
+            return self._sized(proposal, elapsed_ms, "whole draft: learning what is accepted")
+        self._update_draft_ms(proposal.shape.max_depth, elapsed_ms)
         probs = self._calibration.path_probabilities(proposal)
-        order = _likeliest(probs)
+        order = _by_probability(probs)
         deepest = np.maximum.accumulate(proposal.shape.depths.numpy()[order]).tolist()
         curve_ms = np.array([self._ms_at(n, depth) for n, depth in enumerate(deepest, start=1)])
         # The curve, as far as this run bears it out.
@@ -273,24 +274,24 @@ class AdaptiveDrafter(Drafter):
         best = float(speedups[num_nodes])
         self._expect(best)
         decision = f"{num_nodes} of {len(probs) - 1} nodes: {formats.speedup(best)} plain expected"
-        if self._promise < 1:
+        if self._expected_speedup < 1:
             self._begin_pause()
             decision += "; over the last steps drafting did not pay"
         elif best > MARGIN:
             self._next_pause = FIRST_PAUSE
-        self._kept = num_nodes + 1, deepest[num_nodes]
-        return _kept(proposal, order[: num_nodes + 1], decision)
+        self._verified = num_nodes + 1, deepest[num_nodes]
+        return _subtree(proposal, order[: num_nodes + 1], decision)
 
-    def _least_prob(self) -> float:
+    def _min_path_prob(self) -> float:
         """How likely a path must be for a level and a row more to pay, as the drafter says it.
 
         They pay where they bring more tokens than the time is worth at the present speed.
         """
         one, few = self._curve.at(1), self._curve.at(1 + FEW_ROWS)
         row_ms = self._slope * (few - one) / FEW_ROWS
-        tokens_per_ms = self._promise / (self._base * one)
+        tokens_per_ms = self._expected_speedup / (self._base * one)
         least = (self._level_ms() + row_ms) * tokens_per_ms
-        return min(least / self._calibration.factor, SURE[-1])
+        return min(least / self._calibration.factor, CONFIDENCE_BINS[-1])
 
     def _level_ms(self) -> float:
         """What a draft one level deeper costs more, from the depths seen so far."""
@@ -299,35 +300,35 @@ class AdaptiveDrafter(Drafter):
         low, high = min(self._draft_ms), max(self._draft_ms)
         return max(0.0, (self._draft_ms[high] - self._draft_ms[low]) / (high - low))
 
-    def _learn_time(self) -> None:
+    def _update_row_cost(self) -> None:
         """By what the step took since it was proposed: verification, and little else."""
-        taken_ms = 1000 * (self._clock() - self._asked_at)
-        one, curve_ms = self._curve.at(1), self._ms_at(*self._kept)
-        if self._kept[0] == 1:
-            self._base = 0.9 * self._base + 0.1 * _bounded(taken_ms / one)
+        elapsed_ms = 1000 * (self._clock() - self._proposed_at)
+        one, curve_ms = self._curve.at(1), self._ms_at(*self._verified)
+        if self._verified[0] == 1:
+            self._base = 0.9 * self._base + 0.1 * _clamp(elapsed_ms / one)
         elif curve_ms > 1.02 * one:  # else nothing can be told of what further rows cost
             # Sums, not a mean of ratios: where a row costs little, a ratio is mostly noise.
-            self._took_ms = MEMORY * self._took_ms + taken_ms - self._base * one
-            self._said_ms = MEMORY * self._said_ms + curve_ms - one
-            self._slope = _bounded((self._took_ms + one) / (self._said_ms + one))
+            self._measured_rows_ms = MEMORY * self._measured_rows_ms + elapsed_ms - self._base * one
+            self._curve_rows_ms = MEMORY * self._curve_rows_ms + curve_ms - one
+            self._slope = _clamp((self._measured_rows_ms + one) / (self._curve_rows_ms + one))
 
     def _draft(self, max_depth: int, decision: str, num_nodes: int | None = None) -> Proposal:
-        proposal, taken_ms = self._drafted(max_depth)
-        return self._sized(proposal, taken_ms, decision, num_nodes)
+        proposal, elapsed_ms = self._drafted(max_depth)
+        return self._sized(proposal, elapsed_ms, decision, num_nodes)
 
     def _sized(
-        self, proposal: Proposal, taken_ms: float, decision: str, num_nodes: int | None = None
+        self, proposal: Proposal, elapsed_ms: float, decision: str, num_nodes: int | None = None
     ) -> Proposal:
         """Of a draft whose nodes are judged by their ranks, the likeliest; None = all."""
         if len(proposal.shape) == 1:
-            return self._empty(proposal, taken_ms)
-        self._learn_draft_ms(proposal.shape.max_depth, taken_ms)
+            return self._empty(proposal, elapsed_ms)
+        self._update_draft_ms(proposal.shape.max_depth, elapsed_ms)
         if self._template is None or len(proposal.shape) >= len(self._template.shape):
             self._template = proposal
         if num_nodes is None or num_nodes >= len(proposal.shape) - 1 or proposal.extra is not None:
             return replace(proposal, decision=decision)
-        order = _likeliest(path_probabilities(proposal, self._estimate))
-        return _kept(proposal, order[: num_nodes + 1], decision)
+        order = _by_probability(path_probabilities(proposal, self._estimate))
+        return _subtree(proposal, order[: num_nodes + 1], decision)
 
     def _budget(self, template: Proposal) -> DraftBudget:
         """The best of the template; of a draft with further rows nothing can be left out."""
@@ -339,14 +340,14 @@ class AdaptiveDrafter(Drafter):
             inside = np.sort(probs[(depths > 0) & (depths <= depth)])[::-1]
             rows = range(2 + self._extra_rows, 2 + self._extra_rows + len(inside))
             curve_ms = np.array([self._ms_at(n, depth) for n in rows])
-            ms = self._draft_at(depth) + curve_ms
+            ms = self._draft_ms_at(depth) + curve_ms
             gain = (1 + np.cumsum(inside)) / ms * self._curve.at(1)
             at = len(gain) - 1 if whole else int(gain.argmax())
             if gain[at] > best.speedup:
                 best = DraftBudget(depth, at + 1, float(gain[at]))
         return best
 
-    def _draft_at(self, depth: int) -> float:
+    def _draft_ms_at(self, depth: int) -> float:
         """Milliseconds to draft this deep, from the depths seen so far, in proportion."""
         if not self._draft_ms:
             return 0.0
@@ -356,12 +357,12 @@ class AdaptiveDrafter(Drafter):
     def observe(self, outcome: Outcome) -> None:
         self._num_steps += 1
         self._root = outcome.next_root
-        if self._asked is not None and self._says:
+        if self._proposal is not None and self._has_probs:
             if outcome.proposal.draft_probs is not None:
                 self._calibration.observe(outcome.proposal, outcome.path)
             if self._num_steps > 1:
-                self._learn_time()
-        elif self._asked is not None:
+                self._update_row_cost()
+        elif self._proposal is not None:
             self._estimate.observe(outcome.proposal, outcome.path)
         self.inner.observe(outcome)
 
@@ -375,24 +376,24 @@ class AdaptiveDrafter(Drafter):
         self.inner.close()
 
 
-def _says(proposal: Proposal) -> bool:
+def has_draft_probs(proposal: Proposal) -> bool:
     """Whether it tells how likely its tokens are, and any of them may be left out."""
     return proposal.draft_probs is not None and proposal.dists is None and proposal.extra is None
 
 
-def _kept(proposal: Proposal, nodes: np.ndarray, decision: str) -> Proposal:
+def _subtree(proposal: Proposal, nodes: np.ndarray, decision: str) -> Proposal:
     """Only these nodes, the root among them."""
     kept = proposal.keep(sorted(nodes.tolist()), decision)
     return kept if len(kept.shape) > 1 else replace(kept, bypass="not_worth_it")
 
 
-def _likeliest(probs: np.ndarray) -> np.ndarray:
+def _by_probability(probs: np.ndarray) -> np.ndarray:
     """Nodes from the likeliest on; parents come before children that are as likely."""
     order: np.ndarray = np.argsort(-probs, kind="stable")
     return order
 
 
-def _bounded(ratio: float) -> float:
+def _clamp(ratio: float) -> float:
     """One hiccup of the machine must not count for much."""
     return min(max(ratio, 0.2), 5.0)
 

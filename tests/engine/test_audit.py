@@ -9,16 +9,11 @@ import pytest
 import torch
 
 from engine.metrics import first_divergence
-from engine.model.audit import (
-    Audit,
-    audit,
-    disagreement,
-    reference_logits,
-    spacing,
-)
+from engine.model.audit import Audit, audit, disagreement, reference_logits, spacing
 from engine.model.forward import ModulesForward
 from engine.model.target import Target
 from engine.proposal import TargetOutput
+from tests.engine.test_verify_tree import plain_logits
 from tests.models import plain_greedy, tiny_model, tiny_target
 
 PROMPT = [40, 41, 42, 43]
@@ -27,19 +22,6 @@ PROMPT = [40, 41, 42, 43]
 @pytest.fixture(scope="module")
 def target() -> Target:
     return tiny_target(eos_token_id=None)
-
-
-def full_logits(target: Target, ids: list[int]) -> torch.Tensor:
-    """The reference: transformers alone, no cache of ours."""
-    model = target.model
-    ours = model.config._attn_implementation
-    model.set_attn_implementation("eager")
-    try:
-        with torch.inference_mode():
-            out = model(input_ids=torch.tensor([ids]), use_cache=False)
-    finally:
-        model.set_attn_implementation(ours)
-    return out.logits[0, -1].float()
 
 
 @pytest.mark.parametrize(
@@ -60,18 +42,18 @@ def test_first_divergence(plain: list[int], own: list[int], at: int | None) -> N
 
 def test_a_wrong_token_is_no_near_tie(target: Target) -> None:
     plain = plain_greedy(target, PROMPT, 12)
-    logits = full_logits(target, PROMPT + plain[:7])
+    logits = plain_logits(target, PROMPT + plain[:7])
     wrong = int(logits.topk(40).indices[-1])
-    found = audit(target, PROMPT, plain, [*plain[:7], wrong, 1, 2])
-    assert found is not None and found.exact is None
+    result = audit(target, PROMPT, plain, [*plain[:7], wrong, 1, 2])
+    assert result is not None and result.exact is None
     top = logits.topk(2)
-    assert found.index == 7
-    assert found.view.gap == pytest.approx(float(top.values[0] - top.values[1]), abs=1e-3)
-    assert found.view.plain_logit == pytest.approx(float(top.values[0]), abs=1e-3)
-    assert found.view.own_logit == pytest.approx(float(logits[wrong]), abs=1e-3)
-    assert found.view.own_rank == 40
-    assert not found.view.near_tie
-    assert found.view.dtype == "float32"
+    assert result.index == 7
+    assert result.view.gap == pytest.approx(float(top.values[0] - top.values[1]), abs=1e-3)
+    assert result.view.plain_logit == pytest.approx(float(top.values[0]), abs=1e-3)
+    assert result.view.own_logit == pytest.approx(float(logits[wrong]), abs=1e-3)
+    assert result.view.own_rank == 40
+    assert not result.view.near_tie
+    assert result.view.dtype == "float32"
 
 
 def test_equal_texts_and_a_text_that_only_ends_early_have_nothing_to_look_at(
@@ -86,7 +68,7 @@ def near_tied(target: Target, plain: list[int], at: int, logit_gap: float) -> in
     """Give an unused token the likeliest one's output row, a little smaller; returns the token."""
     rival = next(t for t in range(200) if t not in plain)
     head = target.lm_head.get_parameter("weight")
-    logit = float(full_logits(target, PROMPT + plain[:at]).max())
+    logit = float(plain_logits(target, PROMPT + plain[:at]).max())
     with torch.no_grad():
         head[rival] = head[plain[at]] * (1 - logit_gap / logit)
     return rival
@@ -98,11 +80,11 @@ def test_a_flip_between_two_equal_logits_is_a_near_tie(dtype: torch.dtype) -> No
     target.model.to(dtype)
     plain = plain_greedy(target, PROMPT, 6)
     rival = near_tied(target, plain, 4, 0.0)
-    found = audit(target, PROMPT, plain, [*plain[:4], rival])
-    assert found is not None
-    assert found.view.near_tie
-    assert found.view.gap == pytest.approx(0.0, abs=found.view.unit)
-    assert (found.exact is None) == (dtype == torch.float32)
+    result = audit(target, PROMPT, plain, [*plain[:4], rival])
+    assert result is not None
+    assert result.view.near_tie
+    assert result.view.gap == pytest.approx(0.0, abs=result.view.unit)
+    assert (result.exact is None) == (dtype == torch.float32)
 
 
 def test_half_precision_gets_a_second_opinion_in_float32() -> None:
@@ -111,13 +93,13 @@ def test_half_precision_gets_a_second_opinion_in_float32() -> None:
     target.model.to(torch.bfloat16)
     exact_target.model.to(torch.bfloat16).float()
     plain = plain_greedy(target, PROMPT, 6)
-    logits = full_logits(exact_target, PROMPT + plain[:3])
+    logits = plain_logits(exact_target, PROMPT + plain[:3])
     own = int(logits.topk(9).indices[-1])
-    found = audit(target, PROMPT, plain, [*plain[:3], own])
-    assert isinstance(found, Audit) and found.exact is not None
-    assert found.exact.dtype == "float32" and found.view.dtype == "bfloat16"
-    assert found.exact.own_logit == pytest.approx(float(logits[own]), abs=1e-3)
-    assert found.view.own_logit == pytest.approx(found.exact.own_logit, abs=1.0)
+    result = audit(target, PROMPT, plain, [*plain[:3], own])
+    assert isinstance(result, Audit) and result.exact is not None
+    assert result.exact.dtype == "float32" and result.view.dtype == "bfloat16"
+    assert result.exact.own_logit == pytest.approx(float(logits[own]), abs=1e-3)
+    assert result.view.own_logit == pytest.approx(result.exact.own_logit, abs=1.0)
     assert target.dtype == torch.bfloat16
     without = audit(target, PROMPT, plain, [*plain[:3], own], in_float32=False)
     assert without is not None and without.exact is None
@@ -169,7 +151,7 @@ class Changed(ModulesForward):
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("fault", "message"),
     [
         ("", None),
         ("siblings seen", "logits differ"),
@@ -182,8 +164,8 @@ class Changed(ModulesForward):
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_wrong_forward_is_found_out(fault: str, said: str | None, dtype: torch.dtype) -> None:
+def test_a_wrong_forward_is_found_out(fault: str, message: str | None, dtype: torch.dtype) -> None:
     model = tiny_model().to(dtype)
     expected = reference_logits(Target(model, None, name="plain"))
-    found = disagreement(Target(model, None, name="fast", forward=Changed(model, fault)), expected)
-    assert found is None if said is None else said in str(found)
+    result = disagreement(Target(model, None, name="fast", forward=Changed(model, fault)), expected)
+    assert result is None if message is None else message in str(result)

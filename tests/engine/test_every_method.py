@@ -214,6 +214,13 @@ def test_greedy_output_equals_plain_decoding(family: str, method: str) -> None:
     assert sum(check(family, method, index, share) for index, share in enumerate(shares)) > 0
 
 
+@pytest.mark.network
+@pytest.mark.parametrize("method", ["NGram", "Draft_Target"])
+def test_embedded_model_writes_what_it_writes_alone_for_a_few_prompts(method: str) -> None:
+    with torch.inference_mode():
+        check("embedded", method, 1, ["chat-1", "code-0", "repetitive-1", "one-token-0"])
+
+
 @pytest.mark.slow
 @pytest.mark.network
 @pytest.mark.parametrize("method", CONFIGURATIONS)

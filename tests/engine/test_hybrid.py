@@ -23,19 +23,11 @@ from engine.proposal import Needs, Proposal
 from engine.steps import Step
 from engine.tree import TreeShape
 from tests.engine.drafters.fitted import save_medusa
-from tests.engine.drafters.judges import SAMPLED_VOCAB, p_value, write
+from tests.engine.drafters.judges import SAMPLED_VOCAB, p_value, slow, write
 from tests.engine.scripted import ScriptedDrafter, random_parents
 from tests.engine.test_sampling import ALPHA
 from tests.engine.test_verify_tree import SHAPES, assert_close, plain_logits, random_path, tokens_of
-from tests.models import (
-    HYBRIDS,
-    VOCAB,
-    build_context,
-    plain_greedy,
-    tiny_model,
-    tiny_target,
-    tiny_tokenizer,
-)
+from tests.models import HYBRIDS, VOCAB, alike, build_context, plain_greedy, tiny_model, tiny_target
 
 NEW_TOKENS = 12
 PROMPT = [7, 8, 9, 10, 7, 8, 9, 10, 7, 8, 9, 10, 11, 7, 8, 9, 10, 7, 8]
@@ -43,6 +35,7 @@ PROMPT = [7, 8, 9, 10, 7, 8, 9, 10, 7, 8, 9, 10, 11, 7, 8, 9, 10, 7, 8]
 WAYS: tuple[Way, ...] = ("levels", "branches")
 KINDS = ("qwen3_5_text", "lfm2", "jamba", "granitemoehybrid")
 """One family each of delta rule, convolution, state space and its second form."""
+ONE_OF_EACH_KIND = [family if family in KINDS else slow(family) for family in HYBRIDS]
 METHODS: dict[str, dict[str, Any]] = {
     "NGram": {"max_draft_len": 4},
     "Draft_Target": {"speculative_model": "alike", "max_draft_len": 3},
@@ -63,25 +56,18 @@ def expected(family: str) -> list[int]:
     return plain_greedy(target_of(family), PROMPT, NEW_TOKENS)
 
 
-@functools.cache
-def alike(family: str) -> Target:
-    """The target with some noise on its weights: right now and then."""
-    model = tiny_model(family, eos_token_id=None)
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.01 * torch.randn(parameter.shape, generator=generator))
-    return Target(model, tiny_tokenizer(), name="alike")
+def draft_model(family: str) -> Target:
+    return alike(family, 0.01, eos_token_id=None)
 
 
 def ways_of(target: Target) -> list[Way]:
     """What its layers can do, each set in turn."""
-    found: list[Way] = []
+    ways: list[Way] = []
     for way in WAYS if len(target.recurrent) else WAYS[:1]:
         target.recurrent.go(way)
         if len(target.recurrent) == 0 or target.recurrent.way == way:
-            found.append(way)
-    return found
+            ways.append(way)
+    return ways
 
 
 def same_states(target: Target, ours: Any, text: list[int]) -> None:
@@ -102,7 +88,7 @@ def same_states(target: Target, ours: Any, text: list[int]) -> None:
                 assert_close(ours.recurrent.committed[layer][key], state)
 
 
-@pytest.mark.parametrize("family", HYBRIDS)
+@pytest.mark.parametrize("family", ONE_OF_EACH_KIND)
 def test_a_row_follows_its_own_path_and_a_commit_leaves_its_state(family: str) -> None:
     target, rng = target_of(family), random.Random(7)
     assert is_recurrent(target.config) == (len(target.recurrent) > 0)
@@ -123,7 +109,7 @@ def test_a_row_follows_its_own_path_and_a_commit_leaves_its_state(family: str) -
         same_states(target, cache, text)
 
 
-@pytest.mark.parametrize("family", HYBRIDS)
+@pytest.mark.parametrize("family", ONE_OF_EACH_KIND)
 def test_greedy_output_equals_transformers_generate(family: str) -> None:
     target = target_of(family)
     for way in ways_of(target):
@@ -137,10 +123,7 @@ def test_greedy_output_equals_transformers_generate(family: str) -> None:
             assert (text.num_accepted > 0) == (truth > 0)
 
 
-@pytest.mark.parametrize(
-    "family",
-    [f if f in KINDS else pytest.param(f, marks=pytest.mark.slow) for f in HYBRIDS],
-)
+@pytest.mark.parametrize("family", ONE_OF_EACH_KIND)
 def test_every_method_drafts_for_it(family: str, tmp_path: Path) -> None:
     target = target_of(family)
     target.recurrent.go(None)
@@ -148,7 +131,7 @@ def test_every_method_drafts_for_it(family: str, tmp_path: Path) -> None:
     for name, settings in METHODS.items():
         where = {"speculative_model": str(tmp_path)} if name == "Medusa" else {}
         method = parse_method({"decoding_type": name, **settings, **where})
-        drafter = method.build(build_context(target, alike=alike(family)))
+        drafter = method.build(build_context(target, alike=draft_model(family)))
         assert write(target, drafter, PROMPT, tokens=NEW_TOKENS).output == expected(family), name
 
 
@@ -188,14 +171,14 @@ def test_a_draft_model_takes_back_what_was_rejected() -> None:
     """Its cache holds what was committed, so what it drafts is what it says after that."""
     target = target_of("qwen3_5_text")
     method = parse_method({"decoding_type": "Draft_Target", **METHODS["Draft_Target"]})
-    drafter = method.build(build_context(target, alike=alike("qwen3_5_text")))
+    drafter = method.build(build_context(target, alike=draft_model("qwen3_5_text")))
     text = write(target, drafter, PROMPT, tokens=NEW_TOKENS)
     assert text.output == expected("qwen3_5_text")
     drafted = 0
     for step in text.steps:
         before = [*PROMPT, *text.output][: step.context_len]
         for node in range(1, len(step.tokens)):
-            logits = plain_logits(alike("qwen3_5_text"), [*before, *step.tokens[:node]])
+            logits = plain_logits(draft_model("qwen3_5_text"), [*before, *step.tokens[:node]])
             assert step.tokens[node] == int(logits.argmax())
             drafted += 1
     assert drafted > 3

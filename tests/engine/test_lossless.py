@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterable
 from typing import Any
 
 import pytest
-import torch
 
 from engine.config import Limits
 from engine.decode import decode
 from engine.drafters import parse_method
 from engine.drafters.base import Drafter
-from engine.model.loading import load_target
 from engine.model.target import Target
 from engine.steps import End, Step
+from tests.engine.drafters.judges import slow
 from tests.engine.prompts import ROOM, prompts
-from tests.models import FAMILIES, build_context, plain_greedy, tiny_model, tiny_target
+from tests.models import FAMILIES, alike, build_context, plain_greedy, tiny_target
 
 NEW_TOKENS = 16
 NGRAM: list[dict[str, Any]] = [
@@ -45,7 +43,7 @@ METHODS: dict[str, dict[str, Any]] = {
     },
 }
 FAST = [
-    (family, method)
+    (family, method) if family == "llama" else slow(family, method)
     for family in FAMILIES
     for method in METHODS
     if family in ("llama", "gemma3_text")
@@ -57,17 +55,6 @@ FAST_PROMPTS = ("chat-3", "code-1", "repetitive-0", "one-token-0", "near-limit-0
 @functools.cache
 def target_of(family: str) -> Target:
     return tiny_target(family)
-
-
-@functools.cache
-def alike(family: str) -> Target:
-    """The target with some noise on its weights: right now and then."""
-    model = tiny_model(family)
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.02 * torch.randn(parameter.shape, generator=generator))
-    return Target(model, target_of(family).tokenizer, name="alike")
 
 
 @functools.cache
@@ -149,52 +136,3 @@ def test_greedy_output_equals_generate_for_all_prompts_and_draft_lengths(
         for name in prompts(target_of(family)):
             if draft_len in lengths_of(name) or method == "plain":
                 assert_lossless(family, method, name, drafter)
-
-
-@functools.cache
-def embedded_target() -> Target:
-    """The embedded model, its context cut to 512 so that a prompt near the limit is affordable."""
-    import presets
-    from playground.host.paths import cache_dir
-
-    spec = presets.resolve("smollm2-135m-instruct")
-    target = load_target(spec, dtype="float32", device="cpu", cache_dir=cache_dir())
-    target.config.max_position_embeddings = 512
-    return target
-
-
-EMBEDDED = (
-    {"decoding_type": "NGram", "lookup": "pool"},
-    {"decoding_type": "NGram", "lookup": "transformers"},
-    {"decoding_type": "Draft_Target", "speculative_model": "itself"},
-)
-
-
-def assert_embedded_lossless(name: str, lengths: Iterable[int]) -> None:
-    target = embedded_target()
-    bench = build_context(target, itself=target)
-    prompt_ids = prompts(target)[name]
-    room = ROOM if name.startswith("near-limit") else NEW_TOKENS
-    expected = plain_greedy(target, prompt_ids, room)
-    methods: list[dict[str, object]] = [{"decoding_type": "Autoregressive"}]
-    methods += [{**method, "max_draft_len": n} for n in lengths for method in EMBEDDED]
-    for method in methods:
-        drafter = parse_method(method).build(bench)
-        limits = Limits(max_new_tokens=NEW_TOKENS)
-        *_, end = decode(target, drafter, prompt_ids, limits=limits)
-        assert isinstance(end, End)
-        assert list(end.output_ids) == expected, (name, method)
-
-
-@pytest.mark.network
-@pytest.mark.parametrize("name", ["chat-1", "code-0", "repetitive-1", "one-token-0"])
-def test_the_embedded_model_writes_what_generate_writes(name: str) -> None:
-    assert_embedded_lossless(name, (3, 16))
-
-
-@pytest.mark.network
-@pytest.mark.slow
-@pytest.mark.parametrize("index", range(20))
-def test_the_embedded_model_does_so_for_all_prompts_and_every_draft_length(index: int) -> None:
-    name = list(prompts(embedded_target()))[index]
-    assert_embedded_lossless(name, lengths_of(name))

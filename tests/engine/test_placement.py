@@ -61,11 +61,11 @@ def test_two_cards_share_a_model_without_cutting_a_layer(
     monkeypatch.setattr("accelerate.utils.modeling.get_max_memory", lambda memory: memory)
     config = AutoConfig.from_pretrained(folder)
     free = {"cuda:0": 2 * ROOM, "cuda:1": 2 * ROOM, "cpu": 1 << 40}
-    found = placed(config, "cuda:0,cuda:1", torch.float32, free)
-    layers = {k: v for k, v in found.device_map.items() if ".layers." in k}
+    placement = placed(config, "cuda:0,cuda:1", torch.float32, free)
+    layers = {k: v for k, v in placement.device_map.items() if ".layers." in k}
     assert list(layers.values()) == sorted(layers.values()) and set(layers.values()) == {0, 1}
     assert all(k.count(".") == 2 for k in layers)
-    assert all(0 < share.num_bytes <= (share.room or 0) for share in found.shares)
+    assert all(0 < share.num_bytes <= (share.room or 0) for share in placement.shares)
     limited = placed(config, "cuda:1=2MiB,cpu", torch.float32, free)
     assert [share.room for share in limited.shares] == [2 * 2**20, 1 << 40]
 
@@ -91,7 +91,7 @@ def test_the_picker_knows_what_goes_where(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "said"),
+    ("device", "message"),
     [
         ("cuda:7,cpu", "names cuda:7, but there are cpu only"),
         ("cpu,cpu", "each device once"),
@@ -100,6 +100,6 @@ def test_the_picker_knows_what_goes_where(folder: Path, tmp_path: Path) -> None:
         ("cpu=2GB,disk", "must be like"),
     ],
 )
-def test_what_is_not_here_is_refused(device: str, said: str, folder: Path) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_what_is_not_here_is_refused(device: str, message: str, folder: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
         placed(AutoConfig.from_pretrained(folder), device, torch.float32, {"cpu": 1 << 40})

@@ -32,7 +32,7 @@ from engine.steps import End, Step
 from engine.tree import TreeShape
 from tests.engine.scripted import Parents, draw_tree, random_parents
 from tests.engine.test_every_method import configuration
-from tests.models import VOCAB, build_context, tiny_model, tiny_target
+from tests.models import VOCAB, alike, build_context, tiny_model, tiny_target
 
 SCHEMA = {
     "type": "object",
@@ -66,17 +66,6 @@ def target() -> Target:
 
 
 @functools.cache
-def alike() -> Target:
-    """The target with some noise on its weights, so that some of its drafts are right."""
-    model = tiny_model("llama", eos_token_id=None)
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.02 * torch.randn(parameter.shape, generator=generator))
-    return Target(model, target().tokenizer, name="alike")
-
-
-@functools.cache
 def prompt_ids() -> list[int]:
     return target().encode("Is it ready? " * 3)
 
@@ -105,7 +94,7 @@ def expected(kind: str) -> list[int]:
 @pytest.mark.parametrize("kind", SAMPLINGS)
 @pytest.mark.parametrize("method", METHODS)
 def test_greedy_output_equals_the_target_held_to_its_grammar(kind: str, method: str) -> None:
-    bench = build_context(target(), alike=alike())
+    bench = build_context(target(), alike=alike(eos_token_id=None))
     heads = ("Medusa", "ReDrafter", "Eagle", "Eagle3")
     configs = [configuration("llama", name, 2) for name in heads] if method == "heads" else []
     for config in configs or [parse_method(METHODS[method])]:

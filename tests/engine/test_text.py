@@ -39,11 +39,6 @@ def test_streamed_pieces_join_to_the_text_without_replacement_characters(text: s
         assert REPLACEMENT not in "".join(pieces)
 
 
-@given(st.text(max_size=40))
-def test_any_text_survives_streaming_byte_by_byte(text: str) -> None:
-    assert "".join(pieces_of(tiny_tokenizer().encode(text))) == text
-
-
 @given(st.lists(st.integers(0, 255), max_size=80))
 def test_any_bytes_stream_to_what_they_decode_to_at_once(token_ids: list[int]) -> None:
     tokenizer = tiny_tokenizer()

@@ -19,7 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from engine.drafters.draft_target import DraftTargetConfig
 from engine.drafters.heads.vocabulary import Vocabulary
-from engine.model.corpus import Corpus, Entry
+from engine.model.corpus import Entry
 from engine.model.target import Target
 from engine.training.losses import LMHead, Prediction, pad_rows
 from engine.training.packs import Pack, visible
@@ -51,8 +51,8 @@ class DraftModelTraining(TrainSettings):
             )
         return self
 
-    def student(self, target: Target, corpus: Corpus, entries: Sequence[Entry]) -> Student:
-        return DraftModelStudent(self, target, self.vocabulary(target, corpus, entries))
+    def student(self, target: Target, entries: Sequence[Entry]) -> Student:
+        return DraftModelStudent(self, target, self.vocabulary(target, entries))
 
     def decoding(self, folder: Path, rates: Sequence[Sequence[float]]) -> DraftTargetConfig:
         return DraftTargetConfig(

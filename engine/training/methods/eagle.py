@@ -25,7 +25,7 @@ from engine.drafters.heads.checkpoint import HeadCheckpoint, published_tensors
 from engine.drafters.heads.layer import HeadSpec
 from engine.drafters.heads.vocabulary import Vocabulary
 from engine.errors import ConfigError
-from engine.model.corpus import Corpus, Entry
+from engine.model.corpus import Entry
 from engine.model.target import Target
 from engine.proposal import Needs
 from engine.training.losses import LMHead, Prediction, pad_rows
@@ -81,8 +81,8 @@ class EagleTraining(_EagleTraining):
         0.1, ge=0.0, le=10.0, description="noise on features, ± so many standard deviations"
     )
 
-    def student(self, target: Target, corpus: Corpus, entries: Sequence[Entry]) -> Student:
-        return EagleStudent(self, target, self.vocabulary(target, corpus, entries))
+    def student(self, target: Target, entries: Sequence[Entry]) -> Student:
+        return EagleStudent(self, target, self.vocabulary(target, entries))
 
     def decoding(self, folder: Path, rates: Sequence[Sequence[float]]) -> EagleConfig:
         return EagleConfig(**self._tree(folder))
@@ -101,14 +101,14 @@ class Eagle3Training(_EagleTraining):
         "lm_head",
     )
 
-    def student(self, target: Target, corpus: Corpus, entries: Sequence[Entry]) -> Student:
+    def student(self, target: Target, entries: Sequence[Entry]) -> Student:
         if target.num_layers < 7:
             raise ConfigError(
                 "EAGLE-3 reads three different layers, for which the target needs at least 7, but "
                 f"{target.name} has {target.num_layers}. Train the method eagle for it."
             )
         if self.draft_vocab is None or self.draft_vocab >= target.vocab_size:
-            return Eagle3Student(self, target, self.vocabulary(target, corpus, entries), own=False)
+            return Eagle3Student(self, target, self.vocabulary(target, entries), own=False)
         ids = self._initial_ids(target)
         if ids is None:
             ids = frequent_tokens(entries, self.draft_vocab, target.vocab_size)

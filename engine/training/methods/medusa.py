@@ -19,7 +19,7 @@ from torch.nn.functional import silu
 
 from engine.drafters.heads.medusa import MedusaConfig
 from engine.drafters.heads.vocabulary import Vocabulary
-from engine.model.corpus import Corpus, Entry
+from engine.model.corpus import Entry
 from engine.model.target import Target
 from engine.training.losses import LMHead, Prediction, pad_rows
 from engine.training.packs import Pack
@@ -43,8 +43,8 @@ class MedusaTraining(TrainSettings):
     )
     nodes: int = Field(63, ge=1, le=256, description="size of the tree used when evaluating")
 
-    def student(self, target: Target, corpus: Corpus, entries: Sequence[Entry]) -> Student:
-        return MedusaStudent(self, target, self.vocabulary(target, corpus, entries))
+    def student(self, target: Target, entries: Sequence[Entry]) -> Student:
+        return MedusaStudent(self, target, self.vocabulary(target, entries))
 
     def decoding(self, folder: Path, rates: Sequence[Sequence[float]]) -> MedusaConfig:
         return MedusaConfig(

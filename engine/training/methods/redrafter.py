@@ -17,7 +17,7 @@ from torch.nn.functional import embedding, silu
 
 from engine.drafters.heads.redrafter import ReDrafterConfig
 from engine.drafters.heads.vocabulary import Vocabulary
-from engine.model.corpus import Corpus, Entry
+from engine.model.corpus import Entry
 from engine.model.target import Target
 from engine.training.losses import LMHead, Prediction, pad_rows
 from engine.training.packs import Pack
@@ -41,8 +41,8 @@ class ReDrafterTraining(TrainSettings):
     beam_width: int = Field(4, ge=1, le=50, description="beams when evaluating")
     beam_length: int = Field(5, ge=2, le=17, description="beam length when evaluating")
 
-    def student(self, target: Target, corpus: Corpus, entries: Sequence[Entry]) -> Student:
-        return ReDrafterStudent(self, target, self.vocabulary(target, corpus, entries))
+    def student(self, target: Target, entries: Sequence[Entry]) -> Student:
+        return ReDrafterStudent(self, target, self.vocabulary(target, entries))
 
     def decoding(self, folder: Path, rates: Sequence[Sequence[float]]) -> ReDrafterConfig:
         return ReDrafterConfig(

@@ -28,13 +28,7 @@ from engine.training.corpus.dialogues import (
     dialogue_specs,
 )
 from tests.engine.drafters.judges import FAMILIES
-from tests.engine.training.conftest import (
-    SETTINGS,
-    dialogues,
-    grow,
-    grown,
-    learnable_target,
-)
+from tests.engine.training.conftest import SETTINGS, dialogues, grow, grown, learnable_target
 from tests.models import plain_greedy, tiny_target
 
 
@@ -210,25 +204,17 @@ def test_a_corpus_that_is_large_enough_is_not_touched(target: Target, corpus: Co
     assert {file.name: file.stat().st_mtime_ns for file in corpus.folder.iterdir()} == before
 
 
-def test_another_targets_corpus_is_refused(target: Target, corpus: Corpus) -> None:
-    other = tiny_target(num_hidden_layers=3)
-    with pytest.raises(ConfigError, match=r"was written by tiny-llama, but the target is"):
-        finish(grow(other, corpus.folder, SETTINGS, num_tokens=10**6, rows=2))
-
-
-def test_a_corpus_is_not_continued_with_other_settings(target: Target, corpus: Corpus) -> None:
-    with pytest.raises(ConfigError, match=r"was made with .*'seed': 0.* but the settings are"):
-        settings = SETTINGS.replace(seed=5)
-        finish(grow(target, corpus.folder, settings, num_tokens=10**6, rows=2))
-
-
-def test_texts_longer_than_the_context_are_refused(target: Target, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="max_len must be at most 256.*got 512"):
-        finish(grow(target, tmp_path, CorpusSettings(max_len=512), num_tokens=100, rows=2))
-
-
-def test_a_target_without_tokenizer_is_refused(tmp_path: Path) -> None:
-    target = learnable_target(num_layers=2)
-    target.tokenizer = None
-    with pytest.raises(PromptError, match="has no tokenizer"):
-        finish(grow(target, tmp_path, SETTINGS, num_tokens=100, rows=2))
+def test_what_cannot_extend_a_corpus_is_refused(
+    target: Target, corpus: Corpus, tmp_path: Path
+) -> None:
+    mute, other = learnable_target(num_layers=2), tiny_target(num_hidden_layers=3)
+    mute.tokenizer = None
+    reseeded, long = SETTINGS.replace(seed=5), CorpusSettings(max_len=512)
+    for model, folder, settings, message in (
+        (other, corpus.folder, SETTINGS, "was written by tiny-llama, but the target is"),
+        (target, corpus.folder, reseeded, "was made with .*'seed': 0.* but the settings are"),
+        (target, tmp_path / "long", long, "max_len must be at most 256.*got 512"),
+        (mute, tmp_path / "mute", SETTINGS, "has no tokenizer"),
+    ):
+        with pytest.raises((ConfigError, PromptError), match=message):
+            finish(grow(model, folder, settings, num_tokens=10**6, rows=2))

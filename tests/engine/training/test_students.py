@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,10 @@ import torch
 
 from engine.drafters.eagle.head import HeadSession
 from engine.drafters.heads.vocabulary import Vocabulary
-from engine.model.corpus import Corpus
+from engine.model.corpus import Corpus, Entry
 from engine.model.target import Target
 from engine.proposal import Needs
-from engine.training.losses import NUM_RANKS, LMHead, Prediction, TopProbs
+from engine.training.losses import NUM_RANKS, LMHead, LossOutput, Prediction, TopProbs
 from engine.training.methods import METHODS, training_settings
 from engine.training.methods.eagle import fresh_eagle1, fresh_eagle3
 from engine.training.methods.eagle_unroll import unroll
@@ -25,6 +26,26 @@ from tests.models import tiny_target
 LAYERS = (2, 4, 5)
 
 
+def pack_loss(
+    target: Target,
+    corpus: Corpus,
+    method: str,
+    entries: Sequence[Entry],
+    generator: torch.Generator | None,
+    *,
+    length: int = 0,
+    **settings: Any,
+) -> LossOutput:
+    """A fresh student's loss on one pack of these dialogues."""
+    torch.manual_seed(0)
+    student = training_settings(method, settings).student(target, corpus.entries)
+    teacher = Teacher(target, corpus, student.needs, student.vocabulary, answers_only=True)
+    pack = teacher.read(entries, length=length)
+    teacher.close()
+    assert len(pack.tokens) >= length
+    return student.compute_loss(pack, generator)
+
+
 def read(target: Target, corpus: Corpus, *, dialogues: int = 3, answers_only: bool = True) -> Pack:
     everything = Vocabulary(None, target.vocab_size)
     teacher = Teacher(target, corpus, Needs(layers=LAYERS), everything, answers_only=answers_only)
@@ -33,22 +54,17 @@ def read(target: Target, corpus: Corpus, *, dialogues: int = 3, answers_only: bo
     return pack
 
 
-def test_dialogues_of_a_pack_do_not_see_each_other(target: Target, corpus: Corpus) -> None:
-    check_isolation(target, corpus)
-
-
-def test_dialogues_of_a_pack_do_not_see_each_other_in_a_window(corpus: Corpus) -> None:
-    kinds = ["sliding_attention"] * 7 + ["full_attention"]
-    target = tiny_target("gemma3_text", num_hidden_layers=8, layer_types=kinds)
-    check_isolation(target, corpus)
-
-
-def test_a_state_does_not_go_on_into_the_next_dialogue_of_a_pack(corpus: Corpus) -> None:
-    kinds = ["linear_attention"] * 7 + ["full_attention"]
-    check_isolation(tiny_target("qwen3_5_text", num_hidden_layers=8, layer_types=kinds), corpus)
-
-
-def check_isolation(target: Target, corpus: Corpus) -> None:
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [("", ""), ("gemma3_text", "sliding_attention"), ("qwen3_5_text", "linear_attention")],
+)
+def test_dialogues_of_a_pack_do_not_see_each_other(
+    family: str, kind: str, target: Target, corpus: Corpus
+) -> None:
+    """By full attention, in a window, and where a state could go on into the next dialogue."""
+    if family:
+        kinds = [kind] * 7 + ["full_attention"]
+        target = tiny_target(family, num_hidden_layers=8, layer_types=kinds)
     pack = read(target, corpus)
     start = 0
     for entry in corpus.entries[:3]:
@@ -118,14 +134,12 @@ def test_fewer_chains_judge_fewer_rows_beyond_the_first_depth(
 ) -> None:
     monkeypatch.setattr("engine.training.recipe.HITS_SAMPLE", 1 << 20)
     pack_of = corpus.entries[:3]
-    judged = {}
-    for share in (1.0, 0.3):
-        recipe = training_settings(method, {"depths": 3, "chain_share": share})
-        student = recipe.student(target, corpus, corpus.entries)
-        teacher = Teacher(target, corpus, student.needs, student.vocabulary, answers_only=True)
-        judged[share] = student.compute_loss(teacher.read(pack_of), torch.Generator())
-        teacher.close()
-    every, some = judged[1.0].rows.tolist(), judged[0.3].rows.tolist()
+    every, some = (
+        pack_loss(
+            target, corpus, method, pack_of, torch.Generator(), depths=3, chain_share=share
+        ).rows.tolist()
+        for share in (1.0, 0.3)
+    )
     assert some[0] == every[0] and 0 < some[1] < 0.6 * every[1] and 0 < some[2] < 0.6 * every[2]
     spans = [end - start for entry in pack_of for start, end in entry.spans]
     assert every[0] == sum(spans)
@@ -158,7 +172,7 @@ def test_what_a_student_learns_to_draft_is_listed_beside_its_weights(
     method: str, target: Target, corpus: Corpus, tmp_path: Path
 ) -> None:
     settings = training_settings(method, {"loss_vocab": 24})
-    student: Any = settings.student(target, corpus, corpus.entries)
+    student: Any = settings.student(target, corpus.entries)
     student.save(tmp_path, torch.float32)
     listed = tmp_path / "draft_vocab.json"
     assert listed.is_file() == student.drafts_vocabulary
@@ -172,26 +186,18 @@ def test_what_a_student_learns_to_draft_is_listed_beside_its_weights(
 def test_a_pack_without_answers_has_a_loss_of_zero(
     method: str, target: Target, corpus: Corpus
 ) -> None:
-    student = training_settings(method, {}).student(target, corpus, corpus.entries)
-    teacher = Teacher(target, corpus, student.needs, student.vocabulary, answers_only=True)
     mute = replace(corpus.entries[0], spans=())
-    judged = student.compute_loss(teacher.read([mute]), torch.Generator())
-    teacher.close()
-    assert float(judged.loss.detach()) == 0.0 and float(judged.rows.sum()) == 0.0
-    judged.loss.backward()
+    output = pack_loss(target, corpus, method, [mute], torch.Generator())
+    assert float(output.loss.detach()) == 0.0 and float(output.rows.sum()) == 0.0
+    output.loss.backward()
 
 
 @pytest.mark.parametrize("method", ["eagle3", *map(slow, METHODS)])
 def test_padding_a_pack_changes_no_loss(method: str, target: Target, corpus: Corpus) -> None:
-    student = training_settings(method, {}).student(target, corpus, corpus.entries)
-    teacher = Teacher(target, corpus, student.needs, student.vocabulary, answers_only=True)
-    alone = student.compute_loss(teacher.read(corpus.entries[:2]), None)
-    filled = teacher.read(corpus.entries[:2], length=400)
-    teacher.close()
-    assert len(filled.tokens) == 400
-    judged = student.compute_loss(filled, None)
-    assert torch.equal(judged.rows, alone.rows) and torch.equal(judged.hits, alone.hits)
-    torch.testing.assert_close(judged.loss, alone.loss, atol=1e-4, rtol=1e-4)
+    alone = pack_loss(target, corpus, method, corpus.entries[:2], None)
+    padded = pack_loss(target, corpus, method, corpus.entries[:2], None, length=400)
+    assert torch.equal(padded.rows, alone.rows) and torch.equal(padded.hits, alone.hits)
+    torch.testing.assert_close(padded.loss, alone.loss, atol=1e-4, rtol=1e-4)
 
 
 def test_the_chunked_cross_entropy_is_the_plain_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -140,14 +140,6 @@ def test_a_run_is_not_continued_with_other_settings(
         Trainer(target, corpus, settings("eagle"), tmp_path)
 
 
-def test_a_damaged_checkpoint_is_one_sentence(
-    target: Target, corpus: Corpus, tmp_path: Path
-) -> None:
-    (tmp_path / "training.pt").write_bytes(b"no checkpoint")
-    with pytest.raises(ConfigError, match="could not be read.*Remove it to start anew"):
-        Trainer(target, corpus, settings("medusa"), tmp_path)
-
-
 def test_what_interrupts_a_step_saves_no_half_updated_weights(
     target: Target, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -270,7 +262,7 @@ def test_eagle3_needs_seven_layers(corpus: Corpus) -> None:
 
     small = tiny_target(num_hidden_layers=3)
     with pytest.raises(ConfigError, match="needs at least 7, but tiny-llama has 3"):
-        settings("eagle3").student(small, corpus, corpus.entries)
+        settings("eagle3").student(small, corpus.entries)
 
 
 @pytest.mark.parametrize(
@@ -289,12 +281,15 @@ def test_bad_settings_are_one_sentence(method: str, values: dict[str, Any], mess
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
-def test_a_corpus_of_one_dialogue_is_refused(
+def test_a_corpus_of_one_dialogue_and_a_damaged_checkpoint_are_refused(
     target: Target, corpus: Corpus, tmp_path: Path
 ) -> None:
     one = Corpus(corpus.folder, corpus.manifest, corpus.entries[:1])
     with pytest.raises(ConfigError, match="has 1 dialogues; training needs at least 2"):
         Trainer(target, one, settings("medusa"), tmp_path)
+    (tmp_path / "training.pt").write_bytes(b"no checkpoint")
+    with pytest.raises(ConfigError, match="could not be read.*Remove it to start anew"):
+        Trainer(target, corpus, settings("medusa"), tmp_path)
 
 
 @pytest.mark.parametrize("method", ONE_METHOD)

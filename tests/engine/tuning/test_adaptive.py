@@ -147,11 +147,9 @@ def test_smaller_tree_keeps_a_prefix_of_siblings_and_every_parent() -> None:
         assert probs[node] <= probs[parent]
 
 
-def test_curve_is_measured_per_row_count_and_interpolates() -> None:
+def test_curve_is_measured_per_row_count() -> None:
     curve = measure_curve(tiny_target(), rows=(1, 2, 4), context_len=16, repeats=2)
     assert curve.rows == (1, 2, 4) and all(ms > 0 for ms in curve.ms)
-    line = LatencyCurve((1, 3, 5), (1.0, 3.0, 9.0), 0)
-    assert [line.at(n) for n in (1, 2, 3, 4, 5, 7)] == [1.0, 2.0, 3.0, 6.0, 9.0, 15.0]
 
 
 def test_adaptive_setting_wraps_any_method_under_sampling_too() -> None:

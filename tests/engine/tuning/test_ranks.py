@@ -128,9 +128,9 @@ def test_tokens_that_a_draft_vocabulary_lacks_have_no_rank() -> None:
 
 def test_progress_is_told_and_stopping_keeps_nothing() -> None:
     case = golden("medusa")
-    told: list[float] = []
-    measure_ranks(case.config, case.bench, case.texts, on_progress=told.append)
-    assert told == sorted(told) and told[0] == 0.0 and told[-1] == 1.0
+    fractions: list[float] = []
+    measure_ranks(case.config, case.bench, case.texts, on_progress=fractions.append)
+    assert fractions == sorted(fractions) and fractions[0] == 0.0 and fractions[-1] == 1.0
     with pytest.raises(StoppedError, match="nothing of it is kept"):
         measure_ranks(case.config, case.bench, case.texts, on_progress=stopped)
 

@@ -212,6 +212,3 @@ def test_chain_of_every_length_equals_real_runs_step_by_step(name: str) -> None:
         assert_equals_runs(table, result, bench.target, chosen, bench, texts)
         mats.add(result.mat)
     assert len(mats) > 1, "no draft was right"
-
-
-# ---- the embedded model and the drafters shipped for it

@@ -25,13 +25,7 @@ from engine.tuning.latency import (
     bucket_of,
     interpolate,
 )
-from engine.tuning.timing import (
-    measure_batch,
-    measure_curve,
-    measure_draft,
-    measure_other,
-    solve,
-)
+from engine.tuning.timing import measure_batch, measure_curve, measure_draft, measure_other, solve
 from tests.engine.drafters.golden import ROOT, golden_case
 from tests.engine.tuning.runs import golden, stopped
 from tests.models import build_context, tiny_target
@@ -84,23 +78,28 @@ def test_texts_in_lock_step_slow_every_part_as_measured() -> None:
     assert eight.draft.level_ms == pytest.approx((2.0, 3.0 * BATCHED.growth(8, 5)))
     looked_up = replace(LATENCY, draft=DraftLatency("NGram", 0.5, (), ()))
     assert looked_up.at_batch(BATCHED, 8).draft.start_ms == 4.0
-    found = eight.predict(2.5, levels=(1, 3), num_nodes=10)
-    assert found.speedup < LATENCY.predict(2.5, levels=(1, 3), num_nodes=10).speedup
-    assert found.plain_tok_s == pytest.approx(1000 / 28.0)
+    prediction = eight.predict(2.5, levels=(1, 3), num_nodes=10)
+    assert prediction.speedup < LATENCY.predict(2.5, levels=(1, 3), num_nodes=10).speedup
+    assert prediction.plain_tok_s == pytest.approx(1000 / 28.0)
 
 
 @pytest.mark.parametrize("seconds", [60.0, 0.0])
 def test_verify_forwards_of_several_texts_are_timed(seconds: float) -> None:
     target = tiny_target("llama")
-    told: list[float] = []
-    found = measure_batch(
-        target, rows=(1, 2, 8), context_len=16, repeats=2, seconds=seconds, on_progress=told.append
+    fractions: list[float] = []
+    latency = measure_batch(
+        target,
+        rows=(1, 2, 8),
+        context_len=16,
+        repeats=2,
+        seconds=seconds,
+        on_progress=fractions.append,
     )
-    assert found.batches == (1, 2, 4, 8, 16, 32) and "modules" in found.by
+    assert latency.batches == (1, 2, 4, 8, 16, 32) and "modules" in latency.by
     # Out of time, what a slope needs is measured all the same.
-    assert {curve.rows for curve in found.curves} == {(1, 2, 8) if seconds else (1, 2)}
-    assert all(ms > 0 for curve in found.curves for ms in curve.ms)
-    assert told == sorted(told) and told[0] == 0 and told[-1] < 1
+    assert {curve.rows for curve in latency.curves} == {(1, 2, 8) if seconds else (1, 2)}
+    assert all(ms > 0 for curve in latency.curves for ms in curve.ms)
+    assert fractions == sorted(fractions) and fractions[0] == 0 and fractions[-1] < 1
 
 
 def test_what_is_read_one_text_after_the_other_is_no_batch() -> None:
@@ -112,8 +111,8 @@ def test_batches_that_do_not_fit_are_left_out(monkeypatch: pytest.MonkeyPatch) -
     target = tiny_target("llama")
     one = target.kv_bytes * (16 + 2)
     monkeypatch.setattr("engine.tuning.timing.MAX_BATCH_BYTES", 5 * one)
-    found = measure_batch(target, rows=(1, 2), context_len=16, repeats=1)
-    assert found.batches == (1, 2, 4)
+    latency = measure_batch(target, rows=(1, 2), context_len=16, repeats=1)
+    assert latency.batches == (1, 2, 4)
 
 
 @pytest.mark.parametrize(
@@ -140,20 +139,20 @@ def test_interpolation_and_buckets() -> None:
 
 
 def test_prediction_is_mat_over_the_step_s_time() -> None:
-    found = LATENCY.predict(2.5, levels=(1, 3), num_nodes=10)
-    assert found.draft_ms == 2.0 + 1.0 + 2.0
-    assert found.verify_ms == 20.0 and found.other_ms == pytest.approx(1.1)
-    assert found.tok_s == pytest.approx(1000 * 2.5 / 26.1)
-    assert found.speedup == pytest.approx(found.tok_s / (1000 / 11.0))
+    prediction = LATENCY.predict(2.5, levels=(1, 3), num_nodes=10)
+    assert prediction.draft_ms == 2.0 + 1.0 + 2.0
+    assert prediction.verify_ms == 20.0 and prediction.other_ms == pytest.approx(1.1)
+    assert prediction.tok_s == pytest.approx(1000 * 2.5 / 26.1)
+    assert prediction.speedup == pytest.approx(prediction.tok_s / (1000 / 11.0))
 
 
 def test_solving_finds_start_and_levels_and_never_a_negative_time() -> None:
     exact = {(1,): 3.0, (1, 1): 5.0, (1, 4): 8.0, (1, 4, 4, 4): 18.0}
-    found = solve("Eagle", list(exact.items()))
-    assert found.start_ms == pytest.approx(1.0) and found.rows == (1, 4)
-    assert found.level_ms == pytest.approx((2.0, 5.0))
+    latency = solve("Eagle", list(exact.items()))
+    assert latency.start_ms == pytest.approx(1.0) and latency.rows == (1, 4)
+    assert latency.level_ms == pytest.approx((2.0, 5.0))
     for levels, ms in exact.items():
-        assert found.at(levels) == pytest.approx(ms)
+        assert latency.at(levels) == pytest.approx(ms)
     noisy = solve("Medusa", [((1,), 1.0), ((1, 1, 1, 1), 8.0)])
     assert noisy.start_ms == 0.0 and all(ms > 0 for ms in noisy.level_ms)
     looked_up = solve("NGram", [((), 0.2)])
@@ -184,19 +183,19 @@ def test_drafting_is_timed_for_every_method(name: str) -> None:
         "eagle": lambda: golden("eagle").bench,
         "eagle2": lambda: golden("eagle").bench,
     }.get(name, lambda: build_context(tiny_target(), small=tiny_target()))()
-    told: list[float] = []
-    found = measure_draft(config, bench, context_len=16, repeats=1, on_progress=told.append)
-    assert found.decoding_type == config.decoding_type
-    assert found.at(config.draft_shape().levels) > 0
-    assert told == sorted(told) and told[-1] == 1.0
+    fractions: list[float] = []
+    latency = measure_draft(config, bench, context_len=16, repeats=1, on_progress=fractions.append)
+    assert latency.decoding_type == config.decoding_type
+    assert latency.at(config.draft_shape().levels) > 0
+    assert fractions == sorted(fractions) and fractions[-1] == 1.0
     tried = [variant.draft_shape().levels for variant in config.timing_variants()]
-    assert found.rows == tuple(sorted({n for levels in tried for n in levels}))
+    assert latency.rows == tuple(sorted({n for levels in tried for n in levels}))
 
 
 def test_the_loop_s_own_work_is_timed_on_real_steps_and_can_be_stopped() -> None:
     target = tiny_target()
-    found = measure_other(target, rows=(1, 8), context_len=8, repeats=2)
-    assert found.rows == (1, 8) and all(ms > 0 for ms in found.ms)
+    latency = measure_other(target, rows=(1, 8), context_len=8, repeats=2)
+    assert latency.rows == (1, 8) and all(ms > 0 for ms in latency.ms)
     for measure in (measure_other, measure_curve):
         with pytest.raises(StoppedError):
             measure(target, rows=(1, 2), context_len=8, on_progress=stopped)
