@@ -21,19 +21,6 @@ MIN_GAIN = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class LevelSpeed:
-    """Decoding speed at one concurrency.
-
-    Attributes:
-        plain_tok_s, drafting_tok_s: of one request, without and with drafts.
-    """
-
-    concurrency: int
-    plain_tok_s: float
-    drafting_tok_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class LengthAdvice:
     """The draft length predicted to be fastest at a concurrency; 0 = do not draft."""
 
@@ -48,19 +35,25 @@ class LengthAdvice:
         return speedup(self.tok_s, self.plain_tok_s) or 0.0
 
 
-def best_length(speed: LevelSpeed, position_rates: Sequence[float]) -> LengthAdvice:
-    """The best length up to the measured one, which is the number of rates."""
+def best_length(
+    concurrency: int, plain_tok_s: float, drafting_tok_s: float, position_rates: Sequence[float]
+) -> LengthAdvice:
+    """The best length up to the measured one, which is the number of rates.
+
+    Args:
+        plain_tok_s, drafting_tok_s: decoding speed of one request, without and with drafts.
+    """
     longest = len(position_rates)
-    plain_s = 1 / speed.plain_tok_s
-    longest_s = chain_mat(position_rates, longest) / speed.drafting_tok_s
-    speeds = [speed.plain_tok_s]
+    plain_s = 1 / plain_tok_s
+    longest_s = chain_mat(position_rates, longest) / drafting_tok_s
+    speeds = [plain_tok_s]
     for length in range(1, longest + 1):
         step_s = plain_s + length * (longest_s - plain_s) / longest
         speeds.append(predicted_tok_s(chain_mat(position_rates, length), 1000 * step_s))
-    best = max(range(longest + 1), key=lambda length: speeds[length])
-    if speeds[best] < (1 + MIN_GAIN) * speed.plain_tok_s:
+    best = max(range(longest + 1), key=speeds.__getitem__)
+    if speeds[best] < (1 + MIN_GAIN) * plain_tok_s:
         best = 0
-    return LengthAdvice(speed.concurrency, best, speeds[best], speed.plain_tok_s, tuple(speeds))
+    return LengthAdvice(concurrency, best, speeds[best], plain_tok_s, tuple(speeds))
 
 
 def break_even_concurrency(advice: Sequence[LengthAdvice]) -> int | None:

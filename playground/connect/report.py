@@ -11,7 +11,6 @@ from engine.formats import DASH, figure
 from engine.metrics import FORMULAS, speedup, step_ms_of, throughput
 from playground.connect.advice import (
     LengthAdvice,
-    LevelSpeed,
     batch_schedule,
     best_length,
     break_even_concurrency,
@@ -73,12 +72,11 @@ class Report:
     def advice(self) -> list[LengthAdvice]:
         """The predicted best length per concurrency; empty without plain levels and rates."""
         rates = self.position_rates
-        speeds = [
-            LevelSpeed(level.concurrency, plain.tok_s, level.tok_s)
+        return [
+            best_length(level.concurrency, plain.tok_s, level.tok_s, rates)
             for level, plain in self.pairs
-            if plain is not None and plain.tok_s and level.tok_s
+            if rates and plain is not None and plain.tok_s and level.tok_s
         ]
-        return [best_length(speed, rates) for speed in speeds] if rates else []
 
     def rows(self) -> list[list[str]]:
         """A row per level, as `COLUMNS`."""

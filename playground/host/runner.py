@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -387,30 +387,30 @@ class EngineHost:
         return _Conversation(messages, request.prompt, request.parent)
 
     def _again(self, run_id: str) -> _Conversation:
-        live = self.runs.get(run_id)
-        if live is not None:
-            return _Conversation(live.messages, live.meta["prompt"], live.meta["parent"])
-        stored = self.log.get(run_id)
-        if stored is None:
+        past = self._past(run_id)
+        if past is None:
             raise PromptError("That run is no longer in the log. Write the prompt again.")
-        return _Conversation(_plain(stored.messages), stored.prompt_text, None)
+        return past[0]
 
     def _turns_of(self, run_id: str) -> list[Message]:
         """A run's conversation with its answer."""
+        past = self._past(run_id)
+        if past is None or not past[0].messages:
+            return []
+        return [*past[0].messages, {"role": "assistant", "content": past[1]}]
+
+    def _past(self, run_id: str) -> tuple[_Conversation, str] | None:
+        """A run's conversation and answer, from memory or the log."""
         live = self.runs.get(run_id)
         if live is not None:
             answer = live.finish.text if live.finish else ""
-            messages = live.messages
-        else:
-            stored = self.log.get(run_id)
-            if stored is None:
-                return []
-            answer, messages = stored.text, _plain(stored.messages)
-        return [*messages, {"role": "assistant", "content": answer}] if messages else []
-
-
-def _plain(messages: Sequence[Mapping[str, str]]) -> list[Message]:
-    return [dict(message) for message in messages]
+            meta = live.meta
+            return _Conversation(live.messages, meta["prompt"], meta["parent"]), answer
+        stored = self.log.get(run_id)
+        if stored is None:
+            return None
+        messages = [dict(message) for message in stored.messages]
+        return _Conversation(messages, stored.prompt_text, None), stored.text
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from playground.trees.fitting import best_trees
 from playground.trees.latency import stored_latency
 from playground.trees.measurements import TEXT_TOKENS, Jobs, Measurements
 from playground.trees.methods import TreeMethod, tree_method, tree_methods
-from playground.trees.sources import Sources, TreeRuns, recorded
+from playground.trees.sources import Sources, recorded, runs_with
 from playground.trees.tables import Examples, describe, pack
 
 MAX_TABLE_BYTES = 128_000_000
@@ -91,7 +91,6 @@ class TreeEditor:
         self._measurements = Measurements(host, self._sources, text_tokens=text_tokens)
         self._jobs = Jobs(host)
         self._examples = Examples(host.log)
-        self._runs = TreeRuns(host.log)
         self._tables: BoundedCache[str, RankTable]
         self._tables = BoundedCache(MAX_TABLE_BYTES, lambda table: table.num_bytes)
 
@@ -203,7 +202,7 @@ class TreeEditor:
             config = method.with_settings(question.settings)
         else:
             config = method.config.with_tree(read_paths(question.tree))
-        return {"runs": self._runs.rows(config, method.target)}
+        return {"runs": runs_with(self._log, config, method.target)}
 
     # ---- long actions
 
