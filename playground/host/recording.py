@@ -269,13 +269,11 @@ def decode_and_record(
             each(record)
 
 
-def log_unbegun(
-    log: RunLog, run: LiveRun, request: GenerateRequest, sentence: str, stored: Mapping[str, Any]
-) -> str:
+def log_unbegun(log: RunLog, run: LiveRun, request: GenerateRequest, sentence: str) -> str:
     """Log a run whose target or drafter could not be had, and why; returns its id."""
     new = NewRun(
         target=request.target.name,
-        method_title=request.method.title,
+        method_title=request.title,
         **_settings(request.config, request.sampling, request.limits),
         prompt_ids=(),
         prompt_text=run.meta["prompt"],
@@ -283,7 +281,7 @@ def log_unbegun(
         dtype=request.dtype,
         environment=machine(),
     )
-    run_id = log.begin(replace(new, **stored))
+    run_id = log.begin(new)
     nothing: dict[str, Any] = {"output_ids": (), "text": "", "finish_reason": None, "metrics": {}}
     log.finish(run_id, status="failed", error=sentence, **nothing)
     return run_id

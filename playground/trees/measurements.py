@@ -8,15 +8,16 @@ from typing import Any
 
 from engine.config import Limits, Sampling
 from engine.drafters.autoregressive import AutoregressiveConfig
+from engine.drafters.base import Drafter
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from engine.tuning import OnProgress, StoppedError
+from engine.tuning.fit import Fit
 from engine.tuning.redraft import Redrafter
 from playground.experiments.plan import Item
 from playground.experiments.suites import items_of
-from playground.host.catalog import Method
 from playground.host.live import LiveRun
-from playground.host.request import GenerateRequest
+from playground.host.recording import decode_and_record
 from playground.host.runner import EngineHost
 from playground.trees.latency import (
     measure_batches,
@@ -83,13 +84,14 @@ class Measurements:
         """Let the target answer a suite's prompts; ids of the runs."""
         items = self._items(suite)
         config = method.config if method.config.lossless else AutoregressiveConfig()
+        fit, drafter = self._host.drafter(config)
         done = []
         for number, item in enumerate(items):
             if run.cancel_asked.is_set():
                 raise StoppedError(f"Stopped; {number} texts were written and are in the log.")
             run.state, run.activity = "running", f"writing text {number + 1} of {len(items)}"
             run.progress = share * number / len(items)
-            done.append(self._answer(run, config, method.target, item))
+            done.append(self._answer(run, fit, drafter, item))
         return done
 
     def _items(self, suite: str) -> Sequence[Item]:
@@ -102,26 +104,30 @@ class Measurements:
         rows = itertools.zip_longest(*waiting.values())
         return [item for row in rows for item in row if item is not None][:RECENT]
 
-    def _answer(self, run: LiveRun, config: MethodConfig, target: str, item: Item) -> str:
-        loaded = self._host.loaded
-        request = GenerateRequest(
-            target=self._host.catalog.target(target),
-            dtype=self._dtype(target),
-            method=Method(type(config).title, "", config),
-            config=config,
+    def _answer(self, run: LiveRun, fit: Fit, drafter: Drafter, item: Item) -> str:
+        """Write one text; returns its id in the log."""
+        target, prompt = self._host.build_context().target, item.turns[0]
+        is_chat = target.has_chat_template and not item.raw
+        messages = [{"role": "user", "content": prompt}] if is_chat else []
+        answer = LiveRun(run.owner)
+        decode_and_record(
+            self._host.log,
+            target,
+            drafter,
+            fit,
+            target.encode_chat(messages) if messages else target.encode(prompt),
             sampling=Sampling(),
             limits=Limits(max_new_tokens=self._text_tokens),
-            mode="chat" if loaded and loaded.chat and not item.raw else "raw",
-            system="",
-            prompt=item.turns[0],
+            cancelled=run.cancel_asked.is_set,
+            prompt_text=prompt,
+            messages=messages,
+            stored={"labels": {"suite": item.suite, "category": item.category, "prompt": item.id}},
+            run=answer,
         )
-        labels = {"suite": item.suite, "category": item.category, "prompt": item.id}
-        inner = self._host.perform(request, owner=run.owner, stored={"labels": labels})
         if run.cancel_asked.is_set():
             raise StoppedError("Stopped; what was written so far is in the log.")
-        if inner.error or inner.log_id is None:
-            raise ConfigError(inner.error or "A text could not be written. Try again.")
-        return inner.log_id
+        assert answer.log_id is not None
+        return answer.log_id
 
     # ---- latency
 
