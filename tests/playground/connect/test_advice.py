@@ -5,15 +5,16 @@ from __future__ import annotations
 import pytest
 
 from engine.metrics import chain_mat
-from playground.connect.advice import (
+from playground.connect.client import Reply
+from playground.connect.replay import Level, Outcome, ReplayPrompt
+from playground.connect.report import (
     LengthAdvice,
+    _speedup,
+    _verdict,
     batch_schedule,
     best_length,
     break_even_concurrency,
 )
-from playground.connect.client import Reply
-from playground.connect.replay import Level, Outcome, ReplayPrompt
-from playground.connect.report import _speedup, _verdict
 from playground.connect.responses import DraftCounts
 
 RATES = (0.8, 0.5, 0.2, 0.05)
