@@ -38,7 +38,7 @@ REDRAFT_TAIL = 16
 
 
 class Measurements:
-    """Makes the work of the page's jobs."""
+    """The work of the page's jobs, on the engine's thread."""
 
     def __init__(
         self, host: EngineHost, sources: Sources, *, text_tokens: int = TEXT_TOKENS
@@ -49,26 +49,23 @@ class Measurements:
 
     # ---- ranks
 
-    def ranks(self, method: TreeMethod, source: str) -> Work:
-        def work(run: LiveRun) -> dict[str, Any]:
-            self._prepare(run, method.target)
-            is_suite = source.startswith("suite:")
-            run_ids, benchmark = self._texts(run, method, source, share=0.6)
-            artifact_id, table = make_table(
-                self._host.log,
-                method.config,
-                self._host.build_context(),
-                run_ids=() if benchmark else run_ids,
-                benchmark_id=benchmark,
-                depths=depths_for(method),
-                on_progress=progress_of(
-                    run, "ranking every true token", begin=0.6 if is_suite else 0.0
-                ),
-            )
-            text = f"measured {table.num_positions:,} positions of {table.num_texts} texts"
-            return {"source": f"table:{artifact_id}", "text": text}
-
-        return work
+    def ranks(self, run: LiveRun, method: TreeMethod, source: str) -> dict[str, Any]:
+        self._prepare(run, method.target)
+        is_suite = source.startswith("suite:")
+        run_ids, benchmark = self._texts(run, method, source, share=0.6)
+        artifact_id, table = make_table(
+            self._host.log,
+            method.config,
+            self._host.build_context(),
+            run_ids=() if benchmark else run_ids,
+            benchmark_id=benchmark,
+            depths=depths_for(method),
+            on_progress=progress_of(
+                run, "ranking every true token", begin=0.6 if is_suite else 0.0
+            ),
+        )
+        text = f"measured {table.num_positions:,} positions of {table.num_texts} texts"
+        return {"source": f"table:{artifact_id}", "text": text}
 
     def _texts(
         self, run: LiveRun, method: TreeMethod, source: str, *, share: float
@@ -85,14 +82,14 @@ class Measurements:
         items = self._items(suite)
         config = method.config if method.config.lossless else AutoregressiveConfig()
         fit, drafter = self._host.drafter(config)
-        done = []
+        run_ids = []
         for number, item in enumerate(items):
             if run.cancel_asked.is_set():
                 raise StoppedError(f"Stopped; {number} texts were written and are in the log.")
             run.state, run.activity = "running", f"writing text {number + 1} of {len(items)}"
             run.progress = share * number / len(items)
-            done.append(self._answer(run, fit, drafter, item))
-        return done
+            run_ids.append(self._answer(run, fit, drafter, item))
+        return run_ids
 
     def _items(self, suite: str) -> Sequence[Item]:
         """At most `RECENT` prompts of a suite, its categories in turn."""
@@ -119,6 +116,7 @@ class Measurements:
             sampling=Sampling(),
             limits=Limits(max_new_tokens=self._text_tokens),
             cancelled=run.cancel_asked.is_set,
+            prefix_caching=True,
             prompt_text=prompt,
             messages=messages,
             stored={"labels": {"suite": item.suite, "category": item.category, "prompt": item.id}},
@@ -131,29 +129,22 @@ class Measurements:
 
     # ---- latency
 
-    def latency(self, method: TreeMethod) -> Work:
-        def work(run: LiveRun) -> dict[str, Any]:
-            self._prepare(run, method.target)
-            tell = progress_of(run, "timing verify forwards and drafts")
-            bench = self._host.build_context()
-            measure_latency(self._host.log, method.config, bench, again=True, on_progress=tell)
-            return {"speed": self.speed(method), "text": "measured"}
+    def latency(self, run: LiveRun, method: TreeMethod) -> dict[str, Any]:
+        self._prepare(run, method.target)
+        on_progress = progress_of(run, "timing verify forwards and drafts")
+        context = self._host.build_context()
+        measure_latency(self._host.log, method.config, context, again=True, on_progress=on_progress)
+        return {"speed": self.speed(method), "text": "measured"}
 
-        return work
-
-    def batch(self, method: TreeMethod) -> Work:
-        """Times verify forwards of several texts at once, and single ones if not yet measured."""
-
-        def work(run: LiveRun) -> dict[str, Any]:
-            self._prepare(run, method.target)
-            bench, log = self._host.build_context(), self._host.log
-            tell = progress_of(run, "timing verify forwards and drafts", end=0.5)
-            measure_latency(log, method.config, bench, on_progress=tell)
-            tell = progress_of(run, "timing verify forwards of several texts", begin=0.5)
-            measure_batches(log, bench.target, on_progress=tell)
-            return {"speed": self.speed(method), "text": "measured"}
-
-        return work
+    def batch(self, run: LiveRun, method: TreeMethod) -> dict[str, Any]:
+        """Time verify forwards of several texts at once, and single ones if not yet measured."""
+        self._prepare(run, method.target)
+        context, log = self._host.build_context(), self._host.log
+        on_progress = progress_of(run, "timing verify forwards and drafts", end=0.5)
+        measure_latency(log, method.config, context, on_progress=on_progress)
+        on_progress = progress_of(run, "timing verify forwards of several texts", begin=0.5)
+        measure_batches(log, context.target, on_progress=on_progress)
+        return {"speed": self.speed(method), "text": "measured"}
 
     def speed(self, method: TreeMethod) -> dict[str, Any] | None:
         """The newest stored curves as the page reads them."""
@@ -164,23 +155,21 @@ class Measurements:
 
     # ---- dynamic trees
 
-    def redraft(self, method: TreeMethod, source: str, size: MethodConfig) -> Work:
-        """Drafts a source's texts again with another size of the dynamic tree."""
-
-        def work(run: LiveRun) -> dict[str, Any]:
-            self._prepare(run, method.target)
-            redrafter = self._redrafter(run, method, source)
-            tell = progress_of(run, "drafting again", begin=0.5)
-            result = redrafter.draft(size, on_progress=tell)
-            row = drafted_row(
-                size, result.trees, result.accepted_lengths.tolist(), result.node_counts.tolist()
-            )
-            text = f"{row['steps']} steps drafted again, without running the target."
-            if left_out := redrafter.num_left_out:
-                text += f" {left_out} of the texts were left out: they would take too much memory."
-            return {"drafted": {**row, "redrafted": True, "text": text}, "text": "drafted"}
-
-        return work
+    def redraft(
+        self, run: LiveRun, method: TreeMethod, source: str, size: MethodConfig
+    ) -> dict[str, Any]:
+        """Draft a source's texts again with another size of the dynamic tree."""
+        self._prepare(run, method.target)
+        redrafter = self._redrafter(run, method, source)
+        on_progress = progress_of(run, "drafting again", begin=0.5)
+        result = redrafter.draft(size, on_progress=on_progress)
+        row = drafted_row(
+            size, result.trees, result.accepted_lengths.tolist(), result.node_counts.tolist()
+        )
+        text = f"{row['steps']} steps drafted again, without running the target."
+        if left_out := redrafter.num_left_out:
+            text += f" {left_out} of the texts were left out: they would take too much memory."
+        return {"drafted": {**row, "redrafted": True, "text": text}, "text": "drafted"}
 
     def _redrafter(self, run: LiveRun, method: TreeMethod, source: str) -> Redrafter:
         """The source's texts with their features: kept from one try to the next."""
@@ -190,9 +179,9 @@ class Measurements:
         def make() -> Redrafter:
             run_ids, _ = self._texts(run, method, source, share=0.3)
             texts = texts_of_runs(self._host.log, run_ids, target=method.target)
-            tell = progress_of(run, "the target reads the texts once", begin=0.3, end=0.5)
-            bench = self._host.build_context()
-            return Redrafter(config, bench, texts, tail=REDRAFT_TAIL, on_progress=tell)
+            on_progress = progress_of(run, "the target reads the texts once", begin=0.3, end=0.5)
+            context = self._host.build_context()
+            return Redrafter(config, context, texts, tail=REDRAFT_TAIL, on_progress=on_progress)
 
         return self._host.attached((source, config.decoding_type, weights), make)
 
@@ -262,10 +251,10 @@ class Jobs:
 def progress_of(run: LiveRun, words: str, *, begin: float = 0.0, end: float = 1.0) -> OnProgress:
     """Reports the progress of a part of a job, and raises StoppedError once it is cancelled."""
 
-    def tell(fraction: float) -> None:
+    def on_progress(fraction: float) -> None:
         if run.cancel_asked.is_set():
             raise StoppedError
         run.state, run.activity = "running", words
         run.progress = begin + (end - begin) * fraction
 
-    return tell
+    return on_progress
