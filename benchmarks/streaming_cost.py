@@ -44,12 +44,11 @@ def main() -> None:
         tokens=192,
     )
     catalog = Catalog.shipped()
-    method = catalog.method(options.method)
     prompt = catalog.suites["starter"].prompts[0].turns[0]
     request = GenerateRequest(
         target=presets.resolve(options.target),
         dtype=options.dtype,
-        method=method,
+        title=catalog.method(options.method).title,
         config=catalog.presets[options.method].config,
         sampling=Sampling(),
         limits=Limits(max_new_tokens=options.tokens, ignore_eos=True),

@@ -49,7 +49,7 @@ class Answer:
         request = GenerateRequest(
             target=model.target,
             dtype="auto",
-            method=model.method,
+            title=model.method.title,
             config=model.method.config,
             sampling=sampling,
             limits=limits,

@@ -93,8 +93,8 @@ class Recording:
         self._attempt(lambda: self._finish(self.fault or fault))
 
     def _attempt(self, work: Callable[[], None]) -> None:
-        done = attempt(work, where=f"the recording of run {self._run.id}")
-        self.fault = self.fault or done
+        fault = attempt(work, where=f"the recording of run {self._run.id}")
+        self.fault = self.fault or fault
 
     def _finish(self, fault: Fault | None) -> None:
         reason = "cancelled" if self._end is None else self._end.finish_reason
@@ -150,8 +150,13 @@ class Recording:
     def _begin(self, prefill: Prefill) -> None:
         token = prefill.token_id
         self._output_ids.append(token)
-        told = prefill.num_prompt_tokens, prefill.ttft_s, prefill.num_cached
-        first = First(token, self._pieces.push(token), *told)
+        first = First(
+            token,
+            self._pieces.push(token),
+            prefill.num_prompt_tokens,
+            prefill.ttft_s,
+            prefill.num_cached,
+        )
         stored = asdict(first)
         del stored["num_cached"]  # among the run's figures, in the end
         self._log.add_prefill(self.run_id, **stored)
@@ -159,13 +164,13 @@ class Recording:
         self._run.state, self._run.activity = "running", "generating"
 
     def _row(self, step: Step) -> StepRow:
-        kept = step.committed[: step.num_committed]
-        self._output_ids.extend(kept)
+        token_ids = step.committed[: step.num_committed]
+        self._output_ids.extend(token_ids)
         return StepRow(
             **dict(zip(_STEP_FIELDS, _STEP_VALUES(step), strict=True)),
             token_texts=tuple(self._label(token) for token in step.tokens),
             bonus_text=self._label(step.bonus),
-            committed_texts=tuple(self._pieces.push(token) for token in kept),
+            committed_texts=tuple(self._pieces.push(token) for token in token_ids),
         )
 
 
@@ -269,13 +274,11 @@ def decode_and_record(
             each(record)
 
 
-def log_unbegun(
-    log: RunLog, run: LiveRun, request: GenerateRequest, sentence: str, stored: Mapping[str, Any]
-) -> str:
+def log_unbegun(log: RunLog, run: LiveRun, request: GenerateRequest, sentence: str) -> str:
     """Log a run whose target or drafter could not be had, and why; returns its id."""
     new = NewRun(
         target=request.target.name,
-        method_title=request.method.title,
+        method_title=request.title,
         **_settings(request.config, request.sampling, request.limits),
         prompt_ids=(),
         prompt_text=run.meta["prompt"],
@@ -283,7 +286,7 @@ def log_unbegun(
         dtype=request.dtype,
         environment=machine(),
     )
-    run_id = log.begin(replace(new, **stored))
+    run_id = log.begin(new)
     nothing: dict[str, Any] = {"output_ids": (), "text": "", "finish_reason": None, "metrics": {}}
     log.finish(run_id, status="failed", error=sentence, **nothing)
     return run_id

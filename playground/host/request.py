@@ -45,6 +45,7 @@ class GenerateRequest:
     """A checked request for one run.
 
     Attributes:
+        title: of the method.
         parent: run that this one continues as the next turn of its chat.
         repeats: run whose prompt and conversation are repeated; prompt and parent are ignored.
         messages: the whole conversation, where it does not come from the log; prompt, system and
@@ -54,7 +55,7 @@ class GenerateRequest:
 
     target: TargetSpec
     dtype: str
-    method: Method
+    title: str
     config: MethodConfig
     sampling: Sampling
     limits: Limits
@@ -82,7 +83,7 @@ def read_request(catalog: Catalog, raw: Mapping[str, Any]) -> GenerateRequest:
     return GenerateRequest(
         target=catalog.target(fields.target),
         dtype=fields.dtype,
-        method=method,
+        title=method.title,
         config=config_of(method, form.get("method", {})),
         sampling=settings_from(Sampling, form.get("sampling", {}), where="sampling"),
         limits=settings_from(Limits, form.get("limits", {}), where="limits"),

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from engine.drafters.base import BuildContext, Drafter
+from engine.drafters.method import MethodConfig
 from engine.errors import PlaygroundError, PromptError
 from engine.model.sources import TargetSpec
 from engine.model.target import Target
@@ -106,7 +107,7 @@ class EngineHost:
         """Queue work of several runs that no other run may interrupt, e.g. a comparison.
 
         `work` is called on the engine's thread with the returned run, which stands for all of it;
-        only there may it use `prepare`, `build_context` and `perform`.
+        only there may it use `prepare`, `drafter` and `build_context`.
 
         Raises QueueFullError, ClosingError: too many are waiting, or the host is closing.
         """
@@ -189,15 +190,12 @@ class EngineHost:
 
     def _work(self) -> None:
         while (job := self._next()) is not None:
-            self._settle(job.run, partial(job.work, job.run))
+            run = job.run
+            fault = attempt(partial(job.work, run), where=f"run {run.id}")
+            if isinstance(fault, Fault):
+                run.activity = "failed"
+                run.end("failed", error=fault.sentence)
             attempt(self._models.release, where="freeing models")
-
-    def _settle(self, run: LiveRun, work: Callable[[], None]) -> None:
-        """Do a run's work; a fault ends the run."""
-        outcome = attempt(work, where=f"run {run.id}")
-        if isinstance(outcome, Fault):
-            run.activity = "failed"
-            run.end("failed", error=outcome.sentence)
 
     def _next(self) -> Job | None:
         for wait_s, work in (
@@ -216,19 +214,6 @@ class EngineHost:
 
     # ---- for submitted work, on the worker thread
 
-    def perform(
-        self, request: GenerateRequest, *, owner: str, stored: Mapping[str, Any]
-    ) -> LiveRun:
-        """A run that pages can follow; it is over when this returns.
-
-        Args:
-            stored: further fields of the log's `NewRun`, e.g. its labels.
-        """
-        run = self._new_run(request, owner)
-        self.runs.add(run)
-        self._settle(run, lambda: self._generate(run, request, stored=stored))
-        return run
-
     def prepare(self, run: LiveRun, spec: TargetSpec, dtype: str) -> Target:
         """The target, loaded if it is not; `run` shows the progress."""
 
@@ -238,6 +223,14 @@ class EngineHost:
         run.state = "loading"
         report(f"loading {spec.title or spec.name}", None)
         return self._models.target(spec, dtype, report)
+
+    def drafter(self, config: MethodConfig) -> tuple[Fit, Drafter]:
+        """The settings, with their size fitted to this machine if they say so, and their drafter.
+
+        Raises DrafterError: it does not fit the target, or its weights cannot be had.
+        """
+        fit = self._models.fit(config)
+        return fit, self._models.drafter(fit.config)
 
     def build_context(self) -> BuildContext:
         """The prepared target, and what a method's drafter may use besides it."""
@@ -260,7 +253,7 @@ class EngineHost:
         run.messages = conversation.messages
         run.meta = run_meta(
             run.id,
-            title=request.method.title,
+            title=request.title,
             target=request.target.title or request.target.name,
             badge=request.config.badge,
             method=request.config.model_dump(mode="json"),
@@ -270,19 +263,13 @@ class EngineHost:
         )
         return run
 
-    def _generate(
-        self,
-        run: LiveRun,
-        request: GenerateRequest,
-        *,
-        stored: Mapping[str, Any] | None = None,
-    ) -> None:
+    def _generate(self, run: LiveRun, request: GenerateRequest) -> None:
         """Load, build the drafter, decode; a run that cannot begin is in the log too, with why."""
-        where, stored = f"run {run.id}", {"method_title": request.method.title, **(stored or {})}
+        where = f"run {run.id}"
         ready = attempt(lambda: self._ready(run, request), where=where)
         if isinstance(ready, Fault):
             written = attempt(
-                lambda: log_unbegun(self.log, run, request, ready.sentence, stored),
+                lambda: log_unbegun(self.log, run, request, ready.sentence),
                 where=f"the log entry of {where}",
             )
             run.log_id = None if isinstance(written, Fault) else written
@@ -290,7 +277,7 @@ class EngineHost:
             run.end("failed", error=ready.sentence)
             return
         run.state, run.activity = "prefill", "reading the prompt"
-        fault = attempt(lambda: self._decode(run, request, *ready, stored), where=where)
+        fault = attempt(lambda: self._decode(run, request, *ready), where=where)
         reason = run.finish.reason if run.finish else None
         run.refused = fault is not None and fault.expected and run.first is None
         run.activity = "failed" if fault else REASON_WORDS.get(reason or "", "done")
@@ -303,8 +290,7 @@ class EngineHost:
         """Target, settings, drafter and prompt of a run that can begin."""
         target = self.prepare(run, request.target, request.dtype)
         run.activity, run.progress = "preparing the drafter", None
-        fit = self._models.fit(request.config)
-        drafter = self._models.drafter(fit.config)
+        fit, drafter = self.drafter(request.config)
         run.notes = tuple(filter(None, (*target.notes, fit.reason, *drafter.notes)))
         messages = run.messages
         prompt_ids = target.encode_chat(messages) if messages else target.encode(run.meta["prompt"])
@@ -318,7 +304,6 @@ class EngineHost:
         fit: Fit,
         drafter: Drafter,
         prompt_ids: list[int],
-        stored: Mapping[str, Any],
     ) -> None:
         """Run the loop here and the recording beside it; both are over when this returns."""
         plain: BaselineTimer | None = None
@@ -353,7 +338,7 @@ class EngineHost:
             prefix_caching=True,
             prompt_text=run.meta["prompt"],
             messages=run.messages,
-            stored=stored,
+            stored={"method_title": request.title},
             run=run,
         )
 
@@ -387,30 +372,30 @@ class EngineHost:
         return _Conversation(messages, request.prompt, request.parent)
 
     def _again(self, run_id: str) -> _Conversation:
-        live = self.runs.get(run_id)
-        if live is not None:
-            return _Conversation(live.messages, live.meta["prompt"], live.meta["parent"])
-        stored = self.log.get(run_id)
-        if stored is None:
+        past = self._past(run_id)
+        if past is None:
             raise PromptError("That run is no longer in the log. Write the prompt again.")
-        return _Conversation(_plain(stored.messages), stored.prompt_text, None)
+        return past[0]
 
     def _turns_of(self, run_id: str) -> list[Message]:
         """A run's conversation with its answer."""
+        past = self._past(run_id)
+        if past is None or not past[0].messages:
+            return []
+        return [*past[0].messages, {"role": "assistant", "content": past[1]}]
+
+    def _past(self, run_id: str) -> tuple[_Conversation, str] | None:
+        """A run's conversation and answer, from memory or the log."""
         live = self.runs.get(run_id)
         if live is not None:
             answer = live.finish.text if live.finish else ""
-            messages = live.messages
-        else:
-            stored = self.log.get(run_id)
-            if stored is None:
-                return []
-            answer, messages = stored.text, _plain(stored.messages)
-        return [*messages, {"role": "assistant", "content": answer}] if messages else []
-
-
-def _plain(messages: Sequence[Mapping[str, str]]) -> list[Message]:
-    return [dict(message) for message in messages]
+            meta = live.meta
+            return _Conversation(live.messages, meta["prompt"], meta["parent"]), answer
+        stored = self.log.get(run_id)
+        if stored is None:
+            return None
+        messages = [dict(message) for message in stored.messages]
+        return _Conversation(messages, stored.prompt_text, None), stored.text
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,10 +62,6 @@ Message = dict[str, Any]
 # ---- one run's events and steps
 
 
-def prefill_event(run_id: str, first: First) -> Event:
-    return [run_id, 0, [first.text], 0, PREFILL, [], 0, []]
-
-
 def step_event(run_id: str, row: StepRow) -> Event:
     """A step for text and timeline: its pieces, rejected drafts, times."""
     kind = RECOVERED if _recovered(row) else BONUS
@@ -265,7 +261,7 @@ def events_of(run: LiveRun, start: int, most: int) -> list[Event] | None:
 
 
 def _events(run_id: str, first: First | None, rows: Iterable[StepRow]) -> list[Event]:
-    prefill = [] if first is None else [prefill_event(run_id, first)]
+    prefill = [] if first is None else [[run_id, 0, [first.text], 0, PREFILL, [], 0, []]]
     return prefill + [step_event(run_id, row) for row in rows]
 
 
@@ -350,19 +346,18 @@ class History:
         Raises ConfigError: there is no such run.
         """
         live = self._runs.get(run_id)
-        if live is not None:
-            events = events_of(live, have, MAX_EVENTS)
-            if events is None:
-                events = self._events_in_log(live.log_id or "", live.first, have)
-            more = have + len(events) < live.num_events
-            return {
-                "ev": [[run_id, *event[1:]] for event in events],
-                "more": more,
-                "status": status_of(live, 0),
-                "figures": live_figures(live),
-                "end": _end(live) if live.over.is_set() else None,
-            }
-        return self._since_in_log(stored_run(self._log, run_id), have)
+        if live is None:
+            return self._since_in_log(stored_run(self._log, run_id), have)
+        events = events_of(live, have, MAX_EVENTS)
+        if events is None:
+            events = self._events_in_log(live.log_id or "", live.first, have)
+        return {
+            "ev": [[run_id, *event[1:]] for event in events],
+            "more": have + len(events) < live.num_events,
+            "status": status_of(live, 0),
+            "figures": live_figures(live),
+            "end": _end(live) if live.over.is_set() else None,
+        }
 
     def step(self, run_id: str, index: int) -> dict[str, Any]:
         """One step with its draft tree. Raises ConfigError: there is no such run or step."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from engine.config import Limits, Sampling
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError, PromptError
-from playground.host.catalog import TYPE_PREFIX, Catalog, Method
+from playground.host.catalog import TYPE_PREFIX, Catalog
 from playground.host.request import DTYPES, GenerateRequest
 from storage import RunDetail
 
@@ -45,7 +45,7 @@ def request_of(catalog: Catalog, run: RunDetail) -> GenerateRequest:
     return GenerateRequest(
         target=catalog.target(run.target),
         dtype=run.dtype if run.dtype in DTYPES else "auto",
-        method=Method(run.method_title, cls.summary, config),
+        title=run.method_title,
         config=config,
         sampling=Sampling.parse(run.sampling),
         limits=Limits.parse(run.limits),

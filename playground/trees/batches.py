@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from engine.drafters.method import MethodConfig
@@ -20,19 +21,15 @@ from storage import RunLog
 
 
 @dataclass(frozen=True, slots=True)
-class BatchSpeedup:
-    """Predicted speedups of a configuration over plain decoding of as many texts."""
-
-    name: str
-    by_batch: tuple[float, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class BatchReport:
-    """Every configuration of a comparison by batch size, and what verified the batches."""
+    """Predicted speedups over plain decoding of as many texts, and what verified the batches.
+
+    Attributes:
+        speedups: of each configuration, one per batch size.
+    """
 
     batches: tuple[int, ...]
-    rows: tuple[BatchSpeedup, ...]
+    speedups: Mapping[str, Sequence[float]]
     by: str
 
 
@@ -50,16 +47,16 @@ def batch_report(log: RunLog, catalog: Catalog, compare_id: str) -> BatchReport 
         for name in comparison.names
     }
     plain, *others = comparison.plan.configurations
-    base, rows = pools[plain.name], list[BatchSpeedup]()
+    base, speedups = pools[plain.name], dict[str, tuple[float, ...]]()
     for other in others:
         own = pools[other.name]
         if own.num_steps and base.num_steps and not doubt_of(Evidence(own.step_s, base.step_s)):
-            rows.append(BatchSpeedup(other.name, batch_speedups(own, base, other.config, batched)))
-    if not rows:
+            speedups[other.name] = batch_speedups(own, base, other.config, batched)
+    if not speedups:
         raise ConfigError(
             "Nothing besides plain decoding has a reliable speedup yet. Compare something first."
         )
-    return BatchReport(batched.batches, tuple(rows), batched.by)
+    return BatchReport(batched.batches, speedups, batched.by)
 
 
 def batch_speedups(

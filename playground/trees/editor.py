@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -27,9 +28,9 @@ from playground.trees.files import (
 )
 from playground.trees.fitting import best_trees
 from playground.trees.latency import stored_latency
-from playground.trees.measurements import TEXT_TOKENS, Jobs, Measurements
+from playground.trees.measurements import TEXT_TOKENS, Jobs, Measurements, Work
 from playground.trees.methods import TreeMethod, tree_method, tree_methods
-from playground.trees.sources import Sources, TreeRuns, recorded
+from playground.trees.sources import Sources, recorded, runs_with
 from playground.trees.tables import Examples, describe, pack
 
 MAX_TABLE_BYTES = 128_000_000
@@ -91,7 +92,6 @@ class TreeEditor:
         self._measurements = Measurements(host, self._sources, text_tokens=text_tokens)
         self._jobs = Jobs(host)
         self._examples = Examples(host.log)
-        self._runs = TreeRuns(host.log)
         self._tables: BoundedCache[str, RankTable]
         self._tables = BoundedCache(MAX_TABLE_BYTES, lambda table: table.num_bytes)
 
@@ -162,8 +162,8 @@ class TreeEditor:
             if points and len(point.tree) == points[-1]["size"]:
                 continue
             shape, size = method.config.with_tree(point.tree).draft_shape(), len(point.tree)
-            said = {"levels": list(shape.levels), "depth": shape.depth, "mat": point.mat}
-            points.append({"nodes": size, "size": size, **said})
+            figures = {"levels": list(shape.levels), "depth": shape.depth, "mat": point.mat}
+            points.append({"nodes": size, "size": size, **figures})
         return {"points": points}
 
     def _best(self, question: Question, sizes: Sequence[int]) -> tuple[CurvePoint, ...]:
@@ -203,22 +203,24 @@ class TreeEditor:
             config = method.with_settings(question.settings)
         else:
             config = method.config.with_tree(read_paths(question.tree))
-        return {"runs": self._runs.rows(config, method.target)}
+        return {"runs": runs_with(self._log, config, method.target)}
 
     # ---- long actions
 
     def measure(self, question: Question) -> dict[str, Any]:
-        """Begin a measurement; `job` is question for with `job` and stopped with `stop`."""
-        method, make = self._method(question), self._measurements
+        """Begin a measurement: `job` says how far it is, `stop` ends it."""
+        method, measurements = self._method(question), self._measurements
+        work: Work
         if question.kind == "latency":
-            work = make.latency(method)
+            work = partial(measurements.latency, method=method)
         elif question.kind == "batch":
-            work = make.batch(method)
+            work = partial(measurements.batch, method=method)
         elif question.kind == "ranks":
-            work = make.ranks(method, question.require("source"))
+            work = partial(measurements.ranks, method=method, source=question.require("source"))
         else:
-            wanted = method.with_settings(question.settings)
-            work = make.redraft(method, question.require("source"), wanted)
+            size = method.with_settings(question.settings)
+            source = question.require("source")
+            work = partial(measurements.redraft, method=method, source=source, size=size)
         return {"job": self._jobs.start(work, owner=f"{question.tab}/tree")}
 
     def job(self, question: Question) -> dict[str, Any]:
@@ -241,7 +243,7 @@ class TreeEditor:
 
 
 QUESTIONS = tuple(name for name in vars(TreeEditor) if not name.startswith("_"))
-"""What the page may ask."""
+"""The page's requests."""
 
 
 def ask(editor: TreeEditor, name: str, fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,15 +8,16 @@ from typing import Any
 
 from engine.config import Limits, Sampling
 from engine.drafters.autoregressive import AutoregressiveConfig
+from engine.drafters.base import Drafter
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from engine.tuning import OnProgress, StoppedError
+from engine.tuning.fit import Fit
 from engine.tuning.redraft import Redrafter
 from playground.experiments.plan import Item
 from playground.experiments.suites import items_of
-from playground.host.catalog import Method
 from playground.host.live import LiveRun
-from playground.host.request import GenerateRequest
+from playground.host.recording import decode_and_record
 from playground.host.runner import EngineHost
 from playground.trees.latency import (
     measure_batches,
@@ -37,7 +38,7 @@ REDRAFT_TAIL = 16
 
 
 class Measurements:
-    """Makes the work of the page's jobs."""
+    """The work of the page's jobs, on the engine's thread."""
 
     def __init__(
         self, host: EngineHost, sources: Sources, *, text_tokens: int = TEXT_TOKENS
@@ -48,26 +49,23 @@ class Measurements:
 
     # ---- ranks
 
-    def ranks(self, method: TreeMethod, source: str) -> Work:
-        def work(run: LiveRun) -> dict[str, Any]:
-            self._prepare(run, method.target)
-            is_suite = source.startswith("suite:")
-            run_ids, benchmark = self._texts(run, method, source, share=0.6)
-            artifact_id, table = make_table(
-                self._host.log,
-                method.config,
-                self._host.build_context(),
-                run_ids=() if benchmark else run_ids,
-                benchmark_id=benchmark,
-                depths=depths_for(method),
-                on_progress=progress_of(
-                    run, "ranking every true token", begin=0.6 if is_suite else 0.0
-                ),
-            )
-            text = f"measured {table.num_positions:,} positions of {table.num_texts} texts"
-            return {"source": f"table:{artifact_id}", "text": text}
-
-        return work
+    def ranks(self, run: LiveRun, method: TreeMethod, source: str) -> dict[str, Any]:
+        self._prepare(run, method.target)
+        is_suite = source.startswith("suite:")
+        run_ids, benchmark = self._texts(run, method, source, share=0.6)
+        artifact_id, table = make_table(
+            self._host.log,
+            method.config,
+            self._host.build_context(),
+            run_ids=() if benchmark else run_ids,
+            benchmark_id=benchmark,
+            depths=depths_for(method),
+            on_progress=progress_of(
+                run, "ranking every true token", begin=0.6 if is_suite else 0.0
+            ),
+        )
+        text = f"measured {table.num_positions:,} positions of {table.num_texts} texts"
+        return {"source": f"table:{artifact_id}", "text": text}
 
     def _texts(
         self, run: LiveRun, method: TreeMethod, source: str, *, share: float
@@ -83,14 +81,15 @@ class Measurements:
         """Let the target answer a suite's prompts; ids of the runs."""
         items = self._items(suite)
         config = method.config if method.config.lossless else AutoregressiveConfig()
-        done = []
+        fit, drafter = self._host.drafter(config)
+        run_ids = []
         for number, item in enumerate(items):
             if run.cancel_asked.is_set():
                 raise StoppedError(f"Stopped; {number} texts were written and are in the log.")
             run.state, run.activity = "running", f"writing text {number + 1} of {len(items)}"
             run.progress = share * number / len(items)
-            done.append(self._answer(run, config, method.target, item))
-        return done
+            run_ids.append(self._answer(run, fit, drafter, item))
+        return run_ids
 
     def _items(self, suite: str) -> Sequence[Item]:
         """At most `RECENT` prompts of a suite, its categories in turn."""
@@ -102,52 +101,50 @@ class Measurements:
         rows = itertools.zip_longest(*waiting.values())
         return [item for row in rows for item in row if item is not None][:RECENT]
 
-    def _answer(self, run: LiveRun, config: MethodConfig, target: str, item: Item) -> str:
-        loaded = self._host.loaded
-        request = GenerateRequest(
-            target=self._host.catalog.target(target),
-            dtype=self._dtype(target),
-            method=Method(type(config).title, "", config),
-            config=config,
+    def _answer(self, run: LiveRun, fit: Fit, drafter: Drafter, item: Item) -> str:
+        """Write one text; returns its id in the log."""
+        target, prompt = self._host.build_context().target, item.turns[0]
+        is_chat = target.has_chat_template and not item.raw
+        messages = [{"role": "user", "content": prompt}] if is_chat else []
+        answer = LiveRun(run.owner)
+        decode_and_record(
+            self._host.log,
+            target,
+            drafter,
+            fit,
+            target.encode_chat(messages) if messages else target.encode(prompt),
             sampling=Sampling(),
             limits=Limits(max_new_tokens=self._text_tokens),
-            mode="chat" if loaded and loaded.chat and not item.raw else "raw",
-            system="",
-            prompt=item.turns[0],
+            cancelled=run.cancel_asked.is_set,
+            prefix_caching=True,
+            prompt_text=prompt,
+            messages=messages,
+            stored={"labels": {"suite": item.suite, "category": item.category, "prompt": item.id}},
+            run=answer,
         )
-        labels = {"suite": item.suite, "category": item.category, "prompt": item.id}
-        inner = self._host.perform(request, owner=run.owner, stored={"labels": labels})
         if run.cancel_asked.is_set():
             raise StoppedError("Stopped; what was written so far is in the log.")
-        if inner.error or inner.log_id is None:
-            raise ConfigError(inner.error or "A text could not be written. Try again.")
-        return inner.log_id
+        assert answer.log_id is not None
+        return answer.log_id
 
     # ---- latency
 
-    def latency(self, method: TreeMethod) -> Work:
-        def work(run: LiveRun) -> dict[str, Any]:
-            self._prepare(run, method.target)
-            tell = progress_of(run, "timing verify forwards and drafts")
-            bench = self._host.build_context()
-            measure_latency(self._host.log, method.config, bench, again=True, on_progress=tell)
-            return {"speed": self.speed(method), "text": "measured"}
+    def latency(self, run: LiveRun, method: TreeMethod) -> dict[str, Any]:
+        self._prepare(run, method.target)
+        on_progress = progress_of(run, "timing verify forwards and drafts")
+        context = self._host.build_context()
+        measure_latency(self._host.log, method.config, context, again=True, on_progress=on_progress)
+        return {"speed": self.speed(method), "text": "measured"}
 
-        return work
-
-    def batch(self, method: TreeMethod) -> Work:
-        """Times verify forwards of several texts at once, and single ones if not yet measured."""
-
-        def work(run: LiveRun) -> dict[str, Any]:
-            self._prepare(run, method.target)
-            bench, log = self._host.build_context(), self._host.log
-            tell = progress_of(run, "timing verify forwards and drafts", end=0.5)
-            measure_latency(log, method.config, bench, on_progress=tell)
-            tell = progress_of(run, "timing verify forwards of several texts", begin=0.5)
-            measure_batches(log, bench.target, on_progress=tell)
-            return {"speed": self.speed(method), "text": "measured"}
-
-        return work
+    def batch(self, run: LiveRun, method: TreeMethod) -> dict[str, Any]:
+        """Time verify forwards of several texts at once, and single ones if not yet measured."""
+        self._prepare(run, method.target)
+        context, log = self._host.build_context(), self._host.log
+        on_progress = progress_of(run, "timing verify forwards and drafts", end=0.5)
+        measure_latency(log, method.config, context, on_progress=on_progress)
+        on_progress = progress_of(run, "timing verify forwards of several texts", begin=0.5)
+        measure_batches(log, context.target, on_progress=on_progress)
+        return {"speed": self.speed(method), "text": "measured"}
 
     def speed(self, method: TreeMethod) -> dict[str, Any] | None:
         """The newest stored curves as the page reads them."""
@@ -158,23 +155,21 @@ class Measurements:
 
     # ---- dynamic trees
 
-    def redraft(self, method: TreeMethod, source: str, size: MethodConfig) -> Work:
-        """Drafts a source's texts again with another size of the dynamic tree."""
-
-        def work(run: LiveRun) -> dict[str, Any]:
-            self._prepare(run, method.target)
-            redrafter = self._redrafter(run, method, source)
-            tell = progress_of(run, "drafting again", begin=0.5)
-            result = redrafter.draft(size, on_progress=tell)
-            row = drafted_row(
-                size, result.trees, result.accepted_lengths.tolist(), result.node_counts.tolist()
-            )
-            text = f"{row['steps']} steps drafted again, without running the target."
-            if left_out := redrafter.num_left_out:
-                text += f" {left_out} of the texts were left out: they would take too much memory."
-            return {"drafted": {**row, "redrafted": True, "text": text}, "text": "drafted"}
-
-        return work
+    def redraft(
+        self, run: LiveRun, method: TreeMethod, source: str, size: MethodConfig
+    ) -> dict[str, Any]:
+        """Draft a source's texts again with another size of the dynamic tree."""
+        self._prepare(run, method.target)
+        redrafter = self._redrafter(run, method, source)
+        on_progress = progress_of(run, "drafting again", begin=0.5)
+        result = redrafter.draft(size, on_progress=on_progress)
+        row = drafted_row(
+            size, result.trees, result.accepted_lengths.tolist(), result.node_counts.tolist()
+        )
+        text = f"{row['steps']} steps drafted again, without running the target."
+        if left_out := redrafter.num_left_out:
+            text += f" {left_out} of the texts were left out: they would take too much memory."
+        return {"drafted": {**row, "redrafted": True, "text": text}, "text": "drafted"}
 
     def _redrafter(self, run: LiveRun, method: TreeMethod, source: str) -> Redrafter:
         """The source's texts with their features: kept from one try to the next."""
@@ -184,9 +179,9 @@ class Measurements:
         def make() -> Redrafter:
             run_ids, _ = self._texts(run, method, source, share=0.3)
             texts = texts_of_runs(self._host.log, run_ids, target=method.target)
-            tell = progress_of(run, "the target reads the texts once", begin=0.3, end=0.5)
-            bench = self._host.build_context()
-            return Redrafter(config, bench, texts, tail=REDRAFT_TAIL, on_progress=tell)
+            on_progress = progress_of(run, "the target reads the texts once", begin=0.3, end=0.5)
+            context = self._host.build_context()
+            return Redrafter(config, context, texts, tail=REDRAFT_TAIL, on_progress=on_progress)
 
         return self._host.attached((source, config.decoding_type, weights), make)
 
@@ -256,10 +251,10 @@ class Jobs:
 def progress_of(run: LiveRun, words: str, *, begin: float = 0.0, end: float = 1.0) -> OnProgress:
     """Reports the progress of a part of a job, and raises StoppedError once it is cancelled."""
 
-    def tell(fraction: float) -> None:
+    def on_progress(fraction: float) -> None:
         if run.cancel_asked.is_set():
             raise StoppedError
         run.state, run.activity = "running", words
         run.progress = begin + (end - begin) * fraction
 
-    return tell
+    return on_progress

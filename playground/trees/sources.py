@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,11 @@ from engine.tuning.redraft import DraftedTrees
 from playground.host.catalog import Catalog
 from playground.trees.methods import DYNAMIC_FIELDS, TreeMethod
 from playground.trees.tables import find_tables, load_table
-from storage import Artifact, RunDetail, RunLog, RunQuery
+from storage import Artifact, RunLog, RunQuery, RunSummary
 
 SHIPPED = presets.FOLDER / "ranks"
 NEWEST_RUNS = 12
-LOOKED_THROUGH = 80
-MOST_FOUND = 5
-REMEMBERED = 400
+MAX_SEARCHED_RUNS, MAX_LISTED_RUNS = 80, 5
 MOST_PATHS = 64
 """Paths drawn of dynamic trees: those drafted most."""
 MOST_RUNS = 100
@@ -170,10 +168,10 @@ class Sources:
         title = f"benchmark {benchmark.name}"
         return [Source(f"benchmark:{benchmark_id}", title, MEASURE, False, title)]
 
-    def _usable(self, target: str) -> list[RunDetail]:
+    def _usable(self, target: str) -> list[RunSummary]:
         query = RunQuery(target=target, status="completed", limit=2 * RECENT)
-        lossless = [row.id for row in self._log.rows(query) if row.lossless]
-        return [run for run in self._log.details(lossless) if is_greedy(run)][:RECENT]
+        runs = self._log.rows(query)
+        return [run for run in runs if run.lossless and is_greedy(run)][:RECENT]
 
     def run_ids(self, source: str, target: str) -> tuple[list[str], str | None]:
         """Runs behind a source of texts, and its benchmark if it is one; no suites.
@@ -199,7 +197,7 @@ class Sources:
 MEASURE = "Measure over"
 
 
-def is_greedy(run: RunDetail) -> bool:
+def is_greedy(run: RunSummary) -> bool:
     """Whether the run took the likeliest token throughout: only such texts replay exactly."""
     temperature = run.sampling.get("temperature", 0.0)
     return isinstance(temperature, int | float) and temperature < 1e-5
@@ -228,38 +226,20 @@ def require_greedy(log: RunLog, run_ids: Sequence[str]) -> None:
 # ---- runs made with the tree on show
 
 
-class TreeRuns:
-    """Finds the newest runs of a tree; a finished run is read once."""
-
-    def __init__(self, log: RunLog) -> None:
-        self._log = log
-        self._read = lru_cache(REMEMBERED)(self._comparable)
-
-    def rows(self, config: MethodConfig, target: str) -> list[dict[str, Any]]:
-        """Greedy completed runs of this target with these very settings, newest first."""
-        settings = _compared(config)
-        kind = config.decoding_type
-        query = RunQuery(
-            target=target, decoding_type=kind, status="completed", limit=LOOKED_THROUGH
-        )
-        rows = []
-        for row in self._log.rows(query):
-            run_settings, cells = self._read(row.id)
-            if run_settings == settings:
-                rows.append(cells)
-            if len(rows) == MOST_FOUND:
-                break
-        return rows
-
-    def _comparable(self, run_id: str) -> tuple[dict[str, Any] | None, dict[str, Any]]:
-        """Settings and cells of a greedy run; its texts are not remembered."""
-        run = self._log.get(run_id)
-        if run is None or not is_greedy(run):
-            return None, {}
-        return _made_with(run), _row(run)
+def runs_with(log: RunLog, config: MethodConfig, target: str) -> list[dict[str, Any]]:
+    """Rows of the newest greedy, completed runs of a target with these settings."""
+    settings = _compared(config)
+    query = RunQuery(
+        target=target,
+        decoding_type=config.decoding_type,
+        status="completed",
+        limit=MAX_SEARCHED_RUNS,
+    )
+    runs = (run for run in log.rows(query) if is_greedy(run) and _settings_of(run) == settings)
+    return [_row(run) for run in islice(runs, MAX_LISTED_RUNS)]
 
 
-def _made_with(run: RunDetail) -> dict[str, Any] | None:
+def _settings_of(run: RunSummary) -> dict[str, Any] | None:
     try:
         return _compared(parse_method(run.method, where=f"run {run.id}"))
     except ConfigError:
@@ -277,7 +257,7 @@ def _compared(config: MethodConfig) -> dict[str, Any]:
     return settings
 
 
-def _row(run: RunDetail) -> dict[str, Any]:
+def _row(run: RunSummary) -> dict[str, Any]:
     return {
         "id": run.id,
         "prompt": " ".join((run.name or run.prompt_text).split())[:120],

@@ -81,7 +81,7 @@ async def batch_report_messages(
 def batch_report_html(report: BatchReport) -> str:
     """A row per configuration, a column per batch size."""
     heads = {"speedup with": "", **{f"{b} at once": FORMULA for b in report.batches}}
-    rows = [[Cell(row.name), *map(_times, row.by_batch)] for row in report.rows]
+    rows = [[Cell(name), *map(_times, row)] for name, row in report.speedups.items()]
     about = saying(ABOUT.format(by=report.by))
     return table_html("Speedup by number of texts at once", heads, rows) + about
 

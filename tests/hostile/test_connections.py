@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,18 +18,12 @@ import pytest
 
 from playground.web import security
 from playground.web.server import trim_memory
-from tests.playground.serving import Served, serving_tiny
+from tests.playground.serving import Served
 
 SOON_S = 1.0
 FEW = 8
 COMPLETIONS = "/v1/completions"
 UPLOAD = "/gradio_api/upload"
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with serving_tiny(tmp_path_factory.mktemp("connections")) as served:
-        yield served
 
 
 def connected(served: Served) -> socket.socket:

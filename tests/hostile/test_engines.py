@@ -28,7 +28,7 @@ from playground.connect.report import Report
 from playground.connect.session import Address, measure
 from storage import RunLog
 from tests.hostile.campaign import Watch
-from tests.playground.serving import Served, serving_tiny
+from tests.playground.serving import Served
 from tests.playground.test_http import call
 
 MOST_SENT = 64 << 20
@@ -100,12 +100,6 @@ def engine(**answers: Parts) -> Iterator[FakeEngine]:
         threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         yield server
         server.shutdown()
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with serving_tiny(tmp_path_factory.mktemp("engines")) as served:
-        yield served
 
 
 @pytest.fixture(autouse=True)

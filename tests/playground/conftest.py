@@ -10,6 +10,7 @@ import pytest
 from playground.host.runner import EngineHost
 from playground.host.stream import History
 from storage import RunLog
+from tests.playground.serving import Served, serving_tiny
 from tests.playground.tiny import save_tiny_llama, tiny_catalog
 
 
@@ -35,3 +36,10 @@ def host(tiny_folder: Path, tmp_path: Path, log: RunLog) -> Iterator[EngineHost]
 @pytest.fixture
 def history(host: EngineHost) -> History:
     return History(host.runs, host.log)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """The program over the tiny target."""
+    with serving_tiny(tmp_path_factory.mktemp("served")) as served:
+        yield served

@@ -41,18 +41,19 @@ def test_methods_that_need_weights_say_so() -> None:
 
 @pytest.mark.parametrize(
     ("mat", "steps", "drafted", "warns"),
-    [(1.04, 20, 100, True), (1.05, 20, 100, False), (1.0, 19, 100, False), (1.0, 50, 0, False)],
+    [
+        (1.04, 20, 100, True),
+        (1.05, 20, 100, False),
+        (1.0, 19, 100, False),
+        (1.0, 50, 0, False),
+        (None, None, 3, False),
+    ],
 )
 def test_warning_comes_below_mat_1_05_over_20_steps_of_drafting(
-    mat: float, steps: int, drafted: int, warns: bool
+    mat: float | None, steps: int | None, drafted: int, warns: bool
 ) -> None:
     warning = warning_of(
         {"mat": mat, "num_steps": steps, "num_drafted": drafted}, {"trained": True}
     )
     assert (warning is not None) == warns
     assert warning is None or "another target" in warning
-
-
-def test_run_too_short_for_figures_has_no_warning() -> None:
-    own = {"trained": True}
-    assert warning_of({}, own) is None and warning_of({"mat": None, "num_drafted": 3}, own) is None

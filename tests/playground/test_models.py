@@ -193,12 +193,3 @@ def test_threads_that_want_one_value_have_it_made_once() -> None:
 
     assert at_once(lambda: cache.read("key", make)) == []
     assert made == [1]
-
-
-def test_fitted_sizes_are_remembered_within_a_bound(
-    models: Models, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("playground.host.models.MAX_FITS", 3)
-    for length in range(1, 9):
-        models.fit(parse_method({"decoding_type": "NGram", "max_draft_len": length, "size": "fit"}))
-    assert len(models._fits) == 3

@@ -138,9 +138,6 @@ def test_slow_run_says_what_costs_most() -> None:
     assert found["advice"].startswith("Drafting dominates")
     assert said(metrics(1.2, 0.001, 0.018, 0.001))["advice"].startswith("Verification dominates")
     assert said(metrics(1.0, 0.001, 0.018, 0.001))["advice"] == NO_DRAFTS
-
-
-def test_level_run_is_neither() -> None:
     assert said(metrics(1.2, 0.001, 0.010, 0.001))["mood"] == "same"
 
 

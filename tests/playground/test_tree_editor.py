@@ -330,11 +330,6 @@ def test_sampled_texts_are_refused(editor: Page, host: EngineHost) -> None:
     assert "temperature 0" in state["error"]
 
 
-def test_a_faulty_tree_file_names_the_place(tmp_path: Path) -> None:
-    with pytest.raises(TreeError, match="line 2, column 3"):
-        read_text("[[0],\n  [0, 0\n")
-
-
 def test_what_a_drafter_can_take_is_known_and_held_to(editor: Page) -> None:
     medusa, recycling = MEDUSA, {"target": "tiny", "method": "recycling"}
     assert editor.sources(medusa)["limits"] == {
@@ -349,12 +344,6 @@ def test_what_a_drafter_can_take_is_known_and_held_to(editor: Page) -> None:
         editor.read({**recycling, "text": wide})
     for asked in ({**recycling, "text": deep}, {**medusa, "text": wide}, {"text": deep}):
         assert editor.read(asked)["tree"]
-
-
-def test_files_are_written_for_the_method_on_show(editor: Page) -> None:
-    asked = {"tree": DOCUMENTED, "format": "yaml", "target": "tiny"}
-    assert editor.write({**asked, "method": "eagle"})["text"].startswith("eagle_choices")
-    assert editor.write({**asked, "method": "medusa"})["text"].startswith("medusa_choices")
 
 
 def test_a_tree_becomes_settings_of_its_method(host: EngineHost) -> None:

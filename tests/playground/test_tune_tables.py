@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -31,13 +30,6 @@ from tests.engine.tuning.runs import Case, golden, ran, stopped
 from tests.models import build_context, tiny_target
 
 LIMITS = Limits(max_new_tokens=14)
-
-
-@pytest.fixture
-def log() -> Iterator[RunLog]:
-    log = RunLog.open()
-    yield log
-    log.close()
 
 
 @pytest.fixture(scope="module")

@@ -87,7 +87,7 @@ class CompareForm(Settings):
                 "kind": "compare",
                 "target": first.target,
                 "dtype": first.dtype,
-                "configurations": configurations([(r.method.title, r.config) for r in requests]),
+                "configurations": configurations([(r.title, r.config) for r in requests]),
                 "items": items,
                 "repeats": options.repeats,
                 "sampling": first.sampling,

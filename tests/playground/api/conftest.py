@@ -7,13 +7,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.playground.serving import Served, serving_tiny
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with serving_tiny(tmp_path_factory.mktemp("api")) as served:
-        yield served
+from tests.playground.serving import Served
 
 
 @pytest.fixture(scope="module")

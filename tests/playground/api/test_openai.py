@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -118,15 +117,6 @@ def test_a_stop_string_is_never_seen_not_even_its_beginning(http: httpx.Client) 
     assert "".join(text_of(piece["choices"][0]) for piece in pieces) == text_of(cut)
 
 
-def test_drafting_changes_no_text_and_plain_decoding_reports_no_acceptance(
-    http: httpx.Client,
-) -> None:
-    drafted = http.post("/v1/chat/completions", json=CHAT).json()
-    plain = http.post("/v1/chat/completions", json={**CHAT, "model": "tiny:plain"}).json()
-    assert text_of(plain["choices"][0]) == text_of(drafted["choices"][0])
-    assert "metrics" not in plain and plain["timings"]["draft_n"] == 0
-
-
 def test_messages_are_a_conversation(http: httpx.Client, served: Served) -> None:
     parts = [{"type": "text", "text": "Say "}, {"type": "text", "text": "hello."}]
     talk = [
@@ -144,12 +134,6 @@ def test_messages_are_a_conversation(http: httpx.Client, served: Served) -> None
         {"role": "assistant", "content": "Hello."},
         {"role": "user", "content": "Again."},
     ]
-
-
-def test_other_spellings_count(http: httpx.Client) -> None:
-    asked = {**CHAT, "max_completion_tokens": 3, "stream_options": None}
-    answer = http.post("/v1/chat/completions", json=asked).json()
-    assert answer["usage"]["completion_tokens"] == 3
 
 
 def test_sampling_has_a_seed(http: httpx.Client) -> None:
@@ -178,14 +162,6 @@ REFUSED: list[tuple[str, object, int, str]] = [
     ("/v1/chat/completions", {**CHAT, "temperature": "hot"}, 400, "temperature"),
     ("/v1/chat/completions", {**CHAT, "top_p": 2}, 400, "top_p"),
     ("/v1/chat/completions", {**CHAT, "max_tokens": 0}, 400, "max_tokens"),
-    ("/v1/chat/completions", {**CHAT, "n": 2}, 400, "n must be 1"),
-    ("/v1/chat/completions", {**CHAT, "logprobs": True}, 400, "logprobs"),
-    (
-        "/v1/chat/completions",
-        {**CHAT, "tools": [{}], "tool_choice": "required"},
-        400,
-        "tool_choice",
-    ),
     ("/v1/chat/completions", {**CHAT, "response_format": {"type": "other"}}, 400, "format"),
     (
         "/v1/chat/completions",
@@ -203,7 +179,6 @@ REFUSED: list[tuple[str, object, int, str]] = [
     ("/v1/completions", {**TEXT, "prompt": [1, 2]}, 400, "prompt"),
     ("/v1/completions", {**TEXT, "prompt": "a" * 1_000_000}, 400, "characters"),
     ("/v1/completions", {**TEXT, "prompt": "many words " * 400}, 400, "context"),
-    ("/v1/completions", {**TEXT, "echo": True}, 400, "echo"),
 ]
 
 
@@ -243,17 +218,6 @@ def test_an_answer_follows_the_schema_that_is_asked_for(
     body = {**CHAT, "model": model, "temperature": 0, "max_tokens": 60, **asked}
     answer = http.post("/v1/chat/completions", json=body).json()
     jsonschema.validate(json.loads(text_of(answer["choices"][0])), SCHEMA)
-
-
-def test_an_answer_is_one_of_the_choices_or_matches_its_expression(http: httpx.Client) -> None:
-    def text(**asked: Any) -> str:
-        body = {**TEXT, "max_tokens": 40, **asked}
-        return text_of(http.post("/v1/completions", json=body).json()["choices"][0])
-
-    assert text(guided_choice=["yes", "no"]) in ("yes", "no")
-    assert text(structured_outputs={"choice": ["maybe"]}) == "maybe"
-    assert re.fullmatch("[xyz]{5}", text(guided_regex="[xyz]{5}"))
-    assert text(structured_outputs={"grammar": 'root ::= "gbnf"'}) == "gbnf"
 
 
 def test_models_are_listed_and_described(http: httpx.Client) -> None:

@@ -5,30 +5,26 @@ from __future__ import annotations
 import pytest
 
 from engine.metrics import chain_mat
-from playground.connect.advice import (
+from playground.connect.client import Reply
+from playground.connect.replay import Level, Outcome, ReplayPrompt
+from playground.connect.report import (
     LengthAdvice,
-    LevelSpeed,
+    _speedup,
+    _verdict,
     batch_schedule,
     best_length,
     break_even_concurrency,
 )
-from playground.connect.client import Reply
-from playground.connect.replay import Level, Outcome, ReplayPrompt
-from playground.connect.report import _speedup, _verdict
 from playground.connect.responses import DraftCounts
 
 RATES = (0.8, 0.5, 0.2, 0.05)
 
 
-def measured(concurrency: int, plain_s: float, per_token_s: float) -> LevelSpeed:
-    """What a machine shows on which a step costs that, with four drafted tokens and without."""
-    step_s = plain_s + 4 * per_token_s
-    return LevelSpeed(concurrency, 1 / plain_s, chain_mat(RATES, 4) / step_s)
-
-
 @pytest.mark.parametrize("per_token_s", [0.0, 0.001, 0.004, 0.02])
 def test_the_best_length_is_the_best_of_all(per_token_s: float) -> None:
-    choice = best_length(measured(1, 0.01, per_token_s), RATES)
+    """On a machine on which a plain step takes 10 ms, and each drafted token adds its own."""
+    measured_s = 0.01 + 4 * per_token_s
+    choice = best_length(1, 100.0, chain_mat(RATES, 4) / measured_s, RATES)
     speeds = [chain_mat(RATES, k) / (0.01 + k * per_token_s) for k in range(5)]
     assert choice.tok_s_by_len == pytest.approx(speeds)
     assert choice.draft_len == speeds.index(max(speeds))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from engine.errors import ConfigError
-from playground.connect.readings import ENGINES, Reading, between, engine_of
+from playground.connect.readings import ENGINES, Engine, Reading, between, engine_of
 from playground.connect.responses import ModelList
 
 RECORDED = {
@@ -99,18 +99,10 @@ def test_recorded_counters_are_the_same_figures(name: str) -> None:
         assert reading.position_rates == (0.75, 0.5, 0.25)
 
 
-@pytest.mark.parametrize(
-    ("owner", "name"),
-    [
-        ("vllm", "vllm"),
-        ("sglang", "sglang"),
-        ("llamacpp", "llamacpp"),
-        ("tensorrt_llm", "trtllm"),
-        ("speculative-decoding-playground", "playground"),
-    ],
-)
-def test_an_engine_is_told_by_who_owns_its_models(owner: str, name: str) -> None:
-    assert engine_of(ModelList.parse({"data": [{"id": "m", "owned_by": owner}]})).name == name
+@pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.name)
+def test_the_owner_of_its_models_identifies_an_engine(engine: Engine) -> None:
+    models = ModelList.parse({"data": [{"id": "m", "owned_by": engine.owner}]})
+    assert engine_of(models) is engine
 
 
 @pytest.mark.parametrize(
@@ -139,13 +131,19 @@ def test_figures_are_of_the_time_between_two_readings() -> None:
     assert grown.mat == 2.5 and grown.at_least == (12, 13, 5)
 
 
-def test_a_counter_that_fell_is_a_restart() -> None:
-    before = Reading(steps=10, drafted=30, accepted=10, generated=20)
-    after = Reading(steps=2, drafted=6, accepted=1, generated=40)
-    assert between(before, after) == (after, True)
-
-
-def test_position_counters_that_fell_are_a_restart_and_never_negative_rates() -> None:
-    before = Reading(steps=10, drafted=30, accepted=10, at_least=(8, 2))
-    after = Reading(steps=12, drafted=36, accepted=12, at_least=(3, 1))
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (
+            Reading(steps=10, drafted=30, accepted=10, generated=20),
+            Reading(steps=2, drafted=6, accepted=1, generated=40),
+        ),
+        (
+            Reading(steps=10, drafted=30, accepted=10, at_least=(8, 2)),
+            Reading(steps=12, drafted=36, accepted=12, at_least=(3, 1)),
+        ),
+    ],
+    ids=["of all steps", "of a position"],
+)
+def test_a_counter_that_fell_is_a_restart(before: Reading, after: Reading) -> None:
     assert between(before, after) == (after, True)

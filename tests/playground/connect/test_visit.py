@@ -8,7 +8,7 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import httpx
@@ -22,7 +22,7 @@ from playground.connect.replay import Load, ReplayPrompt, read_concurrencies
 from playground.connect.report import Report
 from playground.connect.session import Address, measure
 from storage import EXTERNAL, ExperimentRow, RunLog, RunQuery
-from tests.playground.serving import Served, free_port, serving_tiny
+from tests.playground.serving import Served, free_port
 
 ASKED = tuple(
     ReplayPrompt("s", str(i), "chat", text) for i, text in enumerate(("Hello.", "Tea?", "Why?"))
@@ -36,12 +36,6 @@ def visited(address: Address, load: Load = LOAD, log: RunLog | None = None) -> R
         return reports[-1]
 
     return asyncio.run(last())
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with serving_tiny(tmp_path_factory.mktemp("connect")) as served:
-        yield served
 
 
 def test_our_own_endpoint_is_compared_with_its_own_plain_decoding(
