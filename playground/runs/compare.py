@@ -77,7 +77,7 @@ def compare_runs(
     """Raises ConfigError: too many, or fewer than two of them are in the log."""
     if len(ids) > MAX_RUNS:
         raise ConfigError(f"At most {MAX_RUNS} runs can be compared, got {len(ids)}.")
-    runs = [run for run_id in ids if (run := log.get(run_id)) is not None]
+    runs = list(log.details(ids))
     if len(runs) < 2:
         raise ConfigError("Select at least two runs to compare.")
     base = Divisor.of(log, runs, baseline)
