@@ -82,20 +82,22 @@ def test_a_benchmark_whose_end_could_not_be_written_is_interrupted_with_the_next
     assert benchmark is not None and benchmark.status == "interrupted"
 
 
-def test_threads_that_lose_the_server_at_once_all_wait_for_it(
-    file_log: RunLog, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lost server is tried again at once."""
     monkeypatch.setattr("storage.database.RETRY_S", 0.0)
+
+
+@pytest.mark.usefixtures("no_pause")
+def test_threads_that_lose_the_server_at_once_all_wait_for_it(file_log: RunLog) -> None:
     fail(file_log, 400, OutOfReachError("the server is away"))
     assert errors_at_once(lambda _: begin_and_finish(file_log, 5)) == []
     check_all_completed(file_log, NUM_THREADS * 5)
     assert not file_log.out_of_reach
 
 
-def test_reading_waits_for_the_server_where_it_is_asked_to(
-    file_log: RunLog, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("storage.database.RETRY_S", 0.0)
+@pytest.mark.usefixtures("no_pause")
+def test_reading_waits_for_the_server_where_it_is_asked_to(file_log: RunLog) -> None:
     run_id = finished_run(file_log)
     fail(file_log, 3, OutOfReachError("the server is away"), reading=True)
     with pytest.raises(OutOfReachError):
@@ -104,10 +106,8 @@ def test_reading_waits_for_the_server_where_it_is_asked_to(
     assert run is not None and run.id == run_id and not file_log.out_of_reach
 
 
-def test_an_artifact_waits_for_the_server_as_runs_do(
-    file_log: RunLog, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("storage.database.RETRY_S", 0.0)
+@pytest.mark.usefixtures("no_pause")
+def test_an_artifact_waits_for_the_server_as_runs_do(file_log: RunLog) -> None:
     fail(file_log, 2, OutOfReachError("the server is away"))
     kept = file_log.artifacts.put("audit", {"own": "a"}, meta={}, payload=b"x")
     assert file_log.artifacts.payload(kept) == b"x"
