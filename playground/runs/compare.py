@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 
 from engine.errors import ConfigError
+from playground.runs.columns import SPLIT
 from playground.runs.query import Baseline
 from playground.runs.settings import (
     SettingTexts,
@@ -24,7 +25,6 @@ from storage import RunDetail, RunLog, Spread
 FIGURES = (
     "tok_s speedup mat draft_acceptance ttft_s itl_ms step_p50_ms step_p95_ms num_new_tokens"
 ).split()
-SPLIT = ("draft_s", "verify_s", "accept_s", "other_s")
 MAX_RUNS = 200
 Values = Sequence[float | None]
 
