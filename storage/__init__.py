@@ -1,6 +1,7 @@
 """The run log: every run with its step records, in SQLite or any database SQLAlchemy knows."""
 
 from storage.benchmarks import PLAIN as PLAIN
+from storage.filters import EQUAL as EQUAL
 from storage.log import MAX_NAME_CHARS as MAX_NAME_CHARS
 from storage.log import MAX_NOTE_CHARS as MAX_NOTE_CHARS
 from storage.log import RunLog as RunLog

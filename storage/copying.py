@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,7 +45,7 @@ def copy(source: Database, into: Database) -> Generator[CopyProgress, None, None
     with source.transaction(reading=True) as connection:
         rows = connection.execute(query.order_by(runs.c.created_at, runs.c.id)).all()
     progress = CopyProgress(len(rows), running=sum(row.status == "running" for row in rows))
-    _copy_benchmarks(source, into, progress)
+    progress.benchmarks = _copy_benchmarks(source, into)
     for ids in _batches([row for row in rows if row.status != "running"]):
         with source.transaction(reading=True) as connection:
             batch = read_wholes(connection, ids)
@@ -56,7 +56,7 @@ def copy(source: Database, into: Database) -> Generator[CopyProgress, None, None
         progress.runs += sum(result.kind != "present" for result in results)
         progress.renamed |= {one.source_id: one.id for one in results if one.source_id != one.id}
         yield progress
-    _copy_artifacts(source, into, progress)
+    progress.artifacts = _copy_artifacts(source, into, progress.renamed)
     yield progress
 
 
@@ -74,49 +74,44 @@ def _batches(rows: Sequence[Any]) -> Iterator[list[str]]:
         yield ids
 
 
-def _missing(source: Database, into: Database, table: sa.Table, *where: Any) -> list[str]:
-    """Ids of rows that only the source has, oldest first."""
-    query = sa.select(table.c.id).where(*where).order_by(table.c.created_at)
-    with source.transaction(reading=True) as connection:
-        theirs = connection.execute(query).scalars().all()
-    with into.transaction(reading=True) as connection:
-        here = set(connection.execute(sa.select(table.c.id)).scalars())
-    return [one for one in theirs if one not in here]
+def _copy_benchmarks(source: Database, into: Database) -> int:
+    ended = benchmarks.c.status != "running"
+    return _copy_missing(source, into, benchmarks, ended, changes=lambda row: {"owner": IMPORTED})
 
 
-def _copy_benchmarks(source: Database, into: Database, progress: CopyProgress) -> None:
-    for benchmark_id in _missing(source, into, benchmarks, benchmarks.c.status != "running"):
-        _copy_row(source, into, benchmarks, benchmark_id, owner=IMPORTED)
-        progress.benchmarks += 1
-
-
-def _copy_artifacts(source: Database, into: Database, progress: CopyProgress) -> None:
+def _copy_artifacts(source: Database, into: Database, renamed: Mapping[str, str]) -> int:
     """Those without an owner, and those whose run or benchmark has ended."""
-    running = {
-        table.name: sa.select(table.c.id).where(table.c.status == "running")
-        for table in (runs, benchmarks)
-    }
-    owners = {artifacts.c.run_id: running["runs"], artifacts.c.benchmark_id: running["benchmarks"]}
-    over = (sa.or_(column.is_(None), column.not_in(ids)) for column, ids in owners.items())
-    for artifact_id in _missing(source, into, artifacts, *over):
-        _copy_row(source, into, artifacts, artifact_id, renamed=progress.renamed)
-        progress.artifacts += 1
+    ended = [
+        sa.or_(key.is_(None), key.not_in(sa.select(table.c.id).where(table.c.status == "running")))
+        for key, table in ((artifacts.c.run_id, runs), (artifacts.c.benchmark_id, benchmarks))
+    ]
+    return _copy_missing(
+        source,
+        into,
+        artifacts,
+        *ended,
+        changes=lambda row: {"run_id": renamed.get(row.run_id, row.run_id)},
+    )
 
 
-def _copy_row(
+def _copy_missing(
     source: Database,
     into: Database,
     table: sa.Table,
-    row_id: str,
-    renamed: dict[str, str] | None = None,
-    **changes: Any,
-) -> None:
+    *where: sa.ColumnElement[bool],
+    changes: Callable[[sa.Row[Any]], Mapping[str, Any]],
+) -> int:
+    """Copy the rows that only the source has, oldest first, one at a time; returns their number."""
+    query = sa.select(table.c.id).where(*where).order_by(table.c.created_at)
     with source.transaction(reading=True) as connection:
-        row = connection.execute(sa.select(table).where(table.c.id == row_id)).one_or_none()
-    if row is None:
-        return
-    values = {**row._mapping, **changes}
-    if renamed and values.get("run_id") in renamed:
-        values["run_id"] = renamed[values["run_id"]]
-    with into.transaction() as connection:
-        connection.execute(table.insert().values(values))
+        ids = connection.execute(query).scalars().all()
+    with into.transaction(reading=True) as connection:
+        present = set(connection.execute(sa.select(table.c.id)).scalars())
+    missing = [row_id for row_id in ids if row_id not in present]
+    for row_id in missing:
+        with source.transaction(reading=True) as connection:
+            row = connection.execute(sa.select(table).where(table.c.id == row_id)).one_or_none()
+        if row is not None:
+            with into.transaction() as connection:
+                connection.execute(table.insert().values({**row._mapping, **changes(row)}))
+    return len(missing)

@@ -24,17 +24,10 @@ from storage.schema import (
 MAX_PAGE = 1000
 SORT_KEYS = names_of(SortKey)
 EQUAL = (
-    "target",
-    "decoding_type",
-    "method_title",
-    "status",
-    "dtype",
-    "device",
-    "setup_id",
-    "prompt_id",
-    "benchmark_id",
-    "experiment",
+    *("target", "method_title", "status", "experiment", "benchmark_id", "setup_id", "prompt_id"),
+    *("dtype", "device", "decoding_type"),
 )
+"""Filters of a `RunQuery` that a column must be equal to."""
 LARGEST = 1.7e308
 LARGEST_INT = 2**31 - 1
 ROWS_PER_FETCH = 2000

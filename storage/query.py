@@ -113,48 +113,44 @@ def read_steps(
     return tuple(connection.execute(query.order_by(steps.c.index)).scalars())
 
 
-def _details() -> sa.Select[Any]:
-    return sa.select(runs, _DELETED, run_details).join_from(runs, run_details)
-
-
-def read_runs(connection: sa.Connection, run_ids: Sequence[str]) -> Iterator[RunDetail]:
-    """These runs without their steps; unknown ids are skipped."""
-    for values in _read(connection, _details().where(runs.c.id.in_(run_ids)), RunDetail):
-        own = read_steps(connection, values["id"]) if values["output_ids"] is None else ()
-        yield _detail(values, own)
-
-
-def _detail(values: Mapping[str, Any], own: Sequence[StepRow]) -> RunDetail:
-    output = _streamed(values, own) if values["output_ids"] is None else {}
-    return RunDetail(**{**values, **output, "metrics": values["metrics"] or {}})
-
-
-def _streamed(values: Mapping[str, Any], streamed: Sequence[StepRow]) -> dict[str, Any]:
-    """The output of a run that has none written yet is its steps'."""
-    ids = [] if values["first_token_id"] is None else [values["first_token_id"]]
-    text = values["first_text"]
-    for step in streamed:
-        committed = [*(step.tokens[node] for node in step.accepted), step.bonus]
-        ids += committed[: step.num_committed]
-        text += "".join(step.committed_texts)
-    return {"output_ids": tuple(ids), "text": text}
-
-
 def read_whole(connection: sa.Connection, run_id: str) -> StoredRun | None:
     """A run with all its steps; None if there is none of this id."""
     return next(iter(read_wholes(connection, [run_id])), None)
 
 
-def read_wholes(connection: sa.Connection, run_ids: Sequence[str]) -> list[StoredRun]:
-    """These runs with all their steps, oldest first; unknown ids are skipped."""
-    order = runs.c.created_at, runs.c.id
-    rows = _read(connection, _details().where(runs.c.id.in_(run_ids)).order_by(*order), RunDetail)
+def read_wholes(
+    connection: sa.Connection, run_ids: Sequence[str], *, without_steps: bool = False
+) -> list[StoredRun]:
+    """These runs with all their steps, oldest first; unknown ids are skipped.
+
+    Args:
+        without_steps: read only those steps that a run's output is made of, as its end is not
+            written.
+    """
+    details = sa.select(runs, _DELETED, run_details).join_from(runs, run_details)
+    details = details.where(runs.c.id.in_(run_ids)).order_by(runs.c.created_at, runs.c.id)
+    rows = _read(connection, details, RunDetail)
+    if without_steps:
+        run_ids = [values["id"] for values in rows if values["output_ids"] is None]
     steps_by_run: dict[str, list[StepRow]] = defaultdict(list)
     of_runs = sa.select(steps.c.run_id, steps.c.payload).where(steps.c.run_id.in_(run_ids))
     for run_id, step in connection.execute(of_runs.order_by(steps.c.run_id, steps.c.index)):
         steps_by_run[run_id].append(step)
     pairs = ((values, tuple(steps_by_run[values["id"]])) for values in rows)
     return [StoredRun(_detail(values, own), own) for values, own in pairs]
+
+
+def _detail(values: Mapping[str, Any], own: Sequence[StepRow]) -> RunDetail:
+    """A run from its columns; the output of one that has none written yet is its steps'."""
+    output: dict[str, Any] = {"metrics": values["metrics"] or {}}
+    if values["output_ids"] is None:
+        ids = [] if values["first_token_id"] is None else [values["first_token_id"]]
+        for step in own:
+            committed = [*(step.tokens[node] for node in step.accepted), step.bonus]
+            ids += committed[: step.num_committed]
+        pieces = (piece for step in own for piece in step.committed_texts)
+        output |= {"output_ids": tuple(ids), "text": values["first_text"] + "".join(pieces)}
+    return RunDetail(**{**values, **output})
 
 
 # ---- groups
@@ -263,7 +259,8 @@ class RunReader:
     def get(self, run_id: str) -> RunDetail | None:
         """A run without its steps; None if there is none of this id."""
         with self._reading() as connection:
-            return next(read_runs(connection, [run_id]), None)
+            stored = read_wholes(connection, [run_id], without_steps=True)
+        return stored[0].run if stored else None
 
     def details(self, run_ids: Sequence[str]) -> Iterator[RunDetail]:
         """These runs in this order, without their steps; unknown ids are skipped.
@@ -273,7 +270,8 @@ class RunReader:
         for start in range(0, len(run_ids), DETAILS_PAGE):
             ids = run_ids[start : start + DETAILS_PAGE]
             with self._reading() as connection:
-                page = {run.id: run for run in read_runs(connection, ids)}
+                stored = read_wholes(connection, ids, without_steps=True)
+            page = {one.run.id: one.run for one in stored}
             yield from (page[run_id] for run_id in ids if run_id in page)
 
     def metrics(self, run_ids: Collection[str]) -> Mapping[str, Mapping[str, Any]]:

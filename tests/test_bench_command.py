@@ -20,10 +20,10 @@ from typer.testing import CliRunner
 from engine.errors import ConfigError
 from playground.cli.bench import configurations_of
 from playground.cli.main import app
-from playground.experiments.finished import runs_of
 from playground.experiments.plan import BASELINE_NAME, ExperimentPlan
 from storage import RunLog, StorageError
 from tests.models import save_tiny
+from tests.playground.bench.requests import runs_of
 
 ROOT = Path(__file__).parent.parent
 

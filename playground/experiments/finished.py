@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Self
 
 from engine.metrics import mat, stored_figures, tok_s
 from playground.experiments.plan import Key
-from storage import RunDetail, RunLog, RunQuery, RunSummary, Status
+from storage import RunDetail, RunLog, RunQuery
 
-PAGE = 500
 SPLIT = ("draft_s", "verify_s", "accept_s", "other_s", "rollback_s")
 
 
@@ -133,18 +132,6 @@ def in_pairs(own: Iterable[FinishedRequest], plain: Iterable[FinishedRequest]) -
     return [(request, partner) for request, partner in both if partner is not None]
 
 
-def runs_of(log: RunLog, benchmark_id: str) -> Iterator[RunSummary]:
-    """Every run of an experiment, oldest first."""
-    ids = log.ids(_query(benchmark_id))
-    for start in range(0, len(ids), PAGE):
-        page = ids[start : start + PAGE]
-        yield from log.rows(RunQuery(ids=page, descending=False, limit=PAGE))
-
-
-def _query(benchmark_id: str, status: Status | None = None) -> RunQuery:
-    return RunQuery(benchmark_id=benchmark_id, status=status, descending=False)
-
-
 def finished_requests(
     log: RunLog, benchmark_id: str, known: Iterable[FinishedRequest] = ()
 ) -> list[FinishedRequest]:
@@ -153,7 +140,7 @@ def finished_requests(
     Args:
         known: requests read before, which are not read again.
     """
-    ids = log.ids(_query(benchmark_id, "completed"))
+    ids = log.ids(RunQuery(benchmark_id=benchmark_id, status="completed", descending=False))
     requests = {request.run_id: request for request in known}
     for run in log.details([run_id for run_id in ids if run_id not in requests]):
         if "configuration" in run.labels:

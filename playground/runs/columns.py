@@ -56,6 +56,8 @@ FIGURES: dict[str, Figure] = {
     "accept_s": Figure("accept ms", scale=1000),
     "other_s": Figure("other ms", scale=1000),
 }
+SPLIT = ("draft_s", "verify_s", "accept_s", "other_s")
+"""The parts of a step, as means."""
 
 
 def formula(name: str) -> str:
@@ -65,8 +67,7 @@ def formula(name: str) -> str:
             f"{FORMULAS[name]}; or over the chosen configuration. Where plain decoding was "
             "timed around a run and the timing is reliable, it is the speedup in the run's summary"
         )
-    split = name in ("draft_s", "verify_s", "accept_s", "other_s")
-    return FORMULAS.get("time_split" if split else name, "")
+    return FORMULAS.get("time_split" if name in SPLIT else name, "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,7 @@ COLUMNS: tuple[Column, ...] = (
     _figure("num_steps"),
     *(_figure(key, usual=True) for key in ("tok_s", "speedup", "mat")),
     *map(_figure, ("draft_acceptance", "ttft_s", "itl_ms", "step_p50_ms", "step_p95_ms")),
-    *map(_figure, ("draft_s", "verify_s", "accept_s", "other_s")),
+    *map(_figure, SPLIT),
     Column("temperature", "temperature"),
     Column("seed", "seed"),
     _field("dtype"),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 
 from engine.errors import ConfigError
+from playground.runs.columns import SPLIT
 from playground.runs.query import Baseline
 from playground.runs.settings import (
     SettingTexts,
@@ -24,7 +25,6 @@ from storage import RunDetail, RunLog, Spread
 FIGURES = (
     "tok_s speedup mat draft_acceptance ttft_s itl_ms step_p50_ms step_p95_ms num_new_tokens"
 ).split()
-SPLIT = ("draft_s", "verify_s", "accept_s", "other_s")
 MAX_RUNS = 200
 Values = Sequence[float | None]
 
@@ -77,7 +77,7 @@ def compare_runs(
     """Raises ConfigError: too many, or fewer than two of them are in the log."""
     if len(ids) > MAX_RUNS:
         raise ConfigError(f"At most {MAX_RUNS} runs can be compared, got {len(ids)}.")
-    runs = [run for run_id in ids if (run := log.get(run_id)) is not None]
+    runs = list(log.details(ids))
     if len(runs) < 2:
         raise ConfigError("Select at least two runs to compare.")
     base = Divisor.of(log, runs, baseline)

@@ -13,23 +13,15 @@ from engine.config import Settings
 from engine.errors import ConfigError
 from engine.safe_text import read_json
 from playground.host.live import RunId
-from storage import LABEL_PREFIX, Figure, GroupKey, RunQuery, SortKey, Status, names_of
+from storage import EQUAL, LABEL_PREFIX, Figure, GroupKey, RunQuery, SortKey, Status, names_of
 
 PAGE_SIZE = 50
 MAX_LINK_CHARS = 20_000
 FLAT = "run"
 """Groups by nothing: requests of experiments stand among the others."""
-PICKED = (
-    "tag",
-    "experiment",
-    "benchmark_id",
-    "setup_id",
-    "prompt_id",
-    "dtype",
-    "device",
-    "decoding_type",
-)
-EQUAL = ("target", "method_title", *PICKED)
+OWN_MENU = ("target", "method_title", "status")
+PICKED = ("tag", *(name for name in EQUAL if name not in OWN_MENU))
+"""Filters that are picked in one menu."""
 NUM_RUNS = "num_runs"
 """Orders groups by their size; runs by time."""
 
@@ -111,7 +103,7 @@ class TableQuery(Settings):
 
     def run_query(self, **changes: Any) -> RunQuery:
         """The query of the log."""
-        filters: dict[str, Any] = {name: getattr(self, name) or None for name in (*EQUAL, "status")}
+        filters: dict[str, Any] = {name: getattr(self, name) or None for name in (*EQUAL, "tag")}
         filters |= {name: getattr(self, name) for name in ("text", "labels", "ranges", "ids")}
         query = RunQuery(
             **filters,

@@ -16,10 +16,9 @@ from engine.drafters.texts import Text
 from engine.errors import ConfigError
 from engine.tuning import OnProgress, ignore
 from engine.tuning.ranks import RankTable, measure_ranks
-from playground.experiments.finished import runs_of
 from playground.host.bounded import BoundedCache
 from playground.trees.methods import DYNAMIC_FIELDS
-from storage import Artifact, RunDetail, RunLog, UnknownBenchmarkError, UnknownRunError
+from storage import Artifact, RunDetail, RunLog, RunQuery, UnknownBenchmarkError, UnknownRunError
 
 KIND = "ranks"
 TREE_SETTINGS = (
@@ -76,7 +75,8 @@ def texts_of_benchmark(log: RunLog, benchmark_id: str, *, target: str | None = N
     """
     if log.benchmarks.get(benchmark_id) is None:
         raise UnknownBenchmarkError(f"No benchmark {benchmark_id!r:.80} is in the log.")
-    return texts_of_runs(log, [row.id for row in runs_of(log, benchmark_id)], target=target)
+    ids = log.ids(RunQuery(benchmark_id=benchmark_id, descending=False))
+    return texts_of_runs(log, ids, target=target)
 
 
 def _text(run: RunDetail) -> Text:

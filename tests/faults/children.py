@@ -89,6 +89,12 @@ def _work(shown: Path, said: Path, work: Callable[..., None], arguments: Sequenc
     work(*arguments)
 
 
+def words(line: str, *values: object) -> tuple[object, ...]:
+    """The arguments of a command line; each {} is one of the values, which may have spaces."""
+    rest = iter(values)
+    return tuple(next(rest) if word == "{}" else word for word in line.split())
+
+
 def command(*arguments: object) -> None:
     """The command line."""
     trainer.SAVE_EVERY_S = 0.05

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from storage import RunLog
-from tests.faults.children import Child, command
+from tests.faults.children import Child, command, words
 from tests.faults.runs import Watcher, follow, opened, streamed
 from tests.faults.test_kills import begin_page, statuses
 from tests.playground.tiny import save_tiny_llama
@@ -46,19 +46,11 @@ def test_ctrl_c_in_a_sweep_leaves_it_stopped_and_its_trial_to_be_tried_again(
     tiny: Path, tmp_path: Path
 ) -> None:
     db = tmp_path / "runs.db"
-    asked: tuple[object, ...] = (
-        "sweep",
-        "--target",
-        tiny,
-        "--dtype",
-        "float32",
-        "--db",
-        db,
-        "--method",
-        "ngram",
+    line = (
+        "sweep --target {} --dtype float32 --db {} --method ngram --grid --vary max_draft_len=1:9"
     )
-    asked += ("--grid", "--vary", "max_draft_len=1:9", "--suite", "starter", "--ignore-eos")
-    child = Child(tmp_path, command, *asked, "--max-new-tokens", "400", "--name", "s")
+    asked = words(f"{line} --suite starter --ignore-eos --max-new-tokens 400 --name s", tiny, db)
+    child = Child(tmp_path, command, *asked)
     assert child.until(lambda: _num_completed(db) >= 1), child.errors
     child.interrupt()
     assert child.ended() == INTERRUPTED, child.errors

@@ -18,7 +18,7 @@ import pytest
 from playground.experiments.sweep.report import shown_trials
 from playground.experiments.sweep.store import SWEEP_ID, SweepStore
 from storage import RunLog
-from tests.faults.children import Child, command, page
+from tests.faults.children import Child, command, page, words
 from tests.faults.conftest import Tally
 from tests.faults.runs import Watcher, answers, check_run, follow, opened
 from tests.playground.serving import free_port
@@ -63,17 +63,8 @@ def test_a_killed_run_of_the_command_line(
     tiny: Path, tmp_path: Path, num_kills: dict[str, int], tally: Tally
 ) -> None:
     db, draw = tmp_path / "runs.db", random.Random(SEED)
-    asked: tuple[object, ...] = (
-        "generate",
-        "hello",
-        "--target",
-        tiny,
-        "--dtype",
-        "float32",
-        "--db",
-        db,
-    )
-    asked += ("--method", "NGram", "--ignore-eos", "--max-new-tokens", "900")
+    line = "generate hello --target {} --dtype float32 --db {} --method NGram --ignore-eos"
+    asked = words(f"{line} --max-new-tokens 900", tiny, db)
     timed(tmp_path, *asked)
     with opened(db) as log:
         whole = _newest(log).text
@@ -144,19 +135,12 @@ def test_a_killed_benchmark(
     tiny: Path, tmp_path: Path, num_kills: dict[str, int], tally: Tally
 ) -> None:
     draw = random.Random(SEED)
-    asked: Sequence[object] = ("bench", "--target", tiny, "--dtype", "float32", "--db")
-    rest: tuple[object, ...] = (
-        "--suite",
-        "starter",
-        "--methods",
-        "ngram",
-        "--repeats",
-        2,
-        "--max-new-tokens",
-        16,
+    asked = words(
+        "bench --target {} --dtype float32 --suite starter --methods ngram --repeats 2 "
+        "--max-new-tokens 16 --categories chat --ignore-eos --db",
+        tiny,
     )
-    rest += ("--categories", "chat", "--ignore-eos")
-    seconds = timed(tmp_path, *asked, tmp_path / "whole.db", *rest)
+    seconds = timed(tmp_path, *asked, tmp_path / "whole.db")
     with opened(tmp_path / "whole.db") as log:
         whole = answers(log, log.benchmarks.list()[0].id)
     assert len(whole) == 12
@@ -166,7 +150,7 @@ def test_a_killed_benchmark(
         def going_on(db: Path = db) -> Sequence[object]:
             with opened(db) as log:
                 begun = log.benchmarks.list()
-            anew = (*asked, db, *rest)
+            anew = (*asked, db)
             return ("bench", "--resume", begun[0].id, "--db", db) if begun else anew
 
         for _ in range(most):
@@ -189,37 +173,32 @@ def test_a_killed_sweep(
     tiny: Path, tmp_path: Path, num_kills: dict[str, int], tally: Tally
 ) -> None:
     draw = random.Random(SEED)
-    asked: Sequence[object] = ("sweep", "--target", tiny, "--dtype", "float32", "--grid", "--db")
-    rest: tuple[object, ...] = (
-        "--method",
-        "ngram",
-        "--vary",
-        "max_draft_len=1:3",
-        "--suite",
-        "starter",
+    asked = words(
+        "sweep --target {} --dtype float32 --grid --method ngram --vary max_draft_len=1:3 --suite "
+        "starter --categories chat --max-new-tokens 16 --ignore-eos --name s --db",
+        tiny,
     )
-    rest += ("--categories", "chat", "--max-new-tokens", 16, "--ignore-eos", "--name", "s")
     (tmp_path / "whole").mkdir()
-    seconds = timed(tmp_path, *asked, tmp_path / "whole" / "runs.db", *rest)
+    seconds = timed(tmp_path, *asked, tmp_path / "whole" / "runs.db")
     whole = swept(tmp_path / "whole" / "runs.db")
     assert len(whole) == 3
     for number, most in enumerate(rounds(num_kills["sweep"])):
         db = tmp_path / str(number) / "runs.db"
         for _ in range(most):
-            killed(tmp_path, draw, seconds, lambda db=db: _going_on(db, asked, rest))  # type: ignore[misc]
+            killed(tmp_path, draw, seconds, lambda db=db: _going_on(db, asked))  # type: ignore[misc]
             with opened(db) as log:
                 tally.wrongly_marked += _wrongly_marked(log)
                 tally.wrongly_marked += "running" in statuses(log)
         if "completed" not in statuses_of(db):
-            timed(tmp_path, *_going_on(db, asked, rest))
+            timed(tmp_path, *_going_on(db, asked))
         tally.wrongly_marked += statuses_of(db) != ["completed"]
         tally.end(most, equal=swept(db) == whole)
     _nothing_lost(tally)
 
 
-def _going_on(db: Path, asked: Sequence[object], rest: Sequence[object]) -> Sequence[object]:
+def _going_on(db: Path, asked: Sequence[object]) -> Sequence[object]:
     begun = db.exists() and statuses_of(db)
-    return ("sweep", "--resume", "s", "--db", db) if begun else (*asked, db, *rest)
+    return ("sweep", "--resume", "s", "--db", db) if begun else (*asked, db)
 
 
 def statuses_of(db: Path) -> list[str]:
@@ -264,18 +243,11 @@ def test_killed_corpus_writing_and_training(
     method: str, tiny: Path, tmp_path: Path, num_kills: dict[str, int], tally: Tally
 ) -> None:
     draw = random.Random(SEED)
-    asked: tuple[object, ...] = (
-        "train",
-        "--target",
-        tiny,
-        "--dtype",
-        "float32",
-        "--method",
-        method,
-        "--rows",
-        "4",
+    asked = words(
+        "train --target {} --dtype float32 --method {} --rows 4 --tokens 1500 "
+        "--set pack_tokens=256 --set epochs=3 --output",
+        *(tiny, method),
     )
-    asked += ("--tokens", "1500", "--set", "pack_tokens=256", "--set", "epochs=3", "--output")
     seconds = timed(tmp_path, *asked, tmp_path / "whole" / "drafter")
     whole = made(tmp_path / "whole")
     assert any(name.endswith(".safetensors") for name in whole)

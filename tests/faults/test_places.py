@@ -13,7 +13,7 @@ from playground.host import recording
 from playground.host.runner import EngineHost
 from storage import RunLog, owner
 from tests.engine.cpu.tiny_gguf import write_gguf
-from tests.faults.children import Child, command, command_with_room
+from tests.faults.children import Child, command, command_with_room, words
 from tests.faults.conftest import Tally
 from tests.faults.runs import check_run, opened
 from tests.playground.asks import finished, start
@@ -41,17 +41,8 @@ def test_a_disk_that_is_full_ends_a_run_and_keeps_what_was_shown(
     room_kib: int, tiny: Path, tmp_path: Path
 ) -> None:
     db, tally = tmp_path / "runs.db", Tally()
-    asked: tuple[object, ...] = (
-        "generate",
-        "hello",
-        "--target",
-        tiny,
-        "--dtype",
-        "float32",
-        "--db",
-        db,
-    )
-    asked += ("--ignore-eos", "--max-new-tokens", "1500")
+    line = "generate hello --target {} --dtype float32 --db {} --ignore-eos --max-new-tokens 1500"
+    asked = words(line, tiny, db)
     child = Child(tmp_path, command_with_room, room_kib * KIB, *asked)
     assert str(db) in one_sentence(child)
     with opened(db) as log:
@@ -77,17 +68,11 @@ def test_a_disk_that_is_full_is_not_blamed_on_the_model(
 def test_a_disk_that_is_full_ends_a_training_with_a_sentence(
     room_kib: int, tiny: Path, tmp_path: Path
 ) -> None:
-    asked: tuple[object, ...] = (
-        "train",
-        "--target",
-        tiny,
-        "--dtype",
-        "float32",
-        "--method",
-        "medusa",
-        "--tokens",
+    asked = words(
+        "train --target {} --dtype float32 --method medusa --tokens 1500 --rows 4 --set epochs=1 "
+        "--output {}",
+        *(tiny, tmp_path / "out" / "drafter"),
     )
-    asked += ("1500", "--rows", "4", "--set", "epochs=1", "--output", tmp_path / "out" / "drafter")
     child = Child(tmp_path, command_with_room, room_kib * KIB, *asked)
     said = one_sentence(child)
     assert "cannot be written" in said and str(tmp_path / "out") in said

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -28,6 +27,7 @@ from playground.runs.query import TableQuery
 from playground.runs.table import RunTable
 from storage import DecodeTotals, RunLog, SpeedupCounts
 from tests.playground.bench.requests import measured, plan_of
+from tests.playground.compare.running import values_of
 from tests.playground.test_fastest import told_standings
 from tests.playground.test_menu import experiment, label_of
 
@@ -173,7 +173,7 @@ def test_benchmark_asks(doubtful: list[Evidence]) -> None:
 
 def test_compare_asks(doubtful: list[Evidence], log: RunLog) -> None:
     comparison = Comparison("c", plan_of("plain", "x"), finished=REQUESTS)
-    row = json.loads(comparison.to_json(log))["configurations"][1]
+    row = values_of(comparison.results(log))["configurations"][1]
     assert row["speedup"] == "–" and row["by_prompt"] == [] and row["why"] is None
     assert row["overall"]["speedup"]["doubt"] == "drift"
 

@@ -148,7 +148,9 @@ def from_command_line(one: OneRun) -> dict[str, Any]:
 
 def from_compared_runs(one: OneRun) -> dict[str, Any]:
     log = SimpleNamespace(
-        get=lambda _: one.detail, metrics=lambda _: {}, decode_totals=lambda *_, **__: {}
+        details=lambda ids: [one.detail for _ in ids],
+        metrics=lambda _: {},
+        decode_totals=lambda *_, **__: {},
     )
     (configuration,) = compare_runs(log, ["1", "2"], {}).configurations  # type: ignore[arg-type]
     shown = {name: configuration.values[name][0] for name in NAMES if name != "num_steps"}

@@ -22,7 +22,7 @@ from playground.host.live import LiveRun
 from playground.host.models import Models
 from playground.host.runner import EngineHost
 from tests.playground.asks import finished
-from tests.storage.test_threads import at_once
+from tests.storage.conftest import errors_at_once
 
 
 def test_a_size_is_fitted_again_between_runs_and_never_before_one(
@@ -191,5 +191,5 @@ def test_threads_that_want_one_value_have_it_made_once() -> None:
         made.append(1)
         return made
 
-    assert at_once(lambda: cache.read("key", make)) == []
+    assert errors_at_once(lambda _: cache.read("key", make)) == []
     assert made == [1]

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import Limits
 from engine.errors import ConfigError, PromptError
 from engine.model.sources import TargetSpec
 from playground.host.environment import _nvidia_driver, machine, weights_digest
@@ -115,8 +114,3 @@ def test_the_drivers_version_is_read_where_linux_tells_it(
         "GCC version:  gcc version 12.2.0 (Debian 12.2.0-14)\n"
     )
     assert _nvidia_driver() == "570.133.20"
-
-
-def test_limits_are_taken_as_they_were(host: EngineHost) -> None:
-    run = stored(host, finished(start(host, limits={"max_new_tokens": "7"})).log_id)
-    assert request_again(host.catalog, run).limits == Limits(max_new_tokens=7, ignore_eos=True)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +15,8 @@ import pytest
 
 from storage import NewRun, RunLog, StepRow, StoredRun
 from tests.postgres import Server, missing, server
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -46,9 +52,49 @@ def mortal(own: Server) -> Iterator[str]:
 
 @pytest.fixture
 def log(url: str) -> Iterator[RunLog]:
-    log = RunLog.open(url)
-    yield log
-    log.close()
+    with RunLog.open(url) as log:
+        yield log
+
+
+@pytest.fixture
+def file_log(path: str) -> Iterator[RunLog]:
+    """In a SQLite file, where the kind of database makes no difference."""
+    with RunLog.open(path) as log:
+        yield log
+
+
+@contextmanager
+def other_process(url: str, *lines: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A process that runs these lines on its own `log` and then sleeps, and what it printed."""
+    imports = "import time\nfrom storage import RunLog\nfrom tests.storage.conftest import *"
+    script = "\n".join((imports, f"log = RunLog.open({url!r})", *lines, "time.sleep(60)"))
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield process, process.stdout.readline().strip()
+        finally:
+            process.kill()
+
+
+def errors_at_once(work: Callable[[int], object], num_threads: int = 8) -> list[BaseException]:
+    """The errors of threads that run `work(0 …)` at the same time."""
+    errors: list[BaseException] = []
+    start = threading.Barrier(num_threads)
+
+    def guarded(index: int) -> None:
+        try:
+            start.wait()
+            work(index)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(i,)) for i in range(num_threads)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return errors
 
 
 def new_run(**changes: Any) -> NewRun:

@@ -90,12 +90,6 @@ def test_a_batch_with_a_refused_run_changes_nothing(log: RunLog, other: RunLog) 
     assert other.find().total == 0
 
 
-def test_runs_stay_in_their_order(log: RunLog, other: RunLog) -> None:
-    ids = [finished_run(log) for _ in range(7)]
-    other.write_whole([whole(log, run_id) for run_id in reversed(ids)])
-    assert [row.id for row in other.find(RunQuery(descending=False)).rows] == ids
-
-
 def test_marks_that_are_too_long_are_refused_in_a_sentence(log: RunLog) -> None:
     run_id = finished_run(log)
     with pytest.raises(StorageError, match="name must have at most 255"):
@@ -105,9 +99,3 @@ def test_marks_that_are_too_long_are_refused_in_a_sentence(log: RunLog) -> None:
     for tags in ([""], ["x" * 129], [f"{i}" for i in range(51)]):
         with pytest.raises(StorageError, match="tag"):
             log.set_tags(run_id, tags)
-
-
-def test_retagging_many_runs_keeps_their_other_tags(log: RunLog) -> None:
-    ids = [finished_run(log, tags=("keep", "old")), finished_run(log)]
-    log.retag(ids, add=["new", "new"], remove=["old"])
-    assert [whole(log, run_id).run.tags for run_id in ids] == [("keep", "new"), ("new",)]

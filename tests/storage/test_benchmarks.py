@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from storage import RunLog, RunQuery, StorageError, UnknownBenchmarkError
-from tests.storage.conftest import finished_run, new_run
+from tests.storage.conftest import finished_run, new_run, other_process
 
-ROOT = Path(__file__).parents[2]
 PLAN = {"suite": "starter", "repeats": 3}
 
 
@@ -54,15 +49,9 @@ def test_labels_that_no_index_can_hold_are_refused(log: RunLog, labels: dict[str
 
 
 def test_a_benchmark_of_a_dead_process_is_interrupted_and_resumes(url: str) -> None:
-    script = (
-        "import os, sys\n"
-        "from storage import RunLog\n"
-        "log = RunLog.open(sys.argv[1])\n"
-        "print(log.benchmarks.begin('b', {'n': 1}), flush=True)\n"
-        "os._exit(1)\n"
-    )
-    run = subprocess.run([sys.executable, "-c", script, url], cwd=ROOT, capture_output=True)
-    benchmark_id = run.stdout.decode().strip()
+    script = "print(log.benchmarks.begin('b', {'n': 1}), flush=True)"
+    with other_process(url, script) as (_, benchmark_id):
+        pass
     log = RunLog.open(url)
     left = log.benchmarks.get(benchmark_id)
     assert left is not None and left.status == "interrupted"
@@ -77,22 +66,10 @@ def test_a_benchmark_of_a_dead_process_is_interrupted_and_resumes(url: str) -> N
 
 
 def test_a_benchmark_that_another_process_runs_is_not_taken_over(url: str) -> None:
-    script = (
-        "import sys, time\n"
-        "from storage import RunLog\n"
-        "log = RunLog.open(sys.argv[1])\n"
-        "print(log.benchmarks.begin('b', {}), flush=True)\n"
-        "time.sleep(60)\n"
-    )
-    command = [sys.executable, "-c", script, url]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        benchmark_id = process.stdout.readline().strip()
-        log = RunLog.open(url)
+    script = "print(log.benchmarks.begin('b', {}), flush=True)"
+    with other_process(url, script) as (_, benchmark_id), RunLog.open(url) as log:
         with pytest.raises(StorageError, match="running in another process"):
             log.benchmarks.resume(benchmark_id)
-        log.close()
-        process.kill()
 
 
 def test_unknown_benchmarks_are_named(log: RunLog) -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import signal
 import subprocess
 import sys
-import threading
 from dataclasses import fields
 from pathlib import Path
 
@@ -15,10 +13,8 @@ import pytest
 from engine.steps import Step
 from storage import (
     RunLog,
-    RunQuery,
     StepRow,
     StorageError,
-    UnknownRunError,
 )
 from tests.storage.conftest import finished_run, new_run, step
 
@@ -78,65 +74,6 @@ def test_summary_follows_the_stream(log: RunLog) -> None:
     assert {name: getattr(row, name) for name in figures} == figures, "as given, not worked out"
 
 
-def test_killed_process_leaves_an_interrupted_run_with_its_steps(url: str) -> None:
-    script = (
-        "import sys, time\n"
-        "from storage import RunLog\n"
-        "from tests.storage.conftest import new_run, step\n"
-        "log = RunLog.open(sys.argv[1])\n"
-        "run_id = log.begin(new_run())\n"
-        "log.add_prefill(run_id, token_id=5, text='a', num_prompt_tokens=3, ttft_s=0.1)\n"
-        "log.add_steps(run_id, [step(0), step(1)], {'mat': 2.0})\n"
-        "print(run_id, flush=True)\n"
-        "time.sleep(60)\n"
-    )
-    command = [sys.executable, "-c", script, url]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        run_id = process.stdout.readline().strip()
-        alive = RunLog.open(url)
-        living = alive.get(run_id)
-        assert living is not None and living.status == "running", "its process lives"
-        alive.close()
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    log = RunLog.open(url)
-    run = log.get(run_id)
-    assert run is not None and run.status == "interrupted"
-    assert run.text == "abdbd" and run.output_ids == (5, 6, 9, 6, 9)
-    assert len(log.steps(run_id)) == 2 and run.mat == 2.0
-    log.close()
-
-
-def test_writer_and_reader_threads_do_not_disturb_each_other(log: RunLog) -> None:
-    run_id = log.begin(new_run())
-    faults: list[BaseException] = []
-
-    def write() -> None:
-        try:
-            for i in range(100):
-                log.add_steps(run_id, [step(i)])
-        except StorageError as error:
-            faults.append(error)
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    seen = 0
-    while writer.is_alive():
-        now = len(log.steps(run_id))
-        assert now >= seen
-        seen = now
-        log.find()
-    writer.join()
-    assert not faults and len(log.steps(run_id)) == 100
-
-
-def test_unknown_run_is_an_error_to_change_and_none_to_read(log: RunLog) -> None:
-    assert log.get("nope") is None
-    with pytest.raises(UnknownRunError, match="nope"):
-        log.rename("nope", "x")
-
-
 def test_file_that_is_no_database_is_refused_in_a_sentence(tmp_path: Path) -> None:
     file = tmp_path / "notes.txt"
     file.write_text("this is not a database, but it is long enough to look at" * 20)
@@ -159,23 +96,3 @@ def test_opening_storage_loads_no_torch_gradio_or_engine() -> None:
     )
     run = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
-
-
-def test_in_memory_log_works_across_threads() -> None:
-    log = RunLog.open(None)
-    run_id = finished_run(log)
-    found: list[object] = []
-    thread = threading.Thread(target=lambda: found.append(log.get(run_id)))
-    thread.start()
-    thread.join()
-    assert found and found[0] is not None
-    log.close()
-
-
-def test_deleted_run_is_hidden_until_restored(log: RunLog) -> None:
-    run_id = finished_run(log)
-    log.delete(run_id)
-    assert log.find().total == 0
-    assert log.find(RunQuery(include_deleted=True)).rows[0].deleted
-    log.restore(run_id)
-    assert log.find().total == 1

@@ -9,7 +9,6 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 
@@ -139,12 +138,3 @@ def test_other_schemas_are_refused_in_a_sentence(path: str, revision: str, messa
     connection.close()
     with pytest.raises(SchemaError, match=rf"{message} \(schema {revision}\)"):
         RunLog.open(path)
-
-
-def test_opening_twice_migrates_once(path: str) -> None:
-    RunLog.open(path).close()
-    database = Database(path)
-    with database.transaction() as connection:
-        count = connection.execute(sa.text("SELECT count(*) FROM alembic_version")).scalar_one()
-    database.close()
-    assert count == 1

@@ -31,7 +31,8 @@ WRITE_MANY = (
     "    run_id = log.begin(new)\n"
     "    log.add_prefill(run_id, token_id=5, text='a', num_prompt_tokens=3, ttft_s=0.1)\n"
     "    for first in range(0, 12, 4):\n"
-    "        log.add_steps(run_id, [step(first + i) for i in range(4)])\n"
+    "        steps = [step(first + i) for i in range(4)]\n"
+    "        log.add_steps(run_id, steps, {'num_steps': first + 4})\n"
     "    log.finish(run_id, status='completed', output_ids=[5], text='', finish_reason='length',\n"
     "        metrics={'tok_s': 1.0})\n"
     "log.close()\n"
@@ -42,6 +43,12 @@ WRITE_MANY = (
 def pg(postgres: Server) -> Iterator[str]:
     with postgres.database("empty_log") as url:
         yield url
+
+
+@pytest.fixture
+def pg_log(pg: str) -> Iterator[RunLog]:
+    with RunLog.open(pg) as log:
+        yield log
 
 
 @pytest.mark.parametrize(
@@ -77,26 +84,22 @@ def test_a_server_that_is_not_there_is_one_sentence() -> None:
         RunLog.open("postgresql://127.0.0.1:1/runs")
 
 
-def test_reading_ends_at_its_limit(pg: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_ends_at_its_limit(pg_log: RunLog, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dialects, "MAX_READING_S", 0.05)
-    log = RunLog.open(pg)
     with pytest.raises(StorageError, match="did not answer within .* s. Ask for less"):
-        with log._database.transaction(reading=True) as connection:
+        with pg_log._database.transaction(reading=True) as connection:
             connection.execute(sa.text("SELECT pg_sleep(5)"))
     with pytest.raises(StorageError, match="read-only"):
-        with log._database.transaction(reading=True) as connection:
+        with pg_log._database.transaction(reading=True) as connection:
             connection.execute(sa.text("DELETE FROM runs"))
-    log.close()
 
 
-def test_names_of_any_length_and_with_nul_come_back(pg: str) -> None:
+def test_names_of_any_length_and_with_nul_come_back(pg_log: RunLog) -> None:
     names = {"target": "x" * 900, "device": "https://" + "y" * 300, "dtype": "a\x00b \\u0041"}
-    log = RunLog.open(pg)
-    run_id = log.begin(new_run(**names))
-    run = log.get(run_id)
+    run_id = pg_log.begin(new_run(**names))
+    run = pg_log.get(run_id)
     assert run is not None and {name: getattr(run, name) for name in names} == names
-    assert log.find(RunQuery(dtype=names["dtype"])).total == 1
-    log.close()
+    assert pg_log.find(RunQuery(dtype=names["dtype"])).total == 1
 
 
 def test_the_released_schema_migrates(postgres: Server) -> None:
@@ -118,91 +121,91 @@ def test_the_released_schema_migrates(postgres: Server) -> None:
 
 
 @pytest.mark.slow
-def test_many_processes_write_one_log_while_it_is_read(pg: str) -> None:
+def test_many_processes_write_one_log_while_it_is_read(pg: str, pg_log: RunLog) -> None:
     processes, num_runs, num_steps = 8, 200, 12
     command = [sys.executable, "-c", WRITE_MANY, pg]
     writers = [
         subprocess.Popen([*command, f"w{i}", str(num_runs)], cwd=ROOT, stderr=subprocess.PIPE)
         for i in range(processes)
     ]
-    log = RunLog.open(pg)
     slowest = 0.0
     while any(writer.poll() is None for writer in writers):
         asked = time.monotonic()
-        log.experiments.page(RunQuery())
-        log.facets()
+        pg_log.experiments.page(RunQuery())
+        pg_log.facets()
         slowest = max(slowest, time.monotonic() - asked)
         time.sleep(0.2)
     said = [writer.communicate()[1].decode() for writer in writers]
     assert said == [""] * processes
-    rows = [log.get(run_id) for run_id in log.ids(RunQuery())]
-    kept = sum(len(log.steps(run.id)) for run in rows if run is not None)
+    rows = [pg_log.get(run_id) for run_id in pg_log.ids(RunQuery())]
+    kept = sum(len(pg_log.steps(run.id)) for run in rows if run is not None)
     assert len(rows) == processes * num_runs and kept == len(rows) * num_steps
     assert {run.num_steps for run in rows if run is not None} == {num_steps}
     print(f"{kept} steps of {len(rows)} runs; slowest page {1000 * slowest:.0f} ms")
-    log.close()
 
 
 # ---- a server that goes away
 
 
-def test_steps_wait_for_a_server_that_was_stopped(own: Server, mortal: str) -> None:
-    log = RunLog.open(mortal)
-    run_id = log.begin(new_run())
-    log.add_prefill(run_id, token_id=5, text="a", num_prompt_tokens=3, ttft_s=0.05)
-    log.add_steps(run_id, [step(0)])
+@pytest.fixture
+def mortal_log(mortal: str) -> Iterator[RunLog]:
+    with RunLog.open(mortal) as log:
+        yield log
+
+
+def test_steps_wait_for_a_server_that_was_stopped(own: Server, mortal_log: RunLog) -> None:
+    run_id = mortal_log.begin(new_run())
+    mortal_log.add_prefill(run_id, token_id=5, text="a", num_prompt_tokens=3, ttft_s=0.05)
+    mortal_log.add_steps(run_id, [step(0)])
     own.stop()
-    writer = threading.Thread(target=log.add_steps, args=(run_id, [step(1), step(2)]))
+    writer = threading.Thread(target=mortal_log.add_steps, args=(run_id, [step(1), step(2)]))
     writer.start()
     with pytest.raises(OutOfReachError):
-        log.find()
-    while not log.out_of_reach:
+        mortal_log.find()
+    while not mortal_log.out_of_reach:
         time.sleep(0.01)
     own.start()
     writer.join()
-    assert not log.out_of_reach
+    assert not mortal_log.out_of_reach
     own.stop()  # between two writes: nobody notices
     own.start()
-    log.finish(run_id, status="completed", output_ids=[5], text="", finish_reason="", metrics={})
-    run = log.get(run_id)
+    mortal_log.finish(
+        run_id, status="completed", output_ids=[5], text="", finish_reason="", metrics={}
+    )
+    run = mortal_log.get(run_id)
     assert run is not None and run.status == "completed"
-    assert [row.index for row in log.steps(run_id)] == [0, 1, 2]
-    log.close()
+    assert [row.index for row in mortal_log.steps(run_id)] == [0, 1, 2]
 
 
-def test_a_write_whose_answer_was_lost_is_not_repeated(pg: str) -> None:
-    log = RunLog.open(pg)
-    run_id = log.begin(new_run())
+def test_a_write_whose_answer_was_lost_is_not_repeated(pg_log: RunLog) -> None:
+    run_id = pg_log.begin(new_run())
 
     def lose(connection: sa.Connection) -> None:
-        sa.event.remove(log._database.engine, "commit", lose)
+        sa.event.remove(pg_log._database.engine, "commit", lose)
         connection.connection.driver_connection.commit()  # type: ignore[union-attr]
         raise OutOfReachError("the answer is lost")
 
-    sa.event.listen(log._database.engine, "commit", lose)
-    log.add_steps(run_id, [step(0), step(1)], {"num_steps": 2})
-    run = log.get(run_id)
-    assert run is not None and run.num_steps == len(log.steps(run_id)) == 2
-    log.close()
+    sa.event.listen(pg_log._database.engine, "commit", lose)
+    pg_log.add_steps(run_id, [step(0), step(1)], {"num_steps": 2})
+    run = pg_log.get(run_id)
+    assert run is not None and run.num_steps == len(pg_log.steps(run_id)) == 2
 
 
 def test_a_run_whose_server_stays_away_is_marked_with_the_next_one(
-    own: Server, mortal: str, monkeypatch: pytest.MonkeyPatch
+    own: Server, mortal_log: RunLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(database, "PATIENCE_S", 0.3)
-    log = RunLog.open(mortal)
-    run_id, done = log.begin(new_run()), finished_run(log)
-    log.add_steps(run_id, [step(0)], {"num_steps": 1})
+    run_id, done = mortal_log.begin(new_run()), finished_run(mortal_log)
+    mortal_log.add_steps(run_id, [step(0)], {"num_steps": 1})
     own.stop()
     with pytest.raises(OutOfReachError):
-        log.add_steps(run_id, [step(1)], {"num_steps": 2})
+        mortal_log.add_steps(run_id, [step(1)], {"num_steps": 2})
     began = time.monotonic()
     with pytest.raises(OutOfReachError):
-        finish(log, run_id, status="failed", error="It is out of reach.")
+        finish(mortal_log, run_id, status="failed", error="It is out of reach.")
     assert time.monotonic() - began < 0.3, "waited for once, not for every write"
     own.start()
-    log.begin(new_run())
-    run, other = log.get(run_id), log.get(done)
+    mortal_log.begin(new_run())
+    run, other = mortal_log.get(run_id), mortal_log.get(done)
     assert run is not None and run.status == "interrupted" and run.num_steps == 1
     assert "out of reach" in (run.error or "") and other is not None and not other.error
-    log.close()

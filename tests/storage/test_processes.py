@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import signal
+import os
 import sqlite3
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,9 +17,8 @@ from storage import RunLog, SchemaError, StorageError
 from storage.database import Database
 from storage.dialects import foreign_keys_off
 from storage.schema import tags
-from tests.storage.conftest import finished_run, new_run, step
+from tests.storage.conftest import ROOT, errors_at_once, finished_run, new_run, other_process, step
 
-ROOT = Path(__file__).parents[2]
 OPEN_AT = (
     "import sys, time, storage\n"
     "time.sleep(max(0, float(sys.argv[2]) - time.time()))\n"
@@ -28,31 +26,6 @@ OPEN_AT = (
     "log.find()\n"
     "log.close()\n"
 )
-BEGIN_AND_WAIT = (
-    "import sys, time\n"
-    "from storage import RunLog\n"
-    "from tests.storage.conftest import new_run\n"
-    "print(RunLog.open(sys.argv[1]).begin(new_run()), flush=True)\n"
-    "time.sleep(60)\n"
-)
-
-
-def all_at_once(work: Callable[[int], None], count: int) -> list[BaseException]:
-    """Run `work(0…count-1)` in threads of their own; what went wrong in them."""
-    faults: list[BaseException] = []
-
-    def guarded(index: int) -> None:
-        try:
-            work(index)
-        except (StorageError, sa.exc.SQLAlchemyError, KeyError, RuntimeError, OSError) as error:
-            faults.append(error)
-
-    threads = [threading.Thread(target=guarded, args=(i,)) for i in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return faults
 
 
 @pytest.mark.parametrize("url", [None, "sqlite:///:memory:", "file"])
@@ -63,9 +36,9 @@ def test_threads_that_write_at_once_lose_nothing(url: str | None, path: str) -> 
     def write(index: int) -> None:
         for i in range(100):
             log.add_steps(ids[index], [step(i)])
-            log.find()
+            assert len(log.steps(ids[index])) == i + 1 and log.find().total == 4
 
-    assert all_at_once(write, 4) == []
+    assert errors_at_once(write, 4) == []
     assert [len(log.steps(run_id)) for run_id in ids] == [100] * 4
     log.close()
 
@@ -93,7 +66,7 @@ def test_threads_that_open_different_files_at_once_all_succeed(tmp_path: Path) -
     def work(index: int) -> None:
         RunLog.open(str(tmp_path / f"{index}.sqlite3")).close()
 
-    assert all_at_once(work, 6) == []
+    assert errors_at_once(work, 6) == []
 
 
 def test_creation_cut_off_half_way_leaves_nothing_behind(path: str) -> None:
@@ -141,19 +114,28 @@ def test_database_of_another_program_is_refused_and_left_alone(tmp_path: Path) -
     assert tables == ["bookmarks"]
 
 
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
-def test_killed_process_that_nobody_reaped_is_dead(path: str) -> None:
-    command = [sys.executable, "-c", BEGIN_AND_WAIT, path]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        run_id = process.stdout.readline().strip()
-        process.send_signal(signal.SIGKILL)
-        while Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
-            time.sleep(0.01)
-        log = RunLog.open(path)
-        run = log.get(run_id)
-        log.close()
-    assert run is not None and run.status == "interrupted"
+@pytest.mark.parametrize("reaped", [True, False])
+def test_killed_process_leaves_an_interrupted_run_with_its_steps(url: str, reaped: bool) -> None:
+    lines = (
+        "run_id = log.begin(new_run())",
+        "log.add_prefill(run_id, token_id=5, text='a', num_prompt_tokens=3, ttft_s=0.1)",
+        "log.add_steps(run_id, [step(0), step(1)], {'mat': 2.0})",
+        "print(run_id, flush=True)",
+    )
+    with other_process(url, *lines) as (process, run_id):
+        with RunLog.open(url) as alive:
+            living = alive.get(run_id)
+            assert living is not None and living.status == "running", "its process lives"
+        process.kill()
+        if reaped:
+            process.wait()
+        else:
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        with RunLog.open(url) as log:
+            run = log.get(run_id)
+            assert run is not None and run.status == "interrupted"
+            assert run.text == "abdbd" and run.output_ids == (5, 6, 9, 6, 9)
+            assert len(log.steps(run_id)) == 2 and run.mat == 2.0
 
 
 def test_closing_the_log_interrupts_the_runs_it_began(url: str) -> None:
@@ -179,21 +161,4 @@ def test_a_log_that_is_removed_while_open_says_so_and_one_put_back_goes_on(path:
     aside.rename(path)
     log.add_steps(run_id, [step(2)])
     assert len(log.steps(run_id)) == 3
-    log.close()
-
-
-def test_an_end_that_could_not_be_written_is_interrupted_with_the_next_run(path: str) -> None:
-    log = RunLog.open(path)
-    run_id = log.begin(new_run())
-    aside = Path(path).rename(f"{path}.aside")
-    with pytest.raises(StorageError):
-        log.finish(
-            run_id, status="completed", output_ids=[], text="", finish_reason=None, metrics={}
-        )
-    aside.rename(path)
-    other = log.begin(new_run())
-    assert {row.id: row.status for row in log.find().rows} == {
-        run_id: "interrupted",
-        other: "running",
-    }
     log.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -75,12 +76,14 @@ def test_odd_figures_of_a_summary_round_trip(log: RunLog, figure: str, value: fl
     assert stored == value or (math.isnan(stored) and math.isnan(value))
 
 
-def test_adding_to_an_unknown_run_names_it(log: RunLog) -> None:
+@pytest.mark.parametrize(
+    ("change", "value"),
+    [("add_steps", [step(0)]), ("set_tags", []), ("set_tags", ["a"]), ("rename", "x")],
+)
+def test_changing_an_unknown_run_names_it(log: RunLog, change: str, value: Any) -> None:
+    assert log.get("nope") is None
     with pytest.raises(UnknownRunError, match="nope"):
-        log.add_steps("nope", [step(0)])
-    for labels in ([], ["a"]):
-        with pytest.raises(UnknownRunError, match="nope"):
-            log.set_tags("nope", labels)
+        getattr(log, change)("nope", value)
 
 
 def test_step_stored_twice_is_refused_and_counted_once(log: RunLog) -> None:

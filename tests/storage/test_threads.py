@@ -2,45 +2,19 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable
-
 import pytest
 import sqlalchemy as sa
 
 from storage import RunLog, RunQuery, StorageError
 from storage.records import OutOfReachError
-from tests.storage.conftest import finish, finished_run, new_run
+from tests.storage.conftest import errors_at_once, finish, finished_run, new_run
 
 NUM_THREADS = 8
 
 
-def at_once(work: Callable[[], object], num_threads: int = NUM_THREADS) -> list[BaseException]:
-    """What went wrong in threads that all do this."""
-    faults: list[BaseException] = []
-    start = threading.Barrier(num_threads)
-
-    def guarded() -> None:
-        try:
-            start.wait()
-            work()
-        except BaseException as error:
-            faults.append(error)
-
-    threads = [threading.Thread(target=guarded) for _ in range(num_threads)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return faults
-
-
-def begin_and_finish(log: RunLog) -> None:
-    run_id = log.begin(new_run())
-    log.finish(
-        run_id, status="completed", output_ids=[5], text="a", finish_reason="length", metrics={}
-    )
+def begin_and_finish(log: RunLog, times: int) -> None:
+    for _ in range(times):
+        finish(log, log.begin(new_run()), output_ids=[5], text="a", finish_reason="length")
 
 
 def check_all_completed(log: RunLog, num_runs: int) -> None:
@@ -50,38 +24,22 @@ def check_all_completed(log: RunLog, num_runs: int) -> None:
 
 def test_threads_begin_and_finish_without_losing_a_run(log: RunLog) -> None:
     each = 15
-    assert at_once(lambda: [begin_and_finish(log) for _ in range(each)]) == []
+    assert errors_at_once(lambda _: begin_and_finish(log, each)) == []
     check_all_completed(log, NUM_THREADS * each)
 
 
-@pytest.mark.slow
-def test_threads_begin_and_finish_for_a_minute_without_losing_a_run(path: str) -> None:
-    log, ends, done = RunLog.open(path), time.monotonic() + 60, list[int]()
-
-    def work() -> None:
-        while time.monotonic() < ends:
-            begin_and_finish(log)
-            done.append(1)
-
-    assert at_once(work) == []
-    check_all_completed(log, len(done))
-    print(f"{len(done)} runs, no failure")
-    log.close()
-
-
-def test_threads_begin_and_finish_benchmarks_while_all_open_ones_are_interrupted(path: str) -> None:
-    log = RunLog.open(path)
-
-    def work() -> None:
+def test_threads_begin_and_finish_benchmarks_while_all_open_ones_are_interrupted(
+    file_log: RunLog,
+) -> None:
+    def work(_: int) -> None:
         for _ in range(10):
-            benchmark_id = log.benchmarks.begin("b", {})
-            with log._database.transaction() as connection:  # as closing the log does
-                log.benchmarks.open_rows.interrupt(connection)
-            log.benchmarks.finish(benchmark_id, "completed", {})
+            benchmark_id = file_log.benchmarks.begin("b", {})
+            with file_log._database.transaction() as connection:  # as closing the log does
+                file_log.benchmarks.open_rows.interrupt(connection)
+            file_log.benchmarks.finish(benchmark_id, "completed", {})
 
-    assert at_once(work) == []
-    assert {one.status for one in log.benchmarks.list(100)} == {"completed"}
-    log.close()
+    assert errors_at_once(work) == []
+    assert {one.status for one in file_log.benchmarks.list(100)} == {"completed"}
 
 
 def fail(log: RunLog, times: int, error: Exception, *, reading: bool = False) -> None:
@@ -97,70 +55,62 @@ def fail(log: RunLog, times: int, error: Exception, *, reading: bool = False) ->
 
 
 def test_a_run_whose_end_could_not_be_written_is_interrupted_with_the_next_that_begins(
-    path: str,
+    file_log: RunLog,
 ) -> None:
-    log = RunLog.open(path)
-    lost, other = log.begin(new_run()), log.begin(new_run())
-    fail(log, 1, StorageError("the disk is full"))
+    lost, other = file_log.begin(new_run()), file_log.begin(new_run())
+    fail(file_log, 1, StorageError("the disk is full"))
     with pytest.raises(StorageError, match="full"):
-        finish(log, lost, status="failed", error="It broke.")
-    fail(log, 1, StorageError("the disk is full"))
+        finish(file_log, lost, status="failed", error="It broke.")
+    fail(file_log, 1, StorageError("the disk is full"))
     with pytest.raises(StorageError, match="full"):
-        log.begin(new_run())
-    log.begin(new_run())
-    run, running = log.get(lost), log.get(other)
+        file_log.begin(new_run())
+    file_log.begin(new_run())
+    run, running = file_log.get(lost), file_log.get(other)
     assert run is not None and (run.status, run.error) == ("interrupted", "It broke.")
     assert running is not None and running.status == "running"
-    log.close()
 
 
-def test_a_benchmark_whose_end_could_not_be_written_is_interrupted_with_the_next(path: str) -> None:
-    log = RunLog.open(path)
-    lost = log.benchmarks.begin("lost", {})
-    fail(log, 1, StorageError("the disk is full"))
+def test_a_benchmark_whose_end_could_not_be_written_is_interrupted_with_the_next(
+    file_log: RunLog,
+) -> None:
+    lost = file_log.benchmarks.begin("lost", {})
+    fail(file_log, 1, StorageError("the disk is full"))
     with pytest.raises(StorageError, match="full"):
-        log.benchmarks.finish(lost, "completed", {})
-    log.benchmarks.begin("next", {})
-    benchmark = log.benchmarks.get(lost)
+        file_log.benchmarks.finish(lost, "completed", {})
+    file_log.benchmarks.begin("next", {})
+    benchmark = file_log.benchmarks.get(lost)
     assert benchmark is not None and benchmark.status == "interrupted"
-    log.close()
 
 
-def test_threads_that_lose_the_server_at_once_all_wait_for_it(
-    path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lost server is tried again at once."""
     monkeypatch.setattr("storage.database.RETRY_S", 0.0)
-    log = RunLog.open(path)
-    fail(log, 400, OutOfReachError("the server is away"))
-    assert at_once(lambda: [begin_and_finish(log) for _ in range(5)]) == []
-    check_all_completed(log, NUM_THREADS * 5)
-    assert not log.out_of_reach
-    log.close()
 
 
-def test_reading_waits_for_the_server_where_it_is_asked_to(
-    path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("storage.database.RETRY_S", 0.0)
-    log = RunLog.open(path)
-    run_id = finished_run(log)
-    fail(log, 3, OutOfReachError("the server is away"), reading=True)
+@pytest.mark.usefixtures("no_pause")
+def test_threads_that_lose_the_server_at_once_all_wait_for_it(file_log: RunLog) -> None:
+    fail(file_log, 400, OutOfReachError("the server is away"))
+    assert errors_at_once(lambda _: begin_and_finish(file_log, 5)) == []
+    check_all_completed(file_log, NUM_THREADS * 5)
+    assert not file_log.out_of_reach
+
+
+@pytest.mark.usefixtures("no_pause")
+def test_reading_waits_for_the_server_where_it_is_asked_to(file_log: RunLog) -> None:
+    run_id = finished_run(file_log)
+    fail(file_log, 3, OutOfReachError("the server is away"), reading=True)
     with pytest.raises(OutOfReachError):
-        log.get(run_id)
-    run = log.wait_for(lambda: log.get(run_id))
-    assert run is not None and run.id == run_id and not log.out_of_reach
-    log.close()
+        file_log.get(run_id)
+    run = file_log.wait_for(lambda: file_log.get(run_id))
+    assert run is not None and run.id == run_id and not file_log.out_of_reach
 
 
-def test_an_artifact_waits_for_the_server_as_runs_do(
-    path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("storage.database.RETRY_S", 0.0)
-    log = RunLog.open(path)
-    fail(log, 2, OutOfReachError("the server is away"))
-    kept = log.artifacts.put("audit", {"own": "a"}, meta={}, payload=b"x")
-    assert log.artifacts.payload(kept) == b"x"
-    log.close()
+@pytest.mark.usefixtures("no_pause")
+def test_an_artifact_waits_for_the_server_as_runs_do(file_log: RunLog) -> None:
+    fail(file_log, 2, OutOfReachError("the server is away"))
+    kept = file_log.artifacts.put("audit", {"own": "a"}, meta={}, payload=b"x")
+    assert file_log.artifacts.payload(kept) == b"x"
 
 
 def test_details_come_in_the_order_asked_for_a_page_at_a_time(

@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from playground.errors import attempt
 from playground.experiments.compare.report import Comparison, ComparisonResults
 from playground.experiments.experiment import Experiment
 from playground.experiments.measurement import Prompt
-from playground.experiments.plan import Request
+from playground.experiments.plan import ExperimentPlan, Request
 from playground.host.live import LiveRun
 from playground.host.runner import EngineHost
 from playground.host.stream import run_meta
+
+
+def panel_meta(
+    plan: ExperimentPlan, name: str, run_id: str, prompt: str, messages: Sequence[dict[str, str]]
+) -> dict[str, Any]:
+    """The facts of a configuration's panel, before its run is in the log."""
+    configuration = plan.configuration(name)
+    return run_meta(
+        run_id,
+        title=configuration.title,
+        target=plan.target.title or plan.target.name,
+        badge=configuration.config.badge,
+        method=configuration.values,
+        prompt=prompt,
+        messages=messages,
+    )
 
 
 class Round(NamedTuple):
@@ -50,17 +66,8 @@ class LiveComparison:
         messages = [dict(message) for message in prompt.messages]
         runs: dict[str, LiveRun] = {}
         for name in sorted((r.configuration for r in requests), key=plan.names.index):
-            configuration = plan.configuration(name)
             run = runs[name] = LiveRun(self._experiment.owner, messages=messages)
-            run.meta = run_meta(
-                run.id,
-                title=configuration.title,
-                target=plan.target.title or plan.target.name,
-                badge=configuration.config.badge,
-                method=configuration.values,
-                prompt=prompt.text,
-                messages=messages,
-            )
+            run.meta = panel_meta(plan, name, run.id, prompt.text, messages)
             self._host.runs.add(run)
         self.round = Round(number, tuple(runs.values()))
         return runs

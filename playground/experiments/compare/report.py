@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from engine.config import Sampling
@@ -21,8 +21,6 @@ from playground.experiments.report.verdict import NEAR_TIES, Divergence
 from playground.host.stream import stored_badge
 from storage import RunDetail, RunLog, RunQuery
 
-LEFT_OUT = ("groups", "latency", "by_context")
-"""What a section has for benchmarks only."""
 SHOWN_TOKENS, SHOWN_BEFORE = 16, 12
 RunKey = tuple[str, int, str]
 """Prompt, repeat, configuration."""
@@ -173,9 +171,6 @@ class Comparison:
             )
         return ComparisonResults(self, report, tuple(remarks))
 
-    def to_json(self, log: RunLog) -> str:
-        return self.results(log).to_json()
-
     def page(self, log: RunLog) -> str:
         """The comparison as one HTML file."""
         first, *more = self.prompts.values()
@@ -209,23 +204,21 @@ class ComparisonResults:
     remarks: tuple[Remarks, ...]
 
     def to_json(self) -> str:
-        """Everything under the panels, and which run is whose."""
-        comparison, report = self.comparison, self.report
-        rows = []
-        for section, remarks in zip(report.configurations, self.remarks, strict=True):
-            figures = {k: v for k, v in asdict(section).items() if k not in LEFT_OUT}
-            speedup = None if section.reference else section.overall.speedup
-            rows.append({**figures, **asdict(remarks), "speedup": speedup and speedup.text})
+        """What the race is drawn from: which run is whose, and the speedups of the table."""
+        comparison = self.comparison
+        speedups = [
+            (section.name, None if section.reference else section.overall.speedup)
+            for section in self.report.configurations
+        ]
         return json.dumps(
             {
-                "id": comparison.id,
                 "setup": comparison.setup,
-                "headline": report.headline,
-                "fastest": report.fastest,
                 "num_repeats": 1 + max((repeat for _, repeat, _ in comparison.runs), default=-1),
-                "configurations": rows,
+                "configurations": [
+                    {"name": name, "speedup": speedup and speedup.text}
+                    for name, speedup in speedups
+                ],
                 "prompts": list(comparison.prompts.items()),
-                "skipped": list(comparison.skipped.items()),
                 "runs": [[*key, run] for key, run in comparison.runs.items()],
                 "medians": {p: comparison.median_runs(p) for p in comparison.prompts},
             }

@@ -14,7 +14,7 @@ from typing import Any
 
 from engine.errors import ConfigError
 from playground.errors import Fault, attempt_aside
-from playground.experiments.compare.live import LiveComparison
+from playground.experiments.compare.live import LiveComparison, panel_meta
 from playground.experiments.compare.report import Comparison, ComparisonResults
 from playground.experiments.experiment import Experiment
 from playground.host.live import LiveRuns
@@ -25,7 +25,6 @@ from playground.host.stream import (
     RunStream,
     bare,
     follow,
-    run_meta,
     stored_run,
 )
 from storage import RunLog, StepRow
@@ -154,16 +153,9 @@ def _metas(comparison: Comparison, history: History) -> list[dict[str, Any]]:
 def _planned(job: Experiment) -> list[dict[str, Any]]:
     """Panels for the first prompt, before anything runs; one message after another is the same."""
     plan, item = job.plan, job.plan.items[0]
-    history = [dict(message) for message in item.history]
+    prompt, history = item.turns[0], [dict(message) for message in item.history]
+    messages = [] if item.raw else [*history, {"role": "user", "content": prompt}]
     return [
-        run_meta(
-            f"{job.id}/{i}",
-            title=configuration.title,
-            target=plan.target.title or plan.target.name,
-            badge=configuration.config.badge,
-            method=configuration.config.model_dump(mode="json"),
-            prompt=item.turns[0],
-            messages=[] if item.raw else [*history, {"role": "user", "content": item.turns[0]}],
-        )
-        for i, configuration in enumerate(plan.configurations)
+        panel_meta(plan, name, f"{job.id}/{i}", prompt, messages)
+        for i, name in enumerate(plan.names)
     ]

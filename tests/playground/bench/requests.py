@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from engine.config import Sampling
@@ -9,6 +10,12 @@ from engine.drafters import parse_method
 from engine.model.sources import TargetSpec
 from playground.experiments.finished import FinishedRequest
 from playground.experiments.plan import Configuration, ExperimentPlan, Item
+from storage import RunLog, RunQuery, RunSummary
+
+
+def runs_of(log: RunLog, benchmark_id: str) -> Sequence[RunSummary]:
+    """Every run of an experiment, oldest first."""
+    return log.rows(RunQuery(benchmark_id=benchmark_id, descending=False, limit=1000))
 
 
 def measured(configuration: str = "plain", **changes: Any) -> FinishedRequest:

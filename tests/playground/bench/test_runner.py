@@ -19,7 +19,6 @@ from playground.experiments.finished import (
     FinishedRequest,
     finished_requests,
     in_pairs,
-    runs_of,
 )
 from playground.experiments.job import Eta, Progress, time_left
 from playground.experiments.measurement import Measurement, check_same_target
@@ -27,6 +26,7 @@ from playground.experiments.plan import BASELINE_NAME, Configuration, Experiment
 from playground.experiments.report.audits import audit_divergences, audits_of
 from storage import RunLog, StepRow
 from tests.playground.bench.conftest import TYPES, item, scripted, tiny_plan
+from tests.playground.bench.requests import runs_of
 from tests.playground.tiny import ScriptedConfig, ScriptedDrafter
 
 

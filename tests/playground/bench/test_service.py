@@ -19,7 +19,6 @@ import sqlalchemy as sa
 from engine.errors import ConfigError
 from playground.experiments import pool
 from playground.experiments.benchmark_form import plan_of_form
-from playground.experiments.finished import runs_of
 from playground.experiments.plan import ExperimentPlan
 from playground.experiments.report.export import json_text
 from playground.experiments.service import Experiments, ExperimentState
@@ -28,8 +27,10 @@ from storage import RunLog, StorageError
 from storage.records import OutOfReachError
 from tests.playground.asks import busy
 from tests.playground.asks import start as generate
+from tests.playground.bench.requests import runs_of
 from tests.playground.tiny import tiny_catalog
-from tests.storage.test_threads import NUM_THREADS, at_once
+from tests.storage.conftest import errors_at_once
+from tests.storage.test_threads import NUM_THREADS
 
 ROOT = Path(__file__).parents[3]
 WAIT_S = 240.0
@@ -217,7 +218,7 @@ def test_two_that_resume_a_benchmark_at_once_run_it_once(
         benchmark_id = begin(service, asked())
         service.stop(benchmark_id)
         finished(service, benchmark_id)
-        faults = at_once(lambda: service.resume(benchmark_id))
+        faults = errors_at_once(lambda _: service.resume(benchmark_id))
         assert [type(fault) for fault in faults] == [ConfigError] * (NUM_THREADS - 1)
         job = service.look(benchmark_id).job
         assert job is not None and not job.cancelled()
@@ -303,7 +304,6 @@ from playground.web.benchmark import BenchmarkPage
 from storage import RunLog
 from tests.playground.bench.test_service import asked, begin
 from tests.playground.tiny import tiny_catalog
-from tests.storage.test_threads import NUM_THREADS, at_once
 log = RunLog.open(sys.argv[1])
 host = EngineHost(log, tiny_catalog(Path(sys.argv[2])), cache_dir=Path(sys.argv[3]), device="cpu")
 begin(Experiments(host), asked(extent={"repeats": "10"}))
@@ -411,7 +411,7 @@ def test_tabs_that_poll_read_a_plan_once(
     fresh = Experiments(host)
     faults: list[BaseException] = []
     statements = queries_of(
-        log, lambda: faults.extend(at_once(lambda: [fresh.look(key) for _ in range(5)]))
+        log, lambda: faults.extend(errors_at_once(lambda _: [fresh.look(key) for _ in range(5)]))
     )
     assert faults == []
     assert sum('"plan"' in statement for statement in statements) == 1

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from playground.experiments.compare.form import CompareForm
+from playground.experiments.compare.report import ComparisonResults
 from playground.experiments.compare.stream import view_of
 from playground.experiments.experiment import Experiment
 from playground.experiments.service import Experiments
@@ -30,8 +32,21 @@ def begun(host: EngineHost, *slots: Slot, owner: str = "tab", **changes: Any) ->
 def ended(comparison: Experiment) -> dict[str, Any]:
     """Its report, once it is over."""
     assert comparison.over.wait(WAIT_S), comparison.message
-    found: dict[str, Any] = json.loads(view_of(comparison).report or "{}")
-    return found
+    results = view_of(comparison).results
+    return {} if results is None else values_of(results)
+
+
+def values_of(results: ComparisonResults) -> dict[str, Any]:
+    """All that the page shows under the panels, as plain values."""
+    report, drawn = results.report, json.loads(results.to_json())
+    rows = [
+        asdict(section) | asdict(remarks) | own
+        for section, remarks, own in zip(
+            report.configurations, results.remarks, drawn["configurations"], strict=True
+        )
+    ]
+    said = {"headline": report.headline, "fastest": report.fastest}
+    return {**drawn, **said, "configurations": rows}
 
 
 def row(report: dict[str, Any], name: str) -> dict[str, Any]:

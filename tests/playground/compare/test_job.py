@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 
 import pytest
@@ -14,7 +13,6 @@ from playground.experiments.compare.report import (
     plan_of_runs,
     stored_runs,
 )
-from playground.experiments.compare.stream import view_of
 from playground.experiments.experiment import Experiment
 from playground.experiments.plan import BASELINE_NAME
 from playground.host.runner import MAX_WAITING, EngineHost, QueueFullError
@@ -24,7 +22,7 @@ from storage.schema import benchmarks
 from tests.playground.asks import finished, start
 from tests.playground.bench.requests import measured, plan_of
 from tests.playground.bench.test_service import on_the_engine
-from tests.playground.compare.running import begun, ended, experiments_of, row
+from tests.playground.compare.running import begun, ended, experiments_of, row, values_of
 from tests.playground.tiny import ScriptedConfig
 
 
@@ -66,7 +64,7 @@ def test_every_request_is_a_run_of_the_log(pair: Experiment, log: RunLog) -> Non
 def test_the_race_shows_the_median_repeat_and_the_tables_speedup(
     pair: Experiment, host: EngineHost, log: RunLog
 ) -> None:
-    report = json.loads(view_of(pair).report)
+    report = ended(pair)
     comparison = Comparison.read(log, pair.id, host.catalog.types)
     assert list(report["medians"]) == [name for name, _ in report["prompts"]]
     for prompt, runs in report["medians"].items():
@@ -88,12 +86,12 @@ def test_a_comparison_with_requests_missing_stays_preliminary(
     pair: Experiment, host: EngineHost, log: RunLog
 ) -> None:
     assert Comparison.read(log, pair.id, host.catalog.types).num_planned is None
-    assert "Preliminary" not in json.loads(view_of(pair).report)["headline"]
+    assert "Preliminary" not in ended(pair)["headline"]
     last = stored(log, pair)[-1].id
     log.delete(last)
     try:
         comparison = Comparison.read(log, pair.id, host.catalog.types)
-        report = json.loads(comparison.to_json(log))
+        report = values_of(comparison.results(log))
     finally:
         log.restore(last)
     assert comparison.num_planned == 12 and report["fastest"] is None
@@ -121,12 +119,6 @@ def test_labels_say_all_that_a_link_needs(pair: Experiment, log: RunLog) -> None
         "turn": "0",
         "repeat": "1",
     }
-
-
-def test_who_begins_moves_on_from_round_to_round(pair: Experiment, log: RunLog) -> None:
-    places = [int(run.labels["place"]) for run in stored(log, pair)]
-    rounds = [places[i : i + 3] for i in range(0, len(places), 3)]
-    assert rounds == [[0, 1, 2], [1, 2, 0], [2, 0, 1], [0, 1, 2]]
 
 
 def test_raw_prompts_of_a_suite_are_continued(pair: Experiment, log: RunLog) -> None:
@@ -161,8 +153,8 @@ def test_greedy_texts_of_a_lossless_method_are_identical(pair: Experiment) -> No
 
 
 def test_the_log_alone_tells_the_same(pair: Experiment, host: EngineHost, log: RunLog) -> None:
-    again = Comparison.read(log, pair.id, host.catalog.types).to_json(log)
-    assert json.loads(again) == ended(pair)
+    again = Comparison.read(log, pair.id, host.catalog.types)
+    assert values_of(again.results(log)) == ended(pair)
 
 
 def test_a_comparison_is_an_experiment_with_a_row_and_a_report(
@@ -189,13 +181,7 @@ def test_a_comparison_that_stored_no_plan_is_read_from_its_runs(
     with log._database.transaction() as connection:
         connection.execute(benchmarks.delete().where(benchmarks.c.id == alone.id))
     again = Comparison.read(log, alone.id, host.catalog.types)
-    assert json.loads(again.to_json(log)) == report
-
-
-def test_the_warm_up_is_no_run(pair: Experiment, host: EngineHost, log: RunLog) -> None:
-    """Neither in the log nor on show; and it is done anew, with new drafters, for every repeat."""
-    prompts = {run.prompt_text for run in stored(log, pair)}
-    assert prompts == {"Say hello.", "def f(x):"}
+    assert values_of(again.results(log)) == report
 
 
 def test_a_corrupted_method_is_caught(host: EngineHost, log: RunLog) -> None:
@@ -220,7 +206,7 @@ def test_a_corrupted_method_is_caught(host: EngineHost, log: RunLog) -> None:
     assert verdict["parting"]["own"] != verdict["parting"]["plain"]
     assert row(report, "Scripted tree")["verdict"]["kind"] == "identical"
     again = Comparison.read(log, comparison.id, host.catalog.types)
-    assert again.to_json(log) == view_of(comparison).report
+    assert values_of(again.results(log)) == report
 
 
 def test_a_lossy_method_is_called_lossy_whatever_it_writes(host: EngineHost) -> None:

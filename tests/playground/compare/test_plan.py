@@ -62,15 +62,6 @@ def test_trees_have_no_short_name_and_are_numbered(catalog: Catalog) -> None:
     assert names[1:] == ["Scripted tree (1)", "Scripted tree (2)"]
 
 
-def test_requests_share_everything_but_the_method(catalog: Catalog) -> None:
-    plan = CompareForm.parse(held(limits={"max_new_tokens": "7"}, sampling={"seed": "3"})).plan(
-        catalog
-    )
-    ((first, second),) = [requests for requests in plan.rounds() if requests[0].repeat == 0]
-    assert first.item == second.item and first.configuration != second.configuration
-    assert plan.limits.max_new_tokens == 7 and plan.sampling.seed == 3
-
-
 def test_a_suite_gives_prompts_of_every_category_in_turn(catalog: Catalog) -> None:
     def prompts(category: str, n: int) -> list[Prompt]:
         turns = [(f"{category} {i}", "more") for i in range(n)]
