@@ -20,7 +20,7 @@ from playground.experiments.experiment import (
     unknown_experiment,
 )
 from playground.experiments.finished import finished_requests
-from playground.experiments.job import Job, Jobs, State, submit
+from playground.experiments.job import Job, Jobs, State
 from playground.experiments.measurement import Summary
 from playground.experiments.plan import ExperimentPlan
 from playground.experiments.pool import Pool
@@ -119,22 +119,14 @@ class Experiments:
             experiment.view = LiveComparison(self._host, experiment)
 
         def by_workers(pool: Pool) -> Summary:
-            with workers_of(self._host, experiment, pool, plan) as workers:
+            one_device = experiment.one_device
+            with workers_of(self._host, experiment, pool, plan, one_device=one_device) as workers:
                 experiment.check_target(workers.environment)
                 return experiment.measure_by(workers)
 
         def take_on() -> Callable[[], State]:
-            measure: Callable[[], Summary]
-            if pool is None:
-                measure = submit(
-                    self._host,
-                    experiment,
-                    plan,
-                    experiment.measure,
-                    check=lambda target: experiment.check_target(target.environment()),
-                )
-            else:
-                measure = partial(by_workers, pool)
+            by = pool and partial(by_workers, pool)
+            measure = by or experiment.queue(self._host)
             write()
             return partial(experiment.conducted, measure)
 

@@ -39,7 +39,7 @@ def measure_shards(
 
     results = workers.do_all(
         {
-            name: partial(_measure, plan=part, benchmark_id=benchmark_id)
+            name: partial(measure_shard, plan=part, benchmark_id=benchmark_id)
             for name, part in shards.items()
         },
         tell=forward,
@@ -63,7 +63,8 @@ def split(plan: ExperimentPlan, num_workers: int) -> list[ExperimentPlan]:
     return [ExperimentPlan.parse({**dict(plan), "items": part}) for part in parts]
 
 
-def _measure(context: TaskContext, plan: ExperimentPlan, benchmark_id: str) -> Summary:
+def measure_shard(context: TaskContext, plan: ExperimentPlan, benchmark_id: str) -> Summary:
+    """What the log lacks of a plan, measured by one worker."""
     return Measurement(
         plan=plan,
         log=context.log,

@@ -16,12 +16,12 @@ from engine.formats import plural
 from engine.safe_text import file_name
 from playground.errors import Fault, attempt
 from playground.experiments.pool import Pool
+from playground.experiments.space import Tunable, shown, tunables_of
 from playground.experiments.sweep.plan import OBJECTIVES, SweepForm, plan_of_form
 from playground.experiments.sweep.plots import NOTES, sweep_figure
 from playground.experiments.sweep.report import FORMULAS, preset_yaml, state_of
 from playground.experiments.sweep.service import Sweeps
-from playground.experiments.sweep.space import Tunable, shown, tunables_of
-from playground.experiments.sweep.store import Sweep
+from playground.experiments.sweep.store import StoredSweep
 from playground.host.controls import Control, group_of
 from playground.host.request import DTYPES, FormValues, texts
 from playground.web.experiment import ExperimentPage, Standing, read_key
@@ -33,8 +33,8 @@ from playground.web.sweep_tables import STATUS_TEXTS, card_html, state_text, tri
 DOUBLING, BEST = "log", "best"
 MORE_TRIALS = 10
 MAX_LISTED = 200
-CONFIRM = """(name, ...held) =>
-  [confirm(`Forget the sweep ${name}? Its runs stay in the log.`) ? name : null, ...held]"""
+CONFIRM = """(picked, ...values) =>
+  [confirm("Forget this sweep? Its runs stay in the log.") ? picked : null, ...values]"""
 FORM = SweepForm(target="", dtype="", method="", vary=[""])
 PICKED = ("target", "dtype", "method", "objective", "suite")
 """What has a picker of its own; the plan's form draws the rest."""
@@ -58,7 +58,7 @@ class SweepPage(ExperimentPage):
                     self._report()
         self._listen_to_setup()
         self._listen(tab, stop=service.stop)
-        forgets = self.acting(service.delete, gone=True)
+        forgets = self.acting(lambda key: service.store.delete(key), gone=True)
         self.forget.click(forgets, self.held, self.shown, js=CONFIRM, **RAW)
         saves(self.export, self.file_of, [self.picker, self.trial], self.message)
 
@@ -181,17 +181,17 @@ class SweepPage(ExperimentPage):
 
     def begin(self, held: Mapping[str, Any]) -> str:
         pool = self.pool(held["place"], held["workers"])
-        return self.service.start(form_of(held), pool=pool)
+        return self.service.start_sweep(plan_of_form(self.catalog, form_of(held)), pool=pool)
 
     def choices(self) -> list[tuple[str, str]]:
         return [
-            (f"{head.name} · {STATUS_TEXTS[head.status].split(':')[0]}", head.name)
+            (f"{head.name} · {STATUS_TEXTS[head.status].split(':')[0]}", head.id)
             for head in self.service.store.heads()[:MAX_LISTED]
         ]
 
     def standing(self, key: str) -> Standing:
         sweep = self.service.store.load(key)
-        found, job = state_of(sweep), self.service.job(key)
+        found, job = state_of(sweep), self.service.job(sweep.row.id)
         done, planned, status = found["num_done"], found["num_trials"], found["status"]
         can_go_on = status != "running" and (status != "completed" or found["more_to_try"])
         more = "More trials" if status == "completed" else "Resume"
@@ -207,7 +207,7 @@ class SweepPage(ExperimentPage):
             job=job,
         )
 
-    def report(self, found: tuple[Sweep, Mapping[str, Any]], *asked: Any) -> list[Any]:
+    def report(self, found: tuple[StoredSweep, Mapping[str, Any]], *asked: Any) -> list[Any]:
         (sweep, state), (trial, kind) = found, asked
         numbers = [str(row["number"]) for row in state["trials"]]
         trial = trial if trial in numbers else BEST
@@ -226,12 +226,11 @@ class SweepPage(ExperimentPage):
         """Resume a sweep; one that is done gets more trials."""
         state = state_of(self.service.store.load(key))
         more = state["num_trials"] + MORE_TRIALS if state["status"] == "completed" else None
-        self.service.resume(key, more, pool)
+        self.service.resume_sweep(key, pool, more)
 
     def file_of(self, picked: Any, trial: Any) -> tuple[str, str]:
-        name = read_key(picked)
-        text = preset_yaml(self.service.store.load(name), number_of(trial))
-        return f"{file_name(name)}.yaml", text
+        sweep = self.service.store.load(read_key(picked))
+        return f"{file_name(sweep.row.name)}.yaml", preset_yaml(sweep, number_of(trial))
 
     def listen(self, tabs: gr.Tabs, generate: GeneratePage) -> None:
         """Take a trial to the Generate page."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from playground.experiments.job import Job
+from playground.experiments.space import shown
 from playground.experiments.sweep.report import (
     FORMULAS,
     figure_text,
@@ -13,14 +14,13 @@ from playground.experiments.sweep.report import (
     trial_columns,
     trial_table,
 )
-from playground.experiments.sweep.space import shown
 from playground.web.results import HTML, table_html
 
 Trial = Mapping[str, Any]
 STATUS_TEXTS = {
     "running": "running",
     "completed": "done",
-    "stopped": "stopped",
+    "cancelled": "stopped",
     "failed": "failed",
     "interrupted": "interrupted: its process died",
 }
