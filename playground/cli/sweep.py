@@ -122,7 +122,7 @@ def sweep(options: SweepOptions) -> None:
     with options.open_log() as log, closing(SweepStore(log)) as store:
         resumed = store.reopen(options.resume, options.trials) if options.resume else None
         plan = options.plan() if resumed is None else resumed.plan
-        experiment = Sweep(store, plan, sweep_id=None if resumed is None else resumed.row.id)
+        experiment = Sweep(store, plan, benchmark_id=None if resumed is None else resumed.row.id)
 
         def heading(here: Mapping[str, Any]) -> str:
             return f"sweep {store.load(experiment.id).row.name}: {about(plan)}"

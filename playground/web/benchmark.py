@@ -26,11 +26,10 @@ from playground.experiments.report.columns import by_group, summary
 from playground.experiments.report.export import FILES
 from playground.experiments.report.plots import PLOTS, report_figure
 from playground.experiments.report.report import FORMULAS
-from playground.experiments.service import Experiments, ExperimentState
+from playground.experiments.service import ExperimentState
 from playground.experiments.suites import GROUPS, in_order, items_of
 from playground.host.controls import Control, FormSpec, group_of
 from playground.host.request import DTYPES, FormValues, texts
-from playground.host.runner import EngineHost
 from playground.runs.query import TableQuery
 from playground.web import benchmark_tables as tables
 from playground.web.deploy import DeployPage, Updates
@@ -61,21 +60,6 @@ class BenchmarkPage(ExperimentPage):
         "No benchmark yet. Choose suites and methods, then start: plain decoding and every "
         "configuration answer each prompt in turn."
     )
-
-    def __init__(self, host: EngineHost, experiments: Experiments, tab: gr.Tab) -> None:
-        self.catalog, self.method_menu, self.experiments = host.catalog, host.menu, experiments
-        with gr.Row(equal_height=False, elem_id="pg-benchmark"):
-            with gr.Column(scale=1, elem_classes="pg-side"):
-                self._setup()
-                self._foot(self.catalog.clusters)
-            with gr.Column(scale=4, elem_classes="pg-main"):
-                self._bar()
-                with gr.Column(visible=False, elem_id="pg-benchmark-report") as self.report_column:
-                    self._report()
-        self._listen_to_setup()
-        self._listen(tab, stop=self.experiments.stop)
-        for name, button in self.files.items():
-            saves(button, partial(self._file, name), [self.picker], self.message)
 
     # ---- layout
 
@@ -114,10 +98,10 @@ class BenchmarkPage(ExperimentPage):
         types = self.catalog.types.values()
         self.form = SettingsForm({"groups": groups}, elem_id="pg-benchmark-form", classes=types)
         extent = {"groups": extent_groups()}
-        self.extent = SettingsForm(extent, elem_id="pg-benchmark-extent", classes=[Extent])
+        self.extent_form = SettingsForm(extent, elem_id="pg-benchmark-extent", classes=[Extent])
         self.fields = {name: getattr(self, name) for name in ("target", "dtype", "suites")}
         self.fields |= {"categories": self.kinds, "form": self.form.values}
-        self.fields["extent"] = self.extent.values
+        self.fields["extent"] = self.extent_form.values
 
     def _report(self) -> None:
         head = gr.HTML(elem_id="pg-benchmark-head")
@@ -146,7 +130,7 @@ class BenchmarkPage(ExperimentPage):
         differing = gr.HTML(elem_id="pg-benchmark-differing")
         with gr.Accordion("How every figure is computed", open=False):
             gr.Markdown(definitions(FORMULAS), elem_classes="pg-note")
-        self.asked = [kind, plot_kind, self.configuration]
+        self.choosers = [kind, plot_kind, self.configuration]
         self.parts = [head, summary, by_group, plot, self.configuration, latency, differing]
 
     # ---- what to measure
@@ -176,19 +160,18 @@ class BenchmarkPage(ExperimentPage):
 
     def _listen_to_setup(self) -> None:
         self.suites.change(self.list_kinds, [self.suites, self.kinds], self.kinds, **RAW)
-        self.target.change(self.pick_target, self.target, self.adder, **RAW)
+        self.target.change(self.pick_target, [self.target, self.adder], self.adder, **RAW)
         form = [self.form.spec, self.form.values]
         self.add.click(self.add_method, [self.adder, *form], self.form.spec, **RAW)
         added = [self.suites, self.file_message]
         self.file.upload(self.add_files, [self.file, self.suites], added, **QUIET)
+        for name, button in self.files.items():
+            saves(button, partial(self._file, name), [self.picker], self.message)
 
-    def plan(self, held: Mapping[str, Any]) -> ExperimentPlan:
-        """What the form asks for."""
-        return plan_of_form(self.catalog, form_of(held), self.experiments.suites)
+    def plan(self, values: Mapping[str, Any]) -> ExperimentPlan:
+        return plan_of_form(self.catalog, form_of(values), self.experiments.suites)
 
-    def outlook(self, held: Mapping[str, Any]) -> str:
-        plan = self.plan(held)
-        pool = self.pool(held["place"], held["workers"])
+    def extent(self, plan: ExperimentPlan, pool: Pool | None) -> str:
         how = "one at a time (concurrency 1)" if pool is None else "one at a time on each worker"
         return f"{plan.extent}, {how}."
 
@@ -197,10 +180,6 @@ class BenchmarkPage(ExperimentPage):
         choices = self._kinds(texts(suites))
         kinds = [kind for _, kind in choices]
         return gr.Dropdown(choices, value=[kind for kind in texts(picked) if kind in kinds])
-
-    def pick_target(self, target: Any) -> Any:
-        menu = attempt(lambda: self.method_menu.drafting(target), where="listing the methods")
-        return gr.skip() if isinstance(menu, Fault) else gr.Dropdown(menu, value=menu[0][1])
 
     def add_method(self, key: Any, form: Any, held: Any) -> Any:
         """The form with one configuration more."""
@@ -229,13 +208,6 @@ class BenchmarkPage(ExperimentPage):
         return self.experiments.add_file(file.name, read_text(file, most=MAX_PROMPT_FILE))
 
     # ---- what was measured
-
-    def begin(self, held: Mapping[str, Any]) -> str:
-        pool = self.pool(held["place"], held["workers"])
-        return self.experiments.start(self.plan(held), pool=pool).id
-
-    def go_on(self, key: str, pool: Pool | None) -> None:
-        self.experiments.resume(key, pool)
 
     def choices(self) -> list[tuple[str, str]]:
         return [

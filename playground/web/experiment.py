@@ -1,4 +1,4 @@
-"""What the Benchmark and Sweep pages share: pick one, see where it stands, stop it, go on."""
+"""What the Benchmark and Sweep pages share: start, pick, watch, stop and resume an experiment."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ import gradio as gr
 from engine.errors import ConfigError
 from playground.errors import Fault, attempt
 from playground.experiments.job import Job
+from playground.experiments.plan import ExperimentPlan
 from playground.experiments.pool import Pool, pool_of
+from playground.experiments.service import Experiments
+from playground.host.runner import EngineHost
 from playground.web.address import address_js
 from playground.web.forms import QUIET, RAW
 from playground.web.results import saying, state_html, table_html
@@ -53,24 +56,48 @@ class Standing:
 
 
 class ExperimentPage(ABC):
-    """An experiment that is picked, where it stands, and its report.
+    """A form that starts experiments, the one that is picked, where it stands, and its report.
 
     Attributes:
         name: of its tab, and of its parameter in the page's address.
         fields: components of the form by name.
-        report_column: holds the report.
-        parts: its components.
-        asked: of these, those by which a person chooses what it shows.
+        parts: components of the report.
+        choosers: of these, those by which a person chooses what it shows.
     """
 
     name: ClassVar[str]
     empty: ClassVar[str]
     fields: dict[str, Any]
-    report_column: gr.Column
     parts: list[Any]
-    asked: list[Any]
+    choosers: list[Any]
+
+    def __init__(self, host: EngineHost, experiments: Experiments, tab: gr.Tab) -> None:
+        self.catalog, self.method_menu, self.experiments = host.catalog, host.menu, experiments
+        with gr.Row(equal_height=False, elem_id=f"pg-{self.name}"):
+            with gr.Column(scale=1, elem_classes="pg-side"):
+                self._setup()
+                self._foot(self.catalog.clusters)
+            with gr.Column(scale=4, elem_classes="pg-main"):
+                self._bar()
+                report_id = f"pg-{self.name}-report"
+                with gr.Column(visible=False, elem_id=report_id) as self.report_column:
+                    self._report()
+        self._listen_to_setup()
+        self._listen(tab)
 
     # ---- what a page says of its experiments
+
+    @abstractmethod
+    def _setup(self) -> None:
+        """Draw the form."""
+
+    @abstractmethod
+    def _listen_to_setup(self) -> None:
+        """What the form's components change in each other."""
+
+    @abstractmethod
+    def _report(self) -> None:
+        """Draw the report."""
 
     @abstractmethod
     def choices(self) -> list[tuple[str, str]]:
@@ -81,20 +108,37 @@ class ExperimentPage(ABC):
         """Where one stands; raises a sentence if there is none of this key."""
 
     @abstractmethod
-    def report(self, found: Any, *asked: Any) -> list[Any]:
+    def report(self, results: Any, *choices: Any) -> list[Any]:
         """Values of `parts`."""
 
     @abstractmethod
-    def outlook(self, held: Mapping[str, Any]) -> str:
-        """What the form would run; raises a sentence if it cannot."""
+    def plan(self, values: Mapping[str, Any]) -> ExperimentPlan:
+        """The plan that the form describes; raises a sentence if it cannot be run."""
 
     @abstractmethod
-    def begin(self, held: Mapping[str, Any]) -> str:
-        """Start what the form asks for; returns its key."""
+    def extent(self, plan: Any, pool: Pool | None) -> str:
+        """How much a plan would run."""
 
-    @abstractmethod
-    def go_on(self, key: str, pool: Pool | None) -> Any:
+    def go_on(self, key: str, pool: Pool | None) -> None:
         """Resume one; by workers, where there is a pool."""
+        self.experiments.resume(key, pool)
+
+    def outlook(self, values: Mapping[str, Any]) -> str:
+        """What the form would run; raises a sentence if it cannot."""
+        return self.extent(self.plan(values), self.pool(values["place"], values["workers"]))
+
+    def begin(self, values: Mapping[str, Any]) -> str:
+        """Start what the form describes; returns its key."""
+        pool = self.pool(values["place"], values["workers"])
+        return self.experiments.start(self.plan(values), pool=pool).id
+
+    def pick_target(self, target: Any, method: Any) -> Any:
+        """The methods of a target; that which is picked stays if it is among them."""
+        menu = attempt(lambda: self.method_menu.drafting(target), where="listing the methods")
+        if isinstance(menu, Fault):
+            return gr.skip()
+        keys = [key for _, key in menu]
+        return gr.Dropdown(menu, value=method if method in keys else keys[0])
 
     # ---- layout
 
@@ -131,7 +175,7 @@ class ExperimentPage(ABC):
 
     # ---- listeners
 
-    def _listen(self, tab: gr.Tab, *, stop: Callable[[str], Any]) -> None:
+    def _listen(self, tab: gr.Tab) -> None:
         fields = list(self.fields.values())
         for field in fields:
             field.change(self._look_ahead, fields, [self.message, self.start], **RAW)
@@ -139,13 +183,13 @@ class ExperimentPage(ABC):
         self.start.click(self._begin, fields, begun, **RAW)
         self.shown = [self.state, self.stop, self.resume, self.timer, self.report_column]
         self.shown += [self.picker, self.seen, *self.parts]
-        self.held = [self.picker, *self.asked, self.seen]
+        self.held = [self.picker, *self.choosers, self.seen]
         looks = [tab.select, self.timer.tick, self.picker.change]
-        looks += [component.input for component in self.asked]
+        looks += [component.input for component in self.choosers]
         for look in looks:
             look(self.look, self.held, self.shown, **RAW)
         self.picker.change(None, self.picker, None, js=address_js(self.name, self.name), **RAW)
-        self.stop.click(self.acting(stop), self.held, self.shown, **RAW)
+        self.stop.click(self.acting(self.experiments.stop), self.held, self.shown, **RAW)
         placed = [self.place, self.num_workers]
         self.resume.click(self._resume, [*placed, *self.held], self.shown, **RAW)
         self.place.change(_show_workers, self.place, self.num_workers, **RAW)

@@ -94,7 +94,7 @@ def test_the_pages_have_workers_measure_and_show_them(
         async def drawn() -> tuple[BenchmarkPage, SweepPage]:
             """Gradio leaves event loops unclosed unless one is running."""
             with gr.Blocks(), gr.Tab() as tab:
-                return BenchmarkPage(host, Experiments(host), tab), SweepPage(service, tab)
+                return BenchmarkPage(host, Experiments(host), tab), SweepPage(host, service, tab)
 
         bench, sweep = asyncio.run(drawn())
         two = bench.pool("local", 2)

@@ -154,12 +154,9 @@ class OptunaChooser:
         trial.set_user_attr(TRIES, (num_answered, times + 1))
         return True
 
-    def put_back(self, trial: optuna.Trial, *, again: bool) -> None:
-        """It was broken off: to be continued now, where its worker died, or when all is resumed."""
-        if again:
-            self._unfinished.append(trial)
-        else:
-            trial.set_user_attr(TRIES, (-1, 0))
+    def put_back(self, trial: optuna.Trial) -> None:
+        """It was stopped, which is nobody's fault; it is continued when the sweep is resumed."""
+        trial.set_user_attr(TRIES, (-1, 0))
 
     def end(self, trial: optuna.Trial, ended: Trial) -> None:
         """Write down what came of a trial.

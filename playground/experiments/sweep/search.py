@@ -44,9 +44,14 @@ class Sweep(Experiment):
     plan: SweepPlan
 
     def __init__(
-        self, store: SweepStore, plan: SweepPlan, *, sweep_id: str | None = None, owner: str = ""
+        self,
+        store: SweepStore,
+        plan: SweepPlan,
+        *,
+        benchmark_id: str | None = None,
+        owner: str = "",
     ) -> None:
-        super().__init__(store.log, plan, benchmark_id=sweep_id, owner=owner)
+        super().__init__(store.log, plan, benchmark_id=benchmark_id, owner=owner)
         self.store = store
         self._trials_lock, self._broken = threading.RLock(), threading.Event()
 
@@ -169,7 +174,7 @@ class Sweep(Experiment):
         began_s = time.monotonic()
         running = RunningTrial(self, trial)
         outcome: Outcome | None = None
-        figures, reason, is_lost = None, "", False
+        figures, reason = None, ""
         try:
             if self.trials.begin(trial, len(running.requests)):
                 outcome, figures, reason = self._outcome(running, measure)
@@ -177,14 +182,12 @@ class Sweep(Experiment):
                 outcome, reason = "failed", DIED
         except (ConfigError, DrafterError) as error:
             outcome, reason = "refused", str(error)
-        except (BrokenOffError, OutOfMemoryError) as error:
+        except (BrokenOffError, OutOfMemoryError, WorkerLostError) as error:
             outcome, reason = "failed", str(error)
-        except WorkerLostError:
-            is_lost = True
         finally:
             with self._trials_lock:
                 if outcome is None:
-                    self.trials.put_back(trial, again=is_lost)
+                    self.trials.put_back(trial)
                 else:
                     seconds, worker = time.monotonic() - began_s, running.worker
                     point = dict(trial.params)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from typing import Any
 
 from engine.errors import ConfigError
+from playground.experiments.plan import ExperimentPlan
 from playground.experiments.pool import Pool
 from playground.experiments.service import Experiments
 from playground.experiments.sweep.plan import SweepPlan
@@ -18,7 +20,6 @@ from playground.host.runner import EngineHost
 class Sweeps(Experiments):
     def __init__(self, host: EngineHost) -> None:
         super().__init__(host)
-        self.menu = host.menu
         self._store: SweepStore | None = None
         self._opening = threading.Lock()
         host.before_close(self.close)
@@ -39,24 +40,20 @@ class Sweeps(Experiments):
                 self._store.close()
                 self._store = None
 
-    def start_sweep(self, plan: SweepPlan, *, name: str = "", pool: Pool | None = None) -> str:
-        """Begin a sweep and run it, here or by workers; returns its id."""
-        self._check_free()
-        sweep = Sweep(self.store, plan)
-        self._launch(sweep, pool, lambda: sweep.begin(name))
-        return sweep.id
-
-    def resume_sweep(self, key: str, pool: Pool | None = None, trials: int | None = None) -> None:
+    def resume(
+        self, benchmark_id: str, pool: Pool | None = None, trials: int | None = None
+    ) -> None:
         """Go on with a sweep; `trials` raises how many it measures."""
-        self._check_free()
-        stored = self.store.reopen(key, trials)
-        sweep = Sweep(self.store, stored.plan, sweep_id=stored.row.id)
-        self._launch(sweep, pool, lambda: self._log.benchmarks.resume(sweep.id))
+        stored = self.store.reopen(benchmark_id, trials)
+        sweep = self._experiment(stored.plan, benchmark_id=stored.row.id)
+        self._launch(sweep, pool, partial(self._log.benchmarks.resume, sweep.id))
 
-    def _check_free(self) -> None:
+    def _experiment(self, plan: ExperimentPlan, **more: Any) -> Sweep:
+        assert isinstance(plan, SweepPlan)
         for job in self._jobs.running():
             name = self.store.load(job.id).row.name
             raise ConfigError(f"Sweep {name} is running. Stop it, or wait until it is done.")
+        return Sweep(self.store, plan, **more)
 
     def use(self, key: str, number: int | None) -> dict[str, Any]:
         """A trial's target, method and settings, for the form of another page."""

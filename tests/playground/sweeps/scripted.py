@@ -129,7 +129,7 @@ def resumed(
 ) -> StoredSweep:
     """The same sweep, gone on with."""
     stored = store.reopen(key, trials)
-    sweep = Sweep(store, stored.plan, sweep_id=stored.row.id)
+    sweep = Sweep(store, stored.plan, benchmark_id=stored.row.id)
     store.log.benchmarks.resume(sweep.id)
     sweep.conduct(partial(sweep.search, measure or Scripted()))
     return store.load(sweep.id)

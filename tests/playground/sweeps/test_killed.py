@@ -122,7 +122,7 @@ def test_only_tries_that_answer_nothing_more_count(store: SweepStore) -> None:
     trial = chooser.next()
     assert trial is not None
     assert all(chooser.begin(trial, num_answered) for num_answered in range(3 * MAX_TRIES))
-    chooser.put_back(trial, again=False)  # stopped, which is nobody's fault
+    chooser.put_back(trial)
     assert all(chooser.begin(trial, 5) for _ in range(MAX_TRIES))
     assert not chooser.begin(trial, 5)
 

@@ -59,7 +59,7 @@ def slow(*vary: str, delay_ms: int) -> dict[str, Any]:
 
 def begin(service: Sweeps, form: dict[str, Any], **more: Any) -> str:
     """Start what the page's form asks for; returns its id."""
-    return service.start_sweep(plan_of_form(service.catalog, form), **more)
+    return service.start(plan_of_form(service.catalog, form), **more).id
 
 
 def look(service: Sweeps, name: str) -> dict[str, Any]:
@@ -163,7 +163,7 @@ def test_stop_and_resume_lose_no_answer(service: Sweeps, log: RunLog) -> None:
     stopped = ended(service, name)
     assert stopped["status"] == "cancelled"
     whole = log.find(RunQuery(status="completed", limit=100)).total
-    service.resume_sweep(name)
+    service.resume(name)
     state = ended(service, name)
     assert state["status"] == "completed"
     assert [row["outcome"] for row in state["trials"]] == ["measured"] * 2
