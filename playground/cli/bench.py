@@ -231,7 +231,7 @@ def configurations_of(
             )
         for name in [whose] if whose else own:
             own[name].append(f"{setting}{equals}{value}")
-    found = []
+    configurations = []
     for name, method, inline in specs:
         config = choose_method(method, [*inline, *own[name]], report=remark)
         preset = presets.methods().get(method)
@@ -240,8 +240,8 @@ def configurations_of(
             title = preset.title
         elif name != config.decoding_type:
             title = f"{title}: {name}"
-        found.append(Configuration(name, title, config))
-    return tuple(found)
+        configurations.append(Configuration(name, title, config))
+    return tuple(configurations)
 
 
 def _spec(text: str) -> tuple[str, str, list[str]]:
@@ -273,7 +273,7 @@ def conduct(
     """Load the target or start workers, measure an experiment, and free them again.
 
     Args:
-        heading: what is said of it before it begins, from the environment that it is measured in.
+        heading: printed before it begins; from the environment that it is measured in.
         message: what is being done.
     """
     from playground.cli.tables import Terminal, progress_bar

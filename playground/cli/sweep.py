@@ -138,12 +138,12 @@ def sweep(options: SweepOptions) -> None:
 
 def _message(progress: Progress) -> str:
     """The point that is measured, and how far it is."""
-    from playground.experiments.space import shown
+    from playground.experiments.space import setting_text
 
     trial = progress.trial
     if trial is None:
         return progress.message
-    point = ", ".join(f"{name} {shown(value)}" for name, value in trial.point.items())
+    point = ", ".join(f"{name} {setting_text(value)}" for name, value in trial.point.items())
     answered = f"{trial.num_pairs} of {trial.num_planned} answered"
     return f"{point} · {answered if trial.num_pairs else progress.message}"
 

@@ -58,22 +58,6 @@ class Progress:
     trial: TrialProgress | None = None
 
 
-class Eta:
-    """Time that is left: requests to come, at the mean seconds of those that were run."""
-
-    def __init__(self) -> None:
-        self._seconds: dict[str, list[float]] = {}
-
-    def add(self, configuration: str, seconds: float) -> None:
-        """A request of this configuration took so long."""
-        self._seconds.setdefault(configuration, []).append(seconds)
-
-    def seconds(self, num_left: int) -> float | None:
-        """Every configuration weighs alike; None before the first request."""
-        means = [sum(taken) / len(taken) for taken in self._seconds.values()]
-        return num_left * sum(means) / len(means) if means else None
-
-
 def time_left(eta_s: float | None) -> str:
     """Time to go, as people say it: `about 3 min left`; empty where nothing is known or left."""
     if not eta_s:

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -75,12 +75,10 @@ def worker_capacity(pool: Pool) -> tuple[float, int, int]:
 
 def check_installed() -> None:
     """Raises ConfigError: Ray is not there."""
-    try:
-        metadata.version("ray")
-    except metadata.PackageNotFoundError as error:
+    if find_spec("ray") is None:
         raise ConfigError(
             "Ray is not installed. Install it: pip install 'speculative-decoding-playground[ray]'."
-        ) from error
+        )
 
 
 def pool_of(address: object, num: object, offered: Collection[str]) -> Pool | None:

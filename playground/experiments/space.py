@@ -88,9 +88,9 @@ class Tunable:
         """What is allowed, in words."""
         end = " or none" if self.optional else ""
         if self.choices:
-            return "one of " + ", ".join(map(shown, self.choices)) + end
+            return "one of " + ", ".join(map(setting_text, self.choices)) + end
         rule = {"int": "an integer", "float": "a number"}.get(self.kind, "text")
-        low, high = shown(self.low), shown(self.high)
+        low, high = setting_text(self.low), setting_text(self.high)
         if self.low is not None and self.high is not None:
             rule += f" in {'(' if self.above else '['}{low}, {high}]"
         elif self.low is not None:
@@ -144,7 +144,7 @@ def _same(value: object, other: object) -> bool:
     return value == other and type(value) is type(other)
 
 
-def shown(value: Scalar) -> str:
+def setting_text(value: Scalar) -> str:
     """A setting's value as people write it."""
     if value is None or isinstance(value, bool):
         return "none" if value is None else str(value).lower()
@@ -184,7 +184,7 @@ class Vary(Settings):
 
     def __str__(self) -> str:
         if self.values:
-            return ",".join(map(shown, self.values))
+            return ",".join(map(setting_text, self.values))
         low, high = self.ends
         tail = ":log" if self.log else "" if self.step is None else f":{self.step:g}"
         return f"{low:g}:{high:g}{tail}"
@@ -355,8 +355,8 @@ def _check(vary: Vary, tunable: Tunable) -> None:
     for value in vary.ends if ranged else vary.values:
         if not tunable.allows(value):
             raise ConfigError(
-                f"{vary.field} must be {tunable.rule}, got {shown(value)}. Set another range or "
-                "list."
+                f"{vary.field} must be {tunable.rule}, got {setting_text(value)}. Set another "
+                "range or list."
             )
     if ranged and tunable.kind == "int" and not isinstance(vary.step or 1, int):
         raise ConfigError(f"{vary.field} is an integer, so its step must be one, got {vary}.")

@@ -181,28 +181,28 @@ class BenchmarkPage(ExperimentPage):
         kinds = [kind for _, kind in choices]
         return gr.Dropdown(choices, value=[kind for kind in texts(picked) if kind in kinds])
 
-    def add_method(self, key: Any, form: Any, held: Any) -> Any:
+    def add_method(self, key: Any, spec: Any, form: Any) -> Any:
         """The form with one configuration more."""
 
         def more() -> dict[str, Any]:
-            groups = [group.model_dump() for group in FormSpec.parse(form).groups]
+            groups = [group.model_dump() for group in FormSpec.parse(spec).groups]
             group = self._group(key, groups)
-            return {"groups": [*groups, group], "values": FormValues.of(held).values}
+            return {"groups": [*groups, group], "values": FormValues.of(form).values}
 
         added = attempt(more, where="adding a method")
         return gr.skip() if isinstance(added, Fault) else added
 
     def add_files(self, files: Any, suites: Any) -> tuple[Any, str]:
-        """The suites with those of files, which are ticked; what is wrong with a file is said."""
+        """The suites with those of files, which are ticked; with what is wrong in a file."""
         keys, faults = texts(suites), []
         for file in map(Path, files or []):
-            found = attempt(partial(self._read_file, file), where="reading a file")
-            if isinstance(found, Fault):
-                faults.append(found.sentence)
-            elif found not in keys:
-                keys.append(found)
-        said = saying(Fault(" ".join(faults), expected=True)) if faults else ""
-        return gr.CheckboxGroup(self._suites(), value=keys), said
+            key = attempt(partial(self._read_file, file), where="reading a file")
+            if isinstance(key, Fault):
+                faults.append(key.sentence)
+            elif key not in keys:
+                keys.append(key)
+        message = saying(Fault(" ".join(faults), expected=True)) if faults else ""
+        return gr.CheckboxGroup(self._suites(), value=keys), message
 
     def _read_file(self, file: Path) -> str:
         return self.experiments.add_file(file.name, read_text(file, most=MAX_PROMPT_FILE))
@@ -216,38 +216,38 @@ class BenchmarkPage(ExperimentPage):
         ]
 
     def standing(self, key: str) -> Standing:
-        found = self.experiments.look(key)
-        status, job, now = found.row.status, found.job, None
+        state = self.experiments.look(key)
+        status, job, now = state.row.status, state.job, None
         text = status_text(status) + HINTS.get(status, "")
         if job is not None:
             text, now = progress_text(job), job.progress
         elif status == "running":
             text = "running in another process"
         return Standing(
-            found,
-            found.version,
+            state,
+            state.version,
             status,
             text,
             resume="Resume" if job is None and status in HINTS else "",
             here=job is not None,
             share=(now.num_done / max(1, now.num_planned) if now else 0.0) if job else None,
-            error=found.row.summary.get("error") or "",
+            error=state.row.summary.get("error") or "",
             job=job,
         )
 
-    def report(self, found: ExperimentState, *asked: Any) -> list[Any]:
-        kind, plot, configuration = asked
-        report = found.results.report
+    def report(self, state: ExperimentState, *choices: Any) -> list[Any]:
+        kind, plot, configuration = choices
+        report = state.results.report
         names = [section.name for section in report.configurations]
         configuration = configuration if configuration in names else names[-1]
         return [
-            tables.head(found),
+            tables.head(state),
             report_html("Summary", summary(report)),
             report_html(f"By kind of task: {kind}", by_group(report, kind, GROUPS)),
-            gr.Plot(report_figure(report, found.results.requests, plot), visible=True),
+            gr.Plot(report_figure(report, state.results.requests, plot), visible=True),
             gr.Dropdown(names, value=configuration),
             tables.latency(report.section(configuration)),
-            tables.differing(found),
+            tables.differing(state),
         ]
 
     def _file(self, name: str, picked: Any) -> tuple[str, str]:
@@ -258,8 +258,8 @@ class BenchmarkPage(ExperimentPage):
 
         def show_runs(picked: Any) -> Updates:
             query = TableQuery(benchmark_id=read_key(picked))
-            shown = dict(zip(runs.shown, runs.restored(query), strict=True))
-            return {tabs: gr.Tabs(selected="runs"), **shown}
+            outputs = dict(zip(runs.shown, runs.restored(query), strict=True))
+            return {tabs: gr.Tabs(selected="runs"), **outputs}
 
         def tune(picked: Any) -> Updates:
             target = self.experiments.look(read_key(picked)).results.plan.target.name
@@ -279,17 +279,17 @@ class BenchmarkPage(ExperimentPage):
             """A listener that goes to another page, or says why it cannot."""
 
             def go(*picked: Any) -> Updates:
-                found = attempt(lambda: lead(*picked), where="opening another page")
-                if isinstance(found, Fault):
-                    return {self.state: state_html("", "", error=found.sentence)}
-                return found
+                updates = attempt(lambda: lead(*picked), where="opening another page")
+                if isinstance(updates, Fault):
+                    return {self.state: state_html("", "", error=updates.sentence)}
+                return updates
 
             return go
 
-        one, said = [self.picker, self.configuration], [self.state, tabs]
-        self.leads["tune"].click(leading(tune), self.picker, [*said, tree], **RAW)
-        self.leads["deploy"].click(leading(hand_over), one, [*said, *deploy.outputs], **RAW)
-        self.leads["runs"].click(leading(show_runs), self.picker, [*said, *runs.shown], **RAW)
+        one, shared = [self.picker, self.configuration], [self.state, tabs]
+        self.leads["tune"].click(leading(tune), self.picker, [*shared, tree], **RAW)
+        self.leads["deploy"].click(leading(hand_over), one, [*shared, *deploy.outputs], **RAW)
+        self.leads["runs"].click(leading(show_runs), self.picker, [*shared, *runs.shown], **RAW)
 
 
 def extent_groups() -> list[dict[str, Any]]:
@@ -302,7 +302,7 @@ def extent_groups() -> list[dict[str, Any]]:
     ]
 
 
-class HeldMethods(FormValues):
+class ConfigurationValues(FormValues):
     """The form with the configurations: of each its name and its method's key."""
 
     model_config = ConfigDict(strict=False)
@@ -310,17 +310,17 @@ class HeldMethods(FormValues):
     groups: list[tuple[str, Any]] = Field([], max_length=64)
 
 
-def form_of(held: Mapping[str, Any]) -> dict[str, Any]:
+def form_of(values: Mapping[str, Any]) -> dict[str, Any]:
     """What `plan_of_form` takes, from what the page's components hold."""
-    form, extent = HeldMethods.of(held["form"]), FormValues.of(held["extent"])
+    form, extent = ConfigurationValues.of(values["form"]), FormValues.of(values["extent"])
     configurations = []
     for name, method in form.groups:
         settings = dict(form.values.get(name, {}))
         own = settings.pop("name", name)
         configurations.append({"method": method, "name": own, "settings": settings})
     return {
-        **{name: held[name] for name in ("target", "dtype")},
-        **{name: held[name] or [] for name in ("suites", "categories")},
+        **{name: values[name] for name in ("target", "dtype")},
+        **{name: values[name] or [] for name in ("suites", "categories")},
         "configurations": configurations,
         **extent.values,
     }

@@ -17,7 +17,7 @@ from engine.safe_text import file_name
 from playground.errors import Fault, attempt
 from playground.experiments.job import Job
 from playground.experiments.pool import Pool
-from playground.experiments.space import Tunable, shown, tunables_of
+from playground.experiments.space import Tunable, setting_text, tunables_of
 from playground.experiments.sweep.plan import OBJECTIVES, SweepForm, SweepPlan, plan_of_form
 from playground.experiments.sweep.plots import NOTES, sweep_figure
 from playground.experiments.sweep.report import (
@@ -162,7 +162,7 @@ class SweepPage(ExperimentPage):
     def _listen(self, tab: gr.Tab) -> None:
         super()._listen(tab)
         forgets = self.acting(lambda key: self.experiments.store.delete(key), gone=True)
-        self.forget.click(forgets, self.held, self.shown, js=CONFIRM, **RAW)
+        self.forget.click(forgets, self.inputs, self.outputs, js=CONFIRM, **RAW)
 
     def plan(self, values: Mapping[str, Any]) -> SweepPlan:
         return plan_of_form(self.catalog, form_of(values))
@@ -180,17 +180,17 @@ class SweepPage(ExperimentPage):
             tunables, varied = self._tunables(key)
             return gr.CheckboxGroup(tunables, value=varied), self._drawn(key, varied)
 
-        found = attempt(read, where="picking a method")
-        return (gr.skip(), gr.skip()) if isinstance(found, Fault) else found
+        drawn = attempt(read, where="picking a method")
+        return (gr.skip(), gr.skip()) if isinstance(drawn, Fault) else drawn
 
-    def pick_varied(self, key: Any, varied: Any, held: Any) -> Any:
+    def pick_varied(self, key: Any, varied: Any, form: Any) -> Any:
         drawn = attempt(
-            lambda: self._drawn(key, texts(varied), FormValues.of(held).values),
+            lambda: self._drawn(key, texts(varied), FormValues.of(form).values),
             where="choosing what varies",
         )
         return gr.skip() if isinstance(drawn, Fault) else drawn
 
-    # ---- what it found
+    # ---- its results
 
     def choices(self) -> list[tuple[str, str]]:
         return [
@@ -200,28 +200,28 @@ class SweepPage(ExperimentPage):
 
     def standing(self, key: str) -> Standing:
         sweep = self.experiments.store.load(key)
-        found, job = state_of(sweep), self.experiments.job(sweep.row.id)
-        done, planned, status = found["num_done"], found["num_trials"], found["status"]
-        can_go_on = status != "running" and (status != "completed" or found["more_to_try"])
+        state, job = state_of(sweep), self.experiments.job(sweep.row.id)
+        done, planned, status = state["num_done"], state["num_trials"], state["status"]
+        can_go_on = status != "running" and (status != "completed" or state["more_to_try"])
         more = "More trials" if status == "completed" else "Resume"
         return Standing(
-            (sweep, found),
-            zlib.crc32(repr(found).encode()),
+            (sweep, state),
+            zlib.crc32(repr(state).encode()),
             status,
-            state_text(found, job),
+            state_text(state, job),
             resume=more if can_go_on else "",
             here=job is not None,
             share=done / planned if status == "running" and planned else None,
-            error=found["fault"],
+            error=state["fault"],
             job=job,
         )
 
-    def report(self, found: tuple[StoredSweep, Mapping[str, Any]], *asked: Any) -> list[Any]:
-        (sweep, state), (trial, kind) = found, asked
+    def report(self, results: tuple[StoredSweep, Mapping[str, Any]], *choices: Any) -> list[Any]:
+        (sweep, state), (trial, kind) = results, choices
         numbers = [str(row["number"]) for row in state["trials"]]
         trial = trial if trial in numbers else BEST
-        wanted = state["best"] if trial == BEST else int(trial)
-        row = next((row for row in state["trials"] if row["number"] == wanted), None)
+        number = state["best"] if trial == BEST else int(trial)
+        row = next((row for row in state["trials"] if row["number"] == number), None)
         drawn = attempt(lambda: sweep_figure(sweep, kind), where="drawing a plot")
         return [
             "" if row is None else card_html(state, row),
@@ -262,7 +262,7 @@ def range_of(tunable: Tunable) -> list[dict[str, Any]]:
     """Controls of what a setting varies over: a range, some of its values, or a list."""
     low, high = tunable.suggested or (tunable.low, tunable.high)
     if tunable.choices:
-        choices = tuple(shown(choice) for choice in tunable.choices)
+        choices = tuple(setting_text(choice) for choice in tunable.choices)
         made = [Control("values", "values", tunable.help, "ticks", list(choices), choices=choices)]
     elif tunable.kind == "text" or low is None or high is None:
         made = [Control("list", "list", f"{tunable.help}; comma-separated", "text", "")]
@@ -282,13 +282,13 @@ class Varied(Settings):
     vary: list[str] = Field(max_length=100)
 
 
-def form_of(held: Mapping[str, Any]) -> dict[str, Any]:
+def form_of(values: Mapping[str, Any]) -> dict[str, Any]:
     """What `plan_of_form` takes, from what the page's components hold."""
-    plan, values = (FormValues.of(held[name]).values for name in ("plan", "form"))
-    varied = Varied.parse({"vary": held["vary"] or []}).vary
+    plan, values = (FormValues.of(values[name]).values for name in ("plan", "form"))
+    varied = Varied.parse({"vary": values["vary"] or []}).vary
     return {
         **plan.get("plan", {}),
-        **{name: held[name] for name in PICKED},
+        **{name: values[name] for name in PICKED},
         "settings": {k: v for k, v in values.get("settings", {}).items() if k not in varied},
         "vary": [written(name, values.get(f"vary {name}", {})) for name in varied],
     }
@@ -320,7 +320,7 @@ def state_text(state: Mapping[str, Any], job: Job | None) -> str:
         parts.append("stopping")
     elif now and now.trial:
         trial = now.trial
-        point = ", ".join(f"{name} {shown(value)}" for name, value in trial.point.items())
+        point = ", ".join(f"{name} {setting_text(value)}" for name, value in trial.point.items())
         parts.append(f"trial {trial.number}: {point}")
         parts += [f"{trial.num_pairs} of {trial.num_planned} answered", now.message]
     else:
@@ -329,7 +329,7 @@ def state_text(state: Mapping[str, Any], job: Job | None) -> str:
 
 
 def card_html(state: Mapping[str, Any], trial: Mapping[str, Any]) -> str:
-    """The picked trial: its settings, figures, and what is to be said of it."""
+    """The picked trial: its settings, figures, and a remark."""
     is_best = trial["number"] == state["best"]
     remark = state["verdict"] if is_best else ""
     if trial["reason"]:
@@ -338,7 +338,9 @@ def card_html(state: Mapping[str, Any], trial: Mapping[str, Any]) -> str:
         remark = f"As good as the best: {FORMULAS['as_good']}."
     return CARD.render(
         title=f"Best: trial {trial['number']}" if is_best else f"Trial {trial['number']}",
-        point=", ".join(f"{name} {shown(trial['point'].get(name))}" for name in state["fields"]),
+        point=", ".join(
+            f"{name} {setting_text(trial['point'].get(name))}" for name in state["fields"]
+        ),
         figures=[
             (name, title, figure_text(state, trial, name), formula)
             for name, title, formula in trial_columns(state)

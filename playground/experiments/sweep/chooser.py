@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import asdict
 
 import optuna
@@ -15,6 +16,7 @@ from optuna.distributions import (
 from optuna.trial import TrialState
 
 from engine.errors import PlaygroundError
+from playground.experiments.finished import Pair
 from playground.experiments.space import Point, Space, Tunable, Vary
 from playground.experiments.sweep.plan import SweepPlan
 from playground.experiments.sweep.trials import (
@@ -24,7 +26,9 @@ from playground.experiments.sweep.trials import (
     SECONDS,
     TOLD,
     WORKER,
+    Figures,
     Trial,
+    figures_of,
     key_of,
     num_done,
     read_trials,
@@ -42,6 +46,8 @@ PRUNE_AFTER = 5
 """Finished trials before any is pruned."""
 MIN_PAIRS = 2
 """Prompts that a trial answers before it may be pruned."""
+REFERENCE = "reference_tok_s"
+"""Attribute of a study: tok/s of plain decoding in its first trial."""
 TRIES = "tries"
 """Attribute of a trial: the answers that it had when it was begun last, and how often with them."""
 
@@ -105,6 +111,14 @@ class OptunaChooser:
         """Mean seconds of a trial."""
         taken = [t.seconds for t in self.trials.values() if t.outcome != "refused" and t.seconds]
         return sum(taken) / len(taken) if taken else None
+
+    def figures(self, pairs: Sequence[Pair]) -> Figures:
+        """A trial's figures; tok/s are counted from plain decoding's in the first trial."""
+        reference = self._study.user_attrs.get(REFERENCE)
+        figures = figures_of(pairs, self._plan.chooser.objective, reference)
+        if reference is None and figures.plain_tok_s:
+            self._study.set_user_attr(REFERENCE, figures.plain_tok_s)
+        return figures
 
     # ---- which point is next
 

@@ -19,7 +19,7 @@ from engine.errors import ConfigError
 from engine.formats import DASH
 from playground.experiments.report.columns import Cell
 from playground.experiments.report.statistics import is_apart
-from playground.experiments.space import Objective, shown
+from playground.experiments.space import Objective, setting_text
 from playground.experiments.sweep.plan import OBJECTIVES, SweepPlan
 from playground.experiments.sweep.store import StoredSweep
 from playground.experiments.sweep.trials import Trial, key_of, num_done
@@ -131,7 +131,7 @@ def trial_table(
             [
                 Cell(str(row["number"])),
                 Cell(standing_of(state, row), hint=row["reason"] or ""),
-                *(Cell(shown(row["point"].get(name))) for name in state["fields"]),
+                *(Cell(setting_text(row["point"].get(name))) for name in state["fields"]),
                 *(Cell(figure_text(state, row, name)) for name, *_ in columns),
                 Cell(same),
             ]
@@ -173,7 +173,7 @@ def verdict(plan: SweepPlan, trials: Sequence[Trial], best: Trial) -> str:
     """What the best trial means, in a sentence or two."""
     figures = best.figures
     assert figures is not None and figures.value is not None
-    settings = ", ".join(f"{field} {shown(value)}" for field, value in best.point.items())
+    settings = ", ".join(f"{field} {setting_text(value)}" for field, value in best.point.items())
     objective = plan.chooser.objective
     title = OBJECTIVES[objective][0]
     gain = _gain(plan, trials, best, figures.value)

@@ -210,10 +210,7 @@ class Sweep(Experiment):
                 NO_PAIR + (skipped.reason if skipped else "See its runs in the log for the reason.")
             )
         with self._trials_lock:
-            objective, reference = self.plan.chooser.objective, self.store.reference(self.id)
-            figures = figures_of(pairs, objective, reference)
-            if reference is None and figures.plain_tok_s:
-                self.store.set_reference(self.id, figures.plain_tok_s)
+            figures = self.trials.figures(pairs)
         if not running.pruned:
             return "measured", figures, ""
         num_turns = self.plan.num_turns

@@ -37,8 +37,8 @@ from storage.dialects import advisory_lock, engine_options, refuse_once_removed,
 
 MAX_NAME = 80
 MAX_LISTED = 1000
-REFERENCE, TRIALS = "reference_tok_s", "trials"
-"""Attributes of a study: what tok/s are counted from, and how many trials if not as planned."""
+TRIALS = "trials"
+"""Attribute of a study: how many trials the sweep has, if not as planned."""
 SCHEMA = "sweeps"
 BUSY_TIMEOUT_S = 15
 
@@ -161,16 +161,6 @@ class SweepStore:
         taken = {head.name for head in self.heads()}
         names = (name if i == 1 else f"{name}-{i}" for i in range(1, len(taken) + 2))
         return next(one for one in names if one not in taken)
-
-    # ---- what tok/s are counted from
-
-    def reference(self, sweep_id: str) -> float | None:
-        """tok/s of plain decoding in the sweep's first trial; None before it."""
-        reference: float | None = self.study(sweep_id).user_attrs.get(REFERENCE)
-        return reference
-
-    def set_reference(self, sweep_id: str, tok_s: float) -> None:
-        self.study(sweep_id).set_user_attr(REFERENCE, tok_s)
 
     # ---- copies, and sweeps of older versions
 

@@ -62,9 +62,9 @@ class Figures:
     @classmethod
     def stored(cls, values: Mapping[str, Any]) -> Self:
         """As JSON has it, without what other versions kept."""
-        known = {one.name: values[one.name] for one in fields(cls) if one.name in values}
+        values_by_name = {one.name: values[one.name] for one in fields(cls) if one.name in values}
         counts = {key: Counts(*each) for key, each in values.get("counts", {}).items()}
-        return cls(**{**known, "counts": counts})
+        return cls(**{**values_by_name, "counts": counts})
 
 
 def figures_of(

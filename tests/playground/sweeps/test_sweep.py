@@ -12,7 +12,7 @@ from optuna.trial import TrialState
 from engine.drafters.eagle.methods import EagleConfig
 from engine.errors import ConfigError, OutOfMemoryError, SourceError
 from playground.experiments.job import BrokenOffError, Progress
-from playground.experiments.sweep.chooser import SweepError
+from playground.experiments.sweep.chooser import REFERENCE, SweepError
 from playground.experiments.sweep.report import best_of, state_of
 from playground.experiments.sweep.search import Sweep
 from playground.experiments.sweep.store import SweepStore
@@ -62,7 +62,7 @@ def test_what_drifts_divides_out_of_tok_s_and_speedup(store: SweepStore) -> None
         assert values(sweep.trials()) == pytest.approx(expected)
         raw = [t.figures.tok_s or 0.0 for t in sweep.trials() if t.figures]
         assert raw[0] > raw[1] > raw[2], "the machine did slow down"
-    assert store.reference(sweep.row.id) == pytest.approx(PLAIN_TOK_S)
+    assert sweep.study.user_attrs[REFERENCE] == pytest.approx(PLAIN_TOK_S)
 
 
 def test_mat_counts_steps_not_time(store: SweepStore) -> None:

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +12,7 @@ from typer.testing import CliRunner
 from playground.cli.main import app
 from playground.experiments.sweep.store import StoredSweep, SweepStore
 from playground.host.methods import choose_method
-from storage import RunLog, RunQuery
+from storage import RunLog
 from tests.models import save_tiny
 
 ROOT = Path(__file__).parents[3]
@@ -107,56 +103,3 @@ def stored(db: Path) -> dict[str, StoredSweep]:
     with RunLog.open(str(db)) as log:
         store = SweepStore(log)
         return {head.name: store.load(head.name) for head in store.heads()}
-
-
-@pytest.mark.slow
-def test_a_killed_sweep_resumes_to_exactly_what_was_planned(folder: Path, tmp_path: Path) -> None:
-    """The whole program, killed in the middle of a trial without a chance to clean up."""
-    db = tmp_path / "runs.db"
-    asked = arguments(folder, db, "--vary", "max_draft_len=1:30", "--trials", 5, "--name", "k")
-    with subprocess.Popen(
-        [sys.executable, "app.py", *asked, "--max-new-tokens", "200"],
-        cwd=ROOT,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    ) as process:
-        try:
-            running = wait_for_a_trial_in_the_middle(process, db)
-        finally:
-            process.kill()
-    assert process.returncode == -signal.SIGKILL
-    sweep = stored(db)["k"]
-    assert sweep.row.status == "interrupted"
-    broken_off = sweep.trials()[-1]
-    assert broken_off.outcome == "running" and broken_off.number >= running  # it went on meanwhile
-    answers = whole_answers(db)
-    state = json.loads(invoke("sweep", "--db", db, "--resume", "k", "--json").stdout)
-    assert state["status"] == "completed"
-    assert [row["outcome"] for row in state["trials"]] == ["measured"] * 5
-    points = [row["point"]["max_draft_len"] for row in state["trials"]]
-    assert len(set(points)) == 5 and broken_off.point["max_draft_len"] in points
-    assert answers <= whole_answers(db), "nothing that was measured is lost"
-    assert len(whole_answers(db)) == 5 * 2 * state["trials"][0]["figures"]["num_prompts"]
-
-
-def wait_for_a_trial_in_the_middle(process: subprocess.Popen[bytes], db: Path) -> int:
-    """Until one trial is done and the next has an answer; returns the next one's number."""
-    end = time.monotonic() + WAIT_S
-    while time.monotonic() < end:
-        assert process.poll() is None, "it ended before it could be killed"
-        time.sleep(0.1)
-        if not db.exists():
-            continue
-        sweep = stored(db).get("k")
-        trials = [] if sweep is None else sweep.trials()
-        if len(trials) == 2 and len(whole_answers(db)) > 2 * trials[0].figures.num_prompts:  # type: ignore[union-attr]
-            return trials[1].number
-    raise AssertionError("it took too long")
-
-
-def whole_answers(db: Path) -> set[str]:
-    """Ids of the finished runs in the log."""
-    log = RunLog.open(str(db))
-    found = {run.id for run in log.find(RunQuery(status="completed", limit=1000)).rows}
-    log.close()
-    return found
