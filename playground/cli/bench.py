@@ -268,13 +268,11 @@ def conduct(
     heading: Callable[[Mapping[str, Any]], str],
     *,
     resume: bool,
-    message: Callable[[Progress], str] = lambda progress: progress.message,
 ) -> Summary:
     """Load the target or start workers, measure an experiment, and free them again.
 
     Args:
         heading: printed before it begins; from the environment that it is measured in.
-        message: what is being done.
     """
     from playground.cli.tables import Terminal, progress_bar
 
@@ -297,15 +295,14 @@ def conduct(
             experiment.begin(options.name)
         console.print(heading(here), highlight=False)
         with until_interrupt() as stopped, progress_bar(console) as bar:
-            show = lambda progress: show_progress(bar, progress, message(progress))  # noqa: E731
-            experiment.watch(show, stopped)
+            experiment.watch(partial(show_progress, bar), stopped)
             return experiment.conduct(measure)
 
 
-def show_progress(bar: Callable[..., None], progress: Progress, message: str) -> None:
+def show_progress(bar: Callable[..., None], progress: Progress) -> None:
     """How far an experiment is, and how long it will take."""
     from playground.experiments.job import time_left
 
     failed = f", {progress.num_failed} failed" if progress.num_failed else ""
-    note = f"{time_left(progress.eta_s)} {message}{failed}"
+    note = f"{time_left(progress.eta_s)} {progress.message}{failed}"
     bar(progress.num_done, total=progress.num_planned, note=note.strip())

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from playground.experiments.job import Progress
     from playground.experiments.sweep.plan import SweepPlan
     from playground.experiments.sweep.store import StoredSweep
 
@@ -127,25 +126,12 @@ def sweep(options: SweepOptions) -> None:
         def heading(here: Mapping[str, Any]) -> str:
             return f"sweep {store.load(experiment.id).row.name}: {about(plan)}"
 
-        resume = resumed is not None
-        summary = conduct(options, experiment, heading, resume=resume, message=_message)
+        summary = conduct(options, experiment, heading, resume=resumed is not None)
         stored = store.load(experiment.id)
         _show(options, stored, console)
     if summary.cancelled:
         console.print(f"Stopped. Resume with: app.py sweep --resume {stored.row.name}")
         raise typer.Exit(EXIT_INTERRUPTED)
-
-
-def _message(progress: Progress) -> str:
-    """The point that is measured, and how far it is."""
-    from playground.experiments.space import setting_text
-
-    trial = progress.trial
-    if trial is None:
-        return progress.message
-    point = ", ".join(f"{name} {setting_text(value)}" for name, value in trial.point.items())
-    answered = f"{trial.num_pairs} of {trial.num_planned} answered"
-    return f"{point} · {answered if trial.num_pairs else progress.message}"
 
 
 def _show(options: SweepOptions, sweep: StoredSweep, console: Console) -> None:

@@ -11,7 +11,6 @@ worker that dies; the caller repeats what was lost, starting from what the log a
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -236,7 +235,7 @@ class Workers:
         cores = ray.util.placement_group([{key: n for key, n in resources.items() if n}])
         actor, who = None, "A worker"
         try:
-            self._await(cores.ready(), QUEUE_S)
+            self._await_cores(cores)
             actor_class = ray.remote(
                 num_cpus=self._cpus,
                 num_gpus=self._gpus,
@@ -268,23 +267,30 @@ class Workers:
         import ray
 
         with suppress(Exception):  # whatever it is, the worker is gone
-            if actor is not None:
-                ray.kill(actor)
+            ray.kill(actor)
+        with suppress(Exception):
             ray.util.remove_placement_group(cores)
 
-    def _await(self, answer: Any, most_s: float = math.inf) -> Any:
+    def _await(self, answer: Any) -> Any:
         """What a worker answers; raises CancelledError when nobody waits for it any more."""
         import ray
 
-        until = time.monotonic() + most_s
         while not ray.wait([answer], timeout=LOOK_S)[0]:
-            if self._closing.is_set() or self._cancelled():
-                raise CancelledError
+            self._check_wanted()
+        return ray.get(answer)
+
+    def _await_cores(self, cores: Any) -> None:
+        until = time.monotonic() + QUEUE_S
+        while not cores.wait(LOOK_S):
+            self._check_wanted()
             if time.monotonic() > until:
                 raise ConfigError(
-                    f"Ray has no cores for it within {most_s:g} s; others may hold them."
+                    f"Ray has no cores for it within {QUEUE_S:g} s; others may hold them."
                 )
-        return ray.get(answer)
+
+    def _check_wanted(self) -> None:
+        if self._closing.is_set() or self._cancelled():
+            raise CancelledError
 
     def _check(self, about: About) -> None:
         """Raises ConfigError: it has another version, or cannot reach the log."""

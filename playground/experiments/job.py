@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from engine.drafters.base import BuildContext
 from engine.errors import ConfigError, PlaygroundError, TargetError
@@ -27,16 +27,6 @@ from storage import StorageError
 State = Literal["queued", "running", "completed", "cancelled", "failed"]
 Result = TypeVar("Result")
 WAIT_S = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class TrialProgress:
-    """The trial of a sweep that is running, and prompts that both methods have answered."""
-
-    number: int
-    point: Mapping[str, Any]
-    num_pairs: int
-    num_planned: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +45,6 @@ class Progress:
     eta_s: float | None
     num_failed: int = 0
     last: FinishedRequest | None = None
-    trial: TrialProgress | None = None
 
 
 def time_left(eta_s: float | None) -> str:

@@ -151,6 +151,11 @@ def setting_text(value: Scalar) -> str:
     return f"{value:.12g}" if isinstance(value, float) else str(value)
 
 
+def point_text(point: Point) -> str:
+    """`max_draft_len 4, lookup pool`."""
+    return ", ".join(f"{field} {setting_text(value)}" for field, value in point.items())
+
+
 class Vary(Settings):
     """One varied setting: a range (`low` to `high`, by `step` or by factors) or `values`."""
 

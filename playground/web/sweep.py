@@ -315,17 +315,8 @@ def number_of(trial: object) -> int | None:
 def state_text(state: Mapping[str, Any], job: Job | None) -> str:
     """Where a sweep is."""
     parts = [f"{state['num_done']} of {state['num_trials']} trials"]
-    now = job and job.progress
-    if job is not None and job.cancelled():
-        parts.append("stopping")
-    elif now and now.trial:
-        trial = now.trial
-        point = ", ".join(f"{name} {setting_text(value)}" for name, value in trial.point.items())
-        parts.append(f"trial {trial.number}: {point}")
-        parts += [f"{trial.num_pairs} of {trial.num_planned} answered", now.message]
-    else:
-        parts.append(STATUS_TEXTS[state["status"]])
-    return " · ".join(filter(None, parts))
+    parts.append(STATUS_TEXTS[state["status"]] if job is None else job.message)
+    return " · ".join(parts)
 
 
 def card_html(state: Mapping[str, Any], trial: Mapping[str, Any]) -> str:

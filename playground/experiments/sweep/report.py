@@ -19,7 +19,7 @@ from engine.errors import ConfigError
 from engine.formats import DASH
 from playground.experiments.report.columns import Cell
 from playground.experiments.report.statistics import is_apart
-from playground.experiments.space import Objective, setting_text
+from playground.experiments.space import Objective, point_text, setting_text
 from playground.experiments.sweep.plan import OBJECTIVES, SweepPlan
 from playground.experiments.sweep.store import StoredSweep
 from playground.experiments.sweep.trials import Trial, key_of, num_done
@@ -173,11 +173,10 @@ def verdict(plan: SweepPlan, trials: Sequence[Trial], best: Trial) -> str:
     """What the best trial means, in a sentence or two."""
     figures = best.figures
     assert figures is not None and figures.value is not None
-    settings = ", ".join(f"{field} {setting_text(value)}" for field, value in best.point.items())
     objective = plan.chooser.objective
     title = OBJECTIVES[objective][0]
-    gain = _gain(plan, trials, best, figures.value)
-    parts = [f"Best so far: {settings}, with {title} {_text(plan, figures.value)}{gain}."]
+    reached = f"{title} {_text(plan, figures.value)}{_gain(plan, trials, best, figures.value)}"
+    parts = [f"Best so far: {point_text(best.point)}, with {reached}."]
     ties = _numbers(as_good(best, trials, objective))
     if ties:
         more = f" and {len(ties) - MOST_NAMED} more" if len(ties) > MOST_NAMED else ""

@@ -21,10 +21,11 @@ from engine.errors import ConfigError, DrafterError, OutOfMemoryError
 from playground.experiments.cluster import WorkerLostError, Workers
 from playground.experiments.experiment import Experiment
 from playground.experiments.finished import FinishedRequest, Pair, finished_requests, in_pairs
-from playground.experiments.job import BrokenOffError, Progress, TrialProgress, submit
+from playground.experiments.job import BrokenOffError, Progress, submit
 from playground.experiments.measurement import Measurement, Summary
 from playground.experiments.plan import ExperimentPlan
 from playground.experiments.shards import measure_shard
+from playground.experiments.space import point_text
 from playground.experiments.sweep.chooser import MAX_TRIES, MIN_PAIRS, OptunaChooser
 from playground.experiments.sweep.plan import METHOD, SweepPlan
 from playground.experiments.sweep.store import SweepStore, database_errors
@@ -157,15 +158,12 @@ class Sweep(Experiment):
             self._broken.set()
             raise
 
-    def say(self, message: str, trial: TrialProgress | None = None) -> None:
-        """How far the sweep is."""
+    def say(self, message: str, begun: float = 0.0) -> None:
+        """How far the sweep is; `begun` is the share of the running trial that is done."""
         with self._trials_lock:
-            trials = self.trials
-            begun = 0.0 if trial is None else trial.num_pairs / max(1, trial.num_planned)
-            mean_s, num_left = trials.mean_s, trials.num_left
+            mean_s, num_left = self.trials.mean_s, self.trials.num_left
             eta_s = None if mean_s is None else mean_s * max(0.0, num_left - begun)
-            planned = self.plan.num_trials
-            self.tell(Progress(trials.num_done, planned, message, eta_s, trial=trial))
+            self.tell(Progress(self.trials.num_done, self.plan.num_trials, message, eta_s))
 
     # ---- one trial
 
@@ -276,8 +274,10 @@ class RunningTrial:
 
     def say(self, message: str) -> None:
         """What is being done."""
-        planned = self._sweep.plan.num_turns
-        self._sweep.say(message, TrialProgress(self.number, self.point, self.num_pairs, planned))
+        planned, point = self._sweep.plan.num_turns, point_text(self.point)
+        answered = f"{self.num_pairs} of {planned} answered"
+        share = self.num_pairs / planned
+        self._sweep.say(f"trial {self.number}: {point} · {answered} · {message}", share)
 
     def is_over(self) -> bool:
         """Whether the measuring is to end at once."""
