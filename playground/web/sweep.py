@@ -284,13 +284,13 @@ class Varied(Settings):
 
 def form_of(values: Mapping[str, Any]) -> dict[str, Any]:
     """What `plan_of_form` takes, from what the page's components hold."""
-    plan, values = (FormValues.of(values[name]).values for name in ("plan", "form"))
+    plan, form = (FormValues.of(values[name]).values for name in ("plan", "form"))
     varied = Varied.parse({"vary": values["vary"] or []}).vary
     return {
         **plan.get("plan", {}),
         **{name: values[name] for name in PICKED},
-        "settings": {k: v for k, v in values.get("settings", {}).items() if k not in varied},
-        "vary": [written(name, values.get(f"vary {name}", {})) for name in varied],
+        "settings": {k: v for k, v in form.get("settings", {}).items() if k not in varied},
+        "vary": [written(name, form.get(f"vary {name}", {})) for name in varied],
     }
 
 

@@ -18,6 +18,7 @@ from playground.experiments.sweep.service import Sweeps
 from playground.host.catalog import Catalog
 from playground.host.menu import MethodMenu
 from playground.host.runner import ClosingError, EngineHost
+from playground.web.sweep import PICKED, form_of
 from storage import RunLog, RunQuery
 from tests.playground.asks import busy, finished
 from tests.playground.asks import start as generate
@@ -281,3 +282,21 @@ def test_a_sweep_is_stopped_at_once_in_the_queue(service: Sweeps, host: EngineHo
             time.sleep(0.01)
         service.stop(name)
         assert ended(service, name)["status"] == "cancelled" and host.occupancy == (1, 0)
+
+
+def test_the_components_of_the_page_hold_a_plan(host: EngineHost) -> None:
+    values = {
+        **{name: asked()[name] for name in PICKED},
+        "vary": ["max_draft_len", "lookup"],
+        "form": {
+            "values": {
+                "vary max_draft_len": {"from": 1, "to": 4, "step": ""},
+                "vary lookup": {"values": ["pool"]},
+                "settings": {"max_draft_len": 9, "is_keep_all": False},
+            }
+        },
+        "plan": {"values": {"plan": {"mode": "grid", "max_new_tokens": "8"}}},
+    }
+    plan = plan_of_form(host.catalog, form_of(values))
+    assert [str(vary) for vary in plan.chooser.varied] == ["1:4", "pool"]
+    assert plan.swept.values["is_keep_all"] is False and plan.num_trials == 4
