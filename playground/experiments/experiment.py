@@ -44,10 +44,10 @@ def stored_experiment(
 ) -> tuple[Benchmark, ExperimentPlan]:
     """Its row, and its plan.
 
-    Raises ConfigError: no such experiment is in the log.
+    Raises ConfigError: no such experiment is in the log, or it is a sweep, which has a store.
     """
     row = log.benchmarks.get(benchmark_id)
-    if row is None:
+    if row is None or row.plan.get("kind") == "sweep":
         raise unknown_experiment(benchmark_id)
     return row, ExperimentPlan.stored(row.plan, types)
 
