@@ -21,7 +21,7 @@ from pathlib import Path
 from benchmarks import ROOT, TARGET, read_options
 from engine import formats
 from playground.experiments.report.statistics import is_apart
-from playground.experiments.sweep.report import as_good, best_of, shown_trials
+from playground.experiments.sweep.report import as_good, best_of
 from playground.experiments.sweep.store import SweepStore
 from playground.experiments.sweep.trials import Trial
 from storage import RunLog
@@ -62,9 +62,9 @@ def swept(db: str, asked: tuple[str, ...]) -> tuple[float, list[Trial]]:
     subprocess.run(command, cwd=ROOT, env=env, check=True, stdout=subprocess.DEVNULL)
     seconds = time.monotonic() - began_s
     with RunLog.open(db) as log:
-        store = SweepStore.beside(log)
+        store = SweepStore(log)
         try:
-            return seconds, shown_trials(store.load("s"))
+            return seconds, store.load("s").trials()
         finally:
             store.close()
 

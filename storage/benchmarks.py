@@ -27,7 +27,7 @@ from storage.records import (
     UnknownArtifactError,
     UnknownBenchmarkError,
 )
-from storage.schema import artifacts, benchmarks, digest, new_id, runs
+from storage.schema import IS_SWEEP, artifacts, benchmarks, digest, new_id, runs
 
 PLAIN = "Autoregressive"
 """Decoding type that speedups divide by."""
@@ -111,17 +111,28 @@ class Benchmarks:
             row = connection.execute(_HEADS.where(benchmarks.c.id == benchmark_id)).one_or_none()
         return None if row is None else BenchmarkHead(**row._mapping)
 
-    def list(self, limit: int = 50) -> tuple[BenchmarkHead, ...]:
-        """The newest benchmarks, newest first.
+    def list(self, limit: int = 50, *, sweeps: bool = False) -> tuple[BenchmarkHead, ...]:
+        """The newest benchmarks, or the newest sweeps, newest first.
 
         Raises:
             StorageError: limit out of range.
         """
         if not 1 <= limit <= MAX_LIST:
             raise StorageError(f"limit must be in [1, {MAX_LIST}], got {limit}.")
-        newest = _HEADS.order_by(benchmarks.c.created_at.desc(), benchmarks.c.id).limit(limit)
+        newest = _HEADS.where(IS_SWEEP if sweeps else ~IS_SWEEP)
+        newest = newest.order_by(benchmarks.c.created_at.desc(), benchmarks.c.id).limit(limit)
         with self._database.transaction(reading=True) as connection:
             return tuple(BenchmarkHead(**row._mapping) for row in connection.execute(newest))
+
+    def delete(self, benchmark_id: str) -> None:
+        """Forget a benchmark; its runs stay.
+
+        Raises:
+            UnknownBenchmarkError: no such benchmark.
+        """
+        with self._database.transaction() as connection:
+            _row(connection, benchmark_id)
+            connection.execute(benchmarks.delete().where(benchmarks.c.id == benchmark_id))
 
     def interrupt_dead(self, connection: sa.Connection) -> None:
         """Mark benchmarks whose process has ended as `interrupted`."""
@@ -153,8 +164,9 @@ def _benchmark(row: sa.Row[Any]) -> Benchmark:
 
 
 def _last_heartbeat(connection: sa.Connection, row: sa.Row[Any]) -> Any:
-    """When the benchmark or one of its runs was last written to."""
-    newest = sa.select(sa.func.max(runs.c.heartbeat_at)).where(runs.c.benchmark_id == row.id)
+    """When the benchmark or one of its runs was last written to; a sweep's carry a trial's id."""
+    own = sa.or_(runs.c.benchmark_id == row.id, runs.c.experiment == f"sweep:{row.id}")
+    newest = sa.select(sa.func.max(runs.c.heartbeat_at)).where(own)
     return max(row.heartbeat_at, connection.execute(newest).scalar() or row.heartbeat_at)
 
 

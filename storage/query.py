@@ -32,6 +32,7 @@ from storage.records import (
     names_of,
 )
 from storage.schema import (
+    IS_SWEEP,
     benchmarks,
     labels,
     run_details,
@@ -349,7 +350,7 @@ class RunReader:
 
     def facets(self) -> Facets:
         """The different values of what can be filtered by."""
-        newest = sa.select(benchmarks.c.id, benchmarks.c.name)
+        newest = sa.select(benchmarks.c.id, benchmarks.c.name).where(~IS_SWEEP)
         newest = newest.order_by(benchmarks.c.created_at.desc()).limit(MAX_FACETS)
         with self._reading() as connection:
 

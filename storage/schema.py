@@ -291,6 +291,10 @@ benchmarks = Table(
     Index(None, "created_at"),
 )
 
+_SWEEP = '{"kind":"sweep"'
+IS_SWEEP = sa.func.substr(sa.type_coerce(benchmarks.c.plan, sa.Text), 1, len(_SWEEP)) == _SWEEP
+"""Rows of `benchmarks` that are sweeps; their plans have the kind in front."""
+
 artifacts = Table(
     "artifacts",
     metadata,

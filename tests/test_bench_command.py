@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from typer.testing import CliRunner
 from engine.errors import ConfigError
 from playground.cli.bench import configurations_of
 from playground.cli.main import app
-from playground.experiments.plan import BASELINE_NAME, ExperimentPlan
+from playground.experiments.plan import BASELINE_NAME
 from storage import RunLog, StorageError
 from tests.models import save_tiny
 from tests.playground.bench.requests import runs_of
@@ -146,36 +145,19 @@ def test_csv_has_a_line_per_configuration_and_group(folder: Path, questions: Pat
     assert int(rows[-1]["pairs"]) == 4
 
 
-def test_csv_is_written_to_a_file_beside_the_tables(
+def test_files_are_written_beside_the_tables_and_no_save_leaves_no_log(
     folder: Path, questions: Path, tmp_path: Path
 ) -> None:
-    file = tmp_path / "new" / "speedups.csv"
+    db, csv_file, page = (tmp_path / name for name in ("none.sqlite3", "new/a.csv", "b/a.html"))
     out = bench(
-        *(folder, "--suite", questions, "--methods", "ngram", "--csv", file, "--no-save"),
-        *("--max-new-tokens", 3, "--limit-per-category", 1, "--categories", "qa"),
+        *(folder, "--suite", questions, "--methods", "ngram", "--no-save", "--db", db),
+        *("--csv", csv_file, "--html", page, "--max-new-tokens", 3),
+        *("--limit-per-category", 1, "--categories", "qa"),
     )
-    assert "speedup" in out.stdout and file.read_text().startswith("configuration,")
-
-
-def test_the_report_is_written_as_a_page_whose_command_names_the_methods(
-    folder: Path, questions: Path, tmp_path: Path
-) -> None:
-    file = tmp_path / "shared" / "report.html"
-    bench(
-        *(folder, "--suite", questions, "--methods", "ngram", "--html", file, "--no-save"),
-        *("--max-new-tokens", 3, "--limit-per-category", 1, "--categories", "qa"),
-    )
-    page = file.read_text()
-    assert page.startswith("<!doctype html>") and "<script" not in page
-    assert f"--target {folder}" in page and "NGram name=ngram" in page
-
-
-def test_no_save_leaves_no_log(folder: Path, questions: Path, tmp_path: Path) -> None:
-    db = tmp_path / "none.sqlite3"
-    bench(
-        *(folder, "--suite", questions, "--no-save", "--db", db, "--csv", "-"),
-        *("--max-new-tokens", 2, "--limit-per-category", 1, "--categories", "qa"),
-    )
+    assert "speedup" in out.stdout and csv_file.read_text().startswith("configuration,")
+    text = page.read_text()
+    assert text.startswith("<!doctype html>") and "<script" not in text
+    assert f"--target {folder}" in text and "NGram name=ngram" in text
     assert not db.exists()
 
 
@@ -219,14 +201,6 @@ def test_configurations_have_names_and_their_own_settings(tmp_path: Path) -> Non
         configurations_of(["NGram max_draft_length=3"])
 
 
-def completed(log: RunLog, benchmark_id: str) -> dict[tuple[tuple[str, str], ...], str]:
-    """Run ids by labels."""
-    runs = [run for run in runs_of(log, benchmark_id) if run.status == "completed"]
-    found = {tuple(sorted(run.labels.items())): run.id for run in runs}
-    assert len(found) == len(runs), "a request was completed twice"
-    return found
-
-
 def started(db: Path, process: subprocess.Popen[bytes], at_least: int) -> str:
     """The benchmark's id, once so many of its requests are done."""
     deadline = time.monotonic() + 120
@@ -240,48 +214,12 @@ def started(db: Path, process: subprocess.Popen[bytes], at_least: int) -> str:
             continue
         try:
             known = log.benchmarks.list(1)
-            if known and len(completed(log, known[0].id)) >= at_least:
+            runs = runs_of(log, known[0].id) if known else ()
+            if sum(run.status == "completed" for run in runs) >= at_least:
                 return known[0].id
         finally:
             log.close()
     raise AssertionError(f"the benchmark never got so far (exit code {process.poll()})")
-
-
-@pytest.mark.slow
-def test_a_killed_process_loses_one_request_and_a_resume_does_the_rest(
-    folder: Path, questions: Path, tmp_path: Path
-) -> None:
-    db = tmp_path / "runs.sqlite3"
-    words = ["bench", "--target", folder, "--dtype", "float32", "--db", db, "--suite", questions]
-    words += ["--methods", "ngram,suffix", "--repeats", 6, "--max-new-tokens", 40, "--ignore-eos"]
-    process = subprocess.Popen(
-        [sys.executable, "app.py", *map(str, words)],
-        cwd=ROOT,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        benchmark_id = started(db, process, at_least=5)
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-
-    log = RunLog.open(str(db))
-    stored = log.benchmarks.get(benchmark_id)
-    assert stored is not None and stored.status == "interrupted"
-    plan = ExperimentPlan.stored(stored.plan)
-    kept = completed(log, benchmark_id)
-    statuses = Counter(run.status for run in runs_of(log, benchmark_id))
-    log.close()
-    assert 5 <= len(kept) < plan.num_requests == 4 * 3 * 6
-    assert statuses["interrupted"] <= 1 and set(statuses) <= {"completed", "interrupted"}
-
-    out = bench(folder, "--db", db, "--resume", benchmark_id, "--json")
-    assert json.loads(out.stdout)["status"] == "completed"
-    log = RunLog.open(str(db))
-    done = completed(log, benchmark_id)
-    log.close()
-    assert len(done) == plan.num_requests and kept.items() <= done.items()
 
 
 @pytest.mark.slow

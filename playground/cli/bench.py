@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from engine.model.sources import TargetSpec
+    from playground.experiments.experiment import Experiment
     from playground.experiments.job import Progress
     from playground.experiments.measurement import Summary
     from playground.experiments.plan import Configuration, ExperimentPlan, Item
@@ -74,7 +75,14 @@ class WorkloadOptions(LogOptions, SamplingOptions, TargetOptions):
 
 
 @dataclass(kw_only=True)
-class BenchOptions(WorkloadOptions, RayOptions):
+class ExperimentOptions(WorkloadOptions, RayOptions):
+    """What `bench` and `sweep` share."""
+
+    name: str = option("", "Name of the experiment in the log.")
+
+
+@dataclass(kw_only=True)
+class BenchOptions(ExperimentOptions):
     methods: str | None = option(None, "Methods to measure, by name: ngram,suffix.", metavar="A,B")
     method: list[str] = option(
         [],
@@ -123,7 +131,7 @@ class BenchOptions(WorkloadOptions, RayOptions):
 def bench(options: BenchOptions) -> None:
     """Measure methods against plain decoding over suites of prompts, one request at a time."""
     from engine.errors import ConfigError
-    from playground.cli.tables import Terminal, progress_bar
+    from playground.cli.tables import Terminal
     from playground.experiments.experiment import Experiment, stored_experiment
     from storage import RunLog
 
@@ -133,37 +141,21 @@ def bench(options: BenchOptions) -> None:
     if options.ray and not options.save:
         raise ConfigError("--ray needs a run log that its workers can reach. Drop --no-save.")
     url = options.log_url if options.save else None
-    with RunLog.open(url) as log, ExitStack() as stack:
+    with RunLog.open(url) as log:
         resumed = options.resume
         plan = stored_experiment(log, resumed)[1].runnable if resumed else options.plan()
-        if (pool := options.pool) is not None:
-            on = (pool, plan.target, plan.dtype, options.log_url)
-            workers = stack.enter_context(options.on_workers(*on))
-            here = workers.environment
-        else:
-            models = stack.enter_context(options.models(plan.target, plan.dtype))
-            here = models.build_context().target.environment()
         experiment = Experiment(log, plan, benchmark_id=resumed)
-        if resumed:
-            experiment.check_target(here)
-            log.benchmarks.resume(resumed)
-        else:
-            experiment.begin(options.name)
-        how = "greedy" if plan.sampling.greedy else f"temperature {plan.sampling.temperature:g}"
-        console.print(
-            f"{here['target']} · {here['dtype']} · {here['device_name']} · {how} · concurrency 1\n"
-            f"{plan.extent}: {', '.join(c.name for c in plan.configurations)}"
-            + (f"\nbenchmark {experiment.id}" if options.save else ""),
-            highlight=False,
-        )
-        with until_interrupt() as stopped, progress_bar(console) as bar:
-            experiment.watch(partial(show_progress, bar), stopped)
-            summary = experiment.conduct(
-                (lambda: experiment.measure(models.build_context()))
-                if pool is None
-                else (lambda: experiment.measure_by(workers))
+
+        def heading(here: Mapping[str, Any]) -> str:
+            how = "greedy" if plan.sampling.greedy else f"temperature {plan.sampling.temperature:g}"
+            device = f"{here['target']} · {here['dtype']} · {here['device_name']}"
+            return (
+                f"{device} · {how} · concurrency 1\n"
+                f"{plan.extent}: {', '.join(c.name for c in plan.configurations)}"
+                + (f"\nbenchmark {experiment.id}" if options.save else "")
             )
-        stack.close()  # the target, or its workers
+
+        summary = conduct(options, experiment, heading, resume=resumed is not None)
         _show(options, log, experiment.id, summary, console)
     if summary.cancelled:
         raise typer.Exit(EXIT_INTERRUPTED)
@@ -239,7 +231,7 @@ def configurations_of(
             )
         for name in [whose] if whose else own:
             own[name].append(f"{setting}{equals}{value}")
-    found = []
+    configurations = []
     for name, method, inline in specs:
         config = choose_method(method, [*inline, *own[name]], report=remark)
         preset = presets.methods().get(method)
@@ -248,8 +240,8 @@ def configurations_of(
             title = preset.title
         elif name != config.decoding_type:
             title = f"{title}: {name}"
-        found.append(Configuration(name, title, config))
-    return tuple(found)
+        configurations.append(Configuration(name, title, config))
+    return tuple(configurations)
 
 
 def _spec(text: str) -> tuple[str, str, list[str]]:
@@ -270,10 +262,47 @@ def _spec(text: str) -> tuple[str, str, list[str]]:
 # ---- running
 
 
-def show_progress(bar: Callable[..., None], progress: Progress, message: str | None = None) -> None:
+def conduct(
+    options: ExperimentOptions,
+    experiment: Experiment,
+    heading: Callable[[Mapping[str, Any]], str],
+    *,
+    resume: bool,
+) -> Summary:
+    """Load the target or start workers, measure an experiment, and free them again.
+
+    Args:
+        heading: printed before it begins; from the environment that it is measured in.
+    """
+    from playground.cli.tables import Terminal, progress_bar
+
+    console, plan = Terminal(stderr=True), experiment.plan
+    with ExitStack() as stack:
+        measure: Callable[[], Summary]
+        if (pool := options.pool) is not None:
+            on = (pool, plan.target, plan.dtype, options.log_url)
+            one_device = experiment.one_device
+            workers = stack.enter_context(options.on_workers(*on, one_device=one_device))
+            here, measure = workers.environment, partial(experiment.measure_by, workers)
+        else:
+            models = stack.enter_context(options.models(plan.target, plan.dtype))
+            bench = models.build_context()
+            here, measure = bench.target.environment(), partial(experiment.measure, bench)
+        if resume:
+            experiment.check_target(here)
+            experiment.log.benchmarks.resume(experiment.id)
+        else:
+            experiment.begin(options.name)
+        console.print(heading(here), highlight=False)
+        with until_interrupt() as stopped, progress_bar(console) as bar:
+            experiment.watch(partial(show_progress, bar), stopped)
+            return experiment.conduct(measure)
+
+
+def show_progress(bar: Callable[..., None], progress: Progress) -> None:
     """How far an experiment is, and how long it will take."""
     from playground.experiments.job import time_left
 
     failed = f", {progress.num_failed} failed" if progress.num_failed else ""
-    note = f"{time_left(progress.eta_s)} {message or progress.message}{failed}"
+    note = f"{time_left(progress.eta_s)} {progress.message}{failed}"
     bar(progress.num_done, total=progress.num_planned, note=note.strip())

@@ -183,15 +183,16 @@ def copy(options: CopyOptions) -> None:
                     err=True,
                 )
         with (
-            closing(SweepStore.beside(source)) as theirs,
-            closing(SweepStore.beside(into)) as ours,
+            closing(SweepStore(source)) as theirs,
+            closing(SweepStore(into)) as ours,
         ):
             sweeps = ours.copy_from(theirs)
     for source_id, own_id in progress.renamed.items():
         say(f"{source_id}: another run has this id; copied as {own_id}")
     say(
         f"{progress.runs} runs copied, {progress.present} were already there; "
-        f"{progress.benchmarks} benchmarks, {progress.artifacts} measurements, {sweeps} sweeps"
+        f"{progress.benchmarks} experiments, {progress.artifacts} measurements, trials of "
+        f"{sweeps} sweeps"
     )
     if progress.running:
         say(f"{progress.running} runs go on. Copy again when they have ended.", err=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,16 +11,14 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from engine.safe_text import json_text
-from playground.cli.bench import WorkloadOptions, show_progress
+from playground.cli.bench import ExperimentOptions, conduct
 from playground.cli.options import (
     EXIT_INTERRUPTED,
     METHOD_HELP,
     MethodOptions,
-    RayOptions,
     option,
     put,
     takes,
-    until_interrupt,
     write_files,
 )
 
@@ -28,15 +26,14 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from playground.experiments.job import Progress
     from playground.experiments.sweep.plan import SweepPlan
-    from playground.experiments.sweep.store import Sweep
+    from playground.experiments.sweep.store import StoredSweep
 
 DEFAULT_TRIALS = 20
 
 
 @dataclass(kw_only=True)
-class SweepOptions(WorkloadOptions, MethodOptions, RayOptions):
+class SweepOptions(ExperimentOptions, MethodOptions):
     """Options of `sweep`."""
 
     method: str = option("", METHOD_HELP)
@@ -73,8 +70,9 @@ class SweepOptions(WorkloadOptions, MethodOptions, RayOptions):
         """Raises ConfigError: naming the option that is wrong."""
         import presets
         from engine.errors import ConfigError
+        from playground.experiments.plan import Configuration
+        from playground.experiments.space import OptunaSearch
         from playground.experiments.sweep.plan import SweepPlan
-        from playground.experiments.sweep.space import parse_vary
 
         if self.grid and self.trials is not None:
             raise ConfigError(
@@ -88,21 +86,22 @@ class SweepOptions(WorkloadOptions, MethodOptions, RayOptions):
         base = self.config()
         preset = presets.methods().get(self.method)
         items = self.items()
+        title = type(base).title if preset is None else preset.title
+        search = {
+            "varied": self.vary,
+            "objective": self.objective,
+            "mode": "grid" if self.grid else "search",
+            "trials": DEFAULT_TRIALS if self.trials is None else self.trials,
+            "prune": self.prune,
+            "seed": self.seed,
+        }
         return SweepPlan.parse(
             {
                 "target": self.target_spec(),
                 "dtype": self.dtype,
-                "method": self.method,
-                "title": type(base).title if preset is None else preset.title,
-                "base": base,
-                "varied": [parse_vary(text) for text in self.vary],
-                "objective": self.objective,
-                "mode": "grid" if self.grid else "search",
-                "trials": DEFAULT_TRIALS if self.trials is None else self.trials,
-                "prune": self.prune,
-                "seed": self.seed,
+                "chooser": OptunaSearch.parse(search),
+                "configurations": [Configuration(self.method, title, base)],
                 "items": items,
-                "suite": " + ".join(self.suites),
                 "repeats": self.repeats,
                 "sampling": self.sampling,
                 "limits": self.limits(),
@@ -113,56 +112,29 @@ class SweepOptions(WorkloadOptions, MethodOptions, RayOptions):
 @takes(SweepOptions)
 def sweep(options: SweepOptions) -> None:
     """Measure many settings of one method and find the best, by search or grid."""
-    from playground.cli.tables import Terminal, progress_bar
-    from playground.experiments.sweep.point import measure_by, measure_on
+    from playground.cli.tables import Terminal
     from playground.experiments.sweep.report import about
-    from playground.experiments.sweep.run import run_sweep
+    from playground.experiments.sweep.search import Sweep
     from playground.experiments.sweep.store import SweepStore
-    from playground.host.environment import environment
 
     console = Terminal(stderr=True)
-    with options.open_log() as log, closing(SweepStore.beside(log)) as store, ExitStack() as stack:
-        begun = store.reopen(options.resume, options.trials) if options.resume else None
-        plan = options.plan() if begun is None else begun.plan
-        if (pool := options.pool) is not None:
-            on = (pool, plan.target, plan.dtype, options.log_url)
-            workers = stack.enter_context(options.on_workers(*on, one_device=True))
-            here, parallel = workers.environment, workers.size
-        else:
-            bench = stack.enter_context(options.models(plan.target, plan.dtype)).build_context()
-            here, parallel = environment(bench.target), 1
-        found = store.create(plan, options.name or None) if begun is None else begun
-        found.check_target(here)
-        measure = measure_on(bench, log, plan) if pool is None else measure_by(workers, plan)
-        console.print(f"sweep {found.name}: {about(found.plan)}")
-        with until_interrupt() as stopped, progress_bar(console) as bar:
-            ended = run_sweep(
-                found,
-                measure,
-                parallel=parallel,
-                tell=lambda progress: show_progress(bar, progress, _message(progress)),
-                cancelled=stopped,
-            )
-        stack.close()  # the target, or its workers
-        _show(options, found, console)
-    if ended == "stopped":
-        console.print(f"Stopped. Resume with: app.py sweep --resume {found.name}")
+    with options.open_log() as log, closing(SweepStore(log)) as store:
+        resumed = store.reopen(options.resume, options.trials) if options.resume else None
+        plan = options.plan() if resumed is None else resumed.plan
+        experiment = Sweep(store, plan, benchmark_id=None if resumed is None else resumed.row.id)
+
+        def heading(here: Mapping[str, Any]) -> str:
+            return f"sweep {store.load(experiment.id).row.name}: {about(plan)}"
+
+        summary = conduct(options, experiment, heading, resume=resumed is not None)
+        stored = store.load(experiment.id)
+        _show(options, stored, console)
+    if summary.cancelled:
+        console.print(f"Stopped. Resume with: app.py sweep --resume {stored.row.name}")
         raise typer.Exit(EXIT_INTERRUPTED)
 
 
-def _message(progress: Progress) -> str:
-    """The point that is measured, and how far it is."""
-    from playground.experiments.sweep.space import shown
-
-    trial = progress.trial
-    if trial is None:
-        return progress.message
-    point = ", ".join(f"{name} {shown(value)}" for name, value in trial.point.items())
-    answered = f"{trial.num_pairs} of {trial.num_planned} answered"
-    return f"{point} · {answered if trial.num_pairs else progress.message}"
-
-
-def _show(options: SweepOptions, sweep: Sweep, console: Console) -> None:
+def _show(options: SweepOptions, sweep: StoredSweep, console: Console) -> None:
     from playground.cli.tables import print_wide
     from playground.experiments.sweep.report import preset_yaml, state_of
 

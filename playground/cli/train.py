@@ -240,11 +240,10 @@ def _train_on(
     progress = dict.fromkeys(tasks, 0.0)
     with until_interrupt() as interrupted, progress_bar(console, "Training") as bar:
 
-        def update(name: str, event: TrainMetrics) -> bool:
+        def update(name: str, event: TrainMetrics) -> None:
             progress[name] = event.step / event.num_steps
             note = f"{Path(name).name}: {_note(event)}"
             bar(sum(progress.values()), total=len(tasks), note=note)
-            return True
 
         scores = workers.do_all(tasks, tell=update, cancelled=interrupted)
     if interrupted():

@@ -11,13 +11,13 @@ worker that dies; the caller repeats what was lost, starting from what the log a
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -25,7 +25,7 @@ from engine.errors import ConfigError, PlaygroundError, first_line
 from playground.experiments.job import Job, Progress
 from playground.experiments.measurement import check_same_target
 from playground.experiments.plan import Workload
-from playground.experiments.pool import Pool, are_free, connected, room_of
+from playground.experiments.pool import Pool, connected, worker_capacity
 from playground.experiments.worker import About, Task, Worker, WorkerConfig, program
 from playground.host.runner import EngineHost
 
@@ -34,8 +34,6 @@ LOOK_S = 0.3
 """So often the driver asks a worker how far it is."""
 QUEUE_S = 120.0
 """Longest wait for cores that others hold."""
-START_S = 900.0
-"""Longest wait for a process that has its cores: a busy machine imports for minutes."""
 MAX_LOST = 3
 """Workers that a task may lose in a row without getting any further."""
 WORK = "work"
@@ -43,7 +41,7 @@ WORK = "work"
 
 
 class WorkerLostError(PlaygroundError):
-    """A worker died over its task, which another may do again."""
+    """Worker after worker died over a task."""
 
 
 class NoWorkerError(PlaygroundError):
@@ -52,9 +50,10 @@ class NoWorkerError(PlaygroundError):
 
 @dataclass(frozen=True, slots=True)
 class _Handle:
-    """A worker from the driver's side."""
+    """A worker from the driver's side, in the cores that are reserved for it."""
 
     actor: Any
+    cores: Any
     about: About
 
 
@@ -85,13 +84,12 @@ class Workers:
         """
         self._config, self._one_device = config, one_device
         self._cancelled, self._closing = cancelled, threading.Event()
-        self._gpus, self._cpus, size = room_of(pool)
+        self._gpus, self._cpus, size = worker_capacity(pool)
         self._lock = threading.Lock()
         self._free: SimpleQueue[_Handle | None] = SimpleQueue()
         self._handles: list[_Handle] = []
-        self._busy: dict[str, object] = {}
+        self._busy: dict[str, str] = {}
         self.refused: list[str] = []
-        self._patience_s = START_S if are_free(size * self._cpus, size * self._gpus) else QUEUE_S
         try:
             with ThreadPoolExecutor(size) as threads:
                 try:
@@ -119,160 +117,180 @@ class Workers:
     def rows(self) -> list[tuple[str, str, str]]:
         """Every worker: name, device, what it does."""
         with self._lock:
-            handles = list(self._handles)
-        return [
-            (one.about.name, one.about.device, str(self._busy.get(one.about.name, "idle")))
-            for one in handles
-        ]
+            workers = [handle.about for handle in self._handles]
+        return [(one.name, one.device, self._busy.get(one.name, "idle")) for one in workers]
 
     def do(
         self,
         task: Task,
         *,
-        taken: Callable[[About], object] = lambda about: None,
         tell: Callable[[Any], object] = lambda message: None,
         cancelled: Callable[[], bool] = lambda: False,
         title: str = "working",
     ) -> Any:
-        """Have a free worker do this; returns what came of it.
+        """Have a free worker do this, another one where it dies; returns what came of it.
 
         Args:
-            taken: told which worker does it.
+            tell: receives the task's messages.
             title: what the worker is said to do.
 
         Raises:
-            WorkerLostError: it died; another worker has taken its place.
+            WorkerLostError: worker after worker died, and it got no further.
             NoWorkerError: none is left.
             PlaygroundError, StorageError: as the task raised it.
         """
+        num_lost = 0
+
+        def receive(message: Any) -> None:
+            nonlocal num_lost
+            if not isinstance(message, Progress) or message.last is not None:
+                num_lost = 0
+            tell(message)
+
+        while True:
+            try:
+                return self._do(task, receive, cancelled, title)
+            except WorkerLostError as error:
+                LOG.warning("%s", error)
+                num_lost += 1
+                if num_lost >= MAX_LOST:
+                    raise
+
+    def do_all(
+        self,
+        tasks: Mapping[str, Task],
+        *,
+        tell: Callable[[str, Any], object],
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> dict[str, Any]:
+        """Do every task by whoever is free; results by name. One that fails ends the others."""
+        failed = threading.Event()
+
+        def one(name: str) -> Any:
+            over = lambda: cancelled() or failed.is_set()  # noqa: E731
+            try:
+                return self.do(tasks[name], tell=partial(tell, name), cancelled=over, title=name)
+            except BaseException:
+                failed.set()
+                raise
+
+        with ThreadPoolExecutor(len(tasks)) as threads:
+            return dict(zip(tasks, threads.map(one, tasks), strict=True))
+
+    def _do(
+        self,
+        task: Task,
+        tell: Callable[[Any], None],
+        cancelled: Callable[[], bool],
+        title: str,
+    ) -> Any:
+        """Raises WorkerLostError: the worker died; another one has taken its place."""
         worker = self._free.get()
         if worker is None:
             self._free.put(None)
             raise NoWorkerError(f"No worker is left. {' '.join(self.refused)}")
         self._busy[name := worker.about.name] = title
 
-        def heard(message: Any) -> None:
+        def receive(message: Any) -> None:
             if isinstance(message, Progress):
                 self._busy[name] = f"{title}: {message.num_done} of {message.num_planned}"
             tell(message)
 
         try:
-            taken(worker.about)
-            return self._followed(worker, task, heard, cancelled)
-        except WorkerLostError as error:
-            LOG.warning("%s", error)
+            result = self._follow(worker, task, receive, cancelled)
+        except WorkerLostError:
             with self._lock:
                 self._handles.remove(worker)
-                if self._handles:  # they go on; it may be the node that is gone
-                    self._patience_s = QUEUE_S
-            worker = None
+            self._dismiss(worker.actor, worker.cores)
             self._start()
-            raise
-        finally:
-            if worker is not None:
-                self._busy.pop(worker.about.name, None)
-                self._free.put(worker)
-            elif not self._handles:
+            if not self._handles:
                 self._free.put(None)
+            raise
+        except BaseException:
+            self._release(worker)
+            raise
+        self._release(worker)
+        return result
 
-    def do_all(
-        self,
-        tasks: Mapping[str, Task],
-        *,
-        tell: Callable[[str, Any], bool],
-        cancelled: Callable[[], bool] = lambda: False,
-    ) -> dict[str, Any]:
-        """Do every task by whoever is free, again where a worker was lost; results by name.
-
-        Args:
-            tell: whether what it is told shows that the task gets on.
-        """
-        failed = threading.Event()
-
-        def one(name: str) -> Any:
-            num_lost = 0
-
-            def heard(message: Any) -> None:
-                nonlocal num_lost
-                if tell(name, message):
-                    num_lost = 0
-
-            while True:
-                try:
-                    over = lambda: cancelled() or failed.is_set()  # noqa: E731
-                    return self.do(tasks[name], tell=heard, cancelled=over, title=name)
-                except WorkerLostError:
-                    num_lost += 1
-                    if num_lost >= MAX_LOST:
-                        raise
-
-        def guarded(name: str) -> Any:
-            try:
-                return one(name)
-            except BaseException:
-                failed.set()
-                raise
-
-        with ThreadPoolExecutor(len(tasks)) as threads:
-            return dict(zip(tasks, threads.map(guarded, tasks), strict=True))
+    def _release(self, worker: _Handle) -> None:
+        self._busy.pop(worker.about.name, None)
+        self._free.put(worker)
 
     def close(self) -> None:
         """Stop all workers."""
-        import ray
-
         self._closing.set()
         with self._lock:
             handles, self._handles = self._handles, []
         for worker in handles:
-            with suppress(Exception):  # whatever it is, the worker is gone
-                ray.kill(worker.actor)
+            self._dismiss(worker.actor, worker.cores)
 
     # ---- one worker
 
     def _start(self) -> None:
         """Start a worker; if it cannot be used, say why."""
         import ray
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        threads = {"OMP_NUM_THREADS": str(self._cpus)}
-        actor_class = ray.remote(
-            num_cpus=self._cpus,
-            num_gpus=self._gpus,
-            concurrency_groups={WORK: 1},
-            runtime_env={"env_vars": threads},
-        )
-        actor = actor_class(Worker).remote()
-        who = "A worker"
+        resources = {"CPU": self._cpus, "GPU": self._gpus}
+        cores = ray.util.placement_group([{key: n for key, n in resources.items() if n}])
+        actor, who = None, "A worker"
         try:
-            about: About = self._awaited(actor.about.remote(), self._patience_s)
+            self._await_cores(cores)
+            actor_class = ray.remote(
+                num_cpus=self._cpus,
+                num_gpus=self._gpus,
+                concurrency_groups={WORK: 1},
+                runtime_env={"env_vars": {"OMP_NUM_THREADS": str(self._cpus)}},
+                scheduling_strategy=PlacementGroupSchedulingStrategy(cores),
+            )
+            actor = actor_class(Worker).remote()
+            about: About = self._await(actor.about.remote())
             who = f"Worker {about.name}"
             self._check(about)
-            ready = actor.prepare.options(concurrency_group=WORK)
-            found = self._awaited(ready.remote(self._config, gpu=self._gpus > 0))
-            about = About(about.name, about.node, about.program, found)
+            prepare = actor.prepare.options(concurrency_group=WORK)
+            environment = self._await(prepare.remote(self._config, gpu=self._gpus > 0))
+            about = replace(about, environment=environment)
             with self._lock:
                 if self._handles:
                     self._check_like(about, self._handles[0].about)
-                self._handles.append(worker := _Handle(actor, about))
+                self._handles.append(worker := _Handle(actor, cores, about))
             self._free.put(worker)
         except CancelledError:
-            ray.kill(actor)
+            self._dismiss(actor, cores)
         except (ray.exceptions.RayError, PlaygroundError) as error:
             self.refused.append(f"{who} is not used: {_sentence(error)}")
             LOG.warning("%s", self.refused[-1])
-            ray.kill(actor)
+            self._dismiss(actor, cores)
 
-    def _awaited(self, answer: Any, most_s: float = math.inf) -> Any:
+    def _dismiss(self, actor: Any, cores: Any) -> None:
+        """Stop a worker and give its cores back."""
+        import ray
+
+        with suppress(Exception):  # whatever it is, the worker is gone
+            ray.kill(actor)
+        with suppress(Exception):
+            ray.util.remove_placement_group(cores)
+
+    def _await(self, answer: Any) -> Any:
         """What a worker answers; raises CancelledError when nobody waits for it any more."""
         import ray
 
-        until = time.monotonic() + most_s
         while not ray.wait([answer], timeout=LOOK_S)[0]:
-            if self._closing.is_set() or self._cancelled():
-                raise CancelledError
-            if time.monotonic() > until:
-                why = "others may hold its cores" if most_s == QUEUE_S else "its machine is busy"
-                raise ConfigError(f"Ray has not started it within {most_s:g} s; {why}.")
+            self._check_wanted()
         return ray.get(answer)
+
+    def _await_cores(self, cores: Any) -> None:
+        until = time.monotonic() + QUEUE_S
+        while not cores.wait(LOOK_S):
+            self._check_wanted()
+            if time.monotonic() > until:
+                raise ConfigError(
+                    f"Ray has no cores for it within {QUEUE_S:g} s; others may hold them."
+                )
+
+    def _check_wanted(self) -> None:
+        if self._closing.is_set() or self._cancelled():
+            raise CancelledError
 
     def _check(self, about: About) -> None:
         """Raises ConfigError: it has another version, or cannot reach the log."""
@@ -298,7 +316,7 @@ class Workers:
                 "settings for one are not those for the other. Sweep each kind by itself."
             )
 
-    def _followed(
+    def _follow(
         self,
         worker: _Handle,
         task: Task,

@@ -1,7 +1,7 @@
 """One experiment: a stored plan, the job that measures it, and what is known of it meanwhile.
 
 Compare, Benchmark, Find the fastest and `bench` all run this; they differ in their plan alone:
-its kind, and who chooses the configurations that go on.
+its kind, and who chooses the configurations that go on. A sweep is one too, trial after trial.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError
-from dataclasses import asdict
-from typing import Any, Literal, Protocol
+from dataclasses import asdict, replace
+from typing import Any, ClassVar, Literal, Protocol
 
 from engine.drafters.base import BuildContext
 from engine.errors import ConfigError, PlaygroundError
@@ -19,7 +19,7 @@ from playground.errors import attempt
 from playground.experiments.chooser import chooser_of
 from playground.experiments.cluster import Workers
 from playground.experiments.finished import FinishedRequest, finished_requests
-from playground.experiments.job import Job, Progress, State
+from playground.experiments.job import Job, Progress, State, submit
 from playground.experiments.measurement import Measurement, Prompt, Summary, check_same_target
 from playground.experiments.plan import ExperimentPlan, Request, Types
 from playground.experiments.report.audits import audits_of
@@ -27,6 +27,7 @@ from playground.experiments.report.export import Results
 from playground.experiments.report.report import make_report
 from playground.experiments.shards import measure_shards
 from playground.host.live import LiveRun
+from playground.host.runner import EngineHost
 from storage import Benchmark, RunLog, RunQuery, StorageError, new_id
 
 REPORT_EVERY_S = 3.0
@@ -43,10 +44,10 @@ def stored_experiment(
 ) -> tuple[Benchmark, ExperimentPlan]:
     """Its row, and its plan.
 
-    Raises ConfigError: no such experiment is in the log.
+    Raises ConfigError: no such experiment is in the log, or it is a sweep, which has a store.
     """
     row = log.benchmarks.get(benchmark_id)
-    if row is None:
+    if row is None or row.plan.get("kind") == "sweep":
         raise unknown_experiment(benchmark_id)
     return row, ExperimentPlan.stored(row.plan, types)
 
@@ -57,8 +58,11 @@ def unknown_experiment(benchmark_id: str) -> ConfigError:
 
 def environment_of(log: RunLog, benchmark_id: str) -> Mapping[str, Any]:
     """Where the experiment's first request ran; empty before it."""
-    query = RunQuery(benchmark_id=benchmark_id, descending=False, limit=1)
-    first = next(iter(log.rows(query)), None)
+    return _environment(log, RunQuery(benchmark_id=benchmark_id))
+
+
+def _environment(log: RunLog, runs: RunQuery) -> Mapping[str, Any]:
+    first = next(iter(log.rows(replace(runs, descending=False, limit=1))), None)
     detail = None if first is None else log.get(first.id)
     return {} if detail is None else detail.environment
 
@@ -109,6 +113,7 @@ class Experiment(Job):
     """One experiment, from the queue to its end; its runs carry its id.
 
     Attributes:
+        one_device: whether its workers must all run on the same kind of device.
         requests: finished ones, those of an earlier process too.
         faults: configurations that could not go on, and why.
         chooser: says which configurations go on.
@@ -116,6 +121,8 @@ class Experiment(Job):
         results: the report that was drawn last, and its version.
         view: follows its rounds, where people watch.
     """
+
+    one_device: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -152,7 +159,13 @@ class Experiment(Job):
 
     def check_target(self, environment: Mapping[str, Any]) -> None:
         """Raises ConfigError: it began on other weights or in another dtype."""
-        check_same_target(self.log.wait_for(lambda: environment_of(self.log, self.id)), environment)
+        first = self.log.wait_for(lambda: _environment(self.log, self.runs))
+        check_same_target(first, environment)
+
+    @property
+    def runs(self) -> RunQuery:
+        """Selects its runs in the log."""
+        return RunQuery(benchmark_id=self.id)
 
     # ---- measuring
 
@@ -173,6 +186,11 @@ class Experiment(Job):
         finally:
             if self.view is not None:
                 attempt(self.view.draw, where=f"the report of experiment {self.id}")
+
+    def queue(self, host: EngineHost) -> Callable[[], Summary]:
+        """Have the engine measure it; what waits for that."""
+        check = lambda target: self.check_target(target.environment())  # noqa: E731
+        return submit(host, self, self.plan, self.measure, check=check)
 
     def measure_by(self, workers: Workers) -> Summary:
         """The same by the workers of a cluster."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from engine.drafters.base import BuildContext
 from engine.errors import ConfigError, PlaygroundError, TargetError
@@ -27,16 +27,6 @@ from storage import StorageError
 State = Literal["queued", "running", "completed", "cancelled", "failed"]
 Result = TypeVar("Result")
 WAIT_S = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class TrialProgress:
-    """The trial of a sweep that is running, and prompts that both methods have answered."""
-
-    number: int
-    point: Mapping[str, Any]
-    num_pairs: int
-    num_planned: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,23 +45,6 @@ class Progress:
     eta_s: float | None
     num_failed: int = 0
     last: FinishedRequest | None = None
-    trial: TrialProgress | None = None
-
-
-class Eta:
-    """Time that is left: requests to come, at the mean seconds of those that were run."""
-
-    def __init__(self) -> None:
-        self._seconds: dict[str, list[float]] = {}
-
-    def add(self, configuration: str, seconds: float) -> None:
-        """A request of this configuration took so long."""
-        self._seconds.setdefault(configuration, []).append(seconds)
-
-    def seconds(self, num_left: int) -> float | None:
-        """Every configuration weighs alike; None before the first request."""
-        means = [sum(taken) / len(taken) for taken in self._seconds.values()]
-        return num_left * sum(means) / len(means) if means else None
 
 
 def time_left(eta_s: float | None) -> str:

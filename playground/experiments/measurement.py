@@ -24,7 +24,7 @@ from engine.tuning.latency import LatencyCurve
 from playground.errors import Fault, attempt
 from playground.experiments.chooser import Chooser, pairs_of
 from playground.experiments.finished import FinishedRequest, Pair, finished_requests
-from playground.experiments.job import Eta, Progress
+from playground.experiments.job import Progress
 from playground.experiments.plan import (
     TYPED,
     Configuration,
@@ -141,7 +141,7 @@ class Measurement:
         self._curve: LatencyCurve | None = None
         self._skipped: dict[tuple[str, str, int], Skipped] = {}
         self._num_past = self._num_new = self._num_failed = 0
-        self._eta = Eta()
+        self._spent_s = 0.0
 
     def run(self, bench: BuildContext) -> Summary:
         """Measure on a loaded target.
@@ -341,7 +341,7 @@ class Measurement:
             last = self._done[request.key] = FinishedRequest.of(detail)
             self._chosen.add(last, self.faults)
             self._num_new += 1
-            self._eta.add(name, time.perf_counter() - began_s)
+            self._spent_s += time.perf_counter() - began_s
         else:
             self._num_failed += 1
             if self._drops_faulty:
@@ -422,6 +422,6 @@ class Measurement:
     def _say(self, message: str, last: FinishedRequest | None = None) -> None:
         planned = self.plan.num_requests
         eta_s = self._chosen.left_s
-        if eta_s is None:
-            eta_s = self._eta.seconds(planned - self._num_past)
+        if eta_s is None and self._num_new:
+            eta_s = (planned - self._num_past) * self._spent_s / self._num_new
         self.tell(Progress(self._num_past, planned, message, eta_s, self._num_failed, last))

@@ -4,8 +4,8 @@
     round 2   A  B  plain          begins moves on by one: whatever drifts (heat, other load)
     round 3   B  plain  A          hits all alike
 
-Compare is one prompt or a few on a few configurations, a benchmark whole suites, and every trial of
-a sweep one configuration on a few prompts.
+Compare is one prompt or a few on a few configurations, a benchmark whole suites, and a sweep many
+trials, each of which is one configuration on a few prompts.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from engine.formats import plural
 from engine.model.sources import TargetSpec
+from playground.experiments.space import OptunaSearch
 
 BASELINE = "Autoregressive"
 """Decoding type of plain decoding."""
@@ -30,7 +31,7 @@ TYPED = "own prompt"
 """Suite of a prompt that was typed. It is asked as it was meant: a chat prompt is refused by a
 target without a chat template, where one of a suite is continued as plain text."""
 MAX_REPEATS = 100
-Kind = Literal["benchmark", "compare", "fastest", "trial"]
+Kind = Literal["benchmark", "compare", "fastest", "sweep", "trial"]
 """What an experiment is for; a trial is one point of a sweep."""
 Types = Mapping[str, type[MethodConfig]]
 """Methods by decoding type."""
@@ -219,8 +220,8 @@ class Halving(Settings):
     budget_s: float = Field(60.0, gt=0)
 
 
-Chooser = Annotated[EveryConfiguration | Halving, Field(discriminator="name")]
-"""Which configurations go on answering."""
+Chooser = Annotated[EveryConfiguration | Halving | OptunaSearch, Field(discriminator="name")]
+"""Which configurations answer."""
 
 
 class ExperimentPlan(Workload):

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -41,55 +41,44 @@ class Pool:
 # ---- Ray itself
 
 
-def room_of(pool: Pool) -> tuple[float, int, int]:
+def worker_capacity(pool: Pool) -> tuple[float, int, int]:
     """GPUs and cores of a worker, and how many workers there is room for.
 
     Raises:
-        ConfigError: the cluster has no room for what is asked.
+        ConfigError: the cluster has no room for as many.
     """
     import ray
 
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    cores, cards = ([int(n.get(kind, 0)) for n in nodes] for kind in ("CPU", "GPU"))
-    gpus = pool.gpus if pool.gpus is not None else float(any(cards))
+    nodes = [
+        (int(node["Resources"].get("CPU", 0)), int(node["Resources"].get("GPU", 0)))
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
+    num_cores, num_cards = (sum(counts) for counts in zip(*nodes, strict=True))
+    gpus = pool.gpus if pool.gpus is not None else float(num_cards > 0)
     cpus = pool.cpus
-    if cpus is None:
-        used = [
-            c // max(1, int(g // gpus)) if gpus else c for c, g in zip(cores, cards, strict=True)
-        ]
-        fit = [c for c, g in zip(used, cards, strict=True) if c and g >= gpus]
-        cpus = min(fit, default=1)
-        if pool.workers is not None and not gpus:
-            cpus = max(1, sum(cores) // pool.workers)
-    room = sum(
-        int(min(c // cpus, g // gpus if gpus else c)) for c, g in zip(cores, cards, strict=True)
-    )
-    wanted = room if pool.workers is None else pool.workers
-    if not 0 < wanted <= room:
+    if cpus is None and pool.workers is not None and not gpus:
+        cpus = max(1, num_cores // pool.workers)
+    elif cpus is None:
+        shares = [c // max(1, int(g // gpus)) if gpus else c for c, g in nodes if g >= gpus]
+        cpus = min(filter(None, shares), default=1)
+    room = sum(int(min(c // cpus, g // gpus if gpus else c)) for c, g in nodes)
+    size = room if pool.workers is None else pool.workers
+    if not 0 < size <= room:
         raise ConfigError(
-            f"The cluster has {sum(cores)} cores and {sum(cards)} GPUs: room for {room} workers "
-            f"of {cpus} cores and {gpus:g} GPUs, not for {wanted}. Ask for fewer or smaller "
+            f"The cluster has {num_cores} cores and {num_cards} GPUs: room for {room} workers "
+            f"of {cpus} cores and {gpus:g} GPUs, not for {size}. Ask for fewer or smaller "
             "workers."
         )
-    return gpus, cpus, wanted
-
-
-def are_free(cpus: float, gpus: float) -> bool:
-    """Whether nobody holds so much of the cluster."""
-    import ray
-
-    free = ray.available_resources()
-    return bool(free.get("CPU", 0) >= cpus and free.get("GPU", 0) >= gpus)
+    return gpus, cpus, size
 
 
 def check_installed() -> None:
     """Raises ConfigError: Ray is not there."""
-    try:
-        metadata.version("ray")
-    except metadata.PackageNotFoundError as error:
+    if find_spec("ray") is None:
         raise ConfigError(
             "Ray is not installed. Install it: pip install 'speculative-decoding-playground[ray]'."
-        ) from error
+        )
 
 
 def pool_of(address: object, num: object, offered: Collection[str]) -> Pool | None:

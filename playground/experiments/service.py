@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from typing import Any
 
 from engine.errors import ConfigError, one_of
 from playground.experiments.cluster import workers_of
@@ -20,7 +21,7 @@ from playground.experiments.experiment import (
     unknown_experiment,
 )
 from playground.experiments.finished import finished_requests
-from playground.experiments.job import Job, Jobs, State, submit
+from playground.experiments.job import Job, Jobs, State
 from playground.experiments.measurement import Summary
 from playground.experiments.plan import ExperimentPlan
 from playground.experiments.pool import Pool
@@ -94,7 +95,7 @@ class Experiments:
         Raises QueueFullError, ClosingError: it was not taken on; then the log has nothing of it,
         and nothing is cancelled.
         """
-        experiment = Experiment(self._log, plan, owner=owner)
+        experiment = self._experiment(plan, owner=owner)
         self._launch(experiment, pool, partial(experiment.begin, name))
         return experiment
 
@@ -106,8 +107,11 @@ class Experiments:
         if self._jobs.get(benchmark_id) is not None:
             raise ConfigError("This experiment is running already.")
         _, plan = stored_experiment(self._log, benchmark_id, self.catalog.types)
-        experiment = Experiment(self._log, plan.runnable, benchmark_id=benchmark_id)
+        experiment = self._experiment(plan.runnable, benchmark_id=benchmark_id)
         self._launch(experiment, pool, partial(self._log.benchmarks.resume, benchmark_id))
+
+    def _experiment(self, plan: ExperimentPlan, **more: Any) -> Experiment:
+        return Experiment(self._log, plan, **more)
 
     def _launch(
         self, experiment: Experiment, pool: Pool | None, write: Callable[[], object]
@@ -119,22 +123,14 @@ class Experiments:
             experiment.view = LiveComparison(self._host, experiment)
 
         def by_workers(pool: Pool) -> Summary:
-            with workers_of(self._host, experiment, pool, plan) as workers:
+            one_device = experiment.one_device
+            with workers_of(self._host, experiment, pool, plan, one_device=one_device) as workers:
                 experiment.check_target(workers.environment)
                 return experiment.measure_by(workers)
 
         def take_on() -> Callable[[], State]:
-            measure: Callable[[], Summary]
-            if pool is None:
-                measure = submit(
-                    self._host,
-                    experiment,
-                    plan,
-                    experiment.measure,
-                    check=lambda target: experiment.check_target(target.environment()),
-                )
-            else:
-                measure = partial(by_workers, pool)
+            by = pool and partial(by_workers, pool)
+            measure = by or experiment.queue(self._host)
             write()
             return partial(experiment.conducted, measure)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 
 from playground.experiments.cluster import Workers
@@ -31,20 +31,31 @@ def measure_shards(
 ) -> Summary:
     """Measure on all workers what the log lacks of a plan; as `Measurement.run` otherwise."""
     shards = {f"shard {i + 1}": part for i, part in enumerate(split(plan, workers.size))}
-    whole = _Whole(plan)
+    parts: dict[str, Progress] = {}
+    began_s, num_measured = time.monotonic(), 0
 
-    def forward(name: str, progress: Progress) -> bool:
-        tell(whole.with_part(name, progress))
-        return progress.last is not None
+    def forward(name: str, progress: Progress) -> None:
+        """Progress of all shards together."""
+        nonlocal num_measured
+        parts[name] = progress
+        num_measured += progress.last is not None
+        num_done = sum(part.num_done for part in list(parts.values()))
+        left_s = (plan.num_requests - num_done) * (time.monotonic() - began_s)
+        whole = replace(
+            progress,
+            num_done=num_done,
+            num_planned=plan.num_requests,
+            message=f"{name} · {progress.message}",
+            eta_s=left_s / num_measured if num_measured else None,
+            num_failed=sum(part.num_failed for part in list(parts.values())),
+        )
+        tell(whole)
 
-    results = workers.do_all(
-        {
-            name: partial(_measure, plan=part, benchmark_id=benchmark_id)
-            for name, part in shards.items()
-        },
-        tell=forward,
-        cancelled=cancelled,
-    )
+    tasks = {
+        name: partial(measure_shard, plan=part, benchmark_id=benchmark_id)
+        for name, part in shards.items()
+    }
+    results = workers.do_all(tasks, tell=forward, cancelled=cancelled)
     summaries: list[Summary] = list(results.values())
     return Summary(
         any(one.cancelled for one in summaries),
@@ -63,7 +74,8 @@ def split(plan: ExperimentPlan, num_workers: int) -> list[ExperimentPlan]:
     return [ExperimentPlan.parse({**dict(plan), "items": part}) for part in parts]
 
 
-def _measure(context: TaskContext, plan: ExperimentPlan, benchmark_id: str) -> Summary:
+def measure_shard(context: TaskContext, plan: ExperimentPlan, benchmark_id: str) -> Summary:
+    """What the log lacks of a plan, measured by one worker."""
     return Measurement(
         plan=plan,
         log=context.log,
@@ -72,27 +84,3 @@ def _measure(context: TaskContext, plan: ExperimentPlan, benchmark_id: str) -> S
         cancelled=context.cancelled,
         worker=context.name,
     ).run(context.bench)
-
-
-@dataclass
-class _Whole:
-    """Progress of all shards together."""
-
-    plan: ExperimentPlan
-    parts: dict[str, Progress] = field(default_factory=dict)
-    began_s: float = field(default_factory=time.monotonic)
-    num_measured: int = 0
-
-    def with_part(self, name: str, progress: Progress) -> Progress:
-        self.parts[name] = progress
-        self.num_measured += progress.last is not None
-        done = sum(part.num_done for part in self.parts.values())
-        left, taken_s = self.plan.num_requests - done, time.monotonic() - self.began_s
-        return replace(
-            progress,
-            num_done=done,
-            num_planned=self.plan.num_requests,
-            message=f"{name} · {progress.message}",
-            eta_s=left * taken_s / self.num_measured if self.num_measured else None,
-            num_failed=sum(part.num_failed for part in self.parts.values()),
-        )

@@ -26,11 +26,10 @@ from playground.experiments.report.columns import by_group, summary
 from playground.experiments.report.export import FILES
 from playground.experiments.report.plots import PLOTS, report_figure
 from playground.experiments.report.report import FORMULAS
-from playground.experiments.service import Experiments, ExperimentState
+from playground.experiments.service import ExperimentState
 from playground.experiments.suites import GROUPS, in_order, items_of
 from playground.host.controls import Control, FormSpec, group_of
 from playground.host.request import DTYPES, FormValues, texts
-from playground.host.runner import EngineHost
 from playground.runs.query import TableQuery
 from playground.web import benchmark_tables as tables
 from playground.web.deploy import DeployPage, Updates
@@ -61,21 +60,6 @@ class BenchmarkPage(ExperimentPage):
         "No benchmark yet. Choose suites and methods, then start: plain decoding and every "
         "configuration answer each prompt in turn."
     )
-
-    def __init__(self, host: EngineHost, experiments: Experiments, tab: gr.Tab) -> None:
-        self.catalog, self.method_menu, self.experiments = host.catalog, host.menu, experiments
-        with gr.Row(equal_height=False, elem_id="pg-benchmark"):
-            with gr.Column(scale=1, elem_classes="pg-side"):
-                self._setup()
-                self._foot(self.catalog.clusters)
-            with gr.Column(scale=4, elem_classes="pg-main"):
-                self._bar()
-                with gr.Column(visible=False, elem_id="pg-benchmark-report") as self.report_column:
-                    self._report()
-        self._listen_to_setup()
-        self._listen(tab, stop=self.experiments.stop)
-        for name, button in self.files.items():
-            saves(button, partial(self._file, name), [self.picker], self.message)
 
     # ---- layout
 
@@ -114,10 +98,10 @@ class BenchmarkPage(ExperimentPage):
         types = self.catalog.types.values()
         self.form = SettingsForm({"groups": groups}, elem_id="pg-benchmark-form", classes=types)
         extent = {"groups": extent_groups()}
-        self.extent = SettingsForm(extent, elem_id="pg-benchmark-extent", classes=[Extent])
+        self.extent_form = SettingsForm(extent, elem_id="pg-benchmark-extent", classes=[Extent])
         self.fields = {name: getattr(self, name) for name in ("target", "dtype", "suites")}
         self.fields |= {"categories": self.kinds, "form": self.form.values}
-        self.fields["extent"] = self.extent.values
+        self.fields["extent"] = self.extent_form.values
 
     def _report(self) -> None:
         head = gr.HTML(elem_id="pg-benchmark-head")
@@ -146,7 +130,7 @@ class BenchmarkPage(ExperimentPage):
         differing = gr.HTML(elem_id="pg-benchmark-differing")
         with gr.Accordion("How every figure is computed", open=False):
             gr.Markdown(definitions(FORMULAS), elem_classes="pg-note")
-        self.asked = [kind, plot_kind, self.configuration]
+        self.choosers = [kind, plot_kind, self.configuration]
         self.parts = [head, summary, by_group, plot, self.configuration, latency, differing]
 
     # ---- what to measure
@@ -176,19 +160,18 @@ class BenchmarkPage(ExperimentPage):
 
     def _listen_to_setup(self) -> None:
         self.suites.change(self.list_kinds, [self.suites, self.kinds], self.kinds, **RAW)
-        self.target.change(self.pick_target, self.target, self.adder, **RAW)
+        self.target.change(self.pick_target, [self.target, self.adder], self.adder, **RAW)
         form = [self.form.spec, self.form.values]
         self.add.click(self.add_method, [self.adder, *form], self.form.spec, **RAW)
         added = [self.suites, self.file_message]
         self.file.upload(self.add_files, [self.file, self.suites], added, **QUIET)
+        for name, button in self.files.items():
+            saves(button, partial(self._file, name), [self.picker], self.message)
 
-    def plan(self, held: Mapping[str, Any]) -> ExperimentPlan:
-        """What the form asks for."""
-        return plan_of_form(self.catalog, form_of(held), self.experiments.suites)
+    def plan(self, values: Mapping[str, Any]) -> ExperimentPlan:
+        return plan_of_form(self.catalog, form_of(values), self.experiments.suites)
 
-    def outlook(self, held: Mapping[str, Any]) -> str:
-        plan = self.plan(held)
-        pool = self.pool(held["place"], held["workers"])
+    def extent(self, plan: ExperimentPlan, pool: Pool | None) -> str:
         how = "one at a time (concurrency 1)" if pool is None else "one at a time on each worker"
         return f"{plan.extent}, {how}."
 
@@ -198,44 +181,33 @@ class BenchmarkPage(ExperimentPage):
         kinds = [kind for _, kind in choices]
         return gr.Dropdown(choices, value=[kind for kind in texts(picked) if kind in kinds])
 
-    def pick_target(self, target: Any) -> Any:
-        menu = attempt(lambda: self.method_menu.drafting(target), where="listing the methods")
-        return gr.skip() if isinstance(menu, Fault) else gr.Dropdown(menu, value=menu[0][1])
-
-    def add_method(self, key: Any, form: Any, held: Any) -> Any:
+    def add_method(self, key: Any, spec: Any, form: Any) -> Any:
         """The form with one configuration more."""
 
         def more() -> dict[str, Any]:
-            groups = [group.model_dump() for group in FormSpec.parse(form).groups]
+            groups = [group.model_dump() for group in FormSpec.parse(spec).groups]
             group = self._group(key, groups)
-            return {"groups": [*groups, group], "values": FormValues.of(held).values}
+            return {"groups": [*groups, group], "values": FormValues.of(form).values}
 
         added = attempt(more, where="adding a method")
         return gr.skip() if isinstance(added, Fault) else added
 
     def add_files(self, files: Any, suites: Any) -> tuple[Any, str]:
-        """The suites with those of files, which are ticked; what is wrong with a file is said."""
+        """The suites with those of files, which are ticked; with what is wrong in a file."""
         keys, faults = texts(suites), []
         for file in map(Path, files or []):
-            found = attempt(partial(self._read_file, file), where="reading a file")
-            if isinstance(found, Fault):
-                faults.append(found.sentence)
-            elif found not in keys:
-                keys.append(found)
-        said = saying(Fault(" ".join(faults), expected=True)) if faults else ""
-        return gr.CheckboxGroup(self._suites(), value=keys), said
+            key = attempt(partial(self._read_file, file), where="reading a file")
+            if isinstance(key, Fault):
+                faults.append(key.sentence)
+            elif key not in keys:
+                keys.append(key)
+        message = saying(Fault(" ".join(faults), expected=True)) if faults else ""
+        return gr.CheckboxGroup(self._suites(), value=keys), message
 
     def _read_file(self, file: Path) -> str:
         return self.experiments.add_file(file.name, read_text(file, most=MAX_PROMPT_FILE))
 
     # ---- what was measured
-
-    def begin(self, held: Mapping[str, Any]) -> str:
-        pool = self.pool(held["place"], held["workers"])
-        return self.experiments.start(self.plan(held), pool=pool).id
-
-    def go_on(self, key: str, pool: Pool | None) -> None:
-        self.experiments.resume(key, pool)
 
     def choices(self) -> list[tuple[str, str]]:
         return [
@@ -244,38 +216,38 @@ class BenchmarkPage(ExperimentPage):
         ]
 
     def standing(self, key: str) -> Standing:
-        found = self.experiments.look(key)
-        status, job, now = found.row.status, found.job, None
+        state = self.experiments.look(key)
+        status, job, now = state.row.status, state.job, None
         text = status_text(status) + HINTS.get(status, "")
         if job is not None:
             text, now = progress_text(job), job.progress
         elif status == "running":
             text = "running in another process"
         return Standing(
-            found,
-            found.version,
+            state,
+            state.version,
             status,
             text,
             resume="Resume" if job is None and status in HINTS else "",
             here=job is not None,
             share=(now.num_done / max(1, now.num_planned) if now else 0.0) if job else None,
-            error=found.row.summary.get("error") or "",
+            error=state.row.summary.get("error") or "",
             job=job,
         )
 
-    def report(self, found: ExperimentState, *asked: Any) -> list[Any]:
-        kind, plot, configuration = asked
-        report = found.results.report
+    def report(self, state: ExperimentState, *choices: Any) -> list[Any]:
+        kind, plot, configuration = choices
+        report = state.results.report
         names = [section.name for section in report.configurations]
         configuration = configuration if configuration in names else names[-1]
         return [
-            tables.head(found),
+            tables.head(state),
             report_html("Summary", summary(report)),
             report_html(f"By kind of task: {kind}", by_group(report, kind, GROUPS)),
-            gr.Plot(report_figure(report, found.results.requests, plot), visible=True),
+            gr.Plot(report_figure(report, state.results.requests, plot), visible=True),
             gr.Dropdown(names, value=configuration),
             tables.latency(report.section(configuration)),
-            tables.differing(found),
+            tables.differing(state),
         ]
 
     def _file(self, name: str, picked: Any) -> tuple[str, str]:
@@ -286,8 +258,8 @@ class BenchmarkPage(ExperimentPage):
 
         def show_runs(picked: Any) -> Updates:
             query = TableQuery(benchmark_id=read_key(picked))
-            shown = dict(zip(runs.shown, runs.restored(query), strict=True))
-            return {tabs: gr.Tabs(selected="runs"), **shown}
+            outputs = dict(zip(runs.shown, runs.restored(query), strict=True))
+            return {tabs: gr.Tabs(selected="runs"), **outputs}
 
         def tune(picked: Any) -> Updates:
             target = self.experiments.look(read_key(picked)).results.plan.target.name
@@ -307,17 +279,17 @@ class BenchmarkPage(ExperimentPage):
             """A listener that goes to another page, or says why it cannot."""
 
             def go(*picked: Any) -> Updates:
-                found = attempt(lambda: lead(*picked), where="opening another page")
-                if isinstance(found, Fault):
-                    return {self.state: state_html("", "", error=found.sentence)}
-                return found
+                updates = attempt(lambda: lead(*picked), where="opening another page")
+                if isinstance(updates, Fault):
+                    return {self.state: state_html("", "", error=updates.sentence)}
+                return updates
 
             return go
 
-        one, said = [self.picker, self.configuration], [self.state, tabs]
-        self.leads["tune"].click(leading(tune), self.picker, [*said, tree], **RAW)
-        self.leads["deploy"].click(leading(hand_over), one, [*said, *deploy.outputs], **RAW)
-        self.leads["runs"].click(leading(show_runs), self.picker, [*said, *runs.shown], **RAW)
+        one, shared = [self.picker, self.configuration], [self.state, tabs]
+        self.leads["tune"].click(leading(tune), self.picker, [*shared, tree], **RAW)
+        self.leads["deploy"].click(leading(hand_over), one, [*shared, *deploy.outputs], **RAW)
+        self.leads["runs"].click(leading(show_runs), self.picker, [*shared, *runs.shown], **RAW)
 
 
 def extent_groups() -> list[dict[str, Any]]:
@@ -330,7 +302,7 @@ def extent_groups() -> list[dict[str, Any]]:
     ]
 
 
-class HeldMethods(FormValues):
+class ConfigurationValues(FormValues):
     """The form with the configurations: of each its name and its method's key."""
 
     model_config = ConfigDict(strict=False)
@@ -338,17 +310,17 @@ class HeldMethods(FormValues):
     groups: list[tuple[str, Any]] = Field([], max_length=64)
 
 
-def form_of(held: Mapping[str, Any]) -> dict[str, Any]:
+def form_of(values: Mapping[str, Any]) -> dict[str, Any]:
     """What `plan_of_form` takes, from what the page's components hold."""
-    form, extent = HeldMethods.of(held["form"]), FormValues.of(held["extent"])
+    form, extent = ConfigurationValues.of(values["form"]), FormValues.of(values["extent"])
     configurations = []
     for name, method in form.groups:
         settings = dict(form.values.get(name, {}))
         own = settings.pop("name", name)
         configurations.append({"method": method, "name": own, "settings": settings})
     return {
-        **{name: held[name] for name in ("target", "dtype")},
-        **{name: held[name] or [] for name in ("suites", "categories")},
+        **{name: values[name] for name in ("target", "dtype")},
+        **{name: values[name] or [] for name in ("suites", "categories")},
         "configurations": configurations,
         **extent.values,
     }

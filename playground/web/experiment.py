@@ -1,4 +1,4 @@
-"""What the Benchmark and Sweep pages share: pick one, see where it stands, stop it, go on."""
+"""What the Benchmark and Sweep pages share: start, pick, watch, stop and resume an experiment."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ import gradio as gr
 from engine.errors import ConfigError
 from playground.errors import Fault, attempt
 from playground.experiments.job import Job
+from playground.experiments.plan import ExperimentPlan
 from playground.experiments.pool import Pool, pool_of
+from playground.experiments.service import Experiments
+from playground.host.runner import EngineHost
 from playground.web.address import address_js
 from playground.web.forms import QUIET, RAW
 from playground.web.results import saying, state_html, table_html
@@ -27,13 +30,13 @@ class Standing:
     """Where an experiment is.
 
     Attributes:
-        found: what the report is drawn from; `version` tells it from what it was before.
+        results: what the report is drawn from; `version` tells it from what it was before.
         resume: what going on is called; empty where it cannot be.
         here: whether this server runs it.
         job: what runs it here.
     """
 
-    found: Any
+    results: Any
     version: object
     status: str
     text: str
@@ -53,24 +56,48 @@ class Standing:
 
 
 class ExperimentPage(ABC):
-    """An experiment that is picked, where it stands, and its report.
+    """A form that starts experiments, the one that is picked, where it stands, and its report.
 
     Attributes:
         name: of its tab, and of its parameter in the page's address.
         fields: components of the form by name.
-        report_column: holds the report.
-        parts: its components.
-        asked: of these, those by which a person chooses what it shows.
+        parts: components of the report.
+        choosers: of these, those by which a person chooses what it shows.
     """
 
     name: ClassVar[str]
     empty: ClassVar[str]
     fields: dict[str, Any]
-    report_column: gr.Column
     parts: list[Any]
-    asked: list[Any]
+    choosers: list[Any]
+
+    def __init__(self, host: EngineHost, experiments: Experiments, tab: gr.Tab) -> None:
+        self.catalog, self.method_menu, self.experiments = host.catalog, host.menu, experiments
+        with gr.Row(equal_height=False, elem_id=f"pg-{self.name}"):
+            with gr.Column(scale=1, elem_classes="pg-side"):
+                self._setup()
+                self._foot(self.catalog.clusters)
+            with gr.Column(scale=4, elem_classes="pg-main"):
+                self._bar()
+                report_id = f"pg-{self.name}-report"
+                with gr.Column(visible=False, elem_id=report_id) as self.report_column:
+                    self._report()
+        self._listen_to_setup()
+        self._listen(tab)
 
     # ---- what a page says of its experiments
+
+    @abstractmethod
+    def _setup(self) -> None:
+        """Draw the form."""
+
+    @abstractmethod
+    def _listen_to_setup(self) -> None:
+        """What the form's components change in each other."""
+
+    @abstractmethod
+    def _report(self) -> None:
+        """Draw the report."""
 
     @abstractmethod
     def choices(self) -> list[tuple[str, str]]:
@@ -81,20 +108,37 @@ class ExperimentPage(ABC):
         """Where one stands; raises a sentence if there is none of this key."""
 
     @abstractmethod
-    def report(self, found: Any, *asked: Any) -> list[Any]:
+    def report(self, results: Any, *choices: Any) -> list[Any]:
         """Values of `parts`."""
 
     @abstractmethod
-    def outlook(self, held: Mapping[str, Any]) -> str:
-        """What the form would run; raises a sentence if it cannot."""
+    def plan(self, values: Mapping[str, Any]) -> ExperimentPlan:
+        """The plan that the form describes; raises a sentence if it cannot be run."""
 
     @abstractmethod
-    def begin(self, held: Mapping[str, Any]) -> str:
-        """Start what the form asks for; returns its key."""
+    def extent(self, plan: Any, pool: Pool | None) -> str:
+        """How much a plan would run."""
 
-    @abstractmethod
-    def go_on(self, key: str, pool: Pool | None) -> Any:
+    def go_on(self, key: str, pool: Pool | None) -> None:
         """Resume one; by workers, where there is a pool."""
+        self.experiments.resume(key, pool)
+
+    def outlook(self, values: Mapping[str, Any]) -> str:
+        """What the form would run; raises a sentence if it cannot."""
+        return self.extent(self.plan(values), self.pool(values["place"], values["workers"]))
+
+    def begin(self, values: Mapping[str, Any]) -> str:
+        """Start what the form describes; returns its key."""
+        pool = self.pool(values["place"], values["workers"])
+        return self.experiments.start(self.plan(values), pool=pool).id
+
+    def pick_target(self, target: Any, method: Any) -> Any:
+        """The methods of a target; that which is picked stays if it is among them."""
+        menu = attempt(lambda: self.method_menu.drafting(target), where="listing the methods")
+        if isinstance(menu, Fault):
+            return gr.skip()
+        keys = [key for _, key in menu]
+        return gr.Dropdown(menu, value=method if method in keys else keys[0])
 
     # ---- layout
 
@@ -131,60 +175,62 @@ class ExperimentPage(ABC):
 
     # ---- listeners
 
-    def _listen(self, tab: gr.Tab, *, stop: Callable[[str], Any]) -> None:
+    def _listen(self, tab: gr.Tab) -> None:
         fields = list(self.fields.values())
         for field in fields:
             field.change(self._look_ahead, fields, [self.message, self.start], **RAW)
         begun = [self.message, self.picker]
         self.start.click(self._begin, fields, begun, **RAW)
-        self.shown = [self.state, self.stop, self.resume, self.timer, self.report_column]
-        self.shown += [self.picker, self.seen, *self.parts]
-        self.held = [self.picker, *self.asked, self.seen]
+        self.outputs = [self.state, self.stop, self.resume, self.timer, self.report_column]
+        self.outputs += [self.picker, self.seen, *self.parts]
+        self.inputs = [self.picker, *self.choosers, self.seen]
         looks = [tab.select, self.timer.tick, self.picker.change]
-        looks += [component.input for component in self.asked]
+        looks += [component.input for component in self.choosers]
         for look in looks:
-            look(self.look, self.held, self.shown, **RAW)
+            look(self.look, self.inputs, self.outputs, **RAW)
         self.picker.change(None, self.picker, None, js=address_js(self.name, self.name), **RAW)
-        self.stop.click(self.acting(stop), self.held, self.shown, **RAW)
+        self.stop.click(self.acting(self.experiments.stop), self.inputs, self.outputs, **RAW)
         placed = [self.place, self.num_workers]
-        self.resume.click(self._resume, [*placed, *self.held], self.shown, **RAW)
+        self.resume.click(self._resume, [*placed, *self.inputs], self.outputs, **RAW)
         self.place.change(_show_workers, self.place, self.num_workers, **RAW)
 
     def pool(self, place: Any, num_workers: Any) -> Pool | None:
-        """The workers that are asked for; None = it is measured in this process."""
+        """The chosen workers; None = it is measured in this process."""
         return pool_of(place, num_workers, self.clusters)
 
-    def _resume(self, place: Any, num_workers: Any, *held: Any) -> list[Any]:
+    def _resume(self, place: Any, num_workers: Any, *values: Any) -> list[Any]:
         act = self.acting(lambda key: self.go_on(key, self.pool(place, num_workers)))
-        return act(*held)
+        return act(*values)
 
-    def _look_ahead(self, *held: Any) -> tuple[str, Any]:
+    def _look_ahead(self, *values: Any) -> tuple[str, Any]:
         """What would be run, or why it cannot."""
-        found = attempt(lambda: self.outlook(self._held(held)), where=f"checking a {self.name}")
-        return saying(found), gr.Button(interactive=not isinstance(found, Fault))
+        results = attempt(
+            lambda: self.outlook(self._values(values)), where=f"checking a {self.name}"
+        )
+        return saying(results), gr.Button(interactive=not isinstance(results, Fault))
 
-    def _begin(self, *held: Any) -> tuple[Any, Any]:
-        begun = attempt(lambda: self.begin(self._held(held)), where=f"starting a {self.name}")
+    def _begin(self, *values: Any) -> tuple[Any, Any]:
+        begun = attempt(lambda: self.begin(self._values(values)), where=f"starting a {self.name}")
         return (
             (saying(begun), gr.skip())
             if isinstance(begun, Fault)
             else (gr.skip(), self.menu(begun))
         )
 
-    def _held(self, held: Sequence[Any]) -> dict[str, Any]:
+    def _values(self, values: Sequence[Any]) -> dict[str, Any]:
         """What the form's components hold, by name."""
-        return dict(zip(self.fields, held, strict=True))
+        return dict(zip(self.fields, values, strict=True))
 
     def menu(self, picked: str | None) -> Any:
-        """The picker; what is gone can still be picked, by a link, and be said to be gone."""
+        """The picker; a link may name an experiment that is gone, and the page says so."""
         choices = self.choices()
         if picked and picked not in [key for _, key in choices]:
             choices.append((picked, picked))
         return gr.Dropdown(choices, value=picked or (choices[0][1] if choices else None))
 
-    def look(self, picked: Any, *held: Any) -> list[Any]:
+    def look(self, picked: Any, *values: Any) -> list[Any]:
         """Where the picked experiment stands; its report where another is on show."""
-        *asked, seen = held
+        *choices, seen = values
 
         def read() -> list[Any]:
             newest = picked or next((key for _, key in self.choices()), None)
@@ -192,11 +238,11 @@ class ExperimentPage(ABC):
                 return self._nothing(state_html("", self.empty), self.menu(None))
             key = read_key(newest)
             now = self.standing(key)
-            shown = (key, now.version, *asked)
-            if shown == seen:
+            version = (key, now.version, *choices)
+            if version == seen:
                 menu, parts = gr.skip(), [gr.skip()] * len(self.parts)
             else:
-                menu, parts = self.menu(key), self.report(now.found, *asked)
+                menu, parts = self.menu(key), self.report(now.results, *choices)
             return [
                 now.state,
                 gr.Button(visible=now.here),
@@ -204,17 +250,17 @@ class ExperimentPage(ABC):
                 gr.Timer(active=now.here or now.status == "running"),
                 gr.Column(visible=True),
                 menu,
-                shown,
+                version,
                 *parts,
             ]
 
-        found = attempt(read, where=f"reading a {self.name}")
-        if isinstance(found, Fault):
-            return self._nothing(state_html("failed", "", error=found.sentence), gr.skip())
-        return found
+        results = attempt(read, where=f"reading a {self.name}")
+        if isinstance(results, Fault):
+            return self._nothing(state_html("failed", "", error=results.sentence), gr.skip())
+        return results
 
     def _nothing(self, state: str, menu: Any) -> list[Any]:
-        """Values of `shown` where there is nothing but a sentence."""
+        """Values of `outputs` where there is nothing but a sentence."""
         hidden, parts = gr.Button(visible=False), [gr.skip()] * len(self.parts)
         timer = gr.Timer(active=False)
         return [state, hidden, hidden, timer, gr.Column(visible=False), menu, None, *parts]
@@ -223,17 +269,17 @@ class ExperimentPage(ABC):
         """A listener that does something to the picked experiment, or says why it cannot.
 
         Args:
-            gone: the newest is shown afterwards, as this one is no more.
+            gone: the newest one comes next, as this one is no more.
         """
 
-        def acting(picked: Any, *held: Any) -> list[Any]:
+        def acting(picked: Any, *values: Any) -> list[Any]:
             if not picked:
-                return [gr.skip()] * len(self.shown)
+                return [gr.skip()] * len(self.outputs)
             done = attempt(lambda: act(read_key(picked)), where=f"a {self.name}")
-            shown = self.look(None if gone and not isinstance(done, Fault) else picked, *held)
+            outputs = self.look(None if gone and not isinstance(done, Fault) else picked, *values)
             if isinstance(done, Fault):
-                shown[0] = state_html("", "", error=done.sentence)
-            return shown
+                outputs[0] = state_html("", "", error=done.sentence)
+            return outputs
 
         return acting
 
@@ -241,10 +287,10 @@ class ExperimentPage(ABC):
         """Open the page for addresses with its name as a parameter."""
 
         def load(request: gr.Request) -> tuple[Any, Any]:
-            asked = dict(request.query_params)
-            if not asked.get(self.name) or asked.get("run"):
+            query = dict(request.query_params)
+            if not query.get(self.name) or query.get("run"):
                 return gr.skip(), gr.skip()
-            return gr.Tabs(selected=self.name), self.menu(asked[self.name][:MAX_KEY])
+            return gr.Tabs(selected=self.name), self.menu(query[self.name][:MAX_KEY])
 
         page.load(load, None, [tabs, self.picker], **QUIET)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from tempfile import mkdtemp
@@ -84,7 +84,7 @@ class RunFiles:
             raise ConfigError("There is nothing to export.")
         return ids
 
-    def export_file(self, kind: Kind, *inputs: Any) -> Iterator[list[Any]]:
+    def export_file(self, kind: Kind, *inputs: Any) -> Generator[list[Any], None, None]:
         """Write runs; the browser then saves them."""
         ids = attempt(lambda: self.matching(kind, inputs), where="exporting runs")
         if isinstance(ids, Fault):

@@ -59,7 +59,7 @@ def build_shell(host: EngineHost, log: RunLog) -> gr.Blocks:
             with _page("Benchmark") as tab:
                 bench = BenchmarkPage(host, experiments, tab)
             with _page("Sweep") as tab:
-                sweep = SweepPage(Sweeps(host), tab)
+                sweep = SweepPage(host, Sweeps(host), tab)
             with _page("Runs"):
                 runs = RunsPage(host, history, tab_id)
             with _page("Deploy") as tab:

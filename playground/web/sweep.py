@@ -15,26 +15,53 @@ from engine.errors import ConfigError
 from engine.formats import plural
 from engine.safe_text import file_name
 from playground.errors import Fault, attempt
+from playground.experiments.job import Job
 from playground.experiments.pool import Pool
-from playground.experiments.sweep.plan import OBJECTIVES, SweepForm, plan_of_form
+from playground.experiments.space import Tunable, setting_text, tunables_of
+from playground.experiments.sweep.plan import OBJECTIVES, SweepForm, SweepPlan, plan_of_form
 from playground.experiments.sweep.plots import NOTES, sweep_figure
-from playground.experiments.sweep.report import FORMULAS, preset_yaml, state_of
+from playground.experiments.sweep.report import (
+    FORMULAS,
+    figure_text,
+    preset_yaml,
+    standing_of,
+    state_of,
+    trial_columns,
+    trial_table,
+)
 from playground.experiments.sweep.service import Sweeps
-from playground.experiments.sweep.space import Tunable, shown, tunables_of
-from playground.experiments.sweep.store import Sweep
+from playground.experiments.sweep.store import StoredSweep
 from playground.host.controls import Control, group_of
 from playground.host.request import DTYPES, FormValues, texts
 from playground.web.experiment import ExperimentPage, Standing, read_key
 from playground.web.forms import RAW, SettingsForm
 from playground.web.generate import GeneratePage
-from playground.web.results import definitions, saves, saying
-from playground.web.sweep_tables import STATUS_TEXTS, card_html, state_text, trials_html
+from playground.web.results import HTML, definitions, saves, saying, table_html
 
 DOUBLING, BEST = "log", "best"
 MORE_TRIALS = 10
 MAX_LISTED = 200
-CONFIRM = """(name, ...held) =>
-  [confirm(`Forget the sweep ${name}? Its runs stay in the log.`) ? name : null, ...held]"""
+CONFIRM = """(picked, ...values) =>
+  [confirm("Forget this sweep? Its runs stay in the log.") ? picked : null, ...values]"""
+STATUS_TEXTS = {
+    "running": "running",
+    "completed": "done",
+    "cancelled": "stopped",
+    "failed": "failed",
+    "interrupted": "interrupted: its process died",
+}
+CARD = HTML.from_string("""
+<div class="pg-card"><h3>{{ title }}</h3>
+<p class="headline">{{ point }}</p>
+<p class="figures">
+{% for name, title, text, formula in figures %}
+  <span><b data-figure="{{ name }}">{{ text }}</b> {{ title | term(formula) }}</span>
+{% endfor %}
+</p>
+<p class="remark">{{ remark }}</p></div>
+""")
+
+
 FORM = SweepForm(target="", dtype="", method="", vary=[""])
 PICKED = ("target", "dtype", "method", "objective", "suite")
 """What has a picker of its own; the plan's form draws the rest."""
@@ -46,21 +73,7 @@ class SweepPage(ExperimentPage):
     name = "sweep"
     empty = "No sweeps yet. Tick the settings to vary and start one."
 
-    def __init__(self, service: Sweeps, tab: gr.Tab) -> None:
-        self.service, self.catalog, self.method_menu = service, service.catalog, service.menu
-        with gr.Row(equal_height=False, elem_id="pg-sweep"):
-            with gr.Column(scale=1, elem_classes="pg-side"):
-                self._setup()
-                self._foot(self.catalog.clusters)
-            with gr.Column(scale=4, elem_classes="pg-main"):
-                self._bar()
-                with gr.Column(visible=False, elem_id="pg-sweep-report") as self.report_column:
-                    self._report()
-        self._listen_to_setup()
-        self._listen(tab, stop=service.stop)
-        forgets = self.acting(service.delete, gone=True)
-        self.forget.click(forgets, self.held, self.shown, js=CONFIRM, **RAW)
-        saves(self.export, self.file_of, [self.picker, self.trial], self.message)
+    experiments: Sweeps
 
     # ---- layout
 
@@ -90,9 +103,9 @@ class SweepPage(ExperimentPage):
         drawn = self._drawn(first, varied)
         self.form = SettingsForm(drawn, elem_id="pg-sweep-form", classes=types)
         group = group_of("plan", "Plan", FORM, skip=(*PICKED, "settings", "vary"))
-        self.plan = SettingsForm({"groups": [group]}, elem_id="pg-sweep-plan")
+        self.plan_form = SettingsForm({"groups": [group]}, elem_id="pg-sweep-plan")
         self.fields = {name: getattr(self, name) for name in (*PICKED, "vary")}
-        self.fields |= {"form": self.form.values, "plan": self.plan.values}
+        self.fields |= {"form": self.form.values, "plan": self.plan_form.values}
 
     def _report(self) -> None:
         card = gr.HTML(elem_id="pg-sweep-card")
@@ -109,7 +122,7 @@ class SweepPage(ExperimentPage):
         plot = gr.Plot(show_label=False, elem_id="pg-sweep-plot")
         with gr.Accordion("How every figure is computed", open=False):
             gr.Markdown(definitions(FORMULAS), elem_classes="pg-note")
-        self.asked = [self.trial, plot_kind]
+        self.choosers = [self.trial, plot_kind]
         self.parts = [card, self.trial, table, self.note, plot]
 
     # ---- what to sweep
@@ -144,10 +157,17 @@ class SweepPage(ExperimentPage):
         self.method.change(self.pick_method, self.method, [self.vary, self.form.spec], **RAW)
         drawn = [self.method, self.vary, self.form.values]
         self.vary.input(self.pick_varied, drawn, self.form.spec, **RAW)
+        saves(self.export, self.file_of, [self.picker, self.trial], self.message)
 
-    def outlook(self, held: Mapping[str, Any]) -> str:
-        plan = plan_of_form(self.catalog, form_of(held))
-        self.pool(held["place"], held["workers"])  # refuses what cannot be
+    def _listen(self, tab: gr.Tab) -> None:
+        super()._listen(tab)
+        forgets = self.acting(lambda key: self.experiments.store.delete(key), gone=True)
+        self.forget.click(forgets, self.inputs, self.outputs, js=CONFIRM, **RAW)
+
+    def plan(self, values: Mapping[str, Any]) -> SweepPlan:
+        return plan_of_form(self.catalog, form_of(values))
+
+    def extent(self, plan: SweepPlan, pool: Pool | None) -> str:
         points = plan.space.num_points
         many = "Any number of combinations" if points is None else plural(points, "combination")
         return (
@@ -155,90 +175,78 @@ class SweepPage(ExperimentPage):
             f"{plural(plan.num_turns, 'answer')} by the method and the same by plain decoding."
         )
 
-    def pick_target(self, target: Any, method: Any) -> Any:
-        menu = attempt(lambda: self.method_menu.drafting(target), where="listing the methods")
-        if isinstance(menu, Fault):
-            return gr.skip()
-        keys = [key for _, key in menu]
-        return gr.Dropdown(menu, value=method if method in keys else keys[0])
-
     def pick_method(self, key: Any) -> Any:
         def read() -> tuple[Any, Any]:
             tunables, varied = self._tunables(key)
             return gr.CheckboxGroup(tunables, value=varied), self._drawn(key, varied)
 
-        found = attempt(read, where="picking a method")
-        return (gr.skip(), gr.skip()) if isinstance(found, Fault) else found
+        drawn = attempt(read, where="picking a method")
+        return (gr.skip(), gr.skip()) if isinstance(drawn, Fault) else drawn
 
-    def pick_varied(self, key: Any, varied: Any, held: Any) -> Any:
+    def pick_varied(self, key: Any, varied: Any, form: Any) -> Any:
         drawn = attempt(
-            lambda: self._drawn(key, texts(varied), FormValues.of(held).values),
+            lambda: self._drawn(key, texts(varied), FormValues.of(form).values),
             where="choosing what varies",
         )
         return gr.skip() if isinstance(drawn, Fault) else drawn
 
-    # ---- what it found
-
-    def begin(self, held: Mapping[str, Any]) -> str:
-        pool = self.pool(held["place"], held["workers"])
-        return self.service.start(form_of(held), pool=pool)
+    # ---- its results
 
     def choices(self) -> list[tuple[str, str]]:
         return [
-            (f"{head.name} · {STATUS_TEXTS[head.status].split(':')[0]}", head.name)
-            for head in self.service.store.heads()[:MAX_LISTED]
+            (f"{head.name} · {STATUS_TEXTS[head.status].split(':')[0]}", head.id)
+            for head in self.experiments.store.heads()[:MAX_LISTED]
         ]
 
     def standing(self, key: str) -> Standing:
-        sweep = self.service.store.load(key)
-        found, job = state_of(sweep), self.service.job(key)
-        done, planned, status = found["num_done"], found["num_trials"], found["status"]
-        can_go_on = status != "running" and (status != "completed" or found["more_to_try"])
+        sweep = self.experiments.store.load(key)
+        state, job = state_of(sweep), self.experiments.job(sweep.row.id)
+        done, planned, status = state["num_done"], state["num_trials"], state["status"]
+        can_go_on = status != "running" and (status != "completed" or state["more_to_try"])
         more = "More trials" if status == "completed" else "Resume"
         return Standing(
-            (sweep, found),
-            zlib.crc32(repr(found).encode()),
+            (sweep, state),
+            zlib.crc32(repr(state).encode()),
             status,
-            state_text(found, job),
+            state_text(state, job),
             resume=more if can_go_on else "",
             here=job is not None,
             share=done / planned if status == "running" and planned else None,
-            error=found["fault"],
+            error=state["fault"],
             job=job,
         )
 
-    def report(self, found: tuple[Sweep, Mapping[str, Any]], *asked: Any) -> list[Any]:
-        (sweep, state), (trial, kind) = found, asked
+    def report(self, results: tuple[StoredSweep, Mapping[str, Any]], *choices: Any) -> list[Any]:
+        (sweep, state), (trial, kind) = results, choices
         numbers = [str(row["number"]) for row in state["trials"]]
         trial = trial if trial in numbers else BEST
-        wanted = state["best"] if trial == BEST else int(trial)
-        row = next((row for row in state["trials"] if row["number"] == wanted), None)
+        number = state["best"] if trial == BEST else int(trial)
+        row = next((row for row in state["trials"] if row["number"] == number), None)
         drawn = attempt(lambda: sweep_figure(sweep, kind), where="drawing a plot")
         return [
             "" if row is None else card_html(state, row),
             gr.Dropdown([BEST, *numbers], value=trial),
-            trials_html(state),
+            table_html("Trials", *trial_table(state), best=str(state["best"])),
             saying(drawn if isinstance(drawn, Fault) else NOTES[kind]),
             None if isinstance(drawn, Fault) else drawn,
         ]
 
     def go_on(self, key: str, pool: Pool | None) -> None:
         """Resume a sweep; one that is done gets more trials."""
-        state = state_of(self.service.store.load(key))
+        state = state_of(self.experiments.store.load(key))
         more = state["num_trials"] + MORE_TRIALS if state["status"] == "completed" else None
-        self.service.resume(key, more, pool)
+        self.experiments.resume(key, pool, more)
 
     def file_of(self, picked: Any, trial: Any) -> tuple[str, str]:
-        name = read_key(picked)
-        text = preset_yaml(self.service.store.load(name), number_of(trial))
-        return f"{file_name(name)}.yaml", text
+        sweep = self.experiments.store.load(read_key(picked))
+        return f"{file_name(sweep.row.name)}.yaml", preset_yaml(sweep, number_of(trial))
 
     def listen(self, tabs: gr.Tabs, generate: GeneratePage) -> None:
         """Take a trial to the Generate page."""
 
         def use(picked: Any, trial: Any) -> list[Any]:
             def fill() -> tuple[Any, ...]:
-                taken = self.service.use(read_key(picked), number_of(trial))
+                taken = self.experiments.use(read_key(picked), number_of(trial))
                 return generate.take(taken["target"], taken["method"], taken["settings"])
 
             filled = attempt(fill, where="using a trial")
@@ -254,7 +262,7 @@ def range_of(tunable: Tunable) -> list[dict[str, Any]]:
     """Controls of what a setting varies over: a range, some of its values, or a list."""
     low, high = tunable.suggested or (tunable.low, tunable.high)
     if tunable.choices:
-        choices = tuple(shown(choice) for choice in tunable.choices)
+        choices = tuple(setting_text(choice) for choice in tunable.choices)
         made = [Control("values", "values", tunable.help, "ticks", list(choices), choices=choices)]
     elif tunable.kind == "text" or low is None or high is None:
         made = [Control("list", "list", f"{tunable.help}; comma-separated", "text", "")]
@@ -274,15 +282,15 @@ class Varied(Settings):
     vary: list[str] = Field(max_length=100)
 
 
-def form_of(held: Mapping[str, Any]) -> dict[str, Any]:
+def form_of(values: Mapping[str, Any]) -> dict[str, Any]:
     """What `plan_of_form` takes, from what the page's components hold."""
-    plan, values = (FormValues.of(held[name]).values for name in ("plan", "form"))
-    varied = Varied.parse({"vary": held["vary"] or []}).vary
+    plan, form = (FormValues.of(values[name]).values for name in ("plan", "form"))
+    varied = Varied.parse({"vary": values["vary"] or []}).vary
     return {
         **plan.get("plan", {}),
-        **{name: held[name] for name in PICKED},
-        "settings": {k: v for k, v in values.get("settings", {}).items() if k not in varied},
-        "vary": [written(name, values.get(f"vary {name}", {})) for name in varied],
+        **{name: values[name] for name in PICKED},
+        "settings": {k: v for k, v in form.get("settings", {}).items() if k not in varied},
+        "vary": [written(name, form.get(f"vary {name}", {})) for name in varied],
     }
 
 
@@ -302,3 +310,31 @@ def number_of(trial: object) -> int | None:
     if not isinstance(trial, str) or not trial.isdecimal() or len(trial) > 9:
         raise ConfigError(f"trial must be its number, or {BEST}, got {trial!r:.60}.")
     return int(trial)
+
+
+def state_text(state: Mapping[str, Any], job: Job | None) -> str:
+    """Where a sweep is."""
+    parts = [f"{state['num_done']} of {state['num_trials']} trials"]
+    parts.append(STATUS_TEXTS[state["status"]] if job is None else job.message)
+    return " · ".join(parts)
+
+
+def card_html(state: Mapping[str, Any], trial: Mapping[str, Any]) -> str:
+    """The picked trial: its settings, figures, and a remark."""
+    is_best = trial["number"] == state["best"]
+    remark = state["verdict"] if is_best else ""
+    if trial["reason"]:
+        remark = f"{standing_of(state, trial)}: {trial['reason']}"
+    elif trial["number"] in state["as_good"]:
+        remark = f"As good as the best: {FORMULAS['as_good']}."
+    return CARD.render(
+        title=f"Best: trial {trial['number']}" if is_best else f"Trial {trial['number']}",
+        point=", ".join(
+            f"{name} {setting_text(trial['point'].get(name))}" for name in state["fields"]
+        ),
+        figures=[
+            (name, title, figure_text(state, trial, name), formula)
+            for name, title, formula in trial_columns(state)
+        ],
+        remark=f"{state['about']}. {remark}",
+    )

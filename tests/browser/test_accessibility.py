@@ -18,6 +18,7 @@ from tests.playground.bench.test_service import finished as benchmarked
 from tests.playground.compare.running import begun, ended
 from tests.playground.serving import Served
 from tests.playground.sweeps.test_service import asked as sweep_form
+from tests.playground.sweeps.test_service import begin as start_sweep
 from tests.playground.sweeps.test_service import ended as swept
 
 pytestmark = pytest.mark.browser
@@ -35,7 +36,7 @@ def filled(served: Served) -> Iterator[str]:
     ended(comparison)
     benchmarks, sweeps = Experiments(host), Sweeps(host)
     benchmarked(benchmarks, begin(benchmarks, benchmark_form()))
-    swept(sweeps, sweeps.start(sweep_form(method="scripted")))
+    swept(sweeps, start_sweep(sweeps, sweep_form(method="scripted")))
     sweeps.close()
     yield comparison.id
 

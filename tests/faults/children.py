@@ -18,7 +18,7 @@ from typing import Any
 import optuna  # noqa: F401  imported here, so that no child has to
 
 import playground.cli.tables
-import playground.experiments.sweep.run
+import playground.experiments.sweep.search
 import playground.web.shell  # noqa: F401
 from engine.training import session, trainer  # noqa: F401
 from playground.cli.main import app

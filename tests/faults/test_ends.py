@@ -56,7 +56,7 @@ def test_ctrl_c_in_a_sweep_leaves_it_stopped_and_its_trial_to_be_tried_again(
     assert child.ended() == INTERRUPTED, child.errors
     assert "--resume s" in child.errors and "Traceback" not in child.errors
     with opened(db) as log:
-        assert statuses(log) == ["stopped"]
+        assert statuses(log) == ["cancelled"]
         assert {row.status for row in log.find().rows} <= {"completed", "cancelled"}
 
 

@@ -15,8 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from playground.experiments.sweep.report import shown_trials
-from playground.experiments.sweep.store import SWEEP_ID, SweepStore
+from playground.experiments.sweep.store import SweepStore
 from storage import RunLog
 from tests.faults.children import Child, command, page, words
 from tests.faults.conftest import Tally
@@ -208,7 +207,7 @@ def statuses_of(db: Path) -> list[str]:
 
 def statuses(log: RunLog) -> list[str]:
     """How its sweeps stand."""
-    store = SweepStore.beside(log)
+    store = SweepStore(log)
     try:
         return [head.status for head in store.heads()]
     finally:
@@ -218,13 +217,12 @@ def statuses(log: RunLog) -> list[str]:
 def swept(db: Path) -> dict[Any, Any]:
     """Every point, how it ended, and what was answered there."""
     with opened(db) as log:
-        store = SweepStore.beside(log)
+        store = SweepStore(log)
         try:
             sweep = store.load("s")
-            sweep_id = sweep.attributes[SWEEP_ID]
             return {
-                trial.key: (trial.outcome, answers(log, f"{sweep_id}-{trial.slot}"))
-                for trial in shown_trials(sweep)
+                trial.key: (trial.outcome, answers(log, f"{sweep.row.id}-{trial.number}"))
+                for trial in sweep.trials()
             }
         finally:
             store.close()

@@ -94,7 +94,7 @@ def test_the_pages_have_workers_measure_and_show_them(
         async def drawn() -> tuple[BenchmarkPage, SweepPage]:
             """Gradio leaves event loops unclosed unless one is running."""
             with gr.Blocks(), gr.Tab() as tab:
-                return BenchmarkPage(host, Experiments(host), tab), SweepPage(service, tab)
+                return BenchmarkPage(host, Experiments(host), tab), SweepPage(host, service, tab)
 
         bench, sweep = asyncio.run(drawn())
         two = bench.pool("local", 2)
@@ -109,7 +109,7 @@ def test_the_pages_have_workers_measure_and_show_them(
         assert len(names) == 2 and all(f">{name}<" in shown.replace("\n", "") for name in names)
         assert "shard 1: " in shown and host.log.get(found[0].run_id) is not None
 
-        name = service.start(sweeps.asked("max_draft_len=1:4"), pool=two)
+        name = sweeps.begin(service, sweeps.asked("max_draft_len=1:4"), pool=two)
         now, shown = followed(sweep, name)
         assert now.status == "completed" and "trial 0" in shown and "Workers" in shown
         tried = sweeps.look(service, name)["trials"]

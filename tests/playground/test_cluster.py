@@ -53,7 +53,7 @@ def where(context: TaskContext, number: int) -> tuple[str, int, str]:
 def test_every_worker_keeps_a_target_and_its_own_cores(two: Workers) -> None:
     told: list[tuple[str, Any]] = []
     tasks = {str(n): partial(where, number=n) for n in range(4)}
-    found = two.do_all(tasks, tell=lambda *message: told.append(message) is None)
+    found = two.do_all(tasks, tell=lambda *message: told.append(message))
     names = {name for name, *_ in two.rows()}
     assert len(names) == 2 and {name for name, *_ in found.values()} <= names
     assert {rest for _, *rest in found.values() for rest in [tuple(rest)]} == {(1, "tiny")}
@@ -72,7 +72,7 @@ def test_a_task_whose_worker_dies_is_done_by_another(
 ) -> None:
     before = {name for name, *_ in two.rows()}
     mark = tmp_path / "mark"
-    done = two.do_all({"a": partial(dies_once, mark=mark)}, tell=lambda *message: True)
+    done = two.do_all({"a": partial(dies_once, mark=mark)}, tell=lambda *message: None)
     after = {name for name, *_ in two.rows()}
     assert two.size == 2 and mark.read_text() in before - after and done["a"] in after
     assert f"Worker {mark.read_text()} is gone: its process died." in caplog.messages
@@ -85,9 +85,9 @@ def dies(context: TaskContext) -> None:
 def test_a_task_that_kills_every_worker_is_given_up(
     two: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster, "MAX_LOST", 1)
+    monkeypatch.setattr(cluster, "MAX_LOST", 2)
     with pytest.raises(cluster.WorkerLostError, match="its process died"):
-        two.do_all({"a": dies}, tell=lambda *message: False)
+        two.do_all({"a": dies}, tell=lambda *message: None)
     assert two.size == 2
 
 
@@ -139,7 +139,7 @@ def test_cores_that_others_hold_are_not_waited_for_long(
     assert held.wait(60)
     monkeypatch.setattr(cluster, "QUEUE_S", 0.5)
     try:
-        with pytest.raises(ConfigError, match=r"within 0\.5 s; others may hold its cores"):
+        with pytest.raises(ConfigError, match=r"within 0\.5 s; others may hold them"):
             Workers(TWO, worker_config)
         with pytest.raises(CancelledError):
             Workers(TWO, worker_config, cancelled=lambda: True)
@@ -152,8 +152,6 @@ def test_an_experiment_without_workers_ends_and_blames_no_task(
 ) -> None:
     with workers(Pool("local", 1, 1), worker_config) as alone:
         monkeypatch.setattr(Workers, "_start", lambda self: None)
-        with pytest.raises(cluster.WorkerLostError):
-            alone.do(dies)
         for _ in range(2):
             with pytest.raises(cluster.NoWorkerError, match="No worker is left"):
                 alone.do(dies)

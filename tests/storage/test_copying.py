@@ -11,10 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from playground.cli.main import app
-from playground.experiments.sweep.run import run_sweep
 from playground.experiments.sweep.store import SweepStore
 from storage import RunLog, RunQuery, copying
-from tests.playground.sweeps.scripted import Scripted, plan
+from tests.playground.sweeps.scripted import resumed, swept
 from tests.storage.conftest import finish, finished_run, new_run, odd_run, step, whole
 
 ALL = RunQuery(include_deleted=True, descending=False)
@@ -97,16 +96,22 @@ def test_a_copy_that_was_cut_off_goes_on(
 def test_sweeps_come_along_with_their_trials(tmp_path: Path, postgres: object) -> None:
     with postgres.database("empty_log") as url:  # type: ignore[attr-defined]
         source, into = RunLog.open(str(tmp_path / "a.db")), RunLog.open(url)
-        theirs, ours = SweepStore.beside(source), SweepStore.beside(into)
-        sweep = theirs.create(plan(trials=3), "s")
-        sweep.write({"status": "running", "owner": "elsewhere||1|", "heartbeat": "2999-01-01"})
-        assert ours.copy_from(theirs) == 0, "it is going on"
-        sweep.write({"status": "stopped"})
-        run_sweep(sweep, Scripted())
-        ours.create(plan(trials=2), "s")
-        assert [ours.copy_from(theirs), ours.copy_from(theirs)] == [1, 0]
-        assert ours.load("s-2").trials() == theirs.load("s").trials()
-        assert ours.load("s-2").plan.to_dict() == sweep.plan.to_dict()
+        theirs, ours = SweepStore(source), SweepStore(into)
+        sweep = swept(theirs, trials=3, name="s")
+        source.benchmarks.resume(sweep.row.id)
+        list(into.copy_from(source))
+        assert (ours.copy_from(theirs), ours.heads()) == (0, ()), "it is going on"
+        source.benchmarks.finish(sweep.row.id, "completed", {})
+        swept(ours, trials=2, name="s")
+        for num_copied in (1, 0):
+            list(into.copy_from(source))
+            assert ours.copy_from(theirs) == num_copied
+        copy = ours.load(sweep.row.id)
+        assert copy.trials() == theirs.load("s").trials()
+        assert copy.plan.to_dict() == sweep.plan.to_dict()
+        resumed(theirs, "s", trials=4)
+        assert ours.copy_from(theirs) == 1, "it has more trials by now"
+        assert len(ours.load(sweep.row.id).trials()) == 4
         for one in (theirs, ours, source, into):
             one.close()
 

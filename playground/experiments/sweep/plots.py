@@ -12,8 +12,7 @@ from optuna.importance import PedAnovaImportanceEvaluator
 
 from engine.errors import ConfigError
 from playground.experiments.sweep.plan import OBJECTIVES
-from playground.experiments.sweep.report import shown_trials
-from playground.experiments.sweep.store import Sweep, database_errors
+from playground.experiments.sweep.store import StoredSweep, database_errors
 from playground.experiments.sweep.trials import Trial
 from playground.plots import styled
 
@@ -26,14 +25,14 @@ WORST, GOOD = (161, 161, 170), (59, 130, 246)
 BEST = "rgb(217, 119, 6)"
 
 
-def sweep_figure(sweep: Sweep, kind: str) -> go.Figure:
+def sweep_figure(sweep: StoredSweep, kind: str) -> go.Figure:
     """Optuna's plot of a sweep."""
     if kind not in DRAWN:
         raise ConfigError(f"plot must be one of {', '.join(DRAWN)}, got {kind!r:.60}.")
-    if not _values(shown_trials(sweep)):
+    if not _values(sweep.trials()):
         raise ConfigError("Nothing has been measured yet.")
     with database_errors():
-        figure = DRAWN[kind](sweep, OBJECTIVES[sweep.plan.objective][0])
+        figure = DRAWN[kind](sweep, OBJECTIVES[sweep.plan.chooser.objective][0])
     figure.layout.title = None
     return styled(figure, height=300)
 
@@ -59,7 +58,7 @@ def _at_measured(figure: go.Figure) -> go.Figure:
     return figure
 
 
-def _history(sweep: Sweep, title: str) -> go.Figure:
+def _history(sweep: StoredSweep, title: str) -> go.Figure:
     figure = draw.plot_optimization_history(sweep.study, target_name=title)
     figure.data = [trace for trace in figure.data if trace.name != "Infeasible Trial"]
     figure.update_traces(marker_color=_rgb(1.0), selector={"mode": "markers"})
@@ -67,8 +66,8 @@ def _history(sweep: Sweep, title: str) -> go.Figure:
     return _at_measured(figure)
 
 
-def _parallel(sweep: Sweep, title: str) -> go.Figure:
-    fields = [vary.field for vary in sweep.plan.varied]
+def _parallel(sweep: StoredSweep, title: str) -> go.Figure:
+    fields = [vary.field for vary in sweep.plan.chooser.varied]
     figure = draw.plot_parallel_coordinate(sweep.study, params=fields, target_name=title)
     names = (title, *sorted(fields))  # Optuna's order; it cuts long names
     figure.layout.xaxis.ticktext = names
@@ -86,15 +85,15 @@ def _parallel(sweep: Sweep, title: str) -> go.Figure:
     return figure
 
 
-def _slice(sweep: Sweep, title: str) -> go.Figure:
-    fields = [vary.field for vary in sweep.plan.varied]
+def _slice(sweep: StoredSweep, title: str) -> go.Figure:
+    fields = [vary.field for vary in sweep.plan.chooser.varied]
     figure = draw.plot_slice(sweep.study, params=fields, target_name=title)
     figure.update_traces(marker_colorscale=_scale())
     return _at_measured(figure)
 
 
-def _importance(sweep: Sweep, title: str) -> go.Figure:
-    values = sorted(_values(shown_trials(sweep)), reverse=True)
+def _importance(sweep: StoredSweep, title: str) -> go.Figure:
+    values = sorted(_values(sweep.trials()), reverse=True)
     if len(values) < MIN_FOR_IMPORTANCE:
         raise ConfigError(
             f"Importance needs {MIN_FOR_IMPORTANCE} measured trials; there are {len(values)}."
@@ -118,7 +117,7 @@ def _scale() -> list[list[Any]]:
     return [[0.0, _rgb(0.0)], [1.0, _rgb(1.0)]]
 
 
-DRAWN: dict[str, Callable[[Sweep, str], go.Figure]] = {
+DRAWN: dict[str, Callable[[StoredSweep, str], go.Figure]] = {
     "history": _history,
     "parallel": _parallel,
     "slice": _slice,

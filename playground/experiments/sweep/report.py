@@ -19,10 +19,10 @@ from engine.errors import ConfigError
 from engine.formats import DASH
 from playground.experiments.report.columns import Cell
 from playground.experiments.report.statistics import is_apart
-from playground.experiments.sweep.plan import OBJECTIVES, Objective, SweepPlan
-from playground.experiments.sweep.space import shown
-from playground.experiments.sweep.store import FAULT, Sweep
-from playground.experiments.sweep.trials import Trial, key_of, last_of_slots, num_done
+from playground.experiments.space import Objective, point_text, setting_text
+from playground.experiments.sweep.plan import OBJECTIVES, SweepPlan
+from playground.experiments.sweep.store import StoredSweep
+from playground.experiments.sweep.trials import Trial, key_of, num_done
 from playground.host.baseline import DOUBTS
 
 FIGURE_TITLES = {
@@ -31,7 +31,6 @@ FIGURE_TITLES = {
     "plain_tok_s": "plain tok/s",
     "mat": "MAT",
 }
-OUTCOMES = {"killed": "interrupted"}
 MOST_NAMED = 5
 """Trials that the verdict names."""
 FORMULAS: dict[str, str] = {
@@ -46,17 +45,6 @@ FORMULAS: dict[str, str] = {
     "prompt (Student's t at 95%, corrected for the number of trials)",
 }
 """Formula of every column."""
-
-
-def shown_trials(sweep: Sweep) -> list[Trial]:
-    """The trials that a person wants to see: one per slot, by number.
-
-    One that was broken off while its point was being chosen stands for nothing.
-    """
-    num_fields = len(sweep.plan.varied)
-    last = last_of_slots(sweep.trials()).values()
-    begun = (t for t in last if len(t.point) == num_fields or t.outcome == "running")
-    return sorted(begun, key=lambda trial: trial.number)
 
 
 def best_of(trials: Sequence[Trial]) -> Trial | None:
@@ -74,34 +62,29 @@ def as_good(best: Trial, trials: Sequence[Trial], objective: Objective) -> list[
     return [t for t in others if t.figures and not is_apart(ours, t.figures.counts, len(others))]
 
 
-def state_of(sweep: Sweep) -> dict[str, Any]:
+def state_of(sweep: StoredSweep) -> dict[str, Any]:
     """Everything that a page or a file shows of a sweep, as plain JSON."""
-    plan, status = sweep.plan, sweep.status
-    trials = shown_trials(sweep)
-    if status != "running":
-        trials = [
-            dataclasses.replace(t, outcome="killed") if t.outcome == "running" else t
-            for t in trials
-        ]
+    plan, status, search = sweep.plan, sweep.row.status, sweep.plan.chooser
+    trials = sweep.trials()
     best = best_of(trials)
-    title, formula = OBJECTIVES[plan.objective]
+    title, formula = OBJECTIVES[search.objective]
     most = plan.space.num_points
     return {
-        "name": sweep.name,
+        "name": sweep.row.name,
         "status": status,
-        "fault": sweep.attributes.get(FAULT, ""),
-        "objective": {"key": plan.objective, "title": title, "formula": formula},
+        "fault": sweep.fault,
+        "objective": {"key": search.objective, "title": title, "formula": formula},
         "about": about(plan),
         "target": plan.target.name,
-        "method": plan.method,
-        "fields": [vary.field for vary in plan.varied],
+        "method": plan.swept.name,
+        "fields": [vary.field for vary in search.varied],
         "num_trials": plan.num_trials,
-        "num_done": num_done(trials, plan.mode),
+        "num_done": num_done(trials, search.mode),
         # whether a finished search would find points that it has not measured
-        "more_to_try": plan.mode == "search" and (most is None or most > plan.trials),
-        "trials": [_row(trial) for trial in trials],
+        "more_to_try": search.mode == "search" and (most is None or most > search.trials),
+        "trials": [_row(trial, status) for trial in trials],
         "best": None if best is None else best.number,
-        "as_good": [] if best is None else _numbers(as_good(best, trials, plan.objective)),
+        "as_good": [] if best is None else _numbers(as_good(best, trials, search.objective)),
         "verdict": "" if best is None else verdict(plan, trials, best),
         "formulas": FORMULAS,
     }
@@ -127,7 +110,7 @@ def figure_text(state: Mapping[str, Any], row: Mapping[str, Any], name: str) -> 
 def standing_of(state: Mapping[str, Any], row: Mapping[str, Any]) -> str:
     """The outcome of a trial, or how it compares with the best one."""
     if row["outcome"] != "measured":
-        return OUTCOMES.get(row["outcome"], str(row["outcome"]))
+        return str(row["outcome"])
     if row["number"] == state["best"]:
         return "best"
     return "≈ best" if row["number"] in state["as_good"] else ""
@@ -148,7 +131,7 @@ def trial_table(
             [
                 Cell(str(row["number"])),
                 Cell(standing_of(state, row), hint=row["reason"] or ""),
-                *(Cell(shown(row["point"].get(name))) for name in state["fields"]),
+                *(Cell(setting_text(row["point"].get(name))) for name in state["fields"]),
                 *(Cell(figure_text(state, row, name)) for name, *_ in columns),
                 Cell(same),
             ]
@@ -167,15 +150,18 @@ def _by_value(row: Mapping[str, Any]) -> tuple[bool, float]:
 
 def about(plan: SweepPlan) -> str:
     """The plan in one line."""
-    space = " × ".join(f"{vary.field} {vary}" for vary in plan.varied)
+    space = " × ".join(f"{vary.field} {vary}" for vary in plan.chooser.varied)
     target = plan.target.title or plan.target.name
-    prompts = f"{plan.num_turns} answers of {plan.limits.max_new_tokens} tokens, {plan.suite}"
-    return f"{target} · {plan.title} · {plan.mode} · {space} · {prompts}"
+    suites = " + ".join(dict.fromkeys(item.suite for item in plan.items))
+    prompts = f"{plan.num_turns} answers of {plan.limits.max_new_tokens} tokens, {suites}"
+    return f"{target} · {plan.swept.title} · {plan.chooser.mode} · {space} · {prompts}"
 
 
-def _row(trial: Trial) -> dict[str, Any]:
+def _row(trial: Trial, status: str) -> dict[str, Any]:
+    """A trial as JSON; one that is not finished although the sweep does not run was broken off."""
     row = dataclasses.asdict(trial)
-    del row["slot"]
+    if trial.outcome == "running" and status != "running":
+        row["outcome"] = "stopped" if status == "cancelled" else "interrupted"
     if row["figures"] is not None:
         del row["figures"]["counts"], row["figures"]["told"]
         if doubt := row["figures"]["doubt"]:
@@ -187,30 +173,30 @@ def verdict(plan: SweepPlan, trials: Sequence[Trial], best: Trial) -> str:
     """What the best trial means, in a sentence or two."""
     figures = best.figures
     assert figures is not None and figures.value is not None
-    settings = ", ".join(f"{field} {shown(value)}" for field, value in best.point.items())
-    title = OBJECTIVES[plan.objective][0]
-    gain = _gain(plan, trials, best, figures.value)
-    parts = [f"Best so far: {settings}, with {title} {_text(plan, figures.value)}{gain}."]
-    ties = _numbers(as_good(best, trials, plan.objective))
+    objective = plan.chooser.objective
+    title = OBJECTIVES[objective][0]
+    reached = f"{title} {_text(plan, figures.value)}{_gain(plan, trials, best, figures.value)}"
+    parts = [f"Best so far: {point_text(best.point)}, with {reached}."]
+    ties = _numbers(as_good(best, trials, objective))
     if ties:
         more = f" and {len(ties) - MOST_NAMED} more" if len(ties) > MOST_NAMED else ""
         named = ", ".join(map(str, ties[:MOST_NAMED]))
         parts.append(f"As good within the noise: trial{'s' * (len(ties) > 1)} {named}{more}.")
     num_others = sum(t.value is not None for t in trials) - 1
-    if num_others and plan.objective != "mat":
+    if num_others and objective != "mat":
         parts.append(f"Exploratory: picked from {num_others + 1} trials on the same prompts.")
     if figures.speedup is not None and figures.speedup < 1:
         parts.append(
             f"Plain decoding is faster: the speedup is {formats.speedup(figures.speedup)}."
         )
     differing = figures.num_prompts - figures.num_same
-    if differing and plan.sampling.greedy and plan.base.lossless:
+    if differing and plan.sampling.greedy and plan.swept.lossless:
         parts.append(f"{differing} of {figures.num_prompts} answers differ from plain decoding's.")
     return " ".join(parts)
 
 
 def _text(plan: SweepPlan, value: float | None) -> str:
-    return formats.of_kind(plan.objective)(value)
+    return formats.of_kind(plan.chooser.objective)(value)
 
 
 def _gain(plan: SweepPlan, trials: Sequence[Trial], best: Trial, value: float) -> str:
@@ -228,35 +214,37 @@ def _numbers(trials: Sequence[Trial]) -> list[int]:
     return [trial.number for trial in trials]
 
 
-def chosen_trial(sweep: Sweep, number: int | None = None) -> Trial:
+def chosen_trial(sweep: StoredSweep, number: int | None = None) -> Trial:
     """A trial by number; without one the best."""
-    trials = shown_trials(sweep)
+    trials = sweep.trials()
     if number is None:
         if (best := best_of(trials)) is None:
-            raise ConfigError(f"Sweep {sweep.name} has measured nothing yet. Let it run longer.")
+            raise ConfigError(
+                f"Sweep {sweep.row.name} has measured nothing yet. Let it run longer."
+            )
         return best
     match = next((trial for trial in trials if trial.number == number), None)
     if match is None:
-        raise ConfigError(f"Sweep {sweep.name} has no trial {number}.")
+        raise ConfigError(f"Sweep {sweep.row.name} has no trial {number}.")
     return match
 
 
-def config_of(sweep: Sweep, number: int | None = None) -> MethodConfig:
+def config_of(sweep: StoredSweep, number: int | None = None) -> MethodConfig:
     """The method's settings in a trial; in the best one without a number."""
     return sweep.plan.space.config(chosen_trial(sweep, number).point)
 
 
-def preset_yaml(sweep: Sweep, number: int | None = None) -> str:
+def preset_yaml(sweep: StoredSweep, number: int | None = None) -> str:
     """A trial's settings as a method file, for `--method FILE.yaml` or `presets/methods`."""
     trial, plan = chosen_trial(sweep, number), sweep.plan
     config = plan.space.config(trial.point)
     defaults = type(config).parse({}).model_dump(mode="json")
-    description = f"Trial {trial.number} of sweep {sweep.name} on {plan.target.name}"
+    description = f"Trial {trial.number} of sweep {sweep.row.name} on {plan.target.name}"
     if trial.figures is not None and trial.figures.value is not None:
-        title, figures = OBJECTIVES[plan.objective][0], trial.figures
+        title, figures = OBJECTIVES[plan.chooser.objective][0], trial.figures
         description += f": {title} {_text(plan, figures.value)} over {figures.num_prompts} answers"
     values = {
-        "name": f"{sweep.name}-{trial.number}",
+        "name": f"{sweep.row.name}-{trial.number}",
         "title": f"{type(config).title}, tuned",
         "description": f"{description}.",
         "config": {

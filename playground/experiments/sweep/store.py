@@ -1,9 +1,9 @@
-"""The sweeps of one run log: created, found again, claimed by the process that runs them.
+"""Where sweeps are kept: each a row of the run log, its trials in Optuna's tables beside it.
 
-They are kept in Optuna's own tables, beside the run log and never among its tables: Optuna versions
-its tables in a table `alembic_version`, as the run log does, so the two cannot share a name space.
+Optuna versions its tables in a table `alembic_version`, as the run log does, so the two cannot
+share a name space. A sweep's study is named by the id of its row.
 
-| run log | sweeps |
+| run log | trials of sweeps |
 |---|---|
 | SQLite file `runs.sqlite3` | SQLite file `runs.sweeps.sqlite3` beside it |
 | PostgreSQL | same database, schema `sweeps` |
@@ -13,277 +13,225 @@ its tables in a table `alembic_version`, as the run log does, so the two cannot 
 from __future__ import annotations
 
 import logging
-import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from functools import partial
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
 import optuna
 import sqlalchemy as sa
 from filelock import FileLock
-from optuna.exceptions import DuplicatedStudyError, OptunaError
+from optuna.exceptions import OptunaError
 from optuna.storages import BaseStorage, InMemoryStorage, RDBStorage
 
 from engine.errors import ConfigError
-from playground.experiments.measurement import check_same_target
-from playground.experiments.plan import Types
+from playground.experiments.plan import Types, Workload
+from playground.experiments.space import OptunaSearch
 from playground.experiments.sweep.plan import SweepPlan
 from playground.experiments.sweep.trials import Trial, read_trials
-from storage import RunLog, StorageError
+from storage import Benchmark, BenchmarkHead, RunLog, StorageError
 from storage import owner as processes
 from storage.dialects import advisory_lock, engine_options, refuse_once_removed, shown
 
-Status = Literal["running", "completed", "stopped", "failed", "interrupted"]
-"""`interrupted`: its process died. All but a running or completed one can be gone on with."""
-PLAN, STATUS, OWNER, HEARTBEAT = "plan", "status", "owner", "heartbeat"
-CREATED, FAULT, REFERENCE, SWEEP_ID = "created", "fault", "reference_tok_s", "id"
-ENVIRONMENT = "environment"
-"""Names of the attributes that a sweep's study carries."""
 MAX_NAME = 80
+MAX_LISTED = 1000
+TRIALS = "trials"
+"""Attribute of a study: how many trials the sweep has, if not as planned."""
 SCHEMA = "sweeps"
 BUSY_TIMEOUT_S = 15
 
 
 @dataclass(frozen=True, slots=True)
-class SweepHead:
-    """A row of the list of sweeps; `created_at` is ISO, UTC."""
+class StoredSweep:
+    """A sweep as the log has it; its trials are read anew each time."""
 
-    name: str
-    status: Status
-    created_at: str
-    title: str
-    objective: str
-
-
-class Sweep:
-    """One stored sweep. Every property is read anew."""
-
-    def __init__(self, study: optuna.Study, plan: SweepPlan, engine: sa.Engine | None) -> None:
-        self.study = study
-        self.plan = plan
-        self._engine = engine
-        self.claimed = False
+    row: Benchmark
+    plan: SweepPlan
+    study: optuna.Study
 
     @property
-    def name(self) -> str:
-        return self.study.study_name
-
-    @property
-    def attributes(self) -> dict[str, Any]:
-        with database_errors():
-            return self.study.user_attrs
-
-    @property
-    def status(self) -> Status:
-        return status_of(self.attributes)
+    def fault(self) -> str:
+        return str(self.row.summary.get("error") or "")
 
     def trials(self) -> list[Trial]:
-        """Every trial that has begun, by number."""
+        """Every trial whose point is drawn, by number."""
+        num_varied = len(self.plan.chooser.varied)
         with database_errors():
-            return read_trials(self.study.get_trials(deepcopy=False))
-
-    def write(self, attributes: Mapping[str, Any]) -> None:
-        with database_errors():
-            for key, value in attributes.items():
-                self.study.set_user_attr(key, value)
-
-    def heartbeat(self) -> None:
-        """A sign of life, for other machines on the same database."""
-        self.write({HEARTBEAT: processes.now().isoformat()})
-
-    def claim(self) -> None:
-        """Make this process the one that runs it."""
-        with database_errors(), _turn(self._engine):
-            self.check_free()
-            self.write({OWNER: processes.this_process()})
-            self.heartbeat()
-            self.write({FAULT: "", STATUS: "running"})
-        self.claimed = True
-
-    def check_free(self) -> None:
-        """Raises ConfigError: it is running, here or elsewhere."""
-        if self.status == "running":
-            raise ConfigError(
-                f"Sweep {self.name} is running already. Stop it first, or wait until it is done."
-            )
-
-    def release(self, status: Status, fault: str = "") -> None:
-        """It is not running any more."""
-        self.claimed = False
-        self.write({FAULT: fault, STATUS: status})
-
-    def check_target(self, now: Mapping[str, Any]) -> None:
-        """Note where the sweep runs; refuse to go on on other weights or in another dtype."""
-        stored = self.attributes.get(ENVIRONMENT)
-        if stored is None:
-            self.write({ENVIRONMENT: dict(now)})
-        else:
-            check_same_target(stored, now)
-
-
-def status_of(attributes: Mapping[str, Any]) -> Status:
-    """A sweep's status; one that its process left running is interrupted."""
-    status: Status = attributes[STATUS]
-    if status != "running":
-        return status
-    heartbeat = datetime.fromisoformat(attributes[HEARTBEAT])
-    alive = processes.is_alive(attributes[OWNER], heartbeat, processes.now())
-    return "running" if alive else "interrupted"
+            trials = read_trials(self.study.get_trials(deepcopy=False))
+        return [trial for trial in trials if len(trial.point) == num_varied]
 
 
 class SweepStore:
-    """Sweeps in Optuna's tables; safe to use from several threads and processes."""
+    """The sweeps of a run log; safe to use from several threads and processes."""
 
-    def __init__(self, storage: BaseStorage, types: Types | None = None) -> None:
-        """`types` are the methods that a sweep may name, by default all."""
-        self._storage = storage
-        self._engine = storage.engine if isinstance(storage, RDBStorage) else None
-        self._types = types
-
-    @classmethod
-    def beside(cls, log: RunLog, types: Types | None = None) -> SweepStore:
-        """The sweeps beside a run log.
+    def __init__(self, log: RunLog, types: Types | None = None) -> None:
+        """`types` are the methods that a sweep may name, by default all.
 
         Raises:
             StorageError: the database refused.
         """
-        return cls(open_storage(log.url), types)
+        self.log, self._types = log, types
+        self._storage = open_storage(log.url)
+        with database_errors():
+            self._adopt()
 
     def close(self) -> None:
-        close_storage(self._storage)
+        self._storage.remove_session()
+        if isinstance(self._storage, RDBStorage):
+            self._storage.engine.dispose()
 
-    def create(self, plan: SweepPlan, name: str | None = None) -> Sweep:
-        """Write a sweep down; nothing is run yet. Without a name it gets one of its own."""
-        if name is None:
-            name = self.free_name(default_name(plan, datetime.now()))
-        if not 0 < len(name.strip()) <= MAX_NAME or not name.isprintable():
-            raise ConfigError(f"name must have 1 to {MAX_NAME} characters, got {name!r:.100}.")
-        with database_errors(), _turn(self._engine):
-            try:
-                study = self._new_study(name)
-            except DuplicatedStudyError as error:
-                raise ConfigError(
-                    f"A sweep named {name} already exists. Resume it, or give another name."
-                ) from error
-            sweep = Sweep(study, plan, self._engine)
-            created = datetime.now(UTC).isoformat(timespec="seconds")
-            sweep.write({SWEEP_ID: secrets.token_hex(6), CREATED: created, STATUS: "stopped"})
-            sweep.write({PLAN: plan.to_dict()})  # what has no plan yet is no sweep
-        return sweep
-
-    def _new_study(self, name: str) -> optuna.Study:
-        """Raises DuplicatedStudyError: there is a sweep of that name."""
-        new = partial(
-            optuna.create_study, storage=self._storage, study_name=name, direction="maximize"
-        )
-        try:
-            return new()
-        except DuplicatedStudyError:
-            # It is our turn, so one without a plan was left by a process that died in this place.
-            if PLAN in optuna.load_study(storage=self._storage, study_name=name).user_attrs:
-                raise
-        optuna.delete_study(storage=self._storage, study_name=name)
-        return new()
-
-    def load(self, name: str) -> Sweep:
-        """A sweep by name."""
+    def study(self, sweep_id: str) -> optuna.Study:
+        """The trials of a sweep; made when they are first asked for."""
         with database_errors():
             try:
-                study = optuna.load_study(storage=self._storage, study_name=name)
+                return optuna.load_study(storage=self._storage, study_name=sweep_id)
             except KeyError:
-                study = None
-            plan = None if study is None else study.user_attrs.get(PLAN)
-        if study is None or plan is None:
-            known = ", ".join(head.name for head in self.heads()[:8]) or "none yet"
-            raise ConfigError(f"No sweep is named {name!r:.100}. The newest: {known}.")
-        return Sweep(study, SweepPlan.stored(plan, self._types), self._engine)
+                return optuna.create_study(
+                    storage=self._storage,
+                    study_name=sweep_id,
+                    direction="maximize",
+                    load_if_exists=True,
+                )
 
-    def reopen(self, name: str, trials: int | None = None) -> Sweep:
+    def heads(self) -> tuple[BenchmarkHead, ...]:
+        """The newest sweeps, newest first."""
+        return self.log.benchmarks.list(MAX_LISTED, sweeps=True)
+
+    def load(self, key: str) -> StoredSweep:
+        """A sweep by its id, or the newest of this name."""
+        row = self.log.benchmarks.get(key)
+        if row is None or row.plan.get("kind") != "sweep":
+            heads = self.heads()
+            match = next((head for head in heads if head.name == key), None)
+            row = None if match is None else self.log.benchmarks.get(match.id)
+            if row is None:
+                known = ", ".join(head.name for head in heads[:8]) or "none yet"
+                raise ConfigError(f"No sweep is named {key!r:.100}. The newest: {known}.")
+        plan, study = SweepPlan.stored(row.plan, self._types), self.study(row.id)
+        with database_errors():
+            trials = study.user_attrs.get(TRIALS)
+        return StoredSweep(row, plan if trials is None else plan.with_trials(trials), study)
+
+    def reopen(self, key: str, trials: int | None = None) -> StoredSweep:
         """A sweep to go on with; `trials` raises how many a search measures."""
-        sweep = self.load(name)
-        sweep.check_free()
+        sweep = self.load(key)
+        name, planned = sweep.row.name, sweep.plan.chooser.trials
+        if sweep.row.status == "running":
+            raise ConfigError(
+                f"Sweep {name} is running already. Stop it first, or wait until it is done."
+            )
         if trials is None:
             return sweep
-        if sweep.plan.mode == "grid":
+        if sweep.plan.chooser.mode == "grid":
             raise ConfigError(
                 f"Sweep {name} is a grid, so its number of trials is fixed. Leave out --trials."
             )
-        if trials < sweep.plan.trials:
+        if trials < planned:
             raise ConfigError(
-                f"trials must be at least {sweep.plan.trials}, as in the sweep so far, got "
-                f"{trials}."
+                f"trials must be at least {planned}, as in the sweep so far, got {trials}."
             )
-        sweep.plan = SweepPlan.parse({**dict(sweep.plan), "trials": trials})
-        sweep.write({PLAN: sweep.plan.to_dict()})
-        return sweep
-
-    def heads(self) -> list[SweepHead]:
-        """All sweeps, newest first."""
         with database_errors():
-            summaries = optuna.get_all_study_summaries(self._storage, include_best_trial=False)
-        heads = [
-            SweepHead(
-                summary.study_name,
-                status_of(attributes),
-                attributes[CREATED],
-                attributes[PLAN]["title"],
-                attributes[PLAN]["objective"],
-            )
-            for summary in summaries
-            if PLAN in (attributes := summary.user_attrs)
-        ]
-        return sorted(heads, key=lambda head: head.created_at, reverse=True)
+            sweep.study.set_user_attr(TRIALS, trials)
+        return self.load(sweep.row.id)
 
-    def delete(self, name: str) -> None:
+    def delete(self, key: str) -> None:
         """Forget a sweep; the runs that it wrote stay in the run log."""
-        if self.load(name).status == "running":
-            raise ConfigError(f"Sweep {name} is running. Stop it first.")
+        row = self.load(key).row
+        if row.status == "running":
+            raise ConfigError(f"Sweep {row.name} is running. Stop it first.")
+        self.log.benchmarks.delete(row.id)
         with database_errors():
-            optuna.delete_study(storage=self._storage, study_name=name)
+            optuna.delete_study(storage=self._storage, study_name=row.id)
+
+    # ---- names
+
+    def check_name(self, name: str) -> None:
+        """Raises ConfigError: a new sweep may not be called so."""
+        if not 0 < len(name.strip()) <= MAX_NAME or not name.isprintable():
+            raise ConfigError(f"name must have 1 to {MAX_NAME} characters, got {name!r:.100}.")
+        if any(head.name == name for head in self.heads()):
+            raise ConfigError(
+                f"A sweep named {name} already exists. Resume it, or give another name."
+            )
+
+    def free_name(self, name: str) -> str:
+        """The name, or the name with the first number behind it that is free."""
+        taken = {head.name for head in self.heads()}
+        names = (name if i == 1 else f"{name}-{i}" for i in range(1, len(taken) + 2))
+        return next(one for one in names if one not in taken)
+
+    # ---- copies, and sweeps of older versions
 
     def copy_from(self, source: SweepStore) -> int:
-        """Copy sweeps that are over, trials and all; returns how many were not here already.
+        """Copy the trials of sweeps that are over, whose rows are here; returns of how many.
 
-        One that was cut off, or has more trials by now, is copied anew.
+        Those of a sweep that has more trials by now are copied anew.
         """
         with database_errors():
-            summaries = optuna.get_all_study_summaries(self._storage, include_best_trial=False)
-            here = {one.user_attrs.get(SWEEP_ID): one for one in summaries}
-            theirs = optuna.get_all_study_summaries(source._storage, include_best_trial=False)
-            plans = [one for one in theirs if PLAN in one.user_attrs]
-            over = [one for one in plans if status_of(one.user_attrs) != "running"]
+            sizes = {one.study_name: one.n_trials for one in _summaries(self._storage)}
             copied = 0
-            for one in over:
-                known = here.get(one.user_attrs[SWEEP_ID])
-                if known is not None and known.n_trials >= one.n_trials:
+            for head in source.heads():
+                study = source.study(head.id)
+                if head.status == "running" or sizes.get(head.id, 0) >= len(study.trials):
                     continue
-                if known is not None:
-                    optuna.delete_study(storage=self._storage, study_name=known.study_name)
-                optuna.copy_study(
-                    from_study_name=one.study_name,
-                    from_storage=source._storage,
-                    to_storage=self._storage,
-                    to_study_name=self.free_name(one.study_name),
-                )
+                if head.id in sizes:
+                    optuna.delete_study(storage=self._storage, study_name=head.id)
+                _copy(source._storage, head.id, self._storage, head.id)
                 copied += 1
         return copied
 
-    def free_name(self, wanted: str) -> str:
-        """The name, or the name with the first number behind it that is free."""
-        with database_errors():
-            taken = set(optuna.get_all_study_names(self._storage))
-        names = (wanted if i == 1 else f"{wanted}-{i}" for i in range(1, len(taken) + 2))
-        return next(name for name in names if name not in taken)
+    def _adopt(self) -> None:
+        """Give sweeps of older versions, which were studies alone, a row in the log."""
+        with process_lock(getattr(self._storage, "engine", None)):
+            studies = _summaries(self._storage)
+            for study in studies:
+                name, values = study.study_name, study.user_attrs
+                if values.get("id", name) == name or "plan" not in values or _is_alive(values):
+                    continue
+                sweep_id, status = values["id"], values["status"]
+                if self.log.benchmarks.head(sweep_id) is None:
+                    if sweep_id in [one.study_name for one in studies]:  # a copy that was cut off
+                        optuna.delete_study(storage=self._storage, study_name=sweep_id)
+                    _copy(self._storage, name, self._storage, sweep_id)
+                    plan = _current_plan(values["plan"])
+                    self.log.benchmarks.begin(name, plan, benchmark_id=sweep_id)
+                    over: Literal["completed", "cancelled"]
+                    over = "completed" if status == "completed" else "cancelled"
+                    self.log.benchmarks.finish(sweep_id, over, {"error": values.get("fault")})
+                optuna.delete_study(storage=self._storage, study_name=name)
 
 
-def default_name(plan: SweepPlan, now: datetime) -> str:
-    """`ngram-tok_s-1121-0627`."""
-    kind = plan.base.decoding_type.lower().replace("_", "-")
-    return f"{kind}-{plan.objective}-{now:%m%d-%H%M}"
+def _summaries(storage: BaseStorage) -> list[Any]:
+    return optuna.get_all_study_summaries(storage, include_best_trial=False)
+
+
+def _copy(source: BaseStorage, name: str, into: BaseStorage, new_name: str) -> None:
+    optuna.copy_study(
+        from_study_name=name, from_storage=source, to_storage=into, to_study_name=new_name
+    )
+
+
+def _is_alive(values: Mapping[str, Any]) -> bool:
+    """Whether a process of an older version runs this sweep."""
+    if values["status"] != "running":
+        return False
+    heartbeat = datetime.fromisoformat(values["heartbeat"])
+    return processes.is_alive(values["owner"], heartbeat, processes.now())
+
+
+def _current_plan(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The plan of an older version's sweep as it is stored now."""
+    swept = {"name": values["method"], "title": values["title"], "config": values["base"]}
+    search = {key: values[key] for key in OptunaSearch.model_fields if key in values}
+    workload = {key: values[key] for key in Workload.model_fields if key in values}
+    return {
+        "kind": "sweep",
+        **workload,
+        "chooser": {**search, "name": "optuna"},
+        "configurations": [swept],
+    }
 
 
 @contextmanager
@@ -330,13 +278,6 @@ def open_storage(log_url: sa.URL) -> BaseStorage:
     )
 
 
-def close_storage(storage: BaseStorage) -> None:
-    """Give the connections back."""
-    storage.remove_session()
-    if isinstance(storage, RDBStorage):
-        storage.engine.dispose()
-
-
 def sqlite_file(log_file: Path) -> Path:
     """`runs.sqlite3` → `runs.sweeps.sqlite3`."""
     return log_file.with_name(f"{log_file.stem}.sweeps{log_file.suffix or '.sqlite3'}")
@@ -345,7 +286,7 @@ def sqlite_file(log_file: Path) -> Path:
 def _sqlite(log_file: Path) -> RDBStorage:
     file = sqlite_file(log_file)
     url = sa.URL.create("sqlite", database=str(file))
-    with _turn(sa.create_engine(url)):
+    with process_lock(sa.create_engine(url)):
         storage = _storage(url, {"connect_args": {"timeout": BUSY_TIMEOUT_S}})
     refuse_once_removed(storage.engine, file)
     storage.engine.dispose()  # the connections from now on are prepared
@@ -354,8 +295,8 @@ def _sqlite(log_file: Path) -> RDBStorage:
 
 
 @contextmanager
-def _turn(engine: sa.Engine | None) -> Iterator[None]:
-    """One process at a time: two that look for tables, or whether a sweep is free, both find it."""
+def process_lock(engine: sa.Engine | None) -> Iterator[None]:
+    """One process at a time: two that look for tables would both make them."""
     if engine is None:
         yield
     elif engine.dialect.name == "sqlite":
@@ -377,7 +318,7 @@ def _postgresql(log_url: sa.URL) -> RDBStorage:
     options = engine_options(log_url)
     engine = sa.create_engine(log_url, **options)
     try:
-        with _turn(engine):
+        with process_lock(engine):
             with engine.begin() as connection:
                 connection.execute(sa.schema.CreateSchema(SCHEMA, if_not_exists=True))
             options["connect_args"]["options"] = f"-csearch_path={SCHEMA}"

@@ -1,7 +1,7 @@
 """What came of every trial of a sweep, read from Optuna's records.
 
-A *slot* is one place of the plan: a trial that was killed or stopped is tried again under a new
-number and the same slot, and only the last word on a slot counts.
+A trial that was stopped or whose process died is still running to Optuna: it is continued under its
+number, from the answers that it had.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from datetime import datetime
 from typing import Any, Literal, Self
 
 from optuna.trial import FrozenTrial, TrialState
@@ -17,19 +16,20 @@ from optuna.trial import FrozenTrial, TrialState
 from engine.errors import ConfigError
 from playground.experiments.finished import Pair
 from playground.experiments.report.statistics import Counts, Totals, counts_by_prompt, speedup_of
-from playground.experiments.sweep.plan import Objective
-from playground.experiments.sweep.space import Point
+from playground.experiments.space import Mode, Objective, Point
 from playground.host.baseline import Doubt
 
-Status = Literal[
-    "running", "measured", "pruned", "refused", "failed", "killed", "stopped", "repeated"
-]
-FINAL: frozenset[Status] = frozenset({"measured", "pruned", "refused", "failed"})
-"""What is not tried again."""
-BUDGET: frozenset[Status] = FINAL - {"refused"}
-"""What uses up one of a search's trials; what cannot be run costs nothing."""
-OUTCOME, SLOT, REASON, FIGURES = "outcome", "slot", "reason", "figures"
-ANSWERED, WORKER = "answered", "worker"
+Outcome = Literal["running", "measured", "pruned", "refused", "failed"]
+STATES: dict[TrialState, tuple[Outcome, ...]] = {
+    TrialState.RUNNING: ("running",),
+    TrialState.COMPLETE: ("measured",),
+    TrialState.PRUNED: ("pruned", "refused"),
+    TrialState.FAIL: ("failed",),
+}
+"""Optuna's states, and what a trial in one of them may have come to."""
+TOLD: dict[Outcome, TrialState] = {one: state for state, ones in STATES.items() for one in ones}
+"""What Optuna is told."""
+OUTCOME, REASON, FIGURES, SECONDS, WORKER = "outcome", "reason", "figures", "seconds", "worker"
 """Names of the attributes that a trial carries."""
 
 
@@ -62,9 +62,9 @@ class Figures:
     @classmethod
     def stored(cls, values: Mapping[str, Any]) -> Self:
         """As JSON has it, without what other versions kept."""
-        known = {one.name: values[one.name] for one in fields(cls) if one.name in values}
+        values_by_name = {one.name: values[one.name] for one in fields(cls) if one.name in values}
         counts = {key: Counts(*each) for key, each in values.get("counts", {}).items()}
-        return cls(**{**known, "counts": counts})
+        return cls(**{**values_by_name, "counts": counts})
 
 
 def figures_of(
@@ -101,18 +101,16 @@ class Trial:
     """One trial; `figures` of a pruned one are those of the prompts that it got to.
 
     Attributes:
-        num_answered: requests of its point that the log had when it was last heard of.
+        seconds: from its start, or from where it was continued, to its end.
         worker: which worker of a cluster measured it.
     """
 
     number: int
-    slot: int
     point: Point
-    outcome: Status
+    outcome: Outcome
     figures: Figures | None = None
     reason: str = ""
     seconds: float | None = None
-    num_answered: int = 0
     worker: str = ""
 
     @property
@@ -130,57 +128,33 @@ def key_of(point: Mapping[str, Any]) -> str:
     return json.dumps(dict(sorted(point.items())))
 
 
-TOLD: dict[Status, TrialState] = {
-    "measured": TrialState.COMPLETE,
-    "pruned": TrialState.PRUNED,
-    "refused": TrialState.PRUNED,
-    **dict.fromkeys(("failed", "stopped", "repeated", "killed"), TrialState.FAIL),
-}
-"""What Optuna is told."""
+def read_trials(records: Iterable[FrozenTrial]) -> list[Trial]:
+    """The trials that have begun, by number; draws that only repeated a point are none."""
+    trials = (_read(record) for record in records if record.state in STATES)
+    return [trial for trial in trials if trial is not None]
 
 
-def read_trials(all_trials: Iterable[FrozenTrial]) -> list[Trial]:
-    """Trials that have begun, by number; those only waiting are left out."""
-    return [_read(trial) for trial in all_trials if trial.state != TrialState.WAITING]
-
-
-def _read(frozen: FrozenTrial) -> Trial:
-    """A trial counts once Optuna was told; a process may die between the two writes."""
-    attributes, outcome = frozen.user_attrs, "running"
-    if frozen.state.is_finished():
-        outcome = attributes.get(OUTCOME, "killed")
-        outcome = outcome if TOLD.get(outcome) == frozen.state else "killed"
-    figures = attributes.get(FIGURES)
-    began: datetime | None = frozen.datetime_start
-    ended: datetime | None = frozen.datetime_complete
+def _read(record: FrozenTrial) -> Trial | None:
+    """None for what is no trial: a draw that was dropped again."""
+    attributes, outcomes = record.user_attrs, STATES[record.state]
+    outcome = attributes.get(OUTCOME) if record.state.is_finished() else "running"
+    if outcome not in outcomes:
+        return None
+    figures, seconds = attributes.get(FIGURES), attributes.get(SECONDS)
+    if seconds is None and record.duration is not None:
+        seconds = record.duration.total_seconds()
     return Trial(
-        frozen.number,
-        int(attributes.get(SLOT, frozen.number)),
-        dict(frozen.params),
-        outcome,  # type: ignore[arg-type]
+        record.number,
+        dict(record.params),
+        outcome,
         None if figures is None else Figures.stored(figures),
         str(attributes.get(REASON, "")),
-        (ended - began).total_seconds() if began and ended else None,
-        int(attributes.get(ANSWERED, 0)),
+        seconds,
         str(attributes.get(WORKER, "")),
     )
 
 
-def num_done(trials: Iterable[Trial], mode: str) -> int:
-    """How much of the plan is behind these trials: a grid's refused points are, a search's not."""
-    counted = FINAL if mode == "grid" else BUDGET
-    return sum(trial.outcome in counted for trial in trials)
-
-
-def num_fruitless(tries: Iterable[Trial]) -> int:
-    """Of one slot's tries, in order: how many at the end answered no request more than before."""
-    most = fruitless = 0
-    for trial in tries:
-        fruitless = 0 if trial.num_answered > most else fruitless + 1
-        most = max(most, trial.num_answered)
-    return fruitless
-
-
-def last_of_slots(trials: Iterable[Trial]) -> dict[int, Trial]:
-    """The newest trial of every slot, without draws that only repeated a point."""
-    return {trial.slot: trial for trial in trials if trial.outcome != "repeated"}
+def num_done(trials: Iterable[Trial], mode: Mode) -> int:
+    """How much of a plan is behind these trials: a grid's refused points are, a search's not."""
+    open_ones = ("running",) if mode == "grid" else ("running", "refused")
+    return sum(trial.outcome not in open_ones for trial in trials)

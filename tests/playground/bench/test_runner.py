@@ -20,7 +20,7 @@ from playground.experiments.finished import (
     finished_requests,
     in_pairs,
 )
-from playground.experiments.job import Eta, Progress, time_left
+from playground.experiments.job import Progress, time_left
 from playground.experiments.measurement import Measurement, check_same_target
 from playground.experiments.plan import BASELINE_NAME, Configuration, ExperimentPlan
 from playground.experiments.report.audits import audit_divergences, audits_of
@@ -278,13 +278,7 @@ def test_progress_counts_up_to_all_and_tells_the_time_left(
     ]
 
 
-def test_time_left_weighs_configurations_alike() -> None:
-    eta = Eta()
-    assert eta.seconds(5) is None
-    for seconds in (1.0, 1.0, 1.0):
-        eta.add("fast", seconds)
-    eta.add("slow", 3.0)
-    assert eta.seconds(10) == pytest.approx(20)
+def test_the_time_left_is_written_as_people_say_it() -> None:
     words = [time_left(s) for s in (None, 0.0, 0.2, 40.0, 600.0, 7500.0)]
     assert words == [
         "",

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +24,6 @@ from storage.records import OutOfReachError
 from tests.playground.asks import busy
 from tests.playground.asks import start as generate
 from tests.playground.bench.requests import runs_of
-from tests.playground.tiny import tiny_catalog
 from tests.storage.conftest import errors_at_once
 from tests.storage.test_threads import NUM_THREADS
 
@@ -295,67 +290,6 @@ def test_an_unknown_benchmark_is_one_sentence(service: Experiments, benchmark_id
         service.file(benchmark_id, "../secrets")
 
 
-SERVER = """
-import sys, time
-from pathlib import Path
-from playground.experiments.service import Experiments
-from playground.host.runner import EngineHost, QueueFullError
-from playground.web.benchmark import BenchmarkPage
-from storage import RunLog
-from tests.playground.bench.test_service import asked, begin
-from tests.playground.tiny import tiny_catalog
-log = RunLog.open(sys.argv[1])
-host = EngineHost(log, tiny_catalog(Path(sys.argv[2])), cache_dir=Path(sys.argv[3]), device="cpu")
-begin(Experiments(host), asked(extent={"repeats": "10"}))
-time.sleep(600)
-"""
-
-
-@pytest.mark.slow
-def test_a_killed_server_loses_one_request_and_a_new_one_completes_the_rest(
-    tiny_folder: Path, tmp_path: Path
-) -> None:
-    db = tmp_path / "runs.db"
-    words = [str(db), str(tiny_folder), str(tmp_path / "cache")]
-    process = subprocess.Popen([sys.executable, "-c", SERVER, *words], cwd=ROOT)
-
-    def done() -> list[str]:
-        try:
-            log = RunLog.open(str(db))
-        except StorageError:  # the other process is creating it
-            return []
-        try:
-            found = log.benchmarks.list(1)
-            runs = runs_of(log, found[0].id) if found else ()
-            return [run.id for run in runs if run.status == "completed"]
-        finally:
-            log.close()
-
-    try:
-        until(lambda: process.poll() is not None or (db.exists() and len(done()) >= 3))
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-
-    log = RunLog.open(str(db))
-    host = EngineHost(log, tiny_catalog(tiny_folder), cache_dir=tmp_path / "cache", device="cpu")
-    service = Experiments(host)
-    try:
-        (head,) = service.newest()
-        assert head.status == "interrupted" and service.look(head.id).job is None
-        before = [run for run in runs_of(log, head.id)]
-        kept = {run.id for run in before if run.status == "completed"}
-        assert 3 <= len(kept) < 40 and len(before) - len(kept) <= 1
-        service.resume(head.id)
-        shown = finished(service, head.id)
-        assert (shown.row.status, shown.results.report.num_done) == ("completed", 40)
-        after = [run for run in runs_of(log, head.id) if run.status == "completed"]
-        assert len(after) == 40 and kept <= {run.id for run in after}
-    finally:
-        host.close()
-        log.close()
-
-
 def test_ray_is_refused_where_it_is_not_installed_or_not_offered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -363,13 +297,10 @@ def test_ray_is_refused_where_it_is_not_installed_or_not_offered(
     with pytest.raises(ConfigError, match=r"Start the server with --ray ADDRESS to offer"):
         pool.pool_of("ray://elsewhere:10001", None, ("local",))
 
-    def missing(name: str) -> str:
-        raise metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(metadata, "version", missing)
+    monkeypatch.setattr(pool, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install '.*\[ray\]'"):
         pool.pool_of("local", 2, ("local",))
-    monkeypatch.setattr(metadata, "version", lambda name: "2.60")
+    monkeypatch.setattr(pool, "find_spec", lambda name: name)
     with pytest.raises(ConfigError, match="Workers must be a number"):
         pool.pool_of("local", 0, ("local",))
 
@@ -389,20 +320,6 @@ def queries_of(log: RunLog, work: Callable[[], object]) -> list[str]:
     return statements
 
 
-def test_a_report_takes_as_many_queries_however_many_requests_it_has(
-    service: Experiments, host: EngineHost, log: RunLog
-) -> None:
-    few = begin(service, asked())
-    finished(service, few)
-    many = begin(service, asked(extent={"repeats": "4"}))
-    finished(service, many)
-    opened = [
-        queries_of(log, lambda key=key: Experiments(host).look(key))  # type: ignore[misc]
-        for key in (few, many)
-    ]
-    assert len(opened[0]) == len(opened[1])
-
-
 def test_tabs_that_poll_read_a_plan_once(
     service: Experiments, host: EngineHost, log: RunLog
 ) -> None:
@@ -415,4 +332,5 @@ def test_tabs_that_poll_read_a_plan_once(
     )
     assert faults == []
     assert sum('"plan"' in statement for statement in statements) == 1
-    assert not any('"plan"' in one for one in queries_of(log, fresh.newest))
+    selected = [one.partition("FROM")[0] for one in queries_of(log, fresh.newest)]
+    assert not any('"plan"' in columns for columns in selected)

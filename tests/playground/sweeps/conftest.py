@@ -1,4 +1,4 @@
-"""Sweeps in memory, which is fast, or in a file beside a run log."""
+"""Sweeps in memory, and a server whose catalogue has n-gram lookup."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from optuna.storages import InMemoryStorage
 
 from engine.drafters.lookup.ngram import NGramConfig
 from playground.experiments.sweep.store import SweepStore
@@ -15,15 +14,15 @@ from playground.host.catalog import Catalog
 from playground.host.runner import EngineHost
 from presets import MethodPreset
 from storage import RunLog
-from tests.playground.sweeps.scripted import open_store
 from tests.playground.tiny import tiny_catalog
 
 
 @pytest.fixture
 def store() -> Iterator[SweepStore]:
-    store = SweepStore(InMemoryStorage())
-    yield store
-    store.close()
+    with RunLog.open() as log:
+        store = SweepStore(log)
+        yield store
+        store.close()
 
 
 def ngram_catalog(folder: Path) -> Catalog:
@@ -43,11 +42,3 @@ def host(tiny_folder: Path, tmp_path: Path, log: RunLog) -> Iterator[EngineHost]
     host = EngineHost(log, catalog, cache_dir=tmp_path / "cache", device="cpu")
     yield host
     host.close()
-
-
-@pytest.fixture
-def filed(tmp_path: Path) -> Iterator[SweepStore]:
-    log, store = open_store(tmp_path)
-    yield store
-    store.close()
-    log.close()

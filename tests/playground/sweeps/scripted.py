@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,13 @@ from engine.drafters.lookup.ngram import NGramConfig
 from engine.drafters.method import MethodConfig
 from engine.model.sources import TargetSpec
 from playground.experiments.finished import FinishedRequest, Pair
-from playground.experiments.plan import Item
-from playground.experiments.sweep.plan import SweepPlan
-from playground.experiments.sweep.run import RunningTrial
-from playground.experiments.sweep.space import parse_vary
-from playground.experiments.sweep.store import SweepStore
+from playground.experiments.job import Progress
+from playground.experiments.measurement import Summary
+from playground.experiments.plan import Configuration, Item
+from playground.experiments.space import OptunaSearch, SearchSettings
+from playground.experiments.sweep.plan import METHOD, SweepPlan
+from playground.experiments.sweep.search import RunningTrial, Sweep
+from playground.experiments.sweep.store import StoredSweep, SweepStore
 from storage import RunLog
 
 PLAIN_TOK_S = 10.0
@@ -26,21 +30,14 @@ Speed = Callable[[Any], float]
 
 def plan(*vary: str, base: MethodConfig | None = None, **changes: Any) -> SweepPlan:
     """A sweep over n-gram lookup."""
-    varied = [parse_vary(text) for text in vary or ("max_draft_len=1:8",)]
+    search: dict[str, Any] = {"objective": "speedup", "trials": 5}
+    search |= {key: changes.pop(key) for key in SearchSettings.model_fields if key in changes}
     made: dict[str, Any] = {
         "target": TargetSpec(name="tiny", path="/nowhere"),
         "dtype": "float32",
-        "method": "ngram",
-        "title": "N-gram",
-        "base": NGramConfig() if base is None else base,
-        "varied": varied,
-        "objective": "speedup",
-        "mode": "search",
-        "trials": 5,
-        "prune": False,
-        "seed": 0,
+        "configurations": [Configuration("ngram", "N-gram", base or NGramConfig())],
+        "chooser": OptunaSearch.parse({**search, "varied": vary or ["max_draft_len=1:8"]}),
         "items": [Item("s", str(i), "chat", "chat", ("x",)) for i in range(NUM_PROMPTS)],
-        "suite": "s",
         "limits": Limits(max_new_tokens=21),
     }
     return SweepPlan.parse({**made, **changes})
@@ -83,7 +80,7 @@ def answer(
 def pair(tok_s: float, prompt: int = 0, *, drift: float = 1.0) -> Pair:
     """The method's answer and plain decoding's, on a machine that is `drift` times as fast."""
     plain = answer(drift * PLAIN_TOK_S, prompt, "plain", accepted=0)
-    return answer(drift * tok_s, prompt, "trial"), plain
+    return answer(drift * tok_s, prompt, METHOD), plain
 
 
 class Scripted:
@@ -98,23 +95,52 @@ class Scripted:
         self.groups: list[str] = []
         self.num_answers: list[int] = []
 
-    def __call__(self, config: MethodConfig, run_group: str, trial: RunningTrial) -> list[Pair]:
-        drift = self.drift(len(self.configs))
+    def pair(self, config: Any, prompt: int) -> Pair:
+        # Prompts differ, as prompts do: every later one is a little faster.
+        drift = self.drift(len(self.configs) - 1)
+        return pair(self.speed(config) * (1 + prompt / 10), prompt, drift=drift)
+
+    def __call__(self, trial: RunningTrial) -> Summary:
+        config = trial.plan.configuration(METHOD).config
         self.configs.append(config)
-        self.groups.append(run_group)
-        pairs: list[Pair] = []
-        for prompt in range(NUM_PROMPTS):
-            trial.say(f"prompt {prompt}")
-            if trial.is_over():
-                break
-            # Prompts differ, as prompts do: every later one is a little faster.
-            pairs.append(pair(self.speed(config) * (1 + prompt / 10), prompt, drift=drift))
-            trial.report(pairs)
-        self.num_answers.append(len(pairs))
-        return pairs
+        self.groups.append(trial.id)
+        num_answers = 0
+        while num_answers < NUM_PROMPTS and not trial.is_over():
+            for request in self.pair(config, num_answers):
+                progress = Progress(0, 0, f"prompt {num_answers}", None, last=request)
+                trial.tell(progress)
+            num_answers += 1
+        self.num_answers.append(num_answers)
+        return Summary(trial.is_over(), num_answers, 0, ())
 
 
-def open_store(folder: Path) -> tuple[RunLog, SweepStore]:
-    """A run log and the sweeps beside it."""
-    log = RunLog.open(str(folder / "runs.sqlite3"))
-    return log, SweepStore.beside(log)
+def swept(
+    store: SweepStore, *vary: str, measure: Any = None, name: str = "", **changes: Any
+) -> StoredSweep:
+    """A sweep, run to its end."""
+    sweep = Sweep(store, plan(*vary, **changes))
+    sweep.begin(name)
+    sweep.conduct(partial(sweep.search, measure or Scripted()))
+    return store.load(sweep.id)
+
+
+def resumed(
+    store: SweepStore, key: str, measure: Any = None, trials: int | None = None
+) -> StoredSweep:
+    """The same sweep, gone on with."""
+    stored = store.reopen(key, trials)
+    sweep = Sweep(store, stored.plan, benchmark_id=stored.row.id)
+    store.log.benchmarks.resume(sweep.id)
+    sweep.conduct(partial(sweep.search, measure or Scripted()))
+    return store.load(sweep.id)
+
+
+@contextmanager
+def open_store(folder: Path) -> Iterator[SweepStore]:
+    """The sweeps of a run log in a file."""
+    with RunLog.open(str(folder / "runs.sqlite3")) as log:
+        store = SweepStore(log)
+        try:
+            yield store
+        finally:
+            store.close()

@@ -1,107 +1,166 @@
-"""A process that is killed in a trial loses nothing but that trial, which is tried again."""
+"""A process that is killed in a trial loses nothing: the trial is continued."""
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
+import time
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import optuna
 import pytest
 
 from engine.errors import ConfigError
-from playground.experiments.sweep.report import shown_trials, state_of
-from playground.experiments.sweep.run import DIED, MAX_TRIES, run_sweep
-from playground.experiments.sweep.store import SweepStore, sqlite_file
+from playground.experiments.sweep.chooser import MAX_TRIES, OptunaChooser
+from playground.experiments.sweep.report import state_of
+from playground.experiments.sweep.search import DIED, Sweep
+from playground.experiments.sweep.store import SweepStore
 from playground.experiments.sweep.trials import OUTCOME, key_of
-from tests.playground.sweeps.killing import kill, run_until_killed, start_until_it_hangs
-from tests.playground.sweeps.scripted import Scripted, plan
+from tests.playground.sweeps.scripted import Scripted, open_store, plan, resumed, swept
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+WAIT_S = 60.0
+FORKS = multiprocessing.get_context("fork")
+"""A new interpreter would import torch first; the fork needs nothing that other threads hold."""
+
+
+class Hanging(Scripted):
+    """Measures some trials, then says so and hangs in the middle of the next."""
+
+    def __init__(self, num_whole: int, sign: Path) -> None:
+        super().__init__()
+        self._num_whole, self._sign = num_whole, sign
+
+    def __call__(self, trial: Any) -> Any:
+        if len(self.configs) == self._num_whole:
+            self._sign.write_text(key_of(trial.point))
+            time.sleep(WAIT_S)
+        return super().__call__(trial)
+
+
+def run_and_hang(folder: Path, num_whole: int, sign: Path, begun: Any) -> None:
+    """What the other process does: begin a sweep, or go on with it."""
+    with open_store(folder) as store:
+        measure = Hanging(num_whole, sign)
+        if begun is None:
+            resumed(store, "s", measure)
+        else:
+            vary, changes = begun
+            swept(store, *vary, measure=measure, name="s", **changes)
+
+
+def start_until_it_hangs(
+    folder: Path, num_whole: int, *vary: str, **changes: Any
+) -> tuple[BaseProcess, str]:
+    """The process, and the point in which it hangs after so many whole trials."""
+    sign = folder / "sign"
+    sign.unlink(missing_ok=True)
+    process = FORKS.Process(
+        target=run_and_hang,
+        args=(folder, num_whole, sign, (vary, changes) if vary else None),
+        daemon=True,
+    )
+    process.start()
+    end = time.monotonic() + WAIT_S
+    while not (sign.exists() and sign.read_text()):
+        assert process.is_alive() and time.monotonic() < end
+        time.sleep(0.01)
+    return process, sign.read_text()
+
+
+def kill(process: BaseProcess) -> None:
+    """No chance to clean up."""
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+
+
+def run_until_killed(folder: Path, num_whole: int, *vary: str, **changes: Any) -> str:
+    """Run a sweep in another process and kill it in a trial; returns that trial's point."""
+    process, point = start_until_it_hangs(folder, num_whole, *vary, **changes)
+    kill(process)
+    return point
 
 
 @pytest.mark.parametrize("mode", ["search", "grid"])
-def test_resume_after_a_kill_does_exactly_what_was_planned(
-    tmp_path: Path, filed: SweepStore, mode: str
-) -> None:
-    filed.create(plan("max_draft_len=1:6", trials=6, mode=mode), "s")
-    broken_off = run_until_killed(tmp_path, "s", num_whole=2)
-    sweep = filed.load("s")
-    assert sweep.status == "interrupted"
-    assert [t.outcome for t in shown_trials(sweep)] == ["measured", "measured", "running"]
-    assert [row["outcome"] for row in state_of(sweep)["trials"]][-1] == "killed"
-    measure = Scripted()
-    assert run_sweep(sweep, measure) == "completed"
+def test_resume_after_kills_does_exactly_what_was_planned(tmp_path: Path, mode: str) -> None:
+    run_until_killed(tmp_path, 1, "max_draft_len=1:6", trials=6, mode=mode)
+    interrupted = run_until_killed(tmp_path, 1)
+    with open_store(tmp_path) as store:
+        sweep, measure = store.load("s"), Scripted()
+        assert sweep.row.status == "interrupted"
+        assert [t.outcome for t in sweep.trials()] == ["measured", "measured", "running"]
+        assert [row["outcome"] for row in state_of(sweep)["trials"]][-1] == "interrupted"
+        done = resumed(store, "s", measure)
     tried = [key_of({"max_draft_len": c.max_draft_len}) for c in measure.configs]
-    assert tried[0] == broken_off and len(tried) == len(set(tried)) == 4
-    done = shown_trials(filed.load("s"))
-    assert [t.outcome for t in done] == ["measured"] * 6
-    assert sorted(int(t.point["max_draft_len"] or 0) for t in done) == [1, 2, 3, 4, 5, 6]
-    assert [t.outcome for t in sweep.trials()].count("killed") == 1
+    assert tried[0] == interrupted and len(tried) == len(set(tried)) == 4
+    assert done.row.status == "completed"
+    assert [t.outcome for t in done.trials()] == ["measured"] * 6
+    assert sorted(int(t.point["max_draft_len"] or 0) for t in done.trials()) == [1, 2, 3, 4, 5, 6]
 
 
-def test_killed_again_and_again_it_still_ends_with_the_plan(
-    tmp_path: Path, filed: SweepStore
-) -> None:
-    filed.create(plan("max_draft_len=1:30", trials=5), "s")
-    for _ in range(2):
-        run_until_killed(tmp_path, "s", num_whole=1)
-    assert run_sweep(filed.load("s"), Scripted()) == "completed"
-    assert [t.outcome for t in shown_trials(filed.load("s"))] == ["measured"] * 5
-
-
-def test_a_point_that_kills_every_process_is_given_up(tmp_path: Path, filed: SweepStore) -> None:
-    filed.create(plan("max_draft_len=1:3", mode="grid"), "s")
+def test_a_point_that_kills_every_process_is_given_up(tmp_path: Path) -> None:
+    asked: tuple[str, ...] = ("max_draft_len=1:3",)
     for _ in range(MAX_TRIES):
-        assert run_until_killed(tmp_path, "s", num_whole=0) == key_of({"max_draft_len": 1})
-    measure = Scripted()
-    assert run_sweep(filed.load("s"), measure) == "completed"
-    assert [c.max_draft_len for c in measure.configs] == [2, 3]
-    first = shown_trials(filed.load("s"))
-    assert {(t.outcome, t.reason) for t in first if t.point["max_draft_len"] == 1} == {
-        ("failed", DIED)
-    }
+        point = run_until_killed(tmp_path, 0, *asked, **({"mode": "grid"} if asked else {}))
+        assert point == key_of({"max_draft_len": 1})
+        asked = ()
+    with open_store(tmp_path) as store:
+        measure = Scripted()
+        done = resumed(store, "s", measure)
+        assert [c.max_draft_len for c in measure.configs] == [2, 3]
+        assert (done.trials()[0].outcome, done.trials()[0].reason) == ("failed", DIED)
 
 
-def test_a_point_that_answers_more_at_every_try_is_not_given_up(
-    tmp_path: Path, filed: SweepStore
-) -> None:
-    filed.create(plan("max_draft_len=1:2", mode="grid"), "s")
-    for num_answered in range(1, 3 * MAX_TRIES):
-        run_until_killed(tmp_path, "s", num_whole=0, num_answered=num_answered)
-    for _ in range(MAX_TRIES - 1):
-        run_until_killed(tmp_path, "s", num_whole=0)
-    assert run_sweep(filed.load("s"), Scripted()) == "completed"
-    assert [t.outcome for t in shown_trials(filed.load("s"))] == ["measured"] * 2
+def test_only_tries_that_answer_nothing_more_count(store: SweepStore) -> None:
+    study = store.study("s")
+    chooser = OptunaChooser(study, plan("max_draft_len=1:3", mode="grid"))
+    trial = chooser.next()
+    assert trial is not None
+    assert all(chooser.begin(trial, num_answered) for num_answered in range(3 * MAX_TRIES))
+    chooser.put_back(trial)
+    assert all(chooser.begin(trial, 5) for _ in range(MAX_TRIES))
+    assert not chooser.begin(trial, 5)
 
 
-def test_a_trial_noted_but_not_told_to_optuna_is_tried_again(filed: SweepStore) -> None:
+def test_a_trial_noted_but_not_told_to_optuna_is_measured(store: SweepStore) -> None:
     """The process died between the two writes that end a trial."""
-    sweep = filed.create(plan("max_draft_len=1:3", mode="grid"), "s")
-    sweep.study.enqueue_trial({"max_draft_len": 1})
-    trial = sweep.study.ask({"max_draft_len": optuna.distributions.IntDistribution(1, 3)})
+    sweep = Sweep(store, plan("max_draft_len=1:3", mode="grid"))
+    sweep.begin("s")
+    trial = OptunaChooser(store.study(sweep.id), sweep.plan).next()
+    assert trial is not None
     trial.set_user_attr(OUTCOME, "measured")
+    store.log.benchmarks.finish(sweep.id, "failed", {})
     measure = Scripted()
-    run_sweep(filed.load("s"), measure)
+    resumed(store, "s", measure)
     assert [c.max_draft_len for c in measure.configs] == [1, 2, 3]
 
 
-def test_a_trial_without_its_settings_is_only_buried(filed: SweepStore) -> None:
+def test_a_trial_without_its_settings_is_dropped(store: SweepStore) -> None:
     """The process died while the point was being chosen."""
-    sweep = filed.create(plan("max_draft_len=1:3", "lookup=pool,transformers", mode="grid"), "s")
-    sweep.study.enqueue_trial({"max_draft_len": 1, "lookup": "pool"})
-    half = sweep.study.ask()
-    half.suggest_int("max_draft_len", 1, 3)
+    sweep = Sweep(store, plan("max_draft_len=1:3", "lookup=pool,transformers", mode="grid"))
+    sweep.begin("s")
+    study: optuna.Study = store.study(sweep.id)
+    study.enqueue_trial({"max_draft_len": 1, "lookup": "pool"})
+    study.ask().suggest_int("max_draft_len", 1, 3)
+    study.enqueue_trial({"max_draft_len": 1, "lookup": "pool"})
+    store.log.benchmarks.finish(sweep.id, "failed", {})
     measure = Scripted()
-    assert run_sweep(filed.load("s"), measure) == "completed"
+    done = resumed(store, "s", measure)
     assert len(measure.configs) == len({key_of(c.model_dump()) for c in measure.configs}) == 6
-    assert len(shown_trials(sweep)) == 6
+    assert len(done.trials()) == 6
 
 
-def test_two_processes_never_run_one_sweep(tmp_path: Path, filed: SweepStore) -> None:
-    filed.create(plan("max_draft_len=1:4", mode="grid"), "s")
-    process, _ = start_until_it_hangs(tmp_path, "s", num_whole=1)
-    assert [head.status for head in filed.heads()] == ["running"]
-    with pytest.raises(ConfigError, match="running already"):
-        run_sweep(filed.load("s"), Scripted())
+def test_two_processes_never_run_one_sweep(tmp_path: Path) -> None:
+    process, _ = start_until_it_hangs(tmp_path, 1, "max_draft_len=1:4", mode="grid")
+    with open_store(tmp_path) as store:
+        assert [head.status for head in store.heads()] == ["running"]
+        with pytest.raises(ConfigError, match="running already"):
+            resumed(store, "s")
     kill(process)
-    assert run_sweep(filed.load("s"), Scripted()) == "completed"
-    assert sqlite_file(tmp_path / "runs.sqlite3").is_file()
+    with open_store(tmp_path) as store:
+        assert resumed(store, "s").row.status == "completed"

@@ -23,33 +23,25 @@ from playground.experiments.sweep.report import (
     best_of,
     config_of,
     preset_yaml,
-    shown_trials,
     state_of,
 )
-from playground.experiments.sweep.run import run_sweep
-from playground.experiments.sweep.store import Sweep, SweepStore
+from playground.experiments.sweep.search import Sweep
+from playground.experiments.sweep.store import SweepStore
 from playground.host.methods import choose_method
-from tests.playground.sweeps.scripted import NUM_PROMPTS, Scripted, pair, plan
-
-
-def swept(store: SweepStore, *vary: str, measure: Any = None, **changes: Any) -> Sweep:
-    sweep = store.create(plan(*vary, **changes), store.free_name("s"))
-    run_sweep(sweep, measure or Scripted())
-    return sweep
+from tests.playground.sweeps.scripted import NUM_PROMPTS, Scripted, pair, plan, swept
 
 
 class Noisy(Scripted):
     """All settings are equally fast; every answer is timed a little off, each time otherwise."""
 
-    def __call__(self, config: Any, run_group: str, trial: Any) -> Any:
-        draw = random.Random(len(self.configs))
-        self.configs.append(config)
-        return [pair(draw.gauss(20.0, 2.0), prompt) for prompt in range(NUM_PROMPTS)]
+    def pair(self, config: Any, prompt: int) -> Pair:
+        draw = random.Random(NUM_PROMPTS * len(self.configs) + prompt)
+        return pair(draw.gauss(20.0, 2.0), prompt)
 
 
 def test_the_best_trial_is_the_one_with_the_largest_value(store: SweepStore) -> None:
     sweep = swept(store, "max_draft_len=3:7", "lookup=pool,transformers", mode="grid")
-    best = best_of(shown_trials(sweep))
+    best = best_of(sweep.trials())
     assert best is not None
     assert best.point == {"max_draft_len": 5, "lookup": "pool"}, "the earlier of two equal ones"
     state = state_of(sweep)
@@ -59,7 +51,7 @@ def test_the_best_trial_is_the_one_with_the_largest_value(store: SweepStore) -> 
 
 def test_equal_settings_are_as_good_and_slower_ones_are_not(store: SweepStore) -> None:
     sweep = swept(store, "max_draft_len=4:6", "lookup=pool,transformers", mode="grid")
-    trials = shown_trials(sweep)
+    trials = sweep.trials()
     best = best_of(trials)
     assert best is not None
     equal = as_good(best, trials, "speedup")
@@ -164,11 +156,9 @@ def test_the_verdict_says_what_was_gained_and_whether_it_pays(store: SweepStore)
 
 def test_texts_that_differ_from_plain_decoding_are_told(store: SweepStore) -> None:
     class Wrong(Scripted):
-        def __call__(self, *asked: Any) -> Any:
-            pairs = super().__call__(*asked)
-            method, _ = pairs[0]
-            object.__setattr__(method, "output_ids", (0,))
-            return pairs
+        def pair(self, config: Any, prompt: int) -> Pair:
+            method, plain = super().pair(config, prompt)
+            return (method, plain) if prompt else (replace(method, output_ids=(0,)), plain)
 
     sweep = swept(store, "max_draft_len=5", mode="grid", measure=Wrong())
     state = state_of(sweep)
@@ -193,7 +183,8 @@ def test_the_best_settings_are_a_method_file(store: SweepStore, tmp_path: Path) 
 
 
 def test_there_is_no_best_before_the_first_trial(store: SweepStore) -> None:
-    sweep = store.create(plan(), "s")
+    Sweep(store, plan()).begin("s")
+    sweep = store.load("s")
     assert state_of(sweep)["best"] is None
     with pytest.raises(ConfigError, match="measured nothing yet"):
         config_of(sweep)
@@ -214,7 +205,7 @@ def test_every_plot_is_plain_json_and_shows_every_measured_trial(
         base=base,
         mode="grid",
     )
-    measured = [t for t in shown_trials(sweep) if t.outcome == "measured"]
+    measured = [t for t in sweep.trials() if t.outcome == "measured"]
     assert MIN_FOR_IMPORTANCE <= len(measured) < 20, "some are refused"
     figure = json.loads(sweep_figure(sweep, kind).to_json())
     assert NOTES[kind]
@@ -235,10 +226,10 @@ def test_every_plot_is_plain_json_and_shows_every_measured_trial(
 
 
 def test_plots_say_what_is_missing(store: SweepStore) -> None:
-    sweep = store.create(plan("max_draft_len=1:8", trials=2), "s")
+    Sweep(store, plan()).begin("s")
     with pytest.raises(ConfigError, match="Nothing has been measured"):
-        sweep_figure(sweep, "history")
-    run_sweep(sweep, Scripted())
+        sweep_figure(store.load("s"), "history")
+    sweep = swept(store, "max_draft_len=1:8", trials=2)
     with pytest.raises(ConfigError, match="needs 6 measured trials; there are 2"):
         sweep_figure(sweep, "importance")
     with pytest.raises(ConfigError, match="plot must be one of"):

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 
 from engine.errors import ConfigError
+from playground.experiments.space import tunables_of
 from playground.experiments.sweep.plan import plan_of_form
 from playground.experiments.sweep.report import preset_yaml, state_of
 from playground.experiments.sweep.service import Sweeps
-from playground.experiments.sweep.space import tunables_of
 from playground.host.catalog import Catalog
 from playground.host.menu import MethodMenu
 from playground.host.runner import ClosingError, EngineHost
+from playground.web.sweep import PICKED, form_of
 from storage import RunLog, RunQuery
 from tests.playground.asks import busy, finished
 from tests.playground.asks import start as generate
@@ -57,6 +58,11 @@ def slow(*vary: str, delay_ms: int) -> dict[str, Any]:
     return asked(*vary, method="scripted", settings={"delay_ms": str(delay_ms)})
 
 
+def begin(service: Sweeps, form: dict[str, Any], **more: Any) -> str:
+    """Start what the page's form asks for; returns its id."""
+    return service.start(plan_of_form(service.catalog, form), **more).id
+
+
 def look(service: Sweeps, name: str) -> dict[str, Any]:
     return state_of(service.store.load(name))
 
@@ -77,7 +83,7 @@ def until_one_pair(service: Sweeps, name: str) -> None:
     end = time.monotonic() + WAIT_S
     while time.monotonic() < end:
         now = getattr(service.job(name), "progress", None)
-        if now and now.trial and now.trial.num_pairs == 1:
+        if now and " · 1 of 2 answered" in now.message:
             return
         time.sleep(0.05)
     raise AssertionError(look(service, name))
@@ -102,7 +108,7 @@ def done(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     log = RunLog.open(str(folder / "runs.db"))
     host = EngineHost(log, ngram_catalog(tiny_folder), cache_dir=folder / "cache", device="cpu")
     service = Sweeps(host)
-    name = service.start(asked("max_draft_len=5:7", settings={"lookup": "transformers"}))
+    name = begin(service, asked("max_draft_len=5:7", settings={"lookup": "transformers"}))
     ended(service, name)
     yield Done(service, log, name)
     service.close()
@@ -152,13 +158,13 @@ def test_a_trial_can_be_used_elsewhere(done: Done) -> None:
 
 
 def test_stop_and_resume_lose_no_answer(service: Sweeps, log: RunLog) -> None:
-    name = service.start(slow("max_draft_len=1:2", delay_ms=20))
+    name = begin(service, slow("max_draft_len=1:2", delay_ms=20))
     until_one_pair(service, name)
     service.stop(name)
     stopped = ended(service, name)
-    assert stopped["status"] == "stopped"
+    assert stopped["status"] == "cancelled"
     whole = log.find(RunQuery(status="completed", limit=100)).total
-    assert service.resume(name) == name
+    service.resume(name)
     state = ended(service, name)
     assert state["status"] == "completed"
     assert [row["outcome"] for row in state["trials"]] == ["measured"] * 2
@@ -168,7 +174,7 @@ def test_stop_and_resume_lose_no_answer(service: Sweeps, log: RunLog) -> None:
 
 
 def test_other_runs_come_in_between_trials(service: Sweeps, host: EngineHost) -> None:
-    name = service.start(slow("max_draft_len=1:2", delay_ms=20))
+    name = begin(service, slow("max_draft_len=1:2", delay_ms=20))
     until_one_pair(service, name)
     run = finished(generate(host, limits={"max_new_tokens": "4"}))
     assert run.state == "completed"
@@ -177,21 +183,21 @@ def test_other_runs_come_in_between_trials(service: Sweeps, host: EngineHost) ->
 
 
 def test_one_sweep_runs_at_a_time(service: Sweeps) -> None:
-    name = service.start(slow(delay_ms=20))
-    with pytest.raises(ConfigError, match=f"Sweep {name} is running"):
-        service.start(asked())
+    name = begin(service, slow(delay_ms=20))
+    with pytest.raises(ConfigError, match=r"Sweep scripted-tok_s-\S+ is running"):
+        begin(service, asked())
     with pytest.raises(ConfigError, match="is running"):
-        service.delete(name)
+        service.store.delete(name)
     service.stop(name)
     ended(service, name)
-    service.delete(name)
-    assert service.store.heads() == []
+    service.store.delete(name)
+    assert service.store.heads() == ()
     with pytest.raises(ConfigError, match="Another server runs"):
         service.stop(name)
 
 
 def test_a_method_that_breaks_is_told_and_the_rest_goes_on(service: Sweeps) -> None:
-    state = ended(service, service.start(asked("fail_at=1,none", method="scripted")))
+    state = ended(service, begin(service, asked("fail_at=1,none", method="scripted")))
     assert state["status"] == "completed", state["fault"]
     failed, fine = state["trials"]
     assert (failed["outcome"], fine["outcome"]) == ("failed", "measured")
@@ -199,21 +205,21 @@ def test_a_method_that_breaks_is_told_and_the_rest_goes_on(service: Sweeps) -> N
 
 
 def test_closing_the_engine_stops_the_sweep(service: Sweeps, host: EngineHost) -> None:
-    name = service.start(slow("max_draft_len=1:9", delay_ms=30))
+    name = begin(service, slow("max_draft_len=1:9", delay_ms=30))
     until_one_pair(service, name)
     host.close()
-    assert ended(service, name)["status"] == "stopped"
+    assert ended(service, name)["status"] == "cancelled"
 
 
 def test_a_closed_service_takes_nothing_on_and_leaves_nothing_running(
     service: Sweeps, host: EngineHost
 ) -> None:
-    name = service.start(asked())
+    name = begin(service, asked())
     ended(service, name)
     host.close()
     with pytest.raises(ClosingError):
-        service.start(asked())
-    assert {head.status for head in service.store.heads()} == {"completed", "stopped"}
+        begin(service, asked())
+    assert [head.status for head in service.store.heads()] == ["completed"]
 
 
 def test_the_plan_counts_before_anything_runs(host: EngineHost) -> None:
@@ -227,12 +233,12 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"vary": [7]}, "must be a valid string"),
     ({"vary": ["max_draft_len=1:99"]}, "got 99"),
     ({"target": "other"}, "target must be one of tiny"),
-    ({"method": "plain"}, "cannot be varied"),
+    ({"method": "plain"}, "no settings to sweep"),
     ({"method": "none"}, "method must be one of"),
     ({"suite": "/etc/passwd"}, "suite must be one of starter"),
-    ({"objective": "joy"}, "objective must be one of"),
+    ({"objective": "joy"}, "objective must be"),
     ({"trials": "many"}, "trials must be a valid integer"),
-    ({"trials": "0"}, r"trials must be in \[1, 10000\]"),
+    ({"trials": "0"}, "trials must be greater than"),
     ({"limit": "-1"}, "limit_per_category must be"),
     ({"max_new_tokens": "0"}, "max_new_tokens must be"),
     ({"settings": []}, "settings must be a valid dictionary"),
@@ -271,8 +277,26 @@ def test_a_menu_offers_everything_but_plain_decoding(host: EngineHost) -> None:
 
 def test_a_sweep_is_stopped_at_once_in_the_queue(service: Sweeps, host: EngineHost) -> None:
     with busy(host):
-        name = service.start(asked())
+        name = begin(service, asked())
         while not host.occupancy[1]:
             time.sleep(0.01)
         service.stop(name)
-        assert ended(service, name)["status"] == "stopped" and host.occupancy == (1, 0)
+        assert ended(service, name)["status"] == "cancelled" and host.occupancy == (1, 0)
+
+
+def test_the_components_of_the_page_hold_a_plan(host: EngineHost) -> None:
+    values = {
+        **{name: asked()[name] for name in PICKED},
+        "vary": ["max_draft_len", "lookup"],
+        "form": {
+            "values": {
+                "vary max_draft_len": {"from": 1, "to": 4, "step": ""},
+                "vary lookup": {"values": ["pool"]},
+                "settings": {"max_draft_len": 9, "is_keep_all": False},
+            }
+        },
+        "plan": {"values": {"plan": {"mode": "grid", "max_new_tokens": "8"}}},
+    }
+    plan = plan_of_form(host.catalog, form_of(values))
+    assert [str(vary) for vary in plan.chooser.varied] == ["1:4", "pool"]
+    assert plan.swept.values["is_keep_all"] is False and plan.num_trials == 4

@@ -11,8 +11,7 @@ from engine.drafters.eagle.methods import EagleConfig
 from engine.drafters.lookup.ngram import NGramConfig
 from engine.drafters.lookup.suffix import SuffixConfig
 from engine.errors import ConfigError, TreeError
-from playground.experiments.sweep.run import distributions
-from playground.experiments.sweep.space import (
+from playground.experiments.space import (
     MAX_GRID,
     Space,
     Tunable,
@@ -20,6 +19,7 @@ from playground.experiments.sweep.space import (
     parse_vary,
     tunables_of,
 )
+from playground.experiments.sweep.chooser import distributions
 
 NGRAM = NGramConfig()
 

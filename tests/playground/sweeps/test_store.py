@@ -1,10 +1,7 @@
-"""Sweeps lie beside the run log, never among its tables, and survive the process."""
+"""Sweeps are rows of the run log, their trials lie beside it; both survive the process."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,156 +12,156 @@ from optuna.storages import InMemoryStorage
 
 from engine.drafters import methods
 from engine.errors import ConfigError
-from playground.experiments.sweep.run import run_sweep
-from playground.experiments.sweep.store import (
-    STATUS,
-    SweepStore,
-    close_storage,
-    open_storage,
-    sqlite_file,
-)
+from playground.experiments.experiment import stored_experiment
+from playground.experiments.sweep.report import preset_yaml, state_of
+from playground.experiments.sweep.store import SweepStore, open_storage, sqlite_file
 from storage import RunLog, StorageError
-from tests.playground.sweeps.scripted import Scripted, open_store, plan
+from tests.playground.sweeps.scripted import Scripted, open_store, plan, resumed, swept
+from tests.playground.sweeps.test_killed import FORKS, WAIT_S
 from tests.storage.conftest import path, url
 
 __all__ = ["path", "url"]
-
-
-@pytest.fixture
-def beside(url: str) -> Iterator[tuple[RunLog, SweepStore]]:
-    """A run log, on PostgreSQL too where there is a server, and its sweeps."""
-    log = RunLog.open(url)
-    store = SweepStore.beside(log)
-    yield log, store
-    store.close()
-    log.close()
+NUM_PROCESSES, NUM_FILES = 3, 8
 
 
 def revision(address: sa.URL) -> str:
     """What the database's own table of versions says."""
     engine = sa.create_engine(address)
     with engine.connect() as connection:
-        found = connection.execute(sa.text("SELECT version_num FROM alembic_version")).scalar_one()
+        version = connection.execute(
+            sa.text("SELECT version_num FROM alembic_version")
+        ).scalar_one()
     engine.dispose()
-    return str(found)
+    return str(version)
 
 
-def test_run_log_and_sweeps_keep_their_own_versions(
-    beside: tuple[RunLog, SweepStore], url: str
-) -> None:
-    log, store = beside
-    before = revision(log.url)
-    store.create(plan(), "s")
-    again = RunLog.open(url)
-    assert revision(log.url) == before
-    tables = set(sa.inspect(engine := sa.create_engine(log.url)).get_table_names())
-    assert "runs" in tables and not tables & {"studies", "trials"}
-    engine.dispose()
-    other = SweepStore.beside(again)
-    assert [head.name for head in other.heads()] == ["s"]
-    other.close()
-    again.close()
-
-
-def test_of_several_that_claim_a_sweep_at_once_one_gets_it(
-    beside: tuple[RunLog, SweepStore], url: str
-) -> None:
-    stores = [SweepStore.beside(beside[0]) for _ in range(4)]
-    for name in ("a", "b", "c"):
-        stores[0].create(plan(), name)
-        ready = threading.Barrier(len(stores))
-
-        def claim(store: SweepStore, name: str = name, ready: threading.Barrier = ready) -> bool:
-            sweep = store.load(name)
-            ready.wait()
-            try:
-                sweep.claim()
-            except ConfigError as error:
-                assert "is running already" in str(error)
-                return False
-            return True
-
-        with ThreadPoolExecutor(len(stores)) as pool:
-            assert sorted(pool.map(claim, stores)) == [False, False, False, True]
-    for store in stores:
+def test_run_log_and_trials_keep_their_own_versions(url: str) -> None:
+    with RunLog.open(url) as log:
+        before = revision(log.url)
+        store = SweepStore(log)
+        swept(store, trials=2, name="s")
+        store.close()
+        assert revision(log.url) == before
+        tables = set(sa.inspect(engine := sa.create_engine(log.url)).get_table_names())
+        assert "runs" in tables and not tables & {"studies", "trials"}
+        engine.dispose()
+    with RunLog.open(url) as again:
+        store = SweepStore(again)
+        assert [head.name for head in store.heads()] == ["s"]
+        assert len(store.load("s").trials()) == 2
         store.close()
 
 
-def test_a_stored_plan_is_the_plan(beside: tuple[RunLog, SweepStore]) -> None:
-    _, store = beside
-    made = plan("max_draft_len=1:16:3", "lookup=pool,transformers", objective="mat", prune=True)
-    store.create(made, "s")
-    read = store.load("s").plan
-    assert read.to_dict() == made.to_dict()
-    assert read.space.grid() == made.space.grid() and read.items == made.items
-
-
-def test_trials_are_there_in_another_process_view(tmp_path: Path, filed: SweepStore) -> None:
-    run_sweep(filed.create(plan(trials=3), "s"), Scripted())
-    log, other = open_store(tmp_path)
-    assert other.load("s").trials() == filed.load("s").trials()
-    assert [head.status for head in other.heads()] == ["completed"]
-    other.close()
-    log.close()
-
-
-def test_a_name_is_free_again_where_a_process_died_before_it_wrote_the_plan(
-    beside: tuple[RunLog, SweepStore],
-) -> None:
-    log, store = beside
-    left = open_storage(log.url)
-    optuna.create_study(storage=left, study_name="s").set_user_attr(STATUS, "stopped")
-    close_storage(left)
-    assert store.heads() == []
-    store.create(plan(), "s")
+def test_sweeps_are_no_benchmarks(store: SweepStore) -> None:
+    sweep_id, log = swept(store, trials=1, name="s").row.id, store.log
+    with pytest.raises(ConfigError, match="No benchmark"):
+        stored_experiment(log, sweep_id)
+    benchmark_id = log.benchmarks.begin("b", {"kind": "benchmark", "text": '"kind":"sweep"'})
+    assert [head.id for head in log.benchmarks.list()] == [benchmark_id]
+    assert list(log.facets().benchmarks) == [benchmark_id]
     assert [head.name for head in store.heads()] == ["s"]
-    with pytest.raises(ConfigError, match="already exists"):
-        store.create(plan(), "s")
+    with pytest.raises(ConfigError, match="No sweep is named"):
+        store.load(benchmark_id)
 
 
 def test_names_are_unique_and_found_again(store: SweepStore) -> None:
-    store.create(plan(), "s")
+    sweep = swept(store, trials=1, name="s")
+    assert store.load("s").row.id == store.load(sweep.row.id).row.id == sweep.row.id
     with pytest.raises(ConfigError, match="already exists"):
-        store.create(plan(), "s")
+        swept(store, name="s")
     assert store.free_name("s") == "s-2" and store.free_name("t") == "t"
     with pytest.raises(ConfigError, match="No sweep is named 'u'. The newest: s"):
         store.load("u")
-    for name in ("", " ", "x" * 81, "a\nb"):
+    for name in (" ", "x" * 81, "a\nb"):
         with pytest.raises(ConfigError, match="name must have"):
-            store.create(plan(), name)
+            swept(store, name=name)
 
 
 def test_forgetting_takes_all_trials_along(store: SweepStore) -> None:
-    run_sweep(store.create(plan(), "s"), Scripted())
+    swept(store, name="s")
     store.delete("s")
-    assert store.heads() == []
-    run_sweep(store.create(plan(trials=2), "s"), Scripted())
-    assert len(store.load("s").trials()) == 2
+    assert store.heads() == ()
+    assert len(swept(store, trials=2, name="s").trials()) == 2
 
 
-def test_a_sweep_over_a_method_that_is_gone_says_so(store: SweepStore) -> None:
-    store.create(plan(), "s")
-    types = {name: cls for name, cls in methods().items() if name != "NGram"}
-    poorer = SweepStore(store._storage, types)
-    with pytest.raises(ConfigError, match="There is no method 'NGram' here"):
-        poorer.load("s")
+def test_a_sweep_over_a_method_that_is_gone_says_so(tmp_path: Path) -> None:
+    with open_store(tmp_path) as store:
+        swept(store, trials=1, name="s")
+        types = {name: cls for name, cls in methods().items() if name != "NGram"}
+        poorer = SweepStore(store.log, types)
+        with pytest.raises(ConfigError, match="There is no method 'NGram' here"):
+            state_of(poorer.load("s"))
+        poorer.close()
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"objective": "joy"}, "objective must be one of tok_s, speedup, mat"),
-        ({"mode": "random"}, "mode must be search or grid"),
-        ({"trials": 0}, r"trials must be in \[1, 10000\], got 0"),
+        ({"objective": "joy"}, "objective must be 'tok_s', 'speedup' or 'mat', got 'joy'"),
+        ({"mode": "random"}, "mode must be 'search' or 'grid'"),
+        ({"trials": 0}, "trials must be greater than or equal to 1, got 0"),
         ({"items": ()}, "no prompt"),
     ],
 )
-def test_a_plan_that_cannot_be_run_is_refused(
-    store: SweepStore, changes: dict[str, Any], words: str
-) -> None:
+def test_a_plan_that_cannot_be_run_is_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        store.create(plan(**changes), "s")
-    assert store.heads() == []
+        plan(**changes)
+
+
+OLD_PLAN = {
+    "method": "ngram",
+    "title": "N-gram",
+    "objective": "speedup",
+    "mode": "grid",
+    "trials": 20,
+    "prune": False,
+    "seed": 0,
+    "suite": "s",
+}
+
+
+def test_a_sweep_of_an_older_version_is_shown_and_goes_on(tmp_path: Path) -> None:
+    """It was a study alone, named as people called it, in which a slot had several trials."""
+    new = plan("max_draft_len=3:6", mode="grid")
+    workload = {name: new.to_dict()[name] for name in ("target", "dtype", "items", "limits")}
+    varied = [new.chooser.varied[0].model_dump(mode="json")]
+    with open_store(tmp_path) as store:
+        sweep = swept(store, "max_draft_len=3:6", mode="grid", name="model")
+        storage = store._storage
+        study = optuna.create_study(storage=storage, study_name="old", direction="maximize")
+        base = sweep.plan.swept.values
+        old = {**OLD_PLAN, **workload, "varied": varied, "base": base}
+        attributes = {
+            "id": "0123456789ab",
+            "status": "stopped",
+            "created": "2026-01-01",
+            "plan": old,
+        }
+        for name, value in attributes.items():
+            study.set_user_attr(name, value)
+        for record in sweep.study.trials[:3]:
+            study.add_trial(record)
+        killed = optuna.trial.create_trial(
+            state=optuna.trial.TrialState.FAIL,
+            params={"max_draft_len": 6},
+            distributions=sweep.study.trials[3].distributions,
+            user_attrs={"outcome": "killed", "slot": 3},
+        )
+        study.add_trial(killed)
+        store.delete("model")
+    for _ in range(2):
+        with open_store(tmp_path) as store:
+            assert [(head.name, head.status) for head in store.heads()] == [("old", "cancelled")]
+            older = store.load("old")
+            assert older.row.id == "0123456789ab" and "max_draft_len: 5" in preset_yaml(older)
+            assert [t.point["max_draft_len"] for t in older.trials()] == [3, 4, 5]
+    with open_store(tmp_path) as store:
+        measure = Scripted()
+        assert resumed(store, "old", measure).row.status == "completed"
+        assert [config.max_draft_len for config in measure.configs] == [6]
+
+
+# ---- the place
 
 
 @pytest.mark.parametrize(
@@ -182,10 +179,9 @@ def test_the_file_is_named_after_the_log(log: str, sweeps: str) -> None:
 def test_odd_paths_work(tmp_path: Path) -> None:
     folder = tmp_path / "100% {odd} 'name'"
     folder.mkdir()
-    place = open_storage(sa.URL.create("sqlite", database=str(folder / "runs.db")))
-    SweepStore(place).create(plan(), "s")
-    close_storage(place)
-    assert (folder / "runs.sweeps.db").is_file()
+    with open_store(folder) as store:
+        swept(store, trials=1)
+    assert (folder / "runs.sweeps.sqlite3").is_file()
 
 
 def test_in_memory_and_unknown_databases() -> None:
@@ -194,19 +190,39 @@ def test_in_memory_and_unknown_databases() -> None:
         open_storage(sa.make_url("mysql://host/db"))
 
 
-def test_a_file_that_is_no_database_is_one_sentence(tmp_path: Path) -> None:
+def test_a_broken_database_is_one_sentence(tmp_path: Path) -> None:
+    with open_store(tmp_path) as store:
+        sweep = swept(store, trials=1)
+        engine = sa.create_engine(f"sqlite:///{tmp_path / 'runs.sweeps.sqlite3'}")
+        with engine.begin() as connection:
+            connection.execute(sa.text("DROP TABLE trials"))
+        engine.dispose()
+        with pytest.raises(StorageError, match="no such table: trials"):
+            sweep.trials()
+        with pytest.raises(StorageError, match="no such table: trials"):
+            swept(store)
     (tmp_path / "runs.sweeps.db").write_text("no database at all, only words, " * 20)
     with pytest.raises(StorageError, match=r"The sweeps beside .*cannot be used"):
         open_storage(sa.URL.create("sqlite", database=str(tmp_path / "runs.db")))
 
 
-def test_a_broken_database_is_one_sentence_later_too(tmp_path: Path, filed: SweepStore) -> None:
-    sweep = filed.create(plan(), "s")
-    engine = sa.create_engine(f"sqlite:///{tmp_path / 'runs.sweeps.sqlite3'}")
-    with engine.begin() as connection:
-        connection.execute(sa.text("DROP TABLE trials"))
-    engine.dispose()
-    with pytest.raises(StorageError, match="no such table: trials"):
-        sweep.trials()
-    with pytest.raises(StorageError, match="no such table: trials"):
-        run_sweep(sweep, Scripted())
+def open_all(folder: Path, gate: Any) -> None:
+    """What each process does: open every file at the moment at which the others do."""
+    for number in range(NUM_FILES):
+        gate.wait(WAIT_S)
+        open_storage(sa.make_url(f"sqlite:///{folder / f'{number}.sqlite3'}")).remove_session()
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+def test_processes_that_open_a_new_file_at_once_all_succeed(tmp_path: Path) -> None:
+    gate = FORKS.Barrier(NUM_PROCESSES)
+    processes = [
+        FORKS.Process(target=open_all, args=(tmp_path, gate), daemon=True)
+        for _ in range(NUM_PROCESSES)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(WAIT_S)
+        process.kill()
+    assert [process.exitcode for process in processes] == [0] * NUM_PROCESSES

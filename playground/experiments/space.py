@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from engine.config import Settings
+from engine.config import Settings, setting
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from presets.reading import parse_yaml
@@ -31,6 +31,9 @@ Axes = Mapping[str, Sequence[Scalar] | None]
 MAX_GRID = 10_000
 """Combinations that a grid may have; also the largest space that is searched without repeats."""
 MAX_VARIED = 16
+MAX_TRIALS = 10_000
+Objective = Literal["tok_s", "speedup", "mat"]
+Mode = Literal["search", "grid"]
 Kind = Literal["flag", "choice", "int", "float", "text"]
 _KINDS: dict[str, Kind] = {"boolean": "flag", "integer": "int", "number": "float", "string": "text"}
 _TYPES: dict[str, Any] = {"int": int, "float": int | float, "text": str}
@@ -85,9 +88,9 @@ class Tunable:
         """What is allowed, in words."""
         end = " or none" if self.optional else ""
         if self.choices:
-            return "one of " + ", ".join(map(shown, self.choices)) + end
+            return "one of " + ", ".join(map(setting_text, self.choices)) + end
         rule = {"int": "an integer", "float": "a number"}.get(self.kind, "text")
-        low, high = shown(self.low), shown(self.high)
+        low, high = setting_text(self.low), setting_text(self.high)
         if self.low is not None and self.high is not None:
             rule += f" in {'(' if self.above else '['}{low}, {high}]"
         elif self.low is not None:
@@ -141,11 +144,16 @@ def _same(value: object, other: object) -> bool:
     return value == other and type(value) is type(other)
 
 
-def shown(value: Scalar) -> str:
+def setting_text(value: Scalar) -> str:
     """A setting's value as people write it."""
     if value is None or isinstance(value, bool):
         return "none" if value is None else str(value).lower()
     return f"{value:.12g}" if isinstance(value, float) else str(value)
+
+
+def point_text(point: Point) -> str:
+    """`max_draft_len 4, lookup pool`."""
+    return ", ".join(f"{field} {setting_text(value)}" for field, value in point.items())
 
 
 class Vary(Settings):
@@ -181,7 +189,7 @@ class Vary(Settings):
 
     def __str__(self) -> str:
         if self.values:
-            return ",".join(map(shown, self.values))
+            return ",".join(map(setting_text, self.values))
         low, high = self.ends
         tail = ":log" if self.log else "" if self.step is None else f":{self.step:g}"
         return f"{low:g}:{high:g}{tail}"
@@ -352,8 +360,46 @@ def _check(vary: Vary, tunable: Tunable) -> None:
     for value in vary.ends if ranged else vary.values:
         if not tunable.allows(value):
             raise ConfigError(
-                f"{vary.field} must be {tunable.rule}, got {shown(value)}. Set another range or "
-                "list."
+                f"{vary.field} must be {tunable.rule}, got {setting_text(value)}. Set another "
+                "range or list."
             )
     if ranged and tunable.kind == "int" and not isinstance(vary.step or 1, int):
         raise ConfigError(f"{vary.field} is an integer, so its step must be one, got {vary}.")
+
+
+class SearchSettings(Settings):
+    """How the configurations of a sweep are chosen, whatever varies in them."""
+
+    model_config = ConfigDict(strict=False)
+
+    objective: Objective = "tok_s"
+    mode: Mode = setting("search", "Search or grid", "a grid measures every combination")
+    trials: int = setting(
+        20, "Trials", "how many combinations a search measures", ge=1, le=MAX_TRIALS
+    )
+    prune: bool = setting(
+        False,
+        "Stop poor trials early",
+        "stop a trial early when it falls below the median of the others",
+    )
+    seed: int = setting(
+        0, "Seed of the search", "the same seed tries the same combinations", ge=0, le=2**31
+    )
+
+
+class OptunaSearch(SearchSettings):
+    """Optuna chooses one configuration after another, or a grid has all of them.
+
+    Attributes:
+        varied: what varies; also as the command line writes it.
+        trials: how many a search measures; a grid measures all of its points.
+        prune: stop a trial after some prompts when it is below the median of the others there.
+    """
+
+    name: Literal["optuna"] = "optuna"
+    varied: tuple[Vary, ...]
+
+    @field_validator("varied", mode="before")
+    @classmethod
+    def _read(cls, varied: Sequence[object]) -> list[object]:
+        return [parse_vary(vary) if isinstance(vary, str) else vary for vary in varied]
