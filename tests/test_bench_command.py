@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -130,6 +131,18 @@ def test_tables_show_groups_throughput_and_verdict(folder: Path, questions: Path
         assert words in out
     assert "1 requests, concurrency 1" in out and "chat" not in out
     assert "ngram: 1 of 1 answers identical to plain" in out
+
+
+def test_a_base_model_without_a_chat_template_completes_the_questions(
+    folder: Path, questions: Path, tmp_path: Path
+) -> None:
+    base = shutil.copytree(folder, tmp_path / "base")
+    (base / "chat_template.jinja").unlink()
+    out = bench(
+        *(base, "--suite", questions, "--categories", "qa", "--methods", "ngram", "--no-save"),
+        *("--max-new-tokens", 5, "--ignore-eos"),
+    ).stdout
+    assert "2 of 2 answers identical to plain" in out
 
 
 def test_csv_has_a_line_per_configuration_and_group(folder: Path, questions: Path) -> None:

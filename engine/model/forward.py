@@ -43,10 +43,12 @@ class Forward(ABC):
     Attributes:
         name: what runs, for the log of a run.
         kernels: the compiled kernels that it calls, for drafters to use; None = none.
+        row_invariant: whether a row's bits are the same whatever rows are computed with it.
     """
 
     name: str
     kernels: CDLL | None = None
+    row_invariant = False
 
     @abstractmethod
     def __call__(

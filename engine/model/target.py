@@ -291,6 +291,14 @@ class Target:
     # ---- life
 
     @property
+    def is_exact(self) -> bool:
+        """Whether verified rows choose plain decoding's tokens: by equal bits, or in float32.
+
+        Elsewhere a row is rounded differently among others, and a near-tie may fall either way.
+        """
+        return self._forward.row_invariant or self.dtype == torch.float32
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What people must know of its figures."""
         return (NOTE,) if self.provenance.get("random_weights") else ()
@@ -303,6 +311,7 @@ class Target:
             "device": str(self.device),
             "device_name": self.device_name,
             "threads": torch.get_num_threads(),
+            "exact": self.is_exact,
             **self._forward.environment(),
             **self.provenance,
         }

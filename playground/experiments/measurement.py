@@ -266,7 +266,9 @@ class Measurement:
         drafter = build_drafter(fit.config, self._bench, self._latency)
         self._drafters[configuration.name] = drafter
         self._notes[configuration.name] = tuple(filter(None, (fit.reason, *drafter.notes)))
-        prompt_ids = self._encoded([{"role": "user", "content": WARM_UP_PROMPT}], raw=False)
+        prompt_ids = self._encoded(
+            [{"role": "user", "content": WARM_UP_PROMPT}], raw=not self._target.has_chat_template
+        )
         limits = Limits(max_new_tokens=WARM_UP_TOKENS, ignore_eos=True)
         for _ in decode(self._target, drafter, prompt_ids, limits=limits, cancelled=self._is_over):
             pass

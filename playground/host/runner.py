@@ -33,7 +33,7 @@ from playground.host.models import Attached, Loaded, Models
 from playground.host.plain import PLAIN, BaselineTimer, Recent
 from playground.host.recording import decode_and_record, log_unbegun
 from playground.host.request import GenerateRequest
-from playground.host.stream import REASON_WORDS, run_meta
+from playground.host.stream import REASON_WORDS, run_badge, run_meta
 from storage import RunLog
 
 MAX_WAITING = 32
@@ -289,6 +289,8 @@ class EngineHost:
     ) -> tuple[Target, Fit, Drafter, list[int]]:
         """Target, settings, drafter and prompt of a run that can begin."""
         target = self.prepare(run, request.target, request.dtype)
+        badge = run_badge(request.config.badge, run.meta, target.environment())
+        run.meta |= {"badge": badge}
         run.activity, run.progress = "preparing the drafter", None
         fit, drafter = self.drafter(request.config)
         run.notes = tuple(filter(None, (*target.notes, fit.reason, *drafter.notes)))

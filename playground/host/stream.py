@@ -163,7 +163,7 @@ def run_meta(
     """A run's facts for a panel; without messages it is a raw completion.
 
     Args:
-        badge: as the method's.
+        badge: as `run_badge` computes it; the method's until the target is loaded.
         method: its settings as plain JSON.
     """
     return {
@@ -277,6 +277,7 @@ def status_of(run: LiveRun, ahead: int) -> dict[str, Any]:
         "warning": warning_of(asdict(run.metrics), run.meta) if over and run.metrics else None,
         "log_id": run.log_id,
         "notes": run.notes,
+        "badge": run.meta.get("badge"),
     }
 
 
@@ -454,6 +455,7 @@ def _stored_status(detail: RunDetail) -> dict[str, Any]:
         "warning": warning_of(detail.metrics, _stored_meta(detail)) if over else None,
         "log_id": detail.id,
         "notes": notes_of(detail.environment),
+        "badge": stored_badge(detail.method, detail.environment, lossless=detail.lossless),
     }
 
 
@@ -463,14 +465,26 @@ def notes_of(environment: Mapping[str, Any]) -> list[str]:
     return notes + ([fit["reason"]] if (fit := environment.get("fit")) else [])
 
 
-def stored_badge(method: Mapping[str, Any], *, lossless: bool | None) -> str:
-    """As the method's; the stored one for settings of another version; empty where unknown."""
+NEAR_TIES = "may differ at near-ties"
+
+
+def run_badge(badge: str, method: Mapping[str, Any], environment: Mapping[str, Any]) -> str:
+    """The method's badge, as far as the target computes what it promises."""
+    promised = badge == "lossless" and method.get("decoding_type") != PLAIN
+    return NEAR_TIES if promised and environment.get("exact") is False else badge
+
+
+def stored_badge(
+    method: Mapping[str, Any], environment: Mapping[str, Any], *, lossless: bool | None
+) -> str:
+    """A stored run's; by what is stored for settings of another version; empty where unknown."""
     if lossless is None:
         return ""
     try:
-        return parse_method(method).badge
+        badge = parse_method(method).badge
     except ConfigError:
-        return "lossless" if lossless else "lossy"
+        badge = "lossless" if lossless else "lossy"
+    return run_badge(badge, method, environment)
 
 
 def _stored_meta(detail: RunDetail) -> dict[str, Any]:
@@ -478,7 +492,7 @@ def _stored_meta(detail: RunDetail) -> dict[str, Any]:
         detail.id,
         title=detail.method_title,
         target=detail.target,
-        badge=stored_badge(detail.method, lossless=detail.lossless),
+        badge=stored_badge(detail.method, detail.environment, lossless=detail.lossless),
         method=detail.method,
         prompt=detail.prompt_text,
         messages=[dict(message) for message in detail.messages],

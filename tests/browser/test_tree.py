@@ -81,7 +81,7 @@ def test_the_mouse_adds_removes_folds_and_asks_what_a_node_is_worth(
     loss = tree.host.locator(".info .loss").inner_text()
     assert f"\u2192 {shown_mat(tuned.table, rest)}" in loss
     words = tree.host.locator(".info .facts").inner_text()
-    assert re.search(r"tried \d+ times, accepted \d+ \(\d+ % of tries", words)
+    assert re.search(r"tried \d+ times, accepted \d+ \(\d+% of tries", words)
 
 
 def test_the_root_goes_on_top_and_the_view_zooms(tree: TreePage) -> None:

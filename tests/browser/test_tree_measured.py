@@ -71,7 +71,7 @@ def test_latency_is_measured_and_predicts_and_a_run_checks_it(tree: TreePage) ->
     card.scroll_into_view_if_needed()  # it asks once it is seen
     row = card.locator("tbody tr", has_text="Say hello.")
     row.wait_for(state="visible")
-    assert re.search(r"\d+\.\d \([+\u2212]\d+ %\)", row.inner_text())
+    assert re.search(r"\d+\.\d \([+\u2212]\d+%\)", row.inner_text())
 
 
 def test_the_tree_goes_to_compare(tree: TreePage) -> None:

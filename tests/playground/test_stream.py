@@ -12,7 +12,7 @@ import pytest
 
 from playground.host.live import LiveRun, LiveRuns
 from playground.host.runner import EngineHost
-from playground.host.stream import History, RunStream, follow
+from playground.host.stream import NEAR_TIES, History, RunStream, follow, status_of
 from playground.web.rpc import panel_functions
 from storage import NewRun
 from tests.playground.asks import finished, start
@@ -113,23 +113,38 @@ def test_the_log_tells_the_same_as_memory(host: EngineHost, history: History) ->
 
 
 @pytest.mark.parametrize(
-    ("method", "lossless", "badge"),
+    ("method", "lossless", "exact", "badge"),
     [
-        ({"decoding_type": "NGram"}, True, "lossless"),
-        ({"decoding_type": "Synthetic", "acceptance_rate": 0.5}, True, "lossless"),
-        ({"decoding_type": "Of_Tomorrow"}, True, "lossless"),
-        ({"decoding_type": "Of_Tomorrow"}, False, "lossy"),
-        ({"decoding_type": "External"}, None, ""),
+        ({"decoding_type": "NGram"}, True, None, "lossless"),
+        ({"decoding_type": "NGram"}, True, True, "lossless"),
+        ({"decoding_type": "NGram"}, True, False, NEAR_TIES),
+        ({"decoding_type": "Autoregressive"}, True, False, "lossless"),
+        ({"decoding_type": "Of_Tomorrow"}, True, None, "lossless"),
+        ({"decoding_type": "Of_Tomorrow"}, True, False, NEAR_TIES),
+        ({"decoding_type": "Of_Tomorrow"}, False, False, "lossy"),
+        ({"decoding_type": "External"}, None, None, ""),
     ],
 )
 def test_a_stored_run_keeps_its_method_s_badge(
-    host: EngineHost, method: dict[str, str], lossless: bool | None, badge: str
+    host: EngineHost, method: dict[str, str], lossless: bool | None, exact: bool | None, badge: str
 ) -> None:
     kind: dict[str, Any]
     kind = {"target": "tiny", "method": method, "method_title": "", "lossless": lossless}
+    kind |= {"environment": {} if exact is None else {"exact": exact}}
     run = host.log.begin(NewRun(**kind, sampling={}, limits={}, prompt_ids=(1,)))
-    (told,) = History(LiveRuns(), host.log).opened(run)["runs"]
-    assert told["badge"] == badge
+    (meta,) = History(LiveRuns(), host.log).opened(run)["runs"]
+    assert meta["badge"] == badge
+
+
+@pytest.mark.parametrize(("dtype", "badge"), [("float32", "lossless"), ("bfloat16", NEAR_TIES)])
+def test_a_badge_promises_what_the_target_computes(
+    host: EngineHost, dtype: str, badge: str
+) -> None:
+    """The tiny target has no kernels: in bfloat16 a row is rounded differently among others."""
+    run = finished(start(host, dtype=dtype))
+    assert status_of(run, 0)["badge"] == badge
+    (meta,) = History(LiveRuns(), host.log).opened(run.log_id or "")["runs"]
+    assert meta["badge"] == badge
 
 
 def test_closing_the_stream_frees_the_engine(host: EngineHost) -> None:

@@ -96,6 +96,7 @@ class NativeForward(Forward):
     """
 
     kernels: ctypes.CDLL
+    row_invariant = True
 
     def __init__(
         self,

@@ -159,7 +159,7 @@ class Comparison:
         report = self.make_report(log)
         remarks = []
         for section, own in zip(report.configurations, self.plan.configurations, strict=True):
-            badge = stored_badge(own.values, lossless=section.lossless)
+            badge = stored_badge(own.values, self.environment, lossless=section.lossless)
             remarks.append(
                 Remarks(
                     badge="baseline" if section.reference else badge,

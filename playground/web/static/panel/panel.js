@@ -14,6 +14,13 @@ const FIGURES = [
 const PART_KEYS = ["draft_s", "verify_s", "accept_s", "other_s", "rollback_s"];
 const MOST_RATES = 16;
 const SAID_MS = 2000;
+const BADGES = {
+  lossless: "writes what the target alone would write",
+  "may differ at near-ties": "this target is computed in 16 bits by transformers' modules, where "
+    + "a row is rounded differently among others: where two tokens are almost equally likely, the "
+    + "text may leave plain decoding's. Choose float32 for equal texts",
+  lossy: "accepts other tokens than the target's own, by design",
+};
 
 /** Live figures of a run: numbers with their formulas, position rates, time split. */
 class Figures {
@@ -172,15 +179,21 @@ export class Panel {
     this.track = this.text.open(meta);
     this.title.textContent = meta.title;
     this.title.title = meta.target ? `${meta.title} on ${meta.target}` : meta.title;
-    this.badge.hidden = !meta.badge;
-    this.badge.textContent = meta.badge;
-    this.badge.className = `badge ${meta.badge}`;
+    this.mark(meta.badge);
     this.showFigures(null);
     this.scrubber.attach(this.track);
     this.link.hidden = this.copy.hidden = this.result.compare.hidden = true;
   }
 
+  mark(badge) {
+    this.badge.hidden = !badge;
+    this.badge.textContent = badge ?? "";
+    this.badge.className = `badge ${badge === "lossless" ? badge : "lossy"}`;
+    this.badge.title = BADGES[badge] ?? "";
+  }
+
   status(status) {
+    if (status.badge) this.mark(status.badge);
     this.state.textContent = status.text;
     this.state.dataset.state = this.root.dataset.state = status.state;
     this.progress.hidden = !["loading", "queued", "prefill"].includes(status.state);
