@@ -14,12 +14,13 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from engine.errors import first_line
+from engine.errors import PromptError, first_line
 from engine.metrics import first_divergence
 from engine.model.target import Target
 from engine.model.text import token_label
@@ -101,12 +102,14 @@ def _trial(target: Target) -> list[TargetOutput]:
 
 
 def _trial_tokens(target: Target, count: int) -> Tensor:
-    """Tokens of a sentence; for a target without a tokenizer, some from all over the vocabulary.
+    """Tokens of a sentence; where the target reads none, some from all over the vocabulary.
 
     What no text says can throw a trained model off balance: rounding alone then moved the logits of
     a 270M Gemma by 90% of their spread, where those of a sentence moved by 2%.
     """
-    ids = [] if target.tokenizer is None else target.encode(TRIAL_TEXT)
+    ids: list[int] = []
+    with suppress(PromptError):  # its tokenizer cannot be used
+        ids = [] if target.tokenizer is None else target.encode(TRIAL_TEXT)
     if len(ids) < count:
         return torch.arange(1, count + 1, device=target.device) * 7919 % target.vocab_size
     return torch.tensor(ids[:count], device=target.device)
