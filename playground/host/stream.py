@@ -299,7 +299,8 @@ async def follow(
     """All messages of a stream as they arise; the runs go on when the page is closed.
 
     Args:
-        resync: the runs began before this page, which lacks their first events.
+        resync: the runs began before this page, which lacks their first events. Every message
+            says so: a page that is still loading does not see the first ones.
     """
     with stream.watched():
         while stream.awaits_first(HOLD_S):
@@ -307,7 +308,7 @@ async def follow(
         while not stream.done:
             message = stream.next()
             if message is not None:
-                yield {**message, "resync": True} if resync and message["seq"] == 0 else message
+                yield {**message, "resync": True} if resync else message
             if not stream.done:
                 soon = stream.awaits_first(SOON_S)
                 await asyncio.sleep(min(FIRST_TICK_S, tick_s) if soon else tick_s)

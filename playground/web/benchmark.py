@@ -142,8 +142,8 @@ class BenchmarkPage(ExperimentPage):
         ]
 
     def _kinds(self, suites: Sequence[str]) -> list[tuple[str, str]]:
-        known = self.experiments.suites
-        items = [item for key in suites if key in known for item in items_of(known[key])]
+        available = self.experiments.suites
+        items = [item for key in suites if key in available for item in items_of(available[key])]
         return [(GROUPS.get(kind, kind), kind) for kind in in_order(item.group for item in items)]
 
     def _group(self, key: Any, groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -258,7 +258,7 @@ class BenchmarkPage(ExperimentPage):
 
         def show_runs(picked: Any) -> Updates:
             query = TableQuery(benchmark_id=read_key(picked))
-            outputs = dict(zip(runs.shown, runs.restored(query), strict=True))
+            outputs = dict(zip(runs.outputs, runs.restored(query), strict=True))
             return {tabs: gr.Tabs(selected="runs"), **outputs}
 
         def tune(picked: Any) -> Updates:
@@ -289,7 +289,7 @@ class BenchmarkPage(ExperimentPage):
         one, shared = [self.picker, self.configuration], [self.state, tabs]
         self.leads["tune"].click(leading(tune), self.picker, [*shared, tree], **RAW)
         self.leads["deploy"].click(leading(hand_over), one, [*shared, *deploy.outputs], **RAW)
-        self.leads["runs"].click(leading(show_runs), self.picker, [*shared, *runs.shown], **RAW)
+        self.leads["runs"].click(leading(show_runs), self.picker, [*shared, *runs.outputs], **RAW)
 
 
 def extent_groups() -> list[dict[str, Any]]:

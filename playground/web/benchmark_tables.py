@@ -50,9 +50,9 @@ THROUGHPUT = HTML.from_string("""
 """)
 
 
-def head(found: ExperimentState) -> str:
+def head(state: ExperimentState) -> str:
     """What was measured, on what, and which configuration is fastest."""
-    row, results = found.row, found.results
+    row, results = state.row, state.results
     plan, environment = results.plan, results.environment
     about = [
         plan.target.title or plan.target.name,
@@ -97,15 +97,15 @@ def latency(section: Section) -> str:
     )
 
 
-def differing(found: ExperimentState) -> str:
+def differing(state: ExperimentState) -> str:
     """Answers that are not plain decoding's, and turns that were left out."""
     answers = [
         (section.name, one, NEAR_TIES[one.near_tie])
-        for section in found.results.report.configurations
+        for section in state.results.report.configurations
         if section.verdict
         for one in section.verdict.divergences
     ]
-    skipped = found.row.summary.get("skipped", [])[:MAX_SKIPPED]
+    skipped = state.row.summary.get("skipped", [])[:MAX_SKIPPED]
     return DIFFERING.render(
         answers=answers,
         num_answers=plural(len(answers), "answer"),

@@ -90,29 +90,31 @@ class ComparePage:
                 self._side()
             with gr.Column(scale=4, elem_id="pg-cmp-main"):
                 self._main()
-        self.held = [getattr(self, name) for name in FIELDS]
+        self.values = [getattr(self, name) for name in FIELDS]
         forms = list(zip(self.methods, self.forms, strict=True))
         self.slots = [part for method, form in forms for part in (method, form.spec)]
-        self.slots_held = [part for method, form in forms for part in (method, form.values)]
-        self.outputs = [*self.held, *self.slots, *self.columns]
+        self.slots_values = [part for method, form in forms for part in (method, form.values)]
+        self.outputs = [*self.values, *self.slots, *self.columns]
         self.outputs += [self.run_form.spec, self.panels, self.table]
-        kept = dict(zip(FIELDS, self.held, strict=True)) | {"form": self.run_form.values}
+        memory = dict(zip(FIELDS, self.values, strict=True)) | {"form": self.run_form.values}
         for i, (method, form) in enumerate(forms):
-            kept |= {f"method {i}": method, f"form {i}": form.values}
-        self.memory = Memory("compare", kept, parameter="compare")
+            memory |= {f"method {i}": method, f"form {i}": form.values}
+        self.memory = Memory("compare", memory, parameter="compare")
         self._listen()
 
     def listen_to_links(self, page: gr.Blocks, tabs: gr.Tabs) -> None:
         """Open the page for addresses with `compare` or `runs`."""
 
-        def fill(kept: Mapping[str, Any], params: Mapping[str, str]) -> list[Any]:
-            found = self.opened(params)
-            if found is None:
-                form = self._kept(kept) if is_anything(kept) else self._untouched()
+        def fill(memory: Mapping[str, Any], params: Mapping[str, str]) -> list[Any]:
+            updates = self.opened(params)
+            if updates is None:
+                form = self._remembered(memory) if is_anything(memory) else self._untouched()
                 return [gr.skip(), *form, gr.skip(), gr.skip()]
-            if is_anything(kept) and not kept.get("foreign"):  # as it was left, not as it was begun
-                found[: len(self.outputs) - 2] = self._kept(kept)
-            return [gr.Tabs(selected="compare"), *found]
+            if is_anything(memory) and not memory.get(
+                "foreign"
+            ):  # as it was left, not as it was begun
+                updates[: len(self.outputs) - 2] = self._remembered(memory)
+            return [gr.Tabs(selected="compare"), *updates]
 
         self.memory.listen(page, fill, [tabs, *self.outputs]).then(
             self.follow_link,
@@ -132,20 +134,20 @@ class ComparePage:
             own: the one that this tab had on show last; where the address has none.
             last: the one that this browser had on show last; taken only if it goes on.
         """
-        asked = dict(request.query_params).get("compare")
-        jobs = map(self.experiments.job, texts((asked,) if asked else (own, last)))
+        link = dict(request.query_params).get("compare")
+        jobs = map(self.experiments.job, texts((link,) if link else (own, last)))
         job = next(filter(None, jobs), None)
         if job is not None and job.view is not None:
             if not job.watchers:
                 job.owner = owner_of(tab, request)
-            async for shown in self._follow(job):
-                yield shown
+            async for update in self._follow(job):
+                yield update
             return
-        found = await attempt_aside(lambda: self._results(own), where="opening a comparison")
-        if asked or not own or isinstance(found, Fault):
+        updates = await attempt_aside(lambda: self._results(own), where="opening a comparison")
+        if link or not own or isinstance(updates, Fault):
             yield [gr.skip(), gr.skip()]  # Gradio empties what a generator says nothing of
         else:
-            yield found
+            yield updates
 
     def listen_to_runs(self, tabs: gr.Tabs, panel: gr.HTML) -> None:
         """Take the prompt, method and settings of a panel's run here."""
@@ -153,10 +155,10 @@ class ComparePage:
         def take(event: gr.EventData = None) -> list[Any]:  # type: ignore[assignment]
             data = {} if event is None else event._data
             run = data.get("run") if isinstance(data, dict) else None
-            found = self.opened({"runs": run}) if isinstance(run, str) and run else None
-            if found is None:
+            updates = self.opened({"runs": run}) if isinstance(run, str) and run else None
+            if updates is None:
                 return [gr.skip() for _ in (tabs, *self.outputs)]
-            return [gr.Tabs(selected="compare"), *found]
+            return [gr.Tabs(selected="compare"), *updates]
 
         panel.compare(take, None, [tabs, *self.outputs], queue=False, **QUIET)
 
@@ -167,22 +169,22 @@ class ComparePage:
         runs (`runs={…}` is the table of the Runs page). A link that leads nowhere leaves the form
         alone and says so above the panels.
         """
-        asked, runs = params.get("compare") or "", params.get("runs") or ""
-        if not asked and (not runs or runs.startswith("{")):
+        link, runs = params.get("compare") or "", params.get("runs") or ""
+        if not link and (not runs or runs.startswith("{")):
             return None
-        kept = [gr.skip(), gr.skip()]
-        is_run = "," in asked or (asked and self.host.log.get(asked) is not None)
-        found = attempt(
+        unchanged = [gr.skip(), gr.skip()]
+        is_run = "," in link or (link and self.host.log.get(link) is not None)
+        updates = attempt(
             lambda: (
-                self._comparison(asked)
-                if asked and not is_run
-                else [*self._fill(from_runs(self.catalog, self.host.log, asked or runs)), *kept]
+                self._comparison(link)
+                if link and not is_run
+                else [*self._fill(from_runs(self.catalog, self.host.log, link or runs)), *unchanged]
             ),
             where="opening a link",
         )
-        if isinstance(found, Fault):
-            return [*self._untouched(), fault_message(found.sentence), gr.skip()]
-        return found
+        if isinstance(updates, Fault):
+            return [*self._untouched(), fault_message(updates.sentence), gr.skip()]
+        return updates
 
     def _comparison(self, link: str) -> list[Any]:
         compare_id, log = read_run_id(link), self.host.log
@@ -203,38 +205,38 @@ class ComparePage:
 
     def _results(self, link: str) -> list[Any]:
         """Values of panels and table for a comparison of the log."""
-        comparison = Comparison.read(self.host.log, read_run_id(link), self.catalog.types)
-        results = comparison.results(self.host.log)
+        updates = Comparison.read(self.host.log, read_run_id(link), self.catalog.types)
+        results = updates.results(self.host.log)
         return [reopened(results, self.history), results_html(results)]
 
     def _untouched(self) -> list[Any]:
         return [gr.skip() for _ in self.outputs[:-2]]
 
-    def _kept(self, kept: Mapping[str, Any]) -> list[Any]:
+    def _remembered(self, memory: Mapping[str, Any]) -> list[Any]:
         """Updates of every output but the results, from what a browser kept."""
         names = list(self.catalog.targets)
-        target = memory_choice(kept, "target", names, names[0])
+        target = memory_choice(memory, "target", names, names[0])
         choices = self.catalog.method_choices(target)
         keys = [key for _, key in choices]
-        count = memory_choice(kept, "count", list(range(1, MAX_CONFIGURATIONS + 1)), STARTS_WITH)
+        count = memory_choice(memory, "count", list(range(1, MAX_CONFIGURATIONS + 1)), STARTS_WITH)
         slots: list[tuple[str, dict[str, Any] | None]] = []
         for i, start in enumerate(first_methods(self.catalog, choices)[:count]):
-            key = memory_choice(kept, f"method {i}", keys, start)
-            method, form = self.catalog.method(key), kept.get(f"form {i}")
+            key = memory_choice(memory, f"method {i}", keys, start)
+            method, form = self.catalog.method(key), memory.get(f"form {i}")
             own = memory_settings(form, "method", partial(config_of, method))
             slots.append((key, method_form(method, own)))
         form = run_form()
         for group, cls in SHARED.items():
             form["values"][group] = memory_settings(
-                kept.get("form"), group, partial(settings_from, cls)
+                memory.get("form"), group, partial(settings_from, cls)
             )
         filled = CompareForm(
             target=target,
-            dtype=memory_choice(kept, "dtype", DTYPES, "auto"),
-            mode=memory_choice(kept, "mode", ("chat", "raw"), "chat"),
-            system=memory_text(kept, "system", MAX_SYSTEM_CHARS),
-            prompt=memory_text(kept, "prompt", MAX_PROMPT_CHARS),
-            suite=memory_choice(kept, "suite", list(self.catalog.suites), OWN_PROMPT),
+            dtype=memory_choice(memory, "dtype", DTYPES, "auto"),
+            mode=memory_choice(memory, "mode", ("chat", "raw"), "chat"),
+            system=memory_text(memory, "system", MAX_SYSTEM_CHARS),
+            prompt=memory_text(memory, "prompt", MAX_PROMPT_CHARS),
+            suite=memory_choice(memory, "suite", list(self.catalog.suites), OWN_PROMPT),
             slots=slots,
             form=form,
         )
@@ -313,13 +315,13 @@ class ComparePage:
         self.concurrency = Concurrency(self.host, compare_of)
         saves(self.share, self._page, [self.panels], self.share_message)
 
-    def _page(self, shown: Any) -> tuple[str, str]:
+    def _page(self, panels: Any) -> tuple[str, str]:
         """The comparison on show as a file."""
-        compare_id = compare_of(shown)
+        compare_id = compare_of(panels)
         if not compare_id:
             raise ConfigError("There is no comparison to save yet. Run one first.")
-        comparison = Comparison.read(self.host.log, read_run_id(compare_id), self.catalog.types)
-        return f"comparison-{compare_id}.html", comparison.page(self.host.log)
+        updates = Comparison.read(self.host.log, read_run_id(compare_id), self.catalog.types)
+        return f"comparison-{compare_id}.html", updates.page(self.host.log)
 
     def _slots(self) -> None:
         choices, offered = self._menu(self.target.value)
@@ -368,7 +370,7 @@ class ComparePage:
     def _listen(self) -> None:
         self.start.click(
             self.run,
-            [*self.held, *self.slots_held, self.run_form.values, self.panels, self.tab],
+            [*self.values, *self.slots_values, self.run_form.values, self.panels, self.tab],
             [self.panels, self.table],
             concurrency_limit=None,
             api_name="compare",
@@ -401,26 +403,26 @@ class ComparePage:
             self.prompts.pick_example, self.example, [self.prompt, self.mode], queue=False, **QUIET
         )
 
-    async def run(self, request: gr.Request, *held: Any) -> AsyncIterator[list[Any]]:
+    async def run(self, request: gr.Request, *values: Any) -> AsyncIterator[list[Any]]:
         """Stream one comparison; it goes on when the page is left.
 
         Args:
-            held: what the components hold, in the order of the inputs.
+            values: of the components, in the order of the inputs.
         """
-        *slots, form, panels, tab = held[len(FIELDS) :]
-        asked = dict(zip(FIELDS, held, strict=False))
-        asked |= {"slots": list(zip(slots[::2], slots[1::2], strict=True)), "form": form}
+        *slots, form, panels, tab = values[len(FIELDS) :]
+        fields = dict(zip(FIELDS, values, strict=False))
+        fields |= {"slots": list(zip(slots[::2], slots[1::2], strict=True)), "form": form}
         started = await attempt_aside(
             lambda: self.experiments.start(
-                CompareForm.parse(asked).plan(self.catalog), owner=owner_of(tab, request)
+                CompareForm.parse(fields).plan(self.catalog), owner=owner_of(tab, request)
             ),
             where="starting a comparison",
         )
         if isinstance(started, Fault):
             yield [fault_message(started.sentence, panels), gr.skip()]
             return
-        async for shown in self._follow(started):
-            yield shown
+        async for update in self._follow(started):
+            yield update
 
     async def _follow(self, job: Experiment) -> AsyncIterator[list[Any]]:
         """What panels and table show of a comparison, in time."""
@@ -433,16 +435,16 @@ class ComparePage:
                 gr.skip() if same else await run_sync(results_html, view_of(job).results),
             ]
 
-    def stop_run(self, tab: Any, shown: Any, request: gr.Request) -> None:
+    def stop_run(self, tab: Any, panels: Any, request: gr.Request) -> None:
         """Stop the tab's comparison, and the one on show, which may be of another tab."""
         self.experiments.cancel_owner(owner_of(tab, request))
-        job = self.experiments.job(compare_of(shown))
+        job = self.experiments.job(compare_of(panels))
         if job is not None:
             job.cancel()
 
     def pick_count(self, count: Any) -> list[Any]:
-        shown = count if isinstance(count, int) else STARTS_WITH
-        return [gr.update(visible=i < shown) for i in range(MAX_CONFIGURATIONS)]
+        num_slots = count if isinstance(count, int) else STARTS_WITH
+        return [gr.update(visible=i < num_slots) for i in range(MAX_CONFIGURATIONS)]
 
     def pick_target(self, target: Any, *methods: Any) -> list[Any]:
         """Methods that fit the target; the picked ones stay if they do, with their settings."""
@@ -465,8 +467,8 @@ class ComparePage:
 
     def pick_suite(self, suite: Any, mode: Any) -> list[Any]:
         own = not suite
-        shown = (own, own, own and mode == "chat", own)
-        return [gr.update(visible=visible) for visible in shown]
+        visibility = (own, own, own and mode == "chat", own)
+        return [gr.update(visible=visible) for visible in visibility]
 
 
 def owner_of(tab: Any, request: gr.Request) -> str:
@@ -474,9 +476,9 @@ def owner_of(tab: Any, request: gr.Request) -> str:
     return f"{tab_of(tab, request)}/compare"
 
 
-def compare_of(shown: Any) -> str:
+def compare_of(panels: Any) -> str:
     """The id of the comparison that a message shows; empty where there is none."""
-    text = shown.get("compare") if isinstance(shown, dict) else None
+    text = panels.get("compare") if isinstance(panels, dict) else None
     state = attempt(lambda: read_json(str(text), what="The comparison"), where="a comparison")
-    found = state.get("id") if isinstance(state, dict) else None
-    return found if isinstance(found, str) else ""
+    compare_id = state.get("id") if isinstance(state, dict) else None
+    return compare_id if isinstance(compare_id, str) else ""

@@ -44,11 +44,13 @@ class Concurrency:
         self.button = gr.Button(
             "Predict the speedup at larger batch sizes", size="sm", elem_id="pg-cmp-batch-button"
         )
-        self.shown = gr.HTML(elem_id="pg-cmp-batch")
+        self.prediction = gr.HTML(elem_id="pg-cmp-batch")
 
     def listen(self, panels: gr.HTML, tab: gr.HTML) -> None:
         """`panels`: what shows the comparison."""
-        self.button.click(self.show, [panels, tab], self.shown, concurrency_limit=None, **QUIET)
+        self.button.click(
+            self.show, [panels, tab], self.prediction, concurrency_limit=None, **QUIET
+        )
 
     async def show(self, panels: Any, tab: Any, request: gr.Request) -> AsyncIterator[str]:
         owner, compare_id = f"{owner_of(tab, request)}/batch", self._compare_of(panels)

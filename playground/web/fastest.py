@@ -82,23 +82,23 @@ class FastestPanel:
 
     def listen(self, fields: Sequence[Any], raw: Raw) -> None:
         """`raw` makes of what the fields hold what `read_request` takes."""
-        self.shown = [self.column, self.state, self.table, *self.leads.values()]
-        self.shown += [self.stop, self.close, self.timer]
+        self.outputs = [self.column, self.state, self.table, *self.leads.values()]
+        self.outputs += [self.stop, self.close, self.timer]
 
-        def begin(*held: Any) -> list[Any]:
-            found = attempt(lambda: self._begin(raw(*held)), where="finding the fastest")
-            if isinstance(found, Fault):
-                return self._ended(state_html("failed", "", error=found.sentence))
+        def begin(*values: Any) -> list[Any]:
+            result = attempt(lambda: self._begin(raw(*values)), where="finding the fastest")
+            if isinstance(result, Fault):
+                return self._ended(state_html("failed", "", error=result.sentence))
             return self.look()
 
-        self.start.click(begin, list(fields), self.shown, **RAW)
-        self.timer.tick(self.look, None, self.shown, **RAW)
-        self.stop.click(self._stop, None, self.shown, **RAW)
+        self.start.click(begin, list(fields), self.outputs, **RAW)
+        self.timer.tick(self.look, None, self.outputs, **RAW)
+        self.stop.click(self._stop, None, self.outputs, **RAW)
         self.close.click(self._close, None, self.column, **RAW)
 
     def listen_to_page(self, page: gr.Blocks) -> None:
         """Show the server's search where the page is opened, until somebody closes it."""
-        page.load(self.reopened, None, self.shown, **RAW)
+        page.load(self.reopened, None, self.outputs, **RAW)
 
     def reopened(self) -> list[Any]:
         """What a page shows that was opened now.
@@ -107,13 +107,13 @@ class FastestPanel:
         the timer, and nothing stops it.
         """
         if self._closed or (self._search is None and interrupted(self.host.log) is None):
-            return [gr.skip()] * len(self.shown)
-        *shown, _ = self.look()
+            return [gr.skip()] * len(self.outputs)
+        *updates, _ = self.look()
         over = self._search is None or self._search.over.is_set()
-        return [*shown, gr.skip() if over else gr.Timer(active=True)]
+        return [*updates, gr.skip() if over else gr.Timer(active=True)]
 
-    def _begin(self, asked: dict[str, Any]) -> Experiment:
-        plan = plan_of(self.host.catalog, asked)
+    def _begin(self, values: dict[str, Any]) -> Experiment:
+        plan = plan_of(self.host.catalog, values)
         self._search = self.experiments.start(plan, owner=OWNER)
         self._closed = False
         return self._search
@@ -146,11 +146,11 @@ class FastestPanel:
             gr.Timer(active=not over),
         ]
 
-    def _ended(self, said: str) -> list[Any]:
+    def _ended(self, state: str) -> list[Any]:
         """Values of `shown`: a sentence, and a button that closes it."""
         hidden = [gr.Button(visible=False)] * (len(self.leads) + 1)
         closes = [gr.Button(visible=True), gr.Timer(active=False)]
-        return [gr.Column(visible=True), said, "", *hidden, *closes]
+        return [gr.Column(visible=True), state, "", *hidden, *closes]
 
     def _of_another_server(self) -> list[Any]:
         """Values of `shown` where this server has searched for nothing: what the last one left."""
@@ -181,10 +181,10 @@ class FastestPanel:
     def _has_tree(self, search: Experiment, one: Contender) -> bool:
         target = search.plan.target.name
         method = methods_to_try(self.host.catalog, target)[one.name]
-        found = attempt(
+        result = attempt(
             lambda: tree_method(self.host.catalog, method, target), where="looking for a tree"
         )
-        return not isinstance(found, Fault)
+        return not isinstance(result, Fault)
 
     def listen_to_leads(
         self,
@@ -199,10 +199,10 @@ class FastestPanel:
 
         def leading(lead: Callable[[], dict[Any, Any]]) -> Callable[[], dict[Any, Any]]:
             def go() -> dict[Any, Any]:
-                found = attempt(lead, where="opening another page")
-                if isinstance(found, Fault):
-                    return {self.state: saying(found)}
-                return found
+                result = attempt(lead, where="opening another page")
+                if isinstance(result, Fault):
+                    return {self.state: saying(result)}
+                return result
 
             return go
 

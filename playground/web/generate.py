@@ -264,21 +264,21 @@ class GeneratePage:
             last: the run that this browser showed last; followed only if it goes on.
         """
         link = link_to("generate", request.query_params)
-        wanted = link["run"] if "run" in link else own
-        run_id = attempt(lambda: read_run_id(wanted or last or "none"), where="following a link")
+        linked_id = link["run"] if "run" in link else own
+        run_id = attempt(lambda: read_run_id(linked_id or last or "none"), where="following a link")
         run = None if isinstance(run_id, Fault) else self.history.unfinished(run_id)
         if run is not None:
             adopt(run, owner_of(tab, request))
             async for message in follow(RunStream([run], self.host.ahead_of), resync=True):
                 yield message
-        elif wanted:
+        elif linked_id:
             opened = await attempt_aside(
-                lambda: self.history.opened(read_run_id(wanted)), where="opening a run"
+                lambda: self.history.opened(read_run_id(linked_id)), where="opening a run"
             )
             if isinstance(opened, Fault):
                 yield refusal(opened.sentence, None)
             else:
-                yield {**opened, "chat": wanted}
+                yield {**opened, "chat": linked_id}
         else:  # Gradio clears an output that a generator yields nothing for
             yield gr.skip()
 

@@ -32,7 +32,7 @@ class Palette:
         details = runs.open_run
         box.opened(self._offer, generate.target, box, **RAW)
         box.method(self._pick, [box, generate.target], [tabs, generate.method], **RAW)
-        outputs = [tabs, runs.table, details.panel, *details.shown]
+        outputs = [tabs, runs.table, details.panel, *details.outputs]
         box.run(self._open, [box, *runs.inputs], outputs, **RAW)
 
     def _offer(self, target: Any) -> dict[str, Any]:

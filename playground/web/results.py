@@ -119,11 +119,11 @@ def saves(
     """Make a button save what `read` gives, a file's name and text; or say why not."""
     file = gr.JSON(visible=False)
 
-    def prepare(*held: Any) -> tuple[Any, str]:
-        found = attempt(lambda: read(*held), where="saving a file")
-        if isinstance(found, Fault):
-            return None, saying(found)
-        return {"name": found[0], "text": found[1]}, ""
+    def prepare(*values: Any) -> tuple[Any, str]:
+        file = attempt(lambda: read(*values), where="saving a file")
+        if isinstance(file, Fault):
+            return None, saying(file)
+        return {"name": file[0], "text": file[1]}, ""
 
     made = button.click(prepare, list(inputs), [file, message], **RAW)
     made.then(None, file, None, js=SAVE_JS, **RAW)

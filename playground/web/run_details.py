@@ -40,7 +40,7 @@ class OpenRun:
     """Components of one run.
 
     Attributes:
-        shown: what `show` fills, in its order.
+        outputs: what `show` fills, in its order.
     """
 
     def __init__(self, host: EngineHost, history: History) -> None:
@@ -49,7 +49,7 @@ class OpenRun:
             self._layout()
         self.panel = token_panels(history, placeholder=PLACEHOLDER, elem_id="pg-run-panel")
         self.texts = [self.id, self.name, self.tags, self.note]
-        self.shown = [*self.texts, self.details, self.facts]
+        self.outputs = [*self.texts, self.details, self.facts]
 
     def _layout(self) -> None:
         self.id = gr.Textbox(visible=False)

@@ -68,8 +68,8 @@ class RunsPage:
         self.open_run = OpenRun(host, history)
         self.filters: list[Any] = [self.search, self.status, self.target, self.method, self.further]
         self.filters += [self.group, self.baseline]
-        self.shown = [self.table, *self.filters]
-        self.inputs = [*self.shown, self.columns]
+        self.outputs = [self.table, *self.filters]
+        self.inputs = [*self.outputs, self.columns]
         self._listen()
 
     # ---- layout
@@ -127,7 +127,7 @@ class RunsPage:
         table.turn(self.draw_page, inputs, table, **fast)
         table.narrow(self.narrow, inputs, [table, *self.filters], **fast)
         table.tick(self.enable, [table, self.status], buttons, **fast)
-        table.open(self.open, table, [run.panel, *run.shown], **fast)
+        table.open(self.open, table, [run.panel, *run.outputs], **fast)
         menus = [self.target, self.method, self.further, self.group]
         for refresh in (table.refresh, self.refresh.click):
             refresh(self.draw, inputs, table, **fast).then(
@@ -166,7 +166,7 @@ class RunsPage:
         repeated = [run.panel, run.again, run.stop, run.id]
         run.again.click(
             run.run_again, [run.id, self.tab], repeated, concurrency_limit=None, **QUIET
-        ).then(run.show, run.id, run.shown, **fast).then(
+        ).then(run.show, run.id, run.outputs, **fast).then(
             self.draw_repeated, [run.id, *inputs], table, **fast
         )
         run.stop.click(run.stop_runs, self.tab, None, **fast)
@@ -209,10 +209,10 @@ class RunsPage:
 
     def draw_page(self, *inputs: Any) -> dict[str, Any]:
         """Another page, or another order."""
-        asked = _mapping(_mapping(inputs[0]).get("asked"))
-        if "sort" not in asked:
-            return self.draw(*inputs, page=asked.get("page", 0))
-        query = attempt(lambda: self.query(inputs).sorted_by(asked["sort"]), where="the run log")
+        request = _mapping(_mapping(inputs[0]).get("asked"))
+        if "sort" not in request:
+            return self.draw(*inputs, page=request.get("page", 0))
+        query = attempt(lambda: self.query(inputs).sorted_by(request["sort"]), where="the run log")
         if isinstance(query, Fault):
             return _with_fault(inputs, query)
         return self.value(query, inputs[-1])
@@ -316,11 +316,11 @@ class RunsPage:
         run = self.open_run
         # Outside the tab: in one that was never opened it would not be read.
         memory = gr.BrowserState([], storage_key="pg-runs", secret="pg-runs")
-        kept: list[Any] = [self.columns, self.baseline]
+        parts: list[Any] = [self.columns, self.baseline]
         changed = [self.columns.input, self.baseline.input, run.pin.click]
-        gr.on(changed, lambda *both: both, kept, memory, queue=False, **QUIET)
-        shown = [self.message, self.columns, *self.shown, run.panel, *run.shown]
-        page.load(self.follow_link, memory, shown, queue=False, **QUIET).then(
+        gr.on(changed, lambda *both: both, parts, memory, queue=False, **QUIET)
+        outputs = [self.message, self.columns, *self.outputs, run.panel, *run.outputs]
+        page.load(self.follow_link, memory, outputs, queue=False, **QUIET).then(
             self.compare_runs,
             self.inputs,
             [*self.comparison.outputs, self.baseline],
@@ -345,7 +345,7 @@ class RunsPage:
         query = TableQuery() if isinstance(parsed, Fault) else parsed
         columns = texts(columns) or [column.key for column in COLUMNS if column.usual]
         run = self.open_run
-        opened = run.opened(run_id) if run_id else [gr.skip()] * (1 + len(run.shown))
+        opened = run.opened(run_id) if run_id else [gr.skip()] * (1 + len(run.outputs))
         return [message, columns, *self.restored(query, columns, opened=run_id), *opened]
 
 

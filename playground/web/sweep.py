@@ -246,8 +246,8 @@ class SweepPage(ExperimentPage):
 
         def use(picked: Any, trial: Any) -> list[Any]:
             def fill() -> tuple[Any, ...]:
-                taken = self.experiments.use(read_key(picked), number_of(trial))
-                return generate.take(taken["target"], taken["method"], taken["settings"])
+                best = self.experiments.use(read_key(picked), number_of(trial))
+                return generate.take(best["target"], best["method"], best["settings"])
 
             filled = attempt(fill, where="using a trial")
             if isinstance(filled, Fault):

@@ -40,9 +40,9 @@ class TreePage:
         )
 
     def _served(self, name: str) -> Callable[[Any], dict[str, Any]]:
-        def served(asked: Any) -> dict[str, Any]:
+        def served(request: Any) -> dict[str, Any]:
             return answered(
-                lambda: ask(self.editor, name, asked), where=f"the tree editor ({name})"
+                lambda: ask(self.editor, name, request), where=f"the tree editor ({name})"
             )
 
         served.__name__ = name
@@ -94,10 +94,10 @@ class TreePage:
     def listen_to_forms(self, tabs: gr.Tabs, target: Any, method: Any, form: SettingsForm) -> None:
         """Open the choice tree of a form; `method`: picker of its method, if it has one."""
 
-        def show(asked: Any, target: Any, *picked: Any) -> tuple[Any, Any]:
-            asked = asked if isinstance(asked, dict) else {}
-            link = {"tree": asked.get("tree"), "target": target}
-            link["method"] = picked[0] if picked else asked.get("method")
+        def show(choice: Any, target: Any, *picked: Any) -> tuple[Any, Any]:
+            choice = choice if isinstance(choice, dict) else {}
+            link = {"tree": choice.get("tree"), "target": target}
+            link["method"] = picked[0] if picked else choice.get("method")
             texts = {name: str(value)[:LINK_CHARS] for name, value in link.items() if value}
             opened = read_link(texts)
             if opened is None:

@@ -228,7 +228,7 @@ def test_search_is_found_from_any_tab_until_it_is_closed(host: EngineHost) -> No
         return panel
 
     panel = asyncio.run(drawn())
-    nothing = [gr.skip()] * len(panel.shown)
+    nothing = [gr.skip()] * len(panel.outputs)
     assert panel.reopened() == nothing
     first = panel._begin(ask(method="plain"))
     column, *_, timer = panel.reopened()

@@ -114,3 +114,43 @@ test("figures in words", () => {
   assert.equal(visible(" a\n"), "\u00b7a\u23ce");
   assert.equal(clip("abcdef", 4), "abc\u2026");
 });
+
+/** Stands for any node of a page. */
+function anyNode() {
+  return new Proxy(function () {}, {
+    get: (target, key) => key in target ? target[key]
+      : key === Symbol.toPrimitive ? () => "" : anyNode(),
+    set: (target, key, value) => { target[key] = value; return true; },
+    apply: () => anyNode(),
+  });
+}
+
+async function triggeredBy(messages) {
+  const before = { document: globalThis.document, location: globalThis.location };
+  Object.assign(globalThis, { document: anyNode(), location: { search: "", href: "http://x/" } });
+  const { Panels } = await import("../../playground/web/static/panel/panels.js");
+  const events = [];
+  const panels = Object.create(Panels.prototype, { isSilent: { value: false } });
+  Object.assign(panels, {
+    component: { trigger: (name) => events.push(name), element: { dataset: {} }, server: {} },
+    given: {}, host: { dataset: {} }, panels: [{ open() {}, status() {} }], stream: null, seq: -1,
+    byRun: new Map(), ends: new Map(), live: new Map(), dropped: new Set(),
+    setCount() {}, resync: () => events.push("resync"),
+  });
+  for (const message of messages) panels.receive(message);
+  Object.assign(globalThis, before);
+  return events;
+}
+
+const MESSAGE = { stream: "s", runs: [{ id: "r", mode: "chat", prompt: "p" }], status: {}, ev: "[]" };
+
+test("a run that the page itself started clears the prompt", async () => {
+  assert.deepEqual(await triggeredBy([{ ...MESSAGE, seq: 0 }, { ...MESSAGE, seq: 1 }]), ["begun"]);
+});
+
+test("a run that is followed after a reload does not, and is fetched once", async () => {
+  for (const first of [0, 3]) {  // whichever message the page sees first
+    const messages = [first, first + 1].map((seq) => ({ ...MESSAGE, seq, resync: true }));
+    assert.deepEqual(await triggeredBy(messages), ["resync"]);
+  }
+});

@@ -54,9 +54,10 @@ export class Panels {
     if (!message?.stream) { this.reset(); return; }
     if (this.dropped.has(message.stream)) return;
     this.heardMs = Date.now();
-    if (message.stream !== this.stream) this.begin(message);
+    const isNew = message.stream !== this.stream;
+    if (isNew) this.begin(message);
     else if (message.seq <= this.seq) return;
-    const gap = message.seq > this.seq + 1 || Boolean(message.resync);
+    const gap = message.seq > this.seq + 1 || isNew && Boolean(message.resync);
     this.seq = message.seq;
     for (const [run, status] of Object.entries(message.status ?? {})) {
       (this.byRun.get(run) ?? this.panels[0]).status(status);
