@@ -184,7 +184,8 @@ class ExperimentPage(ABC):
         self.outputs = [self.state, self.stop, self.resume, self.timer, self.report_column]
         self.outputs += [self.picker, self.seen, *self.parts]
         self.inputs = [self.picker, *self.choosers, self.seen]
-        looks = [tab.select, self.timer.tick, self.picker.change]
+        tab.select(self._select, self.inputs, self.outputs, **RAW)
+        looks = [self.timer.tick, self.picker.change]
         looks += [component.input for component in self.choosers]
         for look in looks:
             look(self.look, self.inputs, self.outputs, **RAW)
@@ -227,6 +228,10 @@ class ExperimentPage(ABC):
         if picked and picked not in [key for _, key in choices]:
             choices.append((picked, picked))
         return gr.Dropdown(choices, value=picked or (choices[0][1] if choices else None))
+
+    def _select(self, request: gr.Request, picked: Any, *values: Any) -> list[Any]:
+        """As `look`; what the address names while the picker does not have it yet."""
+        return self.look(picked or self._linked(request), *values)
 
     def look(self, picked: Any, *values: Any) -> list[Any]:
         """Where the picked experiment stands; its report where another is on show."""
@@ -287,12 +292,17 @@ class ExperimentPage(ABC):
         """Open the page for addresses with its name as a parameter."""
 
         def load(request: gr.Request) -> tuple[Any, Any]:
-            query = dict(request.query_params)
-            if not query.get(self.name) or query.get("run"):
+            linked = self._linked(request)
+            if not linked:
                 return gr.skip(), gr.skip()
-            return gr.Tabs(selected=self.name), self.menu(query[self.name][:MAX_KEY])
+            return gr.Tabs(selected=self.name), self.menu(linked)
 
         page.load(load, None, [tabs, self.picker], **QUIET)
+
+    def _linked(self, request: gr.Request) -> str:
+        """The key in the page's address; empty where it names none, or a run of an experiment."""
+        query = dict(request.query_params)
+        return "" if query.get("run") else query.get(self.name, "")[:MAX_KEY]
 
 
 def _show_workers(place: Any) -> Any:
