@@ -32,9 +32,9 @@ def test_changes_are_done_and_shown(log: RunLog) -> None:
 
 
 def test_ticked_runs_are_tagged_deleted_and_restored_together(log: RunLog) -> None:
-    ids = [finished_run(log, tags=("old",)) for _ in range(3)]
-    act(log, ids, add=["new"], remove=["old"])
-    assert [stored_run(log, i).tags for i in ids] == [("new",)] * 3
+    ids = [finished_run(log, tags=("keep", "old")) for _ in range(3)]
+    act(log, ids, add=["new", "new"], remove=["old"])
+    assert [stored_run(log, i).tags for i in ids] == [("keep", "new")] * 3
     act(log, ids[:2], deleted=True)
     assert [row.id for row in log.find().rows] == [ids[2]] and stored_run(log, ids[0]).deleted
     act(log, ids, deleted=False)

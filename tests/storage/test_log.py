@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from pathlib import Path
 
@@ -72,6 +73,19 @@ def test_summary_follows_the_stream(log: RunLog) -> None:
     log.add_steps(run_id, [step(1, accepted=()), step(2)], figures)
     (row,) = log.find().rows
     assert {name: getattr(row, name) for name in figures} == figures, "as given, not worked out"
+
+
+def test_writer_and_reader_threads_do_not_disturb_each_other(log: RunLog) -> None:
+    run_id, num_seen = log.begin(new_run()), 0
+    with ThreadPoolExecutor(1) as pool:
+        writer = pool.submit(lambda: [log.add_steps(run_id, [step(i)]) for i in range(100)])
+        while not writer.done():
+            num_steps = len(log.steps(run_id))
+            assert num_steps >= num_seen
+            num_seen = num_steps
+            log.find()
+    writer.result()
+    assert len(log.steps(run_id)) == 100
 
 
 def test_file_that_is_no_database_is_refused_in_a_sentence(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import sqlalchemy as sa
 
@@ -26,6 +28,20 @@ def test_threads_begin_and_finish_without_losing_a_run(log: RunLog) -> None:
     each = 15
     assert errors_at_once(lambda _: begin_and_finish(log, each)) == []
     check_all_completed(log, NUM_THREADS * each)
+
+
+@pytest.mark.slow
+def test_threads_begin_and_finish_for_a_minute_without_losing_a_run(file_log: RunLog) -> None:
+    ends, num_runs = time.monotonic() + 60, [0] * NUM_THREADS
+
+    def work(index: int) -> None:
+        while time.monotonic() < ends:
+            begin_and_finish(file_log, 1)
+            num_runs[index] += 1
+
+    assert errors_at_once(work) == []
+    check_all_completed(file_log, sum(num_runs))
+    print(f"{sum(num_runs)} runs, no failure")
 
 
 def test_threads_begin_and_finish_benchmarks_while_all_open_ones_are_interrupted(
