@@ -277,7 +277,7 @@ def status_of(run: LiveRun, ahead: int) -> dict[str, Any]:
         "warning": warning_of(asdict(run.metrics), run.meta) if over and run.metrics else None,
         "log_id": run.log_id,
         "notes": run.notes,
-        "badge": run.meta.get("badge"),
+        "badge": run.meta.get("badge"),  # known once the target is loaded, after the meta is sent
     }
 
 
@@ -456,7 +456,6 @@ def _stored_status(detail: RunDetail) -> dict[str, Any]:
         "warning": warning_of(detail.metrics, _stored_meta(detail)) if over else None,
         "log_id": detail.id,
         "notes": notes_of(detail.environment),
-        "badge": stored_badge(detail.method, detail.environment, lossless=detail.lossless),
     }
 
 
