@@ -172,19 +172,28 @@ def _grouped(by: str) -> tuple[sa.FromClause, sa.ColumnElement[Any]]:
 
 def _sums(name: str) -> list[sa.ColumnElement[Any]]:
     number = sa.type_coerce(finite(runs.c[name]), sa.Float)
+    seconds = sa.case((number.is_not(None), runs.c.decode_s), else_=None)
+    rate = [
+        sa.func.sum(seconds).label(f"seconds_{name}"),
+        sa.func.sum(number * seconds).label(f"tokens_{name}"),
+    ]
     return [
         sa.func.count(number).label(f"n_{name}"),
         sa.func.sum(number).label(f"sum_{name}"),
         sa.func.sum(number * number).label(f"squares_{name}"),
+        *(rate if name == "tok_s" else []),
     ]
 
 
 def _spread(row: sa.Row[Any], name: str) -> Spread | None:
+    """Mean and standard deviation; the mean of a rate is all tokens over all seconds."""
     num, total, squares = (getattr(row, f"{part}_{name}") for part in ("n", "sum", "squares"))
     if not num:
         return None
     variance = max(0.0, squares - total * total / num) / (num - 1) if num > 1 else None
-    return Spread(total / num, None if variance is None else math.sqrt(variance), num)
+    seconds = getattr(row, f"seconds_{name}", None)
+    mean = getattr(row, f"tokens_{name}") / seconds if seconds else total / num
+    return Spread(mean, None if variance is None else math.sqrt(variance), num)
 
 
 TIMED = sa.and_(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 
 from engine.errors import ConfigError
+from engine.metrics import ratio
 from playground.runs.columns import SPLIT
 from playground.runs.query import Baseline
 from playground.runs.settings import (
@@ -25,6 +26,7 @@ from storage import RunDetail, RunLog, Spread
 FIGURES = (
     "tok_s speedup mat draft_acceptance ttft_s itl_ms step_p50_ms step_p95_ms num_new_tokens"
 ).split()
+RATES = frozenset({"tok_s", "speedup"})
 MAX_RUNS = 200
 Values = Sequence[float | None]
 
@@ -35,6 +37,7 @@ class Configuration:
 
     Attributes:
         values: of every figure, a value per run; None where a run has none.
+        decode_s: seconds from first to last commit, per run; None where a run has no speed.
     """
 
     setup_id: str
@@ -44,17 +47,26 @@ class Configuration:
     run_ids: tuple[str, ...]
     num_prompts: int
     values: Mapping[str, Values]
+    decode_s: Values
 
     @property
     def name(self) -> str:
         return " · ".join(filter(None, (self.title, self.settings)))
 
     def spread(self, figure: str) -> Spread | None:
-        """Mean and sample standard deviation over the runs that have the figure."""
-        values = [value for value in self.values[figure] if value is not None]
-        if not values:
+        """Mean and sample standard deviation over the runs that have the figure.
+
+        The mean of a rate is weighted by the runs' seconds: tokens of all runs over the seconds of
+        all runs, so that the baseline is 1.00 times itself.
+        """
+        pairs = zip(self.values[figure], self.decode_s, strict=True)
+        having = [(value, seconds) for value, seconds in pairs if value is not None]
+        if not having:
             return None
-        return Spread(fmean(values), stdev(values) if len(values) > 1 else None, len(values))
+        values = [value for value, _ in having]
+        weights = [seconds or 0.0 for _, seconds in having] if figure in RATES else None
+        mean = fmean(values, weights)
+        return Spread(mean, stdev(values) if len(values) > 1 else None, len(values))
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +129,7 @@ def _configuration(group: Sequence[RunDetail], types: Types, base: Divisor) -> C
             ]
             for name in (*FIGURES, *SPLIT)
         },
+        decode_s=[ratio(r.num_new_tokens - 1, r.tok_s) for r in group],
     )
 
 

@@ -97,7 +97,7 @@ def comparison_html(compared: ComparedRuns, baseline: str | None = None) -> str:
             ("settings that differ", texts(compared.differences)),
             (same, [] if compared.differences else [("", "", "", [])]),
             (machines, texts(compared.machine)),
-            ("figures: mean ± standard deviation over the runs", figures),
+            ("figures: mean ± standard deviation over the runs; rates weighted by time", figures),
         ],
     )
 

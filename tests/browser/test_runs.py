@@ -297,13 +297,13 @@ def test_groups_lead_to_their_runs(page: GeneratePage, served: Served) -> None:
 
 
 def test_a_run_is_repeated_and_taken_to_generate(page: GeneratePage, served: Served) -> None:
-    run = finished(start(served.host, prompt="Again.", settings={"note": "again"}))
+    run = finished(start(served.host, prompt="Repeat me.", settings={"note": "again"}))
     assert run.finish is not None
-    opened(page, "Again.")
+    opened(page, "Repeat me.")
     page.tab.locator(ROWS).first.click()
     page.wait_done("pg-run-panel")
     page.tab.click("#pg-run-again")
-    shows(page, "Again.", rows=2)
+    shows(page, "Repeat me.", rows=2)
     page.wait_done("pg-run-panel")
     assert page.text("pg-run-panel") == run.finish.text
     page.tab.wait_for_selector("#pg-run-again")
@@ -312,7 +312,7 @@ def test_a_run_is_repeated_and_taken_to_generate(page: GeneratePage, served: Ser
     assert newest.get_attribute("data-id") != run.log_id
     page.tab.click("#pg-run-generate")
     page.tab.wait_for_function(
-        "document.querySelector('#pg-prompt textarea').value === 'Again.'", timeout=WAIT_MS
+        "document.querySelector('#pg-prompt textarea').value === 'Repeat me.'", timeout=WAIT_MS
     )
     note = page.tab.locator("#pg-method-form .pg-field-note textarea")
     note.wait_for()
