@@ -19,9 +19,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 from engine.errors import PromptError, first_line
 from engine.metrics import first_divergence
+from engine.model.packed import Packed, PackedLinear, num_weights
 from engine.model.target import Target
 from engine.model.text import token_label
 from engine.proposal import Needs, Proposal, TargetOutput
@@ -44,7 +46,7 @@ def reference_logits(plain: Target) -> Tensor:
     """What `disagreement` compares with: the same rows by one forward without committed rows.
 
     Args:
-        plain: runs by transformers' modules, before a fast forward packs their weights.
+        plain: runs by transformers' modules, whose matrices may be packed.
     """
     first = PROMPT_ROWS
     parents = [*range(-1, first), *(first + 1 + max(parent, -1) for parent in TRIAL_TREE)]
@@ -56,6 +58,29 @@ def reference_logits(plain: Target) -> Tensor:
         cache.free()
 
 
+def wrong_product(packed: Sequence[Packed]) -> str | None:
+    """Why packed matrices must not be used, in words: of each format one is tried.
+
+    A row of 8 bits is off by about a percent of the product's own spread.
+    """
+    tried: set[object] = set()
+    for module in packed:
+        kind = getattr(getattr(module, "matrix", None), "format", type(module))
+        if kind in tried or not isinstance(module, PackedLinear):
+            continue
+        tried.add(kind)
+        weight = module.weight[:1024]
+        x = torch.randn(2, module.in_features, generator=torch.Generator().manual_seed(0))
+        x = x.to(weight.dtype)
+        expected = linear(
+            x.float(), weight.float(), None if module.bias is None else module.bias[:1024].float()
+        )
+        off = (module.product(x)[:, : len(weight)].float() - expected).square().mean().sqrt()
+        if not off <= 0.03 * expected.square().mean().sqrt() + 1e-6:
+            return f"a product with a packed matrix is off by {off:.2g}"
+    return None
+
+
 def disagreement(target: Target, expected: Tensor) -> str | None:
     """Why a target's fast forward must not be used, in words; None if it computes what it should.
 
@@ -63,9 +88,6 @@ def disagreement(target: Target, expected: Tensor) -> str | None:
     about half of the dtype's digits agree in the end: rows may be off by four times the root of its
     spacing at 1, as a share of the reference's own spread. A sibling that is seen by mistake, or a
     row in the wrong place, is off by half of that spread and more.
-
-    With dtype q4 the reference has the dequantized weights, rounded to bfloat16: one more rounding
-    of the same size.
     """
     try:
         outputs = _trial(target)
@@ -174,7 +196,7 @@ def audit(
     seen, pair = [*prompt_ids, *plain[:at]], (plain[at], own[at])
     may_come = allowed(plain[:at])
     exact = None
-    size: int = sum(p.numel() for p in target.model.parameters())
+    size = num_weights(target.model)
     if in_float32 and target.dtype != torch.float32 and size <= CHEAP_PARAMETERS:
         copied = Target(copy.deepcopy(target.model).float(), target.tokenizer, name=target.name)
         exact = _view(copied, seen, pair, may_come)

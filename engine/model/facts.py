@@ -14,7 +14,15 @@ from transformers.utils.hub import cached_file
 from engine.errors import PlaygroundError, TargetError
 from engine.model.files import check_sizes, read_settings
 from engine.model.kinds import is_recurrent
-from engine.model.loading import all_free_bytes, free_bytes, opened, pick_device, pick_dtype
+from engine.model.loading import (
+    WEIGHT_BITS,
+    all_free_bytes,
+    free_bytes,
+    needed_bytes,
+    opened,
+    pick_device,
+    pick_dtype,
+)
 from engine.model.placement import Share, first_of, is_placement, placed
 from engine.model.reading import checked_parameters, read_config, translate_errors
 from engine.model.sources import TargetSpec, Weights, locate, without_telemetry
@@ -31,6 +39,7 @@ class TargetFacts:
         num_bytes: that its weights need in memory.
         free_bytes: of the device; None where it cannot be told.
         licence: as the model card says it; None where it says nothing.
+        quantization: types of a GGUF file's matrices, those of most weights first.
         fault: why it cannot be loaded here; None where nothing is known against it.
         shares: of the devices that it is spread over.
     """
@@ -43,6 +52,7 @@ class TargetFacts:
     licence: str | None
     fault: str | None
     shares: tuple[Share, ...] = ()
+    quantization: tuple[str, ...] = ()
 
 
 def facts_of(spec: TargetSpec, *, dtype: str, device: str, cache_dir: Path) -> TargetFacts:
@@ -54,7 +64,7 @@ def facts_of(spec: TargetSpec, *, dtype: str, device: str, cache_dir: Path) -> T
     """
     without_telemetry()
     where = pick_device(first_of(device))
-    torch_dtype = pick_dtype(dtype, where)
+    torch_dtype, bits = pick_dtype(dtype, where), WEIGHT_BITS.get(dtype)
     weights = locate(spec, cache_dir)
     with translate_errors(spec):
         file, num_bytes = opened(weights)
@@ -65,7 +75,9 @@ def facts_of(spec: TargetSpec, *, dtype: str, device: str, cache_dir: Path) -> T
         )
         architecture, count, context_len, fault, licence = facts
         licence = licence or _licence(weights)
-    free, needed = free_bytes(where), count * torch_dtype.itemsize
+    if file is not None and where.type == "cpu" and (bits is not None or dtype == "auto"):
+        bits = file.bits or bits
+    free, needed = free_bytes(where), needed_bytes(count, torch_dtype, bits, file)
     shares: tuple[Share, ...] = ()
     if is_placement(device):
         free = None
@@ -73,7 +85,10 @@ def facts_of(spec: TargetSpec, *, dtype: str, device: str, cache_dir: Path) -> T
             shares, fault = _shares(weights, device, torch_dtype)
     elif fault is None and free is not None and needed > free:
         fault = f"Its weights need {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free."
-    return TargetFacts(architecture, count, needed, free, context_len, licence, fault, shares)
+    types = () if file is None else tuple(file.weights_by_type)
+    return TargetFacts(
+        architecture, count, needed, free, context_len, licence, fault, shares, types
+    )
 
 
 def _shares(

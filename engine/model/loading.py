@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import logging
@@ -23,17 +24,18 @@ from engine.errors import ConfigError, OutOfMemoryError, TargetError, one_of
 from engine.kernels.cpu import native
 from engine.kernels.cpu.compile import NotNative, library
 from engine.kernels.cpu.gguf import GGUFFile
-from engine.kernels.cpu.operators import pack_quantized
-from engine.kernels.cpu.weights import QuantizedWeights, can_pack, pack, unpacked
+from engine.kernels.cpu.gguf_model import Unmapped, described, packed_model, quick_reader
+from engine.kernels.cpu.operators import pack_native
+from engine.kernels.cpu.weights import can_pack, pack
 from engine.kernels.cuda import runner
 from engine.kernels.cuda.graphs import CudaGraphs
-from engine.model.audit import disagreement, reference_logits
+from engine.model.audit import disagreement, reference_logits, wrong_product
 from engine.model.files import check_folder, check_sizes, read_settings
 from engine.model.forward import Forward, ModulesForward, prepare_attention
+from engine.model.packed import Packed
 from engine.model.placement import Placement, first_of, is_placement, placed
 from engine.model.reading import (
     checked_parameters,
-    converted,
     gguf_file,
     read_config,
     read_tokenizer,
@@ -90,21 +92,22 @@ def load_target(
     plan = _quantization_plan(spec, file, dtype, device, cache_dir)
     kind = torch.bfloat16 if plan is not None else pick_dtype(dtype, where)
     with translate_errors(spec):
+        tell("Reading its config and tokenizer", 0.1)
+        described_by = weights
         if file is not None:
-            weights = converted(spec, weights, cache_dir, tell)
-        tell("Reading its config", 0.2)
-        config = read_config(weights)
+            read = lambda source: (read_config(source), read_tokenizer(source))  # noqa: E731
+            described_by = described(file, weights, cache_dir, read)
+        config = read_config(described_by)
         count = checked_parameters(config, num_bytes, spec.name)
-        place = _place(spec, config, count, kind, device)
-        read = functools.partial(_read_model, spec, weights, kind, place)
-        with report_progress(lambda share: tell("Loading weights", 0.3 + 0.6 * share)):
-            model = read()
-        tell("Loading its tokenizer", 0.9)
-        tokenizer = read_tokenizer(weights)
-    tell("Packing the weights for this device", 0.95)
+        needed = needed_bytes(count, kind, None if plan is None else plan.bits, file)
+        place = _place(spec, config, needed, kind, device)
+        tokenizer = read_tokenizer(described_by)
+        share = lambda done: tell("Loading weights", 0.3 + 0.6 * done)  # noqa: E731
+        model = _read_model(spec, weights, config, file, plan, kind, place, share)
+    tell("Preparing it for this device", 0.95)
     provenance = _provenance(spec, weights, config)
     target = Target(model, tokenizer, name=spec.name, provenance=provenance)
-    target = _packed(target, spec, plan, cache_dir, read)
+    target = _fastest(target, spec, plan, cache_dir)
     _return_memory()
     LOG.info("%s runs by %s", spec.name, target.environment()["forward"])
     tell("Ready", 1.0)
@@ -112,13 +115,13 @@ def load_target(
 
 
 def _place(
-    spec: TargetSpec, config: Any, count: int, dtype: torch.dtype, device: str
+    spec: TargetSpec, config: Any, needed: int, dtype: torch.dtype, device: str
 ) -> Destination:
-    """Where a model of so many parameters is to be; OutOfMemoryError where it has no room."""
+    """Where a model of so many bytes is to be; OutOfMemoryError where it has no room."""
     if is_placement(device):
         return placed(config, device, dtype, all_free_bytes())
     where = pick_device(device)
-    _check_memory(spec, count, dtype, where)
+    _check_memory(spec, needed, dtype, where)
     return where
 
 
@@ -129,52 +132,33 @@ def _provenance(spec: TargetSpec, weights: Weights, config: Any) -> dict[str, An
     return provenance if spec.random is None else provenance | {"random_weights": True}
 
 
-def _packed(
-    plain: Target,
-    spec: TargetSpec,
-    plan: QuantizationPlan | None,
-    cache_dir: Path,
-    read_again: Callable[[], PreTrainedModel],
+def _fastest(
+    plain: Target, spec: TargetSpec, plan: QuantizationPlan | None, cache_dir: Path
 ) -> Target:
-    """The target as its device runs it fastest."""
-    quantized = (
-        None if plan is None else QuantizedWeights(plain.model, bits=plan.bits, file=plan.file)
-    )
-    forward, note = _fast_forward(spec, plain.model, quantized, cache_dir)
+    """The target as its device runs it fastest, or by its modules where that computes wrongly."""
+    name = None if plan is None else f"q{plan.bits}"
+    forward, note = _fast_forward(spec, plain.model, plan, cache_dir)
     plain.provenance |= note
     if forward is None:
         return plain
-    return _checked(plain, forward, None if quantized is None else f"q{quantized.bits}", read_again)
-
-
-def _checked(
-    plain: Target,
-    forward: Forward,
-    dtype_name: str | None,
-    read_again: Callable[[], PreTrainedModel],
-) -> Target:
-    """The target under a fast forward; under its modules, read anew, where the two disagree.
-
-    Args:
-        plain: its modules, whose weights the forward may have packed.
-    """
-    with unpacked(plain.model):
-        expected = reference_logits(plain)
-    target = Target(
-        plain.model,
-        plain.tokenizer,
-        name=plain.name,
-        provenance=plain.provenance,
-        forward=forward,
-        dtype_name=dtype_name,
+    made = functools.partial(
+        Target, plain.model, plain.tokenizer, name=plain.name, provenance=plain.provenance
     )
-    fault = disagreement(target, expected)
-    if fault is None:
-        return target
+    packed = [module for module in plain.model.modules() if isinstance(module, Packed)]
+    fault = wrong_product(packed)
+    if fault is not None:
+        for module in packed:
+            module.by_kernels = False
+    else:
+        expected = reference_logits(made(dtype_name=name))
+        target = made(forward=forward, dtype_name=name)
+        fault = disagreement(target, expected)
+        if fault is None:
+            return target
     LOG.warning("%s's fast forward is not used, because %s", plain.name, fault)
     plain.provenance["fast_forward"] = f"not used, because {fault}"
-    target.close()
-    return Target(read_again(), plain.tokenizer, name=plain.name, provenance=plain.provenance)
+    forward.close()
+    return made(dtype_name=name)
 
 
 def _return_memory() -> None:
@@ -201,18 +185,46 @@ def opened(weights: Weights) -> tuple[GGUFFile | None, int | None]:
     return None, None
 
 
+def needed_bytes(count: int, dtype: torch.dtype, bits: int | None, file: GGUFFile | None) -> int:
+    """Bytes of a model's weights in memory.
+
+    Args:
+        bits: of its matrices, if they are quantized: a file's own keep the file's size.
+    """
+    if bits is None:
+        return count * dtype.itemsize
+    return file.num_bytes if file is not None and file.bits is not None else count * (bits + 1) // 8
+
+
 def _read_model(
-    spec: TargetSpec, weights: Weights, dtype: torch.dtype, where: Destination
+    spec: TargetSpec,
+    weights: Weights,
+    config: Any,
+    file: GGUFFile | None,
+    plan: QuantizationPlan | None,
+    dtype: torch.dtype,
+    where: Destination,
+    tell: Callable[[float], None],
 ) -> PreTrainedModel:
-    """The model where it is to be."""
-    with translate_errors(spec):
+    """The model where it is to be; a GGUF file's matrices packed, if they are to stay quantized."""
+    with translate_errors(spec), report_progress(tell):
+        if plan is not None and plan.file is not None:
+            try:
+                model = packed_model(config, plan.file, plan.kernels, tell)
+                prepare_attention(model)
+                return model
+            except Unmapped as error:
+                LOG.warning("%s is loaded by way of floats: %s", spec.name, error)
+        reader = quick_reader(file) if file is not None else contextlib.nullcontext()
         if isinstance(where, Placement):
             folder = tempfile.mkdtemp(prefix="offloaded-")
             placing = {"device_map": dict(where.device_map), "offload_folder": folder}
-            model = read_weights(spec, weights, dtype, **placing)
+            with reader:
+                model = read_weights(spec, weights, dtype, **placing)
             weakref.finalize(model, shutil.rmtree, folder, ignore_errors=True)
         else:
-            model = read_weights(spec, weights, dtype)
+            with reader:
+                model = read_weights(spec, weights, dtype)
             model.to(where)  # type: ignore[arg-type]
         prepare_attention(model)
         return model
@@ -237,7 +249,7 @@ def _freeze_modules() -> None:
 
 
 def _fast_forward(
-    spec: TargetSpec, model: PreTrainedModel, quantized: QuantizedWeights | None, cache_dir: Path
+    spec: TargetSpec, model: PreTrainedModel, plan: QuantizationPlan | None, cache_dir: Path
 ) -> tuple[Forward | None, dict[str, str]]:
     """A forward for the model's device, and what the log of a run says beside its name.
 
@@ -250,33 +262,29 @@ def _fast_forward(
         if reason is None:
             return runner.GraphRunner(model, CudaGraphs(model.device)), {}
         return None, {"cuda_graphs": f"not used: {reason}"}
-    if model.device.type == "cpu":
-        return _on_processor(spec, model, quantized, cache_dir)
-    return None, {}
-
-
-def _on_processor(
-    spec: TargetSpec, model: PreTrainedModel, quantized: QuantizedWeights | None, cache_dir: Path
-) -> tuple[Forward | None, dict[str, str]]:
-    """By compiled kernels, else by transformers' modules with packed weights."""
+    if model.device.type != "cpu":
+        return None, {}
     reason = native.why_not(model)
-    if reason is None or quantized is not None:
+    kernels = None if plan is None else plan.kernels
+    if reason is None and kernels is None:
         try:
             kernels = _kernels(spec, cache_dir)
-            if reason is None:
-                return native.NativeForward(model, kernels, quantized), {}
         except NotNative as error:
             reason = str(error)
             if spec.native_kernels != "off":
                 LOG.warning("%s runs without the compiled kernels: %s", spec.name, reason)
+    if kernels is not None and not any(isinstance(module, Packed) for module in model.modules()):
+        bits = 16 if plan is None else plan.bits if plan.file is None else 8
+        pack_native(model, kernels, bits)
+    weights = "" if plan is None else f"q{plan.bits}"
+    if reason is None:
+        return native.NativeForward(model, weights=weights), {}
     note = {"native_kernels": f"not used: {reason}"}
-    if quantized is not None:
-        pack_quantized(model, kernels, quantized)
-        return ModulesForward(model, weights=f"q{quantized.bits}"), note
-    if not can_pack(model.dtype):
-        return None, note
-    pack(model)
-    return ModulesForward(model, weights="packed"), note
+    if plan is None:
+        if not can_pack(model.dtype):
+            return None, note
+        pack(model)
+    return ModulesForward(model, weights=weights or "packed"), note
 
 
 def _kernels(spec: TargetSpec, cache_dir: Path) -> CDLL:
@@ -295,6 +303,7 @@ class QuantizationPlan:
 
     bits: int
     file: GGUFFile | None
+    kernels: CDLL
 
 
 def _quantization_plan(
@@ -319,7 +328,7 @@ def _quantization_plan(
     if bits_of_dtype is None and (dtype != "auto" or file is None or not on_processor):
         return None
     try:
-        _kernels(spec, cache_dir)
+        kernels = _kernels(spec, cache_dir)
     except NotNative as error:
         if bits_of_dtype is None:
             return None
@@ -328,14 +337,15 @@ def _quantization_plan(
             "bfloat16 or float32."
         ) from error
     if file is None:
-        return None if bits_of_dtype is None else QuantizationPlan(bits_of_dtype, None)
+        return None if bits_of_dtype is None else QuantizationPlan(bits_of_dtype, None, kernels)
     if bits_of_dtype is not None and bits_of_dtype < (file.bits or bits_of_dtype):
         raise ConfigError(
             f"dtype is {dtype}, but {spec.name}'s file holds its matrices in {file.bits} bits. "
             f"Choose q{file.bits}, or auto."
         )
-    bits = file.bits or bits_of_dtype
-    return None if bits is None else QuantizationPlan(bits, file)
+    if file.bits is not None:
+        return QuantizationPlan(file.bits, file, kernels)
+    return None if bits_of_dtype is None else QuantizationPlan(bits_of_dtype, None, kernels)
 
 
 def pick_device(name: str) -> torch.device:
@@ -381,12 +391,11 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if has_bf16 else torch.float32
 
 
-def _check_memory(spec: TargetSpec, count: int, dtype: torch.dtype, device: torch.device) -> None:
+def _check_memory(spec: TargetSpec, needed: int, dtype: torch.dtype, device: torch.device) -> None:
     """Compare the size of the weights with free memory before reading them."""
     free = free_bytes(device)
     if free is None:
         return
-    needed = count * dtype.itemsize
     if needed > free:
         raise OutOfMemoryError(
             f"{spec.name} needs about {needed / 2**30:.1f} GiB for its weights in "

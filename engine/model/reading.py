@@ -1,4 +1,4 @@
-"""Reads a checkpoint by transformers; a GGUF file by way of a folder that is kept in the cache.
+"""Reads a checkpoint by transformers.
 
 transformers never runs code of a model's here, and nothing that it makes up gets by.
 """
@@ -6,11 +6,7 @@ transformers never runs code of a model's here, and nothing that it makes up get
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import logging
-import os
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,12 +21,9 @@ from engine.errors import OutOfMemoryError, SourceError, TargetError, first_line
 from engine.model.files import UNREADABLE, check_complete, check_parameters
 from engine.model.kinds import check_can_roll_back
 from engine.model.sources import (
-    ProgressCallback,
     TargetSpec,
     Weights,
     hub_error,
-    partial_folder,
-    writing,
 )
 from engine.model.tokenizer import check_tokenizer, is_panic
 from engine.safe_text import disk_is_full, unwritable
@@ -39,10 +32,6 @@ if TYPE_CHECKING:  # seconds of importing, which the page's start does without
     from transformers import PreTrainedModel
 
 LOG = logging.getLogger(__name__)
-CONVERT_BELOW_BYTES = 2 << 30
-"""GGUF files up to this size are converted once and kept, because parsing them is slow."""
-DIGESTS = "digests.json"
-"""In a converted folder: size, time and SHA-256 of every file."""
 
 
 @contextlib.contextmanager
@@ -191,81 +180,3 @@ def gguf_file(weights: Weights) -> Path:
     file = cached_file(weights.location, weights.gguf_file, revision=weights.revision)
     assert file is not None
     return Path(file)
-
-
-def converted(
-    spec: TargetSpec, weights: Weights, cache_dir: Path, tell: ProgressCallback
-) -> Weights:
-    """A GGUF file as a folder of safetensors in float32, made once and kept in the cache.
-
-    Parsing a GGUF takes tens of seconds and dequantized weights load in one; float32 keeps every
-    dequantized value exactly.
-    """
-    assert weights.gguf_file is not None
-    file = Path(weights.location) / weights.gguf_file
-    if not weights.local or file.stat().st_size > CONVERT_BELOW_BYTES:
-        return weights
-    key = f"{file.stem}-{(weights.fingerprint or '')[:16]}"
-    folder = cache_dir / "converted" / key
-    damaged = _damaged_file(folder)
-    if damaged is not None:
-        if folder.is_dir():
-            LOG.warning("%s in the cache is damaged or unknown; making it again.", damaged)
-        message = "Unpacking 4-bit weights (once; about half a minute)"
-        tell(message, None)
-        with partial_folder(folder.parent) as temp:
-            with report_progress(lambda share: tell(message, 0.2 * share)):
-                _convert(spec, weights, temp / key)
-            _write_digests(temp / key)
-            shutil.rmtree(folder, ignore_errors=True)
-            os.replace(temp / key, folder)
-    return Weights(str(folder), None, None, True, weights.fingerprint)
-
-
-def _write_digests(folder: Path) -> None:
-    """Note what the folder's files are, as `_damaged_file` reads it."""
-    files = sorted(file for file in folder.iterdir() if file.name != DIGESTS)
-    marks_by_name = {file.name: [*_marks(file), _digest(file)] for file in files}
-    (folder / DIGESTS).write_text(json.dumps(marks_by_name, indent=1), encoding="utf-8")
-
-
-def _damaged_file(folder: Path) -> Path | None:
-    """A file of a converted folder that is not as it was made; None = all are.
-
-    Files whose size and time are as they were are not read.
-    """
-    file = folder / DIGESTS
-    marks_by_name: dict[str, tuple[int, int, str]]
-    try:
-        marks_by_name = json.loads(file.read_text(encoding="utf-8"))
-        for name, (size, changed_ns, digest) in marks_by_name.items():
-            file = folder / name
-            if _marks(file) != (size, changed_ns) and _digest(file) != digest:
-                return file
-    except (OSError, ValueError, TypeError, AttributeError):
-        return file
-    return None
-
-
-def _marks(file: Path) -> tuple[int, int]:
-    stat = file.stat()
-    return stat.st_size, stat.st_mtime_ns
-
-
-def _digest(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _convert(spec: TargetSpec, weights: Weights, folder: Path) -> None:
-    config = read_config(weights)
-    check_parameters(num_parameters(config), gguf_file(weights).stat().st_size, spec.name)
-    tokenizer = read_tokenizer(weights)
-    assert tokenizer is not None
-    model = read_weights(spec, weights, torch.float32)
-    # transformers marks the model as quantized although its weights are plain by now.
-    del model.config.quantization_config
-    model.hf_quantizer = None  # type: ignore[assignment]
-    with writing(folder):
-        tokenizer.save_pretrained(folder)
-        model.save_pretrained(folder)

@@ -23,6 +23,7 @@ from engine.grammar import TokenTexts
 from engine.model.cache import TreeCache
 from engine.model.forward import Forward, ModulesForward, RaggedBatch, Rows
 from engine.model.kinds import attending_layers, attends, check_can_roll_back
+from engine.model.packed import packed_bytes
 from engine.model.prefixes import PrefixCache
 from engine.model.random_weights import NOTE
 from engine.model.recurrent import recurrent_layers
@@ -126,7 +127,7 @@ class Target:
     @property
     def num_bytes(self) -> int:
         """Bytes of its weights."""
-        return int(self.model.get_memory_footprint())
+        return int(self.model.get_memory_footprint()) + packed_bytes(self.model)
 
     @property
     def eos_ids(self) -> frozenset[int]:

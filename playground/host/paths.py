@@ -10,7 +10,7 @@ APP = "speculative-decoding-playground"
 
 
 def cache_dir() -> Path:
-    """Downloaded and converted weights; safe to delete."""
+    """Downloaded weights, tokenizers of GGUF files and compiled kernels; safe to delete."""
     return platformdirs.user_cache_path(APP, appauthor=False)
 
 

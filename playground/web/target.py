@@ -109,6 +109,7 @@ def rows_of(catalog: Catalog, spec: TargetSpec, facts: TargetFacts) -> list[tupl
         ("architecture", facts.architecture),
         ("parameters", millions(facts.num_parameters)),
         ("memory", f"{size(facts.num_bytes)} for its weights{free}"),
+        *([("quantization", ", ".join(facts.quantization))] if facts.quantization else []),
         ("context", context),
         ("licence", facts.licence or "the model card names none"),
         ("drafters", drafters_of(catalog, spec)),

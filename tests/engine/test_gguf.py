@@ -1,4 +1,4 @@
-"""Codes read from a GGUF file equal what the format's own package makes of them."""
+"""The header of a GGUF file, and its tensors, as the format's own package reads them."""
 
 from __future__ import annotations
 
@@ -7,27 +7,18 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-import torch
 
 from engine.errors import SourceError
-from engine.kernels.cpu.gguf import BLOCK, GGUFFile
+from engine.kernels.cpu.gguf import GGUFFile
+from tests.engine.cpu.tiny_gguf import random_blocks
 
-KINDS = {"Q4_0": 4, "Q4_1": 4, "Q4_K": 4, "Q8_0": 8}
+KINDS = ("Q4_0", "Q4_K", "Q8_0", "Q6_K")
 ROWS, COLUMNS = 5, 512
 
 
 @pytest.fixture
 def matrices() -> dict[str, np.ndarray]:
-    """Random bytes of every type: any byte is a valid code or scale; only floats must be finite."""
-    rng = np.random.default_rng(0)
-    found = {}
-    for kind in (*KINDS, "Q6_K"):
-        weights, size = gguf.GGML_QUANT_SIZES[getattr(gguf.GGMLQuantizationType, kind)]
-        raw = rng.integers(0, 256, (ROWS, COLUMNS // weights, size), dtype=np.uint8)
-        floats = rng.standard_normal((ROWS, COLUMNS // weights, 2)).astype(np.float16)
-        raw[..., :4] = floats.view(np.uint8)
-        found[kind] = raw.reshape(ROWS, -1)
-    return found
+    return {kind: random_blocks(kind, ROWS, COLUMNS) for kind in KINDS}
 
 
 @pytest.fixture
@@ -51,31 +42,52 @@ def file(matrices: dict[str, np.ndarray], tmp_path: Path) -> GGUFFile:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_values_equal_the_formats_own_package(
-    kind: str, file: GGUFFile, matrices: dict[str, np.ndarray]
-) -> None:
-    blocks = file.matrix(kind)
-    assert blocks is not None
-    expected = gguf.quants.dequantize(matrices[kind], getattr(gguf.GGMLQuantizationType, kind))
-    assert torch.equal(blocks.dequantize(), torch.from_numpy(expected))
-    assert (
-        blocks.integers.shape == (ROWS, COLUMNS)
-        and int(blocks.integers.max()) == 2**blocks.bits - 1
-    )
-    assert blocks.bits == KINDS[kind]
-    assert blocks.scale.shape == blocks.minimum.shape == (ROWS, COLUMNS // BLOCK)
+def test_tensors_are_the_files(kind: str, file: GGUFFile, matrices: dict[str, np.ndarray]) -> None:
+    with file.tensor(kind) as raw:
+        assert raw.shape == (ROWS, COLUMNS)
+        assert np.array_equal(raw.data, matrices[kind])
+    expected = gguf.quants.dequantize(matrices[kind], gguf.GGMLQuantizationType[kind])
+    assert np.array_equal(file.floats(kind), expected)
 
 
-@pytest.mark.parametrize("name", ["Q6_K", "floats", "nowhere"])
-def test_what_is_not_a_matrix_in_codes_is_none(name: str, file: GGUFFile) -> None:
-    assert file.matrix(name) is None
-
-
-def test_the_header_is_read_without_its_arrays(file: GGUFFile) -> None:
-    assert file.names == (*KINDS, "Q6_K", "floats")
+def test_the_header(file: GGUFFile) -> None:
+    assert file.names == (*KINDS, "floats")
     assert file.metadata["general.name"] == "some"
-    assert file.metadata["theta"] == 0.5 and file.metadata["flag"] == 1
-    assert "numbers" not in file.metadata
+    assert file.metadata["theta"] == 0.5 and file.metadata["flag"] is True
+    assert "numbers" not in file.metadata and file.values("numbers") == [1, 2, 3]
+    assert file.values("tokenizer.ggml.tokens") == ["a", "", "ü" * 40]
+    assert file.values("nowhere") == []
+    assert file.bits == 4 and file.weights_by_type["Q6_K"] == ROWS * COLUMNS
+
+
+def test_transformers_reads_the_same_fields_by_it(file: GGUFFile) -> None:
+    """`as_reader` stands for `gguf.GGUFReader` where transformers looks a field up."""
+    from transformers.modeling_gguf_pytorch_utils import read_field
+
+    theirs, ours = gguf.GGUFReader(file.path), file.as_reader()
+    for name in ("general.name", "theta", "flag", "numbers", "tokenizer.ggml.tokens"):
+        assert read_field(ours, name) == read_field(theirs, name)
+    assert [t.name for t in ours.tensors] == [t.name for t in theirs.tensors]
+    for one, other in zip(ours.tensors, theirs.tensors, strict=True):
+        assert one.tensor_type == other.tensor_type and np.array_equal(one.data, other.data)
+
+
+def test_a_model_in_several_files_is_one(tmp_path: Path) -> None:
+    for i in range(2):
+        writer = gguf.GGUFWriter(tmp_path / f"m-{i + 1:05}-of-00002.gguf", "llama")
+        writer.add_uint16("split.count", 2)
+        writer.add_tensor(f"part{i}", np.full((2, 32), i, dtype=np.float32))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+    whole = GGUFFile(tmp_path / "m-00001-of-00002.gguf")
+    assert whole.names == ("part0", "part1") and whole.floats("part1").min() == 1
+    with pytest.raises(SourceError, match="Give the first, whose name ends with -00001-of-00002"):
+        GGUFFile(tmp_path / "m-00002-of-00002.gguf")
+    (tmp_path / "m-00002-of-00002.gguf").unlink()
+    with pytest.raises(SourceError, match="m-00002-of-00002"):
+        GGUFFile(tmp_path / "m-00001-of-00002.gguf")
 
 
 @pytest.mark.parametrize(

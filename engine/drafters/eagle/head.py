@@ -25,7 +25,7 @@ from torch.nn.functional import embedding
 
 from engine.drafters.heads.layer import HeadCache, HeadLayer, HeadSpec, Past, within
 from engine.drafters.heads.vocabulary import DraftOutput, Vocabulary
-from engine.kernels.cpu.decoder import Decoder, DecoderWeights, HeadInput, KVSlots
+from engine.kernels.cpu.decoder import Decoder, DecoderWeights, Factors, HeadInput, KVSlots
 from engine.kernels.cpu.operators import NativeLinear, pack_linears, topk
 
 OutputMatrix = Callable[[Tensor], Tensor]
@@ -78,12 +78,13 @@ class DraftHead(nn.Module):
             head_dim=spec.head_dim,
             width=spec.intermediate,
             eps=spec.eps,
-            scale=spec.head_dim**-0.5,
+            factors=Factors(query=spec.head_dim**-0.5),
             norm=norm,
             embedding=self.embedding_weight,
             lm_head=lm_head.matrix,
             vocab=self.vocabulary.size,
             rotary=self.layer.rotary,
+            rotated=spec.head_dim,
             head_input=head_input,
         )
 
@@ -282,12 +283,12 @@ class Eagle3Head(DraftHead):
     def parts(self) -> DecoderWeights | None:
         head_input = HeadInput(
             None,
-            self.input_layernorm.weight,
-            self.hidden_norm.weight,
+            self.input_layernorm.weight.detach().float(),
+            self.hidden_norm.weight.detach().float(),
             normed_input=self.spec.norm_before_residual,
         )
         lm_head = self.lm_head if self._shared[0] is None else _packed(self._shared[0])
-        return self._parts(head_input, norm=self.norm.weight, lm_head=lm_head)
+        return self._parts(head_input, norm=self.norm.weight.detach().float(), lm_head=lm_head)
 
 
 def _packed(output: OutputMatrix) -> NativeLinear | None:

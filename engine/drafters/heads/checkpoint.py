@@ -277,7 +277,8 @@ class HeadCheckpoint:
 
     def mask_token(self, setting: int | None) -> int:
         """The mask of a network that drafts blocks: the method's setting, or the config's."""
-        config, embeds = self.config, len(self.target.embedding.get_parameter("weight"))
+        config, module = self.config, self.target.embedding
+        embeds = int(module.num_embeddings)  # type: ignore[arg-type]
         if self.has(_EMBEDDING):
             embeds = self.size(_EMBEDDING, 0)
         candidates = (setting, config.mask_token_id, config.ptd_token_id, config.pard_token)

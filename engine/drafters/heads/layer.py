@@ -189,20 +189,21 @@ class HeadLayer(nn.Module):
         if any(size % EVEN for size in (self.spec.hidden, self.spec.head_dim)):
             return None
         qkv, out, gate_up, down = matrices
+        norms = [self.q_norm, self.k_norm] if self.spec.qk_norm else [None, None]
+        query_norm, key_norm = (None if n is None else n.weight.detach().float() for n in norms)
         return Layer(
-            qkv,
+            [qkv],
             out,
-            gate_up,
+            [gate_up],
             down,
-            input_norm=None,
-            mlp_norm=self.post_attention_norm.weight,
-            query_norm=self.q_norm.weight if self.spec.qk_norm else None,
-            key_norm=self.k_norm.weight if self.spec.qk_norm else None,
+            mlp_norm=self.post_attention_norm.weight.detach().float(),
+            query_norm=query_norm,
+            key_norm=key_norm,
         )
 
     def rotary(self, count: int) -> Tensor:
-        """Cosines of one half of a head, then its sines, `(count, head_dim)` float32."""
-        angles = torch.arange(count)[:, None].float() * self._frequencies
+        """Cosines of one half of a head, then its sines, `(1, count, head_dim)` float32."""
+        angles = torch.arange(count)[None, :, None].float() * self._frequencies
         return torch.cat([angles.cos(), angles.sin()], dim=-1) * self._rope_scale
 
 

@@ -113,9 +113,11 @@ void transpose_keys(const bf16* keys, int count, int width, bf16* to) {
 }
 #endif
 
-// Softmax in place; returns 1 / sum.
-float softmax_(float* scores, int count) {
+// Softmax in place, of scores that end at `cap`; returns 1 / sum.
+float softmax_(float* scores, int count, float cap) {
     F most = set1(-INFINITY), total = zero();
+    for (int i = 0; cap != 0.0f && i < count; i += LANES)
+        store_some(scores + i, count - i, capped(load_some(scores + i, count - i, 0.0f), cap));
     for (int i = 0; i < count; i += LANES)
         most = max(most, load_some(scores + i, count - i, -INFINITY));
     const F highest = set1(reduce_max(most));
@@ -152,6 +154,7 @@ struct RowGroup {
     int first, count;  // rows
     int64_t begin;     // column of the text's first key
     int keys;          // that any of the rows sees lie before this one, counted from there
+    int low;           // and not before this one, a multiple of KEYS
 };
 
 // One layer's attention, by all threads at once. A row sees the first keys of its text (`prefix`)
@@ -162,7 +165,9 @@ struct Attention {
     const bf16 *keys, *values;  // (kv_heads, capacity, head_dim)
     const bf16* queries;        // (kv_heads, n, heads / kv_heads, head_dim)
     Rows out;                   // (n, heads * head_dim)
-    int out_bits;               // as the matrix wants them that they meet
+    int wants;                  // as the matrix wants them that they meet
+    int window;                 // keys that a row sees at most, the last ones; 0 = all
+    float cap;                  // of scores; 0 = none
     float* scores;              // (kv_heads, BATCH, heads / kv_heads, stride)
     float* factors;             // (kv_heads, BATCH, heads / kv_heads): 1 / sum of the scores
     int64_t stride;
@@ -187,15 +192,19 @@ struct Attention {
     template <class Function>
     void each_group(int first, int end, Function f) const {
         for (int index = 0; first < end; ++index) {
-            RowGroup group{first, end - first, 0, 0};
+            RowGroup group{first, end - first, 0, 0, 0};
             if (fresh.columns) {
                 group.begin = fresh.begins[first];
                 int last = first + 1;
                 while (last < end && fresh.begins[last] == group.begin) ++last;
                 group.count = last - first;
             }
-            for (int r = group.first; r < group.first + group.count; ++r)
+            int shortest = prefix(group.first);
+            for (int r = group.first; r < group.first + group.count; ++r) {
                 group.keys = std::max(group.keys, prefix(r) + (fresh.visible ? width() : 0));
+                shortest = std::min(shortest, prefix(r));
+            }
+            if (window) group.low = std::max(0, shortest - window) / KEYS * KEYS;
             f(group, index);
             first += group.count;
         }
@@ -235,12 +244,12 @@ struct Attention {
 
     // Queries times keys.
     void score(const RowGroup& group, int batch, int index) {
-        const int dim = shape.head_dim, chunks = (group.keys + KEYS - 1) / KEYS;
+        const int dim = shape.head_dim, chunks = (group.keys - group.low + KEYS - 1) / KEYS;
         const int num_queries = group.count * shape.group();
         const int groups = (num_queries + SCORED - 1) / SCORED;
         const Range items = mine(shape.kv_heads * chunks, index);
         for (int item = items.begin; item < items.end; ++item) {
-            const int head = item / chunks, first = item % chunks * KEYS;
+            const int head = item / chunks, first = group.low + item % chunks * KEYS;
             const bf16* from = keys + (head * fresh.capacity + group.begin + first) * dim;
             for (int i = 0; i < KEYS; i += LANES) {
                 transpose_keys(from + int64_t(i) * dim, std::min(LANES, group.keys - first - i), dim,
@@ -274,7 +283,9 @@ struct Attention {
             for (int64_t q = at; q < at + shape.group(); ++q) {
                 float* of = scores + q * stride;
                 for (int i = 0; i < count; ++i) of[known + i] = of[list[i]];
-                factors[q] = softmax_(of, known + count);
+                const int begin = window ? std::max(0, known + count - window) : 0;
+                std::fill(of + group.low, of + std::max(group.low, begin), 0.0f);
+                factors[q] = softmax_(of + begin, known + count - begin, cap);
             }
         }
     }
@@ -301,7 +312,9 @@ struct Attention {
         for (int q = queries.begin; q < queries.end; ++q)
             shared = std::min(shared, prefix(group.first + q / shape.group()));
         with_constant<SUMMED>(queries.end - queries.begin, [&](auto count) {
-            accumulate_values<decltype(count)::value>(weights, stride, from, dim, shared, sums);
+            accumulate_values<decltype(count)::value>(weights + group.low, stride,
+                                                      from + group.low * dim, dim,
+                                                      shared - group.low, sums);
         });
         for (int q = queries.begin; q < queries.end; ++q, weights += stride) {
             const int row = group.first + q / shape.group(), known = prefix(row), count = seen(row);
@@ -314,7 +327,7 @@ struct Attention {
             const int64_t at =
                 (int64_t(row) * shape.kv_heads + head) * shape.group() + q % shape.group();
             const F factor = set1(factors[place + q]);
-            store_activation(mul(load(sum), factor), mul(load(sum + LANES), factor), out_bits,
+            store_activation(mul(load(sum), factor), mul(load(sum + LANES), factor), wants,
                              at * dim + column, out);
         }
     }

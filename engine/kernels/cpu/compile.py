@@ -24,7 +24,7 @@ from engine.safe_text import cpuinfo, disk_is_full, unwritable
 
 LOG = logging.getLogger(__name__)
 FOLDER = Path(__file__).parent
-SOURCES = ("native.cpp", "attention.h", "products.h", "vectors.h")
+SOURCES = ("native.cpp", "attention.h", "products.h", "formats.h", "vectors.h")
 FLAGS = (
     *("-std=c++17", "-O3", "-fno-math-errno", "-ffp-contract=off", "-fopenmp", "-fPIC", "-shared"),
     "-mtune=native",
@@ -61,7 +61,7 @@ def library(cache_dir: Path, instructions: tuple[str, ...] | None = None) -> cty
     file = _compiled(cache_dir / "native", instructions)
     try:
         loaded = ctypes.CDLL(str(file))
-        loaded.scratch_bytes.restype = ctypes.c_int64
+        loaded.scratch_bytes.restype = loaded.packed_bytes.restype = ctypes.c_int64
     except (OSError, AttributeError) as error:
         raise NotNative(f"they could not be loaded: {first_line(error)}") from error
     _LOADED.append(loaded)

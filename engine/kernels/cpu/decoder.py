@@ -9,7 +9,7 @@ import ctypes
 import math
 from collections.abc import Callable, Sequence
 from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor
@@ -22,10 +22,25 @@ ROTARY_BLOCK = 2048
 ALIGNMENT = 64
 
 
+NORMS = ("input_norm", "attention_norm", "mlp_norm", "output_norm", "query_norm", "key_norm")
+ACTIVATIONS = ("silu", "gelu_tanh")
+
+
 class _LayerStruct(Structure):
     _fields_ = [
-        *((name, MatrixStruct) for name in ("qkv", "out", "gate_up", "down")),
-        *((name, c_void_p) for name in ("input_norm", "mlp_norm", "query_norm", "key_norm")),
+        ("qkv", MatrixStruct * 3),
+        ("out", MatrixStruct),
+        ("gate_up", MatrixStruct * 2),
+        ("down", MatrixStruct),
+        *((name, c_void_p) for name in NORMS),
+        *((name, c_int32) for name in ("rotary", "window")),
+    ]
+
+
+class _FactorsStruct(Structure):
+    _fields_ = [
+        (name, c_float)
+        for name in ("embedding", "query", "residual", "logits", "score_cap", "logit_cap")
     ]
 
 
@@ -41,11 +56,14 @@ class _ModelStruct(Structure):
     _fields_ = [
         *((name, c_int32) for name in ("num_layers", "hidden", "heads", "kv_heads")),
         *((name, c_int32) for name in ("head_dim", "width", "threads", "vocab")),
+        *((name, c_int32) for name in ("activation", "rotated", "whole_norms")),
         ("eps", c_float),
-        ("scale", c_float),
+        ("factors", _FactorsStruct),
+        ("unused", c_int32),
         ("layers", POINTER(_LayerStruct)),
         ("norm", c_void_p),
         ("embedding", c_void_p),
+        ("packed_embedding", MatrixStruct),
         ("lm_head", MatrixStruct),
         ("head_input", POINTER(_HeadInputStruct)),
     ]
@@ -58,7 +76,9 @@ class _CallStruct(Structure):
         ("capacity", c_int64),
         *((name, c_void_p) for name in ("begins", "columns")),
         *((name, c_int32) for name in ("first_logit", "num_taps")),
-        *((name, c_void_p) for name in ("tokens", "states", "rotary", "cache")),
+        *((name, c_void_p) for name in ("tokens", "states", "rotary")),
+        ("rotary_stride", c_int64),
+        ("cache", c_void_p),
         *((name, c_void_p) for name in ("taps", "tapped", "normed", "logits")),
         *((name, c_void_p) for name in ("logsumexp", "best", "scratch")),
     ]
@@ -75,22 +95,47 @@ class _ChainStruct(Structure):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layer:
-    """A decoder layer: matrices, and weights of norms in bfloat16.
+    """A decoder layer: matrices, and weights of norms in float32.
 
     Attributes:
-        qkv: query, key and value; gate_up: gate and up.
-        input_norm: `(hidden,)`; None = the layer's input meets `qkv` as it is.
-        query_norm, key_norm: `(head_dim,)`, per head, or None.
+        qkv: query, key and value, in one matrix or in three; gate_up: gate and up.
+        input_norm, attention_norm, mlp_norm, output_norm: `(hidden,)` before and after attention,
+            before and after the MLP; None = none.
+        query_norm, key_norm: `(head_dim,)`, per head, or of all heads at once; None = none.
+        rotary: which table of rotary positions; -1 = its heads have no positions.
+        window: keys that a row sees at most, itself included; 0 = all.
     """
 
-    qkv: Matrix
+    qkv: Sequence[Matrix]
     out: Matrix
-    gate_up: Matrix
+    gate_up: Sequence[Matrix]
     down: Matrix
-    input_norm: Tensor | None
-    mlp_norm: Tensor
+    input_norm: Tensor | None = None
+    attention_norm: Tensor | None = None
+    mlp_norm: Tensor | None = None
+    output_norm: Tensor | None = None
     query_norm: Tensor | None = None
     key_norm: Tensor | None = None
+    rotary: int = 0
+    window: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Factors:
+    """What the parts of a decoder are multiplied by.
+
+    Attributes:
+        query: before it meets the keys.
+        residual: of what attention and MLP add.
+        score_cap, logit_cap: `cap · tanh(x / cap)` of attention's scores and of logits; 0 = none.
+    """
+
+    query: float
+    embedding: float = 1.0
+    residual: float = 1.0
+    logits: float = 1.0
+    score_cap: float = 0.0
+    logit_cap: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -115,12 +160,15 @@ class DecoderWeights:
     """What a decoder is made of.
 
     Attributes:
-        scale: of query times key.
-        norm: `(hidden,)` before the output matrix; None = none.
-        embedding: `(tokens, hidden)` bfloat16.
+        norm: `(hidden,)` float32, before the output matrix; None = none.
+        embedding: `(tokens, hidden)` bfloat16, or packed.
         lm_head: None = no logits.
         vocab: logits of a row; the matrix may be filled up.
-        rotary: count → cosines of one half of a head, then its sines, `(count, head_dim)` float32.
+        rotary: count → `(tables, count, head_dim)` float32: cosines of one half of what is turned
+            of a head, then its sines.
+        rotated: how much of a head is turned.
+        activation: one of `ACTIVATIONS`.
+        whole_norms: whether norms of queries and keys are of all heads at once.
     """
 
     layers: Sequence[Layer]
@@ -130,12 +178,15 @@ class DecoderWeights:
     head_dim: int
     width: int
     eps: float
-    scale: float
+    factors: Factors
     norm: Tensor | None
-    embedding: Tensor
+    embedding: Tensor | Matrix
     lm_head: Matrix | None
     vocab: int
     rotary: Callable[[int], Tensor]
+    rotated: int
+    activation: str = "silu"
+    whole_norms: bool = False
     head_input: HeadInput | None = None
 
 
@@ -163,13 +214,17 @@ class Decoder:
     def __init__(self, kernels: ctypes.CDLL, weights: DecoderWeights) -> None:
         self.kernels, self.weights = kernels, weights
         self._scratch = torch.empty(0, dtype=torch.uint8)
-        self._rotary = torch.empty(0)
+        self._rotary = torch.empty(0, 0, 0)
         layers = (_LayerStruct * len(weights.layers))()
         for struct, layer in zip(layers, weights.layers, strict=True):
-            for name in ("qkv", "out", "gate_up", "down"):
-                setattr(struct, name, getattr(layer, name).struct)
-            for name in ("input_norm", "mlp_norm", "query_norm", "key_norm"):
+            for i, matrix in enumerate(layer.qkv):
+                struct.qkv[i] = matrix.struct
+            for i, matrix in enumerate(layer.gate_up):
+                struct.gate_up[i] = matrix.struct
+            struct.out, struct.down = layer.out.struct, layer.down.struct
+            for name in NORMS:
                 setattr(struct, name, _address(getattr(layer, name)))
+            struct.rotary, struct.window = layer.rotary, layer.window
         head_input = weights.head_input and _HeadInputStruct(
             MatrixStruct() if weights.head_input.joint is None else weights.head_input.joint.struct,
             _address(weights.head_input.embedding_norm),
@@ -185,11 +240,16 @@ class Decoder:
             weights.width,
             torch.get_num_threads(),
             weights.vocab,
+            ACTIVATIONS.index(weights.activation),
+            weights.rotated,
+            weights.whole_norms,
             weights.eps,
-            weights.scale,
+            _FactorsStruct(**asdict(weights.factors)),
+            0,
             layers,
             _address(weights.norm),
-            _address(weights.embedding),
+            None if isinstance(weights.embedding, Matrix) else _address(weights.embedding),
+            weights.embedding.struct if isinstance(weights.embedding, Matrix) else MatrixStruct(),
             MatrixStruct() if weights.lm_head is None else weights.lm_head.struct,
             head_input and ctypes.pointer(head_input),
         )
@@ -296,6 +356,7 @@ class Decoder:
             tokens=_address(tokens),
             states=_address(states),
             rotary=_address(rotary),
+            rotary_stride=rotary[0].numel(),
             cache=_address(slots.buffer),
             taps=_address(tap_layers),
             tapped=_address(tapped),
@@ -308,11 +369,11 @@ class Decoder:
         return call, output, (tokens, rotary, visible, states, tap_layers, logits)
 
     def _rotary_rows(self, positions: Tensor) -> Tensor:
-        """Rotary positions `(n, head_dim)`, from a table that grows."""
+        """Rotary positions `(tables, n, head_dim)`, from tables that grow."""
         count = -(-(int(positions.max()) + 1) // ROTARY_BLOCK) * ROTARY_BLOCK
-        if count > len(self._rotary):
+        if count > self._rotary.shape[1]:
             self._rotary = self.weights.rotary(count)
-        return self._rotary[positions]
+        return self._rotary[:, positions]
 
     def _room(self, n: int, keys: int) -> int:
         """Address of scratch memory for a forward."""

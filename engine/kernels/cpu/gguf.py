@@ -1,96 +1,48 @@
-"""Matrices in 4 or 8 bits, and those of a GGUF file as they are: quantized, not floats.
+"""A GGUF file: its header, and its tensors' bytes on demand.
 
-    value = scale · integer + minimum      one scale and one minimum per 32 columns
-
-Q4_0, Q4_1, Q4_K (integers 0 … 15) and Q8_0 (0 … 255) all have this form. Only the header and the
-matrices asked for are read: the format's own package takes seconds over a tokenizer's lists, and
-gives floats.
+Only what is asked for is read: the format's own package takes seconds over a tokenizer's lists.
 Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
+import mmap
 import re
 import struct
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from engine.errors import SourceError, first_line
 from engine.model.files import check_file, check_sizes
 from engine.safe_text import short
 
-BLOCK = 32
-"""Columns that share a scale and a minimum."""
-_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "B", 10: "Q", 11: "q"}
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q"}
 _SCALARS |= {12: "d"}
 _STRING, _ARRAY = 8, 9
 _ALIGNMENT = "general.alignment"
 ALIGNMENTS = {1 << n for n in range(3, 17)}
+_NUMPY = {"I": "u4", "i": "i4", "Q": "u8", "q": "i8", "f": "f4", "d": "f8", "H": "u2", "h": "i2"}
 MAX_DIMENSIONS = 4
 MAX_NESTING = 4
 """Of arrays in arrays."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class QuantizedMatrix:
-    """A matrix `(out, in)` in 4 or 8 bits: `scale · integers + minimum`, block by block.
+@dataclass(frozen=True, slots=True)
+class _Array:
+    """A list in the header: where its items begin."""
 
-    Attributes:
-        integers: `(out, in)` uint8, below 2^bits.
-        scale, minimum: `(out, in / 32)` float32.
-        bits: 4 or 8.
-    """
-
-    integers: Tensor
-    scale: Tensor
-    minimum: Tensor
-    bits: int = 4
-
-    @classmethod
-    def quantize(cls, weight: Tensor, bits: int) -> QuantizedMatrix:
-        """A float matrix, rounded, from each block's least to its largest value.
-
-        Columns are filled up with zeros to whole blocks.
-        """
-        filled = torch.nn.functional.pad(weight.detach().float(), (0, -weight.shape[1] % BLOCK))
-        values = filled.unflatten(1, (-1, BLOCK))
-        least, most = values.aminmax(dim=-1)
-        # In the precision that scales and minima are kept in; never 0, so that integers are finite.
-        scale = ((most - least) / (2**bits - 1)).half().float().clamp(min=2.0**-24)
-        minimum = least.half().float()
-        integers = ((values - minimum[..., None]) / scale[..., None]).round().clamp(0, 2**bits - 1)
-        return cls(integers.to(torch.uint8).flatten(1), scale, minimum, bits)
-
-    def dequantize(self) -> Tensor:
-        """The values `(out, in)` float32, as every reader of the format computes them."""
-        blocks = self.integers.float().unflatten(1, (-1, BLOCK))
-        values = torch.addcmul(self.minimum[..., None], blocks, self.scale[..., None])
-        return values.flatten(1)
-
-    @classmethod
-    def joined(cls, parts: Sequence[QuantizedMatrix]) -> QuantizedMatrix:
-        """Matrices of one width, one above the other; 4 bits among 8 are 8 bits too."""
-        return cls(
-            torch.cat([part.integers for part in parts]),
-            torch.cat([part.scale for part in parts]),
-            torch.cat([part.minimum for part in parts]),
-            max(part.bits for part in parts),
-        )
-
-    def rows(self, index: Tensor) -> QuantizedMatrix:
-        return replace(
-            self,
-            integers=self.integers[index],
-            scale=self.scale[index],
-            minimum=self.minimum[index],
-        )
+    kind: int
+    count: int
+    at: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,53 +50,81 @@ class _Entry:
     shape: tuple[int, ...]
     kind: int
     offset: int
+    part: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RawTensor:
+    """A tensor as the file has it.
+
+    Attributes:
+        kind: GGML's number of its type.
+        shape: as torch has it, the innermost dimension last.
+        data: uint8 `(rows, bytes of a row)`, mapped from the file.
+    """
+
+    kind: int
+    shape: tuple[int, ...]
+    data: np.ndarray[Any, Any]
 
 
 class GGUFFile:
-    """The header of a GGUF file, and its matrices on demand."""
+    """The header of a GGUF file, and its tensors on demand.
+
+    Attributes:
+        metadata: all fields but lists, which `values` reads.
+    """
 
     def __init__(self, path: Path) -> None:
-        """Read the header.
+        """Read the header; a file that is the first of several reads theirs too.
 
         Raises SourceError: it is no GGUF file of version 2 or 3, or it is damaged.
         """
-        self.path, self.num_bytes = path, check_file(path)
+        self.path, self.num_bytes = path, 0
+        self._data: list[np.memmap[Any, Any]] = []
+        self._begins: list[int] = []
+        self._entries: dict[str, _Entry] = {}
+        self.metadata, self._lists = self._read(path)
+        check_sizes(self.metadata, str(path))
+        for other in self._others():
+            self._read(other)
+
+    def _read(self, path: Path) -> tuple[Mapping[str, Any], Mapping[str, _Array]]:
+        """Add a file's tensors; its fields."""
+        num_bytes = check_file(path)
+        self.num_bytes += num_bytes
         try:
-            self._data = np.memmap(path, dtype=np.uint8, mode="r")
-            self.metadata, self._entries, self._begin = _Header(self._data.data).read()
-            self._check()
+            data = np.memmap(path, dtype=np.uint8, mode="r")
+            fields, entries, begin = _Header(data.data).read(len(self._data))
+            metadata = {k: value for k, value in fields.items() if not isinstance(value, _Array)}
+            lists = {k: value for k, value in fields.items() if isinstance(value, _Array)}
+            _check(metadata if not self._data else self.metadata, entries, begin, num_bytes)
+            for name, entry in entries.items():
+                _add(self._entries, name, entry)
         except (OSError, ValueError) as error:
             said = first_line(error)
             raise SourceError(f"{path} could not be read as a GGUF file: {said}.") from error
-        check_sizes(self.metadata, str(path))
+        self._data.append(data)
+        self._begins.append(begin)
+        return metadata, lists
 
-    def _check(self) -> None:
-        """ValueError unless its tensors lie one behind the other, and are those of its layers."""
-        if not isinstance(architecture := self.metadata.get("general.architecture"), str):
-            raise ValueError("it names no architecture")
-        if not self._entries:
-            raise ValueError("it has no tensors")
-        num_layers = self.metadata.get(f"{architecture}.block_count")
-        expected = 0
-        for name, entry in self._entries.items():
-            weights, size = _SIZES.get(entry.kind, (1, 0))
-            if not size:
-                raise ValueError(f"{short(name)} is of the unknown type {entry.kind}")
-            if entry.shape[0] % weights:
-                raise ValueError(f"{short(name)} is {entry.shape[0]} wide, not whole blocks")
-            if entry.offset != expected:
-                raise ValueError(f"{short(name)} does not begin where the tensor before it ends")
-            end = entry.offset + math.prod(entry.shape) // weights * size
-            if self._begin + end > self.num_bytes:
-                raise ValueError(f"{short(name)} ends behind the file's end; it was cut off")
-            expected = -(-end // self._alignment) * self._alignment
-            layer = re.match(r"blk\.(\d{1,9})\.", name)
-            if layer and isinstance(num_layers, int) and int(layer[1]) >= num_layers:
-                raise ValueError(f"it has {short(name)}, but {num_layers} layers")
+    def _others(self) -> list[Path]:
+        """The files that go on where this one ends."""
+        count = self.metadata.get("split.count") or 1
+        if not isinstance(count, int) or count < 2:
+            return []
+        match = re.fullmatch(r"(.*)-00001-of-(\d{5})", self.path.stem)
+        if match is None or int(match[2]) != count:
+            raise SourceError(
+                f"{self.path} is one of {count} files of a model. Give the first, whose name ends "
+                f"with -00001-of-{count:05}.gguf."
+            )
+        names = (f"{match[1]}-{i:05}-of-{count:05}.gguf" for i in range(2, count + 1))
+        return [self.path.with_name(name) for name in names]
 
     @property
-    def _alignment(self) -> int:
-        return int(self.metadata.get(_ALIGNMENT, 32))
+    def architecture(self) -> str:
+        return str(self.metadata["general.architecture"])
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -154,40 +134,133 @@ class GGUFFile:
     def num_weights(self) -> int:
         return sum(math.prod(entry.shape) for entry in self._entries.values())
 
+    @cached_property
+    def weights_by_type(self) -> Mapping[str, int]:
+        """How many weights matrices have in each type, most first: {"Q4_K": 20_000_000, …}."""
+        counts: Counter[str] = Counter()
+        for entry in self._entries.values():
+            if len(entry.shape) > 1:
+                counts[TYPES[entry.kind].name] += math.prod(entry.shape)
+        return dict(counts.most_common())
+
     @property
     def bits(self) -> int | None:
-        """4 if any matrix is held in 4 bits, 8 if any in 5 to 8 or fewer than 4; else None."""
-        kinds = {entry.kind for entry in self._entries.values() if len(entry.shape) == 2}
-        if any(kind in _FORMATS and _FORMATS[kind].bits == 4 for kind in kinds):
-            return 4
-        return 8 if kinds - _FLOATS else None
+        """4 if any matrix is held in at most 4 bits, 8 if any in 5 to 8; else None: floats."""
+        bits = {TYPES[e.kind].bits for e in self._entries.values() if len(e.shape) > 1}
+        quantized = [width for width in bits if width < 16]
+        return None if not quantized else 4 if min(quantized) <= 4 else 8
 
-    def matrix(self, name: str) -> QuantizedMatrix | None:
-        """A quantized matrix; None if there is none of this name or it is of another type."""
-        entry = self._entries.get(name)
-        if entry is None or entry.kind not in _FORMATS or len(entry.shape) != 2:
-            return None
-        form = _FORMATS[entry.kind]
-        columns, rows = entry.shape
-        size = rows * columns // form.weights * form.size
-        begin = self._begin + entry.offset
-        raw = np.asarray(self._data[begin : begin + size]).reshape(rows, -1, form.size)
-        integers, scale, minimum = form.unpack(raw)
-        return QuantizedMatrix(
-            torch.from_numpy(integers.reshape(rows, columns)),
-            torch.from_numpy(scale.reshape(rows, -1).astype(np.float32)),
-            torch.from_numpy(minimum.reshape(rows, -1).astype(np.float32)),
-            form.bits,
-        )
+    def values(self, name: str) -> list[Any]:
+        """A list of the header; empty if there is none of this name."""
+        found = self._lists.get(name)
+        return [] if found is None else _Header(self._data[0].data, found.at).items(found)
+
+    def kind(self, name: str) -> int:
+        """GGML's number of a tensor's type."""
+        return self._entries[name].kind
+
+    @contextlib.contextmanager
+    def tensor(self, name: str) -> Iterator[RawTensor]:
+        """A tensor, mapped while the context lasts: its pages are not held afterwards."""
+        entry = self._entries[name]
+        data, form = self._data[entry.part], TYPES[entry.kind]
+        rows = math.prod(entry.shape[1:])
+        row_bytes = entry.shape[0] // form.weights * form.size
+        begin = self._begins[entry.part] + entry.offset
+        try:
+            raw = np.asarray(data[begin : begin + rows * row_bytes]).reshape(rows, row_bytes)
+            yield RawTensor(entry.kind, entry.shape[::-1], raw)
+        finally:
+            mapped = data._mmap  # type: ignore[attr-defined]
+            if hasattr(mapped, "madvise"):
+                first = begin // mmap.PAGESIZE * mmap.PAGESIZE
+                mapped.madvise(mmap.MADV_DONTNEED, first, begin + rows * row_bytes - first)
+
+    def floats(self, name: str) -> np.ndarray[Any, Any]:
+        """A tensor's values in float32."""
+        import gguf  # takes a while: not at the page's start
+
+        with self.tensor(name) as raw:
+            values = gguf.dequantize(raw.data, gguf.GGMLQuantizationType(raw.kind))
+            return values.reshape(raw.shape).astype(np.float32, copy=True)
+
+    def as_reader(self, _path: object = None) -> Any:
+        """The file as `gguf.GGUFReader` has it, as far as transformers makes use of it."""
+        fields = {}
+        for name, value in self.metadata.items():
+            is_text = isinstance(value, str)
+            parts = [value.encode() if is_text else [value]]
+            kind = 8 if is_text else 7 if isinstance(value, bool) else 6
+            kind = 4 if type(value) is int else kind
+            fields[name] = SimpleNamespace(parts=parts, data=[0], types=[kind])
+        for name, held in self._lists.items():
+            items = self.values(name)
+            is_text = held.kind == _STRING
+            parts = [item.encode() if is_text else [item] for item in items]
+            fields[name] = SimpleNamespace(
+                parts=parts, data=range(len(parts)), types=[_ARRAY, held.kind]
+            )
+        tensors = [_Lazy(self, name) for name in self._entries]
+        return SimpleNamespace(fields=fields, tensors=tensors)
+
+
+class _Lazy:
+    """A tensor as `gguf.ReaderTensor`, mapped when it is looked at."""
+
+    def __init__(self, file: GGUFFile, name: str) -> None:
+        self._file, self.name = file, name
+
+    @property
+    def tensor_type(self) -> Any:
+        import gguf
+
+        return gguf.GGMLQuantizationType(self._file.kind(self.name))
+
+    @property
+    def data(self) -> Any:
+        with self._file.tensor(self.name) as raw:
+            if TYPES[raw.kind].bits == 32:
+                return raw.data.view(np.float32).reshape(raw.shape)
+            return raw.data.reshape(*raw.shape[:-1], -1)
+
+
+def _check(
+    metadata: Mapping[str, Any], entries: Mapping[str, _Entry], begin: int, num_bytes: int
+) -> None:
+    """ValueError unless the tensors lie one behind the other, and are those of its layers."""
+    if not isinstance(architecture := metadata.get("general.architecture"), str):
+        raise ValueError("it names no architecture")
+    if not entries:
+        raise ValueError("it has no tensors")
+    num_layers = metadata.get(f"{architecture}.block_count")
+    expected, alignment = 0, int(metadata.get(_ALIGNMENT, 32))
+    for name, entry in entries.items():
+        form = TYPES.get(entry.kind)
+        if form is None:
+            raise ValueError(f"{short(name)} is of the unknown type {entry.kind}")
+        if entry.shape[0] % form.weights:
+            raise ValueError(f"{short(name)} is {entry.shape[0]} wide, not whole blocks")
+        if entry.offset != expected:
+            raise ValueError(f"{short(name)} does not begin where the tensor before it ends")
+        end = entry.offset + math.prod(entry.shape) // form.weights * form.size
+        if begin + end > num_bytes:
+            raise ValueError(f"{short(name)} ends behind the file's end; it was cut off")
+        expected = -(-end // alignment) * alignment
+        layer = re.match(r"blk\.(\d{1,9})\.", name)
+        if layer and isinstance(num_layers, int) and int(layer[1]) >= num_layers:
+            raise ValueError(f"it has {short(name)}, but {num_layers} layers")
 
 
 class _Header:
-    def __init__(self, data: memoryview) -> None:
-        self._data = data
-        self._at = 0
+    def __init__(self, data: memoryview, at: int = 0) -> None:
+        self._data, self._at = data, at
 
-    def read(self) -> tuple[Mapping[str, Any], Mapping[str, _Entry], int]:
-        """Metadata without arrays, tensors by name, and where the tensors' bytes begin."""
+    def read(self, part: int) -> tuple[Mapping[str, Any], Mapping[str, _Entry], int]:
+        """Fields, tensors by name, and where the tensors' bytes begin.
+
+        Args:
+            part: which of a model's files this is.
+        """
         if bytes(self._take(4)) != b"GGUF":
             raise ValueError("it does not begin with GGUF")
         if self._one("I") not in (2, 3):
@@ -204,16 +277,15 @@ class _Header:
             shape = tuple(self._one("Q") for _ in range(dimensions))
             if 0 in shape:
                 raise ValueError(f"{short(name)} has no numbers")
-            _add(entries, name, _Entry(shape, self._one("I"), self._one("Q")))
+            _add(entries, name, _Entry(shape, self._one("I"), self._one("Q"), part))
         alignment = metadata.get(_ALIGNMENT, 32)
         if alignment not in ALIGNMENTS:
             raise ValueError(f"its alignment is {short(alignment)}, no power of two")
-        present = {name: value for name, value in metadata.items() if value is not None}
-        return present, entries, -(-self._at // alignment) * alignment
+        return metadata, entries, -(-self._at // alignment) * alignment
 
     def _take(self, size: int) -> memoryview:
         """The next bytes, which must be there."""
-        if size > len(self._data) - self._at:
+        if self._at + size > len(self._data):
             raise ValueError("it ends in the middle of its header")
         self._at += size
         return self._data[self._at - size : self._at]
@@ -226,14 +298,33 @@ class _Header:
         return bytes(self._take(self._one("Q"))).decode()
 
     def _value(self, kind: int, depth: int = 0) -> Any:
-        """A field's value; arrays are skipped."""
+        """A field's value; of a list, where it is."""
         if kind == _STRING:
             return self._string()
         if kind == _ARRAY:
-            return self._skip(depth)
+            inner, count, at = *self._peek("IQ"), self._at + 12
+            self._skip(depth)
+            return _Array(inner, count, at)
         if kind not in _SCALARS:
             raise ValueError(f"it has a field of the unknown type {kind}")
         return self._one(_SCALARS[kind])
+
+    def _peek(self, codes: str) -> tuple[Any, ...]:
+        at = self._at
+        values = tuple(self._one(code) for code in codes)
+        self._at = at
+        return values
+
+    def items(self, array: _Array) -> list[Any]:
+        """What a list holds, from its first item on."""
+        if array.kind in _SCALARS:
+            code = _SCALARS[array.kind]
+            raw = self._take(array.count * struct.calcsize("<" + code))
+            values: list[Any] = np.frombuffer(raw, dtype="<" + _NUMPY.get(code, code)).tolist()
+            return values
+        if array.kind == _STRING:
+            return [self._string() for _ in range(array.count)]
+        return [self._value(array.kind) for _ in range(array.count)]
 
     def _skip(self, depth: int) -> None:
         """Past an array, whose items take some bytes each: their number is no reason to wait."""
@@ -243,11 +334,21 @@ class _Header:
         if inner in _SCALARS:
             self._take(count * struct.calcsize("<" + _SCALARS[inner]))
             return
+        if inner == _STRING:
+            return self._skip_strings(count)
         for _ in range(count):
-            if inner == _STRING:
-                self._take(self._one("Q"))
-            else:
-                self._value(inner, depth + 1)
+            self._value(inner, depth + 1)
+
+    def _skip_strings(self, count: int) -> None:
+        """Past strings, of which a vocabulary has hundreds of thousands."""
+        data, at, end = self._data, self._at, len(self._data) - 8
+        length_at = struct.Struct("<Q").unpack_from
+        for _ in range(count):
+            if at > end:
+                raise ValueError("it ends in the middle of its header")
+            at += 8 + length_at(data, at)[0]
+        self._at = at
+        self._take(0)
 
 
 def _add(found: dict[str, Any], name: str, value: Any) -> None:
@@ -256,73 +357,56 @@ def _add(found: dict[str, Any], name: str, value: Any) -> None:
     found[name] = value
 
 
-_FLOATS = {0, 1, 30}
-"""F32, F16 and BF16, by GGML's number of the type."""
-_BYTES = {
-    1: {0: 4, 1: 2, 24: 1, 25: 2, 26: 4, 27: 8, 28: 8, 30: 2},
-    32: {2: 18, 3: 20, 6: 22, 7: 24, 8: 34, 9: 40, 20: 18, 39: 17},
-    64: {40: 36},
-    128: {41: 18},
-    256: {10: 84, 11: 110, 12: 144, 13: 176, 14: 210, 15: 292, 16: 66, 17: 74, 18: 98}
-    | {19: 50, 21: 110, 22: 82, 23: 136, 29: 56, 34: 54, 35: 66},
-}
-"""Numbers in a block → GGML's number of a type → bytes of a block."""
-_SIZES = {kind: (n, size) for n, sizes in _BYTES.items() for kind, size in sizes.items()}
-Arrays = tuple[Any, Any, Any]
-
-
 @dataclass(frozen=True, slots=True)
-class _Format:
-    """One block type: how many weights a block holds, its bytes, and how to take it apart."""
+class Type:
+    """One of GGML's types.
 
+    Attributes:
+        bits: of a number.
+        weights: in a block.
+        size: bytes of a block.
+    """
+
+    name: str
+    bits: int
     weights: int
     size: int
-    unpack: Callable[[Any], Arrays]
-    bits: int = 4
 
 
-def _nibbles(raw: Any) -> Any:
-    """Low halves of all bytes, then high halves, per block."""
-    return np.concatenate([raw & 15, raw >> 4], axis=-1)
-
-
-def _half(raw: Any) -> Any:
-    return np.ascontiguousarray(raw).view(np.float16).astype(np.float32)
-
-
-def _q4_0(raw: Any) -> Arrays:
-    scale = _half(raw[..., :2])
-    return _nibbles(raw[..., 2:]), scale, -8.0 * scale
-
-
-def _q4_1(raw: Any) -> Arrays:
-    return _nibbles(raw[..., 4:]), _half(raw[..., :2]), _half(raw[..., 2:4])
-
-
-def _q8_0(raw: Any) -> Arrays:
-    scale = _half(raw[..., :2])
-    return np.ascontiguousarray(raw[..., 2:]) ^ 128, scale, -128.0 * scale
-
-
-def _q4_k(raw: Any) -> Arrays:
-    """QuantizedMatrix of 256: eight scales and minima of 6 bits, in units of one float each.
-
-    The 12 bytes hold the low 6 bits of four scales, of four minima, then the low 4 bits of the
-    other four of each; their high 2 bits are the tops of the first eight bytes.
-    """
-    packed = raw[..., 4:16]
-    first, second, rest = packed[..., :4], packed[..., 4:8], packed[..., 8:]
-    scales = np.concatenate([first & 63, (rest & 15) | (first >> 6 << 4)], axis=-1)
-    minima = np.concatenate([second & 63, (rest >> 4) | (second >> 6 << 4)], axis=-1)
-    integers = _nibbles(raw[..., 16:].reshape(*raw.shape[:-1], 4, 32))
-    scale = _half(raw[..., :2]) * scales.astype(np.float32)
-    return integers, scale, -_half(raw[..., 2:4]) * minima.astype(np.float32)
-
-
-_FORMATS = {
-    2: _Format(32, 18, _q4_0),
-    3: _Format(32, 20, _q4_1),
-    8: _Format(32, 34, _q8_0, 8),
-    12: _Format(256, 144, _q4_k),
+TYPES = {
+    0: Type("F32", 32, 1, 4),
+    1: Type("F16", 16, 1, 2),
+    2: Type("Q4_0", 4, 32, 18),
+    3: Type("Q4_1", 4, 32, 20),
+    6: Type("Q5_0", 5, 32, 22),
+    7: Type("Q5_1", 5, 32, 24),
+    8: Type("Q8_0", 8, 32, 34),
+    9: Type("Q8_1", 8, 32, 40),
+    10: Type("Q2_K", 2, 256, 84),
+    11: Type("Q3_K", 3, 256, 110),
+    12: Type("Q4_K", 4, 256, 144),
+    13: Type("Q5_K", 5, 256, 176),
+    14: Type("Q6_K", 6, 256, 210),
+    15: Type("Q8_K", 8, 256, 292),
+    16: Type("IQ2_XXS", 2, 256, 66),
+    17: Type("IQ2_XS", 2, 256, 74),
+    18: Type("IQ3_XXS", 3, 256, 98),
+    19: Type("IQ1_S", 1, 256, 50),
+    20: Type("IQ4_NL", 4, 32, 18),
+    21: Type("IQ3_S", 3, 256, 110),
+    22: Type("IQ2_S", 2, 256, 82),
+    23: Type("IQ4_XS", 4, 256, 136),
+    24: Type("I8", 32, 1, 1),
+    25: Type("I16", 32, 1, 2),
+    26: Type("I32", 32, 1, 4),
+    27: Type("I64", 32, 1, 8),
+    28: Type("F64", 32, 1, 8),
+    29: Type("IQ1_M", 1, 256, 56),
+    30: Type("BF16", 16, 1, 2),
+    34: Type("TQ1_0", 1, 256, 54),
+    35: Type("TQ2_0", 2, 256, 66),
+    39: Type("MXFP4", 4, 32, 17),
+    40: Type("NVFP4", 4, 64, 36),
+    41: Type("Q1_0", 1, 128, 18),
 }
 """By GGML's number of the type."""

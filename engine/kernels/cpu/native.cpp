@@ -1,6 +1,6 @@
-// One forward of a Llama-like decoder over n new rows: a target, a draft model, or the head of one
-// that reads a hidden state beside each token. Sums are float32; weights are bfloat16, or
-// quantized to 8 or 4 bits, for rows in 8 bits.
+// One forward of a decoder over n new rows: a target, a draft model, or the head of one that reads a
+// hidden state beside each token. Sums are float32; weights are bfloat16, or quantized (formats.h),
+// for rows in 8 bits.
 //
 // A row's result is the same, bit by bit, whether it is computed alone, in a tree or in a prompt. So
 // a draft tree is verified with exactly the logits that plain decoding has.
@@ -13,9 +13,20 @@
 namespace {
 
 struct Layer {
-    Matrix qkv, out, gate_up, down;
-    const bf16 *input_norm, *mlp_norm;  // (hidden,); input_norm may be null
-    const bf16 *query_norm, *key_norm;  // (head_dim,) or null
+    Matrix qkv[3], out, gate_up[2], down;  // of several, those with data = null are not there
+    // (hidden,) before and after attention, before and after the MLP; null = none
+    const float *input_norm, *attention_norm, *mlp_norm, *output_norm;
+    const float *query_norm, *key_norm;  // (head_dim,), or of all heads; null = none
+    int32_t rotary;  // which table of rotary positions; -1 = none
+    int32_t window;  // keys that a row sees at most, itself included; 0 = all
+};
+
+enum Activation { SILU, GELU_TANH };
+
+// What a layer's parts are multiplied by, and where scores and logits end.
+struct Factors {
+    float embedding, query, residual, logits;
+    float score_cap, logit_cap;  // cap * tanh(x / cap); 0 = none
 };
 
 // How a head joins the embedding of a token with a hidden state, each normalised unless its norm is
@@ -23,7 +34,7 @@ struct Layer {
 // layer's queries, keys and values are made of, and the hidden state is the layers' input.
 struct HeadInput {
     Matrix joint;  // data = null: without
-    const bf16 *embedding_norm, *hidden_norm;
+    const float *embedding_norm, *hidden_norm;
     int32_t normed_input;  // without `joint`: whether the layers' input is the state after its norm
     int32_t unused;
 };
@@ -32,10 +43,14 @@ struct Model {
     int32_t num_layers, hidden;
     Heads heads;
     int32_t width, threads, vocab;
-    float eps, scale;
+    int32_t activation, rotated, whole_norms;  // rotated: of head_dim; norms of all heads at once
+    float eps;
+    Factors factors;
+    int32_t unused;
     const Layer* layers;
-    const bf16* norm;       // (hidden,) or null
-    const bf16* embedding;  // (vocab, hidden)
+    const float* norm;        // (hidden,) or null
+    const bf16* embedding;    // (vocab, hidden), or null:
+    Matrix packed_embedding;
     Matrix lm_head;         // data = null: no logits
     const HeadInput* head_input;  // null = an ordinary decoder
 };
@@ -46,7 +61,8 @@ struct Call {
     int32_t num_taps;
     const int64_t* tokens;
     const bf16* states;      // (n, hidden) that a head reads, else null
-    const float* rotary;     // (n, head_dim): cosines of one half, then sines
+    const float* rotary;     // (tables, …, head_dim): cosines of one half, then sines, for n rows
+    int64_t rotary_stride;   // floats from table to table
     bf16* cache;             // (2 layers, kv_heads, capacity, head_dim)
     const int32_t* taps;     // layers whose input is wanted; num_layers = after the last
     bf16* tapped;            // (n, num_taps * hidden)
@@ -76,26 +92,27 @@ float root_of(const float* x, int columns, float eps) {
     return 1.0f / std::sqrt(reduce_add(squares) / columns + eps);
 }
 
-// Norm (none if weight is null) of x, in the form that a matrix of so many bits wants.
-void norm(const float* x, const bf16* weight, int columns, float eps, int bits, int64_t at,
+// Norm (none if weight is null) of x, as the next matrices want it.
+void norm(const float* x, const float* weight, int columns, float eps, int wanted, int64_t at,
           const Rows& to) {
     const F root = set1(weight ? root_of(x, columns, eps) : 1.0f);
     const auto part = [&](int i) {
         const F v = mul(load(x + i), root);
-        return weight ? mul(v, load_bf16(weight + i)) : v;
+        return weight ? mul(v, load(weight + i)) : v;
     };
     for (int i = 0; i < columns; i += BLOCK)
-        store_activation(part(i), part(i + LANES), bits, at + i, to);
+        store_activation(part(i), part(i + LANES), wanted, at + i, to);
 }
 
-// Norm (Qwen3) and rotary position of one head; rotary holds cosines and sines of one half.
-void apply_rope(float* head, const bf16* weight, const float* rotary, int dim, float eps) {
-    if (weight) {
-        float squares = 0.0f;
-        for (int i = 0; i < dim; ++i) squares += head[i] * head[i];
-        const float root = 1.0f / std::sqrt(squares / dim + eps);
-        for (int i = 0; i < dim; ++i) head[i] *= root * from_bf16(weight[i]);
-    }
+// Norm of x in place.
+void norm_in_place(float* x, const float* weight, int columns, float eps) {
+    const F root = set1(root_of(x, columns, eps));
+    for (int i = 0; i < columns; i += LANES)
+        store(x + i, mul(mul(load(x + i), root), load(weight + i)));
+}
+
+// Rotary position of one head; rotary holds cosines and sines of one half.
+void apply_rope(float* head, const float* rotary, int dim) {
     const int half = dim / 2;
     for (int i = 0; i < half; i += LANES) {
         const F a = load(head + i), b = load(head + half + i);
@@ -166,12 +183,13 @@ void largest(const float* x, int count, int k, float* values, int64_t* places) {
     }
 }
 
-// silu(gate) * up
-F gated(const float* gate, const float* up) {
-    const F g = load(gate), one = set1(1.0f);
-    const F e = exp(sub(zero(), abs(g)));  // e^-|g|
-    const F top = where_negative(g, e, one);
-    return mul(mul(g, div(top, add(one, e))), load(up));
+// activation(gate) * up, where gelu(x) is x / (1 + e^-2u), u = sqrt(2 / pi) (x + 0.044715 x^3).
+F gated(const float* gate, const float* up, int activation) {
+    const F g = load(gate);
+    F at = g;
+    if (activation == GELU_TANH)
+        at = mul(mul(g, set1(1.5957691216f)), fma(mul(g, g), set1(0.044715f), set1(1.0f)));
+    return mul(mul(g, sigmoid(at)), load(up));
 }
 
 // ---- the decoder
@@ -192,7 +210,7 @@ int64_t score_stride(int64_t keys) { return (keys + KEYS - 1) / KEYS * KEYS + LA
 int64_t lay_out(const Model& m, int n, int64_t keys, uint8_t* at, Scratch* s) {
     const int64_t dim = m.heads.head_dim, inner = m.heads.heads * dim;
     const int64_t qkv = inner + 2 * m.heads.kv_heads * dim;
-    const int64_t widest = std::max<int64_t>(qkv, 2 * int64_t(m.width));
+    const int64_t widest = std::max<int64_t>({qkv, 2 * int64_t(m.width), m.hidden});
     const int64_t deepest = std::max<int64_t>((m.head_input ? 2 : 1) * int64_t(m.hidden), inner);
     uint8_t* p = at;
     auto take = [&](auto*& pointer, int64_t count) {
@@ -239,31 +257,37 @@ struct Run {
     float* row(int r) const { return s.x + int64_t(r) * m.hidden; }
 
     void embed(int r, float* to) const {
-        const bf16* from = m.embedding + call.tokens[r] * m.hidden;
-        for (int i = 0; i < m.hidden; i += LANES) store(to + i, load_bf16(from + i));
+        const F factor = set1(m.factors.embedding);
+        if (m.embedding) {
+            const bf16* from = m.embedding + call.tokens[r] * m.hidden;
+            for (int i = 0; i < m.hidden; i += LANES) store(to + i, load_bf16(from + i));
+        } else {
+            unpack_row(m.packed_embedding, call.tokens[r], to);
+        }
+        for (int i = 0; i < m.hidden; i += LANES) store(to + i, mul(load(to + i), factor));
     }
 
     // A head's input: see `HeadInput`.
     void join(int t, Range mine) {
         const HeadInput& j = *m.head_input;
-        const int bits = j.joint.data ? j.joint.bits : m.layers[0].qkv.bits;
+        const int wants = j.joint.data ? wanted(j.joint) : wanted(m.layers[0].qkv);
         for (int r = mine.begin; r < mine.end; ++r) {
             const int64_t at = int64_t(r) * 2 * m.hidden;
             float* to = row(r);
             embed(r, to);
-            norm(to, j.embedding_norm, m.hidden, m.eps, bits, at, s.inputs);
+            norm(to, j.embedding_norm, m.hidden, m.eps, wants, at, s.inputs);
             const bf16* state = call.states + int64_t(r) * m.hidden;
             for (int i = 0; i < m.hidden; i += LANES) store(to + i, load_bf16(state + i));
-            norm(to, j.hidden_norm, m.hidden, m.eps, bits, at + m.hidden, s.inputs);
+            norm(to, j.hidden_norm, m.hidden, m.eps, wants, at + m.hidden, s.inputs);
             if (!j.normed_input) continue;
             const F root = set1(root_of(to, m.hidden, m.eps));
             for (int i = 0; i < m.hidden; i += LANES)
-                store(to + i, mul(mul(load(to + i), root), load_bf16(j.hidden_norm + i)));
+                store(to + i, mul(mul(load(to + i), root), load(j.hidden_norm + i)));
         }
         if (!j.joint.data) return;
         barrier.wait(threads);
         product<Into::store>(j.joint, part(j.joint, t), s.inputs, s.x, m.hidden, call.rows.n,
-                             first(m.layers[0].qkv, t));
+                             first(m.layers[0].qkv[0], t));
         barrier.wait(threads);
     }
 
@@ -272,9 +296,13 @@ struct Run {
         const int n = call.rows.n, dim = m.heads.head_dim;
         const int64_t qkv = int64_t(m.heads.heads + 2 * m.heads.kv_heads) * dim;
         const bool joined = index == 0 && m.head_input && !m.head_input->joint.data;
-        for (int r = mine.begin; !joined && r < mine.end; ++r) normalise(l.input_norm, r, l.qkv);
+        for (int r = mine.begin; !joined && r < mine.end; ++r)
+            normalise(l.input_norm, r, wanted(l.qkv));
         barrier.wait(threads);
-        product<Into::store>(l.qkv, part(l.qkv, t), s.inputs, s.wide, qkv, n, first(l.out, t));
+        each_part(l.qkv, [&](const Matrix& matrix, int64_t at, const Matrix* next) {
+            product<Into::store>(matrix, part(matrix, t), s.inputs, s.wide + at, qkv, n,
+                                 first(next ? *next : l.out, t));
+        });
         barrier.wait(threads);
         bf16* keys = call.cache + int64_t(2 * index) * m.heads.kv_heads * call.rows.capacity * dim;
         bf16* values = keys + int64_t(m.heads.kv_heads) * call.rows.capacity * dim;
@@ -282,36 +310,85 @@ struct Run {
         barrier.wait(threads);
         attend(l, keys, values, t);
         barrier.wait(threads);
-        product<Into::add>(l.out, part(l.out, t), s.inputs, s.x, m.hidden, n, first(l.gate_up, t));
-        barrier.wait(threads);
-        for (int r = mine.begin; r < mine.end; ++r) normalise(l.mlp_norm, r, l.gate_up);
+        add_product(l.out, l.attention_norm, s.inputs, t, mine,
+                    column(l.gate_up[0], gates(t).begin));
+        for (int r = mine.begin; r < mine.end; ++r) normalise(l.mlp_norm, r, wanted(l.gate_up));
         barrier.wait(threads);
         feed_forward(l, t);
         barrier.wait(threads);
-        const Matrix& after = index + 1 < m.num_layers ? m.layers[index + 1].qkv : m.lm_head;
-        product<Into::add>(l.down, part(l.down, t), s.gate, s.x, m.hidden, n, first(after, t));
+        const Matrix& after = index + 1 < m.num_layers ? m.layers[index + 1].qkv[0] : m.lm_head;
+        add_product(l.down, l.output_norm, s.gate, t, mine, first(after, t));
+    }
+
+    // f(matrix, the place of its first column in what all make, the matrix after it or null)
+    template <int MOST, class Function>
+    static void each_part(const Matrix (&parts)[MOST], Function f) {
+        int64_t at = 0;
+        for (int i = 0; i < MOST && parts[i].data; ++i) {
+            const bool is_last = i + 1 == MOST || !parts[i + 1].data;
+            f(parts[i], at, is_last ? nullptr : &parts[i + 1]);
+            at += parts[i].out;
+        }
+    }
+
+    // How all parts that are there want their rows.
+    template <int MOST>
+    static int wanted(const Matrix (&parts)[MOST]) {
+        int all = 0;
+        each_part(parts, [&](const Matrix& m, int64_t, const Matrix*) { all |= ::wanted(m); });
+        return all;
+    }
+    static int wanted(const Matrix& matrix) { return ::wanted(matrix); }
+
+    // The residual stream plus what a matrix makes of the rows, after its norm if it has one.
+    void add_product(const Matrix& matrix, const float* weight, const Rows& rows, int t, Range mine,
+                     const uint8_t* then) {
+        const int n = call.rows.n;
+        const Range blocks = part(matrix, t);
+        if (!weight && m.factors.residual == 1.0f) {
+            product<Into::add>(matrix, blocks, rows, s.x, m.hidden, n, then);
+            return barrier.wait(threads);
+        }
+        product<Into::store>(matrix, blocks, rows, s.wide, m.hidden, n, then);
+        barrier.wait(threads);
+        const F factor = set1(m.factors.residual);
+        for (int r = mine.begin; r < mine.end; ++r) {
+            float *out = s.wide + int64_t(r) * m.hidden, *to = row(r);
+            if (weight) norm_in_place(out, weight, m.hidden, m.eps);
+            for (int i = 0; i < m.hidden; i += LANES)
+                store(to + i, fma(load(out + i), factor, load(to + i)));
+        }
         barrier.wait(threads);
     }
 
-    void normalise(const bf16* weight, int r, const Matrix& next) {
-        norm(row(r), weight, m.hidden, m.eps, next.bits, int64_t(r) * m.hidden, s.inputs);
+    void normalise(const float* weight, int r, int wants) {
+        norm(row(r), weight, m.hidden, m.eps, wants, int64_t(r) * m.hidden, s.inputs);
     }
 
-    // Gate and up are shared out alike, by whole blocks of what comes out.
+    // A thread's columns of gate.
+    Range gates(int t) const {
+        const Range blocks = share(m.width / BLOCK, t, threads);
+        return {blocks.begin * BLOCK / LANES, blocks.end * BLOCK / LANES};
+    }
+
+    // Gate and up, in one matrix or two, are shared out alike, by whole blocks of what comes out.
     void feed_forward(const Layer& l, int t) {
-        const int n = call.rows.n, wide = m.width / LANES;
-        Range columns = share(m.width / BLOCK, t, threads);
-        columns = {columns.begin * BLOCK / LANES, columns.end * BLOCK / LANES};
-        const Range ups{columns.begin + wide, columns.end + wide};
-        product<Into::store>(l.gate_up, columns, s.inputs, s.wide, 2 * m.width, n,
-                             column(l.gate_up, ups.begin));
-        product<Into::store>(l.gate_up, ups, s.inputs, s.wide, 2 * m.width, n, first(l.down, t));
+        const int n = call.rows.n, wide = m.width / LANES, wants = wanted(l.down);
+        const bool is_one = !l.gate_up[1].data;
+        const Range gates = this->gates(t);
+        const Matrix& up = l.gate_up[is_one ? 0 : 1];
+        const Range ups = is_one ? Range{gates.begin + wide, gates.end + wide} : gates;
+        float* to = s.wide + (is_one ? 0 : m.width);
+        product<Into::store>(l.gate_up[0], gates, s.inputs, s.wide, 2 * m.width, n,
+                             column(up, ups.begin));
+        product<Into::store>(up, ups, s.inputs, to, 2 * m.width, n, first(l.down, t));
         for (int r = 0; r < n; ++r) {
             const float* gate = s.wide + int64_t(r) * 2 * m.width;
-            for (int i = columns.begin * LANES; i < columns.end * LANES; i += BLOCK) {
+            for (int i = gates.begin * LANES; i < gates.end * LANES; i += BLOCK) {
                 const float* at = gate + i;
-                store_activation(gated(at, at + m.width), gated(at + LANES, at + m.width + LANES),
-                                 l.down.bits, int64_t(r) * m.width + i, s.gate);
+                store_activation(gated(at, at + m.width, m.activation),
+                                 gated(at + LANES, at + m.width + LANES, m.activation), wants,
+                                 int64_t(r) * m.width + i, s.gate);
             }
         }
     }
@@ -321,20 +398,31 @@ struct Run {
         const int dim = m.heads.head_dim, heads = m.heads.heads, kv_heads = m.heads.kv_heads;
         const int all = heads + 2 * kv_heads, group = m.heads.group();
         for (int r = mine.begin; r < mine.end; ++r) {
-            const float* rotary = call.rotary + int64_t(r) * dim;
+            const float* rotary = l.rotary < 0 ? nullptr
+                                               : call.rotary + l.rotary * call.rotary_stride +
+                                                     int64_t(r) * dim;
+            float* of_row = s.wide + int64_t(r) * all * dim;
+            if (m.whole_norms) {
+                norm_in_place(of_row, l.query_norm, heads * dim, m.eps);
+                norm_in_place(of_row + int64_t(heads) * dim, l.key_norm, kv_heads * dim, m.eps);
+            }
+            const auto turn = [&](float* head, const float* weight) {
+                if (weight && !m.whole_norms) norm_in_place(head, weight, dim, m.eps);
+                if (rotary) apply_rope(head, rotary, m.rotated);
+            };
             const int64_t column = call.rows.columns ? call.rows.columns[r]
                                                      : int64_t(call.rows.context) + r;
             for (int h = 0; h < all; ++h) {
-                float* head = s.wide + (int64_t(r) * all + h) * dim;
+                float* head = of_row + int64_t(h) * dim;
                 if (h < heads) {
-                    apply_rope(head, l.query_norm, rotary, dim, m.eps);
+                    turn(head, l.query_norm);
                     const int64_t at = (int64_t(h / group) * call.rows.n + r) * group + h % group;
-                    to_bf16(head, dim, m.scale, s.queries + at * dim);
+                    to_bf16(head, dim, m.factors.query, s.queries + at * dim);
                     continue;
                 }
                 const int kv = h - heads;
                 const bool key = kv < kv_heads;
-                if (key) apply_rope(head, l.key_norm, rotary, dim, m.eps);
+                if (key) turn(head, l.key_norm);
                 bf16* to = key ? keys + int64_t(kv) * call.rows.capacity * dim
                                : values + int64_t(kv - kv_heads) * call.rows.capacity * dim;
                 to_bf16(head, dim, 1.0f, to + column * dim);
@@ -349,7 +437,9 @@ struct Run {
                             values,
                             s.queries,
                             s.inputs,
-                            l.out.bits,
+                            wanted(l.out),
+                            l.window,
+                            m.factors.score_cap,
                             s.scores,
                             s.factors,
                             score_stride(call.rows.context + call.rows.n),
@@ -374,11 +464,11 @@ struct Run {
         // The hidden state that others see, in bfloat16, is what the logits are made of.
         for (int r = mine.begin; r < mine.end; ++r) {
             const int64_t at = int64_t(r) * m.hidden;
-            norm(row(r), m.norm, m.hidden, m.eps, 16, at, {call.normed, nullptr, nullptr});
+            norm(row(r), m.norm, m.hidden, m.eps, PLAIN, at, {call.normed, nullptr, nullptr});
             const bf16* normed = call.normed + at;
             for (int i = 0; m.lm_head.data && i < m.hidden; i += BLOCK)
                 store_activation(load_bf16(normed + i), load_bf16(normed + i + LANES),
-                                 m.lm_head.bits, at + i, s.inputs);
+                                 wanted(m.lm_head), at + i, s.inputs);
         }
         if (!m.lm_head.data) return;
         barrier.wait(threads);
@@ -388,12 +478,20 @@ struct Run {
         total(t, count);
     }
 
+    void finish_logits(float* logits, int begin, int end) const {
+        const F factor = set1(m.factors.logits);
+        if (m.factors.logits == 1.0f && m.factors.logit_cap == 0.0f) return;
+        for (int i = begin; i < end; i += LANES)
+            store(logits + i, capped(mul(load(logits + i), factor), m.factors.logit_cap));
+    }
+
     // Every thread sums up its own columns, which it has just written; the first adds them up.
     void total(int t, int n) {
         const Range mine = part(m.lm_head, t);
         const int begin = mine.begin * LANES, end = std::min(mine.end * LANES, m.vocab);
         for (int r = 0; r < n; ++r) {
-            const float* logits = call.logits + int64_t(r) * m.lm_head.out;
+            float* logits = call.logits + int64_t(r) * m.lm_head.out;
+            finish_logits(logits, mine.begin * LANES, mine.end * LANES);
             s.totals[t * n + r] =
                 begin < end ? Total::of(logits + begin, end - begin, begin) : Total();
         }
@@ -410,8 +508,7 @@ struct Run {
     Range part(const Matrix& matrix, int t) const { return share(matrix.out / LANES, t, threads); }
 
     const uint8_t* first(const Matrix& matrix, int t) const {
-        if (matrix.out == 2 * m.width)
-            return column(matrix, share(m.width / BLOCK, t, threads).begin * BLOCK / LANES);
+        if (!matrix.data) return nullptr;
         return column(matrix, part(matrix, t).begin);
     }
 };
@@ -467,12 +564,42 @@ int draft_chain(const Model* m, const Call* first, const Chain* chain) {
     }
 }
 
+// Into m, whose memory is zero: rows of a matrix as a file has them (a type of GGML's), or floats.
+// See `pack_rows`.
+void pack(const Matrix* m, int type, const uint8_t* from, int64_t row_bytes, int rows, int columns,
+          const int64_t* order, int threads) {
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int block = 0; block < m->out / LANES; ++block)
+        pack_rows(*m, type, from, row_bytes, rows, columns, order, block);
+}
+
+// Rows of m, (count, columns), in bfloat16 or, if `floats` is not null, in float32; `rows`: their
+// numbers, null = the first.
+void unpack(const Matrix* m, const int64_t* rows, int64_t count, int columns, bf16* to,
+            float* floats, int threads) {
+#pragma omp parallel num_threads(threads) if (count > 16)
+    {
+        std::vector<float> row(m->in);
+#pragma omp for schedule(static)
+        for (int64_t i = 0; i < count; ++i) {
+            unpack_row(*m, rows ? rows[i] : i, row.data());
+            for (int k = 0; k < columns; ++k) {
+                if (floats) floats[i * columns + k] = row[k];
+                else to[i * columns + k] = float_to_bf16(row[k]);
+            }
+        }
+    }
+}
+
+// Bytes of a packed matrix.
+int64_t packed_bytes(const Matrix* m) { return column_bytes(*m) * (m->out / LANES); }
+
 // y (n, out) = x (n, in) W^T + bias; integers and blocks are room for x in 8 bits.
 void linear(const Matrix* m, bf16* x, int8_t* integers, void* blocks, float* y, int n,
             int threads) {
     const Rows rows{x, integers, static_cast<Block*>(blocks)};
-    for (int64_t i = 0; m->bits != 16 && i < int64_t(n) * m->in; i += BLOCK)
-        store_activation(load_bf16(x + i), load_bf16(x + i + LANES), m->bits, i, rows);
+    for (int64_t i = 0; m->format != BF16 && i < int64_t(n) * m->in; i += BLOCK)
+        store_activation(load_bf16(x + i), load_bf16(x + i + LANES), INTEGERS, i, rows);
 #pragma omp parallel num_threads(threads)
     {
         const Range mine = share(m->out / LANES, omp_get_thread_num(), omp_get_num_threads());

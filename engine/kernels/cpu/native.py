@@ -15,10 +15,8 @@ import torch
 import transformers
 from torch import Tensor
 
-from engine.kernels.cpu.decoder import Decoder, DecoderWeights, KVSlots, Layer
-from engine.kernels.cpu.gguf import QuantizedMatrix
-from engine.kernels.cpu.operators import EVEN, Matrix, NativeLinear
-from engine.kernels.cpu.weights import QuantizedWeights
+from engine.kernels.cpu.decoder import Decoder, DecoderWeights, Factors, KVSlots, Layer
+from engine.kernels.cpu.operators import EVEN, FORMATS, Matrix, NativeEmbedding, NativeLinear
 from engine.model.cache import TreeCache
 from engine.model.forward import Forward, RaggedBatch, Rows
 from engine.proposal import Needs, TargetOutput
@@ -26,31 +24,33 @@ from engine.proposal import Needs, TargetOutput
 if TYPE_CHECKING:  # seconds of importing, which the page's start does without
     from transformers import PreTrainedModel
 
-KNOWN = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
-"""Exactly these: a subclass may differ in any line."""
+FAMILIES = "Llama Mistral Qwen2 Qwen3 Gemma2 Gemma3 Phi3 SmolLM3 Olmo2 Granite".split()
+"""Models whose modules `describe` reads; exactly these: a subclass may differ in any line."""
 FIXED_ROTARY = {"default", "linear", "llama3", "yarn"}
 """Kinds of rotary positions whose frequencies do not depend on the length of the text."""
+KINDS = ("full_attention", "sliding_attention")
+"""Of layers, where they have rotary positions of their own."""
+ACTIVATION_NAMES = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
 
 def why_not(model: PreTrainedModel) -> str | None:
     """What the kernels lack for this model, in words; None if nothing."""
     config, base = model.config.get_text_config(), _base(model)
-    if type(model) not in (getattr(transformers, name) for name in KNOWN):
+    if type(model) not in (getattr(transformers, f"{name}ForCausalLM") for name in FAMILIES):
         return f"{type(model).__name__} is computed by transformers' modules"
     if model.dtype != torch.bfloat16:
         return f"they compute in bfloat16, not {str(model.dtype).removeprefix('torch.')}"
-    if config.hidden_act not in ("silu", "swish"):
-        return f"its activation is {config.hidden_act}, not silu"
-    head_dim = int(base.layers[0].self_attn.head_dim)
-    if base.rotary_emb.rope_type not in FIXED_ROTARY:
-        kind = base.rotary_emb.rope_type
+    if _activation(config) is None:
+        return f"its activation is {_activation_name(config)}, not silu or gelu_pytorch_tanh"
+    if getattr(config, "use_bidirectional_attention", False):
+        return "its rows see those behind them"
+    kinds = base.rotary_emb.rope_type
+    kinds = set(kinds.values()) if isinstance(kinds, dict) else {kinds}
+    if not kinds <= FIXED_ROTARY:
+        kind = min(kinds - FIXED_ROTARY)
         return f"its rotary positions ({kind}) depend on the length of the text"
-    if 2 * len(base.rotary_emb.inv_freq) != head_dim:
-        return "its rotary positions cover a part of each head only"
-    kinds = {getattr(layer.self_attn, "layer_type", None) for layer in base.layers}
-    if "sliding_attention" in kinds or getattr(config, "sliding_window", None) is not None:
-        return "they have no sliding-window attention"
-    sizes = (head_dim, config.hidden_size, config.intermediate_size)
+    head_dim = int(base.layers[0].self_attn.head_dim)
+    sizes = (head_dim, config.hidden_size, config.intermediate_size, _rotated(base))
     if any(size % EVEN for size in sizes):
         return f"heads and layers must be multiples of {EVEN} wide, got {sizes}"
     return None
@@ -58,6 +58,28 @@ def why_not(model: PreTrainedModel) -> str | None:
 
 def _base(model: PreTrainedModel) -> Any:
     return model.base_model
+
+
+def _activation_name(config: Any) -> Any:
+    return getattr(config, "hidden_activation", None) or config.hidden_act
+
+
+def _activation(config: Any) -> str | None:
+    return ACTIVATION_NAMES.get(_activation_name(config))
+
+
+def _frequencies(base: Any) -> list[tuple[str | None, Tensor]]:
+    """Rotary frequencies of each kind of layer that has its own; or those of all, named None."""
+    own = ((kind, getattr(base.rotary_emb, f"{kind}_inv_freq", None)) for kind in KINDS)
+    tables: list[tuple[str | None, Tensor]] = [
+        (k, values) for k, values in own if values is not None
+    ]
+    return tables or [(None, base.rotary_emb.inv_freq)]
+
+
+def _rotated(base: Any) -> int:
+    """How much of a head its positions turn."""
+    return 2 * len(_frequencies(base)[0][1])
 
 
 class _NativeBatch(RaggedBatch):
@@ -98,86 +120,18 @@ class NativeForward(Forward):
     kernels: ctypes.CDLL
     row_invariant = True
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        kernels: ctypes.CDLL,
-        quantized: QuantizedWeights | None = None,
-    ) -> None:
-        """Pack the model's matrices; its linear modules become parts of them.
+    def __init__(self, model: PreTrainedModel, *, weights: str = "") -> None:
+        """Run a model whose matrices are packed.
 
         Args:
-            quantized: its matrices; None = they stay in bfloat16.
+            weights: how, in a word or two, if they are quantized.
         """
-        self.kernels = kernels
-        self._quantized: QuantizedWeights | None = quantized
-        self._decoder: Decoder | None = Decoder(kernels, self._weights(model))
+        decoder = describe(model)
         self._lm_head: Any = model.get_output_embeddings()
+        self.kernels = self._lm_head.matrix.kernels
+        self._decoder: Decoder | None = Decoder(self.kernels, decoder)
         self._narrow: tuple[Tensor, Decoder] | None = None
-        self.name = "native" if quantized is None else f"native, q{quantized.bits}"
-        self._quantized = None  # it maps the file
-
-    # ---- weights
-
-    def _weights(self, model: PreTrainedModel) -> DecoderWeights:
-        base, config = _base(model), model.config.get_text_config()
-        attention = base.layers[0].self_attn
-
-        def rotary(count: int) -> Tensor:
-            both = base.rotary_emb(torch.empty(0), torch.arange(count)[None])
-            return torch.cat([part[0].chunk(2, dim=-1)[0] for part in both], dim=-1)
-
-        keep = self._quantized is None or self._quantized.keeps_plain(model.lm_head)
-        return DecoderWeights(
-            layers=[self._layer(layer, f"layers.{i}") for i, layer in enumerate(base.layers)],
-            hidden=config.hidden_size,
-            heads=config.num_attention_heads,
-            kv_heads=config.num_key_value_heads,
-            head_dim=attention.head_dim,
-            width=config.intermediate_size,
-            eps=base.norm.variance_epsilon,
-            scale=attention.scaling,
-            norm=_weight(base.norm),
-            embedding=base.embed_tokens.weight.detach(),
-            lm_head=self._stack(model, ["lm_head"], "", keep=keep),
-            vocab=len(base.embed_tokens.weight),
-            rotary=rotary,
-        )
-
-    def _layer(self, layer: Any, at: str) -> Layer:
-        attention, mlp = layer.self_attn, layer.mlp
-        return Layer(
-            qkv=self._stack(attention, ["q_proj", "k_proj", "v_proj"], at),
-            out=self._stack(attention, ["o_proj"], at),
-            gate_up=self._stack(mlp, ["gate_proj", "up_proj"], at),
-            down=self._stack(mlp, ["down_proj"], at),
-            input_norm=_weight(layer.input_layernorm),
-            mlp_norm=layer.post_attention_layernorm.weight.detach(),
-            query_norm=_weight(getattr(attention, "q_norm", None)),
-            key_norm=_weight(getattr(attention, "k_norm", None)),
-        )
-
-    def _stack(self, owner: Any, names: Sequence[str], at: str, *, keep: bool = False) -> Matrix:
-        """One matrix of several linear modules, which become its parts."""
-        linears = [getattr(owner, name) for name in names]
-        weights = [linear.weight.detach() for linear in linears]
-        bias = None
-        if any(linear.bias is not None for linear in linears):
-            parts = zip(linears, weights, strict=True)
-            bias = torch.cat([w.new_zeros(len(w)) if x.bias is None else x.bias for x, w in parts])
-        whole: Tensor | QuantizedMatrix
-        if self._quantized is None:
-            whole = torch.cat(weights)
-        else:
-            named = zip(names, linears, strict=True)
-            whole = QuantizedMatrix.joined(
-                [self._quantized.of(f"{at}.{name}", one) for name, one in named]
-            )
-        matrix = Matrix.of(whole, bias)
-        sizes = [linear.out_features for linear in linears]
-        for name, linear, part in zip(names, linears, matrix.split(sizes), strict=True):
-            setattr(owner, name, NativeLinear(linear, self.kernels, part, keep=keep))
-        return matrix
+        self.name = f"native, {weights}" if weights else "native"
 
     # ---- forwards
 
@@ -209,9 +163,9 @@ class NativeForward(Forward):
     def _saying(self, ids: Tensor) -> Decoder:
         """One with the same layers, whose output matrix has the rows of these tokens only."""
         if self._narrow is None or not torch.equal(self._narrow[0], ids):
-            rows = self._lm_head.weight.detach()[ids].to(torch.bfloat16)
-            bits = self._lm_head.matrix.bits
-            matrix = Matrix.of(rows if bits == 16 else QuantizedMatrix.quantize(rows, bits), None)
+            rows = self._lm_head.matrix.rows(ids)
+            bits = 16 if self._lm_head.matrix.format == FORMATS[16] else 8
+            matrix = Matrix.of(self.kernels, rows, bits=bits)
             narrow = replace(self._held.weights, lm_head=matrix, vocab=len(ids))
             self._narrow = ids, Decoder(self.kernels, narrow)
         return self._narrow[1]
@@ -246,6 +200,108 @@ class NativeForward(Forward):
         self._decoder = self._lm_head = self._narrow = None
 
 
-def _weight(module: Any) -> Tensor | None:
-    weight: Tensor | None = None if module is None else module.weight.detach()
-    return weight
+def describe(model: PreTrainedModel) -> DecoderWeights:
+    """A model that `why_not` has nothing against, whose matrices are packed, for the kernels."""
+    base, config = _base(model), model.config.get_text_config()
+    attention = base.layers[0].self_attn
+    tables = _frequencies(base)
+    embedding = base.embed_tokens
+    packed = isinstance(embedding, NativeEmbedding)
+    norms = [_norm(getattr(attention, name, None)) for name in ("q_norm", "k_norm")]
+
+    def rotary(count: int) -> Tensor:
+        rows = torch.arange(count)[None]
+        kinds = ([] if kind is None else [kind] for kind, _ in tables)
+        both = (base.rotary_emb(torch.empty(0), rows, *kind) for kind in kinds)
+        parts = [torch.cat([x[0].float().chunk(2, -1)[0] for x in pair], dim=-1) for pair in both]
+        turned = torch.stack(parts)
+        return torch.nn.functional.pad(turned, (0, attention.head_dim - turned.shape[-1]))
+
+    return DecoderWeights(
+        layers=[_layer(layer, config, [kind for kind, _ in tables]) for layer in base.layers],
+        hidden=config.hidden_size,
+        heads=config.num_attention_heads,
+        kv_heads=config.num_key_value_heads,
+        head_dim=attention.head_dim,
+        width=config.intermediate_size,
+        eps=config.rms_norm_eps,
+        factors=Factors(
+            query=attention.scaling,
+            embedding=_embedding_factor(embedding, config),
+            residual=getattr(config, "residual_multiplier", 1.0),
+            logits=1.0 / getattr(config, "logits_scaling", 1.0),
+            score_cap=getattr(attention, "attn_logit_softcapping", None) or 0.0,
+            logit_cap=getattr(config, "final_logit_softcapping", None) or 0.0,
+        ),
+        norm=_norm(base.norm),
+        embedding=embedding.matrix if packed else embedding.weight.detach(),
+        lm_head=_matrix(model.get_output_embeddings()),
+        vocab=embedding.num_embeddings,
+        rotary=rotary,
+        rotated=_rotated(base),
+        activation=str(_activation(config)),
+        whole_norms=norms[0] is not None and len(norms[0]) != attention.head_dim,
+    )
+
+
+def _layer(layer: Any, config: Any, tables: Sequence[str | None]) -> Layer:
+    attention, mlp = layer.self_attn, layer.mlp
+    qkv = ["qkv_proj"] if hasattr(attention, "qkv_proj") else ["q_proj", "k_proj", "v_proj"]
+    gate_up = ["gate_up_proj"] if hasattr(mlp, "gate_up_proj") else ["gate_proj", "up_proj"]
+    # The norm after attention is in Llama's family the one before the MLP.
+    last = getattr(layer, "post_feedforward_layernorm", None)
+    after = _norm(layer.post_attention_layernorm)
+    before_mlp = after if last is None else _norm(getattr(layer, "pre_feedforward_layernorm", None))
+    kind = getattr(attention, "layer_type", None)
+    return Layer(
+        qkv=[_matrix(getattr(attention, name)) for name in qkv],
+        out=_matrix(attention.o_proj),
+        gate_up=[_matrix(getattr(mlp, name)) for name in gate_up],
+        down=_matrix(mlp.down_proj),
+        input_norm=_norm(getattr(layer, "input_layernorm", None)),
+        attention_norm=None if last is None else after,
+        mlp_norm=before_mlp,
+        output_norm=_norm(last),
+        query_norm=_norm(getattr(attention, "q_norm", None)),
+        key_norm=_norm(getattr(attention, "k_norm", None)),
+        rotary=_table(attention, kind, tables),
+        window=_window(attention, config),
+    )
+
+
+def _table(attention: Any, kind: str | None, tables: Sequence[str | None]) -> int:
+    if not getattr(attention, "use_rope", True):
+        return -1
+    return tables.index(kind) if kind in tables else 0
+
+
+def _window(attention: Any, config: Any) -> int:
+    """Keys that a layer's rows see at most; 0 = all."""
+    own = getattr(attention, "sliding_window", config)
+    if own is config:  # Mistral and Phi-3 have one for all layers
+        own = getattr(config, "sliding_window", None) if _slides_always(config) else None
+    return own or 0
+
+
+def _slides_always(config: Any) -> bool:
+    return config.model_type in ("mistral", "phi3")
+
+
+def _embedding_factor(embedding: Any, config: Any) -> float:
+    own = embedding.scale if isinstance(embedding, NativeEmbedding) else None
+    if own is None:
+        own = getattr(embedding, "scalar_embed_scale", 1.0)
+    return float(own) * float(getattr(config, "embedding_multiplier", 1.0))
+
+
+def _matrix(module: Any) -> Matrix:
+    assert isinstance(module, NativeLinear)
+    return module.matrix
+
+
+def _norm(module: Any) -> Tensor | None:
+    """What a norm multiplies by, float32; Gemma's keep it less 1."""
+    if module is None:
+        return None
+    weight: Tensor = module.weight.detach().float()
+    return weight + 1 if type(module).__name__.startswith("Gemma") else weight

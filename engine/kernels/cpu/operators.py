@@ -1,18 +1,11 @@
 """Single operators of `native.cpp`: products with packed matrices, and the most probable tokens.
 
-The kernels read a matrix `(out, in)` in blocks of 16 of its rows, so that one instruction meets 16
-columns of the product:
-
-    bfloat16      (out / 16, in / 2, 16, 2)
-    8 or 4 bits   (out / 16, bytes): scales and minima `(2, in / 32, 16)` in float16, then integers
-                  `(in / 4, 16, 4)`; those of 4 bits two to a byte, `(in / 8, 16, 4)`: the low one
-                  of the first four columns, the high one of the other four
+The kernels read a matrix in blocks of 16 of its rows; `formats.h` says how each format lies there.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 from ctypes import Structure, c_int32, c_int64, c_void_p
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -21,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from engine.kernels.cpu.compile import loaded_library
-from engine.kernels.cpu.gguf import BLOCK, QuantizedMatrix
-from engine.kernels.cpu.weights import PackedLinear, QuantizedWeights, replace_linears
+from engine.kernels.cpu.gguf import RawTensor
+from engine.kernels.cpu.weights import replace_linears
+from engine.model.packed import PackedEmbedding, PackedLinear
 
 if TYPE_CHECKING:  # seconds of importing, which the page's start does without
     from transformers import PreTrainedModel
@@ -30,8 +24,29 @@ if TYPE_CHECKING:  # seconds of importing, which the page's start does without
 LANES = 16
 EVEN = 32
 """Layers and heads must be a multiple of this wide."""
-BLOCK_BYTES = 16
-"""Of a `Block` in the kernels."""
+BLOCK, BLOCK_BYTES = 32, 16
+"""Activations under one scale, and bytes of a `Block` in the kernels."""
+FORMATS = {16: 0, 4: 1, 8: 2}
+"""Bits → `Format` in the kernels, of what is made on loading."""
+FILE_FORMATS = {
+    0: 0,
+    1: 0,
+    30: 0,
+    2: 3,
+    3: 1,
+    6: 4,
+    7: 5,
+    8: 6,
+    10: 7,
+    11: 8,
+    12: 9,
+    13: 10,
+    14: 11,
+}
+FILE_FORMATS |= {20: 12, 23: 13}
+"""GGML's number of a type → the `Format` that holds it in its own width."""
+FLOATS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 30}
+"""GGML's numbers of dtypes."""
 MOST = 64
 """More than so many most probable tokens are sorted faster by torch."""
 
@@ -44,63 +59,109 @@ class MatrixStruct(Structure):
         ("bias", c_void_p),
         ("out", c_int32),
         ("columns", c_int32),
-        ("bits", c_int32),
+        ("format", c_int32),
         ("unused", c_int32),
     ]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Matrix:
-    """A packed matrix; parts of it that begin at a whole block share its memory.
+    """A packed matrix.
 
     Attributes:
-        packed: `(out / 16, …)` bfloat16 or uint8, see above.
+        shape: `(out, in)` without what fills up the last blocks.
+        format: `Format` in the kernels.
         bias: `(out,)` float32, filled up to whole blocks like the rows.
-        columns: `in`, filled up to whole blocks.
-        bits: of a stored number: 16, 8 or 4.
+        packed: uint8.
     """
 
-    packed: Tensor
+    kernels: ctypes.CDLL
+    shape: tuple[int, int]
+    format: int
     bias: Tensor | None
-    columns: int
-    bits: int
+    packed: Tensor
 
     @classmethod
-    def of(cls, weight: Tensor | QuantizedMatrix, bias: Tensor | None) -> Matrix:
-        """Pack a matrix in bfloat16, or a quantized one as stored but for float16 scales."""
-        filled = None if bias is None else _fill(bias.detach().float())
-        if isinstance(weight, Tensor):
-            weight = _fill_columns(weight)
-        if isinstance(weight, QuantizedMatrix):
-            return cls(_pack_quantized(weight), filled, weight.integers.shape[1], weight.bits)
-        return cls(_pack_bfloat16(weight), filled, weight.shape[1], 16)
+    def of(
+        cls, kernels: ctypes.CDLL, weight: Tensor, bias: Tensor | None = None, *, bits: int = 16
+    ) -> Matrix:
+        """Pack floats `(out, in)`: in bfloat16, or rounded to 8 or 4 bits.
+
+        Quantized ones have a scale and a minimum per 32 columns, from least to largest value.
+        """
+        weight = weight.detach().contiguous()
+        if weight.dtype not in FLOATS:
+            weight = weight.float()
+        matrix = cls._empty(kernels, (len(weight), weight.shape[1]), FORMATS[bits], bias)
+        matrix._fill(FLOATS[weight.dtype], weight.data_ptr(), weight.stride(0) * weight.itemsize)
+        return matrix
+
+    @classmethod
+    def of_file(
+        cls,
+        kernels: ctypes.CDLL,
+        tensor: RawTensor,
+        bias: Tensor | None = None,
+        *,
+        order: Tensor | None = None,
+    ) -> Matrix | None:
+        """Pack a matrix of a file in its own width; None if the kernels do not know its type.
+
+        Args:
+            order: `(out,)` int64, the file's row that each row is; None = as they are.
+        """
+        if tensor.kind not in FILE_FORMATS:
+            return None
+        out, columns = tensor.shape
+        matrix = cls._empty(kernels, (out, columns), FILE_FORMATS[tensor.kind], bias)
+        order = None if order is None else order.contiguous()
+        matrix._fill(tensor.kind, tensor.data.ctypes.data, tensor.data.shape[1], order)
+        return matrix
+
+    @classmethod
+    def _empty(
+        cls, kernels: ctypes.CDLL, shape: tuple[int, int], form: int, bias: Tensor | None
+    ) -> Matrix:
+        filled = None
+        if bias is not None:
+            filled = torch.nn.functional.pad(bias.detach().float(), (0, -shape[0] % LANES))
+        none = cls(kernels, shape, form, filled, torch.empty(0, dtype=torch.uint8))
+        size = kernels.packed_bytes(ctypes.byref(none.struct))
+        return replace(none, packed=torch.zeros(size, dtype=torch.uint8))
+
+    def _fill(self, kind: int, data: int, row_bytes: int, order: Tensor | None = None) -> None:
+        self.kernels.pack(
+            ctypes.byref(self.struct),
+            kind,
+            c_void_p(data),
+            c_int64(row_bytes),
+            *self.shape,
+            None if order is None else c_void_p(order.data_ptr()),
+            torch.get_num_threads(),
+        )
+
+    @property
+    def columns(self) -> int:
+        """`in`, filled up to whole blocks."""
+        return -(-self.shape[1] // EVEN) * EVEN
 
     @property
     def struct(self) -> MatrixStruct:
         """For the kernels; valid as long as this matrix is."""
         bias = None if self.bias is None else self.bias.data_ptr()
-        out = len(self.packed) * LANES
-        return MatrixStruct(self.packed.data_ptr(), bias, out, self.columns, self.bits, 0)
+        out = -(-self.shape[0] // LANES) * LANES
+        return MatrixStruct(self.packed.data_ptr(), bias, out, self.columns, self.format, 0)
 
-    def split(self, rows: Sequence[int]) -> list[Matrix]:
-        """Parts of so many rows each; all but the last are whole blocks."""
-        blocks = [-(-count // LANES) for count in rows]
-        packed = self.packed.split(blocks)
-        if self.bias is None:
-            return [replace(self, packed=part) for part in packed]
-        biases = self.bias.split([count * LANES for count in blocks])
-        return [
-            replace(self, packed=part, bias=bias) for part, bias in zip(packed, biases, strict=True)
-        ]
-
-    def product(self, kernels: ctypes.CDLL, x: Tensor) -> Tensor:
-        """`(n, in)` bfloat16 → `(n, out)` float32, `out` filled up to whole blocks."""
-        x = _fill_columns(x).contiguous()
-        y = torch.empty(len(x), len(self.packed) * LANES)
-        size = 0 if self.bits == 16 else x.numel()
+    def product(self, x: Tensor) -> Tensor:
+        """`(n, in)` bfloat16 → `(n, out)` float32."""
+        lacking = self.columns - x.shape[1]
+        x = torch.nn.functional.pad(x, (0, lacking)) if lacking else x.contiguous()
+        struct = self.struct
+        y = torch.empty(len(x), struct.out)
+        size = 0 if self.format == FORMATS[16] else x.numel()
         integers = torch.empty(size + size // BLOCK * BLOCK_BYTES, dtype=torch.uint8)
-        kernels.linear(
-            ctypes.byref(self.struct),
+        self.kernels.linear(
+            ctypes.byref(struct),
             c_void_p(x.data_ptr()),
             c_void_p(integers.data_ptr()),
             c_void_p(integers.data_ptr() + size),
@@ -108,56 +169,76 @@ class Matrix:
             len(x),
             torch.get_num_threads(),
         )
-        return y
+        return y[:, : self.shape[0]]
 
-    def unpacked(self) -> Tensor:
-        """The plain matrix in bfloat16, rows that fill the last block included."""
-        if self.bits == 16:
-            return self.packed.transpose(1, 2).reshape(-1, self.columns)
-        factors = self.packed[:, : 2 * self.columns].contiguous().view(torch.float16).float()
-        scale, minimum = factors.view(-1, 2, self.columns // BLOCK, LANES).permute(1, 0, 3, 2)
-        integers = self.packed[:, 2 * self.columns :]
-        if self.bits == 4:
-            pairs = integers.view(len(integers), -1, 1, LANES, 4)
-            integers = torch.cat([pairs & 15, pairs >> 4], dim=2)
-        integers = (
-            integers.reshape(len(integers), -1, LANES, 4).transpose(1, 2).flatten(2).flatten(0, 1)
+    def rows(self, index: Tensor | None = None, *, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+        """Rows `(n, in)`, unpacked to bfloat16 or float32; None = all."""
+        count = self.shape[0] if index is None else len(index)
+        index = None if index is None else index.to(torch.int64).contiguous()
+        values = torch.empty(count, self.shape[1], dtype=dtype)
+        at = c_void_p(values.data_ptr())
+        self.kernels.unpack(
+            ctypes.byref(self.struct),
+            None if index is None else c_void_p(index.data_ptr()),
+            c_int64(count),
+            self.shape[1],
+            None if dtype == torch.float32 else at,
+            at if dtype == torch.float32 else None,
+            torch.get_num_threads(),
         )
-        return (
-            QuantizedMatrix(integers, scale.flatten(0, 1), minimum.flatten(0, 1), self.bits)
-            .dequantize()
-            .to(torch.bfloat16)
-        )
+        return values
 
 
 class NativeLinear(PackedLinear):
     """A matrix that the compiled kernels multiply."""
 
-    def __init__(
-        self, plain: nn.Linear, kernels: ctypes.CDLL, matrix: Matrix, *, keep: bool = False
-    ) -> None:
+    def __init__(self, plain: nn.Linear, matrix: Matrix, *, keep: bool = False) -> None:
         super().__init__(plain, keep=keep)
-        self._kernels, self.matrix = kernels, matrix
+        self.matrix = matrix
+
+    @property
+    def num_bytes(self) -> int:
+        return self.matrix.packed.nbytes
 
     def float_product(self, x: Tensor) -> Tensor:
         """As `product`, in float32."""
-        return self.matrix.product(self._kernels, x)[:, : self.out_features]
+        return self.matrix.product(x)
 
     def product(self, x: Tensor) -> Tensor:
         return self.float_product(x).to(x.dtype)
 
     def unpacked(self) -> Tensor:
-        return self.matrix.unpacked()[: self.out_features, : self.in_features]
+        return self.matrix.rows()
 
 
-def pack_quantized(
-    model: PreTrainedModel, kernels: ctypes.CDLL, quantized: QuantizedWeights
-) -> None:
-    """Let the kernels multiply a model's matrices as quantized."""
+class NativeEmbedding(PackedEmbedding):
+    """An embedding whose rows the compiled kernels unpack."""
 
-    def make(name: str, plain: nn.Linear) -> NativeLinear:
-        matrix = Matrix.of(quantized.of(name, plain), plain.bias)
-        return NativeLinear(plain, kernels, matrix, keep=quantized.keeps_plain(plain))
+    def __init__(self, plain: nn.Embedding, matrix: Matrix) -> None:
+        super().__init__(plain)
+        self.matrix = matrix
+
+    @property
+    def num_bytes(self) -> int:
+        return self.matrix.packed.nbytes
+
+    def rows(self, ids: Tensor | None) -> Tensor:
+        return self.matrix.rows(ids)
+
+
+def pack_native(model: PreTrainedModel, kernels: ctypes.CDLL, bits: int) -> None:
+    """Let the kernels multiply a model's matrices, in bfloat16 or rounded to 8 or 4 bits.
+
+    The output matrix has 8 bits at least: it moves the probabilities most.
+    """
+    output = model.get_output_embeddings()
+    embedding = getattr(model.get_input_embeddings(), "weight", None)
+
+    def make(_name: str, plain: nn.Linear) -> NativeLinear:
+        own_bits = max(bits, 8) if plain is output else bits
+        matrix = Matrix.of(kernels, plain.weight, plain.bias, bits=own_bits)
+        keep = plain.weight is embedding or (plain is output and bits == 16)
+        return NativeLinear(plain, matrix, keep=keep)
 
     replace_linears(model, make)
 
@@ -190,35 +271,7 @@ def packed_linear(
     plain = nn.Linear(weight.shape[1], len(weight), bias=False, device="meta")
     if bias is not None:
         plain.bias = nn.Parameter(bias.detach(), requires_grad=False)
-    return NativeLinear(plain, kernels, Matrix.of(QuantizedMatrix.quantize(weight, 8), bias))
-
-
-def _pack_bfloat16(weight: Tensor) -> Tensor:
-    filled = _fill(weight.to(torch.bfloat16))
-    return filled.view(-1, LANES, weight.shape[1] // 2, 2).transpose(1, 2).contiguous()
-
-
-def _pack_quantized(blocks: QuantizedMatrix) -> Tensor:
-    count = blocks.integers.shape[1] // BLOCK
-    integers = _fill(blocks.integers).view(-1, LANES, 8 * count, 4).transpose(1, 2)
-    if blocks.bits == 4:
-        integers = integers[:, 0::2] | integers[:, 1::2] << 4
-    factors = torch.stack([_fill(blocks.scale), _fill(blocks.minimum)]).to(torch.float16)
-    factors = factors.view(2, -1, LANES, count).permute(1, 0, 3, 2).contiguous()
-    return torch.cat([factors.view(torch.uint8).flatten(1), integers.flatten(1)], dim=1)
-
-
-def _fill_columns(x: Tensor) -> Tensor:
-    """With zero columns up to a whole block."""
-    lacking = -x.shape[1] % EVEN
-    return x if not lacking else torch.nn.functional.pad(x, (0, lacking))
-
-
-def _fill(rows: Tensor) -> Tensor:
-    lacking = -len(rows) % LANES
-    if not lacking:
-        return rows
-    return torch.cat([rows, rows.new_zeros(lacking, *rows.shape[1:])])
+    return NativeLinear(plain, Matrix.of(kernels, weight, bias, bits=8))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

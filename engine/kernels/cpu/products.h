@@ -6,51 +6,34 @@
 //
 // Every sum runs in an order that depends on its own row alone: a row's result is the same, bit by
 // bit, whether it is computed alone, in a tree or in a prompt.
-//
-// Matrices (out, in) are stored by 16 columns of the product, see operators.py:
-//   bfloat16  [in / 2][16][2]
-//   8 bits    scales [in / 32][16], minima [in / 32][16] (float16), integers [in / 4][16][4]:
-//             value = scale * code + minimum
-//   4 bits    the same with integers [in / 8][16][4]: low nibbles row 8 g + t, high 8 g + 4 + t
 #pragma once
 
-#include <algorithm>
 #include <type_traits>
 
-#include "vectors.h"
+#include "formats.h"
 
 namespace {
 
-constexpr int BLOCK = 32;  // rows of a matrix under one scale, and columns of a row of x
 constexpr int TILE_ROWS = 48;  // rows of x whose sums are held at once
 
 // How many blocks of columns and how many rows are computed together: their sums, a row's parts and
 // the weights fill the registers, of which AVX2 has half as many, half as wide.
-template <int BITS>
+template <int FORMAT>
 struct Tile {
 #ifdef __AVX512F__
-    static constexpr int panel = BITS == 16 ? 4 : 2, rows = 6;
+    static constexpr int panel = FORMAT == BF16 ? 4 : 2, rows = 6;
 #else
-    static constexpr int panel = 1, rows = BITS == 16 ? 4 : 3;
+    static constexpr int panel = 1, rows = FORMAT == BF16 ? 4 : 3;
 #endif
     // Rows of the matrix that are taken at once: with them, TILE_ROWS rows of x and their sums, a
     // panel fits the nearest cache, whatever the number of groups of rows that read it.
-    static constexpr int chunk = BITS == 16 ? 128 : 512;
-};
-
-struct Matrix {
-    const uint8_t* data;
-    const float* bias;  // (out,) or null
-    int32_t out, in;
-    int32_t bits;       // 16, 8 or 4
-    int32_t unused;
+    static constexpr int chunk = FORMAT == BF16 ? 128 : 512;
 };
 
 // What belongs to 32 bytes of a row in 8 bits: x = scale * byte.
 struct Block {
-    float scale, sum;  // sum of the x
-    int32_t middle;    // 128 times the sum of the bytes
-    int32_t unused;
+    float scale, sum;     // sum of the x
+    int32_t total, half;  // sums of the bytes: all, the first 16
 };
 
 // Rows to multiply, as the matrix wants them: bfloat16, or in 8 bits.
@@ -81,19 +64,24 @@ inline void quantize(F low, F high, int8_t* integers, Block* block) {
     high = round(mul(high, inverse));
     store_int8(integers, low);
     store_int8(integers + LANES, high);
-    const float sum = reduce_add(add(low, high));  // of integers: exact
-    // NaN and infinity must not vanish in an integer.
-    *block = {scale, most - most == 0.0f ? scale * sum : NAN, int32_t(sum) * 128, 0};
+    const float half = reduce_add(low), sum = half + reduce_add(high);  // of integers: exact
+    const bool finite = most - most == 0.0f && sum - sum == 0.0f;
+    if (finite) *block = {scale, scale * sum, int32_t(sum), int32_t(half)};
+    else *block = {NAN, NAN, 0, 0};  // NaN and infinity must not vanish in an integer
 }
 
-// 32 numbers into a row of `to`, for a matrix of so many bits.
-inline void store_activation(F low, F high, int bits, int64_t at, const Rows& to) {
-    if (bits == 16) {
+// How matrices want the rows that they meet.
+enum Wanted { PLAIN = 1, INTEGERS = 2 };
+
+inline int wanted(const Matrix& m) { return m.format == BF16 ? PLAIN : INTEGERS; }
+
+// 32 numbers into a row of `to`, as wanted.
+inline void store_activation(F low, F high, int wanted, int64_t at, const Rows& to) {
+    if (wanted & PLAIN) {
         store_bf16(to.plain + at, low);
         store_bf16(to.plain + at + LANES, high);
-    } else {
-        quantize(low, high, to.integers + at, to.blocks + at / BLOCK);
     }
+    if (wanted & INTEGERS) quantize(low, high, to.integers + at, to.blocks + at / BLOCK);
 }
 
 // Weights to fetch from memory while others are computed with: `lines` of 64 bytes, spread evenly
@@ -105,7 +93,7 @@ struct Ahead {
 
     void fetch() {
         for (due += lines; due >= iterations; due -= iterations) {
-            _mm_prefetch((const char*)at, _MM_HINT_T0);
+            _mm_prefetch((const char*)at, _MM_HINT_T1);
             at += 64;
         }
     }
@@ -141,58 +129,90 @@ void bf16_tile(const uint8_t* w, int64_t next, const bf16* x, int64_t width, int
         for (int c = 0; c < C; ++c) store(sums + r * stride + c * LANES, acc[r][c]);
 }
 
-// Scales or minima of a block of columns.
-int64_t factor_bytes(const Matrix& m) { return m.bits == 16 ? 0 : m.in / BLOCK * LANES * 2; }
-
-int64_t column_bytes(const Matrix& m) {
-    return 2 * factor_bytes(m) + int64_t(m.in) * LANES * m.bits / 8;
+// Codes 4 g ... 4 g + 3 of 32 columns, of each lane.
+template <int FORMAT>
+inline I codes_of(const uint8_t* unit, int g) {
+    constexpr Layout L = LAYOUTS[FORMAT];
+    constexpr int PER_BYTE = 8 / L.base;
+    I codes = load_bytes(unit + g / PER_BYTE * 64);
+    if constexpr (L.base < 8) codes = bits_of<L.base>(codes, g % PER_BYTE);
+    for (int p = 0; p < L.planes; ++p)
+        codes = set_bits(codes, unit + BLOCK * LANES * L.base / 8 + p * 64 + g * 8,
+                         1 << (L.base + p));
+    if constexpr (L.table) codes = look_up(codes, TABLE);
+    return codes;
 }
 
-const uint8_t* column(const Matrix& m, int block) { return m.data + block * column_bytes(m); }
+// Scales or minima of a block of columns: 16 float16, or bytes in units of a float16.
+template <int FORMAT>
+inline F factors_of(const uint8_t* halves, const uint8_t* bytes, int group) {
+    constexpr Layout L = LAYOUTS[FORMAT];
+    if constexpr (!L.bytes) return load_half(halves + int64_t(group) * LANES * 2);
+    else
+        return mul(load_half(halves + int64_t(group) * L.group / SUPER * LANES * 2),
+                   load_int8(bytes + int64_t(group) * LANES));
+}
 
 // sums (R, C) += R rows of x times C blocks of columns from block `first` of the rows on, `depth`
-// blocks. Products of integers are summed exactly, and scaled per block.
-template <int BITS, int R, int C>
-void integer_tile(const Matrix& m, const uint8_t* w, Rows x, int first, int depth, float* sums,
+// blocks. Products of integers are summed exactly, and scaled per group. Not inlined: compiled once,
+// not for every caller.
+template <int FORMAT, int R, int C>
+__attribute__((noinline)) void integer_tile(const Matrix& m, const uint8_t* w, Rows x, int first, int depth, float* sums,
                   Ahead ahead) {
-    constexpr int UNIT = BLOCK * LANES * BITS / 8;
-    const int64_t next = column_bytes(m), minima = factor_bytes(m), blocks = m.in / BLOCK;
-    const uint8_t* integers_at = w + 2 * minima + int64_t(first) * UNIT;
-    const uint8_t* scale_at = w + int64_t(first) * LANES * 2;
+    constexpr Layout L = LAYOUTS[FORMAT];
+    constexpr int PARTS = BLOCK / L.group;
+    constexpr Width WIDTH = L.table || L.bits() == 8 ? Width::wide
+                            : (L.bits() > 4)         ? Width::middle
+                                                     : Width::narrow;
+    using Sum = SumOf<WIDTH>;
+    const Parts parts(L, m.in);
+    const int64_t next = parts.end, blocks = m.in / BLOCK;
+    const uint8_t* units = w + parts.codes + int64_t(first) * L.unit();
+    const uint8_t* bytes = w + (L.minimum ? 2 : 1) * parts.supers;
     F acc[R][C];
     for (int r = 0; r < R; ++r)
         for (int c = 0; c < C; ++c) acc[r][c] = load(sums + (r * C + c) * LANES);
     for (int b = first; b < first + depth; ++b) {
         ahead.fetch();
-        Sum<BITS> part[R][C];
-        for (int r = 0; r < R; ++r)
-            for (int c = 0; c < C; ++c)
-                part[r][c] = Sum<BITS>::begin(x.blocks[r * blocks + b].middle);
-#pragma GCC unroll 8  // as a loop it spills, and takes a third longer
-        for (int g = 0; g < 8; ++g) {
-            I weights[C];
-            for (int c = 0; c < C; ++c) {
-                weights[c] = load_bytes(integers_at + c * next + (BITS == 8 ? g : g / 2) * 64);
-                if constexpr (BITS == 4)
-                    weights[c] = g % 2 ? high_nibbles(weights[c]) : low_nibbles(weights[c]);
-            }
-            for (int r = 0; r < R; ++r) {
-                const Four four = same_four(x.integers + int64_t(r) * m.in + b * BLOCK + 4 * g);
-                for (int c = 0; c < C; ++c) part[r][c].add(weights[c], four);
-            }
-        }
-        for (int c = 0; c < C; ++c) {
-            const F scale = load_half(scale_at + c * next);
-            const F minimum = load_half(scale_at + c * next + minima);
+#pragma GCC unroll 2
+        for (int h = 0; h < PARTS; ++h) {
+            Sum sum[R][C];
+            int32_t total[R];
             for (int r = 0; r < R; ++r) {
                 const Block& block = x.blocks[r * blocks + b];
-                const F both = mul(scale, set1(block.scale));
-                acc[r][c] = fma(both, to_float(part[r][c].end()), acc[r][c]);
-                acc[r][c] = fma(minimum, set1(block.sum), acc[r][c]);
+                total[r] = PARTS == 1 ? block.total : h == 0 ? block.half : block.total - block.half;
+                for (int c = 0; c < C; ++c) sum[r][c] = Sum::begin(total[r], L.offset());
+            }
+#pragma GCC unroll 8  // as a loop it spills, and takes a third longer
+            for (int g = h * 8 / PARTS; g < (h + 1) * 8 / PARTS; ++g) {
+                I codes[C];
+                for (int c = 0; c < C; ++c) codes[c] = codes_of<FORMAT>(units + c * next, g);
+                for (int r = 0; r < R; ++r) {
+                    const Four four = same_four(x.integers + int64_t(r) * m.in + b * BLOCK + 4 * g);
+                    for (int c = 0; c < C; ++c) sum[r][c].add(codes[c], four);
+                }
+            }
+            const int group = b * PARTS + h;
+            for (int c = 0; c < C; ++c) {
+                const uint8_t* at = w + c * next;
+                const F scale = factors_of<FORMAT>(at, bytes + c * next, group);
+                for (int r = 0; r < R; ++r) {
+                    const F both = mul(scale, set1(x.blocks[r * blocks + b].scale));
+                    const F products = to_float(sum[r][c].end(total[r], L.offset()));
+                    acc[r][c] = fma(both, products, acc[r][c]);
+                }
+                if constexpr (!L.minimum) continue;
+                const F minimum =
+                    factors_of<FORMAT>(at + (L.bytes ? parts.supers : parts.factors),
+                                       bytes + c * next + parts.factors, group);
+                for (int r = 0; r < R; ++r) {
+                    const Block& block = x.blocks[r * blocks + b];
+                    const float of_x = PARTS == 1 ? block.sum : block.scale * float(total[r]);
+                    acc[r][c] = fma(minimum, set1(L.bytes ? -of_x : of_x), acc[r][c]);
+                }
             }
         }
-        integers_at += UNIT;
-        scale_at += LANES * 2;
+        units += L.unit();
     }
     for (int r = 0; r < R; ++r)
         for (int c = 0; c < C; ++c) store(sums + (r * C + c) * LANES, acc[r][c]);
@@ -201,15 +221,23 @@ void integer_tile(const Matrix& m, const uint8_t* w, Rows x, int first, int dept
 // What is done with finished sums.
 enum class Into { store, add };
 
+// As `column`; the format is known, so that nothing is divided.
+template <int FORMAT>
+const uint8_t* column_of(const Matrix& m, int block) {
+    constexpr Layout L = LAYOUTS[FORMAT];
+    return m.data + block * Parts(L, m.in).end;
+}
+
 // C blocks of columns for up to TILE_ROWS rows; fetches what comes after them, from `then` on.
-template <int BITS, int C, Into into>
+template <int FORMAT, int C, Into into>
 void tile(const Matrix& m, int block, Rows x, float* y, int64_t stride, int n,
           const uint8_t* then) {
-    constexpr int ROWS = Tile<BITS>::rows, CHUNK = Tile<BITS>::chunk;
+    constexpr int ROWS = Tile<FORMAT>::rows, CHUNK = Tile<FORMAT>::chunk;
     alignas(64) float sums[TILE_ROWS * C * LANES];
     std::memset(sums, 0, n * C * LANES * sizeof(float));
-    const int groups = (n + ROWS - 1) / ROWS, unit = BITS == 16 ? 2 : BLOCK;
-    const int64_t next = column_bytes(m);
+    const int groups = (n + ROWS - 1) / ROWS, unit = FORMAT == BF16 ? 2 : BLOCK;
+    constexpr Layout L = LAYOUTS[FORMAT];
+    const int64_t next = Parts(L, m.in).end;
     const int chunk = groups == 1 ? m.in : CHUNK;
     int64_t fetched = 0;
     for (int k = 0; k < m.in; k += chunk) {
@@ -222,11 +250,11 @@ void tile(const Matrix& m, int block, Rows x, float* y, int64_t stride, int n,
             with_constant<ROWS>(range.end - range.begin, [&](auto count) {
                 constexpr int R = decltype(count)::value;
                 const Rows from = x.from(range.begin, m.in);
-                if constexpr (BITS == 16)
-                    bf16_tile<R, C>(column(m, block) + int64_t(k) / 2 * 64, next, from.plain + k,
+                if constexpr (FORMAT == BF16)
+                    bf16_tile<R, C>(column_of<FORMAT>(m, block) + int64_t(k) / 2 * 64, next, from.plain + k,
                                     m.in, depth, to, C * LANES, ahead);
                 else
-                    integer_tile<BITS, R, C>(m, column(m, block), from, k / BLOCK, depth, to, ahead);
+                    integer_tile<FORMAT, R, C>(m, column_of<FORMAT>(m, block), from, k / BLOCK, depth, to, ahead);
             });
         }
         fetched = until;
@@ -243,39 +271,38 @@ void tile(const Matrix& m, int block, Rows x, float* y, int64_t stride, int n,
 }
 
 // C blocks of columns for all rows.
-template <int BITS, int C, Into into>
+template <int FORMAT, int C, Into into>
 void all_rows(const Matrix& m, int block, Rows x, float* y, int64_t stride, int n,
               const uint8_t* then) {
     const int tiles = (n + TILE_ROWS - 1) / TILE_ROWS;
     for (int i = 0; i < tiles; ++i) {
         const Range range = share(n, i, tiles);
-        tile<BITS, C, into>(m, block, x.from(range.begin, m.in), y + range.begin * stride, stride,
-                            range.end - range.begin, i + 1 < tiles ? column(m, block) : then);
+        tile<FORMAT, C, into>(m, block, x.from(range.begin, m.in), y + range.begin * stride, stride,
+                            range.end - range.begin, i + 1 < tiles ? column_of<FORMAT>(m, block) : then);
     }
 }
 
-template <int BITS, Into into>
+template <int FORMAT, Into into>
 void product_of(const Matrix& m, Range blocks, Rows x, float* y, int64_t stride, int n,
                 const uint8_t* then) {
-    constexpr int PANEL = Tile<BITS>::panel;
+    constexpr int PANEL = Tile<FORMAT>::panel;
     for (int block = blocks.begin; block < blocks.end;) {
         // Few rows wait for memory, which is fastest in one stream.
         const int count = std::min(n <= 4 ? 1 : PANEL, blocks.end - block);
-        const uint8_t* after = block + count < blocks.end ? column(m, block + count) : then;
+        const uint8_t* after = block + count < blocks.end ? column_of<FORMAT>(m, block + count) : then;
         with_constant<PANEL>(count, [&](auto constant) {
-            all_rows<BITS, decltype(constant)::value, into>(m, block, x, y, stride, n, after);
+            all_rows<FORMAT, decltype(constant)::value, into>(m, block, x, y, stride, n, after);
         });
         block += count;
     }
 }
 
 // y (n, stride) = or += x W^T for these blocks of columns; `then` is what is read after them.
-template <Into into>
+template <Into into, int FORMAT = BF16>
 void product(const Matrix& m, Range blocks, Rows x, float* y, int64_t stride, int n,
              const uint8_t* then) {
-    if (m.bits == 16) return product_of<16, into>(m, blocks, x, y, stride, n, then);
-    if (m.bits == 8) return product_of<8, into>(m, blocks, x, y, stride, n, then);
-    product_of<4, into>(m, blocks, x, y, stride, n, then);
+    if (m.format == FORMAT) return product_of<FORMAT, into>(m, blocks, x, y, stride, n, then);
+    if constexpr (FORMAT < IQ4_XS) product<into, FORMAT + 1>(m, blocks, x, y, stride, n, then);
 }
 
 }  // namespace

@@ -13,6 +13,16 @@
 using bf16 = uint16_t;
 constexpr int LANES = 16;
 
+// How large codes are: sums of the products of up to 4 bits fit 16 bits, those of a pair of up to 6
+// bits do, and those of 8 bits do where 128 is taken off the code, whose sign moves to the other
+// factor.
+enum class Width { narrow, middle, wide };
+
+// What a sum of 32-bit integers begins with.
+inline int32_t begin_of(Width width, int32_t total, int offset) {
+    return width == Width::narrow ? 0 : (width == Width::wide ? 128 - offset : -offset) * total;
+}
+
 inline float from_bf16(bf16 x) {
     const uint32_t bits = uint32_t(x) << 16;
     float value;
@@ -82,8 +92,27 @@ inline void store_int8(int8_t* p, F x) {
     _mm_storeu_si128((__m128i*)p, _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(x.v)));
 }
 inline I load_bytes(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
-inline I low_nibbles(I x) { return {_mm512_and_si512(x.v, _mm512_set1_epi8(15))}; }
-inline I high_nibbles(I x) { return low_nibbles({_mm512_srli_epi16(x.v, 4)}); }
+// Bits BITS * place ... of each byte.
+template <int BITS>
+inline I bits_of(I x, int place) {
+    return {_mm512_and_si512(_mm512_srli_epi16(x.v, BITS * place), _mm512_set1_epi8((1 << BITS) - 1))};
+}
+// Sets a bit in the bytes that 64 bits at p say.
+inline I set_bits(I x, const uint8_t* p, int bit) {
+    uint64_t which;
+    std::memcpy(&which, p, 8);
+    const __m512i with = _mm512_or_si512(x.v, _mm512_set1_epi8(char(bit)));
+    return {_mm512_mask_mov_epi8(x.v, which, with)};
+}
+// The byte of the table that each byte, below 16, is the place of.
+inline I look_up(I x, const uint8_t* table) {
+    const __m512i both = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)table));
+    return {_mm512_shuffle_epi8(both, x.v)};
+}
+// 16 signed bytes.
+inline F load_int8(const void* p) {
+    return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)))};
+}
 
 // Two bfloat16 a lane, times a pair that every lane meets.
 struct Pairs { __m512i v; };
@@ -112,45 +141,42 @@ inline Four same_four(const int8_t* p) {
     std::memcpy(&four, p, 4);
     return _mm512_set1_epi32(four);
 }
+// The sum of codes times bytes, four to a lane, less `offset` times the `total` of the bytes.
 #ifdef __AVX512VNNI__
-// Sums of unsigned integers times bytes, four to a lane.
-template <int BITS>
-struct Sum {
+template <Width>
+struct SumOf {
     __m512i v;
-    static Sum begin(int32_t) { return {_mm512_setzero_si512()}; }
-    void add(I integers, Four x) { v = _mm512_dpbusd_epi32(v, integers.v, x); }
-    I end() const { return {v}; }
+    static SumOf begin(int32_t total, int offset) { return {_mm512_set1_epi32(-offset * total)}; }
+    void add(I codes, Four x) { v = _mm512_dpbusd_epi32(v, codes.v, x); }
+    I end(int32_t, int) const { return {v}; }
 };
 #else
-template <int BITS>
-struct Sum {
+template <Width WIDTH>
+struct SumOf {
     __m512i v;
-    static Sum begin(int32_t middle);
-    void add(I integers, Four x);
-    I end() const;
+    static SumOf begin(int32_t total, int offset) {
+        return {_mm512_set1_epi32(begin_of(WIDTH, total, offset))};
+    }
+    void add(I codes, Four x) {
+        const __m512i one = _mm512_set1_epi16(1);
+        if constexpr (WIDTH == Width::narrow) {
+            v = _mm512_add_epi16(v, _mm512_maddubs_epi16(codes.v, x));
+        } else if constexpr (WIDTH == Width::middle) {
+            v = _mm512_add_epi32(v, _mm512_madd_epi16(_mm512_maddubs_epi16(codes.v, x), one));
+        } else {
+            const __m512i w = _mm512_xor_si512(codes.v, _mm512_set1_epi8(-128));
+            const __m512i turned =
+                _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(w), _mm512_setzero_si512(), x);
+            const __m512i pairs = _mm512_maddubs_epi16(_mm512_abs_epi8(w), turned);
+            v = _mm512_add_epi32(v, _mm512_madd_epi16(pairs, one));
+        }
+    }
+    I end(int32_t total, int offset) const {
+        if constexpr (WIDTH != Width::narrow) return {v};
+        return {_mm512_add_epi32(_mm512_madd_epi16(v, _mm512_set1_epi16(1)),
+                                 _mm512_set1_epi32(-offset * total))};
+    }
 };
-// 8 products of a pair, each at most 2 * 15 * 127, fit 16 bits.
-template <>
-inline Sum<4> Sum<4>::begin(int32_t) { return {_mm512_setzero_si512()}; }
-template <>
-inline void Sum<4>::add(I integers, Four x) {
-    v = _mm512_add_epi16(v, _mm512_maddubs_epi16(integers.v, x));
-}
-template <>
-inline I Sum<4>::end() const { return {_mm512_madd_epi16(v, _mm512_set1_epi16(1))}; }
-// 8-bit integers less 128, whose sign moves to the other factor: 2 * 128 * 127 fits 16 bits.
-template <>
-inline Sum<8> Sum<8>::begin(int32_t middle) { return {_mm512_set1_epi32(middle)}; }
-template <>
-inline void Sum<8>::add(I integers, Four x) {
-    const __m512i w = _mm512_xor_si512(integers.v, _mm512_set1_epi8(-128));
-    const __m512i turned =
-        _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(w), _mm512_setzero_si512(), x);
-    const __m512i pairs = _mm512_maddubs_epi16(_mm512_abs_epi8(w), turned);
-    v = _mm512_add_epi32(v, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
-}
-template <>
-inline I Sum<8>::end() const { return {v}; }
 #endif
 
 #else  // AVX2
@@ -257,12 +283,33 @@ inline void store_int8(int8_t* p, F x) {
 inline I load_bytes(const uint8_t* p) {
     return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)(p + 32))};
 }
-inline I low_nibbles(I x) {
-    const __m256i mask = _mm256_set1_epi8(15);
-    return {_mm256_and_si256(x.a, mask), _mm256_and_si256(x.b, mask)};
+template <int BITS>
+inline I bits_of(I x, int place) {
+    const __m256i mask = _mm256_set1_epi8((1 << BITS) - 1);
+    return {_mm256_and_si256(_mm256_srli_epi16(x.a, BITS * place), mask),
+            _mm256_and_si256(_mm256_srli_epi16(x.b, BITS * place), mask)};
 }
-inline I high_nibbles(I x) {
-    return low_nibbles({_mm256_srli_epi16(x.a, 4), _mm256_srli_epi16(x.b, 4)});
+inline __m256i set_bits(__m256i x, const uint8_t* p, int bit) {
+    int32_t which;
+    std::memcpy(&which, p, 4);
+    const __m256i bytes = _mm256_set_epi64x(0x0303030303030303, 0x0202020202020202,
+                                            0x0101010101010101, 0x0000000000000000);
+    const __m256i masks = _mm256_set1_epi64x(int64_t(0x8040201008040201));
+    const __m256i own = _mm256_shuffle_epi8(_mm256_set1_epi32(which), bytes);
+    const __m256i is_set = _mm256_cmpeq_epi8(_mm256_and_si256(own, masks), masks);
+    return _mm256_or_si256(x, _mm256_and_si256(is_set, _mm256_set1_epi8(char(bit))));
+}
+inline I set_bits(I x, const uint8_t* p, int bit) {
+    return {set_bits(x.a, p, bit), set_bits(x.b, p + 4, bit)};
+}
+inline I look_up(I x, const uint8_t* table) {
+    const __m256i both = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)table));
+    return {_mm256_shuffle_epi8(both, x.a), _mm256_shuffle_epi8(both, x.b)};
+}
+inline F load_int8(const void* p) {
+    const __m128i bytes = _mm_loadu_si128((const __m128i*)p);
+    return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)),
+            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8)))};
 }
 
 struct Pairs { __m256i a, b; };
@@ -288,54 +335,51 @@ inline Four same_four(const int8_t* p) {
     return _mm256_set1_epi32(four);
 }
 #ifdef __AVXVNNI__
-template <int BITS>
-struct Sum {
+template <Width>
+struct SumOf {
     __m256i a, b;
-    static Sum begin(int32_t) { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
-    void add(I integers, Four x) {
-        a = _mm256_dpbusd_avx_epi32(a, integers.a, x);
-        b = _mm256_dpbusd_avx_epi32(b, integers.b, x);
+    static SumOf begin(int32_t total, int offset) {
+        const __m256i start = _mm256_set1_epi32(-offset * total);
+        return {start, start};
     }
-    I end() const { return {a, b}; }
+    void add(I codes, Four x) {
+        a = _mm256_dpbusd_avx_epi32(a, codes.a, x);
+        b = _mm256_dpbusd_avx_epi32(b, codes.b, x);
+    }
+    I end(int32_t, int) const { return {a, b}; }
 };
 #else
-template <int BITS>
-struct Sum {
+template <Width WIDTH>
+struct SumOf {
     __m256i a, b;
-    static Sum begin(int32_t middle);
-    void add(I integers, Four x);
-    I end() const;
+    static SumOf begin(int32_t total, int offset) {
+        const __m256i start = _mm256_set1_epi32(begin_of(WIDTH, total, offset));
+        return {start, start};
+    }
+    static __m256i add(__m256i sum, __m256i codes, __m256i x) {
+        const __m256i one = _mm256_set1_epi16(1);
+        if constexpr (WIDTH == Width::narrow)
+            return _mm256_add_epi16(sum, _mm256_maddubs_epi16(codes, x));
+        __m256i pairs;
+        if constexpr (WIDTH == Width::middle) {
+            pairs = _mm256_maddubs_epi16(codes, x);
+        } else {
+            const __m256i w = _mm256_xor_si256(codes, _mm256_set1_epi8(-128));
+            pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
+        }
+        return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, one));
+    }
+    void add(I codes, Four x) {
+        a = add(a, codes.a, x);
+        b = add(b, codes.b, x);
+    }
+    I end(int32_t total, int offset) const {
+        if constexpr (WIDTH != Width::narrow) return {a, b};
+        const __m256i one = _mm256_set1_epi16(1), start = _mm256_set1_epi32(-offset * total);
+        return {_mm256_add_epi32(_mm256_madd_epi16(a, one), start),
+                _mm256_add_epi32(_mm256_madd_epi16(b, one), start)};
+    }
 };
-// 8 products of a pair, each at most 2 * 15 * 127, fit 16 bits.
-template <>
-inline Sum<4> Sum<4>::begin(int32_t) { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
-template <>
-inline void Sum<4>::add(I integers, Four x) {
-    a = _mm256_add_epi16(a, _mm256_maddubs_epi16(integers.a, x));
-    b = _mm256_add_epi16(b, _mm256_maddubs_epi16(integers.b, x));
-}
-template <>
-inline I Sum<4>::end() const {
-    const __m256i one = _mm256_set1_epi16(1);
-    return {_mm256_madd_epi16(a, one), _mm256_madd_epi16(b, one)};
-}
-// 8-bit integers less 128, whose sign moves to the other factor: 2 * 128 * 127 fits 16 bits.
-inline __m256i signed_products(__m256i integers, __m256i four) {
-    const __m256i w = _mm256_xor_si256(integers, _mm256_set1_epi8(-128));
-    const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(four, w));
-    return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
-}
-template <>
-inline Sum<8> Sum<8>::begin(int32_t middle) {
-    return {_mm256_set1_epi32(middle), _mm256_set1_epi32(middle)};
-}
-template <>
-inline void Sum<8>::add(I integers, Four x) {
-    a = _mm256_add_epi32(a, signed_products(integers.a, x));
-    b = _mm256_add_epi32(b, signed_products(integers.b, x));
-}
-template <>
-inline I Sum<8>::end() const { return {a, b}; }
 #endif
 #endif
 
@@ -352,4 +396,17 @@ inline F exp(F x) {
     for (const float next : {1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f})
         p = fma(p, r, set1(next));
     return times_power_of_2(p, n);
+}
+
+// 1 / (1 + e^-x)
+inline F sigmoid(F x) {
+    const F one = set1(1.0f), e = exp(sub(zero(), abs(x)));  // e^-|x|
+    return div(where_negative(x, e, one), add(one, e));
+}
+
+// cap * tanh(x / cap); cap 0 = none
+inline F capped(F x, float cap) {
+    if (cap == 0.0f) return x;
+    const F half = sub(sigmoid(mul(x, set1(2.0f / cap))), set1(0.5f));
+    return mul(half, set1(2.0f * cap));
 }

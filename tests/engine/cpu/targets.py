@@ -18,6 +18,15 @@ WIDE: dict[str, dict[str, Any]] = {
     "qwen2": {"num_attention_heads": 2, "num_key_value_heads": 1},
     "qwen3": {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 96},
     "qwen3-wide-heads": {"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 128},
+    "mistral-sliding": {"num_attention_heads": 2, "num_key_value_heads": 1},
+    "qwen2-half-sliding": {"num_attention_heads": 2, "num_key_value_heads": 1},
+    "gemma2-sliding": {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32},
+    "gemma3-sliding": {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32},
+    "phi3-sliding": {"num_attention_heads": 2, "num_key_value_heads": 1},
+    "phi3-partly-turned": {"num_attention_heads": 1, "num_key_value_heads": 1},
+    "smollm3": {"num_attention_heads": 2, "num_key_value_heads": 1},
+    "olmo2": {"num_attention_heads": 2, "num_key_value_heads": 1},
+    "granite": {"num_attention_heads": 2, "num_key_value_heads": 1},
 }
 
 LLAMA3 = {
@@ -28,6 +37,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+DEFAULT_ROTARY = {"rope_type": "default", "rope_theta": 10_000.0}
 YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
@@ -47,6 +57,24 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3": ("qwen3", {"head_dim": 8}),
     "qwen3-wide-heads": ("qwen3", {"head_dim": 24}),
+    "gemma2-sliding": ("gemma2", {"sliding_window": 12, "attn_logit_softcapping": 2.0}),
+    "gemma3-sliding": ("gemma3_text", {"sliding_window": 12, "final_logit_softcapping": 3.0}),
+    "phi3-sliding": ("phi3", {"sliding_window": 12}),
+    "phi3-partly-turned": (
+        "phi3",
+        {"rope_parameters": {**DEFAULT_ROTARY, "partial_rotary_factor": 0.5}},
+    ),
+    "smollm3": ("smollm3", {"no_rope_layers": [1, 0, 1]}),
+    "olmo2": ("olmo2", {}),
+    "granite": (
+        "granite",
+        {
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.7,
+            "attention_multiplier": 0.3,
+            "logits_scaling": 2.0,
+        },
+    ),
 }
 
 

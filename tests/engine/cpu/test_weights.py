@@ -17,16 +17,9 @@ from engine.decode import decode
 from engine.drafters.autoregressive import AutoregressiveConfig
 from engine.errors import ConfigError, TargetError
 from engine.kernels.cpu.compile import NotNative, library
-from engine.kernels.cpu.gguf import BLOCK, GGUFFile, QuantizedMatrix
-from engine.kernels.cpu.weights import (
-    OneDNNLinear,
-    PackedLinear,
-    QuantizedWeights,
-    can_pack,
-    pack,
-    rotary_order,
-)
+from engine.kernels.cpu.weights import OneDNNLinear, can_pack, pack
 from engine.model.loading import load_target, pick_dtype
+from engine.model.packed import PackedLinear
 from engine.model.sources import TargetSpec
 from engine.model.target import Target
 from engine.proposal import Needs, Proposal, TargetOutput
@@ -155,58 +148,6 @@ def test_gradients_reach_the_rows_before_the_output_matrix() -> None:
     model.lm_head(hidden)[:, 5].sum().backward()
     expected = model.model.embed_tokens.weight[5].detach().expand(3, -1)
     torch.testing.assert_close(hidden.grad, expected)
-
-
-# ---- codes
-
-
-def test_query_rows_are_put_in_transformers_order() -> None:
-    assert rotary_order(8, 4).tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
-
-
-@pytest.mark.parametrize(("kind", "bits"), [("Q4_0", 4), ("Q4_1", 4), ("Q8_0", 8)])
-def test_a_loaded_model_finds_its_matrices_in_the_file(
-    kind: str, bits: int, tmp_path: Path
-) -> None:
-    path = write_gguf(tmp_path / "tiny.gguf", kind)
-    model = load(path, "bfloat16", tmp_path).model
-    quantized = QuantizedWeights(model, bits=bits, file=GGUFFile(path))
-    for name in quantized.NAMES:
-        owner = "self_attn" if name[0] in "qkvo" else "mlp"
-        weight = model.get_submodule(f"model.layers.1.{owner}.{name}").weight
-        blocks = quantized.find(f"model.layers.1.{owner}.{name}", weight)
-        assert blocks is not None and blocks.bits == bits
-        assert torch.equal(blocks.dequantize().bfloat16(), weight)
-        other = quantized.find(f"model.layers.0.{owner}.{name}", weight)
-        assert other is None, "another layer's values are not taken"
-    output = quantized.find("lm_head", model.lm_head.weight)
-    assert output is not None and output.bits == 8
-    assert torch.equal(output.dequantize().bfloat16(), model.lm_head.weight)
-
-
-def test_matrices_of_another_model_are_left_alone(tmp_path: Path) -> None:
-    path = write_gguf(tmp_path / "tiny.gguf")
-    stranger = tiny_model("llama", seed=9, hidden_size=64, intermediate_size=96).bfloat16()
-    quantized = QuantizedWeights(stranger, bits=4, file=GGUFFile(path))
-    assert (
-        quantized.find("layers.0.mlp.down_proj", stranger.model.layers[0].mlp.down_proj.weight)
-        is None
-    )
-
-
-@pytest.mark.parametrize("bits", [4, 8])
-def test_codes_are_the_nearest_of_each_blocks_range(bits: int) -> None:
-    torch.manual_seed(bits)
-    weight = torch.randn(7, 96) * torch.logspace(-3, 3, 7)[:, None]
-    weight[3, 32:64] = 0.0
-    blocks = QuantizedMatrix.quantize(weight, bits)
-    assert int(blocks.integers.max()) == 2**bits - 1
-    # Half a step, and what float16 loses of scale and minimum.
-    step = blocks.scale.repeat_interleave(BLOCK, 1)
-    least = blocks.minimum.abs().repeat_interleave(BLOCK, 1)
-    off = (blocks.dequantize() - weight).abs()
-    assert (off <= 0.5 * step + 2**-10 * (least + 2**bits * step) + 2.0**-24).all()
-    assert torch.equal(blocks.dequantize()[3, 32:64], torch.zeros(32))
 
 
 # ---- dtypes

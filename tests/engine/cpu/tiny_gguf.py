@@ -1,4 +1,4 @@
-"""Writes tiny random Llamas as GGUF files, as llama.cpp's converter would."""
+"""Writes tiny random models as GGUF files, as llama.cpp's converter would."""
 
 from __future__ import annotations
 
@@ -8,30 +8,40 @@ from typing import Any
 import gguf
 import numpy as np
 import torch
+from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
 
-from engine.kernels.cpu.weights import QuantizedWeights, rotary_order
 from tests.models import tiny_model, tiny_tokenizer
 
+SIZES = {"hidden_size": 64, "intermediate_size": 96, "tie_word_embeddings": True}
+ARCHITECTURES = {"gemma3_text": "gemma3", "mistral": "llama"}
+"""Where transformers names a family otherwise."""
 
-def write_gguf(path: Path, kind: str = "Q4_1", **overrides: Any) -> Path:
-    """A Llama with all matrices of its layers of one type, its embedding in Q8_0."""
-    sizes = {"hidden_size": 64, "intermediate_size": 96, "tie_word_embeddings": True}
-    model = tiny_model("llama", **{**sizes, **overrides})
-    writer = gguf.GGUFWriter(path, "llama")
-    _write_fields(writer, model.config)
-    _add(writer, "token_embd.weight", model.model.embed_tokens.weight, "Q8_0")
-    _add(writer, "output_norm.weight", model.model.norm.weight, "F32")
-    for i, layer in enumerate(model.model.layers):
-        for name, theirs in QuantizedWeights.NAMES.items():
-            module = getattr(layer.self_attn, name, None) or getattr(layer.mlp, name)
-            weight = module.weight.detach()
-            if name in ("q_proj", "k_proj"):
-                turned = torch.empty_like(weight)
-                turned[rotary_order(len(weight), model.config.head_dim)] = weight
-                weight = turned
-            _add(writer, f"blk.{i}.{theirs}.weight", weight, kind)
-        _add(writer, f"blk.{i}.attn_norm.weight", layer.input_layernorm.weight, "F32")
-        _add(writer, f"blk.{i}.ffn_norm.weight", layer.post_attention_layernorm.weight, "F32")
+
+def write_gguf(
+    path: Path, kind: str = "Q4_1", family: str = "llama", *, scale: float = 1.0, **overrides: Any
+) -> Path:
+    """A model with all matrices of its layers of one type, its embedding in Q8_0.
+
+    Types that the format's own package cannot write get random blocks.
+
+    Args:
+        scale: of its matrices.
+    """
+    model = tiny_model(family, **{**SIZES, **overrides})
+    architecture = ARCHITECTURES.get(family, family)
+    writer = gguf.GGUFWriter(path, architecture)
+    _write_fields(writer, architecture, model.config)
+    (arch,) = (one for one, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    names = gguf.get_tensor_name_map(arch, model.config.num_hidden_layers)
+    for name, tensor in model.state_dict().items():
+        stem, _, suffix = name.rpartition(".")
+        if name == "lm_head.weight" and model.config.tie_word_embeddings:
+            continue
+        value = _as_kept(architecture, stem, tensor.detach().float(), model.config)
+        is_matrix = value.ndim > 1
+        value = value * scale if is_matrix else value
+        own = "Q8_0" if "embed" in name or "lm_head" in name else kind
+        _add(writer, f"{names.get_name(stem)}.{suffix}", value, own if is_matrix else "F32")
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -39,24 +49,51 @@ def write_gguf(path: Path, kind: str = "Q4_1", **overrides: Any) -> Path:
     return path
 
 
+def random_blocks(kind: str, rows: int, columns: int, seed: int = 0) -> np.ndarray[Any, Any]:
+    """Any bytes are valid blocks; only their floats are made small numbers."""
+    generator = np.random.default_rng(seed)
+    weights, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    blocks = generator.integers(0, 256, (rows, columns // weights, size), dtype=np.uint8)
+    at = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,)}.get(kind, (0,))
+    if kind in ("Q4_1", "Q5_1", "Q4_K", "Q5_K"):
+        at = (0, 2)
+    for place in at:
+        small = (0.0002 * generator.standard_normal(blocks.shape[:2])).astype(np.float16)
+        blocks[..., place : place + 2] = small[..., None].view(np.uint8)
+    return blocks.reshape(rows, -1)
+
+
+def _as_kept(architecture: str, stem: str, value: torch.Tensor, config: Any) -> torch.Tensor:
+    """Llama's queries and keys are turned by neighbours, and Gemma's norms are not less 1."""
+    if architecture == "llama" and stem.endswith(("q_proj", "k_proj")):
+        heads = config.num_attention_heads if "q_proj" in stem else config.num_key_value_heads
+        return value.view(heads, 2, -1, *value.shape[1:]).transpose(1, 2).reshape(value.shape)
+    if architecture.startswith("gemma") and "norm" in stem:
+        return value + 1
+    return value
+
+
 def _add(writer: Any, name: str, tensor: torch.Tensor, kind: str) -> None:
-    plain = tensor.detach().numpy().astype(np.float32)
-    raw_dtype = getattr(gguf.GGMLQuantizationType, kind)
-    data = plain if kind == "F32" else gguf.quants.quantize(plain, raw_dtype)
+    plain = tensor.numpy().astype(np.float32)
+    raw_dtype = gguf.GGMLQuantizationType[kind]
+    try:
+        data = plain if kind == "F32" else gguf.quants.quantize(plain, raw_dtype)
+    except NotImplementedError:
+        rows, columns = plain.shape
+        data = random_blocks(kind, rows, columns, seed=len(name))
     writer.add_tensor(name, data, raw_dtype=raw_dtype)
 
 
-def _write_fields(writer: Any, config: Any) -> None:
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(10_000.0)
-    writer.add_rope_dimension_count(config.head_dim)
-    writer.add_vocab_size(config.vocab_size)
+def _write_fields(writer: Any, architecture: str, config: Any) -> None:
+    values = {**config.to_dict(), **(config.rope_parameters or {})}
+    values |= values.pop("full_attention", {})  # Gemma 3's rotary positions, by kind of layer
+    fields: dict[str, str | None] = GGUF_CONFIG_MAPPING[architecture]  # type: ignore[assignment]
+    for field, name in fields.items():
+        value = values.get(name) if name else None
+        if isinstance(value, bool) or value is None:
+            continue
+        add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
+        add(f"{architecture}.{field}", value)
     tokens = [f"<pad{i}>" for i in range(config.vocab_size)]
     for token, index in tiny_tokenizer().get_vocab().items():
         tokens[index] = token
@@ -66,5 +103,6 @@ def _write_fields(writer: Any, config: Any) -> None:
     writer.add_token_list(tokens)
     writer.add_token_types([1] * len(tokens))
     writer.add_token_merges(["a b"])
-    writer.add_eos_token_id(256)
-    writer.add_bos_token_id(256)
+    for add in (writer.add_eos_token_id, writer.add_bos_token_id, writer.add_pad_token_id):
+        add(256)
+    writer.add_unk_token_id(256)

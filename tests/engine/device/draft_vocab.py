@@ -25,6 +25,7 @@ from engine.drafters.base import Drafter, Start
 from engine.drafters.draft_target import DraftTargetConfig
 from engine.kernels.cpu.compile import library
 from engine.kernels.cpu.native import NativeForward
+from engine.kernels.cpu.operators import pack_native
 from engine.model.target import Target
 from engine.proposal import Outcome, TargetOutput
 from engine.sampling import SeededDraws
@@ -105,7 +106,8 @@ def main(folder: Path) -> None:
     model, own = (variant_model("llama", **SIZES, **WIDE["llama"]).bfloat16() for _ in "12")
     target = Target(model, tiny_tokenizer(), name="target")
     target.device = PRETEND  # it is never run
-    forward = NativeForward(own, library(folder / "kernels"), None)
+    pack_native(own, library(folder / "kernels"), 16)
+    forward = NativeForward(own)
     small = Target(own, tiny_tokenizer(), name="small", forward=forward)
     listed, location = json.loads((folder / "draft_vocab.json").read_text()), str(folder)
     for temperature, threshold in ((0.0, 0.0), (0.0, 1e-6), (1.0, 0.0)):

@@ -1,0 +1,355 @@
+// The formats of packed matrices, and how blocks of a GGUF file, or floats, become one of them.
+//
+// A matrix (out, in) is stored by blocks of 16 rows, so that one instruction meets 16 columns of the
+// product. bfloat16 is [in / 2][16][2]. All others have, per block of rows,
+//
+//     factors   scales, then minima if there are any, one per row and `group` columns: float16
+//               [in / group][16]; or int8 [in / group][16] in units of a float16 [in / 256][16]
+//     codes     per 32 columns `base` bits of each [32 / 4][16][4], several groups of four columns to
+//               a byte, lowest first; then a plane [8][16][4] for each further bit
+//
+//     value = scale * (code - offset)       formats without minima
+//     value = scale * code + minimum        the others
+//
+// Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md and its block types.
+#pragma once
+
+#include <algorithm>
+
+#include "vectors.h"
+
+namespace {
+
+constexpr int BLOCK = 32;   // columns that a row's activations share a scale over
+constexpr int SUPER = 256;  // columns of a block of the K formats
+
+struct Layout {
+    int base, planes;  // bits of a code: `base` together, then one per plane
+    bool minimum;
+    int group;         // columns under one scale
+    bool bytes;        // whether factors are bytes in units of a float16
+    bool table;        // whether codes are places in TABLE
+
+    constexpr int bits() const { return base + planes; }
+    constexpr int offset() const { return minimum ? 0 : table ? 128 : 1 << (bits() - 1); }
+    // Bytes of 32 columns' codes.
+    constexpr int unit() const { return BLOCK * LANES * base / 8 + 64 * planes; }
+};
+
+enum Format { BF16, U4, U8, Q4_0, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS };
+constexpr Layout LAYOUTS[] = {
+    {16, 0, false, 32, false, false},  // BF16
+    {4, 0, true, 32, false, false},    // U4: Q4_1, and what is made on loading
+    {8, 0, true, 32, false, false},    // U8: made on loading
+    {4, 0, false, 32, false, false},   // Q4_0
+    {4, 1, false, 32, false, false},   // Q5_0
+    {4, 1, true, 32, false, false},    // Q5_1
+    {8, 0, false, 32, false, false},   // Q8_0
+    {2, 0, true, 16, true, false},     // Q2_K
+    {2, 1, false, 16, true, false},    // Q3_K
+    {4, 0, true, 32, true, false},     // Q4_K
+    {4, 1, true, 32, true, false},     // Q5_K
+    {4, 2, false, 16, true, false},    // Q6_K
+    {4, 0, false, 32, false, true},    // IQ4_NL
+    {4, 0, false, 32, true, true},     // IQ4_XS
+};
+
+// Values of IQ4_NL's and IQ4_XS's codes, plus 128.
+alignas(64) constexpr uint8_t TABLE[16] = {1,   24,  45,  63,  79,  93,  106, 118,
+                                           129, 141, 153, 166, 181, 197, 217, 241};
+
+struct Matrix {
+    const uint8_t* data;
+    const float* bias;  // (out,) or null
+    int32_t out, in;    // filled up to whole blocks of 16 and 32
+    int32_t format;
+    int32_t unused;
+
+    const Layout& layout() const { return LAYOUTS[format]; }
+};
+
+// Where the parts of a block of 16 rows begin.
+struct Parts {
+    int64_t supers, factors, codes, end;  // supers: of one kind, scales or minima; factors: the same
+
+    constexpr Parts(const Layout& l, int32_t in)
+        : supers(l.bytes ? in / SUPER * LANES * 2 : 0),
+          factors(in / BLOCK * (BLOCK / l.group) * LANES * (l.bytes ? 1 : 2)),
+          codes((l.minimum ? 2 : 1) * (supers + factors)),
+          end(codes + int64_t(in / BLOCK) * l.unit()) {
+        if (l.base == 16) supers = factors = codes = 0, end = int64_t(in) * LANES * 2;
+    }
+};
+
+int64_t column_bytes(const Matrix& m) { return Parts(m.layout(), m.in).end; }
+
+const uint8_t* column(const Matrix& m, int block) { return m.data + block * column_bytes(m); }
+
+// ---- blocks of a GGUF file
+
+inline float half_to_float(uint16_t x) { return _cvtsh_ss(x); }
+inline uint16_t float_to_half(float x) { return _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT); }
+inline bf16 float_to_bf16(float x) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    if (x != x) return 0x7fc0;
+    return bf16((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+// Codes of a row's next columns, and their factors as the layout keeps them.
+struct Decoded {
+    uint8_t codes[SUPER];
+    uint16_t scale, minimum;            // float16: of all columns, or the unit of the bytes
+    int8_t scales[16], minima[16];
+};
+
+// GGML's numbers of types.
+enum Type {
+    F32, F16, T4_0, T4_1, T5_0 = 6, T5_1, T8_0,
+    T2_K = 10, T3_K, T4_K, T5_K, T6_K, T4_NL = 20, T4_XS = 23, TBF16 = 30,
+};
+
+inline uint16_t u16(const uint8_t* p) {
+    uint16_t value;
+    std::memcpy(&value, p, 2);
+    return value;
+}
+
+// 32 codes: low halves of 16 bytes, then high halves; bit i of `fifths` on top of code i.
+inline void nibbles(const uint8_t* from, uint8_t* to, int count = 16) {
+    for (int i = 0; i < count; ++i) {
+        to[i] = from[i] & 15;
+        to[count + i] = from[i] >> 4;
+    }
+}
+inline void fifth_bits(const uint8_t* from, uint8_t* to) {
+    uint32_t bits;
+    std::memcpy(&bits, from, 4);
+    for (int i = 0; i < 32; ++i) to[i] |= (bits >> i & 1) << 4;
+}
+
+// Eight scales and minima of 6 bits in 12 bytes (Q4_K, Q5_K): the low 6 bits of four scales, of four
+// minima, then the low 4 bits of the other four of each, whose high 2 bits top the first 8 bytes.
+inline void six_bits(const uint8_t* p, int8_t* scales, int8_t* minima) {
+    for (int i = 0; i < 4; ++i) {
+        scales[i] = p[i] & 63;
+        minima[i] = p[4 + i] & 63;
+        scales[4 + i] = (p[8 + i] & 15) | (p[i] >> 6 << 4);
+        minima[4 + i] = (p[8 + i] >> 4) | (p[4 + i] >> 6 << 4);
+    }
+}
+
+// A block of the type.
+void decode(int type, const uint8_t* p, Decoded& d) {
+    switch (type) {
+        case T4_0: case T4_NL:
+            d.scale = u16(p);
+            return nibbles(p + 2, d.codes);
+        case T4_1:
+            d.scale = u16(p), d.minimum = u16(p + 2);
+            return nibbles(p + 4, d.codes);
+        case T5_0:
+            d.scale = u16(p);
+            nibbles(p + 6, d.codes);
+            return fifth_bits(p + 2, d.codes);
+        case T5_1:
+            d.scale = u16(p), d.minimum = u16(p + 2);
+            nibbles(p + 8, d.codes);
+            return fifth_bits(p + 4, d.codes);
+        case T8_0:
+            d.scale = u16(p);
+            for (int i = 0; i < 32; ++i) d.codes[i] = p[2 + i] ^ 128;
+            return;
+        case T2_K:
+            d.scale = u16(p + 80), d.minimum = u16(p + 82);
+            for (int i = 0; i < 16; ++i) d.scales[i] = p[i] & 15, d.minima[i] = p[i] >> 4;
+            for (int i = 0; i < SUPER; ++i)
+                d.codes[i] = p[16 + i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3;
+            return;
+        case T3_K:
+            d.scale = u16(p + 108);
+            for (int i = 0; i < 16; ++i) {
+                const int low = p[96 + i % 8] >> (i / 8 * 4) & 15;
+                const int high = p[104 + i % 4] >> (i / 4 * 2) & 3;
+                d.scales[i] = int8_t((low | high << 4) - 32);
+            }
+            for (int i = 0; i < SUPER; ++i) {
+                const int low = p[32 + i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3;
+                d.codes[i] = low | (p[i % 32] >> (i / 32) & 1) << 2;
+            }
+            return;
+        case T4_K: case T5_K: {
+            d.scale = u16(p), d.minimum = u16(p + 2);
+            six_bits(p + 4, d.scales, d.minima);
+            const uint8_t* low = p + (type == T4_K ? 16 : 48);
+            for (int i = 0; i < 4; ++i) nibbles(low + 32 * i, d.codes + 64 * i, 32);
+            for (int i = 0; type == T5_K && i < SUPER; ++i)
+                d.codes[i] |= (p[16 + i % 32] >> (i / 32) & 1) << 4;
+            return;
+        }
+        case T6_K:
+            d.scale = u16(p + 208);
+            std::memcpy(d.scales, p + 192, 16);
+            for (int i = 0; i < SUPER; ++i) {
+                const int half = i / 128, part = i % 128 / 32, at = i % 32;
+                const int low = p[64 * half + part % 2 * 32 + at] >> (part / 2 * 4) & 15;
+                d.codes[i] = low | (p[128 + 32 * half + at] >> (2 * part) & 3) << 4;
+            }
+            return;
+        case T4_XS:
+            d.scale = u16(p);
+            for (int i = 0; i < 8; ++i) {
+                const int low = p[4 + i / 2] >> (i % 2 * 4) & 15, high = u16(p + 2) >> (2 * i) & 3;
+                d.scales[i] = int8_t((low | high << 4) - 32);
+                nibbles(p + 8 + 16 * i, d.codes + 32 * i);
+            }
+            return;
+    }
+}
+
+// 32 floats in so many bits, from the least to the largest of them, in the precision that factors
+// are kept in; the scale is never 0, so that codes are finite.
+void encode(const float* values, int bits, Decoded& d) {
+    const float steps = float((1 << bits) - 1);
+    float least = values[0], most = values[0], sum = 0.0f;
+    for (int i = 0; i < BLOCK; ++i) {
+        least = std::min(least, values[i]);
+        most = std::max(most, values[i]);
+        sum += values[i];
+    }
+    d.scale = float_to_half(std::max((most - least) / steps, 0x1p-24f));
+    d.minimum = float_to_half(sum - sum == 0.0f ? least : NAN);  // NaN must not vanish
+    const float scale = half_to_float(d.scale), minimum = half_to_float(d.minimum);
+    for (int i = 0; i < BLOCK; ++i)
+        d.codes[i] = uint8_t(
+            std::min(std::max(0.0f, std::nearbyint((values[i] - minimum) / scale)), steps));
+}
+
+inline int type_columns(int type) {
+    return (type >= T2_K && type <= T6_K) || type == T4_XS ? SUPER : BLOCK;
+}
+
+inline float float_of(int type, const uint8_t* p, int64_t i) {
+    if (type == F32) {
+        float value;
+        std::memcpy(&value, p + 4 * i, 4);
+        return value;
+    }
+    const uint16_t bits = u16(p + 2 * i);
+    return type == F16 ? half_to_float(bits) : from_bf16(bits);
+}
+
+// `count` columns of row `lane` of a block of rows, from column `k` on; the codes' place is zero yet.
+void scatter(const Layout& l, const Parts& parts, const Decoded& d, int lane, int64_t k, int count,
+             uint8_t* to) {
+    const auto put_half = [&](int64_t at, uint16_t value) { std::memcpy(to + at, &value, 2); };
+    const int64_t minima = parts.supers + parts.factors;  // as far behind the scales
+    if (l.bytes) {
+        put_half((k / SUPER * LANES + lane) * 2, d.scale);
+        const int64_t from = (l.minimum ? 2 : 1) * parts.supers;
+        if (l.minimum) put_half(parts.supers + (k / SUPER * LANES + lane) * 2, d.minimum);
+        for (int i = 0; i < count / l.group; ++i) {
+            const int64_t at = from + (k / l.group + i) * LANES + lane;
+            to[at] = uint8_t(d.scales[i]);
+            if (l.minimum) to[at + parts.factors] = uint8_t(d.minima[i]);
+        }
+    } else {
+        const int64_t at = (k / l.group * LANES + lane) * 2;
+        put_half(at, d.scale);
+        if (l.minimum) put_half(minima + at, d.minimum);
+    }
+    for (int i = 0; i < count; i += 4) {
+        uint32_t four, held;
+        std::memcpy(&four, d.codes + i, 4);
+        const int group = int((k + i) % BLOCK / 4), per_byte = 8 / l.base;
+        uint8_t* unit = to + parts.codes + (k + i) / BLOCK * l.unit();
+        uint8_t* at = unit + group / per_byte * 64 + lane * 4;
+        const uint32_t mask = l.base == 8 ? ~0u : l.base == 4 ? 0x0f0f0f0fu : 0x03030303u;
+        std::memcpy(&held, at, 4);
+        held |= (four & mask) << (group % per_byte * l.base);
+        std::memcpy(at, &held, 4);
+        for (int p = 0; p < l.planes; ++p) {
+            const uint32_t ones = four >> (l.base + p) & 0x01010101u;
+            const uint32_t bits = ones * 0x01020408u >> 24 & 15;  // one after the other
+            unit[BLOCK * LANES * l.base / 8 + p * 64 + group * 8 + lane / 2] |=
+                uint8_t(bits << (lane % 2 * 4));
+        }
+    }
+}
+
+// Rows of a matrix as a file has them, or as floats, into `m`, whose memory is zero.
+//
+// `order`: the place of each row in `from`, or null. `columns`: of a row in `from`, at most m.in.
+void pack_rows(const Matrix& m, int type, const uint8_t* from, int64_t row_bytes, int rows,
+               int columns, const int64_t* order, int block) {
+    const Layout& l = m.layout();
+    const Parts parts(l, m.in);
+    uint8_t* to = const_cast<uint8_t*>(column(m, block));
+    const bool floats = type == F32 || type == F16 || type == TBF16;
+    for (int lane = 0; lane < LANES && block * LANES + lane < rows; ++lane) {
+        const int64_t row = block * LANES + lane;
+        const uint8_t* p = from + (order ? order[row] : row) * row_bytes;
+        if (m.format == BF16) {
+            for (int k = 0; k < columns; ++k) {
+                const bf16 value = float_to_bf16(float_of(type, p, k));
+                std::memcpy(to + ((k / 2 * LANES + lane) * 2 + k % 2) * 2, &value, 2);
+            }
+            continue;
+        }
+        Decoded d;
+        if (floats) {
+            for (int k = 0; k < columns; k += BLOCK) {
+                float values[BLOCK] = {};
+                for (int i = 0; i < std::min(BLOCK, columns - k); ++i)
+                    values[i] = float_of(type, p, k + i);
+                encode(values, l.bits(), d);
+                scatter(l, parts, d, lane, k, BLOCK, to);
+            }
+            continue;
+        }
+        const int count = type_columns(type);
+        const int64_t size = row_bytes / (columns / count);
+        for (int k = 0; k < columns; k += count, p += size) {
+            decode(type, p, d);
+            scatter(l, parts, d, lane, k, count, to);
+        }
+    }
+}
+
+// A row of a packed matrix, (in,), as every reader of the format computes it.
+void unpack_row(const Matrix& m, int64_t row, float* to) {
+    const Layout& l = m.layout();
+    const Parts parts(l, m.in);
+    const uint8_t* from = column(m, int(row / LANES));
+    const int lane = int(row % LANES);
+    if (m.format == BF16) {
+        for (int k = 0; k < m.in; ++k)
+            to[k] = from_bf16(u16(from + ((k / 2 * LANES + lane) * 2 + k % 2) * 2));
+        return;
+    }
+    const int64_t factors = l.bytes ? (l.minimum ? 2 : 1) * parts.supers : 0;
+    const auto factor = [&](int64_t k, bool minimum) {
+        const int64_t at = k / l.group * LANES + lane, more = minimum ? parts.factors : 0;
+        if (!l.bytes) return half_to_float(u16(from + more + 2 * at));
+        const int64_t super = (minimum ? parts.supers : 0) + (k / SUPER * LANES + lane) * 2;
+        return half_to_float(u16(from + super)) * float(int8_t(from[factors + more + at]));
+    };
+    const int per_byte = 8 / l.base, mask = (1 << l.base) - 1;
+    for (int k = 0; k < m.in; k += l.group) {
+        const float scale = factor(k, false);
+        const float minimum = !l.minimum ? 0.0f : l.bytes ? -factor(k, true) : factor(k, true);
+        for (int i = k; i < k + l.group; ++i) {
+            const uint8_t* unit = from + parts.codes + i / BLOCK * l.unit();
+            const int group = i % BLOCK / 4, byte = lane * 4 + i % 4;
+            int code = unit[group / per_byte * 64 + byte] >> (group % per_byte * l.base) & mask;
+            for (int p = 0; p < l.planes; ++p) {
+                const uint8_t* plane = unit + BLOCK * LANES * l.base / 8 + p * 64 + group * 8;
+                code |= (plane[byte / 8] >> (byte % 8) & 1) << (l.base + p);
+            }
+            if (l.table) code = TABLE[code];
+            to[i] = scale * float(code - l.offset()) + minimum;
+        }
+    }
+}
+
+}  // namespace
