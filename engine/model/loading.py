@@ -22,10 +22,10 @@ from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from engine.errors import ConfigError, OutOfMemoryError, TargetError, one_of
 from engine.kernels.cpu import native
-from engine.kernels.cpu.compile import NotNative, library
+from engine.kernels.cpu.compile import NotNative, library, whole_library
 from engine.kernels.cpu.gguf import GGUFFile
 from engine.kernels.cpu.gguf_model import Unmapped, described, packed_model, quick_reader
-from engine.kernels.cpu.operators import pack_native
+from engine.kernels.cpu.operators import pack_native, wants_rare
 from engine.kernels.cpu.weights import can_pack, pack
 from engine.kernels.cuda import runner
 from engine.kernels.cuda.graphs import CudaGraphs
@@ -287,14 +287,14 @@ def _fast_forward(
     return ModulesForward(model, weights=weights or "packed"), note
 
 
-def _kernels(spec: TargetSpec, cache_dir: Path) -> CDLL:
-    """The compiled kernels.
+def _kernels(spec: TargetSpec, cache_dir: Path, file: GGUFFile | None = None) -> CDLL:
+    """The compiled kernels, for matrices of a file.
 
     Raises NotNative: they are switched off, or cannot be used here.
     """
     if spec.native_kernels == "off":
         raise NotNative("switched off")
-    return library(cache_dir)
+    return whole_library(cache_dir) if file and wants_rare(file) else library(cache_dir)
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,7 +328,7 @@ def _quantization_plan(
     if bits_of_dtype is None and (dtype != "auto" or file is None or not on_processor):
         return None
     try:
-        kernels = _kernels(spec, cache_dir)
+        kernels = _kernels(spec, cache_dir, file)
     except NotNative as error:
         if bits_of_dtype is None:
             return None

@@ -24,7 +24,8 @@ from engine.safe_text import cpuinfo, disk_is_full, unwritable
 
 LOG = logging.getLogger(__name__)
 FOLDER = Path(__file__).parent
-SOURCES = ("native.cpp", "attention.h", "products.h", "formats.h", "vectors.h")
+MAIN, RARE = "native.cpp", "rare.cpp"
+SOURCES = (MAIN, RARE, "attention.h", "products.h", "formats.h", "vectors.h")
 FLAGS = (
     *("-std=c++17", "-O3", "-fno-math-errno", "-ffp-contract=off", "-fopenmp", "-fPIC", "-shared"),
     "-mtune=native",
@@ -52,20 +53,42 @@ def library(cache_dir: Path, instructions: tuple[str, ...] | None = None) -> cty
 
     Raises NotNative: another processor, no compiler, or it failed.
     """
+    loaded = _load(cache_dir, instructions, MAIN)
+    try:
+        loaded.scratch_bytes.restype = loaded.packed_bytes.restype = ctypes.c_int64
+    except AttributeError as error:
+        raise NotNative(f"they could not be loaded: {first_line(error)}") from error
+    _LOADED.append(loaded)
+    return loaded
+
+
+@functools.cache
+def whole_library(cache_dir: Path, instructions: tuple[str, ...] | None = None) -> ctypes.CDLL:
+    """As `library`, with products in the formats that few models have: some seconds more."""
+    loaded = library(cache_dir, instructions)
+    rare = _load(cache_dir, instructions, RARE)
+    loaded.use_rare(ctypes.cast(rare.rare_product, ctypes.c_void_p))
+    loaded.rare = rare  # type: ignore[attr-defined]
+    return loaded
+
+
+def has_rare(kernels: ctypes.CDLL) -> bool:
+    """Whether they are those of `whole_library`."""
+    return "rare" in vars(kernels)
+
+
+def _load(cache_dir: Path, instructions: tuple[str, ...] | None, source: str) -> ctypes.CDLL:
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         raise NotNative(f"they are for Linux on x86-64, not {platform.system()}")
     if instructions is None:
         instructions = best_instructions(cpuinfo("flags").split())
     if not _shares_openmp():
         raise NotNative("this torch brings no GNU OpenMP to share threads with")
-    file = _compiled(cache_dir / "native", instructions)
+    file = _compiled(cache_dir / "native", instructions, source)
     try:
-        loaded = ctypes.CDLL(str(file))
-        loaded.scratch_bytes.restype = loaded.packed_bytes.restype = ctypes.c_int64
-    except (OSError, AttributeError) as error:
+        return ctypes.CDLL(str(file))
+    except OSError as error:
         raise NotNative(f"they could not be loaded: {first_line(error)}") from error
-    _LOADED.append(loaded)
-    return loaded
 
 
 def best_instructions(flags: Collection[str]) -> tuple[str, ...]:
@@ -101,7 +124,7 @@ def _shares_openmp() -> bool:
     return any(line.rstrip().endswith("/libgomp.so.1") for line in maps.splitlines())
 
 
-def _compiled(folder: Path, instructions: Sequence[str]) -> Path:
+def _compiled(folder: Path, instructions: Sequence[str], source: str) -> Path:
     """The library's file, compiled if it is not there whole.
 
     Its name ends with its digest: a file that was cut off would end the process that loads it.
@@ -111,7 +134,8 @@ def _compiled(folder: Path, instructions: Sequence[str]) -> Path:
         raise NotNative("there is no C++ compiler (g++)")
     flags = (*FLAGS, *(f"-m{name.replace('_', '')}" for name in instructions))
     sources = [(FOLDER / name).read_bytes() for name in SOURCES]
-    key = hashlib.sha256(b"\0".join([*sources, compiler.encode(), *map(str.encode, flags)]))
+    named = (source, compiler, *flags)
+    key = hashlib.sha256(b"\0".join([*sources, *map(str.encode, named)]))
     try:
         for file in folder.glob(f"{key.hexdigest()[:24]}-*.so"):
             _check_own(folder, file)
@@ -123,7 +147,7 @@ def _compiled(folder: Path, instructions: Sequence[str]) -> Path:
         _check_own(folder)
         with partial_folder(folder) as temp:
             library_file = temp / "made.so"
-            _compile([compiler, *flags, "-o", str(library_file), str(FOLDER / SOURCES[0])])
+            _compile([compiler, *flags, "-o", str(library_file), str(FOLDER / source)])
             library_file.chmod(0o700)
             file = folder / f"{key.hexdigest()[:24]}-{_digest(library_file)}.so"
             os.replace(library_file, file)

@@ -36,15 +36,16 @@ struct Layout {
     constexpr int unit() const { return BLOCK * LANES * base / 8 + 64 * planes; }
 };
 
-enum Format { BF16, U4, U8, Q4_0, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS };
+// Products of those up to Q8_0 are compiled with the forward, the others in rare.cpp.
+enum Format { BF16, U4, U8, Q4_0, Q8_0, Q5_0, Q5_1, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS };
 constexpr Layout LAYOUTS[] = {
     {16, 0, false, 32, false, false},  // BF16
     {4, 0, true, 32, false, false},    // U4: Q4_1, and what is made on loading
     {8, 0, true, 32, false, false},    // U8: made on loading
     {4, 0, false, 32, false, false},   // Q4_0
+    {8, 0, false, 32, false, false},   // Q8_0
     {4, 1, false, 32, false, false},   // Q5_0
     {4, 1, true, 32, false, false},    // Q5_1
-    {8, 0, false, 32, false, false},   // Q8_0
     {2, 0, true, 16, true, false},     // Q2_K
     {2, 1, false, 16, true, false},    // Q3_K
     {4, 0, true, 32, true, false},     // Q4_K

@@ -144,9 +144,14 @@ class GGUFFile:
         return dict(counts.most_common())
 
     @property
+    def matrix_kinds(self) -> set[int]:
+        """GGML's numbers of the types of its matrices."""
+        return {entry.kind for entry in self._entries.values() if len(entry.shape) > 1}
+
+    @property
     def bits(self) -> int | None:
         """4 if any matrix is held in at most 4 bits, 8 if any in 5 to 8; else None: floats."""
-        bits = {TYPES[e.kind].bits for e in self._entries.values() if len(e.shape) > 1}
+        bits = {TYPES[kind].bits for kind in self.matrix_kinds}
         quantized = [width for width in bits if width < 16]
         return None if not quantized else 4 if min(quantized) <= 4 else 8
 

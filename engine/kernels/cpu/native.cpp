@@ -12,6 +12,15 @@
 
 namespace {
 
+Product rare_product = nullptr;  // of formats behind Q8_0
+
+template <Into into>
+void product(const Matrix& m, Range blocks, Rows x, float* y, int64_t stride, int n,
+             const uint8_t* then) {
+    if (m.format > Q8_0) return rare_product(m, blocks, x, y, stride, n, then, into);
+    product_among<into, BF16, Q8_0>(m, blocks, x, y, stride, n, then);
+}
+
 struct Layer {
     Matrix qkv[3], out, gate_up[2], down;  // of several, those with data = null are not there
     // (hidden,) before and after attention, before and after the MLP; null = none
@@ -590,6 +599,9 @@ void unpack(const Matrix* m, const int64_t* rows, int64_t count, int columns, bf
         }
     }
 }
+
+// Lets products with rare formats be computed by another library's `rare_product`.
+void use_rare(void* function) { rare_product = reinterpret_cast<Product>(function); }
 
 // Bytes of a packed matrix.
 int64_t packed_bytes(const Matrix* m) { return column_bytes(*m) * (m->out / LANES); }

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from engine.kernels.cpu.compile import loaded_library
-from engine.kernels.cpu.gguf import RawTensor
+from engine.kernels.cpu.compile import has_rare, loaded_library
+from engine.kernels.cpu.gguf import GGUFFile, RawTensor
 from engine.kernels.cpu.weights import replace_linears
 from engine.model.packed import PackedEmbedding, PackedLinear
 
@@ -28,23 +28,11 @@ BLOCK, BLOCK_BYTES = 32, 16
 """Activations under one scale, and bytes of a `Block` in the kernels."""
 FORMATS = {16: 0, 4: 1, 8: 2}
 """Bits → `Format` in the kernels, of what is made on loading."""
-FILE_FORMATS = {
-    0: 0,
-    1: 0,
-    30: 0,
-    2: 3,
-    3: 1,
-    6: 4,
-    7: 5,
-    8: 6,
-    10: 7,
-    11: 8,
-    12: 9,
-    13: 10,
-    14: 11,
-}
-FILE_FORMATS |= {20: 12, 23: 13}
+FILE_FORMATS = {0: 0, 1: 0, 30: 0, 2: 3, 3: 1, 8: 4, 6: 5, 7: 6}
+FILE_FORMATS |= {10: 7, 11: 8, 12: 9, 13: 10, 14: 11, 20: 12, 23: 13}
 """GGML's number of a type → the `Format` that holds it in its own width."""
+COMMON = 4
+"""Formats up to this one are compiled with the forward, the others when a model has one."""
 FLOATS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 30}
 """GGML's numbers of dtypes."""
 MOST = 64
@@ -105,15 +93,16 @@ class Matrix:
         *,
         order: Tensor | None = None,
     ) -> Matrix | None:
-        """Pack a matrix of a file in its own width; None if the kernels do not know its type.
+        """Pack a matrix of a file in its own width; None if the kernels do not have its type.
 
         Args:
             order: `(out,)` int64, the file's row that each row is; None = as they are.
         """
-        if tensor.kind not in FILE_FORMATS:
+        form = FILE_FORMATS.get(tensor.kind)
+        if form is None or (form > COMMON and not has_rare(kernels)):
             return None
         out, columns = tensor.shape
-        matrix = cls._empty(kernels, (out, columns), FILE_FORMATS[tensor.kind], bias)
+        matrix = cls._empty(kernels, (out, columns), form, bias)
         order = None if order is None else order.contiguous()
         matrix._fill(tensor.kind, tensor.data.ctypes.data, tensor.data.shape[1], order)
         return matrix
@@ -224,6 +213,11 @@ class NativeEmbedding(PackedEmbedding):
 
     def rows(self, ids: Tensor | None) -> Tensor:
         return self.matrix.rows(ids)
+
+
+def wants_rare(file: GGUFFile) -> bool:
+    """Whether a file has matrices in formats that `whole_library` has and `library` has not."""
+    return any(FILE_FORMATS.get(kind, 0) > COMMON for kind in file.matrix_kinds)
 
 
 def pack_native(model: PreTrainedModel, kernels: ctypes.CDLL, bits: int) -> None:

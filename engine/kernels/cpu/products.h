@@ -297,12 +297,18 @@ void product_of(const Matrix& m, Range blocks, Rows x, float* y, int64_t stride,
     }
 }
 
-// y (n, stride) = or += x W^T for these blocks of columns; `then` is what is read after them.
-template <Into into, int FORMAT = BF16>
-void product(const Matrix& m, Range blocks, Rows x, float* y, int64_t stride, int n,
-             const uint8_t* then) {
+// y (n, stride) = or += x W^T for these blocks of columns, of a matrix in one of the formats;
+// `then` is what is read after them.
+template <Into into, int FORMAT, int LAST>
+void product_among(const Matrix& m, Range blocks, Rows x, float* y, int64_t stride, int n,
+                   const uint8_t* then) {
     if (m.format == FORMAT) return product_of<FORMAT, into>(m, blocks, x, y, stride, n, then);
-    if constexpr (FORMAT < IQ4_XS) product<into, FORMAT + 1>(m, blocks, x, y, stride, n, then);
+    if constexpr (FORMAT < LAST)
+        product_among<into, FORMAT + 1, LAST>(m, blocks, x, y, stride, n, then);
 }
+
+// The same from another library.
+using Product = void (*)(const Matrix& m, Range blocks, Rows x, float* y, int64_t stride, int n,
+                         const uint8_t* then, Into into);
 
 }  // namespace

@@ -14,7 +14,7 @@ import pytest
 from filelock import FileLock
 
 from engine.kernels.cpu import compile
-from engine.kernels.cpu.compile import NotNative, library
+from engine.kernels.cpu.compile import NotNative, whole_library
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -57,6 +57,6 @@ def compiled_once(
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     try:
-        return library(tmp_path_factory.mktemp("kernels"))
+        return whole_library(tmp_path_factory.mktemp("kernels"))
     except NotNative as error:
         pytest.skip(f"no compiled kernels here: {error}")

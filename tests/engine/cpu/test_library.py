@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import gguf
 import pytest
 
 from engine.kernels.cpu import compile
-from engine.kernels.cpu.compile import NotNative, library
+from engine.kernels.cpu.compile import NotNative, has_rare, library
 from engine.kernels.cpu.decoder import Decoder
+from engine.kernels.cpu.gguf import RawTensor
+from engine.kernels.cpu.operators import Matrix
 from engine.model.loading import load_target
 from engine.model.sources import TargetSpec
 from tests.engine.cpu.targets import SIZES, WIDE
+from tests.engine.cpu.tiny_gguf import random_blocks, write_gguf
 from tests.models import save_tiny
 
 
@@ -128,6 +132,25 @@ def test_a_library_that_others_may_write_is_not_run(tmp_path: Path) -> None:
         with pytest.raises(NotNative, match="others may write"):
             library(tmp_path)
         place.chmod(0o700)
+
+
+@pytest.mark.usefixtures("kernels")
+def test_rare_formats_are_compiled_for_files_that_have_them(tmp_path: Path) -> None:
+    for kind, count in (("Q4_0", 1), ("Q5_0", 2)):
+        path = write_gguf(tmp_path / f"{kind}.gguf", kind)
+        load_target(TargetSpec(name="tiny", path=str(path)), device="cpu", cache_dir=tmp_path)
+        assert len([*(tmp_path / "native").iterdir()]) == count
+
+
+def test_without_the_rare_formats_a_matrix_is_none(tmp_path: Path) -> None:
+    try:
+        kernels = library(tmp_path)
+    except NotNative as error:
+        pytest.skip(f"no compiled kernels here: {error}")
+    assert not has_rare(kernels)
+    kind = int(gguf.GGMLQuantizationType.Q6_K)
+    raw = RawTensor(kind, (16, 256), random_blocks("Q6_K", 16, 256))
+    assert Matrix.of_file(kernels, raw) is None
 
 
 @pytest.mark.usefixtures("kernels")

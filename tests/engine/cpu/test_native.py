@@ -20,7 +20,7 @@ from engine.decode import decode
 from engine.drafters.autoregressive import AutoregressiveConfig
 from engine.errors import TargetError
 from engine.kernels.cpu import decoder as decoder_module
-from engine.kernels.cpu.compile import AVX512, NEEDED, NotNative, best_instructions, library
+from engine.kernels.cpu.compile import AVX512, NEEDED, NotNative, best_instructions, whole_library
 from engine.kernels.cpu.native import NativeForward, why_not
 from engine.kernels.cpu.operators import (
     BLOCK,
@@ -206,7 +206,7 @@ def any_kernels(
     if lacking:
         pytest.skip(f"this processor has no {', '.join(sorted(lacking))}")
     try:
-        return library(tmp_path_factory.mktemp("kernels"), wanted)
+        return whole_library(tmp_path_factory.mktemp("kernels"), wanted)
     except NotNative as error:
         pytest.skip(f"no compiled kernels here: {error}")
 
