@@ -72,7 +72,7 @@ def load_target(
             else bfloat16 on CUDA and on CPUs with native bfloat16, else float32.
         device: `auto` = CUDA if there is one, else the CPU; any torch device string, or
             several devices as `placement` has it.
-        cache_dir: where fetched and converted weights are kept.
+        cache_dir: where fetched weights, tokenizers of GGUF files and compiled kernels are kept.
         progress: told what is being done.
 
     Raises:
@@ -95,15 +95,22 @@ def load_target(
         tell("Reading its config and tokenizer", 0.1)
         described_by = weights
         if file is not None:
-            read = lambda source: (read_config(source), read_tokenizer(source))  # noqa: E731
-            described_by = described(file, weights, cache_dir, read)
+            described_by = described(file, weights, cache_dir)
         config = read_config(described_by)
         count = checked_parameters(config, num_bytes, spec.name)
         needed = needed_bytes(count, kind, None if plan is None else plan.bits, file)
         place = _place(spec, config, needed, kind, device)
         tokenizer = read_tokenizer(described_by)
-        share = lambda done: tell("Loading weights", 0.3 + 0.6 * done)  # noqa: E731
-        model = _read_model(spec, weights, config, file, plan, kind, place, share)
+        model = _read_model(
+            spec,
+            weights,
+            config,
+            file,
+            plan,
+            kind,
+            place,
+            lambda share: tell("Loading weights", 0.3 + 0.6 * share),
+        )
     tell("Preparing it for this device", 0.95)
     provenance = _provenance(spec, weights, config)
     target = Target(model, tokenizer, name=spec.name, provenance=provenance)

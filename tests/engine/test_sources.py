@@ -163,3 +163,15 @@ def test_a_folder_without_a_config_is_refused(tmp_path: Path) -> None:
         locate(TargetSpec(name="x", path=str(tmp_path)), tmp_path)
     with pytest.raises(SourceError, match="does not exist"):
         locate(TargetSpec(name="x", path=str(tmp_path / "gone")), tmp_path)
+
+
+def test_a_folder_with_one_gguf_model_is_that_model(tmp_path: Path) -> None:
+    spec = TargetSpec(name="folder", path=str(tmp_path))
+    with pytest.raises(SourceError, match="no config.json and no .gguf file"):
+        locate(spec, tmp_path)
+    for i in (1, 2):
+        (tmp_path / f"m-0000{i}-of-00002.gguf").write_bytes(b"")
+    assert locate(spec, tmp_path).gguf_file == "m-00001-of-00002.gguf"
+    (tmp_path / "other.gguf").write_bytes(b"")
+    with pytest.raises(SourceError, match="give one of m-00001-of-00002.gguf, other.gguf"):
+        locate(spec, tmp_path)

@@ -25,6 +25,7 @@ from transformers import modeling_gguf_pytorch_utils
 
 from engine.kernels.cpu.gguf import GGUFFile
 from engine.kernels.cpu.operators import Matrix, NativeEmbedding, NativeLinear
+from engine.model.reading import read_config, read_tokenizer
 from engine.model.sources import Weights, partial_folder, writing
 
 if TYPE_CHECKING:  # seconds of importing, which the page's start does without
@@ -53,17 +54,8 @@ def quick_reader(file: GGUFFile) -> Iterator[None]:
         gguf.GGUFReader = plain  # type: ignore[misc]
 
 
-def described(
-    file: GGUFFile,
-    weights: Weights,
-    cache_dir: Path,
-    read: Callable[[Weights], tuple[Any, Any]],
-) -> Weights:
-    """A folder with the config and the tokenizer of a GGUF file, made once and kept in the cache.
-
-    Args:
-        read: config and tokenizer of weights, by transformers.
-    """
+def described(file: GGUFFile, weights: Weights, cache_dir: Path) -> Weights:
+    """A folder with a GGUF file's config and tokenizer, made once and kept in the cache."""
     key = f"{file.path.stem}-{(weights.fingerprint or '')[:16]}"
     folder = cache_dir / "described" / key
     damaged = _damaged_file(folder)
@@ -71,7 +63,7 @@ def described(
         if folder.is_dir():
             LOG.warning("%s in the cache is damaged or unknown; making it again.", damaged)
         with quick_reader(file):
-            config, tokenizer = read(weights)
+            config, tokenizer = read_config(weights), read_tokenizer(weights)
         with partial_folder(folder.parent) as temp:
             made = temp / key
             with writing(made):
