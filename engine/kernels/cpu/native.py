@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-import transformers
 from torch import Tensor
 
 from engine.kernels.cpu.decoder import Decoder, DecoderWeights, Factors, KVSlots, Layer
@@ -24,7 +23,8 @@ from engine.proposal import Needs, TargetOutput
 if TYPE_CHECKING:  # seconds of importing, which the page's start does without
     from transformers import PreTrainedModel
 
-FAMILIES = "Llama Mistral Qwen2 Qwen3 Gemma2 Gemma3 Phi3 SmolLM3 Olmo2 Granite".split()
+NAMES = "Llama Mistral Qwen2 Qwen3 Gemma2 Gemma3 Phi3 SmolLM3 Olmo2 Granite".split()
+FAMILIES = {f"{name}ForCausalLM" for name in NAMES}
 """Models whose modules `describe` reads; exactly these: a subclass may differ in any line."""
 FIXED_ROTARY = {"default", "linear", "llama3", "yarn"}
 """Kinds of rotary positions whose frequencies do not depend on the length of the text."""
@@ -36,8 +36,9 @@ ACTIVATION_NAMES = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_
 def why_not(model: PreTrainedModel) -> str | None:
     """What the kernels lack for this model, in words; None if nothing."""
     config, base = model.config.get_text_config(), _base(model)
-    if type(model) not in (getattr(transformers, f"{name}ForCausalLM") for name in FAMILIES):
-        return f"{type(model).__name__} is computed by transformers' modules"
+    kind = type(model)  # not by `getattr(transformers, …)`, which imports every family
+    if kind.__name__ not in FAMILIES or not kind.__module__.startswith("transformers.models."):
+        return f"{kind.__name__} is computed by transformers' modules"
     if model.dtype != torch.bfloat16:
         return f"they compute in bfloat16, not {str(model.dtype).removeprefix('torch.')}"
     if _activation(config) is None:
@@ -47,8 +48,8 @@ def why_not(model: PreTrainedModel) -> str | None:
     kinds = base.rotary_emb.rope_type
     kinds = set(kinds.values()) if isinstance(kinds, dict) else {kinds}
     if not kinds <= FIXED_ROTARY:
-        kind = min(kinds - FIXED_ROTARY)
-        return f"its rotary positions ({kind}) depend on the length of the text"
+        odd = min(kinds - FIXED_ROTARY)
+        return f"its rotary positions ({odd}) depend on the length of the text"
     head_dim = int(base.layers[0].self_attn.head_dim)
     sizes = (head_dim, config.hidden_size, config.intermediate_size, _rotated(base))
     if any(size % EVEN for size in sizes):
