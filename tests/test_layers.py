@@ -25,6 +25,8 @@ ALLOWED = {
 }
 ONE_FILE = {
     "engine/grammar.py": {"llguidance"},
+    "engine/kernels/cpu/gguf.py": {"gguf"},
+    "engine/kernels/cpu/gguf_model.py": {"gguf"},
     "engine/model/placement.py": {"accelerate"},
     "engine/model/random_weights.py": {"tokenizers"},
     "engine/model/tokenizer.py": {"tokenizers"},

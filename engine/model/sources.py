@@ -265,8 +265,11 @@ def writing(place: Path) -> Iterator[None]:
     """Raises ConfigError: what the block writes there cannot be written."""
     try:
         yield
-    except (OSError, SafetensorError) as error:
-        raise ConfigError(unwritable(place, error)) from error
+    except Exception as error:
+        # The library of tokenizers raises nothing but Exception.
+        if isinstance(error, OSError | SafetensorError) or type(error) is Exception:
+            raise ConfigError(unwritable(place, error)) from error
+        raise
 
 
 @contextmanager
