@@ -1,4 +1,4 @@
-"""The whole forward of Llama-like decoders in one call of the kernels in `native.cpp`.
+"""The whole forward of a decoder in one call of the kernels in `native.cpp`.
 
 A row's results are the same, bit by bit, whatever rows are computed with it: a draft tree is
 verified with exactly the logits of plain decoding.
