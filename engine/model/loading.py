@@ -10,7 +10,6 @@ import shutil
 import sys
 import tempfile
 import weakref
-from collections.abc import Callable
 from ctypes import CDLL
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,16 +100,7 @@ def load_target(
         needed = needed_bytes(count, kind, None if plan is None else plan.bits, file)
         place = _place(spec, config, needed, kind, device)
         tokenizer = read_tokenizer(described_by)
-        model = _read_model(
-            spec,
-            weights,
-            config,
-            file,
-            plan,
-            kind,
-            place,
-            lambda share: tell("Loading weights", 0.3 + 0.6 * share),
-        )
+        model = _read_model(spec, weights, config, file, plan, kind, place, tell)
     tell("Preparing it for this device", 0.95)
     provenance = _provenance(spec, weights, config)
     target = Target(model, tokenizer, name=spec.name, provenance=provenance)
@@ -211,13 +201,17 @@ def _read_model(
     plan: QuantizationPlan | None,
     dtype: torch.dtype,
     where: Destination,
-    tell: Callable[[float], None],
+    tell: ProgressCallback,
 ) -> PreTrainedModel:
     """The model where it is to be; a GGUF file's matrices packed, if they are to stay quantized."""
-    with translate_errors(spec), report_progress(tell):
+
+    def share(done: float) -> None:
+        tell("Loading weights", 0.3 + 0.6 * done)
+
+    with translate_errors(spec), report_progress(share):
         if plan is not None and plan.file is not None:
             try:
-                model = packed_model(config, plan.file, plan.kernels, tell)
+                model = packed_model(config, plan.file, plan.kernels, share)
                 prepare_attention(model)
                 return model
             except Unmapped as error:

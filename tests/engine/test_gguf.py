@@ -10,6 +10,7 @@ import pytest
 
 from engine.errors import SourceError
 from engine.kernels.cpu.gguf import GGUFFile
+from engine.kernels.cpu.gguf_model import quick_reader
 from tests.engine.cpu.tiny_gguf import random_blocks
 
 KINDS = ("Q4_0", "Q4_K", "Q8_0", "Q6_K")
@@ -70,6 +71,16 @@ def test_transformers_reads_the_same_fields_by_it(file: GGUFFile) -> None:
     assert [t.name for t in ours.tensors] == [t.name for t in theirs.tensors]
     for one, other in zip(ours.tensors, theirs.tensors, strict=True):
         assert one.tensor_type == other.tensor_type and np.array_equal(one.data, other.data)
+
+
+def test_other_files_are_read_as_ever(file: GGUFFile, tmp_path: Path) -> None:
+    other = tmp_path / "other.gguf"
+    other.write_bytes(file.path.read_bytes())
+    plain = gguf.GGUFReader
+    with quick_reader(file):
+        assert not isinstance(gguf.GGUFReader(file.path), plain)
+        assert isinstance(gguf.GGUFReader(other), plain)
+    assert gguf.GGUFReader is plain
 
 
 def test_a_model_in_several_files_is_one(tmp_path: Path) -> None:

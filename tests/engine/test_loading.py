@@ -257,6 +257,19 @@ def test_a_damaged_description_is_named_and_made_again(
     assert caplog.text == ""
 
 
+def test_files_of_one_name_keep_their_own_tokenizers(tmp_path: Path) -> None:
+    """A folder's or a hub's file has no fingerprint of its own."""
+    found = []
+    for name, vocab in (("a", 288), ("b", 320)):
+        (tmp_path / name).mkdir()
+        write_gguf(tmp_path / name / "model.gguf", vocab_size=vocab)
+        spec = TargetSpec(name=name, path=str(tmp_path / name), gguf_file="model.gguf")
+        found.append(load_target(spec, device="cpu", cache_dir=tmp_path / "cache"))
+    assert [target.vocab_size for target in found] == [288, 320]
+    assert ["<pad319>" in target._tokenizer().get_vocab() for target in found] == [False, False]
+    assert ["<pad310>" in target._tokenizer().get_vocab() for target in found] == [False, True]
+
+
 def test_no_weights_are_kept_in_the_cache(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "tiny.gguf", hidden_size=512, intermediate_size=1024)
     load_target(TargetSpec(name="tiny", path=str(path)), cache_dir=tmp_path / "cache").close()

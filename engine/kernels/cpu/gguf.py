@@ -189,7 +189,7 @@ class GGUFFile:
             values = gguf.dequantize(raw.data, gguf.GGMLQuantizationType(raw.kind))
             return values.reshape(raw.shape).astype(np.float32, copy=True)
 
-    def as_reader(self, _path: object = None) -> Any:
+    def as_reader(self) -> Any:
         """The file as `gguf.GGUFReader` has it, as far as transformers makes use of it."""
         fields = {}
         for name, value in self.metadata.items():

@@ -44,10 +44,18 @@ class Unmapped(Exception):
 
 @contextlib.contextmanager
 def quick_reader(file: GGUFFile) -> Iterator[None]:
-    """Within it, transformers reads GGUF files by `GGUFFile`: its own reader takes ten seconds."""
+    """Within it, transformers reads this file by `GGUFFile`: its own reader takes ten seconds.
+
+    Other files are read as ever, by threads that load them meanwhile.
+    """
     import gguf
 
-    plain, gguf.GGUFReader = gguf.GGUFReader, file.as_reader  # type: ignore[misc, assignment]
+    plain, own = gguf.GGUFReader, file.path.resolve()
+
+    def reader(path: Any, *rest: Any) -> Any:
+        return file.as_reader() if Path(path).resolve() == own else plain(path, *rest)
+
+    gguf.GGUFReader = reader  # type: ignore[misc, assignment]
     try:
         yield
     finally:
@@ -56,7 +64,10 @@ def quick_reader(file: GGUFFile) -> Iterator[None]:
 
 def described(file: GGUFFile, weights: Weights, cache_dir: Path) -> Weights:
     """A folder with a GGUF file's config and tokenizer, made once and kept in the cache."""
-    key = f"{file.path.stem}-{(weights.fingerprint or '')[:16]}"
+    # By the file, not by the weights' fingerprint: a hub's is a revision, of any repository.
+    about = file.path.stat()
+    mark = f"{file.path.resolve()}:{about.st_size}:{about.st_mtime_ns}"
+    key = f"{file.path.stem}-{hashlib.sha256(mark.encode()).hexdigest()[:16]}"
     folder = cache_dir / "described" / key
     damaged = _damaged_file(folder)
     if damaged is not None:

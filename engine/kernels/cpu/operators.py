@@ -161,7 +161,14 @@ class Matrix:
         return y[:, : self.shape[0]]
 
     def rows(self, index: Tensor | None = None, *, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-        """Rows `(n, in)`, unpacked to bfloat16 or float32; None = all."""
+        """Rows `(n, in)`, unpacked to bfloat16 or float32; None = all.
+
+        Raises IndexError: there is no such row.
+        """
+        if index is not None and len(index):
+            least, most = index.aminmax()
+            if least < 0 or most >= self.shape[0]:
+                raise IndexError(f"rows must be in [0, {self.shape[0]})")
         count = self.shape[0] if index is None else len(index)
         index = None if index is None else index.to(torch.int64).contiguous()
         values = torch.empty(count, self.shape[1], dtype=dtype)

@@ -65,6 +65,13 @@ def test_a_type_is_held_in_about_its_own_width(kind: str, kernels: ctypes.CDLL) 
     assert raw.data.nbytes <= matrix.packed.nbytes <= 1.2 * raw.data.nbytes
 
 
+def test_a_row_that_is_not_there_is_refused(kernels: ctypes.CDLL) -> None:
+    matrix = Matrix.of(kernels, torch.randn(5, 32))
+    for row in (-1, 5):
+        with pytest.raises(IndexError):
+            matrix.rows(torch.tensor([0, row]))
+
+
 def test_a_type_without_a_format_is_none(kernels: ctypes.CDLL) -> None:
     blocks = random_blocks("MXFP4", 16, 64)
     raw = RawTensor(int(gguf.GGMLQuantizationType.MXFP4), (16, 64), blocks)
