@@ -38,9 +38,9 @@ from engine.kernels.cuda.graphs import Capturer, CudaGraphs
 from engine.kernels.cuda.runner import GraphRunner
 from engine.model.loading import pick_device
 from engine.model.target import Target
-from engine.proposal import Needs, Outcome, Proposal
+from engine.proposal import Budget, Needs, Outcome, Proposal
 from engine.steps import Prefill, Step
-from engine.tuning.adaptive import build_drafter
+from engine.tuning.controller import build_drafter
 from engine.tuning.timing import synchronise
 
 NODES = 64
@@ -111,7 +111,7 @@ class FixedTree(Drafter):
     def start(self, start: Start) -> None:
         self._root = start.root
 
-    def propose(self, max_depth: int) -> Proposal:
+    def propose(self, budget: Budget) -> Proposal:
         root = self._rest.new_full((1,), self._root)
         return Proposal(torch.cat([root, self._rest]), self._shape)
 

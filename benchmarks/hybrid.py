@@ -29,7 +29,7 @@ from engine.metrics import measure
 from engine.model.forward import prepare_attention
 from engine.model.recurrent import Way
 from engine.model.target import Target
-from engine.proposal import Needs, Outcome, Proposal
+from engine.proposal import Budget, Needs, Outcome, Proposal
 from engine.steps import End
 from engine.tree import ChoiceTree, TreeShape
 from engine.tuning.latency import DraftLatency, StepLatency
@@ -121,7 +121,7 @@ class _Scripted(Drafter):
     def start(self, start: Start) -> None:
         self._root, self._done, self._right = start.root, 1, 0
 
-    def propose(self, max_depth: int) -> Proposal:
+    def propose(self, budget: Budget) -> Proposal:
         tokens = [self._root, *range(1, len(self._shape))]
         depths = self._shape.depths.tolist()
         path = self._shape.path_to(depths.index(max(depths)))

@@ -16,8 +16,7 @@ from engine.model.loading import load_target
 from engine.model.random_weights import random_model
 from engine.model.sources import TargetSpec, locate
 from engine.model.target import Target
-from engine.tuning.adaptive import build_drafter, controller_curve
-from engine.tuning.fit import fit_size
+from engine.tuning.controller import build_drafter
 from playground.host import paths
 
 STAND_IN: Mapping[str, Any] = {
@@ -70,12 +69,9 @@ def build_context(target: Target) -> BuildContext:
     )
 
 
-def fitted(target: Target, name: str) -> Drafter:
-    """A preset's drafter in the size that suits this machine."""
-    context = build_context(target)
-    curve = cache(lambda: controller_curve(target))
-    config = presets.methods()[name].config
-    return build_drafter(fit_size(config, presets.sizes, context, curve).config, context)
+def drafter_of(target: Target, name: str) -> Drafter:
+    """A preset's drafter."""
+    return build_drafter(presets.methods()[name].config, build_context(target))
 
 
 def embedded_file() -> Path:

@@ -3,7 +3,7 @@
     python -m benchmarks.structured [--methods eagle2-smollm2-135m,suffix] [--limit 50]
 
 Fifty prompts ask for JSON, ten of each of five kinds with a schema each. Every prompt is answered
-greedily under its schema by plain decoding and by every method in turn, fitted to this machine.
+greedily under its schema by plain decoding and by every method in turn, as they are by default.
 Prints per method how many texts are plain decoding's, how many are valid by `jsonschema` (another
 program than the one that holds the text), tok/s over plain decoding's, MAT, the share of drafts
 that is accepted, and the drafts that were cut because the schema forbids them.
@@ -19,7 +19,7 @@ from typing import Any
 import jsonschema
 
 from benchmarks import TARGET, read_options
-from benchmarks.models import fitted, load
+from benchmarks.models import drafter_of, load
 from engine.config import Limits, Sampling
 from engine.decode import decode
 from engine.metrics import Metrics, measure, tok_s
@@ -68,7 +68,7 @@ def main() -> None:
     )
     target = load(options.target, options.dtype)
     names = [PLAIN, *options.methods.split(",")]
-    drafters = {name: fitted(target, name) for name in names}
+    drafters = {name: drafter_of(target, name) for name in names}
     found: dict[str, list[tuple[str, bool, Metrics]]] = defaultdict(list)
     for asked, schema in list(prompts())[: options.limit]:
         ids = target.encode_chat([{"role": "user", "content": asked}])

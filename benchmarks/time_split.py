@@ -24,7 +24,7 @@ from engine.drafters.method import MethodConfig
 from engine.errors import PlaygroundError
 from engine.metrics import Tally
 from engine.model.target import Target
-from engine.tuning.adaptive import build_drafter
+from engine.tuning.controller import build_drafter
 
 HEADS = ("Medusa", "ReDrafter", "Eagle", "Eagle3")
 

@@ -7,7 +7,7 @@ reads `--gguf`, the embedded model's file by default. DRAFT.gguf is a shipped dr
 by its `convert_hf_to_gguf.py`. Each way runs in a server of its own; a way that this build does not
 know is left out. All contestants take turns prompt by prompt: same prompts, same number of threads,
 greedy, exactly so many tokens. tok/s are of decoding, first token to last, without the prompt;
-llama-server's are those that it reports. Methods have the size that is fitted to this machine.
+llama-server's are those that it reports.
 Prints medians of the rounds' tok/s, and ratios.
 """
 
@@ -27,7 +27,7 @@ import torch
 
 import presets
 from benchmarks import TARGET, ratios, read_options
-from benchmarks.models import embedded_file, fitted, load
+from benchmarks.models import drafter_of, embedded_file, load
 from engine.config import Limits
 from engine.decode import decode
 from engine.drafters.base import Drafter
@@ -166,7 +166,7 @@ def main() -> None:
     )
     target = load(options.target, options.dtype)
     prompts = prompts_of(target, options)[: 1 if options.smoke else None]
-    drafters = {name: fitted(target, name) for name in options.methods.split(",")}
+    drafters = {name: drafter_of(target, name) for name in options.methods.split(",")}
     rates: dict[str, list[float]] = {}
     with ExitStack() as stack:
         servers = servers_of(options, stack)

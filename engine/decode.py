@@ -30,7 +30,7 @@ from engine.model.clock import PhaseClock
 from engine.model.prefixes import PrefixCache, PrefixUse
 from engine.model.target import Target
 from engine.model.text import StopStrings
-from engine.proposal import Outcome, Proposal
+from engine.proposal import Budget, Outcome, Proposal
 from engine.sampling import SeededDraws
 from engine.steps import Bypass, End, FinishReason, Prefill, Record, Step
 from engine.tree import TreeShape
@@ -189,6 +189,7 @@ class _Generation:
             other_s=max(rollback_s, total_s - draft_s - verify_s - accept_s),
             at_s=time.perf_counter() - self.began_s,
             decision=proposal.decision,
+            expected=proposal.expected,
             bypass=self._bypass(drafted, proposal),
             rollback_s=rollback_s,
         )
@@ -197,7 +198,7 @@ class _Generation:
         if self._start is not None:
             self.drafter.start(self._start)
             self._start = None
-        return self.drafter.propose(max_depth).cut(max_depth)
+        return self.drafter.propose(Budget(max_depth)).cut(max_depth)
 
     def _bypass(self, drafted: Proposal, verified: Proposal) -> Bypass | None:
         """Why nothing is drafted; None where something is, or the method never drafts."""

@@ -297,6 +297,9 @@ class Metrics:
     num_beyond_end: int = 0
     bypasses: Mapping[str, int] = field(default_factory=dict)
     """Steps that drafted nothing, by `engine.steps.Bypass`; empty for plain decoding."""
+    expected_tok_s: float | None = None
+    """By what the controller expected of every step before it was made; None where drafts are as
+    set."""
 
 
 @dataclass(slots=True)
@@ -322,6 +325,8 @@ class Tally:
     itl_sum_s: float = 0.0
     num_itl: int = 0
     split_sums_s: list[float] = field(default_factory=lambda: [0.0] * 5)
+    expected: tuple[float, float] = (0.0, 0.0)
+    """Tokens and seconds, by what the controller expected."""
 
     def add(self, record: Record) -> None:
         if isinstance(record, Prefill):
@@ -341,6 +346,9 @@ class Tally:
         self.num_cut += step.num_cut
         if step.bypass is not None:
             self.bypasses[step.bypass] += 1
+        if step.expected is not None:
+            tokens, seconds = self.expected
+            self.expected = tokens + step.expected[0], seconds + step.expected[1]
         between_s = max(0.0, step.at_s - self.last_commit_s - step.total_s)
         self.last_commit_s = step.at_s
         self.accepted_lens[step.num_accepted] = self.accepted_lens.get(step.num_accepted, 0) + 1
@@ -383,6 +391,7 @@ class Tally:
             num_disturbed=self.num_disturbed,
             num_beyond_end=num_beyond_end(accepted, steps, self.num_new_tokens),
             bypasses=dict(self.bypasses),
+            expected_tok_s=ratio(*self.expected),
         )
 
     def _quiet_split(self) -> TimeSplit | None:
@@ -437,6 +446,19 @@ def bypass_sentence(metrics: Mapping[str, Any]) -> str | None:
     steps = metrics["num_steps"]
     clauses = (f"{BYPASSES.get(one, one)} ({bypasses[one]} of {steps} steps)" for one in reasons)
     return f"{'Sometimes n' if drafted else 'N'}othing was drafted: {'; '.join(clauses)}."
+
+
+def drafting_sentence(metrics: Mapping[str, Any]) -> str:
+    """How much was drafted by a run whose drafting decided for itself; empty for others."""
+    steps, expected = metrics.get("num_steps"), metrics.get("expected_tok_s")
+    if not steps or expected is None or not metrics.get("num_drafted"):
+        return ""
+    drafted = steps - sum((metrics.get("bypasses") or {}).values())
+    each = metrics["num_drafted"] / max(1, drafted)
+    return (
+        f"{drafted} of {steps} steps drafted, {each:.1f} tokens each; expected of these steps were "
+        f"{expected:.1f} tok/s."
+    )
 
 
 # ---- why decoding is faster or slower than plain decoding

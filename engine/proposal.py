@@ -9,7 +9,24 @@ import torch
 from torch import Tensor
 
 from engine.steps import Bypass
-from engine.tree import TreeShape
+from engine.tree import MAX_NODES, TreeShape
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """The most that one step may draft.
+
+    Attributes:
+        depth: tokens of the longest path.
+        nodes: drafted nodes, the root excluded.
+        width: children per node.
+        min_prob: a path that is less probable than this need not be drafted further.
+    """
+
+    depth: int
+    nodes: int = MAX_NODES
+    width: int = MAX_NODES
+    min_prob: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +131,8 @@ class Proposal:
         dists: where the tokens were *sampled*: their distributions. None means the tokens follow
             from the context alone, and verification treats each as a point mass.
         extra: rows that are no candidates.
-        decision: what a controller decided for this step, in words.
+        decision: what the controller decided for this step, in words.
+        expected: by the controller: tokens that the step commits, and seconds that it takes.
         bypass: why there are no drafts; None where there are, or the drafter found none.
         num_forced: nodes that a grammar added, behind all others.
     """
@@ -126,6 +144,7 @@ class Proposal:
     dists: DraftDists | None = None
     extra: ExtraRows | None = None
     decision: str = ""
+    expected: tuple[float, float] | None = None
     bypass: Bypass | None = None
     num_forced: int = 0
 
@@ -180,9 +199,7 @@ class Proposal:
         nodes = [i for i, depth in enumerate(self.shape.depths.tolist()) if depth <= max_depth]
         return self.keep(nodes)
 
-    def keep(
-        self, nodes: Sequence[int], decision: str | None = None, *, with_extra: bool = False
-    ) -> Proposal:
+    def keep(self, nodes: Sequence[int], *, with_extra: bool = False) -> Proposal:
         """Only these nodes (ascending, root and every parent included).
 
         Args:
@@ -197,7 +214,8 @@ class Proposal:
                 if old in dists.row_of_parent
             }
             dists = DraftDists(dists.probs, rows)
-        index = torch.tensor(nodes, device=self.tokens.device)
+        begins = isinstance(nodes, range)  # the first ones: no copies
+        index = slice(len(nodes)) if begins else torch.tensor(nodes, device=self.tokens.device)
         return Proposal(
             self.tokens[index],
             shape,
@@ -205,7 +223,8 @@ class Proposal:
             None if self.draft_probs is None else self.draft_probs[index],
             dists,
             self.extra.beside(nodes) if with_extra and self.extra is not None else None,
-            self.decision if decision is None else decision,
+            self.decision,
+            self.expected,
             self.bypass,
         )
 

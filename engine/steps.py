@@ -22,7 +22,7 @@ BYPASSES: dict[str, str] = {
     "no_text": "the draft model wrote nothing that the target's tokens can spell",
     "room": "the length limit leaves no room for a draft",
     "grammar": "structured output forbids the whole draft",
-    "not_worth_it": "adaptive drafting expected no gain",
+    "not_worth_it": "drafting would not have paid",
 }
 """The reasons in words."""
 
@@ -72,7 +72,9 @@ class Step:
     at_s: float
     """Request in the engine → this step's commit."""
     decision: str = ""
-    """What the adaptive controller decided for this step, in words; empty without one."""
+    """What the controller decided for this step, in words; empty where drafts are as set."""
+    expected: tuple[float, float] | None = None
+    """By the controller: tokens that the step would commit, and seconds that it would take."""
     bypass: Bypass | None = None
     """Why nothing was drafted; None where something was, and in plain decoding."""
     num_cut: int = 0

@@ -279,8 +279,14 @@ class TreeShape:
 
     def keep(self, nodes: Sequence[int]) -> TreeShape:
         """The tree of these nodes only: ascending, root and every parent among them."""
+        if nodes == range(len(nodes)):
+            return self._first(len(nodes))
         renumbered = {old: new for new, old in enumerate(nodes)}
         return TreeShape([-1, *(renumbered[self.parents[i]] for i in nodes[1:])])
+
+    @functools.lru_cache(maxsize=512)  # noqa: B019 - few shapes are cut, again and again
+    def _first(self, count: int) -> TreeShape:
+        return TreeShape(self.parents[:count])
 
 
 def upload(values: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from pydantic import Field
 from engine.config import Settings
 from engine.drafters import parse_method
 from engine.drafters.method import MethodConfig
-from engine.drafters.sizes import SizeTable
 from engine.errors import ConfigError
 from engine.model.sources import Shipped, TargetSpec
 from engine.training.corpus.dialogues import DialogueTemplates
@@ -83,23 +81,6 @@ def trees() -> dict[str, TreePreset]:
     found = [tree_preset(values, where=where) for where, values in _read_all("trees")]
     found.sort(key=lambda preset: (len(preset.candidates), preset.name))
     return {preset.name: preset for preset in found}
-
-
-@functools.cache
-def size_tables() -> dict[str, SizeTable]:
-    """What was measured at several sizes, by the name of the method's preset."""
-    files = sorted((FOLDER / "sizes").glob("*.json"))
-    return {
-        file.stem: SizeTable.parse(
-            json.loads(file.read_text(encoding="utf-8")), where=f"presets/sizes/{file.name}"
-        )
-        for file in files
-    }
-
-
-def sizes(config: MethodConfig) -> SizeTable | None:
-    """What was measured of a method with these settings, whatever size they say."""
-    return next((table for table in size_tables().values() if table.serves(config)), None)
 
 
 @functools.cache

@@ -90,6 +90,7 @@ class StepRow:
     other_s: float
     at_s: float
     decision: str = ""
+    expected: tuple[float, float] | None = None
     bypass: str | None = None
     num_cut: int = 0
     num_forced: int = 0

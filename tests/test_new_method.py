@@ -14,7 +14,6 @@ from engine.config import Limits
 from engine.drafters import methods, parse_method
 from engine.interop import ENGINES, export_method
 from engine.tree import ChoiceTree
-from engine.tuning.adaptive import build_drafter
 from engine.tuning.ranks import measure_ranks
 from engine.tuning.redraft import Redrafter
 from engine.tuning.replay import replay
@@ -67,10 +66,10 @@ class SuccessorDrafter(Drafter):
     def start(self, start):
         self.root = start.root
 
-    def propose(self, max_depth):
+    def propose(self, budget):
         tokens = [self.root + sum(rank + 1 for rank in path) for path in ((), *self.tree.paths)]
         drafted = torch.tensor(tokens) % self.vocab
-        return Proposal(drafted, self.tree.shape, self.tree.ranks).cut(max_depth)
+        return Proposal(drafted, self.tree.shape, self.tree.ranks).cut(budget.depth)
 
     def observe(self, outcome):
         self.root = outcome.next_root
@@ -131,8 +130,7 @@ def test_it_is_measured_replayed_and_drafted_again_like_any_other() -> None:
     chosen = config.with_tree(tree)
     again = Redrafter(config, bench, texts, tail=2).draft(chosen)
     real = [
-        ran(bench.target, build_drafter(chosen, bench), text.prompt_ids, limits).accepted
-        for text in texts
+        ran(bench.target, chosen.build(bench), text.prompt_ids, limits).accepted for text in texts
     ]
     accepted = sum(sum(lengths) for lengths in real)
     assert accepted > 0 and replay(table, tree).num_accepted == accepted == again.num_accepted

@@ -62,4 +62,4 @@ def test_every_method_has_a_default_for_every_setting_and_describes_it() -> None
         cls.parse({})
         for name, field in cls.model_fields.items():
             if name != "decoding_type":
-                assert field.description or name == "adaptive", f"{cls.__name__}.{name}"
+                assert field.description, f"{cls.__name__}.{name}"

@@ -17,7 +17,7 @@ from engine.model.loading import load_target
 from engine.model.sources import TargetSpec
 from engine.model.target import Target
 from engine.steps import End
-from engine.tuning.adaptive import build_drafter
+from engine.tuning.controller import build_drafter
 from playground.host import paths
 
 EMBEDDED = "smollm2-135m-instruct"
@@ -69,8 +69,8 @@ def test_every_shipped_drafter_drafts_for_the_embedded_model(name: str, embedded
 
     bench = BuildContext(embedded, presets.resolve, load, locate=presets.locate)
     texts, tallies = [], []
-    # Adaptive, they would draft as much as pays while this machine is busy with other tests.
-    own = presets.methods()[name].config.model_copy(update={"adaptive": False})
+    # Else they would draft as much as pays while this machine is busy with other tests.
+    own = presets.methods()[name].config.model_copy(update={"drafting": "as set"})
     for config in (presets.methods()["plain"].config, own):
         drafter, tally = build_drafter(config, bench), Tally()
         text: list[int] = []

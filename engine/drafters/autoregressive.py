@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from pydantic import Field
-
 from engine.drafters.base import BuildContext, Drafter, root_only
 from engine.drafters.method import MethodConfig
-from engine.proposal import Proposal
+from engine.proposal import Budget, Proposal
 
 
 class AutoregressiveConfig(MethodConfig):
@@ -18,8 +16,9 @@ class AutoregressiveConfig(MethodConfig):
     summary: ClassVar[str] = "The target alone, one token per forward."
 
     decoding_type: Literal["Autoregressive"] = "Autoregressive"
-    adaptive: Literal[False] = Field(False, description="nothing is drafted, so nothing adapts")
-    size: Literal["set"] = Field("set", description="nothing is drafted, so there is no size")
+
+    def live_settings(self) -> set[str]:
+        return set()
 
     def build(self, context: BuildContext) -> AutoregressiveDrafter:
         return AutoregressiveDrafter(context)
@@ -31,5 +30,5 @@ class AutoregressiveDrafter(Drafter):
     def __init__(self, context: BuildContext) -> None:
         self._device = context.target.device
 
-    def propose(self, max_depth: int) -> Proposal:
+    def propose(self, budget: Budget) -> Proposal:
         return root_only(self.text[-1], self._device)

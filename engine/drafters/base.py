@@ -17,7 +17,7 @@ from engine.errors import ConfigError
 from engine.metrics import common_len
 from engine.model.sources import Locate, TargetSpec, as_named
 from engine.model.target import Target
-from engine.proposal import Needs, Outcome, Proposal, TargetOutput
+from engine.proposal import Budget, Needs, Outcome, Proposal, TargetOutput
 from engine.sampling import SeededDraws
 from engine.steps import Bypass
 from engine.tree import TreeShape
@@ -87,8 +87,14 @@ class Drafter(ABC):
     """False for plain decoding."""
     notes: tuple[str, ...] = ()
     """Remarks on how well the drafter and the target fit, one sentence each."""
-    min_prob: float = 0.0
-    """Set by a controller: a draft may end after a path that is less probable than this."""
+    has_network: bool = False
+    """Whether drafts cost forwards of a network, and reading the prompt does."""
+    branches: bool = False
+    """Whether a tree costs it more than a chain: it then drafts chains for a budget of width 1."""
+    remembers: bool = False
+    """Whether it learns from text to text."""
+    reads_logits: bool = False
+    """Whether it has to see the target's logits of steps that it did not draft for."""
     match_len: int | None = None
     """Length of the context that the last draft was looked up by; None = unknown."""
     num_ranks: int | None = None
@@ -105,10 +111,10 @@ class Drafter(ABC):
         self.text = [*start.prompt_ids, start.root]
 
     @abstractmethod
-    def propose(self, max_depth: int) -> Proposal:
+    def propose(self, budget: Budget) -> Proposal:
         """A draft tree rooted at the last committed token.
 
-        The context ends at `max_depth`; the loop cuts off deeper nodes, so it may be ignored.
+        A network runs no level deeper than the budget; what is drafted beyond it is cut.
         """
 
     def observe(self, outcome: Outcome) -> None:

@@ -23,7 +23,7 @@ from engine.drafters.lookup.suffix import SuffixConfig
 from engine.drafters.lookup.token_recycling import TokenRecyclingConfig
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
-from engine.proposal import Outcome, Proposal
+from engine.proposal import Budget, Outcome, Proposal
 
 
 def _nested(value: object, info: ValidationInfo) -> object:
@@ -38,10 +38,6 @@ def _nested(value: object, info: ValidationInfo) -> object:
         raise ValueError(
             f"{setting}.decoding_type must be one of {', '.join(classes)}, got {kind!r:.80}"
         )
-    if values.get("adaptive"):
-        raise ValueError(f"{setting}.adaptive must be off; set adaptive for both methods at once")
-    if values.get("size") == "fit":
-        raise ValueError(f"{setting}.size must be set; set size: fit for both methods at once")
     try:
         return classes[kind].parse(values)
     except ConfigError as error:
@@ -60,7 +56,7 @@ class CombinedConfig(MethodConfig):
         "Copies what followed the same words before; where they are new, another method drafts."
     )
     paper: ClassVar[str | None] = "2411.10666"
-    main_settings: ClassVar[str] = "size retrieval model min_match_len"
+    main_settings: ClassVar[str] = "drafting retrieval model min_match_len"
 
     decoding_type: Literal["Combined"] = "Combined"
     retrieval: Nested = setting(
@@ -102,7 +98,10 @@ class CombinedDrafter(Drafter):
     def __init__(self, config: CombinedConfig, retrieval: Drafter, model: Drafter) -> None:
         self.config, self.retrieval, self.model = config, retrieval, model
         # Retrieval reads tokens only.
-        self.needs = model.needs
+        self.needs, self.has_network = model.needs, model.has_network
+        self.branches = model.branches
+        self.remembers = retrieval.remembers or model.remembers
+        self.reads_logits = retrieval.reads_logits or model.reads_logits
 
     def start(self, start: Start) -> None:
         self.retrieval.start(start)
@@ -110,15 +109,15 @@ class CombinedDrafter(Drafter):
         self._repeats = Repeats(self.config.min_match_len)
         self._repeats.extend([*start.prompt_ids, start.root])
 
-    def propose(self, max_depth: int) -> Proposal:
-        proposal = self.retrieval.propose(max_depth)
+    def propose(self, budget: Budget) -> Proposal:
+        proposal = self.retrieval.propose(budget)
         # Without retrieval's own match length, the text's repeats decide.
         length = self.retrieval.match_len
         matches = self._repeats.now if length is None else length >= self.config.min_match_len
+        self.match_len = length if matches else None
         if len(proposal.shape) > 1 and matches:
             return proposal
-        self.model.min_prob = self.min_prob
-        return self.model.propose(max_depth)
+        return self.model.propose(budget)
 
     def observe(self, outcome: Outcome) -> None:
         self.retrieval.observe(outcome)

@@ -22,7 +22,7 @@ from engine.drafters.draft_model import ModelDrafter
 from engine.metrics import common_len
 from engine.model.target import Target
 from engine.model.text import REPLACEMENT, Retokenizer
-from engine.proposal import Needs, Proposal
+from engine.proposal import Budget, Needs, Proposal
 from engine.steps import Bypass
 from engine.tree import TreeShape, upload
 
@@ -53,19 +53,19 @@ class TextDrafter(ModelDrafter):
         super().start(start)
         self._ids = self._ids[: self._cache.length]
 
-    def propose(self, max_depth: int) -> Proposal:
+    def propose(self, budget: Budget) -> Proposal:
         """Empty inside a character of several tokens, and where the model's context ends."""
         ids = self._encode(self.text)
         room = self.model.context_len - len(ids) + 1
-        length = min(self._length, room)
+        length = min(self._length, room, budget.depth, budget.nodes)
         drafts: list[int] = []
-        if ids and length > 0 and max_depth > 0:
+        if ids and length > 0:
             continuation = self._continuation(ids, length)
             drafts = self._to_target.continued(ids[-CONTEXT:], continuation, self.text[-CONTEXT:])
         if not drafts:
             bypass: Bypass = "no_text" if room > 0 else "draft_context"
             return root_only(self.text[-1], self._device, bypass)
-        tokens = torch.tensor([self.text[-1], *drafts[:max_depth]])
+        tokens = torch.tensor([self.text[-1], *drafts[: budget.depth]])
         return Proposal(upload(tokens, self._device), TreeShape.chain(len(tokens) - 1))
 
     def _encode(self, tokens: Sequence[int]) -> list[int]:

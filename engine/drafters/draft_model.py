@@ -56,6 +56,7 @@ def load_draft_model(config: ModelSettings, context: BuildContext) -> Target:
 class ModelDrafter(Drafter):
     """Keeps a model's cache in step with the text, and from run to run where that is allowed."""
 
+    has_network = True
     _ids: list[int]
     """The text in the model's ids, as far as the cache may hold it."""
 

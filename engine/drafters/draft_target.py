@@ -33,7 +33,7 @@ from engine.drafters.method import DraftShape, MethodConfig, draft_len
 from engine.drafters.texts import ROWS, UNRANKED, TargetTrace
 from engine.metrics import common_len
 from engine.model.text import SharedTokens, common_vocabulary
-from engine.proposal import DraftDists, Needs, Outcome, Proposal
+from engine.proposal import Budget, DraftDists, Needs, Outcome, Proposal
 from engine.sampling import inverse_cdf, probabilities
 from engine.steps import Bypass
 from engine.tree import TreeShape, upload
@@ -48,8 +48,7 @@ class DraftTargetConfig(MethodConfig):
     title: ClassVar[str] = "Draft model"
     summary: ClassVar[str] = "A smaller model drafts a chain of tokens."
     paper: ClassVar[str | None] = "2211.17192"
-    main_settings: ClassVar[str] = "size max_draft_len confidence_threshold"
-    size_settings: ClassVar[str] = "max_draft_len"
+    main_settings: ClassVar[str] = "drafting max_draft_len confidence_threshold"
     without_effect: ClassVar[Any] = (
         ({"vocabulary": "text"}, "use_draft_probs draft_vocab"),
         ({"vocabulary": "intersection"}, "draft_vocab"),
@@ -149,14 +148,14 @@ class DraftTargetDrafter(ModelDrafter):
         last = self.model.vocab_size - 1
         return [min(token, last) for token in tokens]
 
-    def propose(self, max_depth: int) -> Proposal:
+    def propose(self, budget: Budget) -> Proposal:
         """A chain, empty where the draft model's context ends before the target's."""
         room = self.model.context_len - len(self._ids) + 1
-        length = min(self._config.max_draft_len, max_depth, room)
+        length = min(self._config.max_draft_len, budget.depth, budget.nodes, room)
         if length < 1 or not self._ids:
             bypass: Bypass = "draft_context" if room < 1 else "no_text"
             return root_only(self.text[-1], self._device, bypass)
-        tokens, probs, distributions = self._draft(length)
+        tokens, probs, distributions = self._draft(length, budget.min_prob)
         if not tokens:
             return root_only(self.text[-1], self._device, "unsure")
         indices = torch.stack(tokens)
@@ -174,7 +173,9 @@ class DraftTargetDrafter(ModelDrafter):
             rows = rows.new_zeros(len(rows), self._vocab).index_copy_(1, columns, rows)
         return replace(proposal, dists=DraftDists(rows, {i: i for i in range(len(rows))}))
 
-    def _draft(self, length: int) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    def _draft(
+        self, length: int, min_prob: float
+    ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
         """Up to `length` tokens and their probabilities (scalars), and their distributions.
 
         Tokens are indices of `_model_ids` if these are set. Every choice stays on the draft model's
@@ -189,7 +190,7 @@ class DraftTargetDrafter(ModelDrafter):
         inputs = upload(torch.tensor(self._ids[self._cache.length :]), self.model.device)
         path_prob, ids = 1.0, self._model_ids
         if not samples and not self._config.confidence_threshold and self._chains:
-            drafts = self.model.draft_chain(inputs, self._cache, length, self.min_prob, ids=ids)
+            drafts = self.model.draft_chain(inputs, self._cache, length, min_prob, ids=ids)
             if drafts is not None:
                 indices = drafts[0] if ids is None else self._vocabulary.index(drafts[0])
                 return list(indices), list(drafts[1].exp()), []
@@ -199,8 +200,8 @@ class DraftTargetDrafter(ModelDrafter):
             confidence = logits.float().softmax(dim=-1)
             # Decided before a token is drawn: depending on the draw would bias what is accepted.
             threshold = self._config.confidence_threshold
-            if not samples and self.min_prob > 0:
-                threshold = max(threshold, self.min_prob / path_prob)
+            if not samples and min_prob > 0:
+                threshold = max(threshold, min_prob / path_prob)
             if threshold > 0 and float(confidence.max()) < threshold:
                 break
             if samples:
@@ -210,7 +211,7 @@ class DraftTargetDrafter(ModelDrafter):
                 token = logits.argmax()
             tokens.append(token)
             probs.append(confidence[token])
-            path_prob = path_prob * float(probs[-1]) if self.min_prob > 0 else path_prob
+            path_prob = path_prob * float(probs[-1]) if min_prob > 0 else path_prob
             inputs = token[None] if ids is None else ids[token[None]]
         return tokens, probs, distributions
 

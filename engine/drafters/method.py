@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import BeforeValidator, model_validator
 
 from engine.config import Settings, setting
 from engine.errors import ConfigError
@@ -16,6 +18,14 @@ from engine.errors import ConfigError
 if TYPE_CHECKING:  # settings are read where nothing is drafted: without torch
     from engine.drafters.base import BuildContext, Drafter
     from engine.tree import ChoiceTree
+
+
+Drafting = Annotated[
+    Literal["auto", "as set"],
+    BeforeValidator(lambda value: "as set" if value in ("set", "as_set", "as-set") else value),
+]
+_EARLIER = {"adaptive", "size"}
+"""Settings of earlier versions that say who decides how much is drafted."""
 
 
 def draft_len(default: int | None, detail: str = "", *, most: int = 64) -> Any:
@@ -67,21 +77,24 @@ class MethodConfig(Settings):
     looks_up: ClassVar[bool] = False
     """Whether it copies from texts: it then ranks no tokens and drafts only at matches."""
 
-    size_settings: ClassVar[str] = ""
-    """Settings (separated by blanks) that only set how much is drafted."""
-
     decoding_type: str
-    adaptive: bool = setting(
-        False,
-        "Adaptive drafting",
-        "draft only as much as recent acceptance and measured latency justify",
+    drafting: Drafting = setting(
+        "auto",
+        "How much to draft",
+        "auto = at every step as much as pays, by acceptance and time so far, at most as set below "
+        "(at worst 3% slower than plain decoding); as set = always as set below, as in the paper",
     )
-    size: Literal["set", "fit"] = setting(
-        "set",
-        "Draft size",
-        "how much to draft: set = as set below; fit = the size predicted to be fastest "
-        "on this machine, if acceptance was measured at several sizes",
-    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_earlier_versions(cls, values: Any) -> Any:
+        """Earlier versions said `adaptive`, and a `size` that was set or fitted."""
+        if not isinstance(values, Mapping) or not _EARLIER & values.keys():
+            return values
+        kept = {name: value for name, value in values.items() if name not in _EARLIER}
+        decides = values.get("adaptive") or values.get("size") == "fit"
+        kept.setdefault("drafting", "auto" if decides else "as set")
+        return kept
 
     @property
     def lossless(self) -> bool:
@@ -93,23 +106,9 @@ class MethodConfig(Settings):
         """The label beside its name."""
         return "lossless" if self.lossless else "lossy"
 
-    def replace(self, **changes: Any) -> Self:
-        """As `Settings.replace`; setting a size switches its fitting off."""
-        if "size" not in changes and changes.keys() & {*self.size_settings.split()}:
-            changes["size"] = "set"
-        return super().replace(**changes)
-
     def live_settings(self) -> set[str]:
         """Settings that have an effect under the other settings."""
-        names = super().live_settings() - {"decoding_type"}
-        if self.size == "set" or not self.has_sizes:
-            names.discard("size")
-        return names
-
-    @property
-    def has_sizes(self) -> bool:
-        """Whether its size can be fitted, its own or that of a method within."""
-        return bool(self.size_settings) or any(one.has_sizes for one in self.within().values())
+        return super().live_settings() - {"decoding_type"}
 
     def within(self) -> dict[str, MethodConfig]:
         """The methods among its settings."""

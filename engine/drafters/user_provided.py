@@ -27,7 +27,6 @@ from importlib.metadata import entry_points
 from typing import Any, ClassVar, Literal, Protocol
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from engine.config import setting
@@ -36,7 +35,7 @@ from engine.drafters.base import BuildContext, Drafter, Start
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError, DrafterError
 from engine.model.target import Target
-from engine.proposal import DraftDists, Needs, Outcome, Proposal, TargetOutput, joined
+from engine.proposal import Budget, DraftDists, Needs, Outcome, Proposal, TargetOutput, joined
 from engine.tree import TreeShape, merge_prefixes
 
 ENTRY_POINTS = "speculative_decoding_playground.drafters"
@@ -190,10 +189,9 @@ class UserProvidedConfig(MethodConfig):
     summary: ClassVar[str] = (
         "A Python object of your own proposes continuations; it is registered on the command line."
     )
-    main_settings: ClassVar[str] = "drafter max_draft_len max_total_draft_tokens"
+    main_settings: ClassVar[str] = "drafting drafter max_draft_len max_total_draft_tokens"
 
     decoding_type: Literal["User_Provided"] = "User_Provided"
-    size: Literal["set"] = Field("set", description="the drafter itself decides")
     drafter: str | None = setting(
         None, "Drafter", "name under which the drafter was registered at the start", max_length=200
     )
@@ -230,7 +228,7 @@ class UserProvidedDrafter(Drafter):
         self._user_drafter = user_drafter
         self._device, self._vocab_size = context.target.device, context.target.vocab_size
         needs: Needs | None = getattr(user_drafter, "needs", None)
-        self._reads_features = needs is not None
+        self._reads_features = self.reads_logits = needs is not None
         self.needs = needs or Needs()
         self._features: list[TargetOutput] = []
         self._running = False
@@ -244,8 +242,8 @@ class UserProvidedDrafter(Drafter):
         if hasattr(self._user_drafter, "prepare"):
             self._user_drafter.prepare(list(start.prompt_ids), start.sampling, start.limits)
 
-    def propose(self, max_depth: int) -> Proposal:
-        length = min(self.config.max_draft_len, max_depth)
+    def propose(self, budget: Budget) -> Proposal:
+        length = min(self.config.max_draft_len, budget.depth)
         draft = self._draft(length) if length > 0 else []
         if isinstance(draft, UserDraft):
             proposal = self._tree(draft).cut(length)

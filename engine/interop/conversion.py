@@ -35,7 +35,7 @@ _ONLY_TYPICAL = "It only matters with typical acceptance."
 _ONLY_MIXED = "It only matters with mix_contexts."
 REASONS = {
     "acceptance": _EXACT,
-    "adaptive": "It drafts the same length at every step.",
+    "drafting": "It drafts as much as is set at every step; here it is at most that.",
     "confidence_threshold": "{title} always drafts the full length.",
     "eagle3_layers_to_capture": "{title} reads the layers from the checkpoint.",
     "escape": _ONLY_MIXED,
@@ -45,7 +45,6 @@ REASONS = {
     "pool_from_text": "{title} also fills its pool from the prompt.",
     "posterior_alpha": _ONLY_TYPICAL,
     "posterior_threshold": _ONLY_TYPICAL,
-    "size": "Exported are the sizes set; in a run's settings they are the ones that were fitted.",
     "target_layer_ids": _IN_CHECKPOINT,
     "text_weight": _ONLY_MIXED,
     "use_relaxed_acceptance_for_thinking": _EXACT,

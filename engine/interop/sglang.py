@@ -55,7 +55,7 @@ ROWS = (
     table.Ignored(IGNORED),
     Refusal(
         _flags("adaptive adaptive-config"),
-        "it adapts the number of steps by its own rules; set adaptive=true here instead",
+        "it adapts the number of steps by its own rules; drafting: auto does so here",
     ),
     Refusal(
         _flags("accept-threshold-single accept-threshold-acc"),

@@ -34,7 +34,6 @@ from engine.training.optimization import keep_freed_memory
 from engine.training.packs import FeatureStore
 from engine.training.recipe import TrainSettings
 from engine.training.trainer import Trainer, TrainMetrics
-from engine.tuning.adaptive import build_drafter
 
 LOG_ENTRIES = 120
 """Approximate number of evenly spaced entries of the training log on a card."""
@@ -122,7 +121,7 @@ def score(
             return stack.enter_context(closing(companion))
 
         context = BuildContext(target, TargetSpec.of_path_or_hub, load)
-        drafter = stack.enter_context(closing(build_drafter(config, context)))
+        drafter = stack.enter_context(closing(config.build(context)))
         for question in questions:
             run = measure(decode(target, drafter, question.prompt_ids, limits=limits))
             runs[question.category].append(run)

@@ -24,7 +24,7 @@ from engine.drafters.method import MethodConfig
 from engine.drafters.texts import TargetTrace, Text
 from engine.errors import ConfigError, PromptError
 from engine.model.target import Target
-from engine.proposal import Needs, Outcome, Proposal, TargetOutput, joined
+from engine.proposal import Budget, Needs, Outcome, Proposal, TargetOutput, joined
 from engine.sampling import SeededDraws
 from engine.tree import Path
 from engine.tuning import OnProgress, ignore
@@ -125,7 +125,7 @@ def run_offline(
         while root < trace.text.num_roots:
             at = first + root
             max_depth = trace.context_len - 1 - at
-            proposal = drafter.propose(max_depth).cut(max_depth)
+            proposal = drafter.propose(Budget(max_depth)).cut(max_depth)
             path = follow(proposal, tokens[at + 1 :])
             committed = tuple(tokens[at + 1 : at + len(path) + 2])
             if len(committed) <= len(path):

@@ -18,7 +18,7 @@ from engine.errors import TargetError
 from engine.model.batch import TextBatch
 from engine.model.cache import TreeCache
 from engine.model.target import Target
-from engine.proposal import Needs, Outcome, Proposal, TargetOutput
+from engine.proposal import Budget, Needs, Outcome, Proposal, TargetOutput
 from engine.sampling import SeededDraws
 from engine.steps import Step
 from engine.tree import TreeShape
@@ -198,7 +198,7 @@ class _FixedChain(Drafter):
     def start(self, start: Start) -> None:
         self._root = start.root
 
-    def propose(self, max_depth: int) -> Proposal:
+    def propose(self, budget: Budget) -> Proposal:
         tokens = self._tokens.clone()
         tokens[0] = self._root
         return Proposal(tokens, self._shape, draft_probs=self._probs)
@@ -254,7 +254,7 @@ def measure_draft(
     for done, variant in enumerate(tried):
         on_progress(done / len(tried))
         drafter = variant.build_sharing(built, context)
-        ms = _time_drafts(drafter, context.target, context_len, repeats)
+        _, ms, _ = time_drafts(drafter, context.target, context_len=context_len, repeats=repeats)
         timed.append((variant.draft_shape().levels, ms))
     on_progress(1.0)
     return solve(config.decoding_type, timed)
@@ -278,19 +278,34 @@ def solve(decoding_type: str, timed: Sequence[tuple[tuple[int, ...], float]]) ->
 
 
 @torch.inference_mode()
-def _time_drafts(drafter: Drafter, target: Target, context_len: int, repeats: int) -> float:
-    """Median milliseconds of a draft after a step that accepted two tokens, if it drafted two."""
+def time_drafts(
+    drafter: Drafter,
+    target: Target,
+    budget: Budget | None = None,
+    *,
+    context_len: int = 256,
+    repeats: int = 3,
+) -> tuple[float, float, int]:
+    """Drafts after steps that accepted two tokens each, if two were drafted.
+
+    The target makes a step before each, as it does in a run: it turns the processor's caches over.
+
+    Returns:
+        Milliseconds of reading a token of the prompt, of a draft (median), and its depth.
+    """
+    budget = budget or Budget(64)
     context_len = max(2, min(context_len, target.context_len // 2))
     prompt = [(7 * i) % min(97, target.vocab_size) for i in range(context_len)]
     features = _made_up(drafter.needs, target, context_len)
     drafter.start(Start(prompt, 1, features, Sampling(), SeededDraws(0), Limits()))
-    times_s = []
+    times_s, cache = [], target.new_cache(1)
     try:
         for _ in range(repeats + 1):
+            _time_verify(target, cache, TreeShape.chain(0))
             synchronise(target.device)
             began = time.perf_counter()
-            proposal = drafter.propose(64)
-            tokens = proposal.tokens.tolist()
+            proposal = drafter.propose(budget)
+            tokens, depth = proposal.tokens.tolist(), proposal.shape.max_depth
             times_s.append(time.perf_counter() - began)
             path = [0]
             while len(path) < 3 and proposal.shape.children[path[-1]]:
@@ -300,7 +315,10 @@ def _time_drafts(drafter: Drafter, target: Target, context_len: int, repeats: in
             drafter.observe(Outcome(proposal, output, tuple(path), committed))
     finally:
         drafter.finish()
-    return 1000 * statistics.median(times_s[1:])
+        cache.free()
+    usual_s = statistics.median(times_s[1:])
+    reading_s = max(0.0, times_s[0] - usual_s) / context_len
+    return 1000 * reading_s, 1000 * usual_s, depth
 
 
 def _made_up(needs: Needs, target: Target, rows: int) -> TargetOutput:

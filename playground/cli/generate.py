@@ -50,7 +50,11 @@ class GenerateOptions(LogOptions, SamplingOptions, MethodOptions, TargetOptions)
     stop: list[str] = option([], "End the text at this string, which is left out.")
     stop_token_id: list[int] = option([], "End the text at this token, which is left out.")
     as_json: bool = option(False, "Print one JSON object instead of the text.", "--json")
-    trace: Path | None = option(None, "Write every step to this file.", metavar="FILE.jsonl")
+    trace: Path | None = option(
+        None,
+        "Write every step to this file; drafts are as set, unless --set drafting=auto.",
+        metavar="FILE.jsonl",
+    )
     save: bool = option(True, "Keep the run in the run log.", "--save/--no-save")
 
     def config(self) -> MethodConfig:
@@ -60,14 +64,17 @@ class GenerateOptions(LogOptions, SamplingOptions, MethodOptions, TargetOptions)
         preset = presets.methods().get(self.method)
         if preset is not None and preset.target not in (None, self.target):
             remark(f"note: {self.method} is made for another target: --target {preset.target}.")
-        return MethodOptions.config(self)
+        config = MethodOptions.config(self)
+        says = any(setting.startswith("drafting=") for setting in self.settings)
+        # A trace shows what a method drafts, on any machine the same.
+        return config if says or self.trace is None else config.replace(drafting="as set")
 
 
 @takes(GenerateOptions)
 def generate(options: GenerateOptions) -> None:
     """Generate from one prompt and print the text as it is decoded."""
     import presets
-    from engine.metrics import bypass_sentence
+    from engine.metrics import bypass_sentence, drafting_sentence
     from playground.host.live import LiveRun
     from playground.host.recording import decode_and_record
     from playground.host.trace import TraceFile
@@ -81,10 +88,8 @@ def generate(options: GenerateOptions) -> None:
     with ExitStack() as stack:
         spec = presets.resolve(options.target)
         models = stack.enter_context(options.models(spec, options.dtype))
-        fit = models.fit(config)
-        config = fit.config
         target, drafter = models.build_context().target, models.drafter(config)
-        for note in filter(None, (*target.notes, fit.reason, *drafter.notes)):
+        for note in (*target.notes, *drafter.notes):
             say(note, err=True)
         messages, prompt_text, prompt_ids = _prompt(options, target)
         log = stack.enter_context(RunLog.open(options.log_url if options.save else None))
@@ -99,7 +104,7 @@ def generate(options: GenerateOptions) -> None:
             log,
             target,
             drafter,
-            fit,
+            config,
             prompt_ids,
             sampling=sampling,
             limits=limits,
@@ -118,8 +123,9 @@ def generate(options: GenerateOptions) -> None:
         assert run.metrics is not None and run.finish is not None
         put(run.finish.text.removeprefix("".join(output.pieces)) + "\n", None)
         say(_figures(config, run.metrics, run.finish.reason, run_id), err=True)
-        if sentence := bypass_sentence(asdict(run.metrics)):
-            say(sentence, err=True)
+        for sentence in (bypass_sentence, drafting_sentence):
+            if words := sentence(asdict(run.metrics)):
+                say(words, err=True)
     if stopped():
         raise typer.Exit(EXIT_INTERRUPTED)
 

@@ -13,14 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import presets
 from engine.config import Limits
 from engine.decode import check_prompt, decode
 from engine.drafters.base import BuildContext, Drafter
 from engine.errors import ConfigError, PlaygroundError, PromptError
-from engine.tuning.adaptive import build_drafter, controller_curve
-from engine.tuning.fit import Fit, fit_size
-from engine.tuning.latency import LatencyCurve
+from engine.tuning.controller import build_drafter
+from engine.tuning.experience import ExperienceStore
 from playground.errors import Fault, attempt
 from playground.experiments.chooser import Chooser, pairs_of
 from playground.experiments.finished import FinishedRequest, Pair, finished_requests
@@ -35,6 +33,7 @@ from playground.experiments.plan import (
     Request,
 )
 from playground.experiments.report.audits import audit_divergences
+from playground.host import paths
 from playground.host.live import LiveRun, Message
 from playground.host.recording import decode_and_record
 from playground.host.stream import REASON_WORDS
@@ -77,7 +76,7 @@ class Summary:
 
     Attributes:
         faults: configurations that could not go on, and why.
-        notes: what their figures should be read with, by configuration: a fitted size, a drafter
+        notes: what their figures should be read with, by configuration: a drafter
             that was made for other weights.
     """
 
@@ -136,9 +135,8 @@ class Measurement:
         self.faults: dict[str, str] = {}
         self._done: dict[Key, FinishedRequest] = {}
         self._drafters: dict[str, Drafter] = {}
-        self._fits: dict[str, Fit] = {}
+        self._experience = ExperienceStore(paths.drafting())
         self._notes: dict[str, tuple[str, ...]] = {}
-        self._curve: LatencyCurve | None = None
         self._skipped: dict[tuple[str, str, int], Skipped] = {}
         self._num_past = self._num_new = self._num_failed = 0
         self._spent_s = 0.0
@@ -259,23 +257,15 @@ class Measurement:
         return True
 
     def _warm_up(self, configuration: Configuration) -> None:
-        fit = self._fits.get(configuration.name)
-        if fit is None:
-            fit = fit_size(configuration.config, presets.sizes, self._bench, self._latency)
-            self._fits[configuration.name] = fit
-        drafter = build_drafter(fit.config, self._bench, self._latency)
+        drafter = build_drafter(configuration.config, self._bench, self._experience)
         self._drafters[configuration.name] = drafter
-        self._notes[configuration.name] = tuple(filter(None, (fit.reason, *drafter.notes)))
+        self._notes[configuration.name] = drafter.notes
         prompt_ids = self._encoded(
             [{"role": "user", "content": WARM_UP_PROMPT}], raw=not self._target.has_chat_template
         )
         limits = Limits(max_new_tokens=WARM_UP_TOKENS, ignore_eos=True)
         for _ in decode(self._target, drafter, prompt_ids, limits=limits, cancelled=self._is_over):
             pass
-
-    def _latency(self) -> LatencyCurve:
-        self._curve = self._curve or controller_curve(self._target)
-        return self._curve
 
     def _attempted(self, configuration: Configuration, work: Callable[[], None]) -> None:
         """Do work for a configuration that is left out from then on if it fails."""
@@ -364,7 +354,7 @@ class Measurement:
                 self.log,
                 self._target,
                 self._drafters[configuration.name],
-                self._fits[configuration.name],
+                configuration.config,
                 prompt.prompt_ids,
                 sampling=sampling,
                 limits=self.plan.limits,

@@ -17,7 +17,6 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import ConfigDict, Field
 
-import presets
 from engine.config import Settings
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
@@ -32,17 +31,8 @@ MAX_NUMBER = 2**53
 MAX_TEXT_CHARS = 200_000
 """Of the value of one control."""
 INNER_TYPE = "decoding_type"
-OUTER_ONLY = ("adaptive", "size")
+OUTER_ONLY = ("drafting",)
 """Settings of a method that an inner method leaves to the outer one."""
-FITTED = (
-    "Fitted to this machine when a run starts: the fastest of {} measured sizes. Select "
-    '"set" to choose it yourself.'
-)
-FITTED_INNER = (
-    "Both methods are fitted to this machine when a run starts, each by itself. Select "
-    '"set" to choose their sizes yourself.'
-)
-NOT_MEASURED = "No other sizes were measured with these settings; the size below is used."
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +239,7 @@ def state_of(cls: type[Settings], values: Mapping[str, Any]) -> FormState:
     except ConfigError as error:
         return FormState(faults=error.faults or {"": str(error)})
     badge = settings.badge if isinstance(settings, MethodConfig) else ""
-    return FormState(frozenset(_without_effect(settings)), {}, _notes(settings), badge)
+    return FormState(frozenset(_without_effect(settings)), {}, {}, badge)
 
 
 def _without_effect(settings: Settings) -> set[str]:
@@ -258,28 +248,7 @@ def _without_effect(settings: Settings) -> set[str]:
         return names
     for name, method in settings.within().items():
         names |= {f"{name}.{inner}" for inner in _without_effect(method) - {INNER_TYPE}}
-        if settings.size == "fit":
-            names |= {f"{name}.{inner}" for inner in _fitted(method)}
-    if settings.has_sizes:
-        names.discard("size")
-        if settings.size == "fit":
-            names |= _fitted(settings)
     return names
-
-
-def _fitted(method: MethodConfig) -> set[str]:
-    """The settings that `size: fit` chooses."""
-    return {*method.size_settings.split()} if presets.sizes(method) is not None else set()
-
-
-def _notes(settings: Settings) -> dict[str, str]:
-    """Where a size that is fitted comes from."""
-    if not isinstance(settings, MethodConfig) or settings.size == "set":
-        return {}
-    if any(map(presets.sizes, settings.within().values())):
-        return {"size": FITTED_INNER}
-    table = presets.sizes(settings)
-    return {"size": FITTED.format(len(table.sizes)) if table else NOT_MEASURED}
 
 
 def inner_controls(cls: type[Settings], name: str, decoding_type: object) -> list[Control]:

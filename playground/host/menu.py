@@ -155,17 +155,8 @@ class MethodMenu:
 
 
 def settings_of(config: MethodConfig) -> str:
-    """Equal for equal settings, whatever size was fitted to the machine."""
-    return json.dumps(_chosen(config, is_fitted=False), sort_keys=True)
-
-
-def _chosen(config: MethodConfig, *, is_fitted: bool) -> dict[str, Any]:
-    values = config.model_dump(mode="json")
-    fitted = config.size_settings.split() if is_fitted or config.size == "fit" else []
-    for name in [*fitted, "size"] if is_fitted else fitted:
-        values.pop(name, None)
-    within = config.within().items()
-    return values | {n: _chosen(one, is_fitted=config.size == "fit") for n, one in within}
+    """Equal for equal settings."""
+    return json.dumps(config.model_dump(mode="json"), sort_keys=True)
 
 
 def _label(title: str, speedup: float | None, group: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
@@ -16,17 +15,11 @@ from engine.drafters.method import MethodConfig
 from engine.model.loading import load_target
 from engine.model.sources import Locate, ProgressCallback, TargetSpec
 from engine.model.target import Target
-from engine.tuning.adaptive import build_drafter, controller_curve
-from engine.tuning.fit import Fit, fit_size
-from engine.tuning.latency import LatencyCurve
-from engine.tuning.timing import measure_curve
+from engine.tuning.controller import build_drafter
+from engine.tuning.experience import ExperienceStore
 
-CHECK_S, DRIFT = 60.0, 1.3
-"""Seconds between two checks of the latency curve, and the factor of change that remeasures it."""
 MAX_DRAFTERS = 2
 """Drafters that stay built, so that switching between two methods loads nothing."""
-MAX_FITS = 64
-"""Cached fitted sizes."""
 Place = tuple[str, str, str]
 """Name, dtype and device of a model."""
 
@@ -76,10 +69,7 @@ class Models:
         self._used: set[Place] = set()
         """Models that the current job has used."""
         self._attached: tuple[Hashable, Closable] | None = None
-        self._curve: LatencyCurve | None = None
-        self._checked_s = 0.0
-        self._fits: OrderedDict[str, Fit] = OrderedDict()
-        self._fitted: MethodConfig | None = None
+        self._experience = ExperienceStore(cache_dir / "drafting")
         self.loaded: Loaded | None = None
 
     def target(self, spec: TargetSpec, dtype: str, progress: ProgressCallback) -> Target:
@@ -108,20 +98,6 @@ class Models:
         assert self._target is not None and self._key is not None
         return self._key[0] == name and dtype in (self._key[1], self._target.dtype_name)
 
-    def fit(self, config: MethodConfig) -> Fit:
-        """The settings, with the size fitted to this machine where they say so.
-
-        Raises DrafterError: as `drafter`.
-        """
-        if config.size == "set":
-            return Fit(config)
-        key, self._fitted = config.model_dump_json(), config
-        if key not in self._fits:
-            while len(self._fits) >= MAX_FITS:
-                self._fits.popitem(last=False)
-            self._fits[key] = fit_size(config, presets.sizes, self.build_context(), self._latency)
-        return self._fits[key]
-
     def drafter(self, config: MethodConfig) -> Drafter:
         """The method's drafter on the loaded target; the last ones stay built.
 
@@ -135,7 +111,7 @@ class Models:
                 old.close()
             before, self._used = self._used, set()
             try:
-                drafter = build_drafter(config, self.build_context(), self._latency)
+                drafter = build_drafter(config, self.build_context(), self._experience)
                 self._drafters[key] = drafter, frozenset(self._used)
             finally:
                 self._used |= before
@@ -181,33 +157,6 @@ class Models:
             locate=self._locate,
         )
 
-    def _latency(self) -> LatencyCurve:
-        """The loaded target's latency curve, measured once."""
-        assert self._target is not None
-        if self._curve is None:
-            self._curve = controller_curve(self._target)
-            self._checked_s = time.monotonic()
-        return self._curve
-
-    def remeasure_if_drifted(self) -> None:
-        """Measure the latency curve again if the machine has become faster or slower.
-
-        It takes seconds, so it is for an idle engine; runs use the last curve.
-
-        Raises DrafterError: as `drafter`.
-        """
-        if self._target is None or self._curve is None:
-            return
-        if time.monotonic() - self._checked_s < CHECK_S:
-            return
-        self._checked_s = time.monotonic()
-        now = measure_curve(self._target, rows=(1,), context_len=64, repeats=3).at(1)
-        if not 1 / DRIFT < now / self._curve.at(1) < DRIFT:
-            self._curve = controller_curve(self._target)
-            self._fits.clear()
-            if self._fitted is not None:
-                self.fit(self._fitted)
-
     def _companion(
         self, spec: TargetSpec, *, dtype: str | None = None, device: str | None = None
     ) -> Target:
@@ -235,6 +184,5 @@ class Models:
             self._companions.popitem()[1].close()
         if self._target is not None:
             self._target.close()
-            self._target = self._key = self._curve = self._fitted = None
-            self._fits.clear()
+            self._target = self._key = None
             gc.collect()

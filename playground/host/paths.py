@@ -14,6 +14,11 @@ def cache_dir() -> Path:
     return platformdirs.user_cache_path(APP, appauthor=False)
 
 
+def drafting() -> Path:
+    """What drafting has learnt of methods and targets; safe to delete."""
+    return cache_dir() / "drafting"
+
+
 def suites() -> Path:
     """Downloaded public prompt suites."""
     return platformdirs.user_data_path(APP, appauthor=False) / "suites"

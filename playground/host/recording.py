@@ -26,7 +26,6 @@ from engine.metrics import Tally
 from engine.model.target import Target
 from engine.model.text import Detokenizer, token_label, whole_text
 from engine.steps import End, Prefill, Record, Step
-from engine.tuning.fit import Fit
 from playground.errors import Fault, attempt
 from playground.host.environment import environment, machine
 from playground.host.live import Finish, First, LiveRun
@@ -178,7 +177,7 @@ class Recording:
 def record_run(
     log: RunLog,
     target: Target,
-    fit: Fit,
+    config: MethodConfig,
     *,
     sampling: Sampling,
     limits: Limits,
@@ -193,23 +192,21 @@ def record_run(
     Ctrl+C, or leaving before the loop's end was put, ends it as cancelled.
 
     Args:
-        fit: the method's settings, and how their size was chosen.
         stored: further fields of the log's `NewRun`, e.g. its labels.
         run: told what is recorded, for a page that follows it.
 
     Raises RecordingError: the log cannot be written, say.
     """
-    chosen = {"fit": fit.to_dict()} if fit.reason else {}
     new = NewRun(
         target=target.name,
-        method_title=type(fit.config).title,
-        **_settings(fit.config, sampling, limits),
+        method_title=type(config).title,
+        **_settings(config, sampling, limits),
         prompt_ids=tuple(prompt_ids),
         prompt_text=prompt_text,
         messages=tuple(messages),
         dtype=target.dtype_name,
         device=str(target.device),
-        environment={**environment(target), **chosen},
+        environment=environment(target),
     )
     run = run or LiveRun(owner="")
     run.log_id = log.begin(replace(new, **(stored or {})))
@@ -234,7 +231,7 @@ def decode_and_record(
     log: RunLog,
     target: Target,
     drafter: Drafter,
-    fit: Fit,
+    config: MethodConfig,
     prompt_ids: Sequence[int],
     *,
     sampling: Sampling,
@@ -257,7 +254,7 @@ def decode_and_record(
     Raises RecordingError: the log cannot be written, say.
     """
     with record_run(
-        log, target, fit, sampling=sampling, limits=limits, prompt_ids=prompt_ids, **about
+        log, target, config, sampling=sampling, limits=limits, prompt_ids=prompt_ids, **about
     ) as recording:
         before()
         records: Iterable[Record] = decode(

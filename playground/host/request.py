@@ -153,8 +153,6 @@ def _depth(value: object) -> int:
 def config_of(method: Method, raw: object) -> MethodConfig:
     """The method's settings with a form's changes.
 
-    A size that the form changes is not fitted, unless the form also sets `size`.
-
     Raises ConfigError: naming what is wrong.
     """
     if not isinstance(raw, Mapping):
@@ -162,9 +160,4 @@ def config_of(method: Method, raw: object) -> MethodConfig:
     rest = {k: v for k, v in method.config.model_dump().items() if k not in raw}
     if raw.get("decoding_type", method.config.decoding_type) != method.config.decoding_type:
         raise ConfigError("decoding_type is set by the method picker, not by a setting.")
-    config = settings_from(type(method.config), {**rest, **raw})
-    own = {name: getattr(config, name) for name in config.size_settings.split()}
-    changed = any(value != getattr(method.config, name) for name, value in own.items())
-    if changed and "size" not in raw:
-        return config.replace(**own)
-    return config
+    return settings_from(type(method.config), {**rest, **raw})

@@ -11,6 +11,7 @@ from engine.metrics import (
     SAME,
     Balance,
     TimeSplit,
+    drafting_sentence,
     hardly_drafts,
     ratio,
     stored_figures,
@@ -65,7 +66,8 @@ def result_of(
         return None
     kind = "before" if plain.source == "around" and plain.drift is None else plain.source
     source = SOURCES[kind].format(formats.tok_s(plain.tok_s))
-    return _compared(comparison, " ".join(filter(None, (comparison.remark, source))))
+    said = (drafting_sentence(metrics), comparison.remark, source)
+    return _compared(comparison, " ".join(filter(None, said)))
 
 
 @dataclass(frozen=True, slots=True)

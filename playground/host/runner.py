@@ -24,7 +24,6 @@ from engine.errors import PlaygroundError, PromptError
 from engine.model.sources import TargetSpec
 from engine.model.target import Target
 from engine.steps import Prefill, Record, Step
-from engine.tuning.fit import Fit
 from playground.errors import Fault, attempt
 from playground.host.catalog import Catalog
 from playground.host.live import LiveRun, LiveRuns, Message, State
@@ -198,15 +197,11 @@ class EngineHost:
             attempt(self._models.release, where="freeing models")
 
     def _next(self) -> Job | None:
-        for wait_s, work in (
-            (IDLE_S, self._models.remeasure_if_drifted),
-            (RELEASE_S, partial(self._models.release, idle=True)),
-        ):
-            with self._wake:
-                self._busy = False
-                if self._wake.wait_for(lambda: self._waiting or self._closing, wait_s):
-                    break
-            attempt(work, where="work between jobs")
+        with self._wake:
+            self._busy = False
+            begun = self._wake.wait_for(lambda: self._waiting or self._closing, RELEASE_S)
+        if not begun:
+            attempt(partial(self._models.release, idle=True), where="work between jobs")
         with self._wake:
             self._wake.wait_for(lambda: self._waiting or self._closing)
             self._busy = bool(self._waiting)
@@ -224,13 +219,9 @@ class EngineHost:
         report(f"loading {spec.title or spec.name}", None)
         return self._models.target(spec, dtype, report)
 
-    def drafter(self, config: MethodConfig) -> tuple[Fit, Drafter]:
-        """The settings, with their size fitted to this machine if they say so, and their drafter.
-
-        Raises DrafterError: it does not fit the target, or its weights cannot be had.
-        """
-        fit = self._models.fit(config)
-        return fit, self._models.drafter(fit.config)
+    def drafter(self, config: MethodConfig) -> Drafter:
+        """As `Models.drafter`."""
+        return self._models.drafter(config)
 
     def build_context(self) -> BuildContext:
         """The prepared target, and what a method's drafter may use besides it."""
@@ -284,26 +275,23 @@ class EngineHost:
         state: State = "failed" if fault else "cancelled" if reason == "cancelled" else "completed"
         run.end(state, error=fault.sentence if fault else None)
 
-    def _ready(
-        self, run: LiveRun, request: GenerateRequest
-    ) -> tuple[Target, Fit, Drafter, list[int]]:
-        """Target, settings, drafter and prompt of a run that can begin."""
+    def _ready(self, run: LiveRun, request: GenerateRequest) -> tuple[Target, Drafter, list[int]]:
+        """Target, drafter and prompt of a run that can begin."""
         target = self.prepare(run, request.target, request.dtype)
         badge = run_badge(request.config.badge, run.meta, target.environment())
         run.meta |= {"badge": badge}
         run.activity, run.progress = "preparing the drafter", None
-        fit, drafter = self.drafter(request.config)
-        run.notes = tuple(filter(None, (*target.notes, fit.reason, *drafter.notes)))
+        drafter = self.drafter(request.config)
+        run.notes = (*target.notes, *drafter.notes)
         messages = run.messages
         prompt_ids = target.encode_chat(messages) if messages else target.encode(run.meta["prompt"])
-        return target, fit, drafter, prompt_ids
+        return target, drafter, prompt_ids
 
     def _decode(
         self,
         run: LiveRun,
         request: GenerateRequest,
         target: Target,
-        fit: Fit,
         drafter: Drafter,
         prompt_ids: list[int],
     ) -> None:
@@ -330,7 +318,7 @@ class EngineHost:
             self.log,
             target,
             drafter,
-            fit,
+            request.config,
             prompt_ids,
             sampling=request.sampling,
             limits=request.limits,

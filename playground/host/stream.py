@@ -461,8 +461,7 @@ def _stored_status(detail: RunDetail) -> dict[str, Any]:
 
 def notes_of(environment: Mapping[str, Any]) -> list[str]:
     """Remarks on a stored run's figures."""
-    notes = [NOTE] if environment.get("random_weights") else []
-    return notes + ([fit["reason"]] if (fit := environment.get("fit")) else [])
+    return [NOTE] if environment.get("random_weights") else []
 
 
 NEAR_TIES = "may differ at near-ties"

@@ -69,7 +69,7 @@ def chosen(run: RunSummary) -> dict[str, Any]:
 
 def machine(run: RunDetail) -> dict[str, Any]:
     """Where a run ran, flat: `versions.torch`, …"""
-    shown_elsewhere = {"target", "dtype", "device", "fit"}
+    shown_elsewhere = {"target", "dtype", "device"}
     return flatten({k: v for k, v in run.environment.items() if k not in shown_elsewhere})
 
 

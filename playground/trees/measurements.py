@@ -12,7 +12,6 @@ from engine.drafters.base import Drafter
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from engine.tuning import OnProgress, StoppedError
-from engine.tuning.fit import Fit
 from engine.tuning.redraft import Redrafter
 from playground.experiments.plan import Item
 from playground.experiments.suites import items_of
@@ -81,14 +80,14 @@ class Measurements:
         """Let the target answer a suite's prompts; ids of the runs."""
         items = self._items(suite)
         config = method.config if method.config.lossless else AutoregressiveConfig()
-        fit, drafter = self._host.drafter(config)
+        drafter = self._host.drafter(config)
         run_ids = []
         for number, item in enumerate(items):
             if run.cancel_asked.is_set():
                 raise StoppedError(f"Stopped; {number} texts were written and are in the log.")
             run.state, run.activity = "running", f"writing text {number + 1} of {len(items)}"
             run.progress = share * number / len(items)
-            run_ids.append(self._answer(run, fit, drafter, item))
+            run_ids.append(self._answer(run, config, drafter, item))
         return run_ids
 
     def _items(self, suite: str) -> Sequence[Item]:
@@ -101,7 +100,7 @@ class Measurements:
         rows = itertools.zip_longest(*waiting.values())
         return [item for row in rows for item in row if item is not None][:RECENT]
 
-    def _answer(self, run: LiveRun, fit: Fit, drafter: Drafter, item: Item) -> str:
+    def _answer(self, run: LiveRun, config: MethodConfig, drafter: Drafter, item: Item) -> str:
         """Write one text; returns its id in the log."""
         target, prompt = self._host.build_context().target, item.turns[0]
         is_chat = target.has_chat_template and not item.raw
@@ -111,7 +110,7 @@ class Measurements:
             self._host.log,
             target,
             drafter,
-            fit,
+            config,
             target.encode_chat(messages) if messages else target.encode(prompt),
             sampling=Sampling(),
             limits=Limits(max_new_tokens=self._text_tokens),

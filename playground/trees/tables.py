@@ -22,7 +22,7 @@ from storage import Artifact, RunDetail, RunLog, RunQuery, UnknownBenchmarkError
 
 KIND = "ranks"
 TREE_SETTINGS = (
-    *("medusa_choices", "eagle_choices", "beam_width", "beam_length", "adaptive", "acceptance"),
+    *("medusa_choices", "eagle_choices", "beam_width", "beam_length", "drafting", "acceptance"),
     *("use_dynamic_tree", *DYNAMIC_FIELDS),
 )
 """Settings that a table answers for, rather than depends on."""

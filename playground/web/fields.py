@@ -32,11 +32,10 @@ class Fields:
         self._pictures: dict[str, gr.HTML] = {}
         self._boxes: list[tuple[gr.Column | gr.Accordion, list[str]]] = []
         self._fault = gr.HTML(**self._fault_text(state), padding=False)
-        is_fitted = values.get("size") == "fit"  # then there is little to set in the sections
         for section in dict.fromkeys(control.section for control in controls):
             inside = [control for control in controls if control.section == section]
             if section:
-                with gr.Accordion(section, open=not is_fitted, elem_classes="pg-section"):
+                with gr.Accordion(section, elem_classes="pg-section"):
                     self._section(inside, values, state)
             else:
                 self._section(inside, values, state)

@@ -16,7 +16,6 @@ from typing import Any
 import gradio as gr
 from gradio.renderable import Renderable
 
-import presets
 from engine.config import Limits, Sampling, Settings
 from playground.errors import Fault, attempt
 from playground.host.catalog import Catalog
@@ -80,7 +79,6 @@ class SettingsForm:
     ) -> None:
         """`classes`: of the settings in it, besides sampling and limits."""
         self._elem_id = elem_id
-        presets.size_tables()  # drawing looks them up, on the event loop where no file may be read
         every: list[type[Settings]] = [Sampling, Limits, *classes]
         self._classes = {cls.__name__: cls for cls in every}
         # It triggers its own drawing when its tab is first opened: until then a form costs nothing.

@@ -158,10 +158,10 @@ def test_a_wrong_range_is_said_at_once(tab: Any) -> None:
 
 def test_everything_is_reached_by_keyboard(tab: Any) -> None:
     wait_outlook(tab, "6 combinations")
-    tab.locator("#pg-sweep-vary").get_by_label("adaptive").focus()
+    tab.locator("#pg-sweep-vary").get_by_label("How much to draft").focus()
     tab.keyboard.press("Space")
     wait_outlook(tab, "12 combinations")
-    tab.locator(f"{FORM} .pg-field-values").get_by_label("false").focus()
+    tab.locator(f"{FORM} .pg-field-values").get_by_label("as set").focus()
     tab.keyboard.press("Space")
     wait_outlook(tab, "6 combinations")
 
@@ -177,7 +177,7 @@ def test_a_dead_link_says_so(chromium: Any, served: Served) -> None:
 def fill(served: Served) -> None:
     """A sweep of some size beside the served log, with every kind of outcome but failures."""
     store = SweepStore(served.log, served.host.catalog.types)
-    ranges = ("max_draft_len=1:12", "delay_ms=0:5", "adaptive=true,false")
+    ranges = ("max_draft_len=1:12", "delay_ms=0:5", "drafting=auto,as set")
     what: dict[str, Any] = {"trials": 16, "prune": True, "objective": "tok_s"}
     what["configurations"] = [Configuration("scripted", "Scripted tree", ScriptedConfig())]
     swept(store, *ranges, name="shown", **what)

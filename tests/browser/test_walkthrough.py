@@ -35,13 +35,6 @@ WALK_MS = 900_000
 """Longest wait on the embedded model: it is fetched, unpacked, and runs on a busy CPU."""
 
 
-def set_by_hand(tab: Any, size: Any) -> None:
-    """Draft as much as is set: where the size is fitted, the form has no place to set it."""
-    if size.count() and size.locator("input").input_value() == "fit":
-        size.locator("input").click()
-        tab.locator("ul[role=listbox] li", has_text="set").first.click()
-
-
 def shipped_catalog(folder: Path) -> Catalog:
     """The shipped presets that need no weights, on a tiny target."""
     tiny = tiny_catalog(save_tiny_llama(folder / "tiny"))
@@ -141,7 +134,6 @@ def compare_three(
     for slot, pick in enumerate(picks):
         compare.pick_method(slot, pick.title, pick.first_field)
         if pick.max_draft_len is not None:
-            set_by_hand(page.tab, compare.field(f"#pg-cmp-form-{slot}", "size"))
             compare.set(slot, "max_draft_len", str(pick.max_draft_len))
     compare.short(32)
     compare.begin(prompt)
@@ -191,7 +183,6 @@ def benchmark_two(
         cards.nth(at).wait_for()
         cards.nth(at).locator("button.label-wrap").first.click()
         cards.nth(at).locator(".pg-field-name textarea").fill(pick.name)
-        set_by_hand(tab, cards.nth(at).locator(".pg-field-size"))
         length = cards.nth(at).locator(".pg-field-max_draft_len input").first
         length.fill(str(pick.max_draft_len))
         length.blur()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from engine.drafters.base import Drafter, Start
-from engine.proposal import DraftDists, Outcome, Proposal
+from engine.proposal import Budget, DraftDists, Outcome, Proposal
 from engine.tree import TreeShape
 
 Parents = list[int]
@@ -48,7 +48,7 @@ class ScriptedDrafter(Drafter):
     def start(self, start: Start) -> None:
         self.root, self.done, self.finished = start.root, 1, False
 
-    def propose(self, max_depth: int) -> Proposal:
+    def propose(self, budget: Budget) -> Proposal:
         shape = TreeShape(self.shape(self.rng))
         tokens = [self.root] * len(shape)
         on_path = {0}
@@ -98,7 +98,7 @@ class SamplingDrafter(Drafter):
     def start(self, start: Start) -> None:
         self.root = start.root
 
-    def propose(self, max_depth: int) -> Proposal:
+    def propose(self, budget: Budget) -> Proposal:
         tokens, dists = draw_tree(
             self.tree, self.law, self.root, self.generator, likeliest=self.likeliest
         )

@@ -15,7 +15,8 @@ from engine.drafters.base import Drafter
 from engine.metrics import Metrics, bypass_sentence, measure
 from engine.model.target import Target
 from engine.steps import BYPASSES, Bypass, Step
-from engine.tuning.adaptive import AdaptiveDrafter
+from engine.tuning.controller import ControlledDrafter
+from engine.tuning.experience import Experience
 from engine.tuning.latency import LatencyCurve
 from tests.engine.scripted import ScriptedDrafter
 from tests.models import VOCAB, build_context, tiny_target
@@ -40,9 +41,9 @@ def wrong(target: Target) -> Drafter:
     return ScriptedDrafter([], vocab=VOCAB, shape=lambda rng: [-1, 0], truth=0.0, seed=1)
 
 
-def adaptive(target: Target) -> Drafter:
+def controlled(target: Target) -> Drafter:
     dear = LatencyCurve((1, 2), (1e4, 1e6))
-    return AdaptiveDrafter(wrong(target), target, lambda: dear)
+    return ControlledDrafter(wrong(target), target, Experience.new(dear))
 
 
 PARD = {"decoding_type": "PARD", "mask_token_id": 270}
@@ -56,7 +57,7 @@ CASES: dict[str, tuple[Bypass, Callable[[Target], Drafter], dict[str, Any]]] = {
     "special tokens": ("no_text", with_model(vocabulary="text", eos_ids=[*range(VOCAB)]), {}),
     "length limit": ("room", lambda t: built(t, decoding_type="NGram"), {"tokens": 2}),
     "grammar": ("grammar", wrong, {"grammar": "[ab]{30}"}),
-    "controller": ("not_worth_it", adaptive, {}),
+    "controller": ("not_worth_it", controlled, {}),
 }
 
 

@@ -26,11 +26,11 @@ from engine.drafters.method import MethodConfig
 from engine.model.loading import load_target
 from engine.model.target import Target
 from engine.steps import End, Step
-from engine.tuning.adaptive import build_drafter
 from playground.host.paths import cache_dir
 from tests.engine.drafters.eagle_heads import save_eagle, save_eagle3
 from tests.engine.drafters.fitted import save_medusa, save_redrafter
 from tests.engine.prompts import ROOM, prompts
+from tests.engine.tuning.controlled import AtRandom
 from tests.models import build_context, plain_greedy, tiny_target
 
 FAMILIES = ("llama", "qwen3", "gemma3_text", "gpt_neox")
@@ -43,65 +43,65 @@ CONFIGURATIONS: dict[str, list[dict[str, Any]]] = {
         {"medusa_choices": [[0, 0, 0, 0]]},
         {"medusa_choices": [[0, 0], [0, 1], [1, 0], [1, 1], [2]]},
         {"medusa_choices": [[0, 0, 0, 0], [0, 1, 0], [1, 0], [1, 1]]},
-        {"medusa_choices": [[i] for i in range(40)], "adaptive": True},
+        {"medusa_choices": [[i] for i in range(40)], "drafting": "auto"},
     ],
     "ReDrafter": [
         {"beam_width": 1, "beam_length": 2},
         {"beam_width": 1, "beam_length": 5},
         {"beam_width": 4, "beam_length": 5},
         {"beam_width": 10, "beam_length": 3},
-        {"beam_width": 3, "beam_length": 6, "adaptive": True},
+        {"beam_width": 3, "beam_length": 6, "drafting": "auto"},
     ],
     "Eagle": [
         {},
         {"eagle_choices": [[0, 0, 0, 0, 0]]},
         {**DYNAMIC, "max_draft_len": 3},
         {**DYNAMIC, "max_draft_len": 6, "max_non_leaves_per_layer": 2},
-        {**DYNAMIC, "max_draft_len": 4, "adaptive": True},
+        {**DYNAMIC, "max_draft_len": 4, "drafting": "auto"},
     ],
     "Eagle3": [
         {**TAPS, "max_draft_len": 1},
         {**TAPS, "max_draft_len": 7},
         {**TAPS, **DYNAMIC, "max_draft_len": 3},
         {**TAPS, **DYNAMIC, "max_draft_len": 5, "max_non_leaves_per_layer": 1},
-        {**TAPS, "max_draft_len": 4, "adaptive": True},
+        {**TAPS, "max_draft_len": 4, "drafting": "auto"},
     ],
     "Lookahead": [
         {},
         {"max_window_size": 1, "max_ngram_size": 2, "max_verification_set_size": 1},
         {"max_window_size": 7, "max_ngram_size": 5, "max_verification_set_size": 7},
         {"max_window_size": 5, "max_ngram_size": 3, "pool_from_text": False},
-        {"adaptive": True},
+        {"drafting": "auto"},
     ],
     "Suffix": [
         {},
         {"use_tree_spec": True},
         {"max_draft_len": 2, "max_tree_depth": 3},
         {"use_global_pool": True, "min_token_prob": 0.0},
-        {"adaptive": True},
+        {"drafting": "auto"},
     ],
     "Token_Recycling": [
         {},
         {"recycling_choices": [[0, 0, 0, 0]]},
         {"matrix_top_k": 2, "recycling_choices": [[0], [1]]},
         {"keep_matrix": False, "recycle_prompt": False},
-        {"adaptive": True},
+        {"drafting": "auto"},
     ],
     "Combined": [
         {},
         {"retrieval": {"decoding_type": "NGram"}},
         {"min_match_len": 1},
         {"model": {"decoding_type": "Lookahead"}},
-        {"adaptive": True},
+        {"drafting": "auto"},
     ],
     "NGram": [
-        {"max_draft_len": 4, "adaptive": True},
+        {"max_draft_len": 4, "drafting": "auto"},
         {"lookup": "transformers"},
         {"max_draft_len": 8, "max_matching_ngram_size": 3},
         {"is_public_pool": False},
         {"is_use_oldest": False},
     ],
-    "Draft_Target": [{"max_draft_len": n} for n in (1, 2, 5, 9)] + [{"adaptive": True}],
+    "Draft_Target": [{"max_draft_len": n} for n in (1, 2, 5, 9)] + [{"drafting": "auto"}],
 }
 SEPARATE = {
     "Autoregressive",
@@ -167,7 +167,7 @@ def expected(family: str, prompt: str) -> tuple[list[int], list[int]]:
 
 
 def configuration(family: str, method: str, index: int) -> MethodConfig:
-    values = {"decoding_type": method, **CONFIGURATIONS[method][index]}
+    values = {"decoding_type": method, "drafting": "as set", **CONFIGURATIONS[method][index]}
     model = {**heads_of(family), "Draft_Target": "other"}.get(method)
     if family == "embedded":
         values.pop("eagle3_layers_to_capture", None)
@@ -180,7 +180,9 @@ def check(family: str, method: str, index: int, names: list[str]) -> int:
     target = target_of(family)
     bench = build_context(target, other=other_of(family), itself=target)
     config = configuration(family, method, index)
-    drafter = build_drafter(config, bench)
+    drafter = config.build(bench)
+    if config.drafting == "auto":
+        drafter = AtRandom.around(drafter, target, seed=index)
     accepted = 0
     for name in names:
         prompt_ids, text = expected(family, name)
@@ -189,7 +191,7 @@ def check(family: str, method: str, index: int, names: list[str]) -> int:
         assert isinstance(end, End)
         assert list(end.output_ids) == text, (family, config, name)
         steps = [record for record in records if isinstance(record, Step)]
-        assert all((step.bypass is None) == (step.num_drafted > 0) for step in steps)
+        assert all(step.bypass or step.num_drafted for step in steps)
         accepted += sum(step.num_accepted for step in steps)
     return accepted
 

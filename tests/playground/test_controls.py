@@ -115,14 +115,10 @@ LOSSY = {
 """Settings that make a method lossy."""
 
 
-MEASURED = {"size": "fit", "max_matching_ngram_size": 3}
-"""Settings of n-gram lookup of which several sizes were measured."""
-
-
 @pytest.mark.parametrize("cls", ALL)
 def test_rules_name_settings_and_values_that_exist(cls: type[Settings]) -> None:
     fields = cls.model_fields
-    named = [*cls.main_settings.split(), *getattr(cls, "size_settings", "").split()]
+    named = cls.main_settings.split()
     for values, without_effect in cls.without_effect:
         assert getattr(cls.parse({**values}), next(iter(values))) == next(iter(values.values()))
         named += [*values, *without_effect.split()]
@@ -139,9 +135,8 @@ def test_at_most_four_settings_stand_before_the_rest(cls: type[Settings]) -> Non
 @pytest.mark.parametrize(
     ("name", "values", "hidden", "live"),
     [
-        ("NGram", MEASURED, {"max_draft_len"}, {"size", "lookup"}),
-        ("NGram", {"size": "fit", "is_keep_all": False}, set(), {"max_draft_len"}),
-        ("NGram", {"lookup": "transformers"}, {"is_keep_all"}, {"max_draft_len", "size"}),
+        ("NGram", {"lookup": "transformers"}, {"is_keep_all"}, {"max_draft_len", "drafting"}),
+        ("Autoregressive", {}, {"drafting"}, set()),
         ("Eagle", {}, {"max_total_draft_tokens"}, {"eagle_choices"}),
         ("Eagle", {"use_dynamic_tree": True}, {"eagle_choices"}, {"max_total_draft_tokens"}),
         ("Medusa", {}, {"posterior_alpha"}, {"medusa_choices"}),
@@ -174,14 +169,6 @@ def test_a_grammar_is_asked_for_with_structured_output_and_read_at_once() -> Non
     assert "objec" in state_of(Sampling, held).faults["grammar"]
     shown = state_of(Sampling, {**held, "grammar": '{"type": "object"}'})
     assert shown.faults == {} and "grammar" not in (shown.hidden or ())
-
-
-def test_fitted_size_says_from_how_many_it_is_chosen() -> None:
-    ngram = methods()["NGram"]
-    assert "measured sizes" in state_of(ngram, MEASURED).notes["size"]
-    none = state_of(ngram, {"size": "fit", "is_keep_all": False}).notes["size"]
-    assert none.startswith("No other sizes were measured")
-    assert state_of(ngram, {"size": "set"}).notes == {}
 
 
 @pytest.mark.parametrize("cls", methods().values())

@@ -14,7 +14,6 @@ from playground.host.menu import (
     GROUPS,
     RECOMMENDED,
     MethodMenu,
-    settings_of,
 )
 from playground.host.plain import PlainStep
 from playground.web.components import static_text
@@ -129,14 +128,6 @@ def test_other_settings_weights_dtypes_and_devices_label_no_preset(
     measured(log, 13.1, method_title="N-gram", **changes)
     measured(log, 9.3, method_title="N-gram")
     assert label_of(log) == "0.93× · no weights"
-
-
-def test_a_fitted_size_is_no_other_setting() -> None:
-    config = Catalog.shipped().method("eagle2-smollm2-135m").config.replace(size="fit")
-    fitted = config.replace(max_draft_len=2, size="fit")
-    assert fitted != config and settings_of(fitted) == settings_of(config)
-    as_set = config.replace(max_draft_len=2)
-    assert as_set.size == "set" and settings_of(as_set) != settings_of(config)
 
 
 def experiment(log: RunLog, tok_s: float, *, num_steps: int = 20, **changes: Any) -> None:

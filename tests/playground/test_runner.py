@@ -5,18 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import replace
-from typing import Literal
 
 import pytest
 
-import presets
 from engine.drafters.lookup.ngram import NGramConfig
-from engine.drafters.sizes import Size, SizeTable
-from playground.host.live import LiveRun, LiveRuns
+from playground.host.live import LiveRun
 from playground.host.request import read_request
 from playground.host.runner import MAX_WAITING, ClosingError, EngineHost, QueueFullError
 from playground.host.stream import History
-from storage import RunDetail, RunLog
+from storage import RunLog
 from tests.playground.asks import ask, busy, finished, start
 
 SLOW = {"delay_ms": "20"}
@@ -37,28 +34,16 @@ def test_a_run_is_in_the_log_with_every_step(host: EngineHost, log: RunLog) -> N
     assert run.finish.text.startswith(streamed)
 
 
-def test_a_fitted_size_is_in_the_run_with_its_reason(
-    host: EngineHost, log: RunLog, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = read_request(host.catalog, ask())
-
-    def ngram(size: Literal["set", "fit"]) -> tuple[LiveRun, RunDetail]:
-        request = replace(asked, config=NGramConfig(max_draft_len=4, size=size))
-        run = finished(host.generate(request, owner="tab"))
-        stored = log.get(run.log_id or "")
-        assert run.state == "completed" and stored is not None, run.error
-        return run, stored
-
-    run, plain = ngram("set")
-    assert run.notes == () and "fit" not in plain.environment
-    size = Size(settings={"max_draft_len": 2}, mat=1.5, rows=((1, 0.5), (3, 0.5)))
-    table = SizeTable(target=plain.target, method={"decoding_type": "NGram"}, sizes=(size,))
-    monkeypatch.setattr(presets, "sizes", lambda config: table)
-    run, stored = ngram("fit")
-    assert stored.method["size"] == "fit" and stored.method["max_draft_len"] == 2
-    assert "max_draft_len 2 is the only size tried: " in run.notes[0]
-    assert stored.environment["fit"]["reason"] == run.notes[0]
-    assert History(LiveRuns(), log).since(stored.id, 0)["status"]["notes"] == [run.notes[0]]
+@pytest.mark.usefixtures("auto_drafting")
+def test_what_the_controller_decides_is_in_the_log(host: EngineHost, log: RunLog) -> None:
+    request = replace(read_request(host.catalog, ask()), config=NGramConfig(max_draft_len=4))
+    run = finished(host.generate(request, owner="tab"))
+    stored = log.get(run.log_id or "")
+    assert run.state == "completed" and stored is not None, run.error
+    assert stored.method["drafting"] == "auto"
+    assert all(row.decision for row in run.rows)
+    predicted, realised = stored.metrics["expected_tok_s"], stored.metrics["tok_s"]
+    assert 0.3 * realised < predicted < 3 * realised
 
 
 def test_stop_ends_within_a_step_and_the_run_is_kept(host: EngineHost, log: RunLog) -> None:

@@ -99,7 +99,6 @@ def test_a_method_within_a_method_is_told_by_its_type_and_own_settings(log: RunL
     run = log.get(timed_run(log, 1.0, method=config.model_dump(mode="json")))
     assert run is not None
     flat = {
-        "size": "fit",
         "model": "Draft_Target",
         "model.speculative_model": "draft-smollm2-135m",
         "model.max_draft_len": 5,

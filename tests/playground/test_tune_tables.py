@@ -14,7 +14,6 @@ from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from engine.tree import ChoiceTree
 from engine.tuning import StoppedError
-from engine.tuning.fit import Fit
 from engine.tuning.replay import replay, replay_chain
 from playground.host.recording import record_run
 from playground.trees.latency import find_latency, machine_key, measure_latency, stored_latency
@@ -47,7 +46,7 @@ def stored_run(
     recorded = record_run(
         log,
         target,
-        Fit(config),
+        config,
         sampling=sampling,
         limits=LIMITS,
         prompt_ids=prompt,

@@ -16,7 +16,7 @@ from engine.drafters.autoregressive import AutoregressiveConfig, AutoregressiveD
 from engine.drafters.base import BuildContext, Drafter, Start
 from engine.drafters.method import MethodConfig
 from engine.model.sources import TargetSpec
-from engine.proposal import Outcome, Proposal
+from engine.proposal import Budget, Outcome, Proposal
 from engine.steps import End
 from engine.tree import ChoiceTree
 from playground.host.catalog import Catalog
@@ -83,7 +83,7 @@ class ScriptedDrafter(Drafter):
             self.WRITTEN[prompt] = end.output_ids
         self._text = self.WRITTEN[prompt]
 
-    def propose(self, max_depth: int) -> Proposal:
+    def propose(self, budget: Budget) -> Proposal:
         time.sleep(self._config.delay_ms / 1000)
         if self._step == self._config.fail_at:
             raise RuntimeError("scripted failure")

@@ -13,6 +13,7 @@ Source: arXiv:2604.12989 (DDTree), section 3.
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 import torch
@@ -26,7 +27,7 @@ from engine.drafters.heads.layer import HeadCache
 from engine.drafters.heads.vocabulary import Vocabulary
 from engine.drafters.method import MethodConfig
 from engine.kernels.cpu.operators import topk
-from engine.proposal import Proposal
+from engine.proposal import Budget, Proposal
 
 TREE = "dynamic_tree_max_topK max_total_draft_tokens"
 """Settings of a block's tree."""
@@ -36,8 +37,7 @@ AT_ONCE = ", all in one forward"
 class BlockMethod(MethodConfig):
     """The settings of methods that draft a block in one forward."""
 
-    main_settings: ClassVar[str] = "size max_draft_len use_dynamic_tree"
-    size_settings: ClassVar[str] = f"max_draft_len {TREE}"
+    main_settings: ClassVar[str] = "drafting max_draft_len use_dynamic_tree"
     without_effect: ClassVar[Any] = (({"use_dynamic_tree": False}, TREE),)
 
     mask_token_id: int | None = setting(
@@ -84,16 +84,16 @@ class BlockDrafter(FeatureDrafter):
         self._cache.truncate(rows)
         return self._cache.length
 
-    def propose(self, max_depth: int) -> Proposal:
-        length = min(self._max_len, max_depth)
+    def propose(self, budget: Budget) -> Proposal:
+        length = min(self._max_len, budget.depth, budget.nodes)
         if length < 1:
             return root_only(self.text[-1], self._device)
         (features, tokens), self._unread = self.unread(), ()
-        return self._block(features, tokens, length)
+        return self._block(features, tokens, replace(budget, depth=length))
 
     @abstractmethod
-    def _block(self, features: Tensor, tokens: Tensor, length: int) -> Proposal:
-        """A draft of `length` positions, after new rows that the cache gains.
+    def _block(self, features: Tensor, tokens: Tensor, budget: Budget) -> Proposal:
+        """A draft of `budget.depth` positions, after new rows that the cache gains.
 
         Args:
             features: `(n, width)` of the target; `tokens (n,)` follow them, the last is the root.

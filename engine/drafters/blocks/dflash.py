@@ -30,7 +30,7 @@ from engine.drafters.method import draft_len
 from engine.errors import DrafterError
 from engine.kernels.cpu.operators import pack_linears
 from engine.model.kinds import FULL, SLIDING
-from engine.proposal import Needs, Proposal
+from engine.proposal import Budget, Needs, Proposal
 
 OF_TRANSFORMERS = "muse_glimmer_assistant"
 """Type of the one such model that transformers itself has, whose windows are its own."""
@@ -189,14 +189,14 @@ class DFlashDrafter(BlockDrafter):
         has_own = checkpoint.has("embed_tokens.weight")
         return checkpoint.embedding(self._target.hidden_size) if has_own else None
 
-    def _block(self, features: Tensor, tokens: Tensor, length: int) -> Proposal:
+    def _block(self, features: Tensor, tokens: Tensor, budget: Budget) -> Proposal:
         block = torch.tensor([self.text[-1], *self._masks], device=self._device)
         outputs = self._model(features, self._embedded(block), self._cache)
         # The block's own keys and values are dropped.
         self._cache.length += len(features)
-        return self._drafted(outputs[self._first :][:length])
+        return self._drafted(outputs[self._first :][: budget.depth], budget)
 
-    def _drafted(self, outputs: Tensor) -> Proposal:
+    def _drafted(self, outputs: Tensor, budget: Budget) -> Proposal:
         """The draft from hidden vectors `(positions, hidden)` of a block."""
         logits = self._logits(outputs)
         if self._scale != 1:

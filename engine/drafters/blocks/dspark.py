@@ -9,7 +9,7 @@ right: base logits of position k plus those of tokens that follow the token at p
     drafts     d1   d2   d3   d4      d2 by U2 + W2 · W1[d1], d3 by U3 + W2 · W1[d2], …
 
 A tree is expanded by confidence as EAGLE-2's. The head that predicts acceptance is ignored:
-`adaptive` sizes drafts by the tokens' own probabilities.
+`drafting: auto` sizes drafts by the tokens' own probabilities.
 Source: arXiv:2607.05147, section 3; layouts of deepseek-ai (DeepSpec) and of speculators.
 """
 
@@ -33,7 +33,7 @@ from engine.drafters.heads.checkpoint import HeadCheckpoint
 from engine.drafters.heads.vocabulary import Vocabulary
 from engine.errors import DrafterError
 from engine.kernels.cpu.operators import topk
-from engine.proposal import Proposal
+from engine.proposal import Budget, Proposal
 
 _KINDS = ("vanilla", "gated", "rnn")
 _UNREAD = "confidence_head."
@@ -155,11 +155,11 @@ class DSparkDrafter(DFlashDrafter):
     def _own_embedding(self, checkpoint: HeadCheckpoint) -> Tensor:
         return checkpoint.embedding(self._target.hidden_size)
 
-    def _drafted(self, outputs: Tensor) -> Proposal:
+    def _drafted(self, outputs: Tensor, budget: Budget) -> Proposal:
         model, base, config = self._model, self._logits(outputs), self.config
         assert isinstance(model, DSparkModel)
         root = torch.full((1,), self.text[-1], device=outputs.device)
         block = _Block.of(model.markov_head, self._vocabulary, outputs, base, root)
         top_k, levels = config.top_k(self._vocabulary), len(outputs)
         keep = config.max_total_draft_tokens if config.use_dynamic_tree else levels
-        return DynamicTree(top_k, levels, keep, top_k).expand(block, levels, self.min_prob)
+        return DynamicTree(top_k, levels, keep, top_k).expand(block, budget)

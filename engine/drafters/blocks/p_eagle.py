@@ -36,7 +36,7 @@ from engine.drafters.heads.layer import HeadCache, HeadLayer, within
 from engine.drafters.method import draft_len
 from engine.errors import DrafterError
 from engine.kernels.cpu.operators import pack_linears
-from engine.proposal import Needs, Proposal
+from engine.proposal import Budget, Needs, Proposal
 
 
 class ParallelEagleConfig(BlockMethod):
@@ -146,8 +146,8 @@ class ParallelEagleDrafter(BlockDrafter):
         self._device = head.embedding_weight.device
         self._cache = HeadCache(1 + len(head.layers))
 
-    def _block(self, features: Tensor, tokens: Tensor, length: int) -> Proposal:
-        logits = self._head.fill(features, tokens, self._cache, length)
+    def _block(self, features: Tensor, tokens: Tensor, budget: Budget) -> Proposal:
+        logits = self._head.fill(features, tokens, self._cache, budget.depth)
         return self._config.fill(self.text[-1], logits, self._head.vocabulary)
 
     def close(self) -> None:

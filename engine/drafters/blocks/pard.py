@@ -31,7 +31,7 @@ from engine.drafters.method import DraftShape, draft_len
 from engine.drafters.texts import ROWS, UNRANKED, TargetTrace
 from engine.model.target import Target
 from engine.model.text import common_vocabulary
-from engine.proposal import Needs, Proposal
+from engine.proposal import Budget, Needs, Proposal
 from engine.tree import TreeShape, upload
 
 _MASKS = ("pard_token", "ptd_token_id")
@@ -88,10 +88,10 @@ class PardDrafter(ModelDrafter):
         last = self.model.vocab_size - 1
         return [min(token, last) for token in tokens]
 
-    def propose(self, max_depth: int) -> Proposal:
+    def propose(self, budget: Budget) -> Proposal:
         """Empty where the model's context ends before the target's."""
         room = self.model.context_len - len(self.text) + 1
-        length = min(self._config.max_draft_len, max_depth, room)
+        length = min(self._config.max_draft_len, budget.depth, budget.nodes, room)
         if length < 1:
             return root_only(self.text[-1], self._device, "draft_context")
         self._ids += self._encode(self.text[len(self._ids) :])

@@ -25,7 +25,7 @@ from engine.drafters.heads.vocabulary import DraftVocab
 from engine.drafters.method import DraftShape, MethodConfig
 from engine.drafters.texts import ROWS, TargetTrace
 from engine.errors import DrafterError
-from engine.proposal import Needs, Proposal
+from engine.proposal import Budget, Needs, Proposal
 from engine.tree import ChoicePaths, ChoiceTree
 
 MC_SIM_7B_63 = ChoiceTree.parse(
@@ -144,8 +144,7 @@ class EagleConfig(_EagleMethod):
         "EAGLE-2 grows a tree where the draft is confident."
     )
     paper: ClassVar[str | None] = "2401.15077, 2406.16858"
-    main_settings: ClassVar[str] = "size use_dynamic_tree eagle_choices max_total_draft_tokens"
-    size_settings: ClassVar[str] = f"eagle_choices max_draft_len {DYNAMIC}"
+    main_settings: ClassVar[str] = "drafting use_dynamic_tree eagle_choices max_total_draft_tokens"
 
     without_effect: ClassVar[Any] = (
         ({"use_dynamic_tree": True}, "eagle_choices"),
@@ -208,8 +207,7 @@ class Eagle3Config(_EagleMethod):
         "a chain, or a tree grown where the draft is confident."
     )
     paper: ClassVar[str | None] = "2503.01840"
-    main_settings: ClassVar[str] = "size use_dynamic_tree max_draft_len"
-    size_settings: ClassVar[str] = f"max_draft_len {DYNAMIC}"
+    main_settings: ClassVar[str] = "drafting use_dynamic_tree max_draft_len"
 
     without_effect: ClassVar[Any] = (({"use_dynamic_tree": False}, DYNAMIC),)
 
@@ -246,6 +244,8 @@ class EagleDrafter(FeatureDrafter):
         notes: tuple[str, ...] = (),
     ) -> None:
         self.head, self.tree, self.needs, self.notes = head, tree, needs, notes
+        self._chain = tree.chain()
+        self.branches = self._chain is not tree
         self.num_ranks = head.vocabulary.size
         self._device = head.embedding_weight.device
         self._session = HeadSession(head)
@@ -257,18 +257,18 @@ class EagleDrafter(FeatureDrafter):
         super().start(start)
         self._sampling, self._draws = start.sampling, start.draws
 
-    def propose(self, max_depth: int) -> Proposal:
-        min_prob = self.min_prob if self._sampling.greedy else 0.0
-        levels = min(max_depth, self.tree.chain_len(self._sampling))
+    def propose(self, budget: Budget) -> Proposal:
+        tree = self._chain if budget.width == 1 else self.tree
+        levels = min(budget.depth, budget.nodes, tree.chain_len(self._sampling))
         if self._unread:
             unread, self._unread = self.unread(), ()
-            drafts = self._session.chain(*unread, levels, min_prob) if levels > 0 else None
+            drafts = self._session.chain(*unread, levels, budget.min_prob) if levels > 0 else None
             if drafts is not None:
                 return chain(self.text[-1], drafts[0], drafts[1].exp())
             self._session.feed_base(*unread)
-        if max_depth < 1:
+        if budget.depth < 1:
             return root_only(self.text[-1], self._device)
-        return self.tree.draft(self._session, max_depth, self._sampling, self._draws, min_prob)
+        return tree.draft(self._session, budget, self._sampling, self._draws)
 
     def ranks(self, trace: TargetTrace, depths: int) -> Tensor:
         """All roots draft along their true paths at once, depth by depth: exact for static trees.

@@ -28,7 +28,7 @@ from engine.config import Sampling
 from engine.drafters.eagle.head import HeadSession
 from engine.drafters.method import DraftShape
 from engine.kernels.cpu.operators import topk
-from engine.proposal import DraftDists, Proposal
+from engine.proposal import Budget, DraftDists, Proposal
 from engine.sampling import SeededDraws, probabilities
 from engine.tree import ChoiceTree, TreeShape, upload
 
@@ -55,8 +55,15 @@ class _Level(NamedTuple):
 
 class StaticTree:
     def __init__(self, tree: ChoiceTree, device: torch.device) -> None:
-        self.tree = tree
+        self.tree, self._device = tree, device
         self._levels = _levels(tree, device)
+
+    def chain(self) -> StaticTree:
+        """The first choice at every depth of this tree; itself if it is one."""
+        if self.tree.shape.is_chain and not self.tree.max_rank:
+            return self
+        first = [path for path in self.tree.paths if not any(path)]
+        return StaticTree(ChoiceTree.chain(max(1, len(first))), self._device)
 
     def chain_len(self, sampling: Sampling) -> int:
         """Length of a greedy chain; 0 where it drafts anything else."""
@@ -66,21 +73,21 @@ class StaticTree:
     def draft(
         self,
         session: HeadSession,
-        max_depth: int,
+        budget: Budget,
         sampling: Sampling,
         draws: SeededDraws,
-        min_prob: float = 0.0,
     ) -> Proposal:
-        """The tree below the session's root, whatever `max_depth`: the loop cuts it.
+        """The tree below the session's root, its levels within the budget.
 
-        Args:
-            min_prob: it ends above the first depth whose parents are all less probable.
+        Greedy drafts end above the first depth whose parents are all too improbable; of drafts
+        that are drawn, the number must not depend on what was drawn.
         """
+        min_prob = budget.min_prob if sampling.greedy else 0.0
         vocabulary, tokens = session.head.vocabulary, [session.root]
         draft_probs, dists = [session.output.new_ones(1).float()], []
         hidden, logits, grid = session.output, session.logits, session.root[None]
         probs, paths = session.output.new_ones(1, 1).float(), session.output.new_ones(1).float()
-        for depth, level in enumerate(self._levels):
+        for depth, level in enumerate(self._levels[: budget.depth]):
             rows, ranks = level.children
             if depth:
                 above, rank = level.inputs
@@ -188,6 +195,11 @@ class DynamicTree:
         """Nodes that exist before the rerank: top_k + (levels - 1) · top_k² if it expands top_k."""
         return self.top_k * sum(self._rows(self.levels))
 
+    def chain(self) -> DynamicTree:
+        """As `StaticTree.chain`."""
+        levels = min(self.levels, self.keep)
+        return self if self.top_k == 1 else DynamicTree(1, levels, levels, 1)
+
     def chain_len(self, sampling: Sampling) -> int:
         """As `StaticTree.chain_len`."""
         return min(self.levels, self.keep) if self.top_k == 1 else 0
@@ -204,29 +216,25 @@ class DynamicTree:
             rows.append(min(self.expanded, rows[-1] * self.top_k))
         return tuple(rows)
 
-    def within(self, max_depth: int) -> DynamicTree:
-        """The same tree, not deeper than `max_depth` nor than the kept nodes can reach."""
-        return replace(self, levels=min(self.levels, max_depth, self.keep))
+    def within(self, budget: Budget) -> DynamicTree:
+        """The same tree, not larger than the budget, nor deeper than the kept nodes can reach."""
+        keep = min(self.keep, budget.nodes)
+        return replace(self, levels=min(self.levels, budget.depth, keep), keep=keep)
 
     def draft(
         self,
         session: HeadSession,
-        max_depth: int,
+        budget: Budget,
         sampling: Sampling,
         draws: SeededDraws,
-        min_prob: float = 0.0,
     ) -> Proposal:
         """As `expand`; sampling has no effect."""
-        return self.expand(session, max_depth, min_prob)
+        return self.expand(session, budget)
 
-    def expand(self, source: TreeSource, max_depth: int, min_prob: float = 0.0) -> Proposal:
-        """A tree below the source's root, at most `max_depth` deep.
-
-        Args:
-            min_prob: nodes that are less probable are not expanded.
-        """
-        size = self.within(max_depth)
-        candidates = expand_candidates(source, size, min_prob)
+    def expand(self, source: TreeSource, budget: Budget) -> Proposal:
+        """A tree below the source's root; nodes less probable than `min_prob` are not expanded."""
+        size = self.within(budget)
+        candidates = expand_candidates(source, size, budget.min_prob)
         if size.top_k == 1:
             log_probs = candidates.log_probs
             return Proposal(

@@ -37,7 +37,7 @@ from engine.model.kinds import FULL, SLIDING
 from engine.model.reading import read_weights, reading, translate_errors
 from engine.model.sources import TargetSpec, Weights
 from engine.model.target import Target
-from engine.proposal import Needs, Outcome, Proposal, SharedRows
+from engine.proposal import Budget, Needs, Outcome, Proposal, SharedRows
 
 KINDS = (FULL[0], SLIDING[0])
 MODEL_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
@@ -52,8 +52,7 @@ class AssistantConfig(MethodConfig):
         "values."
     )
     paper: ClassVar[str | None] = "Gemma 4 MTP"
-    main_settings: ClassVar[str] = "max_draft_len"
-    size_settings: ClassVar[str] = "max_draft_len"
+    main_settings: ClassVar[str] = "drafting max_draft_len"
     requires: ClassVar[str | None] = "an assistant, as Gemma 4 has"
 
     decoding_type: Literal["MTP_Assistant"] = "MTP_Assistant"
@@ -165,8 +164,8 @@ class AssistantDrafter(LastRowDrafter):
         super().observe(outcome)
         self._rows = outcome.output.shared
 
-    def propose(self, max_depth: int) -> Proposal:
-        length = min(self._config.max_draft_len, max_depth)
+    def propose(self, budget: Budget) -> Proposal:
+        length = min(self._config.max_draft_len, budget.depth, budget.nodes)
         if length < 1:
             return root_only(self.text[-1], self._target.device)
         device, position = self._target.device, len(self.text) - 1

@@ -26,6 +26,7 @@ class FeatureDrafter(Drafter):
     These can be several steps' rows: some steps do not call `propose`.
     """
 
+    has_network = True
     _unread: tuple[tuple[Tensor, Tensor], ...] = ()
 
     def start(self, start: Start) -> None:
@@ -56,6 +57,7 @@ class FeatureDrafter(Drafter):
 class LastRowDrafter(Drafter):
     """Drafts from the target's last hidden state at the last accepted row: `hidden (1, size)`."""
 
+    has_network = True
     needs = Needs(hidden=True)
     hidden = torch.empty(0)
 

@@ -19,7 +19,7 @@ from torch.nn.functional import silu
 
 from engine.accept import Rule, Typical
 from engine.config import Sampling, setting
-from engine.drafters.base import BuildContext, Drafter, Start
+from engine.drafters.base import BuildContext, Drafter, Start, root_only
 from engine.drafters.heads.checkpoint import HeadCheckpoint
 from engine.drafters.heads.features import LastRowDrafter
 from engine.drafters.heads.vocabulary import DraftOutput, DraftVocab, Vocabulary
@@ -29,7 +29,7 @@ from engine.errors import DrafterError, SourceError
 from engine.kernels.cpu.operators import NativeLinear, packed_linear, topk
 from engine.model.checkpoints import read_checkpoint, tensor_names
 from engine.model.target import Target
-from engine.proposal import Proposal
+from engine.proposal import Budget, Proposal
 from engine.tree import ChoicePaths, ChoiceTree
 
 _MERGED_PREFIX = "medusa_head."
@@ -48,8 +48,7 @@ class MedusaConfig(MethodConfig):
         "a choice tree says which guesses to verify."
     )
     paper: ClassVar[str | None] = "2401.10774"
-    main_settings: ClassVar[str] = "size medusa_choices acceptance"
-    size_settings: ClassVar[str] = "medusa_choices"
+    main_settings: ClassVar[str] = "drafting medusa_choices acceptance"
 
     without_effect: ClassVar[Any] = (
         ({"acceptance": "lossless"}, "posterior_threshold posterior_alpha"),
@@ -257,22 +256,29 @@ class MedusaDrafter(LastRowDrafter):
         self._tree = tree
         self._num_choices = tree.max_rank + 1
         self._slots = choice_slots(tree, self._num_choices)
+        lengths = [0, *map(len, tree.paths)]
+        self._num_nodes = [sum(n <= depth for n in lengths) for depth in range(tree.depth + 1)]
 
     def start(self, start: Start) -> None:
         super().start(start)
         self._slots = self._slots.to(self.hidden.device)
 
-    def propose(self, max_depth: int) -> Proposal:
-        tree = self._tree
-        best = topk(self.heads.logits(self.hidden, tree.depth)[:, 0], self._num_choices)
+    def propose(self, budget: Budget) -> Proposal:
+        tree, depth = self._tree, min(self._tree.depth, budget.depth)
+        if depth < 1:
+            return root_only(self.text[-1], self.hidden.device)
+        best = topk(self.heads.logits(self.hidden, depth)[:, 0], self._num_choices)
         probs = best.log_probs.exp()
         ids = self.heads.lm_head.vocabulary.target_ids(best.ids)
         root = ids.new_full((1,), self.text[-1])
+        # Nodes are in the order of their depths: those of the first heads come first.
+        num_nodes = self._num_nodes[depth]
+        slots, whole = self._slots[:num_nodes], depth == tree.depth
         return Proposal(
-            torch.cat([root, ids.flatten()])[self._slots],
-            tree.shape,
-            tree.ranks,
-            torch.cat([probs.new_ones(1), probs.flatten()])[self._slots],
+            torch.cat([root, ids.flatten()])[slots],
+            tree.shape if whole else tree.shape.keep(range(num_nodes)),
+            tree.ranks[:num_nodes],
+            torch.cat([probs.new_ones(1), probs.flatten()])[slots],
         )
 
     def rule(self, sampling: Sampling) -> Rule:

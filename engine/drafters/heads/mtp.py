@@ -38,7 +38,7 @@ from engine.model.files import UNREADABLE
 from engine.model.forward import MaskBuilder, cache_argument
 from engine.model.kinds import ATTENTION
 from engine.model.target import Target
-from engine.proposal import Needs, Outcome, Proposal
+from engine.proposal import Budget, Needs, Outcome, Proposal
 
 
 class MTPConfig(MethodConfig):
@@ -49,8 +49,9 @@ class MTPConfig(MethodConfig):
         "The target's own multi-token prediction layers (DeepSeek-V3, Qwen3.5 …) draft a chain."
     )
     paper: ClassVar[str | None] = "2412.19437"
-    main_settings: ClassVar[str] = "max_draft_len use_relaxed_acceptance_for_thinking relaxed_topk"
-    size_settings: ClassVar[str] = "max_draft_len"
+    main_settings: ClassVar[str] = (
+        "drafting max_draft_len use_relaxed_acceptance_for_thinking relaxed_topk"
+    )
 
     requires: ClassVar[str | None] = "next-token (MTP) layers of its own, as DeepSeek V3 has"
 
@@ -240,8 +241,8 @@ class MTPDrafter(FeatureDrafter):
         self._cache.truncate(max(0, rows - self._num_layers + 1))
         return self._cache.length
 
-    def propose(self, max_depth: int) -> Proposal:
-        length = min(self.config.max_draft_len, max_depth)
+    def propose(self, budget: Budget) -> Proposal:
+        length = min(self.config.max_draft_len, budget.depth, budget.nodes)
         if length < 1:
             return root_only(self.text[-1], self._device)
         tokens, probs = self._draft(length)

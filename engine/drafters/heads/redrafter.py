@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from engine.config import setting
-from engine.drafters.base import BuildContext, Drafter
+from engine.drafters.base import BuildContext, Drafter, root_only
 from engine.drafters.heads.checkpoint import HeadCheckpoint
 from engine.drafters.heads.features import LastRowDrafter
 from engine.drafters.heads.vocabulary import DraftVocab, Vocabulary
@@ -27,7 +27,7 @@ from engine.drafters.method import DraftShape, MethodConfig
 from engine.drafters.texts import ROWS, TargetTrace
 from engine.kernels.cpu.operators import pack_linears
 from engine.model.target import Target
-from engine.proposal import Proposal
+from engine.proposal import Budget, Proposal
 from engine.tree import merge_prefixes
 
 NUM_CANDIDATES = 50
@@ -43,8 +43,7 @@ class ReDrafterConfig(MethodConfig):
         "the beams are merged into one prefix tree."
     )
     paper: ClassVar[str | None] = "2403.09919"
-    main_settings: ClassVar[str] = "size beam_width beam_length"
-    size_settings: ClassVar[str] = "beam_width beam_length"
+    main_settings: ClassVar[str] = "drafting beam_width beam_length"
 
     decoding_type: Literal["ReDrafter"] = "ReDrafter"
     speculative_model: str | None = setting(
@@ -231,11 +230,19 @@ class ReDrafterDrafter(LastRowDrafter):
     def __init__(self, config: ReDrafterConfig, head: RecurrentHead) -> None:
         self._config = config
         self.head = head
+        self.branches = config.beam_width > 1
 
-    def propose(self, max_depth: int) -> Proposal:
-        root, width, length = self.text[-1], self._config.beam_width, self._config.beam_length - 1
+    def propose(self, budget: Budget) -> Proposal:
+        root, length = self.text[-1], min(self._config.beam_length - 1, budget.depth)
+        if length < 1:
+            return root_only(root, self.hidden.device)
         beams = search_beams(
-            self.head, self.hidden, root, width=width, length=length, min_prob=self.min_prob
+            self.head,
+            self.hidden,
+            root,
+            width=min(self._config.beam_width, budget.nodes, budget.width),
+            length=length,
+            min_prob=budget.min_prob,
         )
         return merge(beams, root)
 

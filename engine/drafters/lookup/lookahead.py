@@ -26,10 +26,10 @@ import torch
 from torch import Tensor
 
 from engine.config import setting
-from engine.drafters.base import BuildContext, Drafter, Start
+from engine.drafters.base import BuildContext, Drafter, Start, root_only
 from engine.drafters.lookup.bounded import ENTRY_BYTES, BoundedTable, tokens_bytes
 from engine.drafters.method import MethodConfig
-from engine.proposal import ExtraRows, Outcome, Proposal
+from engine.proposal import Budget, ExtraRows, Outcome, Proposal
 from engine.sampling import Draws
 from engine.tree import merge_prefixes
 
@@ -50,8 +50,7 @@ class LookaheadConfig(MethodConfig):
         "verified later. No weights."
     )
     paper: ClassVar[str | None] = "2402.02057"
-    main_settings: ClassVar[str] = "size max_window_size max_ngram_size"
-    size_settings: ClassVar[str] = "max_window_size max_ngram_size max_verification_set_size"
+    main_settings: ClassVar[str] = "drafting max_window_size max_ngram_size"
 
     decoding_type: Literal["Lookahead"] = "Lookahead"
     max_window_size: int = setting(
@@ -193,7 +192,10 @@ def _geometry(widths: tuple[int, ...], device: torch.device) -> tuple[Tensor, Te
 
 
 class LookaheadDrafter(Drafter):
-    """Verifies the pool's guesses and fills the pool from the window."""
+    """Verifies the pool's guesses and fills the pool from the window.
+
+    For a budget of width 1 it has a window of one column, and verifies one guess.
+    """
 
     def __init__(
         self,
@@ -203,6 +205,7 @@ class LookaheadDrafter(Drafter):
         draw_window: DrawWindow | None = None,
     ) -> None:
         self.config = config
+        self.branches = config.max_window_size > 1
         self._device = context.target.device
         self._draw_window = draw_window or draw_from_prompt
 
@@ -212,13 +215,21 @@ class LookaheadDrafter(Drafter):
         # Every pass that fills the window uses up one token; W - 1 remain.
         count = config.max_window_size + config.max_ngram_size - 3
         first = self._draw_window(start.prompt_ids, count, start.draws)
-        self._window = JacobiWindow(first, ngram_size=config.max_ngram_size)
+        size, narrow = config.max_ngram_size, first[: config.max_ngram_size - 2]
+        self._window = self._whole = JacobiWindow(first, ngram_size=size)
+        self._narrow = JacobiWindow(narrow, ngram_size=size) if self.branches else self._whole
         self._pool = NGramPool(config.max_verification_set_size, config.max_ngram_size)
         self._learn_from_text(len(self.text))
 
-    def propose(self, max_depth: int) -> Proposal:
+    def propose(self, budget: Budget) -> Proposal:
         root = self.text[-1]
-        drafted, shape, _ = merge_prefixes(self._pool.get(root))
+        if budget.depth < 1:
+            return root_only(root, self._device)
+        guesses = self._pool.get(root)
+        self._window = self._whole
+        if budget.width == 1:
+            self._window, guesses = self._narrow, guesses[:1]
+        drafted, shape, _ = merge_prefixes(guesses)
         # The window is not cut to max_depth, because it serves later steps. Where it exceeds the
         # context there are none, and the loop drops it.
         rows = torch.tensor([root, *drafted, *self._window.tokens], device=self._device)
@@ -227,6 +238,13 @@ class LookaheadDrafter(Drafter):
         return Proposal(rows[:n], shape, extra=extra)
 
     def observe(self, outcome: Outcome) -> None:
+        if len(outcome.output.logits):
+            self._learn_from_rows(outcome)
+        super().observe(outcome)
+        self._learn_from_text(len(outcome.committed))
+
+    def _learn_from_rows(self, outcome: Outcome) -> None:
+        """What the target predicts after the verified tree and the window's rows."""
         root, proposal = self.text[-1], outcome.proposal
         best = outcome.output.argmax()
         self._learn_from_tree(proposal, best)
@@ -235,8 +253,6 @@ class LookaheadDrafter(Drafter):
             for column in self._window.advance(root, results):
                 for begin in range(len(column) - 1):
                     self._pool.add(column[begin:])
-        super().observe(outcome)
-        self._learn_from_text(len(outcome.committed))
 
     def _learn_from_tree(self, proposal: Proposal, best: Sequence[int]) -> None:
         """The predictions after each verified token, with the token and its parent as keys."""

@@ -20,7 +20,7 @@ from engine.config import setting
 from engine.drafters.base import BuildContext, Drafter, Start
 from engine.drafters.lookup.bounded import ENTRY_BYTES, BoundedTable, tokens_bytes
 from engine.drafters.method import DraftShape, MethodConfig, draft_len
-from engine.proposal import Proposal
+from engine.proposal import Budget, Proposal
 from engine.steps import Bypass
 from engine.tree import TreeShape
 
@@ -37,8 +37,7 @@ class NGramConfig(MethodConfig):
     title: ClassVar[str] = "N-gram lookup"
     summary: ClassVar[str] = "Proposes what followed the last tokens earlier in the text."
     paper: ClassVar[str | None] = "prompt-lookup-decoding"
-    main_settings: ClassVar[str] = "size max_draft_len max_matching_ngram_size"
-    size_settings: ClassVar[str] = "max_draft_len"
+    main_settings: ClassVar[str] = "drafting max_draft_len max_matching_ngram_size"
     looks_up: ClassVar[bool] = True
 
     without_effect: ClassVar[Any] = (
@@ -92,6 +91,7 @@ class NGramDrafter(Drafter):
     def __init__(self, config: NGramConfig, context: BuildContext) -> None:
         self._target = context.target
         self._lookup = lookup_of(config)
+        self.remembers = config.lookup == "pool" and config.is_public_pool
 
     def start(self, start: Start) -> None:
         super().start(start)
@@ -103,8 +103,8 @@ class NGramDrafter(Drafter):
     def finish(self) -> None:
         self._lookup.begin(0, frozenset())
 
-    def propose(self, max_depth: int) -> Proposal:
-        draft = self._lookup.draft(self.text)[:max_depth]
+    def propose(self, budget: Budget) -> Proposal:
+        draft = self._lookup.draft(self.text)[: min(budget.depth, budget.nodes)]
         tokens = torch.tensor([self.text[-1], *draft], device=self._target.device)
         bypass: Bypass | None = "room" if len(self.text) + 1 >= self._end else None
         return Proposal(tokens, TreeShape.chain(len(draft)), bypass=bypass)
@@ -125,36 +125,48 @@ class PoolLookup:
     def __init__(self, config: NGramConfig) -> None:
         self._config = config
         self._pool = BoundedTable[Tokens, _Matches]()
-        self._scanned = 0
-        self._end = 0
+        self._sequence: list[int] = []
+        self._end = self._learned = self._length = 0
 
     def begin(self, end: int, eos_ids: frozenset[int]) -> None:
-        if not self._config.is_public_pool:
+        if self._config.is_public_pool:
+            self._learn_tail()
+        else:
             self._pool.clear()
-        self._scanned, self._end = 0, end
+        self._sequence, self._learned, self._length, self._end = [], 0, 0, end
 
     def draft(self, sequence: list[int]) -> list[int]:
         room = self._end - 1 - len(sequence)
         if room <= 0:
             return []
-        longest = min(self._config.max_matching_ngram_size, len(sequence) - 1)
+        self._sequence, self._length = sequence, len(sequence)
+        longest = min(self._config.max_matching_ngram_size, self._length - 1)
+        # Patterns with a whole continuation are learnt once; those behind them, which grow with
+        # every token, only where they can matter: where the last token is among them.
+        whole = self._length - self._config.max_draft_len
         for size in range(1, longest + 1):
-            self._learn(sequence, size)
-        # Patterns from here on had fewer than max_draft_len tokens after them: scan them again.
-        window = self._config.max_draft_len + self._config.max_matching_ngram_size - 1
-        self._scanned = max(0, len(sequence) - window)
+            self._learn(size, self._learned, whole)
+        self._learned = max(self._learned, whole)
+        if sequence[-1] in sequence[max(0, whole) : -1]:
+            self._learn_tail()
         for size in range(longest, 0, -1):
             matches = self._pool.get(tuple(sequence[-size:]))
             if matches is not None:
                 return list(matches.pick(oldest=self._config.is_use_oldest))[:room]
         return []
 
-    def _learn(self, sequence: list[int], size: int) -> None:
-        """Add every pattern of this size that is not yet there with its full continuation."""
+    def _learn_tail(self) -> None:
+        longest = min(self._config.max_matching_ngram_size, self._length - 1)
+        for size in range(1, longest + 1):
+            self._learn(size, self._learned, self._length - 1)
+
+    def _learn(self, size: int, learned: int, end: int) -> None:
+        """Add the patterns of this size that end behind `learned` tokens, up to `end` tokens."""
         length, keep_all = self._config.max_draft_len, self._config.is_keep_all
-        for at in range(self._scanned, len(sequence) - size):
+        sequence = self._sequence
+        for at in range(max(0, learned - size + 1), end - size + 1):
             pattern = tuple(sequence[at : at + size])
-            match = tuple(sequence[at + size : at + size + length])
+            match = tuple(sequence[at + size : min(at + size + length, self._length)])
             matches = self._pool.get(pattern)
             replaces = matches is not None and not keep_all and len(match) > len(matches.pick())
             if matches is None or replaces:

@@ -31,7 +31,7 @@ from engine.drafters.lookup.paths import Continuation, most_probable_paths
 from engine.drafters.method import DraftShape, MethodConfig
 from engine.errors import ConfigError
 from engine.model.corpus import DIALOGUES, Corpus
-from engine.proposal import Outcome, Proposal
+from engine.proposal import Budget, Outcome, Proposal
 
 MIXED_PER_MEMORY = 4
 """Contexts of each memory that are mixed."""
@@ -54,8 +54,7 @@ class SuffixConfig(MethodConfig):
         "wanted, earlier runs. No weights."
     )
     paper: ClassVar[str | None] = "2411.04975"
-    main_settings: ClassVar[str] = "size max_draft_len use_tree_spec"
-    size_settings: ClassVar[str] = "max_draft_len max_total_draft_tokens"
+    main_settings: ClassVar[str] = "drafting max_draft_len use_tree_spec"
     looks_up: ClassVar[bool] = True
 
     without_effect: ClassVar[Any] = (
@@ -207,6 +206,7 @@ class SuffixDrafter(Drafter):
         self._store = store
         self._device = context.target.device
         self._pool = GlobalPool(config.global_pool_size, config.max_tree_depth)
+        self.remembers = config.use_global_pool
         self.finish()
 
     def start(self, start: Start) -> None:
@@ -219,16 +219,17 @@ class SuffixDrafter(Drafter):
         self._before = None
         self._read(self.text)
 
-    def propose(self, max_depth: int) -> Proposal:
+    def propose(self, budget: Budget) -> Proposal:
         mixes = self.config.mixes
-        best = self.mixed_continuation(max_depth) if mixes else self.best_continuation(max_depth)
+        best = self.mixed_continuation(budget) if mixes else self.best_continuation(budget)
         self.match_len = best.match_len
         return best.proposal(self.text[-1], self._device)
 
-    def best_continuation(self, max_depth: int) -> Continuation:
+    def best_continuation(self, budget: Budget) -> Continuation:
         """The highest-scoring draft; the text itself wins ties, then the longer match."""
         config, best = self.config, Continuation()
         most = config.max_total_draft_tokens if config.use_tree_spec else config.max_draft_len
+        most = min(most, budget.nodes)
         for match in self._matches():
             room = min(int(match.length * config.max_spec_factor + 1e-6), most)
             # No path is more probable than 1, so a match with this room cannot score more.
@@ -238,7 +239,7 @@ class SuffixDrafter(Drafter):
                 match.state,
                 functools.partial(_shares, match.memory),
                 room=room,
-                max_depth=min(max_depth, config.max_draft_len, match.max_depth),
+                max_depth=min(budget.depth, config.max_draft_len, match.max_depth),
                 min_prob=config.min_token_prob,
                 chain=not config.use_tree_spec,
                 newest_first=True,
@@ -248,7 +249,7 @@ class SuffixDrafter(Drafter):
                 best = draft
         return best
 
-    def mixed_continuation(self, max_depth: int) -> Continuation:
+    def mixed_continuation(self, budget: Budget) -> Continuation:
         """The most probable continuations by all memories and context lengths together."""
         config, contexts = self.config, self._distinct_contexts()
 
@@ -264,8 +265,8 @@ class SuffixDrafter(Drafter):
         draft = most_probable_paths(
             (contexts, None),
             successors,
-            room=config.max_total_draft_tokens,
-            max_depth=min(max_depth, config.max_draft_len),
+            room=min(config.max_total_draft_tokens, budget.nodes),
+            max_depth=min(budget.depth, config.max_draft_len),
             min_prob=config.min_token_prob,
         )
         draft.match_len = contexts[-1].length if contexts and draft.tokens else 0
@@ -292,7 +293,7 @@ class SuffixDrafter(Drafter):
         return sorted(contexts, key=lambda match: (match.length, match.memory is self._local))
 
     def observe(self, outcome: Outcome) -> None:
-        if self.config.mixes:
+        if self.config.mixes and len(outcome.output.logits):
             proposal = outcome.proposal
             tokens, parents = proposal.tokens.tolist(), proposal.shape.parents
             self._predictions.observe(self.text[-2], tokens, parents, outcome.output.argmax())

@@ -30,7 +30,7 @@ from engine.config import setting
 from engine.drafters.base import BuildContext, Drafter, Start
 from engine.drafters.method import ChoiceLimits, MethodConfig
 from engine.kernels.cpu.operators import topk
-from engine.proposal import Outcome, Proposal
+from engine.proposal import Budget, Outcome, Proposal
 from engine.tree import ChoicePaths, ChoiceTree, Path, upload
 
 RANK_PROBS = (0.45, 0.14, 0.07, 0.05, 0.03, 0.02, 0.015, 0.01)
@@ -67,8 +67,7 @@ class TokenRecyclingConfig(MethodConfig):
         "the target last ranked highest after it. No weights."
     )
     paper: ClassVar[str | None] = "2408.08696"
-    main_settings: ClassVar[str] = "size recycling_choices matrix_top_k"
-    size_settings: ClassVar[str] = "recycling_choices"
+    main_settings: ClassVar[str] = "drafting recycling_choices matrix_top_k"
 
     decoding_type: Literal["Token_Recycling"] = "Token_Recycling"
     matrix_top_k: int = setting(
@@ -115,6 +114,7 @@ class TokenRecyclingDrafter(Drafter):
         self._tree = ChoiceTree(config.recycling_choices)
         self._levels = _levels(self._tree, context.target.device)
         self._matrix = self._empty()
+        self.remembers = config.keep_matrix
 
     def start(self, start: Start) -> None:
         super().start(start)
@@ -126,7 +126,7 @@ class TokenRecyclingDrafter(Drafter):
         last = torch.tensor(start.prompt_ids[-1:], device=self._target.device)
         self._write(last, start.output.logits[-1:])
 
-    def propose(self, max_depth: int) -> Proposal:
+    def propose(self, budget: Budget) -> Proposal:
         tokens = torch.full((len(self._tree) + 1,), self.text[-1], device=self._target.device)
         for begin, end, parents, ranks in self._levels:
             tokens[begin:end] = self._matrix[tokens[parents], ranks]
@@ -135,9 +135,13 @@ class TokenRecyclingDrafter(Drafter):
         return proposal if len(nodes) == len(tokens) else proposal.keep(nodes)
 
     def observe(self, outcome: Outcome) -> None:
+        root = self.text[-1]
         super().observe(outcome)
-        tokens = outcome.proposal.tokens
-        self._write(tokens, outcome.output.logits[: len(tokens)], outcome.path)
+        tokens, logits = outcome.proposal.tokens, outcome.output.logits
+        if len(logits):
+            self._write(tokens, logits[: len(tokens)], outcome.path)
+        else:
+            self._recycle([root, *outcome.committed])
 
     def close(self) -> None:
         self._matrix = self._empty()

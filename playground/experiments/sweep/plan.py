@@ -88,6 +88,8 @@ class SweepPlan(ExperimentPlan):
     def trial(self, config: MethodConfig) -> ExperimentPlan:
         """What one trial is: the method at a point, beside plain decoding."""
         workload = {name: getattr(self, name) for name in Workload.model_fields}
+        if all(vary.field != "drafting" for vary in self.chooser.varied):
+            config = config.replace(drafting="as set")  # as an engine drafts that is given them
         own = Configuration(METHOD, self.swept.title, config)
         return ExperimentPlan.parse({**workload, "kind": "trial", "configurations": [own]})
 

@@ -21,7 +21,7 @@ from engine.model.target import Target
 from engine.proposal import Needs, Proposal
 from engine.steps import End
 from engine.tree import TreeShape
-from engine.tuning.adaptive import build_drafter
+from engine.tuning.controller import build_drafter
 from tests.engine.cuda.targets import captured, model_of, plain, runner_of
 from tests.engine.scripted import random_parents
 from tests.models import build_context, save_tiny
@@ -60,7 +60,9 @@ def drafter_for(target: Target, name: str, folder: Path) -> Any:
         values["speculative_model"] = str(makers[kind](target, folder / name))
     if kind == "Eagle3":
         values["speculative_model"] = str(random_heads.eagle3(target, folder / name, 64))
-    return build_drafter(parse_method(values), build_context(target, itself=target))
+    return build_drafter(
+        parse_method({"drafting": "as set", **values}), build_context(target, itself=target)
+    )
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt_neox"])

@@ -14,7 +14,7 @@ from engine.decode import decode
 from engine.drafters import parse_method
 from engine.model.target import Target
 from engine.steps import End, Prefill, Record, Step
-from engine.tuning.adaptive import build_drafter
+from engine.tuning.controller import build_drafter
 from tests.engine.cuda.targets import captured, model_of, plain, runner_of
 from tests.engine.drafters.eagle_heads import save_eagle, save_eagle3
 from tests.engine.drafters.fitted import save_medusa, save_redrafter
@@ -36,7 +36,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "medusa": {"decoding_type": "Medusa"},
     "redrafter": {"decoding_type": "ReDrafter", "beam_width": 4, "beam_length": 5},
     "draft-model": {"decoding_type": "Draft_Target", "max_draft_len": 4},
-    "adaptive": {"decoding_type": "Eagle", "adaptive": True},
+    "auto": {"decoding_type": "Eagle", "drafting": "auto"},
 }
 TOKENS = 32
 LONG = {"max_position_embeddings": 1024, "eos_token_id": None}
@@ -64,7 +64,9 @@ def drafter_for(target: Target, name: str, heads: dict[str, str]) -> Any:
     if values["decoding_type"] in heads:
         values["speculative_model"] = heads[values["decoding_type"]]
     small = captured(small_model()) if target.name == "captured" else plain(small_model())
-    return build_drafter(parse_method(values), build_context(target, small=small))
+    return build_drafter(
+        parse_method({"drafting": "as set", **values}), build_context(target, small=small)
+    )
 
 
 def records(target: Target, drafter: Any, prompt: list[int], **options: Any) -> list[Record]:
@@ -103,7 +105,7 @@ def test_every_step_is_that_of_the_plain_engine(name: str, heads: dict[str, str]
         mine, other = (
             records(*pair, prompt) for pair in zip((ours, theirs), drafters, strict=True)
         )
-        if name == "adaptive":  # its choices follow the clock, its text does not
+        if name == "auto":  # its choices follow the clock, its text does not
             assert mine[-1].output_ids == other[-1].output_ids  # type: ignore[union-attr]
         else:
             assert_same_steps(mine, other)

@@ -27,7 +27,7 @@ from engine.kernels.cpu.compile import library
 from engine.kernels.cpu.native import NativeForward
 from engine.kernels.cpu.operators import pack_native
 from engine.model.target import Target
-from engine.proposal import Outcome, TargetOutput
+from engine.proposal import Budget, Outcome, TargetOutput
 from engine.sampling import SeededDraws
 from tests.engine.cpu.targets import SIZES, WIDE, variant_model
 from tests.models import VOCAB, build_context, tiny_tokenizer
@@ -91,7 +91,7 @@ def drafted(drafter: Drafter, temperature: float) -> list[int]:
     drafter.start(Start([7, 8], 9, NOTHING, Sampling(temperature=temperature), SeededDraws(0)))
     tokens: list[int] = []
     for _ in range(4):
-        proposal = drafter.propose(64)
+        proposal = drafter.propose(Budget(64))
         assert proposal.tokens.device == PRETEND
         if proposal.draft_probs is not None:
             assert proposal.draft_probs.device == PRETEND

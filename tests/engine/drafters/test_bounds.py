@@ -16,7 +16,7 @@ from engine.drafters.base import Drafter, Start
 from engine.drafters.lookup import bounded, suffix
 from engine.drafters.lookup.automaton import SuffixAutomaton
 from engine.drafters.lookup.bounded import BoundedTable
-from engine.proposal import Outcome, TargetOutput
+from engine.proposal import Budget, Outcome, TargetOutput
 from engine.sampling import SeededDraws
 from tests.engine.drafters.judges import target_of
 from tests.models import VOCAB, build_context
@@ -52,7 +52,7 @@ def write(drafter: Drafter, prompt: list[int], steps: int) -> None:
     shown = TargetOutput(torch.randn(1, VOCAB, generator=generator))
     drafter.start(Start(prompt, prompt[0], shown, Sampling(), SeededDraws(0)))
     for _ in range(steps):
-        proposal = drafter.propose(64)
+        proposal = drafter.propose(Budget(64))
         output = TargetOutput(torch.randn(proposal.num_rows, VOCAB, generator=generator))
         drafter.observe(Outcome(proposal, output, (0,), (int(output.logits[0].argmax()),)))
 
@@ -105,7 +105,7 @@ def test_of_a_long_text_the_newer_parts_are_matched() -> None:
         prompt = [*text[:length], *text[at : at + 6]]
         shown = TargetOutput(torch.zeros(1, VOCAB))
         drafter.start(Start(prompt[:-1], prompt[-1], shown, Sampling(), SeededDraws(0)))
-        return drafter.propose(64).tokens[1:].tolist() == text[at + 6 : at + 12]
+        return drafter.propose(Budget(64)).tokens[1:].tolist() == text[at + 6 : at + 12]
 
     assert 500 < part < 1600
     assert matches(part + part // 2, part // 2) and matches(part + part // 2, part + part // 4)

@@ -19,7 +19,7 @@ from engine.drafters.heads.medusa import MedusaConfig
 from engine.drafters.lookup.suffix import SuffixConfig, SuffixDrafter
 from engine.drafters.lookup.token_recycling import TokenRecyclingConfig
 from engine.errors import ConfigError
-from engine.proposal import TargetOutput
+from engine.proposal import Budget, TargetOutput
 from engine.sampling import SeededDraws
 from tests.engine.drafters import judges
 from tests.engine.drafters.fitted import save_medusa
@@ -84,9 +84,9 @@ def test_retrieval_drafts_only_where_the_match_is_long_enough(retrieval: dict[st
     config = CombinedConfig.parse(
         {"retrieval": retrieval, "model": model.model_dump(), "min_match_len": 2}
     )
-    long_match = started(config, [1, 2, 3, 4, 1, 2]).propose(99)
+    long_match = started(config, [1, 2, 3, 4, 1, 2]).propose(Budget(99))
     assert long_match.tokens.tolist()[:3] == [2, 3, 4]
-    short_match = started(config, [1, 2, 3, 4, 9, 2]).propose(99)
+    short_match = started(config, [1, 2, 3, 4, 9, 2]).propose(Budget(99))
     assert short_match.tokens.tolist() == [2, 3], "the model's, which knows one successor"
 
 
@@ -96,7 +96,7 @@ def test_suffix_matches_in_earlier_runs_count():
     drafter.finish()
     shown = TargetOutput(torch.zeros(1, 288))
     drafter.start(Start([9, 2], 3, shown, Sampling(), SeededDraws(0)))
-    assert drafter.propose(99).tokens.tolist() == [3, 4, 5]
+    assert drafter.propose(Budget(99)).tokens.tolist() == [3, 4, 5]
 
 
 @given(st.lists(st.integers(0, 2), max_size=30), st.integers(1, 4))
@@ -116,7 +116,6 @@ def test_repeats_equal_brute_force(text: list[int], length: int):
         ({"model": {"decoding_type": "Combined"}}, "model.decoding_type must be one of"),
         ({"model": {"decoding_type": "NGram", "max_draft_lenn": 1}}, "did you mean max_draft_len"),
         ({"model": 3}, "model must be a mapping with decoding_type, got 3"),
-        ({"model": {**NGRAM, "adaptive": True}}, "model.adaptive must be off"),
         ({"retrieval": {**NGRAM, "max_draft_len": 0}}, "retrieval: max_draft_len must be"),
     ],
 )

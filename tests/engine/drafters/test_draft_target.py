@@ -162,7 +162,7 @@ def test_both_dtypes_of_one_model_are_kept(tmp_path: Path) -> None:
     folder = save_tiny(tmp_path / "tiny")
     models = Models(cache_dir=tmp_path, device="cpu", resolve=TargetSpec.of_path_or_hub)
     models.target(TargetSpec.of_path_or_hub(str(folder)), "float32", lambda message, done: None)
-    config = DraftTargetConfig(speculative_model=str(folder))
+    config = DraftTargetConfig(speculative_model=str(folder), drafting="as set")
     for dtype in ("target", "bfloat16", "target"):
         drafter: Any = models.drafter(config.replace(draft_dtype=dtype))
         assert drafter.model.dtype_name == dtype.replace("target", "float32")

@@ -17,7 +17,7 @@ from engine.config import Sampling
 from engine.drafters.base import Start
 from engine.drafters.eagle.head import HeadSession
 from engine.drafters.eagle.methods import MC_SIM_7B_63, Eagle3Config, EagleConfig, EagleDrafter
-from engine.proposal import DraftDists, Outcome
+from engine.proposal import Budget, DraftDists, Outcome
 from engine.sampling import SeededDraws
 from engine.steps import Step
 from engine.tree import ChoiceTree
@@ -228,7 +228,7 @@ def test_sampled_runs_replay_with_the_recorded_draws(name: str) -> None:
     shown = target.prefill(prompt, cache, drafter.needs)
     drafter.start(Start(prompt, record["steps"][0]["tokens"][0], shown, sampling, SeededDraws(0)))
     for golden in record["steps"]:
-        proposal = drafter.propose(100)
+        proposal = drafter.propose(Budget(100))
         assert proposal.dists is None, "dynamic trees follow from the context alone"
         assert proposal.tokens.tolist() == golden["tokens"]
         assert list(proposal.shape.parents) == golden["parents"]
@@ -274,7 +274,7 @@ def test_static_trees_name_the_distributions_in_the_reference_s_order() -> None:
     shown = case.target.prefill(prompt, case.target.new_cache(64), drafter.needs)
     root = case.expected["head_io"]["root"]
     drafter.start(Start(prompt, root, shown, Sampling(temperature=1.0), SeededDraws(3)))
-    proposal = drafter.propose(100)
+    proposal = drafter.propose(Budget(100))
     assert proposal.dists is not None and proposal.draft_probs is not None
     parents = proposal.shape.parents
     wanted = {parents[n]: row for n, row in enumerate(flat_rows(case)) if n}

@@ -19,6 +19,7 @@ from engine.drafters.eagle.trees import (
     expand_candidates,
     rerank,
 )
+from engine.proposal import Budget
 from engine.sampling import SeededDraws
 
 VOCAB = 7
@@ -162,10 +163,12 @@ def test_candidates_are_counted_as_in_the_reference() -> None:
 
 
 def test_a_depth_limit_shortens_the_tree() -> None:
-    size = DynamicTree(3, 6, 10, 3).within(2)
+    size = DynamicTree(3, 6, 10, 3).within(Budget(2))
     candidates = expand_candidates(TableNet(), size)
     assert size.levels == 2 and len(candidates.tokens) == 3 + 9
-    assert DynamicTree(3, 6, 2, 3).within(9).levels == 2, "two nodes reach no deeper than two"
+    assert DynamicTree(3, 6, 2, 3).within(Budget(9)).levels == 2, (
+        "two nodes reach no deeper than two"
+    )
 
 
 def test_draws_without_replacement_follow_the_ordered_law() -> None:

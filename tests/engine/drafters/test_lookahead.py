@@ -21,7 +21,7 @@ from engine.drafters.lookup.lookahead import (
 )
 from engine.model.forward import prepare_attention
 from engine.model.target import Target
-from engine.proposal import Needs, Proposal
+from engine.proposal import Budget, Needs, Proposal
 from engine.sampling import SeededDraws
 from engine.tree import merge_prefixes
 from tests.engine.drafters.judges import (
@@ -132,7 +132,8 @@ def test_window_is_dropped_when_it_reaches_past_the_context():
     cache = target.new_cache(8)
     shown = target.prefill(prompt, cache, Needs())
     drafter.start(Start(prompt, 5, shown, Sampling(), SeededDraws(0)))
-    proposal = drafter.propose(0)
+    assert drafter.propose(Budget(0)).extra is None
+    proposal = drafter.propose(Budget(1))
     assert proposal.extra is not None
     depth = int(proposal.extra.depths.max())
     assert proposal.cut(depth).extra is not None
@@ -145,4 +146,4 @@ def test_prompt_fills_the_pool_only_if_wanted(from_text: bool, drafted: list[int
     drafter = LookaheadConfig(pool_from_text=from_text).build(build_context(target))
     shown = target.prefill([1, 2, 3], target.new_cache(8), Needs())
     drafter.start(Start([1, 2, 3], 1, shown, Sampling(), SeededDraws(0)))
-    assert drafter.propose(99).tokens.tolist() == [1, *drafted]
+    assert drafter.propose(Budget(99)).tokens.tolist() == [1, *drafted]

@@ -10,6 +10,7 @@ from engine.drafters import parse_method, user_provided
 from engine.drafters.method import MethodConfig
 from tests.engine.drafters import judges
 from tests.engine.drafters.example_drafter import PairDrafter
+from tests.engine.tuning.controlled import AtRandom
 from tests.models import build_context
 
 NGRAM = {"decoding_type": "NGram"}
@@ -64,7 +65,6 @@ METHODS: dict[str, dict[str, Any]] = {
         "model": {"decoding_type": "Lookahead"},
         "retrieval": NGRAM,
     },
-    "combined-adaptive": {"decoding_type": "Combined", "adaptive": True, "retrieval": MIXED},
     "user": {"decoding_type": "User_Provided", "drafter": "pairs"},
     "user-single": {"decoding_type": "User_Provided", "drafter": "pairs", "max_draft_len": 1},
 }
@@ -119,3 +119,10 @@ def test_sampled_output_follows_the_target(name: str) -> None:
     target = judges.sampled_target()
     drafter = parse_method(SAMPLED[name]).build(build_context(target))
     assert judges.p_value(target, drafter) > 1e-3
+
+
+@pytest.mark.parametrize("name", [judges.slow(n) if n != "suffix-mixed" else n for n in SAMPLED])
+def test_sampled_output_follows_the_target_whatever_is_drafted_when(name: str) -> None:
+    target = judges.sampled_target()
+    drafter = parse_method(SAMPLED[name]).build(build_context(target))
+    assert judges.p_value(target, AtRandom.around(drafter, target)) > 1e-3

@@ -10,7 +10,7 @@ from engine.config import Limits
 from engine.decode import decode
 from engine.drafters import methods, parse_method
 from engine.drafters.base import Drafter, Start
-from engine.proposal import Outcome, Proposal
+from engine.proposal import Budget, Outcome, Proposal
 from engine.steps import End, Step
 from tests.engine.drafters.judges import target_of
 from tests.models import VOCAB, build_context, plain_greedy
@@ -46,8 +46,8 @@ class Watched(Drafter):
         self.seen.update(start.output.logits[-1].topk(self.top).indices.tolist())
         self.inner.start(start)
 
-    def propose(self, max_depth: int) -> Proposal:
-        proposal = self.inner.propose(max_depth)
+    def propose(self, budget: Budget) -> Proposal:
+        proposal = self.inner.propose(budget)
         drafted = proposal.tokens[1:].tolist()
         self.unseen += [token for token in drafted if token not in self.seen]
         self.num_drafted += len(drafted)

@@ -13,7 +13,7 @@ from engine.config import Sampling
 from engine.drafters.base import Start
 from engine.drafters.lookup.mixing import COUNTS, TargetPredictions
 from engine.drafters.lookup.suffix import GlobalPool, SuffixConfig, SuffixDrafter
-from engine.proposal import TargetOutput
+from engine.proposal import Budget, TargetOutput
 from engine.sampling import SeededDraws
 from tests.engine.drafters.judges import (
     target_of,
@@ -31,21 +31,21 @@ def started(config: SuffixConfig, prompt: list[int]) -> SuffixDrafter:
 
 
 def test_draft_is_as_long_as_the_match():
-    proposal = started(SuffixConfig(), [1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3]).propose(99)
+    proposal = started(SuffixConfig(), [1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3]).propose(Budget(99))
     assert proposal.tokens.tolist() == [3, 4, 5, 6]
     longer = SuffixConfig(max_spec_factor=2.0)
-    proposal = started(longer, [1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3]).propose(99)
+    proposal = started(longer, [1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3]).propose(Budget(99))
     assert proposal.tokens.tolist() == [3, 4, 5, 6, 7, 8, 9]
 
 
 def test_probabilities_are_shares_of_what_followed():
     # After 1 2: three times 3, once 4.
     text = [1, 2, 3, 0, 1, 2, 4, 0, 1, 2, 3, 0, 1, 2, 3, 9, 1, 2]
-    proposal = started(SuffixConfig(max_draft_len=1), text).propose(99)
+    proposal = started(SuffixConfig(max_draft_len=1), text).propose(Budget(99))
     assert proposal.tokens.tolist() == [2, 3]
     assert proposal.draft_probs is not None and proposal.draft_probs.tolist() == [1.0, 0.75]
     tree = SuffixConfig(max_draft_len=1, use_tree_spec=True)
-    proposal = started(tree, text).propose(99)
+    proposal = started(tree, text).propose(Budget(99))
     assert proposal.tokens.tolist() == [2, 3, 4]
     assert proposal.draft_probs is not None
     assert proposal.draft_probs.tolist() == [1.0, 0.75, 0.25]
@@ -54,7 +54,7 @@ def test_probabilities_are_shares_of_what_followed():
 def test_paths_below_the_least_probability_are_not_drafted():
     text = [1, 2, 3, 0, 1, 2, 4, 0, 1, 2, 3, 0, 1, 2, 3, 9, 1, 2]
     tree = SuffixConfig(max_draft_len=1, use_tree_spec=True, min_token_prob=0.3)
-    assert started(tree, text).propose(99).tokens.tolist() == [2, 3]
+    assert started(tree, text).propose(Budget(99)).tokens.tolist() == [2, 3]
 
 
 @settings(deadline=None)
@@ -64,7 +64,7 @@ def test_drafts_and_probabilities_equal_brute_force(text: list[int], tree: bool,
         max_tree_depth=depth, use_tree_spec=tree, max_spec_factor=3.0, max_draft_len=5
     )
     drafter = started(config, text)
-    best = drafter.best_continuation(99)
+    best = drafter.best_continuation(Budget(99))
     assert len(best.tokens) <= 3 * best.match_len
     paths: dict[int, tuple[int, ...]] = {0: ()}
     path_probs = {0: 1.0}
@@ -93,7 +93,7 @@ def test_earlier_runs_are_matched_only_with_the_global_pool():
         assert (drafter._pool.automata[-1].num_tokens == 6) == use
         shown = TargetOutput(torch.zeros(1, 1))
         drafter.start(Start([8, 2], 3, shown, Sampling(), SeededDraws(0)))
-        assert drafter.propose(99).tokens.tolist() == drafted
+        assert drafter.propose(Budget(99)).tokens.tolist() == drafted
 
 
 def test_global_pool_stays_below_its_size_and_keeps_the_newest():
@@ -109,8 +109,8 @@ def test_mixed_contexts_draft_where_the_longest_match_alone_is_wrong():
     # 1 2 was followed by 3 three times; 9 1 2 only once, by 4.
     text = [1, 2, 3, 0, 1, 2, 3, 5, 1, 2, 3, 6, 9, 1, 2, 4, 7, 9, 1, 2]
     longest = SuffixConfig(max_draft_len=1, use_tree_spec=True)
-    assert started(longest, text).propose(99).tokens.tolist() == [2, 4]
-    proposal = started(longest.replace(mix_contexts=True), text).propose(99)
+    assert started(longest, text).propose(Budget(99)).tokens.tolist() == [2, 4]
+    proposal = started(longest.replace(mix_contexts=True), text).propose(Budget(99))
     assert sorted(proposal.tokens.tolist()[1:]) == [3, 4]
     assert proposal.shape.parents == (-1, 0, 0)
 
@@ -128,7 +128,7 @@ def test_mixed_probabilities_are_those_of_the_formula(text: list[int], escape: f
         text_weight=2.0,
     )
     drafter = started(config, text)
-    best = drafter.mixed_continuation(5)
+    best = drafter.mixed_continuation(Budget(5))
     lengths = [match.length for match in drafter._distinct_contexts()]
     children: dict[int, list[int]] = {0: []}
     paths: dict[int, tuple[int, ...]] = {0: ()}

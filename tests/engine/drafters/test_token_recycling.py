@@ -15,7 +15,7 @@ from engine.drafters.lookup.token_recycling import (
     most_probable_tree,
 )
 from engine.errors import ConfigError
-from engine.proposal import Outcome, Proposal, TargetOutput
+from engine.proposal import Budget, Outcome, Proposal, TargetOutput
 from engine.sampling import SeededDraws
 from engine.tree import TreeShape
 from tests.engine.drafters.judges import (
@@ -64,9 +64,9 @@ def test_tree_is_filled_breadth_first_as_in_the_docstring():
     )
     drafter = started(config, [1, 2], 5)
     observe(drafter, [5], [[7, 8]], 0)
-    assert drafter.propose(99).tokens.tolist() == [5, 7, 8]
+    assert drafter.propose(Budget(99)).tokens.tolist() == [5, 7, 8]
     observe(drafter, [5, 7], [[7, 8], [9, 5]], 0)
-    proposal = drafter.propose(99)
+    proposal = drafter.propose(Budget(99))
     assert proposal.tokens.tolist() == [5, 7, 8, 5]
     assert proposal.shape.parents == (-1, 0, 0, 1)
     assert proposal.ranks is not None and list(proposal.ranks) == [0, 0, 1, 1]
@@ -79,17 +79,17 @@ def test_accepted_rows_win_over_others_of_the_same_token_then_later_ones():
     drafter = started(config, [1, 2], 5)
     tokens, best = [4, 6, 7, 6], [[6, 1], [10, 11], [12, 13], [14, 15]]
     observe(drafter, tokens, best, 0, 1)
-    assert drafter.propose(99).tokens.tolist()[1:3] == [10, 11]
+    assert drafter.propose(Budget(99)).tokens.tolist()[1:3] == [10, 11]
     drafter.text.append(6)
     observe(drafter, tokens, best, 0)
     drafter.text.append(6)
-    assert drafter.propose(99).tokens.tolist()[1:3] == [14, 15]
+    assert drafter.propose(Budget(99)).tokens.tolist()[1:3] == [14, 15]
 
 
 def test_what_followed_in_the_prompt_comes_first_the_latest_foremost():
     config = TokenRecyclingConfig(matrix_top_k=3, recycling_choices=((0,), (1,), (2,)))
     drafter = started(config, [5, 7, 5, 8, 5, 8, 3], 5)
-    assert drafter.propose(99).tokens.tolist() == [5, 8, 7]
+    assert drafter.propose(Budget(99)).tokens.tolist() == [5, 8, 7]
 
 
 def test_after_the_prompts_last_token_the_target_has_spoken():
@@ -97,12 +97,12 @@ def test_after_the_prompts_last_token_the_target_has_spoken():
     target = target_of("llama")
     drafter = started(TokenRecyclingConfig(), prompt, 17)
     shown = target.model(torch.tensor([prompt])).logits[0]
-    assert drafter.propose(99).tokens[1:9].tolist() == shown[-1].topk(8).indices.tolist()
+    assert drafter.propose(Budget(99)).tokens[1:9].tolist() == shown[-1].topk(8).indices.tolist()
 
 
 def test_without_successors_nothing_is_drafted():
     drafter = started(TokenRecyclingConfig(recycle_prompt=False), [1], 77)
-    assert drafter.propose(99).tokens.tolist() == [77]
+    assert drafter.propose(Budget(99)).tokens.tolist() == [77]
 
 
 def test_default_tree_is_the_best_of_its_size():
@@ -131,4 +131,4 @@ def test_matrix_outlives_a_run_only_if_kept(keep: bool):
 
 def test_before_anything_is_known_nothing_is_drafted():
     drafter = started(TokenRecyclingConfig(recycle_prompt=False), [1], 77)
-    assert drafter.propose(99).tokens.tolist() == [77]
+    assert drafter.propose(Budget(99)).tokens.tolist() == [77]

@@ -23,7 +23,7 @@ from engine.drafters.user_provided import (
 )
 from engine.errors import ConfigError, DrafterError
 from engine.model.target import Target
-from engine.proposal import Needs, TargetOutput
+from engine.proposal import Budget, Needs, TargetOutput
 from engine.sampling import SeededDraws
 from tests.engine.drafters import judges
 from tests.engine.drafters.example_drafter import PairDrafter
@@ -53,18 +53,22 @@ def drafter_that_says(said: Any, **settings: Any) -> Drafter:
 
 
 def test_candidates_are_merged_into_one_tree():
-    proposal = drafter_that_says([[5, 6], [5, 7], [8]]).propose(99)
+    proposal = drafter_that_says([[5, 6], [5, 7], [8]]).propose(Budget(99))
     assert proposal.tokens.tolist() == [3, 5, 6, 7, 8]
     assert proposal.shape.parents == (-1, 0, 1, 1, 0)
 
 
 def test_candidates_are_cut_to_length_depth_and_number():
-    assert drafter_that_says([[5, 6, 7]], max_draft_len=2).propose(99).tokens.tolist() == [3, 5, 6]
+    assert drafter_that_says([[5, 6, 7]], max_draft_len=2).propose(Budget(99)).tokens.tolist() == [
+        3,
+        5,
+        6,
+    ]
     drafter = drafter_that_says_again([[5, 6, 7], [8], [9]])
-    assert drafter.propose(1).tokens.tolist() == [3, 5, 8, 9]
+    assert drafter.propose(Budget(1)).tokens.tolist() == [3, 5, 8, 9]
     drafter = drafter_that_says_again([[5, 6, 7], [8], [9]], max_total_draft_tokens=4)
-    assert drafter.propose(99).tokens.tolist() == [3, 5, 6, 7, 8]
-    assert drafter.propose(0).tokens.tolist() == [3]
+    assert drafter.propose(Budget(99)).tokens.tolist() == [3, 5, 6, 7, 8]
+    assert drafter.propose(Budget(0)).tokens.tolist() == [3]
 
 
 def drafter_that_says_again(said: Any, **settings: int) -> Drafter:
@@ -127,7 +131,7 @@ def test_an_entry_point_is_found_by_its_name(monkeypatch: pytest.MonkeyPatch):
 )
 def test_nonsense_is_refused_with_a_sentence(said: Any, words: str):
     with pytest.raises(DrafterError, match=words):
-        drafter_that_says(said).propose(99)
+        drafter_that_says(said).propose(Budget(99))
 
 
 def test_an_object_without_draft_is_refused():
@@ -255,11 +259,11 @@ def test_drawn_tokens_are_verified_with_what_they_were_drawn_from():
     nothing = TargetOutput(torch.zeros(1, 1))
     start = Start([1, 2], 3, nothing, Sampling(temperature=1.0), SeededDraws(0))
     drafter.start(start)
-    proposal = drafter.propose(9)
+    proposal = drafter.propose(Budget(9))
     assert proposal.shape.parents == (-1, 0, 0, 1) and proposal.dists is not None
     assert proposal.dists.row_of_parent == {0: 0, 1: 2}
     drafter.start(replace(start, sampling=Sampling()))
-    assert drafter.propose(9).dists is None
+    assert drafter.propose(Budget(9)).dists is None
 
 
 @pytest.mark.parametrize(
@@ -275,7 +279,7 @@ def test_drawn_tokens_are_verified_with_what_they_were_drawn_from():
 )
 def test_a_tree_without_sense_is_refused(draft: UserDraft, words: str):
     with pytest.raises((DrafterError, ConfigError), match=words):
-        drafter_that_says(draft).propose(99)
+        drafter_that_says(draft).propose(Budget(99))
 
 
 # ---- written for TensorRT-LLM

@@ -7,7 +7,7 @@ from typing import Any
 from engine.drafters.base import BuildContext
 from engine.drafters.combined import CombinedConfig, CombinedDrafter
 from engine.drafters.method import MethodConfig
-from engine.proposal import Proposal
+from engine.proposal import Budget, Proposal
 from engine.steps import Step
 from tests.engine.drafters.judges import PROMPTS, Reference, write
 from tests.models import plain_greedy
@@ -22,14 +22,14 @@ class Turns(CombinedDrafter):
         self.by_model: list[int] = []
         inner = self.model.propose
 
-        def recording(max_depth: int) -> Proposal:
+        def recording(budget: Budget) -> Proposal:
             self.by_model.append(self.num_steps)
-            return inner(max_depth)
+            return inner(budget)
 
         self.model.propose = recording  # type: ignore[method-assign]
 
-    def propose(self, max_depth: int) -> Proposal:
-        proposal = super().propose(max_depth)
+    def propose(self, budget: Budget) -> Proposal:
+        proposal = super().propose(budget)
         self.num_steps += 1
         return proposal
 

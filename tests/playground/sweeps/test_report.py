@@ -201,7 +201,7 @@ def test_every_plot_is_plain_json_and_shows_every_measured_trial(
         store,
         "max_draft_len=2:6",
         "dynamic_tree_max_topK=4,10",
-        "adaptive=true,false",
+        "drafting=auto,as set",
         base=base,
         mode="grid",
     )
@@ -214,10 +214,10 @@ def test_every_plot_is_plain_json_and_shows_every_measured_trial(
         lines = [t for t in traces if t["mode"] == "lines"]
         assert len(lines) == len(measured)
         labels = [label for label, _ in lines[0]["customdata"]]
-        assert labels == ["speedup", "adaptive", "dynamic_tree_max_topK", "max_draft_len"]
+        assert labels == ["speedup", "drafting", "dynamic_tree_max_topK", "max_draft_len"]
         assert sum(t["line"]["color"] == "rgb(217, 119, 6)" for t in lines) == 4, "equals"
     elif kind == "importance":
-        assert set(traces[0]["y"]) == {"max_draft_len", "dynamic_tree_max_topK", "adaptive"}
+        assert set(traces[0]["y"]) == {"max_draft_len", "dynamic_tree_max_topK", "drafting"}
         assert traces[0]["y"][-1] == "max_draft_len", "only it decides"
     else:
         assert len(traces[0]["x"]) == len(measured)

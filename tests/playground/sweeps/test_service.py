@@ -223,7 +223,7 @@ def test_a_closed_service_takes_nothing_on_and_leaves_nothing_running(
 
 
 def test_the_plan_counts_before_anything_runs(host: EngineHost) -> None:
-    made = plan_of_form(host.catalog, asked("max_draft_len=1:5", "adaptive=true,false"))
+    made = plan_of_form(host.catalog, asked("max_draft_len=1:5", "drafting=auto,as set"))
     assert (made.space.num_points, made.num_trials, made.num_turns) == (10, 10, 2)
 
 

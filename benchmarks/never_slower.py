@@ -1,0 +1,173 @@
+"""Whether any method is ever slower than plain decoding, on any target, kind of question and law.
+
+    python -m benchmarks.never_slower --prompts QUESTIONS.jsonl [--target TARGET] [--methods a,b]
+        [--per-kind 3] [--tokens 128] [--temperature 0.7] [--rounds 1] [--fresh]
+
+TARGET is a preset, a folder, a hub id or a GGUF file. Methods are presets at their defaults,
+`drafting: auto`; without `--methods` all shipped ones for the target. Plain decoding and the
+methods take turns on every question, one process for all; each answer ends where the target ends
+it. What was learnt earlier on this machine is used; `--fresh` begins with nothing. Prints, for
+every method, plain decoding's time over its own: of all questions and of each kind; how many steps
+drafted; the median over runs of predicted over realised speed; the most that a run lost against
+plain decoding by its own account; and how many greedy texts differ from plain decoding's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import presets
+from benchmarks import TARGET, read_options
+from benchmarks.models import build_context, load
+from engine.config import Limits, Sampling
+from engine.decode import decode
+from engine.drafters.base import Drafter
+from engine.metrics import measure
+from engine.model.sources import TargetSpec
+from engine.model.target import Target
+from engine.steps import End
+from engine.tuning.controller import ControlledDrafter, build_drafter
+from engine.tuning.experience import ExperienceStore
+from playground.experiments.prompt_files import read_suite_file
+from playground.host import paths
+
+CHAT = "writing roleplay reasoning math coding extraction stem humanities"
+"""Categories that Spec-Bench reports as one kind, of many turns."""
+WARM_UP = "Write the numbers from one to twenty as words, and then backwards."
+LEAST = 0.97
+"""No kind of question may be slower than this."""
+
+
+@dataclass
+class Row:
+    """What a method did, by kind of question."""
+
+    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    tokens: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    steps: int = 0
+    drafted: int = 0
+    predicted: list[float] = field(default_factory=list)
+    lost_ms: float = 0.0
+    differ: int = 0
+
+    def rate(self, kind: str | None = None) -> float:
+        """Tokens a second."""
+        kinds = self.tokens if kind is None else (kind,)
+        return sum(self.tokens[one] for one in kinds) / sum(self.seconds[one] for one in kinds)
+
+
+def questions(target: Target, options: argparse.Namespace) -> dict[str, list[list[int]]]:
+    """So many first turns of each kind, as token ids."""
+    suite = read_suite_file(options.prompts) if options.prompts else presets.suites()["tasks"]
+    kinds: dict[str, list[list[int]]] = defaultdict(list)
+    for prompt in suite.prompts:
+        ids = encoded(target, prompt.turns[0])
+        if len(ids) + options.tokens < target.context_len:
+            kinds["chat" if prompt.category in CHAT.split() else prompt.category].append(ids)
+    return {kind: some[: options.per_kind] for kind, some in kinds.items()}
+
+
+def encoded(target: Target, text: str) -> list[int]:
+    if not target.has_chat_template:
+        return target.encode(text)
+    return target.encode_chat([{"role": "user", "content": text}])
+
+
+def run(
+    target: Target, drafter: Drafter, ids: Sequence[int], kind: str, row: Row, sampling: Sampling,
+    tokens: int,
+) -> tuple[int, ...]:  # fmt: skip
+    """Answer one question; the tokens of the answer."""
+    limits = Limits(max_new_tokens=tokens)
+    records = list(decode(target, drafter, ids, sampling=sampling, limits=limits))
+    metrics, end = measure(records), records[-1]
+    assert isinstance(end, End)
+    if metrics.tok_s is None:
+        return end.output_ids
+    row.seconds[kind] += metrics.decode_s
+    row.tokens[kind] += metrics.num_new_tokens - 1
+    row.steps += metrics.num_steps
+    row.drafted += metrics.num_steps - sum(metrics.bypasses.values())
+    if metrics.expected_tok_s:
+        row.predicted.append(metrics.expected_tok_s / metrics.tok_s)
+    if isinstance(drafter, ControlledDrafter):
+        row.lost_ms = max(row.lost_ms, drafter.account.loss(drafter.experience.costs.base))
+    return end.output_ids
+
+
+def methods_for(name: str) -> list[str]:
+    """Presets that are shipped with their weights, or need none."""
+    own = [
+        key
+        for key, preset in presets.methods().items()
+        if preset.config.decoding_type != "Autoregressive" and preset.target in (None, name)
+    ]
+    return [key for key in own if not presets.methods()[key].untrained]
+
+
+def main() -> None:
+    """Measure and print."""
+    options = read_options(
+        __doc__,
+        smoke={"methods": "ngram,token-recycling", "per_kind": 1, "tokens": 8},
+        target=TARGET,
+        methods="",
+        prompts=None,
+        per_kind=3,
+        tokens=128,
+        temperature=0.0,
+        rounds=1,
+        fresh=False,
+    )
+    name = options.target
+    is_file = name not in presets.targets() and Path(name).exists()
+    target = load(TargetSpec.of_path_or_hub(name) if is_file else name)
+    context, kinds = build_context(target), questions(target, options)
+    store = ExperienceStore(None if options.fresh or options.smoke else paths.drafting())
+    names = options.methods.split(",") if options.methods else methods_for(name)
+    drafters = {one: build_drafter(presets.methods()[one].config, context, store) for one in names}
+    plain = presets.methods()["plain"].config.build(context)
+    rows = {one: Row() for one in ("plain", *names)}
+    sampling = Sampling(temperature=options.temperature)
+    for drafter in (plain, *drafters.values()):
+        ids = encoded(target, WARM_UP)
+        run(target, drafter, ids, "", Row(), sampling, 24)
+    for _ in range(options.rounds):
+        for kind, some in kinds.items():
+            for ids in some:
+                text = run(target, plain, ids, kind, rows["plain"], sampling, options.tokens)
+                for one, drafter in drafters.items():
+                    own = run(target, drafter, ids, kind, rows[one], sampling, options.tokens)
+                    rows[one].differ += sampling.greedy and own != text
+    print(
+        f"{target.name} {target.dtype_name} on {target.device_name}, {sampling.words}, at most "
+        f"{options.tokens} tokens for each of {sum(map(len, kinds.values()))} questions, "
+        f"{options.rounds} rounds, interleaved; plain {rows['plain'].rate():.1f} tok/s"
+    )
+    show(rows, tuple(kinds))
+
+
+def show(rows: Mapping[str, Row], kinds: Sequence[str]) -> None:
+    """A line per method."""
+    plain = rows["plain"]
+    print(f"  {'':26}{'all':>6}" + "".join(f"{kind[:13]:>14}" for kind in kinds))
+    for name, row in rows.items():
+        if name == "plain":
+            continue
+        by_kind = [row.rate(kind) / plain.rate(kind) for kind in kinds]
+        predicted = statistics.median(row.predicted) if row.predicted else float("nan")
+        print(
+            f"  {name:26}{row.rate() / plain.rate():6.2f}"
+            + "".join(f"{ratio:13.2f}{'!' if ratio < LEAST else ' '}" for ratio in by_kind)
+            + f"  drafted {row.drafted / max(1, row.steps):.0%}, predicted {predicted:.2f}, "
+            f"most lost {row.lost_ms:.0f} ms, {row.differ} texts differ"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""What steps cost, from the steps that were made: commit to commit, by the wall clock.
+
+    plain step                     base
+    step that verifies n rows      base · (1 + slope · (curve(n) / curve(1) - 1))
+    draft of d levels              its running mean; between two depths, a straight line
+
+`curve` is the target's latency curve, measured once; `base` and `slope` are what the run says of
+it: long texts and busy machines make steps and rows dearer. While no plain step is made, drafted
+ones keep `base` up to date.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self
+
+from engine.tuning.latency import LatencyCurve
+
+PRIOR_GROWTH = 0.5
+"""Growth of steps, in plain steps, that is assumed to have been as the curve says."""
+Kind = Literal["chain", "tree"]
+"""What a draft is: where trees cost more to draft, chains have times of their own."""
+FRESH = 8
+"""Steps for which the last plain step tells what a plain step takes now."""
+LEAST_DRIFT, STALE = 0.8, 1_000_000
+"""A drafted step that disagrees more with what is known is no measure of a plain one."""
+LARGEST_STEP = 3.0
+"""A step that takes so many times what was expected counts no more than this: a hiccup."""
+
+
+@dataclass(slots=True)
+class Costs:
+    """Running means in milliseconds.
+
+    Attributes:
+        base: of a plain step; 0 = none was made yet.
+        slope: price of further rows, over what the curve says.
+        draft: of drafts, by their kind and number of levels.
+        reading: of a prompt's token, for the drafter; None = not known.
+    """
+
+    curve: LatencyCurve
+    base: float = 0.0
+    slope: float = 1.0
+    draft: dict[Kind, dict[int, float]] = field(default_factory=dict)
+    reading: float | None = None
+    since_plain: int = 0
+    _over: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    _growth: Any = None
+
+    def __post_init__(self) -> None:
+        curve, one = self.curve, self.curve.at(1)
+        self.base = self.base or one
+        self._growth = functools.cache(
+            lambda rows, depth: max(0.0, curve.at(rows, depth) / one - 1)
+        )
+
+    def verify_ms(self, rows: int, depth: int | None = None) -> float:
+        """Of a step that verifies so many rows, without the draft."""
+        growth: float = self._growth(rows, depth)
+        return self.base * (1 + self.slope * growth)
+
+    def observe_plain(self, ms: float) -> None:
+        """A step that only the target made."""
+        # Far off is seldom noise: the machine has changed.
+        weight = 0.3 if self.since_plain > FRESH or not 0.75 < ms / self.base < 1.33 else 0.1
+        self.base += weight * (min(ms, LARGEST_STEP * self.base) - self.base)
+        self.since_plain = 0
+
+    def observe_verify(self, ms: float, rows: int, depth: int) -> None:
+        """What a drafted step took beside its draft."""
+        self.since_plain = 0 if rows == 1 else self.since_plain + 1
+        ms = min(ms, LARGEST_STEP * self.verify_ms(rows, depth))
+        growth: float = self._growth(rows, depth)
+        if self.since_plain > FRESH or rows == 1:
+            implied = ms / (1 + self.slope * growth)
+            if LEAST_DRIFT < self.base / implied < 1 / LEAST_DRIFT:
+                self.base += 0.05 * (implied - self.base)
+            else:  # rows or the machine are not what they were: a plain step must tell
+                self.since_plain = STALE
+        elif growth > 0.02:
+            # Sums, not a mean of ratios: where a row costs little, a ratio is mostly noise.
+            self._over[0] = 0.95 * self._over[0] + ms / self.base - 1
+            self._over[1] = 0.95 * self._over[1] + growth
+            over, growth = self._over
+            self.slope = min(max((over + PRIOR_GROWTH) / (growth + PRIOR_GROWTH), 0.5), 4.0)
+
+    def draft_ms(self, kind: Kind, levels: int) -> float:
+        """Of a draft with so many levels; a tenth of a step where none was made."""
+        seen = self.draft.get(kind)
+        if not seen:
+            return 0.1 * self.base
+        if levels in seen:
+            return seen[levels]
+        nearest = min(seen, key=lambda one: abs(one - levels))
+        beyond = (levels - nearest) * self.level_ms(kind)
+        return max(0.2 * seen[nearest], seen[nearest] + beyond)
+
+    def level_ms(self, kind: Kind) -> float:
+        """What one more level costs."""
+        seen = self.draft.get(kind, {})
+        if len(seen) < 2:
+            return 0.0
+        low, high = min(seen), max(seen)
+        return max(0.0, (seen[high] - seen[low]) / (high - low))
+
+    def deepest(self, kind: Kind) -> int:
+        """Levels of the deepest draft so far, or a few."""
+        return max(self.draft.get(kind, ()), default=0) or 4
+
+    def observe_draft(self, kind: Kind, levels: int, ms: float) -> None:
+        """A draft that read no prompt."""
+        seen = self.draft.setdefault(kind, {})
+        before = seen.get(levels, ms)
+        seen[levels] = before + 0.2 * (min(ms, LARGEST_STEP * before) - before)
+
+    def reading_ms(self, tokens: int) -> float:
+        """Of a prompt with so many tokens; 0 where it is not known."""
+        return 0.0 if self.reading is None else self.reading * tokens
+
+    def observe_reading(self, ms: float, tokens: int) -> None:
+        """The drafter read so much of a prompt."""
+        each = max(0.0, ms / tokens)
+        self.reading = each if self.reading is None else 0.5 * (self.reading + each)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What is worth keeping, as plain JSON."""
+        return {"slope": self.slope, "reading": self.reading, "draft": self.draft}
+
+    def restored(self, stored: Mapping[str, Any]) -> Self:
+        """With what `to_dict` stored."""
+        self.slope, self.reading = stored.get("slope", 1.0), stored.get("reading")
+        for kind, seen in stored.get("draft", {}).items():
+            self.draft[kind] = {int(levels): ms for levels, ms in seen.items()}
+        return self

@@ -1,0 +1,170 @@
+"""What is known of a method on a target and a device: kept from text to text and run to run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from engine.drafters.method import MethodConfig
+from engine.errors import ConfigError
+from engine.model.target import Target
+from engine.tuning.costs import Costs, Kind
+from engine.tuning.latency import LatencyCurve
+from engine.tuning.survival import Survival
+from engine.tuning.timing import measure_curve
+
+SHARE = 0.015
+"""Of the elapsed time, the most that drafting may lose."""
+FIRST_CREDIT_MS, CREDIT_MS, GAIN_SHARE = 8.0, 40.0, 0.1
+"""What the first text may lose beside its share, what any text may, and how much of what texts gain
+is put by for it."""
+FIRST_RETURN = 1.1
+"""Speed of a drafted step over plain decoding, before any was made."""
+LONG, SHORT, LOOKUP = (0.99, 10.0), (0.93, 6.0), (0.98, 20.0)
+"""Memory per drafted step, and drafted steps assumed at first: over all texts; within one; the same
+of drafters without a network, which find something to copy in few steps, and cost little in the
+others."""
+ROWS, TREE_ROWS = (1, 2, 4, 8, 16, 32), (4, 16)
+"""Row counts that are measured of a target: coarser than the chart's, done in a second or two."""
+
+
+class Returns:
+    """Speed of recent drafted steps over plain ones, as measured.
+
+    Args:
+        first: what is assumed of the first ones.
+        memory, weight: of the past per step; of what is assumed, in steps.
+    """
+
+    def __init__(self, first: float, memory: float, weight: float) -> None:
+        self._memory = memory
+        self.plain, self.took = first * weight, weight
+
+    @property
+    def speedup(self) -> float:
+        return self.plain / self.took
+
+    def observe(self, steps: float, tokens: int) -> None:
+        """A drafted step that took as long as so many plain ones."""
+        self.plain = self._memory * self.plain + tokens
+        self.took = self._memory * self.took + steps
+
+
+@dataclass(slots=True)
+class Experience:
+    """What is known of a method on a target and a device, from text to text.
+
+    Attributes:
+        returns: by kind of draft, of all texts.
+        credit: milliseconds that a text may lose before it has a share of its own to lose: what
+            earlier texts have left of theirs.
+        answer_len: usual number of tokens of a text; 0 = none has ended yet.
+    """
+
+    survival: Survival
+    costs: Costs
+    returns: dict[Kind, Returns] = field(default_factory=dict)
+    credit: float = FIRST_CREDIT_MS
+    answer_len: float = 0.0
+
+    @classmethod
+    def new(cls, curve: LatencyCurve, stored: Mapping[str, Any] | None = None) -> Experience:
+        """Of a target with this curve; goes on from what `to_dict` stored."""
+        values = stored or {}
+        costs = Costs(curve).restored(values.get("costs", {}))
+        own = cls(Survival(values.get("survival")), costs)
+        for kind, (plain, took) in values.get("returns", {}).items():
+            own.of_kind(kind).plain, own.of_kind(kind).took = plain, took
+        own.credit = values.get("credit", own.credit)
+        own.answer_len = values.get("answer_len", 0.0)
+        return own
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON."""
+        return {
+            "survival": self.survival.groups,
+            "costs": self.costs.to_dict(),
+            "returns": {kind: [own.plain, own.took] for kind, own in self.returns.items()},
+            "credit": self.credit,
+            "answer_len": self.answer_len,
+        }
+
+    def of_kind(self, kind: Kind) -> Returns:
+        """Over all texts."""
+        if kind not in self.returns:
+            self.returns[kind] = Returns(FIRST_RETURN, *LONG)
+        return self.returns[kind]
+
+    def end_text(self, lost_ms: float, elapsed_ms: float, num_tokens: int) -> None:
+        """A text has ended, in which drafting lost so much."""
+        left = SHARE * elapsed_ms - (lost_ms if lost_ms > 0 else GAIN_SHARE * lost_ms)
+        self.credit = min(max(0.0, self.credit + left), CREDIT_MS)
+        before = self.answer_len or num_tokens
+        self.answer_len = 0.7 * before + 0.3 * num_tokens
+
+
+class ExperienceStore:
+    """Experience and latency curves in a folder; without one, in memory.
+
+    A file per method and target, named by the weights, the device and the settings.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._curves: dict[str, LatencyCurve] = {}
+
+    def of(self, config: MethodConfig, target: Target) -> Experience:
+        """What is known of a method; the target's latency curve is measured if it is not known."""
+        return Experience.new(self.curve(target), self._read(_name(target, config)))
+
+    def keep(self, config: MethodConfig, target: Target, experience: Experience) -> None:
+        self._write(_name(target, config), experience.to_dict())
+
+    def curve(self, target: Target) -> LatencyCurve:
+        """The target's latency curve; what steps take now, every run finds out itself."""
+        name = _name(target)
+        if name not in self._curves:
+            try:
+                curve = LatencyCurve.from_dict(self._read(name))
+            except ConfigError:
+                curve = measure_curve(target, rows=ROWS, tree_rows=TREE_ROWS, repeats=2)
+                self._write(name, curve.to_dict())
+            self._curves[name] = curve
+        return self._curves[name]
+
+    def _read(self, name: str) -> dict[str, Any]:
+        """Empty where nothing is kept, or it cannot be read."""
+        if self._folder is None:
+            return {}
+        try:
+            values = json.loads((self._folder / name).read_bytes())
+        except (OSError, ValueError):
+            return {}
+        return values if isinstance(values, dict) else {}
+
+    def _write(self, name: str, values: dict[str, Any]) -> None:
+        """Best effort: a full disk must not end a run."""
+        if self._folder is None:
+            return
+        part = self._folder / f"{name}.{os.getpid()}"
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            part.write_text(json.dumps(values))
+            part.replace(self._folder / name)
+        except OSError:
+            part.unlink(missing_ok=True)
+
+
+def _name(target: Target, config: MethodConfig | None = None) -> str:
+    """Of a file: the weights, where they run, and the method's settings."""
+    where = target.environment()
+    keys = ("target", "weights", "revision", "dtype", "device_name", "threads", "forward")
+    facts = [where.get(key) for key in keys]
+    settings = None if config is None else config.model_dump(mode="json")
+    digest = hashlib.sha256(json.dumps([facts, settings], default=str).encode()).hexdigest()
+    return f"{digest[:32]}.json"

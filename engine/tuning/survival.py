@@ -1,0 +1,115 @@
+"""How often draft tokens are accepted, learnt from what became of them.
+
+A drafted token has a first guess of its chance of being accepted after its parent: the drafter's
+own probability, or 0.6 · 0.5^rank where it has none. Tokens with about the same guess (or at the
+same depth and rank) are corrected together:
+
+    P(token) = guess · (accepted + k) / (sum of their guesses + k)
+
+Every child of an accepted node was tried, so a draft of depth d teaches all shallower depths.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+
+from engine.proposal import Proposal
+
+CONFIDENCE_BINS = (0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.9)
+"""Bounds of the bins of draft probability that are corrected separately."""
+MATCH_BINS = (1, 2, 4, 8)
+"""The same of the length of the context by which a draft was looked up."""
+MEMORY = 0.98
+"""Weight of the past per token that was tried."""
+PRIOR = 3.0
+"""Tokens per group that are assumed to have been accepted as guessed."""
+DEEPEST, LOWEST_RANK = 12, 5
+"""Depths and ranks beyond are taken together."""
+
+
+def uses_probs(proposal: Proposal) -> bool:
+    """Whether its nodes may be chosen by their probabilities: not where they were drawn by them."""
+    return proposal.draft_probs is not None and proposal.dists is None
+
+
+class Survival:
+    """Estimates by group: `[accepted, sum of guesses]`, both fading."""
+
+    def __init__(self, groups: Mapping[str, list[float]] | None = None) -> None:
+        self.groups = {name: list(counts) for name, counts in (groups or {}).items()}
+
+    def rate(self, group: str, guess: float) -> float:
+        """Chance of a token of this group after its parent."""
+        accepted, expected = self.groups.get(group, (0.0, 0.0))
+        return min(1.0, guess * (accepted + PRIOR) / (expected + PRIOR))
+
+    @property
+    def factor(self) -> float:
+        """Accepted tokens per token that the drafter's own probabilities promise."""
+        counts = [own for name, own in self.groups.items() if name.startswith("p")]
+        accepted, expected = (
+            (sum(column) for column in zip(*counts, strict=True))
+            if counts
+            else (
+                0.0,
+                0.0,
+            )
+        )
+        return (accepted + PRIOR) / (expected + PRIOR)
+
+    def chain_rate(self, depth: int, match_len: int | None = None) -> float:
+        """Chance of the likeliest token at a depth, where the drafter has no probabilities."""
+        return self.rate(*_by_place(depth, 0, match_len))
+
+    def paths(self, proposal: Proposal, match_len: int | None = None) -> list[float]:
+        """Chance that each node is accepted, `(n,)`; the root's is 1.
+
+        Without probabilities never above that of an earlier sibling: sampled siblings are verified
+        in the order drawn, so a smaller tree must keep a prefix of them.
+        """
+        chances, parents = [1.0], proposal.shape.parents
+        if uses_probs(proposal):
+            assert proposal.draft_probs is not None
+            for prob, parent in zip(proposal.draft_probs.tolist()[1:], parents[1:], strict=True):
+                chances.append(chances[parent] * self.rate(_by_prob(prob), prob))
+            return chances
+        depths, ranks = proposal.shape.depths.tolist(), proposal.sibling_ranks()
+        ceilings = [1.0] * len(parents)
+        for node in range(1, len(parents)):
+            parent = parents[node]
+            rate = self.rate(*_by_place(depths[node], ranks[node], match_len))
+            ceilings[parent] = min(ceilings[parent], rate)
+            chances.append(chances[parent] * ceilings[parent])
+        return chances
+
+    def observe(
+        self, proposal: Proposal, path: tuple[int, ...], match_len: int | None = None
+    ) -> None:
+        """Take note of the accepted path (root first) of a draft."""
+        children, forced = proposal.shape.children, len(proposal.shape) - proposal.num_forced
+        tried = [child for node in path for child in children[node] if child < forced]
+        if not tried:
+            return
+        if uses_probs(proposal):
+            assert proposal.draft_probs is not None
+            probs = proposal.draft_probs.tolist()
+            keys = [(_by_prob(probs[node]), probs[node]) for node in tried]
+        else:
+            depths, ranks = proposal.shape.depths.tolist(), proposal.sibling_ranks()
+            keys = [_by_place(depths[node], ranks[node], match_len) for node in tried]
+        for node, (group, guess) in zip(tried, keys, strict=True):
+            counts = self.groups.setdefault(group, [0.0, 0.0])
+            counts[0] = MEMORY * counts[0] + (node in path)
+            counts[1] = MEMORY * counts[1] + guess
+
+
+def _by_prob(prob: float) -> str:
+    return f"p{bisect_left(CONFIDENCE_BINS, prob)}"
+
+
+def _by_place(depth: int, rank: int, match_len: int | None) -> tuple[str, float]:
+    """The group of a token without a probability, and the first guess."""
+    matched = "" if match_len is None else f"m{bisect_left(MATCH_BINS, match_len)} "
+    place = f"d{min(depth, DEEPEST)} r{min(rank, LOWEST_RANK)}"
+    return matched + place, 0.6 * 0.5**rank

@@ -1,0 +1,113 @@
+"""The controller on a machine whose times are known, and a drafter that knows the text."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+
+import torch
+
+from engine.drafters.base import Drafter, Start
+from engine.model.target import Target
+from engine.proposal import Budget, Outcome, Proposal
+from engine.tree import ChoiceTree, TreeShape
+from engine.tuning.controller import KINDS, ControlledDrafter, _Plan
+from engine.tuning.experience import Experience
+from engine.tuning.latency import LatencyCurve
+
+FLAT = LatencyCurve((1, 64), (10.0, 10.0))
+STEEP = LatencyCurve((1, 64), (10.0, 640.0))
+
+
+class Oracle(Drafter):
+    """Drafts the known text; wrong from the token on at which `right(position)` is False.
+
+    Attributes:
+        num_proposed, deepest: how often it was asked to draft, and how deep at most.
+    """
+
+    draft_ms = 0.2
+
+    def __init__(
+        self, target: Target, output: Sequence[int], right: Callable[[int], bool], depth: int = 6
+    ) -> None:
+        self._output, self._right, self._vocab = output, right, target.vocab_size
+        self.tree = ChoiceTree.chain(depth)
+        self.num_started = self.num_proposed = self.deepest = 0
+
+    def start(self, start: Start) -> None:
+        super().start(start)
+        self._num_prompt = len(start.prompt_ids)
+        self.num_started += 1
+
+    def propose(self, budget: Budget) -> Proposal:
+        self.num_proposed += 1
+        self.deepest = max(self.deepest, budget.depth)
+        at = len(self.text) - self._num_prompt
+        assert self.text[-1] == self._output[at - 1], "it was not told of every step"
+        tokens = [self.text[-1]]
+        for position in range(at, at + min(budget.depth, self.tree.depth)):
+            true = self._output[min(position, len(self._output) - 1)]
+            tokens.append(true if self._right(position) else (true + 1) % self._vocab)
+        shape = ChoiceTree.chain(len(tokens) - 1).shape
+        return Proposal(torch.tensor(tokens), shape)
+
+
+class OnAMachine(ControlledDrafter):
+    """A draft takes `draft_ms`, a step what `machine` says times `pace(step)`; nothing else any."""
+
+    def __init__(
+        self,
+        inner: Oracle,
+        target: Target,
+        machine: LatencyCurve,
+        *,
+        curve: LatencyCurve | None = None,
+        pace: Callable[[int], float] = lambda step: 1.0,
+    ) -> None:
+        experience = Experience.new(curve or machine)
+        super().__init__(inner, target, experience, clock=self._now)
+        self._oracle, self._machine, self._pace = inner, machine, pace
+        self.verify_ms, self.plain_ms, self.step = 0.0, 0.0, 0
+
+    def _now(self) -> float:
+        return (self.verify_ms + self._oracle.draft_ms * self._oracle.num_proposed) / 1000
+
+    def observe(self, outcome: Outcome) -> None:
+        pace = self._pace(self.step)
+        self.verify_ms += self._machine.at(outcome.proposal.num_rows) * pace
+        self.plain_ms += self._machine.at(1) * pace * len(outcome.committed)
+        self.step += 1
+        super().observe(outcome)
+
+    @property
+    def lost_ms(self) -> float:
+        """Against plain decoding of the same tokens on the same machine."""
+        return 1000 * self._now() - self.plain_ms
+
+
+class AtRandom(ControlledDrafter):
+    """Decides by dice: pauses, chains and trees of any size, whatever they cost."""
+
+    @classmethod
+    def around(cls, drafter: Drafter, target: Target, seed: int = 0) -> AtRandom:
+        inner = drafter.inner if isinstance(drafter, ControlledDrafter) else drafter
+        made = cls(inner, target, Experience.new(FLAT))
+        made.dice = random.Random(seed)
+        return made
+
+    dice: random.Random
+
+    def _plan(self, budget: Budget) -> _Plan | str:
+        if budget.depth < 1 or self.dice.random() < 0.4:
+            return "plain, by the dice"
+        kind = self.dice.choice(KINDS if self.inner.branches else KINDS[:1])
+        depth = min(budget.depth, self.dice.randint(1, 8))
+        return _Plan(kind, depth, math.inf, None)
+
+    def _best(
+        self, shape: TreeShape, chances: list[float], order: list[int], allowed: float
+    ) -> tuple[int, float, float]:
+        count = self.dice.choice([len(order), self.dice.randint(1, len(order))])
+        return count, sum(chances[node] for node in order[:count]), 1.0

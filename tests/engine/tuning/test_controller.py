@@ -1,0 +1,231 @@
+"""The controller drafts what pays, loses no more than it may, and never changes the text."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.config import Limits, Sampling
+from engine.decode import decode
+from engine.drafters import parse_method
+from engine.drafters.base import Drafter
+from engine.proposal import Budget, ExtraRows, Proposal
+from engine.steps import End, Step
+from engine.tree import ChoiceTree
+from engine.tuning.controller import ControlledDrafter, build_drafter
+from engine.tuning.experience import SHARE, Experience, ExperienceStore
+from engine.tuning.latency import LatencyCurve
+from engine.tuning.survival import Survival
+from tests.engine.tuning.controlled import FLAT, STEEP, OnAMachine, Oracle
+from tests.models import build_context, plain_greedy, tiny_target
+
+PROMPT = [10, 20, 30, 40]
+NEVER: Callable[[int], bool] = lambda position: False  # noqa: E731
+ALWAYS: Callable[[int], bool] = lambda position: True  # noqa: E731
+
+
+class Slow(Oracle):
+    draft_ms = 50.0
+
+
+class Sure(Oracle):
+    """Says how likely its tokens are: all of them very."""
+
+    def propose(self, budget: Budget) -> Proposal:
+        proposal = super().propose(budget)
+        return replace(proposal, draft_probs=torch.full((len(proposal.shape),), 0.9))
+
+
+class Windowed(Oracle):
+    """Feeds rows beside its drafts, as lookahead does."""
+
+    def propose(self, budget: Budget) -> Proposal:
+        proposal, m = super().propose(budget), 15
+        visible = torch.zeros(m, len(proposal.shape) + m, dtype=torch.bool)
+        visible[:, 0] = True
+        visible[:, len(proposal.shape) :] = torch.eye(m, dtype=torch.bool)
+        extra = ExtraRows(torch.full((m,), 7), torch.ones(m, dtype=torch.int64), visible)
+        return replace(proposal, extra=extra)
+
+
+def run(
+    machine: LatencyCurve,
+    right: Callable[[int], bool],
+    *,
+    tokens: int = 200,
+    kind: type[Oracle] = Oracle,
+    texts: int = 1,
+    **how: object,
+) -> tuple[list[Step], OnAMachine, Oracle]:
+    """The last text's steps; every text is checked against plain decoding."""
+    target = tiny_target(eos_token_id=None)
+    expected = plain_greedy(target, PROMPT, tokens + 20)
+    oracle = kind(target, expected, right)
+    drafter = OnAMachine(oracle, target, machine, **how)  # type: ignore[arg-type]
+    limits = Limits(max_new_tokens=tokens, ignore_eos=True)
+    for _ in range(texts):
+        *records, end = decode(target, drafter, PROMPT, limits=limits)
+        assert isinstance(end, End) and list(end.output_ids) == expected[:tokens]
+    return [record for record in records if isinstance(record, Step)], drafter, oracle
+
+
+def random_right(share: float) -> Callable[[int], bool]:
+    rng = random.Random(7)
+    known = [rng.random() < share for _ in range(2000)]
+    return lambda position: known[position]
+
+
+ADVERSARIES: dict[str, tuple[LatencyCurve, Callable[[int], bool], dict[str, object]]] = {
+    "right for 20 steps, then never": (STEEP, lambda position: position < 60, {}),
+    "never": (STEEP, NEVER, {}),
+    "never, and slow": (FLAT, NEVER, {"kind": Slow}),
+    "right, and slow": (FLAT, ALWAYS, {"kind": Slow}),
+    "at random": (STEEP, random_right(0.3), {}),
+    "sure of itself and wrong": (STEEP, NEVER, {"kind": Sure}),
+    "rows beside the drafts": (STEEP, NEVER, {"kind": Windowed}),
+    "half as fast from the middle": (
+        LatencyCurve((1, 8), (10.0, 14.0)),
+        random_right(0.3),
+        {"pace": lambda step: 1.0 if step < 60 else 2.0},
+    ),
+    "twice as fast from the middle": (
+        LatencyCurve((1, 8), (10.0, 14.0)),
+        random_right(0.3),
+        {"pace": lambda step: 1.0 if step < 60 else 0.5},
+    ),
+    "rows dearer than the curve says": (
+        LatencyCurve((1, 8), (10.0, 40.0)),
+        random_right(0.5),
+        {"curve": FLAT},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ADVERSARIES)
+def test_no_text_loses_more_than_it_may(name: str) -> None:
+    machine, right, how = ADVERSARIES[name]
+    for texts in (1, 4):
+        _, drafter, _ = run(machine, right, texts=texts, **how)  # type: ignore[arg-type]
+        assert drafter.lost_ms <= 0.03 * drafter.plain_ms + 50
+
+
+def test_a_drafter_that_is_right_is_used_to_its_full_depth_from_the_second_step_on() -> None:
+    steps, drafter, _ = run(FLAT, ALWAYS)
+    drafted = [step.num_drafted for step in steps]
+    assert drafted[0] == 0 and sorted(drafted)[len(drafted) // 2] == 6
+    assert drafter.lost_ms < -0.6 * drafter.plain_ms
+
+
+def test_what_never_pays_is_hardly_tried_and_does_not_run_meanwhile() -> None:
+    steps, _, oracle = run(STEEP, NEVER, tokens=230)
+    assert 2 <= oracle.num_proposed < 150, "it must look again from time to time"
+    assert sum(step.num_drafted > 0 for step in steps) < 10
+    assert all(step.bypass == "not_worth_it" for step in steps if not step.num_drafted)
+
+
+def test_a_drafter_that_is_not_wanted_is_not_even_started() -> None:
+    _, _, oracle = run(FLAT, NEVER, tokens=60, kind=Slow, texts=3)
+    assert oracle.num_started == 1, "by the first text it is known what a draft takes"
+
+
+def test_no_more_is_drafted_than_pays() -> None:
+    steps, _, _ = run(LatencyCurve((1, 8), (10.0, 30.0)), lambda position: position % 3 != 2)
+    late = [step.num_drafted for step in steps[20:-2] if step.num_drafted]
+    assert late and sorted(late)[len(late) // 2] in (2, 3)
+
+
+def test_experience_goes_on_from_text_to_text_and_is_kept(tmp_path: Path) -> None:
+    steps, drafter, _ = run(FLAT, ALWAYS, texts=2)
+    assert sum(step.num_drafted > 0 for step in steps[1:]) >= len(steps) - 3
+    stored = drafter.experience.to_dict()
+    again = Experience.new(FLAT, stored)
+    assert again.to_dict() == stored
+    target, config = tiny_target(), parse_method({"decoding_type": "NGram"})
+    store = ExperienceStore(tmp_path)
+    store.keep(config, target, drafter.experience)
+    assert ExperienceStore(tmp_path).of(config, target).to_dict() == stored
+    assert ExperienceStore(tmp_path).of(config.replace(max_draft_len=3), target).to_dict() != stored
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"rows": 3}'])
+def test_a_damaged_file_is_as_none(tmp_path: Path, content: str) -> None:
+    target, config = tiny_target(), parse_method({"decoding_type": "NGram"})
+    store = ExperienceStore(tmp_path)
+    store.keep(config, target, store.of(config, target))
+    for file in tmp_path.iterdir():
+        file.write_text(content)
+    known = ExperienceStore(tmp_path).of(config, target)
+    assert not known.returns and known.costs.curve.at(1) > 0
+
+
+def test_every_step_says_what_was_expected_and_why() -> None:
+    steps, drafter, _ = run(FLAT, random_right(0.5))
+    assert all(step.decision and step.expected for step in steps)
+    tokens = sum(step.expected[0] for step in steps if step.expected)
+    seconds = sum(step.expected[1] for step in steps if step.expected)
+    written = sum(len(step.committed) for step in steps)
+    took_s = (drafter.verify_ms + 0.2 * drafter._oracle.num_proposed) / 1000
+    assert tokens / seconds == pytest.approx(written / took_s, rel=0.15)
+
+
+def test_a_smaller_tree_keeps_a_prefix_of_siblings_and_every_parent() -> None:
+    tree = ChoiceTree.parse([[0], [1], [2], [0, 0], [1, 0], [1, 1]])
+    proposal = Proposal(torch.arange(7), tree.shape, tree.ranks)
+    chances = Survival({"d1 r2": [50.0, 7.0]}).paths(proposal)
+    assert chances[3] <= chances[2] <= chances[1]
+    for node, parent in enumerate(tree.shape.parents[1:], start=1):
+        assert chances[node] <= chances[parent]
+
+
+def test_a_drafter_that_is_too_sure_of_itself_is_corrected() -> None:
+    shape = ChoiceTree.chain(2).shape
+    survival = Survival()
+    proposal = Proposal(torch.arange(3), shape, draft_probs=torch.tensor([1.0, 0.8, 0.8]))
+    assert survival.paths(proposal)[1] == pytest.approx(0.8)
+    for _ in range(60):
+        survival.observe(proposal, (0,))
+    assert survival.paths(proposal)[1] < 0.1
+    assert survival.factor < 0.1
+
+
+def test_as_set_is_the_bare_drafter_and_auto_the_controller() -> None:
+    context = build_context(tiny_target())
+    for drafting, kind in (("as set", Drafter), ("auto", ControlledDrafter)):
+        config = parse_method({"decoding_type": "NGram", "drafting": drafting})
+        drafter = build_drafter(config, context)
+        assert isinstance(drafter, kind)
+        assert isinstance(drafter, ControlledDrafter) == (drafting == "auto")
+    plain = build_drafter(parse_method({"decoding_type": "Autoregressive"}), context)
+    assert not isinstance(plain, ControlledDrafter)
+
+
+def test_what_a_text_leaves_of_its_share_is_credit_for_the_next() -> None:
+    experience = Experience.new(FLAT)
+    before = experience.credit
+    experience.end_text(lost_ms=0.0, elapsed_ms=1000.0, num_tokens=100)
+    assert experience.credit == pytest.approx(before + 1000 * SHARE)
+    experience.end_text(lost_ms=500.0, elapsed_ms=1000.0, num_tokens=100)
+    assert experience.credit == 0.0
+
+
+def test_settings_of_earlier_versions_are_read() -> None:
+    old = {"decoding_type": "NGram", "adaptive": False, "size": "set"}
+    assert parse_method(old).drafting == "as set"
+    assert parse_method({**old, "adaptive": True}).drafting == "auto"
+    assert parse_method({**old, "size": "fit"}).drafting == "auto"
+    assert parse_method({"decoding_type": "NGram"}).drafting == "auto"
+    assert parse_method({"decoding_type": "NGram", "drafting": "as_set"}).drafting == "as set"
+
+
+def test_sampling_goes_on_under_the_controller() -> None:
+    drafter = build_drafter(
+        parse_method({"decoding_type": "NGram", "max_draft_len": 4}), build_context(tiny_target())
+    )
+    sampling = Sampling(temperature=1.0, seed=3)
+    end = list(decode(tiny_target(), drafter, PROMPT * 5, sampling=sampling))[-1]
+    assert isinstance(end, End) and end.output_ids
