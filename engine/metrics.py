@@ -52,6 +52,8 @@ FORMULAS: dict[str, str] = {
     "tpot_ms": "time per output token: (request latency - time to first token) / (new tokens - 1), "
     "in milliseconds; what other engines' benchmarks call ITL",
     "decode_s": "last commit - first commit, in seconds",
+    "expected_tok_s": "tokens / seconds that the controller expected of every step before it was made; "
+    "`drafting: auto` only",
     "predicted_tok_s": "1000 · MAT / ms of a step, from measured latency curves",
     "step_ms_of": "1000 · MAT / tok/s: what a step took until the next one",
     "chain_mat": "1 + position rates of a longer draft, up to the length asked about",
