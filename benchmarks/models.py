@@ -74,6 +74,13 @@ def drafter_of(target: Target, name: str) -> Drafter:
     return build_drafter(presets.methods()[name].config, build_context(target))
 
 
+def encoded(target: Target, text: str) -> list[int]:
+    """A question as the target is asked: as it stands where there is no chat template."""
+    if not target.has_chat_template:
+        return target.encode(text)
+    return target.encode_chat([{"role": "user", "content": text}])
+
+
 def embedded_file() -> Path:
     """The GGUF file of the embedded model, fetched where it is not here yet."""
     weights = locate(presets.resolve(TARGET), paths.cache_dir())

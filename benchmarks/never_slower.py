@@ -23,7 +23,7 @@ from pathlib import Path
 
 import presets
 from benchmarks import TARGET, read_options
-from benchmarks.models import build_context, load
+from benchmarks.models import build_context, encoded, load
 from engine.config import Limits, Sampling
 from engine.decode import decode
 from engine.drafters.base import Drafter
@@ -70,12 +70,6 @@ def questions(target: Target, options: argparse.Namespace) -> dict[str, list[lis
         if len(ids) + options.tokens < target.context_len:
             kinds["chat" if prompt.category in CHAT.split() else prompt.category].append(ids)
     return {kind: some[: options.per_kind] for kind, some in kinds.items()}
-
-
-def encoded(target: Target, text: str) -> list[int]:
-    if not target.has_chat_template:
-        return target.encode(text)
-    return target.encode_chat([{"role": "user", "content": text}])
 
 
 def run(

@@ -1,6 +1,7 @@
 """Methods here against llama-server on the same GGUF file, with each of its ways to speculate.
 
     python -m benchmarks.vs_llama_cpp LLAMA_SERVER [--draft DRAFT.gguf] [--methods plain,…]
+                                        [--reading TOKENS]
 
 LLAMA_SERVER is the program as its project builds it (`cmake --build … --target llama-server`); it
 reads `--gguf`, the embedded model's file by default. DRAFT.gguf is a shipped draft model, converted
@@ -8,7 +9,8 @@ by its `convert_hf_to_gguf.py`. Each way runs in a server of its own; a way that
 know is left out. All contestants take turns prompt by prompt: same prompts, same number of threads,
 greedy, exactly so many tokens. tok/s are of decoding, first token to last, without the prompt;
 llama-server's are those that it reports.
-Prints medians of the rounds' tok/s, and ratios.
+Prints medians of the rounds' tok/s, and ratios;
+with `--reading`, also of reading a prompt of so many tokens.
 """
 
 from __future__ import annotations
@@ -27,12 +29,14 @@ import torch
 
 import presets
 from benchmarks import TARGET, ratios, read_options
-from benchmarks.models import drafter_of, embedded_file, load
+from benchmarks.models import drafter_of, embedded_file, encoded, load
 from engine.config import Limits
 from engine.decode import decode
 from engine.drafters.base import Drafter
 from engine.metrics import measure
+from engine.model.sources import TargetSpec
 from engine.model.target import Target
+from engine.proposal import Needs
 from playground.experiments.prompt_files import read_suite_file
 
 PEER = "llama.cpp"
@@ -71,6 +75,13 @@ class Server:
         if timings["predicted_n"] < num_tokens - 1:
             raise RuntimeError(f"llama-server wrote {timings['predicted_n']} tokens")
         return timings["predicted_ms"] / 1000 / timings["predicted_n"] * (num_tokens - 1)
+
+    def reading_seconds(self, prompt_ids: Sequence[int]) -> float:
+        """Of reading a prompt, as it reports them."""
+        asked = {"prompt": list(prompt_ids), "n_predict": 1, "cache_prompt": False}
+        answer = self._http.post("/completion", json=asked).raise_for_status().json()
+        seconds: float = answer["timings"]["prompt_ms"] / 1000
+        return seconds
 
 
 @contextmanager
@@ -116,8 +127,7 @@ def prompts_of(target: Target, options: argparse.Namespace) -> list[list[int]]:
     suite = read_suite_file(options.prompts) if options.prompts else presets.suites()["tasks"]
     kinds: dict[str, list[list[int]]] = {}
     for prompt in suite.prompts:
-        ids = target.encode_chat([{"role": "user", "content": prompt.turns[0]}])
-        kinds.setdefault(prompt.category, []).append(ids)
+        kinds.setdefault(prompt.category, []).append(encoded(target, prompt.turns[0]))
     return [ids for of_kind in kinds.values() for ids in of_kind[: options.per_category]]
 
 
@@ -127,6 +137,16 @@ def seconds_here(target: Target, drafter: Drafter, ids: list[int], num_tokens: i
     rate = measure(decode(target, drafter, ids, limits=limits)).tok_s
     assert rate is not None
     return (num_tokens - 1) / rate
+
+
+def reading_seconds_here(target: Target, ids: list[int]) -> float:
+    """Of reading a prompt, to its first token."""
+    cache = target.new_cache(len(ids))
+    began = time.perf_counter()
+    target.prefill(ids, cache, Needs()).logits.argmax().item()
+    seconds = time.perf_counter() - began
+    cache.free()
+    return seconds
 
 
 def servers_of(options: argparse.Namespace, stack: ExitStack) -> dict[str, Server]:
@@ -163,11 +183,15 @@ def main() -> None:
         rounds=3,
         tokens=96,
         per_category=1,
+        reading=0,
     )
-    target = load(options.target, options.dtype)
+    known = options.target in presets.targets()
+    spec = options.target if known else TargetSpec.of_path_or_hub(options.target)
+    target = load(spec, options.dtype)
     prompts = prompts_of(target, options)[: 1 if options.smoke else None]
     drafters = {name: drafter_of(target, name) for name in options.methods.split(",")}
     rates: dict[str, list[float]] = {}
+    read: dict[str, list[float]] = {}
     with ExitStack() as stack:
         servers = servers_of(options, stack)
         for server in servers.values():
@@ -183,11 +207,22 @@ def main() -> None:
                     took[name] += seconds_here(target, drafter, ids, options.tokens)
             for name, seconds in took.items():
                 rates.setdefault(name, []).append(len(prompts) * (options.tokens - 1) / seconds)
+            if options.reading and PLAIN in servers:
+                ids = (prompts[0] * options.reading)[: options.reading]
+                times = reading_seconds_here(target, ids), servers[PLAIN].reading_seconds(ids)
+                for name, seconds in zip(("here", PEER), times, strict=True):
+                    read.setdefault(name, []).append(len(ids) / seconds)
     print(
         f"{target.name} {target.dtype_name} on {target.device_name}, {options.tokens} tokens for "
         f"each of {len(prompts)} prompts, {options.rounds} rounds, interleaved"
     )
     show(rates)
+    if read:
+        middle = [statistics.median(read[name]) for name in ("here", PEER)]
+        print(
+            f"  a prompt of {options.reading} tokens: {middle[0]:.0f} and {middle[1]:.0f} tok/s, "
+            f"{ratios(read['here'], read[PEER])} × {PEER}"
+        )
 
 
 def show(rates: Mapping[str, list[float]]) -> None:

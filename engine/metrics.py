@@ -52,8 +52,8 @@ FORMULAS: dict[str, str] = {
     "tpot_ms": "time per output token: (request latency - time to first token) / (new tokens - 1), "
     "in milliseconds; what other engines' benchmarks call ITL",
     "decode_s": "last commit - first commit, in seconds",
-    "expected_tok_s": "tokens / seconds that the controller expected of every step before it was made; "
-    "`drafting: auto` only",
+    "expected_tok_s": "tokens / seconds that the controller expected of all steps, each before it "
+    "was made; `drafting: auto` only",
     "predicted_tok_s": "1000 · MAT / ms of a step, from measured latency curves",
     "step_ms_of": "1000 · MAT / tok/s: what a step took until the next one",
     "chain_mat": "1 + position rates of a longer draft, up to the length asked about",
@@ -458,7 +458,7 @@ def drafting_sentence(metrics: Mapping[str, Any]) -> str:
     drafted = steps - sum((metrics.get("bypasses") or {}).values())
     each = metrics["num_drafted"] / max(1, drafted)
     return (
-        f"{drafted} of {steps} steps drafted, {each:.1f} tokens each; expected of these steps were "
+        f"Drafted in {drafted} of {steps} steps, {each:.1f} tokens each; the controller expected "
         f"{expected:.1f} tok/s."
     )
 

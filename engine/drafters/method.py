@@ -47,6 +47,11 @@ class DraftShape:
     depth: int
     num_nodes: int
 
+    def levels_to(self, depth: int) -> tuple[int, ...]:
+        """Rows of the levels of a draft that is no deeper; of a block, its positions."""
+        is_block = len(self.levels) == 1
+        return (min(depth, self.levels[0]),) if is_block else self.levels[:depth]
+
 
 @dataclass(frozen=True, slots=True)
 class ChoiceLimits:
@@ -81,8 +86,8 @@ class MethodConfig(Settings):
     drafting: Drafting = setting(
         "auto",
         "How much to draft",
-        "auto = at every step as much as pays, by acceptance and time so far, at most as set below "
-        "(at worst 3% slower than plain decoding); as set = always as set below, as in the paper",
+        "auto = at each step as much as pays, at most as set below; as set = always that much, as "
+        "in the paper",
     )
 
     @model_validator(mode="before")
@@ -162,13 +167,6 @@ class MethodConfig(Settings):
     def build_sharing(self, drafter: Drafter, context: BuildContext) -> Drafter:
         """A drafter with these settings and the weights of one built with other settings."""
         return self.build(context)
-
-    def timing_variants(self) -> list[Self]:
-        """Settings whose drafts differ in depth and width, to time levels separately."""
-        shape = self.draft_shape()
-        if not shape.levels:
-            return [self]
-        return [self.with_chain(length) for length in sorted({1, 4, shape.depth})]
 
     @classmethod
     def choices_field(cls) -> str | None:

@@ -21,7 +21,13 @@ from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from engine.errors import ConfigError, OutOfMemoryError, TargetError, one_of
 from engine.kernels.cpu import native
-from engine.kernels.cpu.compile import NotNative, library, whole_library
+from engine.kernels.cpu.compile import (
+    NO_COMPILER,
+    NotNative,
+    find_compiler,
+    library,
+    whole_library,
+)
 from engine.kernels.cpu.gguf import GGUFFile
 from engine.kernels.cpu.gguf_model import Unmapped, described, packed_model, quick_reader
 from engine.kernels.cpu.operators import pack_native, wants_rare
@@ -100,11 +106,14 @@ def load_target(
         needed = needed_bytes(count, kind, None if plan is None else plan.bits, file)
         place = _place(spec, config, needed, kind, device)
         tokenizer = read_tokenizer(described_by)
-        model = _read_model(spec, weights, config, file, plan, kind, place, tell)
+        model, remark = _read_model(spec, weights, config, file, plan, kind, place, tell)
     tell("Preparing it for this device", 0.95)
     provenance = _provenance(spec, weights, config)
     target = Target(model, tokenizer, name=spec.name, provenance=provenance)
     target = _fastest(target, spec, plan, cache_dir)
+    no_compiler = target.device.type == "cpu" and target.kernels is None and not find_compiler()
+    if remark := remark or (NO_COMPILER if no_compiler and spec.native_kernels != "off" else ""):
+        target.provenance["remark"] = f"{target.name} runs slowly: {remark}."
     _return_memory()
     LOG.info("%s runs by %s", spec.name, target.environment()["forward"])
     tell("Ready", 1.0)
@@ -154,6 +163,7 @@ def _fastest(
             return target
     LOG.warning("%s's fast forward is not used, because %s", plain.name, fault)
     plain.provenance["fast_forward"] = f"not used, because {fault}"
+    plain.provenance["remark"] = f"{plain.name} runs slowly: the fast forward is wrong, {fault}."
     forward.close()
     return made(dtype_name=name)
 
@@ -202,8 +212,13 @@ def _read_model(
     dtype: torch.dtype,
     where: Destination,
     tell: ProgressCallback,
-) -> PreTrainedModel:
-    """The model where it is to be; a GGUF file's matrices packed, if they are to stay quantized."""
+) -> tuple[PreTrainedModel, str]:
+    """The model where it is to be; a GGUF file's matrices packed, if they are to stay quantized.
+
+    Returns:
+        Why they are not packed as they are, if they should be; else an empty text.
+    """
+    remark = ""
 
     def share(done: float) -> None:
         tell("Loading weights", 0.3 + 0.6 * done)
@@ -213,9 +228,10 @@ def _read_model(
             try:
                 model = packed_model(config, plan.file, plan.kernels, share)
                 prepare_attention(model)
-                return model
+                return model, ""
             except Unmapped as error:
-                LOG.warning("%s is loaded by way of floats: %s", spec.name, error)
+                remark = f"its file is loaded by way of floats, because {error}"
+                LOG.warning("%s: %s", spec.name, remark)
         reader = quick_reader(file) if file is not None else contextlib.nullcontext()
         if isinstance(where, Placement):
             folder = tempfile.mkdtemp(prefix="offloaded-")
@@ -228,7 +244,7 @@ def _read_model(
                 model = read_weights(spec, weights, dtype)
             model.to(where)  # type: ignore[arg-type]
         prepare_attention(model)
-        return model
+        return model, remark
 
 
 def _quiet_libraries() -> None:

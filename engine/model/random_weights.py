@@ -35,6 +35,12 @@ SPREAD, DECLINE = 0.3, 0.8
 Shape = Annotated[tuple[Annotated[int, Field(ge=1, le=4096)], ...], Field(strict=False)]
 
 
+def notes_of(environment: Mapping[str, Any]) -> tuple[str, ...]:
+    """Remarks on the figures of a run with this environment."""
+    random = NOTE if environment.get("random_weights") else ""
+    return tuple(filter(None, (random, environment.get("remark"))))
+
+
 class RandomCheckpoint(Settings):
     """A checkpoint by its config.json and its tensors."""
 

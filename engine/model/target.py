@@ -25,7 +25,7 @@ from engine.model.forward import Forward, ModulesForward, RaggedBatch, Rows
 from engine.model.kinds import attending_layers, attends, check_can_roll_back
 from engine.model.packed import packed_bytes
 from engine.model.prefixes import PrefixCache
-from engine.model.random_weights import NOTE
+from engine.model.random_weights import notes_of
 from engine.model.recurrent import recurrent_layers
 from engine.model.states import RecurrentStates
 from engine.model.tokenizer import encode
@@ -302,7 +302,7 @@ class Target:
     @property
     def notes(self) -> tuple[str, ...]:
         """What people must know of its figures."""
-        return (NOTE,) if self.provenance.get("random_weights") else ()
+        return notes_of(self.provenance)
 
     def environment(self) -> dict[str, Any]:
         """What a run must store to be repeated: weights and device."""

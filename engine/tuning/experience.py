@@ -13,6 +13,7 @@ from typing import Any
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from engine.model.target import Target
+from engine.safe_text import cpuinfo
 from engine.tuning.costs import Costs, Kind
 from engine.tuning.latency import LatencyCurve
 from engine.tuning.survival import Survival
@@ -120,7 +121,11 @@ class ExperienceStore:
 
     def of(self, config: MethodConfig, target: Target) -> Experience:
         """What is known of a method; the target's latency curve is measured if it is not known."""
-        return Experience.new(self.curve(target), self._read(_name(target, config)))
+        curve = self.curve(target)
+        try:
+            return Experience.new(curve, self._read(_name(target, config)))
+        except (AttributeError, TypeError, ValueError):  # of another version, or damaged
+            return Experience.new(curve)
 
     def keep(self, config: MethodConfig, target: Target, experience: Experience) -> None:
         self._write(_name(target, config), experience.to_dict())
@@ -165,6 +170,7 @@ def _name(target: Target, config: MethodConfig | None = None) -> str:
     where = target.environment()
     keys = ("target", "weights", "revision", "dtype", "device_name", "threads", "forward")
     facts = [where.get(key) for key in keys]
+    facts += [cpuinfo(key) for key in ("cpu family", "model")]  # names of processors say little
     settings = None if config is None else config.model_dump(mode="json")
     digest = hashlib.sha256(json.dumps([facts, settings], default=str).encode()).hexdigest()
     return f"{digest[:32]}.json"

@@ -249,13 +249,18 @@ def measure_draft(
         SourceError, DrafterError: the drafter cannot be had.
     """
     require_offline(config)
-    built, tried = config.build(context), config.timing_variants()
+    drafter, shape = config.build(context), config.draft_shape()
+    depths = sorted({min(depth, shape.depth) for depth in (1, 2, 4, shape.depth)})
+    tried = {shape.levels_to(depth): Budget(depth) for depth in depths}
+    if drafter.branches:
+        tried |= {(1,) * depth: Budget(depth, width=1) for depth in depths}
     timed: list[tuple[tuple[int, ...], float]] = []
-    for done, variant in enumerate(tried):
-        on_progress(done / len(tried))
-        drafter = variant.build_sharing(built, context)
-        _, ms, _ = time_drafts(drafter, context.target, context_len=context_len, repeats=repeats)
-        timed.append((variant.draft_shape().levels, ms))
+    for levels, budget in tried.items():
+        on_progress(len(timed) / len(tried))
+        _, ms, _ = time_drafts(
+            drafter, context.target, budget, context_len=context_len, repeats=repeats
+        )
+        timed.append((levels, ms))
     on_progress(1.0)
     return solve(config.decoding_type, timed)
 

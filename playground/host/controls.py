@@ -162,13 +162,11 @@ class FormState:
     Attributes:
         hidden: controls without an effect; None where the values are refused.
         faults: what is wrong, by control; under an empty name what no control is to blame for.
-        notes: what to say of a control in place of its description.
         badge: as the method's; empty where the values are refused, or where it is no method.
     """
 
     hidden: frozenset[str] | None = None
     faults: Mapping[str, str] = field(default_factory=dict)
-    notes: Mapping[str, str] = field(default_factory=dict)
     badge: str = ""
 
 
@@ -239,7 +237,7 @@ def state_of(cls: type[Settings], values: Mapping[str, Any]) -> FormState:
     except ConfigError as error:
         return FormState(faults=error.faults or {"": str(error)})
     badge = settings.badge if isinstance(settings, MethodConfig) else ""
-    return FormState(frozenset(_without_effect(settings)), {}, {}, badge)
+    return FormState(frozenset(_without_effect(settings)), {}, badge)
 
 
 def _without_effect(settings: Settings) -> set[str]:

@@ -29,7 +29,7 @@ from engine.drafters import parse_method
 from engine.errors import ConfigError
 from engine.interop.trees.buffers import tree_buffers
 from engine.metrics import TimeSplit, bypass_sentence, hardly_drafts, measure, stored_figures
-from engine.model.random_weights import NOTE
+from engine.model.random_weights import notes_of
 from engine.steps import BYPASSES, Prefill, Step
 from engine.tree import TreeShape
 from playground.host.live import Finish, First, LiveRun, LiveRuns
@@ -455,13 +455,8 @@ def _stored_status(detail: RunDetail) -> dict[str, Any]:
         "error": detail.error,
         "warning": warning_of(detail.metrics, _stored_meta(detail)) if over else None,
         "log_id": detail.id,
-        "notes": notes_of(detail.environment),
+        "notes": list(notes_of(detail.environment)),
     }
-
-
-def notes_of(environment: Mapping[str, Any]) -> list[str]:
-    """Remarks on a stored run's figures."""
-    return [NOTE] if environment.get("random_weights") else []
 
 
 NEAR_TIES = "may differ at near-ties"

@@ -124,7 +124,7 @@ def in_words(choice: object) -> str:
 def about(control: Control, state: FormState) -> dict[str, Any]:
     """The text under a control, and its visibility."""
     fault = state.faults.get(control.name)
-    text = unlinked(fault or state.notes.get(control.name, control.help))
+    text = unlinked(fault or control.help)
     classes = ["pg-field", f"pg-field-{control.name.replace('.', '-')}"]
     return {
         "info": text if fault or control.label == control.name else f"{text} `{control.name}`",

@@ -34,8 +34,6 @@ MC_SIM_7B_63 = ChoiceTree.parse(
     form="candidates",
 )
 """The reference's default tree; 25 nodes in spite of its name."""
-_WIDTHS = (1, 4, 16)
-"""Rows per level that are timed; others lie between."""
 DYNAMIC = "dynamic_tree_max_topK max_total_draft_tokens max_non_leaves_per_layer"
 """Settings of a dynamic tree's size."""
 
@@ -119,21 +117,6 @@ class _EagleMethod(MethodConfig):
             )
         return tree
 
-    def timing_variants(self) -> list[Self]:
-        if not self.use_dynamic_tree:
-            return super().timing_variants()
-        widths = sorted({1, self.dynamic_tree_max_topK})
-        return [self, *(self._sized(width, depth) for width in widths for depth in (2, 4))]
-
-    def _sized(self, width: int, depth: int) -> Self:
-        most = width + (depth - 1) * width * width
-        return self.replace(
-            dynamic_tree_max_topK=width,
-            max_draft_len=depth,
-            max_total_draft_tokens=max(depth, min(most, self.max_total_draft_tokens)),
-            max_non_leaves_per_layer=None,
-        )
-
 
 class EagleConfig(_EagleMethod):
     """EAGLE-1 drafts a static choice tree, EAGLE-2 a dynamic tree; the same heads serve both."""
@@ -173,17 +156,6 @@ class EagleConfig(_EagleMethod):
 
     def with_tree(self, tree: ChoiceTree) -> Self:
         return self.replace(eagle_choices=tree.paths, use_dynamic_tree=False)
-
-    def timing_variants(self) -> list[Self]:
-        if self.use_dynamic_tree:
-            return super().timing_variants()
-        # `width` chains below the root: every level but the first runs `width` rows.
-        combs = [
-            tuple((i, *(0,) * d) for d in range(depth) for i in range(width))
-            for width in _WIDTHS
-            for depth in (2, 4)
-        ]
-        return [self, *(self.replace(eagle_choices=comb) for comb in combs)]
 
     def _load(self, checkpoint: HeadCheckpoint, context: BuildContext) -> tuple[DraftHead, Needs]:
         token_map = self.speculative_token_map

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from ctypes import CDLL
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -122,10 +122,6 @@ class MedusaConfig(MethodConfig):
             except SourceError:
                 pass  # loading the heads reports what is wrong with them
         return ChoiceLimits(depth=heads, what=f"{heads} heads" if heads else "")
-
-    def timing_variants(self) -> list[Self]:
-        depth = ChoiceTree(self.medusa_choices).depth
-        return [self, *(self.with_tree(ChoiceTree.chain(n)) for n in sorted({1, depth}))]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

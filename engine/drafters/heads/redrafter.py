@@ -70,10 +70,6 @@ class ReDrafterConfig(MethodConfig):
         assert isinstance(drafter, ReDrafterDrafter)
         return ReDrafterDrafter(self, drafter.head)
 
-    def timing_variants(self) -> list[Self]:
-        sizes = [(width, depth) for width in sorted({1, self.beam_width}) for depth in (2, 4)]
-        return [self.replace(beam_width=width, beam_length=1 + depth) for width, depth in sizes]
-
     @property
     def chain_len(self) -> int:
         return self.beam_length - 1

@@ -9,11 +9,13 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import importlib.util
 import logging
 import os
 import platform
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -27,15 +29,20 @@ FOLDER = Path(__file__).parent
 MAIN, RARE = "native.cpp", "rare.cpp"
 SOURCES = (MAIN, RARE, "attention.h", "products.h", "formats.h", "vectors.h")
 FLAGS = (
-    *("-std=c++17", "-O3", "-fno-math-errno", "-ffp-contract=off", "-fopenmp", "-fPIC", "-shared"),
+    *("-std=c++17", "-O3", "-fno-math-errno", "-ffp-contract=off", "-fPIC", "-shared"),
     "-mtune=native",
 )
 NEEDED = ("avx2", "fma", "f16c")
 """Names in /proc/cpuinfo; the compiler's are the same without underscores."""
 AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl")
-COMPILERS = ("g++",)
-"""clang's OpenMP is another library than the one that torch brings."""
+COMPILERS = ("g++", "clang++", "c++")
+MODULE = "ziglang"
+"""A package that is a C++ compiler (the extra `compiler`)."""
 TIMEOUT_S = 120
+NO_COMPILER = (
+    "there is no C++ compiler, and models run at a third to a tenth of their speed: install one "
+    "(g++ or clang), or pip install ziglang"
+)
 _LOADED: list[ctypes.CDLL] = []
 
 
@@ -107,21 +114,34 @@ def best_instructions(flags: Collection[str]) -> tuple[str, ...]:
     return (*NEEDED, *AVX512, *more)
 
 
+def find_compiler() -> tuple[str, ...] | None:
+    """How a C++ compiler is called here; None = there is none."""
+    for name in COMPILERS:
+        if path := shutil.which(name):
+            return (path,)
+    if importlib.util.find_spec(MODULE) is not None:
+        return sys.executable, "-m", MODULE, "c++"
+    return None
+
+
 def loaded_library() -> ctypes.CDLL | None:
     """The kernels, if this process runs a model by them."""
     return _LOADED[-1] if _LOADED else None
 
 
 def _shares_openmp() -> bool:
-    """Whether torch has loaded the library that `-fopenmp` asks for by name.
+    """Whether torch has loaded GNU's OpenMP; if so, the kernels find it from here on.
 
     Two OpenMP libraries in a process have two pools of threads, which spin against each other.
     """
     try:
         maps = Path("/proc/self/maps").read_text(encoding="utf-8")
+        if any(line.rstrip().endswith("/libgomp.so.1") for line in maps.splitlines()):
+            ctypes.CDLL("libgomp.so.1", mode=ctypes.RTLD_GLOBAL)
+            return True
     except OSError:
-        return False
-    return any(line.rstrip().endswith("/libgomp.so.1") for line in maps.splitlines())
+        pass
+    return False
 
 
 def _compiled(folder: Path, instructions: Sequence[str], source: str) -> Path:
@@ -129,12 +149,12 @@ def _compiled(folder: Path, instructions: Sequence[str], source: str) -> Path:
 
     Its name ends with its digest: a file that was cut off would end the process that loads it.
     """
-    compiler = next((path for name in COMPILERS if (path := shutil.which(name))), None)
+    compiler = find_compiler()
     if compiler is None:
-        raise NotNative("there is no C++ compiler (g++)")
+        raise NotNative(NO_COMPILER)
     flags = (*FLAGS, *(f"-m{name.replace('_', '')}" for name in instructions))
     sources = [(FOLDER / name).read_bytes() for name in SOURCES]
-    named = (source, compiler, *flags)
+    named = (source, *compiler, *flags)
     key = hashlib.sha256(b"\0".join([*sources, *map(str.encode, named)]))
     try:
         for file in folder.glob(f"{key.hexdigest()[:24]}-*.so"):
@@ -147,7 +167,7 @@ def _compiled(folder: Path, instructions: Sequence[str], source: str) -> Path:
         _check_own(folder)
         with partial_folder(folder) as temp:
             library_file = temp / "made.so"
-            _compile([compiler, *flags, "-o", str(library_file), str(FOLDER / source)])
+            _compile([*compiler, *flags, "-o", str(library_file), str(FOLDER / source)])
             library_file.chmod(0o700)
             file = folder / f"{key.hexdigest()[:24]}-{_digest(library_file)}.so"
             os.replace(library_file, file)

@@ -4,7 +4,6 @@
 //
 // A row's result is the same, bit by bit, whether it is computed alone, in a tree or in a prompt. So
 // a draft tree is verified with exactly the logits that plain decoding has.
-#include <omp.h>
 
 #include <vector>
 
@@ -249,7 +248,7 @@ struct Run {
     const Call& call;
     Scratch s;
     Barrier barrier;
-    int threads;  // as many as there are; never more than m.threads
+    std::atomic<int> threads{0};  // as many as there are; never more than m.threads
 
     void thread(int t) {
         const Range mine = share(call.rows.n, t, threads);
@@ -526,20 +525,41 @@ struct Run {
 
 extern "C" {
 
+// Of the OpenMP library that torch has loaded, GNU's: its threads serve here too. Called by name, so
+// that a compiler with another library of its own will do.
+void GOMP_parallel(void (*work)(void*), void* data, unsigned threads, unsigned flags);
+int omp_get_thread_num();
+int omp_get_num_threads();
+}
+
+namespace {
+
+// Calls work(number, how many) in so many threads, or fewer.
+template <typename Work>
+void in_parallel(int threads, Work work) {
+    GOMP_parallel(
+        [](void* data) {
+            (*static_cast<Work*>(data))(omp_get_thread_num(), omp_get_num_threads());
+        },
+        &work, unsigned(threads), 0);
+}
+
+}  // namespace
+
+extern "C" {
+
 int64_t scratch_bytes(const Model* m, int n, int64_t keys) {
     Scratch s;
     return lay_out(*m, n, keys, nullptr, &s);
 }
 
 void forward(const Model* m, const Call* call) {
-    Run run{*m, *call, {}, {}, 0};
+    Run run{*m, *call, {}, {}};
     lay_out(*m, call->rows.n, call->rows.context + call->rows.n, call->scratch, &run.s);
-#pragma omp parallel num_threads(m->threads)
-    {
-#pragma omp single
-        run.threads = omp_get_num_threads();
-        run.thread(omp_get_thread_num());
-    }
+    in_parallel(m->threads, [&](int t, int threads) {
+        run.threads = threads;  // the same of all of them
+        run.thread(t);
+    });
 }
 
 // A greedy chain of drafts: what comes after the last row of `first`, which wants the logits of that
@@ -577,27 +597,28 @@ int draft_chain(const Model* m, const Call* first, const Chain* chain) {
 // See `pack_rows`.
 void pack(const Matrix* m, int type, const uint8_t* from, int64_t row_bytes, int rows, int columns,
           const int64_t* order, int threads) {
-#pragma omp parallel for num_threads(threads) schedule(static)
-    for (int block = 0; block < m->out / LANES; ++block)
-        pack_rows(*m, type, from, row_bytes, rows, columns, order, block);
+    in_parallel(threads, [&](int t, int count) {
+        const Range mine = share(m->out / LANES, t, count);
+        for (int block = mine.begin; block < mine.end; ++block)
+            pack_rows(*m, type, from, row_bytes, rows, columns, order, block);
+    });
 }
 
 // Rows of m, (count, columns), in bfloat16 or, if `floats` is not null, in float32; `rows`: their
 // numbers, null = the first.
 void unpack(const Matrix* m, const int64_t* rows, int64_t count, int columns, bf16* to,
             float* floats, int threads) {
-#pragma omp parallel num_threads(threads) if (count > 16)
-    {
+    in_parallel(count > 16 ? threads : 1, [&](int t, int team) {
+        const Range mine = share(int(count), t, team);
         std::vector<float> row(m->in);
-#pragma omp for schedule(static)
-        for (int64_t i = 0; i < count; ++i) {
+        for (int64_t i = mine.begin; i < mine.end; ++i) {
             unpack_row(*m, rows ? rows[i] : i, row.data());
             for (int k = 0; k < columns; ++k) {
                 if (floats) floats[i * columns + k] = row[k];
                 else to[i * columns + k] = float_to_bf16(row[k]);
             }
         }
-    }
+    });
 }
 
 // Lets products with rare formats be computed by another library's `rare_product`.
@@ -612,24 +633,25 @@ void linear(const Matrix* m, bf16* x, int8_t* integers, void* blocks, float* y, 
     const Rows rows{x, integers, static_cast<Block*>(blocks)};
     for (int64_t i = 0; m->format != BF16 && i < int64_t(n) * m->in; i += BLOCK)
         store_activation(load_bf16(x + i), load_bf16(x + i + LANES), INTEGERS, i, rows);
-#pragma omp parallel num_threads(threads)
-    {
-        const Range mine = share(m->out / LANES, omp_get_thread_num(), omp_get_num_threads());
+    in_parallel(threads, [&](int t, int count) {
+        const Range mine = share(m->out / LANES, t, count);
         product<Into::store>(*m, mine, rows, y, m->out, n, m->data);
-    }
+    });
 }
 
 // Of each row of logits `stride` apart: its k largest numbers (n, k), their places, and, unless
 // logsumexp is null, the log of the sum of e^number.
 void topk(const float* logits, int64_t stride, int n, int count, int k, float* values,
           int64_t* places, float* logsumexp, int threads) {
-#pragma omp parallel for num_threads(threads) schedule(static) if (n > 1)
-    for (int r = 0; r < n; ++r) {
-        const float* row = logits + r * stride;
-        largest(row, count, k, values + int64_t(r) * k, places + int64_t(r) * k);
-        if (!logsumexp) continue;
-        const Total total = Total::of(row, count, 0);
-        logsumexp[r] = total.most + std::log(total.sum);
-    }
+    in_parallel(n > 1 ? threads : 1, [&](int t, int team) {
+        const Range mine = share(n, t, team);
+        for (int r = mine.begin; r < mine.end; ++r) {
+            const float* row = logits + r * stride;
+            largest(row, count, k, values + int64_t(r) * k, places + int64_t(r) * k);
+            if (!logsumexp) continue;
+            const Total total = Total::of(row, count, 0);
+            logsumexp[r] = total.most + std::log(total.sum);
+        }
+    });
 }
 }

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import gguf
 import pytest
+import torch
 
 from engine.kernels.cpu import compile
 from engine.kernels.cpu.compile import NotNative, has_rare, library
@@ -15,6 +16,7 @@ from engine.kernels.cpu.gguf import RawTensor
 from engine.kernels.cpu.operators import Matrix
 from engine.model.loading import load_target
 from engine.model.sources import TargetSpec
+from engine.proposal import Needs
 from tests.engine.cpu.targets import SIZES, WIDE
 from tests.engine.cpu.tiny_gguf import random_blocks, write_gguf
 from tests.models import save_tiny
@@ -34,17 +36,35 @@ def test_without_a_compiler_torch_does_the_work_and_the_log_says_why(
 ) -> None:
     folder = save_tiny(tmp_path / "model", **SIZES, **WIDE["llama"])
     spec = TargetSpec(name="tiny", title="tiny", path=str(folder))
-    names = {}
+    names, notes = {}, []
+    monkeypatch.setattr(compile, "MODULE", "no_such_package")
     for compilers in (compile.COMPILERS, ("no-such-compiler",)):
         library.cache_clear()
         monkeypatch.setattr(compile, "COMPILERS", compilers)
         target = load_target(spec, dtype="bfloat16", device="cpu", cache_dir=tmp_path)
         names[compilers] = target.environment()
-    assert names[compile.COMPILERS]["native_kernels"] == (
-        "not used: there is no C++ compiler (g++)"
-    )
+        notes.append(target.notes)
+    assert names[compile.COMPILERS]["native_kernels"] == (f"not used: {compile.NO_COMPILER}")
+    assert notes == [(), (f"{target.name} runs slowly: {compile.NO_COMPILER}.",)]
     first = next(iter(names.values()))
     assert first["forward"] == "native" and "native_kernels" not in first
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("fresh_library", "kernels")
+def test_a_compiler_from_the_package_index_makes_the_same_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save_tiny(tmp_path / "model", **SIZES, **WIDE["llama"])
+    spec, texts = TargetSpec(name="tiny", title="tiny", path=str(folder)), []
+    for compilers in (compile.COMPILERS, ()):
+        library.cache_clear()
+        monkeypatch.setattr(compile, "COMPILERS", compilers)
+        target = load_target(spec, dtype="q8", device="cpu", cache_dir=tmp_path)
+        assert target.environment()["forward"] == "native, q8"
+        texts.append(target.prefill([1, 2, 3, 4, 5], target.new_cache(8), Needs()).logits)
+        assert compilers or compile.MODULE in (compile.find_compiler() or ())
+    assert torch.equal(*texts)
 
 
 @pytest.mark.usefixtures("kernels")

@@ -152,7 +152,9 @@ def test_experience_goes_on_from_text_to_text_and_is_kept(tmp_path: Path) -> Non
     assert ExperienceStore(tmp_path).of(config.replace(max_draft_len=3), target).to_dict() != stored
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{", '{"rows": 3}'])
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{", '{"rows": 3}', '{"survival": 3}', '{"returns": {"chain": [1]}}']
+)
 def test_a_damaged_file_is_as_none(tmp_path: Path, content: str) -> None:
     target, config = tiny_target(), parse_method({"decoding_type": "NGram"})
     store = ExperienceStore(tmp_path)
