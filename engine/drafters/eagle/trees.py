@@ -109,7 +109,8 @@ class StaticTree:
                 dists.append(vocabulary.spread(probs))
                 draft_probs.append(probs[rows, drawn[rows, ranks]])
             tokens.append(grid[rows, ranks])
-        expanded = [node for level in self._levels for node in level.nodes]
+        # Levels beyond the budget have no distributions.
+        expanded = [node for level in self._levels[: len(dists)] for node in level.nodes]
         row_of = {node: row for row, node in enumerate(expanded)}
         drafted = torch.cat(tokens)
         whole = len(drafted) == len(self.tree.shape)

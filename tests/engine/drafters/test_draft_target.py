@@ -31,6 +31,7 @@ from engine.proposal import Needs
 from engine.steps import End, Step
 from playground.host.models import Models
 from tests.engine.drafters import judges
+from tests.engine.tuning.controlled import AtRandom
 from tests.models import (
     VOCAB,
     build_context,
@@ -356,6 +357,7 @@ def test_sampled_output_follows_the_target_where_few_tokens_are_drafted(
     config = DraftTargetConfig(speculative_model=name, use_draft_probs=drawn)
     drafter = config.build(build_context(model, **{name: small}))
     assert judges.p_value(model, drafter, drawn=drawn) > 1e-3
+    assert judges.p_value(model, AtRandom.around(drafter, model), drawn=drawn) > 1e-3
 
 
 def test_shared_tokens_and_drafts_are_those_of_transformers() -> None:

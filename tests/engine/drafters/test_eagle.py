@@ -20,6 +20,7 @@ from engine.errors import ConfigError, PlaygroundError
 from tests.engine.drafters import judges
 from tests.engine.drafters.eagle_heads import save_eagle, save_eagle3
 from tests.engine.drafters.golden import ROOT, golden_case
+from tests.engine.tuning.controlled import AtRandom
 from tests.models import build_context, tiny_target
 
 GOLDEN3 = ROOT / "eagle" / "eagle3" / "head"
@@ -138,6 +139,15 @@ def test_sampled_text_follows_the_target_s_law(name: str, sampled_heads: dict[st
     drafter = sampled_drafter(sampled_heads, name)
     drawn = name == "eagle1"
     assert judges.p_value(judges.sampled_target(), drafter, drawn=drawn) > 1e-3
+
+
+@pytest.mark.parametrize("name", ["eagle1", *map(judges.slow, ("eagle2", "eagle3-chain"))])
+def test_sampled_text_follows_the_law_whatever_is_drafted_when(
+    name: str, sampled_heads: dict[str, Path]
+) -> None:
+    target = judges.sampled_target()
+    drafter = AtRandom.around(sampled_drafter(sampled_heads, name), target)
+    assert judges.p_value(target, drafter, drawn=name == "eagle1") > 1e-3
 
 
 def test_drafts_that_were_not_drawn_as_they_claim_break_the_law(

@@ -11,7 +11,7 @@ import torch
 from engine.drafters.base import Drafter, Start
 from engine.model.target import Target
 from engine.proposal import Budget, Outcome, Proposal
-from engine.tree import ChoiceTree, TreeShape
+from engine.tree import MAX_NODES, ChoiceTree, TreeShape
 from engine.tuning.controller import KINDS, ControlledDrafter, _Plan
 from engine.tuning.experience import Experience
 from engine.tuning.latency import LatencyCurve
@@ -105,6 +105,10 @@ class AtRandom(ControlledDrafter):
         kind = self.dice.choice(KINDS if self.inner.branches else KINDS[:1])
         depth = min(budget.depth, self.dice.randint(1, 8))
         return _Plan(kind, depth, math.inf, None)
+
+    def _budget(self, budget: Budget, plan: _Plan) -> Budget:
+        width = 1 if plan.kind == "chain" and self.inner.branches else MAX_NODES
+        return Budget(plan.depth, self.dice.choice([2, MAX_NODES]), width)
 
     def _best(
         self, shape: TreeShape, chances: list[float], order: list[int], allowed: float
