@@ -13,11 +13,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from engine.drafters.base import BuildContext, Drafter
-from engine.drafters.method import MethodConfig
 from engine.tuning.controller import build_drafter
 from tests import blocking
 from tests import postgres as postgresql
+from tests.drafting import MODULES, draft_as_set
 
 blocking.install()
 SWITCHES = ("slow", "network", "browser", "gpu")
@@ -58,22 +57,17 @@ def event_loops_are_never_blocked() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def drafts_as_set() -> Iterator[None]:
-    """On tiny models no draft pays, and what would depends on what else this machine does."""
+    """Everywhere but in tests of the controller."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("host.models", "experiments.measurement"):
-            patch.setattr(f"playground.{module}.build_drafter", _as_set)
+        draft_as_set(patch)
         yield
 
 
 @pytest.fixture
 def auto_drafting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafting decides for itself here, as it does by default."""
-    for module in ("host.models", "experiments.measurement"):
+    for module in MODULES:
         monkeypatch.setattr(f"playground.{module}.build_drafter", build_drafter)
-
-
-def _as_set(config: MethodConfig, context: BuildContext, store: object = None) -> Drafter:
-    return config.build(context)
 
 
 @pytest.fixture(scope="session")

@@ -169,6 +169,16 @@ def test_everything_shows_one_step_while_text_streams(page: GeneratePage) -> Non
     page.tab.keyboard.press("Escape")
 
 
+def test_a_step_under_the_mouse_says_what_was_decided(page: GeneratePage) -> None:
+    page.pick_method("Scripted tree", "max_draft_len")
+    page.short()
+    page.generate("Say a few words.")
+    page.tab.hover("#pg-panel .timeline canvas")
+    page.tab.wait_for_function(
+        "document.querySelector('#pg-panel .timeline canvas').title.startsWith('step ')"
+    )
+
+
 def test_timeline_finds_the_best_step_and_adds_up_some(page: GeneratePage, served: Served) -> None:
     page.pick_method("Scripted tree", "max_draft_len")
     page.short()

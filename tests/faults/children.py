@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import optuna  # noqa: F401  imported here, so that no child has to
+import pytest
 
 import playground.cli.tables
 import playground.experiments.sweep.search
@@ -23,6 +24,7 @@ import playground.web.shell  # noqa: F401
 from engine.training import session, trainer  # noqa: F401
 from playground.cli.main import app
 from playground.web.server import serve
+from tests.drafting import draft_as_set
 from tests.playground.serving import KNOWN
 from tests.playground.tiny import tiny_catalog
 
@@ -116,6 +118,7 @@ def fill_disk(num_bytes: int) -> None:
 
 def page(target: Path, db: Path, port: int) -> None:
     """The page over the tiny target."""
+    draft_as_set(pytest.MonkeyPatch())
     cache_dir = db.parent / "cache"
     catalog = tiny_catalog(target)
     serve(access=KNOWN, port=port, db=str(db), cache_dir=cache_dir, catalog=catalog, device="cpu")

@@ -39,7 +39,8 @@ export class Scrubber {
     /** @type {(text: string, name: string, by: number) => HTMLElement} */
     const button = (text, name, by) => h("button", { type: "button", class: "step", "aria-label": name,
       title: name, onclick: () => this.go(this.index + by) }, text);
-    this.timeline = new Timeline((index) => this.go(index), around.fetchSteps);
+    this.timeline = new Timeline((index) => this.go(index), around.fetchSteps,
+      (index) => this.explain(index));
     this.host = h("div", { class: "scrubber" }, button("\u2039", "previous step", -1), this.range,
       button("\u203a", "next step", 1), this.follow, this.label, this.split);
     this.tree = new StepTree();
@@ -141,6 +142,14 @@ export class Scrubber {
     if (step.error) { this.tree.hint(step.error); return; }
     this.split.textContent = step.split;
     this.tree.show(step, step.decision || restingWords(step));
+  }
+
+  /** What was decided for a step, and why. */
+  async explain(index) {
+    const { track } = this;
+    if (!track || index >= track.numSteps) return "";
+    const step = await this.step(track.meta.id, index);
+    return step.error ? "" : `step ${index + 1}: ${step.decision || restingWords(step)}`;
   }
 
   step(run, index) {

@@ -5,7 +5,7 @@ import { STEP_PARTS, ask, h } from "../kit.js";
 /** @typedef {import("./text.js").Commit} Commit */
 /** @typedef {import("./text.js").Track} Track */
 
-const HEIGHT = 54, TOP = 3, GAP_FROM = 4, CLICK_PX = 4, LEAST_SHOWN = 8, ZOOM = 2;
+const HEIGHT = 54, TOP = 3, GAP_FROM = 4, CLICK_PX = 4, LEAST_SHOWN = 8, ZOOM = 2, REST_MS = 120;
 const COLOURS = ["--pg-prob", "--pg-target", "--pg-draft", "--pg-dim", "--pg-reject"];
 
 /** @param {number[]} parts */
@@ -44,10 +44,12 @@ export class Timeline {
   /**
    * @param {(index: number) => void} onPick
    * @param {import("./scrubber.js").Fetch["fetchSteps"]} fetchSteps
+   * @param {(index: number) => Promise<string>} explain what was decided for a step, and why
    */
-  constructor(onPick, fetchSteps) {
+  constructor(onPick, fetchSteps, explain) {
     this.onPick = onPick;
     this.fetchSteps = fetchSteps;
+    this.explain = explain;
     /** all steps added up, in words of the server */
     this.whole = "";
     this.told = "";
@@ -91,7 +93,15 @@ export class Timeline {
       pressed = { x: event.offsetX, step: this.stepAt(event.offsetX) };
       canvas.setPointerCapture(event.pointerId);
     });
+    /** @type {ReturnType<typeof setTimeout> | undefined} */
+    let resting;
     canvas.addEventListener("pointermove", (event) => {
+      const index = this.stepAt(event.offsetX);
+      clearTimeout(resting);
+      canvas.title = "";
+      if (!pressed && index >= 0) {
+        resting = setTimeout(async () => { canvas.title = await this.explain(index); }, REST_MS);
+      }
       if (!pressed || Math.abs(event.offsetX - pressed.x) < CLICK_PX) return;
       this.select(pressed.step, this.stepAt(event.offsetX));
     });
