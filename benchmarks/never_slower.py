@@ -19,7 +19,6 @@ import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import presets
 from benchmarks import TARGET, read_options
@@ -28,7 +27,6 @@ from engine.config import Limits, Sampling
 from engine.decode import decode
 from engine.drafters.base import Drafter
 from engine.metrics import measure
-from engine.model.sources import TargetSpec
 from engine.model.target import Target
 from engine.steps import End
 from engine.tuning.controller import ControlledDrafter, build_drafter
@@ -118,12 +116,10 @@ def main() -> None:
         rounds=1,
         fresh=False,
     )
-    name = options.target
-    is_file = name not in presets.targets() and Path(name).exists()
-    target = load(TargetSpec.of_path_or_hub(name) if is_file else name)
+    target = load(options.target)
     context, kinds = build_context(target), questions(target, options)
     store = ExperienceStore(None if options.fresh or options.smoke else paths.drafting())
-    names = options.methods.split(",") if options.methods else methods_for(name)
+    names = options.methods.split(",") if options.methods else methods_for(options.target)
     drafters = {one: build_drafter(presets.methods()[one].config, context, store) for one in names}
     plain = presets.methods()["plain"].config.build(context)
     rows = {one: Row() for one in ("plain", *names)}

@@ -34,7 +34,6 @@ from engine.config import Limits
 from engine.decode import decode
 from engine.drafters.base import Drafter
 from engine.metrics import measure
-from engine.model.sources import TargetSpec
 from engine.model.target import Target
 from engine.proposal import Needs
 from playground.experiments.prompt_files import read_suite_file
@@ -185,9 +184,7 @@ def main() -> None:
         per_category=1,
         reading=0,
     )
-    known = options.target in presets.targets()
-    spec = options.target if known else TargetSpec.of_path_or_hub(options.target)
-    target = load(spec, options.dtype)
+    target = load(options.target, options.dtype)
     prompts = prompts_of(target, options)[: 1 if options.smoke else None]
     drafters = {name: drafter_of(target, name) for name in options.methods.split(",")}
     rates: dict[str, list[float]] = {}

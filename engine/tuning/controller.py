@@ -1,6 +1,6 @@
 """Drafting that decides for itself: as much as pays at every step, never much slower than plain.
 
-Three things are known at every step, all from what happened (`survival`, `costs`, `Account`):
+Three things are known at every step, all from what happened (`survival`, `costs`):
 
     chances     how likely each drafted token is to be accepted
     costs       what drafting so deep, verifying so many rows and a plain step take now
@@ -36,7 +36,7 @@ from engine.drafters.method import MethodConfig
 from engine.model.target import Target
 from engine.proposal import Budget, Outcome, Proposal, TargetOutput
 from engine.tree import MAX_NODES, TreeShape
-from engine.tuning.costs import Kind
+from engine.tuning.costs import Account, Kind
 from engine.tuning.experience import LOOKUP, SHARE, SHORT, Experience, ExperienceStore, Returns
 from engine.tuning.survival import uses_probs
 from engine.tuning.timing import time_drafts
@@ -64,37 +64,6 @@ SHORT_PROMPT, SHORT_TEXT = 16, 64
 """Tokens of a prompt that tell how long reading takes, and of a text that has only begun."""
 KINDS: tuple[Kind, ...] = ("chain", "tree")
 """Chains compete with trees where these cost more to draft; elsewhere all are of one kind."""
-
-
-@dataclass(slots=True)
-class Account:
-    """What drafting has lost in a text, in milliseconds.
-
-    Attributes:
-        elapsed: since the text began.
-    """
-
-    elapsed: float = 0.0
-    _settled: float = 0.0
-    _pending: float = 0.0
-    _tokens: int = 0
-
-    def drafted(self, ms: float, tokens: int) -> None:
-        """A step that drafted."""
-        self.elapsed += ms
-        self._pending += ms
-        self._tokens += tokens
-
-    def plain(self, ms: float, before: float, now: float) -> None:
-        """A plain step, whose usual time it has changed from `before` to `now`."""
-        self.elapsed += ms
-        # The steps since the last plain one are judged by what plain steps took before and after.
-        self._settled += self._pending - self._tokens * (before + now) / 2
-        self._pending, self._tokens = 0.0, 0
-
-    def loss(self, base: float) -> float:
-        """Negative where drafting has gained; `base` is the time of a plain step."""
-        return self._settled + self._pending - self._tokens * base
 
 
 @dataclass(slots=True)
@@ -352,7 +321,8 @@ class ControlledDrafter(Drafter):
         order = sorted(range(size), key=lambda node: -chances[node])
         count, tokens, verify_ms = self._best(proposal.shape, chances, order, allowed)
         if self._extra_rows and verify_ms - costs.base > allowed:
-            proposal, count, verify_ms = replace(proposal, extra=None), 1, costs.base
+            proposal, count = replace(proposal, extra=None), 1
+            tokens, verify_ms = 1.0, costs.base
         elif count == size:
             order = []
         if order:

@@ -135,3 +135,34 @@ class Costs:
         for kind, seen in stored.get("draft", {}).items():
             self.draft[kind] = {int(levels): ms for levels, ms in seen.items()}
         return self
+
+
+@dataclass(slots=True)
+class Account:
+    """What drafting has lost in a text, in milliseconds.
+
+    Attributes:
+        elapsed: since the text began.
+    """
+
+    elapsed: float = 0.0
+    _settled: float = 0.0
+    _pending: float = 0.0
+    _tokens: int = 0
+
+    def drafted(self, ms: float, tokens: int) -> None:
+        """A step that drafted."""
+        self.elapsed += ms
+        self._pending += ms
+        self._tokens += tokens
+
+    def plain(self, ms: float, before: float, now: float) -> None:
+        """A plain step, whose usual time it has changed from `before` to `now`."""
+        self.elapsed += ms
+        # The steps since the last plain one are judged by what plain steps took before and after.
+        self._settled += self._pending - self._tokens * (before + now) / 2
+        self._pending, self._tokens = 0.0, 0
+
+    def loss(self, base: float) -> float:
+        """Negative where drafting has gained; `base` is the time of a plain step."""
+        return self._settled + self._pending - self._tokens * base
