@@ -302,6 +302,8 @@ class Metrics:
     expected_tok_s: float | None = None
     """By what the controller expected of every step before it was made; None where drafts are as
     set."""
+    undrafted_verify_s: float | None = None
+    """Mean seconds to verify the root alone, of the steps in `bypasses`; None without any."""
 
 
 @dataclass(slots=True)
@@ -394,7 +396,11 @@ class Tally:
             num_beyond_end=num_beyond_end(accepted, steps, self.num_new_tokens),
             bypasses=dict(self.bypasses),
             expected_tok_s=ratio(*self.expected),
+            undrafted_verify_s=self._undrafted_verify_s(),
         )
+
+    def _undrafted_verify_s(self) -> float | None:
+        return mean_or_none([one.verify_s for one in self.by_size.get(0, ()) if self.bypasses])
 
     def _quiet_split(self) -> TimeSplit | None:
         """Computed anew once a sixteenth more steps are there, and at the end: it sorts them."""

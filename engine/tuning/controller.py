@@ -36,7 +36,7 @@ from engine.drafters.method import MethodConfig
 from engine.model.target import Target
 from engine.proposal import Budget, Outcome, Proposal, TargetOutput
 from engine.tree import MAX_NODES, TreeShape
-from engine.tuning.costs import Account, Kind
+from engine.tuning.costs import LARGEST_STEP, Account, Kind
 from engine.tuning.experience import LOOKUP, SHARE, SHORT, Experience, ExperienceStore, Returns
 from engine.tuning.survival import uses_probs
 from engine.tuning.timing import time_drafts
@@ -97,10 +97,15 @@ class _Plan:
 
 @dataclass(frozen=True, slots=True)
 class _Drafted:
-    """The step under way, if it drafts; it says how fast drafted steps are if it `counts`."""
+    """The step under way, if it drafts; it says how fast drafted steps are if it `counts`.
+
+    Attributes:
+        usual_draft_ms: what drafts like it take; `draft_ms` where none was made before.
+    """
 
     kind: Kind
     draft_ms: float
+    usual_draft_ms: float
     rows: int
     depth: int
     trial: _Trials | None
@@ -176,11 +181,13 @@ class ControlledDrafter(Drafter):
         self._extra_rows = proposal.num_rows - len(proposal.shape)
         draft_ms = 1000 * (self._clock() - began)
         costs, depth = self.experience.costs, proposal.shape.max_depth
+        usual_ms = costs.draft_ms(plan.kind, depth) if plan.kind in costs.draft else draft_ms
         if not missed or plan.kind not in costs.draft:
             costs.observe_draft(plan.kind, depth, draft_ms)
         elif num_unread > SHORT_PROMPT:
             costs.observe_reading(draft_ms - costs.draft_ms(plan.kind, depth), num_unread)
-        return self._worthwhile(proposal, draft_ms, plan, counts=not missed)
+        step = _Drafted(plan.kind, draft_ms, usual_ms, 1, 0, plan.trial, counts=not missed)
+        return self._worthwhile(proposal, step, plan)
 
     def observe(self, outcome: Outcome) -> None:
         self._num_steps += 1
@@ -194,7 +201,7 @@ class ControlledDrafter(Drafter):
             self.inner.observe(outcome)
             return
         if len(shape) > 1:  # tokens that a grammar left no choice about
-            self._step = _Drafted("tree", 0.0, len(shape), shape.max_depth, None, counts=False)
+            self._step = _Drafted("tree", 0.0, 0.0, len(shape), shape.max_depth, None, counts=False)
         if not self.inner.reads_logits:  # not a view of them, which would keep them all
             output = TargetOutput(self._none, output.hidden, output.layers, shared=output.shared)
         self._missed.append((outcome.proposal.tokens, outcome.path, outcome.committed, output))
@@ -307,13 +314,11 @@ class ControlledDrafter(Drafter):
             depth = levels
         return Budget(depth, budget.nodes, width)
 
-    def _worthwhile(
-        self, proposal: Proposal, draft_ms: float, plan: _Plan, *, counts: bool
-    ) -> Proposal:
+    def _worthwhile(self, proposal: Proposal, step: _Drafted, plan: _Plan) -> Proposal:
         """The nodes of a draft that are worth verifying."""
-        costs, size = self.experience.costs, len(proposal.shape)
+        costs, size, draft_ms = self.experience.costs, len(proposal.shape), step.draft_ms
+        self._step = step
         if size == 1 and not self._extra_rows:
-            self._step = _Drafted(plan.kind, draft_ms, 1, 0, plan.trial, counts)
             expected = (1.0, (draft_ms + costs.base) / 1000)
             return replace(proposal, decision="nothing was found to draft", expected=expected)
         allowed = max(0.0, plan.allowed - draft_ms)
@@ -331,9 +336,7 @@ class ControlledDrafter(Drafter):
                 range(count) if nodes[-1] == count - 1 else nodes, with_extra=True
             )
         shape = proposal.shape
-        self._step = _Drafted(
-            plan.kind, draft_ms, proposal.num_rows, shape.max_depth, plan.trial, counts
-        )
+        self._step = replace(step, rows=proposal.num_rows, depth=shape.max_depth)
         step_ms, loss = draft_ms + verify_ms, self.account.loss(costs.base)
         tried = ", on trial" if plan.trial else ""
         return replace(
@@ -376,13 +379,22 @@ class ControlledDrafter(Drafter):
             costs.observe_plain(ms)
             self.account.plain(ms, before, costs.base)
             return
-        self.account.drafted(ms, self._num_committed)
-        costs.observe_verify(ms - step.draft_ms, step.rows, step.depth)
+        verified_ms = ms - step.draft_ms
+        hiccup = sum(
+            took - usual
+            for took, usual in (
+                (step.draft_ms, step.usual_draft_ms),
+                (verified_ms, costs.verify_ms(step.rows, step.depth or None)),
+            )
+            if took > LARGEST_STEP * usual and took - usual > costs.base
+        )
+        charged = self.account.drafted(ms, self._num_committed, hiccup)
+        costs.observe_verify(verified_ms, step.rows, step.depth)
         if step.counts:
             for returns in (self._returns[step.kind], self.experience.of_kind(step.kind)):
-                returns.observe(ms / costs.base, self._num_committed)
+                returns.observe(charged / costs.base, self._num_committed)
         if step.trial:
-            step.trial.lost += max(0.0, ms - self._num_committed * costs.base)
+            step.trial.lost += max(0.0, charged - self._num_committed * costs.base)
 
     def _plain(self, reason: str) -> Proposal:
         self._awake = False

@@ -27,7 +27,11 @@ FRESH = 8
 LEAST_DRIFT, STALE = 0.8, 1_000_000
 """A drafted step that disagrees more with what is known is no measure of a plain one."""
 LARGEST_STEP = 3.0
-"""A step that takes so many times what was expected counts no more than this: a hiccup."""
+"""A step that takes so many times what was expected was held up by something else: a hiccup."""
+PARDON = 40.0
+"""Milliseconds of hiccups in drafted steps that are never charged to drafting."""
+PARDON_RATE = 2.0
+"""Beyond that, so many times as much of their time as hiccups take of plain steps' time."""
 
 
 @dataclass(slots=True)
@@ -47,6 +51,7 @@ class Costs:
     draft: dict[Kind, dict[int, float]] = field(default_factory=dict)
     reading: float | None = None
     since_plain: int = 0
+    _held_up: bool = False
     _over: list[float] = field(default_factory=lambda: [0.0, 0.0])
     _growth: Any = None
 
@@ -63,7 +68,10 @@ class Costs:
         return self.base * (1 + self.slope * growth)
 
     def observe_plain(self, ms: float) -> None:
-        """A step that only the target made."""
+        """A step that only the target made; a hiccup tells nothing, two of them in a row do."""
+        self._held_up, is_known = ms > LARGEST_STEP * self.base, self._held_up
+        if self._held_up and not is_known:
+            return
         # Far off is seldom noise: the machine has changed.
         weight = 0.3 if self.since_plain > FRESH or not 0.75 < ms / self.base < 1.33 else 0.1
         self.base += weight * (min(ms, LARGEST_STEP * self.base) - self.base)
@@ -141,6 +149,10 @@ class Costs:
 class Account:
     """What drafting has lost in a text, in milliseconds.
 
+    A program that draws or compiles on the same cores holds up a step now and then for many times
+    what it takes. Such a hiccup meets drafted steps as it meets plain ones, and is no loss of
+    drafting as long as it is not much more frequent there.
+
     Attributes:
         elapsed: since the text began.
     """
@@ -149,20 +161,41 @@ class Account:
     _settled: float = 0.0
     _pending: float = 0.0
     _tokens: int = 0
+    _drafted: float = 0.0
+    _drafted_hiccups: float = 0.0
+    _plain_hiccups: float = 0.0
 
-    def drafted(self, ms: float, tokens: int) -> None:
-        """A step that drafted."""
+    def drafted(self, ms: float, tokens: int, hiccup: float = 0.0) -> float:
+        """A step that drafted; what is charged of it.
+
+        Args:
+            hiccup: by how much something held it up, of `ms`.
+        """
+        before = self._pardoned
         self.elapsed += ms
+        self._drafted += ms
         self._pending += ms
         self._tokens += tokens
+        self._drafted_hiccups += hiccup
+        return ms - max(0.0, min(hiccup, self._pardoned - before))
 
     def plain(self, ms: float, before: float, now: float) -> None:
         """A plain step, whose usual time it has changed from `before` to `now`."""
         self.elapsed += ms
+        if ms > LARGEST_STEP * before:
+            self._plain_hiccups += ms - before
         # The steps since the last plain one are judged by what plain steps took before and after.
         self._settled += self._pending - self._tokens * (before + now) / 2
         self._pending, self._tokens = 0.0, 0
 
     def loss(self, base: float) -> float:
         """Negative where drafting has gained; `base` is the time of a plain step."""
-        return self._settled + self._pending - self._tokens * base
+        return self._settled + self._pending - self._tokens * base - self._pardoned
+
+    @property
+    def _pardoned(self) -> float:
+        """Hiccups of drafted steps that are not charged."""
+        quiet = self.elapsed - self._drafted - self._plain_hiccups
+        rate = self._plain_hiccups / quiet if quiet else 0.0
+        usual = rate * (self._drafted - self._drafted_hiccups)
+        return min(self._drafted_hiccups, PARDON + PARDON_RATE * usual)

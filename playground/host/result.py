@@ -35,10 +35,12 @@ SOURCES = {
     "around": "Plain decoding: {} tok/s, timed briefly before and after this run.",
     "before": "Plain decoding: {} tok/s, timed briefly before this run.",
     "run": "Plain decoding: {} tok/s, from a run in the log.",
+    "own": "Plain decoding: {} tok/s, by the steps of this run that drafted nothing.",
     "measured": "Plain decoding: {} tok/s, timed briefly after a run.",
 }
 RUN_DOUBTS = {
-    "busy": "the machine was busy with something else during {disturbed} of {steps} steps.",
+    "busy": "the machine was busy with something else during {disturbed} of {steps} steps; "
+    "the others were about {others} plain decoding.",
     "few": "only {quiet} steps could be compared.",
 }
 """Doubts about the run rather than its baseline."""
@@ -62,8 +64,9 @@ def result_of(
         text = f"one token a step, {each} each. Speedups are measured against it."
         return _parts("plain", "Plain decoding:", text)
     comparison = compare_with_plain(metrics, plain)
-    if plain is None or comparison is None:
+    if comparison is None:
         return None
+    plain = comparison.plain
     kind = "before" if plain.source == "around" and plain.drift is None else plain.source
     source = SOURCES[kind].format(formats.tok_s(plain.tok_s))
     said = (drafting_sentence(metrics), comparison.remark, source)
@@ -75,11 +78,13 @@ class PlainComparison:
     """A run compared with plain decoding, and whether it is reliable.
 
     Attributes:
+        plain: the baseline in use: the given one, or the run's own undrafted steps.
         speedup: tok/s over plain decoding's; None where the baseline is wrong.
         is_sure: whether it is given to two decimals, and recommended.
         remark: why not; empty where there is nothing to say.
     """
 
+    plain: PlainStep
     balance: Balance
     speedup: float | None
     is_sure: bool
@@ -93,24 +98,31 @@ def compare_with_plain(
     own, steps = step_parts(metrics), metrics.get("num_steps")
     if plain is None or own is None or not steps:
         return None
+    plain = plain.within(metrics)
     tokens = tokens_per_step(metrics["num_new_tokens"], steps)
     assert tokens is not None
     balance = Balance.of(tokens, own, plain.parts)
     doubt = doubt_of(plain.evidence(sum(own)))
-    words = DOUBTS[doubt] if doubt else _doubt_of_run(metrics, sum(own))
+    words = DOUBTS[doubt] if doubt else _doubt_of_run(metrics, balance, plain)
     speedup = None if doubt == "cheap step" else balance.formula
-    return PlainComparison(balance, speedup, not words, UNCERTAIN.format(words) if words else "")
+    remark = UNCERTAIN.format(words) if words else ""
+    return PlainComparison(plain, balance, speedup, not words, remark)
 
 
-def _doubt_of_run(metrics: Mapping[str, Any], step_s: float) -> str:
+def _doubt_of_run(metrics: Mapping[str, Any], balance: Balance, plain: PlainStep) -> str:
     """Whether other work on the machine, or too few steps, make the run's own timing unreliable."""
+    plain_s = sum(plain.parts)
+    step_s = plain_s * (1 + balance.total)
     steps, disturbed = metrics["num_steps"], metrics.get("num_disturbed", 0)
     quiet, split = steps - disturbed, stored_figures(metrics).get("quiet_split")
     quiet_s = TimeSplit(**split).total_s if split else step_s
     is_busy = quiet < SURE_SHARE * steps or step_s > DRIFT * quiet_s
     doubt = "busy" if is_busy else "few" if quiet < SURE_STEPS else None
+    if doubt is None:
+        return ""
+    others = formats.figure(balance.mat * plain_s / quiet_s, 1, "×")
     counts = {"steps": steps, "disturbed": disturbed, "quiet": quiet}
-    return RUN_DOUBTS[doubt].format(**counts) if doubt else ""
+    return RUN_DOUBTS[doubt].format(**counts, others=others)
 
 
 def _compared(comparison: PlainComparison, source: str) -> dict[str, str]:

@@ -7,7 +7,11 @@ first parameter alone.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
+from typing import Any
+
+import gradio as gr
 
 PERMALINKS = ("compare", "tree", "benchmark", "sweep", "deploy")
 """Parameters that open the tab of the same name. `run` opens Runs, and `runs` Runs or Compare."""
@@ -16,6 +20,24 @@ ADDRESS_JS = """(...values) => {
   document.dispatchEvent(new CustomEvent("pg-address", { detail: { tab: %(tab)s, query } }));
   return [];
 }"""
+
+SWITCH_JS = """watch("value", () => document.dispatchEvent(
+  new CustomEvent("pg-select", { detail: props.value?.tab })));"""
+
+
+def tab_switch() -> gr.HTML:
+    """A component whose value selects a tab: what `switch_to` returns.
+
+    Gradio's own `gr.Tabs` would do; but once it has been the output of an event, Gradio copies the
+    state of every component within it whenever any event reports progress: 50 ms of the browser's
+    time for each message of a stream.
+    """
+    return gr.HTML(None, html_template="", js_on_load=SWITCH_JS, elem_classes="pg-none")
+
+
+def switch_to(tab: str) -> dict[str, Any]:
+    """A value of `tab_switch` that selects a tab, as often as it is sent."""
+    return {"tab": tab, "at": time.monotonic_ns()}
 
 
 def tab_of(query: Mapping[str, str]) -> str:

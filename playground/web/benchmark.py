@@ -32,6 +32,7 @@ from playground.host.controls import Control, FormSpec, group_of
 from playground.host.request import DTYPES, FormValues, texts
 from playground.runs.query import TableQuery
 from playground.web import benchmark_tables as tables
+from playground.web.address import switch_to
 from playground.web.deploy import DeployPage, Updates
 from playground.web.experiment import ExperimentPage, Standing, read_key
 from playground.web.forms import QUIET, RAW, SettingsForm
@@ -253,19 +254,19 @@ class BenchmarkPage(ExperimentPage):
     def _file(self, name: str, picked: Any) -> tuple[str, str]:
         return f"benchmark-{picked}-{name}", self.experiments.file(read_key(picked), name)
 
-    def listen(self, tabs: gr.Tabs, runs: RunsPage, tree: gr.HTML, deploy: DeployPage) -> None:
+    def listen(self, tabs: gr.HTML, runs: RunsPage, tree: gr.HTML, deploy: DeployPage) -> None:
         """Take a benchmark to the Runs and Tree pages, and a configuration to the Deploy page."""
 
         def show_runs(picked: Any) -> Updates:
             query = TableQuery(benchmark_id=read_key(picked))
             outputs = dict(zip(runs.outputs, runs.restored(query), strict=True))
-            return {tabs: gr.Tabs(selected="runs"), **outputs}
+            return {tabs: switch_to("runs"), **outputs}
 
         def tune(picked: Any) -> Updates:
             target = self.experiments.look(read_key(picked)).results.plan.target.name
             link = {"tree": "", "method": "", "target": target, "benchmark": picked}
             rev = secrets.token_urlsafe(6)
-            return {tabs: gr.Tabs(selected="tree"), tree: {"rev": rev, "link": link}}
+            return {tabs: switch_to("tree"), tree: {"rev": rev, "link": link}}
 
         def hand_over(picked: Any, configuration: Any) -> Updates:
             report = self.experiments.look(read_key(picked)).results.report
@@ -273,7 +274,7 @@ class BenchmarkPage(ExperimentPage):
             run = sections[0].example_run if sections else None
             if run is None:
                 return {}
-            return {tabs: gr.Tabs(selected="deploy"), **deploy.open(ExportForm(run=run))}
+            return {tabs: switch_to("deploy"), **deploy.open(ExportForm(run=run))}
 
         def leading(lead: Callable[..., Updates]) -> Callable[..., Updates]:
             """A listener that goes to another page, or says why it cannot."""

@@ -39,10 +39,11 @@ from playground.host.request import (
 )
 from playground.host.runner import EngineHost
 from playground.host.stream import History
+from playground.web.address import switch_to
 from playground.web.compare_table import results_html
 from playground.web.components import drawn_by
 from playground.web.concurrency import Concurrency
-from playground.web.forms import BARE, PromptForm, SettingsForm
+from playground.web.forms import BARE, QUEUED, PromptForm, SettingsForm
 from playground.web.memory import Memory, is_anything, memory_choice, memory_settings, memory_text
 from playground.web.memory import owner_of as tab_of
 from playground.web.results import saves
@@ -66,7 +67,6 @@ TEMPLATE = (
     '<div class="compare-head"></div><div class="compare-race"></div>'
     '<div class="panels" data-count="1"></div>'
 )
-QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 
 
 class ComparePage:
@@ -102,27 +102,27 @@ class ComparePage:
         self.memory = Memory("compare", memory, parameter="compare")
         self._listen()
 
-    def listen_to_links(self, page: gr.Blocks, tabs: gr.Tabs) -> None:
-        """Open the page for addresses with `compare` or `runs`."""
+    def listen_to_links(self, page: gr.Blocks) -> None:
+        """Fill the page for addresses with `compare` or `runs`."""
 
         def fill(memory: Mapping[str, Any], params: Mapping[str, str]) -> list[Any]:
             updates = self.opened(params)
             if updates is None:
                 form = self._remembered(memory) if is_anything(memory) else self._untouched()
-                return [gr.skip(), *form, gr.skip(), gr.skip()]
+                return [*form, gr.skip(), gr.skip()]
             if is_anything(memory) and not memory.get(
                 "foreign"
             ):  # as it was left, not as it was begun
                 updates[: len(self.outputs) - 2] = self._remembered(memory)
-            return [gr.Tabs(selected="compare"), *updates]
+            return updates
 
-        self.memory.listen(page, fill, [tabs, *self.outputs]).then(
+        self.memory.listen(page, fill, self.outputs).then(
             self.follow_link,
             [self.tab] * 3,
             [self.panels, self.table],
             js=self.memory.last_js,
             concurrency_limit=None,
-            **QUIET,
+            **QUEUED,
         )
 
     async def follow_link(
@@ -149,7 +149,7 @@ class ComparePage:
         else:
             yield updates
 
-    def listen_to_runs(self, tabs: gr.Tabs, panel: gr.HTML) -> None:
+    def listen_to_runs(self, tabs: gr.HTML, panel: gr.HTML) -> None:
         """Take the prompt, method and settings of a panel's run here."""
 
         def take(event: gr.EventData = None) -> list[Any]:  # type: ignore[assignment]
@@ -158,9 +158,9 @@ class ComparePage:
             updates = self.opened({"runs": run}) if isinstance(run, str) and run else None
             if updates is None:
                 return [gr.skip() for _ in (tabs, *self.outputs)]
-            return [gr.Tabs(selected="compare"), *updates]
+            return [switch_to("compare"), *updates]
 
-        panel.compare(take, None, [tabs, *self.outputs], queue=False, **QUIET)
+        panel.compare(take, None, [tabs, *self.outputs], queue=False, **QUEUED)
 
     def opened(self, params: Mapping[str, str]) -> list[Any] | None:
         """Updates of `outputs`; None for any address that is not of this page.
@@ -374,33 +374,33 @@ class ComparePage:
             [self.panels, self.table],
             concurrency_limit=None,
             api_name="compare",
-            **QUIET,
+            **QUEUED,
         )
         here = [self.tab, self.panels]
         self.concurrency.listen(self.panels, self.tab)
-        self.stop.click(self.stop_run, here, None, queue=False, api_name="stop_compare", **QUIET)
-        self.count.change(self.pick_count, self.count, self.columns, queue=False, **QUIET)
+        self.stop.click(self.stop_run, here, None, queue=False, api_name="stop_compare", **QUEUED)
+        self.count.change(self.pick_count, self.count, self.columns, queue=False, **QUEUED)
         self.target.change(
-            self.pick_target, [self.target, *self.methods], self.slots, queue=False, **QUIET
+            self.pick_target, [self.target, *self.methods], self.slots, queue=False, **QUEUED
         )
         for method, form in zip(self.methods, self.forms, strict=True):
-            method.input(self.pick_method, method, form.spec, queue=False, **QUIET)
+            method.input(self.pick_method, method, form.spec, queue=False, **QUEUED)
         self.suite.change(
             self.pick_suite,
             [self.suite, self.mode],
             [self.mode, self.example, self.system, self.prompt],
             queue=False,
-            **QUIET,
+            **QUEUED,
         )
         self.mode.change(
             lambda mode, suite: gr.update(visible=mode == "chat" and not suite),
             [self.mode, self.suite],
             self.system,
             queue=False,
-            **QUIET,
+            **QUEUED,
         )
         self.example.input(
-            self.prompts.pick_example, self.example, [self.prompt, self.mode], queue=False, **QUIET
+            self.prompts.pick_example, self.example, [self.prompt, self.mode], queue=False, **QUEUED
         )
 
     async def run(self, request: gr.Request, *values: Any) -> AsyncIterator[list[Any]]:

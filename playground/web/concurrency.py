@@ -17,6 +17,7 @@ from playground.host.request import read_run_id
 from playground.host.runner import EngineHost
 from playground.trees.batches import BatchReport, batch_report, measure_for
 from playground.trees.measurements import Jobs
+from playground.web.forms import QUEUED
 from playground.web.memory import owner_of
 from playground.web.results import Cell, saying, table_html
 
@@ -29,7 +30,6 @@ ABOUT = (
 FORMULA = (
     "MAT · step of plain decoding / (draft + verify + other), each for that many texts at once"
 )
-QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 
 
 class Concurrency:
@@ -49,7 +49,7 @@ class Concurrency:
     def listen(self, panels: gr.HTML, tab: gr.HTML) -> None:
         """`panels`: what shows the comparison."""
         self.button.click(
-            self.show, [panels, tab], self.prediction, concurrency_limit=None, **QUIET
+            self.show, [panels, tab], self.prediction, concurrency_limit=None, **QUEUED
         )
 
     async def show(self, panels: Any, tab: Any, request: gr.Request) -> AsyncIterator[str]:

@@ -21,6 +21,7 @@ from playground.connect.session import Address, measure
 from playground.errors import fault_of
 from playground.host.catalog import Catalog
 from playground.plots import GREY, HUES, styled
+from playground.web.forms import QUEUED
 from playground.web.results import HTML, Cell, saying, table_html
 from presets import PromptSuite
 from storage import RunLog
@@ -28,8 +29,7 @@ from storage import RunLog
 EVERY_S = 2.0
 WHERE = "connecting to an engine"
 MAX_PROMPTS, MAX_TOKENS = 200, 2048
-QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
-TIMED: dict[str, Any] = {**QUIET, "queue": False}
+TIMED: dict[str, Any] = {**QUEUED, "queue": False}
 ABOUT = (
     "Watches or measures a running engine: "
     + ", ".join(engine.title for engine in ENGINES)
@@ -146,14 +146,14 @@ class ConnectPage:
     def _listen(self) -> None:
         engine = [self.url, self.key, self.model]
         watched = [self.message, self.live, self.last_reading, self.timer]
-        self.watch.click(self.begin, engine, watched, **QUIET)
-        self.url.submit(self.begin, engine, watched, **QUIET)
+        self.watch.click(self.begin, engine, watched, **QUEUED)
+        self.url.submit(self.begin, engine, watched, **QUEUED)
         self.timer.tick(self.look, [*engine, self.last_reading], watched, **TIMED)
         self.leave.click(lambda: gr.Timer(active=False), None, self.timer, **TIMED)
         load = [self.plain, self.suite, self.count, self.tokens, self.levels, self.seconds]
         results = [self.message, self.sentences, self.table, self.plot]
         running = self.start.click(
-            self.measure, [*engine, *load], results, concurrency_limit=None, **QUIET
+            self.measure, [*engine, *load], results, concurrency_limit=None, **QUEUED
         )
         self.stop.click(
             lambda: saying("Stopped. The answers received so far are in the log."),

@@ -25,7 +25,8 @@ from playground.deploy import (
 )
 from playground.errors import Fault, attempt
 from playground.host.runner import EngineHost
-from playground.web.address import link_to
+from playground.web.address import link_to, switch_to
+from playground.web.forms import QUIET
 from playground.web.generate import GeneratePage
 from playground.web.method_file import uploaded_text
 from playground.web.results import HTML
@@ -36,7 +37,6 @@ FIRST_FILES, MAX_FILES = 2, 8
 LANGUAGES: dict[str, Any] = {"json": "json", "yaml": "yaml", "bash": "shell", "python": "python"}
 Updates = dict[Any, Any]
 """New values by component."""
-QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private", "queue": False}
 WRITE_LINK = """(query) => {
   if (!query?.startsWith("deploy=")) return;
   const params = Object.fromEntries(new URLSearchParams(query));
@@ -189,7 +189,7 @@ class DeployPage:
 
         page.load(load, None, self.outputs, **QUIET)
 
-    def listen_to_use(self, tabs: gr.Tabs, generate: GeneratePage) -> None:
+    def listen_to_use(self, tabs: gr.HTML, generate: GeneratePage) -> None:
         """Use an imported config on the Generate page."""
 
         def use_config(engine: Any, text: Any, target: Any) -> list[Any]:
@@ -199,7 +199,7 @@ class DeployPage:
             )
             if isinstance(fields, Fault):
                 return [_alert(fields.sentence), *[gr.skip()] * 4]
-            return [gr.skip(), gr.Tabs(selected="generate"), *fields]
+            return [gr.skip(), switch_to("generate"), *fields]
 
         outputs = [self.imported, tabs, generate.target, generate.method, generate.form.spec]
         self.use.click(use_config, [self.source, self.paste, generate.target], outputs, **QUIET)

@@ -288,16 +288,14 @@ class ExperimentPage(ABC):
 
         return acting
 
-    def listen_to_links(self, page: gr.Blocks, tabs: gr.Tabs) -> None:
-        """Open the page for addresses with its name as a parameter."""
+    def listen_to_links(self, page: gr.Blocks) -> None:
+        """Fill the page for addresses with its name as a parameter."""
 
-        def load(request: gr.Request) -> tuple[Any, Any]:
+        def load(request: gr.Request) -> Any:
             linked = self._linked(request)
-            if not linked:
-                return gr.skip(), gr.skip()
-            return gr.Tabs(selected=self.name), self.menu(linked)
+            return self.menu(linked) if linked else gr.skip()
 
-        page.load(load, None, [tabs, self.picker], **QUIET)
+        page.load(load, None, self.picker, **QUIET)
 
     def _linked(self, request: gr.Request) -> str:
         """The key in the page's address; empty where it names none, or a run of an experiment."""

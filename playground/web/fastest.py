@@ -26,6 +26,7 @@ from playground.experiments.report.columns import COLUMNS, Cell, speedup_cell
 from playground.experiments.service import Experiments
 from playground.host.runner import EngineHost
 from playground.trees.methods import tree_method
+from playground.web.address import switch_to
 from playground.web.forms import RAW
 from playground.web.results import saying, state_html, table_html
 
@@ -188,7 +189,7 @@ class FastestPanel:
 
     def listen_to_leads(
         self,
-        tabs: gr.Tabs,
+        tabs: gr.HTML,
         form: Sequence[Any],
         take: Callable[..., tuple[Any, ...]],
         tree: gr.HTML,
@@ -215,12 +216,12 @@ class FastestPanel:
             search, _, method = self.picked()
             link = {"tree": "", "method": method, "target": search.plan.target.name}
             value = {"rev": secrets.token_urlsafe(6), "link": link}
-            return {tabs: gr.Tabs(selected="tree"), tree: value}
+            return {tabs: switch_to("tree"), tree: value}
 
         def hand_over() -> dict[Any, Any]:
             _, leader, _ = self.picked()
             opened = deploy(ExportForm(run=leader.run_id or ""))
-            return {tabs: gr.Tabs(selected="deploy"), **opened}
+            return {tabs: switch_to("deploy"), **opened}
 
         outputs = {
             "use": (use, [self.column, *form]),

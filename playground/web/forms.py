@@ -30,7 +30,14 @@ from playground.host.controls import (
 from playground.host.request import FormValues
 from playground.web.fields import Fields
 
-QUIET: dict[str, Any] = {"show_progress": "hidden", "queue": False, "api_visibility": "private"}
+QUEUED: dict[str, Any] = {
+    "show_progress": "hidden",
+    "show_progress_on": [],
+    "api_visibility": "private",
+}
+"""For listeners that wait in Gradio's queue. The empty list keeps it from telling every output of
+every listener of each message of a stream."""
+QUIET: dict[str, Any] = {**QUEUED, "queue": False}
 RAW: dict[str, Any] = {**QUIET, "preprocess": False}
 """For listeners that check their inputs. Gradio's own check responds with 500 to a value that has
 just left a dropdown's choices."""

@@ -32,7 +32,7 @@ from playground.runs.details import stored_run
 from playground.web.address import address_js, link_to
 from playground.web.components import static_text, token_panels
 from playground.web.fastest import FastestPanel
-from playground.web.forms import QUIET, PromptForm, SettingsForm
+from playground.web.forms import QUEUED, QUIET, PromptForm, SettingsForm
 from playground.web.memory import (
     Memory,
     is_anything,
@@ -55,7 +55,6 @@ UNFIT = HTML.from_string("""
 </dl></details>
 {% endif %}
 """)
-QUEUED: dict[str, Any] = {**QUIET, "queue": True}
 
 
 def method_form(

@@ -14,7 +14,7 @@ from engine.safe_text import read_text
 from playground.errors import Fault, attempt
 from playground.host.methods import read_method
 from playground.web.fields import unlinked
-from playground.web.forms import RAW
+from playground.web.forms import QUEUED, RAW
 
 SAMPLE = """speculative_config:
   decoding_type: NGram
@@ -64,8 +64,7 @@ class MethodFile:
             read_file,
             self._open,
             self._text,
-            show_progress="hidden",
-            api_visibility="private",
+            **QUEUED,
         )
         self._text.change(read, [self._text, target], [self._text, *outputs], **RAW)
 

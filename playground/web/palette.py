@@ -7,6 +7,7 @@ from typing import Any
 import gradio as gr
 
 from playground.errors import Fault, attempt
+from playground.web.address import switch_to
 from playground.web.components import drawn_by
 from playground.web.forms import RAW
 from playground.web.generate import GeneratePage
@@ -19,7 +20,7 @@ MOST_RUNS = 50
 class Palette:
     """Component and listeners; methods go to Generate, runs are opened on Runs."""
 
-    def __init__(self, tabs: gr.Tabs, generate: GeneratePage, runs: RunsPage) -> None:
+    def __init__(self, tabs: gr.HTML, generate: GeneratePage, runs: RunsPage) -> None:
         self._generate, self._runs = generate, runs
         box = drawn_by(
             "palette.js",
@@ -51,13 +52,13 @@ class Palette:
         picked = _picked(value)
         if picked not in [key for _, key in self._generate.host.menu.choices(target)]:
             return [gr.skip(), gr.skip()]
-        return [gr.Tabs(selected="generate"), picked]
+        return [switch_to("generate"), picked]
 
     def _open(self, value: Any, *table: Any) -> list[Any]:
         run = _picked(value)
         rows = attempt(lambda: self._runs.draw_repeated(run, *table), where="opening a run")
         update = gr.skip() if isinstance(rows, Fault) else rows
-        return [gr.Tabs(selected="runs"), update, *self._runs.open_run.opened(run)]
+        return [switch_to("runs"), update, *self._runs.open_run.opened(run)]
 
 
 def _picked(value: Any) -> str:

@@ -14,7 +14,9 @@ from playground.host.runner import EngineHost
 from playground.host.stream import History, RunStream, follow, refusal
 from playground.runs.again import request_again
 from playground.runs.details import Annotation, facts, split_tags, stored_run
+from playground.web.address import switch_to
 from playground.web.components import token_panels
+from playground.web.forms import QUEUED
 from playground.web.generate import GeneratePage
 from playground.web.memory import owner_of
 from playground.web.results import HTML
@@ -33,7 +35,6 @@ FACTS = HTML.from_string("""
 </div>
 """)
 PLACEHOLDER = "Open a run in the table to read its text and go through its steps."
-QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 
 
 class OpenRun:
@@ -119,7 +120,7 @@ class OpenRun:
 
     # ---- the way to the Generate page
 
-    def listen_to_generate(self, tabs: gr.Tabs, generate: GeneratePage, message: gr.HTML) -> None:
+    def listen_to_generate(self, tabs: gr.HTML, generate: GeneratePage, message: gr.HTML) -> None:
         """Take a run's settings and prompt to the Generate page."""
         outputs = [message, tabs, *generate.form_parts]
 
@@ -130,9 +131,9 @@ class OpenRun:
             )
             if isinstance(values, Fault):
                 return message_html(values), *[gr.skip()] * len(outputs[1:])
-            return gr.skip(), gr.Tabs(selected="generate"), *values
+            return gr.skip(), switch_to("generate"), *values
 
-        self.generate.click(take, self.id, outputs, queue=False, **QUIET)
+        self.generate.click(take, self.id, outputs, queue=False, **QUEUED)
 
 
 def message_html(done: str | Fault, alert: Fault | None = None) -> str:

@@ -22,7 +22,8 @@ from playground.runs.transfer import (
     import_runs,
     read_lines,
 )
-from playground.web.run_details import QUIET, message_html
+from playground.web.forms import QUEUED
+from playground.web.run_details import message_html
 from storage import RunLog
 
 KINDS = [("JSON, whole runs", "json"), ("CSV, one line per run", "csv")]
@@ -57,12 +58,12 @@ class RunFiles:
 
     def listen(self, inputs: list[Any], message: gr.HTML) -> Any:
         """Export the runs that the page's components select; returns the event of an import."""
-        fast: dict[str, Any] = {"queue": False, **QUIET}
+        fast: dict[str, Any] = {"queue": False, **QUEUED}
         status = [message, self.stop]
         saved = [*status, self.file]
-        exporting = self.export.click(self.export_file, [self.kind, *inputs], saved, **QUIET)
+        exporting = self.export.click(self.export_file, [self.kind, *inputs], saved, **QUEUED)
         exporting.then(None, self.file, None, js=DOWNLOAD, **fast)
-        importing = self.upload.upload(self.import_file, self.upload, status, **QUIET)
+        importing = self.upload.upload(self.import_file, self.upload, status, **QUEUED)
         self.stop.click(
             lambda: (message_html("Stopped."), gr.Button(visible=False)),
             None,

@@ -22,8 +22,9 @@ from playground.runs.query import Baseline, TableQuery, filter_texts, read_filte
 from playground.runs.table import RunTable
 from playground.web.address import link_to
 from playground.web.components import drawn_by
+from playground.web.forms import QUEUED
 from playground.web.run_comparison import ComparisonView
-from playground.web.run_details import QUIET, OpenRun, message_html
+from playground.web.run_details import OpenRun, message_html
 from playground.web.run_files import RunFiles
 from storage import RunSummary, Status
 
@@ -113,7 +114,7 @@ class RunsPage:
     # ---- listeners
 
     def _listen(self) -> None:
-        fast: dict[str, Any] = {"queue": False, **QUIET}
+        fast: dict[str, Any] = {"queue": False, **QUEUED}
         inputs, table, message, run = self.inputs, self.table, self.message, self.open_run
         compared = [*self.comparison.outputs, self.baseline]
         buttons = [self.compare, self.tag, self.untag, self.delete, self.files.export]
@@ -165,7 +166,7 @@ class RunsPage:
         )
         repeated = [run.panel, run.again, run.stop, run.id]
         run.again.click(
-            run.run_again, [run.id, self.tab], repeated, concurrency_limit=None, **QUIET
+            run.run_again, [run.id, self.tab], repeated, concurrency_limit=None, **QUEUED
         ).then(run.show, run.id, run.outputs, **fast).then(
             self.draw_repeated, [run.id, *inputs], table, **fast
         )
@@ -318,14 +319,14 @@ class RunsPage:
         memory = gr.BrowserState([], storage_key="pg-runs", secret="pg-runs")
         parts: list[Any] = [self.columns, self.baseline]
         changed = [self.columns.input, self.baseline.input, run.pin.click]
-        gr.on(changed, lambda *both: both, parts, memory, queue=False, **QUIET)
+        gr.on(changed, lambda *both: both, parts, memory, queue=False, **QUEUED)
         outputs = [self.message, self.columns, *self.outputs, run.panel, *run.outputs]
-        page.load(self.follow_link, memory, outputs, queue=False, **QUIET).then(
+        page.load(self.follow_link, memory, outputs, queue=False, **QUEUED).then(
             self.compare_runs,
             self.inputs,
             [*self.comparison.outputs, self.baseline],
             queue=False,
-            **QUIET,
+            **QUEUED,
         )
 
     def follow_link(self, memory: Any, request: gr.Request) -> list[Any]:

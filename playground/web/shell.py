@@ -11,6 +11,7 @@ from playground.experiments.service import Experiments
 from playground.experiments.sweep.service import Sweeps
 from playground.host.runner import EngineHost
 from playground.host.stream import History
+from playground.web.address import tab_switch
 from playground.web.benchmark import BenchmarkPage
 from playground.web.compare import ComparePage
 from playground.web.connect import ConnectPage
@@ -49,7 +50,8 @@ def build_shell(host: EngineHost, log: RunLog) -> gr.Blocks:
     ) as page:
         _heading(f"<h1>{TITLE}</h1>")
         tab_id = tab_identity()
-        with gr.Tabs() as tabs:
+        tabs = tab_switch()
+        with gr.Tabs():
             with _page("Generate"):
                 generate = GeneratePage(host, experiments, history, tab_id)
             with _page("Compare"):
@@ -73,11 +75,11 @@ def build_shell(host: EngineHost, log: RunLog) -> gr.Blocks:
         generate.fastest.listen_to_page(page)
         runs.listen_to_links(page)
         runs.open_run.listen_to_generate(tabs, generate, runs.message)
-        compare.listen_to_links(page, tabs)
+        compare.listen_to_links(page)
         for panel in (generate.panel, runs.open_run.panel):
             compare.listen_to_runs(tabs, panel)
         tree.listen_to_links(page)
-        bench.listen_to_links(page, tabs)
+        bench.listen_to_links(page)
         bench.listen(tabs, runs, tree.component, deploy)
         tree.listen_to_use(tabs, generate, compare)
         tree.listen_to_forms(tabs, generate.target, generate.method, generate.form)
@@ -85,7 +87,7 @@ def build_shell(host: EngineHost, log: RunLog) -> gr.Blocks:
             tree.listen_to_forms(tabs, compare.target, method, form)
         tree.listen_to_forms(tabs, bench.target, None, bench.form)
         tree.listen_to_forms(tabs, sweep.target, sweep.method, sweep.form)
-        sweep.listen_to_links(page, tabs)
+        sweep.listen_to_links(page)
         sweep.listen(tabs, generate)
         picked = [generate.target, generate.method, generate.form.spec]
         generate.fastest.listen_to_leads(

@@ -33,6 +33,7 @@ from playground.experiments.sweep.service import Sweeps
 from playground.experiments.sweep.store import StoredSweep
 from playground.host.controls import Control, group_of
 from playground.host.request import DTYPES, FormValues, texts
+from playground.web.address import switch_to
 from playground.web.experiment import ExperimentPage, Standing, read_key
 from playground.web.forms import RAW, SettingsForm
 from playground.web.generate import GeneratePage
@@ -241,7 +242,7 @@ class SweepPage(ExperimentPage):
         sweep = self.experiments.store.load(read_key(picked))
         return f"{file_name(sweep.row.name)}.yaml", preset_yaml(sweep, number_of(trial))
 
-    def listen(self, tabs: gr.Tabs, generate: GeneratePage) -> None:
+    def listen(self, tabs: gr.HTML, generate: GeneratePage) -> None:
         """Take a trial to the Generate page."""
 
         def use(picked: Any, trial: Any) -> list[Any]:
@@ -252,7 +253,7 @@ class SweepPage(ExperimentPage):
             filled = attempt(fill, where="using a trial")
             if isinstance(filled, Fault):
                 return [saying(filled), *[gr.skip()] * 4]
-            return ["", gr.Tabs(selected="generate"), *filled]
+            return ["", switch_to("generate"), *filled]
 
         outputs = [self.note, tabs, generate.target, generate.method, generate.form.spec]
         self.use.click(use, [self.picker, self.trial], outputs, **RAW)

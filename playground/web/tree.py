@@ -12,15 +12,14 @@ from playground.errors import Fault, attempt
 from playground.host.runner import EngineHost
 from playground.trees.editor import QUESTIONS, TreeEditor, ask
 from playground.trees.methods import TreeChoice, read_tree_choice
-from playground.web.address import link_to
+from playground.web.address import link_to, switch_to
 from playground.web.compare import ComparePage
 from playground.web.components import drawn_by, static_text
-from playground.web.forms import RAW, SettingsForm
+from playground.web.forms import QUIET, RAW, SettingsForm
 from playground.web.generate import GeneratePage
 from playground.web.rpc import answered
 
 LINK_CHARS = 80_000
-QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private", "queue": False}
 
 
 class TreePage:
@@ -57,7 +56,7 @@ class TreePage:
 
         page.load(load, None, self.component, **QUIET)
 
-    def listen_to_use(self, tabs: gr.Tabs, generate: GeneratePage, compare: ComparePage) -> None:
+    def listen_to_use(self, tabs: gr.HTML, generate: GeneratePage, compare: ComparePage) -> None:
         """Put the tree into the settings of a method on another page, and go there."""
         places = {
             "generate": [generate.target, generate.method, generate.form.spec],
@@ -74,7 +73,7 @@ class TreePage:
             if isinstance(filled, Fault):
                 gr.Warning(filled.sentence)
                 return [gr.skip()] * 4
-            return [gr.Tabs(selected=where), *filled]
+            return [switch_to(where), *filled]
 
         def fill(where: str, used: TreeChoice) -> tuple[Any, ...]:
             if where == "generate":
@@ -91,7 +90,7 @@ class TreePage:
         for name, handler in (("generate", use_in_generate), ("compare", use_in_compare)):
             self.component.use(handler, None, [tabs, *places[name]], **QUIET)
 
-    def listen_to_forms(self, tabs: gr.Tabs, target: Any, method: Any, form: SettingsForm) -> None:
+    def listen_to_forms(self, tabs: gr.HTML, target: Any, method: Any, form: SettingsForm) -> None:
         """Open the choice tree of a form; `method`: picker of its method, if it has one."""
 
         def show(choice: Any, target: Any, *picked: Any) -> tuple[Any, Any]:
@@ -102,7 +101,7 @@ class TreePage:
             opened = read_link(texts)
             if opened is None:
                 return gr.skip(), gr.skip()
-            return gr.Tabs(selected="tree"), {"rev": secrets.token_urlsafe(6), "link": opened}
+            return switch_to("tree"), {"rev": secrets.token_urlsafe(6), "link": opened}
 
         pickers = [target] if method is None else [target, method]
         form.tree.change(show, [form.tree, *pickers], [tabs, self.component], **RAW)

@@ -55,6 +55,21 @@ def test_no_listener_of_the_page_blocks_the_loop(tmp_path: Path) -> None:
             assert client.post("/v2/models/tiny/generate", json=generate).status_code == 200
 
 
+def test_no_message_of_a_stream_makes_the_browser_copy_other_components(tmp_path: Path) -> None:
+    """Gradio tells every output of every listener so far of each message, children included."""
+    with serving_tiny(tmp_path) as served, served.client() as client:
+        config = client.get("/config").json()
+    forms = {"apply", "unnamed"}  # drawn anew by Gradio; without outputs
+    told = [
+        fn["api_name"]
+        for fn in config["dependencies"]
+        if fn["show_progress_on"] != [] and fn["api_name"].rstrip("_0123456789") not in forms
+    ]
+    assert not told, "spread playground.web.forms.QUIET, QUEUED or RAW into these listeners"
+    kinds = {part["id"]: part["type"] for part in config["components"]}
+    assert "tabs" not in {kinds.get(out) for fn in config["dependencies"] for out in fn["outputs"]}
+
+
 def listeners(served: Served) -> list[tuple[dict[str, Any], dict[int, Any]]]:
     """Listeners that stream or watch, and what the page's components hold."""
     with served.client() as client:

@@ -85,7 +85,7 @@ def test_the_speedup_is_the_ratio_of_the_tok_s_beside_it_however_busy_the_machin
         assert comparison.is_sure is (ms == [9.0] * 20)
     cold = said(timed([300.0, 60.0, *[9.0] * 18], 2))
     assert cold["head"] == "About 0.7× plain decoding:" and not cold["advice"]
-    assert "something else during 2 of 20 steps" in cold["source"]
+    assert "something else during 2 of 20 steps; the others were about 2.0× plain" in cold["source"]
     assert "only 6 steps" in said(timed([9.0] * 6, 2))["source"]
     drifted = said(timed([9.0] * 20, 2), replace(PLAIN, drift=1.4))["source"]
     assert drifted.count("Uncertain") == 1
@@ -96,6 +96,27 @@ def test_a_step_cheaper_than_a_plain_step_gives_no_number() -> None:
     assert found["head"] == "No speedup is given:" and found["text"] == "2.00 tokens a step."
     assert "less time than a step of plain decoding" in found["source"]
     assert "×" not in found["head"] + found["text"]
+
+
+def test_a_run_that_drafted_now_and_then_is_compared_with_its_own_undrafted_steps() -> None:
+    """A page that draws on the same cores slows the run and not the timing around it."""
+    drafted = timed_records([33.0] * 20, 2, num_drafted=4)
+    undrafted = [
+        replace(
+            record, index=20 + at, bypass="not_worth_it", at_s=record.at_s + drafted[-2].at_s - 0.1
+        )
+        for at, record in enumerate(timed_records([30.0] * 20, 1)[1:-1])
+        if isinstance(record, Step) and isinstance(drafted[-2], Step)
+    ]
+    values = asdict(measure([*drafted[:-1], *undrafted, End((5,) * 61, "length", 40)]))
+    assert values["undrafted_verify_s"] == pytest.approx(0.030)
+    comparison = compare_with_plain(values, PLAIN)
+    assert comparison and comparison.plain.tok_s == pytest.approx(1 / 0.031)
+    assert comparison.speedup == pytest.approx(values["tok_s"] * 0.031) and comparison.is_sure
+    assert said(values)["head"] == "1.43× plain decoding:"
+    assert "by the steps of this run that drafted nothing" in said(values)["source"]
+    few = asdict(measure([*drafted[:-1], *undrafted[:15], End((5,) * 56, "length", 35)]))
+    assert "timed briefly before and after" in said(few)["source"]
 
 
 def test_while_a_run_goes_on_its_source_does_not_contradict_its_doubt() -> None:

@@ -87,6 +87,9 @@ export function follow() {
     if (tab && tab !== tabOf(here())) history.pushState(null, "", addressOf(tab));
   }).observe(document.body, { subtree: true, attributeFilter: ["aria-selected"] });
   addEventListener("popstate", () => select(tabOf(here())));
+  document.addEventListener("pg-select", (event) => {
+    if (event instanceof CustomEvent && event.detail) select(event.detail);
+  });
   document.addEventListener("pg-address", (event) => {
     if (event instanceof CustomEvent) show(event.detail.tab, event.detail.query, event.detail.whole);
   });

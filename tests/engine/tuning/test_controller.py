@@ -231,3 +231,33 @@ def test_sampling_goes_on_under_the_controller() -> None:
     sampling = Sampling(temperature=1.0, seed=3)
     end = list(decode(tiny_target(), drafter, PROMPT * 5, sampling=sampling))[-1]
     assert isinstance(end, End) and end.output_ids
+
+
+def test_hiccups_of_a_busy_machine_are_not_charged_to_drafting() -> None:
+    """A page that begins to draw on the same cores holds up the first steps, drafted or not."""
+    held_up = {0, 2, 3, 10}
+    pace: Callable[[int], float] = lambda step: 10.0 if step in held_up else 1.0  # noqa: E731
+    steps, drafter, _ = run(FLAT, random_right(0.5), pace=pace)
+    assert all(steps[step].num_drafted for step in (2, 3)) and not steps[0].num_drafted
+    drafted = [step.num_drafted > 0 for step in steps]
+    assert sum(drafted) > 0.8 * len(drafted)
+    assert drafter.account.loss(drafter.experience.costs.base) < 0
+
+
+def test_a_drafter_that_holds_up_steps_itself_is_charged_for_them() -> None:
+    """Its drafted steps are held up and plain ones are not."""
+    target = tiny_target(eos_token_id=None)
+    oracle = Oracle(target, plain_greedy(target, PROMPT, 250), lambda position: position % 3 != 2)
+    drafter = OnAMachine(oracle, target, STEEP)
+    drafter._pace = lambda step: 1.0
+    machine = drafter._machine.at
+    rng = random.Random(1)
+
+    class Jammed:
+        def at(self, rows: int) -> float:
+            return machine(rows) * (12.0 if rows > 1 and rng.random() < 0.3 else 1.0)
+
+    drafter._machine = Jammed()  # type: ignore[assignment]
+    for _ in decode(target, drafter, PROMPT, limits=Limits(max_new_tokens=230, ignore_eos=True)):
+        pass
+    assert drafter.lost_ms <= 0.03 * drafter.plain_ms + 100
