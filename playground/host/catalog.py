@@ -21,6 +21,7 @@ TYPE_PREFIX = "type:"
 MAX_PLACE_CHARS = 1000
 """Of a path or hub id."""
 FIRST_METHOD, FIRST_CATEGORY = "ngram", "summarisation"
+TREE_METHOD = "token-recycling"
 OWN_DRAFTERS = "User_Provided"
 """Decoding type of the user's own drafters. It runs only drafters registered when the server
 started, so its settings may come from the page; without any it is not listed."""
@@ -155,6 +156,13 @@ class Catalog:
         fastest = [key for key in own if self.presets[key].first]
         light = [key for key in own if is_random or not self.is_trained(key)]
         return next(iter([*fastest, *light]), FIRST_METHOD if FIRST_METHOD in keys else keys[0])
+
+    def tree_method(self, target: str) -> str | None:
+        """A method that drafts trees on a target: EAGLE-2 made for it, else one without weights."""
+        keys = [key for _, key in self.method_choices(target) if key in self.presets]
+        grown = [key for key in keys if getattr(self.presets[key].config, "use_dynamic_tree", 0)]
+        own = [key for key in grown if self.presets[key].target == target]
+        return next(iter([*own, *(key for key in keys if key == TREE_METHOD)]), None)
 
     def is_trained(self, key: str) -> bool:
         """Whether a method, or one within it, drafts with weights of its own."""

@@ -251,6 +251,7 @@ class EngineHost:
             prompt=conversation.prompt,
             messages=conversation.messages,
             parent=conversation.parent,
+            sampled=not request.sampling.greedy,
         )
         return run
 

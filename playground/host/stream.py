@@ -35,6 +35,7 @@ from engine.tree import TreeShape
 from playground.host.live import Finish, First, LiveRun, LiveRuns
 from playground.host.plain import PLAIN, PlainStep, plain_step_of
 from playground.host.result import figure_texts, result_of, steps_text
+from playground.host.trace import chrome_trace
 from storage import Figure, RunDetail, RunLog, StepRow, names_of
 
 Event = list[Any]
@@ -159,6 +160,7 @@ def run_meta(
     prompt: str,
     messages: Sequence[dict[str, str]],
     parent: str | None = None,
+    sampled: bool = False,
 ) -> dict[str, Any]:
     """A run's facts for a panel; without messages it is a raw completion.
 
@@ -177,6 +179,7 @@ def run_meta(
         "prompt": prompt,
         "history": [dict(message) for message in messages[:-1]],
         "parent": parent,
+        "sampled": sampled,
     }
 
 
@@ -394,6 +397,14 @@ class History:
         steps = (Step(*_STEP_VALUES(row)) for row in rows[first - before :])
         return {"text": steps_text(asdict(measure([Prefill(0, 0, began_s), *steps])))}
 
+    def trace(self, run_id: str) -> dict[str, str]:
+        """A file with the run's Chrome trace. Raises ConfigError: it is not in the log (yet)."""
+        live = self._runs.get(run_id)
+        stored = self._log.read_whole(run_id if live is None else live.log_id or "")
+        if stored is None:
+            raise ConfigError("This run is not in the log. Wait until it has begun.")
+        return {"name": f"run-{stored.run.id}.trace.json", "text": chrome_trace(stored)}
+
     def opened(self, run_id: str) -> Message:
         """A message that makes a panel show a run of the log; it requests the text by `since`.
 
@@ -490,4 +501,5 @@ def _stored_meta(detail: RunDetail) -> dict[str, Any]:
         method=detail.method,
         prompt=detail.prompt_text,
         messages=[dict(message) for message in detail.messages],
+        sampled=bool(detail.sampling.get("temperature")),
     )

@@ -35,6 +35,12 @@ class StepOf(Settings):
     index: Index
 
 
+class TraceOf(Settings):
+    """A whole run."""
+
+    run: RunId
+
+
 class StepsOf(Settings):
     """Several steps of a run, the last one included."""
 
@@ -62,13 +68,14 @@ def answered(read: Callable[[], Answer], *, where: str) -> Answer:
 
 
 def panel_functions(history: History) -> list[Served]:
-    """Functions of token panels: `since` for lost events, `step`, `steps`."""
+    """Functions of token panels: `since` for lost events, `step`, `steps`, `trace`."""
     return [
         serve("since", Since, lambda q: history.since(q.run, q.have), where="reading a run"),
         serve("step", StepOf, lambda q: history.step(q.run, q.index), where="reading a step"),
         serve(
             "steps", StepsOf, lambda q: history.steps(q.run, q.first, q.last), where="reading steps"
         ),
+        serve("trace", TraceOf, lambda q: history.trace(q.run), where="exporting a run"),
     ]
 
 

@@ -65,6 +65,34 @@ def test_newcomer_learns_why_it_is_faster_and_which_to_use(
     log.close()
 
 
+def test_newcomer_meets_a_branching_tree_in_one_click(
+    chromium: Any, embedded: Served, shots: Path
+) -> None:
+    """Three more clicks say why it is faster, which method to use and where it runs."""
+    with GeneratePage.opened(chromium, embedded.url) as page:
+        page.tab.set_default_timeout(LOAD_MS)
+        page.tab.click("#pg-example-tree")
+        page.tab.wait_for_selector('#pg-panel [data-done="true"]', state="attached")
+        tree = "#pg-panel .tree-view .node.draft"
+        page.tab.wait_for_selector(f"{tree}.on")
+        assert page.count(f"{tree}.off") >= 5 and page.count("#pg-panel .node.more") > 0
+        assert "EAGLE-2" in page.tab.input_value("#pg-method input")
+        assert "as set" in page.tab.inner_html("#pg-method-form")
+        sizes = page.tab.evaluate(
+            "[...document.querySelectorAll('#pg-panel .node > text')].map("
+            "text => parseFloat(getComputedStyle(text).fontSize) * text.getCTM().a)"
+        )
+        assert min(sizes) >= 11
+        page.tab.screenshot(path=shots / "newcomer-tree.png", full_page=True)
+        page.tab.locator("#pg-panel .walk-start").click()
+        page.tab.locator("#pg-panel .walk-text", has_text="The root").wait_for()
+        page.tab.click("#pg-fastest-start")
+        page.tab.wait_for_selector("#pg-fastest-close")
+        assert "× plain decoding" in page.tab.inner_text("#pg-fastest-state")
+        page.tab.get_by_role("tab", name="Deploy").click()
+        page.tab.wait_for_selector("#pg-deploy-engine")
+
+
 def test_main_job_on_the_embedded_model(chromium: Any, embedded: Served, shots: Path) -> None:
     with GeneratePage.opened(chromium, embedded.url) as page:
         page.tab.set_default_timeout(LOAD_MS)

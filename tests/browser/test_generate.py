@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Iterator
@@ -174,9 +175,85 @@ def test_a_step_under_the_mouse_says_what_was_decided(page: GeneratePage) -> Non
     page.short()
     page.generate("Say a few words.")
     page.tab.hover("#pg-panel .timeline canvas")
-    page.tab.wait_for_function("document.querySelector('#pg-panel .timeline canvas').title")
-    said = page.tab.get_attribute("#pg-panel .timeline canvas", "title")
-    assert said is not None and said.startswith("step ") and "in the cache before it" in said
+    page.tab.wait_for_selector("#pg-panel .timeline-card .card-why:not(:empty)")
+    said = page.tab.inner_text("#pg-panel .timeline-card")
+    assert said.startswith("Step ") and "in the cache before it" in said and "verify " in said
+    assert "height = tokens committed" in page.tab.inner_text("#pg-panel .timeline-key")
+
+
+def test_a_run_opens_on_a_step_that_shows_acceptance_and_rejection(
+    page: GeneratePage, served: Served
+) -> None:
+    page.pick_method("Scripted tree", "max_draft_len")
+    page.short()
+    page.generate("Show me.")
+    rows = list(served.host.runs.all()[-1].rows)
+    mixed = [row for row in rows if 0 < len(row.accepted) < len(row.tokens) - 1]
+    best = max(mixed, key=lambda row: (len(row.accepted), len(row.tokens), -row.index))
+    label = page.tab.locator("#pg-panel .step-label", has_text=f"step {best.index + 1} of")
+    label.wait_for()
+    page.tab.wait_for_selector("#pg-panel .tree-view .node.draft.on")
+    assert page.count("#pg-panel .tree-view .node.draft.off") > 0
+    page.tab.locator("#pg-panel .node.draft.on").first.hover()
+    page.tab.wait_for_selector("#pg-panel .tokens .draft.pointed")
+    page.tab.locator("#pg-panel .tokens .current.draft").first.hover()
+    page.tab.wait_for_selector("#pg-panel .node.draft.on.pointed")
+
+
+def test_a_step_is_played_and_the_tree_turned_and_enlarged(page: GeneratePage) -> None:
+    page.pick_method("Scripted tree", "max_draft_len")
+    page.short()
+    page.generate("Play it.")
+    page.tab.wait_for_selector("#pg-panel .tree-view .node.draft.on")
+    page.tab.locator("#pg-panel .tree-info").click()  # no control has the focus
+    page.tab.keyboard.press("p")
+    page.tab.wait_for_selector("#pg-panel .walk:not([hidden])")
+    said = [page.tab.inner_text("#pg-panel .walk-text")]
+    for _ in range(40):
+        at, _, last = page.tab.inner_text("#pg-panel .walk-count").partition(" of ")
+        if at == last:
+            break
+        page.tab.get_by_role("button", name="one picture on").click()
+        said.append(page.tab.inner_text("#pg-panel .walk-text"))
+    assert said[0].startswith("The root") and any("must not see" in text for text in said)
+    assert any(text.startswith("Committed:") for text in said) and "chain" in said[-1].lower()
+    assert page.count("#pg-panel .node.wrong") + page.count("#pg-panel .node.faded") > 0
+    page.tab.keyboard.press("p")
+    page.tab.wait_for_selector("#pg-panel .walk", state="hidden")
+    assert page.count("#pg-panel :is(.wrong, .faded, .unborn)") == 0
+    tops = """() => [...document.querySelectorAll("#pg-panel .node.root, #pg-panel .node.bonus,"
+      + " #pg-panel .node.recovered")].map(node => node.getBoundingClientRect().top)"""
+    page.tab.get_by_role("button", name="draw the root on the other side").click()
+    root, own = page.tab.evaluate(tops)
+    assert own > root + 40
+    page.tab.keyboard.press("f")
+    page.tab.wait_for_function("document.fullscreenElement?.matches('.tree')")
+    page.tab.keyboard.press("f")
+    page.tab.wait_for_function("!document.fullscreenElement")
+    page.tab.get_by_role("button", name="draw the root on the other side").click()
+
+
+def test_acceptance_by_length_is_one_click_away_and_a_run_is_saved_as_a_trace(
+    page: GeneratePage, served: Served
+) -> None:
+    page.pick_method("Scripted tree", "max_draft_len")
+    page.short()
+    page.generate("How long?")
+    page.tab.locator("#pg-panel .timeline-line .quiet", has_text="acceptance").click()
+    bars = page.tab.locator("#pg-panel .bars").nth(1).locator(".bar")
+    rows = list(served.host.runs.all()[-1].rows)
+    none = sum(not row.accepted for row in rows)
+    assert bars.first.inner_text().split() == [f"{round(100 * none / len(rows))}%", "0"]
+    with page.tab.expect_download() as saved:
+        page.tab.locator("#pg-panel .timeline-line .quiet", has_text="Chrome trace").click()
+    events = json.loads(Path(saved.value.path()).read_text())["traceEvents"]
+    steps = [event for event in events if event["name"].startswith("step ")]
+    assert len(steps) == len(rows) and {"draft", "verify"} <= {event["name"] for event in events}
+    inside = [e for e in events if e["name"] == "verify"]
+    for step, part in zip(steps, inside, strict=True):
+        assert step["ts"] - 1 <= part["ts"] and part["ts"] + part["dur"] <= (
+            step["ts"] + step["dur"] + 1
+        )
 
 
 def test_timeline_finds_the_best_step_and_adds_up_some(page: GeneratePage, served: Served) -> None:
@@ -194,8 +271,10 @@ def test_timeline_finds_the_best_step_and_adds_up_some(page: GeneratePage, serve
         "document.querySelector('#pg-panel .timeline-words').textContent.startsWith('selected')"
     )
     assert "selected, 1 to 3, 3 steps" in words.inner_text()
-    rate = [r.num_committed / (r.draft_s + r.verify_s + r.accept_s + r.other_s) for r in rows]
-    best = 1 + rate.index(max(rate))
+    worth = [
+        (0 < len(r.accepted) < len(r.tokens) - 1, len(r.accepted), len(r.tokens)) for r in rows
+    ]
+    best = 1 + worth.index(max(worth))
     page.tab.keyboard.press("End" if best == 3 else "Home")  # on the best, B leads to the next
     page.tab.keyboard.press("b")
     page.tab.wait_for_function(

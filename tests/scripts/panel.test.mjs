@@ -5,9 +5,11 @@ import { test } from "node:test";
 import { numReached } from "../../playground/web/static/compare/race.js";
 import { clip, duration, neighbourOf, number, percent, probability, visible }
   from "../../playground/web/static/kit.js";
-import { layoutTree, probable, withBonus }
+import { lengthCounts } from "../../playground/web/static/panel/acceptance.js";
+import { folded, layoutTree, withBonus }
   from "../../playground/web/static/panel/draft_tree.js";
-import { columnsOf, ranked } from "../../playground/web/static/panel/timeline.js";
+import { firstChoices, framesOf } from "../../playground/web/static/panel/walk.js";
+import { columnsOf, ranked, wasted } from "../../playground/web/static/panel/timeline.js";
 import { Track, tailKept } from "../../playground/web/static/panel/text.js";
 
 function track(pieces, end = null) {
@@ -53,15 +55,90 @@ test("the target's own token hangs under the accepted path", () => {
   assert.equal(withBonus({ ...STEP, accepted: [] }).at(-1).parent, 0);
 });
 
-test("a threshold hides improbable nodes and what is below them, never the accepted path", () => {
+/** A node with so many children, the first of which was accepted; ranks fall in probability. */
+function wide(children) {
+  const probs = Array.from({ length: children }, (_, i) => 1 / (i + 2));
+  return { ...STEP, token_texts: ["r", ...probs.map((_, i) => `c${i}`)], accepted: [1],
+    parents: [-1, ...probs.map(() => 0)], draft_probs: [null, ...probs],
+    target_probs: [null, ...probs], tokens: Array(children + 1).fill(7),
+    ranks: [0, ...probs.map((_, i) => i)] };
+}
+
+test("the least probable siblings are folded into one node, never the accepted path", () => {
+  const nodes = withBonus(wide(20));
+  assert.equal(folded(nodes, 30, new Set()).length, nodes.length);
+  const few = folded(nodes, 6, new Set());
+  assert.deepEqual(few.map(({ label }) => label), ["r", "c0", "e", "c1", "c2", "c3", "c4", "+15"]);
+  assert.equal(layoutTree(few).placed.filter(({ below }) => !below.length).length, 6);
+  assert.equal(folded(nodes, 6, new Set([0])).length, nodes.length, "opened");
+  const chain = { ...wide(1), token_texts: Array(30).fill("x"), parents: Array.from({ length: 30 }, (_, i) => i - 1),
+    accepted: Array.from({ length: 29 }, (_, i) => i + 1), draft_probs: Array(30).fill(0.01),
+    target_probs: Array(30).fill(0.01), tokens: Array(30).fill(7), ranks: Array(30).fill(0) };
+  assert.equal(folded(withBonus(chain), 1, new Set()).length, 31);
+});
+
+test("what lies below a folded node is counted with it", () => {
   const nodes = withBonus({ ...STEP, token_texts: [...STEP.token_texts, "x"], tokens: [1, 2, 3, 4, 9],
     parents: [...STEP.parents, 2], draft_probs: [...STEP.draft_probs, 0.9],
     target_probs: [...STEP.target_probs, 0.9], ranks: [...STEP.ranks, 0] });
-  assert.deepEqual(probable(nodes, 0).map(({ label }) => label), ["a", "b", "c", "d", "x", "e"]);
-  const kept = probable(nodes, 0.31);
-  assert.deepEqual(kept.map(({ label }) => label), ["a", "b", "d", "e"]);
-  assert.deepEqual(kept.map(({ node, parent }) => [node, parent]), [[0, -1], [1, 0], [2, 1], [3, 2]]);
-  assert.equal(layoutTree(kept).placed.length, 4);
+  const more = folded(nodes, 1, new Set()).find(({ kind }) => kind === "more");
+  assert.equal(more?.label, "+2");
+});
+
+test("a tree of 59 nodes fills the width, its labels at full size", () => {
+  const step = wide(59), nodes = folded(withBonus(step), 14, new Set());
+  const { placed, width, height } = layoutTree(nodes, 1000);
+  assert.ok(height <= 14 * 26 + 6 && width <= 1000);
+  assert.ok(Math.max(...placed.map(({ x }) => x)) > 300, "columns are spread");
+  const chain = layoutTree(withBonus({ ...STEP, token_texts: Array(9).fill("word"), accepted: [],
+    parents: Array.from({ length: 9 }, (_, i) => i - 1), draft_probs: Array(9).fill(0.5),
+    target_probs: Array(9).fill(0.5), tokens: Array(9).fill(7), ranks: Array(9).fill(0) }), 1000);
+  assert.ok(chain.width > 950 && chain.width <= 1001);
+});
+
+test("with the root on top depth goes down", () => {
+  const { placed } = layoutTree(withBonus(STEP), 600, true);
+  for (const item of placed.slice(1)) assert.ok(item.y > item.above.y);
+  assert.ok(placed[1].x < placed[2].x && placed[1].y === placed[2].y);
+});
+
+test("a walk goes from the root to the commit, in the order of a step", () => {
+  const frames = framesOf(STEP, false), phases = frames.map(({ phase }) => phase);
+  assert.deepEqual(phases, ["root", "draft", "draft", "mask", "mask", "verify", "accept", "accept", "accept", "commit",
+    "compare"]);
+  assert.deepEqual(frames.map(({ depth }) => depth), [0, 1, ...Array(9).fill(2)]);
+  assert.ok(frames.findIndex(({ probs }) => probs) === phases.indexOf("verify"));
+  assert.deepEqual(frames.filter(({ phase }) => phase === "accept").map(({ judged }) => judged), [1, 2, 2]);
+  assert.match(frames.at(-3).text, /accepted to its end/);
+  const rejected = framesOf({ ...STEP, accepted: [1], recovered: true }, false);
+  assert.match(rejected.find(({ rejected }) => rejected).text, /target's own choice is .e.; drafted was .d/);
+  const sibling = framesOf({ ...STEP, accepted: [1] }, false).filter(({ phase }) => phase === "mask");
+  assert.deepEqual(sibling.map(({ row }) => row), [1, 2]);
+  assert.match(sibling[1].text, /must not see/);
+});
+
+test("a walk tells draws from choices, and says what a step without drafts is", () => {
+  const drawn = framesOf({ ...STEP, accepted: [1], recovered: true }, true).map(({ text }) => text).join(" ");
+  assert.match(drawn, /max\(0, target . draft\)/);
+  assert.doesNotMatch(drawn, /own choice/);
+  const plain = { ...STEP, token_texts: ["a"], parents: [-1], accepted: [], draft_probs: [null],
+    target_probs: [null], tokens: [1], ranks: [0] };
+  assert.deepEqual(framesOf(plain, false).map(({ phase }) => phase), ["root", "verify", "commit"]);
+});
+
+test("a chain of as many drafts is what the first choices would have been", () => {
+  assert.deepEqual(firstChoices(STEP), { length: 2, kept: 2 });
+  const second = { ...STEP, accepted: [2] };
+  assert.deepEqual(firstChoices(second), { length: 2, kept: 0 });
+  assert.match(framesOf(second, false).at(-1).text, /kept 0 here, the tree kept 1.*choice 2 of the drafter/);
+  assert.match(framesOf(STEP, false).at(-1).text, /at least these 2/);
+  const chain = { ...STEP, parents: [-1, 0, 1, 2], ranks: [0, 0, 0, 0] };
+  assert.match(framesOf(chain, false).at(-1).text, /This draft is a chain/);
+});
+
+test("accepted lengths follow from the counts of at least so many", () => {
+  assert.deepEqual(lengthCounts([3, 1, 1], 6), [3, 2, 0, 1]);
+  assert.deepEqual(lengthCounts([], 4), [4]);
 });
 
 const step = (tokens, accepted, ...ms) => ["r", 1, Array(tokens).fill("x"), accepted, 1, [], 4, ms];
@@ -74,8 +151,12 @@ test("a column is a step, or several with the most tokens of them", () => {
   assert.equal(columnsOf(Array(10_000).fill(STEPS[0]), 900.5).length, 900);
 });
 
-test("the best step has the most tokens for its time", () => {
-  assert.deepEqual(ranked(STEPS), [1, 0, 2]);
+test("the best step has the most accepted drafts beside a rejected one", () => {
+  assert.deepEqual(ranked(STEPS), [1, 2, 0]);
+  const whole = ["r", 4, Array(5).fill("x"), 4, 1, [], 4, [1, 8, 0, 1, 0]];
+  const large = ["r", 5, ["x", "x"], 1, 2, ["y"], 59, [1, 8, 0, 1, 0]];
+  assert.deepEqual(ranked([...STEPS, whole, large]), [1, 4, 2, 3, 0]);
+  assert.deepEqual(wasted([...STEPS, whole, large])[0], 4);
 });
 
 test("a layout puts depth on x and no two leaves on one row", () => {

@@ -29,12 +29,21 @@ function cells(words, row, count) {
 
 /** The tables of one tree; drawn while they are open. */
 export class MaskView {
-  /** @param {(open: boolean) => void} onToggle */
-  constructor(onToggle = () => {}) {
+  /**
+   * @param {(open: boolean) => void} onToggle
+   * @param {(node: number | null) => void} onPoint is told of the row under the pointer
+   */
+  constructor(onToggle = () => {}, onPoint = () => {}) {
     /** @type {{ buffers: Buffers, labels: string[], path: Set<number>, note: string } | null} */
     this.given = null;
     this.body = h("div", { class: "mask-body", tabindex: "0", role: "region",
       "aria-label": "tables of the draft tree" });
+    const rowOf = ({ target }) => target instanceof Element ? target.closest("[data-row]") : null;
+    this.body.addEventListener("pointerover", (event) => {
+      const row = rowOf(event);
+      onPoint(row ? Number(row.getAttribute("data-row")) : null);
+    });
+    this.body.addEventListener("pointerleave", () => onPoint(null));
     this.copy = h("button", { type: "button", class: "quiet", "aria-live": "polite",
       onclick: () => this.copyJson() }, "copy as JSON");
     this.host = h("details", { class: "mask", ontoggle: () => {
@@ -58,6 +67,13 @@ export class MaskView {
     this.draw();
   }
 
+  /** @param {number | null} node whose row is marked */
+  point(node) {
+    for (const row of this.body.querySelectorAll("[data-row]")) {
+      row.classList.toggle("pointed", node !== null && row.getAttribute("data-row") === String(node));
+    }
+  }
+
   async copyJson() {
     const copied = await toClipboard(JSON.stringify(this.given?.buffers));
     this.copy.textContent = copied ? "copied" : "not copied: the browser does not allow it here";
@@ -70,7 +86,7 @@ export class MaskView {
     const table = (titles, rows) => h("table", {},
       h("thead", {}, h("tr", {}, ...titles.map((title) => h("th", { scope: "col" }, title)))),
       h("tbody", {}, ...rows));
-    const row = (node) => h("tr", { class: path.has(node) ? "on" : "" },
+    const row = (node) => h("tr", { class: path.has(node) ? "on" : "", "data-row": node },
       ...[node, visible(labels[node] ?? ""), buffers.spec_decoding_position_offsets[node],
         cells(mask[node], node, mask.length), mask[node].join(" "),
         buffers.retrieve_next_token[node], buffers.retrieve_next_sibling[node],

@@ -11,6 +11,8 @@ document.addEventListener("keydown", (event) => {
   const { target, key } = event;
   if (key === "Enter" && (event.ctrlKey || event.metaKey)) {
     if (press(MAIN)) event.preventDefault();
+  } else if ((key === "f" || key === "p") && !isTyping(event) && pressLettered(key)) {
+    event.preventDefault();
   } else if (key === "Escape" && !document.querySelector("ul[role=listbox]")) {
     press(STOP);
   } else if (key === "Tab" && target instanceof Element && target.matches("[role=combobox]")
@@ -19,6 +21,20 @@ document.addEventListener("keydown", (event) => {
     event.stopImmediatePropagation();
   }
 }, true);
+
+function isTyping({ target, ctrlKey, metaKey, altKey }) {
+  return ctrlKey || metaKey || altKey || target instanceof Element
+    && target.matches("input:not([type=range]):not([type=checkbox]), textarea, select, [contenteditable=true]");
+}
+
+/** Presses the visible button of the step on show that names this key. */
+function pressLettered(key) {
+  const shown = [...document.querySelectorAll(`[data-key="${key}"]`)].find((one) =>
+    one instanceof HTMLButtonElement && !one.disabled && (one.offsetParent || one.hidden && one.parentElement?.offsetParent));
+  if (shown instanceof HTMLElement) shown.click();
+  return Boolean(shown);
+}
+
 // The text under a setting describes its control; screen readers announce it when it changes.
 let numDescriptions = 0;
 document.addEventListener("focusin", ({ target }) => {

@@ -1,7 +1,8 @@
 // A panel: one run's title and state, its figures with their formulas, its text and its steps.
 import {
-  DASH, STEP_PARTS, duration, figure, h, percent, plural, showProgress, toClipboard,
+  DASH, STEP_PARTS, ask, download, duration, figure, h, percent, plural, showProgress, toClipboard,
 } from "../kit.js";
+import { Acceptance } from "./acceptance.js";
 import { Scrubber } from "./scrubber.js";
 import { TokenText } from "./text.js";
 
@@ -135,9 +136,15 @@ export class Panel {
     const text = h("div", { class: "text", role: "log", tabindex: "0", "aria-label": "text",
       onkeydown: (/** @type {KeyboardEvent} */ event) => this.key(event) },
     h("div", { class: "placeholder" }, given.placeholder));
-    this.text = new TokenText(text, (track, n) => this.scrubber.pick(track, n));
+    this.text = new TokenText(text, (track, n) => this.scrubber.pick(track, n),
+      (track, n, i) => this.scrubber.pointAt(track, n, i));
     this.scrubber = new Scrubber({ ...fetch,
-      onStep: (track, n, reveal) => this.text.mark(track, n, reveal) });
+      onStep: (track, n, reveal) => this.text.mark(track, n, reveal),
+      onPoint: (track, n, i) => this.text.point(track, n, i) });
+    this.lengths = new Acceptance();
+    this.scrubber.timeline.tools.append(this.lengths.button, h("button", { type: "button", class: "quiet",
+      title: "every step as slices, for Perfetto (ui.perfetto.dev) or chrome://tracing",
+      onclick: () => this.saveTrace(fetch) }, "Chrome trace"));
     const shows = remembered(REJECTED) !== "hidden";
     const showRejected = h("input", { type: "checkbox", checked: shows, onchange: () => {
       this.root.classList.toggle("show-rejected", showRejected.checked);
@@ -151,13 +158,20 @@ export class Panel {
         swatch("target after a rejection", "recovered"),
         swatch("accepted draft, deeper = darker", ...[1, 3, 5, 8].map((depth) => `draft d${depth}`)),
         h("label", { class: "toggle" }, showRejected, " rejected drafts, above the text")),
-      this.scrubber.timeline.host, this.scrubber.host,
+      this.scrubber.timeline.host, this.lengths.host, this.scrubber.host,
       h("div", { class: "legend" }, swatch("accepted path", "k-path"), swatch("rejected", "k-off"),
         swatch("draft probability", "k-draft"), swatch("target probability", "k-target"),
         swatch("bonus or recovered token", "k-bonus")),
       this.scrubber.tree.host);
     /** @type {import("./text.js").Track | null} */
     this.track = null;
+  }
+
+  async saveTrace({ fetchTrace }) {
+    if (!this.track) return;
+    const { error, text, name } = await ask(fetchTrace(this.track.meta.id));
+    if (error) this.fault(error);
+    else download(name, text);
   }
 
   async copyText() {
@@ -211,6 +225,7 @@ export class Panel {
 
   showFigures(metrics) {
     this.figures.show(metrics);
+    this.lengths.show(metrics);
     this.result.show(metrics?.result);
     this.scrubber.timeline.whole = metrics?.texts.steps ?? "";
   }

@@ -106,6 +106,7 @@ export class Panels {
       const panel = new Panel(given, {
         fetchStep: (run, index) => component.server.step({ run, index }),
         fetchSteps: (run, first, last) => component.server.steps({ run, first, last }),
+        fetchTrace: (run) => component.server.trace({ run }),
       }, given.compares ? (run) => component.trigger("compare", { run }) : null);
       this.panels.push(panel);
       this.host.append(panel.root);

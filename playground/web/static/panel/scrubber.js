@@ -2,7 +2,7 @@
 // Whatever shows a step (thumb, label, marked text, tree) shows the same one, also while it streams.
 import { ask, h, plural } from "../kit.js";
 import { StepTree } from "./draft_tree.js";
-import { Timeline } from "./timeline.js";
+import { Timeline, ranked } from "./timeline.js";
 
 const LIVE_TREE_MS = 250;
 const MOST_CACHED_STEPS = 400;
@@ -15,7 +15,8 @@ const HINT = "The draft tree of a step appears here.";
  */
 
 export class Scrubber {
-  // around: Fetch, and onStep(track, n, reveal), which is told what is on show.
+  // around: Fetch; onStep(track, n, reveal), which is told what is on show; onPoint(track, n, i), which
+  // is told of the token of the tree's node under the pointer.
   constructor(around) {
     this.around = around;
     /** @type {import("./text.js").Track | null} */
@@ -43,7 +44,9 @@ export class Scrubber {
       (index) => this.explain(index));
     this.host = h("div", { class: "scrubber" }, button("\u2039", "previous step", -1), this.range,
       button("\u203a", "next step", 1), this.follow, this.label, this.split);
-    this.tree = new StepTree();
+    this.tree = new StepTree((node) => this.point(node));
+    /** @type {any} the step on show */
+    this.current = null;
     this.tree.hint(HINT);
   }
 
@@ -78,7 +81,23 @@ export class Scrubber {
   ended(track) {
     if (track !== this.track || !track.numSteps) return;
     this.follow.hidden = true;
-    if (this.following) this.show(track, track.numSteps - 1, false);
+    if (this.following) this.show(track, ranked(track.events.slice(1))[0], false);
+  }
+
+  /** The token of a node of the step on show: of the root, the one before. */
+  point(node) {
+    const at = node === null || !this.current ? null
+      : node === this.current.tokens.length ? this.current.accepted.length
+        : this.current.accepted.indexOf(node);
+    const n = node === 0 ? this.shown : this.shown + 1;
+    this.around.onPoint(at === null ? null : this.track, n, node === 0 ? -1 : at === -1 ? Infinity : at);
+  }
+
+  /** A token of the text is pointed at: its node, if its step is on show. */
+  pointAt(track, n, i) {
+    const { current } = this;
+    if (!current || track !== this.track || n !== this.shown + 1 || i < 0) this.tree.pointAt(null);
+    else this.tree.pointAt(current.accepted[i] ?? current.tokens.length);
   }
 
   /** A person moved the thumb: following ends where it was moved back, and nowhere else. */
@@ -139,7 +158,9 @@ export class Scrubber {
     this.describe(track);
     this.around.onStep(track, index + 1, reveal);
     this.timeline.mark(index);
+    this.current = step.error ? null : step;
     if (step.error) { this.tree.hint(step.error); return; }
+    this.tree.walk.sampled = Boolean(track.meta.sampled);
     this.split.textContent = step.split;
     this.tree.show(step, step.decision || restingWords(step));
   }
@@ -149,7 +170,7 @@ export class Scrubber {
     const { track } = this;
     if (!track || index >= track.numSteps) return "";
     const step = await this.step(track.meta.id, index);
-    return step.error ? "" : `step ${index + 1}: ${step.decision || restingWords(step)}`;
+    return step.error ? "" : step.decision || restingWords(step);
   }
 
   step(run, index) {

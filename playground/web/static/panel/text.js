@@ -71,8 +71,12 @@ export function tailKept(lengths, units) {
 }
 
 export class TokenText {
-  /** @param {(track: Track, n: number) => void} onPick is told of the commit whose token was clicked */
-  constructor(host, onPick) {
+  /**
+   * @param {(track: Track, n: number) => void} onPick is told of the commit whose token was clicked
+   * @param {(track: Track | null, n: number, i: number) => void} onPoint of the token under the pointer
+   */
+  constructor(host, onPick, onPoint = () => {}) {
+    this.onPoint = onPoint;
     this.host = host;
     /** @type {Map<string, Track>} */
     this.tracks = new Map();
@@ -92,7 +96,10 @@ export class TokenText {
       if (at) onPick(at.track, at.n);
     });
     host.addEventListener("pointerover", (event) => this.hover(event));
-    host.addEventListener("pointerleave", () => { this.tip.hidden = true; });
+    host.addEventListener("pointerleave", () => {
+      this.tip.hidden = true;
+      onPoint(null, 0, 0);
+    });
   }
 
   spanAt(event) {
@@ -191,9 +198,21 @@ export class TokenText {
     }
   }
 
+  /**
+   * Marks one token, or none.
+   * @param {number} i its place in the commit; from the end if negative
+   */
+  point(track, n, i) {
+    for (const span of this.host.querySelectorAll(".pointed")) span.classList.remove("pointed");
+    const spans = track?.body.querySelectorAll(`[data-n="${n}"][data-i]`) ?? [];
+    const wanted = [...spans].find((span) => span.dataset.i === String(i));
+    (i < 0 ? spans[spans.length - 1] : wanted)?.classList.add("pointed");
+  }
+
   hover(event) {
     const at = this.spanAt(event);
     this.tip.hidden = !at;
+    this.onPoint(at?.track ?? null, at?.n ?? 0, Number(at?.span.dataset.i ?? -1));
     if (!at) return;
     this.tip.replaceChildren(...explain(at.track, at.n, at.span));
     const box = this.frame.getBoundingClientRect();

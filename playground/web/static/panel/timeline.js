@@ -1,6 +1,6 @@
 // All steps of a run side by side, as a trace viewer draws them: height = tokens committed, parts =
 // where the time went. A click picks a step, a drag selects some, whose sums are told.
-import { STEP_PARTS, ask, h } from "../kit.js";
+import { STEP_PARTS, ask, duration, h, plural, visible } from "../kit.js";
 
 /** @typedef {import("./text.js").Commit} Commit */
 /** @typedef {import("./text.js").Track} Track */
@@ -32,12 +32,29 @@ export function columnsOf(steps, width) {
 }
 
 /**
- * Indices of steps, those with the most tokens for their time first.
+ * Indices of steps, the most instructive first: those with the most accepted drafts beside a rejected
+ * one; of equals, the larger draft.
  * @param {Commit[]} steps
  */
 export function ranked(steps) {
-  const rates = steps.map((step) => step[2].length / Math.max(1e-9, total(step[7])));
-  return steps.map((_, i) => i).sort((a, b) => rates[b] - rates[a]);
+  const worth = steps.map(([, , , accepted, , , drafted]) =>
+    [Number(accepted > 0 && drafted > accepted), accepted, drafted]);
+  return steps.map((_, i) => i).sort((a, b) => compared(worth[b], worth[a]) || a - b);
+}
+
+/**
+ * The most useless first: nothing or little accepted of the largest drafts.
+ * @param {Commit[]} steps
+ */
+export function wasted(steps) {
+  const worth = steps.map(([, , , accepted, , , drafted, ms]) => [drafted - accepted, total(ms)]);
+  return steps.map((_, i) => i).sort((a, b) => compared(worth[b], worth[a]) || a - b);
+}
+
+/** @param {number[]} one @param {number[]} other */
+function compared(one, other) {
+  const at = one.findIndex((value, i) => value !== other[i]);
+  return at < 0 ? 0 : one[at] - other[at];
 }
 
 export class Timeline {
@@ -65,13 +82,18 @@ export class Timeline {
     this.drawing = false;
     this.canvas = h("canvas", { height: HEIGHT, role: "img", "aria-label": "steps of the run" });
     this.words = h("span", { class: "timeline-words" });
+    this.card = h("div", { class: "tip timeline-card", hidden: true, role: "status" });
+    this.key = h("div", { class: "legend timeline-key" }, h("span", {}, "A bar per step: height = tokens committed; "
+      + "parts = share of its time:"),
+    ...STEP_PARTS.map((name) => h("span", { class: "swatch" }, h("i", { class: `part ${name}` }), ` ${name}`)));
     /** @type {(text: string, name: string, work: () => void) => HTMLElement} */
     const button = (text, name, work) => h("button", { type: "button", class: "quiet",
       title: name, onclick: work }, text);
-    this.host = h("div", { class: "timeline" }, this.canvas, h("div", { class: "timeline-line" },
-      this.words, h("span", { class: "spring" }),
-      button("best", "step with the most tokens per millisecond; again: the next (B)", () => this.extreme(1)),
-      button("worst", "step with the fewest tokens per millisecond; again: the next (W)", () => this.extreme(-1)),
+    this.tools = h("span", {});
+    this.host = h("div", { class: "timeline" }, this.canvas, this.card, this.key, h("div", { class: "timeline-line" },
+      this.words, h("span", { class: "spring" }), this.tools,
+      button("best", "the most accepted drafts beside a rejected one; again: the next (B)", () => this.extreme(1)),
+      button("worst", "the largest draft with the least accepted; again: the next (W)", () => this.extreme(-1)),
       button("zoom in", "show fewer steps, or those selected (+)", () => this.zoom(ZOOM)),
       button("zoom out", "show more steps (\u2212)", () => this.zoom(1 / ZOOM))));
     this.listen();
@@ -98,12 +120,19 @@ export class Timeline {
     canvas.addEventListener("pointermove", (event) => {
       const index = this.stepAt(event.offsetX);
       clearTimeout(resting);
-      canvas.title = "";
+      if (index >= 0) this.tip(index, event.offsetX, "");
       if (!pressed && index >= 0) {
-        resting = setTimeout(async () => { canvas.title = await this.explain(index); }, REST_MS);
+        resting = setTimeout(async () => {
+          const why = await this.explain(index);
+          if (!this.card.hidden) this.tip(index, event.offsetX, why);
+        }, REST_MS);
       }
       if (!pressed || Math.abs(event.offsetX - pressed.x) < CLICK_PX) return;
       this.select(pressed.step, this.stepAt(event.offsetX));
+    });
+    canvas.addEventListener("pointerleave", () => {
+      clearTimeout(resting);
+      this.card.hidden = true;
     });
     canvas.addEventListener("pointerup", (event) => {
       if (pressed && Math.abs(event.offsetX - pressed.x) < CLICK_PX) {
@@ -117,6 +146,21 @@ export class Timeline {
       event.preventDefault();
       this.zoom(event.deltaY < 0 ? ZOOM : 1 / ZOOM, this.stepAt(event.offsetX));
     }, { passive: false });
+  }
+
+  /** A card over a step: what it did, where its time went, why. */
+  tip(index, x, why) {
+    const step = this.steps[index];
+    this.card.hidden = !step;
+    if (!step) return;
+    const [, , pieces, accepted, , , drafted, ms] = step;
+    const parts = STEP_PARTS.flatMap((name, i) => ms[i] >= 0.05 ? [`${name} ${duration(ms[i])}`] : []);
+    this.card.replaceChildren(h("b", {}, `Step ${index + 1} of ${this.track?.numSteps}`),
+      h("div", {}, `${accepted} of ${drafted} drafted accepted, ${plural(pieces.length, "token")} committed`),
+      h("div", { class: "card-text" }, visible(pieces.join(""))),
+      h("div", {}, `${duration(total(ms))}: ${parts.join(", ")}`), h("div", { class: "card-why" }, why));
+    const most = this.canvas.clientWidth - this.card.offsetWidth;
+    this.card.style.left = `${12 + Math.max(0, Math.min(x, most))}px`;
   }
 
   stepAt(x) {
@@ -150,9 +194,8 @@ export class Timeline {
 
   /** The best step, or the worst (-1); where it is on show already, the next after it. */
   extreme(sign) {
-    const order = ranked(this.steps);
+    const order = (sign < 0 ? wasted : ranked)(this.steps);
     if (!order.length) return;
-    if (sign < 0) order.reverse();
     this.place = order[this.place % order.length] === this.current ? this.place + 1 : 0;
     this.onPick(order[this.place % order.length]);
   }
