@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePath
@@ -35,6 +37,10 @@ RECENT = 40
 BLOCK_LEN = 15
 """Draft length of methods without a default: DFlash's usual block."""
 MAX_SHOWN_CHARS = 200
+QUANTIZATION = re.compile(r"[.-](i?q[1-8]|f16|bf16|f32|mxfp4|tq[12])[a-z0-9_]*$", re.IGNORECASE)
+"""How the name of a GGUF file ends, e.g. -q4_k_m, .IQ4_XS."""
+WHOLE = "whole"
+"""The part of a combination that is all of it."""
 Resolve = Callable[[str], TargetSpec]
 
 
@@ -53,6 +59,21 @@ class ExportSource:
     mat: float | None = None
     tok_s: float | None = None
 
+    def part(self, name: str) -> ExportSource:
+        """One method of a combination, by its setting; the whole for `WHOLE`.
+
+        Raises ConfigError: it is no combination, or has no such part.
+        """
+        within = self.config.within()
+        if name == WHOLE:
+            return self
+        if name not in within:
+            raise ConfigError(
+                f"part must be one of {', '.join((WHOLE, *within))}, got {name!r:.40}. "
+                "A combination's methods can be exported one at a time."
+            )
+        return ExportSource(within[name], self.target, f"{within[name].title} alone")
+
 
 class ExportForm(Settings):
     """Fields of the Deploy page: a run or a method, and the release of an engine."""
@@ -61,8 +82,9 @@ class ExportForm(Settings):
     run: str = Field("", max_length=64)
     target: str = Field("", max_length=200)
     method: str = Field("", max_length=200)
-    engine: str = Field(next(iter(ENGINES)), max_length=40)
+    engine: str = Field("", max_length=40, description="empty: the first that takes the method")
     version: str = Field("", max_length=40)
+    part: str = Field("", max_length=40, description="of a combination; empty: what engines take")
 
     @classmethod
     def of_link(cls, params: Mapping[str, str]) -> ExportForm | None:
@@ -73,7 +95,8 @@ class ExportForm(Settings):
         if not params.get("deploy"):
             return None
         kind, _, key = params.get("of", "").partition(":")
-        values = {name: params[name] for name in ("target", "version") if params.get(name)}
+        names = ("target", "version", "part")
+        values = {name: params[name] for name in names if params.get(name)}
         if params["deploy"] in ENGINES:
             values["engine"] = params["deploy"]
         if kind in ("run", "method") and key:
@@ -85,8 +108,9 @@ class ExportForm(Settings):
         """Query of an address that opens the page with this form."""
         key = self.run if self.kind == "run" else self.method
         target = "" if self.kind == "run" else self.target
-        parts = {"deploy": self.engine, "of": f"{self.kind}:{key}", "target": target}
-        return urlencode({k: v for k, v in (parts | {"version": self.version}).items() if v})
+        parts = {"deploy": self.engine or "auto", "of": f"{self.kind}:{key}", "target": target}
+        more = {"version": self.version, "part": self.part.removeprefix(WHOLE)}
+        return urlencode({k: v for k, v in (parts | more).items() if v})
 
     @property
     def command(self) -> str:
@@ -95,7 +119,8 @@ class ExportForm(Settings):
         of = ["--run", self.run] if self.kind == "run" else ["--method", method]
         target = ["--target", self.target] if self.kind == "method" else []
         release = ["--engine-version", self.version] if self.version else []
-        words = ["python", "app.py", "export", *of, *target, "--to", self.engine, *release]
+        part = ["--part", self.part] if self.part not in ("", WHOLE) else []
+        words = ["python", "app.py", "export", *of, *part, *target, "--to", self.engine, *release]
         return shlex.join(words)
 
     def filled(self, log: RunLog, catalog: Catalog) -> ExportForm:
@@ -121,6 +146,81 @@ class ExportForm(Settings):
             return run_source(log, self.run)
         method = catalog.method(self.method)
         return ExportSource(method.config, catalog.target(self.target).name, method.title)
+
+
+@dataclass(frozen=True, slots=True)
+class Exports:
+    """A form with every choice made, and what each engine makes of its method.
+
+    Attributes:
+        parts: what of a combination can be exported, with its speedup where it was measured here;
+            empty for a single method.
+        chosen: whether the part was chosen here, because no engine takes the whole.
+    """
+
+    form: ExportForm
+    source: ExportSource
+    engines: tuple[Export, ...]
+    parts: tuple[tuple[str, str], ...] = ()
+    chosen: bool = False
+
+    @property
+    def shown(self) -> Export:
+        return next(one for one in self.engines if one.engine == self.form.engine)
+
+
+def exports_of(form: ExportForm, log: RunLog, catalog: Catalog) -> Exports:
+    """The exports of a form; of a combination that no engine takes, those of the part one takes.
+
+    Raises ConfigError: no such run, method, target, part, engine or version.
+    """
+    form = form.filled(log, catalog)
+    if form.version and not form.engine:
+        form = form.replace(engine=next(iter(ENGINES)))
+    if form.engine:
+        find_engine(form.engine)
+    whole = form.source(log, catalog)
+    within = whole.config.within()
+
+    def of(name: str) -> tuple[ExportSource, tuple[Export, ...]]:
+        source = whole.part(name)
+        return source, tuple(
+            export_source(source, one, form.version * (one == form.engine), catalog.resolve)
+            for one in ENGINES
+        )
+
+    names, chosen = (WHOLE, *within), False
+    name = form.part or WHOLE
+    source, engines = of(name)
+    if not form.part and within and all(one.refusal for one in engines):
+        taken = (n for n in within if not all(one.refusal for one in of(n)[1]))
+        name, chosen = next(taken, WHOLE), True
+        source, engines = of(name)
+    takers = [one.engine for one in engines if not one.refusal]
+    engine = form.engine or next(iter([*takers, *ENGINES]))
+    titles = {WHOLE: "Both together", **{n: f"{one.title} alone" for n, one in within.items()}}
+    gains = _measured_here(log, whole.target) if within else {}
+    parts = [
+        (_with_gain(titles[n], gains.get(whole.part(n).config.model_dump_json())), n) for n in names
+    ]
+    filled = form.replace(part=name if within else "", engine=engine)
+    return Exports(filled, source, engines, tuple(parts * bool(within)), chosen and name != WHOLE)
+
+
+def _with_gain(title: str, speedup: float | None) -> str:
+    return f"{title} · {formats.speedup(speedup)} plain, measured here" if speedup else title
+
+
+def _measured_here(log: RunLog, target: str) -> dict[str, float]:
+    """Speedups of the configurations, as JSON, that experiments on a target have measured."""
+    gains: dict[str, float] = {}
+    for one in log.experiments.setups():
+        speedup = trusted_speedup(one.counts) if one.example.target == target else None
+        detail = log.get(one.example.id) if speedup else None
+        if speedup and detail:
+            with suppress(ConfigError):
+                gains[parse_method(detail.method).model_dump_json()] = speedup
+    return gains
 
 
 def run_source(log: RunLog, run_id: str) -> ExportSource:
@@ -168,12 +268,18 @@ def export_source(
     """
     spec = _spec_of(source.target, resolve)
     target = source.target if spec is None else _loadable(spec)
+
+    def named(name: str) -> str:
+        loaded = model_name(name, resolve)
+        original = engine != LOADS_GGUF and _is_gguf(name, resolve)
+        return _original_weights(loaded) if original else loaded
+
     return export_method(
         source.config,
         find_engine(engine),
-        target=target,
+        target=named(source.target),
         version=version or None,
-        resolve=lambda name: model_name(name, resolve),
+        resolve=named,
         notes=_target_notes(spec, target),
         hybrid=spec is not None and _is_recurrent(spec),
         warnings=_losses(source, engine, resolve),
@@ -213,6 +319,15 @@ def _loadable(spec: TargetSpec) -> str:
     if spec.wheel is not None:
         return PurePath(spec.wheel.member).name
     return spec.hub or spec.path or spec.name
+
+
+def _original_weights(gguf: str) -> str:
+    """A placeholder for the weights that a GGUF file was made of.
+
+    Example: models/qwen2.5-0.5b-instruct-q4_k_m.gguf: ORIGINAL_WEIGHTS/qwen2.5-0.5b-instruct.
+    """
+    stem = PurePath(gguf).name.removesuffix(".gguf")
+    return "ORIGINAL_WEIGHTS/" + QUANTIZATION.sub("", stem)
 
 
 def _is_recurrent(spec: TargetSpec) -> bool:
@@ -257,7 +372,7 @@ def _losses(source: ExportSource, engine: str, resolve: Resolve) -> tuple[str, .
     models = {"target": source.target, "drafter": getattr(source.config, "speculative_model", None)}
     return tuple(
         f"The {role} is a GGUF file, which few engines besides llama.cpp load. Give this engine "
-        "the model's original weights; they are quantized differently, so speed and acceptance "
+        "the model's original weights for ORIGINAL_WEIGHTS/…; they are quantized differently, so speed and acceptance "
         "differ."
         for role, name in models.items()
         if name is not None and _is_gguf(name, resolve)

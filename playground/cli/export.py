@@ -38,6 +38,9 @@ class ExportOptions(LogOptions, MethodOptions):
     target: str | None = option(
         None, "Target: preset, path or hub id; default: the run's or method's."
     )
+    part: str = option(
+        "whole", "Of a combination, one of its methods: retrieval or model.", metavar="PART"
+    )
     engine_version: str | None = option(None, "Release of the engine; default: the newest known.")
     output: Path | None = option(None, "Write the files here.", metavar="DIR")
 
@@ -56,7 +59,9 @@ def export(options: ExportOptions) -> None:
     from playground.deploy import export_source
 
     engine = find_engine(options.to)
-    exported = export_source(_source(options), options.to, options.engine_version)
+    exported = export_source(
+        _source(options).part(options.part), options.to, options.engine_version
+    )
     if exported.refusal:
         nearest = f" Nearest: {exported.nearest}" if exported.nearest else ""
         raise ConfigError(f"{exported.refusal}{nearest}")

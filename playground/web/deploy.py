@@ -14,9 +14,10 @@ from engine.interop.export_files import Export, File, ImportedMethod
 from engine.metrics import FORMULAS
 from playground.deploy import (
     ExportForm,
+    Exports,
     ExportSource,
     changed_settings,
-    export_source,
+    exports_of,
     matrix,
     method_yaml,
     offered_runs,
@@ -66,6 +67,7 @@ class DeployPage:
             with gr.Column(scale=3, elem_id="pg-deploy-main"):
                 self._result()
         self.inputs = [self.kind, self.run, self.target, self.method, self.engine, self.version]
+        self.inputs.append(self.part)
         self.outputs = [*self.inputs, self.summary, self.verdict, *self.files, self.more]
         self.outputs += [self.downloads, self.notes, self.command, self.link]
         self._listen(tab)
@@ -91,6 +93,9 @@ class DeployPage:
             self.run = menu("run", [], value=None)
             self.target = menu("target", targets, visible=False)
             self.method = menu("method", methods, value=methods[0][1], visible=False)
+            self.part = gr.Radio(
+                [], value=None, label="Of this combination", visible=False, elem_id="pg-deploy-part"
+            )
             self.summary = gr.HTML(elem_id="pg-deploy-summary", padding=True)
 
     def _reader(self) -> None:
@@ -158,13 +163,18 @@ class DeployPage:
     # ---- listeners
 
     def _listen(self, tab: gr.Tab) -> None:
-        def change_engine(*values: Any) -> Updates:
-            return self._export(*values[:-1], "")
+        def change_source(kind: Any, run: Any, target: Any, method: Any, *_: Any) -> Updates:
+            return self._export(kind, run, target, method)
 
-        parts = (self.kind, self.run, self.target, self.method, self.version)
-        inputs = [part.input for part in parts]
+        def change_engine(*values: Any) -> Updates:
+            *source, engine, _, part = values
+            return self._export(*source, engine, "", part)
+
+        sources = [part.input for part in (self.kind, self.run, self.target, self.method)]
+        rest = [self.version.input, self.part.input]
         exports = [
-            gr.on(inputs, self._export, self.inputs, self.outputs, **QUIET),
+            gr.on(sources, change_source, self.inputs, self.outputs, **QUIET),
+            gr.on(rest, self._export, self.inputs, self.outputs, **QUIET),
             self.engine.input(change_engine, self.inputs, self.outputs, **QUIET),
             tab.select(self.come_into_view, [self.link, *self.inputs], self.outputs, **QUIET),
         ]
@@ -211,7 +221,7 @@ class DeployPage:
         if link:
             return {self.run: gr.Dropdown(self._runs(values[1]))}
         kind = "run" if offered_runs(self._log) else "method"
-        return self._open_link(request) or self._export(kind, *values[1:])
+        return self._open_link(request) or self._export(kind, *values[1:4])
 
     def _open_link(self, request: gr.Request) -> Updates:
         """The export of the page's address; empty if it opens another page."""
@@ -227,7 +237,7 @@ class DeployPage:
 
     def _export(self, *fields: Any) -> Updates:
         texts = ("" if value is None else value for value in fields)
-        values = dict(zip(ExportForm.model_fields, texts, strict=True))
+        values = dict(zip(ExportForm.model_fields, texts, strict=False))
         is_run = values["kind"] != "method"
         inputs: Updates = {
             self.kind: "run" if is_run else "method",
@@ -242,17 +252,13 @@ class DeployPage:
         return inputs | updates
 
     def _updates(self, form: ExportForm) -> Updates:
-        form = form.filled(self._log, self._catalog)
-        source, is_run = form.source(self._log, self._catalog), form.kind == "run"
-        exports = [
-            export_source(source, name, form.version * (name == form.engine), self._catalog.resolve)
-            for name in ENGINES
-        ]
-        export = next(one for one in exports if one.engine == form.engine)
+        exports = exports_of(form, self._log, self._catalog)
+        form, source, export = exports.form, exports.source, exports.shown
+        is_run = form.kind == "run"
         methods = self._menu.drafting(form.target)
         if form.method not in [key for _, key in methods]:  # a link may name any
             methods.append((self._catalog.method(form.method).title, form.method))
-        engines, newest = [engine_choice(one) for one in exports], find_engine(form.engine).newest
+        engines, newest = list(map(engine_choice, exports.engines)), find_engine(form.engine).newest
         return {
             self.run: gr.Dropdown(
                 self._runs(form.run, source), value=form.run or None, visible=is_run
@@ -261,8 +267,11 @@ class DeployPage:
             self.method: gr.Dropdown(methods, value=form.method, visible=not is_run),
             self.engine: gr.Radio(engines, value=form.engine),
             self.version: gr.update(choices=versions(form.engine), value=form.version or newest),
+            self.part: gr.Radio(
+                list(exports.parts), value=form.part or None, visible=bool(exports.parts)
+            ),
             self.summary: source_html(source),
-            self.verdict: html_update(verdict_html(export)),
+            self.verdict: html_update(verdict_html(exports)),
             self.notes: html_update(str(MACROS.list("note", "Notes", export.notes))),
             self.command: form.command,
             self.link: form.link,
@@ -397,11 +406,14 @@ MACROS: Any = HTML.from_string(
 ALERT = HTML.from_string('<p class="{{ kind }}">{{ text }}</p>')
 
 
-def verdict_html(export: Export) -> str:
+def verdict_html(exports: Exports) -> str:
     """Why the engine refuses the method, or what is lost."""
+    export, part = exports.shown, exports.source.config.title
     if export.refusal:
         return str(MACROS.refusal(export))
-    return str(MACROS.list("warning", "What changes in this engine", export.warnings))
+    alone = f"No engine runs this combination as it is: below is {part} alone. Choose on the left."
+    told = ALERT.render(kind="dim", text=alone) if exports.chosen else ""
+    return told + str(MACROS.list("warning", "What changes in this engine", export.warnings))
 
 
 def source_html(source: ExportSource) -> str:

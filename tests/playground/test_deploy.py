@@ -26,6 +26,7 @@ from playground.deploy import (
     ExportForm,
     ExportSource,
     export_source,
+    exports_of,
     matrix,
     method_yaml,
     model_name,
@@ -81,8 +82,40 @@ def test_a_stored_run_is_handed_over_with_the_target_s_hub_id(log: RunLog) -> No
 
 def export_of(log: RunLog, catalog: Catalog, **asked: Any) -> Export:
     form = ExportForm.parse(asked)
-    handed = form.source(log, catalog)
-    return export_source(handed, form.engine, form.version, catalog.resolve)
+    form.source(log, catalog)  # as asked, without the page's choices
+    return exports_of(form, log, catalog).shown
+
+
+COMBINED = {
+    "decoding_type": "Combined",
+    "retrieval": {"decoding_type": "Suffix", "max_draft_len": 7},
+    "model": {"decoding_type": "Draft_Target", "speculative_model": "org/draft"},
+}
+
+
+def test_a_combination_is_exported_by_its_parts(log: RunLog, catalog: Catalog) -> None:
+    """What no engine takes as a whole opens on the part that one takes, and that engine."""
+    run = begin(log, parse_method(COMBINED))
+    exports = exports_of(ExportForm(run=run), log, catalog)
+    assert exports.chosen and exports.form.part == "retrieval" and not exports.shown.refusal
+    assert [name for _, name in exports.parts] == ["whole", "retrieval", "model"]
+    assert [title for title, _ in exports.parts][1] == "Suffix alone"
+    assert "7" in exports.shown.files[0].text
+    model = exports_of(ExportForm(run=run, part="model", engine="vllm"), log, catalog)
+    assert "org/draft" in model.shown.files[0].text and not model.chosen
+    whole = exports_of(ExportForm(run=run, part="whole"), log, catalog)
+    assert whole.shown.refusal and all(one.refusal for one in whole.engines)
+    assert "part=model" in model.form.link and "--part model" in model.form.command
+    assert "part" not in exports_of(ExportForm(run=stored(log)), log, catalog).form.link
+    with pytest.raises(ConfigError, match="part must be one of whole, retrieval, model"):
+        exports_of(ExportForm(run=run, part="x"), log, catalog)
+
+
+def test_the_first_engine_that_takes_a_method_is_selected(log: RunLog, catalog: Catalog) -> None:
+    run = begin(log, parse_method({"decoding_type": "Token_Recycling"}))
+    engines = exports_of(ExportForm(run=run), log, catalog).engines
+    taker = next((one.engine for one in engines if not one.refusal), engines[0].engine)
+    assert exports_of(ExportForm(run=run), log, catalog).form.engine == taker
 
 
 def test_every_engine_gives_its_verdict_on_a_run(log: RunLog, catalog: Catalog) -> None:

@@ -216,7 +216,32 @@ class OptimiseCard extends Card {
     }, SETTLED_MS);
   }
 
-  moved() { this.settled(); }
+  moved() {
+    this.compare();
+    this.settled();
+  }
+
+  // MAT of chains, by their nodes: as far as the table knows, and level from there on.
+  chain(most) {
+    const { editor, editor: { table } } = this;
+    const rows = Array.from({ length: Math.min(most, table?.depths ?? 0) }, (_, i) =>
+      ({ x: i + 1, mat: editor.worth(Choices.chain(i + 1)).mat }));
+    return rows.length && most > rows.length ? [...rows, { x: most, mat: rows[rows.length - 1].mat }] : rows;
+  }
+
+  // What the same number of nodes accepts as a chain, as this tree, as the best tree.
+  compare() {
+    const { editor, editor: { now, tree, table }, points } = this, { against } = editor.parts;
+    const nodes = Number(this.fields.nodes.value);
+    against.textContent = "";
+    if (!points?.length || !table || !(nodes >= 1)) return;
+    const best = points.findLast((point) => point.nodes <= nodes) ?? points[0];
+    const chain = editor.worth(Choices.chain(Math.min(nodes, table.depths))).mat;
+    const ends = nodes > table.depths ? `, of which the table knows ${table.depths}` : "";
+    against.textContent = `${plural(nodes, "node")} as a chain accept ${number(chain - 1, 2)} drafts a step${ends}; `
+      + `as the best tree ${number(best.mat - 1, 2)}. This tree of ${tree.size}: ${number(now.mat - 1, 2)}. A chain `
+      + "ends at its first wrong token; a tree has second and third guesses.";
+  }
 
   // What the best tree hangs on besides its size.
   bounds() {
@@ -318,13 +343,16 @@ class OptimiseCard extends Card {
 
   drawCurve() {
     const { speed, now, tree, cards } = this.editor;
+    this.compare();
     if (!this.points?.length) return;
     cards?.batch.edited();
+    const chain = this.chain(this.points[this.points.length - 1].nodes);
     const rows = this.points.map(({ nodes, mat, levels, size, depth }) =>
       ({ x: nodes, depth, mat, tok_s: predict(speed, mat, levels, [[size, 1]], depth).tok_s }));
     const best = this.bestSize = speed && fastest(rows);
-    this.chart.showWorth(rows, { at: tree.size, now, speed }, "nodes",
-      `Green: MAT of the ${speed?.trees ? "fastest" : "best"} tree of n nodes.`
+    const others = [{ name: "MAT of a chain", x: chain.map(({ x }) => x), y: chain.map(({ mat }) => mat), colour: "--pg-prob" }];
+    this.chart.showWorth(rows, { at: tree.size, now, speed, others }, "nodes",
+      `Green: MAT of the ${speed?.trees ? "fastest" : "best"} tree of n nodes; orange: of a chain of n.`
       + `${speed ? " Blue: its predicted tok/s." : ""} Dots: `
       + "the tree as it is now. Click a size to see its best tree." + (best ? ` Best for this machine: `
       + `${plural(best.x, "node")}${best.depth === best.x ? " in a row" : ""}, MAT ${number(best.mat, 2)}, ${number(best.tok_s, 1)} tok/s.` : ""));

@@ -127,8 +127,8 @@ export class Chart {
   }
 
   // MAT over x, and tok/s where the machine was measured; points mark the tree at hand.
-  showWorth(rows, { at, now, speed }, title, note) {
-    const x = rows.map((row) => row.x), lines = [];
+  showWorth(rows, { at, now, speed, others = [] }, title, note) {
+    const x = rows.map((row) => row.x), lines = [...others];
     const both = (name, figure, more) => lines.push(
       { name, x, y: rows.map((row) => row[figure]), ...more },
       { name: `${name} of this tree`, x: [at], y: [now[figure]], mode: "markers", ...more });
