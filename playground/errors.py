@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from threading import current_thread, main_thread
 from typing import TypeVar
 
@@ -16,6 +18,10 @@ from engine.safe_text import disk_is_full, unwritable
 from storage import StorageError
 
 Result = TypeVar("Result")
+CALLS = str(Path(__file__).parents[1] / "engine" / "drafters" / "user_provided.py")
+"""Where drafters of a user's own are called."""
+MOST_FRAMES = 6
+"""Of a traceback, the innermost."""
 logger = logging.getLogger(__name__)
 
 
@@ -50,6 +56,16 @@ async def attempt_aside(work: Callable[[], Result], *, where: str) -> Result | F
     return await run_sync(partial(attempt, work, where=where))
 
 
+def _in_users_code(error: BaseException) -> str:
+    """The traceback of an error that a user's own drafter raised, from its call on; else empty."""
+    frames = traceback.extract_tb(error.__traceback__)
+    call = next((i for i, f in reversed([*enumerate(frames)]) if f.filename == CALLS), None)
+    if call is None or call + 1 == len(frames):
+        return ""
+    theirs = traceback.format_list(frames[call + 1 :][-MOST_FRAMES:])
+    return "".join([*theirs, *traceback.format_exception_only(error)]).rstrip()
+
+
 def fault_of(error: BaseException, *, where: str) -> Fault:
     """An exception as the user is told of it."""
     if isinstance(error, PlaygroundError | StorageError):
@@ -58,6 +74,8 @@ def fault_of(error: BaseException, *, where: str) -> Fault:
         place = getattr(error, "filename", None) or f"A file of {where}"
         return Fault(unwritable(place, error), expected=True)
     logger.exception("unexpected error in %s", where, exc_info=error)
+    if theirs := _in_users_code(error):
+        return Fault(f"Your drafter failed in {where}.\n{theirs}", expected=False)
     return Fault(
         f"Something broke in {where}. The details are in the server's log; the rest of the "
         "page still works.",

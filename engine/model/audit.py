@@ -23,9 +23,9 @@ from torch.nn.functional import linear
 
 from engine.errors import PromptError, first_line
 from engine.metrics import first_divergence
+from engine.model.labels import token_label
 from engine.model.packed import Packed, PackedLinear, num_weights
 from engine.model.target import Target
-from engine.model.text import token_label
 from engine.proposal import Needs, Proposal, TargetOutput
 from engine.tree import TreeShape
 

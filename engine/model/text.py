@@ -75,17 +75,6 @@ def _sure_len(text: str) -> int:
     return len(text) - (len(tail) - len(tail.rstrip(REPLACEMENT)))
 
 
-def token_label(tokenizer: PreTrainedTokenizerBase | None, token_id: int) -> str:
-    """One token as a person can read it on its own; part of a character shows its bytes' name."""
-    if tokenizer is None:
-        return f"⟨{token_id}⟩"
-    text = decode(tokenizer, [token_id])
-    if text and REPLACEMENT not in text:
-        return text
-    name = tokenizer.convert_ids_to_tokens(token_id)
-    return str(name) if name is not None else f"⟨{token_id}⟩"
-
-
 def whole_text(
     tokenizer: PreTrainedTokenizerBase | None,
     token_ids: Sequence[int],

@@ -71,8 +71,8 @@ class Reach:
             is_open = False
         if not is_open:
             raise SourceError(
-                f"The page may not use {name[:80]!r}. Start the server with --allow-path, which "
-                "takes a folder, a file or a hub id."
+                f"{name[:80]!r} is not among the allowed paths. Start the server with "
+                "--allow-path, which takes a folder, a file or a hub id."
             )
 
     def _is_inside(self, name: str) -> bool:

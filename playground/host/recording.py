@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, fields, replace
-from functools import lru_cache, partial
 from operator import attrgetter
 from queue import Empty, SimpleQueue
 from typing import Any, Literal
@@ -23,8 +22,9 @@ from engine.drafters.base import Drafter
 from engine.drafters.method import MethodConfig
 from engine.errors import PlaygroundError
 from engine.metrics import Tally
+from engine.model.labels import StepLabels
 from engine.model.target import Target
-from engine.model.text import Detokenizer, token_label, whole_text
+from engine.model.text import Detokenizer, whole_text
 from engine.steps import End, Prefill, Record, Step
 from playground.errors import Fault, attempt
 from playground.host.environment import environment, machine
@@ -35,8 +35,6 @@ from storage import NewRun, RunLog, StepRow, StorageError
 BATCH_S = 0.05
 MAX_WAITING = 5000
 """Steps held in memory while the log is out of reach; with trees of 64 nodes some 50 MB."""
-MAX_LABELS = 20_000
-"""Token labels remembered within one run."""
 
 
 _STEP_FIELDS = [field.name for field in fields(Step)]
@@ -58,7 +56,7 @@ class Recording:
         self._limits = limits
         self._tokenizer = target.tokenizer
         self._pieces = Detokenizer(self._tokenizer, hidden=limits.stop_token_ids)
-        self._label = lru_cache(MAX_LABELS)(partial(token_label, self._tokenizer))
+        self._labels = StepLabels(self._tokenizer)
         self._tally = Tally()
         self._output_ids: list[int] = []
         self._end: End | None = None
@@ -164,11 +162,12 @@ class Recording:
 
     def _row(self, step: Step) -> StepRow:
         token_ids = step.committed[: step.num_committed]
+        token_texts, bonus_text = self._labels.of(step, self._output_ids)
         self._output_ids.extend(token_ids)
         return StepRow(
             **dict(zip(_STEP_FIELDS, _STEP_VALUES(step), strict=True)),
-            token_texts=tuple(self._label(token) for token in step.tokens),
-            bonus_text=self._label(step.bonus),
+            token_texts=tuple(token_texts),
+            bonus_text=bonus_text,
             committed_texts=tuple(self._pieces.push(token) for token in token_ids),
         )
 

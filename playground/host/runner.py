@@ -251,7 +251,7 @@ class EngineHost:
             prompt=conversation.prompt,
             messages=conversation.messages,
             parent=conversation.parent,
-            sampled=not request.sampling.greedy,
+            temperature=request.sampling.temperature,
         )
         return run
 

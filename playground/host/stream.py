@@ -130,6 +130,8 @@ def figures_of(
 
 
 LEAST_STEPS = 20
+MOST_PREDICTABLE = 1.0
+"""Temperature above which few drafts are accepted, whoever makes them."""
 
 
 def warning_of(metrics: Mapping[str, Any], meta: Mapping[str, Any]) -> str | None:
@@ -143,6 +145,11 @@ def warning_of(metrics: Mapping[str, Any], meta: Mapping[str, Any]) -> str | Non
     drafted = meta.get("trained") and metrics.get("num_drafted")
     if not drafted or steps < LEAST_STEPS or mat is None or not hardly_drafts(mat):
         return None
+    if meta.get("temperature", 0.0) > MOST_PREDICTABLE:
+        return (
+            f"MAT is {formats.mat(mat)} over {steps} steps. At temperature {meta['temperature']:g} "
+            "the target's own tokens can hardly be predicted, by any drafter."
+        )
     return (
         f"MAT is {formats.mat(mat)} over {steps} steps: hardly any draft was accepted, so drafting "
         "only cost time. Most likely the drafter was made for another target, or does not suit "
@@ -160,7 +167,7 @@ def run_meta(
     prompt: str,
     messages: Sequence[dict[str, str]],
     parent: str | None = None,
-    sampled: bool = False,
+    temperature: float = 0.0,
 ) -> dict[str, Any]:
     """A run's facts for a panel; without messages it is a raw completion.
 
@@ -179,7 +186,7 @@ def run_meta(
         "prompt": prompt,
         "history": [dict(message) for message in messages[:-1]],
         "parent": parent,
-        "sampled": sampled,
+        "temperature": temperature,
     }
 
 
@@ -501,5 +508,5 @@ def _stored_meta(detail: RunDetail) -> dict[str, Any]:
         method=detail.method,
         prompt=detail.prompt_text,
         messages=[dict(message) for message in detail.messages],
-        sampled=bool(detail.sampling.get("temperature")),
+        temperature=detail.sampling.get("temperature") or 0.0,
     )

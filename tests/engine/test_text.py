@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,9 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from engine.config import Limits
-from engine.model.text import REPLACEMENT, Detokenizer, StopStrings, token_label, whole_text
+from engine.model.labels import StepLabels, token_label
+from engine.model.text import REPLACEMENT, Detokenizer, StopStrings, whole_text
+from engine.steps import Step
 from tests.models import tiny_tokenizer
 
 TEXTS = [
@@ -90,11 +93,52 @@ def test_byte_fallback_tokens_and_leading_spaces_stream_whole() -> None:
 
 def test_a_part_of_a_character_is_labelled_by_its_bytes() -> None:
     tokenizer = tiny_tokenizer()
-    ids = tokenizer.encode("é")
-    labels = [token_label(tokenizer, token) for token in ids]
-    assert REPLACEMENT not in "".join(labels) and all(labels)
+    assert [token_label(tokenizer, token) for token in tokenizer.encode("é")] == [
+        "1 of 2 bytes",
+        "byte A9",
+    ]
     assert token_label(tokenizer, tokenizer.encode("x")[0]) == "x"
     assert token_label(tokenizer, 9999) == "⟨9999⟩"
+
+
+@pytest.mark.parametrize(
+    "tokenizer", [tiny_tokenizer(), sentencepiece_like()], ids="bpe sp".split()
+)
+def test_a_part_of_a_character_names_the_character_of_its_path(tokenizer: Any) -> None:
+    """🙂: one token before the step, its root, a draft, the target's own; beside it, ü."""
+    one, two, three, four = byte_tokens(tokenizer, "🙂".encode())
+    lead, rest = byte_tokens(tokenizer, "ü".encode())
+    step = drafted([two, three, lead, rest], [-1, 0, 0, 2], accepted=[1], bonus=four)
+    labels, bonus = StepLabels(tokenizer).of(step, [7, one, two])
+    part = "1 of 4 bytes of 🙂"
+    assert labels == [part, part, "1 of 2 bytes of ü", "1 of 2 bytes of ü"] and bonus == part
+    open_end = drafted([two, three], [-1, 0], accepted=[], bonus=7)
+    assert StepLabels(tokenizer).of(open_end, [7, one, two])[0] == ["1 of 4 bytes"] * 2
+
+
+def byte_tokens(tokenizer: Any, data: bytes) -> list[int]:
+    """The tokens of single bytes."""
+    if (first := tokenizer.convert_tokens_to_ids("<0x00>")) not in (None, tokenizer.unk_token_id):
+        return [first + byte for byte in data]
+    return [token for byte in data for token in [tokenizer.encode(data.decode())[data.index(byte)]]]
+
+
+def drafted(tokens: list[int], parents: list[int], *, accepted: list[int], bonus: int) -> Step:
+    count, probs = len(tokens), (None,) * len(tokens)
+    times: dict[str, Any] = dict.fromkeys(("draft_s", "verify_s", "accept_s", "other_s"), 0.0)
+    tree: dict[str, Any] = {"tokens": tuple(tokens), "parents": tuple(parents)}
+    tree |= {"ranks": (0,) * count, "draft_probs": probs, "target_probs": probs}
+    return Step(
+        0,
+        5,
+        accepted=tuple(accepted),
+        bonus=bonus,
+        num_committed=len(accepted) + 1,
+        num_extra_rows=0,
+        at_s=1.0,
+        **tree,
+        **times,
+    )
 
 
 # ---- stop strings

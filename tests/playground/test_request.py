@@ -7,10 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from engine.config import Sampling
+from engine.drafters import user_provided
+from engine.drafters.base import Start
 from engine.errors import ConfigError, PlaygroundError, PromptError
+from engine.proposal import Budget, TargetOutput
+from engine.sampling import SeededDraws
+from playground.errors import Fault, attempt
 from playground.host.catalog import OWN_DRAFTERS, Catalog
 from playground.host.request import MAX_PROMPT_CHARS, read_request
+from tests.models import build_context, tiny_target
 from tests.playground.asks import ask
 from tests.playground.tiny import ScriptedConfig, tiny_catalog
 
@@ -96,3 +104,20 @@ def test_own_drafters_are_offered_by_registered_name_only() -> None:
     bench: Any = None
     with pytest.raises(ConfigError, match="registered"):
         request.config.build(bench)
+
+
+def test_a_drafter_of_ones_own_that_fails_shows_its_traceback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Fails:
+        def draft(self, token_ids: list[int], length: int) -> list[int]:
+            return [token_ids[10_000]]
+
+    monkeypatch.setattr(user_provided, "_factories", {"mine": lambda target: Fails()})
+    drafter = user_provided.UserProvidedConfig(drafter="mine").build(build_context(tiny_target()))
+    drafter.start(Start([1, 2], 3, TargetOutput(torch.zeros(1, 1)), Sampling(), SeededDraws(0)))
+    fault = attempt(lambda: drafter.propose(Budget(4)), where="run 7")
+    assert isinstance(fault, Fault) and not fault.expected
+    assert fault.sentence.startswith("Your drafter failed in run 7.\n")
+    assert "return [token_ids[10_000]]" in fault.sentence and "IndexError" in fault.sentence
+    assert "engine/drafters" not in fault.sentence, "our own lines are of no help"

@@ -282,6 +282,13 @@ def test_only_trained_drafters_are_another_targets() -> None:
     assert set(words.values()) == {None}
 
 
+def test_a_high_temperature_is_not_blamed_on_the_drafter() -> None:
+    poor = {"mat": 1.0, "num_steps": 50, "num_drafted": 9}
+    meta = meta_of(presets.methods()["draft-smollm2-135m"].config.model_dump())
+    warning = warning_of(poor, {**meta, "temperature": 1.5})
+    assert warning and "At temperature 1.5" in warning and "another target" not in warning
+
+
 METHODS = ("draft-smollm2-135m", "pard-smollm2-135m", "ngram")
 """Trained, with weights that were never trained for it, without weights."""
 

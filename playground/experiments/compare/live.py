@@ -28,7 +28,7 @@ def panel_meta(
         method=configuration.values,
         prompt=prompt,
         messages=messages,
-        sampled=not plan.sampling.greedy,
+        temperature=plan.sampling.temperature,
     )
 
 

@@ -111,6 +111,9 @@ export function folded(nodes, slots, opened) {
   return kept;
 }
 
+/** A part of a character in a few letters: "2 of 4 bytes of X" is X 2/4. */
+const short = (label) => label.replace(/(\d) of (\d) bytes of (.)/u, "$3 $1/$2");
+
 /**
  * Where nodes go: depth along one axis, leaves along the other.
  * @param {TreeNode[]} nodes parents come first
@@ -121,7 +124,7 @@ export function layoutTree(nodes, room = 0, onTop = false) {
   const at = new Map(nodes.map((item, i) => [item.node, i]));
   /** @type {Placed[]} */
   const placed = nodes.map((item) => {
-    const text = item.kind === "more" ? item.label : clip(visible(item.label), MOST_LETTERS);
+    const text = item.kind === "more" ? item.label : clip(visible(short(item.label)), MOST_LETTERS);
     const width = Math.max(26, Array.from(text).length * CHAR_PX + 14);
     return { ...item, text, width, above: null, below: [], depth: 0, slot: 0, x: 0, y: 0 };
   });

@@ -160,7 +160,7 @@ export class Scrubber {
     this.timeline.mark(index);
     this.current = step.error ? null : step;
     if (step.error) { this.tree.hint(step.error); return; }
-    this.tree.walk.sampled = Boolean(track.meta.sampled);
+    this.tree.walk.sampled = track.meta.temperature > 0;
     this.split.textContent = step.split;
     this.tree.show(step, step.decision || restingWords(step));
   }
