@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar, cast
 import presets
 from engine.drafters.base import BuildContext, Drafter
 from engine.drafters.method import MethodConfig
-from engine.model.loading import load_target
+from engine.model.loading import WEIGHT_BITS, load_target, pick_dtype
 from engine.model.sources import Locate, ProgressCallback, TargetSpec
 from engine.model.target import Target
 from engine.tuning.controller import build_drafter
@@ -77,7 +77,7 @@ class Models:
 
         Raises SourceError, TargetError: it cannot be loaded; then nothing is.
         """
-        if self._target is not None and self._serves(spec.name, dtype):
+        if self._target is not None and self._serves(self._target, spec, dtype):
             return self._target
         self.close()
         target = load_target(
@@ -94,9 +94,16 @@ class Models:
         )
         return target
 
-    def _serves(self, name: str, dtype: str) -> bool:
-        assert self._target is not None and self._key is not None
-        return self._key[0] == name and dtype in (self._key[1], self._target.dtype_name)
+    def _serves(self, target: Target, spec: TargetSpec, dtype: str) -> bool:
+        """Whether what is loaded is what would be loaded, however its dtype is spelled."""
+        assert self._key is not None
+        name, of_request = self._key
+        if dtype == "auto" and of_request != "auto":
+            from_file = spec.gguf_file is not None or spec.wheel is not None
+            plain = str(pick_dtype("auto", target.device)).removeprefix("torch.")
+            is_own = target.dtype_name in WEIGHT_BITS if from_file else target.dtype_name == plain
+            return name == spec.name and is_own
+        return name == spec.name and dtype in (of_request, target.dtype_name)
 
     def drafter(self, config: MethodConfig) -> Drafter:
         """The method's drafter on the loaded target; the last ones stay built.

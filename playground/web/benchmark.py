@@ -161,8 +161,9 @@ class BenchmarkPage(ExperimentPage):
 
     def _listen_to_setup(self) -> None:
         self.suites.change(self.list_kinds, [self.suites, self.kinds], self.kinds, **RAW)
-        self.target.change(self.pick_target, [self.target, self.adder], self.adder, **RAW)
         form = [self.form.spec, self.form.values]
+        self.target.change(self.pick_target, [self.target, self.adder], self.adder, **RAW)
+        self.target.change(self.keep_fitting, [self.target, *form], self.form.spec, **RAW)
         self.add.click(self.add_method, [self.adder, *form], self.form.spec, **RAW)
         added = [self.suites, self.file_message]
         self.file.upload(self.add_files, [self.file, self.suites], added, **QUIET)
@@ -192,6 +193,23 @@ class BenchmarkPage(ExperimentPage):
 
         added = attempt(more, where="adding a method")
         return gr.skip() if isinstance(added, Fault) else added
+
+    def keep_fitting(self, target: Any, spec: Any, form: Any) -> Any:
+        """The form without configurations that cannot run on the target; its usual ones if none."""
+
+        def fitting() -> Any:
+            menu = self.method_menu.drafting(target)
+            keys = {key for _, key in menu}
+            groups = [group.model_dump() for group in FormSpec.parse(spec).groups]
+            kept = [group for group in groups if group["method"] in keys]
+            if kept == groups:
+                return gr.skip()
+            for key in [] if kept else first_methods(self.catalog, menu)[:FIRST_METHODS]:
+                kept.append(self._group(key, kept))
+            return {"groups": kept, "values": FormValues.of(form).values}
+
+        fitted = attempt(fitting, where="picking a target")
+        return gr.skip() if isinstance(fitted, Fault) else fitted
 
     def add_files(self, files: Any, suites: Any) -> tuple[Any, str]:
         """The suites with those of files, which are ticked; with what is wrong in a file."""

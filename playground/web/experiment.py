@@ -203,11 +203,13 @@ class ExperimentPage(ABC):
         act = self.acting(lambda key: self.go_on(key, self.pool(place, num_workers)))
         return act(*values)
 
-    def _look_ahead(self, *values: Any) -> tuple[str, Any]:
+    def _look_ahead(self, *values: Any) -> tuple[Any, Any]:
         """What would be run, or why it cannot."""
-        results = attempt(
-            lambda: self.outlook(self._values(values)), where=f"checking a {self.name}"
-        )
+        named = self._values(values)
+        form, method = named.get("form"), named.get("method")
+        if method and isinstance(form, dict) and form.get("method") not in (None, method):
+            return gr.skip(), gr.skip()  # the method has changed, its form has not yet
+        results = attempt(lambda: self.outlook(named), where=f"checking a {self.name}")
         return saying(results), gr.Button(interactive=not isinstance(results, Fault))
 
     def _begin(self, *values: Any) -> tuple[Any, Any]:

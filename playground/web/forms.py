@@ -48,9 +48,13 @@ VALUES_JS = """(spec) => ({ method: spec.method ?? null,
 REMOVE_JS = """(spec, form) => ({ ...spec, values: form.values,
   groups: spec.groups.filter((group) => group.name !== %s) })"""
 EDIT_JS = """(form, ...values) => {
-  const fields = %s.map((name, i) => [name, values[i]]);
-  return { ...form, values: { ...form.values, [%s]: Object.fromEntries(fields) } };
+  const names = %s, group = %s, held = form.values[group] ?? {};
+  const ours = (form.method ?? null) === %s && names.every((name) => name in held);
+  if (!ours) return form;
+  const fields = Object.fromEntries(names.map((name, i) => [name, values[i]]));
+  return { ...form, values: { ...form.values, [group]: fields } };
 }"""
+"""An event of fields that were drawn for another method may arrive late: it changes nothing."""
 
 TREE_JS = """(form) => ({ rev: Math.random(), method: %s ?? form.method ?? null,
   tree: form.values[%s][%s] })"""
@@ -130,9 +134,9 @@ class SettingsForm:
                 if not group.fields:
                     gr.Markdown("This method has no settings.", elem_classes="pg-note")
                 fields = Fields(group.fields, values, state)
-            self._listen(group, accordion, fields)
+            self._listen(group, accordion, fields, spec.method)
 
-    def _listen(self, group: Group, accordion: gr.Accordion, fields: Fields) -> None:
+    def _listen(self, group: Group, accordion: gr.Accordion, fields: Fields, method: Any) -> None:
         """Store what is edited, then update the group."""
         if not fields.parts:
             return
@@ -142,7 +146,7 @@ class SettingsForm:
             None,
             [self.values, *parts],
             self.values,
-            js=EDIT_JS % (json.dumps(names), json.dumps(group.name)),
+            js=EDIT_JS % tuple(map(json.dumps, (names, group.name, method))),
             **QUIET,
         )
         if group.settings in self._classes:

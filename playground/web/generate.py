@@ -444,7 +444,7 @@ class GeneratePage:
     # ---- what an address and this browser bring back
 
     def listen_to_opener(self, page: gr.Blocks, others: Sequence[gr.Dropdown]) -> None:
-        """Open targets by their place; `others` are the target pickers of other pages."""
+        """Open targets by their place; what is picked here is picked on the other pages too."""
         opened = self.opener.listen(self.dtype, self.target, others)
         opened.success(
             self.load_target,
@@ -453,6 +453,8 @@ class GeneratePage:
             concurrency_limit=None,
             **QUEUED,
         )
+        same = f"(target) => Array({len(others)}).fill(target)"
+        self.target.input(None, self.target, list(others), js=same, **QUIET)
         pickers = [self.target, *others]
         page.load(lambda: self.opener.menus(pickers), None, pickers, **QUIET)
 

@@ -93,6 +93,27 @@ def test_newcomer_meets_a_branching_tree_in_one_click(
         page.tab.wait_for_selector("#pg-deploy-engine")
 
 
+def test_a_picked_target_goes_to_every_page_and_leaves_nothing_that_cannot_run(
+    chromium: Any, embedded: Served
+) -> None:
+    with GeneratePage.opened(chromium, embedded.url) as page:
+        page.pick("target", "Tiny random Llama")
+        for name in ("Benchmark", "Sweep"):
+            page.tab.get_by_role("tab", name=name).click()
+            at = f"#pg-{name.lower()}"
+            picked = page.tab.locator(at).get_by_role("combobox", name="Target")
+            assert picked.input_value().startswith("Tiny random Llama")
+            page.tab.wait_for_selector(f"{at}-start:enabled")
+        groups = page.tab.locator("#pg-benchmark-form .pg-group").all_inner_texts()
+        assert groups and not any("smollm2" in group for group in groups)
+        outlook = page.tab.locator("#pg-sweep-outlook")
+        for method in ("Suffix", "N-gram lookup", "Token recycling", "N-gram lookup"):
+            page.pick("sweep-method", method)
+            page.tab.wait_for_timeout(1500)  # what the change leads to, however late
+            assert "is not a setting" not in outlook.inner_text()
+            assert "combinations" in outlook.inner_text()
+
+
 def test_main_job_on_the_embedded_model(chromium: Any, embedded: Served, shots: Path) -> None:
     with GeneratePage.opened(chromium, embedded.url) as page:
         page.tab.set_default_timeout(LOAD_MS)

@@ -9,9 +9,10 @@ const MOST_CACHED_STEPS = 400;
 const HINT = "The draft tree of a step appears here.";
 
 /**
- * What the server tells of a run: a step, and steps added up, as a text.
+ * What the server tells of a run: a step; steps added up, as a text; the Chrome trace.
  * @typedef {{ fetchStep: (run: string, index: number) => Promise<any>,
- *   fetchSteps: (run: string, first: number, last: number) => Promise<any> }} Fetch
+ *   fetchSteps: (run: string, first: number, last: number) => Promise<any>,
+ *   fetchTrace: (run: string) => Promise<any> }} Fetch
  */
 
 export class Scrubber {
