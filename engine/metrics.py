@@ -54,6 +54,7 @@ FORMULAS: dict[str, str] = {
     "decode_s": "last commit - first commit, in seconds",
     "expected_tok_s": "tokens / seconds that the controller expected of all steps, each before it "
     "was made; `drafting: auto` only",
+    "undrafted_verify_s": "mean seconds to verify the root alone, of steps that drafted nothing",
     "predicted_tok_s": "1000 · MAT / ms of a step, from measured latency curves",
     "step_ms_of": "1000 · MAT / tok/s: what a step took until the next one",
     "chain_mat": "1 + position rates of a longer draft, up to the length asked about",

@@ -49,13 +49,16 @@ class Progress:
 
 def time_left(eta_s: float | None) -> str:
     """Time to go, as people say it: `about 3 min left`; empty where nothing is known or left."""
-    if not eta_s:
-        return ""
-    if eta_s < 90:
-        return f"about {max(1, round(eta_s))} s left"
-    minutes = round(eta_s / 60)
-    long = f"{minutes // 60} h {minutes % 60} min" if minutes >= 90 else f"{minutes} min"
-    return f"about {long} left"
+    return f"{about(eta_s)} left" if eta_s else ""
+
+
+def about(seconds: float) -> str:
+    """A duration as people say it: `about 40 s`, `about 3 min`, `about 2 h 5 min`."""
+    if seconds < 90:
+        return f"about {max(1, round(seconds))} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    is_long = seconds >= 5400
+    return f"about {hours} h {minutes} min" if is_long else f"about {60 * hours + minutes} min"
 
 
 class Job:
@@ -252,8 +255,7 @@ def submit(
         run.end("failed" if faults else "completed")
 
     def waiting() -> str:
-        ahead = host.ahead_of(run)
-        return f"waiting for the engine, {ahead} ahead" if run.state == "queued" else run.activity
+        return run.doing(host.ahead_of(run))
 
     def result() -> Result:
         run.over.wait()

@@ -268,6 +268,11 @@ class ExperimentPlan(Workload):
         return self.num_turns * len(self.configurations)
 
     @property
+    def num_answers(self) -> int:
+        """Answers that it takes in all."""
+        return self.num_requests
+
+    @property
     def extent(self) -> str:
         """How the number of requests comes about, in words."""
         turns = sum(len(item.turns) for item in self.items)

@@ -162,12 +162,24 @@ class LiveRun:
     """Number of pages that receive its messages."""
     cancel_asked: threading.Event = field(default_factory=threading.Event)
     over: threading.Event = field(default_factory=threading.Event)
+    began_s: float = field(default_factory=time.monotonic)
     touched_s: float = field(default_factory=time.monotonic)
     withdraw: Callable[[], None] = lambda: None
     """Ends it at once if it still waits in the host's queue."""
     grown: Callable[[], None] = lambda: None
     """Called when there are more steps in memory."""
     _end_turn: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def doing(self, ahead: int) -> str:
+        """What it does, or what it waits for and for how long.
+
+        Args:
+            ahead: jobs of the engine before it.
+        """
+        if self.state != "queued":
+            return self.activity
+        words = f"waiting for the engine, {ahead} ahead" if ahead else "starting"
+        return f"{words} · {time.monotonic() - self.began_s:.0f} s"
 
     def cancel(self) -> None:
         """Request its end: at once if it waits in a queue, else within one step."""

@@ -73,6 +73,15 @@ def result_of(
     return _compared(comparison, " ".join(filter(None, said)))
 
 
+def too_short(metrics: Mapping[str, Any]) -> dict[str, str] | None:
+    """Why a run that is over has no result: it made too few steps; None for others."""
+    steps = metrics.get("num_steps") or 0
+    if steps >= LEAST_STEPS:
+        return None
+    text = f"{formats.plural(steps, 'step')}; a speedup needs {LEAST_STEPS} at least."
+    return _parts("same", "Too short to compare with plain decoding:", text)
+
+
 @dataclass(frozen=True, slots=True)
 class PlainComparison:
     """A run compared with plain decoding, and whether it is reliable.

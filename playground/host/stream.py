@@ -34,7 +34,7 @@ from engine.steps import BYPASSES, Prefill, Step
 from engine.tree import TreeShape
 from playground.host.live import Finish, First, LiveRun, LiveRuns
 from playground.host.plain import PLAIN, PlainStep, plain_step_of
-from playground.host.result import figure_texts, result_of, steps_text
+from playground.host.result import figure_texts, result_of, steps_text, too_short
 from playground.host.trace import chrome_trace
 from storage import Figure, RunDetail, RunLog, StepRow, names_of
 
@@ -119,13 +119,17 @@ def end_of(num_events: int, finish: Finish) -> dict[str, Any]:
 
 
 def figures_of(
-    metrics: Mapping[str, Any], plain: PlainStep | None, meta: Mapping[str, Any]
+    metrics: Mapping[str, Any], plain: PlainStep | None, meta: Mapping[str, Any], *, over: bool
 ) -> dict[str, Any]:
-    """The figures of a run as numbers and as texts, and the sentence of its result."""
+    """The figures of a run as numbers and as texts, and the sentence of its result.
+
+    Args:
+        over: whether no more steps will come.
+    """
     figures = stored_figures(metrics)
     figures.pop("plain", None)
     is_plain = meta.get("decoding_type") == PLAIN
-    result = result_of(metrics, plain, is_plain=is_plain)
+    result = result_of(metrics, plain, is_plain=is_plain) or (too_short(metrics) if over else None)
     return {**figures, "texts": figure_texts(figures), "result": result}
 
 
@@ -277,11 +281,10 @@ def _events(run_id: str, first: First | None, rows: Iterable[StepRow]) -> list[E
 
 def status_of(run: LiveRun, ahead: int) -> dict[str, Any]:
     """A run's state for the panel's header."""
-    words = f"waiting for the engine, {ahead} ahead" if run.state == "queued" else run.activity
     over = run.over.is_set()
     return {
         "state": run.state,
-        "text": words,
+        "text": run.doing(ahead),
         "progress": run.progress,
         "error": run.error,
         "warning": warning_of(asdict(run.metrics), run.meta) if over and run.metrics else None,
@@ -446,14 +449,17 @@ class History:
         if detail.metrics:
             # The speedup of an experiment's runs is in its report.
             plain = None if detail.experiment else plain_step_of(self._log, detail)
-            return figures_of(detail.metrics, plain, _stored_meta(detail))
+            over = detail.status != "running"
+            return figures_of(detail.metrics, plain, _stored_meta(detail), over=over)
         figures = {name: getattr(detail, name) for name in names_of(Figure)}
         return {**figures, "texts": figure_texts(figures)}
 
 
 def live_figures(run: LiveRun) -> dict[str, Any] | None:
     """A live run's figures; None before the first."""
-    return figures_of(asdict(run.metrics), run.plain, run.meta) if run.metrics else None
+    if run.metrics is None:
+        return None
+    return figures_of(asdict(run.metrics), run.plain, run.meta, over=run.over.is_set())
 
 
 def _stored_first(detail: RunDetail) -> First | None:

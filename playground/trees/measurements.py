@@ -227,9 +227,8 @@ class Jobs:
         run = self._of(job)
         over = run.over.is_set()
         ahead = 0 if over else self._host.ahead_of(run)
-        waiting = "waiting for the engine" + (f", {ahead} ahead" if ahead > 1 else "")
         return {
-            "text": waiting if ahead else run.activity,
+            "text": run.doing(ahead),
             "progress": run.progress,
             "over": over,
             "error": run.error,

@@ -30,6 +30,8 @@ ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 HOST = re.compile(r"([\w.-]+|\[[0-9a-fA-F:.]+\])(?::\d+)?", re.ASCII)
 STARTUP = "/gradio_api/startup-events"
 """Gradio requests this from itself, without a token, to learn whether it has started."""
+OPEN = (STARTUP, "/manifest.json")
+"""Need no token: browsers fetch the manifest, which has the title alone, without cookies."""
 UPLOAD = "/gradio_api/upload"
 MAX_UPLOAD_BYTES = 40_000_000
 MAX_BODY_BYTES = 8_000_000
@@ -159,7 +161,7 @@ class AccessControl:
             return _refused(403, "Only the playground's own pages may request this.", path)
         if path == "/" and "token" in request.query_params:
             return self._set_cookie(request)
-        if path != STARTUP and not self._is_authorized(request):
+        if path not in OPEN and not self._is_authorized(request):
             return _unauthorized(request)
         return None
 

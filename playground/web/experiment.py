@@ -11,7 +11,7 @@ import gradio as gr
 
 from engine.errors import ConfigError
 from playground.errors import Fault, attempt
-from playground.experiments.job import Job
+from playground.experiments.job import Job, about
 from playground.experiments.plan import ExperimentPlan
 from playground.experiments.pool import Pool, pool_of
 from playground.experiments.service import Experiments
@@ -19,6 +19,7 @@ from playground.host.runner import EngineHost
 from playground.web.address import address_js
 from playground.web.forms import QUIET, RAW
 from playground.web.results import saying, state_html, table_html
+from storage import RunQuery
 
 MAX_KEY = 100
 PLACES = {"local": "Ray on this machine"}
@@ -73,6 +74,7 @@ class ExperimentPage(ABC):
 
     def __init__(self, host: EngineHost, experiments: Experiments, tab: gr.Tab) -> None:
         self.catalog, self.method_menu, self.experiments = host.catalog, host.menu, experiments
+        self.log = host.log
         with gr.Row(equal_height=False, elem_id=f"pg-{self.name}"):
             with gr.Column(scale=1, elem_classes="pg-side"):
                 self._setup()
@@ -124,8 +126,15 @@ class ExperimentPage(ABC):
         self.experiments.resume(key, pool)
 
     def outlook(self, values: Mapping[str, Any]) -> str:
-        """What the form would run; raises a sentence if it cannot."""
-        return self.extent(self.plan(values), self.pool(values["place"], values["workers"]))
+        """What the form would run, and for how long; raises a sentence if it cannot."""
+        plan = self.plan(values)
+        extent = self.extent(plan, self.pool(values["place"], values["workers"]))
+        query = RunQuery(target=plan.target.name, status="completed", limit=1)
+        tok_s = next((run.tok_s for run in self.log.rows(query)), None)
+        if not tok_s:
+            return extent
+        seconds = plan.num_answers * plan.limits.max_new_tokens / tok_s
+        return f"{extent} {about(seconds).capitalize()} if all answers are as long as they may be."
 
     def begin(self, values: Mapping[str, Any]) -> str:
         """Start what the form describes; returns its key."""

@@ -57,7 +57,7 @@ class ComparisonView:
         self.runs = runs
         with gr.Column(visible=False, elem_id="pg-runs-compare") as self.column:
             self.table = gr.HTML(elem_id="pg-runs-table", apply_default_css=False)
-            self.close = gr.Button("close", size="sm", elem_id="pg-runs-close")
+            self.close = gr.Button("Close", size="sm", elem_id="pg-runs-close")
         self.outputs = [self.column, self.table]
 
     def show(self, query: TableQuery) -> list[Any]:

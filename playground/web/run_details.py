@@ -59,10 +59,10 @@ class OpenRun:
             self.tags = gr.Textbox(label="Tags (comma-separated)", elem_id="pg-run-tags")
             self.note = gr.Textbox(label="Note", lines=1, max_lines=8, elem_id="pg-run-note")
         with gr.Row(elem_id="pg-run-buttons"):
-            self.again = gr.Button("run again", elem_id="pg-run-again", size="sm")
-            self.stop = gr.Button("stop", elem_id="pg-run-stop", visible=False, size="sm")
-            self.generate = gr.Button("open in Generate", elem_id="pg-run-generate", size="sm")
-            self.pin = gr.Button("pin as baseline", elem_id="pg-run-pin", size="sm")
+            self.again = gr.Button("Run again", elem_id="pg-run-again", size="sm")
+            self.stop = gr.Button("Stop", elem_id="pg-run-stop", visible=False, size="sm")
+            self.generate = gr.Button("Open in Generate", elem_id="pg-run-generate", size="sm")
+            self.pin = gr.Button("Pin as baseline", elem_id="pg-run-pin", size="sm")
         with gr.Accordion("settings and machine", open=False, elem_id="pg-run-all"):
             self.facts = gr.HTML(elem_id="pg-run-facts", apply_default_css=False)
 

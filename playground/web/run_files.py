@@ -44,16 +44,16 @@ class RunFiles:
         self.kind = gr.Dropdown(
             KINDS,
             value="json",
-            label="export as",
+            label="Export as",
             elem_id="pg-runs-kind",
             show_label=False,
             container=False,
         )
-        self.export = gr.Button("export all", size="sm", elem_id="pg-runs-export")
+        self.export = gr.Button("Export all", size="sm", elem_id="pg-runs-export")
         self.upload = gr.UploadButton(
             "import…", size="sm", file_types=[".json", ".gz"], elem_id="pg-runs-import"
         )
-        self.stop = gr.Button("stop", size="sm", visible=False, elem_id="pg-runs-stop")
+        self.stop = gr.Button("Stop", size="sm", visible=False, elem_id="pg-runs-stop")
         self.file = gr.File(visible=False)
 
     def listen(self, inputs: list[Any], message: gr.HTML) -> Any:

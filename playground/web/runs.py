@@ -98,17 +98,17 @@ class RunsPage:
         def button(name: str, label: str, **more: Any) -> gr.Button:
             return gr.Button(label, size="sm", elem_id=f"pg-runs-{name}", **more)
 
-        self.compare = button("do-compare", "compare", variant="primary", interactive=False)
+        self.compare = button("do-compare", "Compare", variant="primary", interactive=False)
         self.tag_names = gr.Textbox(
             label="tags", placeholder="comma-separated tags", show_label=False, container=False
         )
-        self.tag = button("tag", "tag", interactive=False)
-        self.untag = button("untag", "untag", interactive=False)
-        self.delete = button("delete", "delete", interactive=False)
+        self.tag = button("tag", "Tag", interactive=False)
+        self.untag = button("untag", "Untag", interactive=False)
+        self.delete = button("delete", "Delete", interactive=False)
         self.files = RunFiles(self.log, self.query)
-        self.undo = button("undo", "undo", visible=False)
-        self.refresh = button("refresh", "refresh")
-        self.copy = button("copy", "copy link")
+        self.undo = button("undo", "Undo", visible=False)
+        self.refresh = button("refresh", "Refresh")
+        self.copy = button("copy", "Copy link")
         self.deleted = gr.JSON(visible=False)
 
     # ---- listeners
@@ -250,10 +250,10 @@ class RunsPage:
         """Enable the buttons for the ticked runs."""
         ticked = len(_ticked(table))
         return [
-            gr.Button(f"compare {ticked or ''}", interactive=ticked > 1),
+            gr.Button(f"Compare {ticked or ''}", interactive=ticked > 1),
             *[gr.Button(interactive=ticked > 0)] * 2,
-            gr.Button("restore" if status == DELETED else "delete", interactive=ticked > 0),
-            gr.Button(f"export {ticked or 'all'}"),
+            gr.Button("Restore" if status == DELETED else "Delete", interactive=ticked > 0),
+            gr.Button(f"Export {ticked or 'all'}"),
         ]
 
     def retag(self, act: str, table: Any, names: str) -> str:

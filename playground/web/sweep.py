@@ -15,7 +15,7 @@ from engine.errors import ConfigError
 from engine.formats import plural
 from engine.safe_text import file_name
 from playground.errors import Fault, attempt
-from playground.experiments.job import Job
+from playground.experiments.job import Job, time_left
 from playground.experiments.pool import Pool
 from playground.experiments.space import Tunable, setting_text, tunables_of
 from playground.experiments.sweep.plan import OBJECTIVES, SweepForm, SweepPlan, plan_of_form
@@ -316,8 +316,11 @@ def number_of(trial: object) -> int | None:
 def state_text(state: Mapping[str, Any], job: Job | None) -> str:
     """Where a sweep is."""
     parts = [f"{state['num_done']} of {state['num_trials']} trials"]
-    parts.append(STATUS_TEXTS[state["status"]] if job is None else job.message)
-    return " · ".join(parts)
+    if job is None:
+        parts.append(STATUS_TEXTS[state["status"]])
+    else:
+        parts += [time_left(job.progress.eta_s) if job.progress else "", job.message]
+    return " · ".join(filter(None, parts))
 
 
 def card_html(state: Mapping[str, Any], trial: Mapping[str, Any]) -> str:

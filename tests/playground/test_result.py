@@ -15,7 +15,7 @@ from playground.host.baseline import Doubt, doubt_of
 from playground.host.live import LiveRuns
 from playground.host.plain import BaselineTimer, PlainStep, Recent, plain_step_of
 from playground.host.request import read_request
-from playground.host.result import NO_DRAFTS, compare_with_plain, result_of
+from playground.host.result import NO_DRAFTS, compare_with_plain, result_of, too_short
 from playground.host.runner import EngineHost
 from playground.host.stream import History, run_meta, warning_of
 from storage import RunLog
@@ -172,6 +172,13 @@ def test_nothing_is_said_of_what_is_not_known() -> None:
     assert result_of(values, None, is_plain=False) is None
     assert result_of({**values, "num_steps": 3}, PLAIN, is_plain=False) is None
     assert result_of({"tok_s": None}, PLAIN, is_plain=False) is None
+
+
+def test_a_run_of_few_steps_says_that_it_is_too_short() -> None:
+    few = {**metrics(2.6, 0.002, 0.0094, 0.001), "num_steps": 3}
+    told = too_short(few)
+    assert told and told["text"] == "3 steps; a speedup needs 4 at least."
+    assert too_short({**few, "num_steps": 4}) is None
 
 
 def test_a_run_is_compared_with_plain_steps_timed_around_it(host: EngineHost, log: RunLog) -> None:

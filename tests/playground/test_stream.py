@@ -170,7 +170,7 @@ def test_a_waiting_run_shows_its_place(host: EngineHost) -> None:
         time.sleep(0.005)
     message = RunStream([second], host.ahead_of).next()
     assert message is not None
-    assert message["status"][second.id]["text"] == "waiting for the engine, 1 ahead"
+    assert message["status"][second.id]["text"].startswith("waiting for the engine, 1 ahead · ")
     finished(second)
 
 

@@ -55,6 +55,12 @@ test("the target's own token hangs under the accepted path", () => {
   assert.equal(withBonus({ ...STEP, accepted: [] }).at(-1).parent, 0);
 });
 
+test("what was accepted beyond the end of the text is not on the path", () => {
+  const nodes = withBonus({ ...STEP, num_committed: 1 });
+  assert.deepEqual(nodes.map(({ accepted }) => accepted), [true, true, false, false]);
+  assert.match(framesOf({ ...STEP, num_committed: 1 }, false).at(-2).text, /ends here: of 3 tokens, the first one is/);
+});
+
 /** A node with so many children, the first of which was accepted; ranks fall in probability. */
 function wide(children) {
   const probs = Array.from({ length: children }, (_, i) => 1 / (i + 2));

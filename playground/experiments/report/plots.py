@@ -126,6 +126,16 @@ def _context(report: Report, requests: Sequence[FinishedRequest]) -> go.Figure:
     return figure
 
 
+def _mat_by_context(report: Report, requests: Sequence[FinishedRequest]) -> go.Figure:
+    figure = go.Figure()
+    for section in report.configurations[1:]:
+        bins = [one for one in section.by_context if one.mat is not None]
+        _line(figure, report, section, [b.context_len for b in bins], [b.mat or 0.0 for b in bins])
+    figure.update_xaxes(title="tokens of context", rangemode="tozero")
+    figure.update_yaxes(title="MAT", rangemode="tozero")
+    return figure
+
+
 def _line(
     figure: go.Figure, report: Report, section: Section, x: Sequence[float], y: Sequence[float]
 ) -> None:
@@ -189,6 +199,11 @@ PLOTS: dict[str, Plot] = {
         "tok/s over context length",
         "requests binned by prompt length + half the answer length",
         _context,
+    ),
+    "mat_by_context": Plot(
+        "MAT over context length",
+        "requests binned by prompt length + half the answer length",
+        _mat_by_context,
     ),
 }
 

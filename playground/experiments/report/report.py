@@ -56,7 +56,7 @@ FORMULAS: dict[str, str] = {
     "itl_ms": "mean over requests of the mean over steps of step latency / tokens committed",
     "ttft_ms": "mean over requests of the time from entering the engine to the first commit",
     "time_split": "Σ seconds in draft, verify, accept, other and roll-back / steps",
-    "by_context": "tok/s of the requests by prompt tokens + half of the new tokens",
+    "by_context": "tok/s and MAT of the requests by prompt tokens + half of the new tokens",
     "output_token_throughput": "Σ output tokens / Σ request latency: one request at a time",
     "request_throughput": "requests / Σ request latency: one request at a time",
     **{key: definition for key, (_, definition) in LATENCY_ROWS.items()},
@@ -80,13 +80,14 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class ContextBin:
-    """tok/s of the requests whose mean context length lies in [`low`, `high`)."""
+    """tok/s and MAT of the requests whose mean context length lies in [`low`, `high`)."""
 
     low: int
     high: int
     num_requests: int
     context_len: float
     tok_s: float
+    mat: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,12 +259,12 @@ def _figures(requests: Sequence[FinishedRequest], pairs: Sequence[Pair]) -> Figu
 
 
 def by_context(requests: Sequence[FinishedRequest]) -> tuple[ContextBin, ...]:
-    """tok/s over the length of the context: prompt + half of the answer, in bins that double."""
+    """tok/s and MAT by length of context (prompt + half the answer), in bins that double."""
     bins = []
     for low, high in zip(CONTEXT_EDGES, CONTEXT_EDGES[1:], strict=False):
         members = [r for r in requests if r.decode_s > 0 and low <= r.context_len < high]
-        tok_s = Totals.of(members).tok_s
-        if tok_s is not None:
+        pool = Totals.of(members)
+        if pool.tok_s is not None:
             middle = fmean([r.context_len for r in members])
-            bins.append(ContextBin(low, high, len(members), middle, tok_s))
+            bins.append(ContextBin(low, high, len(members), middle, pool.tok_s, pool.mat))
     return tuple(bins)

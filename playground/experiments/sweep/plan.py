@@ -85,6 +85,11 @@ class SweepPlan(ExperimentPlan):
         most = self.space.num_points
         return self.chooser.trials if most is None else min(self.chooser.trials, most)
 
+    @property
+    def num_answers(self) -> int:
+        """Answers of all trials, plain decoding's beside them included."""
+        return 2 * self.num_trials * self.num_turns
+
     def trial(self, config: MethodConfig) -> ExperimentPlan:
         """What one trial is: the method at a point, beside plain decoding."""
         workload = {name: getattr(self, name) for name in Workload.model_fields}

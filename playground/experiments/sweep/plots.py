@@ -34,6 +34,8 @@ def sweep_figure(sweep: StoredSweep, kind: str) -> go.Figure:
     with database_errors():
         figure = DRAWN[kind](sweep, OBJECTIVES[sweep.plan.chooser.objective][0])
     figure.layout.title = None
+    if kind in ("history", "slice"):  # a difference of a thousandth is no cliff
+        figure.update_yaxes(rangemode="tozero")
     return styled(figure, height=300)
 
 

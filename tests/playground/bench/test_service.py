@@ -182,7 +182,7 @@ def test_one_that_is_stopped_in_the_queue_can_be_resumed(
     blocking = generate(host, settings={"delay_ms": "60"}, limits={"max_new_tokens": "200"})
     benchmark_id = begin(service, asked())
     job = service.look(benchmark_id).job
-    assert job is not None and job.message == "waiting for the engine, 1 ahead"
+    assert job is not None and job.message.startswith("waiting for the engine, 1 ahead · ")
     service.stop(benchmark_id)
     shown = finished(service, benchmark_id)
     assert not blocking.over.is_set(), "it does not wait for what is before it"

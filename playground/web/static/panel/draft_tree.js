@@ -23,6 +23,7 @@ const ROOT = "pg-tree-root";
  * @property {number} bonus the token that the target added
  * @property {string} bonus_text
  * @property {boolean} recovered whether it follows a rejection
+ * @property {number} [num_committed] tokens of the path up to the end of the text; all without it
  * @property {import("../mask.js").Buffers} [buffers]
  * @property {number} [num_extra_rows]
  */
@@ -45,17 +46,19 @@ const ROOT = "pg-tree-root";
 
 /**
  * The nodes of a draft tree, and one more: the token that the target added after the accepted path.
+ * What was accepted beyond the end of the text counts as not accepted, and has no token after it.
  * @param {Step} tree
  */
 export function withBonus(tree) {
-  const accepted = new Set([0, ...tree.accepted]);
+  const { num_committed: committed = Infinity } = tree;
+  const accepted = new Set([0, ...tree.accepted.slice(0, committed)]);
   /** @type {TreeNode[]} */
   const nodes = tree.token_texts.map((label, node) => ({
     label, node, parent: tree.parents[node], kind: node ? "draft" : "root",
     accepted: accepted.has(node), draft: tree.draft_probs[node], target: tree.target_probs[node],
     id: tree.tokens[node], rank: tree.ranks[node],
   }));
-  nodes.push({
+  if (committed > tree.accepted.length) nodes.push({
     label: tree.bonus_text, node: nodes.length, parent: tree.accepted.at(-1) ?? 0, id: tree.bonus,
     kind: tree.recovered ? "recovered" : "bonus", accepted: true, draft: null, target: null,
     rank: null,

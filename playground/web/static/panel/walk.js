@@ -151,10 +151,12 @@ export function framesOf(step, sampled) {
     step.accepted.forEach((node, i) => add("accept", judgement(step, node, sampled), { judged: i + 1 }));
     add("accept", rejection(step, sampled), { rejected: true });
   } else add("verify", "Nothing was drafted: the target reads the root alone.", { probs: true, rejected: true });
-  const count = step.accepted.length + 1;
-  add("commit", `Committed: ${plural(step.accepted.length, "accepted draft")} and the target's own `
-    + `${quoted(step.bonus_text)}, ${plural(count, "token")} in one step where plain decoding writes one. `
-    + `${quoted(step.bonus_text)} is the next root.`, { committed: true });
+  const count = step.accepted.length + 1, kept = Math.min(count, step.num_committed ?? count);
+  add("commit", kept < count
+    ? `The text ends here: of ${plural(count, "token")}, the first ${kept === 1 ? "one is" : `${kept} are`} committed.`
+    : `Committed: ${plural(count - 1, "accepted draft")} and the target's own ${quoted(step.bonus_text)}, `
+      + `${plural(count, "token")} in one step where plain decoding writes one. `
+      + `${quoted(step.bonus_text)} is the next root.`, { committed: true });
   if (deepest) add("compare", chainAgainstTree(step));
   return frames;
 }
