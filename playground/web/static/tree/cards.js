@@ -12,7 +12,9 @@ import {
 import { READABLE } from "./view.js";
 
 const SETTLED_MS = 250;
-const NO_TABLE = "Needs a rank table: pick or measure one above.";
+/** Why there are no figures: none is measured, or none can be. */
+const noTable = ({ pickers }) => pickers?.remark ? "No rank table is possible for this method; see above."
+  : "Needs a rank table: pick or measure one above.";
 
 export function makeCards(editor) {
   const cards = { length: new LengthCard(editor), dynamic: new DynamicCard(editor),
@@ -97,7 +99,7 @@ class LengthCard extends Card {
     this.slide.value = this.lengths.findLastIndex((length) => length <= depth);
     this.slide.setAttribute("aria-valuetext", plural(depth, "token"));
     this.chart.host.hidden = !table;
-    if (!table) { this.state.textContent = NO_TABLE; return; }
+    if (!table) { this.state.textContent = noTable(this.editor); return; }
     const rows = this.rows = this.lengths.map((x) => ({ x, ...this.editor.worth(Choices.chain(x)) }));
     const best = speed && fastest(rows);
     this.state.textContent = !best ? "Measure the latency below to see which length is fastest."
@@ -259,8 +261,9 @@ class OptimiseCard extends Card {
     if (!table) this.points = this.bestSize = this.asked = null;
     const controls = [...this.host.querySelectorAll("input"), tools.best, tools["best-size"]];
     for (const control of controls) control.disabled = !table;
-    this.state.textContent = table ? IDLE : NO_TABLE;
+    this.state.textContent = table ? IDLE : noTable(this.editor);
     this.chart.host.hidden = !table;
+    this.compare();
     if (table) this.fetchCurve();
   }
 
@@ -424,7 +427,7 @@ class BatchCard extends Card {
     chart.plot.hidden = !rows.length;
     this.state.replaceChildren();
     if (!rows.length) {
-      chart.note.textContent = speed?.batches ? NO_TABLE : "Not measured on this machine yet. Measuring takes about "
+      chart.note.textContent = speed?.batches ? noTable(this.editor) : "Not measured on this machine yet. Measuring takes about "
         + "half a minute and shows how much of the speedup remains with 2 to 32 texts at once.";
       return;
     }
