@@ -1,10 +1,6 @@
 """Speculative decoding playground: `python app.py` serves the page; `--help` lists the rest."""
 
-import atexit
-import gc
-
-from playground.cli.main import app
+from playground.cli.main import run
 
 if __name__ == "__main__":
-    atexit.register(gc.freeze)  # else ending looks through a million objects first, for seconds
-    app()
+    run()

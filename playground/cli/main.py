@@ -1,9 +1,12 @@
-"""Command line: `serve` (default), `generate`, `bench`, `sweep`, `train`, `tune`, `models`, …
+"""Command line, as `app.py` and as `specdec`: `serve` (default), `generate`, `bench`, `sweep`, …
 
 Nothing heavy is imported before a command runs, so that `--help` answers at once.
 """
 
 from __future__ import annotations
+
+import atexit
+import gc
 
 import typer
 
@@ -13,7 +16,7 @@ from playground.cli.export import export, import_
 from playground.cli.generate import generate
 from playground.cli.options import CommandGroup
 from playground.cli.runs import runs
-from playground.cli.serve import methods, models, serve
+from playground.cli.serve import doctor, methods, models, serve
 from playground.cli.suites import suites
 from playground.cli.sweep import sweep
 from playground.cli.train import train
@@ -31,9 +34,17 @@ app = typer.Typer(
 app.add_typer(tune)
 app.add_typer(runs)
 app.add_typer(suites)
-for command in (serve, triton, generate, bench, sweep, connect, train, export, models, methods):
+for command in (serve, doctor, triton, generate, bench, sweep, connect, train, export):
+    app.command()(command)
+for command in (models, methods):
     app.command()(command)
 app.command("import")(import_)
+
+
+def run() -> None:
+    """Run the command of the arguments."""
+    atexit.register(gc.freeze)  # else ending looks through a million objects first, for seconds
+    app()
 
 
 @app.callback(invoke_without_command=True)

@@ -1,4 +1,4 @@
-"""`app.py serve`, and the lists `models` and `methods`."""
+"""`app.py serve` and `doctor`, and the lists `models` and `methods`."""
 
 from __future__ import annotations
 
@@ -73,6 +73,15 @@ def serve(options: ServeOptions) -> None:
         ),
         open_browser=options.open_browser,
     )
+
+
+@takes(DeviceOptions)
+def doctor(options: DeviceOptions) -> None:
+    """Say what this machine brings for decoding, and what is slow on it."""
+    from playground.host.doctor import diagnose
+
+    for line in diagnose(options.cache, options.device).lines:
+        say(line)
 
 
 @takes(JsonOptions)

@@ -16,6 +16,7 @@ from playground.errors import Fault, attempt, attempt_aside
 from playground.experiments.service import Experiments
 from playground.host.catalog import Catalog, Method
 from playground.host.controls import changed_controls, controls_of, group_of, settings_from
+from playground.host.doctor import diagnose
 from playground.host.request import (
     DTYPES,
     MAX_PROMPT_CHARS,
@@ -54,6 +55,12 @@ UNFIT = HTML.from_string("""
 {% for name, why in rows %}<dt>{{ name }}</dt><dd>{{ why }}</dd>{% endfor %}
 </dl></details>
 {% endif %}
+""")
+MACHINE = HTML.from_string("""
+<dl class="pg-machine">
+{% for name, text in found.facts %}<dt>{{ name }}</dt><dd>{{ text }}</dd>{% endfor %}
+{% for text in found.advice %}<dt class="bad">slow</dt><dd>{{ text }}</dd>{% endfor %}
+</dl>
 """)
 
 
@@ -122,6 +129,9 @@ class GeneratePage:
                 )
                 self.load = gr.Button("Load now", elem_id="pg-load", min_width=80)
             self.target_state = gr.HTML(self.describe_target(), elem_id="pg-target-state")
+            self.machine = gr.Accordion("This machine", open=False, elem_id="pg-machine")
+            with self.machine:
+                self.diagnosis = gr.HTML()
             picked = self.catalog.first_method(first)
             self.method = gr.Dropdown(methods, value=picked, label="Method", elem_id="pg-method")
             self.unfit = gr.HTML(self.describe_unfit(first), elem_id="pg-unfit")
@@ -228,6 +238,7 @@ class GeneratePage:
             api_name="load",
             **QUEUED,
         )
+        self.machine.expand(self.describe_machine, None, self.diagnosis, **QUIET)
         picked = [self.target, self.method]
         gr.on(
             [part.change for part in picked],
@@ -403,6 +414,13 @@ class GeneratePage:
             return saying("Nothing is loaded yet; the first run loads its target.")
         facts = asdict(loaded)
         return saying("{name} · {dtype} · {device} · context {context_len}".format(**facts))
+
+    def describe_machine(self) -> str:
+        """What this machine brings for decoding, and what is slow on it."""
+        found = attempt(
+            lambda: diagnose(self.host.cache_dir, self.host.device), where="looking at the machine"
+        )
+        return saying(found) if isinstance(found, Fault) else MACHINE.render(found=found)
 
     def stop_runs(self, tab: Any, panel: Any, request: gr.Request) -> None:
         """Stop the tab's runs, and the displayed one, which may be of another tab."""

@@ -1,0 +1,51 @@
+"""What the machine brings, and what is slow on it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.errors import ConfigError
+from engine.kernels.cpu import compile as native
+from playground.host import doctor
+
+
+@pytest.fixture
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache") / "not" / "there"
+
+
+def test_ten_lines_say_what_there_is(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "library", lambda cache_dir: None)
+    lines = doctor.diagnose(cache).lines
+    labels = [line.split()[0] for line in lines]
+    assert labels[:8] == "device driver torch python compiler kernels memory cache".split()
+    assert len(lines) <= 10 and torch.__version__ in lines[2] and "GiB free" in lines[6]
+
+
+def test_without_a_compiler_it_says_what_that_costs(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (native, doctor):
+        monkeypatch.setattr(module, "find_compiler", lambda: None)
+    native.library.cache_clear()
+    found = doctor.diagnose(cache)
+    assert dict(found.facts)["compiler"] == "none"
+    assert any("pip install ziglang" in one for one in found.advice)
+    assert found.lines[-1].startswith("slow: ")
+
+
+def test_a_gpu_that_this_torch_cannot_use_is_named(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "library", lambda cache_dir: None)
+    monkeypatch.setattr(doctor, "_sees_nvidia", lambda: True)
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert any("built without CUDA" in one for one in doctor.diagnose(cache).advice)
+
+
+def test_a_device_that_is_not_there_is_refused(cache: Path) -> None:
+    with pytest.raises(ConfigError, match="device"):
+        doctor.diagnose(cache, "cuda:7")
