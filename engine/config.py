@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -125,7 +125,7 @@ class Sampling(Settings):
 
     main_settings: ClassVar[str] = "temperature top_p seed"
     without_effect: ClassVar[Any] = (
-        ({"temperature": 0.0}, "top_k top_p min_p"),
+        ({"temperature": 0.0}, "top_k top_p min_p verification"),
         ({"structured_output": "none"}, "grammar"),
     )
 
@@ -148,6 +148,12 @@ class Sampling(Settings):
         ge=0.0,
         le=1.0,
         allow_inf_nan=False,
+    )
+    verification: Literal["block", "token"] = setting(
+        "block",
+        "Verification",
+        "of chains that the drafter drew at random: block accepts more of them, token is the first "
+        "papers' rule; the text's law is the target's by either",
     )
     seed: int = setting(0, "Seed", "seed of every random draw of the run", ge=0, le=2**63 - 1)
     structured_output: GrammarKind = setting(
@@ -179,6 +185,8 @@ class Sampling(Settings):
             del values["structured_output"], values["grammar"]
         if not self.min_p:
             del values["min_p"]
+        if self.greedy:
+            del values["verification"]
         return values
 
     @property

@@ -123,7 +123,7 @@ class Drafter(ABC):
 
     def rule(self, sampling: Sampling) -> Rule:
         """How drafts are accepted; lossless unless the method is lossy by design."""
-        return Lossless(sampling)
+        return Lossless.of(sampling)
 
     def ranks(self, trace: TargetTrace, depths: int) -> Tensor:
         """Ranks of the true tokens of a finished text, drafting along it from every root.

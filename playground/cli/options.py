@@ -318,6 +318,7 @@ class SamplingOptions:
     top_k: int = option(0, "Keep the k likeliest tokens; 0 = all.")
     top_p: float = option(1.0, "Nucleus sampling; 1 = off.")
     min_p: float = option(0.0, "Keep tokens of this share of the best one's probability; 0 = all.")
+    verification: str = option("block", "How chains drawn at random are verified: block or token.")
     seed: int = option(0, "Seed of every random draw.")
     max_new_tokens: int = option(256, "Maximum number of tokens per answer.")
     ignore_eos: bool = option(False, "Continue past EOS.", "--ignore-eos")
@@ -334,7 +335,7 @@ class SamplingOptions:
         """Raises ConfigError: a value is out of range, or a file cannot be read."""
         from engine.config import Sampling
 
-        names = ("temperature", "top_k", "top_p", "min_p", "seed")
+        names = ("temperature", "top_k", "top_p", "min_p", "verification", "seed")
         return Sampling.parse({name: getattr(self, name) for name in names} | self._structure())
 
     def _structure(self) -> dict[str, str]:

@@ -8,9 +8,10 @@ fail them by far.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -183,6 +184,125 @@ def p_value(tree: TreeShape, rule: Rule, sampling: Sampling, drafts: str) -> flo
 @pytest.mark.parametrize("sampling", [Sampling(temperature=1.0), SETTINGS[1]], ids=["plain", "k"])
 def test_a_verified_tree_keeps_the_targets_law(name: str, drafts: str, sampling: Sampling) -> None:
     assert p_value(TreeShape(TREES[name]), Lossless(sampling), sampling, drafts) > ALPHA
+
+
+@pytest.mark.parametrize("sampling", [Sampling(temperature=1.0), SETTINGS[1]], ids=["plain", "k"])
+def test_a_chain_verified_as_a_block_keeps_the_targets_law(sampling: Sampling) -> None:
+    rule = Lossless(sampling, block=True)
+    for length in (1, 2, 3):
+        chain = TreeShape.chain(length)
+        assert p_value(chain, rule, sampling, "sampled") > ALPHA
+
+
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_block_verification_accepts_by_the_papers_formulas(length: int) -> None:
+    """Exactly, over all drafts: the law of the whole block, and the longer mean of accepted tokens.
+
+    Every drafted text X of `length` tokens has probability q(X); the prefix that stays is i with
+    probability h(i) · Π (1 - h(j)), j > i; then one token of the residual, and the rest of the
+    block of the target. Summed over all, the block's law is the target's.
+    """
+    law: dict[tuple[int, ...], float] = {}
+    means = {True: 0.0, False: 0.0}
+    sampling = Sampling(temperature=1.0)
+    few = range(3)
+
+    def target(path: tuple[int, ...]) -> torch.Tensor:
+        return target_logits((0, *path))[:3].double().softmax(-1)
+
+    def draft(path: tuple[int, ...]) -> torch.Tensor:
+        law_of = draft_law((0, *path))[:3].double()
+        return law_of / law_of.sum()
+
+    def spread(path: tuple[int, ...], mass: float) -> None:
+        if len(path) == length + 1:
+            law[path] = law.get(path, 0.0) + mass
+            return
+        for token, chance in enumerate(target(path).tolist()):
+            spread((*path, token), mass * chance)
+
+    for drafted in itertools.product(few, repeat=length):
+        paths = [drafted[:i] for i in range(length + 1)]
+        probs = torch.stack([draft(path) for path in paths[:-1]])
+        mass = math.prod(float(probs[i, token]) for i, token in enumerate(drafted))
+        logits = torch.stack([target(path).log() for path in paths])
+        dists = DraftDists(probs, {i: i for i in range(length)})
+        verified = Verified([0, *drafted], TreeShape.chain(length), logits, dists)
+        for block in (True, False):
+            left = mass
+            for kept, accepts, rest in prefixes(verified, Lossless(sampling, block), length):
+                here = left * accepts
+                left -= here
+                means[block] += here * kept
+                if block:
+                    for token, chance in enumerate(rest.tolist()):
+                        spread((*drafted[:kept], token), here * chance)
+    for path in itertools.product(few, repeat=length + 1):
+        own = math.prod(float(target(path[:i])[token]) for i, token in enumerate(path))
+        assert law[path] == pytest.approx(own, abs=1e-5)
+    assert means[True] >= means[False] - 1e-9
+    assert (means[True] > means[False] + 1e-4) == (length > 1)
+
+
+def prefixes(
+    verified: Verified, rule: Lossless, length: int
+) -> Iterator[tuple[int, float, torch.Tensor]]:
+    """Longest first: a prefix, how likely it stays if no longer one does, what follows it.
+
+    By bisection on the rule's own uniform numbers, so that what is tested is the code.
+    """
+    for kept in range(length, -1, -1):
+        low, high = 0.0, 1.0
+        if kept and rule.block:
+            for _ in range(50):
+                middle = (low + high) / 2
+                draws = Scripted(kept, middle)
+                stays = len(rule(verified, draws).path) >= kept
+                low, high = (middle, high) if stays else (low, middle)
+        elif kept:  # token by token a prefix needs all of its tokens and not the next
+            low = token_chance(verified, kept)
+        else:
+            low = 1.0
+        draws = Scripted(kept, 0.0)
+        rule(verified, draws)
+        yield kept, low, draws.law
+
+
+def token_chance(verified: Verified, kept: int) -> float:
+    """That token verification keeps exactly so many, given that it keeps no more."""
+    assert verified.dists is not None
+    rates = [
+        min(1.0, float(verified.logits[i].exp()[token] / verified.dists.probs[i, token]))
+        for i, token in enumerate(verified.tokens[1:])
+    ]
+    exactly = [
+        math.prod(rates[:n]) * (1 - rates[n] if n < len(rates) else 1.0)
+        for n in range(len(rates) + 1)
+    ]
+    return exactly[kept] / max(1e-12, sum(exactly[: kept + 1]))
+
+
+class Scripted:
+    """The n-th uniform number is given, those after it accept nothing, those before it neither."""
+
+    def __init__(self, number: int, value: float) -> None:
+        self.number, self.value, self.count = number, value, 0
+        self.law = torch.zeros(3)
+
+    def uniform(self) -> float:
+        self.count += 1
+        return self.value if self.count == self.number else 1.0
+
+    def pick(self, probs: torch.Tensor) -> int:
+        self.law = probs
+        return 0
+
+
+def test_block_and_token_verification_are_chosen_by_a_setting() -> None:
+    assert Lossless.of(Sampling(temperature=1.0)).block
+    assert not Lossless.of(Sampling(temperature=1.0, verification="token")).block
+    assert "verification" not in Sampling().model_dump()
+    assert Sampling(temperature=0.5).model_dump()["verification"] == "block"
 
 
 def test_a_tree_that_was_drawn_in_part_keeps_the_targets_law() -> None:

@@ -159,7 +159,7 @@ def test_settings_without_effect_are_hidden(
 
 def test_greedy_hides_what_only_sampling_reads() -> None:
     assert state_of(Sampling, {"temperature": 0}).hidden == frozenset(
-        {"top_k", "top_p", "min_p", "grammar"}
+        {"top_k", "top_p", "min_p", "verification", "grammar"}
     )
     assert state_of(Sampling, {"temperature": 0.7}).hidden == frozenset({"grammar"})
 

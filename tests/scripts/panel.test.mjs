@@ -125,7 +125,7 @@ test("a walk goes from the root to the commit, in the order of a step", () => {
 
 test("a walk tells draws from choices, and says what a step without drafts is", () => {
   const drawn = framesOf({ ...STEP, accepted: [1], recovered: true }, true).map(({ text }) => text).join(" ");
-  assert.match(drawn, /max\(0, target . draft\)/);
+  assert.match(drawn, /drawn from the residual/);
   assert.doesNotMatch(drawn, /own choice/);
   const plain = { ...STEP, token_texts: ["a"], parents: [-1], accepted: [], draft_probs: [null],
     target_probs: [null], tokens: [1], ranks: [0] };

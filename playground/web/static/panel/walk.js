@@ -103,7 +103,7 @@ function rejection(step, sampled) {
       + `below ${wrong.length > 1 ? "them" : "it"}. The target's token takes the place.`;
   }
   return `The draws reject ${guesses}. ${bonus} is drawn from the residual, what the target gives beyond the `
-    + "drafter, max(0, target \u2212 draft) rescaled: so the text follows the target's law exactly.";
+    + "drafter, rescaled: so the text follows the target's law exactly.";
 }
 
 /**
