@@ -151,8 +151,6 @@ TRITON_REFUSED: Mapping[str, NeutralValues] = {
     "image_bytes_input": (),
     "image_url_input": ("",),
     "video_bytes_input": (),
-    "num_draft_tokens": (),
-    "use_draft_logits": (False,),
     "return_log_probs": (False,),
     "return_context_logits": (False,),
     "return_generation_logits": (False,),

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine.drafters.autoregressive import AutoregressiveConfig
+from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from engine.model.sources import TargetSpec
 from playground.host.catalog import TYPE_PREFIX, Catalog, Method
 
 SEPARATOR = ":"
-DEFAULT = "ensemble"
-"""Name of the default model, as Triton's tutorial calls it."""
+DEFAULTS = ("ensemble", "tensorrt_llm_bls")
+"""Names of the default model, as Triton's tutorials call theirs."""
 
 
 class UnknownModelError(ConfigError):
@@ -31,6 +32,40 @@ class Model:
         """False for plain decoding."""
         return not isinstance(self.method.config, AutoregressiveConfig)
 
+    def drafting(self, length: int | None, draws: bool | None) -> Model:
+        """It with drafts of at most `length` tokens, drawn by the draft model or its likeliest.
+
+        None leaves a setting as it is; of a combination both are of every method that has it.
+
+        Raises ConfigError: the method has no such setting, or not of this value.
+        """
+        config = self.method.config
+        if length is not None:
+            config = _changed(config, "max_draft_len", length, asked="num_draft_tokens")
+        if draws is not None:
+            config = _changed(config, "use_draft_probs", draws, asked="use_draft_logits")
+        return replace(self, method=replace(self.method, config=config))
+
+
+def _changed(config: MethodConfig, name: str, value: object, *, asked: str) -> MethodConfig:
+    """A method's settings with one changed, or those of the methods within it.
+
+    Args:
+        asked: what the request calls it.
+
+    Raises ConfigError: none of them has it, or not of this value.
+    """
+    if name in type(config).model_fields:
+        return config.replace(**{name: value})
+    inner = {
+        part: one.replace(**{name: value})
+        for part, one in config.within().items()
+        if name in type(one).model_fields
+    }
+    if not inner:
+        raise ConfigError(f"{asked} must be left out, {config.title} has no {name}.")
+    return config.replace(**inner)
+
 
 def model_of(catalog: Catalog, name: str, *, drafts: bool = True) -> Model:
     """The model of a name: `TARGET`, `TARGET:METHOD`, or empty for the page's default.
@@ -40,7 +75,7 @@ def model_of(catalog: Catalog, name: str, *, drafts: bool = True) -> Model:
 
     Raises UnknownModelError: naming what is unknown.
     """
-    full_name = name if name not in ("", DEFAULT) else catalog.target_choices()[0][1]
+    full_name = name if name not in ("", *DEFAULTS) else catalog.target_choices()[0][1]
     target, key = _split(catalog, full_name)
     try:
         key = key or catalog.first_method(target)

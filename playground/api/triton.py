@@ -44,6 +44,8 @@ INPUTS = (
     ("seed", "UINT64"),
     ("end_id", "INT32"),
     ("exclude_input_in_output", "BOOL"),
+    ("num_draft_tokens", "INT32"),
+    ("use_draft_logits", "BOOL"),
 )
 
 
@@ -63,6 +65,10 @@ class TritonRequest(RequestBody):
     end_id: int | None = Field(None, ge=-1)
     """The one token that ends the text; -1 = none."""
     exclude_input_in_output: bool = False
+    num_draft_tokens: int | None = Field(None, ge=0)
+    """The most that is drafted at a step; 0 = plain decoding."""
+    use_draft_logits: bool | None = None
+    """Whether the draft model draws its tokens, and its distributions are used to verify them."""
 
     @field_validator("text_input", mode="before")
     @classmethod
@@ -106,9 +112,12 @@ class TritonRequest(RequestBody):
                 "ignore_eos": self.end_id is not None,
             }
         )
+        drafts = self.num_draft_tokens != 0
         return Answer(
             host,
-            model_of(host.catalog, model),
+            model_of(host.catalog, model, drafts=drafts).drafting(
+                self.num_draft_tokens or None, self.use_draft_logits if drafts else None
+            ),
             prompt=self.text_input,
             sampling=self.sampling,
             limits=limits,

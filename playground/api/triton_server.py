@@ -1,7 +1,8 @@
 """The engine behind NVIDIA's Triton server, whose binary nvidia-pytriton ships.
 
-The tutorials' clients work unchanged, over gRPC too. `ensemble` answers once;
-`tensorrt_llm_bls` streams (it is decoupled, in Triton's words). Both decode with one model.
+The tutorials' clients work unchanged, over gRPC too. `ensemble` answers once; `tensorrt_llm_bls`
+streams where the request says `stream` (it is decoupled, in Triton's words), and answers once
+otherwise, as `generate` wants it. Both decode with one model.
 """
 
 from __future__ import annotations
@@ -136,11 +137,16 @@ def _whole(host: EngineHost, model: str) -> Any:
 
 
 def _streaming(host: EngineHost, model: str) -> Any:
+    import numpy as np
+
     async def infer(requests: Sequence[Any]) -> AsyncIterator[list[dict[str, Any]]]:
         (request,) = requests
         with _triton_errors():
             body = TritonRequest.parse(request_values(request.data))
             answer = await run_sync(body.begin, host, model)
+            if not any(request.data.get("stream", np.array([False])).ravel()):
+                yield [_output(body.prefix + await answer.text())]
+                return
             async with aclosing(answer.texts()) as pieces:
                 async for text in pieces:
                     yield [_output(text)]

@@ -195,6 +195,10 @@ DONE: dict[str, Callable[[Asking], None]] = {
     "exclude_input_in_output": lambda ask: _same(
         ask.text(), "def f(x):" + ask.text(exclude_input_in_output=True)
     ),
+    "num_draft_tokens": lambda ask: _same(
+        (ask.answer(num_draft_tokens=0)["timings"]["draft_n"], ask.text(num_draft_tokens=0)),
+        (0, ask.text()),
+    ),
     "max_tokens": lambda ask: is_limited(ask, "max_tokens"),
     "max_completion_tokens": lambda ask: is_limited(ask, "max_completion_tokens"),
     "seed": lambda ask: is_drawn(ask, "seed"),

@@ -8,6 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.playground.serving import Served
+
 GENERATE = "/v2/models/ensemble/generate"
 TUTORIAL: dict[str, Any] = {
     "text_input": "What is machine learning?",
@@ -42,6 +44,30 @@ def test_a_stream_is_the_text_without_the_prompt(http: httpx.Client) -> None:
     told = [json.loads(line) for line in lines]
     assert "".join(one["text_output"] for one in told) == whole["text_output"]
     assert told[-1]["timings"]["predicted_n"] == whole["timings"]["predicted_n"]
+
+
+BLS = "/v2/models/tensorrt_llm_bls/generate"
+SCRIPTED = "/v2/models/tiny:scripted/generate"
+
+
+def test_the_guides_draft_length_is_obeyed_by_every_request(
+    http: httpx.Client, served: Served
+) -> None:
+    """The guide's curl of the BLS model; then several, one and no draft tokens: the same text."""
+    texts, drafted = [], []
+    assert http.post(BLS, json=TUTORIAL).raise_for_status().json()["model_name"] in BLS
+    for length in (4, 1, 0):
+        body = {**TUTORIAL, "num_draft_tokens": length}
+        answer = http.post(SCRIPTED, json=body)
+        assert answer.status_code == 200, answer.text
+        texts.append(answer.json()["text_output"])
+        run = served.log.get(served.host.runs.all()[-1].log_id or "")
+        assert run is not None
+        drafted.append((run.decoding_type, run.method.get("max_draft_len")))
+    assert len(set(texts)) == 1
+    assert drafted == [("Scripted", 4), ("Scripted", 1), ("Autoregressive", None)]
+    refused = http.post(SCRIPTED, json={**TUTORIAL, "use_draft_logits": True})
+    assert refused.status_code == 400 and "use_draft_logits must be left out" in refused.text
 
 
 def test_health_and_metadata(http: httpx.Client) -> None:

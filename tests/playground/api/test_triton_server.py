@@ -124,6 +124,25 @@ def test_grpc_client_of_the_tutorial(triton: tuple[int, int, str, str], python: 
     assert [PROMPT + run.text for run in stored if run is not None] == [whole, whole]
 
 
+def test_the_guides_curl_of_the_bls_model_answers_once(triton: tuple[int, int, str, str]) -> None:
+    """With DECOUPLED_MODE off the guide asks `tensorrt_llm_bls` by `generate`."""
+    http, _, header, log = triton
+    name, _, key = header.strip().partition(": ")
+    address = f"http://127.0.0.1:{http}/v2/models/tensorrt_llm_bls/generate"
+    body = {"text_input": PROMPT, "max_tokens": 12, "bad_words": "", "stop_words": ""}
+    told = [
+        httpx.post(address, json={**body, **more}, headers={name: key}, timeout=60)
+        .raise_for_status()
+        .json()["text_output"]
+        for more in ({}, {"num_draft_tokens": 1}, {"num_draft_tokens": 0})
+    ]
+    assert told[0].startswith(PROMPT) and len(told[0]) > len(PROMPT) and len(set(told)) == 1
+    with RunLog.open(log) as runs:
+        newest = [runs.get(row.id) for row in runs.find().rows[:2]]
+    methods = {run.decoding_type: run.method.get("max_draft_len") for run in newest if run}
+    assert methods == {"Autoregressive": None, "Suffix": 1}
+
+
 def test_http_wants_the_key(triton: tuple[int, int, str, str]) -> None:
     http, _, header, _ = triton
     address = f"http://127.0.0.1:{http}/v2/models/ensemble/generate"
