@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any, NamedTuple, Protocol, Self
 
-from engine.steps import BYPASSES, End, Prefill, Record, Step
+from engine.steps import End, Prefill, Record, Step
 
 FORMULAS: dict[str, str] = {
     "mat": "mean accepted tokens: "
@@ -439,35 +439,6 @@ def stored_figures(metrics: Mapping[str, Any]) -> dict[str, Any]:
         if split := metrics.get(name):
             figures[name] = {**split, "other_s": split["other_s"] - split.get("rollback_s", 0.0)}
     return figures
-
-
-def bypass_sentence(metrics: Mapping[str, Any]) -> str | None:
-    """Why a run drafted nothing, or not where its draft model's context was too short.
-
-    Args:
-        metrics: the run's `Metrics` as plain values, of an older version perhaps.
-    """
-    bypasses = metrics.get("bypasses") or {}
-    drafted = bool(metrics.get("num_drafted"))
-    reasons = [name for name in bypasses if name == "draft_context" or not drafted]
-    if not reasons:
-        return None
-    steps = metrics["num_steps"]
-    clauses = (f"{BYPASSES.get(one, one)} ({bypasses[one]} of {steps} steps)" for one in reasons)
-    return f"{'Sometimes n' if drafted else 'N'}othing was drafted: {'; '.join(clauses)}."
-
-
-def drafting_sentence(metrics: Mapping[str, Any]) -> str:
-    """How much was drafted by a run whose drafting decided for itself; empty for others."""
-    steps, expected = metrics.get("num_steps"), metrics.get("expected_tok_s")
-    if not steps or expected is None or not metrics.get("num_drafted"):
-        return ""
-    drafted = steps - sum((metrics.get("bypasses") or {}).values())
-    each = metrics["num_drafted"] / max(1, drafted)
-    return (
-        f"Drafted in {drafted} of {steps} steps, {each:.1f} tokens each; the controller expected "
-        f"{expected:.1f} tok/s."
-    )
 
 
 # ---- why decoding is faster or slower than plain decoding

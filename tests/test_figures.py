@@ -18,7 +18,7 @@ PAGES = [ROOT / "README.md", ROOT / "PERFORMANCE.md", *sorted((ROOT / "docs").gl
 
 MACHINERY = {
     *("ratio", "mean_or_none", "first_divergence", "common_len", "measure", "hardly_drafts"),
-    *("stored_figures", "bypass_sentence", "drafting_sentence"),
+    "stored_figures",
 }
 """Functions of `engine.metrics` that compute no figure of their own."""
 

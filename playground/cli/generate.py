@@ -74,9 +74,9 @@ class GenerateOptions(LogOptions, SamplingOptions, MethodOptions, TargetOptions)
 def generate(options: GenerateOptions) -> None:
     """Generate from one prompt and print the text as it is decoded."""
     import presets
-    from engine.metrics import bypass_sentence, drafting_sentence
     from playground.host.live import LiveRun
     from playground.host.recording import decode_and_record
+    from playground.host.result import bypass_sentence, drafting_sentence
     from playground.host.trace import TraceFile
     from storage import RunLog
 

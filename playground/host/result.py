@@ -11,12 +11,12 @@ from engine.metrics import (
     SAME,
     Balance,
     TimeSplit,
-    drafting_sentence,
     hardly_drafts,
     ratio,
     stored_figures,
     tokens_per_step,
 )
+from engine.steps import BYPASSES
 from playground.host.baseline import DOUBTS, DRIFT, doubt_of
 from playground.host.plain import PlainStep, step_parts
 
@@ -158,6 +158,35 @@ def _compared(comparison: PlainComparison, source: str) -> dict[str, str]:
 
 def _parts(mood: str, head: str, text: str, source: str = "", advice: str = "") -> dict[str, str]:
     return {"mood": mood, "head": head, "text": text, "advice": advice, "source": source}
+
+
+def bypass_sentence(metrics: Mapping[str, Any]) -> str | None:
+    """Why a run drafted nothing, or not where its draft model's context was too short.
+
+    Args:
+        metrics: the run's `Metrics` as plain values, of an older version perhaps.
+    """
+    bypasses = metrics.get("bypasses") or {}
+    drafted = bool(metrics.get("num_drafted"))
+    reasons = [name for name in bypasses if name == "draft_context" or not drafted]
+    if not reasons:
+        return None
+    steps = metrics["num_steps"]
+    clauses = (f"{BYPASSES.get(one, one)} ({bypasses[one]} of {steps} steps)" for one in reasons)
+    return f"{'Sometimes n' if drafted else 'N'}othing was drafted: {'; '.join(clauses)}."
+
+
+def drafting_sentence(metrics: Mapping[str, Any]) -> str:
+    """How much was drafted by a run whose drafting decided for itself; empty for others."""
+    steps, expected = metrics.get("num_steps"), metrics.get("expected_tok_s")
+    if not steps or expected is None or not metrics.get("num_drafted"):
+        return ""
+    drafted = steps - sum((metrics.get("bypasses") or {}).values())
+    each = metrics["num_drafted"] / max(1, drafted)
+    return (
+        f"Drafted in {drafted} of {steps} steps, {each:.1f} tokens each; the controller expected "
+        f"{expected:.1f} tok/s."
+    )
 
 
 def figure_texts(figures: Mapping[str, Any]) -> dict[str, str]:

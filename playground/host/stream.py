@@ -28,13 +28,19 @@ from engine import formats
 from engine.drafters import parse_method
 from engine.errors import ConfigError
 from engine.interop.trees.buffers import tree_buffers
-from engine.metrics import TimeSplit, bypass_sentence, hardly_drafts, measure, stored_figures
+from engine.metrics import TimeSplit, hardly_drafts, measure, stored_figures
 from engine.model.random_weights import notes_of
 from engine.steps import BYPASSES, Prefill, Step
 from engine.tree import TreeShape
 from playground.host.live import Finish, First, LiveRun, LiveRuns
 from playground.host.plain import PLAIN, PlainStep, plain_step_of
-from playground.host.result import figure_texts, result_of, steps_text, too_short
+from playground.host.result import (
+    bypass_sentence,
+    figure_texts,
+    result_of,
+    steps_text,
+    too_short,
+)
 from playground.host.trace import chrome_trace
 from storage import Figure, RunDetail, RunLog, StepRow, names_of
 

@@ -32,6 +32,7 @@ from playground.runs.again import nearest_method, request_of
 from playground.runs.details import stored_run
 from playground.web.address import address_js, link_to
 from playground.web.components import static_text, token_panels
+from playground.web.examples import Examples
 from playground.web.fastest import FastestPanel
 from playground.web.forms import QUEUED, QUIET, PromptForm, SettingsForm
 from playground.web.memory import (
@@ -150,7 +151,7 @@ class GeneratePage:
         self.mode, self.example = self.prompts.mode, self.prompts.example
         self.system, self.prompt = self.prompts.system, self.prompts.prompt
         self._buttons()
-        self._examples()
+        self.examples = Examples(self.catalog, self.target)
         self.fastest.panel()
         gr.HTML(static_text("welcome.html"), elem_id="pg-welcome", padding=False)
         self.panel = token_panels(
@@ -169,23 +170,6 @@ class GeneratePage:
                 elem_id="pg-keys",
             )
 
-    def _examples(self) -> None:
-        """Two runs by one click, until there is a run."""
-        with gr.Row(elem_id="pg-examples"):
-            gr.HTML("Or see an example run:", elem_id="pg-examples-about")
-            self.fast_example = gr.Button("The fastest here", size="sm", elem_id="pg-example-fast")
-            self.tree_example = gr.Button(
-                **self._tree_example(self.target.value), size="sm", elem_id="pg-example-tree"
-            )
-
-    def _tree_example(self, target: Any) -> dict[str, Any]:
-        """Text and visibility of the button that shows a draft tree on a target."""
-        key = self.catalog.tree_method(target) if isinstance(target, str) else None
-        if key is None:
-            return {"value": "A draft tree", "visible": False}
-        name = self.catalog.method(key).title.split(" for ")[0]
-        return {"value": f"A draft tree ({name} as in the paper)", "visible": True}
-
     # ---- listeners
 
     def _listen(self) -> None:
@@ -199,7 +183,15 @@ class GeneratePage:
                     run, inputs, self.panel, concurrency_limit=None, api_name=run.__name__, **QUEUED
                 )
             )
-        self._listen_to_examples()
+        examples = self.examples.listen(
+            [self.target, self.dtype, self.prompt, self.panel, self.tab],
+            self.panel,
+            [self.target, self.method, self.form.spec],
+            take=self.take,
+            begin=self._follow_new,
+        )
+        for stream in examples:
+            self._append_stream(stream)
         self.panel.begun(None, self.mode, self.prompt, js=CLEAR_CHAT_PROMPT, **QUIET)
         self.stop.click(self.stop_runs, here, None, api_name="stop", **QUIET)
         self.fastest.listen(inputs[:-1], self._search_request)
@@ -210,24 +202,6 @@ class GeneratePage:
         self.streams.append(stream)
         after = stream.then(self.describe_target, None, self.target_state, **QUIET)
         after.then(self.renew_menu, self.target, self.method, **QUIET)
-
-    def _listen_to_examples(self) -> None:
-        inputs = [self.target, self.dtype, self.prompt, self.panel, self.tab]
-        filled = [self.target, self.method, self.form.spec]
-        for button, run, draws_tree in (
-            (self.fast_example, self.run_fast_example, False),
-            (self.tree_example, self.run_tree_example, True),
-        ):
-            self._append_stream(
-                button.click(run, inputs, self.panel, concurrency_limit=None, **QUEUED)
-            )
-            button.click(partial(self.fill_example, draws_tree), self.target, filled, **QUIET)
-        self.target.change(
-            lambda target: gr.update(**self._tree_example(target)),
-            self.target,
-            self.tree_example,
-            **QUIET,
-        )
 
     def _listen_to_pickers(self) -> None:
         self.load.click(
@@ -270,57 +244,6 @@ class GeneratePage:
     async def run_again(self, request: gr.Request, *values: Any) -> AsyncIterator[dict[str, Any]]:
         """Stream the last prompt once more, with the current settings."""
         async for message in self._stream(request, values, again=True):
-            yield message
-
-    def _example(self, draws_tree: bool, target: Any) -> tuple[str, dict[str, Any]]:
-        """Method of an example, and its settings that differ; the tree is drawn as set.
-
-        Raises ConfigError: the target is not offered here.
-        """
-        name = self.catalog.target(target).name
-        tree = self.catalog.tree_method(name) if draws_tree else None
-        return tree or self.catalog.first_method(name), {"drafting": "as set"} if tree else {}
-
-    def fill_example(self, draws_tree: bool, target: Any) -> Any:
-        """Values of target, method and form that an example runs with."""
-        filled = attempt(
-            lambda: self.take(target, *self._example(draws_tree, target)), where="an example"
-        )
-        return [gr.skip()] * 3 if isinstance(filled, Fault) else filled
-
-    async def run_fast_example(
-        self, request: gr.Request, *values: Any
-    ) -> AsyncIterator[dict[str, Any]]:
-        """Stream a run of the method that pickers start with."""
-        async for message in self._run_example(request, values, draws_tree=False):
-            yield message
-
-    async def run_tree_example(
-        self, request: gr.Request, *values: Any
-    ) -> AsyncIterator[dict[str, Any]]:
-        """Stream a run that drafts a tree, as set."""
-        async for message in self._run_example(request, values, draws_tree=True):
-            yield message
-
-    async def _run_example(
-        self, request: gr.Request, values: tuple[Any, ...], *, draws_tree: bool
-    ) -> AsyncIterator[dict[str, Any]]:
-        """Stream an example, on the prompt in the box or on one that drafts well."""
-        target, dtype, prompt, panel, tab = values
-        picked = attempt(lambda: self._example(draws_tree, target), where="an example")
-        if isinstance(picked, Fault):
-            yield refusal(picked.sentence, chat_of(panel))
-            return
-        method, settings = picked
-        raw = {
-            "target": target,
-            "dtype": dtype,
-            "method": method,
-            "mode": "chat",
-            "prompt": str(prompt or "").strip() or self.catalog.first_prompt(),
-            "form": {"values": {"method": settings}},
-        }
-        async for message in self._follow_new(request, raw, panel, tab):
             yield message
 
     async def _stream(

@@ -12,12 +12,13 @@ from engine.config import Limits, Sampling
 from engine.decode import decode
 from engine.drafters import parse_method
 from engine.drafters.base import Drafter
-from engine.metrics import Metrics, bypass_sentence, measure
+from engine.metrics import Metrics, measure
 from engine.model.target import Target
 from engine.steps import BYPASSES, Bypass, Step
 from engine.tuning.controller import ControlledDrafter
 from engine.tuning.experience import Experience
 from engine.tuning.latency import LatencyCurve
+from playground.host.result import bypass_sentence
 from tests.engine.scripted import ScriptedDrafter
 from tests.models import VOCAB, build_context, tiny_target
 

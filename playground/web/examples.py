@@ -1,0 +1,124 @@
+"""Two example runs by one click, on the empty Generate page: the fastest, and a draft tree."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import gradio as gr
+
+from playground.errors import Fault, attempt
+from playground.host.catalog import Catalog
+from playground.host.stream import refusal
+from playground.web.forms import QUEUED, QUIET
+
+Begin = Callable[[gr.Request, dict[str, Any], Any, Any], AsyncIterator[dict[str, Any]]]
+"""Begins a run, and yields its messages: request, input of `read_request`, panel, tab."""
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """What an example runs with, besides the target.
+
+    Attributes:
+        settings: that differ from the method's; a tree is drafted as set.
+    """
+
+    method: str
+    settings: dict[str, Any]
+
+    @classmethod
+    def of(cls, catalog: Catalog, target: Any, *, draws_tree: bool) -> Example:
+        """Raises ConfigError: the target is not offered here."""
+        name = catalog.target(target).name
+        tree = catalog.tree_method(name) if draws_tree else None
+        return cls(tree or catalog.first_method(name), {"drafting": "as set"} if tree else {})
+
+
+class Examples:
+    """The row of buttons; the style sheet hides it once there is a run."""
+
+    def __init__(self, catalog: Catalog, target: gr.Dropdown) -> None:
+        self._catalog, self._target = catalog, target
+        with gr.Row(elem_id="pg-examples"):
+            gr.HTML("Or see an example run:", elem_id="pg-examples-about")
+            self._fast = gr.Button("The fastest here", size="sm", elem_id="pg-example-fast")
+            self._tree = gr.Button(
+                **self._about(target.value), size="sm", elem_id="pg-example-tree"
+            )
+
+    def _about(self, target: Any) -> dict[str, Any]:
+        """Text and visibility of the button that shows a draft tree on a target."""
+        key = self._catalog.tree_method(target) if isinstance(target, str) else None
+        if key is None:
+            return {"value": "A draft tree", "visible": False}
+        name = self._catalog.method(key).title.split(" for ")[0]
+        return {"value": f"A draft tree ({name} as in the paper)", "visible": True}
+
+    def listen(
+        self,
+        inputs: Sequence[Any],
+        panel: gr.HTML,
+        filled: Sequence[Any],
+        *,
+        take: Callable[[str, str, dict[str, Any]], Any],
+        begin: Begin,
+    ) -> list[Any]:
+        """Run an example in the panel, and fill the form with it; returns the events that stream.
+
+        Args:
+            inputs: target, dtype, prompt, panel, tab.
+            filled: target, method and form, whose values `take` returns.
+        """
+
+        def fill(draws_tree: bool, target: Any) -> Any:
+            def values() -> Any:
+                example = Example.of(self._catalog, target, draws_tree=draws_tree)
+                return take(target, example.method, example.settings)
+
+            found = attempt(values, where="an example")
+            return [gr.skip()] * len(filled) if isinstance(found, Fault) else found
+
+        async def run_fast_example(request: gr.Request, *values: Any) -> Any:
+            async for message in self._run(begin, request, values, draws_tree=False):
+                yield message
+
+        async def run_tree_example(request: gr.Request, *values: Any) -> Any:
+            async for message in self._run(begin, request, values, draws_tree=True):
+                yield message
+
+        streams = []
+        for button, run, draws_tree in (
+            (self._fast, run_fast_example, False),
+            (self._tree, run_tree_example, True),
+        ):
+            streams.append(button.click(run, inputs, panel, concurrency_limit=None, **QUEUED))
+            button.click(partial(fill, draws_tree), self._target, list(filled), **QUIET)
+        self._target.change(
+            lambda target: gr.update(**self._about(target)), self._target, self._tree, **QUIET
+        )
+        return streams
+
+    async def _run(
+        self, begin: Begin, request: gr.Request, values: tuple[Any, ...], *, draws_tree: bool
+    ) -> AsyncIterator[dict[str, Any]]:
+        """Stream an example, on the prompt in the box or on one that drafts well."""
+        target, dtype, prompt, panel, tab = values
+        example = attempt(
+            lambda: Example.of(self._catalog, target, draws_tree=draws_tree), where="an example"
+        )
+        if isinstance(example, Fault):
+            yield refusal(example.sentence, panel.get("chat") if isinstance(panel, dict) else None)
+            return
+        raw = {
+            "target": target,
+            "dtype": dtype,
+            "method": example.method,
+            "mode": "chat",
+            "prompt": str(prompt or "").strip() or self._catalog.first_prompt(),
+            "form": {"values": {"method": example.settings}},
+        }
+        async for message in begin(request, raw, panel, tab):
+            yield message
