@@ -192,7 +192,9 @@ class Standings:
         own = self._plan.items[0].suite == TYPED
         on = "your prompt" if own else f"{len(self._plan.items)} shipped prompts"
         rounds = first.speedup.num_repeats
-        tried = f"Tried on {on}, {tokens} tokens each, {rounds} time{'s' * (rounds != 1)}."
+        times = f"{tokens} tokens each, {rounds} time{'s' * (rounds != 1)}"
+        target = self._plan.target.title or self._plan.target.name
+        tried = f"Tried on {on}, {times}, with {target}."
         if waiting := [c.name for c in contenders if c.state == "waiting"]:
             tried += f" Time ran out before {', '.join(waiting)}."
         tried += doubts

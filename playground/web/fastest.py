@@ -123,6 +123,11 @@ class FastestPanel:
         self._closed = True
         return gr.Column(visible=False)
 
+    def forget(self) -> Any:
+        """Hide what was found for another target; a search that goes on stays."""
+        over = self._search is None or self._search.over.is_set()
+        return self._close() if over else gr.skip()
+
     def _stop(self) -> list[Any]:
         if self._search is not None:
             self._search.cancel()

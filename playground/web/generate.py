@@ -224,6 +224,7 @@ class GeneratePage:
         )
         self.target.change(self.pick_target, [self.target, self.method], self.method, **QUIET)
         self.target.change(self.describe_unfit, self.target, self.unfit, **QUIET)
+        self.target.input(self.fastest.forget, None, self.fastest.column, **QUIET)
         self.method.change(self.pick_method, [self.method, self.form.spec], self.form.spec, **QUIET)
         self.file.listen(self.target, self.fill_from_file, [self.method, self.form.spec])
         self.example.input(

@@ -67,6 +67,7 @@ class TargetOpener:
             self.show, [self.place, dtype], [self.facts, self.open], **RAW
         )
         self.place.input(lambda: gr.Button(interactive=False), None, self.open, **RAW)
+        target.input(lambda: "", None, self.facts, **RAW)  # of another target than the picked one
         outputs = [self.facts, target, *others]
 
         def add(place: Any) -> list[Any]:
@@ -111,7 +112,7 @@ def rows_of(catalog: Catalog, spec: TargetSpec, facts: TargetFacts) -> list[tupl
         ("memory", f"{size(facts.num_bytes)} for its weights{free}"),
         *([("quantization", ", ".join(facts.quantization))] if facts.quantization else []),
         ("context", context),
-        ("licence", facts.licence or "the model card names none"),
+        ("licence", facts.licence or "not stated"),
         ("drafters", drafters_of(catalog, spec)),
     ]
 
@@ -124,7 +125,10 @@ def drafters_of(catalog: Catalog, spec: TargetSpec) -> str:
     if made:
         more = len(made) - MOST_DRAFTERS
         return ", ".join(made[:MOST_DRAFTERS]) + (f" and {more} more" if more > 0 else "")
-    return "none; methods without weights work on any target, or train one"
+    return (
+        "none made for it; methods without weights work on any target, any small model can draft "
+        "for it (by text where its vocabulary is another), and `train` makes one"
+    )
 
 
 def millions(count: int) -> str:

@@ -253,7 +253,7 @@ def test_advice_has_figure_interval_reason_and_what_it_was_tried_on(host: Engine
         "a: 2.00× plain decoding (exploratory 95% interval 2.00 … 2.00×, best of 2; 1 prompt × 2 "
         "repeats). Faster: "
     )
-    assert "Tried on your prompt, 24 tokens each, 2 times." in said
+    assert "Tried on your prompt, 24 tokens each, 2 times, with Tiny" in said
 
 
 def test_a_wrong_form_is_one_sentence(host: EngineHost) -> None:
