@@ -16,7 +16,6 @@ from playground.host.menu import (
     MethodMenu,
 )
 from playground.host.plain import PlainStep
-from playground.web.components import static_text
 from storage import RunLog
 from tests.storage.conftest import new_run
 
@@ -149,13 +148,6 @@ def test_the_last_trial_of_a_sweep_does_not_label_the_preset(log: RunLog) -> Non
     experiment(log, 9.3)
     experiment(log, 13.1, max_draft_len=6)
     assert label_of(log) == "0.93× · no weights"
-
-
-@pytest.mark.parametrize("group", GROUPS)
-def test_every_group_has_its_heading_in_the_list(group: str) -> None:
-    label = f'[aria-label$=" · {group}"]'
-    heading = f'{label}:not(li{label} + li)::before {{ content: "{GROUPS[group]}"'
-    assert heading in static_text("page.css")
 
 
 def test_where_the_target_ran_last_decides_which_speedups_are_shown(log: RunLog) -> None:

@@ -17,10 +17,8 @@ document.addEventListener("keydown", (event) => {
     press(STOP);
   } else if (key === "Tab" && target instanceof Element && target.matches("[role=combobox]")
     && !target.closest("dialog")) {
-    // Gradio's list handles the key after it has lost the focus, and opens again. A long list scrolls,
-    // so that browsers give it the focus, which is lost when the list closes.
+    // Gradio's list handles the key after it has lost the focus, and opens again.
     event.stopImmediatePropagation();
-    for (const list of document.querySelectorAll("ul[role=listbox]")) list.setAttribute("tabindex", "-1");
   }
 }, true);
 
