@@ -130,13 +130,13 @@ class GeneratePage:
                 )
                 self.load = gr.Button("Load now", elem_id="pg-load", min_width=80)
             self.target_state = gr.HTML(self.describe_target(), elem_id="pg-target-state")
-            self.machine = gr.Accordion("This machine", open=False, elem_id="pg-machine")
-            with self.machine:
-                self.diagnosis = gr.HTML()
             picked = self.catalog.first_method(first)
             self.method = gr.Dropdown(methods, value=picked, label="Method", elem_id="pg-method")
             self.unfit = gr.HTML(self.describe_unfit(first), elem_id="pg-unfit")
             self.file = MethodFile()
+            self.machine = gr.Accordion("This machine", open=False, elem_id="pg-machine")
+            with self.machine:
+                self.diagnosis = gr.HTML()
         start = self.catalog.method(picked)
         form = method_form(start, picked)
         types = self.catalog.types.values()
