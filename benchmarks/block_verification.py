@@ -11,8 +11,6 @@ texts nor a busy machine change what is compared. `--limit` counts prompts of ea
 
 from __future__ import annotations
 
-import argparse
-from collections import defaultdict
 from dataclasses import dataclass, field
 
 import presets
@@ -23,6 +21,7 @@ from engine.config import Limits, Sampling
 from engine.decode import decode
 from engine.drafters.draft_target import DraftTargetConfig
 from engine.sampling import Draws, probabilities
+from playground.experiments.suites import choose_items
 
 
 @dataclass
@@ -71,7 +70,9 @@ def main() -> None:
         drafting="as set",
     )
     drafter = config.build(build_context(target))
-    prompts = _prompts(options)
+    suite = presets.suites()[options.suite]
+    items = choose_items([suite], limit_per_category=options.limit)
+    prompts = [item.turns[0] for item in items]
     limits = Limits(max_new_tokens=options.tokens, ignore_eos=True)
     print(f"{len(prompts)} prompts, chains of {options.length}")
     print(f"{'temperature':>12}{'steps':>8}{'token':>8}{'block':>8}{'gain':>8}")
@@ -88,17 +89,6 @@ def main() -> None:
         token, block = sum(rule.by_token) / steps, sum(rule.by_block) / steps
         print(f"{temperature:>12}{steps:>8}{token:>8.3f}{block:>8.3f}{block / token - 1:>8.1%}")
     drafter.close()
-
-
-def _prompts(options: argparse.Namespace) -> list[str]:
-    """So many first turns of each kind of task."""
-    seen: dict[str, int] = defaultdict(int)
-    kept = []
-    for prompt in presets.suites()[options.suite].prompts:
-        seen[prompt.category] += 1
-        if seen[prompt.category] <= options.limit:
-            kept.append(prompt.turns[0])
-    return kept
 
 
 if __name__ == "__main__":

@@ -85,7 +85,7 @@ class PlainStep:
     def tok_s(self) -> float:
         return 1 / sum(self.parts)
 
-    def within(self, metrics: Mapping[str, Any]) -> PlainStep:
+    def during(self, metrics: Mapping[str, Any]) -> PlainStep:
         """This baseline at the speed that the machine had during the run itself.
 
         A run that drafted nothing in some of its steps timed plain decoding in turns with its

@@ -107,7 +107,7 @@ def compare_with_plain(
     own, steps = step_parts(metrics), metrics.get("num_steps")
     if plain is None or own is None or not steps:
         return None
-    plain = plain.within(metrics)
+    plain = plain.during(metrics)
     tokens = tokens_per_step(metrics["num_new_tokens"], steps)
     assert tokens is not None
     balance = Balance.of(tokens, own, plain.parts)
@@ -186,6 +186,35 @@ def drafting_sentence(metrics: Mapping[str, Any]) -> str:
     return (
         f"Drafted in {drafted} of {steps} steps, {each:.1f} tokens each; the controller expected "
         f"{expected:.1f} tok/s."
+    )
+
+
+WARNED_STEPS = 20
+"""Steps after which a drafter whose drafts are hardly accepted is warned of."""
+MOST_PREDICTABLE = 1.0
+"""Temperature above which few drafts are accepted, whoever makes them."""
+
+
+def warning_of(metrics: Mapping[str, Any], meta: Mapping[str, Any]) -> str | None:
+    """A warning where nothing was drafted, or hardly any draft of a trained drafter was accepted.
+
+    Methods that look up are exempt: their text may just not repeat itself.
+    """
+    if bypassed := bypass_sentence(metrics):
+        return bypassed
+    mat, steps = metrics.get("mat"), metrics.get("num_steps") or 0
+    drafted = meta.get("trained") and metrics.get("num_drafted")
+    if not drafted or steps < WARNED_STEPS or mat is None or not hardly_drafts(mat):
+        return None
+    if meta.get("temperature", 0.0) > MOST_PREDICTABLE:
+        return (
+            f"MAT is {formats.mat(mat)} over {steps} steps. At temperature {meta['temperature']:g} "
+            "the target's own tokens can hardly be predicted, by any drafter."
+        )
+    return (
+        f"MAT is {formats.mat(mat)} over {steps} steps: hardly any draft was accepted, so drafting "
+        "only cost time. Most likely the drafter was made for another target, or does not suit "
+        "this text."
     )
 
 

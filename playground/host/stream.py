@@ -28,18 +28,18 @@ from engine import formats
 from engine.drafters import parse_method
 from engine.errors import ConfigError
 from engine.interop.trees.buffers import tree_buffers
-from engine.metrics import TimeSplit, hardly_drafts, measure, stored_figures
+from engine.metrics import TimeSplit, measure, stored_figures
 from engine.model.random_weights import notes_of
 from engine.steps import BYPASSES, Prefill, Step
 from engine.tree import TreeShape
 from playground.host.live import Finish, First, LiveRun, LiveRuns
 from playground.host.plain import PLAIN, PlainStep, plain_step_of
 from playground.host.result import (
-    bypass_sentence,
     figure_texts,
     result_of,
     steps_text,
     too_short,
+    warning_of,
 )
 from playground.host.trace import chrome_trace
 from storage import Figure, RunDetail, RunLog, StepRow, names_of
@@ -137,34 +137,6 @@ def figures_of(
     is_plain = meta.get("decoding_type") == PLAIN
     result = result_of(metrics, plain, is_plain=is_plain) or (too_short(metrics) if over else None)
     return {**figures, "texts": figure_texts(figures), "result": result}
-
-
-LEAST_STEPS = 20
-MOST_PREDICTABLE = 1.0
-"""Temperature above which few drafts are accepted, whoever makes them."""
-
-
-def warning_of(metrics: Mapping[str, Any], meta: Mapping[str, Any]) -> str | None:
-    """A warning where nothing was drafted, or hardly any draft of a trained drafter was accepted.
-
-    Methods that look up are exempt: their text may just not repeat itself.
-    """
-    if bypassed := bypass_sentence(metrics):
-        return bypassed
-    mat, steps = metrics.get("mat"), metrics.get("num_steps") or 0
-    drafted = meta.get("trained") and metrics.get("num_drafted")
-    if not drafted or steps < LEAST_STEPS or mat is None or not hardly_drafts(mat):
-        return None
-    if meta.get("temperature", 0.0) > MOST_PREDICTABLE:
-        return (
-            f"MAT is {formats.mat(mat)} over {steps} steps. At temperature {meta['temperature']:g} "
-            "the target's own tokens can hardly be predicted, by any drafter."
-        )
-    return (
-        f"MAT is {formats.mat(mat)} over {steps} steps: hardly any draft was accepted, so drafting "
-        "only cost time. Most likely the drafter was made for another target, or does not suit "
-        "this text."
-    )
 
 
 def run_meta(

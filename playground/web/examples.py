@@ -13,6 +13,7 @@ from playground.errors import Fault, attempt
 from playground.host.catalog import Catalog
 from playground.host.stream import refusal
 from playground.web.forms import QUEUED, QUIET
+from playground.web.memory import chat_of
 
 Begin = Callable[[gr.Request, dict[str, Any], Any, Any], AsyncIterator[dict[str, Any]]]
 """Begins a run, and yields its messages: request, input of `read_request`, panel, tab."""
@@ -110,7 +111,7 @@ class Examples:
             lambda: Example.of(self._catalog, target, draws_tree=draws_tree), where="an example"
         )
         if isinstance(example, Fault):
-            yield refusal(example.sentence, panel.get("chat") if isinstance(panel, dict) else None)
+            yield refusal(example.sentence, chat_of(panel))
             return
         raw = {
             "target": target,

@@ -37,6 +37,7 @@ from playground.web.fastest import FastestPanel
 from playground.web.forms import QUEUED, QUIET, PromptForm, SettingsForm
 from playground.web.memory import (
     Memory,
+    chat_of,
     is_anything,
     memory_choice,
     memory_settings,
@@ -500,11 +501,6 @@ class GeneratePage:
         changes = changed_controls(picked.config.replace(**settings), picked.config)
         form = method_form(picked, method, changes)
         return target, gr.update(choices=choices, value=method), form
-
-
-def chat_of(panel: Any) -> Any:
-    """The last run of a panel; not checked, it may be of any type."""
-    return panel.get("chat") if isinstance(panel, dict) else None
 
 
 def join_forms(*forms: Any) -> dict[str, Any]:

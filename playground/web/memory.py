@@ -54,6 +54,11 @@ def owner_of(tab: object, request: gr.Request) -> str:
     return str(getattr(request, "session_hash", None) or "no session")
 
 
+def chat_of(panel: Any) -> Any:
+    """The last run of a panel; not checked, it may be of any type."""
+    return panel.get("chat") if isinstance(panel, dict) else None
+
+
 class Memory:
     """The form of one page, written to the browser's local storage whenever it changes."""
 

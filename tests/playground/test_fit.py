@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from playground.host.catalog import TYPE_PREFIX, Catalog
-from playground.host.stream import warning_of
+from playground.host.result import warning_of
 
 EMBEDDED = "smollm2-135m-instruct"
 

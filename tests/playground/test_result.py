@@ -15,9 +15,9 @@ from playground.host.baseline import Doubt, doubt_of
 from playground.host.live import LiveRuns
 from playground.host.plain import BaselineTimer, PlainStep, Recent, plain_step_of
 from playground.host.request import read_request
-from playground.host.result import NO_DRAFTS, compare_with_plain, result_of, too_short
+from playground.host.result import NO_DRAFTS, compare_with_plain, result_of, too_short, warning_of
 from playground.host.runner import EngineHost
-from playground.host.stream import History, run_meta, warning_of
+from playground.host.stream import History, run_meta
 from storage import RunLog
 from tests.playground.asks import ask, finished, start
 

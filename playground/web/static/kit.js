@@ -89,6 +89,20 @@ export function neighbourOf(items, item, arrow) {
 
 // ---- controls
 
+/** What this browser keeps under a name; null where it keeps nothing. */
+export function remembered(name) {
+  try { return localStorage.getItem(name); } catch { return null; }
+}
+
+export function remember(name, value) {
+  try { localStorage.setItem(name, value); } catch { /* private windows keep nothing */ }
+}
+
+/** A button that looks like text, with its name as its title. */
+export function quietButton(text, name, work, more = {}) {
+  return h("button", { type: "button", class: "quiet", title: name, "aria-label": name, onclick: work, ...more }, text);
+}
+
 /** A figure of a strip, with its formula as `about.js` shows it. */
 export function figure(formula, ...inside) {
   return h("div", { class: "figure", tabindex: "0", "data-about": formula }, ...inside);

@@ -1,5 +1,7 @@
 // The draft tree of a step as SVG: nodes spread over the space there is, improbable siblings folded.
-import { clip, h, neighbourOf, placeInSlots, plural, probability, s, visible } from "../kit.js";
+import {
+  clip, h, neighbourOf, placeInSlots, plural, probability, quietButton, remember, remembered, s, visible,
+} from "../kit.js";
 import { MaskView } from "../mask.js";
 import { Minimap } from "./minimap.js";
 import { Walk } from "./walk.js";
@@ -281,25 +283,22 @@ export class StepTree {
     this.scale = 1;
     /** @type {Set<number>} parents whose children are all shown */
     this.opened = new Set();
-    this.onTop = remembered() === "top";
+    this.onTop = remembered(ROOT) === "top";
     /** Height of the tallest tree so far: with it nothing below moves from step to step. */
     this.tallest = 0;
     this.view = h("div", { class: "tree-view" });
     this.info = h("div", { class: "tree-info" });
-    /** @type {(text: string, name: string, work: () => void, more?: object) => HTMLElement} */
-    const button = (text, name, work, more = {}) => h("button", { type: "button", class: "quiet",
-      title: name, "aria-label": name, onclick: work, ...more }, text);
     this.mask = new MaskView(() => {}, (node) => this.pointAt(node));
     this.mask.show(null);
     this.map = new Minimap(this.view);
-    this.turn = button("", "draw the root on the other side", () => this.turned(!this.onTop));
+    this.turn = quietButton("", "draw the root on the other side", () => this.turned(!this.onTop));
     this.walk = new Walk(this);
     this.host = h("div", { class: "tree" }, h("div", { class: "tree-tools" }, this.walk.button,
       h("span", { class: "spring" }), this.turn,
-      button("fit", "fit the tree into its space", () => this.zoom(null)),
-      button("\u2212", "smaller (Ctrl+wheel)", () => this.zoom(1 / ZOOM)),
-      button("+", "larger (Ctrl+wheel)", () => this.zoom(ZOOM)),
-      button("full screen", "full screen (F)", () => this.toggleFullScreen(), { "data-key": "f" })),
+      quietButton("fit", "fit the tree into its space", () => this.zoom(null)),
+      quietButton("\u2212", "smaller (Ctrl+wheel)", () => this.zoom(1 / ZOOM)),
+      quietButton("+", "larger (Ctrl+wheel)", () => this.zoom(ZOOM)),
+      quietButton("full screen", "full screen (F)", () => this.toggleFullScreen(), { "data-key": "f" })),
     this.walk.host, h("div", { class: "tree-frame" }, this.view, this.map.host), this.info,
     this.mask.host);
     this.listen();
@@ -340,7 +339,7 @@ export class StepTree {
 
   turned(onTop) {
     this.onTop = onTop;
-    remember(onTop ? "top" : "left");
+    remember(ROOT, onTop ? "top" : "left");
     this.tallest = 0;
     this.draw();
   }
@@ -433,12 +432,4 @@ export class StepTree {
     this.info.textContent = item ? describeNode(item) : this.rest;
     this.mask.point(node);
   }
-}
-
-function remembered() {
-  try { return localStorage.getItem(ROOT); } catch { return null; }
-}
-
-function remember(side) {
-  try { localStorage.setItem(ROOT, side); } catch { /* private windows keep nothing */ }
 }

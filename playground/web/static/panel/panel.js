@@ -1,6 +1,7 @@
 // A panel: one run's title and state, its figures with their formulas, its text and its steps.
 import {
-  DASH, STEP_PARTS, ask, download, duration, figure, h, percent, plural, showProgress, toClipboard,
+  DASH, STEP_PARTS, ask, download, duration, figure, h, percent, plural, remember, remembered,
+  showProgress, toClipboard,
 } from "../kit.js";
 import { Acceptance } from "./acceptance.js";
 import { Scrubber } from "./scrubber.js";
@@ -104,14 +105,6 @@ class Result {
 
 /** Whether rejected drafts are shown: one switch for all panels, remembered by the browser. */
 const REJECTED = "pg-rejected";
-
-function remembered(name) {
-  try { return localStorage.getItem(name); } catch { return null; }
-}
-
-function remember(name, value) {
-  try { localStorage.setItem(name, value); } catch { /* private windows keep nothing */ }
-}
 
 export class Panel {
   /**

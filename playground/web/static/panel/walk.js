@@ -1,6 +1,6 @@
 // One step played back from its record: guess, mask, verify, compare, commit, and what a chain of as
 // many drafts would have done. A sentence for each picture.
-import { h, plural, probability, s, visible } from "../kit.js";
+import { h, plural, probability, quietButton, s, visible } from "../kit.js";
 import { sees } from "../mask.js";
 
 const PACE_MS = 3200, SPEEDS = [0.5, 1, 2];
@@ -187,13 +187,10 @@ export class Walk {
     /** @type {ReturnType<typeof setTimeout> | undefined} */
     this.timer = undefined;
     this.playing = false;
-    /** @type {(text: string, name: string, work: () => void, more?: object) => HTMLElement} */
-    const button = (text, name, work, more = {}) => h("button", { type: "button", class: "quiet",
-      title: name, "aria-label": name, onclick: work, ...more }, text);
     this.button = h("button", { type: "button", class: "walk-start", disabled: true, "data-key": "p",
       title: "play this step, a sentence for each part (P)", onclick: () => this.toggle() },
     "\u25b6 Walk through this step");
-    this.play = button("", "play or pause", () => this.pause(!this.playing));
+    this.play = quietButton("", "play or pause", () => this.pause(!this.playing));
     this.speed = h("select", { "aria-label": "speed" },
       ...SPEEDS.map((speed) => h("option", { value: speed, selected: speed === 1 }, `${speed}\u00d7`)));
     this.text = h("p", { class: "walk-text", "aria-live": "polite" });
@@ -201,9 +198,9 @@ export class Walk {
     this.mask = h("div", { class: "walk-matrix" });
     this.host = h("div", { class: "walk", hidden: true, role: "group", "aria-label": "walk through this step" },
       h("div", { class: "walk-words" }, h("div", { class: "walk-line" }, this.count,
-        button("\u2039", "one picture back", () => this.go(this.at - 1)), this.play,
-        button("\u203a", "one picture on", () => this.go(this.at + 1)), this.speed,
-        h("span", { class: "spring" }), button("close", "end the walk-through (P)", () => this.toggle())), this.text),
+        quietButton("\u2039", "one picture back", () => this.go(this.at - 1)), this.play,
+        quietButton("\u203a", "one picture on", () => this.go(this.at + 1)), this.speed,
+        h("span", { class: "spring" }), quietButton("close", "end the walk-through (P)", () => this.toggle())), this.text),
       this.mask);
   }
 
