@@ -214,6 +214,7 @@ def test_a_step_is_played_and_the_tree_turned_and_enlarged(page: GeneratePage) -
         if at == last:
             break
         page.tab.get_by_role("button", name="one picture on").click()
+        assert page.count("#pg-panel .tree .dark") == 0, "that is Gradio's dark theme"
         said.append(page.tab.inner_text("#pg-panel .walk-text"))
     assert said[0].startswith("The root") and any("must not see" in text for text in said)
     assert any(text.startswith("Committed:") for text in said) and "chain" in said[-1].lower()

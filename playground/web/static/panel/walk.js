@@ -273,7 +273,7 @@ export class Walk {
       const wrong = frame.rejected && !own && item.parent === last && !judged;
       const states = {
         unborn: own ? !frame.committed : item.depth > frame.depth,
-        lit: lit.has(item.node), dark: frame.row !== null && !lit.has(item.node),
+        lit: lit.has(item.node), unlit: frame.row !== null && !lit.has(item.node),
         pending: item.accepted && !judged && !own, wrong,
         faded: frame.rejected && !judged && !own && !wrong,
         untold: !frame.probs,
