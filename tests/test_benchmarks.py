@@ -29,7 +29,7 @@ TABLES: dict[str, tuple[str, ...]] = {
     "startup": ("python app.py to the first page", "load the model"),
     "streaming_cost": ("bare loop", "4 panels and run log", "cost: "),
     "structured": ("accepted", "\nplain ", "\nsuffix "),
-    "sweep_on_ray": ("settings", "max_draft_len 2", "2 of 2 agree"),
+    "sweep_on_ray": ("settings", "max_draft_len 2", "of 2 agree"),
     "time_split": ("verify", "\nAutoregressive ", "\nMedusa "),
     "tree_prediction": ("published tree", "measured / predicted"),
     "vs_llama_cpp": ("No llama-server is given", "  plain ", "  ngram ", "× plain"),
