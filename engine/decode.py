@@ -27,13 +27,16 @@ from engine.constraint import Constraint, constraint_of
 from engine.drafters.base import Drafter, Start
 from engine.errors import ConfigError, PromptError
 from engine.model.clock import PhaseClock
-from engine.model.prefixes import PrefixCache, PrefixUse
+from engine.model.prefixes import Features, PrefixCache, PrefixUse
 from engine.model.target import Target
 from engine.model.text import StopStrings
-from engine.proposal import Budget, Outcome, Proposal
+from engine.proposal import Budget, Outcome, Proposal, TargetOutput
 from engine.sampling import SeededDraws
 from engine.steps import Bypass, End, FinishReason, Prefill, Record, Step
 from engine.tree import TreeShape
+
+PREFILL_ROWS = 512
+"""Prompt tokens of one forward: between two, the text can be cancelled and its progress seen."""
 
 
 def decode(
@@ -44,17 +47,21 @@ def decode(
     sampling: Sampling | None = None,
     limits: Limits | None = None,
     cancelled: Callable[[], bool] = lambda: False,
+    prefilled: Callable[[int], None] = lambda num_tokens: None,
     prefix_caching: bool = False,
 ) -> Generator[Record, None, None]:
     """Generate from a prompt and yield one record per step.
 
     Args:
-        cancelled: asked before every step; True ends the text with `cancelled`.
+        cancelled: asked before every step, and while a long prompt is read; True ends the text
+            with `cancelled`.
+        prefilled: told how many tokens of the prompt are in the cache so far.
         prefix_caching: go on from what an earlier such run left of the prompt's beginning, and
             leave this text; not for measurements, whose first run would be slower than the others.
 
     Yields:
-        One `Prefill`, any number of `Step`, one `End`. Closing the iterator early frees the cache.
+        One `Prefill`, any number of `Step`, one `End`; the `End` alone where the prompt was not
+        read to its end. Closing the iterator early frees the cache.
 
     Raises:
         PromptError: the prompt is empty, has unknown ids or leaves no room in the context.
@@ -70,7 +77,10 @@ def decode(
     prefixes = target.prefixes if prefix_caching else None
     generation = _Generation(target, drafter, prompt_ids, sampling, limits, constraint, prefixes)
     try:
-        yield generation.prefill()
+        output = generation.read_prompt(cancelled, prefilled)
+        if output is not None:
+            yield generation.prefill(output)
+            del output
         while generation.text.finish_reason is None:
             if cancelled():
                 generation.text.finish_reason = "cancelled"
@@ -129,20 +139,36 @@ class _Generation:
         self._start: Start | None = None
 
     @torch.inference_mode()
-    def prefill(self) -> Prefill:
-        num_cached = self.prefix.begin(self.prompt_ids)
-        unread = self.prompt_ids[num_cached or 0 :]
-        output = self.target.prefill(unread, self.cache, self.drafter.needs)
-        output = self.prefix.prefilled(self.prompt_ids, output)
+    def read_prompt(
+        self, cancelled: Callable[[], bool], prefilled: Callable[[int], None]
+    ) -> TargetOutput | None:
+        """Fill the cache with the prompt; None where the text was cancelled before its end."""
+        self.num_cached = self.prefix.begin(self.prompt_ids)
+        features, first = [], self.num_cached or 0
+        for start in range(first, len(self.prompt_ids), PREFILL_ROWS):
+            if start > first and cancelled():
+                self.text.finish_reason = "cancelled"
+                return None
+            part = self.prompt_ids[start : start + PREFILL_ROWS]
+            output = self.target.prefill(part, self.cache, self.drafter.needs)
+            features.append(Features.of(output))
+            prefilled(start + len(part))
+        whole = Features.joined(features)
+        output = replace(output, hidden=whole.hidden, layers=whole.layers)
+        return self.prefix.prefilled(self.prompt_ids, output)
+
+    @torch.inference_mode()
+    def prefill(self, output: TargetOutput) -> Prefill:
+        """The first token, from what the target showed of the prompt."""
         logits = self.constraint.mask(replace(output, logits=output.logits[-1:])).logits
         last = Verified(self.prompt_ids[-1:], TreeShape.chain(0), logits)
         root = self.rule(last, self.draws).next_token
         self.constraint.commit([root])
         self.text.append([root])
         ttft_s = time.perf_counter() - self.began_s
-        rest = (self.sampling, self.draws, self.limits, num_cached)
+        rest = (self.sampling, self.draws, self.limits, self.num_cached)
         self._start = Start(self.prompt_ids, root, output, *rest)
-        return Prefill(root, len(self.prompt_ids), ttft_s, num_cached or 0)
+        return Prefill(root, len(self.prompt_ids), ttft_s, self.num_cached or 0)
 
     @torch.inference_mode()
     def step(self) -> Step:

@@ -173,5 +173,5 @@ class PrefixUse:
     @torch.inference_mode()
     def keep(self) -> None:
         """Leave the text to later runs whose prompts begin with it."""
-        if self._prefixes is not None:
+        if self._prefixes is not None and self._token_ids:
             self._prefixes.keep(self._token_ids, self._cache, self._needs, self._seen)

@@ -237,6 +237,7 @@ def decode_and_record(
     limits: Limits,
     cancelled: Callable[[], bool],
     before: Callable[[], None] = lambda: None,
+    prefilled: Callable[[int], None] = lambda num_tokens: None,
     each: Callable[[Record], None] = lambda record: None,
     prefix_caching: bool = False,
     undisturbed: bool = False,
@@ -246,6 +247,7 @@ def decode_and_record(
 
     Args:
         before: called once the run is in the log, before its prefill.
+        prefilled: told how many tokens of the prompt are in the cache so far.
         each: called with a record that was handed to the log.
         undisturbed: hand the records over after the last step, so that nothing but the loop runs.
         about: further arguments of `record_run`.
@@ -263,6 +265,7 @@ def decode_and_record(
             sampling=sampling,
             limits=limits,
             cancelled=lambda: cancelled() or recording.fault is not None,
+            prefilled=prefilled,
             prefix_caching=prefix_caching,
         )
         for record in list(records) if undisturbed else records:

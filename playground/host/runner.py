@@ -32,7 +32,7 @@ from playground.host.models import Attached, Loaded, Models
 from playground.host.plain import PLAIN, BaselineTimer, Recent
 from playground.host.recording import decode_and_record, log_unbegun
 from playground.host.request import GenerateRequest
-from playground.host.stream import REASON_WORDS, run_badge, run_meta
+from playground.host.stream import PARENT, REASON_WORDS, run_badge, run_meta
 from storage import RunLog
 
 MAX_WAITING = 32
@@ -315,6 +315,11 @@ class EngineHost:
                 middle = record.output_ids[: len(record.output_ids) // 2]
                 run.plain = plain.after([*prompt_ids, *middle], step_s)
 
+        def prefilled(num_tokens: int) -> None:
+            whole = len(prompt_ids)
+            run.progress = num_tokens / whole
+            run.activity = f"reading the prompt: {num_tokens:,} of {whole:,} tokens"
+
         decode_and_record(
             self.log,
             target,
@@ -325,13 +330,21 @@ class EngineHost:
             limits=request.limits,
             cancelled=lambda: self._is_over(run),
             before=begin,
+            prefilled=prefilled,
             each=time_plain_decoding,
             prefix_caching=True,
             prompt_text=run.meta["prompt"],
             messages=run.messages,
-            stored={"method_title": request.title},
+            stored={"method_title": request.title, "labels": self._labels(run)},
             run=run,
         )
+
+    def _labels(self, run: LiveRun) -> dict[str, str]:
+        """Of a chat's next turn: the run that wrote the answer before it."""
+        parent = run.meta["parent"]
+        live = self.runs.get(parent) if parent else None
+        parent = live.log_id if live else parent
+        return {PARENT: parent} if parent else {}
 
     def _baseline_timer(
         self, run: LiveRun, request: GenerateRequest, prompt_ids: list[int]
@@ -386,7 +399,7 @@ class EngineHost:
         if stored is None:
             return None
         messages = [dict(message) for message in stored.messages]
-        return _Conversation(messages, stored.prompt_text, None), stored.text
+        return _Conversation(messages, stored.prompt_text, stored.labels.get(PARENT)), stored.text
 
 
 @dataclass(frozen=True, slots=True)

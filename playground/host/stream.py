@@ -60,6 +60,9 @@ TICK_S = 0.05
 FIRST_TICK_S, SOON_S, HOLD_S = 0.01, 1.0, 0.1
 """The first token of a warm run arrives within a second; it is sent at once. A page takes 30 ms for
 a message, so the first message waits for the first token."""
+PARENT = "parent"
+"""Label of a run in the log: the run that wrote the answer before it in its chat."""
+MAX_TURNS = 50
 MAX_EVENTS = 2000
 """Of one answer to `since`."""
 NO_EVENTS = "[]"
@@ -329,9 +332,12 @@ class History:
         self._log = log
 
     def unfinished(self, run_id: str) -> LiveRun | None:
-        """The run under either of its ids, if it goes on."""
+        """The run under either of its ids, if it goes on, for a page that lacks its chat."""
         run = self._runs.get(run_id)
-        return None if run is None or run.over.is_set() else run
+        if run is None or run.over.is_set():
+            return None
+        run.meta = {**run.meta, "answered_by": self._earlier(run_id)}
+        return run
 
     def since(self, run_id: str, have: int) -> dict[str, Any]:
         """Events from number `have` on, and the state and figures of the run.
@@ -401,7 +407,25 @@ class History:
         live = self._runs.get(run_id)
         meta = live.meta if live is not None else {}
         meta = meta or _stored_meta(stored_run(self._log, run_id))
-        return bare(runs=[{**meta, "id": run_id, "parent": None}], resync=True)
+        more = {"id": run_id, "parent": None, "answered_by": self._earlier(run_id)}
+        return bare(runs=[{**meta, **more}], resync=True)
+
+    def _earlier(self, run_id: str) -> list[str]:
+        """The runs that wrote the earlier answers of a run's chat, oldest first."""
+        runs: list[str] = []
+        while (parent := self._parent(run_id)) and parent not in runs and len(runs) < MAX_TURNS:
+            runs.insert(0, parent)
+            run_id = parent
+        return runs
+
+    def _parent(self, run_id: str) -> str | None:
+        live = self._runs.get(run_id)
+        if live is None:
+            stored = self._log.get(run_id)
+            return None if stored is None else stored.labels.get(PARENT)
+        parent = live.meta.get("parent")
+        before = self._runs.get(parent) if parent else None
+        return before.log_id if before else parent
 
     def _since_in_log(self, detail: RunDetail, have: int) -> dict[str, Any]:
         first = _stored_first(detail)

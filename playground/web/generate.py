@@ -294,13 +294,14 @@ class GeneratePage:
 
         Args:
             own: the run that this tab showed last, for an address without one.
-            last: the run that this browser showed last; followed only if it goes on.
+            last: the run that this browser showed last; followed only if it goes on and no other
+                tab shows it.
         """
         link = link_to("generate", request.query_params)
         linked_id = link["run"] if "run" in link else own
         run_id = attempt(lambda: read_run_id(linked_id or last or "none"), where="following a link")
         run = None if isinstance(run_id, Fault) else self.history.unfinished(run_id)
-        if run is not None:
+        if run is not None and (linked_id or not run.watchers):
             adopt(run, owner_of(tab, request))
             async for message in follow(RunStream([run], self.host.ahead_of), resync=True):
                 yield message

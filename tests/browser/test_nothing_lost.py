@@ -118,6 +118,37 @@ def test_a_second_tab_shows_the_run_and_its_own_run_leaves_it_alone(
     assert run.state == "completed"
 
 
+def test_a_new_tab_begins_its_own_chat_while_another_shows_the_run(page: GeneratePage) -> None:
+    begin(page, tokens=400)
+    other = reopened(page, page.tab.url.partition("?")[0])
+    other.short(8)
+    other.generate("My own.")
+    assert "Do not lose me." not in other.tab.inner_text(f"{PANEL} .text")
+    page.wait_state("completed")
+
+
+def test_earlier_turns_keep_their_colours_after_a_reload(page: GeneratePage) -> None:
+    page.pick_method("Scripted tree", "max_draft_len")
+    page.short(30)
+    page.generate("One.")
+    first = page.tab.inner_html(f"{PANEL} .tokens")
+    page.generate("Two.")
+    answers = page.tab.locator(f"{PANEL} .tokens")
+    reload(page)
+    page.wait_done()
+    page.tab.wait_for_function(
+        "(panel) => document.querySelector(panel + ' .tokens .draft')?.dataset.n", arg=PANEL
+    )
+    assert answers.count() == 2
+    told = [
+        re.sub(r' style="[^"]*"| current', "", html) for html in (answers.first.inner_html(), first)
+    ]
+    assert told[0] == told[1]
+    answers.first.locator(".draft").first.click()
+    page.tab.wait_for_selector(f"{PANEL} .draft-tree .node, {PANEL} svg .node")
+    assert page.count(f"{PANEL} .tokens .current") > 0
+
+
 def test_a_closed_browser_leaves_the_run_to_the_next(
     chromium: Any, served: Served, tmp_path: Path
 ) -> None:

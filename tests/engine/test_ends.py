@@ -177,6 +177,26 @@ def test_cancelling_ends_the_text_before_the_next_step() -> None:
     assert list(end_of(records).output_ids) == text()[:3]
 
 
+def test_a_long_prompt_is_read_in_parts_and_can_be_cancelled_between_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("engine.decode.PREFILL_ROWS", 2)
+    target, drafter = endless(), AutoregressiveConfig().build(build_context(endless()))
+    target.prefixes.clear()
+    read: list[int] = []
+
+    def records(**how: Any) -> list[Record]:
+        limits = Limits(max_new_tokens=8)
+        return list(decode(target, drafter, PROMPT, limits=limits, prefix_caching=True, **how))
+
+    asked = iter([False, True])
+    (end,) = records(cancelled=lambda: next(asked), prefilled=read.append)
+    assert end == End((), "cancelled", 0) and read == [2, 4]
+    assert len(target.prefixes) == 0, "half a prompt is kept"
+    assert list(end_of(records(prefilled=read.append)).output_ids) == text()[:8]
+    assert read == [2, 4, 2, 4, 5]
+
+
 def test_closing_the_iterator_early_frees_cache_and_drafter(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -214,6 +214,18 @@ def test_a_drafter_goes_on_too_and_drafts_what_it_would_have(name: str, tmp_path
     assert drafts == (name not in ("Autoregressive", "User_Provided"))  # no pair occurs twice
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_a_prompt_read_in_parts_shows_a_drafter_the_same(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = case_of(name, tmp_path)
+    whole = turn(case.target, case.drafter(), FIRST, cached=False)
+    monkeypatch.setattr("engine.decode.PREFILL_ROWS", 7)
+    parts = turn(case.target, case.drafter(), FIRST, cached=False)
+    assert parts.output == whole.output
+    assert [s.tokens for s in parts.steps] == [s.tokens for s in whole.steps]
+
+
 def test_the_texts_used_last_are_kept_within_a_bound() -> None:
     target = tiny_target(eos_token_id=None)
 

@@ -177,6 +177,12 @@ def test_chat_continues_from_the_log_after_a_restart(host: EngineHost, history: 
     host.runs.__init__()  # type: ignore[misc]
     second = finished(start(host, prompt="More.", parent=first.log_id))
     assert [m["role"] for m in second.messages] == ["user", "assistant", "user"]
+    third = finished(start(host, prompt="More yet.", parent=second.id))
+    ids = [first.log_id, second.log_id]
+    for run_id in (third.id, third.log_id or ""):
+        assert history.opened(run_id)["runs"][0]["answered_by"] == ids
+    host.runs.__init__()  # type: ignore[misc]
+    assert history.opened(third.log_id or "")["runs"][0]["answered_by"] == ids
 
 
 def test_run_again_repeats_the_prompt_with_new_settings(host: EngineHost) -> None:

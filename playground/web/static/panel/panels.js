@@ -93,6 +93,7 @@ export class Panels {
     runs.forEach((meta, i) => {
       this.panels[i].open(meta);
       this.byRun.set(meta.id, this.panels[i]);
+      this.recall(this.panels[i].text);
     });
     if (!runs.length || message.resync) return;
     this.host.dataset.asked = runs[0].prompt;
@@ -174,6 +175,22 @@ export class Panels {
       if (batch.status) { panel.status(batch.status); this.note(run, batch.status); }
       if (batch.end) this.ends.set(run, batch.end);
       more = batch.more && panel.track.events.length > have;
+    }
+  }
+
+  // Fetches the tokens of a chat's earlier answers, the last one first.
+  async recall(text) {
+    for (let track = text.unread.pop(); track; track = text.unread.pop()) {
+      const { id } = track.meta, events = [];
+      let batch;
+      do {
+        batch = await ask(this.component.server.since({ run: id, have: events.length }));
+        events.push(...batch.ev ?? []);
+      } while (batch.more && batch.ev.length);
+      if (!batch.end || !track.body.isConnected) continue;
+      track.body.replaceChildren();
+      for (const event of events) text.append(track, event);
+      text.finish(track, batch.end);
     }
   }
 

@@ -27,7 +27,8 @@ const MOST_REJECTED = 3;
 /**
  * What a panel shows of a run besides its text.
  * @typedef {{ id: string, title: string, mode: string, prompt: string, parent: string | null,
- *   target: string, badge: string, history: { role: string, content: string }[] }} RunFacts
+ *   target: string, badge: string, history: { role: string, content: string }[],
+ *   answered_by?: string[] }} RunFacts `answered_by`: the runs of the last answers in `history`
  */
 
 /** Everything that arrived of one run. */
@@ -80,6 +81,8 @@ export class TokenText {
     this.host = host;
     /** @type {Map<string, Track>} */
     this.tracks = new Map();
+    /** @type {Track[]} earlier answers whose commits are not here */
+    this.unread = [];
     this.sticky = true;
     this.flushing = false;
     /** @type {HTMLElement[]} rejected drafts that may reach beyond the edge of the text */
@@ -117,7 +120,7 @@ export class TokenText {
     else {
       this.tracks.clear();
       this.host.replaceChildren();
-      for (const message of meta.history || []) this.message(message.role, message.content);
+      this.recall(meta);
     }
     const body = h("div", { class: "tokens", "data-run": meta.id });
     if (meta.mode === "raw") body.append(h("span", { class: "prompt" }, meta.prompt));
@@ -130,6 +133,22 @@ export class TokenText {
     return track;
   }
 
+  // The turns before a run that is opened again; those that runs wrote get their tokens by `append`.
+  recall({ history = [], answered_by = [] }) {
+    const answers = history.filter(({ role }) => role === "assistant").length;
+    let i = answered_by.length - answers;
+    for (const { role, content } of history) {
+      const said = this.message(role, content);
+      const id = role === "assistant" ? answered_by[i++] : null;
+      if (!id) continue;
+      const track = new Track({ id }, h("div", { class: "tokens", "data-run": id }));
+      said.replaceChildren(track.body);
+      track.body.textContent = content;
+      this.tracks.set(id, track);
+      this.unread.push(track);
+    }
+  }
+
   dropAfter(track) {
     const turn = track.body.parentElement;
     while (turn?.nextElementSibling) turn.nextElementSibling.remove();
@@ -137,7 +156,9 @@ export class TokenText {
   }
 
   message(role, content) {
-    this.host.append(h("div", { class: `turn ${role}` }, h("div", { class: "said" }, content)));
+    const turn = h("div", { class: `turn ${role}` }, h("div", { class: "said" }, content));
+    this.host.append(turn);
+    return turn;
   }
 
   /** @param {Track} track @param {Commit} event */
