@@ -1,7 +1,8 @@
 """Tokens as a person can read them one by one: in a draft tree, above the text, in a report.
 
 A token may hold a part of a character: 🦜 is four bytes, which many vocabularies split in two.
-Such a token is named by the character that it belongs to on its path.
+Such a token is named by the character that it belongs to on its path. Special tokens stand in
+brackets that no text has: `<|im_end|>` is ⟨|im_end|⟩.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 def token_label(tokenizer: PreTrainedTokenizerBase | None, token_id: int) -> str:
     """One token on its own; of a part of a character, how many of its bytes."""
-    whole = _whole(tokenizer, token_id)
+    whole = _whole(tokenizer, token_id, _specials(tokenizer))
     return _label(b"", _bytes(tokenizer, token_id), b"") if whole is None else whole
 
 
@@ -38,7 +39,8 @@ class StepLabels:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase | None) -> None:
         self._tokenizer = tokenizer
-        self._whole = lru_cache(MAX_LABELS)(lambda token: _whole(tokenizer, token))
+        specials = _specials(tokenizer)
+        self._whole = lru_cache(MAX_LABELS)(lambda token: _whole(tokenizer, token, specials))
 
     def of(self, step: Step, before: Sequence[int]) -> tuple[list[str], str]:
         """Labels of the nodes, and of the token that the target adds.
@@ -66,10 +68,20 @@ class StepLabels:
         return named[:-1], named[-1]
 
 
-def _whole(tokenizer: PreTrainedTokenizerBase | None, token_id: int) -> str | None:
+def _specials(tokenizer: PreTrainedTokenizerBase | None) -> frozenset[int]:
+    added = {} if tokenizer is None else tokenizer.added_tokens_decoder
+    return frozenset(token_id for token_id, token in added.items() if token.special)
+
+
+def _whole(
+    tokenizer: PreTrainedTokenizerBase | None, token_id: int, specials: frozenset[int]
+) -> str | None:
     """The label of a token that has a text or a name of its own; None for a part of a character."""
     if tokenizer is None:
         return f"⟨{token_id}⟩"
+    if token_id in specials:
+        name = str(tokenizer.convert_ids_to_tokens(token_id))
+        return f"⟨{name.removeprefix('<').removesuffix('>')}⟩"
     text = decode(tokenizer, [token_id])
     if REPLACEMENT in text and _bytes(tokenizer, token_id):
         return None

@@ -260,6 +260,12 @@ def test_esc_closes_a_list_first_and_tab_leaves_none_open(page: GeneratePage) ->
     assert opened.count() <= (1 if focused == "combobox" else 0)
     page.tab.click("#pg-method input")
     opened.wait_for()
+    opened.evaluate("(list) => { list.style.maxHeight = '60px'; }")  # so that it can be scrolled
+    page.tab.keyboard.press("Tab")
+    page.tab.wait_for_function("!document.querySelector('ul[role=listbox]')")
+    assert page.tab.evaluate("document.activeElement.tagName") not in ("BODY", "UL")
+    page.tab.click("#pg-method input")
+    opened.wait_for()
     page.tab.keyboard.press("Escape")
     page.tab.wait_for_function("!document.querySelector('ul[role=listbox]')")
     assert page.tab.locator(f'{PANEL} .panel[data-state="running"]').count()

@@ -17,8 +17,12 @@ document.addEventListener("keydown", (event) => {
     press(STOP);
   } else if (key === "Tab" && target instanceof Element && target.matches("[role=combobox]")
     && !target.closest("dialog")) {
-    // Gradio's list handles the key after it has lost the focus, and opens again.
+    // Gradio's list handles the key after it has lost the focus, and opens again; Chromium would give
+    // the focus to the list itself, which closes then, because it can be scrolled.
     event.stopImmediatePropagation();
+    const lists = [...document.querySelectorAll("ul[role=listbox]")];
+    for (const list of lists) list.toggleAttribute("inert", true);
+    setTimeout(() => lists.forEach((list) => list.toggleAttribute("inert", false)));
   }
 }, true);
 
