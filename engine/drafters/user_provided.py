@@ -148,6 +148,14 @@ def load_user_drafter(spec: str) -> UserFactory:
     return _Instance(imported)
 
 
+def tensorrt_llm_class(name: str | None) -> tuple[str, str] | None:
+    """Module and name of a registered drafter's class, if it has TensorRT-LLM's interface."""
+    factory = _factories.get(name or "")
+    if not isinstance(factory, type) or not hasattr(factory, trtllm_drafter.METHOD):
+        return None
+    return factory.__module__, factory.__qualname__
+
+
 def _user_drafter(user_object: Any) -> Any:
     """The object itself or its adapter; None if it has no method that drafts."""
     if callable(getattr(user_object, "draft", None)):

@@ -10,19 +10,24 @@ A dynamic tree must satisfy max_draft_len ≤ max_total_draft_tokens ≤ topK ·
 
 from __future__ import annotations
 
+import ast
 import shlex
+import textwrap
 from collections.abc import Mapping
 from typing import Any
 
+from engine.drafters.user_provided import tensorrt_llm_class
 from engine.errors import ConfigError
 from engine.interop import table, trtllm_legacy
 from engine.interop.conversion import Reader, Writer
 from engine.interop.export_files import File, ReadYaml, command, read_mapping, yaml_block
 from engine.interop.table import Codec, Engine, Field, Ignored, Refusal, Values, method, same
-from engine.interop.trtllm_legacy import CURRENT, EAGLE_ROWS, WEIGHTS
+from engine.interop.trtllm_legacy import CURRENT, EAGLE_1, EAGLE_ROWS, WEIGHTS
 
 TYPE = "decoding_type"
 LEGACY = tuple(method.name for method in trtllm_legacy.METHODS)
+CONFIG_CLASS = "DecodingConfig"
+"""How the names of the Python classes end."""
 SUFFIX_FIRST = ("sa_config", "use_sa_spec", "sa_spec_threshold")
 """Suffix lookup before another method: as the code has it, and as the guide of 1.3 has it."""
 COMMON = (
@@ -96,6 +101,44 @@ def _read_eagle3(reader: Reader) -> None:
     if settings.get("use_dynamic_tree") and "max_total_draft_tokens" not in settings:
         topk, levels = settings.get("dynamic_tree_max_topK", 10), settings.get("max_draft_len", 5)
         settings["max_total_draft_tokens"] = topk * levels
+
+
+def _read_mtp(reader: Reader) -> None:
+    if reader.settings.get("use_relaxed_acceptance_for_thinking"):
+        reader.notes.append(
+            "relaxed_rule is probability: TensorRT-LLM's code compares probabilities, though its "
+            "guide describes logarithms; log_probability does as the guide says."
+        )
+
+
+def _keep_one(writer: Writer, values: Values) -> None:
+    """Without `is_keep_all` TensorRT-LLM's guide and code differ."""
+    if writer.config.lookup == "pool_as_coded":
+        writer.used.add("lookup")
+    elif writer.config.lookup == "pool" and not writer.config.is_keep_all:
+        writer.warnings.append(
+            "is_keep_all=false keeps one continuation here, as TensorRT-LLM's guide says; its code "
+            "keeps all of the longest length (lookup=pool_as_coded here)."
+        )
+
+
+def _read_ngram(reader: Reader) -> None:
+    if reader.settings.get("is_keep_all") is False:
+        reader.settings["lookup"] = "pool_as_coded"
+        reader.notes.append(
+            "lookup is pool_as_coded: TensorRT-LLM's code keeps all continuations of the longest "
+            "length, though its guide says only one is kept (lookup=pool)."
+        )
+
+
+def _write_own(writer: Writer, values: Values) -> None:
+    if tensorrt_llm_class(writer.config.drafter) is None:
+        raise table.UnsupportedError(
+            "TensorRT-LLM runs a drafter that is a class with its method prepare_draft_tokens; "
+            "this one has another interface.",
+            "engine/drafters/trtllm_drafter.py shows the interface, which runs here, too.",
+        )
+    writer.notes.append("A drafter cannot be named in YAML; run llm.py beside its module.")
 
 
 def _write_combined(writer: Writer, values: Values) -> None:
@@ -193,8 +236,10 @@ EAGLE3_CHAIN = Field(
     build=lambda writer: writer.chain_of_levels("Until 1.2, the PyTorch backend drafts"),
 )
 RELAXED = "relaxed_topk relaxed_delta begin_thinking_phase_token end_thinking_phase_token"
+NEXTN = "num_nextn_predict_layers"
 MTP = (
-    Field("max_draft_len", "max_draft_len", old="num_nextn_predict_layers", renamed=CURRENT),
+    Field("max_draft_len", "max_draft_len", (NEXTN,)),
+    Field("max_draft_len", NEXTN, decode=None),  # the guide: it must equal max_draft_len
     SCHEDULE,
     _switch("use_relaxed_acceptance_for_thinking"),
     *same(*RELAXED.split(), switch="use_relaxed_acceptance_for_thinking"),
@@ -207,11 +252,18 @@ MTP = (
     ),
     Ignored("mtp_eagle_one_model"),
     Refusal("use_dynamic_tree dynamic_tree_max_topK", "MTP layers draft a tree, here a chain"),
-    Codec(SUFFIX_FIRST),
+    Codec(SUFFIX_FIRST, read=_read_mtp),
 )
 DFLASH_KEYS = Ignored("attention_backend")
 DSPARK_KEYS = Ignored("attention_backend block_size markov_rank markov_head_type")
-NGRAM = (*LENGTH, *same("max_matching_ngram_size", *table.POOL_RULES.split()))
+NGRAM = (
+    *LENGTH,
+    *same("max_matching_ngram_size", *table.POOL_RULES.split()),
+    Codec((), _keep_one, _read_ngram),
+)
+DEEPSEEK = "TensorRT-LLM's guide names DeepSeek alone for MTP; check another target with a release."
+OWN = (*same("max_draft_len", "drafter"), Ignored("resource_manager"), Codec((), _write_own))
+OWN_NOTE = "The drafter itself is named at the start: --drafter module:Class."
 COMBINED = method("Combined", "", Codec((), _write_combined, _read_combined))
 CONFIDENT = "SA copies max_draft_len tokens always; Suffix here as long as it is confident."
 METHODS = (
@@ -221,27 +273,23 @@ METHODS = (
     *trtllm_legacy.METHODS,
     method("Eagle3", "Eagle3", *EAGLE3, since=CURRENT),
     method("Eagle3", "Eagle", EAGLE3_CHAIN, WEIGHTS, CAPTURED, until=CURRENT),
-    method("MTP", "MTP", *MTP),
+    method("MTP", "MTP", *MTP, notes=(DEEPSEEK,)),
     method("PARD", "PARD", *LENGTH, WEIGHTS, *same("mask_token_id"), BLOCK_TREE, since=CURRENT),
     method("DFlash", "DFlash", *BLOCK, DFLASH_KEYS, since=CURRENT),
     method("DSpark", "DSpark", *BLOCK, DSPARK_KEYS, since=CURRENT),
+    method(
+        "User_Provided",
+        "User_Provided",
+        *OWN,
+        aliases=("UserProvided",),
+        read_notes=(OWN_NOTE,),
+    ),
     COMBINED,
 )
 AUTO_NOTE = "AUTO is NGram, with these sizes for up to 4 requests at once."
 AUTO_SIZES = {"max_draft_len": 5, "max_matching_ngram_size": 3}
 """Source: tensorrt_llm/_torch/speculative/auto_heuristic.py"""
-OWN_DRAFTER = (*same("max_draft_len", "drafter"), Ignored("resource_manager"))
-OWN_NOTE = "The drafter itself is named at the start: --drafter module:Class."
-READ_ONLY = (
-    method("NGram", "AUTO", implied=AUTO_SIZES, read_notes=(AUTO_NOTE,)),
-    method(
-        "User_Provided",
-        "User_Provided",
-        *OWN_DRAFTER,
-        aliases=("UserProvided",),
-        read_notes=(OWN_NOTE,),
-    ),
-)
+READ_ONLY = (method("NGram", "AUTO", implied=AUTO_SIZES, read_notes=(AUTO_NOTE,)),)
 """Methods that are never exported."""
 
 
@@ -297,6 +345,37 @@ WORKER: Values = {
 """Both workers need the `speculative_config`: the drafter's cache is transferred, too."""
 
 
+OFFLINE = """from tensorrt_llm{package} import LLM
+from tensorrt_llm.llmapi import {name}
+{drafter}
+llm = LLM(
+    {model!r},
+    speculative_config={name}(
+{arguments}    ),
+{beside})
+print(llm.generate("Write a haiku.").outputs[0].text)
+"""
+"""The quick start of TensorRT-LLM's guide."""
+
+
+def _offline(writer: Writer, values: Values, beside: Values) -> File:
+    """The method as a Python program."""
+    arguments = {key: repr(value) for key, value in values.items() if key != TYPE}
+    drafter = ""
+    if writer.config.decoding_type == "User_Provided":
+        module, name = tensorrt_llm_class(writer.config.drafter) or ("", "")
+        drafter, arguments["drafter"] = f"from {module} import {name}\n", f"{name}()"
+    text = OFFLINE.format(
+        package="._tensorrt_engine" if writer.config.decoding_type in LEGACY else "",
+        name=values[TYPE].replace("_", "") + CONFIG_CLASS,
+        drafter=drafter,
+        model=writer.target,
+        arguments="".join(f"        {key}={value},\n" for key, value in arguments.items()),
+        beside="".join(f"    {key}={value!r},\n" for key, value in beside.items()),
+    )
+    return File("llm.py", text, "python")
+
+
 def document(writer: Writer, values: Values) -> Values:
     """The YAML file's content: `speculative_config`, and the settings beside it."""
     if not values:
@@ -320,7 +399,12 @@ def _files(writer: Writer, values: Values) -> tuple[File, ...]:
     option = "--config" if writer.at_least(*CURRENT) else "--extra_llm_api_options"
     whole = document(writer, values)
     serve = command(f"trtllm-serve {model}", f"--backend {backend}", f"{option} config.yaml")
+    beside = {key: value for key, value in whole.items() if key != "speculative_config"}
+    offline = _offline(writer, values, beside)
+    if kind == "User_Provided":
+        return (offline,)
     files = [File("config.yaml", yaml_block(whole), "yaml"), File("serve.sh", serve, "bash")]
+    files.append(offline)
     if backend == "pytorch":
         line = f" \\\n  {option} config.yaml"
         files.append(File("bench.sh", BENCHMARK.format(model=model, option=line), "bash"))
@@ -328,7 +412,8 @@ def _files(writer: Writer, values: Values) -> tuple[File, ...]:
         writer.notes.append(
             "In prefill.yaml and decode.yaml, max_tokens_in_buffer must exceed the longest prompt."
         )
-        worker = yaml_block({**WORKER, **whole})
+        block = values | ({"eagle3_one_model": False} if kind == "Eagle3" else {})
+        worker = yaml_block({**WORKER, "speculative_config": block})
         files += [File(f"{role}.yaml", worker, "yaml") for role in ("prefill", "decode")]
         for name, text in DISAGGREGATED_FILES.items():
             language = "yaml" if name.endswith(".yaml") else "bash"
@@ -337,12 +422,62 @@ def _files(writer: Writer, values: Values) -> tuple[File, ...]:
 
 
 def parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | None]:
-    """A YAML file with `speculative_config`, or the block alone."""
+    """A YAML file with `speculative_config`, the block alone, or a Python program with one."""
     expected = "A TensorRT-LLM file must have speculative_config with decoding_type"
+    if f"{CONFIG_CLASS}(" in text:
+        return _read_program(text)
     values, target = read_mapping(text, read_yaml, ("speculative_config",), expected)
+    whole = read_yaml(text)
+    if whole.get("backend") == "tensorrt" and values.get(TYPE) == "Eagle":
+        values[TYPE] = EAGLE_1
     if not isinstance(values.get(TYPE), str):
         raise ConfigError(f"{expected}, got {text.strip()[:60]!r}.")
     return values, target
+
+
+def _read_program(text: str) -> tuple[Values, str | None]:
+    """What a Python program passes to a `…DecodingConfig`, and to `LLM`; it is not run.
+
+    Raises:
+        ConfigError: not Python.
+    """
+    try:
+        nodes = list(ast.walk(ast.parse(textwrap.dedent(text).strip())))
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise ConfigError(f"The program is not valid Python: {error!s:.80}.") from error
+    names: Values = {}
+
+    def value_of(node: ast.expr) -> Any:
+        match node:
+            case ast.Name(id=name):
+                return names.get(name, name)
+            case ast.Call(func=func):
+                return ast.unparse(func)
+        try:
+            return ast.literal_eval(node)
+        except (ValueError, TypeError, RecursionError, MemoryError):
+            return None
+
+    values: Values = {}
+    target: object = None
+    for node in nodes:
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=value)):
+                names[name] = value
+    for call in (node for node in nodes if isinstance(node, ast.Call)):
+        name = ast.unparse(call.func).rpartition(".")[2]
+        words = {word.arg: value_of(word.value) for word in call.keywords if word.arg}
+        if name.endswith(CONFIG_CLASS) and not values:
+            values = {TYPE: name.removesuffix(CONFIG_CLASS), **words}
+        elif name == "LLM":
+            target = words.get("model", value_of(call.args[0]) if call.args else None)
+            if "_tensorrt_engine" in text or words.get("backend") == "tensorrt":
+                names[TYPE] = EAGLE_1
+    if values.get(TYPE) == "Eagle":
+        values[TYPE] = names.get(TYPE, "Eagle")
+    kind = str(values.get(TYPE))
+    values[TYPE] = {"Auto": "AUTO"}.get(kind, kind)
+    return values, target if isinstance(target, str) else None
 
 
 def find_method(reader: Reader) -> table.Method:

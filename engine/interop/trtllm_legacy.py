@@ -5,12 +5,14 @@ The PyTorch backend that replaced it has none of them, and no choice trees.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
+from engine.errors import ConfigError
 from engine.interop import table
 from engine.interop.conversion import Reader, Writer
 from engine.interop.table import Codec, Field, Refusal, Values, method, read_only
-from engine.interop.trees import parse_tree, tensorrt_sizes
+from engine.interop.trees import MC_SIM_7B_63, parse_tree, tensorrt_sizes
 from engine.tree import ChoiceTree
 
 CURRENT = (1, 3)
@@ -25,10 +27,32 @@ EAGLE_ROWS = (
 WEIGHTS = table.weights("speculative_model", old="speculative_model_dir", renamed=CURRENT)
 
 
-def _paths(value: Any) -> object:
-    """Paths of a tree in a YAML file: lists, or a text in any format."""
-    tree = parse_tree(value) if isinstance(value, str) else ChoiceTree.parse(value)
-    return tree.paths
+def read_tree(reader: Reader, name: str) -> None:
+    """The tree under a key, lists or a text in any format; what counts its nodes must hold them.
+
+    Raises:
+        ConfigError: the tree is malformed, or larger than another key allows.
+    """
+    value = reader.values.get(name)
+    tree = MC_SIM_7B_63 if value is None else parse_tree(str(value))
+    if value is None:
+        reader.notes.append(DEFAULT_TREE.format(name))
+    elif len(re.findall(r"[\[({]\s*\d", str(value))) < len(tree):
+        reader.notes.append(ONLY_LEAVES)
+    reader.settings[name] = tree.paths
+    reader.used.add(name)
+    sizes = tensorrt_sizes(tree)
+    sizes |= {"max_total_draft_tokens": len(tree), "num_medusa_heads": tree.depth}
+    if name == "eagle_choices":  # from 1.2 on, max_draft_len counts the levels
+        sizes["max_draft_len"] = tree.depth
+    for key, least in sizes.items():
+        if reader.find(key):
+            if (given := reader.typed(key, int)) < least:
+                raise ConfigError(
+                    f"{key} must be at least {least} for the tree of {len(tree)} nodes "
+                    f"({name}{' is not set' if value is None else ''}), got {given}."
+                )
+            reader.used.update([key] if given == least else [])
 
 
 def _write_eagle(writer: Writer, values: Values) -> None:
@@ -54,11 +78,7 @@ def _write_eagle(writer: Writer, values: Values) -> None:
 
 def _read_eagle(reader: Reader) -> None:
     if not reader.settings.get("use_dynamic_tree"):
-        if reader.find("eagle_choices"):
-            reader.settings["eagle_choices"] = _paths(reader.values["eagle_choices"])
-            reader.used.add("eagle_choices")
-        else:
-            reader.notes.append("No tree is named; the one of the method's defaults is used here.")
+        read_tree(reader, "eagle_choices")
         return
     reader.used.add("max_non_leaves_per_layer")
     if reader.find("max_non_leaves_per_layer"):
@@ -73,11 +93,16 @@ def _read_eagle(reader: Reader) -> None:
             reader.used.add(key)
 
 
+DEFAULT_TREE = "{} is not set: TensorRT-LLM then takes Medusa's mc_sim_7b_63, 63 nodes."
+ONLY_LEAVES = (
+    "The tree lists only the ends of paths, which TensorRT-LLM reads in its Python runtime alone; "
+    "an export lists every node."
+)
+MEDUSA_SIZES = ("medusa_choices", "max_draft_len", "max_total_draft_tokens")
 MEDUSA = (
     Field(
         "medusa_choices",
         "max_draft_len",
-        ("max_total_draft_tokens",),
         build=lambda writer: len(writer.config.medusa_choices),
         decode=None,
     ),
@@ -87,8 +112,9 @@ MEDUSA = (
         "medusa_choices",
         "medusa_choices",
         encode=lambda paths: list(map(list, paths)),
-        decode=_paths,
+        decode=None,
     ),
+    Codec(MEDUSA_SIZES, read=lambda reader: read_tree(reader, "medusa_choices")),
 )
 EAGLE_SIZES = ("eagle_choices", "max_draft_len", "num_eagle_layers", "max_non_leaves_per_layer")
 EAGLE = (
@@ -110,13 +136,28 @@ NO_EAGLE = (
     f"{HEADS}; EAGLE-1 and EAGLE-2 ran until 1.2.",
 )
 NO_LOOKAHEAD = (REMOVED.format("lookahead"), "NGram or SA: they need no weights either.")
-RELEASES: Any = {
-    "until": CURRENT,
-    "notes": ("It runs on the TensorRT backend, which builds an engine when it starts.",),
-}
-INFERRED = "num_eagle_layers or eagle_choices: read as EAGLE-1/2 of the TensorRT backend."
+VICUNA = "TensorRT-LLM documents Medusa for Vicuna and LLaMA, and decodes greedily with it."
+BUILDS = "It runs on the TensorRT backend, which builds an engine when it starts."
+RELEASES: Any = {"until": CURRENT, "notes": (BUILDS,)}
+EAGLE_1 = "EAGLE-1"
+"""What the reader calls it: the type Eagle alone is EAGLE-3 where nothing says otherwise."""
 METHODS = (
-    method("Medusa", "Medusa", *MEDUSA, removal=NO_MEDUSA, **RELEASES),
-    method("Eagle", "Eagle", *EAGLE, removal=NO_EAGLE, read_notes=(INFERRED,), **RELEASES),
+    method(
+        "Medusa",
+        "Medusa",
+        *MEDUSA,
+        removal=NO_MEDUSA,
+        until=CURRENT,
+        notes=(BUILDS, VICUNA),
+    ),
+    method(
+        "Eagle",
+        "Eagle",
+        *EAGLE,
+        aliases=(EAGLE_1,),
+        removal=NO_EAGLE,
+        read_notes=("It is read as EAGLE-1/2 of the TensorRT backend.",),
+        **RELEASES,
+    ),
     method("Lookahead", "Lookahead", *LOOKAHEAD, removal=NO_LOOKAHEAD, **RELEASES),
 )

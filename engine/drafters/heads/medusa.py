@@ -64,7 +64,7 @@ class MedusaConfig(MethodConfig):
         "paths of ranks, one head per depth; list every path, or only those to the leaves",
     )
     num_medusa_heads: int | None = setting(
-        None, "Number of heads", "heads the checkpoint must have; None = any number", ge=1, le=64
+        None, "Number of heads", "first heads of the checkpoint to use; None = all", ge=1, le=64
     )
     draft_vocab: DraftVocab = None
     acceptance: Literal["lossless", "typical"] = setting(
@@ -91,12 +91,7 @@ class MedusaConfig(MethodConfig):
 
     def build(self, context: BuildContext) -> MedusaDrafter:
         location = context.weights(self.speculative_model, "the Medusa heads")
-        heads = read_heads(location, context.target, self.draft_vocab)
-        if self.num_medusa_heads not in (None, heads.count):
-            raise DrafterError(
-                f"num_medusa_heads is {self.num_medusa_heads}, but {self.speculative_model} holds "
-                f"{heads.count} heads. Leave it empty to take as many as there are."
-            )
+        heads = read_heads(location, context.target, self.draft_vocab, self.num_medusa_heads)
         what = f"{self.speculative_model} with its {heads.count} Medusa heads"
         return MedusaDrafter(self, heads, self._tree_for(heads, context.target, what))
 
@@ -188,7 +183,9 @@ class MedusaHeads:
         return torch.cat(ranks)
 
 
-def read_heads(location: str, target: Target, draft_vocab: int | None = None) -> MedusaHeads:
+def read_heads(
+    location: str, target: Target, draft_vocab: int | None = None, num_heads: int | None = None
+) -> MedusaHeads:
     """Medusa heads in any published layout, in the target's dtype and on its device.
 
     Three layouts, recognized by the file's tensors: a flat dict `head.layer.linear.weight` with an
@@ -198,12 +195,19 @@ def read_heads(location: str, target: Target, draft_vocab: int | None = None) ->
 
     Args:
         draft_vocab: as `size` of `Vocabulary.beside`; of heads that share the target's matrix.
+        num_heads: how many are read, the first ones; None = all.
 
     Raises:
         SourceError: nothing there, or it cannot be read safely.
-        DrafterError: no Medusa heads in it, or heads for another target.
+        DrafterError: no Medusa heads in it, fewer than `num_heads`, or heads for another target.
     """
-    file = read_checkpoint(location, keep=lambda name: _HEAD_TENSOR.fullmatch(name) is not None)
+    file = read_checkpoint(
+        location,
+        keep=lambda name: (
+            _HEAD_TENSOR.fullmatch(name) is not None
+            and (num_heads is None or _head_of(name) < num_heads)
+        ),
+    )
     if not file.tensors:
         raise DrafterError(
             f"{location} holds no Medusa heads (tensors named 0.0.linear.weight, …). "
@@ -211,7 +215,12 @@ def read_heads(location: str, target: Target, draft_vocab: int | None = None) ->
         )
     tensors = {name.removeprefix(_MERGED_PREFIX): t for name, t in file.tensors.items()}
     checkpoint = HeadCheckpoint(replace(file, tensors=tensors), target)
-    count = 1 + max(int(name.partition(".")[0]) for name in tensors)
+    count = 1 + max(map(_head_of, tensors))
+    if num_heads is not None and count < num_heads:
+        raise DrafterError(
+            f"num_medusa_heads is {num_heads}, but {location} holds {count} heads. Leave it empty "
+            "to take as many as there are."
+        )
     depth, size = checkpoint.tensors.count("0.{}.linear.weight"), target.hidden_size
 
     def stacked(name: str, *shape: int) -> Tensor:
@@ -240,9 +249,11 @@ def read_heads(location: str, target: Target, draft_vocab: int | None = None) ->
 def count_heads(location: str) -> int:
     """How many Medusa heads a folder or file on this machine holds; as `tensor_names`."""
     names = [name for name in tensor_names(location) if _HEAD_TENSOR.fullmatch(name)]
-    return 1 + max(
-        (int(name.removeprefix(_MERGED_PREFIX).partition(".")[0]) for name in names), default=-1
-    )
+    return 1 + max(map(_head_of, names), default=-1)
+
+
+def _head_of(name: str) -> int:
+    return int(name.removeprefix(_MERGED_PREFIX).partition(".")[0])
 
 
 class MedusaDrafter(LastRowDrafter):

@@ -40,6 +40,8 @@ from engine.model.kinds import ATTENTION
 from engine.model.target import Target
 from engine.proposal import Budget, Needs, Outcome, Proposal
 
+THINKING = ("begin_thinking_phase_token", "end_thinking_phase_token")
+
 
 class MTPConfig(MethodConfig):
     """Settings of multi-token prediction, named as in TensorRT-LLM."""
@@ -108,6 +110,13 @@ class MTPConfig(MethodConfig):
         return not self.use_relaxed_acceptance_for_thinking
 
     def build(self, context: BuildContext) -> MTPDrafter:
+        size = context.target.vocab_size
+        for name in THINKING if self.use_relaxed_acceptance_for_thinking else ():
+            if (token := getattr(self, name)) >= size:
+                raise DrafterError(
+                    f"{name} must be below {size}, the size of the target's vocabulary, got "
+                    f"{token}. The defaults are DeepSeek-R1's."
+                )
         return MTPDrafter(context, self, load_layers(context.target, self.max_draft_len))
 
 

@@ -42,6 +42,7 @@ class NGramConfig(MethodConfig):
 
     without_effect: ClassVar[Any] = (
         ({"lookup": "transformers"}, "is_keep_all is_use_oldest is_public_pool"),
+        ({"lookup": "pool", "is_keep_all": False}, "is_use_oldest"),
     )
 
     decoding_type: Literal["NGram"] = "NGram"
@@ -53,8 +54,11 @@ class NGramConfig(MethodConfig):
         ge=1,
         le=32,
     )
-    lookup: Literal["pool", "transformers"] = setting(
-        "pool", "Lookup rules", "whose rules: TensorRT-LLM's pool, or transformers' prompt lookup"
+    lookup: Literal["pool", "pool_as_coded", "transformers"] = setting(
+        "pool",
+        "Lookup rules",
+        "TensorRT-LLM's pool as its guide describes it or as its code has it (they differ "
+        "without is_keep_all), or transformers' prompt lookup",
     )
     is_keep_all: bool = setting(
         True, "Keep every continuation", "pool: keep every continuation of a pattern, not only one"
@@ -91,7 +95,7 @@ class NGramDrafter(Drafter):
     def __init__(self, config: NGramConfig, context: BuildContext) -> None:
         self._target = context.target
         self._lookup = lookup_of(config)
-        self.remembers = config.lookup == "pool" and config.is_public_pool
+        self.remembers = config.lookup != "transformers" and config.is_public_pool
 
     def start(self, start: Start) -> None:
         super().start(start)
@@ -115,7 +119,8 @@ class PoolLookup:
 
     Every n-gram is a pattern, what follows it (up to `max_draft_len` tokens) a match. Matches keep
     the order in which they were first seen; a longer one drops the shorter ones of its pattern;
-    without `is_keep_all`, one longer than the oldest replaces all. A public pool outlives its run.
+    without `is_keep_all`, only the first of the longest is kept; as coded, one longer than the
+    oldest replaces all, and others of that length join it. A public pool outlives its run.
     Source: TensorRT-LLM, tensorrt_llm/_torch/speculative/ngram.py.
 
     Example: max_draft_len 2, sequence `1 2 3 1`: pool `1 → (2, 3)`, `2 → (3, 1)`, `3 → (1)`; the
@@ -163,12 +168,14 @@ class PoolLookup:
     def _learn(self, size: int, learned: int, end: int) -> None:
         """Add the patterns of this size that end behind `learned` tokens, up to `end` tokens."""
         length, keep_all = self._config.max_draft_len, self._config.is_keep_all
-        sequence = self._sequence
+        sequence, keeps_one = self._sequence, not keep_all and self._config.lookup == "pool"
         for at in range(max(0, learned - size + 1), end - size + 1):
             pattern = tuple(sequence[at : at + size])
             match = tuple(sequence[at + size : min(at + size + length, self._length)])
             matches = self._pool.get(pattern)
             replaces = matches is not None and not keep_all and len(match) > len(matches.pick())
+            if matches is not None and keeps_one and not replaces:
+                continue
             if matches is None or replaces:
                 matches = _Matches()
                 self._pool.put(pattern, matches, ENTRY_BYTES + tokens_bytes(pattern))
@@ -243,4 +250,4 @@ class PromptLookup:
 
 
 def lookup_of(config: NGramConfig) -> Lookup:
-    return PoolLookup(config) if config.lookup == "pool" else PromptLookup(config)
+    return PromptLookup(config) if config.lookup == "transformers" else PoolLookup(config)

@@ -39,6 +39,15 @@ from engine.interop.trees.growmap import read_growmap, write_growmap
 from engine.safe_text import read_json
 from engine.tree import ChoiceTree
 
+_CHILDREN = {"": 10, "0": 10, "1": 7, "2": 3, "3": 2, "00": 10, "01": 3, "02": 2, "10": 2, "000": 2}
+_CHILDREN |= dict.fromkeys("4 5 6 7 8 9 03 04 05 06 07 20".split(), 1)
+MC_SIM_7B_63 = ChoiceTree.parse(
+    [[*map(int, path), rank] for path, count in _CHILDREN.items() for rank in range(count)]
+)
+"""Medusa's tree of 63 nodes, from the children of each node; EAGLE's of that name is another one.
+
+TensorRT-LLM drafts with it where Medusa or EAGLE-1 names no tree.
+"""
 OWN_KEYS = ("candidates", "choices", "tree")
 """Keys of files of this playground's own."""
 _METHOD_KEYS = ("medusa_choices", "eagle_choices", "recycling_choices", "speculative_token_tree")

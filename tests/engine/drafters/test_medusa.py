@@ -227,9 +227,19 @@ def test_heads_of_another_target_are_refused_with_both_numbers(tmp_path: Path) -
         build(tiny_target(), CASE / "head_v2")
     with pytest.raises(DrafterError, match=r"no tensor 2\.0\.linear\.bias"):
         build(golden_case("medusa/case_a").target, edited_heads(tmp_path, drop_one))
-    with pytest.raises(DrafterError, match=r"num_medusa_heads is 3, but .* holds 5 heads"):
-        build(golden_case("medusa/case_a").target, CASE / "head", num_medusa_heads=3)
-    build(golden_case("medusa/case_a").target, CASE / "head", num_medusa_heads=5)
+    with pytest.raises(DrafterError, match=r"num_medusa_heads is 6, but .* holds 5 heads"):
+        build(golden_case("medusa/case_a").target, CASE / "head", num_medusa_heads=6)
+
+
+def test_the_first_heads_of_a_checkpoint_draft_as_all_of_them_do() -> None:
+    """TensorRT-LLM's guide converts a checkpoint of more heads with --num_medusa_heads 4."""
+    target = golden_case("medusa/case_a").target
+    whole, four = (build(target, CASE / "head", num_medusa_heads=n) for n in (None, 4))
+    assert (whole.heads.count, four.heads.count) == (5, 4)
+    hidden = torch.randn(2, target.hidden_size, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(whole.heads.logits(hidden, 4), four.heads.logits(hidden, 4))
+    with pytest.raises(TreeError, match="depth 5, but .* drafts 4 tokens deep"):
+        build(target, CASE / "head", [[0] * 5], num_medusa_heads=4)
 
 
 def test_checkpoint_without_heads_is_refused() -> None:

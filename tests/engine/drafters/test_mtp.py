@@ -234,17 +234,19 @@ def test_relaxed_acceptance_accepts_more_only_while_thinking(saved: Saved):
         "use_relaxed_acceptance_for_thinking": True,
         "relaxed_topk": tiny_mtp.VOCAB,
         "relaxed_delta": 1.0,
-        "end_thinking_phase_token": 10_000,
     }
     assert MTPConfig().lossless and not MTPConfig(**relaxed).lossless
     begin = PROMPTS[0][0]
+    relaxed["end_thinking_phase_token"] = begin  # thinking does not end
+    with pytest.raises(DrafterError, match=r"begin_thinking_phase_token must be below 12, the"):
+        MTPConfig(**relaxed).build(build_context(target))
     thinking = MTPConfig(**relaxed, begin_thinking_phase_token=begin).build(build_context(target))
     text = write(target, thinking, PROMPTS[0], tokens=30)
     assert all(step.num_accepted == step.num_drafted for step in text.steps)
-    never = MTPConfig(**relaxed, begin_thinking_phase_token=20_000).build(build_context(target))
-    assert write(target, never, PROMPTS[0], tokens=30).output == plain_greedy(
-        target, PROMPTS[0], 30
-    )
+    plain = plain_greedy(target, PROMPTS[0], 30)
+    absent = next(token for token in range(tiny_mtp.VOCAB) if token not in (*PROMPTS[0], *plain))
+    never = MTPConfig(**relaxed, begin_thinking_phase_token=absent).build(build_context(target))
+    assert write(target, never, PROMPTS[0], tokens=30).output == plain
     # A text that does not think is strict, also after one that did.
     plain = plain_greedy(target, [5, 6], 10)
     assert begin not in plain

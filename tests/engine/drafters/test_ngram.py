@@ -152,10 +152,14 @@ def test_a_longer_match_drops_the_shorter_ones(keep: bool) -> None:
 def test_one_match_is_replaced_only_by_a_longer_one() -> None:
     """Three runs know (1) → (2), (1) → (3, 4) and (1) → (5, 6)."""
     runs = ([1, 2], [1, 3, 4], [1, 5, 6], [9, 1])
-    for keep in (True, False):
-        options = {"max_matching_ngram_size": 1, "is_keep_all": keep}
+    for keep, lookup, newest in (
+        (True, "pool", [5, 6]),
+        (False, "pool_as_coded", [5, 6]),  # TensorRT-LLM's code adds those of the same length
+        (False, "pool", [3, 4]),  # its guide: one value for each key
+    ):
+        options = {"max_matching_ngram_size": 1, "is_keep_all": keep, "lookup": lookup}
         assert drafts(pool(**options), *runs) == [3, 4]
-        assert drafts(pool(**options, is_use_oldest=False), *runs) == [5, 6]
+        assert drafts(pool(**options, is_use_oldest=False), *runs) == newest
 
 
 def test_a_public_pool_outlives_the_run_and_a_private_one_does_not() -> None:

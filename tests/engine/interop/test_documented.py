@@ -222,7 +222,7 @@ def test_prefill_and_decode_workers_draft_alike() -> None:
     block = yaml.safe_load(files["config.yaml"])["speculative_config"]
     for role in ("prefill", "decode"):
         worker = yaml.safe_load(files[f"{role}.yaml"])
-        assert worker["speculative_config"] == block
+        assert worker["speculative_config"] == {**block, "eagle3_one_model": False}
         assert worker["cache_transceiver_config"]["backend"] == "DEFAULT"
         for script in ("disaggregated.sh", "dynamo.sh"):
             assert f"{role}.yaml" in files[script]

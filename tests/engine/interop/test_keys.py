@@ -84,9 +84,10 @@ def trtllm(version: str) -> Iterator[Case]:
     schema = recorded("trtllm", version)
     for kind, own in schema["types"].items():
         for key in (*own, *schema["common"][1:]):
-            base = {"decoding_type": kind, "max_draft_len": 2, "speculative_model": "a/b"}
+            size = 63 if kind in ("Eagle", "Medusa") else 2  # the tree that is not named
+            base = {"decoding_type": kind, "max_draft_len": size, "speculative_model": "a/b"}
             if kind == "Eagle" and version != "1.3":
-                base["num_eagle_layers"] = 2
+                base["num_eagle_layers"] = 4
             yield base, key, sample(key)
 
 
