@@ -18,53 +18,118 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from engine.drafters import methods
 from engine.errors import ConfigError
-from engine.interop import table, trtllm
+from engine.interop import table, trtllm, trtllm_legacy
 from engine.interop.conversion import Reader, Writer
 from engine.interop.export_files import File, ReadYaml, command, read_mapping, yaml_block
-from engine.interop.table import Codec, Engine, Field, Ignored, UnsupportedError, Values, method
-from engine.interop.trees import format_tree, is_pbtxt, parse_tree, pbtxt_parameter, tensorrt_sizes
+from engine.interop.table import (
+    Codec,
+    Engine,
+    Field,
+    Ignored,
+    UnsupportedError,
+    Values,
+    method,
+    read_only,
+)
+from engine.interop.trees import format_tree, is_pbtxt, pbtxt_parameter, tensorrt_sizes
 from engine.tree import ChoiceTree
 
 MODE = "decoding_mode"
 DRAFTS = "num_draft_tokens"
 WHERE = "all_models/llmapi/tensorrt_llm/1/model.yaml"
 ENGINE_WHERE = "all_models/inflight_batcher_llm/tensorrt_llm/config.pbtxt"
+FAST_LOGITS = "speculative_decoding_fast_logits"
+PAIR = (
+    FAST_LOGITS,
+    "participant_ids",
+    "tensorrt_llm_draft_model_name",
+)
+"""Parameters of two engines of which one drafts for the other."""
 PLAIN_MODES = ("top_k", "top_p", "top_k_top_p", "beam_search", "auto")
 _PARAMETER = re.compile(
     r"key\s*:\s*\"([^\"]*)\"\s*(?:,\s*)?value\s*(?::\s*)?\{\s*string_value\s*:\s*\"([^\"]*)\""
 )
-_SPECULATIVE = re.compile("decoding_mode|medusa|eagle|lookahead|redrafter|speculative|draft")
+_SPECULATIVE = re.compile(
+    "decoding_mode|medusa|eagle|lookahead|redrafter|speculative|draft|participant"
+)
 """In the names of parameters that bear on drafting; a template has fifty others."""
 
 
-# ---- file templates of the engine backend; at most 4 requests at once, as in the tutorial
+# ---- file templates of the engine backend, as in the tutorial
 
 
-LLAMA = "models/core/llama"
-REPOSITORY = """set -e
-APP=${APP:-/app}
-TOKENIZER=%(tokenizer)s
-cp -r "$APP/all_models/inflight_batcher_llm" model_repository
-%(before)s\
-fill() { python3 "$APP/tools/fill_template.py" -i "model_repository/$1/config.pbtxt" "$2"; }
-fill preprocessing "tokenizer_dir:$TOKENIZER,tokenizer_type:auto,\
-triton_max_batch_size:4,preprocessing_instance_count:1"
-fill postprocessing "tokenizer_dir:$TOKENIZER,tokenizer_type:auto,\
-triton_max_batch_size:4,postprocessing_instance_count:1"
-fill ensemble "triton_max_batch_size:4,logits_datatype:TYPE_FP32"
-fill tensorrt_llm_bls "triton_max_batch_size:4,decoupled_mode:false,logits_datatype:TYPE_FP32,\
-bls_instance_count:1%(bls)s"
+SETTINGS = """# Options of build.sh and serve.sh; variables of the environment come first. Run both
+# in nvcr.io/nvidia/tritonserver:<xx.yy>-trtllm-python-py3, which has TensorRT-LLM in /app.
+APP=${{APP:-/app}}
+TARGET=${{TARGET:-{target}}}
+DRAFT=${{DRAFT:-{draft}}}
+DTYPE=${{DTYPE:-float16}}
+FP8=${{FP8:-}}  # 1 = weights and KV cache in FP8, of models that are converted without heads
+TARGET_DEVICE_IDS=${{TARGET_DEVICE_IDS:-{device}}}  # 1,2 = tensor parallel on two GPUs
+DRAFT_DEVICE_IDS=${{DRAFT_DEVICE_IDS:-0}}
+MAX_BATCH_SIZE=${{MAX_BATCH_SIZE:-4}}
+MAX_INPUT_LEN=${{MAX_INPUT_LEN:-3200}}
+MAX_SEQ_LEN=${{MAX_SEQ_LEN:-4800}}
+KV_FRACTION=${{KV_FRACTION:-{fraction}}}
+if [ ! -d "$APP/all_models" ]; then  # elsewhere
+  git clone --branch rel --recurse-submodules \\
+    https://github.com/triton-inference-server/tensorrtllm_backend
+  APP=tensorrtllm_backend
+fi
+EXAMPLES=$APP/examples
+[ -d "$EXAMPLES" ] || EXAMPLES=$APP/tensorrt_llm/examples
+count() {{ echo "$1" | tr , '\\n' | wc -l; }}
+TARGET_TP=$(count "$TARGET_DEVICE_IDS")
+DRAFT_TP=$(count "$DRAFT_DEVICE_IDS")
 """
-ENGINE_MODEL = """fill %(model)s "triton_backend:tensorrtllm,triton_max_batch_size:4,\
-decoupled_mode:false,logits_datatype:TYPE_FP32,max_queue_delay_microseconds:0,\
+BUILD = """set -e
+. ./settings.sh
+fetch() {{ [ -e "$1" ] || git clone "https://huggingface.co/$1" "$1"; }}
+git lfs install
+for model in "$TARGET" ${{DRAFT:+"$DRAFT"}}; do fetch "$model"; done
+"""
+WEIGHTS = """if [ "$FP8" ]; then
+  python3 "$EXAMPLES/quantization/quantize.py" --model_dir "${model}" --output_dir {out} \\
+    --dtype "$DTYPE" --qformat fp8 --kv_cache_dtype fp8 --tp_size "${model}_TP"
+else
+  python3 "$EXAMPLES/{family}/convert_checkpoint.py" {options} --dtype "$DTYPE"
+fi
+"""
+OPTIONS = '--model_dir "${model}" --output_dir {out} --tp_size "${model}_TP"'
+GEMMA = '--ckpt-type hf --model-dir "${model}" --output-model-dir {out} --world-size "${model}_TP"'
+HEADS = """python3 "$EXAMPLES/{example}/convert_checkpoint.py" {options} \\
+  --output_dir checkpoint --dtype "$DTYPE" --tp_size "$TARGET_TP"
+"""
+ENGINE_BUILD = """trtllm-build --checkpoint_dir {checkpoint} --output_dir {out} \\
+  --gemm_plugin "$DTYPE" --max_batch_size "$MAX_BATCH_SIZE" \\
+  --max_input_len "$MAX_INPUT_LEN" --max_seq_len "$MAX_SEQ_LEN" \\
+  {options}
+"""
+REPOSITORY = """set -e
+. ./settings.sh
+rm -rf model_repository
+cp -r "$APP/all_models/inflight_batcher_llm" model_repository
+{before}CONFIG=config.pbtxt
+fill() {{ python3 "$APP/tools/fill_template.py" -i "model_repository/$1/$CONFIG" "$2"; }}
+put() {{ sed -i "s/\\${{$2}}/$3/" "model_repository/$1/$CONFIG"; }}  # fill parts at commas
+for model in preprocessing postprocessing; do
+  fill $model "tokenizer_dir:$TARGET,tokenizer_type:auto,\
+triton_max_batch_size:$MAX_BATCH_SIZE,${{model}}_instance_count:1"
+done
+fill ensemble "triton_max_batch_size:$MAX_BATCH_SIZE,logits_datatype:TYPE_FP32"
+fill tensorrt_llm_bls "triton_max_batch_size:$MAX_BATCH_SIZE,decoupled_mode:false,\
+logits_datatype:TYPE_FP32,bls_instance_count:1{bls}"
+"""
+ENGINE_MODEL = """fill {model} "triton_backend:tensorrtllm,triton_max_batch_size:$MAX_BATCH_SIZE,\
+decoupled_mode:false,max_beam_width:1,engine_dir:$PWD/{engine},logits_datatype:TYPE_FP32,\
 batching_strategy:inflight_fused_batching,encoder_input_features_data_type:TYPE_FP16,\
-engine_dir:$PWD/%(engine)s%(more)s"
+max_queue_delay_microseconds:0,kv_cache_free_gpu_mem_fraction:$KV_FRACTION{more}"
+put {model} gpu_device_ids "${gpu}_DEVICE_IDS"
 """
 LAUNCH = 'python3 "$APP/scripts/launch_triton_server.py" --model_repo=model_repository'
-TWO_MODELS = """DRAFT_GPU=${DRAFT_GPU:-0}
-TARGET_GPU=${TARGET_GPU:-1}
-cp -r model_repository/tensorrt_llm model_repository/tensorrt_llm_draft
+TWO_MODELS = """cp -r model_repository/tensorrt_llm model_repository/tensorrt_llm_draft
 sed -i 's/name: "tensorrt_llm"/name: "tensorrt_llm_draft"/' \
 model_repository/tensorrt_llm_draft/config.pbtxt
 """
@@ -72,41 +137,72 @@ TWO_MODELS_BLS = (
     ",accumulate_tokens:false,tensorrt_llm_model_name:tensorrt_llm,"
     "tensorrt_llm_draft_model_name:tensorrt_llm_draft"
 )
+RANKS = """put tensorrt_llm_draft participant_ids "$(seq -s, 1 "$DRAFT_TP")"
+put tensorrt_llm participant_ids "$(seq -s, $((DRAFT_TP + 1)) $((DRAFT_TP + TARGET_TP)))"
+"""
+"""Rank 0 directs; with draft logits, every GPU is a rank that sends or receives them."""
+LLAMA = "models/core/llama"
+FAMILIES = {
+    "models/core/qwen": "qwen|qwq",
+    "models/core/gemma": "gemma",
+    "models/core/phi": "phi-",
+    "models/contrib/opt": "opt-",
+    "models/contrib/gptneox": "pythia|neox",
+    "models/contrib/falcon": "falcon",
+    LLAMA: "llama|vicuna|mistral|mixtral|smollm",
+}
+"""Folder of a family's convert_checkpoint.py, by words of a model's name."""
 
 
-def _repository(writer: Writer, *, before: str = "", bls: str = "") -> str:
-    """The repository with every template filled that does not depend on the decoding mode."""
-    tokenizer = shlex.quote(writer.target)
-    return REPOSITORY % {"tokenizer": tokenizer, "before": before, "bls": bls}
+def _family(name: str) -> str:
+    folders = (f for f, words in FAMILIES.items() if re.search(words, name.lower()))
+    return next(folders, "")
 
 
-def _convert(example: str, options: Values, output: str = "checkpoint") -> str:
-    """The command that converts weights."""
-    options = {**options, "output_dir": output, "dtype": "float16"}
-    script = f"python examples/{example}/convert_checkpoint.py"
-    return command(script, *((f"--{name}", value) for name, value in options.items()))
+def _weights(writer: Writer, model: str, name: str, out: str) -> str:
+    """The command that converts a model by the script of its family."""
+    folder = _family(name)
+    if not folder:
+        writer.warnings.append(
+            f"The family of {name} is unknown here. Put its folder in place of FAMILY in build.sh."
+        )
+    options = (GEMMA if folder.endswith("gemma") else OPTIONS).format(model=model, out=out)
+    return WEIGHTS.format(model=model, family=folder or "FAMILY", options=options, out=out)
 
 
-def _engine(checkpoint: str, output: str, **options: object) -> str:
-    """The command that builds an engine."""
-    paths = {"checkpoint_dir": checkpoint, "output_dir": output}
-    options = {**paths, "gemm_plugin": "float16", "max_batch_size": 4, **options}
-    return command("trtllm-build", *((f"--{name}", value) for name, value in options.items()))
+def _build(writer: Writer, draft: str, *commands: str) -> None:
+    """Adds what turns the weights into engines, and the options of both scripts."""
+    two = int(writer.config.decoding_type == "Draft_Target")
+    models = {"target": shlex.quote(writer.target), "draft": shlex.quote(draft) if draft else ""}
+    settings = SETTINGS.format(**models, device=two, fraction=0.5 if two else 0.9)
+    writer.files += [
+        File("settings.sh", settings, "bash"),
+        File("build.sh", BUILD.format() + "".join(commands), "bash"),
+    ]
+    writer.notes.append(
+        "settings.sh has the options of build.sh and serve.sh: dtype, FP8, GPUs (several = tensor "
+        "parallel), batch size, lengths and the fraction of memory for the KV cache."
+    )
 
 
-def _build(writer: Writer, convert: str, mode: str, **options: object) -> None:
-    """Adds the commands that turn the weights into an engine."""
-    build = _engine("checkpoint", "engine", speculative_decoding_mode=mode, **options)
-    writer.files.append(File("build.sh", f"set -e\n{convert}{build}", "bash"))
+def _one_engine(writer: Writer, draft: str, convert: str, mode: str, more: str = "") -> None:
+    options = f"--speculative_decoding_mode {mode}{more}"
+    engine = ENGINE_BUILD.format(checkpoint="checkpoint", out="engine", options=options)
+    _build(writer, draft, convert, engine)
+
+
+def _heads(example: str, **options: object) -> str:
+    """The command that converts a target with its heads."""
+    words = " ".join(f"--{key} {value}" for key, value in options.items())
+    return HEADS.format(example=example, options=words)
 
 
 def _serve(writer: Writer, values: Values) -> File:
     """Fills the repository, the parameters of the decoding mode included, and starts the server."""
-    script = _repository(writer)
-    script += ENGINE_MODEL % {"model": "tensorrt_llm", "engine": "engine", "more": ""}
-    for key, value in values.items():  # commas in a tree would part fill_template's values
-        script += f"sed -i 's/${{{key}}}/{value}/' model_repository/tensorrt_llm/config.pbtxt\n"
-    return File("serve.sh", script + command(LAUNCH, "--world_size=1"), "bash")
+    script = REPOSITORY.format(before="", bls="")
+    script += ENGINE_MODEL.format(model="tensorrt_llm", engine="engine", more="", gpu="TARGET")
+    script += "".join(f"put tensorrt_llm {key} '{value}'\n" for key, value in values.items())
+    return File("serve.sh", script + command(LAUNCH, '--world_size="$TARGET_TP"'), "bash")
 
 
 # ---- codecs
@@ -114,43 +210,45 @@ def _serve(writer: Writer, values: Values) -> File:
 
 def _write_draft_target(writer: Writer, values: Values) -> None:
     """Two engines, and a repository in which one drafts for the other."""
-    logits, length = bool(values["use_draft_logits"]), values[DRAFTS]
-    fmha = {"use_paged_context_fmha": "enable"}  # the cache is reused from draft to draft
-    target = {"speculative_decoding_mode": "draft_tokens_external", "max_draft_len": length}
-    build = (
-        _convert(LLAMA, {"model_dir": writer.model()}, "checkpoint-draft")
-        + _convert(LLAMA, {"model_dir": writer.target}, "checkpoint")
-        + _engine("checkpoint-draft", "engine-draft", **fmha)
-        + _engine("checkpoint", "engine", **fmha, **target)
+    logits, length, draft = bool(values["use_draft_logits"]), values[DRAFTS], writer.model()
+    both = "--use_paged_context_fmha enable" + " --gather_generation_logits" * logits
+    target = f"{both} --speculative_decoding_mode draft_tokens_external --max_draft_len {length}"
+    _build(
+        writer,
+        draft,
+        _weights(writer, "DRAFT", draft, "checkpoint-draft"),
+        _weights(writer, "TARGET", writer.target, "checkpoint"),
+        ENGINE_BUILD.format(checkpoint="checkpoint-draft", out="engine-draft", options=both),
+        ENGINE_BUILD.format(checkpoint="checkpoint", out="engine", options=target),
     )
-    script = _repository(writer, before=TWO_MODELS, bls=TWO_MODELS_BLS)
-    for rank, (suffix, gpu) in enumerate((("_draft", "DRAFT"), ("", "TARGET")), 1):
-        more = f",gpu_device_ids:${gpu}_GPU,enable_kv_cache_reuse:true"
-        more += ",kv_cache_free_gpu_mem_fraction:0.5"
-        more += f",participant_ids:{rank},speculative_decoding_fast_logits:1" if logits else ""
+    script = REPOSITORY.format(before=TWO_MODELS, bls=TWO_MODELS_BLS)
+    more = ",exclude_input_in_output:true,enable_kv_cache_reuse:true"
+    more += ",speculative_decoding_fast_logits:1" if logits else ""
+    for suffix, gpu in (("_draft", "DRAFT"), ("", "TARGET")):
         names = {"model": f"tensorrt_llm{suffix}", "engine": f"engine{suffix.replace('_', '-')}"}
-        script += ENGINE_MODEL % {**names, "more": more}
-    # Rank 0 directs; with logits, every engine is a rank that sends or receives them.
-    ranks = "--disable-spawn-processes --world_size=3" if logits else "--world_size=1"
-    writer.files += [
-        File("build.sh", f"set -e\n{build}", "bash"),
-        File("serve.sh", script + command(LAUNCH, f"--multi-model {ranks}"), "bash"),
-    ]
-    writer.notes += [
+        script += ENGINE_MODEL.format(**names, more=more, gpu=gpu)
+    launch = (
+        "--multi-model",
+        '--tensorrt_llm_model_name="tensorrt_llm,tensorrt_llm_draft"',
+        *(["--disable-spawn-processes"] if logits else []),
+        "--world_size=" + ("$((1 + DRAFT_TP + TARGET_TP))" if logits else "1"),
+    )
+    script += (RANKS if logits else "") + command(LAUNCH, *launch)
+    writer.files.append(File("serve.sh", script, "bash"))
+    writer.notes.append(
         "Each request says how many tokens are drafted: send one like request.json to "
-        "/v2/models/tensorrt_llm_bls/generate.",
-        "serve.sh puts the draft model on GPU 0 and the target on GPU 1; set DRAFT_GPU and "
-        "TARGET_GPU to change it.",
-    ]
+        "/v2/models/tensorrt_llm_bls/generate."
+    )
 
 
 def _write_medusa(writer: Writer, values: Values) -> None:
     depth, heads = ChoiceTree(writer.config.medusa_choices).depth, writer.take("num_medusa_heads")
     if heads is None:
         writer.notes.append(f"build.sh converts {depth} heads, as many as the tree is deep.")
-    options = {"model_dir": writer.target, "medusa_model_dir": writer.model()}
-    convert = _convert("medusa", {**options, "num_medusa_heads": heads or depth})
-    _build(writer, convert, "medusa")
+    limits = writer.notes if _family(writer.target) == LLAMA else writer.warnings
+    limits.append(trtllm_legacy.VICUNA)
+    convert = _heads("medusa", **HEADS_OF["medusa"], num_medusa_heads=heads or depth)
+    _one_engine(writer, writer.model(), convert, "medusa")
 
 
 def _write_eagle(writer: Writer, values: Values) -> None:
@@ -160,8 +258,8 @@ def _write_eagle(writer: Writer, values: Values) -> None:
             "A drawn tree (EAGLE-1), or TensorRT-LLM 1.2's own server.",
         )
     sizes = tensorrt_sizes(ChoiceTree(writer.config.eagle_choices))
-    options = {"model_dir": writer.target, "eagle_model_dir": writer.model(), **sizes}
-    _build(writer, _convert("eagle", options), "eagle", use_paged_context_fmha="enable")
+    convert = _heads("eagle", **HEADS_OF["eagle"], **sizes)
+    _one_engine(writer, writer.model(), convert, "eagle", " --use_paged_context_fmha enable")
 
 
 def _write_lookahead(writer: Writer, values: Values) -> None:
@@ -169,8 +267,8 @@ def _write_lookahead(writer: Writer, values: Values) -> None:
     size, columns = config.max_ngram_size, config.max_window_size + config.max_verification_set_size
     # What one step verifies: the window's rows and the guesses, N - 1 tokens each.
     rows = max(size - 2, 0) + (columns - 1) * (size - 1)
-    convert = _convert(LLAMA, {"model_dir": writer.target})
-    _build(writer, convert, "lookahead_decoding", max_draft_len=rows)
+    convert = _weights(writer, "TARGET", writer.target, "checkpoint")
+    _one_engine(writer, "", convert, "lookahead_decoding", f" --max_draft_len {rows}")
 
 
 def _write_redrafter(writer: Writer, values: Values) -> None:
@@ -179,20 +277,28 @@ def _write_redrafter(writer: Writer, values: Values) -> None:
         f"beam_width={width} and beam_length={length} are fixed when build.sh builds the engine; "
         "config.pbtxt does not have them."
     )
-    base = _convert(LLAMA, {"model_dir": writer.target}, "base")
-    options = {
-        "base_model_checkpoint_dir": "base",
-        "drafter_model_dir": writer.model(),
-        "redrafter_num_beams": width,
-        "redrafter_draft_len_per_beam": length - 1,
-    }
-    _build(writer, base + _convert("redrafter", options), "explicit_draft_tokens")
+    sizes = {"redrafter_num_beams": width, "redrafter_draft_len_per_beam": length - 1}
+    convert = _weights(writer, "TARGET", writer.target, "base")
+    convert += _heads("redrafter", **HEADS_OF["redrafter"], **sizes)
+    _one_engine(writer, writer.model(), convert, "explicit_draft_tokens")
+
+
+HEADS_OF: Mapping[str, Mapping[str, str]] = {
+    "medusa": {"model_dir": '"$TARGET"', "medusa_model_dir": '"$DRAFT"'},
+    "eagle": {"model_dir": '"$TARGET"', "eagle_model_dir": '"$DRAFT"'},
+    "redrafter": {"base_model_checkpoint_dir": "base", "drafter_model_dir": '"$DRAFT"'},
+}
 
 
 # ---- the table
 
 
 NO_WEIGHTS = "config.pbtxt names no drafter weights: they are in the engine. Set speculative_model."
+NO_WEIGHTS_EITHER = "NGram: it needs no weights either."
+REMOVED = (
+    "Triton served {} through TensorRT-LLM's engine backend, which was removed in July 2026; "
+    "containers with TensorRT-LLM 1.2 still have it."
+)
 NO_BEAMS = "Its beams are fixed in the engine; the defaults are used here."
 NO_MODEL = "A request names no draft model: it is an engine. Set speculative_model."
 LOOKAHEAD = tuple(
@@ -201,8 +307,10 @@ LOOKAHEAD = tuple(
 )
 PARAMETERS = Ignored("medusa_choices eagle_choices " + " ".join(row.key for row in LOOKAHEAD))
 REQUEST = (
-    Field("max_draft_len", DRAFTS),
+    Field("max_draft_len", DRAFTS, note=f"Each request says {DRAFTS}; the default is used here."),
     Field("use_draft_probs", "use_draft_logits", default=False),
+    read_only("use_draft_probs", FAST_LOGITS, kind=bool),
+    Ignored(f"{' '.join(PAIR)} {MODE}"),
     Ignored(
         "text_input max_tokens stream bad_words stop_words end_id pad_id top_k top_p temperature "
         "length_penalty repetition_penalty min_length presence_penalty frequency_penalty "
@@ -213,39 +321,45 @@ REQUEST = (
 
 
 def _mode(
-    decoding_type: str, what: str, write: Any, *rows: Field, read_notes: tuple[str, ...] = ()
+    decoding_type: str, what: str, write: Any, *rows: table.Row, note: str = "", **rest: Any
 ) -> table.Method:
-    """A method of the engine backend."""
-    mode = table.const(MODE, decoding_type.lower())
-    removed = (
-        f"Triton served {what} through TensorRT-LLM's engine backend, which was removed in July "
-        "2026; containers with TensorRT-LLM 1.2 still have it."
+    """A method of the engine backend; `note` is added to what is said of its weights."""
+    has_weights = "speculative_model" in methods()[decoding_type].model_fields
+    nearest = "EAGLE-3 heads for the same target." if has_weights else NO_WEIGHTS_EITHER
+    return method(
+        decoding_type,
+        "",
+        table.const(MODE, decoding_type.lower()),
+        *rows,
+        PARAMETERS,
+        Codec((), write),
+        until=trtllm_legacy.CURRENT,
+        removal=(REMOVED.format(what), nearest),
+        read_notes=tuple(filter(None, (NO_WEIGHTS * has_weights, note))),
+        **rest,
     )
-    heads = "EAGLE-3 heads for the same target."
-    nearest = heads if read_notes else "NGram: it needs no weights either."
-    rest: Any = {"until": (1, 3), "removal": (removed, nearest), "read_notes": read_notes}
-    return method(decoding_type, "", mode, *rows, PARAMETERS, Codec((), write), **rest)
 
 
-def _tree(name: str) -> Field:
+def _tree(name: str) -> tuple[table.Row, ...]:
     """A tree in braces."""
-    return Field(
-        name,
-        name,
-        encode=lambda paths: format_tree(ChoiceTree(paths), "triton"),
-        decode=lambda text: parse_tree(text, format="triton").paths,
-        note=f"{name} is not set; the tree of the method's defaults is used here.",
+    return (
+        Field(
+            name,
+            name,
+            encode=lambda paths: format_tree(ChoiceTree(paths), "triton"),
+            decode=None,
+        ),
+        Codec((name,), read=lambda reader: trtllm_legacy.read_tree(reader, name)),
     )
 
 
-MEDUSA, EAGLE = _tree("medusa_choices"), _tree("eagle_choices")
-HEADS = (NO_WEIGHTS,)
-BEAMS = (NO_WEIGHTS, NO_BEAMS)
 MODES = {
-    "medusa": _mode("Medusa", "Medusa", _write_medusa, MEDUSA, read_notes=HEADS),
-    "eagle": _mode("Eagle", "EAGLE-1 and EAGLE-2", _write_eagle, EAGLE, read_notes=HEADS),
+    "medusa": _mode(
+        "Medusa", "Medusa", _write_medusa, *_tree("medusa_choices"), notes=(trtllm_legacy.VICUNA,)
+    ),
+    "eagle": _mode("Eagle", "EAGLE-1 and EAGLE-2", _write_eagle, *_tree("eagle_choices")),
     "lookahead": _mode("Lookahead", "lookahead", _write_lookahead, *LOOKAHEAD),
-    "redrafter": _mode("ReDrafter", "ReDrafter", _write_redrafter, read_notes=BEAMS),
+    "redrafter": _mode("ReDrafter", "ReDrafter", _write_redrafter, note=NO_BEAMS),
 }
 DRAFT_TARGET = method("Draft_Target", "", *REQUEST, until=(1, 3), read_notes=(NO_MODEL,))
 LLM_API = tuple(own for own in trtllm.METHODS if own.decoding_type not in trtllm.LEGACY)
@@ -284,6 +398,10 @@ def _parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | Non
         for key, value in parameters.items()
         if value and "${" not in value and _SPECULATIVE.search(key)
     }
+    if values.get(MODE, "none") in (*PLAIN_MODES, "none") and not values.keys().isdisjoint(
+        PAIR[:3]
+    ):
+        return {key: value for key, value in values.items() if key != MODE}, None
     trees = [mode for mode in ("medusa", "eagle") if f"{mode}_choices" in values]
     mode = values.get(MODE) or (trees[0] if len(trees) == 1 else "none")
     return {**values, MODE: mode}, None
@@ -291,7 +409,7 @@ def _parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | Non
 
 def _find_method(reader: Reader) -> table.Method:
     mode = reader.values.get(MODE)
-    if reader.find(DRAFTS):
+    if reader.find(DRAFTS, *PAIR) and mode is None:
         return DRAFT_TARGET
     if mode is None:
         return trtllm.find_method(reader)
@@ -322,7 +440,7 @@ ENGINE = Engine(
     parse=_parse,
     find_method=_find_method,
     sampling_key="use_rejection_sampling",
-    rows=(*trtllm.COMMON, Ignored("speculative_decoding_fast_logits")),
+    rows=(*trtllm.COMMON, Ignored(" ".join(PAIR))),
     strict=True,
     reasons={
         **trtllm.ENGINE.reasons,
