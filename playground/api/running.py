@@ -38,6 +38,7 @@ class Answer:
         model: Model,
         *,
         prompt: str = "",
+        prompt_ids: tuple[int, ...] = (),
         messages: Sequence[Message] = (),
         sampling: Sampling,
         limits: Limits,
@@ -56,9 +57,10 @@ class Answer:
             mode="chat" if messages else "raw",
             system="",
             prompt=prompt,
+            prompt_ids=prompt_ids,
             messages=tuple(messages),
         )
-        self._stop = limits.stop
+        self._host, self._stop = host, limits.stop
         self.run = host.generate(request, owner=f"api/{secrets.token_urlsafe(9)}")
 
     async def first_token(self) -> None:
@@ -99,6 +101,11 @@ class Answer:
         """The whole text. Raises RunFailedError: the run failed."""
         async with aclosing(self.texts()) as pieces:
             return "".join([piece async for piece in pieces])
+
+    def token_ids(self) -> tuple[int, ...]:
+        """The output's, once it is over; as the log has them."""
+        stored = self._host.log.get(self.run.log_id or "")
+        return () if stored is None else tuple(stored.output_ids)
 
     def _check(self) -> None:
         if self.run.state == "failed" or (self.run.over.is_set() and self.run.finish is None):

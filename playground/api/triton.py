@@ -101,8 +101,8 @@ class TritonRequest(RequestBody):
         """The text before the answer, unless it is streamed."""
         return "" if self.exclude_input_in_output else self.text_input
 
-    def begin(self, host: EngineHost, model: str) -> Answer:
-        """Queue the run on the model of that name."""
+    def begin(self, host: EngineHost, model: str, prompt_ids: tuple[int, ...] = ()) -> Answer:
+        """Queue the run on the model of that name; `prompt_ids` come before `text_input`."""
         ends = () if self.end_id is None or self.end_id < 0 else (self.end_id,)
         limits = Limits.parse(
             {
@@ -119,6 +119,7 @@ class TritonRequest(RequestBody):
                 self.num_draft_tokens or None, self.use_draft_logits if drafts else None
             ),
             prompt=self.text_input,
+            prompt_ids=prompt_ids,
             sampling=self.sampling,
             limits=limits,
         )

@@ -2,7 +2,8 @@
 
 The tutorials' clients work unchanged, over gRPC too. `ensemble` answers once; `tensorrt_llm_bls`
 streams where the request says `stream` (it is decoupled, in Triton's words), and answers once
-otherwise, as `generate` wants it. Both decode with one model.
+otherwise, as `generate` wants it; `tensorrt_llm` takes and returns token ids. All decode with one
+model.
 """
 
 from __future__ import annotations
@@ -15,19 +16,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from anyio.to_thread import run_sync
+from pydantic import Field
 
 from engine.errors import ConfigError
 from playground.api.models import model_of
 from playground.api.protocol import status_of
 from playground.api.triton import INPUTS, TritonRequest
+from playground.host.request import MAX_PROMPT_CHARS
 from playground.host.runner import EngineHost
 
 INSTALL = "pip install 'speculative-decoding-playground[triton]'"
-ONCE, STREAMING = "ensemble", "tensorrt_llm_bls"
 KEY_HEADER = "triton-access-token"
-ADMINISTRATION = "shared-memory,model-repository,statistics,trace,logging"
+ADMINISTRATION = "shared-memory,model-repository,trace,logging"
 """Triton's protocols for administration; they always require the key."""
-LIST_INPUTS = ("bad_words", "stop_words")
+LIST_INPUTS = ("bad_words", "stop_words", "input_ids")
 EXTRA_INPUTS = (
     ("bad_words", "BYTES"),
     ("stream", "BOOL"),
@@ -35,6 +37,38 @@ EXTRA_INPUTS = (
     ("beam_width", "INT32"),
 )
 """Unsupported inputs that the tutorials' clients send; values with an effect are refused."""
+TOKEN_NAMES = {
+    "request_output_len": "max_tokens",
+    "runtime_top_k": "top_k",
+    "runtime_top_p": "top_p",
+    "streaming": "stream",
+}
+"""What the token-level model calls them."""
+TOKEN_INPUTS = (
+    ("input_ids", "INT32"),
+    ("input_lengths", "INT32"),
+    ("request_output_len", "INT32"),
+    ("streaming", "BOOL"),
+    ("temperature", "FP32"),
+    ("runtime_top_k", "INT32"),
+    ("runtime_top_p", "FP32"),
+    ("random_seed", "UINT64"),
+    ("end_id", "INT32"),
+    ("pad_id", "INT32"),
+    ("beam_width", "INT32"),
+    ("return_log_probs", "BOOL"),
+    ("num_draft_tokens", "INT32"),
+)
+
+
+class TokenRequest(TritonRequest):
+    """Inputs of the token-level model; `input_lengths` is that of `input_ids`."""
+
+    ignored = {"pad_id": "there is no padding", "input_lengths": "input_ids says it"}
+    refused = {**TritonRequest.refused, "stream": (False,)}
+
+    text_input: str = ""
+    input_ids: tuple[int, ...] = Field(min_length=1, max_length=MAX_PROMPT_CHARS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +92,9 @@ class TritonAccess:
 
     def restricted(self, is_open: bool) -> str:
         """The protocols that require the key, in Triton's notation."""
-        return f"{ADMINISTRATION}{'' if is_open else ',inference'}:{KEY_HEADER}={self.key}"
+        return (
+            f"{ADMINISTRATION}{'' if is_open else ',inference,statistics'}:{KEY_HEADER}={self.key}"
+        )
 
 
 @contextmanager
@@ -79,15 +115,28 @@ def triton_server(host: EngineHost, model: str, access: TritonAccess) -> Iterato
         raise ConfigError(f"Triton's server comes with nvidia-pytriton: {INSTALL}") from error
     model_of(host.catalog, model)
     kinds = {"BYTES": bytes, "BOOL": np.bool_, "INT32": np.int32, "UINT64": np.uint64}
-    inputs = [
-        Tensor(
-            name=name,
-            dtype=kinds.get(kind, np.float32),
-            shape=(-1 if name in LIST_INPUTS else 1,),
-            optional=name != "text_input",
-        )
-        for name, kind in (*INPUTS, *EXTRA_INPUTS)
+
+    def inputs(rows: Sequence[tuple[str, str]]) -> list[Any]:
+        return [
+            Tensor(
+                name=name,
+                dtype=kinds.get(kind, np.float32),
+                shape=(-1 if name in LIST_INPUTS else 1,),
+                optional=name not in ("text_input", "input_ids"),
+            )
+            for name, kind in rows
+        ]
+
+    texts = inputs((*INPUTS, *EXTRA_INPUTS)), [Tensor(name="text_output", dtype=bytes, shape=(1,))]
+    ids = [
+        Tensor(name="output_ids", dtype=np.int32, shape=(1, -1)),
+        Tensor(name="sequence_length", dtype=np.int32, shape=(1,)),
     ]
+    models = (
+        ("ensemble", _whole, texts),
+        ("tensorrt_llm_bls", _streaming, texts),
+        ("tensorrt_llm", _token_ids, (inputs(TOKEN_INPUTS), ids)),
+    )
     config = TritonConfig(
         http_address=access.address,
         http_port=access.http_port,
@@ -104,13 +153,13 @@ def triton_server(host: EngineHost, model: str, access: TritonAccess) -> Iterato
     _find_libpython_first()
     try:
         with Triton(config=config, security_config=security) as server:
-            for name, streams in ((ONCE, False), (STREAMING, True)):
+            for name, function, (given, returned) in models:
                 server.bind(
                     model_name=name,
-                    infer_func=_streaming(host, model) if streams else _whole(host, model),
-                    inputs=inputs,
-                    outputs=[Tensor(name="text_output", dtype=bytes, shape=(1,))],
-                    config=ModelConfig(max_batch_size=1, decoupled=streams),
+                    infer_func=function(host, model),
+                    inputs=given,
+                    outputs=returned,
+                    config=ModelConfig(max_batch_size=1, decoupled=function is _streaming),
                     strict=False,
                 )
             server.run()
@@ -132,6 +181,23 @@ def _whole(host: EngineHost, model: str) -> Any:
             body = TritonRequest.parse(request_values(request.data))
             answer = await run_sync(body.begin, host, model)
             return [_output(body.prefix + await answer.text())]
+
+    return infer
+
+
+def _token_ids(host: EngineHost, model: str) -> Any:
+    import numpy as np
+
+    async def infer(requests: Sequence[Any]) -> list[dict[str, Any]]:
+        (request,) = requests
+        with _triton_errors():
+            values = request_values(request.data)
+            body = TokenRequest.parse({TOKEN_NAMES.get(k, k): v for k, v in values.items()})
+            answer = await run_sync(body.begin, host, model, body.input_ids)
+            await answer.text()
+            output = await run_sync(answer.token_ids)
+            ids = np.array([[[*body.input_ids, *output]]], dtype=np.int32)
+            return [{"output_ids": ids, "sequence_length": np.array([[ids.size]], np.int32)}]
 
     return infer
 

@@ -5,6 +5,7 @@
 | Spec-Bench, EAGLE, MT-Bench | `{"question_id": 81, "category": "writing", "turns": ["…", "…"]}` |
 | HumanEval | `{"task_id": "HumanEval/0", "prompt": "def f(…", "entry_point": "f", …}` |
 | genai-perf input file | `{"text": "…"}` or `{"text_input": "…"}`, with `session_id` a turn of it |
+| TensorRT-LLM input_data.json | `{"input": "…", "instruction": "…", "output": "…"}`: joined so |
 | genai-perf inputs.json | `{"data": [{"payload": [{"messages": […]}]}, {"text_input": ["…"]}]}` |
 """
 
@@ -68,6 +69,8 @@ class _Row(Settings):
     prompt: Text | None = None
     text_input: Text | None = None
     text: Text | None = None
+    input: Text | None = None
+    instruction: Text | None = None
 
     @property
     def name(self) -> str:
@@ -149,7 +152,7 @@ def _prompt(item: Any, where: str) -> tuple[dict[str, Any], str | None]:
         raw = bool(_HUMANEVAL & set(item))
         prompt["category"] = (row.category or ("code" if raw else "chat"))[:MAX_CATEGORY]
         return {**prompt, "turns": [row.prompt], "raw": raw}, None
-    text = row.text_input or row.text
-    if text is None:
+    text = row.text_input or row.text or " ".join(filter(None, (row.input, row.instruction)))
+    if not text:
         raise ConfigError(f"{where} has the keys {', '.join(map(str, item))}; {_LAYOUTS}.")
     return {**prompt, "turns": [text]}, row.session_id

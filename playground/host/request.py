@@ -48,6 +48,7 @@ class GenerateRequest:
         title: of the method.
         parent: run that this one continues as the next turn of its chat.
         repeats: run whose prompt and conversation are repeated; prompt and parent are ignored.
+        prompt_ids: the prompt's tokens, in place of a raw prompt's text.
         messages: the whole conversation, where it does not come from the log; prompt, system and
             parent are ignored.
         compares_with_plain: whether plain decoding is timed before and after it.
@@ -64,6 +65,7 @@ class GenerateRequest:
     prompt: str
     parent: str | None = None
     repeats: str | None = None
+    prompt_ids: tuple[int, ...] = ()
     messages: tuple[Message, ...] = ()
     compares_with_plain: bool = False
 

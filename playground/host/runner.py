@@ -285,7 +285,12 @@ class EngineHost:
         drafter = self.drafter(request.config)
         run.notes = (*target.notes, *drafter.notes)
         messages = run.messages
-        prompt_ids = target.encode_chat(messages) if messages else target.encode(run.meta["prompt"])
+        prompt_ids = list(request.prompt_ids)
+        if not prompt_ids:
+            text = run.meta["prompt"]
+            prompt_ids = target.encode_chat(messages) if messages else target.encode(text)
+        elif target.tokenizer is not None:
+            run.meta["prompt"] = target.tokenizer.decode(prompt_ids)
         return target, drafter, prompt_ids
 
     def _decode(

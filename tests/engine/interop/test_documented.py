@@ -6,13 +6,17 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
+import presets
 from engine.drafters import parse_method
 from engine.drafters.method import MethodConfig
+from engine.errors import ConfigError
 from engine.interop import ENGINES, export_method, import_config
+from engine.interop.trees import MC_SIM_7B_63
 from engine.tree import ChoiceTree
 
 EAGLE3 = {"decoding_type": "Eagle3", "speculative_model": "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"}
@@ -357,3 +361,178 @@ def test_an_assistant_is_recognized_by_its_name_as_the_engines_do() -> None:
         assert read("sglang", flags) == assistant
     vllm = f'{{"method":"mtp","model":"{model}","num_speculative_tokens":5}}'
     assert read("vllm", vllm) == assistant
+
+
+QUICK_START = """from tensorrt_llm.llmapi import Eagle3DecodingConfig
+
+model = "meta-llama/Llama-3.1-8B-Instruct"
+speculative_model = "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"
+
+speculative_config = Eagle3DecodingConfig(
+    max_draft_len=3,
+    speculative_model=speculative_model)
+
+llm = LLM(model, speculative_config=speculative_config)
+"""
+"""Of TensorRT-LLM's guide, where the names are those of variables."""
+
+
+@pytest.mark.parametrize(
+    ("snippet", "settings"),
+    [
+        (QUICK_START, {**EAGLE3, "max_draft_len": 3}),
+        ('DraftTargetDecodingConfig(\n    max_draft_len=3, speculative_model="/path/to/draft")',
+         {"decoding_type": "Draft_Target", "max_draft_len": 3,
+          "speculative_model": "/path/to/draft", "use_draft_probs": False}),
+        ("NGramDecodingConfig(\n    max_draft_len=3, max_matching_ngram_size=4)",
+         {"decoding_type": "NGram", "max_draft_len": 3, "max_matching_ngram_size": 4}),
+        ("MTPDecodingConfig(max_draft_len=3)", {"decoding_type": "MTP", "max_draft_len": 3}),
+        ("UserProvidedDecodingConfig(\n    max_draft_len=3, drafter=MyDrafter())",
+         {"decoding_type": "User_Provided", "max_draft_len": 3, "drafter": "MyDrafter"}),
+        ('PARDDecodingConfig(\n    max_draft_len=4, speculative_model="/path")',
+         {"decoding_type": "PARD", "max_draft_len": 4, "speculative_model": "/path"}),
+        ("SADecodingConfig(max_draft_len=4)", {"decoding_type": "Suffix", "max_draft_len": 4}),
+        ('EagleDecodingConfig(max_draft_len=63, num_eagle_layers=4, speculative_model_dir="/e", '
+         "max_non_leaves_per_layer=10)",
+         {"decoding_type": "Eagle", "eagle_choices": MC_SIM_7B_63.paths,
+          "speculative_model": "/e"}),
+        ("LookaheadDecodingConfig(max_window_size=4, max_ngram_size=4)",
+         {"decoding_type": "Lookahead", "max_ngram_size": 4}),
+    ],
+)  # fmt: skip
+def test_the_guide_s_python_is_read_as_its_yaml_is(
+    snippet: str, settings: dict[str, object]
+) -> None:
+    text = snippet if "import" in snippet else f"speculative_config = {snippet}"
+    assert read("trtllm", text) == parse_method(settings)
+
+
+@pytest.mark.parametrize("decoding_type", ["Eagle3", "NGram", "MTP", "Draft_Target", "Medusa"])
+def test_a_python_program_is_written_and_read_back(decoding_type: str) -> None:
+    extra: dict[str, Any] = (
+        {} if decoding_type in ("NGram", "MTP") else {"speculative_model": "a/b"}
+    )
+    extra |= {"use_draft_probs": False} if decoding_type == "Draft_Target" else {}
+    config = parse_method({"decoding_type": decoding_type, **extra})
+    program = written("trtllm", config, "1.2")["llm.py"]
+    compile(program, "llm.py", "exec")
+    result = import_config(ENGINES["trtllm"], program, yaml.safe_load)
+    assert (result.target, result.config) == (LLAMA, config)
+
+
+def test_eagle_is_eagle_1_where_the_backend_is_tensorrt() -> None:
+    """The guide: the PyTorch backend takes EAGLE-3 under either name."""
+    block = "speculative_config:\n  decoding_type: Eagle\n  speculative_model_dir: x/y\n"
+    assert read("trtllm", f"{block}backend: tensorrt\n").decoding_type == "Eagle"
+    assert read("trtllm", f"{block}backend: pytorch\n").decoding_type == "Eagle3"
+    program = 'from tensorrt_llm._tensorrt_engine import LLM\nLLM("a/b", speculative_config='
+    eagle = read("trtllm", f'{program}EagleDecodingConfig(speculative_model="x/y"))')
+    assert eagle.decoding_type == "Eagle"
+
+
+MEDUSA_PBTXT = 'parameters: { key: "decoding_mode" value: { string_value: "medusa" } }'
+
+
+@pytest.mark.parametrize(
+    ("engine", "text", "name"),
+    [
+        ("triton", MEDUSA_PBTXT, "medusa_choices"),
+        ("triton", MEDUSA_PBTXT.replace("medusa", "eagle"), "eagle_choices"),
+        ("trtllm", "decoding_type: Medusa\nnum_medusa_heads: 4\nmax_draft_len: 63",
+         "medusa_choices"),
+    ],
+)  # fmt: skip
+def test_no_choices_are_the_tutorial_s_63(engine: str, text: str, name: str) -> None:
+    result = import_config(ENGINES[engine], text, yaml.safe_load)
+    assert result.config.model_dump()[name] == presets.trees()["mc_sim_7b_63-medusa"].candidates
+    assert any("mc_sim_7b_63, 63 nodes" in note for note in result.notes)
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ("Medusa\nmax_draft_len: 2\nmedusa_choices: [[0], [1], [0, 0]]",
+         "max_draft_len must be at least 3 for the tree of 3 nodes (medusa_choices), got 2"),
+        ("Medusa\nnum_medusa_heads: 1\nmedusa_choices: [[0], [1], [0, 0]]",
+         "num_medusa_heads must be at least 2"),
+        ("Medusa\nmax_draft_len: 9", "(medusa_choices is not set), got 9"),
+        ("Eagle\nnum_eagle_layers: 1\neagle_choices: [[0], [0, 0]]",
+         "num_eagle_layers must be at least 2"),
+        ("Eagle\nmax_non_leaves_per_layer: 1\neagle_choices: [[0], [1], [0, 0], [1, 0]]",
+         "max_non_leaves_per_layer must be at least 2"),
+    ],
+)  # fmt: skip
+def test_sizes_are_checked_against_the_tree(more: str, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read("trtllm", f"decoding_type: {more}\nspeculative_model: a/b")
+    assert words in str(caught.value)
+
+
+def test_a_tree_of_paths_only_is_said_to_be_for_the_python_runtime() -> None:
+    text = "decoding_type: Medusa\nmedusa_choices: [[0,0,0,0], [0,1,0], [1,0], [1,1]]"
+    result = import_config(ENGINES["trtllm"], text, yaml.safe_load)
+    assert len(result.config.model_dump()["medusa_choices"]) == 9
+    assert any("Python runtime alone" in note for note in result.notes)
+    whole = text.replace("[[0,0,0,0]", "[[0], [1], [0,0], [0,1], [0,0,0], [0,0,0,0]")
+    assert not import_config(ENGINES["trtllm"], whole, yaml.safe_load).notes
+
+
+PAIR = """parameters: {{
+    key: "{}"
+    value: {{
+        string_value: "{}"
+    }}
+}}
+"""
+
+
+def test_fragments_of_a_draft_target_pair_are_read_as_one() -> None:
+    """The guide's lines for fast logits; those of a model alone draft nothing."""
+    ranks = PAIR.format("gpu_device_ids", "0") + PAIR.format("participant_ids", "1")
+    assert read("triton", ranks).decoding_type == "Draft_Target"
+    assert not read("triton", ranks).model_dump()["use_draft_probs"]
+    fast = PAIR.format("speculative_decoding_fast_logits", "1")
+    mode = PAIR.format("decoding_mode", "top_k_top_p")
+    assert read("triton", ranks + fast + mode).model_dump()["use_draft_probs"]
+    with pytest.raises(ConfigError, match="It drafts nothing"):
+        read("triton", mode)
+
+
+def test_mtp_says_which_relaxed_rule_it_takes_and_names_both_lengths() -> None:
+    text = "decoding_type: MTP\nmax_draft_len: 3\nuse_relaxed_acceptance_for_thinking: true\n"
+    result = import_config(ENGINES["trtllm"], text, yaml.safe_load)
+    assert any("code compares probabilities, though its guide" in note for note in result.notes)
+    assert result.config.model_dump()["relaxed_rule"] == "probability"
+    for version in ("1.3", "1.2", "1.0"):
+        block = yaml.safe_load(written("trtllm", result.config, version)["config.yaml"])
+        block = block["speculative_config"]
+        assert block["max_draft_len"] == block["num_nextn_predict_layers"] == 3
+
+
+def test_ngram_that_keeps_one_value_says_where_guide_and_code_differ() -> None:
+    text = "decoding_type: NGram\nmax_draft_len: 3\nis_keep_all: false\n"
+    result = import_config(ENGINES["trtllm"], text, yaml.safe_load)
+    assert result.config.model_dump()["lookup"] == "pool_as_coded"
+    assert any("its guide says only one is kept" in note for note in result.notes)
+    for lookup, verdict in (("pool_as_coded", "exact"), ("pool", "with losses")):
+        config = result.config.replace(lookup=lookup)
+        assert export_method(config, ENGINES["trtllm"], target=LLAMA).verdict == verdict
+
+
+class OwnDrafter:
+    """A drafter of TensorRT-LLM's interface."""
+
+    def prepare_draft_tokens(self, scheduled_requests: Any, resource_manager: Any = None) -> None:
+        """Drafts nothing."""
+
+
+def test_a_drafter_of_tensorrt_llm_s_interface_is_exported(monkeypatch: Any) -> None:
+    drafters = {"mine": OwnDrafter, "other": lambda: None}
+    monkeypatch.setattr("engine.drafters.user_provided._factories", drafters)
+    config = parse_method({"decoding_type": "User_Provided", "drafter": "mine"})
+    files = written("trtllm", config)
+    assert f"from {__name__} import OwnDrafter\n" in files["llm.py"]
+    assert "speculative_config=UserProvidedDecodingConfig(" in files["llm.py"]
+    assert "drafter=OwnDrafter()," in files["llm.py"] and [*files] == ["llm.py"]
+    other = export_method(config.replace(drafter="other"), ENGINES["trtllm"], target=LLAMA)
+    assert "method prepare_draft_tokens" in other.refusal

@@ -22,6 +22,7 @@ from tests.playground.serving import free_port
 pytestmark = [pytest.mark.network, pytest.mark.slow]
 APP = Path(__file__).parents[3] / "app.py"
 PROMPT = "The capital of France is"
+PROMPT_IDS = [504, 3575, 282, 4649, 314]
 CLIENT = """
 import json, queue, sys
 import numpy as np
@@ -56,7 +57,25 @@ while True:
     if result.get_response().parameters["triton_final_response"].bool_param:
         break
 client.stop_stream()
-print(json.dumps([whole, pieces, refused(client.infer, "ensemble", inputs(prompt, "no")),
+drafted = tensor("num_draft_tokens", 2, "INT32")
+once = client.infer("ensemble", [*inputs(prompt), drafted]).as_numpy("text_output").item().decode()
+def array(name, values, kind):
+    made = grpc.InferInput(name, values.shape, kind)
+    made.set_data_from_numpy(values)
+    return made
+ids = np.array([json.loads(sys.argv[3])], dtype=np.int32)
+tokens = client.infer("tensorrt_llm", [  # those of inflight_batcher_llm_client
+    array("input_ids", ids, "INT32"), tensor("input_lengths", ids.size, "INT32"),
+    tensor("request_output_len", 12, "INT32"), tensor("beam_width", 1, "INT32"),
+    array("temperature", np.array([[1.0]], dtype=np.float32), "FP32"),
+    tensor("streaming", False, "BOOL"), tensor("end_id", 2, "INT32"), tensor("pad_id", 2, "INT32"),
+    tensor("return_log_probs", False, "BOOL"), tensor("runtime_top_k", 1, "INT32"),
+    array("runtime_top_p", np.array([[0.0]], dtype=np.float32), "FP32")])
+told = tokens.as_numpy("output_ids"), tokens.as_numpy("sequence_length")
+assert told[0].shape == (1, 1, told[1][0][0]) and told[1].shape == (1, 1), told
+counted = client.get_inference_statistics("ensemble").model_stats[0].inference_count
+print(json.dumps([once, told[0].ravel().tolist(), counted, whole, pieces,
+                  refused(client.infer, "ensemble", inputs(prompt, "no")),
                   refused(client.unload_model, "ensemble")]))
 """
 
@@ -108,20 +127,25 @@ def triton(
 def test_grpc_client_of_the_tutorial(triton: tuple[int, int, str, str], python: Path) -> None:
     _, grpc, _, log = triton
     done = subprocess.run(
-        [python, "-c", CLIENT, f"127.0.0.1:{grpc}", PROMPT],
+        [python, "-c", CLIENT, f"127.0.0.1:{grpc}", PROMPT, json.dumps(PROMPT_IDS)],
         capture_output=True,
         text=True,
         timeout=300,
         env={**os.environ, "GRPC_VERBOSITY": "NONE"},
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    whole, pieces, refusal, administration = json.loads(done.stdout)
+    once, ids, counted, whole, pieces, refusal, administration = json.loads(done.stdout)
     assert len(pieces) > 1 and whole == PROMPT + "".join(pieces)
     assert "bad_words must be" in refusal and "got ['no']: it is not supported." in refusal
     assert "restricted" in administration
     with RunLog.open(log) as runs:
         stored = [runs.get(row.id) for row in runs.find().rows]
-    assert [PROMPT + run.text for run in stored if run is not None] == [whole, whole]
+    by_ids, drafting_two, *others = stored
+    assert all(run and PROMPT + run.text == whole for run in (drafting_two, *others)) and by_ids
+    assert once == whole and counted == 2  # what genai-perf asks for
+    assert drafting_two and drafting_two.method["max_draft_len"] == 2
+    assert tuple(ids) == (*PROMPT_IDS, *by_ids.output_ids) and len(by_ids.output_ids) == 12
+    assert by_ids.prompt_text == PROMPT and PROMPT + by_ids.text == whole
 
 
 def test_the_guides_curl_of_the_bls_model_answers_once(triton: tuple[int, int, str, str]) -> None:
