@@ -156,7 +156,7 @@ def test_a_search_by_factors_takes_the_integers_between() -> None:
         ("max_draft_len=1,true", "got true"),
         ("max_draft_len=none", "got none"),
         ("lookup=1:2", "List its values"),
-        ("lookup=pool,foo", "one of pool, transformers, got foo"),
+        ("lookup=pool,foo", "one of pool, pool_as_coded, transformers, got foo"),
         ("is_keep_all=1", "got 1"),
     ],
 )
