@@ -123,6 +123,11 @@ COLUMNS: dict[str, Column] = {
         lambda s: speedup_cell(s.overall.speedup, reference=s.reference),
         lambda figures, reference: speedup_cell(figures.speedup, reference=reference),
     ),
+    "request_speedup": Column(
+        "request speedup",
+        FORMULAS["request_speedup"],
+        lambda s: Cell(formats.speedup(1.0 if s.reference else s.overall.request_speedup)),
+    ),
     "tok_s": Column("tok/s", FORMULAS["tok_s"], lambda s: Cell(formats.tok_s(s.overall.tok_s))),
     "mat": Column(
         "MAT",

@@ -24,6 +24,7 @@ from playground.experiments.report.statistics import (
     latency_table,
     position_rates,
     ratio_of,
+    request_speedup_of,
     speedup_of,
 )
 from playground.experiments.report.verdict import (
@@ -42,6 +43,10 @@ FORMULAS: dict[str, str] = {
         "tok/s over the tok/s of plain decoding on the same requests, tok/s = "
         "Σ (new tokens - 1) / Σ (last commit - first commit); none where a step took less time "
         "than a plain step, for then plain decoding was timed while the machine was slower"
+    ),
+    "request_speedup": (
+        "of whole requests, prefill included: Σ output tokens / Σ request latency over that of "
+        "plain decoding on the same requests, as genai-perf's throughputs compare"
     ),
     "interval": (
         "95% interval of each speedup by itself: Student's t on the scatter between prompts, or "
@@ -76,6 +81,7 @@ class Figures:
     tok_s: float | None
     step_ms: float | None
     speedup: Speedup | None
+    request_speedup: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +261,7 @@ def _figures(requests: Sequence[FinishedRequest], pairs: Sequence[Pair]) -> Figu
         tok_s=pool.tok_s,
         step_ms=None if pool.step_s is None else 1000 * pool.step_s,
         speedup=speedup_of(pairs),
+        request_speedup=request_speedup_of(pairs),
     )
 
 

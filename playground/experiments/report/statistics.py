@@ -154,6 +154,18 @@ def speedup_of(pairs: Sequence[Pair]) -> Speedup | None:
     return replace(ratio, ratio=None, low=None, high=None, doubt=doubt) if doubt else ratio
 
 
+def request_speedup_of(pairs: Sequence[Pair]) -> float | None:
+    """Ratio of output token throughputs, prefill included; None where `speedup_of` has no number."""
+    decoding = speedup_of(pairs)
+    if decoding is None or decoding.ratio is None:
+        return None
+    own, plain = (
+        sum(r.num_new_tokens for r in side) / sum(r.latency_s for r in side)
+        for side in zip(*_decoded(pairs), strict=True)
+    )
+    return own / plain
+
+
 def ratio_of(pairs: Sequence[Pair], num_comparisons: int = 1) -> Speedup | None:
     """Ratio of pooled tok/s with its interval, over the requests that both sides decoded.
 

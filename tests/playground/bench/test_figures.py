@@ -15,7 +15,7 @@ from scipy.stats import t as student
 from engine.metrics import first_divergence, percentile
 from engine.model.audit import Audit, View
 from playground.experiments.finished import Pair, in_pairs
-from playground.experiments.report.columns import Cell, speedup_cell
+from playground.experiments.report.columns import Cell, speedup_cell, summary
 from playground.experiments.report.plots import report_figure
 from playground.experiments.report.report import make_report
 from playground.experiments.report.statistics import (
@@ -23,6 +23,7 @@ from playground.experiments.report.statistics import (
     Statistic,
     latency_table,
     position_rates,
+    request_speedup_of,
     speedup_of,
     student_t,
 )
@@ -94,6 +95,19 @@ def test_the_speedup_is_of_pooled_tokens_and_times() -> None:
     u = (10 / 14 - 2 / 2.3) - (10 / 14 - 2 / 2.4)
     reach = np.exp(student.ppf(0.975, 1) * np.sqrt(2 * 2 * u**2))
     assert (fast.low, fast.high) == pytest.approx((fast.ratio / reach, fast.ratio * reach))
+
+
+def test_the_speedup_of_whole_requests_has_the_prefill_in_it() -> None:
+    """As the tutorial compares throughputs: 3 tokens in 0.5 + 1.0 s, or 3 in 0.5 + 0.25 s."""
+    pairs = [(measured("x", decode_s=0.25, ttft_s=0.5), measured(decode_s=1.0, ttft_s=0.5))]
+    fast = speedup_of(pairs)
+    assert fast is not None and fast.ratio == pytest.approx(4.0)
+    assert request_speedup_of(pairs) == pytest.approx(1.5 / 0.75)
+    report = make_report(plan_of("plain", "x"), [one for pair in pairs for one in pair])
+    heads, rows = summary(report)
+    cells = dict(zip(heads, rows[1][1], strict=True))
+    assert (cells["speedup"].text, cells["request speedup"].text) == ("4.00×", "2.00×")
+    assert rows[0][1][1].text == "1.00×" and "prefill included" in heads["request speedup"]
 
 
 def test_a_single_prompt_is_judged_by_its_repeats_as_the_docstring_computes() -> None:
