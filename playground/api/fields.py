@@ -12,6 +12,12 @@ from typing import Any
 NeutralValues = tuple[Any, ...]
 """Values of a field that have no effect; null is always one."""
 
+
+def _refused(*rows: tuple[NeutralValues, str]) -> dict[str, NeutralValues]:
+    """Fields, separated by blanks, by their neutral values."""
+    return {name: neutral for neutral, names in rows for name in names.split()}
+
+
 COMPLETION_IGNORED: Mapping[str, str] = {
     "user": "identifies the client",
     "safety_identifier": "identifies the client",
@@ -28,93 +34,63 @@ COMPLETION_IGNORED: Mapping[str, str] = {
     "return_mm_kwargs": "of vLLM's render endpoints only",
     "return_token_offsets": "of vLLM's render endpoints only",
 }
-COMPLETION_REFUSED: Mapping[str, NeutralValues] = {
-    "n": (1,),
-    "use_beam_search": (False,),
-    "length_penalty": (1,),
-    "logprobs": (False,),
-    "prompt_logprobs": (),
-    "logprob_token_ids": ([],),
-    "logit_bias": ({},),
-    "allowed_token_ids": ([],),
-    "bad_words": ([],),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "repetition_detection": (),
-    "no_repeat_ngram_size": (0,),
-    "min_tokens": (0,),
-    "thinking_token_budget": (-1,),
-    "watermarking": (False,),
-    "include_stop_str_in_output": (False,),
-    "skip_special_tokens": (True,),
-    "truncate_prompt_tokens": (),
-    "truncation_side": ("left", "right"),
-    "echo": (False,),
-    "priority": (0,),
-    "cache_salt": (),
-    "return_token_ids": (False,),
-    "return_tokens_as_token_ids": (False,),
-    "routed_experts_prompt_start": (0,),
-    "kv_transfer_params": (),
-    "ec_transfer_params": (),
-    "vllm_xargs": ({},),
-    "guided_whitespace_pattern": (),
-}
-TEXT_REFUSED: Mapping[str, NeutralValues] = {
-    **COMPLETION_REFUSED,
-    "add_special_tokens": (True,),
-    "best_of": (1,),
-    "suffix": ("",),
-    "prompt_embeds": (),
-}
+COMPLETION_REFUSED = _refused(
+    ((1,), "n length_penalty repetition_penalty"),
+    (
+        (False,),
+        "use_beam_search logprobs watermarking include_stop_str_in_output echo "
+        "return_token_ids return_tokens_as_token_ids",
+    ),
+    (
+        (),
+        "prompt_logprobs repetition_detection truncate_prompt_tokens cache_salt "
+        "kv_transfer_params ec_transfer_params guided_whitespace_pattern",
+    ),
+    (([],), "logprob_token_ids allowed_token_ids bad_words"),
+    (({},), "logit_bias vllm_xargs"),
+    (
+        (0,),
+        "presence_penalty frequency_penalty no_repeat_ngram_size min_tokens priority "
+        "routed_experts_prompt_start",
+    ),
+    ((-1,), "thinking_token_budget"),
+    ((True,), "skip_special_tokens"),
+    (("left", "right"), "truncation_side"),
+)
+TEXT_REFUSED = COMPLETION_REFUSED | _refused(
+    ((True,), "add_special_tokens"),
+    ((1,), "best_of"),
+    (("",), "suffix"),
+    ((), "prompt_embeds"),
+)
 CHAT_IGNORED: Mapping[str, str] = {
     **COMPLETION_IGNORED,
     "tools": "chat clients always send them, and a model need not use them",
     "parallel_tool_calls": "no tool is called",
 }
-CHAT_REFUSED: Mapping[str, NeutralValues] = {
-    **COMPLETION_REFUSED,
-    "add_special_tokens": (False,),
-    "add_generation_prompt": (True,),
-    "continue_final_message": (False,),
-    "top_logprobs": (0,),
-    "tool_choice": ("auto", "none"),
-    "functions": ([],),
-    "function_call": ("auto", "none"),
-    "chat_template": (),
-    "chat_template_kwargs": ({},),
-    "documents": ([],),
-    "reasoning_effort": (),
-    "include_reasoning": (True,),
-    "verbosity": (),
-    "prediction": (),
-    "web_search_options": (),
-    "modalities": (["text"],),
-    "audio": (),
-    "media_io_kwargs": ({},),
-    "mm_processor_kwargs": ({},),
-    "return_prompt_text": (False,),
-}
-MESSAGE_REFUSED: Mapping[str, NeutralValues] = {
-    "name": (),
-    "tool_calls": ([],),
-    "tool_call_id": (),
-    "function_call": (),
-    "refusal": (),
-    "annotations": ([],),
-    "audio": (),
-    "reasoning": ("",),
-    "reasoning_content": ("",),
-}
+CHAT_REFUSED = COMPLETION_REFUSED | _refused(
+    ((False,), "add_special_tokens continue_final_message return_prompt_text"),
+    ((True,), "add_generation_prompt include_reasoning"),
+    ((0,), "top_logprobs"),
+    (("auto", "none"), "tool_choice function_call"),
+    (([],), "functions documents"),
+    ((), "chat_template reasoning_effort verbosity prediction web_search_options audio"),
+    (({},), "chat_template_kwargs media_io_kwargs mm_processor_kwargs"),
+    ((["text"],), "modalities"),
+)
+MESSAGE_REFUSED = _refused(
+    ((), "name tool_call_id function_call refusal audio"),
+    (([],), "tool_calls annotations"),
+    (("",), "reasoning reasoning_content"),
+)
 STREAM_IGNORED: Mapping[str, str] = {"include_obfuscation": "pads the chunks, not the text"}
-STREAM_REFUSED: Mapping[str, NeutralValues] = {"continuous_usage_stats": (False,)}
-STRUCTURE_REFUSED: Mapping[str, NeutralValues] = {
-    "structural_tag": (),
-    "disable_any_whitespace": (False,),
-    "disable_additional_properties": (False,),
-    "whitespace_pattern": (),
-}
+STREAM_REFUSED = _refused(
+    ((False,), "continuous_usage_stats"),
+)
+STRUCTURE_REFUSED = _refused(
+    ((), "structural_tag whitespace_pattern"),
+    ((False,), "disable_any_whitespace disable_additional_properties"),
+)
 SCHEMA_IGNORED: Mapping[str, str] = {
     "name": "labels the schema",
     "description": "labels the schema",
@@ -126,38 +102,24 @@ TRITON_IGNORED: Mapping[str, str] = {
     "stream": "decided by the address",
     "pad_id": "requests run one at a time, without padding",
 }
-TRITON_REFUSED: Mapping[str, NeutralValues] = {
-    "decoder_text_input": ("",),
-    "num_return_sequences": (1,),
-    "beam_width": (1,),
-    "length_penalty": (1, 0),
-    "bad_words": ("", [], [""]),
-    "min_tokens": (0,),
-    "min_length": (0,),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "embedding_bias_words": ("", [], [""]),
-    "embedding_bias_weights": ([],),
-    "prompt_embedding_table": (),
-    "prompt_table_extra_id": (),
-    "prompt_vocab_size": (),
-    "lora_task_id": (),
-    "lora_weights": (),
-    "lora_config": (),
-    "guided_decoding_guide_type": ("",),
-    "guided_decoding_guide": ("",),
-    "image_input": (),
-    "image_bytes_input": (),
-    "image_url_input": ("",),
-    "video_bytes_input": (),
-    "return_log_probs": (False,),
-    "return_context_logits": (False,),
-    "return_generation_logits": (False,),
-    "return_perf_metrics": (False,),
-    "return_num_input_tokens": (False,),
-    "return_num_output_tokens": (False,),
-}
+TRITON_REFUSED = _refused(
+    (("",), "decoder_text_input guided_decoding_guide_type guided_decoding_guide image_url_input"),
+    ((1,), "num_return_sequences beam_width repetition_penalty"),
+    ((1, 0), "length_penalty"),
+    (("", [], [""]), "bad_words embedding_bias_words"),
+    ((0,), "min_tokens min_length presence_penalty frequency_penalty"),
+    (([],), "embedding_bias_weights"),
+    (
+        (),
+        "prompt_embedding_table prompt_table_extra_id prompt_vocab_size lora_task_id "
+        "lora_weights lora_config image_input image_bytes_input video_bytes_input",
+    ),
+    (
+        (False,),
+        "return_log_probs return_context_logits return_generation_logits return_perf_metrics "
+        "return_num_input_tokens return_num_output_tokens",
+    ),
+)
 
 
 def is_neutral(value: object, neutral: NeutralValues) -> bool:

@@ -33,20 +33,14 @@ from playground.host.runner import EngineHost
 
 VERSION = "1"
 DEFAULT_TOKENS = 16
-INPUTS = (
-    ("text_input", "BYTES"),
-    ("max_tokens", "INT32"),
-    ("stop_words", "BYTES"),
-    ("temperature", "FP32"),
-    ("top_k", "INT32"),
-    ("top_p", "FP32"),
-    ("random_seed", "UINT64"),
-    ("seed", "UINT64"),
-    ("end_id", "INT32"),
-    ("exclude_input_in_output", "BOOL"),
-    ("num_draft_tokens", "INT32"),
-    ("use_draft_logits", "BOOL"),
-)
+INPUTS = {
+    "BYTES": "text_input stop_words",
+    "INT32": "max_tokens top_k end_id num_draft_tokens",
+    "FP32": "temperature top_p",
+    "UINT64": "random_seed seed",
+    "BOOL": "exclude_input_in_output use_draft_logits",
+}
+"""Names of tensors by their type."""
 
 
 class TritonRequest(RequestBody):
@@ -159,7 +153,11 @@ class Triton(Endpoint):
     @report_errors
     async def model(self, request: Request) -> Response:
         await run_sync(model_of, self._host.catalog, request.path_params["name"])
-        tensors = [{"name": n, "datatype": t, "shape": [-1, 1]} for n, t in INPUTS]
+        tensors = [
+            {"name": name, "datatype": kind, "shape": [-1, 1]}
+            for kind, names in INPUTS.items()
+            for name in names.split()
+        ]
         return JSONResponse(
             {
                 "name": request.path_params["name"],

@@ -30,12 +30,7 @@ KEY_HEADER = "triton-access-token"
 ADMINISTRATION = "shared-memory,model-repository,trace,logging"
 """Triton's protocols for administration; they always require the key."""
 LIST_INPUTS = ("bad_words", "stop_words", "input_ids")
-EXTRA_INPUTS = (
-    ("bad_words", "BYTES"),
-    ("stream", "BOOL"),
-    ("pad_id", "INT32"),
-    ("beam_width", "INT32"),
-)
+EXTRA_INPUTS = {"BYTES": "bad_words", "BOOL": "stream", "INT32": "pad_id beam_width"}
 """Unsupported inputs that the tutorials' clients send; values with an effect are refused."""
 TOKEN_NAMES = {
     "request_output_len": "max_tokens",
@@ -44,21 +39,13 @@ TOKEN_NAMES = {
     "streaming": "stream",
 }
 """What the token-level model calls them."""
-TOKEN_INPUTS = (
-    ("input_ids", "INT32"),
-    ("input_lengths", "INT32"),
-    ("request_output_len", "INT32"),
-    ("streaming", "BOOL"),
-    ("temperature", "FP32"),
-    ("runtime_top_k", "INT32"),
-    ("runtime_top_p", "FP32"),
-    ("random_seed", "UINT64"),
-    ("end_id", "INT32"),
-    ("pad_id", "INT32"),
-    ("beam_width", "INT32"),
-    ("return_log_probs", "BOOL"),
-    ("num_draft_tokens", "INT32"),
-)
+TOKEN_INPUTS = {
+    "INT32": "input_ids input_lengths request_output_len runtime_top_k end_id pad_id beam_width "
+    "num_draft_tokens",
+    "FP32": "temperature runtime_top_p",
+    "UINT64": "random_seed",
+    "BOOL": "streaming return_log_probs",
+}
 
 
 class TokenRequest(TritonRequest):
@@ -116,7 +103,7 @@ def triton_server(host: EngineHost, model: str, access: TritonAccess) -> Iterato
     model_of(host.catalog, model)
     kinds = {"BYTES": bytes, "BOOL": np.bool_, "INT32": np.int32, "UINT64": np.uint64}
 
-    def inputs(rows: Sequence[tuple[str, str]]) -> list[Any]:
+    def inputs(*tables: Mapping[str, str]) -> list[Any]:
         return [
             Tensor(
                 name=name,
@@ -124,18 +111,20 @@ def triton_server(host: EngineHost, model: str, access: TritonAccess) -> Iterato
                 shape=(-1 if name in LIST_INPUTS else 1,),
                 optional=name not in ("text_input", "input_ids"),
             )
-            for name, kind in rows
+            for table in tables
+            for kind, names in table.items()
+            for name in names.split()
         ]
 
-    texts = inputs((*INPUTS, *EXTRA_INPUTS)), [Tensor(name="text_output", dtype=bytes, shape=(1,))]
+    texts = inputs(INPUTS, EXTRA_INPUTS), [Tensor(name="text_output", dtype=bytes, shape=(1,))]
     ids = [
         Tensor(name="output_ids", dtype=np.int32, shape=(1, -1)),
         Tensor(name="sequence_length", dtype=np.int32, shape=(1,)),
     ]
     models = (
-        ("ensemble", _whole, texts),
+        ("ensemble", _once, texts),
         ("tensorrt_llm_bls", _streaming, texts),
-        ("tensorrt_llm", _token_ids, (inputs(TOKEN_INPUTS), ids)),
+        ("tensorrt_llm", _once, (inputs(TOKEN_INPUTS), ids)),
     )
     config = TritonConfig(
         http_address=access.address,
@@ -174,30 +163,23 @@ def _find_libpython_first() -> None:
     os.environ["LD_LIBRARY_PATH"] = ":".join(filter(None, folders))
 
 
-def _whole(host: EngineHost, model: str) -> Any:
-    async def infer(requests: Sequence[Any]) -> list[dict[str, Any]]:
-        (request,) = requests  # max_batch_size is 1
-        with _triton_errors():
-            body = TritonRequest.parse(request_values(request.data))
-            answer = await run_sync(body.begin, host, model)
-            return [_output(body.prefix + await answer.text())]
-
-    return infer
-
-
-def _token_ids(host: EngineHost, model: str) -> Any:
+def _once(host: EngineHost, model: str) -> Any:
+    """Text in and out, or token ids in and out where the request has some."""
     import numpy as np
 
     async def infer(requests: Sequence[Any]) -> list[dict[str, Any]]:
-        (request,) = requests
+        (request,) = requests  # max_batch_size is 1
         with _triton_errors():
             values = request_values(request.data)
-            body = TokenRequest.parse({TOKEN_NAMES.get(k, k): v for k, v in values.items()})
-            answer = await run_sync(body.begin, host, model, body.input_ids)
+            if "input_ids" not in values:
+                body = TritonRequest.parse(values)
+                answer = await run_sync(body.begin, host, model)
+                return [_output(body.prefix + await answer.text())]
+            ids = TokenRequest.parse({TOKEN_NAMES.get(k, k): v for k, v in values.items()})
+            answer = await run_sync(ids.begin, host, model, ids.input_ids)
             await answer.text()
-            output = await run_sync(answer.token_ids)
-            ids = np.array([[[*body.input_ids, *output]]], dtype=np.int32)
-            return [{"output_ids": ids, "sequence_length": np.array([[ids.size]], np.int32)}]
+            output = np.array([[[*ids.input_ids, *await run_sync(answer.token_ids)]]], np.int32)
+            return [{"output_ids": output, "sequence_length": np.array([[output.size]], np.int32)}]
 
     return infer
 

@@ -155,7 +155,7 @@ def speedup_of(pairs: Sequence[Pair]) -> Speedup | None:
 
 
 def request_speedup_of(pairs: Sequence[Pair]) -> float | None:
-    """Ratio of output token throughputs, prefill included; None where `speedup_of` has no number."""
+    """Ratio of output token throughputs, prefill included; None where `speedup_of` has none."""
     decoding = speedup_of(pairs)
     if decoding is None or decoding.ratio is None:
         return None
