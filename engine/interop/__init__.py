@@ -13,10 +13,11 @@ from collections.abc import Callable, Mapping
 from engine.drafters import parse_method
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
-from engine.interop import llamacpp, sglang, transformers, triton, trtllm, vllm
+from engine.interop import llamacpp, sglang, transformers, trtllm, vllm
 from engine.interop.conversion import Reader, Writer
 from engine.interop.export_files import MAX_CHARS, Export, ImportedMethod, ReadYaml, Version
 from engine.interop.table import Engine, UnsupportedError
+from engine.interop.trtllm import triton
 
 DRAWN = (
     "whether drafts are sampled is no setting of this method here; it matters only when sampling."

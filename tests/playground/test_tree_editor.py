@@ -389,7 +389,7 @@ def test_a_growmap_file_is_read_without_running_it(editor: Page, tmp_path: Path)
     assert len(editor.read(sent(deep))["tree"]) == 6
     with pytest.raises(TreeError, match="Tiny Medusa with 5 heads drafts 5"):
         editor.read({**MEDUSA, **sent(deep)})
-    with pytest.raises(TreeError, match="has more than tensors"):
+    with pytest.raises(TreeError, match="holds more than tensors"):
         editor.read(sent(Malicious(tmp_path / "made")))
     assert not (tmp_path / "made").exists()
     with pytest.raises(TreeError, match="The file could not be read as a growmap"):

@@ -10,27 +10,18 @@ Example: the tree [0], [1], [0, 0] has successors [[1, 2], [3], [], []].
 
 from __future__ import annotations
 
-import pickle
-import struct
-import zlib
 from collections.abc import Mapping
-from io import BytesIO
 from pathlib import Path as FilePath
 from typing import Annotated, Any
-from zipfile import BadZipFile, ZipFile
 
+import torch
 from pydantic import ConfigDict, Field
 
 from engine.config import Settings
-from engine.errors import ConfigError, TreeError
+from engine.errors import ConfigError, SourceError, TreeError
+from engine.model.files import read_pickle
 from engine.tree import MAX_NODES, ChoiceTree, Path
 
-MAX_PICKLE_BYTES = 1_000_000
-FAULTS: tuple[type[Exception], ...] = (
-    *(OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError),
-    *(EOFError, OverflowError, MemoryError, BadZipFile, zlib.error, struct.error),
-)
-"""What a damaged archive or pickle raises, in `zipfile` and in `pickle`."""
 Numbers = Annotated[list[int], Field(max_length=MAX_NODES + 1)]
 
 
@@ -116,36 +107,10 @@ def read_growmap_file(file: FilePath) -> ChoiceTree:
         TreeError: not such a file, or too large.
     """
     try:
-        with ZipFile(file) as archive:
-            (name,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))
-            with archive.open(name) as stream:
-                pickled = stream.read(MAX_PICKLE_BYTES + 1)
-        if len(pickled) > MAX_PICKLE_BYTES:
-            raise TreeError(f"{file} has more than {MAX_PICKLE_BYTES} bytes; it is not a growmap.")
-        values = _Lists(BytesIO(pickled)).load()
-    except pickle.UnpicklingError as error:
-        raise TreeError(f"{file} has more than tensors and lists; it is not read.") from error
-    except FAULTS as error:
-        raise TreeError(f"{file} could not be read as a growmap: {error!s:.200}.") from error
+        values = read_pickle(file, torch.device("meta"))
+    except SourceError as error:
+        raise TreeError(f"No growmap could be read: {error}") from error
     if not isinstance(values, Mapping):
         raise TreeError(f"{file} must hold a growmap's keys, got {type(values).__name__}.")
-    return read_growmap({str(key): value for key, value in values.items() if value is not None})
-
-
-class _Lists(pickle._Unpickler):
-    """Lists and numbers of a pickle, None for its tensors; nothing that it names is called.
-
-    It is the one in Python, as torch's is: the one in C allocates what a pickle claims to need.
-    """
-
-    def find_class(self, module: str, name: str) -> Any:
-        if module != "collections" and module.partition(".")[0] != "torch":
-            raise pickle.UnpicklingError(f"{module}.{name}")
-        return dict if name == "OrderedDict" else _tensor
-
-    def persistent_load(self, pid: Any) -> None:
-        """A tensor's numbers, which lie in another file of the archive."""
-
-
-def _tensor(*parts: Any) -> None:
-    """In place of a tensor: mask and depth follow from the lists."""
+    lists = {str(key): value for key, value in values.items() if not torch.is_tensor(value)}
+    return read_growmap({key: value for key, value in lists.items() if value is not None})

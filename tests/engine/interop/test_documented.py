@@ -503,7 +503,7 @@ def test_mtp_says_which_relaxed_rule_it_takes_and_names_both_lengths() -> None:
     result = import_config(ENGINES["trtllm"], text, yaml.safe_load)
     assert any("code compares probabilities, though its guide" in note for note in result.notes)
     assert result.config.model_dump()["relaxed_rule"] == "probability"
-    for version in ("1.3", "1.2", "1.0"):
+    for version in ("1.3", "1.2"):
         block = yaml.safe_load(written("trtllm", result.config, version)["config.yaml"])
         block = block["speculative_config"]
         assert block["max_draft_len"] == block["num_nextn_predict_layers"] == 3

@@ -56,21 +56,18 @@ def read_tree(reader: Reader, name: str) -> None:
 
 
 def _write_eagle(writer: Writer, values: Values) -> None:
-    """A drawn tree, or EAGLE-2's; before 1.2 max_draft_len counted the nodes of both."""
-    model = {"speculative_model_dir": values.pop("speculative_model_dir")}
+    """A drawn tree, whose nodes max_draft_len counts, or EAGLE-2's, whose levels it counts."""
     if not writer.take("use_dynamic_tree"):
         tree = ChoiceTree(writer.take("eagle_choices"))
-        values |= {**tensorrt_sizes(tree), **model, "eagle_choices": tree.as_lists()}
+        values |= {**tensorrt_sizes(tree), "eagle_choices": tree.as_lists()}
         return
     levels = writer.take("max_draft_len")
     topk, nodes, expanded = (writer.take(name) for name in table.DYNAMIC.split())
-    counts_levels = writer.at_least(1, 2)
-    values["max_draft_len"] = levels if counts_levels else nodes
-    values |= {"max_total_draft_tokens": nodes} if counts_levels else {}
     values |= {
+        "max_draft_len": levels,
+        "max_total_draft_tokens": nodes,
         "num_eagle_layers": levels,
         "max_non_leaves_per_layer": topk if expanded is None else expanded,
-        **model,
         "use_dynamic_tree": True,
         "dynamic_tree_max_topK": topk,
     }
@@ -161,3 +158,4 @@ METHODS = (
     ),
     method("Lookahead", "Lookahead", *LOOKAHEAD, removal=NO_LOOKAHEAD, **RELEASES),
 )
+LEGACY = tuple(method.name for method in METHODS)

@@ -10,24 +10,19 @@ A dynamic tree must satisfy max_draft_len ≤ max_total_draft_tokens ≤ topK ·
 
 from __future__ import annotations
 
-import ast
-import shlex
-import textwrap
 from collections.abc import Mapping
 from typing import Any
 
 from engine.drafters.user_provided import tensorrt_llm_class
 from engine.errors import ConfigError
-from engine.interop import table, trtllm_legacy
+from engine.interop import table
 from engine.interop.conversion import Reader, Writer
-from engine.interop.export_files import File, ReadYaml, command, read_mapping, yaml_block
+from engine.interop.export_files import ReadYaml, read_mapping
 from engine.interop.table import Codec, Engine, Field, Ignored, Refusal, Values, method, same
-from engine.interop.trtllm_legacy import CURRENT, EAGLE_1, EAGLE_ROWS, WEIGHTS
+from engine.interop.trtllm import legacy
+from engine.interop.trtllm.files import CONFIG_CLASS, TYPE, read_program, write_files
+from engine.interop.trtllm.legacy import CURRENT, EAGLE_1, EAGLE_ROWS, WEIGHTS
 
-TYPE = "decoding_type"
-LEGACY = tuple(method.name for method in trtllm_legacy.METHODS)
-CONFIG_CLASS = "DecodingConfig"
-"""How the names of the Python classes end."""
 SUFFIX_FIRST = ("sa_config", "use_sa_spec", "sa_spec_threshold")
 """Suffix lookup before another method: as the code has it, and as the guide of 1.3 has it."""
 COMMON = (
@@ -51,9 +46,7 @@ SUFFIX_ONLY = "max_spec_factor min_token_prob max_tree_depth"
 
 
 def _write_draft_target(writer: Writer, values: Values) -> None:
-    if not writer.at_least(1, 2):
-        values[TYPE] = "DraftTarget"
-    elif not writer.at_least(*CURRENT):
+    if not writer.at_least(*CURRENT):
         writer.notes.append("Some 1.2 builds spell the type DraftTarget.")
     if "use_rejection_sampling" in values:
         writer.notes.append(
@@ -270,7 +263,7 @@ METHODS = (
     method("Draft_Target", "Draft_Target", *DRAFT_MODEL, aliases=("DraftTarget",)),
     method("NGram", "NGram", *NGRAM),
     method("Suffix", "SA", *SUFFIX, since=CURRENT, read_notes=(CONFIDENT,)),
-    *trtllm_legacy.METHODS,
+    *legacy.METHODS,
     method("Eagle3", "Eagle3", *EAGLE3, since=CURRENT),
     method("Eagle3", "Eagle", EAGLE3_CHAIN, WEIGHTS, CAPTURED, until=CURRENT),
     method("MTP", "MTP", *MTP, notes=(DEEPSEEK,)),
@@ -293,139 +286,11 @@ READ_ONLY = (method("NGram", "AUTO", implied=AUTO_SIZES, read_notes=(AUTO_NOTE,)
 """Methods that are never exported."""
 
 
-# ---- files
-
-
-BENCHMARK = """# dataset.jsonl: python app.py suites export humaneval --to trtllm-bench
-trtllm-bench --model {model} latency \\
-  --backend pytorch \\
-  --dataset dataset.jsonl \\
-  --report_json report.json{option}
-"""
-"""One request at a time, where drafting gains most."""
-DISAGGREGATED = ("Eagle3", "MTP")
-"""Methods for which TensorRT-LLM and Dynamo document it."""
-DISAGGREGATED_FILES = {
-    "disagg_config.yaml": """hostname: localhost
-port: 8000
-backend: pytorch
-context_servers:
-  num_instances: 1
-  urls: ["localhost:8001"]
-generation_servers:
-  num_instances: 1
-  urls: ["localhost:8002"]
-""",
-    "disaggregated.sh": """set -e
-CUDA_VISIBLE_DEVICES=0 trtllm-serve {model} --backend pytorch \\
-  --host localhost --port 8001 {option} prefill.yaml &
-CUDA_VISIBLE_DEVICES=1 trtllm-serve {model} --backend pytorch \\
-  --host localhost --port 8002 {option} decode.yaml &
-trtllm-serve disaggregated -c disagg_config.yaml
-""",
-    "dynamo.sh": """set -e
-python3 -m dynamo.frontend --http-port 8000 &
-CUDA_VISIBLE_DEVICES=0 python3 -m dynamo.trtllm --model-path {model} --served-model-name {model} \\
-  --disaggregation-mode prefill --extra-engine-args prefill.yaml &
-CUDA_VISIBLE_DEVICES=1 python3 -m dynamo.trtllm --model-path {model} --served-model-name {model} \\
-  --disaggregation-mode decode --extra-engine-args decode.yaml &
-wait
-""",
-}
-"""Prefill and decode on different GPUs, behind trtllm-serve or NVIDIA Dynamo.
-
-Source: TensorRT-LLM, examples/disaggregated and docs/source/performance/perf-benchmarking.md;
-Dynamo, examples/backends/trtllm/engine_configs/llama4/eagle.
-"""
-WORKER: Values = {
-    "backend": "pytorch",
-    "disable_overlap_scheduler": True,
-    "cache_transceiver_config": {"backend": "DEFAULT", "max_tokens_in_buffer": 16384},
-}
-"""Both workers need the `speculative_config`: the drafter's cache is transferred, too."""
-
-
-OFFLINE = """from tensorrt_llm{package} import LLM
-from tensorrt_llm.llmapi import {name}
-{drafter}
-llm = LLM(
-    {model!r},
-    speculative_config={name}(
-{arguments}    ),
-{beside})
-print(llm.generate("Write a haiku.").outputs[0].text)
-"""
-"""The quick start of TensorRT-LLM's guide."""
-
-
-def _offline(writer: Writer, values: Values, beside: Values) -> File:
-    """The method as a Python program."""
-    arguments = {key: repr(value) for key, value in values.items() if key != TYPE}
-    drafter = ""
-    if writer.config.decoding_type == "User_Provided":
-        module, name = tensorrt_llm_class(writer.config.drafter) or ("", "")
-        drafter, arguments["drafter"] = f"from {module} import {name}\n", f"{name}()"
-    text = OFFLINE.format(
-        package="._tensorrt_engine" if writer.config.decoding_type in LEGACY else "",
-        name=values[TYPE].replace("_", "") + CONFIG_CLASS,
-        drafter=drafter,
-        model=writer.target,
-        arguments="".join(f"        {key}={value},\n" for key, value in arguments.items()),
-        beside="".join(f"    {key}={value!r},\n" for key, value in beside.items()),
-    )
-    return File("llm.py", text, "python")
-
-
-def document(writer: Writer, values: Values) -> Values:
-    """The YAML file's content: `speculative_config`, and the settings beside it."""
-    if not values:
-        return {}
-    beside = {}
-    if writer.config.decoding_type in ("NGram", "Draft_Target"):
-        beside["disable_overlap_scheduler"] = True
-        writer.notes.append(
-            "TensorRT-LLM's documentation switches the overlap scheduler off for it."
-        )
-    return {**beside, "speculative_config": values}
-
-
-def _files(writer: Writer, values: Values) -> tuple[File, ...]:
-    model, kind = shlex.quote(writer.target), writer.config.decoding_type
-    bench = File("bench.sh", BENCHMARK.format(model=model, option=""), "bash")
-    if not values:
-        plain = command(f"trtllm-serve {model}", "--backend pytorch")
-        return File("serve.sh", plain, "bash"), bench
-    backend = "tensorrt" if kind in LEGACY else "pytorch"
-    option = "--config" if writer.at_least(*CURRENT) else "--extra_llm_api_options"
-    whole = document(writer, values)
-    serve = command(f"trtllm-serve {model}", f"--backend {backend}", f"{option} config.yaml")
-    beside = {key: value for key, value in whole.items() if key != "speculative_config"}
-    offline = _offline(writer, values, beside)
-    if kind == "User_Provided":
-        return (offline,)
-    files = [File("config.yaml", yaml_block(whole), "yaml"), File("serve.sh", serve, "bash")]
-    files.append(offline)
-    if backend == "pytorch":
-        line = f" \\\n  {option} config.yaml"
-        files.append(File("bench.sh", BENCHMARK.format(model=model, option=line), "bash"))
-    if kind in DISAGGREGATED:
-        writer.notes.append(
-            "In prefill.yaml and decode.yaml, max_tokens_in_buffer must exceed the longest prompt."
-        )
-        block = values | ({"eagle3_one_model": False} if kind == "Eagle3" else {})
-        worker = yaml_block({**WORKER, "speculative_config": block})
-        files += [File(f"{role}.yaml", worker, "yaml") for role in ("prefill", "decode")]
-        for name, text in DISAGGREGATED_FILES.items():
-            language = "yaml" if name.endswith(".yaml") else "bash"
-            files.append(File(name, text.format(model=model, option=option), language))
-    return tuple(files)
-
-
 def parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | None]:
     """A YAML file with `speculative_config`, the block alone, or a Python program with one."""
     expected = "A TensorRT-LLM file must have speculative_config with decoding_type"
     if f"{CONFIG_CLASS}(" in text:
-        return _read_program(text)
+        return read_program(text)
     values, target = read_mapping(text, read_yaml, ("speculative_config",), expected)
     whole = read_yaml(text)
     if whole.get("backend") == "tensorrt" and values.get(TYPE) == "Eagle":
@@ -433,51 +298,6 @@ def parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | None
     if not isinstance(values.get(TYPE), str):
         raise ConfigError(f"{expected}, got {text.strip()[:60]!r}.")
     return values, target
-
-
-def _read_program(text: str) -> tuple[Values, str | None]:
-    """What a Python program passes to a `…DecodingConfig`, and to `LLM`; it is not run.
-
-    Raises:
-        ConfigError: not Python.
-    """
-    try:
-        nodes = list(ast.walk(ast.parse(textwrap.dedent(text).strip())))
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise ConfigError(f"The program is not valid Python: {error!s:.80}.") from error
-    names: Values = {}
-
-    def value_of(node: ast.expr) -> Any:
-        match node:
-            case ast.Name(id=name):
-                return names.get(name, name)
-            case ast.Call(func=func):
-                return ast.unparse(func)
-        try:
-            return ast.literal_eval(node)
-        except (ValueError, TypeError, RecursionError, MemoryError):
-            return None
-
-    values: Values = {}
-    target: object = None
-    for node in nodes:
-        match node:
-            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=value)):
-                names[name] = value
-    for call in (node for node in nodes if isinstance(node, ast.Call)):
-        name = ast.unparse(call.func).rpartition(".")[2]
-        words = {word.arg: value_of(word.value) for word in call.keywords if word.arg}
-        if name.endswith(CONFIG_CLASS) and not values:
-            values = {TYPE: name.removesuffix(CONFIG_CLASS), **words}
-        elif name == "LLM":
-            target = words.get("model", value_of(call.args[0]) if call.args else None)
-            if "_tensorrt_engine" in text or words.get("backend") == "tensorrt":
-                names[TYPE] = EAGLE_1
-    if values.get(TYPE) == "Eagle":
-        values[TYPE] = names.get(TYPE, "Eagle")
-    kind = str(values.get(TYPE))
-    values[TYPE] = {"Auto": "AUTO"}.get(kind, kind)
-    return values, target if isinstance(target, str) else None
 
 
 def find_method(reader: Reader) -> table.Method:
@@ -512,7 +332,6 @@ ENGINE = Engine(
     versions=(
         ("1.3", "PyTorch backend only"),
         ("1.2", "the last with the TensorRT backend: Medusa, Lookahead, EAGLE-1/2"),
-        ("1.0", "1.0 and 1.1"),
     ),
     trees="dynamic trees for EAGLE-3; drawn trees until 1.2",
     key=TYPE,
@@ -529,7 +348,7 @@ ENGINE = Engine(
             "vLLM and SGLang run it.",
         ),
     },
-    files=_files,
+    files=write_files,
     parse=parse,
     find_method=find_method,
     sampling_key="use_rejection_sampling",

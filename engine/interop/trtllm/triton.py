@@ -20,7 +20,7 @@ from typing import Any
 
 from engine.drafters import methods
 from engine.errors import ConfigError
-from engine.interop import table, trtllm, trtllm_legacy
+from engine.interop import table, trtllm
 from engine.interop.conversion import Reader, Writer
 from engine.interop.export_files import File, ReadYaml, command, read_mapping, yaml_block
 from engine.interop.table import (
@@ -34,6 +34,9 @@ from engine.interop.table import (
     read_only,
 )
 from engine.interop.trees import format_tree, is_pbtxt, pbtxt_parameter, tensorrt_sizes
+from engine.interop.trtllm import legacy
+from engine.interop.trtllm.files import TYPE, document
+from engine.interop.trtllm.legacy import LEGACY
 from engine.tree import ChoiceTree
 
 MODE = "decoding_mode"
@@ -246,7 +249,7 @@ def _write_medusa(writer: Writer, values: Values) -> None:
     if heads is None:
         writer.notes.append(f"build.sh converts {depth} heads, as many as the tree is deep.")
     limits = writer.notes if _family(writer.target) == LLAMA else writer.warnings
-    limits.append(trtllm_legacy.VICUNA)
+    limits.append(legacy.VICUNA)
     convert = _heads("medusa", **HEADS_OF["medusa"], num_medusa_heads=heads or depth)
     _one_engine(writer, writer.model(), convert, "medusa")
 
@@ -321,7 +324,7 @@ REQUEST = (
 
 
 def _mode(
-    decoding_type: str, what: str, write: Any, *rows: table.Row, note: str = "", **rest: Any
+    decoding_type: str, what: str, write: Any, *rows: table.Row, note: str = ""
 ) -> table.Method:
     """A method of the engine backend; `note` is added to what is said of its weights."""
     has_weights = "speculative_model" in methods()[decoding_type].model_fields
@@ -333,10 +336,9 @@ def _mode(
         *rows,
         PARAMETERS,
         Codec((), write),
-        until=trtllm_legacy.CURRENT,
+        until=legacy.CURRENT,
         removal=(REMOVED.format(what), nearest),
         read_notes=tuple(filter(None, (NO_WEIGHTS * has_weights, note))),
-        **rest,
     )
 
 
@@ -349,20 +351,19 @@ def _tree(name: str) -> tuple[table.Row, ...]:
             encode=lambda paths: format_tree(ChoiceTree(paths), "triton"),
             decode=None,
         ),
-        Codec((name,), read=lambda reader: trtllm_legacy.read_tree(reader, name)),
+        Codec((name,), read=lambda reader: legacy.read_tree(reader, name)),
     )
 
 
 MODES = {
-    "medusa": _mode(
-        "Medusa", "Medusa", _write_medusa, *_tree("medusa_choices"), notes=(trtllm_legacy.VICUNA,)
-    ),
+    "medusa": _mode("Medusa", "Medusa", _write_medusa, *_tree("medusa_choices")),
     "eagle": _mode("Eagle", "EAGLE-1 and EAGLE-2", _write_eagle, *_tree("eagle_choices")),
     "lookahead": _mode("Lookahead", "lookahead", _write_lookahead, *LOOKAHEAD),
     "redrafter": _mode("ReDrafter", "ReDrafter", _write_redrafter, note=NO_BEAMS),
 }
 DRAFT_TARGET = method("Draft_Target", "", *REQUEST, until=(1, 3), read_notes=(NO_MODEL,))
-LLM_API = tuple(own for own in trtllm.METHODS if own.decoding_type not in trtllm.LEGACY)
+NOT_SERVED = (*LEGACY, "User_Provided")
+LLM_API = tuple(own for own in trtllm.METHODS if own.decoding_type not in NOT_SERVED)
 
 
 def _files(writer: Writer, values: Values) -> tuple[File, ...]:
@@ -380,7 +381,7 @@ def _files(writer: Writer, values: Values) -> tuple[File, ...]:
     whole = {
         "model": writer.target,
         "backend": "pytorch",
-        **trtllm.document(writer, values),
+        **document(writer, values),
         "triton_config": {"max_batch_size": 0, "decoupled": False},
     }
     writer.notes.append(f"Copy it over {WHERE} of TensorRT-LLM's triton_backend.")
@@ -388,7 +389,7 @@ def _files(writer: Writer, values: Values) -> tuple[File, ...]:
 
 
 def _parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | None]:
-    if DRAFTS in text and trtllm.TYPE not in text:
+    if DRAFTS in text and TYPE not in text:
         return read_mapping(text, read_yaml, (), f"A request must have {DRAFTS}")
     if not is_pbtxt(text):
         return trtllm.parse(text, read_yaml)
@@ -398,9 +399,7 @@ def _parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | Non
         for key, value in parameters.items()
         if value and "${" not in value and _SPECULATIVE.search(key)
     }
-    if values.get(MODE, "none") in (*PLAIN_MODES, "none") and not values.keys().isdisjoint(
-        PAIR[:3]
-    ):
+    if values.get(MODE) in (*PLAIN_MODES, None) and not values.keys().isdisjoint(PAIR):
         return {key: value for key, value in values.items() if key != MODE}, None
     trees = [mode for mode in ("medusa", "eagle") if f"{mode}_choices" in values]
     mode = values.get(MODE) or (trees[0] if len(trees) == 1 else "none")
@@ -428,10 +427,9 @@ ENGINE = Engine(
     versions=(
         ("1.3", "TensorRT-LLM's LLM API backend: model.yaml"),
         ("1.2", "TensorRT-LLM 1.2, the last with engines and config.pbtxt"),
-        ("1.0", "TensorRT-LLM 1.0 and 1.1"),
     ),
     trees="dynamic trees for EAGLE-3; drawn trees until TensorRT-LLM 1.2",
-    key=trtllm.TYPE,
+    key=TYPE,
     plain="speculative_config",
     drafters=trtllm.ENGINE.drafters,
     methods=(*MODES.values(), DRAFT_TARGET, *LLM_API),
