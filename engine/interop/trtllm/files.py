@@ -180,12 +180,12 @@ def _passed(nodes: list[ast.AST], text: str) -> tuple[Values, str | None]:
         words |= {"model": value_of(call.args[0])} if call.args else {}
         calls.setdefault(ast.unparse(call.func).rpartition(".")[2], words)
     llm = calls.get("LLM", {})
-    name = next((name for name in calls if name.endswith(CONFIG_CLASS)), None)
-    if name is None:
+    made = next((made for made in calls if made.endswith(CONFIG_CLASS)), None)
+    if made is None:
         raise ConfigError(f"The program calls no …{CONFIG_CLASS}.")
-    kind = name.removesuffix(CONFIG_CLASS)
+    kind = made.removesuffix(CONFIG_CLASS)
     if kind == "Eagle" and ("_tensorrt_engine" in text or llm.get("backend") == "tensorrt"):
         kind = EAGLE_1
     target = llm.get("model")
-    values = {TYPE: "AUTO" if kind == "Auto" else kind, **calls[name]}
+    values = {TYPE: "AUTO" if kind == "Auto" else kind, **calls[made]}
     return values, target if isinstance(target, str) else None

@@ -163,7 +163,7 @@ def request_speedup_of(pairs: Sequence[Pair]) -> float | None:
         sum(r.num_new_tokens for r in side) / sum(r.latency_s for r in side)
         for side in zip(*_decoded(pairs), strict=True)
     )
-    return own / plain
+    return float(own / plain)
 
 
 def ratio_of(pairs: Sequence[Pair], num_comparisons: int = 1) -> Speedup | None:

@@ -131,6 +131,8 @@ def test_old_names_of_llama_cpp_are_read_and_pointed_out() -> None:
         ("vllm", '{"method": "ngram", "num_speculative_tokens": "x"}', "must be an integer"),
         ("sglang", "--speculative-algorithm EAGLE3 --speculative-num-steps 3", "wants all of"),
         ("sglang", "--speculative-algorithm A --speculative-algorithm B", "is given twice"),
+        ("trtllm", "x = 1  # EagleDecodingConfig(", "calls no …DecodingConfig"),
+        ("trtllm", "EagleDecodingConfig(", "not valid Python"),
         ("trtllm", "a: 1", "must have speculative_config with decoding_type"),
         ("trtllm", "decoding_type: Medusa\nmedusa_choices: '[[0], [0, 1, 0]]'", "not connected"),
         ("triton", "parameters: { key: \"decoding_mode\" value: { string_value: \"top_k\" } }",
