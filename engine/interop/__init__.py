@@ -13,16 +13,14 @@ from collections.abc import Callable, Mapping
 from engine.drafters import parse_method
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
-from engine.interop import llamacpp, sglang, transformers, triton, trtllm, vllm
+from engine.interop import llamacpp, local, sglang, transformers, triton, trtllm, vllm
 from engine.interop.conversion import Reader, Writer
 from engine.interop.export_files import MAX_CHARS, Export, ImportedMethod, ReadYaml, Version
-from engine.interop.table import Engine, UnsupportedError
+from engine.interop.table import Engine, UnsupportedError, ignored_of
 
-DRAWN = (
-    "whether drafts are sampled is no setting of this method here; it matters only when sampling."
-)
 _MODULES = (trtllm, vllm, sglang, triton, llamacpp, transformers)
-ENGINES: Mapping[str, Engine] = {module.ENGINE.name: module.ENGINE for module in _MODULES}
+_ENGINES = (*(module.ENGINE for module in _MODULES), local.MLX, local.OLLAMA)
+ENGINES: Mapping[str, Engine] = {engine.name: engine for engine in _ENGINES}
 
 
 def find_engine(name: object) -> Engine:
@@ -122,8 +120,7 @@ def import_config(engine: Engine, text: str, read_yaml: ReadYaml) -> ImportedMet
     values, target = engine.parse(text, read_yaml)
     reader = Reader(engine, values)
     settings = reader.read(engine.find_method(reader))
-    ignored = reader.ignored()
-    if engine.sampling_key in ignored:
-        reader.notes.append(f"{engine.sampling_key} is ignored: {DRAWN}")
-    unread = tuple(key for key in ignored if key != engine.sampling_key)
+    ignored, about = reader.ignored(), ignored_of(engine.rows)
+    reader.notes += [f"{key} {about[key]}" for key in ignored if about.get(key)]
+    unread = tuple(key for key in ignored if not about.get(key))
     return ImportedMethod(parse_method(settings), target, tuple(reader.notes), unread)

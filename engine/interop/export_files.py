@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -18,6 +18,7 @@ MAX_CHARS = 200_000
 ReadYaml = Callable[[str], Any]
 """Parses YAML to plain data; callers pass it in, since the engine package does not import yaml."""
 _OPTION = re.compile(r"-(?![\d.]).")
+_ASSIGNMENT = re.compile(r"[A-Z][A-Z0-9_]*=")
 _PLAIN = re.compile(r"[A-Za-z_./~][\w./~-]*")
 _YAML_WORDS = frozenset("true false yes no on off null y n ~".split())
 
@@ -106,17 +107,21 @@ def command(start: str, *options: str | tuple[str, object]) -> str:
 
 
 class Flags(NamedTuple):
-    """A command line: options by name, underscores as dashes, "" for no value; and arguments."""
+    """A command line: options by name, underscores as dashes, "" for no value.
+
+    `environment` has the assignments before it, NAME=VALUE.
+    """
 
     options: dict[str, str]
     arguments: tuple[str, ...]
+    environment: dict[str, str]
 
     def first(self, *names: str) -> str | None:
         """Value of the first of these options that is there."""
         return next((self.options[name] for name in names if name in self.options), None)
 
 
-def read_flags(text: str, *, switches: frozenset[str] = frozenset()) -> Flags:
+def read_flags(text: str, *, switches: Container[str] = ()) -> Flags:
     """Take a command line apart; no word after one of the `switches` is its value.
 
     Raises:
@@ -127,20 +132,32 @@ def read_flags(text: str, *, switches: frozenset[str] = frozenset()) -> Flags:
     except ValueError as error:
         raise ConfigError(f"The command cannot be parsed: {error}.") from error
     options: dict[str, str] = {}
+    environment: dict[str, str] = {}
     arguments: list[str] = []
     tokens.reverse()
     while tokens:
-        token = tokens.pop()
-        if not _OPTION.match(token):
+        name, equals, value = (token := tokens.pop()).partition("=")
+        if _OPTION.match(token):
+            given, name = options, name.replace("_", "-")
+            if not equals and name not in switches and tokens and not _OPTION.match(tokens[-1]):
+                value = tokens.pop()
+        elif _ASSIGNMENT.match(token):
+            given = environment
+        else:
             arguments.append(token)
             continue
-        name, equals, value = token.partition("=")
-        name = name.replace("_", "-")
-        if not equals and name not in switches and tokens and not _OPTION.match(tokens[-1]):
-            value = tokens.pop()
-        if options.setdefault(name, value) != value:
-            raise ConfigError(f"{name} is given twice: {options[name]!r:.40} and {value!r:.40}.")
-    return Flags(options, tuple(arguments))
+        if given.setdefault(name, value) != value:
+            raise ConfigError(f"{name} is given twice: {given[name]!r:.40} and {value!r:.40}.")
+    return Flags(options, tuple(arguments), environment)
+
+
+def as_options(values: Mapping[Any, Any]) -> dict[str, str]:
+    """The keys of a config file as options of the command line; false and null are left out."""
+    return {
+        f"--{key}".replace("_", "-"): "" if value is True else str(value)
+        for key, value in values.items()
+        if value is not None and value is not False
+    }
 
 
 def read_mapping(

@@ -1,14 +1,17 @@
-"""llama.cpp: `llama-server` flags.
+"""llama.cpp: `llama-server` flags, LLAMA_ARG_… variables, or a section of an INI preset.
 
 The names changed in April and May 2026 (ggml-org/llama.cpp#22397, #22964), and builds since then
 refuse the old ones: --draft-max became --spec-draft-n-max, and every type that drafts with a model
 is called draft-…. Build 9235 has all new names. p_min is always written out: its default went from
-0.75 to 0, and with long drafts that decides acceptance (#25908).
+0.75 to 0, and with long drafts that decides acceptance (#25908). Build 11368 has
+--spec-draft-sampling (#27694). Source: tools/server/README.md.
 """
 
 from __future__ import annotations
 
+import configparser
 import dataclasses
+import re
 import shlex
 from collections.abc import Mapping
 from pathlib import PurePath
@@ -17,54 +20,53 @@ from typing import Any
 from engine.errors import ConfigError
 from engine.interop import table
 from engine.interop.conversion import Reader, Writer
-from engine.interop.export_files import File, ReadYaml, command, read_flags
-from engine.interop.table import (
-    Codec,
-    DroppedSetting,
-    Engine,
-    Field,
-    Refusal,
-    Values,
-    const,
-    method,
-)
+from engine.interop.export_files import File, Flags, ReadYaml, command, read_flags
+from engine.interop.table import Codec, DroppedSetting, Engine, Field, Values, const, method
 
 NEW = (9235,)
 """Build from which on all names are the new ones."""
 TYPE = "--spec-type"
 LOOKUPS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v")
-IGNORED = (
-    "--spec-draft-p-split --draft-p-split --spec-draft-ngl -ngld --gpu-layers-draft "
-    "--n-gpu-layers-draft --spec-draft-device -devd --device-draft --spec-draft-type-k -ctkd "
-    "--cache-type-k-draft --spec-draft-type-v -ctvd --cache-type-v-draft --spec-draft-threads -td "
-    "--threads-draft --spec-draft-threads-batch -tbd --threads-batch-draft --ctx-size-draft -cd "
-    "--spec-draft-backend-sampling --no-spec-draft-backend-sampling --spec-draft-cpu-moe -cmoed "
-    "--cpu-moe-draft --spec-draft-n-cpu-moe -ncmoed --n-cpu-moe-draft --spec-ngram-mod-n-match "
-    "--spec-ngram-mod-n-min --spec-ngram-mod-n-max --lookup-cache-static -lcs "
-    "--lookup-cache-dynamic -lcd"
+SAMPLED = (11368,)
+"""Build from which on a draft model and MTP layers may sample their drafts."""
+DEFAULT = "--spec-default"
+VARIABLE = "LLAMA_ARG_"
+PRESET = re.compile(r"^\s*\[[^\]]+\]\s*$", re.MULTILINE)
+MACHINE = (
+    "threads threads-batch cpu-mask cpu-range cpu-strict prio poll cpu-mask-batch cpu-strict-batch "
+    "prio-batch poll-batch override-tensor cpu-moe n-cpu-moe device ctx-size"
 )
-NGRAM_MOD = Refusal("--spec-default", "it stands for ngram-mod, which looks up hashed n-grams")
+"""Where a draft model runs, as `--spec-draft-NAME` and `--NAME-draft`."""
+SHORT = (
+    "-td -tbd -Cd -Crd -Cbd -otd -cmoed -ncmoed -devd -cd -ngld -ctkd -ctvd --gpu-layers-draft "
+    "--n-gpu-layers-draft --cache-type-k-draft --cache-type-v-draft --draft-p-split -lcs -lcd "
+    "--lookup-cache-static --lookup-cache-dynamic --no-spec-draft-backend-sampling "
+    "--spec-draft-ncmoe --spec-draft-p-split --spec-draft-ngl --spec-draft-type-k "
+    "--spec-draft-type-v --spec-draft-cache-type-k --spec-draft-cache-type-v "
+    "--spec-draft-backend-sampling --spec-ngram-mod-n-match --spec-ngram-mod-n-min "
+    "--spec-ngram-mod-n-max"
+)
 ROWS = (
-    table.Ignored(IGNORED),
-    NGRAM_MOD,
-    Refusal(
-        "--spec-draft-n-min --draft-min --draft-n-min",
-        "shorter drafts are discarded",
-        ("0",),
+    table.Ignored(" ".join(f"--spec-draft-{name} --{name}-draft" for name in MACHINE.split())),
+    table.Ignored(SHORT),
+    table.Ignored("--spec-draft-sampling", table.DRAWN),
+    *table.refuse(
+        {
+            f"{DEFAULT}=false": "it stands for ngram-mod, which looks up hashed n-grams",
+            "--spec-draft-n-min --draft-min --draft-n-min=0": "shorter drafts are discarded",
+            "--spec-synth-rates --spec-synth-len": "acceptance rates are synthetic, for testing a "
+            "server",
+            "--spec-ngram-check-rate=1": "some lookups are skipped",
+            "--spec-draft-conf-min=0|0.0": "a draft ends where its head is not confident",
+        }
     ),
-    Refusal(
-        "--spec-synth-rates --spec-synth-len",
-        "acceptance rates are synthetic, for testing a server",
-    ),
-    Refusal("--spec-ngram-check-rate", "some lookups are skipped", ("1",)),
-    Refusal("--spec-draft-conf-min", "a draft ends where its head is not confident", ("0", "0.0")),
 )
 
 
 # ---- rows
 
 
-def _gguf(model: str) -> str:
+def gguf_name(model: str) -> str:
     """File name that a model's conversion would have; a GGUF file as it is."""
     return model if model.endswith(".gguf") else f"{PurePath(model).name}.gguf"
 
@@ -72,8 +74,11 @@ def _gguf(model: str) -> str:
 WEIGHTS = Field(
     "speculative_model",
     "-md",
-    ("--spec-draft-model", "--model-draft", "--spec-draft-hf", "-hfd", "-hfrd", "--hf-repo-draft"),
-    build=lambda writer: _gguf(writer.model()),
+    (
+        *("--spec-draft-model", "--model-draft", "--spec-draft-hf", "-hfd", "-hfrd"),
+        *("--hf-repo-draft", "--spec-draft-hf-repo"),
+    ),
+    build=lambda writer: gguf_name(writer.model()),
     decode=lambda model: None if model == f"{table.NO_MODEL}.gguf" else model,
 )
 OLD_LENGTHS = ("--draft-max", "--draft", "--draft-n")
@@ -159,19 +164,15 @@ GEMMA = (
 ALL = (MIN_LENGTH, FULL_LENGTH)
 BLOCK_TREE = table.drops_block_tree("llama.cpp")
 SAME_TOKEN = table.drops_draft_probs(
-    ": llama.cpp keeps a drafted token only where the target draws the same one; when sampling, "
-    "acceptance falls."
+    ": this build keeps a drafted token only where the target draws the same one; when sampling, "
+    "acceptance falls.",
+    until=SAMPLED,
 )
-DRAFT_MODEL = (WEIGHTS, LENGTH, MIN_LENGTH, THRESHOLD, SAME_TOKEN)
+SAMPLING = table.sampled("--spec-draft-sampling", {True: "probabilistic"}, since=SAMPLED)
+DRAFT_MODEL = (WEIGHTS, LENGTH, MIN_LENGTH, THRESHOLD, SAMPLING, SAME_TOKEN)
 ASSISTANT = method("MTP_Assistant", "draft-mtp", WEIGHTS, LENGTH, *ALL, since=NEW, notes=(GEMMA,))
 DRAFTING = (
-    method(
-        "Draft_Target",
-        "draft-simple",
-        *DRAFT_MODEL,
-        aliases=("draft",),
-        implied={"use_draft_probs": False},
-    ),
+    method("Draft_Target", "draft-simple", *DRAFT_MODEL, aliases=("draft",)),
     method("Eagle3", "draft-eagle3", WEIGHTS, LEVELS, *ALL, since=NEW),
     method("MTP", "draft-mtp", LENGTH, *ALL, since=NEW),
     ASSISTANT,
@@ -199,6 +200,10 @@ NGRAM = (
         ),
     ),
 )
+FIXED = dict.fromkeys(
+    ("eagle3_layers_to_capture", "mask_token_id", "target_layer_ids"),
+    "The conversion to GGUF fixes it.",
+)
 COMBINED = method("Combined", "", Codec((), _write_combined, _read_combined))
 HASHED = "ngram-mod shares a pool between requests, but wants patterns of 16 tokens or more."
 SHORTER = "Here shorter matches are tried, too, where the longest finds nothing."
@@ -217,34 +222,69 @@ METHODS = (
 )
 
 
-def _files(writer: Writer, values: Values) -> tuple[File, ...]:
-    target = writer.target
-    if not all(model.endswith(".gguf") for model in (target, *writer.models)):
+def add_conversion_note(writer: Writer) -> None:
+    """Say how a folder of weights becomes a GGUF file, unless all are such files."""
+    if not all(model.endswith(".gguf") for model in (writer.target, *writer.models)):
         writer.notes.append(
-            "llama.cpp loads GGUF files: convert a folder of weights with "
+            f"{writer.engine.title} loads GGUF files: convert a folder of weights with llama.cpp's "
             "python convert_hf_to_gguf.py FOLDER --outfile NAME.gguf; heads also need "
             "--target-model-dir."
         )
+
+
+def _files(writer: Writer, values: Values) -> tuple[File, ...]:
+    add_conversion_note(writer)
     if values.get(TYPE) == "draft-simple" and not writer.at_least(*NEW):
         del values[TYPE]
-    text = command(f"llama-server -m {shlex.quote(_gguf(target))}", *values.items())
+    text = command(f"llama-server -m {shlex.quote(gguf_name(writer.target))}", *values.items())
     return (File("serve.sh", text, "bash"),)
 
 
 def _parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | None]:
-    flags, keys = read_flags(text), ENGINE.keys
-    values = {
+    flags = Flags(_preset(text), (), {}) if PRESET.search(text) else _command(text)
+    known = {
         key: value
         for key, value in flags.options.items()
-        if key in keys or key.startswith(("--spec", "--draft"))
+        if key in ENGINE.keys or key.startswith(("--spec", "--draft"))
     }
-    return values, flags.first("-m", "--model", "-hf", "--hf-repo")
+    return known, flags.first("-m", "--model", "-hf", "--hf-repo", "--m", "--hf")
+
+
+def _command(text: str) -> Flags:
+    """Flags, which win over variables, of a shell or of a file with a line for each."""
+    flags = read_flags(re.sub(rf"(?m)^\s*-?\s*({VARIABLE}\w+)\s*[:=]\s*", r"\1=", text))
+    variables = {_flag(k): v for k, v in flags.environment.items() if k.startswith(VARIABLE)}
+    return flags._replace(options={**variables, **flags.options})
+
+
+def _preset(text: str) -> dict[str, str]:
+    """The options of an INI preset: of every model, [*], and of the one model.
+
+    Raises:
+        ConfigError: it is no INI text, or has several models.
+    """
+    parser = configparser.ConfigParser(interpolation=None, strict=False, default_section="*")
+    parser.optionxform = str  # type: ignore[assignment, method-assign]  # -Cd is not -cd
+    try:
+        parser.read_string(f"[*]\n{text}")
+    except configparser.Error as error:
+        raise ConfigError(f"The preset cannot be parsed: {str(error).splitlines()[0]}") from error
+    models = parser.sections()
+    if len(models) > 1:
+        raise ConfigError(f"The preset has several models, {', '.join(models):.200}. Keep one.")
+    return {_flag(key): value for key, value in parser[models[0] if models else "*"].items()}
+
+
+def _flag(name: str) -> str:
+    """The flag of a variable or of a preset's key."""
+    name = name.removeprefix(VARIABLE).lower() if name.startswith(VARIABLE) else name
+    return f"-{name}" if f"-{name}" in ENGINE.keys else f"--{name}".replace("_", "-")
 
 
 def _find_method(reader: Reader) -> table.Method:
     kinds = _kinds(reader)
-    if reader.find(NGRAM_MOD.keys):
-        NGRAM_MOD.check("llama.cpp", NGRAM_MOD.keys, "")
+    if reader.find(DEFAULT):
+        table.refusals_of(ROWS)[DEFAULT].check("llama.cpp", DEFAULT, reader.values[DEFAULT])
     if not kinds or kinds == ["none"]:
         raise ConfigError(f"The command names neither {TYPE} nor a draft model (-md).")
     if reader.find(*OLD_LENGTHS, "--draft-min"):
@@ -266,11 +306,13 @@ ENGINE = Engine(
     name="llamacpp",
     title="llama.cpp",
     versions=(
-        ("b10507", "the newest known here; old names are refused"),
+        ("b11368", "autumn 2026, the newest known here; drafts may be sampled"),
+        ("b10507", "old names are refused"),
         (f"b{NEW[0]}", "May 2026, the first with all new names"),
         ("b8000", "before April 2026: --draft-max and others"),
     ),
     trees="chains only",
+    sample="llama-server -m target.gguf --spec-type draft-simple -md draft.gguf …",
     key=TYPE,
     plain="--spec-type and a draft model",
     drafters="Drafters there are C++ and part of the build.",
@@ -285,12 +327,7 @@ ENGINE = Engine(
     parse=_parse,
     find_method=_find_method,
     rows=ROWS,
-    reasons={
-        "eagle3_layers_to_capture": "The conversion to GGUF fixes the layers.",
-        "mask_token_id": "The conversion to GGUF fixes it.",
-        "min_match_len": "llama.cpp looks up first wherever its n-gram occurs.",
-        "target_layer_ids": "The conversion to GGUF fixes it.",
-    },
+    reasons={**FIXED, "min_match_len": "llama.cpp looks up first wherever its n-gram occurs."},
     hybrid=(
         DroppedSetting(
             "",

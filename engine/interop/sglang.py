@@ -1,4 +1,4 @@
-"""SGLang: `--speculative-*` flags, alone or in a `launch_server` command.
+"""SGLang: `--speculative-*` flags, in a `launch_server` command or a YAML file of its flags.
 
 What changed between releases, read from the releases' own server_args.py:
 
@@ -8,6 +8,8 @@ What changed between releases, read from the releases' own server_args.py:
     0.5.14  --speculative-use-rejection-sampling (EAGLE family, topk 1); FROZEN_KV_MTP, which
             replaces EAGLE and NEXTN where the draft model is an assistant (#24436)
     0.5.16  DSPARK, a block of gamma tokens: --speculative-dspark-block-size (#30261)
+    0.5.19  UNO, a LoRA adapter of the target; --decoupled-spec-*
+    0.5.23  --speculative-use-block-verification (EAGLE family, topk 1)
 
 SGLang grows its own tree from three numbers: steps (depth), topk (children of a node) and draft
 tokens (nodes verified, the root counted).
@@ -22,7 +24,7 @@ from typing import Any
 from engine.errors import ConfigError
 from engine.interop import table
 from engine.interop.conversion import Reader, Writer
-from engine.interop.export_files import File, ReadYaml, command, read_flags
+from engine.interop.export_files import File, ReadYaml, as_options, command, read_flags
 from engine.interop.table import Codec, DroppedSetting, Engine, Field, Refusal, Values, method
 from engine.tree import ChoiceTree
 
@@ -37,9 +39,12 @@ ALGORITHM = PREFIX + "algorithm"
 TOKENS = PREFIX + "num-draft-tokens"
 SIZE = (PREFIX + "num-steps", PREFIX + "eagle-topk", TOKENS)
 """Steps, children of a node, and nodes verified, the root counted."""
+DECOUPLED = "--decoupled-spec-role"
+SIMULATED = "SGLANG_SIMULATE_ACC_LEN"
+"""A variable of the environment."""
 WEIGHTS = table.weights(PREFIX + "draft-model-path", PREFIX + "draft-model")
 IGNORED = _flags(
-    "draft-model-revision draft-load-format use-rejection-sampling attention-mode "
+    "draft-model-revision draft-load-format attention-mode "
     "draft-attention-backend moe-runner-backend moe-a2a-backend draft-model-quantization "
     "draft-kv-cache-dtype dsa-topk-backend ngram-capacity ngram-external-sam-budget "
     "ngram-external-corpus-max-tokens domino-candidate-pool-size "
@@ -52,22 +57,26 @@ SWITCHES = _flags(
     "skip-dp-mlp-sync dspark-align-verify-tokens-to-graph-tier"
 )
 ROWS = (
-    table.Ignored(IGNORED),
-    Refusal(
-        _flags("adaptive adaptive-config"),
-        "it adapts the number of steps by its own rules; drafting: auto does so here",
+    table.Ignored(f"{IGNORED} --spec-trace-dir --decoupled-spec-rank"),
+    table.Ignored("--decoupled-spec-bind-endpoint --decoupled-spec-connect-endpoints"),
+    table.Ignored(_flags("use-rejection-sampling"), table.DRAWN),
+    table.Ignored(_flags("use-block-verification"), table.VERIFICATION),
+    *table.refuse(
+        {
+            _flags("adaptive adaptive-config"): "it adapts the number of steps by its own rules "
+            "and a table by batch size; drafting: auto does so here",
+            _flags("accept-threshold-single accept-threshold-acc")
+            + "=1|1.0": "a value below 1 accepts tokens that the target would not draw",
+            _flags("draft-window-size draft-sink-size dflash-draft-window-size"): "the drafter "
+            "attends to only a part of the context",
+            _flags("ngram-external-corpus-path"): "it also looks up the texts of a file",
+            "--enable-multi-layer-eagle": "every step drafts with a layer of its own",
+            "--uno-lora-path": "the target drafts through a LoRA adapter (UNO)",
+            f"{DECOUPLED}=null|none": "the drafter is a server of its own that drafts ahead of "
+            "the verification",
+            f"{SIMULATED}=0": "acceptance is simulated, for testing a server",
+        }
     ),
-    Refusal(
-        _flags("accept-threshold-single accept-threshold-acc"),
-        "a value below 1 accepts tokens that the target would not draw",
-        ("1", "1.0"),
-    ),
-    Refusal(_flags("use-block-verification"), "a block of drafts is accepted by another rule"),
-    Refusal(
-        _flags("draft-window-size draft-sink-size dflash-draft-window-size"),
-        "the drafter attends to only a part of the context",
-    ),
-    Refusal(_flags("ngram-external-corpus-path"), "it also looks up the texts of a file"),
 )
 GREEDY = (
     "When sampling, SGLang drafts the most probable tokens: the law of the output stays, "
@@ -84,7 +93,7 @@ def _write_size(writer: Writer, values: Values) -> None:
     elif hasattr(writer.config, "eagle_choices"):
         steps, topk, nodes = _drawn_size(writer)
     else:
-        steps, topk = writer.take("max_draft_len"), 1
+        steps, topk, nodes = writer.take("max_draft_len"), 1, 0
     values |= zip(SIZE, (steps, topk, (steps if topk == 1 else nodes) + 1), strict=True)
 
 
@@ -222,6 +231,7 @@ METHODS = (
         "DSpark", "DSPARK", WEIGHTS, *DSPARK_LENGTH, BLOCK_TREE, since=(0, 5, 16), notes=(RAGGED,)
     ),
 )
+MISSING = {"UNO": "the target drafts through a LoRA adapter, --uno-lora-path"}
 
 
 def _files(writer: Writer, values: Values) -> tuple[File, ...]:
@@ -230,9 +240,18 @@ def _files(writer: Writer, values: Values) -> tuple[File, ...]:
 
 
 def _parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | None]:
-    flags = read_flags(text, switches=frozenset(SWITCHES.split()))
-    values = {key: value for key, value in flags.options.items() if key.startswith(PREFIX)}
-    return values, flags.first("--model-path", "--model")
+    """A command, or flags as keys of YAML (`--config`)."""
+    flags = read_flags(text, switches=(*SWITCHES.split(), "--enable-multi-layer-eagle"))
+    if not flags.options and ":" in text and isinstance(values := read_yaml(text), Mapping):
+        flags = flags._replace(options=as_options(values))
+    if "candidate_steps" in text:
+        raise ConfigError(
+            "candidate_steps by batch size is the table of SGLang's adaptive drafting; here "
+            "drafting: auto adapts. Paste the command with its --speculative-* flags."
+        )
+    target = flags.first("--model-path", "--model")
+    known = {k: v for k, v in flags.options.items() if k in ENGINE.keys or k.startswith(PREFIX)}
+    return {**known, **{k: v for k, v in flags.environment.items() if k == SIMULATED}}, target
 
 
 def _find_method(reader: Reader) -> table.Method:
@@ -243,7 +262,7 @@ def _find_method(reader: Reader) -> table.Method:
     if name == "EAGLE" and model is None:
         reader.notes.append("EAGLE without a draft model is the target's own MTP layer.")
         name = "NEXTN"
-    return table.method_named(METHODS, ALGORITHM, name)
+    return table.method_named(METHODS, ALGORITHM, name, MISSING)
 
 
 ENGINE = Engine(
@@ -257,6 +276,7 @@ ENGINE = Engine(
         ("0.5.2", "the first with draft models"),
     ),
     trees="dynamic trees from steps, topk and draft tokens; none that is drawn",
+    sample="--speculative-algorithm EAGLE3 --speculative-num-steps 3 …",
     key=ALGORITHM,
     plain=ALGORITHM,
     drafters="Newer releases run a class registered with SpeculativeAlgorithm.register.",
@@ -268,7 +288,6 @@ ENGINE = Engine(
     parse=_parse,
     find_method=_find_method,
     rows=ROWS,
-    sampling_key=PREFIX + "use-rejection-sampling",
     reasons={
         "confidence_threshold": "SGLang always drafts all steps.",
         "use_relaxed_acceptance_for_thinking": "SGLang's own lossy switch is "

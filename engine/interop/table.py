@@ -27,6 +27,12 @@ BLOCK = "Set max_draft_len, e.g. to the draft model's block size less one."
 """The advice where DFlash leaves its length to the draft model and the engine needs a number."""
 IGNORED = object()
 """The decoded form of a value that has no meaning here."""
+DRAWN = (
+    "is ignored: whether drafts are sampled is no setting of this method here; it matters only "
+    "when sampling."
+)
+VERIFICATION = "is the sampling setting verification here: block, the default, or token."
+"""Notes on keys that bear on the acceptance of sampled drafts."""
 
 
 class UnsupportedError(ConfigError):
@@ -141,9 +147,22 @@ class Refusal(Row):
 
 @dataclass(frozen=True, slots=True)
 class Ignored(Row):
-    """Keys, separated by blanks, that have no effect on what is drafted."""
+    """Keys, separated by blanks, that have no effect on what is drafted.
+
+    `note` goes on about a key on reading: "is …".
+    """
 
     keys: str
+    note: str = ""
+
+
+def refuse(reasons: Mapping[str, str]) -> tuple[Refusal, ...]:
+    """Refusals by their keys; values without effect follow `=`: `{"--n-min --min=0|1": "…"}`."""
+    parts = ((*keys.partition("="), why) for keys, why in reasons.items())
+    return tuple(
+        Refusal(keys, why, tuple(neutral.split("|"))) if neutral else Refusal(keys, why)
+        for keys, _, neutral, why in parts
+    )
 
 
 def same(*names: str, switch: str = "") -> tuple[Field, ...]:
@@ -177,6 +196,17 @@ def weights(key: str, *aliases: str, **rest: Any) -> Field:
     return Field("speculative_model", key, aliases, build=build, decode=decode, **rest)
 
 
+def sampled(key: str, words: Mapping[bool, str], **releases: Any) -> Field:
+    """Whether drafts are sampled and verified with their probabilities, as a word."""
+    known = {"probabilistic": True, "gumbel": True, "greedy": False, "strict": False}
+
+    def decode(word: str) -> Any:
+        return known.get(word, IGNORED)
+
+    rest: Any = {"encode": words.get, "decode": decode, "kind": str, "default": False}
+    return Field("use_draft_probs", key, **rest, **releases)
+
+
 def drops_block_tree(title: str) -> DroppedSetting:
     """The warning of an engine that drafts a block as a chain."""
     return DroppedSetting(
@@ -203,8 +233,9 @@ def refusals_of(rows: Iterable[Row]) -> dict[str, Refusal]:
     return {key: row for row in rows if isinstance(row, Refusal) for key in row.keys.split()}
 
 
-def ignored_of(rows: Iterable[Row]) -> frozenset[str]:
-    return frozenset(k for row in rows if isinstance(row, Ignored) for k in row.keys.split())
+def ignored_of(rows: Iterable[Row]) -> dict[str, str]:
+    """The note, or "", of each key that is ignored."""
+    return {k: row.note for row in rows if isinstance(row, Ignored) for k in row.keys.split()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +290,7 @@ class Engine:
     Attributes:
         versions: releases that differ, newest first; a newer one counts as the first.
         trees: which draft trees it takes, in a few words.
+        sample: the beginning of a config.
         key: its key for the method's name.
         plain: what an export leaves out, so that the engine decodes plainly.
         drafters: the closest alternative to a drafter written for this playground.
@@ -268,7 +300,6 @@ class Engine:
         find_method: which of its methods the values are.
         rows: refused and ignored keys of every method.
         strict: whether a key of another method is an error, as it is in the engine.
-        sampling_key: key for how drafts are sampled; a setting here of some methods only.
         reasons: why a setting has no counterpart, where `conversion.REASONS` is wrong.
         hybrid: notes on drafting for targets with recurrent layers.
     """
@@ -277,6 +308,7 @@ class Engine:
     title: str
     versions: tuple[tuple[str, str], ...]
     trees: str
+    sample: str
     key: str
     plain: str
     drafters: str
@@ -287,7 +319,6 @@ class Engine:
     find_method: Callable[[Any], Method]
     rows: tuple[Row, ...] = ()
     strict: bool = False
-    sampling_key: str = ""
     reasons: Mapping[str, str] = field(default_factory=dict)
     hybrid: tuple[DroppedSetting, ...] = ()
 
@@ -355,8 +386,13 @@ def _has_weights(cls: type[MethodConfig]) -> bool:
     return "speculative_model" in cls.model_fields
 
 
-def method_named(methods: Iterable[Method], key: str, name: str) -> Method:
+def method_named(
+    methods: Iterable[Method], key: str, name: str, missing: Mapping[str, str] | None = None
+) -> Method:
     """The first method that the engine calls so under this key.
+
+    Args:
+        missing: what others are that have no counterpart here.
 
     Raises:
         ConfigError: none has a counterpart here.
@@ -365,9 +401,11 @@ def method_named(methods: Iterable[Method], key: str, name: str) -> Method:
     for candidate in methods:
         for word in (candidate.name, *candidate.aliases) if candidate.name else ():
             names.setdefault(word, candidate)
-    if name not in names:
-        raise ConfigError(
-            f"{key} must be one of {', '.join(names)}, got {name or 'none':.40}. Others have no "
-            "counterpart here."
-        )
-    return names[name]
+    if name in names:
+        return names[name]
+    if what := (missing or {}).get(name):
+        raise ConfigError(f"{key}={name} has no counterpart here: {what}.")
+    raise ConfigError(
+        f"{key} must be one of {', '.join(names)}, got {name or 'none':.40}. Others have no "
+        "counterpart here."
+    )

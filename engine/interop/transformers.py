@@ -32,29 +32,11 @@ TOKENIZER = "assistant_tokenizer"
 """The assistant's tokenizer, where the vocabularies differ."""
 DRAFTING = ("num_assistant_tokens", "assistant_confidence")
 """How fields of the assistant's generation config begin."""
-IGNORED = (
-    "is_assistant assistant_lookbehind target_lookbehind "
-    # what is generated, whoever drafts
-    "bad_words_ids begin_suppress_tokens bos_token_id cache_config cache_implementation "
-    "compile_config constraints continuous_batching_config decoder_start_token_id "
-    "disable_compile diversity_penalty do_sample dola_layers early_stopping "
-    "encoder_no_repeat_ngram_size encoder_repetition_penalty eos_token_id epsilon_cutoff "
-    "eta_cutoff exponential_decay_length_penalty force_words_ids forced_bos_token_id "
-    "forced_eos_token_id guidance_scale length_penalty low_memory max_cache_len max_length "
-    "max_new_tokens max_time min_length min_new_tokens min_p no_repeat_ngram_size "
-    "num_beam_groups num_beams num_return_sequences output_attentions output_hidden_states "
-    "output_logits output_scores pad_token_id penalty_alpha prefill_chunk_size "
-    "remove_invalid_values renormalize_logits repetition_penalty return_dict_in_generate "
-    "sequence_bias stop_strings suppress_tokens temperature token_healing top_h top_k top_p "
-    "transformers_version typical_p use_cache watermarking_config "
-    # arguments of `generate` itself
-    "inputs input_ids attention_mask generation_config logits_processor stopping_criteria "
-    "prefix_allowed_tokens_fn synced_gpus streamer negative_prompt_ids "
-    "negative_prompt_attention_mask tokenizer"
-)
+WORDS = ("assist", "lookup", "lookbehind", "matching_ngram", "specul", "mtp", "custom", "do_sample")
+"""Arguments of `generate` with none of them are about what is generated, whoever drafts."""
 EARLY_EXIT = Refusal("assistant_early_exit", "the target's own lower layers draft (LayerSkip)")
 ROWS = (
-    table.Ignored(IGNORED),
+    table.Ignored("is_assistant assistant_lookbehind target_lookbehind do_sample"),
     Refusal("assistant_ensemble_weight", "the assistant influences which tokens are sampled"),
     Refusal("custom_generate", "a custom decoding loop runs instead"),
     EARLY_EXIT,
@@ -172,7 +154,7 @@ def _parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | Non
         values = read_yaml(text)
         if not isinstance(values, Mapping):
             raise ConfigError("Paste a script that calls generate(…), or its keyword arguments.")
-        return {str(key): value for key, value in values.items()}, None
+        return _drafting({str(key): value for key, value in values.items()}), None
     try:
         nodes = list(ast.walk(ast.parse(text.strip())))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -201,7 +183,11 @@ def _parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | Non
                     owner = _name(func.value)
     if isinstance(kwargs.get(ASSISTANT), str):
         kwargs[ASSISTANT] = loaded.get(kwargs[ASSISTANT], kwargs[ASSISTANT])
-    return drafting | kwargs, loaded.get(owner)
+    return _drafting(drafting | kwargs), loaded.get(owner)
+
+
+def _drafting(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if any(word in key for word in WORDS)}
 
 
 def _name(node: ast.expr) -> str:
@@ -240,11 +226,12 @@ ENGINE = Engine(
     name="transformers",
     title="transformers",
     versions=(
-        ("5.23", "the newest known here"),
+        ("5.24", "the newest known here"),
         ("5.15", "the first with MTP and DFlash"),
         ("4.46", "draft models and prompt lookup"),
     ),
     trees="chains only",
+    sample="model.generate(**inputs, prompt_lookup_num_tokens=10)",
     key="",
     plain="",
     drafters="custom_generate there takes a custom decoding loop.",

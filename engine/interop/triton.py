@@ -313,6 +313,7 @@ ENGINE = Engine(
         ("1.0", "TensorRT-LLM 1.0 and 1.1"),
     ),
     trees="dynamic trees for EAGLE-3; drawn trees until TensorRT-LLM 1.2",
+    sample='parameters: { key: "decoding_mode" value: { string_value: "medusa" } } …',
     key=trtllm.TYPE,
     plain="speculative_config",
     drafters=trtllm.ENGINE.drafters,
@@ -321,7 +322,6 @@ ENGINE = Engine(
     files=_files,
     parse=_parse,
     find_method=_find_method,
-    sampling_key="use_rejection_sampling",
     rows=(*trtllm.COMMON, Ignored("speculative_decoding_fast_logits")),
     strict=True,
     reasons={

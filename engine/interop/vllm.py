@@ -1,5 +1,7 @@
 """vLLM: `--speculative-config` JSON, in a file, in YAML, or in a whole command.
 
+Newer releases also take --spec-method, --spec-model and --spec-tokens in its place.
+
 What changed between releases, read from the releases' own vllm/config/speculative.py:
 
     0.11.1  suffix; every *_mtp method is spelled mtp
@@ -7,7 +9,8 @@ What changed between releases, read from the releases' own vllm/config/speculati
     0.18    rejection_sample_method strict / probabilistic; gone again with 0.21
     0.20    dflash; the last with speculative_token_tree
     0.21    draft_sample_method (gumbel); 0.22 calls it probabilistic
-    0.33    medusa and mlp_speculator are gone
+    0.32    rejection_sample_method block
+    0.33    medusa and mlp_speculator are gone; rejection_sample_method fly, xpress_topc
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from typing import Any
 from engine.errors import ConfigError
 from engine.interop import table
 from engine.interop.conversion import Reader, Writer
-from engine.interop.export_files import File, ReadYaml, command, read_flags, read_mapping
+from engine.interop.export_files import File, ReadYaml, command, read_flags
 from engine.interop.table import Codec, DroppedSetting, Engine, Field, Refusal, Values, method
 from engine.interop.trees import children_per_depth, format_tree, parse_tree
 from engine.tree import ChoiceTree
@@ -34,30 +37,32 @@ BLOCKS = ("dflash", "dspark")
 """Methods that draft in one forward whether the config says so or not."""
 IGNORED = (
     "model draft_tensor_parallel_size quantization kv_cache_dtype moe_backend attention_backend "
-    "revision code_revision max_model_len enforce_eager draft_load_config draft_sample_method "
+    "revision code_revision max_model_len enforce_eager draft_load_config "
     "disable_padded_drafter_batch disable_eagle_block_drop use_local_argmax_reduction "
-    "disable_lookahead_block_hashes draft_lm_head_quantization xpress_topc fly_window_size "
-    "fly_entropy_threshold fly_entropy_top_k disable_by_batch_size disable_logprobs"
+    "disable_lookahead_block_hashes draft_lm_head_quantization disable_by_batch_size "
+    "disable_logprobs"
 )
 """Together with the table's: the keys of any release from 0.10 to 0.33."""
 ROWS = (
     table.Ignored(IGNORED),
-    Refusal(
-        "num_speculative_tokens_per_batch_size",
-        "the draft length depends on the batch size; set num_speculative_tokens for one request",
+    table.Ignored("draft_sample_method", table.DRAWN),
+    table.Ignored("rejection_sample_method", table.VERIFICATION),
+    *table.refuse(
+        {
+            "num_speculative_tokens_per_batch_size": "the draft length depends on the batch size; "
+            "set num_speculative_tokens for one request",
+            "rejection_sample_method=none|standard|strict|probabilistic|block": "drafts are "
+            "accepted by another rule",
+            "fly_window_size fly_entropy_threshold fly_entropy_top_k": "tokens that the target "
+            "would not draw are accepted (FLy)",
+            "synthetic_acceptance_rates synthetic_acceptance_length": "acceptance rates are "
+            "synthetic, for testing a server",
+            "xpress_topc": "another head refines DFlash's block (XPress)",
+            "enable_adaptive_verification": "only a part of each draft is verified",
+            "tensor_parallel_size": "the drafter's setting is draft_tensor_parallel_size",
+            "index_share_for_mtp_iteration": "MTP layers share their attention indices",
+        }
     ),
-    Refusal(
-        "rejection_sample_method",
-        "drafts are accepted by another rule",
-        ("none", "standard", "strict", "probabilistic"),
-    ),
-    Refusal(
-        "synthetic_acceptance_rates synthetic_acceptance_length",
-        "acceptance rates are synthetic, for testing a server",
-    ),
-    Refusal("enable_adaptive_verification", "only a part of each draft is verified"),
-    Refusal("tensor_parallel_size", "the drafter's setting is draft_tensor_parallel_size"),
-    Refusal("index_share_for_mtp_iteration", "MTP layers share their attention indices"),
 )
 NO_PARALLEL = Refusal(
     PARALLEL, "one forward drafts a whole block (PARD, P-EAGLE), which its method cannot do"
@@ -66,7 +71,11 @@ NO_COUNTERPART = {
     "mlp_speculator": "an MLP speculator",
     "custom_class": "a proposer class of your own; register a drafter here instead",
     "extract_hidden_states": "no drafting at all, it writes training data",
+    "xpress": "DFlash's block refined by another head",
 }
+CONFIG = ("speculative_config", "spec_config", "sc")
+SHORT = {"spec_method": "method", "spec_model": "model", "spec_tokens": LENGTH}
+"""Options of the server, without dashes: the whole, and single keys of it."""
 
 
 # ---- the table
@@ -126,20 +135,6 @@ def _read_eagle(reader: Reader) -> None:
     reader.used |= {LENGTH, TREE}
 
 
-def _sampled(key: str, word: str, **releases: Any) -> Field:
-    """Whether drafts are sampled and verified with their probabilities, as a word."""
-    words = {"probabilistic": True, "gumbel": True, "greedy": False, "strict": False}
-    return Field(
-        "use_draft_probs",
-        key,
-        encode={True: word}.get,
-        decode=lambda name: words.get(name, table.IGNORED),
-        kind=str,
-        default=False,
-        **releases,
-    )
-
-
 WEIGHTS = table.weights("model")
 LENGTH_ROW = Field("max_draft_len", LENGTH)
 BLOCK_LENGTH = Field("max_draft_len", LENGTH, requirement=table.BLOCK)
@@ -167,9 +162,9 @@ DRAFT_MODEL = (
         lambda config: config.vocabulary == "text",
         since=(0, 32),
     ),
-    _sampled("draft_sample_method", "probabilistic", since=(0, 22)),
-    _sampled("draft_sample_method", "gumbel", since=(0, 21), until=(0, 22)),
-    _sampled("rejection_sample_method", "probabilistic", since=(0, 18), until=(0, 21)),
+    table.sampled("draft_sample_method", {True: "probabilistic"}, since=(0, 22)),
+    table.sampled("draft_sample_method", {True: "gumbel"}, since=(0, 21), until=(0, 22)),
+    table.sampled("rejection_sample_method", {True: "probabilistic"}, since=(0, 18), until=(0, 21)),
     table.drops_draft_probs(
         ": when sampling, this release drafts the most probable token and accepts it with the "
         "target's probability; acceptance falls with the temperature.",
@@ -214,9 +209,20 @@ EAGLE = Codec((LENGTH, TREE), _write_eagle, _read_eagle)
 V0_ONLY = ("vLLM's V1 engine refuses draft models until 0.14.", "Use 0.16 or newer, or NGram.")
 NO_MEDUSA = ("vLLM 0.33 removed Medusa.", "vLLM 0.32 runs it as a chain: --engine-version 0.32.")
 ARCTIC = "vLLM needs the package arctic-inference for it: pip install arctic-inference."
+BLOCK_RULE = (
+    "Sampled drafts are verified as one block here (verification: block); in vLLM, from 0.32 on, "
+    "with rejection_sample_method block."
+)
 SPELLING = "vLLM's guide spells the method mtp; the name of the assistant makes it this one."
 METHODS = (
-    method("Draft_Target", "draft_model", *DRAFT_MODEL, NO_TREE, since=(0, 15), removal=V0_ONLY),
+    method(
+        "Draft_Target",
+        "draft_model",
+        *(*DRAFT_MODEL, NO_TREE),
+        since=(0, 15),
+        removal=V0_ONLY,
+        notes=(BLOCK_RULE,),
+    ),
     method("NGram", "ngram", LENGTH_ROW, *NGRAM, aliases=("ngram_gpu",)),
     method("Suffix", "suffix", LENGTH_ROW, *SUFFIX, notes=(ARCTIC,)),
     method("Medusa", "medusa", WEIGHTS, MEDUSA_CHAIN, until=(0, 33), removal=NO_MEDUSA),
@@ -248,51 +254,61 @@ def _files(writer: Writer, values: Values) -> tuple[File, ...]:
 
 def _parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | None]:
     """The speculative config as plain data, and the target if the text names it."""
-    if not text.lstrip().startswith("{") and "--spec" in text:
-        return _parse_command(text, read_yaml)
-    return read_mapping(
-        text,
-        read_yaml,
-        ("speculative_config", "speculative-config"),
-        'A vLLM config must be an object such as {"method": "ngram", …}, or a command with '
-        "--speculative-config",
-    )
+    flags = None if text.lstrip().startswith("{") else read_flags(text)
+    if flags is not None and any(_option(name) for name in flags.options):
+        *_, serve = -1, *(at for at, word in enumerate(flags.arguments) if word == "serve")
+        served = flags.arguments[serve + 1 :] if serve >= 0 else ()
+        target = flags.first("--model") or (served[0] if served else None)
+        return _of_options(flags.options, read_yaml), target
+    values = read_yaml(text)
+    if isinstance(values, Mapping) and any(_option(str(name)) for name in values):
+        target = values.get("model")
+        return _of_options(values, read_yaml), target if isinstance(target, str) else None
+    if not isinstance(values, Mapping) or not values:
+        raise ConfigError(
+            'A vLLM config must be an object such as {"method": "ngram", …}, or a command with '
+            f"--speculative-config, got {text.strip()[:60]!r}."
+        )
+    return {str(key).replace("-", "_"): value for key, value in values.items()}, None
 
 
-def _parse_command(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | None]:
-    flags = read_flags(text)
-    config = flags.first("--speculative-config", "--spec-config")
-    values = read_yaml(config) if config else {}
-    if not isinstance(values, Mapping):
-        raise ConfigError(f"--speculative-config must be a JSON object, got {config!r:.80}.")
-    merged = {str(key): value for key, value in values.items()}
-    for name, value in flags.options.items():
-        head, dot, key = name.partition("--speculative-config.")
-        merged |= {key.replace("-", "_"): read_yaml(value)} if dot and not head else {}
-    if not merged:
-        raise ConfigError("The command has no --speculative-config with a JSON object.")
-    *_, serve = -1, *(at for at, word in enumerate(flags.arguments) if word == "serve")
-    served = flags.arguments[serve + 1 :] if serve >= 0 else ()
-    return merged, flags.first("--model") or (served[0] if served else None)
+def _option(name: str) -> str:
+    """A server option that bears on drafts, without dashes and without its key; else ""."""
+    head = name.lstrip("-").replace("-", "_").partition(".")[0]
+    return head if head in (*CONFIG, *SHORT) else ""
+
+
+def _of_options(options: Mapping[Any, Any], read_yaml: ReadYaml) -> dict[str, Any]:
+    """The config among a server's options: as a whole, by dotted keys, or by the short ones."""
+    values: dict[str, Any] = {}
+    for name, value in ((name, value) for name, value in options.items() if _option(str(name))):
+        option, key = _option(str(name)), str(name).partition(".")[2]
+        value = read_yaml(value) if isinstance(value, str) else value
+        if option in SHORT or key:
+            values[SHORT.get(option, key)] = value
+        elif isinstance(value, Mapping):
+            values |= {str(k): v for k, v in value.items()}
+        else:
+            raise ConfigError(f"--speculative-config must be a JSON object, got {value!r:.80}.")
+    return {key.replace("-", "_"): value for key, value in values.items()}
 
 
 def _find_method(reader: Reader) -> table.Method:
     """The method, inferred as vLLM does where it is not named."""
     name = _name(reader)
-    named = {word: m for m in reversed(METHODS) for word in (m.name, *m.aliases)}
-    parallel = name not in BLOCKS and reader.find(PARALLEL) and reader.typed(PARALLEL, bool)
-    if parallel:
-        named = {m.name: m for m in METHODS if PARALLEL in m.keys}
-        if name not in named:
+    named = [m for m in METHODS if name in (m.name, *m.aliases)]
+    if name not in BLOCKS and reader.find(PARALLEL) and reader.typed(PARALLEL, bool):
+        named = [m for m in named if PARALLEL in m.keys]
+        if not named and name not in NO_COUNTERPART:
             NO_PARALLEL.check("vLLM", PARALLEL, True)
-    if name not in named:
+    if not named:
         what = f": {NO_COUNTERPART[name]}" if name in NO_COUNTERPART else ""
         raise ConfigError(f"vLLM's method {name!r:.40} has no counterpart here{what}.")
     if name != "suffix" and reader.find(LENGTH, TREE) is None:
         raise ConfigError(f"{LENGTH} is missing. Add it: how many tokens to draft.")
     if reader.find("method") is None:
         reader.notes.append(f"No method is named; vLLM's own rules make it {name}.")
-    return named[name]
+    return named[0]
 
 
 def _name(reader: Reader) -> str:
@@ -301,13 +317,15 @@ def _name(reader: Reader) -> str:
         name = str(reader.values["method"]).strip("[]")
         if "assistant" in model and name == "mtp":
             return ASSISTANT
+        if "xpress" in model and name == "dflash":
+            return "xpress"
         return "mtp" if name.endswith("_mtp") and name != ASSISTANT else name
     if reader.find("model") is None:
         raise ConfigError("The config names neither method nor model. Add one of them.")
     if model.strip("[]") == "ngram":
         reader.used.add("model")
         return "ngram"
-    signs = {"eagle-": "eagle", **{sign: sign for sign in ("eagle3", *BLOCKS, "medusa")}}
+    signs = {"eagle-": "eagle", **{s: s for s in ("eagle3", "xpress", *BLOCKS, "medusa")}}
     return next((name for sign, name in signs.items() if sign in model), "draft_model")
 
 
@@ -322,6 +340,7 @@ ENGINE = Engine(
         ("0.11.1", "the first with suffix decoding"),
     ),
     trees="chains only; token trees until 0.20",
+    sample='{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 5}',
     key="method",
     plain="--speculative-config",
     drafters='Write a proposer class for vLLM: {"method": "custom_class", "model": "module.Class"} '
@@ -331,7 +350,6 @@ ENGINE = Engine(
     parse=_parse,
     find_method=_find_method,
     rows=ROWS,
-    sampling_key="draft_sample_method",
     reasons={"max_total_draft_tokens": "It only matters with use_tree_spec."},
     hybrid=(
         DroppedSetting(

@@ -45,14 +45,6 @@ WRITE_LINK = """(query) => {
   document.dispatchEvent(new CustomEvent("pg-address", { detail }));
 }"""
 NO_RUNS = "No run of a drafting method yet. Generate with one, or pick a method here."
-SAMPLES = {
-    "trtllm": "speculative_config:\n  decoding_type: Eagle3\n  max_draft_len: 4\n  …",
-    "vllm": '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 5}',
-    "sglang": "--speculative-algorithm EAGLE3 --speculative-num-steps 3 …",
-    "triton": 'parameters: { key: "decoding_mode" value: { string_value: "medusa" } } …',
-    "llamacpp": "llama-server -m target.gguf --spec-type draft-simple -md draft.gguf …",
-    "transformers": "model.generate(**inputs, prompt_lookup_num_tokens=10)",
-}
 
 
 class DeployPage:
@@ -109,7 +101,7 @@ class DeployPage:
                 label="Its file or command line",
                 lines=5,
                 max_lines=16,
-                placeholder=SAMPLES["vllm"],
+                placeholder=ENGINES["vllm"].sample,
                 elem_id="pg-deploy-paste",
             )
             self.imported = gr.HTML(elem_id="pg-deploy-found", padding=True, **hidden)
@@ -317,7 +309,9 @@ class DeployPage:
         return str(folder / name)
 
     def _read(self, engine: Any, text: Any) -> Updates:
-        sample = {self.paste: gr.Textbox(placeholder=SAMPLES.get(engine, ""))}
+        sample = {
+            self.paste: gr.Textbox(placeholder=ENGINES[engine].sample if engine in ENGINES else "")
+        }
         hidden = {p: gr.update(visible=False) for p in (self.imported, self.yaml, self.use)}
         if not isinstance(text, str) or not text.strip():
             return sample | hidden

@@ -327,7 +327,7 @@ def test_exact_means_that_the_method_comes_back_as_it_went(name: str, engine: st
     back = read_config(engine, export.files[0].text).config
     drafter = getattr(config, "speculative_model", None)
     model = "" if drafter is None else model_name(drafter)
-    if engine == "llamacpp" and not model.endswith(".gguf"):
+    if engine in ("llamacpp", "ollama") and not model.endswith(".gguf"):
         model = f"{model.split('/')[-1]}.gguf"
     named = {} if drafter is None else {"speculative_model": model}
     assert same_effect(back, config.replace(**named))

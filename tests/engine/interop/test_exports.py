@@ -42,8 +42,9 @@ def config_of(decoding_type: str, **settings: Any) -> MethodConfig:
 
 def main_files(export: Export) -> list[str]:
     """Files that hold the config, not how to build or to start."""
-    if any(file.name.endswith((".yaml", ".json", ".pbtxt")) for file in export.files):
-        keep: tuple[str, ...] = (".yaml", ".json", ".pbtxt")
+    written: tuple[str, ...] = (".yaml", ".json", ".pbtxt", "Modelfile")
+    if any(file.name.endswith(written) for file in export.files):
+        keep = written
     else:
         keep = (".sh", ".py")
     files = [file for file in export.files if file.name.endswith(keep)]
@@ -58,7 +59,7 @@ def as_engine_names_it(config: MethodConfig, export: Export) -> MethodConfig:
     if any(file.name in ("config.pbtxt", "request.json") for file in export.files):
         return config.replace(speculative_model=None)
     model = resolve(named)
-    if export.engine == "llamacpp":
+    if export.engine in ("llamacpp", "ollama"):
         model = model.split("/")[-1] + ".gguf"
     return config.replace(speculative_model=model)
 
@@ -259,6 +260,7 @@ def test_versions_are_read_or_refused() -> None:
         ("sglang", "0.5.10.post1", (0, 5, 10)),
         ("llamacpp", "b9300", (9300,)),
         ("trtllm", "1.3.0rc4", (1, 3, 0)),
+        ("ollama", "0.32.14", (0, 32, 14)),
     ):
         assert read_version(ENGINES[engine], text) == numbers
     with pytest.raises(ConfigError, match="must be 0.11.1 or newer, got 0.6.1"):

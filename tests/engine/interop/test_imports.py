@@ -150,7 +150,7 @@ def test_old_names_of_llama_cpp_are_read_and_pointed_out() -> None:
          "accepts tokens that the target would not draw"),
         ("trtllm", f"{EAGLE3}eagle_choices: [[0], [1]]", "a drawn tree, here a chain"),
         ("trtllm", f"{EAGLE3}sa_config: {{treshold: 3}}", "no setting sa_config.treshold"),
-    ("trtllm", "decoding_type: NGram\ndraft_len_schedule: {4: 1}", "batch sizes, 1 among them"),
+    ("trtllm", "decoding_type: NGram\ndraft_len_schedule: {a: 1}", "batch sizes to lengths"),
     ("vllm", '{"method": "eagle3", "model": "a/b", "num_speculative_tokens": 2, '
      '"speculative_token_tree": "[(0,), (1,)]"}', "speculative_token_tree=[(0,), (1,)] has no"),
     ("llamacpp", "-md d.gguf --spec-draft-conf-min 0.4", "--spec-draft-conf-min=0.4 has no"),

@@ -1,0 +1,159 @@
+"""mlx-lm: flags of `mlx_lm.server`; Ollama: a Modelfile.
+
+mlx-lm drafts with a smaller model only. Ollama starts llama-server with --spec-type draft-mtp, or
+draft-dflash where the file that DRAFT names is such a drafter; no other type can be chosen. Source:
+mlx_lm/generate.py of 0.32.2; ollama/ollama, parser/parser.go and llm/llama_server.go.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from engine.errors import ConfigError
+from engine.interop import llamacpp, table
+from engine.interop.conversion import Reader, Writer
+from engine.interop.export_files import File, ReadYaml, command, read_flags
+from engine.interop.table import DroppedSetting, Engine, Field, Values, method
+
+# ---- mlx-lm
+
+
+MLX_LENGTH = Field(
+    "max_draft_len",
+    "--num-draft-tokens",
+    default=3,
+    note="--num-draft-tokens is not set: 3, its default, is used.",
+)
+SAME_TOKEN = table.drops_draft_probs(
+    ": mlx-lm samples the drafts, but keeps one only where the target draws the same token; "
+    "acceptance falls with the temperature."
+)
+MLX_METHOD = method(
+    "Draft_Target",
+    "",
+    table.weights("--draft-model"),
+    MLX_LENGTH,
+    SAME_TOKEN,
+    implied={"use_draft_probs": False},
+)
+TRIMMED = (
+    "mlx-lm refuses a draft model for targets whose cache cannot be trimmed, such as this one."
+)
+
+
+def _mlx_files(writer: Writer, values: Values) -> tuple[File, ...]:
+    start = f"mlx_lm.server --model {shlex.quote(writer.target)}"
+    return (File("serve.sh", command(start, *values.items()), "bash"),)
+
+
+def _mlx_parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | None]:
+    flags = read_flags(text)
+    values = {key: value for key, value in flags.options.items() if "draft" in key}
+    return values, flags.first("--model")
+
+
+def _mlx_method(reader: Reader) -> table.Method:
+    if reader.find("--draft-model") is None:
+        raise ConfigError("The command drafts nothing: it has no --draft-model.")
+    return MLX_METHOD
+
+
+MLX = Engine(
+    name="mlx",
+    title="mlx-lm",
+    versions=(("0.32", "the newest known here"), ("0.26", "the oldest known here")),
+    trees="chains only",
+    sample="mlx_lm.server --model a/b --draft-model c/d --num-draft-tokens 3",
+    key="",
+    plain="--draft-model",
+    drafters="generate_step there is a Python function of your own to copy.",
+    methods=(MLX_METHOD,),
+    files=_mlx_files,
+    parse=_mlx_parse,
+    find_method=_mlx_method,
+    hybrid=(DroppedSetting("", TRIMMED),),
+)
+
+
+# ---- Ollama
+
+
+DRAFT, LENGTH = "DRAFT", "draft_num_predict"
+WEIGHTS = dataclasses.replace(llamacpp.WEIGHTS, key=DRAFT, aliases=())
+COUNT = Field("max_draft_len", LENGTH, requirement=table.BLOCK, default=4)
+BLOCK_TREE = table.drops_block_tree("Ollama")
+ASSISTANT_NOTE = "Ollama reads from the file's architecture which drafter it is."
+METHODS = {
+    "layers": method("MTP", "", COUNT),
+    "assistant": method("MTP_Assistant", "", WEIGHTS, COUNT, notes=(ASSISTANT_NOTE,)),
+    "dflash": method("DFlash", "", WEIGHTS, COUNT, BLOCK_TREE, notes=(ASSISTANT_NOTE,)),
+}
+NO_TYPE = "Ollama starts llama-server with MTP layers or DFlash only"
+BLOCK_TEXT = re.compile(r'"""(?:.*?)"""', re.DOTALL)
+
+
+def _ollama_files(writer: Writer, values: Values) -> tuple[File, ...]:
+    lines = [f"FROM {llamacpp.gguf_name(writer.target)}"]
+    lines += [f"{DRAFT} {values[DRAFT]}"] if DRAFT in values else []
+    lines += [f"PARAMETER {LENGTH} {values[LENGTH]}"] if LENGTH in values else []
+    llamacpp.add_conversion_note(writer)
+    create = "ollama create speculative -f Modelfile\nollama run speculative\n"
+    return File("Modelfile", "\n".join(lines) + "\n"), File("create.sh", create, "bash")
+
+
+def _ollama_parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | None]:
+    """DRAFT and the parameters that bear on drafts; instructions in upper or lower case."""
+    values: dict[str, str] = {}
+    for line in BLOCK_TEXT.sub("", text).splitlines():
+        name, _, value = line.strip().partition(" ")
+        if name.lower() == "parameter":
+            name, _, value = value.strip().partition(" ")
+        elif name.upper() in ("FROM", DRAFT):
+            name = name.upper()
+        if name in ("FROM", DRAFT) or "draft" in name:
+            if values.setdefault(name, value.strip(" \"'")) != value.strip(" \"'"):
+                raise ConfigError(f"The Modelfile has several lines for {name}. Keep one of them.")
+    return values, values.pop("FROM", None)
+
+
+def _ollama_method(reader: Reader) -> table.Method:
+    length, model = reader.find(LENGTH), reader.values.get(DRAFT)
+    if (length and reader.typed(length, int) == 0) or not (length or model):
+        raise ConfigError(
+            f"The Modelfile drafts nothing: it has no {DRAFT} and no PARAMETER {LENGTH} above 0."
+        )
+    if length is None:
+        reader.notes.append(f"{LENGTH} is not set: 4, its default beside {DRAFT}, is used.")
+    if model is None:
+        return METHODS["layers"]
+    return METHODS["dflash" if "dflash" in str(model).lower() else "assistant"]
+
+
+OLLAMA = Engine(
+    name="ollama",
+    title="Ollama",
+    versions=(("0.32", "the newest known here"),),
+    trees="chains only",
+    sample="FROM target.gguf\nDRAFT drafter.gguf\nPARAMETER draft_num_predict 4",
+    key="",
+    plain=f"{DRAFT} and {LENGTH}",
+    drafters="Ollama has none of one's own; llama-server has more types.",
+    methods=tuple(METHODS.values()),
+    unsupported={
+        "NGram": (f"{NO_TYPE}; it has no n-gram lookup.", "llama.cpp's own llama-server has it."),
+        "Draft_Target": (
+            f"{NO_TYPE}; a draft model of its own is not run.",
+            "llama.cpp's own llama-server runs it.",
+        ),
+        "Eagle3": (f"{NO_TYPE}, not EAGLE-3 heads.", "llama.cpp's own llama-server runs them."),
+        "DSpark": (f"{NO_TYPE}, not DSpark.", "DFlash; llama.cpp's own llama-server runs DSpark."),
+    },
+    files=_ollama_files,
+    parse=_ollama_parse,
+    find_method=_ollama_method,
+    reasons=llamacpp.FIXED,
+)
