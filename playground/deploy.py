@@ -371,9 +371,9 @@ def _losses(source: ExportSource, engine: str, resolve: Resolve) -> tuple[str, .
         return ()
     models = {"target": source.target, "drafter": getattr(source.config, "speculative_model", None)}
     return tuple(
-        f"The {role} is a GGUF file, which few engines besides llama.cpp and Ollama load. Give this engine "
-        "the model's original weights for ORIGINAL_WEIGHTS/…; they are quantized differently, so "
-        "speed and acceptance differ."
+        f"The {role} is a GGUF file, which few engines besides llama.cpp and Ollama load. Give "
+        "this engine the model's original weights for ORIGINAL_WEIGHTS/…; they are quantized "
+        "differently, so speed and acceptance differ."
         for role, name in models.items()
         if name is not None and _is_gguf(name, resolve)
     )

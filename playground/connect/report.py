@@ -11,7 +11,6 @@ approximation, since the cost of drafting and verifying grows unevenly.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -51,6 +50,12 @@ def reading_figures(reading: Reading, seconds: float | None) -> list[tuple[str, 
     """Title, text and explanation of each figure of the counters over `seconds`."""
     tok_s = formats.tok_s(throughput(reading.generated, seconds))
     rates = ", ".join(map(formats.percent, reading.position_rates[:16]))
+    own = (
+        ("drafter's steps", reading.mean_num_steps, 1, "steps that the drafter takes now"),
+        ("draft tokens", reading.mean_draft_tokens, 1, "verified at once now, the root counted"),
+        ("verified window", reading.mean_window, 2, "tokens of a block that are verified, mean"),
+        ("MAT of blocks", reading.mean_block_mat, 2, "MAT if whole blocks were verified"),
+    )
     return [
         ("throughput", f"{tok_s} tok/s", FORMULAS["throughput"]),
         ("MAT", formats.mat(reading.mat), FORMULAS["mat"]),
@@ -58,6 +63,7 @@ def reading_figures(reading: Reading, seconds: float | None) -> list[tuple[str, 
         ("running", figure(reading.running, 0), "requests that the engine is answering"),
         ("waiting", figure(reading.waiting, 0), "requests in the engine's queue"),
         ("position rates", rates or DASH, FORMULAS["position_rates"]),
+        *((title, figure(value, digits), why) for title, value, digits, why in own if value),
     ]
 
 
@@ -76,10 +82,15 @@ class Report:
         return [(level, plain.get(level.concurrency)) for level in self.drafting]
 
     @property
-    def position_rates(self) -> tuple[float, ...]:
+    def counters(self) -> Reading:
         """Of the first level, whose requests do not wait for each other."""
-        readings = [level.counters for level in self.drafting if level.counters is not None]
-        return readings[0].position_rates if readings else ()
+        return next((lv.counters for lv in self.drafting if lv.counters is not None), Reading())
+
+    @property
+    def position_rates(self) -> tuple[float, ...]:
+        """From the counters, or those of equal acceptance at every position."""
+        counters = self.counters
+        return counters.position_rates or equal_rates(counters.mat, counters.draft_len)
 
     @property
     def advice(self) -> list[LengthAdvice]:
@@ -132,12 +143,17 @@ class Report:
                 f"From concurrency {break_even} on, drafting is predicted to cost more than it "
                 "gains."
             )
-        if self.engine.name == "vllm" and len(self.advice) > 1:
-            table = json.dumps(batch_schedule(self.advice))
-            sentences.append(f'By batch size: "num_speculative_tokens_per_batch_size": {table}.')
+        if self.engine.schedule is not None and len(self.advice) > 1 and length:
+            schedule = self.engine.schedule(batch_schedule(self.advice))
+            sentences.append(f"By batch size: {schedule}.")
+        rates = (
+            "the position rates"
+            if self.counters.position_rates
+            else "the mean, as if every drafted token were accepted equally often"
+        )
         sentences.append(
-            "The prediction is approximate: MAT(k) from the position rates, step(k) on a straight "
-            f"line between no draft and {len(self.position_rates)} tokens."
+            f"The prediction is approximate: MAT(k) from {rates}; step(k) on a straight line "
+            f"between no draft and {len(self.position_rates)} tokens."
         )
         return sentences
 
@@ -250,6 +266,17 @@ def best_length(
     return LengthAdvice(concurrency, best, speeds[best], plain_tok_s, tuple(speeds))
 
 
+def equal_rates(mean: float | None, draft_len: int) -> tuple[float, ...]:
+    """Position rates p, p², … of the chain that has this MAT; empty if one is not known."""
+    low, high = 0.0, 1.0
+    rates: tuple[float, ...] = ()
+    for _ in range(40 if mean is not None and draft_len else 0):
+        middle = (low + high) / 2
+        rates = tuple(middle**i for i in range(1, draft_len + 1))
+        low, high = (middle, high) if chain_mat(rates, draft_len) < (mean or 0) else (low, middle)
+    return rates
+
+
 def break_even_concurrency(advice: Sequence[LengthAdvice]) -> int | None:
     """The lowest concurrency from which on no draft length pays off; None if one always does."""
     lowest = None
@@ -261,7 +288,7 @@ def break_even_concurrency(advice: Sequence[LengthAdvice]) -> int | None:
 
 
 def batch_schedule(advice: Sequence[LengthAdvice]) -> list[list[int]]:
-    """vLLM's `num_speculative_tokens_per_batch_size`: rows of [first, last, length], no gaps."""
+    """The draft length by batch size: rows of [first, last, length], without gaps."""
     ordered = sorted(advice, key=lambda one: one.concurrency)
     rows: list[list[int]] = []
     for index, one in enumerate(ordered):
