@@ -16,7 +16,7 @@ from engine.errors import ConfigError
 from engine.interop import llamacpp, local, sglang, transformers, triton, trtllm, vllm
 from engine.interop.conversion import Reader, Writer
 from engine.interop.export_files import MAX_CHARS, Export, ImportedMethod, ReadYaml, Version
-from engine.interop.table import Engine, UnsupportedError, ignored_of
+from engine.interop.table import Engine, UnsupportedError, ignored_of, refusals_of
 
 _MODULES = (trtllm, vllm, sglang, triton, llamacpp, transformers)
 _ENGINES = (*(module.ENGINE for module in _MODULES), local.MLX, local.OLLAMA)
@@ -43,14 +43,12 @@ def read_version(engine: Engine, text: str | None) -> Version:
         ConfigError: no such form, or older than the oldest known.
     """
     oldest, text = engine.versions[-1][0], text or engine.newest
+    what = f"The version of {engine.title} must be"
     if not re.fullmatch(r"[vb]?\d{1,6}(\.\d{1,4}){0,3}\S*", text):
-        raise ConfigError(
-            f"The version of {engine.title} must be like {engine.newest}, got {text!r:.40}."
-        )
+        raise ConfigError(f"{what} like {engine.newest}, got {text!r:.40}.")
     if _numbers(text) < _numbers(oldest):
         raise ConfigError(
-            f"The version of {engine.title} must be {oldest} or newer, got {text:.40}. Older "
-            "releases are not known here."
+            f"{what} {oldest} or newer, got {text:.40}; older ones are not known here."
         )
     return _numbers(text)
 
@@ -97,8 +95,7 @@ def export_method(
         return Export(engine.name, version, refusal=str(error), nearest=error.nearest)
     writer.finish()
     if hybrid and config.decoding_type != "Autoregressive":
-        rows = (row for row in engine.hybrid if row.is_for(numbers) and row.when(config))
-        writer.notes.extend(row.sentence for row in rows)
+        writer.notes.extend(text for text, when in engine.hybrid.items() if when(config))
     files = (*files, *writer.files)
     return Export(engine.name, version, files, tuple(writer.notes), tuple(writer.warnings))
 
@@ -118,6 +115,9 @@ def import_config(engine: Engine, text: str, read_yaml: ReadYaml) -> ImportedMet
     if len(text) > MAX_CHARS:
         raise ConfigError(f"The text has {len(text)} characters; {MAX_CHARS} are allowed.")
     values, target = engine.parse(text, read_yaml)
+    for key, refusal in refusals_of(engine.rows).items():
+        if key in values:
+            refusal.check(engine.title, key, values[key])
     reader = Reader(engine, values)
     settings = reader.read(engine.find_method(reader))
     ignored, about = reader.ignored(), ignored_of(engine.rows)

@@ -23,13 +23,10 @@ from engine.interop.conversion import Reader, Writer
 from engine.interop.export_files import File, Flags, ReadYaml, command, read_flags
 from engine.interop.table import Codec, DroppedSetting, Engine, Field, Values, const, method
 
-NEW = (9235,)
-"""Build from which on all names are the new ones."""
 TYPE = "--spec-type"
 LOOKUPS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v")
 SAMPLED = (11368,)
 """Build from which on a draft model and MTP layers may sample their drafts."""
-DEFAULT = "--spec-default"
 VARIABLE = "LLAMA_ARG_"
 PRESET = re.compile(r"^\s*\[[^\]]+\]\s*$", re.MULTILINE)
 MACHINE = (
@@ -52,7 +49,7 @@ ROWS = (
     table.Ignored("--spec-draft-sampling", table.DRAWN),
     *table.refuse(
         {
-            f"{DEFAULT}=false": "it stands for ngram-mod, which looks up hashed n-grams",
+            "--spec-default=false": "it stands for ngram-mod, which looks up hashed n-grams",
             "--spec-draft-n-min --draft-min --draft-n-min=0": "shorter drafts are discarded",
             "--spec-synth-rates --spec-synth-len": "acceptance rates are synthetic, for testing a "
             "server",
@@ -85,23 +82,18 @@ OLD_LENGTHS = ("--draft-max", "--draft", "--draft-n")
 LENGTH = Field(
     "max_draft_len",
     "--spec-draft-n-max",
-    OLD_LENGTHS[1:],
-    old=OLD_LENGTHS[0],
-    renamed=NEW,
+    OLD_LENGTHS,
     requirement="Set max_draft_len; more than the trained block is cut to it. llama.cpp drafts 3 "
     "tokens unless told otherwise.",
     default=3,
     note="No draft length is given: 3, the default of builds since April 2026, is used.",
 )
 LEVELS = dataclasses.replace(LENGTH, build=lambda w: w.chain_of_levels("llama-server drafts"))
-MIN_LENGTH = const("--spec-draft-n-min", 0, old="--draft-min", renamed=NEW)
-P_MIN: Any = {"old": "--draft-p-min", "renamed": NEW}
-FULL_LENGTH = const(
-    "--spec-draft-p-min", 0.0, kind=float, note="the full length is drafted here.", **P_MIN
-)
+MIN_LENGTH = const("--spec-draft-n-min", 0, aliases=("--draft-min",))
+P_MIN: Any = {"key": "--spec-draft-p-min", "aliases": ("--draft-p-min",)}
+FULL_LENGTH = const(value=0.0, kind=float, note="the full length is drafted here.", **P_MIN)
 THRESHOLD = Field(
     "confidence_threshold",
-    "--spec-draft-p-min",
     default=0.0,
     note="No p_min is given: 0 is used; builds before April 2026 used 0.75.",
     **P_MIN,
@@ -110,9 +102,8 @@ THRESHOLD = Field(
 
 def _ngram(name: str, field: Field) -> Field:
     """A row under the names that it has in each n-gram type, and under the old one."""
-    key, *aliases = (f"--spec-{kind}-{name}" for kind in LOOKUPS)
-    names: Any = {"key": key, "aliases": tuple(aliases), "old": f"--spec-ngram-{name}"}
-    return dataclasses.replace(field, **names, renamed=NEW)
+    key, *aliases = (f"--spec-{kind}-{name}" for kind in (*LOOKUPS, "ngram"))
+    return dataclasses.replace(field, key=key, aliases=tuple(aliases))
 
 
 # ---- lookup, then a draft model
@@ -123,10 +114,10 @@ def _write_combined(writer: Writer, values: Values) -> None:
     first, second = writer.take("retrieval"), writer.take("model")
     drafting = [method.decoding_type for method in DRAFTING]
     fits = first.decoding_type == "NGram" and second.decoding_type in drafting
-    if not writer.at_least(*NEW) or not fits:
+    if not fits:
         raise table.UnsupportedError(
             f"llama.cpp cannot combine {first.decoding_type} with {second.decoding_type}.",
-            f"From build {NEW[0]} on it combines NGram with {', '.join(drafting)}.",
+            f"It combines NGram with {', '.join(drafting)}.",
         )
     values[TYPE] = ""
     for config in (first, second):
@@ -168,22 +159,22 @@ SAME_TOKEN = table.drops_draft_probs(
     "acceptance falls.",
     until=SAMPLED,
 )
-SAMPLING = table.sampled("--spec-draft-sampling", {True: "probabilistic"}, since=SAMPLED)
+SAMPLING = table.sampled("--spec-draft-sampling", "probabilistic", since=SAMPLED)
 DRAFT_MODEL = (WEIGHTS, LENGTH, MIN_LENGTH, THRESHOLD, SAMPLING, SAME_TOKEN)
-ASSISTANT = method("MTP_Assistant", "draft-mtp", WEIGHTS, LENGTH, *ALL, since=NEW, notes=(GEMMA,))
+ASSISTANT = method("MTP_Assistant", "draft-mtp", WEIGHTS, LENGTH, *ALL, notes=(GEMMA,))
 DRAFTING = (
     method("Draft_Target", "draft-simple", *DRAFT_MODEL, aliases=("draft",)),
-    method("Eagle3", "draft-eagle3", WEIGHTS, LEVELS, *ALL, since=NEW),
-    method("MTP", "draft-mtp", LENGTH, *ALL, since=NEW),
+    method("Eagle3", "draft-eagle3", WEIGHTS, LEVELS, *ALL),
+    method("MTP", "draft-mtp", LENGTH, *ALL),
     ASSISTANT,
-    method("DFlash", "draft-dflash", WEIGHTS, LENGTH, BLOCK_TREE, *ALL, since=NEW),
+    method("DFlash", "draft-dflash", WEIGHTS, LENGTH, BLOCK_TREE, *ALL),
     method("DSpark", "draft-dspark", WEIGHTS, LENGTH, BLOCK_TREE, *ALL, since=(10507,)),
 )
 NGRAM = (
     _ngram("size-n", Field("max_matching_ngram_size", "", default=12)),
     _ngram("size-m", Field("max_draft_len", "", default=48)),
     _ngram("min-hits", const("", 1, note="here one occurrence is enough.")),
-    Field("max_draft_len", OLD_LENGTHS[0], OLD_LENGTHS, until=NEW),
+    table.read_only("max_draft_len", OLD_LENGTHS[0], aliases=OLD_LENGTHS[1:]),
     DroppedSetting(
         "",
         "ngram-simple looks up exactly {c.max_matching_ngram_size} tokens: the shorter matches "
@@ -234,8 +225,6 @@ def add_conversion_note(writer: Writer) -> None:
 
 def _files(writer: Writer, values: Values) -> tuple[File, ...]:
     add_conversion_note(writer)
-    if values.get(TYPE) == "draft-simple" and not writer.at_least(*NEW):
-        del values[TYPE]
     text = command(f"llama-server -m {shlex.quote(gguf_name(writer.target))}", *values.items())
     return (File("serve.sh", text, "bash"),)
 
@@ -283,8 +272,6 @@ def _flag(name: str) -> str:
 
 def _find_method(reader: Reader) -> table.Method:
     kinds = _kinds(reader)
-    if reader.find(DEFAULT):
-        table.refusals_of(ROWS)[DEFAULT].check("llama.cpp", DEFAULT, reader.values[DEFAULT])
     if not kinds or kinds == ["none"]:
         raise ConfigError(f"The command names neither {TYPE} nor a draft model (-md).")
     if reader.find(*OLD_LENGTHS, "--draft-min"):
@@ -308,8 +295,7 @@ ENGINE = Engine(
     versions=(
         ("b11368", "autumn 2026, the newest known here; drafts may be sampled"),
         ("b10507", "old names are refused"),
-        (f"b{NEW[0]}", "May 2026, the first with all new names"),
-        ("b8000", "before April 2026: --draft-max and others"),
+        ("b9235", "May 2026, the first with all new names"),
     ),
     trees="chains only",
     sample="llama-server -m target.gguf --spec-type draft-simple -md draft.gguf …",
@@ -328,19 +314,9 @@ ENGINE = Engine(
     find_method=_find_method,
     rows=ROWS,
     reasons={**FIXED, "min_match_len": "llama.cpp looks up first wherever its n-gram occurs."},
-    hybrid=(
-        DroppedSetting(
-            "",
-            "Builds before late April 2026 do not draft on targets with recurrent layers "
-            "(llama.cpp#19493).",
-            until=NEW,
-        ),
-        DroppedSetting(
-            "",
-            "Where a build cannot roll this target's recurrent state back, it saves all of it at "
-            "every step, which has made drafting several times slower than plain decoding "
-            "(llama.cpp#28120). Measure with and without drafts.",
-            since=NEW,
-        ),
-    ),
+    hybrid={
+        "Where a build cannot roll this target's recurrent state back, it saves all of it at every "
+        "step, which has made drafting several times slower than plain decoding "
+        "(llama.cpp#28120). Measure with and without drafts.": table.always,
+    },
 )

@@ -17,7 +17,7 @@ from engine.errors import ConfigError
 from engine.interop import llamacpp, table
 from engine.interop.conversion import Reader, Writer
 from engine.interop.export_files import File, ReadYaml, command, read_flags
-from engine.interop.table import DroppedSetting, Engine, Field, Values, method
+from engine.interop.table import Engine, Field, Values, method
 
 # ---- mlx-lm
 
@@ -75,7 +75,7 @@ MLX = Engine(
     files=_mlx_files,
     parse=_mlx_parse,
     find_method=_mlx_method,
-    hybrid=(DroppedSetting("", TRIMMED),),
+    hybrid={TRIMMED: table.always},
 )
 
 

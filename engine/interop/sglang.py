@@ -2,9 +2,7 @@
 
 What changed between releases, read from the releases' own server_args.py:
 
-    0.5.2   STANDALONE (a draft model)
-    0.5.3   NGRAM, with match window and branch length; 0.5.10 has one --…-max-trie-depth instead
-    0.5.11  DFLASH, --speculative-adaptive
+    0.5.11  DFLASH, --speculative-adaptive; older releases had n-gram match windows
     0.5.14  --speculative-use-rejection-sampling (EAGLE family, topk 1); FROZEN_KV_MTP, which
             replaces EAGLE and NEXTN where the draft model is an assistant (#24436)
     0.5.16  DSPARK, a block of gamma tokens: --speculative-dspark-block-size (#30261)
@@ -111,9 +109,6 @@ def _dynamic_size(writer: Writer) -> tuple[int, int, int]:
             f"{nodes + 1} draft tokens are more than steps × topk + 1 = {steps * topk + 1}, which "
             "SGLang's own tuning script skips; lower them if the server refuses."
         )
-    if topk > 1:
-        overlap = "Overlap scheduling (SGLANG_ENABLE_SPEC_V2) wants topk 1 in 0.5.9 to 0.5.12."
-        writer.notes.append(overlap)
     return steps, topk, nodes
 
 
@@ -182,9 +177,6 @@ DSPARK_LENGTH = (
     table.read_only("max_draft_len", TOKENS, decode=ONE_MORE["decode"]),
 )
 TRIE = "here one continuation is drafted, by the pool's rules."
-SHORTER = "here matches may be as short as 1 token."
-WINDOWS = (0, 5, 10)
-"""The first release without n-gram match windows."""
 NGRAM = (
     Field("max_draft_len", TOKENS, default=11, **ONE_MORE),
     table.const(PREFIX + "ngram-max-bfs-breadth", 1, note=TRIE),
@@ -192,20 +184,18 @@ NGRAM = (
         table.read_only("", PREFIX + name, decode=lambda value: table.IGNORED, note=TRIE)
         for name in ("ngram-min-bfs-breadth", "ngram-match-type", "ngram-max-trie-depth")
     ),
-    table.const(PREFIX + "ngram-min-match-window-size", 1, until=WINDOWS, note=SHORTER),
-    Field("max_matching_ngram_size", PREFIX + "ngram-max-match-window-size", until=WINDOWS),
-    Field(
+    table.read_only("max_matching_ngram_size", PREFIX + "ngram-max-match-window-size"),
+    table.read_only(
         "",
-        PREFIX + "ngram-branch-length",
-        build=lambda w: max(18, w.config.max_matching_ngram_size + w.config.max_draft_len),
-        decode=lambda length: table.IGNORED,
-        until=WINDOWS,
+        PREFIX + "ngram-min-match-window-size",
+        decode=lambda size: None if size == "1" else table.IGNORED,
+        note="here matches may be as short as 1 token.",
     ),
+    table.Ignored(_flags("ngram-branch-length")),
     DroppedSetting(
         "max_matching_ngram_size",
-        "max_matching_ngram_size={c.max_matching_ngram_size} is dropped: from 0.5.10 on SGLang "
-        "matches as many tokens as its trie is deep (--speculative-ngram-max-trie-depth, 18).",
-        since=WINDOWS,
+        "max_matching_ngram_size={c.max_matching_ngram_size} is dropped: SGLang matches as many "
+        "tokens as its trie is deep (--speculative-ngram-max-trie-depth, 18).",
     ),
     DroppedSetting(
         f"lookup {table.POOL_RULES}",
@@ -225,8 +215,8 @@ METHODS = (
     method("MTP", "NEXTN", NO_MAP, SIZES),
     method("MTP_Assistant", "FROZEN_KV_MTP", WEIGHTS, NO_MAP, SIZES, since=(0, 5, 14)),
     method("Draft_Target", "STANDALONE", WEIGHTS, NO_PROBS, NO_MAP, SIZES, implied=GREEDY_DRAFTS),
-    method("NGram", "NGRAM", *NGRAM, since=(0, 5, 3), read_notes=(TRIE_NOTE,)),
-    method("DFlash", "DFLASH", WEIGHTS, DFLASH_LENGTH, BLOCK_TREE, since=(0, 5, 11)),
+    method("NGram", "NGRAM", *NGRAM, read_notes=(TRIE_NOTE,)),
+    method("DFlash", "DFLASH", WEIGHTS, DFLASH_LENGTH, BLOCK_TREE),
     method(
         "DSpark", "DSPARK", WEIGHTS, *DSPARK_LENGTH, BLOCK_TREE, since=(0, 5, 16), notes=(RAGGED,)
     ),
@@ -271,9 +261,6 @@ ENGINE = Engine(
     versions=(
         ("0.5.23", "the newest known here"),
         ("0.5.11", "the first with DFLASH"),
-        ("0.5.9", "the last with n-gram match windows"),
-        ("0.5.3", "the first with NGRAM"),
-        ("0.5.2", "the first with draft models"),
     ),
     trees="dynamic trees from steps, topk and draft tokens; none that is drawn",
     sample="--speculative-algorithm EAGLE3 --speculative-num-steps 3 …",
@@ -293,17 +280,12 @@ ENGINE = Engine(
         "use_relaxed_acceptance_for_thinking": "SGLang's own lossy switch is "
         "--speculative-accept-threshold-single.",
     },
-    hybrid=(
-        DroppedSetting(
-            "",
-            "With this target's recurrent layers, prefix caching and drafts go together under "
-            "--mamba-scheduler-strategy extra_buffer.",
+    hybrid={
+        "With this target's recurrent layers, prefix caching and drafts go together under "
+        "--mamba-scheduler-strategy extra_buffer.": table.always,
+        "Of targets with recurrent layers, releases before June 2026 verify trees by an older "
+        "worker, and those with lightning attention take chains only (sglang#27463).": lambda c: (
+            getattr(c, "use_dynamic_tree", False)
         ),
-        DroppedSetting(
-            "",
-            "Of targets with recurrent layers, releases before June 2026 verify trees by an older "
-            "worker, and those with lightning attention take chains only (sglang#27463).",
-            lambda config: getattr(config, "use_dynamic_tree", False),
-        ),
-    ),
+    },
 )

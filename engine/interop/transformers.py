@@ -14,16 +14,7 @@ from engine.errors import ConfigError
 from engine.interop import table
 from engine.interop.conversion import Reader, Writer
 from engine.interop.export_files import File, ReadYaml
-from engine.interop.table import (
-    Codec,
-    DroppedSetting,
-    Engine,
-    Field,
-    Refusal,
-    Values,
-    const,
-    method,
-)
+from engine.interop.table import Codec, DroppedSetting, Engine, Field, Values, const, method
 
 NEW = (5, 15)
 """First release known to have MTP and DFlash."""
@@ -34,12 +25,15 @@ DRAFTING = ("num_assistant_tokens", "assistant_confidence")
 """How fields of the assistant's generation config begin."""
 WORDS = ("assist", "lookup", "lookbehind", "matching_ngram", "specul", "mtp", "custom", "do_sample")
 """Arguments of `generate` with none of them are about what is generated, whoever drafts."""
-EARLY_EXIT = Refusal("assistant_early_exit", "the target's own lower layers draft (LayerSkip)")
 ROWS = (
     table.Ignored("is_assistant assistant_lookbehind target_lookbehind do_sample"),
-    Refusal("assistant_ensemble_weight", "the assistant influences which tokens are sampled"),
-    Refusal("custom_generate", "a custom decoding loop runs instead"),
-    EARLY_EXIT,
+    *table.refuse(
+        {
+            "assistant_ensemble_weight": "the assistant influences which tokens are sampled",
+            "assistant_early_exit": "the target's own lower layers draft (LayerSkip)",
+            "custom_generate": "a custom decoding loop runs instead",
+        }
+    ),
 )
 
 
@@ -154,7 +148,7 @@ def _parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | Non
         values = read_yaml(text)
         if not isinstance(values, Mapping):
             raise ConfigError("Paste a script that calls generate(…), or its keyword arguments.")
-        return _drafting({str(key): value for key, value in values.items()}), None
+        return _drafting(values), None
     try:
         nodes = list(ast.walk(ast.parse(text.strip())))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -186,8 +180,8 @@ def _parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | Non
     return _drafting(drafting | kwargs), loaded.get(owner)
 
 
-def _drafting(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in values.items() if any(word in key for word in WORDS)}
+def _drafting(values: Mapping[Any, Any]) -> dict[str, Any]:
+    return {str(k): value for k, value in values.items() if any(word in str(k) for word in WORDS)}
 
 
 def _name(node: ast.expr) -> str:
@@ -208,8 +202,6 @@ def _constant(node: ast.expr) -> Any:
 
 
 def _find_method(reader: Reader) -> table.Method:
-    if early_exit := reader.find(EARLY_EXIT.keys):  # the call names no assistant
-        EARLY_EXIT.check(ENGINE.title, early_exit, reader.values[early_exit])
     if reader.find("prompt_lookup_num_tokens"):
         return METHODS["lookup"]
     if reader.values.get("use_mtp"):

@@ -4,10 +4,7 @@ Newer releases also take --spec-method, --spec-model and --spec-tokens in its pl
 
 What changed between releases, read from the releases' own vllm/config/speculative.py:
 
-    0.11.1  suffix; every *_mtp method is spelled mtp
-    0.16    draft_model works again (the V1 engine refused it until 0.14); parallel_drafting
-    0.18    rejection_sample_method strict / probabilistic; gone again with 0.21
-    0.20    dflash; the last with speculative_token_tree
+    0.20    the last with speculative_token_tree and rejection_sample_method strict / probabilistic
     0.21    draft_sample_method (gumbel); 0.22 calls it probabilistic
     0.32    rejection_sample_method block
     0.33    medusa and mlp_speculator are gone; rejection_sample_method fly, xpress_topc
@@ -42,7 +39,7 @@ IGNORED = (
     "disable_lookahead_block_hashes draft_lm_head_quantization disable_by_batch_size "
     "disable_logprobs"
 )
-"""Together with the table's: the keys of any release from 0.10 to 0.33."""
+"""Together with the table's: the keys of any release from 0.20 to 0.33."""
 ROWS = (
     table.Ignored(IGNORED),
     table.Ignored("draft_sample_method", table.DRAWN),
@@ -162,14 +159,9 @@ DRAFT_MODEL = (
         lambda config: config.vocabulary == "text",
         since=(0, 32),
     ),
-    table.sampled("draft_sample_method", {True: "probabilistic"}, since=(0, 22)),
-    table.sampled("draft_sample_method", {True: "gumbel"}, since=(0, 21), until=(0, 22)),
-    table.sampled("rejection_sample_method", {True: "probabilistic"}, since=(0, 18), until=(0, 21)),
-    table.drops_draft_probs(
-        ": when sampling, this release drafts the most probable token and accepts it with the "
-        "target's probability; acceptance falls with the temperature.",
-        until=(0, 18),
-    ),
+    table.sampled("draft_sample_method", "probabilistic", since=(0, 22)),
+    table.sampled("draft_sample_method", "gumbel", since=(0, 21), until=(0, 22)),
+    table.sampled("rejection_sample_method", "probabilistic", until=(0, 21)),
 )
 NGRAM = (
     table.const("prompt_lookup_min", 1),
@@ -206,7 +198,6 @@ MEDUSA_CHAIN = Field(
 )
 LEVELS = Field("max_draft_len", LENGTH, build=lambda w: w.chain_of_levels("vLLM drafts"))
 EAGLE = Codec((LENGTH, TREE), _write_eagle, _read_eagle)
-V0_ONLY = ("vLLM's V1 engine refuses draft models until 0.14.", "Use 0.16 or newer, or NGram.")
 NO_MEDUSA = ("vLLM 0.33 removed Medusa.", "vLLM 0.32 runs it as a chain: --engine-version 0.32.")
 ARCTIC = "vLLM needs the package arctic-inference for it: pip install arctic-inference."
 BLOCK_RULE = (
@@ -215,24 +206,17 @@ BLOCK_RULE = (
 )
 SPELLING = "vLLM's guide spells the method mtp; the name of the assistant makes it this one."
 METHODS = (
-    method(
-        "Draft_Target",
-        "draft_model",
-        *(*DRAFT_MODEL, NO_TREE),
-        since=(0, 15),
-        removal=V0_ONLY,
-        notes=(BLOCK_RULE,),
-    ),
+    method("Draft_Target", "draft_model", *DRAFT_MODEL, NO_TREE, notes=(BLOCK_RULE,)),
     method("NGram", "ngram", LENGTH_ROW, *NGRAM, aliases=("ngram_gpu",)),
     method("Suffix", "suffix", LENGTH_ROW, *SUFFIX, notes=(ARCTIC,)),
     method("Medusa", "medusa", WEIGHTS, MEDUSA_CHAIN, until=(0, 33), removal=NO_MEDUSA),
     method("Eagle", "eagle", WEIGHTS, EAGLE),
     method("Eagle3", "eagle3", WEIGHTS, LEVELS, NO_TREE),
-    method("PARD", "draft_model", WEIGHTS, LENGTH_ROW, ONE_FORWARD, BLOCK_TREE, since=(0, 16)),
-    method("P_EAGLE", "eagle3", WEIGHTS, LENGTH_ROW, ONE_FORWARD, BLOCK_TREE, since=(0, 16)),
+    method("PARD", "draft_model", WEIGHTS, LENGTH_ROW, ONE_FORWARD, BLOCK_TREE),
+    method("P_EAGLE", "eagle3", WEIGHTS, LENGTH_ROW, ONE_FORWARD, BLOCK_TREE),
     method("MTP", "mtp", LENGTH_ROW, NO_TREE),
     method("MTP_Assistant", ASSISTANT, WEIGHTS, LENGTH_ROW, since=(0, 21), notes=(SPELLING,)),
-    method("DFlash", "dflash", WEIGHTS, BLOCK_LENGTH, BLOCK_TREE, since=(0, 20)),
+    method("DFlash", "dflash", WEIGHTS, BLOCK_LENGTH, BLOCK_TREE),
     method("DSpark", "dspark", WEIGHTS, BLOCK_LENGTH, BLOCK_TREE, ALL_TOKENS, since=(0, 32)),
 )
 
@@ -336,8 +320,6 @@ ENGINE = Engine(
         ("0.33", "the newest known here"),
         ("0.32", "the last with Medusa, as a chain"),
         ("0.20", "the last with token trees"),
-        ("0.16", "the first V1 release with draft models"),
-        ("0.11.1", "the first with suffix decoding"),
     ),
     trees="chains only; token trees until 0.20",
     sample='{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 5}',
@@ -351,17 +333,12 @@ ENGINE = Engine(
     find_method=_find_method,
     rows=ROWS,
     reasons={"max_total_draft_tokens": "It only matters with use_tree_spec."},
-    hybrid=(
-        DroppedSetting(
-            "",
-            "With this target's recurrent layers, prefix caching and drafts go together only under "
-            "--mamba-cache-mode align (vllm#39809).",
+    hybrid={
+        "With this target's recurrent layers, prefix caching and drafts go together only under "
+        "--mamba-cache-mode align (vllm#39809).": table.always,
+        "N-gram drafts have damaged the text of targets with gated delta layers (vllm#39273, "
+        "open); compare a greedy text with plain decoding first.": lambda c: (
+            c.decoding_type == "NGram"
         ),
-        DroppedSetting(
-            "",
-            "N-gram drafts have damaged the text of targets with gated delta layers (vllm#39273, "
-            "open); compare a greedy text with plain decoding first.",
-            lambda config: config.decoding_type == "NGram",
-        ),
-    ),
+    },
 )

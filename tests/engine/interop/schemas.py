@@ -19,8 +19,8 @@ from engine.interop.export_files import Export
 
 FOLDER = Path(__file__).parent / "recorded"
 RELEASE = {
-    "vllm": {"0.33": "0.33.0", "0.32": "0.32.0", "0.20": "0.20.2", "0.16": "0.16.0"},
-    "llamacpp": {"b10507": "new", "b9235": "new", "b8000": "old"},
+    "vllm": {"0.33": "0.33.0", "0.32": "0.32.0", "0.20": "0.20.2"},
+    "llamacpp": {"b10507": "new", "b9235": "new"},
     "mlx": {"0.26": "0.32"},
 }
 """Version as offered → release whose schema was recorded, where they differ."""

@@ -257,13 +257,13 @@ def test_versions_are_read_or_refused() -> None:
     for engine, text, numbers in (
         ("vllm", None, (0, 33)),
         ("vllm", "v0.20", (0, 20)),
-        ("sglang", "0.5.10.post1", (0, 5, 10)),
+        ("sglang", "0.5.12.post1", (0, 5, 12)),
         ("llamacpp", "b9300", (9300,)),
         ("trtllm", "1.3.0rc4", (1, 3, 0)),
         ("ollama", "0.32.14", (0, 32, 14)),
     ):
         assert read_version(ENGINES[engine], text) == numbers
-    with pytest.raises(ConfigError, match="must be 0.11.1 or newer, got 0.6.1"):
+    with pytest.raises(ConfigError, match="must be 0.20 or newer, got 0.6.1"):
         read_version(ENGINES["vllm"], "0.6.1")
     with pytest.raises(ConfigError, match="must be like 0.33, got 'newest'"):
         read_version(ENGINES["vllm"], "newest")
