@@ -113,8 +113,7 @@ def _write_combined(writer: Writer, values: Values) -> None:
     """Types in one list: lookup comes first wherever it finds something, as here."""
     first, second = writer.take("retrieval"), writer.take("model")
     drafting = [method.decoding_type for method in DRAFTING]
-    fits = first.decoding_type == "NGram" and second.decoding_type in drafting
-    if not fits:
+    if first.decoding_type != "NGram" or second.decoding_type not in drafting:
         raise table.UnsupportedError(
             f"llama.cpp cannot combine {first.decoding_type} with {second.decoding_type}.",
             f"It combines NGram with {', '.join(drafting)}.",
@@ -170,6 +169,7 @@ DRAFTING = (
     method("DFlash", "draft-dflash", WEIGHTS, LENGTH, BLOCK_TREE, *ALL),
     method("DSpark", "draft-dspark", WEIGHTS, LENGTH, BLOCK_TREE, *ALL, since=(10507,)),
 )
+LAST_OF_ALL = ("pool", True, False, False)
 NGRAM = (
     _ngram("size-n", Field("max_matching_ngram_size", "", default=12)),
     _ngram("size-m", Field("max_draft_len", "", default=48)),
@@ -181,14 +181,9 @@ NGRAM = (
         "tried here after them are dropped.",
         lambda config: config.max_matching_ngram_size > 1,
     ),
-    DroppedSetting(
-        f"lookup {table.POOL_RULES}",
-        "ngram-simple copies what followed the last occurrence in the request's own text: the pool "
-        "rules (lookup, is_keep_all, is_use_oldest, is_public_pool) are dropped.",
-        lambda c: (
-            (c.lookup, c.is_keep_all, c.is_use_oldest, c.is_public_pool)
-            != ("pool", True, False, False)
-        ),
+    table.drops_pool(
+        "ngram-simple copies what followed the last occurrence in the request's own text",
+        lambda c: (c.lookup, c.is_keep_all, c.is_use_oldest, c.is_public_pool) != LAST_OF_ALL,
     ),
 )
 FIXED = dict.fromkeys(
@@ -231,12 +226,10 @@ def _files(writer: Writer, values: Values) -> tuple[File, ...]:
 
 def _parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | None]:
     flags = Flags(_preset(text), (), {}) if PRESET.search(text) else _command(text)
-    known = {
-        key: value
-        for key, value in flags.options.items()
-        if key in ENGINE.keys or key.startswith(("--spec", "--draft"))
-    }
-    return known, flags.first("-m", "--model", "-hf", "--hf-repo", "--m", "--hf")
+    known = [k for k in flags.options if k in ENGINE.keys or k.startswith(("--spec", "--draft"))]
+    return {key: flags.options[key] for key in known}, flags.first(
+        "-m", "--model", "-hf", "--hf-repo", "--m", "--hf"
+    )
 
 
 def _command(text: str) -> Flags:

@@ -197,10 +197,8 @@ NGRAM = (
         "max_matching_ngram_size={c.max_matching_ngram_size} is dropped: SGLang matches as many "
         "tokens as its trie is deep (--speculative-ngram-max-trie-depth, 18).",
     ),
-    DroppedSetting(
-        f"lookup {table.POOL_RULES}",
-        "SGLang keeps its own trie of all requests and proposes the most probable continuation: "
-        "the pool rules (lookup, is_keep_all, is_use_oldest, is_public_pool) are dropped.",
+    table.drops_pool(
+        "SGLang keeps its own trie of all requests and proposes the most probable continuation"
     ),
 )
 TRIE_NOTE = "SGLang's trie and the pool here choose continuations by different rules."
@@ -239,9 +237,9 @@ def _parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | Non
             "candidate_steps by batch size is the table of SGLang's adaptive drafting; here "
             "drafting: auto adapts. Paste the command with its --speculative-* flags."
         )
-    target = flags.first("--model-path", "--model")
-    known = {k: v for k, v in flags.options.items() if k in ENGINE.keys or k.startswith(PREFIX)}
-    return {**known, **{k: v for k, v in flags.environment.items() if k == SIMULATED}}, target
+    options = {**flags.options, **flags.environment}
+    known = {k: v for k, v in options.items() if k in ENGINE.keys or k.startswith(PREFIX)}
+    return known, flags.first("--model-path", "--model")
 
 
 def _find_method(reader: Reader) -> table.Method:

@@ -202,6 +202,12 @@ def drops_block_tree(title: str) -> DroppedSetting:
     )
 
 
+def drops_pool(how: str, when: Callable[[Any], bool] = always) -> DroppedSetting:
+    """The warning of an engine that looks up n-grams by rules of its own."""
+    rules = "the pool rules (lookup, is_keep_all, is_use_oldest, is_public_pool) are dropped"
+    return DroppedSetting(f"lookup {POOL_RULES}", f"{how}: {rules}.", when)
+
+
 def drops_draft_probs(why: str, **releases: Any) -> DroppedSetting:
     """The warning of an engine that verifies without the drafter's probabilities."""
     texts = ("use_draft_probs", f"use_draft_probs is dropped{why}")

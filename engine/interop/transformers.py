@@ -64,11 +64,8 @@ MTP = (
 NGRAM = (
     Field("max_draft_len", "prompt_lookup_num_tokens"),
     *table.same("max_matching_ngram_size"),
-    DroppedSetting(
-        "lookup is_keep_all is_use_oldest is_public_pool",
-        "transformers has lookup rules of its own (lookup=transformers here): the pool rules "
-        "(is_keep_all, is_use_oldest, is_public_pool) are dropped; where a pattern occurs more "
-        "than once its pick may be another one.",
+    table.drops_pool(
+        "transformers has lookup rules of its own (lookup=transformers here)",
         lambda config: config.lookup != "transformers",
     ),
 )

@@ -20,7 +20,7 @@ from typing import Any
 from engine.errors import ConfigError
 from engine.interop import table
 from engine.interop.conversion import Reader, Writer
-from engine.interop.export_files import File, ReadYaml, command, read_flags
+from engine.interop.export_files import File, Flags, ReadYaml, command, read_flags
 from engine.interop.table import Codec, DroppedSetting, Engine, Field, Refusal, Values, method
 from engine.interop.trees import children_per_depth, format_tree, parse_tree
 from engine.tree import ChoiceTree
@@ -119,10 +119,7 @@ def _write_eagle(writer: Writer, values: Values) -> None:
         return
     values[LENGTH] = writer.chain_of_tree("eagle_choices", "vLLM runs EAGLE")
     if takes_trees:
-        writer.notes.append(
-            "vLLM 0.20 takes trees in which every node of a depth has equally many children, e.g. "
-            f"{format_tree(parse_tree('[1, 2, 2]'), 'tuples')}; this tree is not one of them."
-        )
+        writer.notes.append("vLLM 0.20 takes trees with equally many children at each depth.")
 
 
 def _read_eagle(reader: Reader) -> None:
@@ -138,9 +135,7 @@ BLOCK_LENGTH = Field("max_draft_len", LENGTH, requirement=table.BLOCK)
 BLOCK_TREE = table.drops_block_tree("vLLM")
 ONE_FORWARD = table.const(PARALLEL, True)
 NO_TREE = Refusal(TREE, "it drafts a drawn tree, here a chain")
-ALL_TOKENS = Refusal(
-    "dspark_draft_topk", "its Markov head corrects a few tokens only", ("0", "none")
-)
+ALL_TOKENS = table.refuse({"dspark_draft_topk=0|none": "its Markov head corrects few tokens"})
 DRAFT_MODEL = (
     WEIGHTS,
     LENGTH_ROW,
@@ -166,12 +161,7 @@ DRAFT_MODEL = (
 NGRAM = (
     table.const("prompt_lookup_min", 1),
     Field("max_matching_ngram_size", "prompt_lookup_max", decode=None),
-    DroppedSetting(
-        f"lookup {table.POOL_RULES}",
-        "vLLM copies what followed the longest match in the request's own text: the pool rules "
-        "(lookup, is_keep_all, is_use_oldest, is_public_pool) are dropped; where a pattern occurs "
-        "more than once its pick may be another one.",
-    ),
+    table.drops_pool("vLLM copies what followed the longest match in the request's own text"),
     Codec(LOOKUP, read=_read_ngram),
 )
 SUFFIX = (
@@ -217,7 +207,7 @@ METHODS = (
     method("MTP", "mtp", LENGTH_ROW, NO_TREE),
     method("MTP_Assistant", ASSISTANT, WEIGHTS, LENGTH_ROW, since=(0, 21), notes=(SPELLING,)),
     method("DFlash", "dflash", WEIGHTS, BLOCK_LENGTH, BLOCK_TREE),
-    method("DSpark", "dspark", WEIGHTS, BLOCK_LENGTH, BLOCK_TREE, ALL_TOKENS, since=(0, 32)),
+    method("DSpark", "dspark", WEIGHTS, BLOCK_LENGTH, BLOCK_TREE, *ALL_TOKENS, since=(0, 32)),
 )
 
 
@@ -238,22 +228,19 @@ def _files(writer: Writer, values: Values) -> tuple[File, ...]:
 
 def _parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | None]:
     """The speculative config as plain data, and the target if the text names it."""
-    flags = None if text.lstrip().startswith("{") else read_flags(text)
-    if flags is not None and any(_option(name) for name in flags.options):
-        *_, serve = -1, *(at for at, word in enumerate(flags.arguments) if word == "serve")
-        served = flags.arguments[serve + 1 :] if serve >= 0 else ()
-        target = flags.first("--model") or (served[0] if served else None)
-        return _of_options(flags.options, read_yaml), target
-    values = read_yaml(text)
-    if isinstance(values, Mapping) and any(_option(str(name)) for name in values):
-        target = values.get("model")
-        return _of_options(values, read_yaml), target if isinstance(target, str) else None
-    if not isinstance(values, Mapping) or not values:
+    flags = Flags({}, (), {}) if text.lstrip().startswith("{") else read_flags(text)
+    options: Any = flags.options if any(map(_option, flags.options)) else read_yaml(text)
+    if not isinstance(options, Mapping) or not options:
         raise ConfigError(
             'A vLLM config must be an object such as {"method": "ngram", …}, or a command with '
             f"--speculative-config, got {text.strip()[:60]!r}."
         )
-    return {str(key).replace("-", "_"): value for key, value in values.items()}, None
+    if not any(_option(str(name)) for name in options):
+        return {str(key).replace("-", "_"): value for key, value in options.items()}, None
+    words = flags.arguments
+    served = words[words.index("serve") + 1 :] if "serve" in words else ()
+    target = options.get("--model", options.get("model", next(iter(served), None)))
+    return _of_options(options, read_yaml), target if isinstance(target, str) else None
 
 
 def _option(name: str) -> str:
@@ -265,7 +252,7 @@ def _option(name: str) -> str:
 def _of_options(options: Mapping[Any, Any], read_yaml: ReadYaml) -> dict[str, Any]:
     """The config among a server's options: as a whole, by dotted keys, or by the short ones."""
     values: dict[str, Any] = {}
-    for name, value in ((name, value) for name, value in options.items() if _option(str(name))):
+    for name, value in ((n, value) for n, value in options.items() if _option(str(n))):
         option, key = _option(str(name)), str(name).partition(".")[2]
         value = read_yaml(value) if isinstance(value, str) else value
         if option in SHORT or key:
@@ -279,20 +266,17 @@ def _of_options(options: Mapping[Any, Any], read_yaml: ReadYaml) -> dict[str, An
 
 def _find_method(reader: Reader) -> table.Method:
     """The method, inferred as vLLM does where it is not named."""
-    name = _name(reader)
-    named = [m for m in METHODS if name in (m.name, *m.aliases)]
+    name, methods = _name(reader), METHODS
     if name not in BLOCKS and reader.find(PARALLEL) and reader.typed(PARALLEL, bool):
-        named = [m for m in named if PARALLEL in m.keys]
-        if not named and name not in NO_COUNTERPART:
+        methods = tuple(m for m in METHODS if PARALLEL in m.keys)
+        if name not in [m.name for m in methods]:
             NO_PARALLEL.check("vLLM", PARALLEL, True)
-    if not named:
-        what = f": {NO_COUNTERPART[name]}" if name in NO_COUNTERPART else ""
-        raise ConfigError(f"vLLM's method {name!r:.40} has no counterpart here{what}.")
+    found = table.method_named(methods, "method", name, NO_COUNTERPART)
     if name != "suffix" and reader.find(LENGTH, TREE) is None:
         raise ConfigError(f"{LENGTH} is missing. Add it: how many tokens to draft.")
     if reader.find("method") is None:
         reader.notes.append(f"No method is named; vLLM's own rules make it {name}.")
-    return named[0]
+    return found
 
 
 def _name(reader: Reader) -> str:
