@@ -4,14 +4,14 @@ Newer releases also take --spec-method, --spec-model and --spec-tokens in its pl
 
 What changed between releases, read from the releases' own vllm/config/speculative.py:
 
-    0.20    the last with speculative_token_tree and rejection_sample_method strict / probabilistic
-    0.21    draft_sample_method (gumbel); 0.22 calls it probabilistic
+    0.22    draft_sample_method probabilistic; token trees are gone since 0.21
     0.32    rejection_sample_method block
     0.33    medusa and mlp_speculator are gone; rejection_sample_method fly, xpress_topc
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shlex
 from collections.abc import Mapping
@@ -22,11 +22,9 @@ from engine.interop import table
 from engine.interop.conversion import Reader, Writer
 from engine.interop.export_files import File, Flags, ReadYaml, command, read_flags
 from engine.interop.table import Codec, DroppedSetting, Engine, Field, Refusal, Values, method
-from engine.interop.trees import children_per_depth, format_tree, parse_tree
 from engine.tree import ChoiceTree
 
 LENGTH = "num_speculative_tokens"
-TREE = "speculative_token_tree"
 LOOKUP = ("prompt_lookup_max", "prompt_lookup_min")
 PARALLEL = "parallel_drafting"
 ASSISTANT = "gemma4_mtp"
@@ -39,7 +37,7 @@ IGNORED = (
     "disable_lookahead_block_hashes draft_lm_head_quantization disable_by_batch_size "
     "disable_logprobs"
 )
-"""Together with the table's: the keys of any release from 0.20 to 0.33."""
+"""Together with the table's: the keys of any release from 0.22 to 0.33."""
 ROWS = (
     table.Ignored(IGNORED),
     table.Ignored("draft_sample_method", table.DRAWN),
@@ -54,6 +52,7 @@ ROWS = (
             "would not draw are accepted (FLy)",
             "synthetic_acceptance_rates synthetic_acceptance_length": "acceptance rates are "
             "synthetic, for testing a server",
+            "speculative_token_tree": "a drawn tree is drafted, here a chain",
             "xpress_topc": "another head refines DFlash's block (XPress)",
             "enable_adaptive_verification": "only a part of each draft is verified",
             "tensor_parallel_size": "the drafter's setting is draft_tensor_parallel_size",
@@ -100,33 +99,21 @@ def _read_suffix(reader: Reader) -> None:
     reader.settings.setdefault("max_draft_len", reader.settings.get("max_tree_depth", 24))
 
 
+def _chain(length: int) -> object:
+    return ChoiceTree.chain(length).paths
+
+
 def _write_eagle(writer: Writer, values: Values) -> None:
-    """A drawn tree as a token tree where the release has them, else as a chain."""
+    """The levels of a dynamic tree, or the first choices of a drawn one, as a chain."""
     if writer.config.use_dynamic_tree:
         values[LENGTH] = writer.chain_of_levels("vLLM drafts")
         return
-    tree = ChoiceTree(writer.config.eagle_choices)
     writer.take("use_dynamic_tree")
+    values[LENGTH] = writer.chain_of_tree("eagle_choices", "vLLM runs EAGLE")
     writer.notes.append(
         "When sampling, vLLM drafts the most probable token; here EAGLE-1 samples. The law of "
         "the output is the same, acceptance differs."
     )
-    takes_trees = not writer.at_least(0, 21) and tree != ChoiceTree.chain(tree.depth)
-    if takes_trees and children_per_depth(tree) is not None:
-        writer.take("eagle_choices")
-        values |= {LENGTH: len(tree), TREE: format_tree(tree, "tuples")}
-        writer.notes.append("vLLM 0.21 removed token trees; stay on 0.20 or older for this one.")
-        return
-    values[LENGTH] = writer.chain_of_tree("eagle_choices", "vLLM runs EAGLE")
-    if takes_trees:
-        writer.notes.append("vLLM 0.20 takes trees with equally many children at each depth.")
-
-
-def _read_eagle(reader: Reader) -> None:
-    text = reader.values.get(TREE)
-    tree = parse_tree(str(text)) if text else ChoiceTree.chain(reader.typed(LENGTH, int))
-    reader.settings["eagle_choices"] = tree.paths
-    reader.used |= {LENGTH, TREE}
 
 
 WEIGHTS = table.weights("model")
@@ -134,7 +121,6 @@ LENGTH_ROW = Field("max_draft_len", LENGTH)
 BLOCK_LENGTH = Field("max_draft_len", LENGTH, requirement=table.BLOCK)
 BLOCK_TREE = table.drops_block_tree("vLLM")
 ONE_FORWARD = table.const(PARALLEL, True)
-NO_TREE = Refusal(TREE, "it drafts a drawn tree, here a chain")
 ALL_TOKENS = table.refuse({"dspark_draft_topk=0|none": "its Markov head corrects few tokens"})
 DRAFT_MODEL = (
     WEIGHTS,
@@ -154,9 +140,8 @@ DRAFT_MODEL = (
         lambda config: config.vocabulary == "text",
         since=(0, 32),
     ),
-    table.sampled("draft_sample_method", "probabilistic", since=(0, 22)),
-    table.sampled("draft_sample_method", "gumbel", since=(0, 21), until=(0, 22)),
-    table.sampled("rejection_sample_method", "probabilistic", until=(0, 21)),
+    table.sampled("draft_sample_method", "probabilistic"),
+    dataclasses.replace(table.sampled("rejection_sample_method", ""), build=lambda w: None),
 )
 NGRAM = (
     table.const("prompt_lookup_min", 1),
@@ -183,11 +168,11 @@ MEDUSA_CHAIN = Field(
     "medusa_choices",
     LENGTH,
     build=lambda writer: writer.chain_of_tree("medusa_choices", "vLLM runs Medusa"),
-    decode=lambda length: ChoiceTree.chain(length).paths,
+    decode=_chain,
     kind=int,
 )
 LEVELS = Field("max_draft_len", LENGTH, build=lambda w: w.chain_of_levels("vLLM drafts"))
-EAGLE = Codec((LENGTH, TREE), _write_eagle, _read_eagle)
+EAGLE = Field("eagle_choices", LENGTH, build=lambda w: None, decode=_chain, kind=int)
 NO_MEDUSA = ("vLLM 0.33 removed Medusa.", "vLLM 0.32 runs it as a chain: --engine-version 0.32.")
 ARCTIC = "vLLM needs the package arctic-inference for it: pip install arctic-inference."
 BLOCK_RULE = (
@@ -196,16 +181,16 @@ BLOCK_RULE = (
 )
 SPELLING = "vLLM's guide spells the method mtp; the name of the assistant makes it this one."
 METHODS = (
-    method("Draft_Target", "draft_model", *DRAFT_MODEL, NO_TREE, notes=(BLOCK_RULE,)),
+    method("Draft_Target", "draft_model", *DRAFT_MODEL, notes=(BLOCK_RULE,)),
     method("NGram", "ngram", LENGTH_ROW, *NGRAM, aliases=("ngram_gpu",)),
     method("Suffix", "suffix", LENGTH_ROW, *SUFFIX, notes=(ARCTIC,)),
     method("Medusa", "medusa", WEIGHTS, MEDUSA_CHAIN, until=(0, 33), removal=NO_MEDUSA),
-    method("Eagle", "eagle", WEIGHTS, EAGLE),
-    method("Eagle3", "eagle3", WEIGHTS, LEVELS, NO_TREE),
+    method("Eagle", "eagle", WEIGHTS, EAGLE, Codec((), _write_eagle)),
+    method("Eagle3", "eagle3", WEIGHTS, LEVELS),
     method("PARD", "draft_model", WEIGHTS, LENGTH_ROW, ONE_FORWARD, BLOCK_TREE),
     method("P_EAGLE", "eagle3", WEIGHTS, LENGTH_ROW, ONE_FORWARD, BLOCK_TREE),
-    method("MTP", "mtp", LENGTH_ROW, NO_TREE),
-    method("MTP_Assistant", ASSISTANT, WEIGHTS, LENGTH_ROW, since=(0, 21), notes=(SPELLING,)),
+    method("MTP", "mtp", LENGTH_ROW),
+    method("MTP_Assistant", ASSISTANT, WEIGHTS, LENGTH_ROW, notes=(SPELLING,)),
     method("DFlash", "dflash", WEIGHTS, BLOCK_LENGTH, BLOCK_TREE),
     method("DSpark", "dspark", WEIGHTS, BLOCK_LENGTH, BLOCK_TREE, *ALL_TOKENS, since=(0, 32)),
 )
@@ -219,10 +204,9 @@ def _files(writer: Writer, values: Values) -> tuple[File, ...]:
     if not values:
         return (File("serve.sh", command(serve), "bash"),)
     config = ("--speculative-config", json.dumps(values, separators=(",", ":")))
-    tree = [("--attention-backend", "TREE_ATTN")] if TREE in values else []
     return (
         File("speculative_config.json", json.dumps(values, indent=2) + "\n", "json"),
-        File("serve.sh", command(serve, config, *tree), "bash"),
+        File("serve.sh", command(serve, config), "bash"),
     )
 
 
@@ -272,7 +256,7 @@ def _find_method(reader: Reader) -> table.Method:
         if name not in [m.name for m in methods]:
             NO_PARALLEL.check("vLLM", PARALLEL, True)
     found = table.method_named(methods, "method", name, NO_COUNTERPART)
-    if name != "suffix" and reader.find(LENGTH, TREE) is None:
+    if name != "suffix" and reader.find(LENGTH) is None:
         raise ConfigError(f"{LENGTH} is missing. Add it: how many tokens to draft.")
     if reader.find("method") is None:
         reader.notes.append(f"No method is named; vLLM's own rules make it {name}.")
@@ -303,9 +287,9 @@ ENGINE = Engine(
     versions=(
         ("0.33", "the newest known here"),
         ("0.32", "the last with Medusa, as a chain"),
-        ("0.20", "the last with token trees"),
+        ("0.22", "the oldest known here, of May 2026"),
     ),
-    trees="chains only; token trees until 0.20",
+    trees="chains only",
     sample='{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 5}',
     key="method",
     plain="--speculative-config",

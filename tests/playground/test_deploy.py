@@ -120,8 +120,8 @@ def test_the_first_engine_that_takes_a_method_is_selected(log: RunLog, catalog: 
 
 def test_every_engine_gives_its_verdict_on_a_run(log: RunLog, catalog: Catalog) -> None:
     run = stored(log)
-    old = export_of(log, catalog, run=run, engine="vllm", version="0.20")
-    assert old.version == "0.20" and old.verdict == "exact"
+    old = export_of(log, catalog, run=run, engine="vllm", version="0.22")
+    assert old.version == "0.22" and old.verdict == "exact"
     assert json.loads(old.files[0].text)["method"] == "eagle3"
     none = export_of(log, catalog, run=run, engine="transformers")
     assert none.refusal == "transformers has no EAGLE-3."
@@ -260,8 +260,8 @@ def test_imports_from_each_export_keep_the_run_s_method(log: RunLog) -> None:
         ({"deploy": "vllm"}, ExportForm(engine="vllm")),
         ({"deploy": "what", "of": "else"}, ExportForm()),
         (
-            {"deploy": "vllm", "of": "run:1", "version": "0.20", "other": "x"},
-            ExportForm(engine="vllm", run="1", version="0.20"),
+            {"deploy": "vllm", "of": "run:1", "version": "0.22", "other": "x"},
+            ExportForm(engine="vllm", run="1", version="0.22"),
         ),
         (
             {"deploy": "sglang", "of": "method:type:NGram", "target": "tiny"},

@@ -44,8 +44,6 @@ def written(engine: str, config: MethodConfig, version: str | None = None) -> di
                  '"num_speculative_tokens":7}'),
         ("0.32", '{"method":"medusa","model":"FasterDecoding/medusa-vicuna-7b-v1.3",'
                  '"num_speculative_tokens":4}'),
-        ("0.20", '{"method":"eagle","model":"x/y","num_speculative_tokens":2,'
-                 '"speculative_token_tree":"[(0,), (1,)]"}'),
     ],
 )  # fmt: skip
 def test_vllm_examples_come_back_to_the_letter(version: str, example: str) -> None:

@@ -38,7 +38,6 @@ VALUES: dict[str, Any] = {
     "target_layer_ids": [1, 2],
     "sa_config": {"threshold": 3},
     "greedy_sampling": False,
-    "speculative_token_tree": "[(0,), (1,)]",
     "suffix_decoding_max_cached_requests": 0,
 }
 DEFAULTS = ("greedy", "strict")
