@@ -151,15 +151,6 @@ def read_flags(text: str, *, switches: Container[str] = ()) -> Flags:
     return Flags(options, tuple(arguments), environment)
 
 
-def as_options(values: Mapping[Any, Any]) -> dict[str, str]:
-    """The keys of a config file as options of the command line; false and null are left out."""
-    return {
-        f"--{key}".replace("_", "-"): "" if value is True else str(value)
-        for key, value in values.items()
-        if value is not None and value is not False
-    }
-
-
 def read_mapping(
     text: str, read_yaml: ReadYaml, keys: tuple[str, ...], expected: str
 ) -> tuple[dict[str, Any], str | None]:

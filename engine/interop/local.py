@@ -22,24 +22,14 @@ from engine.interop.table import Engine, Field, Values, method
 # ---- mlx-lm
 
 
-MLX_LENGTH = Field(
-    "max_draft_len",
-    "--num-draft-tokens",
-    default=3,
-    note="--num-draft-tokens is not set: 3, its default, is used.",
-)
+UNSET = "--num-draft-tokens is not set: 3, its default, is used."
+MLX_LENGTH = Field("max_draft_len", "--num-draft-tokens", default=3, note=UNSET)
 SAME_TOKEN = table.drops_draft_probs(
     ": mlx-lm samples the drafts, but keeps one only where the target draws the same token; "
     "acceptance falls with the temperature."
 )
-MLX_METHOD = method(
-    "Draft_Target",
-    "",
-    table.weights("--draft-model"),
-    MLX_LENGTH,
-    SAME_TOKEN,
-    implied={"use_draft_probs": False},
-)
+MLX_ROWS = (table.weights("--draft-model"), MLX_LENGTH, SAME_TOKEN)
+MLX_METHOD = method("Draft_Target", "", *MLX_ROWS, implied={"use_draft_probs": False})
 TRIMMED = (
     "mlx-lm refuses a draft model for targets whose cache cannot be trimmed, such as this one."
 )
@@ -92,8 +82,11 @@ METHODS = {
     "assistant": method("MTP_Assistant", "", WEIGHTS, COUNT, notes=(ASSISTANT_NOTE,)),
     "dflash": method("DFlash", "", WEIGHTS, COUNT, BLOCK_TREE, notes=(ASSISTANT_NOTE,)),
 }
-NO_TYPE = "Ollama starts llama-server with MTP layers or DFlash only"
-BLOCK_TEXT = re.compile(r'"""(?:.*?)"""', re.DOTALL)
+LLAMA_SERVER = (
+    "Ollama starts llama-server with MTP layers, an assistant or DFlash only.",
+    "llama.cpp's own llama-server runs it.",
+)
+BLOCK_TEXT = re.compile(r'""".*?"""', re.DOTALL)
 
 
 def _ollama_files(writer: Writer, values: Values) -> tuple[File, ...]:
@@ -143,15 +136,7 @@ OLLAMA = Engine(
     plain=f"{DRAFT} and {LENGTH}",
     drafters="Ollama has none of one's own; llama-server has more types.",
     methods=tuple(METHODS.values()),
-    unsupported={
-        "NGram": (f"{NO_TYPE}; it has no n-gram lookup.", "llama.cpp's own llama-server has it."),
-        "Draft_Target": (
-            f"{NO_TYPE}; a draft model of its own is not run.",
-            "llama.cpp's own llama-server runs it.",
-        ),
-        "Eagle3": (f"{NO_TYPE}, not EAGLE-3 heads.", "llama.cpp's own llama-server runs them."),
-        "DSpark": (f"{NO_TYPE}, not DSpark.", "DFlash; llama.cpp's own llama-server runs DSpark."),
-    },
+    unsupported=dict.fromkeys(("NGram", "Draft_Target", "Eagle3", "DSpark"), LLAMA_SERVER),
     files=_ollama_files,
     parse=_ollama_parse,
     find_method=_ollama_method,

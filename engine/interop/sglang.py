@@ -22,7 +22,7 @@ from typing import Any
 from engine.errors import ConfigError
 from engine.interop import table
 from engine.interop.conversion import Reader, Writer
-from engine.interop.export_files import File, ReadYaml, as_options, command, read_flags
+from engine.interop.export_files import File, ReadYaml, command, read_flags
 from engine.interop.table import Codec, DroppedSetting, Engine, Field, Refusal, Values, method
 from engine.tree import ChoiceTree
 
@@ -231,7 +231,9 @@ def _parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | Non
     """A command, or flags as keys of YAML (`--config`)."""
     flags = read_flags(text, switches=(*SWITCHES.split(), "--enable-multi-layer-eagle"))
     if not flags.options and ":" in text and isinstance(values := read_yaml(text), Mapping):
-        flags = flags._replace(options=as_options(values))
+        named = {f"--{key}".replace("_", "-"): value for key, value in values.items()}
+        on = {key: "" if value is True else str(value) for key, value in named.items() if value}
+        flags = flags._replace(options=on)
     if "candidate_steps" in text:
         raise ConfigError(
             "candidate_steps by batch size is the table of SGLang's adaptive drafting; here "

@@ -44,6 +44,13 @@ COLUMNS = {
     "failed": "requests without a complete answer",
 }
 """Columns of the table, and how each is computed."""
+SHOWN = {
+    "tok_s": formats.tok_s,
+    "throughput": formats.tok_s,
+    **dict.fromkeys(("ttft_p50_ms", "ttft_p95_ms", "tpot_ms"), formats.milliseconds),
+    "mat": formats.mat,
+}
+"""Notation of a level's figures, in the order of the columns."""
 
 
 def reading_figures(reading: Reading, seconds: float | None) -> list[tuple[str, str, str]]:
@@ -161,7 +168,7 @@ class Report:
         return {
             "engine": self.engine.name,
             "levels": [
-                _figures(level, kind)
+                {"kind": kind, "concurrency": level.concurrency, **_figures(level)}
                 for kind, levels in (("plain", self.plain), ("drafting", self.drafting))
                 for level in levels
             ],
@@ -171,10 +178,8 @@ class Report:
         }
 
 
-def _figures(level: Level, kind: str) -> dict[str, Any]:
+def _figures(level: Level) -> dict[str, Any]:
     return {
-        "kind": kind,
-        "concurrency": level.concurrency,
         "tok_s": level.tok_s,
         "throughput": level.throughput,
         "ttft_p50_ms": level.ttft_ms(50),
@@ -213,18 +218,10 @@ def _verdict(level: Level, plain: Level) -> str:
 
 
 def _row(level: Level, kind: str, gain: str, equal_texts: str) -> list[str]:
-    return [
-        f"concurrency {level.concurrency}, {kind}",
-        formats.tok_s(level.tok_s),
-        formats.tok_s(level.throughput),
-        formats.milliseconds(level.ttft_ms(50)),
-        formats.milliseconds(level.ttft_ms(95)),
-        formats.milliseconds(level.tpot_ms),
-        formats.mat(level.mat),
-        gain,
-        equal_texts,
-        str(level.num_failed),
-    ]
+    figures = _figures(level)
+    shown = [show(figures[name]) for name, show in SHOWN.items()]
+    where = f"concurrency {level.concurrency}, {kind}"
+    return [where, *shown, gain, equal_texts, str(level.num_failed)]
 
 
 # ---- the best draft length
