@@ -9,7 +9,6 @@ is called draft-…. Build 9235 has all new names. p_min is always written out: 
 
 from __future__ import annotations
 
-import configparser
 import dataclasses
 import re
 import shlex
@@ -28,7 +27,9 @@ LOOKUPS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v")
 SAMPLED = (11368,)
 """Build from which on a draft model and MTP layers may sample their drafts."""
 VARIABLE = "LLAMA_ARG_"
-PRESET = re.compile(r"^\s*\[[^\]]+\]\s*$", re.MULTILINE)
+VARIABLE_LINE = re.compile(rf"^\s*-?\s*({VARIABLE}\w+)\s*[:=]\s*", re.MULTILINE)
+PRESET = re.compile(r"^[ \t]*\[([^\]\n]+)\][ \t]*$", re.MULTILINE)
+ENTRY = re.compile(r"^[ \t]*([A-Za-z][\w-]*)[ \t]*=[ \t]*(.*?)[ \t]*$", re.MULTILINE)
 MACHINE = (
     "threads threads-batch cpu-mask cpu-range cpu-strict prio poll cpu-mask-batch cpu-strict-batch "
     "prio-batch poll-batch override-tensor cpu-moe n-cpu-moe device ctx-size"
@@ -225,36 +226,25 @@ def _files(writer: Writer, values: Values) -> tuple[File, ...]:
 
 
 def _parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | None]:
-    flags = Flags(_preset(text), (), {}) if PRESET.search(text) else _command(text)
+    flags = _read(text)
     known = [k for k in flags.options if k in ENGINE.keys or k.startswith(("--spec", "--draft"))]
-    return {key: flags.options[key] for key in known}, flags.first(
-        "-m", "--model", "-hf", "--hf-repo", "--m", "--hf"
-    )
+    target = flags.first("-m", "--model", "-hf", "--hf-repo", "--m", "--hf")
+    return {key: flags.options[key] for key in known}, target
 
 
-def _command(text: str) -> Flags:
-    """Flags, which win over variables, of a shell or of a file with a line for each."""
-    flags = read_flags(re.sub(rf"(?m)^\s*-?\s*({VARIABLE}\w+)\s*[:=]\s*", r"\1=", text))
-    variables = {_flag(k): v for k, v in flags.environment.items() if k.startswith(VARIABLE)}
-    return flags._replace(options={**variables, **flags.options})
-
-
-def _preset(text: str) -> dict[str, str]:
-    """The options of an INI preset: of every model, [*], and of the one model.
+def _read(text: str) -> Flags:
+    """Of a command with its variables, which flags override, or of an INI preset of one model.
 
     Raises:
-        ConfigError: it is no INI text, or has several models.
+        ConfigError: it is no command, or the preset has several models.
     """
-    parser = configparser.ConfigParser(interpolation=None, strict=False, default_section="*")
-    parser.optionxform = str  # type: ignore[assignment, method-assign]  # -Cd is not -cd
-    try:
-        parser.read_string(f"[*]\n{text}")
-    except configparser.Error as error:
-        raise ConfigError(f"The preset cannot be parsed: {str(error).splitlines()[0]}") from error
-    models = parser.sections()
-    if len(models) > 1:
-        raise ConfigError(f"The preset has several models, {', '.join(models):.200}. Keep one.")
-    return {_flag(key): value for key, value in parser[models[0] if models else "*"].items()}
+    if sections := PRESET.findall(text):
+        if len(models := [name for name in sections if name != "*"]) > 1:
+            raise ConfigError(f"The preset has several models, {', '.join(models):.200}. Keep one.")
+        return Flags({_flag(key): value for key, value in ENTRY.findall(text)}, (), {})
+    flags = read_flags(VARIABLE_LINE.sub(r"\1=", text))
+    variables = {_flag(k): v for k, v in flags.environment.items() if k.startswith(VARIABLE)}
+    return flags._replace(options={**variables, **flags.options})
 
 
 def _flag(name: str) -> str:
@@ -310,6 +300,6 @@ ENGINE = Engine(
     hybrid={
         "Where a build cannot roll this target's recurrent state back, it saves all of it at every "
         "step, which has made drafting several times slower than plain decoding "
-        "(llama.cpp#28120). Measure with and without drafts.": table.always,
+        "(llama.cpp#28120). Measure with and without drafts.": table.always
     },
 )

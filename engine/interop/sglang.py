@@ -1,13 +1,7 @@
 """SGLang: `--speculative-*` flags, in a `launch_server` command or a YAML file of its flags.
 
-What changed between releases, read from the releases' own server_args.py:
-
-    0.5.11  DFLASH, --speculative-adaptive; older releases had n-gram match windows
-    0.5.14  --speculative-use-rejection-sampling (EAGLE family, topk 1); FROZEN_KV_MTP, which
-            replaces EAGLE and NEXTN where the draft model is an assistant (#24436)
-    0.5.16  DSPARK, a block of gamma tokens: --speculative-dspark-block-size (#30261)
-    0.5.19  UNO, a LoRA adapter of the target; --decoupled-spec-*
-    0.5.23  --speculative-use-block-verification (EAGLE family, topk 1)
+FROZEN_KV_MTP (since 0.5.14, #24436) replaces EAGLE and NEXTN where the draft model is an assistant;
+a DSPARK block (0.5.16, #30261) is gamma tokens. Source: server_args.py of each release.
 
 SGLang grows its own tree from three numbers: steps (depth), topk (children of a node) and draft
 tokens (nodes verified, the root counted).
@@ -258,10 +252,7 @@ def _find_method(reader: Reader) -> table.Method:
 ENGINE = Engine(
     name="sglang",
     title="SGLang",
-    versions=(
-        ("0.5.23", "the newest known here"),
-        ("0.5.11", "the first with DFLASH"),
-    ),
+    versions=(("0.5.23", "the newest known here"), ("0.5.11", "the first with DFLASH")),
     trees="dynamic trees from steps, topk and draft tokens; none that is drawn",
     sample="--speculative-algorithm EAGLE3 --speculative-num-steps 3 …",
     key=ALGORITHM,

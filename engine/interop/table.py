@@ -258,8 +258,7 @@ class Method(Row):
     @property
     def keys(self) -> tuple[str, ...]:
         """All keys that are read."""
-        fields = tuple(key for row in self.fields for key in row.keys)
-        return fields + tuple(key for codec in self.codecs for key in codec.keys)
+        return tuple(key for row in (*self.fields, *self.codecs) for key in row.keys)
 
     @property
     def own_keys(self) -> set[str]:
@@ -365,10 +364,7 @@ def _has_weights(cls: type[MethodConfig]) -> bool:
 def method_named(
     methods: Iterable[Method], key: str, name: str, missing: Mapping[str, str] | None = None
 ) -> Method:
-    """The first method that the engine calls so under this key.
-
-    Args:
-        missing: what others are that have no counterpart here.
+    """The first method of that name; `missing` says what others are.
 
     Raises:
         ConfigError: none has a counterpart here.

@@ -1,12 +1,7 @@
 """vLLM: `--speculative-config` JSON, in a file, in YAML, or in a whole command.
 
-Newer releases also take --spec-method, --spec-model and --spec-tokens in its place.
-
-What changed between releases, read from the releases' own vllm/config/speculative.py:
-
-    0.22    draft_sample_method probabilistic; token trees are gone since 0.21
-    0.32    rejection_sample_method block
-    0.33    medusa and mlp_speculator are gone; rejection_sample_method fly, xpress_topc
+Newer releases also take --spec-method, --spec-model and --spec-tokens in its place. Token trees are
+gone since 0.21, Medusa since 0.33. Source: vllm/config/speculative.py of each release.
 """
 
 from __future__ import annotations

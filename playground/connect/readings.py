@@ -23,15 +23,10 @@ MAX_POSITIONS = 256
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Counts since the engine's start; None if the engine does not report them.
+    """Counts since the engine's start, or the last reading; None if it does not report them.
 
-    Attributes:
-        steps: verifications of a draft.
-        at_least: steps that accepted at least 1, 2, … draft tokens.
-        running, waiting: requests at this moment.
-        mean_…: recent means that the engine computes itself: MAT, draft acceptance, steps of the
-            drafter, draft tokens; and the verified window and MAT of whole blocks (DSpark).
-        since_last_read: the counts are since the last reading, not since the start.
+    `steps` are verifications, `at_least` those that accepted at least 1, 2, … draft tokens. The
+    means are recent ones that the engine computes itself; window and block are DSpark's.
     """
 
     steps: float | None = None

@@ -17,14 +17,7 @@ from typing import Any
 
 from engine import formats
 from engine.formats import DASH, figure
-from engine.metrics import (
-    FORMULAS,
-    chain_mat,
-    predicted_tok_s,
-    speedup,
-    step_ms_of,
-    throughput,
-)
+from engine.metrics import FORMULAS, chain_mat, predicted_tok_s, speedup, step_ms_of, throughput
 from playground.connect.readings import Engine, Reading
 from playground.connect.replay import Level, count_equal_texts, error_sentences
 from playground.host.baseline import DOUBTS, Doubt, Evidence, doubt_of

@@ -81,11 +81,7 @@ def _store(log: RunLog, client: Client, level: Level, title: str, replay_id: str
         run_id = log.begin(
             NewRun(
                 target=client.model,
-                method={
-                    "decoding_type": EXTERNAL,
-                    "engine": client.engine.name,
-                    "url": client.url,
-                },
+                method={"decoding_type": EXTERNAL, "engine": client.engine.name, "url": client.url},
                 method_title=f"{title} · concurrency {level.concurrency}",
                 lossless=None,
                 sampling={"temperature": 0.0},

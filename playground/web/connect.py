@@ -20,7 +20,7 @@ from playground.connect.report import COLUMNS, Report, reading_figures
 from playground.connect.session import Address, measure
 from playground.errors import fault_of
 from playground.host.catalog import Catalog
-from playground.plots import GREY, HUES, styled
+from playground.plots import HUES, styled
 from playground.web.forms import QUEUED
 from playground.web.results import HTML, Cell, saying, table_html
 from presets import PromptSuite
@@ -232,19 +232,14 @@ def advice_figure(report: Report) -> go.Figure | None:
     figure = go.Figure()
     for hue, advice in zip(HUES, report.advice, strict=False):
         lengths = list(range(len(advice.tok_s_by_len)))
+        stars = ["star" if length == advice.draft_len else "circle" for length in lengths]
         figure.add_scatter(
             x=lengths,
             y=advice.tok_s_by_len,
             name=f"concurrency {advice.concurrency}",
             line={"color": hue},
+            marker={"symbol": stars, "size": [12 if star == "star" else 6 for star in stars]},
             mode="lines+markers",
-        )
-        figure.add_scatter(
-            x=[advice.draft_len],
-            y=[advice.tok_s_by_len[advice.draft_len]],
-            marker={"color": hue, "size": 12, "symbol": "star", "line": {"color": GREY}},
-            mode="markers",
-            showlegend=False,
         )
     figure.update_xaxes(title="draft length", dtick=1)
     figure.update_yaxes(title="predicted tok/s of one request", rangemode="tozero")
