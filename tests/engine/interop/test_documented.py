@@ -101,6 +101,31 @@ def test_vllm_examples_come_back_to_the_letter(version: str, example: str) -> No
             "  --spec-draft-n-min 0 \\\n"
             "  --spec-draft-p-min 0.0\n",
         ),
+        (
+            "mlx",
+            {"decoding_type": "Draft_Target", "speculative_model": "mlx-community/Qwen3-0.6B-4bit",
+             "max_draft_len": 4, "use_draft_probs": False},
+            f"mlx_lm.server --model {LLAMA} \\\n"
+            "  --draft-model mlx-community/Qwen3-0.6B-4bit \\\n"
+            "  --num-draft-tokens 4\n",
+        ),
+        (
+            "ollama",
+            {"decoding_type": "MTP_Assistant", "speculative_model": "/m/mtp-gemma.gguf",
+             "max_draft_len": 4},
+            "FROM Llama-3.1-8B-Instruct.gguf\n"
+            "DRAFT /m/mtp-gemma.gguf\n"
+            "PARAMETER draft_num_predict 4\n",
+        ),
+        (
+            "trtllm",
+            {"decoding_type": "MTP_Assistant", "speculative_model": "google/gemma-4-E4B-assistant",
+             "max_draft_len": 4},
+            "speculative_config:\n"
+            "  decoding_type: MTP\n"
+            "  max_draft_len: 4\n"
+            "  speculative_model: google/gemma-4-E4B-assistant\n",
+        ),
     ],
 )  # fmt: skip
 def test_documented_files_are_written_to_the_letter(
