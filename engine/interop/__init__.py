@@ -24,11 +24,7 @@ ENGINES: Mapping[str, Engine] = {engine.name: engine for engine in _ENGINES}
 
 
 def find_engine(name: object) -> Engine:
-    """An engine by name.
-
-    Raises:
-        ConfigError: there is none of that name.
-    """
+    """Raises ConfigError: there is no engine of that name."""
     if isinstance(name, str) and name in ENGINES:
         return ENGINES[name]
     near = difflib.get_close_matches(str(name), ENGINES, n=1)
@@ -73,12 +69,10 @@ def export_method(
     """A method as an engine runs it, or why it cannot.
 
     Args:
-        target: the target as the engine can load it.
+        target, hybrid: as the engine can load it; whether it has recurrent layers.
         version: the engine's release; None = the newest known.
         resolve: what `speculative_model` names → what the engine can load.
-        notes: remarks on the target.
-        hybrid: whether it has recurrent layers.
-        warnings: further differences from the target here.
+        notes, warnings: remarks on the target, and further differences from the one here.
 
     Raises:
         ConfigError: the version is malformed, or older than the oldest known.

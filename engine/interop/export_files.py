@@ -36,10 +36,8 @@ class File:
 class Export:
     """A method as an engine runs it.
 
-    Attributes:
-        warnings: one sentence per difference from the method here; `notes` report none.
-        refusal: why the engine cannot run the method, without files then; empty if it can.
-        nearest: the closest alternative then.
+    `warnings` have a sentence per difference from the method here; `refusal` says why the engine
+    cannot run it, without files then, and `nearest` is the closest alternative.
     """
 
     engine: str
@@ -61,10 +59,8 @@ class Export:
 class ImportedMethod:
     """An engine's config read as a method here.
 
-    Attributes:
-        target: the model that it served, if the text names it.
-        notes: how it was read where that is not obvious.
-        ignored: keys that do not bear on what is drafted: where the drafter runs, for how many.
+    `notes` say how it was read where that is not obvious; `ignored` keys do not bear on what is
+    drafted: where the drafter runs, for how many. `target` is None where the text names none.
     """
 
     config: MethodConfig

@@ -286,12 +286,6 @@ ENGINE = Engine(
     plain="--spec-type and a draft model",
     drafters="Drafters there are C++ and part of the build.",
     methods=METHODS,
-    unsupported={
-        "Lookahead": (
-            "llama-server has no lookahead; it is an example program only.",
-            "N-gram lookup: without weights, too.",
-        )
-    },
     files=_files,
     parse=_parse,
     find_method=_find_method,

@@ -31,9 +31,6 @@ ALGORITHM = PREFIX + "algorithm"
 TOKENS = PREFIX + "num-draft-tokens"
 SIZE = (PREFIX + "num-steps", PREFIX + "eagle-topk", TOKENS)
 """Steps, children of a node, and nodes verified, the root counted."""
-DECOUPLED = "--decoupled-spec-role"
-SIMULATED = "SGLANG_SIMULATE_ACC_LEN"
-"""A variable of the environment."""
 WEIGHTS = table.weights(PREFIX + "draft-model-path", PREFIX + "draft-model")
 IGNORED = _flags(
     "draft-model-revision draft-load-format attention-mode "
@@ -64,9 +61,9 @@ ROWS = (
             _flags("ngram-external-corpus-path"): "it also looks up the texts of a file",
             "--enable-multi-layer-eagle": "every step drafts with a layer of its own",
             "--uno-lora-path": "the target drafts through a LoRA adapter (UNO)",
-            f"{DECOUPLED}=null|none": "the drafter is a server of its own that drafts ahead of "
+            "--decoupled-spec-role=null|none": "the drafter is a server of its own, ahead of "
             "the verification",
-            f"{SIMULATED}=0": "acceptance is simulated, for testing a server",
+            "SGLANG_SIMULATE_ACC_LEN=0": "acceptance is simulated, for testing a server",
         }
     ),
 )
@@ -178,14 +175,6 @@ NGRAM = (
         table.read_only("", PREFIX + name, decode=lambda value: table.IGNORED, note=TRIE)
         for name in ("ngram-min-bfs-breadth", "ngram-match-type", "ngram-max-trie-depth")
     ),
-    table.read_only("max_matching_ngram_size", PREFIX + "ngram-max-match-window-size"),
-    table.read_only(
-        "",
-        PREFIX + "ngram-min-match-window-size",
-        decode=lambda size: None if size == "1" else table.IGNORED,
-        note="here matches may be as short as 1 token.",
-    ),
-    table.Ignored(_flags("ngram-branch-length")),
     DroppedSetting(
         "max_matching_ngram_size",
         "max_matching_ngram_size={c.max_matching_ngram_size} is dropped: SGLang matches as many "
@@ -213,7 +202,6 @@ METHODS = (
         "DSpark", "DSPARK", WEIGHTS, *DSPARK_LENGTH, BLOCK_TREE, since=(0, 5, 16), notes=(RAGGED,)
     ),
 )
-MISSING = {"UNO": "the target drafts through a LoRA adapter, --uno-lora-path"}
 
 
 def _files(writer: Writer, values: Values) -> tuple[File, ...]:
@@ -246,7 +234,7 @@ def _find_method(reader: Reader) -> table.Method:
     if name == "EAGLE" and model is None:
         reader.notes.append("EAGLE without a draft model is the target's own MTP layer.")
         name = "NEXTN"
-    return table.method_named(METHODS, ALGORITHM, name, MISSING)
+    return table.method_named(METHODS, ALGORITHM, name)
 
 
 ENGINE = Engine(
@@ -259,18 +247,10 @@ ENGINE = Engine(
     plain=ALGORITHM,
     drafters="Newer releases run a class registered with SpeculativeAlgorithm.register.",
     methods=METHODS,
-    unsupported={
-        "Suffix": ("SGLang has no suffix decoding.", "NGram: its trie spans requests, too.")
-    },
     files=_files,
     parse=_parse,
     find_method=_find_method,
     rows=ROWS,
-    reasons={
-        "confidence_threshold": "SGLang always drafts all steps.",
-        "use_relaxed_acceptance_for_thinking": "SGLang's own lossy switch is "
-        "--speculative-accept-threshold-single.",
-    },
     hybrid={
         "With this target's recurrent layers, prefix caching and drafts go together under "
         "--mamba-scheduler-strategy extra_buffer.": table.always,

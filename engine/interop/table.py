@@ -185,8 +185,8 @@ def weights(key: str, *aliases: str, **rest: Any) -> Field:
     return Field("speculative_model", key, aliases, build=lambda w: w.model(), **rest)
 
 
-def sampled(key: str, word: str, **releases: Any) -> Field:
-    """Whether drafts are sampled and verified with their probabilities, as a word."""
+def sampled(key: str, word: str | None = None, **releases: Any) -> Field:
+    """Whether drafts are sampled and verified with their probabilities; written as `word`."""
     words = {"probabilistic": True, "gumbel": True, "greedy": False, "strict": False}
     rest: Any = {"encode": {True: word}.get, "decode": lambda name: words.get(name, IGNORED)}
     return Field("use_draft_probs", key, kind=str, default=False, **rest, **releases)

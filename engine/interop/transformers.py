@@ -111,32 +111,31 @@ METHODS = {
 }
 
 
+SCRIPT = """from transformers import AutoModelForCausalLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained({target!r})
+model = AutoModelForCausalLM.from_pretrained({target!r}, dtype="auto")
+{setup}inputs = tokenizer("Write a haiku.", return_tensors="pt")
+output = model.generate({arguments}, max_new_tokens=128)
+print(tokenizer.decode(output[0], skip_special_tokens=True))
+"""
+
+
 def _files(writer: Writer, values: Values) -> tuple[File, ...]:
-    target, model = repr(writer.target), values.pop(ASSISTANT, None)
-    lines = [
-        "from transformers import AutoModelForCausalLM, AutoTokenizer",
-        "",
-        f"tokenizer = AutoTokenizer.from_pretrained({target})",
-        f'model = AutoModelForCausalLM.from_pretrained({target}, dtype="auto")',
-    ]
-    arguments = ["**inputs"]
-    if model is not None:
-        lines.append(f'assistant = AutoModelForCausalLM.from_pretrained({model!r}, dtype="auto")')
-        arguments.append("assistant_model=assistant")
+    setup, arguments = "", ["**inputs"]
     for key, value in values.items():
-        if key == TOKENIZER:
-            lines.append(f"{TOKENIZER} = AutoTokenizer.from_pretrained({value!r})")
+        if key == ASSISTANT:
+            setup += f'assistant = AutoModelForCausalLM.from_pretrained({value!r}, dtype="auto")\n'
+            arguments.append(f"{ASSISTANT}=assistant")
+        elif key == TOKENIZER:
+            setup += f"{TOKENIZER} = AutoTokenizer.from_pretrained({value!r})\n"
             arguments += ["tokenizer=tokenizer", f"{TOKENIZER}={TOKENIZER}"]
         elif key.startswith(DRAFTING):
-            lines.append(f"assistant.generation_config.{key} = {value!r}")
+            setup += f"assistant.generation_config.{key} = {value!r}\n"
         else:
             arguments.append(f"{key}={value!r}")
-    lines += [
-        'inputs = tokenizer("Write a haiku.", return_tensors="pt")',
-        f"output = model.generate({', '.join(arguments)}, max_new_tokens=128)",
-        "print(tokenizer.decode(output[0], skip_special_tokens=True))",
-    ]
-    return (File("generate.py", "\n".join(lines) + "\n", "python"),)
+    text = SCRIPT.format(target=writer.target, setup=setup, arguments=", ".join(arguments))
+    return (File("generate.py", text, "python"),)
 
 
 def _parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | None]:
@@ -190,12 +189,10 @@ def _name(node: ast.expr) -> str:
 
 def _constant(node: ast.expr) -> Any:
     """A literal's value, or the name of a variable."""
-    if isinstance(node, ast.Name):
-        return node.id
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError, RecursionError, MemoryError):
-        return None
+        return _name(node) or None
 
 
 def _find_method(reader: Reader) -> table.Method:
@@ -225,12 +222,6 @@ ENGINE = Engine(
     plain="",
     drafters="custom_generate there takes a custom decoding loop.",
     methods=tuple(METHODS.values()),
-    unsupported={
-        "MTP_Assistant": (
-            "transformers 5.23 cannot build Gemma 4's assistants: it refuses their own config.",
-            "Draft model: with weights of its own, too.",
-        )
-    },
     files=_files,
     parse=_parse,
     find_method=_find_method,

@@ -6,7 +6,6 @@ gone since 0.21, Medusa since 0.33. Source: vllm/config/speculative.py of each r
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shlex
 from collections.abc import Mapping
@@ -88,9 +87,7 @@ def _read_ngram(reader: Reader) -> None:
 
 def _read_suffix(reader: Reader) -> None:
     if reader.settings["use_global_pool"]:
-        reader.notes.append(
-            "Here the pool of earlier runs is limited in tokens, there in requests."
-        )
+        reader.notes.append("Here the pool of earlier runs is limited in tokens, not in requests.")
     reader.settings.setdefault("max_draft_len", reader.settings.get("max_tree_depth", 24))
 
 
@@ -136,7 +133,7 @@ DRAFT_MODEL = (
         since=(0, 32),
     ),
     table.sampled("draft_sample_method", "probabilistic"),
-    dataclasses.replace(table.sampled("rejection_sample_method", ""), build=lambda w: None),
+    table.sampled("rejection_sample_method"),
 )
 NGRAM = (
     table.const("prompt_lookup_min", 1),
