@@ -95,17 +95,10 @@ def _chain(length: int) -> object:
     return ChoiceTree.chain(length).paths
 
 
-def _write_eagle(writer: Writer, values: Values) -> None:
-    """The levels of a dynamic tree, or the first choices of a drawn one, as a chain."""
-    if writer.config.use_dynamic_tree:
-        values[LENGTH] = writer.chain_of_levels("vLLM drafts")
-        return
-    writer.take("use_dynamic_tree")
-    values[LENGTH] = writer.chain_of_tree("eagle_choices", "vLLM runs EAGLE")
-    writer.notes.append(
-        "When sampling, vLLM drafts the most probable token; here EAGLE-1 samples. The law of "
-        "the output is the same, acceptance differs."
-    )
+def _eagle_len(writer: Writer) -> int:
+    if writer.take("use_dynamic_tree"):
+        return writer.chain_of_levels("vLLM drafts")
+    return writer.chain_of_tree("eagle_choices", "vLLM runs EAGLE")
 
 
 WEIGHTS = table.weights("model")
@@ -164,12 +157,16 @@ MEDUSA_CHAIN = Field(
     kind=int,
 )
 LEVELS = Field("max_draft_len", LENGTH, build=lambda w: w.chain_of_levels("vLLM drafts"))
-EAGLE = Field("eagle_choices", LENGTH, build=lambda w: None, decode=_chain, kind=int)
+EAGLE = Field("eagle_choices", LENGTH, build=_eagle_len, decode=_chain, kind=int)
 NO_MEDUSA = ("vLLM 0.33 removed Medusa.", "vLLM 0.32 runs it as a chain: --engine-version 0.32.")
 ARCTIC = "vLLM needs the package arctic-inference for it: pip install arctic-inference."
 BLOCK_RULE = (
     "Sampled drafts are verified as one block here (verification: block); in vLLM, from 0.32 on, "
     "with rejection_sample_method block."
+)
+GREEDY = (
+    "When sampling, vLLM drafts the most probable token; here EAGLE-1 samples. The law of the "
+    "output is the same, acceptance differs."
 )
 SPELLING = "vLLM's guide spells the method mtp; the name of the assistant makes it this one."
 METHODS = (
@@ -177,7 +174,7 @@ METHODS = (
     method("NGram", "ngram", LENGTH_ROW, *NGRAM, aliases=("ngram_gpu",)),
     method("Suffix", "suffix", LENGTH_ROW, *SUFFIX, notes=(ARCTIC,)),
     method("Medusa", "medusa", WEIGHTS, MEDUSA_CHAIN, until=(0, 33), removal=NO_MEDUSA),
-    method("Eagle", "eagle", WEIGHTS, EAGLE, Codec((), _write_eagle)),
+    method("Eagle", "eagle", WEIGHTS, EAGLE, notes=(GREEDY,)),
     method("Eagle3", "eagle3", WEIGHTS, LEVELS),
     method("PARD", "draft_model", WEIGHTS, LENGTH_ROW, ONE_FORWARD, BLOCK_TREE),
     method("P_EAGLE", "eagle3", WEIGHTS, LENGTH_ROW, ONE_FORWARD, BLOCK_TREE),

@@ -280,12 +280,12 @@ class DeployPage:
 
     def _no_export(self, error: str) -> Updates:
         """Shows the error, or that there are no runs yet."""
-        empty = {self.summary: "", self.notes: html_update(""), self.command: ""}
-        message = _alert(error) if error else _alert(NO_RUNS, "dim")
         return {
-            self.verdict: message,
+            self.summary: "",
+            self.notes: html_update(""),
+            self.command: "",
+            self.verdict: _alert(error) if error else _alert(NO_RUNS, "dim"),
             self.link: "fault" if error else "",
-            **empty,
             **self._files(),
         }
 
@@ -309,9 +309,8 @@ class DeployPage:
         return str(folder / name)
 
     def _read(self, engine: Any, text: Any) -> Updates:
-        sample = {
-            self.paste: gr.Textbox(placeholder=ENGINES[engine].sample if engine in ENGINES else "")
-        }
+        example = ENGINES[engine].sample if engine in ENGINES else ""
+        sample = {self.paste: gr.Textbox(placeholder=example)}
         hidden = {p: gr.update(visible=False) for p in (self.imported, self.yaml, self.use)}
         if not isinstance(text, str) or not text.strip():
             return sample | hidden
