@@ -30,9 +30,6 @@ SAME_TOKEN = table.drops_draft_probs(
 )
 MLX_ROWS = (table.weights("--draft-model"), MLX_LENGTH, SAME_TOKEN)
 MLX_METHOD = method("Draft_Target", "", *MLX_ROWS, implied={"use_draft_probs": False})
-TRIMMED = (
-    "mlx-lm refuses a draft model for targets whose cache cannot be trimmed, such as this one."
-)
 
 
 def _mlx_files(writer: Writer, values: Values) -> tuple[File, ...]:
@@ -56,16 +53,17 @@ MLX = Engine(
     name="mlx",
     title="mlx-lm",
     versions=(("0.32", "the newest known here"), ("0.26", "the oldest known here")),
-    trees="chains only",
     sample="mlx_lm.server --model a/b --draft-model c/d --num-draft-tokens 3",
-    key="",
     plain="--draft-model",
     drafters="generate_step there is a Python function of your own to copy.",
     methods=(MLX_METHOD,),
     files=_mlx_files,
     parse=_mlx_parse,
     find_method=_mlx_method,
-    hybrid={TRIMMED: table.always},
+    hybrid={
+        "mlx-lm refuses a draft model for targets whose cache cannot be trimmed, such as this "
+        "one.": table.always
+    },
 )
 
 
@@ -130,9 +128,7 @@ OLLAMA = Engine(
     name="ollama",
     title="Ollama",
     versions=(("0.32", "the newest known here"),),
-    trees="chains only",
     sample="FROM target.gguf\nDRAFT drafter.gguf\nPARAMETER draft_num_predict 4",
-    key="",
     plain=f"{DRAFT} and {LENGTH}",
     drafters="Ollama has none of one's own; llama-server has more types.",
     methods=tuple(METHODS.values()),

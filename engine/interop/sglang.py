@@ -119,7 +119,21 @@ def _drawn_size(writer: Writer) -> tuple[int, int, int]:
 
 
 def _read_size(reader: Reader) -> None:
-    steps, topk, tokens = _size(reader)
+    """Completed as SGLang does for most models."""
+    reader.used.update(SIZE)
+    missing = [name for name in SIZE if reader.find(name) is None]
+    if len(missing) == len(SIZE):
+        reader.notes.append(
+            "SGLang sets steps, topk and draft tokens itself: 5, 4, 8 for Llama and Grok, "
+            "3, 1, 4 for others; 3, 1, 4 is used here."
+        )
+    elif missing:
+        raise ConfigError(f"SGLang wants all of {', '.join(SIZE)}; {missing[0]} is missing.")
+    steps, topk, tokens = (3, 1, 4) if missing else (reader.typed(name, int) for name in SIZE)
+    if topk == 1 and tokens != steps + 1:
+        reader.notes.append(
+            f"With topk 1, SGLang drafts {steps} tokens regardless of num-draft-tokens."
+        )
     name, settings = reader.methods[-1].decoding_type, reader.settings
     if topk > 1 and name in ("Eagle", "Eagle3"):
         settings |= {"use_dynamic_tree": True, "dynamic_tree_max_topK": topk}
@@ -130,26 +144,6 @@ def _read_size(reader: Reader) -> None:
         settings["max_draft_len"] = steps
         if topk > 1:
             reader.notes.append("Here the method drafts a chain: topk is ignored.")
-
-
-def _size(reader: Reader) -> tuple[int, int, int]:
-    """Steps, topk and draft tokens, root counted; completed as SGLang does for most models."""
-    reader.used.update(SIZE)
-    missing = [name for name in SIZE if reader.find(name) is None]
-    if len(missing) == len(SIZE):
-        reader.notes.append(
-            "SGLang sets steps, topk and draft tokens itself: 5, 4, 8 for Llama and Grok, "
-            "3, 1, 4 for others; 3, 1, 4 is used here."
-        )
-        return 3, 1, 4
-    if missing:
-        raise ConfigError(f"SGLang wants all of {', '.join(SIZE)}; {missing[0]} is missing.")
-    steps, topk, tokens = (reader.typed(name, int) for name in SIZE)
-    if topk == 1 and tokens != steps + 1:
-        reader.notes.append(
-            f"With topk 1, SGLang drafts {steps} tokens regardless of num-draft-tokens."
-        )
-    return steps, topk, tokens
 
 
 # ---- the table

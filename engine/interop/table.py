@@ -292,10 +292,7 @@ class Engine:
     name: str
     title: str
     versions: tuple[tuple[str, str], ...]
-    trees: str
     sample: str
-    key: str
-    plain: str
     drafters: str
     methods: tuple[Method, ...]
     unsupported: Mapping[str, tuple[str, str]] = field(default_factory=dict)
@@ -303,6 +300,9 @@ class Engine:
     parse: Callable[[str, ReadYaml], tuple[Mapping[str, Any], str | None]]
     find_method: Callable[[Any], Method]
     rows: tuple[Row, ...] = ()
+    trees: str = "chains only"
+    key: str = ""
+    plain: str = ""
     strict: bool = False
     reasons: Mapping[str, str] = field(default_factory=dict)
     hybrid: Mapping[str, Callable[[Any], bool]] = field(default_factory=dict)

@@ -15,7 +15,7 @@ from engine.errors import ConfigError
 from engine.interop import table
 from engine.interop.conversion import Reader, Writer
 from engine.interop.export_files import File, Flags, ReadYaml, command, read_flags
-from engine.interop.table import Codec, DroppedSetting, Engine, Field, Refusal, Values, method
+from engine.interop.table import Codec, DroppedSetting, Engine, Field, Values, method
 from engine.tree import ChoiceTree
 
 LENGTH = "num_speculative_tokens"
@@ -53,9 +53,6 @@ ROWS = (
             "index_share_for_mtp_iteration": "MTP layers share their attention indices",
         }
     ),
-)
-NO_PARALLEL = Refusal(
-    PARALLEL, "one forward drafts a whole block (PARD, P-EAGLE), which its method cannot do"
 )
 NO_COUNTERPART = {
     "mlp_speculator": "an MLP speculator",
@@ -239,12 +236,11 @@ def _of_options(options: Mapping[Any, Any], read_yaml: ReadYaml) -> dict[str, An
 
 def _find_method(reader: Reader) -> table.Method:
     """The method, inferred as vLLM does where it is not named."""
-    name, methods = _name(reader), METHODS
+    name, methods, what = _name(reader), METHODS, "method"
     if name not in BLOCKS and reader.find(PARALLEL) and reader.typed(PARALLEL, bool):
         methods = tuple(m for m in METHODS if PARALLEL in m.keys)
-        if name not in [m.name for m in methods]:
-            NO_PARALLEL.check("vLLM", PARALLEL, True)
-    found = table.method_named(methods, "method", name, NO_COUNTERPART)
+        what = f"method beside {PARALLEL}"
+    found = table.method_named(methods, what, name, NO_COUNTERPART)
     if name != "suffix" and reader.find(LENGTH) is None:
         raise ConfigError(f"{LENGTH} is missing. Add it: how many tokens to draft.")
     if reader.find("method") is None:
@@ -278,7 +274,6 @@ ENGINE = Engine(
         ("0.32", "the last with Medusa, as a chain"),
         ("0.22", "the oldest known here, of May 2026"),
     ),
-    trees="chains only",
     sample='{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 5}',
     key="method",
     plain="--speculative-config",

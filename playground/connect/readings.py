@@ -7,7 +7,7 @@ that the engine was restarted in between; then only the later reading counts.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -57,7 +57,7 @@ class Reading:
     def draft_len(self) -> int:
         """Tokens drafted a step; 0 if the engine does not report them."""
         drafted = None if self.drafted is None else ratio(self.drafted, self.steps)
-        return round(drafted or self.mean_num_steps or 0)
+        return round(min(drafted or self.mean_num_steps or 0, MAX_POSITIONS))
 
     @property
     def draft_acceptance(self) -> float | None:
@@ -247,7 +247,11 @@ def _from_prometheus(text: str, names: Mapping[str, str]) -> Reading:
     by_name = {metric: name for name, metric in names.items()}
     series: dict[str, list[float]] = {}
     positions: dict[int, float] = {}
-    for metric, labels, value in _samples(text):
+    try:
+        samples = [one for family in text_string_to_metric_families(text) for one in family.samples]
+    except (ValueError, IndexError, KeyError, TypeError) as error:
+        raise ConfigError("/metrics must be in Prometheus' text format.") from error
+    for metric, labels, value, *_ in samples:
         name = by_name.get(metric.removesuffix("_total"))
         if name is not None and not 0 <= value <= MAX_COUNT:
             raise ConfigError(f"{metric} in /metrics must be in [0, 2^53], got {value!s:.80}.")
@@ -265,12 +269,3 @@ def _from_prometheus(text: str, names: Mapping[str, str]) -> Reading:
         for name, values in series.items()
     }
     return Reading(**figures, at_least=at_least)
-
-
-def _samples(text: str) -> Iterator[tuple[str, Mapping[str, str], float]]:
-    """Raises ConfigError: the text is not in Prometheus' format."""
-    try:
-        for family in text_string_to_metric_families(text):
-            yield from ((one.name, one.labels, one.value) for one in family.samples)
-    except (ValueError, IndexError, KeyError, TypeError) as error:
-        raise ConfigError("/metrics must be in Prometheus' text format.") from error

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.errors import ConfigError, PlaygroundError
@@ -178,8 +177,3 @@ def count_equal_texts(level: Level, plain: Level) -> tuple[int, int]:
         if one.reply is not None and one.prompt in texts
     ]
     return sum(a == b for a, b in pairs), len(pairs)
-
-
-def error_sentences(levels: Sequence[Level]) -> list[str]:
-    """Each distinct error once."""
-    return list(dict.fromkeys(one.error for lv in levels for one in lv.outcomes if one.error))

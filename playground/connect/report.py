@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any
 
 from engine import formats
 from engine.formats import DASH, figure
 from engine.metrics import FORMULAS, chain_mat, predicted_tok_s, speedup, step_ms_of, throughput
 from playground.connect.readings import Engine, Reading
-from playground.connect.replay import Level, count_equal_texts, error_sentences
+from playground.connect.replay import Level, count_equal_texts
 from playground.host.baseline import DOUBTS, Doubt, Evidence, doubt_of
 
 MIN_GAIN = 0.02
@@ -122,35 +123,31 @@ class Report:
             for level in self.drafting
             if level.restarted
         ]
-        errors = error_sentences([*self.plain, *self.drafting])
+        outcomes = [one for level in (*self.plain, *self.drafting) for one in level.outcomes]
+        errors = dict.fromkeys(one.error for one in outcomes if one.error)
         return [*filter(None, verdicts), *restarts, *self._advice_sentences(), *errors]
 
     def _advice_sentences(self) -> list[str]:
         if not self.advice:
             return []
-        first, break_even = self.advice[0], break_even_concurrency(self.advice)
+        first, schedule = self.advice[0], batch_schedule(self.advice)
         where, length = f"concurrency {first.concurrency}", first.draft_len
-        if not length:
-            sentences = [f"Drafting is not predicted to pay off at {where}."]
-        else:
+        sentences = [f"Drafting is not predicted to pay off at {where}."]
+        if length:
             sentences = [
                 f"Predicted fastest at {where}: {length} drafted tokens, "
                 f"{formats.tok_s(first.tok_s)} tok/s, {formats.speedup(first.speedup)} plain "
                 f"decoding ({self.engine.flag.format(k=length, k1=length + 1)})."
             ]
-        if break_even is not None and length:
-            sentences.append(
-                f"From concurrency {break_even} on, drafting is predicted to cost more than it "
-                "gains."
-            )
-        if self.engine.schedule is not None and len(self.advice) > 1 and length:
-            schedule = self.engine.schedule(batch_schedule(self.advice))
-            sentences.append(f"By batch size: {schedule}.")
-        rates = (
-            "the position rates"
-            if self.counters.position_rates
-            else "the mean, as if every drafted token were accepted equally often"
-        )
+            least, _, last_length = schedule[-1]
+            if not last_length:
+                sentences.append(
+                    f"From concurrency {least} on, drafting is predicted to cost more than it "
+                    "gains."
+                )
+            if self.engine.schedule is not None and len(self.advice) > 1:
+                sentences.append(f"By batch size: {self.engine.schedule(schedule)}.")
+        rates = "the position rates" if self.counters.position_rates else "rates assumed equal"
         sentences.append(
             f"The prediction is approximate: MAT(k) from {rates}; step(k) on a straight line "
             f"between no draft and {len(self.position_rates)} tokens."
@@ -267,26 +264,11 @@ def equal_rates(mean: float | None, draft_len: int) -> tuple[float, ...]:
     return rates
 
 
-def break_even_concurrency(advice: Sequence[LengthAdvice]) -> int | None:
-    """The lowest concurrency from which on no draft length pays off; None if one always does."""
-    lowest = None
-    for one in sorted(advice, key=lambda one: one.concurrency, reverse=True):
-        if one.draft_len:
-            break
-        lowest = one.concurrency
-    return lowest
-
-
 def batch_schedule(advice: Sequence[LengthAdvice]) -> list[list[int]]:
     """The draft length by batch size: rows of [first, last, length], without gaps."""
     ordered = sorted(advice, key=lambda one: one.concurrency)
-    rows: list[list[int]] = []
-    for index, one in enumerate(ordered):
-        first = rows[-1][1] + 1 if rows else 1
-        is_last = index + 1 == len(ordered)
-        last = one.concurrency if is_last else ordered[index + 1].concurrency - 1
-        if rows and rows[-1][2] == one.draft_len:
-            rows[-1][1] = max(last, first)
-        else:
-            rows.append([first, max(last, first), one.draft_len])
-    return rows
+    changes = [new for old, new in pairwise(ordered) if new.draft_len != old.draft_len]
+    firsts = [1, *(one.concurrency for one in changes)]
+    lasts = [*(first - 1 for first in firsts[1:]), ordered[-1].concurrency]
+    lengths = [one.draft_len for one in (ordered[0], *changes)]
+    return [list(row) for row in zip(firsts, lasts, lengths, strict=True)]

@@ -32,6 +32,7 @@ from playground.web.generate import GeneratePage
 from playground.web.method_file import uploaded_text
 from playground.web.results import HTML
 
+TITLES = [(engine.title, engine.name) for engine in ENGINES.values()]
 MARKS = {"exact": "✓", "with losses": "~", "not supported": "✕"}
 FIRST_FILES, MAX_FILES = 2, 8
 """Files in view, and in all."""
@@ -91,11 +92,10 @@ class DeployPage:
             self.summary = gr.HTML(elem_id="pg-deploy-summary", padding=True)
 
     def _reader(self) -> None:
-        engines = [(engine.title, engine.name) for engine in ENGINES.values()]
         hidden: dict[str, Any] = {"visible": False}
         with gr.Group(elem_id="pg-deploy-reader"):
             self.source = gr.Dropdown(
-                engines, value="vllm", label="Import a config of", elem_id="pg-deploy-source"
+                TITLES, value="vllm", label="Import a config of", elem_id="pg-deploy-source"
             )
             self.paste = gr.Textbox(
                 label="Its file or command line",
@@ -115,7 +115,7 @@ class DeployPage:
     def _result(self) -> None:
         first = next(iter(ENGINES.values()))
         self.engine = gr.Radio(
-            [(engine.title, engine.name) for engine in ENGINES.values()],
+            TITLES,
             value=first.name,
             label="Engine",
             elem_id="pg-deploy-engine",
@@ -155,9 +155,6 @@ class DeployPage:
     # ---- listeners
 
     def _listen(self, tab: gr.Tab) -> None:
-        def change_source(kind: Any, run: Any, target: Any, method: Any, *_: Any) -> Updates:
-            return self._export(kind, run, target, method)
-
         def change_engine(*values: Any) -> Updates:
             *source, engine, _, part = values
             return self._export(*source, engine, "", part)
@@ -165,7 +162,7 @@ class DeployPage:
         sources = [part.input for part in (self.kind, self.run, self.target, self.method)]
         rest = [self.version.input, self.part.input]
         exports = [
-            gr.on(sources, change_source, self.inputs, self.outputs, **QUIET),
+            gr.on(sources, self._export, self.inputs[:4], self.outputs, **QUIET),
             gr.on(rest, self._export, self.inputs, self.outputs, **QUIET),
             self.engine.input(change_engine, self.inputs, self.outputs, **QUIET),
             tab.select(self.come_into_view, [self.link, *self.inputs], self.outputs, **QUIET),

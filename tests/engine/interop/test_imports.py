@@ -200,7 +200,7 @@ def test_old_names_of_llama_cpp_are_read_and_pointed_out() -> None:
         ("vllm", '{"method": "ngram", "num_speculative_tokens": 3, "promt_lookup_max": 4}',
          "vLLM has no setting promt_lookup_max (did you mean prompt_lookup_max?)"),
         ("vllm", '{"method": "medusa", "num_speculative_tokens": 3, "parallel_drafting": true}',
-         "parallel_drafting=True has no counterpart here: in vLLM, one forward drafts"),
+         "method beside parallel_drafting must be one of draft_model, eagle3, got medusa"),
         ("vllm", '{"model": "a/b", "num_speculative_tokens": 3, "draft_sample_method": "greedy", '
          '"rejection_sample_method": "synthetic"}', "rejection_sample_method=synthetic has no"),
         ("sglang", "--speculative-algorithm NGRAM --speculative-accept-threshold-acc 0.5",

@@ -14,7 +14,6 @@ from playground.connect.report import (
     _verdict,
     batch_schedule,
     best_length,
-    break_even_concurrency,
     equal_rates,
 )
 from playground.connect.responses import DraftCounts
@@ -40,9 +39,6 @@ def choice(concurrency: int, length: int) -> LengthAdvice:
 def test_lengths_become_vllms_table_without_gaps() -> None:
     choices = [choice(1, 4), choice(2, 4), choice(4, 2), choice(8, 0), choice(16, 0)]
     assert batch_schedule(choices) == [[1, 3, 4], [4, 7, 2], [8, 16, 0]]
-    assert break_even_concurrency(choices) == 8
-    assert break_even_concurrency(choices[:3]) is None
-    assert break_even_concurrency([choice(1, 0), choice(2, 3)]) is None
 
 
 SCHEDULES = {
