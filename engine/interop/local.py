@@ -84,7 +84,6 @@ LLAMA_SERVER = (
     "Ollama starts llama-server with MTP layers, an assistant or DFlash only.",
     "llama.cpp's own llama-server runs it.",
 )
-BLOCK_TEXT = re.compile(r'""".*?"""', re.DOTALL)
 
 
 def _ollama_files(writer: Writer, values: Values) -> tuple[File, ...]:
@@ -99,7 +98,7 @@ def _ollama_files(writer: Writer, values: Values) -> tuple[File, ...]:
 def _ollama_parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | None]:
     """DRAFT and the parameters that bear on drafts; instructions in upper or lower case."""
     values: dict[str, str] = {}
-    for line in BLOCK_TEXT.sub("", text).splitlines():
+    for line in re.sub(r'""".*?"""', "", text, flags=re.DOTALL).splitlines():
         name, _, value = line.strip().partition(" ")
         if name.lower() == "parameter":
             name, _, value = value.strip().partition(" ")

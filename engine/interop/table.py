@@ -175,8 +175,8 @@ def read_only(setting: str, key: str, **rest: Any) -> Field:
 def const(key: str, value: Any, **rest: Any) -> Field:
     """A key that always has this value; another one is ignored on reading, explained by `note`."""
     decode = {str(value): None}.get
-    read = {"decode": lambda other: decode(str(other), IGNORED)}
-    return Field("", key, build=lambda writer: value, **read, **rest)
+    rest["decode"] = lambda other: decode(str(other), IGNORED)
+    return Field("", key, build=lambda writer: value, **rest)
 
 
 def weights(key: str, *aliases: str, **rest: Any) -> Field:
@@ -258,7 +258,8 @@ class Method(Row):
     @property
     def keys(self) -> tuple[str, ...]:
         """All keys that are read."""
-        return tuple(key for row in (*self.fields, *self.codecs) for key in row.keys)
+        rows: tuple[Field | Codec, ...] = (*self.fields, *self.codecs)
+        return tuple(key for row in rows for key in row.keys)
 
     @property
     def own_keys(self) -> set[str]:

@@ -17,10 +17,8 @@ from engine.interop.export_files import File, ReadYaml
 from engine.interop.table import Codec, DroppedSetting, Engine, Field, Values, const, method
 
 NEW = (5, 15)
-"""First release known to have MTP and DFlash."""
 ASSISTANT = "assistant_model"
 TOKENIZER = "assistant_tokenizer"
-"""The assistant's tokenizer, where the vocabularies differ."""
 DRAFTING = ("num_assistant_tokens", "assistant_confidence")
 """How fields of the assistant's generation config begin."""
 WORDS = ("assist", "lookup", "lookbehind", "matching_ngram", "specul", "mtp", "custom", "do_sample")

@@ -166,7 +166,7 @@ GREEDY = (
     "output is the same, acceptance differs."
 )
 SPELLING = "vLLM's guide spells the method mtp; the name of the assistant makes it this one."
-METHODS = (
+METHODS: tuple[table.Method, ...] = (
     method("Draft_Target", "draft_model", *DRAFT_MODEL, notes=(BLOCK_RULE,)),
     method("NGram", "ngram", LENGTH_ROW, *NGRAM, aliases=("ngram_gpu",)),
     method("Suffix", "suffix", LENGTH_ROW, *SUFFIX, notes=(ARCTIC,)),

@@ -47,17 +47,15 @@ class Reading:
     @property
     def mat(self) -> float | None:
         """From the counters, prefill's token included where accepted ones are not counted."""
-        if not self.steps:
-            return self.mean_mat
         if self.accepted is None:
-            return ratio(self.generated, self.steps) or self.mean_mat
-        return mat(self.accepted, self.steps)
+            return ratio(self.generated or 0, self.steps) or self.mean_mat
+        return mat(self.accepted, self.steps or 0) or self.mean_mat
 
     @property
     def draft_len(self) -> int:
         """Tokens drafted a step; 0 if the engine does not report them."""
-        drafted = None if self.drafted is None else ratio(self.drafted, self.steps)
-        return round(min(drafted or self.mean_num_steps or 0, MAX_POSITIONS))
+        drafted = ratio(self.drafted or 0, self.steps) or self.mean_num_steps or 0
+        return round(min(drafted, MAX_POSITIONS))
 
     @property
     def draft_acceptance(self) -> float | None:

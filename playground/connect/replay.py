@@ -13,7 +13,6 @@ from playground.connect.readings import Reading, between
 from playground.host.live import Message
 from presets import PromptSuite
 
-CONCURRENCIES = (1, 2, 4, 8, 16)
 MAX_CONCURRENCY = 64
 
 
@@ -123,7 +122,7 @@ class Load:
     """The prompts to send, the length of an answer, and the time limit of each concurrency."""
 
     prompts: tuple[ReplayPrompt, ...]
-    concurrencies: tuple[int, ...] = CONCURRENCIES
+    concurrencies: tuple[int, ...] = (1, 2, 4, 8, 16)
     max_new_tokens: int = 128
     max_seconds: float = 300.0
 
