@@ -32,14 +32,17 @@ PRESET = re.compile(r"^[ \t]*\[([^\]\n]+)\][ \t]*$", re.MULTILINE)
 ENTRY = re.compile(r"^[ \t]*([A-Za-z][\w-]*)[ \t]*=[ \t]*(.*?)[ \t]*$", re.MULTILINE)
 MACHINE = (
     "threads threads-batch cpu-mask cpu-range cpu-strict prio poll cpu-mask-batch cpu-strict-batch "
-    "prio-batch poll-batch override-tensor cpu-moe n-cpu-moe device ctx-size ngl gpu-layers "
-    "n-gpu-layers cache-type-k cache-type-v type-k type-v ncmoe p-split backend-sampling"
+    "prio-batch poll-batch override-tensor cpu-moe n-cpu-moe device ctx-size cache-type-k "
+    "cache-type-v"
 )
 """Where a draft model runs, as `--spec-draft-NAME` and `--NAME-draft`."""
 SHORT = (
     "-td -tbd -Cd -Crd -Cbd -otd -cmoed -ncmoed -devd -cd -ngld -ctkd -ctvd -lcs -lcd "
-    "--draft-p-split --lookup-cache-static --lookup-cache-dynamic --no-spec-draft-backend-sampling "
-    "--spec-ngram-mod-n-match --spec-ngram-mod-n-min --spec-ngram-mod-n-max"
+    "--draft-p-split --lookup-cache-static --lookup-cache-dynamic --gpu-layers-draft "
+    "--n-gpu-layers-draft --spec-draft-ncmoe --spec-draft-p-split --spec-draft-ngl "
+    "--spec-draft-type-k --spec-draft-type-v --spec-draft-backend-sampling "
+    "--no-spec-draft-backend-sampling --spec-ngram-mod-n-match --spec-ngram-mod-n-min "
+    "--spec-ngram-mod-n-max"
 )
 ROWS = (
     table.Ignored(" ".join(f"--spec-draft-{name} --{name}-draft" for name in MACHINE.split())),

@@ -73,12 +73,11 @@ MLX = Engine(
 DRAFT, LENGTH = "DRAFT", "draft_num_predict"
 WEIGHTS = dataclasses.replace(llamacpp.WEIGHTS, key=DRAFT, aliases=())
 COUNT = Field("max_draft_len", LENGTH, requirement=table.BLOCK, default=4)
-BLOCK_TREE = table.drops_block_tree("Ollama")
-ASSISTANT_NOTE = "Ollama reads from the file's architecture which drafter it is."
+KIND = "Ollama reads from the file's architecture which drafter it is."
 METHODS = {
     "layers": method("MTP", "", COUNT),
-    "assistant": method("MTP_Assistant", "", WEIGHTS, COUNT, notes=(ASSISTANT_NOTE,)),
-    "dflash": method("DFlash", "", WEIGHTS, COUNT, BLOCK_TREE, notes=(ASSISTANT_NOTE,)),
+    "assistant": method("MTP_Assistant", "", WEIGHTS, COUNT, notes=(KIND,)),
+    "dflash": method("DFlash", "", WEIGHTS, COUNT, table.drops_block_tree("Ollama"), notes=(KIND,)),
 }
 LLAMA_SERVER = (
     "Ollama starts llama-server with MTP layers, an assistant or DFlash only.",

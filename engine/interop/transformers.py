@@ -108,7 +108,6 @@ METHODS = {
     "dflash": method("DFlash", "", *DFLASH, since=NEW),
 }
 
-
 SCRIPT = """from transformers import AutoModelForCausalLM, AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained({target!r})

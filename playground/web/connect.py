@@ -169,7 +169,7 @@ class ConnectPage:
             where, reading = await _read(url, key, model)
         except Exception as error:
             return saying(fault_of(error, where=WHERE)), "", None, gr.Timer(active=False)
-        live = live_html(reading, None, "Since its start.")
+        live = LIVE.render(figures=reading_figures(reading, None), note="Since its start.")
         return saying(where), live, (time.monotonic(), reading), gr.Timer(active=True)
 
     async def look(self, url: Any, key: Any, model: Any, last: Any) -> tuple[Any, ...]:
@@ -186,7 +186,8 @@ class ConnectPage:
             return saying(where), gr.skip(), (now_s, after), gr.skip()
         seconds = now_s - last_s
         note = "The engine was restarted." if restarted else f"In the last {seconds:.0f} s."
-        return saying(where), live_html(growth, seconds, note), (now_s, after), gr.skip()
+        live = LIVE.render(figures=reading_figures(growth, seconds), note=note)
+        return saying(where), live, (now_s, after), gr.skip()
 
     async def measure(self, *values: Any) -> AsyncIterator[tuple[Any, ...]]:
         """A row per concurrency as soon as it is measured, and the advice."""
@@ -218,11 +219,6 @@ def _results(report: Report) -> tuple[str, str, Any]:
     figure = advice_figure(report)
     plot = gr.update(visible=figure is not None, value=figure)
     return SENTENCES.render(texts=report.sentences()), table, plot
-
-
-def live_html(reading: Reading, seconds: float | None, note: str) -> str:
-    """The counters as figures."""
-    return LIVE.render(figures=reading_figures(reading, seconds), note=note)
 
 
 def advice_figure(report: Report) -> go.Figure | None:
