@@ -31,7 +31,7 @@ from playground.host.stream import stored_run
 from presets.reading import parse_yaml
 from storage import PLAIN, RunLog, RunQuery, RunSummary
 
-LOADS_GGUF = "llamacpp"
+LOAD_GGUF = ("llamacpp", "ollama")
 RECENT = 40
 """Runs in the menu; a link opens any other."""
 BLOCK_LEN = 15
@@ -271,7 +271,7 @@ def export_source(
 
     def named(name: str) -> str:
         loaded = model_name(name, resolve)
-        original = engine != LOADS_GGUF and _is_gguf(name, resolve)
+        original = engine not in LOAD_GGUF and _is_gguf(name, resolve)
         return _original_weights(loaded) if original else loaded
 
     return export_method(
@@ -367,13 +367,13 @@ def _target_notes(spec: TargetSpec | None, target: str) -> tuple[str, ...]:
 
 def _losses(source: ExportSource, engine: str, resolve: Resolve) -> tuple[str, ...]:
     """Warnings about GGUF weights."""
-    if engine == LOADS_GGUF:
+    if engine in LOAD_GGUF:
         return ()
     models = {"target": source.target, "drafter": getattr(source.config, "speculative_model", None)}
     return tuple(
-        f"The {role} is a GGUF file, which few engines besides llama.cpp load. Give this engine "
-        "the model's original weights for ORIGINAL_WEIGHTS/…; they are quantized differently, so "
-        "speed and acceptance differ."
+        f"The {role} is a GGUF file, which few engines besides llama.cpp and Ollama load. Give "
+        "this engine the model's original weights for ORIGINAL_WEIGHTS/…; they are quantized "
+        "differently, so speed and acceptance differ."
         for role, name in models.items()
         if name is not None and _is_gguf(name, resolve)
     )

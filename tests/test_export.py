@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from playground.cli.main import app
 from storage import NewRun, RunLog
 
-ENGINES = ("trtllm", "vllm", "sglang", "triton", "llamacpp", "transformers")
+ENGINES = ("trtllm", "vllm", "sglang", "triton", "llamacpp", "transformers", "mlx", "ollama")
 
 
 def invoke(*arguments: object, code: int = 0, text: str | None = None) -> Any:
@@ -38,8 +38,9 @@ def test_a_preset_goes_to_its_own_target_and_back() -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_files_are_written_and_read_back(engine: str, tmp_path: Path) -> None:
+    name = {"mlx": "Draft_Target", "ollama": "MTP"}.get(engine, "NGram")
     out = invoke(
-        "export", "--method", "NGram", "--set", "max_draft_len=6", "--to", engine,
+        "export", "--method", name, "--set", "max_draft_len=6", "--to", engine,
         "--target", "owner/model", "--output", tmp_path / "out",
     )  # fmt: skip
     written = [Path(line) for line in out.stdout.split()]
@@ -47,7 +48,7 @@ def test_files_are_written_and_read_back(engine: str, tmp_path: Path) -> None:
     method = tmp_path / "method.yaml"
     invoke("import", written[0], "--from", engine, "--output", method)
     config = yaml.safe_load(method.read_text())["config"]
-    assert config["decoding_type"] == "NGram" and config["max_draft_len"] == 6
+    assert config["decoding_type"] == name and config["max_draft_len"] == 6
 
 
 def test_a_run_of_the_log_is_exported(tmp_path: Path) -> None:

@@ -13,25 +13,19 @@ from collections.abc import Callable, Mapping
 from engine.drafters import parse_method
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
-from engine.interop import llamacpp, sglang, transformers, trtllm, vllm
+from engine.interop import llamacpp, local, sglang, transformers, trtllm, vllm
 from engine.interop.conversion import Reader, Writer
 from engine.interop.export_files import MAX_CHARS, Export, ImportedMethod, ReadYaml, Version
-from engine.interop.table import Engine, UnsupportedError
+from engine.interop.table import Engine, UnsupportedError, ignored_of, refusals_of
 from engine.interop.trtllm import triton
 
-DRAWN = (
-    "whether drafts are sampled is no setting of this method here; it matters only when sampling."
-)
 _MODULES = (trtllm, vllm, sglang, triton, llamacpp, transformers)
-ENGINES: Mapping[str, Engine] = {module.ENGINE.name: module.ENGINE for module in _MODULES}
+_ENGINES = (*(module.ENGINE for module in _MODULES), local.MLX, local.OLLAMA)
+ENGINES: Mapping[str, Engine] = {engine.name: engine for engine in _ENGINES}
 
 
 def find_engine(name: object) -> Engine:
-    """An engine by name.
-
-    Raises:
-        ConfigError: there is none of that name.
-    """
+    """Raises ConfigError: there is no engine of that name."""
     if isinstance(name, str) and name in ENGINES:
         return ENGINES[name]
     near = difflib.get_close_matches(str(name), ENGINES, n=1)
@@ -46,14 +40,12 @@ def read_version(engine: Engine, text: str | None) -> Version:
         ConfigError: no such form, or older than the oldest known.
     """
     oldest, text = engine.versions[-1][0], text or engine.newest
+    what = f"The version of {engine.title} must be"
     if not re.fullmatch(r"[vb]?\d{1,6}(\.\d{1,4}){0,3}\S*", text):
-        raise ConfigError(
-            f"The version of {engine.title} must be like {engine.newest}, got {text!r:.40}."
-        )
+        raise ConfigError(f"{what} like {engine.newest}, got {text!r:.40}.")
     if _numbers(text) < _numbers(oldest):
         raise ConfigError(
-            f"The version of {engine.title} must be {oldest} or newer, got {text:.40}. Older "
-            "releases are not known here."
+            f"{what} {oldest} or newer, got {text:.40}; older ones are not known here."
         )
     return _numbers(text)
 
@@ -78,12 +70,10 @@ def export_method(
     """A method as an engine runs it, or why it cannot.
 
     Args:
-        target: the target as the engine can load it.
+        target, hybrid: as the engine can load it; whether it has recurrent layers.
         version: the engine's release; None = the newest known.
         resolve: what `speculative_model` names → what the engine can load.
-        notes: remarks on the target.
-        hybrid: whether it has recurrent layers.
-        warnings: further differences from the target here.
+        notes, warnings: remarks on the target, and further differences from the one here.
 
     Raises:
         ConfigError: the version is malformed, or older than the oldest known.
@@ -100,8 +90,7 @@ def export_method(
         return Export(engine.name, version, refusal=str(error), nearest=error.nearest)
     writer.finish()
     if hybrid and config.decoding_type != "Autoregressive":
-        rows = (row for row in engine.hybrid if row.is_for(numbers) and row.when(config))
-        writer.notes.extend(row.sentence for row in rows)
+        writer.notes.extend(text for text, when in engine.hybrid.items() if when(config))
     files = (*files, *writer.files)
     return Export(engine.name, version, files, tuple(writer.notes), tuple(writer.warnings))
 
@@ -121,10 +110,12 @@ def import_config(engine: Engine, text: str, read_yaml: ReadYaml) -> ImportedMet
     if len(text) > MAX_CHARS:
         raise ConfigError(f"The text has {len(text)} characters; {MAX_CHARS} are allowed.")
     values, target = engine.parse(text, read_yaml)
+    for key, refusal in refusals_of(engine.rows).items():
+        if key in values:
+            refusal.check(engine.title, key, values[key])
     reader = Reader(engine, values)
     settings = reader.read(engine.find_method(reader))
-    ignored = reader.ignored()
-    if engine.sampling_key in ignored:
-        reader.notes.append(f"{engine.sampling_key} is ignored: {DRAWN}")
-    unread = tuple(key for key in ignored if key != engine.sampling_key)
+    ignored, about = reader.ignored(), ignored_of(engine.rows)
+    reader.notes += [f"{key} {about[key]}" for key in ignored if about.get(key)]
+    unread = tuple(key for key in ignored if not about.get(key))
     return ImportedMethod(parse_method(settings), target, tuple(reader.notes), unread)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -18,6 +18,7 @@ MAX_CHARS = 200_000
 ReadYaml = Callable[[str], Any]
 """Parses YAML to plain data; callers pass it in, since the engine package does not import yaml."""
 _OPTION = re.compile(r"-(?![\d.]).")
+_ASSIGNMENT = re.compile(r"[A-Z][A-Z0-9_]*=")
 _PLAIN = re.compile(r"[A-Za-z_./~][\w./~-]*")
 _YAML_WORDS = frozenset("true false yes no on off null y n ~".split())
 
@@ -35,10 +36,8 @@ class File:
 class Export:
     """A method as an engine runs it.
 
-    Attributes:
-        warnings: one sentence per difference from the method here; `notes` report none.
-        refusal: why the engine cannot run the method, without files then; empty if it can.
-        nearest: the closest alternative then.
+    `warnings` have a sentence per difference from the method here; `refusal` says why the engine
+    cannot run it, without files then, and `nearest` is the closest alternative.
     """
 
     engine: str
@@ -60,10 +59,8 @@ class Export:
 class ImportedMethod:
     """An engine's config read as a method here.
 
-    Attributes:
-        target: the model that it served, if the text names it.
-        notes: how it was read where that is not obvious.
-        ignored: keys that do not bear on what is drafted: where the drafter runs, for how many.
+    `notes` say how it was read where that is not obvious; `ignored` keys do not bear on what is
+    drafted: where the drafter runs, for how many. `target` is None where the text names none.
     """
 
     config: MethodConfig
@@ -106,17 +103,21 @@ def command(start: str, *options: str | tuple[str, object]) -> str:
 
 
 class Flags(NamedTuple):
-    """A command line: options by name, underscores as dashes, "" for no value; and arguments."""
+    """A command line: options by name, underscores as dashes, "" for no value.
+
+    `environment` has the assignments before it, NAME=VALUE.
+    """
 
     options: dict[str, str]
     arguments: tuple[str, ...]
+    environment: dict[str, str]
 
     def first(self, *names: str) -> str | None:
         """Value of the first of these options that is there."""
         return next((self.options[name] for name in names if name in self.options), None)
 
 
-def read_flags(text: str, *, switches: frozenset[str] = frozenset()) -> Flags:
+def read_flags(text: str, *, switches: Container[str] = ()) -> Flags:
     """Take a command line apart; no word after one of the `switches` is its value.
 
     Raises:
@@ -127,20 +128,23 @@ def read_flags(text: str, *, switches: frozenset[str] = frozenset()) -> Flags:
     except ValueError as error:
         raise ConfigError(f"The command cannot be parsed: {error}.") from error
     options: dict[str, str] = {}
+    environment: dict[str, str] = {}
     arguments: list[str] = []
     tokens.reverse()
     while tokens:
-        token = tokens.pop()
-        if not _OPTION.match(token):
+        name, equals, value = (token := tokens.pop()).partition("=")
+        if _OPTION.match(token):
+            given, name = options, name.replace("_", "-")
+            if not equals and name not in switches and tokens and not _OPTION.match(tokens[-1]):
+                value = tokens.pop()
+        elif _ASSIGNMENT.match(token):
+            given = environment
+        else:
             arguments.append(token)
             continue
-        name, equals, value = token.partition("=")
-        name = name.replace("_", "-")
-        if not equals and name not in switches and tokens and not _OPTION.match(tokens[-1]):
-            value = tokens.pop()
-        if options.setdefault(name, value) != value:
-            raise ConfigError(f"{name} is given twice: {options[name]!r:.40} and {value!r:.40}.")
-    return Flags(options, tuple(arguments))
+        if given.setdefault(name, value) != value:
+            raise ConfigError(f"{name} is given twice: {given[name]!r:.40} and {value!r:.40}.")
+    return Flags(options, tuple(arguments), environment)
 
 
 def read_mapping(

@@ -1,14 +1,16 @@
-"""llama.cpp: `llama-server` flags.
+"""llama.cpp: `llama-server` flags, LLAMA_ARG_… variables, or a section of an INI preset.
 
 The names changed in April and May 2026 (ggml-org/llama.cpp#22397, #22964), and builds since then
 refuse the old ones: --draft-max became --spec-draft-n-max, and every type that drafts with a model
 is called draft-…. Build 9235 has all new names. p_min is always written out: its default went from
-0.75 to 0, and with long drafts that decides acceptance (#25908).
+0.75 to 0, and with long drafts that decides acceptance (#25908). Build 11368 has
+--spec-draft-sampling (#27694). Source: tools/server/README.md.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import re
 import shlex
 from collections.abc import Mapping
 from pathlib import PurePath
@@ -17,54 +19,52 @@ from typing import Any
 from engine.errors import ConfigError
 from engine.interop import table
 from engine.interop.conversion import Reader, Writer
-from engine.interop.export_files import File, ReadYaml, command, read_flags
-from engine.interop.table import (
-    Codec,
-    DroppedSetting,
-    Engine,
-    Field,
-    Refusal,
-    Values,
-    const,
-    method,
-)
+from engine.interop.export_files import File, Flags, ReadYaml, command, read_flags
+from engine.interop.table import Codec, DroppedSetting, Engine, Field, Values, const, method
 
-NEW = (9235,)
-"""Build from which on all names are the new ones."""
 TYPE = "--spec-type"
 LOOKUPS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v")
-IGNORED = (
-    "--spec-draft-p-split --draft-p-split --spec-draft-ngl -ngld --gpu-layers-draft "
-    "--n-gpu-layers-draft --spec-draft-device -devd --device-draft --spec-draft-type-k -ctkd "
-    "--cache-type-k-draft --spec-draft-type-v -ctvd --cache-type-v-draft --spec-draft-threads -td "
-    "--threads-draft --spec-draft-threads-batch -tbd --threads-batch-draft --ctx-size-draft -cd "
-    "--spec-draft-backend-sampling --no-spec-draft-backend-sampling --spec-draft-cpu-moe -cmoed "
-    "--cpu-moe-draft --spec-draft-n-cpu-moe -ncmoed --n-cpu-moe-draft --spec-ngram-mod-n-match "
-    "--spec-ngram-mod-n-min --spec-ngram-mod-n-max --lookup-cache-static -lcs "
-    "--lookup-cache-dynamic -lcd"
+SAMPLED = (11368,)
+"""Build from which on a draft model and MTP layers may sample their drafts."""
+VARIABLE = "LLAMA_ARG_"
+VARIABLE_LINE = re.compile(rf"^\s*-?\s*({VARIABLE}\w+)\s*[:=]\s*", re.MULTILINE)
+PRESET = re.compile(r"^[ \t]*\[([^\]\n]+)\][ \t]*$", re.MULTILINE)
+ENTRY = re.compile(r"^[ \t]*([A-Za-z][\w-]*)[ \t]*=[ \t]*(.*?)[ \t]*$", re.MULTILINE)
+MACHINE = (
+    "threads threads-batch cpu-mask cpu-range cpu-strict prio poll cpu-mask-batch cpu-strict-batch "
+    "prio-batch poll-batch override-tensor cpu-moe n-cpu-moe device ctx-size cache-type-k "
+    "cache-type-v"
 )
-NGRAM_MOD = Refusal("--spec-default", "it stands for ngram-mod, which looks up hashed n-grams")
+"""Where a draft model runs, as `--spec-draft-NAME` and `--NAME-draft`."""
+SHORT = (
+    "-td -tbd -Cd -Crd -Cbd -otd -cmoed -ncmoed -devd -cd -ngld -ctkd -ctvd -lcs -lcd "
+    "--draft-p-split --lookup-cache-static --lookup-cache-dynamic --gpu-layers-draft "
+    "--n-gpu-layers-draft --spec-draft-ncmoe --spec-draft-p-split --spec-draft-ngl "
+    "--spec-draft-type-k --spec-draft-type-v --spec-draft-backend-sampling "
+    "--no-spec-draft-backend-sampling --spec-ngram-mod-n-match --spec-ngram-mod-n-min "
+    "--spec-ngram-mod-n-max"
+)
 ROWS = (
-    table.Ignored(IGNORED),
-    NGRAM_MOD,
-    Refusal(
-        "--spec-draft-n-min --draft-min --draft-n-min",
-        "shorter drafts are discarded",
-        ("0",),
+    table.Ignored(" ".join(f"--spec-draft-{name} --{name}-draft" for name in MACHINE.split())),
+    table.Ignored(SHORT),
+    table.Ignored("--spec-draft-sampling", table.DRAWN),
+    *table.refuse(
+        {
+            "--spec-default=false": "it stands for ngram-mod, which looks up hashed n-grams",
+            "--spec-draft-n-min --draft-min --draft-n-min=0": "shorter drafts are discarded",
+            "--spec-synth-rates --spec-synth-len": "acceptance rates are synthetic, for testing a "
+            "server",
+            "--spec-ngram-check-rate=1": "some lookups are skipped",
+            "--spec-draft-conf-min=0|0.0": "a draft ends where its head is not confident",
+        }
     ),
-    Refusal(
-        "--spec-synth-rates --spec-synth-len",
-        "acceptance rates are synthetic, for testing a server",
-    ),
-    Refusal("--spec-ngram-check-rate", "some lookups are skipped", ("1",)),
-    Refusal("--spec-draft-conf-min", "a draft ends where its head is not confident", ("0", "0.0")),
 )
 
 
 # ---- rows
 
 
-def _gguf(model: str) -> str:
+def gguf_name(model: str) -> str:
     """File name that a model's conversion would have; a GGUF file as it is."""
     return model if model.endswith(".gguf") else f"{PurePath(model).name}.gguf"
 
@@ -72,31 +72,29 @@ def _gguf(model: str) -> str:
 WEIGHTS = Field(
     "speculative_model",
     "-md",
-    ("--spec-draft-model", "--model-draft", "--spec-draft-hf", "-hfd", "-hfrd", "--hf-repo-draft"),
-    build=lambda writer: _gguf(writer.model()),
+    (
+        *("--spec-draft-model", "--model-draft", "--spec-draft-hf", "-hfd", "-hfrd"),
+        *("--hf-repo-draft", "--spec-draft-hf-repo"),
+    ),
+    build=lambda writer: gguf_name(writer.model()),
     decode=lambda model: None if model == f"{table.NO_MODEL}.gguf" else model,
 )
 OLD_LENGTHS = ("--draft-max", "--draft", "--draft-n")
 LENGTH = Field(
     "max_draft_len",
     "--spec-draft-n-max",
-    OLD_LENGTHS[1:],
-    old=OLD_LENGTHS[0],
-    renamed=NEW,
+    OLD_LENGTHS,
     requirement="Set max_draft_len; more than the trained block is cut to it. llama.cpp drafts 3 "
     "tokens unless told otherwise.",
     default=3,
     note="No draft length is given: 3, the default of builds since April 2026, is used.",
 )
 LEVELS = dataclasses.replace(LENGTH, build=lambda w: w.chain_of_levels("llama-server drafts"))
-MIN_LENGTH = const("--spec-draft-n-min", 0, old="--draft-min", renamed=NEW)
-P_MIN: Any = {"old": "--draft-p-min", "renamed": NEW}
-FULL_LENGTH = const(
-    "--spec-draft-p-min", 0.0, kind=float, note="the full length is drafted here.", **P_MIN
-)
+MIN_LENGTH = const("--spec-draft-n-min", 0, aliases=("--draft-min",))
+P_MIN: Any = {"key": "--spec-draft-p-min", "aliases": ("--draft-p-min",)}
+FULL_LENGTH = const(value=0.0, kind=float, note="the full length is drafted here.", **P_MIN)
 THRESHOLD = Field(
     "confidence_threshold",
-    "--spec-draft-p-min",
     default=0.0,
     note="No p_min is given: 0 is used; builds before April 2026 used 0.75.",
     **P_MIN,
@@ -105,9 +103,8 @@ THRESHOLD = Field(
 
 def _ngram(name: str, field: Field) -> Field:
     """A row under the names that it has in each n-gram type, and under the old one."""
-    key, *aliases = (f"--spec-{kind}-{name}" for kind in LOOKUPS)
-    names: Any = {"key": key, "aliases": tuple(aliases), "old": f"--spec-ngram-{name}"}
-    return dataclasses.replace(field, **names, renamed=NEW)
+    key, *aliases = (f"--spec-{kind}-{name}" for kind in (*LOOKUPS, "ngram"))
+    return dataclasses.replace(field, key=key, aliases=tuple(aliases))
 
 
 # ---- lookup, then a draft model
@@ -117,11 +114,10 @@ def _write_combined(writer: Writer, values: Values) -> None:
     """Types in one list: lookup comes first wherever it finds something, as here."""
     first, second = writer.take("retrieval"), writer.take("model")
     drafting = [method.decoding_type for method in DRAFTING]
-    fits = first.decoding_type == "NGram" and second.decoding_type in drafting
-    if not writer.at_least(*NEW) or not fits:
+    if first.decoding_type != "NGram" or second.decoding_type not in drafting:
         raise table.UnsupportedError(
             f"llama.cpp cannot combine {first.decoding_type} with {second.decoding_type}.",
-            f"From build {NEW[0]} on it combines NGram with {', '.join(drafting)}.",
+            f"It combines NGram with {', '.join(drafting)}.",
         )
     values[TYPE] = ""
     for config in (first, second):
@@ -159,45 +155,41 @@ GEMMA = (
 ALL = (MIN_LENGTH, FULL_LENGTH)
 BLOCK_TREE = table.drops_block_tree("llama.cpp")
 SAME_TOKEN = table.drops_draft_probs(
-    ": llama.cpp keeps a drafted token only where the target draws the same one; when sampling, "
-    "acceptance falls."
+    ": this build keeps a drafted token only where the target draws the same one; when sampling, "
+    "acceptance falls.",
+    until=SAMPLED,
 )
-DRAFT_MODEL = (WEIGHTS, LENGTH, MIN_LENGTH, THRESHOLD, SAME_TOKEN)
-ASSISTANT = method("MTP_Assistant", "draft-mtp", WEIGHTS, LENGTH, *ALL, since=NEW, notes=(GEMMA,))
+SAMPLING = table.sampled("--spec-draft-sampling", "probabilistic", since=SAMPLED)
+DRAFT_MODEL = (WEIGHTS, LENGTH, MIN_LENGTH, THRESHOLD, SAMPLING, SAME_TOKEN)
+ASSISTANT = method("MTP_Assistant", "draft-mtp", WEIGHTS, LENGTH, *ALL, notes=(GEMMA,))
 DRAFTING = (
-    method(
-        "Draft_Target",
-        "draft-simple",
-        *DRAFT_MODEL,
-        aliases=("draft",),
-        implied={"use_draft_probs": False},
-    ),
-    method("Eagle3", "draft-eagle3", WEIGHTS, LEVELS, *ALL, since=NEW),
-    method("MTP", "draft-mtp", LENGTH, *ALL, since=NEW),
+    method("Draft_Target", "draft-simple", *DRAFT_MODEL, aliases=("draft",)),
+    method("Eagle3", "draft-eagle3", WEIGHTS, LEVELS, *ALL),
+    method("MTP", "draft-mtp", LENGTH, *ALL),
     ASSISTANT,
-    method("DFlash", "draft-dflash", WEIGHTS, LENGTH, BLOCK_TREE, *ALL, since=NEW),
+    method("DFlash", "draft-dflash", WEIGHTS, LENGTH, BLOCK_TREE, *ALL),
     method("DSpark", "draft-dspark", WEIGHTS, LENGTH, BLOCK_TREE, *ALL, since=(10507,)),
 )
+LAST_OF_ALL = ("pool", True, False, False)
 NGRAM = (
     _ngram("size-n", Field("max_matching_ngram_size", "", default=12)),
     _ngram("size-m", Field("max_draft_len", "", default=48)),
     _ngram("min-hits", const("", 1, note="here one occurrence is enough.")),
-    Field("max_draft_len", OLD_LENGTHS[0], OLD_LENGTHS, until=NEW),
+    table.read_only("max_draft_len", OLD_LENGTHS[0], aliases=OLD_LENGTHS[1:]),
     DroppedSetting(
         "",
         "ngram-simple looks up exactly {c.max_matching_ngram_size} tokens: the shorter matches "
         "tried here after them are dropped.",
         lambda config: config.max_matching_ngram_size > 1,
     ),
-    DroppedSetting(
-        f"lookup {table.POOL_RULES}",
-        "ngram-simple copies what followed the last occurrence in the request's own text: the pool "
-        "rules (lookup, is_keep_all, is_use_oldest, is_public_pool) are dropped.",
-        lambda c: (
-            (c.lookup, c.is_keep_all, c.is_use_oldest, c.is_public_pool)
-            != ("pool", True, False, False)
-        ),
+    table.drops_pool(
+        "ngram-simple copies what followed the last occurrence in the request's own text",
+        lambda c: (c.lookup, c.is_keep_all, c.is_use_oldest, c.is_public_pool) != LAST_OF_ALL,
     ),
+)
+FIXED = dict.fromkeys(
+    ("eagle3_layers_to_capture", "mask_token_id", "target_layer_ids"),
+    "The conversion to GGUF fixes it.",
 )
 COMBINED = method("Combined", "", Codec((), _write_combined, _read_combined))
 HASHED = "ngram-mod shares a pool between requests, but wants patterns of 16 tokens or more."
@@ -217,34 +209,52 @@ METHODS = (
 )
 
 
-def _files(writer: Writer, values: Values) -> tuple[File, ...]:
-    target = writer.target
-    if not all(model.endswith(".gguf") for model in (target, *writer.models)):
+def add_conversion_note(writer: Writer) -> None:
+    """Say how a folder of weights becomes a GGUF file, unless all are such files."""
+    if not all(model.endswith(".gguf") for model in (writer.target, *writer.models)):
         writer.notes.append(
-            "llama.cpp loads GGUF files: convert a folder of weights with "
+            f"{writer.engine.title} loads GGUF files: convert a folder of weights with llama.cpp's "
             "python convert_hf_to_gguf.py FOLDER --outfile NAME.gguf; heads also need "
             "--target-model-dir."
         )
-    if values.get(TYPE) == "draft-simple" and not writer.at_least(*NEW):
-        del values[TYPE]
-    text = command(f"llama-server -m {shlex.quote(_gguf(target))}", *values.items())
+
+
+def _files(writer: Writer, values: Values) -> tuple[File, ...]:
+    add_conversion_note(writer)
+    text = command(f"llama-server -m {shlex.quote(gguf_name(writer.target))}", *values.items())
     return (File("serve.sh", text, "bash"),)
 
 
 def _parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | None]:
-    flags, keys = read_flags(text), ENGINE.keys
-    values = {
-        key: value
-        for key, value in flags.options.items()
-        if key in keys or key.startswith(("--spec", "--draft"))
-    }
-    return values, flags.first("-m", "--model", "-hf", "--hf-repo")
+    flags = _read(text)
+    known = [k for k in flags.options if k in ENGINE.keys or k.startswith(("--spec", "--draft"))]
+    target = flags.first("-m", "--model", "-hf", "--hf-repo", "--m", "--hf")
+    return {key: flags.options[key] for key in known}, target
+
+
+def _read(text: str) -> Flags:
+    """Of a command with its variables, which flags override, or of an INI preset of one model.
+
+    Raises:
+        ConfigError: it is no command, or the preset has several models.
+    """
+    if sections := PRESET.findall(text):
+        if len(models := [name for name in sections if name != "*"]) > 1:
+            raise ConfigError(f"The preset has several models, {', '.join(models):.200}. Keep one.")
+        return Flags({_flag(key): value for key, value in ENTRY.findall(text)}, (), {})
+    flags = read_flags(VARIABLE_LINE.sub(r"\1=", text))
+    variables = {_flag(k): v for k, v in flags.environment.items() if k.startswith(VARIABLE)}
+    return flags._replace(options={**variables, **flags.options})
+
+
+def _flag(name: str) -> str:
+    """The flag of a variable or of a preset's key."""
+    name = name.removeprefix(VARIABLE).lower() if name.startswith(VARIABLE) else name
+    return f"-{name}" if f"-{name}" in ENGINE.keys else f"--{name}".replace("_", "-")
 
 
 def _find_method(reader: Reader) -> table.Method:
     kinds = _kinds(reader)
-    if reader.find(NGRAM_MOD.keys):
-        NGRAM_MOD.check("llama.cpp", NGRAM_MOD.keys, "")
     if not kinds or kinds == ["none"]:
         raise ConfigError(f"The command names neither {TYPE} nor a draft model (-md).")
     if reader.find(*OLD_LENGTHS, "--draft-min"):
@@ -266,44 +276,23 @@ ENGINE = Engine(
     name="llamacpp",
     title="llama.cpp",
     versions=(
-        ("b10507", "the newest known here; old names are refused"),
-        (f"b{NEW[0]}", "May 2026, the first with all new names"),
-        ("b8000", "before April 2026: --draft-max and others"),
+        ("b11368", "autumn 2026, the newest known here; drafts may be sampled"),
+        ("b10507", "old names are refused"),
+        ("b9235", "May 2026, the first with all new names"),
     ),
-    trees="chains only",
+    sample="llama-server -m target.gguf --spec-type draft-simple -md draft.gguf …",
     key=TYPE,
     plain="--spec-type and a draft model",
     drafters="Drafters there are C++ and part of the build.",
     methods=METHODS,
-    unsupported={
-        "Lookahead": (
-            "llama-server has no lookahead; it is an example program only.",
-            "N-gram lookup: without weights, too.",
-        )
-    },
     files=_files,
     parse=_parse,
     find_method=_find_method,
     rows=ROWS,
-    reasons={
-        "eagle3_layers_to_capture": "The conversion to GGUF fixes the layers.",
-        "mask_token_id": "The conversion to GGUF fixes it.",
-        "min_match_len": "llama.cpp looks up first wherever its n-gram occurs.",
-        "target_layer_ids": "The conversion to GGUF fixes it.",
+    reasons={**FIXED, "min_match_len": "llama.cpp looks up first wherever its n-gram occurs."},
+    hybrid={
+        "Where a build cannot roll this target's recurrent state back, it saves all of it at every "
+        "step, which has made drafting several times slower than plain decoding "
+        "(llama.cpp#28120). Measure with and without drafts.": table.always
     },
-    hybrid=(
-        DroppedSetting(
-            "",
-            "Builds before late April 2026 do not draft on targets with recurrent layers "
-            "(llama.cpp#19493).",
-            until=NEW,
-        ),
-        DroppedSetting(
-            "",
-            "Where a build cannot roll this target's recurrent state back, it saves all of it at "
-            "every step, which has made drafting several times slower than plain decoding "
-            "(llama.cpp#28120). Measure with and without drafts.",
-            since=NEW,
-        ),
-    ),
 )

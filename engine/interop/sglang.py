@@ -1,13 +1,7 @@
-"""SGLang: `--speculative-*` flags, alone or in a `launch_server` command.
+"""SGLang: `--speculative-*` flags, in a `launch_server` command or a YAML file of its flags.
 
-What changed between releases, read from the releases' own server_args.py:
-
-    0.5.2   STANDALONE (a draft model)
-    0.5.3   NGRAM, with match window and branch length; 0.5.10 has one --…-max-trie-depth instead
-    0.5.11  DFLASH, --speculative-adaptive
-    0.5.14  --speculative-use-rejection-sampling (EAGLE family, topk 1); FROZEN_KV_MTP, which
-            replaces EAGLE and NEXTN where the draft model is an assistant (#24436)
-    0.5.16  DSPARK, a block of gamma tokens: --speculative-dspark-block-size (#30261)
+FROZEN_KV_MTP (since 0.5.14, #24436) replaces EAGLE and NEXTN where the draft model is an assistant;
+a DSPARK block (0.5.16, #30261) is gamma tokens. Source: server_args.py of each release.
 
 SGLang grows its own tree from three numbers: steps (depth), topk (children of a node) and draft
 tokens (nodes verified, the root counted).
@@ -39,7 +33,7 @@ SIZE = (PREFIX + "num-steps", PREFIX + "eagle-topk", TOKENS)
 """Steps, children of a node, and nodes verified, the root counted."""
 WEIGHTS = table.weights(PREFIX + "draft-model-path", PREFIX + "draft-model")
 IGNORED = _flags(
-    "draft-model-revision draft-load-format use-rejection-sampling attention-mode "
+    "draft-model-revision draft-load-format attention-mode "
     "draft-attention-backend moe-runner-backend moe-a2a-backend draft-model-quantization "
     "draft-kv-cache-dtype dsa-topk-backend ngram-capacity ngram-external-sam-budget "
     "ngram-external-corpus-max-tokens domino-candidate-pool-size "
@@ -52,22 +46,26 @@ SWITCHES = _flags(
     "skip-dp-mlp-sync dspark-align-verify-tokens-to-graph-tier"
 )
 ROWS = (
-    table.Ignored(IGNORED),
-    Refusal(
-        _flags("adaptive adaptive-config"),
-        "it adapts the number of steps by its own rules; drafting: auto does so here",
+    table.Ignored(f"{IGNORED} --spec-trace-dir --decoupled-spec-rank"),
+    table.Ignored("--decoupled-spec-bind-endpoint --decoupled-spec-connect-endpoints"),
+    table.Ignored(_flags("use-rejection-sampling"), table.DRAWN),
+    table.Ignored(_flags("use-block-verification"), table.VERIFICATION),
+    *table.refuse(
+        {
+            _flags("adaptive adaptive-config"): "it adapts the number of steps by its own rules "
+            "and a table by batch size; drafting: auto does so here",
+            _flags("accept-threshold-single accept-threshold-acc")
+            + "=1|1.0": "a value below 1 accepts tokens that the target would not draw",
+            _flags("draft-window-size draft-sink-size dflash-draft-window-size"): "the drafter "
+            "attends to only a part of the context",
+            _flags("ngram-external-corpus-path"): "it also looks up the texts of a file",
+            "--enable-multi-layer-eagle": "every step drafts with a layer of its own",
+            "--uno-lora-path": "the target drafts through a LoRA adapter (UNO)",
+            "--decoupled-spec-role=null|none": "the drafter is a server of its own, ahead of "
+            "the verification",
+            "SGLANG_SIMULATE_ACC_LEN=0": "acceptance is simulated, for testing a server",
+        }
     ),
-    Refusal(
-        _flags("accept-threshold-single accept-threshold-acc"),
-        "a value below 1 accepts tokens that the target would not draw",
-        ("1", "1.0"),
-    ),
-    Refusal(_flags("use-block-verification"), "a block of drafts is accepted by another rule"),
-    Refusal(
-        _flags("draft-window-size draft-sink-size dflash-draft-window-size"),
-        "the drafter attends to only a part of the context",
-    ),
-    Refusal(_flags("ngram-external-corpus-path"), "it also looks up the texts of a file"),
 )
 GREEDY = (
     "When sampling, SGLang drafts the most probable tokens: the law of the output stays, "
@@ -84,7 +82,7 @@ def _write_size(writer: Writer, values: Values) -> None:
     elif hasattr(writer.config, "eagle_choices"):
         steps, topk, nodes = _drawn_size(writer)
     else:
-        steps, topk = writer.take("max_draft_len"), 1
+        steps, topk, nodes = writer.take("max_draft_len"), 1, 0
     values |= zip(SIZE, (steps, topk, (steps if topk == 1 else nodes) + 1), strict=True)
 
 
@@ -102,9 +100,6 @@ def _dynamic_size(writer: Writer) -> tuple[int, int, int]:
             f"{nodes + 1} draft tokens are more than steps × topk + 1 = {steps * topk + 1}, which "
             "SGLang's own tuning script skips; lower them if the server refuses."
         )
-    if topk > 1:
-        overlap = "Overlap scheduling (SGLANG_ENABLE_SPEC_V2) wants topk 1 in 0.5.9 to 0.5.12."
-        writer.notes.append(overlap)
     return steps, topk, nodes
 
 
@@ -124,7 +119,21 @@ def _drawn_size(writer: Writer) -> tuple[int, int, int]:
 
 
 def _read_size(reader: Reader) -> None:
-    steps, topk, tokens = _size(reader)
+    """Completed as SGLang does for most models."""
+    reader.used.update(SIZE)
+    missing = [name for name in SIZE if reader.find(name) is None]
+    if len(missing) == len(SIZE):
+        reader.notes.append(
+            "SGLang sets steps, topk and draft tokens itself: 5, 4, 8 for Llama and Grok, "
+            "3, 1, 4 for others; 3, 1, 4 is used here."
+        )
+    elif missing:
+        raise ConfigError(f"SGLang wants all of {', '.join(SIZE)}; {missing[0]} is missing.")
+    steps, topk, tokens = (3, 1, 4) if missing else (reader.typed(name, int) for name in SIZE)
+    if topk == 1 and tokens != steps + 1:
+        reader.notes.append(
+            f"With topk 1, SGLang drafts {steps} tokens regardless of num-draft-tokens."
+        )
     name, settings = reader.methods[-1].decoding_type, reader.settings
     if topk > 1 and name in ("Eagle", "Eagle3"):
         settings |= {"use_dynamic_tree": True, "dynamic_tree_max_topK": topk}
@@ -135,26 +144,6 @@ def _read_size(reader: Reader) -> None:
         settings["max_draft_len"] = steps
         if topk > 1:
             reader.notes.append("Here the method drafts a chain: topk is ignored.")
-
-
-def _size(reader: Reader) -> tuple[int, int, int]:
-    """Steps, topk and draft tokens, root counted; completed as SGLang does for most models."""
-    reader.used.update(SIZE)
-    missing = [name for name in SIZE if reader.find(name) is None]
-    if len(missing) == len(SIZE):
-        reader.notes.append(
-            "SGLang sets steps, topk and draft tokens itself: 5, 4, 8 for Llama and Grok, "
-            "3, 1, 4 for others; 3, 1, 4 is used here."
-        )
-        return 3, 1, 4
-    if missing:
-        raise ConfigError(f"SGLang wants all of {', '.join(SIZE)}; {missing[0]} is missing.")
-    steps, topk, tokens = (reader.typed(name, int) for name in SIZE)
-    if topk == 1 and tokens != steps + 1:
-        reader.notes.append(
-            f"With topk 1, SGLang drafts {steps} tokens regardless of num-draft-tokens."
-        )
-    return steps, topk, tokens
 
 
 # ---- the table
@@ -173,9 +162,6 @@ DSPARK_LENGTH = (
     table.read_only("max_draft_len", TOKENS, decode=ONE_MORE["decode"]),
 )
 TRIE = "here one continuation is drafted, by the pool's rules."
-SHORTER = "here matches may be as short as 1 token."
-WINDOWS = (0, 5, 10)
-"""The first release without n-gram match windows."""
 NGRAM = (
     Field("max_draft_len", TOKENS, default=11, **ONE_MORE),
     table.const(PREFIX + "ngram-max-bfs-breadth", 1, note=TRIE),
@@ -183,25 +169,13 @@ NGRAM = (
         table.read_only("", PREFIX + name, decode=lambda value: table.IGNORED, note=TRIE)
         for name in ("ngram-min-bfs-breadth", "ngram-match-type", "ngram-max-trie-depth")
     ),
-    table.const(PREFIX + "ngram-min-match-window-size", 1, until=WINDOWS, note=SHORTER),
-    Field("max_matching_ngram_size", PREFIX + "ngram-max-match-window-size", until=WINDOWS),
-    Field(
-        "",
-        PREFIX + "ngram-branch-length",
-        build=lambda w: max(18, w.config.max_matching_ngram_size + w.config.max_draft_len),
-        decode=lambda length: table.IGNORED,
-        until=WINDOWS,
-    ),
     DroppedSetting(
         "max_matching_ngram_size",
-        "max_matching_ngram_size={c.max_matching_ngram_size} is dropped: from 0.5.10 on SGLang "
-        "matches as many tokens as its trie is deep (--speculative-ngram-max-trie-depth, 18).",
-        since=WINDOWS,
+        "max_matching_ngram_size={c.max_matching_ngram_size} is dropped: SGLang matches as many "
+        "tokens as its trie is deep (--speculative-ngram-max-trie-depth, 18).",
     ),
-    DroppedSetting(
-        f"lookup {table.POOL_RULES}",
-        "SGLang keeps its own trie of all requests and proposes the most probable continuation: "
-        "the pool rules (lookup, is_keep_all, is_use_oldest, is_public_pool) are dropped.",
+    table.drops_pool(
+        "SGLang keeps its own trie of all requests and proposes the most probable continuation"
     ),
 )
 TRIE_NOTE = "SGLang's trie and the pool here choose continuations by different rules."
@@ -216,8 +190,8 @@ METHODS = (
     method("MTP", "NEXTN", NO_MAP, SIZES),
     method("MTP_Assistant", "FROZEN_KV_MTP", WEIGHTS, NO_MAP, SIZES, since=(0, 5, 14)),
     method("Draft_Target", "STANDALONE", WEIGHTS, NO_PROBS, NO_MAP, SIZES, implied=GREEDY_DRAFTS),
-    method("NGram", "NGRAM", *NGRAM, since=(0, 5, 3), read_notes=(TRIE_NOTE,)),
-    method("DFlash", "DFLASH", WEIGHTS, DFLASH_LENGTH, BLOCK_TREE, since=(0, 5, 11)),
+    method("NGram", "NGRAM", *NGRAM, read_notes=(TRIE_NOTE,)),
+    method("DFlash", "DFLASH", WEIGHTS, DFLASH_LENGTH, BLOCK_TREE),
     method(
         "DSpark", "DSPARK", WEIGHTS, *DSPARK_LENGTH, BLOCK_TREE, since=(0, 5, 16), notes=(RAGGED,)
     ),
@@ -230,9 +204,20 @@ def _files(writer: Writer, values: Values) -> tuple[File, ...]:
 
 
 def _parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | None]:
-    flags = read_flags(text, switches=frozenset(SWITCHES.split()))
-    values = {key: value for key, value in flags.options.items() if key.startswith(PREFIX)}
-    return values, flags.first("--model-path", "--model")
+    """A command, or flags as keys of YAML (`--config`)."""
+    flags = read_flags(text, switches=(*SWITCHES.split(), "--enable-multi-layer-eagle"))
+    if not flags.options and ":" in text and isinstance(values := read_yaml(text), Mapping):
+        named = {f"--{key}".replace("_", "-"): value for key, value in values.items()}
+        on = {key: "" if value is True else str(value) for key, value in named.items() if value}
+        flags = flags._replace(options=on)
+    if "candidate_steps" in text:
+        raise ConfigError(
+            "candidate_steps by batch size is the table of SGLang's adaptive drafting; here "
+            "drafting: auto adapts. Paste the command with its --speculative-* flags."
+        )
+    options = {**flags.options, **flags.environment}
+    known = {k: v for k, v in options.items() if k in ENGINE.keys or k.startswith(PREFIX)}
+    return known, flags.first("--model-path", "--model")
 
 
 def _find_method(reader: Reader) -> table.Method:
@@ -249,42 +234,23 @@ def _find_method(reader: Reader) -> table.Method:
 ENGINE = Engine(
     name="sglang",
     title="SGLang",
-    versions=(
-        ("0.5.23", "the newest known here"),
-        ("0.5.11", "the first with DFLASH"),
-        ("0.5.9", "the last with n-gram match windows"),
-        ("0.5.3", "the first with NGRAM"),
-        ("0.5.2", "the first with draft models"),
-    ),
+    versions=(("0.5.23", "the newest known here"), ("0.5.11", "the first with DFLASH")),
     trees="dynamic trees from steps, topk and draft tokens; none that is drawn",
+    sample="--speculative-algorithm EAGLE3 --speculative-num-steps 3 …",
     key=ALGORITHM,
     plain=ALGORITHM,
     drafters="Newer releases run a class registered with SpeculativeAlgorithm.register.",
     methods=METHODS,
-    unsupported={
-        "Suffix": ("SGLang has no suffix decoding.", "NGram: its trie spans requests, too.")
-    },
     files=_files,
     parse=_parse,
     find_method=_find_method,
     rows=ROWS,
-    sampling_key=PREFIX + "use-rejection-sampling",
-    reasons={
-        "confidence_threshold": "SGLang always drafts all steps.",
-        "use_relaxed_acceptance_for_thinking": "SGLang's own lossy switch is "
-        "--speculative-accept-threshold-single.",
+    hybrid={
+        "With this target's recurrent layers, prefix caching and drafts go together under "
+        "--mamba-scheduler-strategy extra_buffer.": table.always,
+        "Of targets with recurrent layers, releases before June 2026 verify trees by an older "
+        "worker, and those with lightning attention take chains only (sglang#27463).": lambda c: (
+            getattr(c, "use_dynamic_tree", False)
+        ),
     },
-    hybrid=(
-        DroppedSetting(
-            "",
-            "With this target's recurrent layers, prefix caching and drafts go together under "
-            "--mamba-scheduler-strategy extra_buffer.",
-        ),
-        DroppedSetting(
-            "",
-            "Of targets with recurrent layers, releases before June 2026 verify trees by an older "
-            "worker, and those with lightning attention take chains only (sglang#27463).",
-            lambda config: getattr(config, "use_dynamic_tree", False),
-        ),
-    ),
 )

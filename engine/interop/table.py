@@ -25,8 +25,15 @@ POOL_RULES = "is_keep_all is_use_oldest is_public_pool"
 DYNAMIC = "dynamic_tree_max_topK max_total_draft_tokens max_non_leaves_per_layer"
 BLOCK = "Set max_draft_len, e.g. to the draft model's block size less one."
 """The advice where DFlash leaves its length to the draft model and the engine needs a number."""
+ONE_PART = "Export the method that drafts most of the accepted tokens by itself."
 IGNORED = object()
 """The decoded form of a value that has no meaning here."""
+DRAWN = (
+    "is ignored: whether drafts are sampled is no setting of this method here; it matters only "
+    "when sampling."
+)
+VERIFICATION = "is the sampling setting verification here: block, the default, or token."
+"""Notes on keys that bear on the acceptance of sampled drafts."""
 
 
 class UnsupportedError(ConfigError):
@@ -35,6 +42,10 @@ class UnsupportedError(ConfigError):
     def __init__(self, sentence: str, nearest: str = "") -> None:
         super().__init__(sentence)
         self.nearest = nearest
+
+
+def always(config: Any) -> bool:
+    return True
 
 
 # ---- rows
@@ -103,7 +114,7 @@ class DroppedSetting(Row):
 
     settings: str
     sentence: str
-    when: Callable[[Any], bool] = lambda config: True
+    when: Callable[[Any], bool] = always
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,12 +128,9 @@ class Codec(Row):
 
 @dataclass(frozen=True, slots=True)
 class Refusal(Row):
-    """Keys that make the engine draft or accept as no method here does; they are never ignored.
+    """Keys, separated by blanks, that make the engine draft or accept as no method here does.
 
-    Attributes:
-        keys: separated by blanks.
-        why: what they do, in a few words.
-        neutral: values with which they do nothing, in lower case.
+    `why` says what they do, in a few words; with the `neutral` values, in lower case, nothing.
     """
 
     keys: str
@@ -133,17 +141,25 @@ class Refusal(Row):
         """Raises ConfigError: the value has an effect."""
         if str(value).strip().lower() not in self.neutral:
             entry = f"{key}={value}"[:80] if str(value) else key
-            raise ConfigError(
-                f"{entry} has no counterpart here: in {title}, {self.why}. Remove it to read "
-                "the rest."
-            )
+            why = f"{entry} has no counterpart here: in {title}, {self.why}."
+            raise ConfigError(f"{why} Remove it to read the rest.")
 
 
 @dataclass(frozen=True, slots=True)
 class Ignored(Row):
-    """Keys, separated by blanks, that have no effect on what is drafted."""
+    """Keys, separated by blanks, without effect on what is drafted; `note` may go on: "is …"."""
 
     keys: str
+    note: str = ""
+
+
+def refuse(reasons: Mapping[str, str]) -> tuple[Refusal, ...]:
+    """Refusals by their keys; values without effect follow `=`: `{"--n-min --min=0|1": "…"}`."""
+    parts = ((*keys.partition("="), why) for keys, why in reasons.items())
+    return tuple(
+        Refusal(keys, why, tuple(neutral.split("|"))) if neutral else Refusal(keys, why)
+        for keys, _, neutral, why in parts
+    )
 
 
 def same(*names: str, switch: str = "") -> tuple[Field, ...]:
@@ -158,23 +174,22 @@ def read_only(setting: str, key: str, **rest: Any) -> Field:
 
 def const(key: str, value: Any, **rest: Any) -> Field:
     """A key that always has this value; another one is ignored on reading, explained by `note`."""
-
-    def decode(other: Any) -> Any:
-        return None if str(other) == str(value) else IGNORED
-
-    return Field("", key, build=lambda writer: value, decode=decode, **rest)
+    decode = {str(value): None}.get
+    rest["decode"] = lambda other: decode(str(other), IGNORED)
+    return Field("", key, build=lambda writer: value, **rest)
 
 
 def weights(key: str, *aliases: str, **rest: Any) -> Field:
     """The drafter's weights."""
+    rest |= {"decode": lambda model: None if model == NO_MODEL else model}
+    return Field("speculative_model", key, aliases, build=lambda w: w.model(), **rest)
 
-    def decode(model: str) -> str | None:
-        return None if model == NO_MODEL else model
 
-    def build(writer: Any) -> Any:
-        return writer.model()
-
-    return Field("speculative_model", key, aliases, build=build, decode=decode, **rest)
+def sampled(key: str, word: str | None = None, **releases: Any) -> Field:
+    """Whether drafts are sampled and verified with their probabilities; written as `word`."""
+    words = {"probabilistic": True, "gumbel": True, "greedy": False, "strict": False}
+    rest: Any = {"encode": {True: word}.get, "decode": lambda name: words.get(name, IGNORED)}
+    return Field("use_draft_probs", key, kind=str, default=False, **rest, **releases)
 
 
 def drops_block_tree(title: str) -> DroppedSetting:
@@ -187,12 +202,16 @@ def drops_block_tree(title: str) -> DroppedSetting:
     )
 
 
+def drops_pool(how: str, when: Callable[[Any], bool] = always) -> DroppedSetting:
+    """The warning of an engine that looks up n-grams by rules of its own."""
+    rules = "the pool rules (lookup, is_keep_all, is_use_oldest, is_public_pool) are dropped"
+    return DroppedSetting(f"lookup {POOL_RULES}", f"{how}: {rules}.", when)
+
+
 def drops_draft_probs(why: str, **releases: Any) -> DroppedSetting:
     """The warning of an engine that verifies without the drafter's probabilities."""
-    sentence = f"use_draft_probs is dropped{why}"
-    return DroppedSetting(
-        "use_draft_probs", sentence, lambda config: config.use_draft_probs, **releases
-    )
+    texts = ("use_draft_probs", f"use_draft_probs is dropped{why}")
+    return DroppedSetting(*texts, lambda config: config.use_draft_probs, **releases)
 
 
 # ---- methods and engines
@@ -203,8 +222,9 @@ def refusals_of(rows: Iterable[Row]) -> dict[str, Refusal]:
     return {key: row for row in rows if isinstance(row, Refusal) for key in row.keys.split()}
 
 
-def ignored_of(rows: Iterable[Row]) -> frozenset[str]:
-    return frozenset(k for row in rows if isinstance(row, Ignored) for k in row.keys.split())
+def ignored_of(rows: Iterable[Row]) -> dict[str, str]:
+    """The note, or "", of each key that is ignored."""
+    return {k: row.note for row in rows if isinstance(row, Ignored) for k in row.keys.split()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,11 +232,10 @@ class Method(Row):
     """A method here as an engine runs it.
 
     Attributes:
-        name: the engine's name for it, under the engine's `key`; empty if nothing names it.
-        aliases: other names that are read as this method.
+        name, aliases: the engine's names for it, under its `key`; empty if nothing names it.
         implied: our settings that the engine's method implies.
-        removal: why later releases do not have it, and the closest alternative.
-        notes: remarks on an export; `read_notes` on reading.
+        removal: why other releases do not have it, and the closest alternative.
+        notes, read_notes: remarks on an export, and on reading.
     """
 
     decoding_type: str
@@ -239,8 +258,8 @@ class Method(Row):
     @property
     def keys(self) -> tuple[str, ...]:
         """All keys that are read."""
-        fields = tuple(key for row in self.fields for key in row.keys)
-        return fields + tuple(key for codec in self.codecs for key in codec.keys)
+        rows: tuple[Field | Codec, ...] = (*self.fields, *self.codecs)
+        return tuple(key for row in rows for key in row.keys)
 
     @property
     def own_keys(self) -> set[str]:
@@ -258,27 +277,23 @@ class Engine:
 
     Attributes:
         versions: releases that differ, newest first; a newer one counts as the first.
-        trees: which draft trees it takes, in a few words.
+        trees, sample: which draft trees it takes, in a few words; how a config begins.
         key: its key for the method's name.
         plain: what an export leaves out, so that the engine decodes plainly.
         drafters: the closest alternative to a drafter written for this playground.
         unsupported: per other decoding type, why it is missing and the closest alternative.
-        files: the values as files.
-        parse: a text as values, and the target if the text names it.
+        files, parse: the values as files; a text as values, and the target if it names one.
         find_method: which of its methods the values are.
         rows: refused and ignored keys of every method.
         strict: whether a key of another method is an error, as it is in the engine.
-        sampling_key: key for how drafts are sampled; a setting here of some methods only.
         reasons: why a setting has no counterpart, where `conversion.REASONS` is wrong.
-        hybrid: notes on drafting for targets with recurrent layers.
+        hybrid: notes on drafting for targets with recurrent layers, and for which methods.
     """
 
     name: str
     title: str
     versions: tuple[tuple[str, str], ...]
-    trees: str
-    key: str
-    plain: str
+    sample: str
     drafters: str
     methods: tuple[Method, ...]
     unsupported: Mapping[str, tuple[str, str]] = field(default_factory=dict)
@@ -286,10 +301,12 @@ class Engine:
     parse: Callable[[str, ReadYaml], tuple[Mapping[str, Any], str | None]]
     find_method: Callable[[Any], Method]
     rows: tuple[Row, ...] = ()
+    trees: str = "chains only"
+    key: str = ""
+    plain: str = ""
     strict: bool = False
-    sampling_key: str = ""
     reasons: Mapping[str, str] = field(default_factory=dict)
-    hybrid: tuple[DroppedSetting, ...] = ()
+    hybrid: Mapping[str, Callable[[Any], bool]] = field(default_factory=dict)
 
     @property
     def newest(self) -> str:
@@ -324,26 +341,16 @@ class Engine:
             later = f"{title} has {candidates[0].name or cls.title} from {since} on."
             nearest = f"Release {since} or newer; before, {self._nearest(cls, version)}."
             raise UnsupportedError(*(candidates[0].removal or (later, nearest)))
-        unsupported = {
-            "Combined": (
-                f"{title} runs one drafting method at a time.",
-                "Export the method that drafts most of the accepted tokens by itself.",
-            ),
-            "User_Provided": (
-                f"A drafter written for this playground does not run in {title}.",
-                self.drafters,
-            ),
-        } | dict(self.unsupported)
         none = f"{title} has no {cls.title}.", f"{self._nearest(cls, version)}."
-        raise UnsupportedError(*unsupported.get(name, none))
+        own = f"A drafter written for this playground does not run in {title}.", self.drafters
+        both = f"{title} runs one drafting method at a time.", ONE_PART
+        others = {"Combined": both, "User_Provided": own, **self.unsupported}
+        raise UnsupportedError(*others.get(name, none))
 
     def _nearest(self, cls: type[MethodConfig], version: Version) -> str:
         """The methods of this release that, like this one, need weights of their own or none."""
-        available = [
-            methods()[method.decoding_type]
-            for method in self.methods
-            if method.decoding_type not in NO_ALTERNATIVE and method.is_for(version)
-        ]
+        names = [m.decoding_type for m in self.methods if m.is_for(version)]
+        available = [methods()[name] for name in names if name not in NO_ALTERNATIVE]
         like = [other.title for other in available if _has_weights(other) == _has_weights(cls)]
         if not like:
             return ", ".join(other.title for other in available)
@@ -355,19 +362,21 @@ def _has_weights(cls: type[MethodConfig]) -> bool:
     return "speculative_model" in cls.model_fields
 
 
-def method_named(methods: Iterable[Method], key: str, name: str) -> Method:
-    """The first method that the engine calls so under this key.
+def method_named(
+    methods: Iterable[Method], key: str, name: str, missing: Mapping[str, str] | None = None
+) -> Method:
+    """The first method of that name; `missing` says what others are.
 
     Raises:
         ConfigError: none has a counterpart here.
     """
-    names: dict[str, Method] = {}
-    for candidate in methods:
-        for word in (candidate.name, *candidate.aliases) if candidate.name else ():
-            names.setdefault(word, candidate)
-    if name not in names:
-        raise ConfigError(
-            f"{key} must be one of {', '.join(names)}, got {name or 'none':.40}. Others have no "
-            "counterpart here."
-        )
-    return names[name]
+    named = [(word, m) for m in methods if m.name for word in (m.name, *m.aliases)]
+    names = dict(reversed(named))
+    if name in names:
+        return names[name]
+    if what := (missing or {}).get(name):
+        raise ConfigError(f"{key}={name} has no counterpart here: {what}.")
+    raise ConfigError(
+        f"{key} must be one of {', '.join(dict(named))}, got {name or 'none':.40}. Others have no "
+        "counterpart here."
+    )

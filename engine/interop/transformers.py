@@ -14,50 +14,24 @@ from engine.errors import ConfigError
 from engine.interop import table
 from engine.interop.conversion import Reader, Writer
 from engine.interop.export_files import File, ReadYaml
-from engine.interop.table import (
-    Codec,
-    DroppedSetting,
-    Engine,
-    Field,
-    Refusal,
-    Values,
-    const,
-    method,
-)
+from engine.interop.table import Codec, DroppedSetting, Engine, Field, Values, const, method
 
 NEW = (5, 15)
-"""First release known to have MTP and DFlash."""
 ASSISTANT = "assistant_model"
 TOKENIZER = "assistant_tokenizer"
-"""The assistant's tokenizer, where the vocabularies differ."""
 DRAFTING = ("num_assistant_tokens", "assistant_confidence")
 """How fields of the assistant's generation config begin."""
-IGNORED = (
-    "is_assistant assistant_lookbehind target_lookbehind "
-    # what is generated, whoever drafts
-    "bad_words_ids begin_suppress_tokens bos_token_id cache_config cache_implementation "
-    "compile_config constraints continuous_batching_config decoder_start_token_id "
-    "disable_compile diversity_penalty do_sample dola_layers early_stopping "
-    "encoder_no_repeat_ngram_size encoder_repetition_penalty eos_token_id epsilon_cutoff "
-    "eta_cutoff exponential_decay_length_penalty force_words_ids forced_bos_token_id "
-    "forced_eos_token_id guidance_scale length_penalty low_memory max_cache_len max_length "
-    "max_new_tokens max_time min_length min_new_tokens min_p no_repeat_ngram_size "
-    "num_beam_groups num_beams num_return_sequences output_attentions output_hidden_states "
-    "output_logits output_scores pad_token_id penalty_alpha prefill_chunk_size "
-    "remove_invalid_values renormalize_logits repetition_penalty return_dict_in_generate "
-    "sequence_bias stop_strings suppress_tokens temperature token_healing top_h top_k top_p "
-    "transformers_version typical_p use_cache watermarking_config "
-    # arguments of `generate` itself
-    "inputs input_ids attention_mask generation_config logits_processor stopping_criteria "
-    "prefix_allowed_tokens_fn synced_gpus streamer negative_prompt_ids "
-    "negative_prompt_attention_mask tokenizer"
-)
-EARLY_EXIT = Refusal("assistant_early_exit", "the target's own lower layers draft (LayerSkip)")
+WORDS = ("assist", "lookup", "lookbehind", "matching_ngram", "specul", "mtp", "custom", "do_sample")
+"""Arguments of `generate` with none of them are about what is generated, whoever drafts."""
 ROWS = (
-    table.Ignored(IGNORED),
-    Refusal("assistant_ensemble_weight", "the assistant influences which tokens are sampled"),
-    Refusal("custom_generate", "a custom decoding loop runs instead"),
-    EARLY_EXIT,
+    table.Ignored("is_assistant assistant_lookbehind target_lookbehind do_sample"),
+    *table.refuse(
+        {
+            "assistant_ensemble_weight": "the assistant influences which tokens are sampled",
+            "assistant_early_exit": "the target's own lower layers draft (LayerSkip)",
+            "custom_generate": "a custom decoding loop runs instead",
+        }
+    ),
 )
 
 
@@ -88,11 +62,8 @@ MTP = (
 NGRAM = (
     Field("max_draft_len", "prompt_lookup_num_tokens"),
     *table.same("max_matching_ngram_size"),
-    DroppedSetting(
-        "lookup is_keep_all is_use_oldest is_public_pool",
-        "transformers has lookup rules of its own (lookup=transformers here): the pool rules "
-        "(is_keep_all, is_use_oldest, is_public_pool) are dropped; where a pattern occurs more "
-        "than once its pick may be another one.",
+    table.drops_pool(
+        "transformers has lookup rules of its own (lookup=transformers here)",
         lambda config: config.lookup != "transformers",
     ),
 )
@@ -137,33 +108,31 @@ METHODS = {
     "dflash": method("DFlash", "", *DFLASH, since=NEW),
 }
 
+SCRIPT = """from transformers import AutoModelForCausalLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained({target!r})
+model = AutoModelForCausalLM.from_pretrained({target!r}, dtype="auto")
+{setup}inputs = tokenizer("Write a haiku.", return_tensors="pt")
+output = model.generate({arguments}, max_new_tokens=128)
+print(tokenizer.decode(output[0], skip_special_tokens=True))
+"""
+
 
 def _files(writer: Writer, values: Values) -> tuple[File, ...]:
-    target, model = repr(writer.target), values.pop(ASSISTANT, None)
-    lines = [
-        "from transformers import AutoModelForCausalLM, AutoTokenizer",
-        "",
-        f"tokenizer = AutoTokenizer.from_pretrained({target})",
-        f'model = AutoModelForCausalLM.from_pretrained({target}, dtype="auto")',
-    ]
-    arguments = ["**inputs"]
-    if model is not None:
-        lines.append(f'assistant = AutoModelForCausalLM.from_pretrained({model!r}, dtype="auto")')
-        arguments.append("assistant_model=assistant")
+    setup, arguments = "", ["**inputs"]
     for key, value in values.items():
-        if key == TOKENIZER:
-            lines.append(f"{TOKENIZER} = AutoTokenizer.from_pretrained({value!r})")
+        if key == ASSISTANT:
+            setup += f'assistant = AutoModelForCausalLM.from_pretrained({value!r}, dtype="auto")\n'
+            arguments.append(f"{ASSISTANT}=assistant")
+        elif key == TOKENIZER:
+            setup += f"{TOKENIZER} = AutoTokenizer.from_pretrained({value!r})\n"
             arguments += ["tokenizer=tokenizer", f"{TOKENIZER}={TOKENIZER}"]
         elif key.startswith(DRAFTING):
-            lines.append(f"assistant.generation_config.{key} = {value!r}")
+            setup += f"assistant.generation_config.{key} = {value!r}\n"
         else:
             arguments.append(f"{key}={value!r}")
-    lines += [
-        'inputs = tokenizer("Write a haiku.", return_tensors="pt")',
-        f"output = model.generate({', '.join(arguments)}, max_new_tokens=128)",
-        "print(tokenizer.decode(output[0], skip_special_tokens=True))",
-    ]
-    return (File("generate.py", "\n".join(lines) + "\n", "python"),)
+    text = SCRIPT.format(target=writer.target, setup=setup, arguments=", ".join(arguments))
+    return (File("generate.py", text, "python"),)
 
 
 def _parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | None]:
@@ -172,7 +141,7 @@ def _parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | Non
         values = read_yaml(text)
         if not isinstance(values, Mapping):
             raise ConfigError("Paste a script that calls generate(…), or its keyword arguments.")
-        return {str(key): value for key, value in values.items()}, None
+        return _drafting(values), None
     try:
         nodes = list(ast.walk(ast.parse(text.strip())))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -201,7 +170,11 @@ def _parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | Non
                     owner = _name(func.value)
     if isinstance(kwargs.get(ASSISTANT), str):
         kwargs[ASSISTANT] = loaded.get(kwargs[ASSISTANT], kwargs[ASSISTANT])
-    return drafting | kwargs, loaded.get(owner)
+    return _drafting(drafting | kwargs), loaded.get(owner)
+
+
+def _drafting(values: Mapping[Any, Any]) -> dict[str, Any]:
+    return {str(k): value for k, value in values.items() if any(word in str(k) for word in WORDS)}
 
 
 def _name(node: ast.expr) -> str:
@@ -213,17 +186,13 @@ def _name(node: ast.expr) -> str:
 
 def _constant(node: ast.expr) -> Any:
     """A literal's value, or the name of a variable."""
-    if isinstance(node, ast.Name):
-        return node.id
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError, RecursionError, MemoryError):
-        return None
+        return _name(node) or None
 
 
 def _find_method(reader: Reader) -> table.Method:
-    if early_exit := reader.find(EARLY_EXIT.keys):  # the call names no assistant
-        EARLY_EXIT.check(ENGINE.title, early_exit, reader.values[early_exit])
     if reader.find("prompt_lookup_num_tokens"):
         return METHODS["lookup"]
     if reader.values.get("use_mtp"):
@@ -240,21 +209,13 @@ ENGINE = Engine(
     name="transformers",
     title="transformers",
     versions=(
-        ("5.23", "the newest known here"),
+        ("5.24", "the newest known here"),
         ("5.15", "the first with MTP and DFlash"),
         ("4.46", "draft models and prompt lookup"),
     ),
-    trees="chains only",
-    key="",
-    plain="",
+    sample="model.generate(**inputs, prompt_lookup_num_tokens=10)",
     drafters="custom_generate there takes a custom decoding loop.",
     methods=tuple(METHODS.values()),
-    unsupported={
-        "MTP_Assistant": (
-            "transformers 5.23 cannot build Gemma 4's assistants: it refuses their own config.",
-            "Draft model: with weights of its own, too.",
-        )
-    },
     files=_files,
     parse=_parse,
     find_method=_find_method,

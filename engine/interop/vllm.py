@@ -1,13 +1,7 @@
 """vLLM: `--speculative-config` JSON, in a file, in YAML, or in a whole command.
 
-What changed between releases, read from the releases' own vllm/config/speculative.py:
-
-    0.11.1  suffix; every *_mtp method is spelled mtp
-    0.16    draft_model works again (the V1 engine refused it until 0.14); parallel_drafting
-    0.18    rejection_sample_method strict / probabilistic; gone again with 0.21
-    0.20    dflash; the last with speculative_token_tree
-    0.21    draft_sample_method (gumbel); 0.22 calls it probabilistic
-    0.33    medusa and mlp_speculator are gone
+Newer releases also take --spec-method, --spec-model and --spec-tokens in its place. Token trees are
+gone since 0.21, Medusa since 0.33. Source: vllm/config/speculative.py of each release.
 """
 
 from __future__ import annotations
@@ -20,13 +14,11 @@ from typing import Any
 from engine.errors import ConfigError
 from engine.interop import table
 from engine.interop.conversion import Reader, Writer
-from engine.interop.export_files import File, ReadYaml, command, read_flags, read_mapping
-from engine.interop.table import Codec, DroppedSetting, Engine, Field, Refusal, Values, method
-from engine.interop.trees import children_per_depth, format_tree, parse_tree
+from engine.interop.export_files import File, Flags, ReadYaml, command, read_flags
+from engine.interop.table import Codec, DroppedSetting, Engine, Field, Values, method
 from engine.tree import ChoiceTree
 
 LENGTH = "num_speculative_tokens"
-TREE = "speculative_token_tree"
 LOOKUP = ("prompt_lookup_max", "prompt_lookup_min")
 PARALLEL = "parallel_drafting"
 ASSISTANT = "gemma4_mtp"
@@ -34,39 +26,43 @@ BLOCKS = ("dflash", "dspark")
 """Methods that draft in one forward whether the config says so or not."""
 IGNORED = (
     "model draft_tensor_parallel_size quantization kv_cache_dtype moe_backend attention_backend "
-    "revision code_revision max_model_len enforce_eager draft_load_config draft_sample_method "
+    "revision code_revision max_model_len enforce_eager draft_load_config "
     "disable_padded_drafter_batch disable_eagle_block_drop use_local_argmax_reduction "
-    "disable_lookahead_block_hashes draft_lm_head_quantization xpress_topc fly_window_size "
-    "fly_entropy_threshold fly_entropy_top_k disable_by_batch_size disable_logprobs"
+    "disable_lookahead_block_hashes draft_lm_head_quantization disable_by_batch_size "
+    "disable_logprobs"
 )
-"""Together with the table's: the keys of any release from 0.10 to 0.33."""
+"""Together with the table's: the keys of any release from 0.22 to 0.33."""
 ROWS = (
     table.Ignored(IGNORED),
-    Refusal(
-        "num_speculative_tokens_per_batch_size",
-        "the draft length depends on the batch size; set num_speculative_tokens for one request",
+    table.Ignored("draft_sample_method", table.DRAWN),
+    table.Ignored("rejection_sample_method", table.VERIFICATION),
+    *table.refuse(
+        {
+            "num_speculative_tokens_per_batch_size": "the draft length depends on the batch size; "
+            "set num_speculative_tokens for one request",
+            "rejection_sample_method=none|standard|strict|probabilistic|block": "drafts are "
+            "accepted by another rule",
+            "fly_window_size fly_entropy_threshold fly_entropy_top_k": "tokens that the target "
+            "would not draw are accepted (FLy)",
+            "synthetic_acceptance_rates synthetic_acceptance_length": "acceptance rates are "
+            "synthetic, for testing a server",
+            "speculative_token_tree": "a drawn tree is drafted, here a chain",
+            "xpress_topc": "another head refines DFlash's block (XPress)",
+            "enable_adaptive_verification": "only a part of each draft is verified",
+            "tensor_parallel_size": "the drafter's setting is draft_tensor_parallel_size",
+            "index_share_for_mtp_iteration": "MTP layers share their attention indices",
+        }
     ),
-    Refusal(
-        "rejection_sample_method",
-        "drafts are accepted by another rule",
-        ("none", "standard", "strict", "probabilistic"),
-    ),
-    Refusal(
-        "synthetic_acceptance_rates synthetic_acceptance_length",
-        "acceptance rates are synthetic, for testing a server",
-    ),
-    Refusal("enable_adaptive_verification", "only a part of each draft is verified"),
-    Refusal("tensor_parallel_size", "the drafter's setting is draft_tensor_parallel_size"),
-    Refusal("index_share_for_mtp_iteration", "MTP layers share their attention indices"),
-)
-NO_PARALLEL = Refusal(
-    PARALLEL, "one forward drafts a whole block (PARD, P-EAGLE), which its method cannot do"
 )
 NO_COUNTERPART = {
     "mlp_speculator": "an MLP speculator",
     "custom_class": "a proposer class of your own; register a drafter here instead",
     "extract_hidden_states": "no drafting at all, it writes training data",
+    "xpress": "DFlash's block refined by another head",
 }
+CONFIG = ("speculative_config", "spec_config", "sc")
+SHORT = {"spec_method": "method", "spec_model": "model", "spec_tokens": LENGTH}
+"""Options of the server, without dashes: the whole, and single keys of it."""
 
 
 # ---- the table
@@ -88,56 +84,18 @@ def _read_ngram(reader: Reader) -> None:
 
 def _read_suffix(reader: Reader) -> None:
     if reader.settings["use_global_pool"]:
-        reader.notes.append(
-            "Here the pool of earlier runs is limited in tokens, there in requests."
-        )
+        reader.notes.append("Here the pool of earlier runs is limited in tokens, not in requests.")
     reader.settings.setdefault("max_draft_len", reader.settings.get("max_tree_depth", 24))
 
 
-def _write_eagle(writer: Writer, values: Values) -> None:
-    """A drawn tree as a token tree where the release has them, else as a chain."""
-    if writer.config.use_dynamic_tree:
-        values[LENGTH] = writer.chain_of_levels("vLLM drafts")
-        return
-    tree = ChoiceTree(writer.config.eagle_choices)
-    writer.take("use_dynamic_tree")
-    writer.notes.append(
-        "When sampling, vLLM drafts the most probable token; here EAGLE-1 samples. The law of "
-        "the output is the same, acceptance differs."
-    )
-    takes_trees = not writer.at_least(0, 21) and tree != ChoiceTree.chain(tree.depth)
-    if takes_trees and children_per_depth(tree) is not None:
-        writer.take("eagle_choices")
-        values |= {LENGTH: len(tree), TREE: format_tree(tree, "tuples")}
-        writer.notes.append("vLLM 0.21 removed token trees; stay on 0.20 or older for this one.")
-        return
-    values[LENGTH] = writer.chain_of_tree("eagle_choices", "vLLM runs EAGLE")
-    if takes_trees:
-        writer.notes.append(
-            "vLLM 0.20 takes trees in which every node of a depth has equally many children, e.g. "
-            f"{format_tree(parse_tree('[1, 2, 2]'), 'tuples')}; this tree is not one of them."
-        )
+def _chain(length: int) -> object:
+    return ChoiceTree.chain(length).paths
 
 
-def _read_eagle(reader: Reader) -> None:
-    text = reader.values.get(TREE)
-    tree = parse_tree(str(text)) if text else ChoiceTree.chain(reader.typed(LENGTH, int))
-    reader.settings["eagle_choices"] = tree.paths
-    reader.used |= {LENGTH, TREE}
-
-
-def _sampled(key: str, word: str, **releases: Any) -> Field:
-    """Whether drafts are sampled and verified with their probabilities, as a word."""
-    words = {"probabilistic": True, "gumbel": True, "greedy": False, "strict": False}
-    return Field(
-        "use_draft_probs",
-        key,
-        encode={True: word}.get,
-        decode=lambda name: words.get(name, table.IGNORED),
-        kind=str,
-        default=False,
-        **releases,
-    )
+def _eagle_len(writer: Writer) -> int:
+    if writer.take("use_dynamic_tree"):
+        return writer.chain_of_levels("vLLM drafts")
+    return writer.chain_of_tree("eagle_choices", "vLLM runs EAGLE")
 
 
 WEIGHTS = table.weights("model")
@@ -145,10 +103,7 @@ LENGTH_ROW = Field("max_draft_len", LENGTH)
 BLOCK_LENGTH = Field("max_draft_len", LENGTH, requirement=table.BLOCK)
 BLOCK_TREE = table.drops_block_tree("vLLM")
 ONE_FORWARD = table.const(PARALLEL, True)
-NO_TREE = Refusal(TREE, "it drafts a drawn tree, here a chain")
-ALL_TOKENS = Refusal(
-    "dspark_draft_topk", "its Markov head corrects a few tokens only", ("0", "none")
-)
+ALL_TOKENS = table.refuse({"dspark_draft_topk=0|none": "its Markov head corrects few tokens"})
 DRAFT_MODEL = (
     WEIGHTS,
     LENGTH_ROW,
@@ -167,24 +122,13 @@ DRAFT_MODEL = (
         lambda config: config.vocabulary == "text",
         since=(0, 32),
     ),
-    _sampled("draft_sample_method", "probabilistic", since=(0, 22)),
-    _sampled("draft_sample_method", "gumbel", since=(0, 21), until=(0, 22)),
-    _sampled("rejection_sample_method", "probabilistic", since=(0, 18), until=(0, 21)),
-    table.drops_draft_probs(
-        ": when sampling, this release drafts the most probable token and accepts it with the "
-        "target's probability; acceptance falls with the temperature.",
-        until=(0, 18),
-    ),
+    table.sampled("draft_sample_method", "probabilistic"),
+    table.sampled("rejection_sample_method"),
 )
 NGRAM = (
     table.const("prompt_lookup_min", 1),
     Field("max_matching_ngram_size", "prompt_lookup_max", decode=None),
-    DroppedSetting(
-        f"lookup {table.POOL_RULES}",
-        "vLLM copies what followed the longest match in the request's own text: the pool rules "
-        "(lookup, is_keep_all, is_use_oldest, is_public_pool) are dropped; where a pattern occurs "
-        "more than once its pick may be another one.",
-    ),
+    table.drops_pool("vLLM copies what followed the longest match in the request's own text"),
     Codec(LOOKUP, read=_read_ngram),
 )
 SUFFIX = (
@@ -206,28 +150,35 @@ MEDUSA_CHAIN = Field(
     "medusa_choices",
     LENGTH,
     build=lambda writer: writer.chain_of_tree("medusa_choices", "vLLM runs Medusa"),
-    decode=lambda length: ChoiceTree.chain(length).paths,
+    decode=_chain,
     kind=int,
 )
 LEVELS = Field("max_draft_len", LENGTH, build=lambda w: w.chain_of_levels("vLLM drafts"))
-EAGLE = Codec((LENGTH, TREE), _write_eagle, _read_eagle)
-V0_ONLY = ("vLLM's V1 engine refuses draft models until 0.14.", "Use 0.16 or newer, or NGram.")
+EAGLE = Field("eagle_choices", LENGTH, build=_eagle_len, decode=_chain, kind=int)
 NO_MEDUSA = ("vLLM 0.33 removed Medusa.", "vLLM 0.32 runs it as a chain: --engine-version 0.32.")
 ARCTIC = "vLLM needs the package arctic-inference for it: pip install arctic-inference."
+BLOCK_RULE = (
+    "Sampled drafts are verified as one block here (verification: block); in vLLM, from 0.32 on, "
+    "with rejection_sample_method block."
+)
+GREEDY = (
+    "When sampling, vLLM drafts the most probable token; here EAGLE-1 samples. The law of the "
+    "output is the same, acceptance differs."
+)
 SPELLING = "vLLM's guide spells the method mtp; the name of the assistant makes it this one."
-METHODS = (
-    method("Draft_Target", "draft_model", *DRAFT_MODEL, NO_TREE, since=(0, 15), removal=V0_ONLY),
+METHODS: tuple[table.Method, ...] = (
+    method("Draft_Target", "draft_model", *DRAFT_MODEL, notes=(BLOCK_RULE,)),
     method("NGram", "ngram", LENGTH_ROW, *NGRAM, aliases=("ngram_gpu",)),
     method("Suffix", "suffix", LENGTH_ROW, *SUFFIX, notes=(ARCTIC,)),
     method("Medusa", "medusa", WEIGHTS, MEDUSA_CHAIN, until=(0, 33), removal=NO_MEDUSA),
-    method("Eagle", "eagle", WEIGHTS, EAGLE),
-    method("Eagle3", "eagle3", WEIGHTS, LEVELS, NO_TREE),
-    method("PARD", "draft_model", WEIGHTS, LENGTH_ROW, ONE_FORWARD, BLOCK_TREE, since=(0, 16)),
-    method("P_EAGLE", "eagle3", WEIGHTS, LENGTH_ROW, ONE_FORWARD, BLOCK_TREE, since=(0, 16)),
-    method("MTP", "mtp", LENGTH_ROW, NO_TREE),
-    method("MTP_Assistant", ASSISTANT, WEIGHTS, LENGTH_ROW, since=(0, 21), notes=(SPELLING,)),
-    method("DFlash", "dflash", WEIGHTS, BLOCK_LENGTH, BLOCK_TREE, since=(0, 20)),
-    method("DSpark", "dspark", WEIGHTS, BLOCK_LENGTH, BLOCK_TREE, ALL_TOKENS, since=(0, 32)),
+    method("Eagle", "eagle", WEIGHTS, EAGLE, notes=(GREEDY,)),
+    method("Eagle3", "eagle3", WEIGHTS, LEVELS),
+    method("PARD", "draft_model", WEIGHTS, LENGTH_ROW, ONE_FORWARD, BLOCK_TREE),
+    method("P_EAGLE", "eagle3", WEIGHTS, LENGTH_ROW, ONE_FORWARD, BLOCK_TREE),
+    method("MTP", "mtp", LENGTH_ROW),
+    method("MTP_Assistant", ASSISTANT, WEIGHTS, LENGTH_ROW, notes=(SPELLING,)),
+    method("DFlash", "dflash", WEIGHTS, BLOCK_LENGTH, BLOCK_TREE),
+    method("DSpark", "dspark", WEIGHTS, BLOCK_LENGTH, BLOCK_TREE, *ALL_TOKENS, since=(0, 32)),
 )
 
 
@@ -239,60 +190,62 @@ def _files(writer: Writer, values: Values) -> tuple[File, ...]:
     if not values:
         return (File("serve.sh", command(serve), "bash"),)
     config = ("--speculative-config", json.dumps(values, separators=(",", ":")))
-    tree = [("--attention-backend", "TREE_ATTN")] if TREE in values else []
     return (
         File("speculative_config.json", json.dumps(values, indent=2) + "\n", "json"),
-        File("serve.sh", command(serve, config, *tree), "bash"),
+        File("serve.sh", command(serve, config), "bash"),
     )
 
 
 def _parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | None]:
     """The speculative config as plain data, and the target if the text names it."""
-    if not text.lstrip().startswith("{") and "--spec" in text:
-        return _parse_command(text, read_yaml)
-    return read_mapping(
-        text,
-        read_yaml,
-        ("speculative_config", "speculative-config"),
-        'A vLLM config must be an object such as {"method": "ngram", …}, or a command with '
-        "--speculative-config",
-    )
+    flags = Flags({}, (), {}) if text.lstrip().startswith("{") else read_flags(text)
+    options: Any = flags.options if any(map(_option, flags.options)) else read_yaml(text)
+    if not isinstance(options, Mapping) or not options:
+        raise ConfigError(
+            'A vLLM config must be an object such as {"method": "ngram", …}, or a command with '
+            f"--speculative-config, got {text.strip()[:60]!r}."
+        )
+    if not any(_option(str(name)) for name in options):
+        return {str(key).replace("-", "_"): value for key, value in options.items()}, None
+    words = flags.arguments
+    served = words[words.index("serve") + 1 :] if "serve" in words else ()
+    target = options.get("--model", options.get("model", next(iter(served), None)))
+    return _of_options(options, read_yaml), target if isinstance(target, str) else None
 
 
-def _parse_command(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | None]:
-    flags = read_flags(text)
-    config = flags.first("--speculative-config", "--spec-config")
-    values = read_yaml(config) if config else {}
-    if not isinstance(values, Mapping):
-        raise ConfigError(f"--speculative-config must be a JSON object, got {config!r:.80}.")
-    merged = {str(key): value for key, value in values.items()}
-    for name, value in flags.options.items():
-        head, dot, key = name.partition("--speculative-config.")
-        merged |= {key.replace("-", "_"): read_yaml(value)} if dot and not head else {}
-    if not merged:
-        raise ConfigError("The command has no --speculative-config with a JSON object.")
-    *_, serve = -1, *(at for at, word in enumerate(flags.arguments) if word == "serve")
-    served = flags.arguments[serve + 1 :] if serve >= 0 else ()
-    return merged, flags.first("--model") or (served[0] if served else None)
+def _option(name: str) -> str:
+    """A server option that bears on drafts, without dashes and without its key; else ""."""
+    head = name.lstrip("-").replace("-", "_").partition(".")[0]
+    return head if head in (*CONFIG, *SHORT) else ""
+
+
+def _of_options(options: Mapping[Any, Any], read_yaml: ReadYaml) -> dict[str, Any]:
+    """The config among a server's options: as a whole, by dotted keys, or by the short ones."""
+    values: dict[str, Any] = {}
+    for name, value in ((n, value) for n, value in options.items() if _option(str(n))):
+        option, key = _option(str(name)), str(name).partition(".")[2]
+        value = read_yaml(value) if isinstance(value, str) else value
+        if option in SHORT or key:
+            values[SHORT.get(option, key)] = value
+        elif isinstance(value, Mapping):
+            values |= {str(k): v for k, v in value.items()}
+        else:
+            raise ConfigError(f"--speculative-config must be a JSON object, got {value!r:.80}.")
+    return {key.replace("-", "_"): value for key, value in values.items()}
 
 
 def _find_method(reader: Reader) -> table.Method:
     """The method, inferred as vLLM does where it is not named."""
-    name = _name(reader)
-    named = {word: m for m in reversed(METHODS) for word in (m.name, *m.aliases)}
-    parallel = name not in BLOCKS and reader.find(PARALLEL) and reader.typed(PARALLEL, bool)
-    if parallel:
-        named = {m.name: m for m in METHODS if PARALLEL in m.keys}
-        if name not in named:
-            NO_PARALLEL.check("vLLM", PARALLEL, True)
-    if name not in named:
-        what = f": {NO_COUNTERPART[name]}" if name in NO_COUNTERPART else ""
-        raise ConfigError(f"vLLM's method {name!r:.40} has no counterpart here{what}.")
-    if name != "suffix" and reader.find(LENGTH, TREE) is None:
+    name, methods, what = _name(reader), METHODS, "method"
+    if name not in BLOCKS and reader.find(PARALLEL) and reader.typed(PARALLEL, bool):
+        methods = tuple(m for m in METHODS if PARALLEL in m.keys)
+        what = f"method beside {PARALLEL}"
+    found = table.method_named(methods, what, name, NO_COUNTERPART)
+    if name != "suffix" and reader.find(LENGTH) is None:
         raise ConfigError(f"{LENGTH} is missing. Add it: how many tokens to draft.")
     if reader.find("method") is None:
         reader.notes.append(f"No method is named; vLLM's own rules make it {name}.")
-    return named[name]
+    return found
 
 
 def _name(reader: Reader) -> str:
@@ -301,13 +254,15 @@ def _name(reader: Reader) -> str:
         name = str(reader.values["method"]).strip("[]")
         if "assistant" in model and name == "mtp":
             return ASSISTANT
+        if "xpress" in model and name == "dflash":
+            return "xpress"
         return "mtp" if name.endswith("_mtp") and name != ASSISTANT else name
     if reader.find("model") is None:
         raise ConfigError("The config names neither method nor model. Add one of them.")
     if model.strip("[]") == "ngram":
         reader.used.add("model")
         return "ngram"
-    signs = {"eagle-": "eagle", **{sign: sign for sign in ("eagle3", *BLOCKS, "medusa")}}
+    signs = {"eagle-": "eagle", **{s: s for s in ("eagle3", "xpress", *BLOCKS, "medusa")}}
     return next((name for sign, name in signs.items() if sign in model), "draft_model")
 
 
@@ -317,11 +272,9 @@ ENGINE = Engine(
     versions=(
         ("0.33", "the newest known here"),
         ("0.32", "the last with Medusa, as a chain"),
-        ("0.20", "the last with token trees"),
-        ("0.16", "the first V1 release with draft models"),
-        ("0.11.1", "the first with suffix decoding"),
+        ("0.22", "the oldest known here, of May 2026"),
     ),
-    trees="chains only; token trees until 0.20",
+    sample='{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 5}',
     key="method",
     plain="--speculative-config",
     drafters='Write a proposer class for vLLM: {"method": "custom_class", "model": "module.Class"} '
@@ -331,19 +284,13 @@ ENGINE = Engine(
     parse=_parse,
     find_method=_find_method,
     rows=ROWS,
-    sampling_key="draft_sample_method",
     reasons={"max_total_draft_tokens": "It only matters with use_tree_spec."},
-    hybrid=(
-        DroppedSetting(
-            "",
-            "With this target's recurrent layers, prefix caching and drafts go together only under "
-            "--mamba-cache-mode align (vllm#39809).",
+    hybrid={
+        "With this target's recurrent layers, prefix caching and drafts go together only under "
+        "--mamba-cache-mode align (vllm#39809).": table.always,
+        "N-gram drafts have damaged the text of targets with gated delta layers (vllm#39273, "
+        "open); compare a greedy text with plain decoding first.": lambda c: (
+            c.decoding_type == "NGram"
         ),
-        DroppedSetting(
-            "",
-            "N-gram drafts have damaged the text of targets with gated delta layers (vllm#39273, "
-            "open); compare a greedy text with plain decoding first.",
-            lambda config: config.decoding_type == "NGram",
-        ),
-    ),
+    },
 )

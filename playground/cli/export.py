@@ -27,7 +27,7 @@ from playground.cli.options import (
 if TYPE_CHECKING:
     from playground.deploy import ExportSource
 
-NAMES = "trtllm, vllm, sglang, triton, llamacpp or transformers."
+NAMES = "trtllm, vllm, sglang, triton, llamacpp, transformers, mlx or ollama."
 
 
 @dataclass(kw_only=True)

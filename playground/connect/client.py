@@ -104,10 +104,7 @@ class Client:
         return self._engine
 
     async def connect(self, model: str = "") -> Engine:
-        """Identify the engine and choose the model.
-
-        Raises EngineError, ConfigError: nothing answers, or the engine is not supported.
-        """
+        """Identify the engine and choose the model. Raises EngineError, ConfigError: it cannot."""
         listed = await run_sync(_models, await self._get("/v1/models"))
         self._engine = engine_of(listed)
         names = [one.id for one in listed.data]
@@ -117,10 +114,7 @@ class Client:
         return self._engine
 
     async def read(self) -> Reading:
-        """Its counters now.
-
-        Raises EngineError, ConfigError: it has none, or they cannot be read.
-        """
+        """Its counters now. Raises EngineError, ConfigError: it has none that can be read."""
         return await run_sync(self.engine.read, await self._get("/metrics"))
 
     async def answer(self, messages: list[Message], *, max_new_tokens: int) -> Reply:

@@ -6,36 +6,27 @@ that the engine was restarted in between; then only the later reading counts.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from prometheus_client.parser import text_string_to_metric_families
+
 from engine.errors import ConfigError
-from engine.metrics import draft_acceptance, mat, position_rates
+from engine.metrics import draft_acceptance, mat, position_rates, ratio
 from engine.safe_text import as_text, read_json
 from playground.connect.responses import MAX_COUNT, Iteration, Iterations, ModelList
 
-_SAMPLE = re.compile(
-    r"""([\w:]++)[ \t]*+(?:\{((?:[^"{}]++|"(?:[^"\\]++|\\.)*+")*+)\})?"""  # name, labels
-    r"""[ \t]*+(?<=[ \t}])(\S++)(?:[ \t]++-?\d++)?[ \t\r]*+""",  # value, time
-    re.ASCII,
-)
-"""A line of Prometheus' text format; possessive quantifiers keep matching linear in its length."""
-_POSITION = re.compile(r'(?:^|[,\s])position="(\d{1,9})"', re.ASCII)
 MAX_POSITIONS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Counts since the engine's start; None if the engine does not report them.
+    """Counts since the engine's start, or the last reading; None if it does not report them.
 
-    Attributes:
-        steps: verifications of a draft.
-        at_least: steps that accepted at least 1, 2, … draft tokens.
-        running, waiting: requests at this moment.
-        mean_mat, mean_acceptance: recent means that the engine computes itself.
-        since_last_read: the counts are since the last reading, not since the start.
+    `steps` are verifications, `at_least` those that accepted at least 1, 2, … draft tokens. The
+    means are recent ones that the engine computes itself; window and block are DSpark's.
     """
 
     steps: float | None = None
@@ -47,14 +38,24 @@ class Reading:
     waiting: float | None = None
     mean_mat: float | None = None
     mean_acceptance: float | None = None
+    mean_num_steps: float | None = None
+    mean_draft_tokens: float | None = None
+    mean_window: float | None = None
+    mean_block_mat: float | None = None
     since_last_read: bool = False
 
     @property
     def mat(self) -> float | None:
-        """From the counters, or as the engine reports it."""
-        if not self.steps or self.accepted is None:
-            return self.mean_mat
-        return mat(self.accepted, self.steps)
+        """From the counters, prefill's token included where accepted ones are not counted."""
+        if self.accepted is None:
+            return ratio(self.generated or 0, self.steps) or self.mean_mat
+        return mat(self.accepted, self.steps or 0) or self.mean_mat
+
+    @property
+    def draft_len(self) -> int:
+        """Tokens drafted a step; 0 if the engine does not report them."""
+        drafted = ratio(self.drafted or 0, self.steps) or self.mean_num_steps or 0
+        return round(min(drafted, MAX_POSITIONS))
 
     @property
     def draft_acceptance(self) -> float | None:
@@ -97,6 +98,7 @@ class Engine:
         names: Prometheus' name of every figure, without `_total`.
         extra: fields of every request that disable the prompt cache.
         flag: the option that sets the draft length: `{k}`, or `{k1}` for one more.
+        schedule: the options that set it by batch size, from rows of first, last and length.
     """
 
     name: str
@@ -105,6 +107,7 @@ class Engine:
     names: Mapping[str, str] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
     flag: str = ""
+    schedule: Callable[[list[list[int]]], str] | None = None
 
     def read(self, body: bytes) -> Reading:
         """Raises ConfigError: the body is not in the format of its /metrics."""
@@ -145,6 +148,30 @@ class TensorRT(Engine):
         )
 
 
+def _vllm_schedule(rows: list[list[int]]) -> str:
+    return f'"num_speculative_tokens_per_batch_size": {json.dumps(rows)}'
+
+
+def _sglang_schedule(rows: list[list[int]]) -> str:
+    """Each key is the least batch size of its steps; 0 steps = no drafts."""
+    table = {str(first): {"candidate_steps": [length]} for first, _, length in rows}
+    return (
+        f"--speculative-adaptive --speculative-adaptive-config FILE.json with {json.dumps(table)}, "
+        "for EAGLE and EAGLE3 with topk 1"
+    )
+
+
+def _trtllm_schedule(rows: list[list[int]]) -> str:
+    """Each key is the largest batch size of its length, and none is longer than the first.
+
+    Above the last key nothing is drafted (TensorRT-LLM#10860).
+    """
+    longest = rows[0][2]
+    lengths = {last: min(length, longest) for _, last, length in rows if length}
+    table = ", ".join(f"{last}: {length}" for last, length in lengths.items())
+    return f"max_draft_len: {longest} and draft_len_schedule: {{{table}}}, without drafts above"
+
+
 ENGINES = (
     Engine(
         "playground",
@@ -159,20 +186,27 @@ ENGINES = (
         "vllm",
         _VLLM,
         flag="--speculative-config '{{\"num_speculative_tokens\": {k}, …}}'",
+        schedule=_vllm_schedule,
     ),
     Engine(
         "sglang",
         "SGLang",
         "sglang",
         {
+            "steps": "sglang:spec_verify_calls",
             "mean_mat": "sglang:spec_accept_length",
             "mean_acceptance": "sglang:spec_accept_rate",
+            "mean_num_steps": "sglang:spec_num_steps",
+            "mean_draft_tokens": "sglang:spec_num_draft_tokens",
+            "mean_window": "sglang:spec_cap_length",
+            "mean_block_mat": "sglang:spec_block_accept_length",
             "generated": "sglang:generation_tokens",
             "running": "sglang:num_running_reqs",
             "waiting": "sglang:num_queue_reqs",
         },
         flag="--speculative-num-steps {k} --speculative-eagle-topk 1 "
         "--speculative-num-draft-tokens {k1}",
+        schedule=_sglang_schedule,
     ),
     Engine(
         "llamacpp",
@@ -182,7 +216,13 @@ ENGINES = (
         extra={"cache_prompt": False},
         flag="--spec-draft-n-max {k}",
     ),
-    TensorRT("trtllm", "TensorRT-LLM", "tensorrt_llm", flag="max_draft_len: {k}"),
+    TensorRT(
+        "trtllm",
+        "TensorRT-LLM",
+        "tensorrt_llm",
+        flag="max_draft_len: {k}",
+        schedule=_trtllm_schedule,
+    ),
 )
 
 
@@ -205,22 +245,20 @@ def _from_prometheus(text: str, names: Mapping[str, str]) -> Reading:
     by_name = {metric: name for name, metric in names.items()}
     series: dict[str, list[float]] = {}
     positions: dict[int, float] = {}
-    for line in text.split("\n"):
-        if not line.strip() or line.lstrip().startswith("#"):
-            continue
-        sample = _SAMPLE.fullmatch(line.lstrip())
-        if sample is None:
-            raise ConfigError("/metrics must be in Prometheus' text format.")
-        metric, labels, value = sample.groups()
+    try:
+        samples = [one for family in text_string_to_metric_families(text) for one in family.samples]
+    except (ValueError, IndexError, KeyError, TypeError) as error:
+        raise ConfigError("/metrics must be in Prometheus' text format.") from error
+    for metric, labels, value, *_ in samples:
         name = by_name.get(metric.removesuffix("_total"))
+        if name is not None and not 0 <= value <= MAX_COUNT:
+            raise ConfigError(f"{metric} in /metrics must be in [0, 2^53], got {value!s:.80}.")
         if name == "at_least":
-            position = _POSITION.search(labels or "")
-            if position is None:
+            if not (at := labels.get("position", "")).isdecimal() or len(at) > 9:
                 raise ConfigError(f"{metric} in /metrics must have a position.")
-            at = int(position[1])
-            positions[at] = positions.get(at, 0.0) + _amount(metric, value)
+            positions[int(at)] = positions.get(int(at), 0.0) + value
         elif name is not None:
-            series.setdefault(name, []).append(_amount(metric, value))
+            series.setdefault(name, []).append(value)
     deepest = min(max(positions, default=-1), MAX_POSITIONS - 1)
     at_least = tuple(positions.get(at, 0.0) for at in range(deepest + 1))
     # There is a series per model or worker: counts are summed, means are averaged.
@@ -229,13 +267,3 @@ def _from_prometheus(text: str, names: Mapping[str, str]) -> Reading:
         for name, values in series.items()
     }
     return Reading(**figures, at_least=at_least)
-
-
-def _amount(metric: str, text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= MAX_COUNT:
-        raise ConfigError(f"{metric} in /metrics must be in [0, 2^53], got {text:.80}.")
-    return value

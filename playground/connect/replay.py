@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.errors import ConfigError, PlaygroundError
@@ -14,7 +13,6 @@ from playground.connect.readings import Reading, between
 from playground.host.live import Message
 from presets import PromptSuite
 
-CONCURRENCIES = (1, 2, 4, 8, 16)
 MAX_CONCURRENCY = 64
 
 
@@ -124,7 +122,7 @@ class Load:
     """The prompts to send, the length of an answer, and the time limit of each concurrency."""
 
     prompts: tuple[ReplayPrompt, ...]
-    concurrencies: tuple[int, ...] = CONCURRENCIES
+    concurrencies: tuple[int, ...] = (1, 2, 4, 8, 16)
     max_new_tokens: int = 128
     max_seconds: float = 300.0
 
@@ -178,8 +176,3 @@ def count_equal_texts(level: Level, plain: Level) -> tuple[int, int]:
         if one.reply is not None and one.prompt in texts
     ]
     return sum(a == b for a, b in pairs), len(pairs)
-
-
-def error_sentences(levels: Sequence[Level]) -> list[str]:
-    """Each distinct error once."""
-    return list(dict.fromkeys(one.error for lv in levels for one in lv.outcomes if one.error))

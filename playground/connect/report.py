@@ -11,23 +11,16 @@ approximation, since the cost of drafting and verifying grows unevenly.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any
 
 from engine import formats
 from engine.formats import DASH, figure
-from engine.metrics import (
-    FORMULAS,
-    chain_mat,
-    predicted_tok_s,
-    speedup,
-    step_ms_of,
-    throughput,
-)
+from engine.metrics import FORMULAS, chain_mat, predicted_tok_s, speedup, step_ms_of, throughput
 from playground.connect.readings import Engine, Reading
-from playground.connect.replay import Level, count_equal_texts, error_sentences
+from playground.connect.replay import Level, count_equal_texts
 from playground.host.baseline import DOUBTS, Doubt, Evidence, doubt_of
 
 MIN_GAIN = 0.02
@@ -45,12 +38,25 @@ COLUMNS = {
     "failed": "requests without a complete answer",
 }
 """Columns of the table, and how each is computed."""
+SHOWN = {
+    "tok_s": formats.tok_s,
+    "throughput": formats.tok_s,
+    **dict.fromkeys(("ttft_p50_ms", "ttft_p95_ms", "tpot_ms"), formats.milliseconds),
+    "mat": formats.mat,
+}
+"""Notation of a level's figures, in the order of the columns."""
 
 
 def reading_figures(reading: Reading, seconds: float | None) -> list[tuple[str, str, str]]:
     """Title, text and explanation of each figure of the counters over `seconds`."""
     tok_s = formats.tok_s(throughput(reading.generated, seconds))
     rates = ", ".join(map(formats.percent, reading.position_rates[:16]))
+    own = (
+        ("drafter's steps", reading.mean_num_steps, 1, "steps that the drafter takes now"),
+        ("draft tokens", reading.mean_draft_tokens, 1, "verified at once now, the root counted"),
+        ("verified window", reading.mean_window, 2, "tokens of a block that are verified, mean"),
+        ("MAT of blocks", reading.mean_block_mat, 2, "MAT if whole blocks were verified"),
+    )
     return [
         ("throughput", f"{tok_s} tok/s", FORMULAS["throughput"]),
         ("MAT", formats.mat(reading.mat), FORMULAS["mat"]),
@@ -58,6 +64,7 @@ def reading_figures(reading: Reading, seconds: float | None) -> list[tuple[str, 
         ("running", figure(reading.running, 0), "requests that the engine is answering"),
         ("waiting", figure(reading.waiting, 0), "requests in the engine's queue"),
         ("position rates", rates or DASH, FORMULAS["position_rates"]),
+        *((title, figure(value, digits), why) for title, value, digits, why in own if value),
     ]
 
 
@@ -76,10 +83,15 @@ class Report:
         return [(level, plain.get(level.concurrency)) for level in self.drafting]
 
     @property
-    def position_rates(self) -> tuple[float, ...]:
+    def counters(self) -> Reading:
         """Of the first level, whose requests do not wait for each other."""
-        readings = [level.counters for level in self.drafting if level.counters is not None]
-        return readings[0].position_rates if readings else ()
+        return next((lv.counters for lv in self.drafting if lv.counters is not None), Reading())
+
+    @property
+    def position_rates(self) -> tuple[float, ...]:
+        """From the counters, or those of equal acceptance at every position."""
+        counters = self.counters
+        return counters.position_rates or equal_rates(counters.mat, counters.draft_len)
 
     @property
     def advice(self) -> list[LengthAdvice]:
@@ -111,33 +123,34 @@ class Report:
             for level in self.drafting
             if level.restarted
         ]
-        errors = error_sentences([*self.plain, *self.drafting])
+        outcomes = [one for level in (*self.plain, *self.drafting) for one in level.outcomes]
+        errors = dict.fromkeys(one.error for one in outcomes if one.error)
         return [*filter(None, verdicts), *restarts, *self._advice_sentences(), *errors]
 
     def _advice_sentences(self) -> list[str]:
         if not self.advice:
             return []
-        first, break_even = self.advice[0], break_even_concurrency(self.advice)
+        first, schedule = self.advice[0], batch_schedule(self.advice)
         where, length = f"concurrency {first.concurrency}", first.draft_len
-        if not length:
-            sentences = [f"Drafting is not predicted to pay off at {where}."]
-        else:
+        sentences = [f"Drafting is not predicted to pay off at {where}."]
+        if length:
             sentences = [
                 f"Predicted fastest at {where}: {length} drafted tokens, "
                 f"{formats.tok_s(first.tok_s)} tok/s, {formats.speedup(first.speedup)} plain "
                 f"decoding ({self.engine.flag.format(k=length, k1=length + 1)})."
             ]
-        if break_even is not None and length:
-            sentences.append(
-                f"From concurrency {break_even} on, drafting is predicted to cost more than it "
-                "gains."
-            )
-        if self.engine.name == "vllm" and len(self.advice) > 1:
-            table = json.dumps(batch_schedule(self.advice))
-            sentences.append(f'By batch size: "num_speculative_tokens_per_batch_size": {table}.')
+            least, _, last_length = schedule[-1]
+            if not last_length:
+                sentences.append(
+                    f"From concurrency {least} on, drafting is predicted to cost more than it "
+                    "gains."
+                )
+            if self.engine.schedule is not None and len(self.advice) > 1:
+                sentences.append(f"By batch size: {self.engine.schedule(schedule)}.")
+        rates = "the position rates" if self.counters.position_rates else "rates assumed equal"
         sentences.append(
-            "The prediction is approximate: MAT(k) from the position rates, step(k) on a straight "
-            f"line between no draft and {len(self.position_rates)} tokens."
+            f"The prediction is approximate: MAT(k) from {rates}; step(k) on a straight line "
+            f"between no draft and {len(self.position_rates)} tokens."
         )
         return sentences
 
@@ -145,7 +158,7 @@ class Report:
         return {
             "engine": self.engine.name,
             "levels": [
-                _figures(level, kind)
+                {"kind": kind, "concurrency": level.concurrency, **_figures(level)}
                 for kind, levels in (("plain", self.plain), ("drafting", self.drafting))
                 for level in levels
             ],
@@ -155,10 +168,8 @@ class Report:
         }
 
 
-def _figures(level: Level, kind: str) -> dict[str, Any]:
+def _figures(level: Level) -> dict[str, Any]:
     return {
-        "kind": kind,
-        "concurrency": level.concurrency,
         "tok_s": level.tok_s,
         "throughput": level.throughput,
         "ttft_p50_ms": level.ttft_ms(50),
@@ -197,18 +208,10 @@ def _verdict(level: Level, plain: Level) -> str:
 
 
 def _row(level: Level, kind: str, gain: str, equal_texts: str) -> list[str]:
-    return [
-        f"concurrency {level.concurrency}, {kind}",
-        formats.tok_s(level.tok_s),
-        formats.tok_s(level.throughput),
-        formats.milliseconds(level.ttft_ms(50)),
-        formats.milliseconds(level.ttft_ms(95)),
-        formats.milliseconds(level.tpot_ms),
-        formats.mat(level.mat),
-        gain,
-        equal_texts,
-        str(level.num_failed),
-    ]
+    figures = _figures(level)
+    shown = [show(figures[name]) for name, show in SHOWN.items()]
+    where = f"concurrency {level.concurrency}, {kind}"
+    return [where, *shown, gain, equal_texts, str(level.num_failed)]
 
 
 # ---- the best draft length
@@ -250,26 +253,22 @@ def best_length(
     return LengthAdvice(concurrency, best, speeds[best], plain_tok_s, tuple(speeds))
 
 
-def break_even_concurrency(advice: Sequence[LengthAdvice]) -> int | None:
-    """The lowest concurrency from which on no draft length pays off; None if one always does."""
-    lowest = None
-    for one in sorted(advice, key=lambda one: one.concurrency, reverse=True):
-        if one.draft_len:
-            break
-        lowest = one.concurrency
-    return lowest
+def equal_rates(mean: float | None, draft_len: int) -> tuple[float, ...]:
+    """Position rates p, p², … of the chain that has this MAT; empty if one is not known."""
+    low, high = 0.0, 1.0
+    rates: tuple[float, ...] = ()
+    for _ in range(40 if mean is not None and draft_len else 0):
+        middle = (low + high) / 2
+        rates = tuple(middle**i for i in range(1, draft_len + 1))
+        low, high = (middle, high) if chain_mat(rates, draft_len) < (mean or 0) else (low, middle)
+    return rates
 
 
 def batch_schedule(advice: Sequence[LengthAdvice]) -> list[list[int]]:
-    """vLLM's `num_speculative_tokens_per_batch_size`: rows of [first, last, length], no gaps."""
+    """The draft length by batch size: rows of [first, last, length], without gaps."""
     ordered = sorted(advice, key=lambda one: one.concurrency)
-    rows: list[list[int]] = []
-    for index, one in enumerate(ordered):
-        first = rows[-1][1] + 1 if rows else 1
-        is_last = index + 1 == len(ordered)
-        last = one.concurrency if is_last else ordered[index + 1].concurrency - 1
-        if rows and rows[-1][2] == one.draft_len:
-            rows[-1][1] = max(last, first)
-        else:
-            rows.append([first, max(last, first), one.draft_len])
-    return rows
+    changes = [new for old, new in pairwise(ordered) if new.draft_len != old.draft_len]
+    firsts = [1, *(one.concurrency for one in changes)]
+    lasts = [*(first - 1 for first in firsts[1:]), ordered[-1].concurrency]
+    lengths = [one.draft_len for one in (ordered[0], *changes)]
+    return [list(row) for row in zip(firsts, lasts, lengths, strict=True)]

@@ -18,18 +18,12 @@ from playground.connect.replay import Level, Load, measure_level
 from playground.connect.report import Report
 from storage import EXTERNAL, NewRun, RunLog
 
-PLAIN = "plain"
 FINISH_REASONS = {"stop": "eos", "length": "length"}
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where an engine listens.
-
-    Attributes:
-        plain_url: the same model in an engine that does not draft; a playground needs none, it
-            decodes plainly on request.
-    """
+    """Where an engine listens, and one without drafts, which a playground can do on request."""
 
     url: str
     key: str = ""
@@ -70,7 +64,7 @@ async def _plain_client(client: Client, address: Address, stack: AsyncExitStack)
         return None
     url = address.plain_url or address.url
     plain = await stack.enter_async_context(Client.at(url, address.key))
-    await plain.connect("" if address.plain_url else f"{client.model.partition(':')[0]}:{PLAIN}")
+    await plain.connect("" if address.plain_url else f"{client.model.partition(':')[0]}:plain")
     return plain
 
 
@@ -81,11 +75,7 @@ def _store(log: RunLog, client: Client, level: Level, title: str, replay_id: str
         run_id = log.begin(
             NewRun(
                 target=client.model,
-                method={
-                    "decoding_type": EXTERNAL,
-                    "engine": client.engine.name,
-                    "url": client.url,
-                },
+                method={"decoding_type": EXTERNAL, "engine": client.engine.name, "url": client.url},
                 method_title=f"{title} · concurrency {level.concurrency}",
                 lossless=None,
                 sampling={"temperature": 0.0},

@@ -20,7 +20,7 @@ from playground.connect.report import COLUMNS, Report, reading_figures
 from playground.connect.session import Address, measure
 from playground.errors import fault_of
 from playground.host.catalog import Catalog
-from playground.plots import GREY, HUES, styled
+from playground.plots import HUES, styled
 from playground.web.forms import QUEUED
 from playground.web.results import HTML, Cell, saying, table_html
 from presets import PromptSuite
@@ -169,7 +169,7 @@ class ConnectPage:
             where, reading = await _read(url, key, model)
         except Exception as error:
             return saying(fault_of(error, where=WHERE)), "", None, gr.Timer(active=False)
-        live = live_html(reading, None, "Since its start.")
+        live = LIVE.render(figures=reading_figures(reading, None), note="Since its start.")
         return saying(where), live, (time.monotonic(), reading), gr.Timer(active=True)
 
     async def look(self, url: Any, key: Any, model: Any, last: Any) -> tuple[Any, ...]:
@@ -186,7 +186,8 @@ class ConnectPage:
             return saying(where), gr.skip(), (now_s, after), gr.skip()
         seconds = now_s - last_s
         note = "The engine was restarted." if restarted else f"In the last {seconds:.0f} s."
-        return saying(where), live_html(growth, seconds, note), (now_s, after), gr.skip()
+        live = LIVE.render(figures=reading_figures(growth, seconds), note=note)
+        return saying(where), live, (now_s, after), gr.skip()
 
     async def measure(self, *values: Any) -> AsyncIterator[tuple[Any, ...]]:
         """A row per concurrency as soon as it is measured, and the advice."""
@@ -220,11 +221,6 @@ def _results(report: Report) -> tuple[str, str, Any]:
     return SENTENCES.render(texts=report.sentences()), table, plot
 
 
-def live_html(reading: Reading, seconds: float | None, note: str) -> str:
-    """The counters as figures."""
-    return LIVE.render(figures=reading_figures(reading, seconds), note=note)
-
-
 def advice_figure(report: Report) -> go.Figure | None:
     """Predicted tok/s over the draft length, a line per concurrency; None without advice."""
     if not report.advice:
@@ -232,19 +228,14 @@ def advice_figure(report: Report) -> go.Figure | None:
     figure = go.Figure()
     for hue, advice in zip(HUES, report.advice, strict=False):
         lengths = list(range(len(advice.tok_s_by_len)))
+        stars = ["star" if length == advice.draft_len else "circle" for length in lengths]
         figure.add_scatter(
             x=lengths,
             y=advice.tok_s_by_len,
             name=f"concurrency {advice.concurrency}",
             line={"color": hue},
+            marker={"symbol": stars, "size": [12 if star == "star" else 6 for star in stars]},
             mode="lines+markers",
-        )
-        figure.add_scatter(
-            x=[advice.draft_len],
-            y=[advice.tok_s_by_len[advice.draft_len]],
-            marker={"color": hue, "size": 12, "symbol": "star", "line": {"color": GREY}},
-            mode="markers",
-            showlegend=False,
         )
     figure.update_xaxes(title="draft length", dtick=1)
     figure.update_yaxes(title="predicted tok/s of one request", rangemode="tozero")

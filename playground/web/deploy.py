@@ -32,6 +32,7 @@ from playground.web.generate import GeneratePage
 from playground.web.method_file import uploaded_text
 from playground.web.results import HTML
 
+TITLES = [(engine.title, engine.name) for engine in ENGINES.values()]
 MARKS = {"exact": "✓", "with losses": "~", "not supported": "✕"}
 FIRST_FILES, MAX_FILES = 2, 8
 """Files in view, and in all."""
@@ -45,14 +46,6 @@ WRITE_LINK = """(query) => {
   document.dispatchEvent(new CustomEvent("pg-address", { detail }));
 }"""
 NO_RUNS = "No run of a drafting method yet. Generate with one, or pick a method here."
-SAMPLES = {
-    "trtllm": "speculative_config:\n  decoding_type: Eagle3\n  max_draft_len: 4\n  …",
-    "vllm": '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 5}',
-    "sglang": "--speculative-algorithm EAGLE3 --speculative-num-steps 3 …",
-    "triton": 'parameters: { key: "decoding_mode" value: { string_value: "medusa" } } …',
-    "llamacpp": "llama-server -m target.gguf --spec-type draft-simple -md draft.gguf …",
-    "transformers": "model.generate(**inputs, prompt_lookup_num_tokens=10)",
-}
 
 
 class DeployPage:
@@ -99,17 +92,16 @@ class DeployPage:
             self.summary = gr.HTML(elem_id="pg-deploy-summary", padding=True)
 
     def _reader(self) -> None:
-        engines = [(engine.title, engine.name) for engine in ENGINES.values()]
         hidden: dict[str, Any] = {"visible": False}
         with gr.Group(elem_id="pg-deploy-reader"):
             self.source = gr.Dropdown(
-                engines, value="vllm", label="Import a config of", elem_id="pg-deploy-source"
+                TITLES, value="vllm", label="Import a config of", elem_id="pg-deploy-source"
             )
             self.paste = gr.Textbox(
                 label="Its file or command line",
                 lines=5,
                 max_lines=16,
-                placeholder=SAMPLES["vllm"],
+                placeholder=ENGINES["vllm"].sample,
                 elem_id="pg-deploy-paste",
             )
             self.imported = gr.HTML(elem_id="pg-deploy-found", padding=True, **hidden)
@@ -123,7 +115,7 @@ class DeployPage:
     def _result(self) -> None:
         first = next(iter(ENGINES.values()))
         self.engine = gr.Radio(
-            [(engine.title, engine.name) for engine in ENGINES.values()],
+            TITLES,
             value=first.name,
             label="Engine",
             elem_id="pg-deploy-engine",
@@ -163,9 +155,6 @@ class DeployPage:
     # ---- listeners
 
     def _listen(self, tab: gr.Tab) -> None:
-        def change_source(kind: Any, run: Any, target: Any, method: Any, *_: Any) -> Updates:
-            return self._export(kind, run, target, method)
-
         def change_engine(*values: Any) -> Updates:
             *source, engine, _, part = values
             return self._export(*source, engine, "", part)
@@ -173,7 +162,7 @@ class DeployPage:
         sources = [part.input for part in (self.kind, self.run, self.target, self.method)]
         rest = [self.version.input, self.part.input]
         exports = [
-            gr.on(sources, change_source, self.inputs, self.outputs, **QUIET),
+            gr.on(sources, self._export, self.inputs[:4], self.outputs, **QUIET),
             gr.on(rest, self._export, self.inputs, self.outputs, **QUIET),
             self.engine.input(change_engine, self.inputs, self.outputs, **QUIET),
             tab.select(self.come_into_view, [self.link, *self.inputs], self.outputs, **QUIET),
@@ -288,12 +277,12 @@ class DeployPage:
 
     def _no_export(self, error: str) -> Updates:
         """Shows the error, or that there are no runs yet."""
-        empty = {self.summary: "", self.notes: html_update(""), self.command: ""}
-        message = _alert(error) if error else _alert(NO_RUNS, "dim")
         return {
-            self.verdict: message,
+            self.summary: "",
+            self.notes: html_update(""),
+            self.command: "",
+            self.verdict: _alert(error) if error else _alert(NO_RUNS, "dim"),
             self.link: "fault" if error else "",
-            **empty,
             **self._files(),
         }
 
@@ -317,7 +306,8 @@ class DeployPage:
         return str(folder / name)
 
     def _read(self, engine: Any, text: Any) -> Updates:
-        sample = {self.paste: gr.Textbox(placeholder=SAMPLES.get(engine, ""))}
+        example = ENGINES[engine].sample if engine in ENGINES else ""
+        sample = {self.paste: gr.Textbox(placeholder=example)}
         hidden = {p: gr.update(visible=False) for p in (self.imported, self.yaml, self.use)}
         if not isinstance(text, str) or not text.strip():
             return sample | hidden

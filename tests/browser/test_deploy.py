@@ -147,7 +147,7 @@ def test_files_are_downloaded_under_their_names(page: GeneratePage) -> None:
 
 
 def test_a_link_opens_run_engine_and_release(chromium: Any, served: Served) -> None:
-    path = f"/?deploy=sglang&of=run:{run_id(served)}&version=0.5.9"
+    path = f"/?deploy=sglang&of=run:{run_id(served)}&version=0.5.11"
     with GeneratePage.opened(chromium, served.url, path=path) as page:
         assert "ngram-max-match-window-size" in file_text(page, "launch.sh")
         assert page.tab.locator(f"{ENGINE}[value=sglang]").is_checked()

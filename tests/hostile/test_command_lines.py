@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from engine.interop import ENGINES
 from storage import RunLog
 from tests.hostile.campaign import CANARY, MOST_S, ROOT, Campaign
 from tests.hostile.test_bounds import GROWMAPS
@@ -111,7 +112,7 @@ class Lines:
             yield [*bench, "--suite", yaml]
             yield [*bench, "--suite", json]
             yield ["runs", "import", *self.log, json]
-            for engine in ("trtllm", "vllm", "sglang", "triton", "llamacpp", "transformers"):
+            for engine in ENGINES:
                 yield ["import", json, "--from", engine]
         for special in ("/dev/zero", "/dev/null", str(self.folder), "/proc/self/mem"):
             yield ["runs", "import", *self.log, special]

@@ -1,9 +1,9 @@
 """TensorRT-LLM: the `speculative_config` block of its YAML file.
 
 Two lines of releases: from 1.3 on only the PyTorch backend is left, with NGram, SA, Draft_Target,
-Eagle3, MTP, PARD, DFlash and DSpark. Until 1.2 there was the TensorRT backend beside it, with
-Medusa, Lookahead and EAGLE-1/2 and their choice trees. Source: tensorrt_llm/llmapi/llm_args.py of
-both lines.
+Eagle3, MTP (since 1.4 with an assistant's weights, too), PARD, DFlash and DSpark. Until 1.2 there
+was the TensorRT backend beside it, with Medusa, Lookahead and EAGLE-1/2 and their choice trees.
+Source: tensorrt_llm/llmapi/llm_args.py of both lines.
 
 A dynamic tree must satisfy max_draft_len ≤ max_total_draft_tokens ≤ topK · max_draft_len there.
 """
@@ -29,10 +29,11 @@ COMMON = (
     Ignored(
         "decoding_type max_draft_len max_total_draft_tokens speculative_model "
         "speculative_model_dir max_concurrency draft_len_schedule load_format "
-        "acceptance_rate_window_size acceptance_rate_threshold use_rejection_sampling "
+        "acceptance_rate_window_size acceptance_rate_threshold "
         "advanced_sampling_mode enable_penalty allow_advanced_sampling acceptance_window "
-        "acceptance_length_threshold"
+        "acceptance_length_threshold moe_backend spec_dec_variant"
     ),
+    Ignored("use_rejection_sampling", table.DRAWN),
     Refusal(
         "acceptance_rate_threshold acceptance_length_threshold",
         "drafting stops permanently once acceptance falls below it",
@@ -55,13 +56,13 @@ def _write_draft_target(writer: Writer, values: Values) -> None:
 
 
 def _for_one(schedule: dict[Any, Any]) -> object:
-    """The draft length that a schedule by batch size has for one request."""
+    """The draft length for one request: of the least batch size, up to which it is drafted."""
     try:
-        return {int(size): int(length) for size, length in schedule.items()}[1]
-    except (KeyError, TypeError, ValueError) as error:
+        lengths = {int(size): int(length) for size, length in schedule.items()}
+        return lengths[min(lengths)]
+    except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"draft_len_schedule must map batch sizes, 1 among them, to lengths, got "
-            f"{schedule!r:.80}."
+            f"draft_len_schedule must map batch sizes to lengths, got {schedule!r:.80}."
         ) from error
 
 
@@ -137,11 +138,11 @@ def _write_own(writer: Writer, values: Values) -> None:
 def _write_combined(writer: Writer, values: Values) -> None:
     """Suffix lookup before Eagle3 or MTP is `sa_config`."""
     first, second = writer.take("retrieval"), writer.take("model")
-    fits = first.decoding_type == "Suffix" and second.decoding_type in ("Eagle3", "MTP")
+    fits = first.decoding_type == "Suffix" and second.decoding_type in ("Eagle3", "MTP", "PARD")
     if not writer.at_least(*CURRENT) or not fits:
         raise table.UnsupportedError(
             f"TensorRT-LLM cannot combine {first.decoding_type} with {second.decoding_type}.",
-            "From 1.3 on it combines Suffix with Eagle3 or MTP (sa_config).",
+            "From 1.3 on it combines Suffix with Eagle3, MTP or PARD (sa_config).",
         )
     writer.warnings.append(
         f"sa_config drafts as many tokens as {second.decoding_type} does, not "
@@ -247,8 +248,13 @@ MTP = (
     Refusal("use_dynamic_tree dynamic_tree_max_topK", "MTP layers draft a tree, here a chain"),
     Codec(SUFFIX_FIRST, read=_read_mtp),
 )
-DFLASH_KEYS = Ignored("attention_backend")
-DSPARK_KEYS = Ignored("attention_backend block_size markov_rank markov_head_type")
+DFLASH_KEYS = Ignored("attention_backend context_recompute_tail skip_ctx_buffer_budget_check")
+DSPARK_KEYS = Ignored(f"{DFLASH_KEYS.keys} block_size markov_rank markov_head_type")
+PARD = (*LENGTH, WEIGHTS, *same("mask_token_id"), BLOCK_TREE, Codec(SUFFIX_FIRST))
+READ_ASSISTANT = "MTP with speculative_model is read as the target's assistant."
+ASSISTANT = method(
+    "MTP_Assistant", "MTP", *LENGTH, WEIGHTS, since=(1, 4), read_notes=(READ_ASSISTANT,)
+)
 NGRAM = (
     *LENGTH,
     *same("max_matching_ngram_size", *table.POOL_RULES.split()),
@@ -267,7 +273,8 @@ METHODS = (
     method("Eagle3", "Eagle3", *EAGLE3, since=CURRENT),
     method("Eagle3", "Eagle", EAGLE3_CHAIN, WEIGHTS, CAPTURED, until=CURRENT),
     method("MTP", "MTP", *MTP, notes=(DEEPSEEK,)),
-    method("PARD", "PARD", *LENGTH, WEIGHTS, *same("mask_token_id"), BLOCK_TREE, since=CURRENT),
+    ASSISTANT,
+    method("PARD", "PARD", *PARD, since=CURRENT),
     method("DFlash", "DFlash", *BLOCK, DFLASH_KEYS, since=CURRENT),
     method("DSpark", "DSpark", *BLOCK, DSPARK_KEYS, since=CURRENT),
     method(
@@ -306,8 +313,11 @@ def find_method(reader: Reader) -> table.Method:
     if reader.find("draft_len_schedule"):
         reader.notes.append("draft_len_schedule: the length for one request is drafted here.")
     is_dynamic = reader.find("dynamic_tree_max_topK") and not reader.find("eagle_choices")
-    if method.decoding_type in ("Eagle", "Eagle3") and is_dynamic:
-        reader.values = {**reader.values, "use_dynamic_tree": True}  # as TensorRT-LLM takes it
+    if method.decoding_type == "Eagle" and is_dynamic:
+        reader.values = {**reader.values, "use_dynamic_tree": True}  # as the TensorRT backend did
+    elif method.decoding_type == "Eagle3" and is_dynamic and not reader.find("use_dynamic_tree"):
+        reader.notes.append("dynamic_tree_max_topK without use_dynamic_tree is a chain.")
+        reader.used.add("dynamic_tree_max_topK")
     combines = isinstance(reader.values.get("sa_config"), Mapping) or (
         reader.find("use_sa_spec") and reader.typed("use_sa_spec", bool)
     )
@@ -323,6 +333,8 @@ def _named(reader: Reader) -> table.Method:
         or "eagle3" in model.lower().replace("-", "").replace("_", "")
     ):
         name = "Eagle3"
+    if name == "MTP" and reader.find("speculative_model", "speculative_model_dir"):
+        return ASSISTANT
     return table.method_named((*METHODS, *READ_ONLY), TYPE, name)
 
 
@@ -330,10 +342,12 @@ ENGINE = Engine(
     name="trtllm",
     title="TensorRT-LLM",
     versions=(
+        ("1.4", "release candidate; MTP takes an assistant's weights"),
         ("1.3", "PyTorch backend only"),
         ("1.2", "the last with the TensorRT backend: Medusa, Lookahead, EAGLE-1/2"),
     ),
     trees="dynamic trees for EAGLE-3; drawn trees until 1.2",
+    sample="speculative_config:\n  decoding_type: Eagle3\n  max_draft_len: 4\n  …",
     key=TYPE,
     plain="speculative_config",
     drafters="User_Provided there takes a Drafter object from Python, not from YAML.",
@@ -343,15 +357,10 @@ ENGINE = Engine(
             "TensorRT-LLM's LLM API never had ReDrafter; it was an engine built for Triton.",
             "Export to Triton for TensorRT-LLM 1.2, or use EAGLE-3 heads.",
         ),
-        "MTP_Assistant": (
-            "TensorRT-LLM 1.3 has no Gemma 4 assistant; its sources have one since (#15833).",
-            "vLLM and SGLang run it.",
-        ),
     },
     files=write_files,
     parse=parse,
     find_method=find_method,
-    sampling_key="use_rejection_sampling",
     rows=COMMON,
     strict=True,
     reasons={

@@ -429,6 +429,7 @@ ENGINE = Engine(
         ("1.2", "TensorRT-LLM 1.2, the last with engines and config.pbtxt"),
     ),
     trees="dynamic trees for EAGLE-3; drawn trees until TensorRT-LLM 1.2",
+    sample='parameters: { key: "decoding_mode" value: { string_value: "medusa" } } …',
     key=TYPE,
     plain="speculative_config",
     drafters=trtllm.ENGINE.drafters,
@@ -437,7 +438,6 @@ ENGINE = Engine(
     files=_files,
     parse=_parse,
     find_method=_find_method,
-    sampling_key="use_rejection_sampling",
     rows=(*trtllm.COMMON, Ignored(" ".join(PAIR))),
     strict=True,
     reasons={

@@ -19,12 +19,9 @@ from engine.interop.export_files import Export
 
 FOLDER = Path(__file__).parent / "recorded"
 RELEASE = {
-    "vllm": {"0.33": "0.33.0", "0.32": "0.32.0", "0.20": "0.20.2", "0.16": "0.16.0"},
-    "sglang": {},
-    "trtllm": {},
-    "triton": {},
-    "transformers": {},
-    "llamacpp": {"b10507": "new", "b9235": "new", "b8000": "old"},
+    "vllm": {"0.33": "0.33.0", "0.32": "0.32.0", "0.22": "0.22.0"},
+    "llamacpp": {"b10507": "new", "b9235": "new"},
+    "mlx": {"0.26": "0.32"},
 }
 """Version as offered → release whose schema was recorded, where they differ."""
 TYPES = {"int": int, "float": float, "bool": bool, "str": str, "any": Any}
@@ -35,7 +32,12 @@ POSITIVE = {"num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min"}
 def recorded(engine: str, version: str) -> Any:
     """The schema of the release that an offered version stands for."""
     schemas = json.loads((FOLDER / f"{engine}.json").read_text(encoding="utf-8"))
-    return schemas[RELEASE[engine].get(version, version)]
+    return schemas[released(engine, version)]
+
+
+def released(engine: str, version: str) -> str:
+    """The release whose schema stands for an offered version."""
+    return RELEASE.get(engine, {}).get(version, version)
 
 
 @functools.cache
@@ -92,10 +94,6 @@ def _vllm(export: Export, files: dict[str, str]) -> None:
     assert json.loads(command[command.index("--speculative-config") + 1]) == values
     vllm_model(export.version).model_validate(values)
     assert values["method"] in ("ngram", "suffix", "mtp", "deepseek_mtp") or values["model"]
-    if "speculative_token_tree" in values:
-        tree = yaml.safe_load(values["speculative_token_tree"].replace("(", "[").replace(")", "]"))
-        assert values["num_speculative_tokens"] == len(tree)
-        assert command[-2:] == ["--attention-backend", "TREE_ATTN"]
 
 
 def _sglang(export: Export, files: dict[str, str]) -> None:
@@ -119,11 +117,11 @@ def _speculative(values: dict[str, Any], version: str) -> None:
     assert kind in schema["types"], f"{version} has no {kind}"
     assert set(block) <= {*schema["common"], *schema["types"][kind]}
     length, total = block.get("max_draft_len"), block.get("max_total_draft_tokens")
-    if block.get("use_dynamic_tree") and version == "1.3":
+    if block.get("use_dynamic_tree") and version >= "1.3":
         assert length <= total <= block["dynamic_tree_max_topK"] * length
     if kind in ("Draft_Target", "DraftTarget", "Eagle", "Eagle3", "DFlash", "DSpark", "PARD"):
         assert block.get("speculative_model") or block.get("speculative_model_dir")
-    if kind not in ("Lookahead", "MTP"):
+    if kind not in ("Lookahead", "MTP") or version >= "1.4":
         assert length > 0
 
 
@@ -176,6 +174,23 @@ def _llamacpp(export: Export, files: dict[str, str]) -> None:
         assert any(flag.endswith("draft-p-min") for flag in command), "p_min is always explicit"
 
 
+def _mlx(export: Export, files: dict[str, str]) -> None:
+    command = words(files["serve.sh"])
+    assert command[:2] == ["mlx_lm.server", "--model"]
+    flags = dict(zip(command[3::2], command[4::2], strict=True))
+    assert set(flags) in (set(), set(recorded("mlx", export.version)["flags"]))
+
+
+def _ollama(export: Export, files: dict[str, str]) -> None:
+    schema = recorded("ollama", export.version)
+    lines = [line.split(" ") for line in files["Modelfile"].splitlines()]
+    assert lines[0][0] == "FROM" and lines[0][1].endswith(".gguf")
+    for instruction, *values in lines:
+        assert instruction in schema["instructions"]
+        if instruction == "PARAMETER":
+            assert values[0] in schema["parameters"] and int(values[1]) > 0
+
+
 def _transformers(export: Export, files: dict[str, str]) -> None:
     text = files["generate.py"]
     compile(text, "generate.py", "exec")
@@ -193,4 +208,6 @@ _CHECKS = {
     "triton": _triton,
     "llamacpp": _llamacpp,
     "transformers": _transformers,
+    "mlx": _mlx,
+    "ollama": _ollama,
 }

@@ -48,8 +48,6 @@ def written(engine: str, config: MethodConfig, version: str | None = None) -> di
                  '"num_speculative_tokens":7}'),
         ("0.32", '{"method":"medusa","model":"FasterDecoding/medusa-vicuna-7b-v1.3",'
                  '"num_speculative_tokens":4}'),
-        ("0.20", '{"method":"eagle","model":"x/y","num_speculative_tokens":2,'
-                 '"speculative_token_tree":"[(0,), (1,)]"}'),
     ],
 )  # fmt: skip
 def test_vllm_examples_come_back_to_the_letter(version: str, example: str) -> None:
@@ -106,6 +104,31 @@ def test_vllm_examples_come_back_to_the_letter(version: str, example: str) -> No
             "  --spec-draft-n-max 8 \\\n"
             "  --spec-draft-n-min 0 \\\n"
             "  --spec-draft-p-min 0.0\n",
+        ),
+        (
+            "mlx",
+            {"decoding_type": "Draft_Target", "speculative_model": "mlx-community/Qwen3-0.6B-4bit",
+             "max_draft_len": 4, "use_draft_probs": False},
+            f"mlx_lm.server --model {LLAMA} \\\n"
+            "  --draft-model mlx-community/Qwen3-0.6B-4bit \\\n"
+            "  --num-draft-tokens 4\n",
+        ),
+        (
+            "ollama",
+            {"decoding_type": "MTP_Assistant", "speculative_model": "/m/mtp-gemma.gguf",
+             "max_draft_len": 4},
+            "FROM Llama-3.1-8B-Instruct.gguf\n"
+            "DRAFT /m/mtp-gemma.gguf\n"
+            "PARAMETER draft_num_predict 4\n",
+        ),
+        (
+            "trtllm",
+            {"decoding_type": "MTP_Assistant", "speculative_model": "google/gemma-4-E4B-assistant",
+             "max_draft_len": 4},
+            "speculative_config:\n"
+            "  decoding_type: MTP\n"
+            "  max_draft_len: 4\n"
+            "  speculative_model: google/gemma-4-E4B-assistant\n",
         ),
     ],
 )  # fmt: skip

@@ -42,8 +42,9 @@ def config_of(decoding_type: str, **settings: Any) -> MethodConfig:
 
 def main_files(export: Export) -> list[str]:
     """Files that hold the config, not how to build or to start."""
-    if any(file.name.endswith((".yaml", ".json", ".pbtxt")) for file in export.files):
-        keep: tuple[str, ...] = (".yaml", ".json", ".pbtxt")
+    written: tuple[str, ...] = (".yaml", ".json", ".pbtxt", "Modelfile")
+    if any(file.name.endswith(written) for file in export.files):
+        keep = written
     else:
         keep = (".sh", ".py")
     files = [file for file in export.files if file.name.endswith(keep)]
@@ -58,7 +59,7 @@ def as_engine_names_it(config: MethodConfig, export: Export) -> MethodConfig:
     if any(file.name in ("config.pbtxt", "request.json") for file in export.files):
         return config.replace(speculative_model=None)
     model = resolve(named)
-    if export.engine == "llamacpp":
+    if export.engine in ("llamacpp", "ollama"):
         model = model.split("/")[-1] + ".gguf"
     return config.replace(speculative_model=model)
 
@@ -189,22 +190,6 @@ def test_medusa_s_tree_is_dropped_with_a_warning_but_a_chain_is_kept() -> None:
     assert json.loads(export.files[0].text)["num_speculative_tokens"] == 3
 
 
-def test_cartesian_tree_goes_to_vllm_until_0_20_only() -> None:
-    product = [[0], [1], [0, 0], [0, 1], [1, 0], [1, 1]]
-    config = config_of("Eagle", eagle_choices=product)
-    old = exported(config, "vllm", "0.20.2")
-    values = json.loads(old.files[0].text)
-    assert values["speculative_token_tree"] == "[(0,), (1,), (0, 0), (0, 1), (1, 0), (1, 1)]"
-    assert values["num_speculative_tokens"] == 6 and old.verdict == "exact"
-    assert import_config(ENGINES["vllm"], old.files[0].text, yaml.safe_load).config == config
-    new = exported(config, "vllm", "0.21.0")
-    assert new.verdict == "with losses"
-    assert json.loads(new.files[0].text)["num_speculative_tokens"] == 2
-    uneven = exported(config_of("Eagle"), "vllm", "0.20")
-    assert "speculative_token_tree" not in uneven.files[0].text
-    assert any("tree of 25 nodes is dropped" in text for text in uneven.warnings)
-
-
 def test_suffix_before_eagle3_is_tensorrt_llm_s_sa_config() -> None:
     config = config_of(
         "Combined",
@@ -255,13 +240,14 @@ def test_paths_with_blanks_and_quotes_stay_one_word() -> None:
 def test_versions_are_read_or_refused() -> None:
     for engine, text, numbers in (
         ("vllm", None, (0, 33)),
-        ("vllm", "v0.20", (0, 20)),
-        ("sglang", "0.5.10.post1", (0, 5, 10)),
+        ("vllm", "v0.22", (0, 22)),
+        ("sglang", "0.5.12.post1", (0, 5, 12)),
         ("llamacpp", "b9300", (9300,)),
         ("trtllm", "1.3.0rc4", (1, 3, 0)),
+        ("ollama", "0.32.14", (0, 32, 14)),
     ):
         assert read_version(ENGINES[engine], text) == numbers
-    with pytest.raises(ConfigError, match="must be 0.11.1 or newer, got 0.6.1"):
+    with pytest.raises(ConfigError, match="must be 0.22 or newer, got 0.6.1"):
         read_version(ENGINES["vllm"], "0.6.1")
     with pytest.raises(ConfigError, match="must be like 0.33, got 'newest'"):
         read_version(ENGINES["vllm"], "newest")

@@ -87,6 +87,11 @@ def test_tensorrt_llm_s_other_spellings() -> None:
         ('{"model": "a/some-small-model", "num_speculative_tokens": 2}', "Draft_Target"),
         ('{"model": "[ngram]", "num_speculative_tokens": 2}', "NGram"),
         ('{"method": "qwen3_next_mtp", "num_speculative_tokens": 2}', "MTP"),
+        ("vllm serve a/b -sc '{\"method\": \"mtp\", \"num-speculative-tokens\": 2}'", "MTP"),
+        ("vllm serve a/b --spec-method eagle3 --spec-model c/d --spec-tokens 2", "Eagle3"),
+        ("model: a/b\nspec-method: ngram\nspec-tokens: 2\n", "NGram"),
+        ("vllm serve a/b --speculative-config.method=ngram "
+         "--speculative-config.num-speculative-tokens=2", "NGram"),
     ],
 )  # fmt: skip
 def test_every_way_to_write_a_vllm_config(text: str, kind: str) -> None:
@@ -112,6 +117,58 @@ def test_transformers_script_is_parsed_and_never_run() -> None:
     assert result.ignored == ("do_sample",)
     plain = read("transformers", "prompt_lookup_num_tokens: 6\nmax_matching_ngram_size: 3\n")
     assert plain.config.model_dump()["lookup"] == "transformers"
+
+
+@pytest.mark.parametrize(
+    ("engine", "text", "expected", "note"),
+    [
+        ("sglang", "model-path: a/b\nspeculative-algorithm: EAGLE3\nspeculative_num_steps: 2\n"
+         "speculative-draft-model-path: c/d\nspeculative-eagle-topk: 1\n"
+         "speculative-num-draft-tokens: 3\nspec-trace-dir: t\nspeculative-adaptive: false\n",
+         {"decoding_type": "Eagle3", "speculative_model": "c/d", "max_draft_len": 2}, ""),
+        ("sglang", "--model-path a/b --speculative-algorithm NGRAM --decoupled-spec-rank 0 "
+         "--speculative-use-block-verification",
+         {"decoding_type": "NGram"}, "use-block-verification is the sampling setting"),
+        ("vllm", '{"model": "c/d", "num_speculative_tokens": 3, '
+         '"rejection_sample_method": "block"}',
+         {"decoding_type": "Draft_Target"}, "rejection_sample_method is the sampling setting"),
+        ("llamacpp", "LLAMA_ARG_MODEL=a/b LLAMA_ARG_SPEC_DRAFT_N_MAX=5 llama-server -Cd f -otd x "
+         "--spec-draft-model c/d --spec-draft-sampling probabilistic",
+         {"decoding_type": "Draft_Target", "max_draft_len": 5, "use_draft_probs": True}, ""),
+        ("llamacpp", "environment:\n  - LLAMA_ARG_SPEC_TYPE=draft-mtp\n"
+         "  LLAMA_ARG_SPEC_DRAFT_N_MAX: 2\n  - LLAMA_ARG_HF_REPO=a/b",
+         {"decoding_type": "MTP", "max_draft_len": 2}, ""),
+        ("llamacpp", "version = 1\n[*]\nspec-draft-n-max = 9\nCd = ff\n; a note\n"
+         "[qwen]\nm = a/b\nspec-type = draft-dflash\nmd = c/d\nLLAMA_ARG_SPEC_DRAFT_N_MAX = 4\n",
+         {"decoding_type": "DFlash", "speculative_model": "c/d", "max_draft_len": 4}, ""),
+        ("trtllm", "decoding_type: MTP\nspeculative_model: c/d\nmoe_backend: AUTO\n",
+         {"decoding_type": "MTP_Assistant", "speculative_model": "c/d"}, "target's assistant"),
+        ("trtllm", "decoding_type: PARD\nmax_draft_len: 3\nspeculative_model: c/d\n"
+         "sa_config: {threshold: 5}\n", {"decoding_type": "Combined", "min_match_len": 5}, ""),
+        ("trtllm", "decoding_type: Eagle3\nmax_draft_len: 3\nspeculative_model: c/d\n"
+         "dynamic_tree_max_topK: 4\n",
+         {"decoding_type": "Eagle3", "use_dynamic_tree": False}, "use_dynamic_tree is a chain"),
+        ("trtllm", "decoding_type: DFlash\nmax_draft_len: 3\nspeculative_model: c/d\n"
+         "attention_backend: FA4\ncontext_recompute_tail: 64\nskip_ctx_buffer_budget_check: true\n",
+         {"decoding_type": "DFlash", "max_draft_len": 3}, ""),
+        ("trtllm", "decoding_type: NGram\nmax_draft_len: 6\ndraft_len_schedule: {8: 2, 4: 6}\n",
+         {"max_draft_len": 6}, "for one request"),
+        ("mlx", "mlx_lm.server --model a/b --draft-model c/d --port 80",
+         {"decoding_type": "Draft_Target", "max_draft_len": 3, "use_draft_probs": False}, "3, its"),
+        ("ollama", 'from a/b\nTEMPLATE """DRAFT x\n"""\ndraft c-dflash.gguf\nparameter top_k 2',
+         {"decoding_type": "DFlash", "speculative_model": "c-dflash.gguf"}, "4, its default"),
+        ("ollama", "FROM a/b\nPARAMETER draft_num_predict 2", {"decoding_type": "MTP"}, ""),
+    ],
+)  # fmt: skip
+def test_autumn_s_ways_to_say_it(
+    engine: str, text: str, expected: dict[str, object], note: str
+) -> None:
+    """YAML of flags, variables, INI presets, Modelfiles, and the keys of the newest releases."""
+    result = read(engine, text)
+    values = result.config.model_dump()
+    assert {name: values[name] for name in expected} == expected
+    assert any(note in text for text in result.notes) if note else True
+    assert result.target in (None, "a/b") and (result.target or engine in ("vllm", "trtllm"))
 
 
 def test_old_names_of_llama_cpp_are_read_and_pointed_out() -> None:
@@ -145,14 +202,37 @@ def test_old_names_of_llama_cpp_are_read_and_pointed_out() -> None:
         ("vllm", '{"method": "ngram", "num_speculative_tokens": 3, "promt_lookup_max": 4}',
          "vLLM has no setting promt_lookup_max (did you mean prompt_lookup_max?)"),
         ("vllm", '{"method": "medusa", "num_speculative_tokens": 3, "parallel_drafting": true}',
-         "parallel_drafting=True has no counterpart here: in vLLM, one forward drafts"),
+         "method beside parallel_drafting must be one of draft_model, eagle3, got medusa"),
         ("vllm", '{"model": "a/b", "num_speculative_tokens": 3, "draft_sample_method": "greedy", '
          '"rejection_sample_method": "synthetic"}', "rejection_sample_method=synthetic has no"),
         ("sglang", "--speculative-algorithm NGRAM --speculative-accept-threshold-acc 0.5",
          "accepts tokens that the target would not draw"),
+        ("vllm", '{"method": "mtp", "num_speculative_tokens": 3, "fly_window_size": 2}',
+         "fly_window_size=2 has no counterpart here: in vLLM, tokens that the target would not"),
+        ("vllm", '{"model": "a/b", "num_speculative_tokens": 3, "rejection_sample_method": "fly"}',
+         "rejection_sample_method=fly has no"),
+        ("vllm", '{"method": "dflash", "model": "a/XPress", "num_speculative_tokens": 3}',
+         "method=xpress has no counterpart here: DFlash's block refined"),
+        ("vllm", '{"method": "dflash", "model": "a/b", "num_speculative_tokens": 3, '
+         '"xpress_topc": 512}', "xpress_topc=512 has no"),
+        ("sglang", "--speculative-algorithm UNO --speculative-num-draft-tokens 8",
+         "got UNO. Others have no counterpart here"),
+        ("sglang", "--speculative-algorithm EAGLE --uno-lora-path x", "--uno-lora-path=x has no"),
+        ("sglang", "SGLANG_SIMULATE_ACC_LEN=2.5 python -m sglang.launch_server --model-path a/b "
+         "--speculative-algorithm NEXTN", "SGLANG_SIMULATE_ACC_LEN=2.5 has no counterpart"),
+        ("sglang", "--speculative-algorithm EAGLE3 --enable-multi-layer-eagle", "a layer of its"),
+        ("sglang", "--speculative-algorithm STANDALONE --decoupled-spec-role verifier",
+         "the drafter is a server of its own"),
+        ("sglang", '{"1": {"candidate_steps": [3, 5]}}', "the table of SGLang's adaptive drafting"),
+        ("llamacpp", "[a]\nmodel = x\n[b]\nmodel = y\n", "several models, a, b. Keep one."),
+        ("llamacpp", "LLAMA_ARG_SPEC_SYNTH_LEN=3 llama-server --spec-type draft-mtp",
+         "--spec-synth-len=3 has no"),
+        ("mlx", "mlx_lm.generate --model a/b", "The command drafts nothing"),
+        ("ollama", "FROM a\nPARAMETER draft_num_predict 0", "The Modelfile drafts nothing"),
+        ("ollama", "FROM a\nDRAFT b\nDRAFT c", "several lines for DRAFT"),
         ("trtllm", f"{EAGLE3}eagle_choices: [[0], [1]]", "a drawn tree, here a chain"),
         ("trtllm", f"{EAGLE3}sa_config: {{treshold: 3}}", "no setting sa_config.treshold"),
-    ("trtllm", "decoding_type: NGram\ndraft_len_schedule: {4: 1}", "batch sizes, 1 among them"),
+    ("trtllm", "decoding_type: NGram\ndraft_len_schedule: {a: 1}", "batch sizes to lengths"),
     ("vllm", '{"method": "eagle3", "model": "a/b", "num_speculative_tokens": 2, '
      '"speculative_token_tree": "[(0,), (1,)]"}', "speculative_token_tree=[(0,), (1,)] has no"),
     ("llamacpp", "-md d.gguf --spec-draft-conf-min 0.4", "--spec-draft-conf-min=0.4 has no"),
@@ -182,8 +262,6 @@ def test_what_cannot_be_read_is_one_sentence(engine: str, text: str, words: str)
     [
         ("trtllm", "decoding_type: MTP\nmax_draft_len: 2\nuse_mtp_vanilla: true", "false",
          "use_mtp_vanilla is ignored: here a layer drafts again with its one cache"),
-        ("sglang", "--speculative-algorithm NGRAM --speculative-ngram-min-match-window-size 2",
-         "1", "--speculative-ngram-min-match-window-size is ignored: here matches may be as"),
     ],
 )  # fmt: skip
 def test_a_key_that_bears_on_drafts_and_is_ignored_says_how(

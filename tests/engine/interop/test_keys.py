@@ -18,7 +18,7 @@ from transformers import GenerationConfig
 from engine.errors import ConfigError
 from engine.interop import ENGINES, import_config
 from engine.interop.export_files import ImportedMethod
-from tests.engine.interop.schemas import RELEASE, recorded
+from tests.engine.interop.schemas import recorded, released
 
 VLLM = {
     "ngram": "",
@@ -38,7 +38,6 @@ VALUES: dict[str, Any] = {
     "target_layer_ids": [1, 2],
     "sa_config": {"threshold": 3},
     "greedy_sampling": False,
-    "speculative_token_tree": "[(0,), (1,)]",
     "suffix_decoding_max_cached_requests": 0,
 }
 DEFAULTS = ("greedy", "strict")
@@ -85,17 +84,31 @@ def trtllm(version: str) -> Iterator[Case]:
     for kind, own in schema["types"].items():
         for key in (*own, *schema["common"][1:]):
             size = 63 if kind in ("Eagle", "Medusa") else 2  # the tree that is not named
-            base = {"decoding_type": kind, "max_draft_len": size, "speculative_model": "a/b"}
-            if kind == "Eagle" and version != "1.3":
+            base = {"decoding_type": kind, "max_draft_len": size}
+            base |= {"speculative_model": "a/b"} if kind != "MTP" else {}
+            if kind == "Eagle" and version < "1.3":
                 base["num_eagle_layers"] = 4
             yield base, key, sample(key)
 
 
 def llamacpp(version: str) -> Iterator[Case]:
     schema = recorded("llamacpp", version)
-    for flag in schema["flags"]:
-        for kind in schema["types"] if flag != "--spec-type" else ():
-            yield {"--spec-type": kind}, flag, "0.5" if "-p-" in flag else "7"
+    for flag in (*schema["flags"], *schema.get("variables", ())):
+        for kind in schema["types"] if not flag.lower().endswith(("-type", "spec_type")) else ():
+            small = "-p-" in flag or "_P_" in flag
+            word = "probabilistic" if flag_of(flag) == "--spec-draft-sampling" else "7"
+            yield {"--spec-type": kind}, flag, "0.5" if small else word
+
+
+def mlx(version: str) -> Iterator[Case]:
+    for flag in recorded("mlx", version)["flags"][1:]:
+        yield {"--draft-model": "a/b"}, flag, "7"
+
+
+def ollama(version: str) -> Iterator[Case]:
+    for key in recorded("ollama", version)["parameters"]:
+        for draft in ("a-mtp.gguf", "a-dflash.gguf"):
+            yield {"DRAFT": draft}, key, "7"
 
 
 TRITON = {
@@ -135,6 +148,8 @@ CASES = {
     "llamacpp": llamacpp,
     "triton": triton,
     "transformers": transformers,
+    "mlx": mlx,
+    "ollama": ollama,
 }
 SCRIPT = """from transformers import AutoModelForCausalLM
 model = AutoModelForCausalLM.from_pretrained("a/b")
@@ -154,8 +169,12 @@ def read(engine: str, values: dict[str, Any]) -> ImportedMethod | str:
         )
     elif engine == "transformers":
         text = SCRIPT.format(", ".join(f"{key}={value}" for key, value in values.items()))
+    elif engine == "ollama":
+        lines = (f"{'' if key.isupper() else 'PARAMETER '}{key} {values[key]}" for key in values)
+        text = "\n".join(("FROM t.gguf", *lines))
     else:
-        text = " ".join(f"{key} {value}".strip() for key, value in values.items())
+        pairs = (f"{key}{'=' if key.isupper() else ' '}{value}" for key, value in values.items())
+        text = " ".join(pair.strip() for pair in pairs)
     return imported(engine, text)
 
 
@@ -173,7 +192,7 @@ def imported(engine: str, text: str) -> ImportedMethod | str:
     [(engine, version) for engine in CASES for version, _ in ENGINES[engine].versions],
 )
 def test_every_key_is_read_or_listed_or_refused_by_name(engine: str, version: str) -> None:
-    release = RELEASE[engine].get(version, version)
+    release = released(engine, version)
     try:
         cases = list(CASES[engine](release))
     except KeyError:
@@ -181,12 +200,22 @@ def test_every_key_is_read_or_listed_or_refused_by_name(engine: str, version: st
     outcomes = set()
     for base, key, value in cases:
         before, after = read(engine, base), read(engine, {**base, key: value})
+        key = flag_of(key)
         if isinstance(before, str) and isinstance(after, str) and key not in after:
             continue  # no counterpart with or without the key
         outcomes.add(outcome(before, after, key))
         assert None not in outcomes, (base, key, value, before, after)
+    if engine in ("mlx", "ollama"):
+        assert outcomes == {"read"}
+        return
     none_refused = engine == "triton" or release < "1.3"
     assert {"read", "listed", "refused"} <= outcomes | ({"refused"} if none_refused else set())
+
+
+def flag_of(key: str) -> str:
+    """The flag that a variable of the environment stands for, or the key."""
+    flag = f"--{key.removeprefix('LLAMA_ARG_').lower()}".replace("_", "-")
+    return flag if key.startswith("LLAMA_ARG_") else key
 
 
 def outcome(before: ImportedMethod | str, after: ImportedMethod | str, key: str) -> str | None:
@@ -209,6 +238,5 @@ def test_every_documented_key_stands_on_the_generated_page() -> None:
     page = (Path(__file__).parents[3] / "docs" / "engines.md").read_text("utf-8")
     for engine, cases in CASES.items():
         for version, _ in ENGINES[engine].versions:
-            release = RELEASE[engine].get(version, version)
-            for key in {key for _, key, _ in cases(release)}:
-                assert f"`{key}`" in page, (engine, version, key)
+            for key in {key for _, key, _ in cases(released(engine, version))}:
+                assert f"`{flag_of(key)}`" in page, (engine, version, key)

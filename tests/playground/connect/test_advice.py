@@ -6,6 +6,7 @@ import pytest
 
 from engine.metrics import chain_mat
 from playground.connect.client import Reply
+from playground.connect.readings import ENGINES
 from playground.connect.replay import Level, Outcome, ReplayPrompt
 from playground.connect.report import (
     LengthAdvice,
@@ -13,7 +14,7 @@ from playground.connect.report import (
     _verdict,
     batch_schedule,
     best_length,
-    break_even_concurrency,
+    equal_rates,
 )
 from playground.connect.responses import DraftCounts
 
@@ -38,9 +39,29 @@ def choice(concurrency: int, length: int) -> LengthAdvice:
 def test_lengths_become_vllms_table_without_gaps() -> None:
     choices = [choice(1, 4), choice(2, 4), choice(4, 2), choice(8, 0), choice(16, 0)]
     assert batch_schedule(choices) == [[1, 3, 4], [4, 7, 2], [8, 16, 0]]
-    assert break_even_concurrency(choices) == 8
-    assert break_even_concurrency(choices[:3]) is None
-    assert break_even_concurrency([choice(1, 0), choice(2, 3)]) is None
+
+
+SCHEDULES = {
+    "vllm": '"num_speculative_tokens_per_batch_size": [[1, 3, 4], [4, 7, 6], [8, 16, 0]]',
+    "sglang": '{"1": {"candidate_steps": [4]}, "4": {"candidate_steps": [6]}, '
+    '"8": {"candidate_steps": [0]}}',
+    "trtllm": "max_draft_len: 4 and draft_len_schedule: {3: 4, 7: 4}, without drafts above",
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_the_schedule_is_written_as_the_engine_takes_it(name: str) -> None:
+    """SGLang names the least batch size, TensorRT-LLM the largest, and none is above the first."""
+    engine = next(engine for engine in ENGINES if engine.name == name)
+    lengths = ((1, 4), (2, 4), (4, 6), (8, 0), (16, 0))
+    assert engine.schedule is not None
+    assert SCHEDULES[name] in engine.schedule(batch_schedule([choice(*one) for one in lengths]))
+
+
+def test_without_positions_equal_acceptance_is_assumed() -> None:
+    assert equal_rates(1.75, 2) == pytest.approx((0.5, 0.25))
+    assert equal_rates(None, 3) == equal_rates(2.0, 0) == ()
+    assert equal_rates(9.0, 3) == pytest.approx((1, 1, 1))
 
 
 def level(seconds: float, *, mat: float | None = None) -> Level:

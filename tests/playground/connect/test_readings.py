@@ -9,6 +9,7 @@ import pytest
 
 from engine.errors import ConfigError
 from playground.connect.readings import ENGINES, Engine, Reading, between, engine_of
+from playground.connect.report import reading_figures
 from playground.connect.responses import ModelList
 
 RECORDED = {
@@ -56,6 +57,16 @@ llamacpp:spec_decode_num_accepted_tokens_per_pos_total{position="2"} 10
 # TYPE sglang:spec_accept_length gauge
 sglang:spec_accept_length{model_name="m",dp_rank="0",tp_rank="0"} 2.0
 sglang:spec_accept_length{model_name="m",dp_rank="1",tp_rank="0"} 3.0
+# TYPE sglang:spec_verify_calls counter
+sglang:spec_verify_calls_total{model_name="m",tp_rank="0"} 40.0
+# TYPE sglang:spec_num_steps gauge
+sglang:spec_num_steps{model_name="m",tp_rank="0"} 3.0
+# TYPE sglang:spec_num_draft_tokens gauge
+sglang:spec_num_draft_tokens{model_name="m",tp_rank="0"} 4.0
+# TYPE sglang:spec_cap_length gauge
+sglang:spec_cap_length{model_name="m",tp_rank="0"} 3.5
+# TYPE sglang:spec_block_accept_length gauge
+sglang:spec_block_accept_length{model_name="m",tp_rank="0"} 0.0
 # TYPE sglang:spec_accept_rate gauge
 sglang:spec_accept_rate{model_name="m",dp_rank="0",tp_rank="0"} 0.4
 sglang:spec_accept_rate{model_name="m",dp_rank="1",tp_rank="0"} 0.6
@@ -97,6 +108,24 @@ def test_recorded_counters_are_the_same_figures(name: str) -> None:
     assert reading.generated == (None if name == "trtllm" else 100)
     if name in ("vllm", "llamacpp"):
         assert reading.position_rates == (0.75, 0.5, 0.25)
+    assert reading.draft_len == 3
+    assert Reading(steps=1, drafted=2.0**53).draft_len == 256  # an engine may say anything
+
+
+def test_sglang_s_own_mat_is_recent_and_that_of_its_counters_is_of_the_window() -> None:
+    """Releases before 0.5.20 have the mean only; what a window drafted comes from two readings."""
+    engine = next(engine for engine in ENGINES if engine.name == "sglang")
+    text = RECORDED["sglang"]
+    first = engine.read(text.encode())
+    later = text.replace("} 40.0", "} 50.0").replace("} 70.0", "} 110.0")
+    grown, restarted = between(first, engine.read(later.encode()))
+    assert not restarted and (grown.steps, grown.generated) == (10, 40)
+    assert grown.mat == 4 and first.mat == 2.5
+    shown = {title: text for title, text, _ in reading_figures(grown, 2.0)}
+    assert shown["MAT"] == "4.00" and shown["drafter's steps"] == "3.0"
+    assert shown["verified window"] == "3.50" and "MAT of blocks" not in shown
+    old = engine.read(text.replace("sglang:spec_verify_calls", "x").encode())
+    assert old.steps is None and old.mat == old.mean_mat == 2.5
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.name)

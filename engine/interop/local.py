@@ -1,0 +1,138 @@
+"""mlx-lm: flags of `mlx_lm.server`; Ollama: a Modelfile.
+
+mlx-lm drafts with a smaller model only. Ollama starts llama-server with --spec-type draft-mtp, or
+draft-dflash where the file that DRAFT names is such a drafter; no other type can be chosen. Source:
+mlx_lm/generate.py of 0.32.2; ollama/ollama, parser/parser.go and llm/llama_server.go.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from engine.errors import ConfigError
+from engine.interop import llamacpp, table
+from engine.interop.conversion import Reader, Writer
+from engine.interop.export_files import File, ReadYaml, command, read_flags
+from engine.interop.table import Engine, Field, Values, method
+
+# ---- mlx-lm
+
+
+UNSET = "--num-draft-tokens is not set: 3, its default, is used."
+MLX_LENGTH = Field("max_draft_len", "--num-draft-tokens", default=3, note=UNSET)
+SAME_TOKEN = table.drops_draft_probs(
+    ": mlx-lm samples the drafts, but keeps one only where the target draws the same token; "
+    "acceptance falls with the temperature."
+)
+MLX_ROWS = (table.weights("--draft-model"), MLX_LENGTH, SAME_TOKEN)
+MLX_METHOD = method("Draft_Target", "", *MLX_ROWS, implied={"use_draft_probs": False})
+
+
+def _mlx_files(writer: Writer, values: Values) -> tuple[File, ...]:
+    start = f"mlx_lm.server --model {shlex.quote(writer.target)}"
+    return (File("serve.sh", command(start, *values.items()), "bash"),)
+
+
+def _mlx_parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | None]:
+    flags = read_flags(text)
+    values = {key: value for key, value in flags.options.items() if "draft" in key}
+    return values, flags.first("--model")
+
+
+def _mlx_method(reader: Reader) -> table.Method:
+    if reader.find("--draft-model") is None:
+        raise ConfigError("The command drafts nothing: it has no --draft-model.")
+    return MLX_METHOD
+
+
+MLX = Engine(
+    name="mlx",
+    title="mlx-lm",
+    versions=(("0.32", "the newest known here"), ("0.26", "the oldest known here")),
+    sample="mlx_lm.server --model a/b --draft-model c/d --num-draft-tokens 3",
+    plain="--draft-model",
+    drafters="generate_step there is a Python function of your own to copy.",
+    methods=(MLX_METHOD,),
+    files=_mlx_files,
+    parse=_mlx_parse,
+    find_method=_mlx_method,
+    hybrid={
+        "mlx-lm refuses a draft model for targets whose cache cannot be trimmed, such as this "
+        "one.": table.always
+    },
+)
+
+
+# ---- Ollama
+
+
+DRAFT, LENGTH = "DRAFT", "draft_num_predict"
+WEIGHTS = dataclasses.replace(llamacpp.WEIGHTS, key=DRAFT, aliases=())
+COUNT = Field("max_draft_len", LENGTH, requirement=table.BLOCK, default=4)
+KIND = "Ollama reads from the file's architecture which drafter it is."
+METHODS = {
+    "layers": method("MTP", "", COUNT),
+    "assistant": method("MTP_Assistant", "", WEIGHTS, COUNT, notes=(KIND,)),
+    "dflash": method("DFlash", "", WEIGHTS, COUNT, table.drops_block_tree("Ollama"), notes=(KIND,)),
+}
+LLAMA_SERVER = (
+    "Ollama starts llama-server with MTP layers, an assistant or DFlash only.",
+    "llama.cpp's own llama-server runs it.",
+)
+
+
+def _ollama_files(writer: Writer, values: Values) -> tuple[File, ...]:
+    lines = [f"FROM {llamacpp.gguf_name(writer.target)}"]
+    lines += [f"{DRAFT} {values[DRAFT]}"] if DRAFT in values else []
+    lines += [f"PARAMETER {LENGTH} {values[LENGTH]}"] if LENGTH in values else []
+    llamacpp.add_conversion_note(writer)
+    create = "ollama create speculative -f Modelfile\nollama run speculative\n"
+    return File("Modelfile", "\n".join(lines) + "\n"), File("create.sh", create, "bash")
+
+
+def _ollama_parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | None]:
+    """DRAFT and the parameters that bear on drafts; instructions in upper or lower case."""
+    values: dict[str, str] = {}
+    for line in re.sub(r'""".*?"""', "", text, flags=re.DOTALL).splitlines():
+        name, _, value = line.strip().partition(" ")
+        if name.lower() == "parameter":
+            name, _, value = value.strip().partition(" ")
+        elif name.upper() in ("FROM", DRAFT):
+            name = name.upper()
+        if name in ("FROM", DRAFT) or "draft" in name:
+            if values.setdefault(name, value.strip(" \"'")) != value.strip(" \"'"):
+                raise ConfigError(f"The Modelfile has several lines for {name}. Keep one of them.")
+    return values, values.pop("FROM", None)
+
+
+def _ollama_method(reader: Reader) -> table.Method:
+    length, model = reader.find(LENGTH), reader.values.get(DRAFT)
+    if (length and reader.typed(length, int) == 0) or not (length or model):
+        raise ConfigError(
+            f"The Modelfile drafts nothing: it has no {DRAFT} and no PARAMETER {LENGTH} above 0."
+        )
+    if length is None:
+        reader.notes.append(f"{LENGTH} is not set: 4, its default beside {DRAFT}, is used.")
+    if model is None:
+        return METHODS["layers"]
+    return METHODS["dflash" if "dflash" in str(model).lower() else "assistant"]
+
+
+OLLAMA = Engine(
+    name="ollama",
+    title="Ollama",
+    versions=(("0.32", "the newest known here"),),
+    sample="FROM target.gguf\nDRAFT drafter.gguf\nPARAMETER draft_num_predict 4",
+    plain=f"{DRAFT} and {LENGTH}",
+    drafters="Ollama has none of one's own; llama-server has more types.",
+    methods=tuple(METHODS.values()),
+    unsupported=dict.fromkeys(("NGram", "Draft_Target", "Eagle3", "DSpark"), LLAMA_SERVER),
+    files=_ollama_files,
+    parse=_ollama_parse,
+    find_method=_ollama_method,
+    reasons=llamacpp.FIXED,
+)
