@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from engine.config import Settings
 from engine.drafters.heads.vocabulary import FILE, Vocabulary
 from engine.drafters.method import MethodConfig
-from engine.model.checkpoints import read_checkpoint
+from engine.model.checkpoints import EIGHT_BITS, quantize, read_checkpoint
 from engine.model.corpus import Entry
 from engine.model.target import Target
 from engine.proposal import Needs
@@ -77,12 +77,11 @@ class TrainSettings(Settings):
         description="a trained drafter of this method and target to go on from: its folder; "
         "None = fresh weights",
     )
-    half_weights: bool = Field(True, description="store bfloat16 weights; off = float32")
-
-    @property
-    def weights_dtype(self) -> torch.dtype:
-        """Of the weights as stored; they are trained in float32."""
-        return torch.bfloat16 if self.half_weights else torch.float32
+    weights_dtype: Literal["float32", "bfloat16", "int8"] = Field(
+        "bfloat16",
+        description="of the weights as stored, which are trained in float32; int8 has a scale per "
+        "row of a matrix",
+    )
 
     @abstractmethod
     def student(self, target: Target, entries: Sequence[Entry]) -> Student:
@@ -187,11 +186,15 @@ class Student(nn.Module):
             for name, value in self.published().items()
         }
 
-    def save(self, folder: Path, dtype: torch.dtype) -> None:
-        file = folder / self.weights_file
-        save_file(self.stored(dtype), file, metadata={"format": "pt"})
-        config = {**self.config(), "torch_dtype": str(dtype).removeprefix("torch.")}
-        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    def save(self, folder: Path, dtype: str) -> None:
+        """Write weights, config and vocabulary; `dtype`: as `TrainSettings.weights_dtype`."""
+        if dtype == "int8":
+            tensors = quantize(self.stored(torch.float32))
+            config = {"torch_dtype": "bfloat16", "quantization_config": EIGHT_BITS}
+        else:
+            tensors, config = self.stored(getattr(torch, dtype)), {"torch_dtype": dtype}
+        save_file(tensors, folder / self.weights_file, metadata={"format": "pt"})
+        (folder / "config.json").write_text(json.dumps(self.config() | config, indent=2) + "\n")
         self.save_vocabulary(folder)
 
     def save_vocabulary(self, folder: Path) -> None:

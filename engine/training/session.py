@@ -189,7 +189,7 @@ def card(
         "target_weights": target.provenance.get("weights"),
         "network": dict(trainer.student.describe()),
         "num_parameters": sum(p.numel() for p in trainer.student.parameters()),
-        "dtype": str(settings.weights_dtype).removeprefix("torch."),
+        "dtype": settings.weights_dtype,
         "data": {
             "what": "self-distillation: the target's own answers to prompts it made itself"
             " or was given",

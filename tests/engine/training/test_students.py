@@ -173,13 +173,31 @@ def test_what_a_student_learns_to_draft_is_listed_beside_its_weights(
 ) -> None:
     settings = training_settings(method, {"loss_vocab": 24})
     student: Any = settings.student(target, corpus.entries)
-    student.save(tmp_path, torch.float32)
+    student.save(tmp_path, "float32")
     listed = tmp_path / "draft_vocab.json"
     assert listed.is_file() == student.drafts_vocabulary
     if student.drafts_vocabulary:
         ids = Vocabulary.beside(str(tmp_path), target, None).ids
         assert ids is not None and ids.tolist() == student.vocabulary.ids.tolist()
         assert len(ids) == 24
+
+
+@pytest.mark.parametrize("method", [m for m in METHODS if m != "draft_target"])
+def test_weights_in_8_bits_are_half_as_large_and_nearly_the_same(
+    method: str, target: Target, corpus: Corpus, tmp_path: Path
+) -> None:
+    student: Any = training_settings(method, {}).student(target, corpus.entries)
+    for dtype in ("bfloat16", "int8"):
+        (tmp_path / dtype).mkdir()
+        student.save(tmp_path / dtype, dtype)
+    small, large = (tmp_path / d / student.weights_file for d in ("int8", "bfloat16"))
+    assert small.stat().st_size < 0.7 * large.stat().st_size
+    again = training_settings(method, {"begin_with": str(tmp_path / "int8")})
+    loaded: Any = again.student(target, corpus.entries)
+    loaded.load(tmp_path / "int8")
+    for name, value in student.published().items():
+        most = value.abs().amax(-1, keepdim=True)
+        assert ((loaded.published()[name] - value).abs() <= most * 0.009).all()
 
 
 @pytest.mark.parametrize("method", ["eagle3", *map(slow, METHODS)])

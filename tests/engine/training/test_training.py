@@ -73,7 +73,7 @@ def test_acceptance_rises_and_what_was_saved_decodes_losslessly(
     features: FeatureStore,
     tmp_path: Path,
 ) -> None:
-    wanted = settings(method, half_weights=False, **changes)
+    wanted = settings(method, weights_dtype="float32", **changes)
     trainer = Trainer(target, corpus, wanted, tmp_path / "training", store=features)
     questions = held_out_questions(corpus, [*trainer.held_out, *trainer.train[:3]], 2, 32)
     config = trainer.settings.decoding(tmp_path, [[0.5, 0.2]] * 4)
@@ -174,11 +174,11 @@ def test_held_out_dialogues_are_never_trained_on(
 def test_training_goes_on_from_a_trained_drafter(
     method: str, target: Target, corpus: Corpus, tmp_path: Path
 ) -> None:
-    values: dict[str, Any] = {"half_weights": False, "epochs": 1.0}
+    values: dict[str, Any] = {"weights_dtype": "float32", "epochs": 1.0}
     first = Trainer(target, corpus, settings(method, **values), tmp_path / "first")
     list(first.steps())
     (tmp_path / "weights").mkdir()
-    first.student.save(tmp_path / "weights", torch.float32)
+    first.student.save(tmp_path / "weights", "float32")
     values["begin_with"] = str(tmp_path / "weights")
     second = Trainer(target, corpus, settings(method, **values), tmp_path / "second")
     for name, value in first.student.named_parameters():
@@ -239,7 +239,7 @@ def test_the_card_keeps_a_learning_curve_and_no_paths(
     begun = tmp_path / "somebodys-heads"
     begun.mkdir()
     first = Trainer(target, corpus, settings("medusa", epochs=0.1), tmp_path / "first")
-    first.student.save(begun, torch.float32)
+    first.student.save(begun, "float32")
     values = {"epochs": 0.1, "begin_with": str(begun)}
     trainer = Trainer(target, corpus, settings("medusa", **values), tmp_path / "second")
     trainer.log = [{"step": step} for step in range(1000)]
