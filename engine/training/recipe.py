@@ -40,9 +40,6 @@ class TrainSettings(Settings):
         1024, ge=16, le=1 << 17, description="tokens per forward; more needs more memory"
     )
     packs_per_step: int = Field(2, ge=1, le=1024, description="packs per optimizer step")
-    optimizer: Literal["adamw", "muon"] = Field(
-        "adamw", description="adamw, or muon for the matrices between hidden vectors"
-    )
     learning_rate: float = Field(1e-3, gt=0.0, le=1.0, description="its highest rate")
     warmup_share: float = Field(0.04, ge=0.0, le=0.9, description="share of steps of rising rate")
     final_rate_share: float = Field(
@@ -56,21 +53,6 @@ class TrainSettings(Settings):
     answers_only: bool = Field(True, description="learn from the target's answers only")
     loss_vocab: int | None = Field(
         None, ge=16, le=1 << 20, description="compute the loss over the most used tokens; None: all"
-    )
-
-    acceptance_weight: float = Field(
-        0.0,
-        ge=0.0,
-        le=1.0,
-        description="share of the loss that is -log of the acceptance rate (arXiv:2602.23881); the "
-        "rest is the cross-entropy",
-    )
-    teacher_temperature: float = Field(
-        1.0,
-        gt=0.0,
-        le=10.0,
-        description="temperature of the target's distributions as they are learnt; low suits "
-        "greedy decoding",
     )
     begin_with: str | None = Field(
         None,
@@ -139,7 +121,7 @@ class Student(nn.Module):
             count = prediction.num_rows
             sample = count if generator is None else min(HITS_SAMPLE, count)
             hits[depth], rows[depth] = prediction.rank_hits(sample), sample
-            mean = prediction.loss(self.settings.acceptance_weight) / max(1, count)
+            mean = prediction.loss() / max(1, count)
             depth_loss = prediction.weight * mean
             if prediction.auxiliary is not None:
                 depth_loss = depth_loss + prediction.auxiliary
