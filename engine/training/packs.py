@@ -131,7 +131,7 @@ def arrange(entries: Sequence[Entry], pack_tokens: int, seed: int) -> list[tuple
 
 
 class FeatureStore:
-    """Features of packs on disk in 16 bits, up to a number of bytes.
+    """Features of packs on disk in the target's dtype, up to a number of bytes.
 
     Packs are the same for every method with the same seed and size, so methods share them.
     """
@@ -152,7 +152,8 @@ class FeatureStore:
         file = self._file(entries, kind)
         if file.is_file():
             return read_tensors(file)
-        stored = {k: _in_16_bits(v).detach().cpu().contiguous() for k, v in compute().items()}
+        tensors = compute()
+        stored = {k: v.detach().cpu().contiguous() for k, v in tensors.items()}
         size = sum(tensor.nbytes for tensor in stored.values())
         if self._bytes + size <= self._max_bytes:
             partial = file.with_suffix(".partial")
@@ -160,7 +161,7 @@ class FeatureStore:
                 save_file(stored, partial)
                 os.replace(partial, file)
             self._bytes += size
-        return stored
+        return tensors
 
     def _file(self, entries: Sequence[Entry], kind: str) -> Path:
         key = f"{seed_of('features', *(entry.number for entry in entries)):016x}"
@@ -278,10 +279,6 @@ class Teacher:
     def close(self) -> None:
         """Remove the hooks."""
         self._tap.close()
-
-
-def _in_16_bits(tensor: Tensor) -> Tensor:
-    return tensor.bfloat16() if tensor.dtype == torch.float32 else tensor
 
 
 def _present(**tensors: Tensor | None) -> dict[str, Tensor]:
