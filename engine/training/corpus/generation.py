@@ -89,14 +89,14 @@ class BatchGenerator:
         texts: list[Text] = []
         room = CHUNK if self._batch.mixes_lengths else self._max_len * len(busy)
         for i, row in busy:
-            new = row.tokens[row.num_read : row.num_read + 1 + room]
-            if not self._batch.mixes_lengths and row.num_read:
-                new = new[:1]
+            one_token = row.num_read and not self._batch.mixes_lengths
+            count = 1 + (0 if one_token else room)
+            new = row.tokens[row.num_read : row.num_read + count]
             room -= len(new) - 1
             texts.append((i, row.num_read, new))
         sampled = self._sample(self._batch.advance(texts), texts, [row for _, row in busy])
-        for (_, row), (_, _, new), token in zip(busy, texts, sampled, strict=True):
-            row.push(token, len(new))
+        for (_, row), (_, _, read), token in zip(busy, texts, sampled, strict=True):
+            row.push(token, len(read))
 
     def _sample(self, output: TargetOutput, texts: list[Text], rows: list[_Sequence]) -> list[int]:
         """The target's next token of every text: the likeliest, or drawn among the likely ones.

@@ -232,10 +232,11 @@ def test_the_card_tells_data_steps_seed_versions_and_mat(
 
 
 def test_the_card_keeps_a_learning_curve_and_no_paths(
-    target: Target, corpus: Corpus, tmp_path: Path
+    target: Target, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun = tmp_path / "somebodys-heads"
     begun.mkdir()
+    monkeypatch.setattr(target, "name", str(tmp_path))
     first = Trainer(target, corpus, settings("medusa", epochs=0.1), tmp_path / "first")
     first.student.save(begun, "float32")
     values = {"epochs": 0.1, "begin_with": str(begun)}
