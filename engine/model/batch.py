@@ -18,11 +18,18 @@ ALIGN = 8
 """Widths are multiples of this many columns, which CUDA's attention kernels want of masks."""
 
 
+Text = tuple[int, int, Sequence[int]]
+"""A row, the position of the first new token of its text, and the new tokens."""
+
+
 class TextBatch:
     """Texts of different length that are read in lock-step, each in a row of its own.
 
     What was read stays until something else is read at the same position: a rejected draft is
     overwritten. A row that is left out of a step is over, and starts with another text.
+
+    Attributes:
+        mixes_lengths: whether a forward may read any number of tokens of each text.
     """
 
     def __init__(self, target: Target, num_texts: int, max_len: int) -> None:
@@ -34,12 +41,11 @@ class TextBatch:
             native = target.ragged_batch(num_texts * max_len)
             self._texts = native or _PaddedTexts(target, num_texts, max_len)
         self.name = self._texts.name
+        self.mixes_lengths = isinstance(self._texts, RaggedBatch)
 
     def prefill(self, prompts: Sequence[tuple[int, Sequence[int]]]) -> None:
         """Read the beginnings of texts: pairs of a row and token ids."""
-        self._read(
-            [(row, token, at) for row, prompt in prompts for at, token in enumerate(prompt)], 0
-        )
+        self._read(_rows_of([(row, 0, prompt) for row, prompt in prompts]), 0)
 
     def step(self, tokens: Sequence[tuple[int, int, int]]) -> Tensor:
         """Logits `(tokens, vocab)` of new tokens.
@@ -49,6 +55,20 @@ class TextBatch:
         """
         return self._read(tokens, len(tokens)).logits
 
+    def advance(self, texts: Sequence[Text]) -> TargetOutput:
+        """Read new tokens of texts; the output has a row for each text's last one.
+
+        Args:
+            texts: by ascending row. Without `mixes_lengths`, only a beginning may be more than one
+                token, and all texts that go on must be there.
+        """
+        earlier = _rows_of([(row, begin, tokens[:-1]) for row, begin, tokens in texts])
+        last = _rows_of([(row, begin + len(t) - 1, t[-1:]) for row, begin, t in texts])
+        if earlier and not self.mixes_lengths:
+            self._read(earlier, 0)
+            earlier = []
+        return self._read([*earlier, *last], len(last))
+
     def repeat(self, length: int) -> None:
         """Give all rows the first `length` tokens of row 0."""
         self._texts.repeat(length, every=self._max_len)
@@ -56,6 +76,11 @@ class TextBatch:
     def _read(self, tokens: Sequence[tuple[int, int, int]], num_logits: int) -> TargetOutput:
         rows, ids, positions = map(torch.tensor, zip(*tokens, strict=True))
         return self._texts.read(ids, positions, rows * self._max_len, num_logits=num_logits)
+
+
+def _rows_of(texts: Sequence[Text]) -> list[tuple[int, int, int]]:
+    """Row, token id and position of every token."""
+    return [(row, t, begin + i) for row, begin, tokens in texts for i, t in enumerate(tokens)]
 
 
 class _PaddedTexts:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from engine.errors import DrafterError, SourceError, VocabularyError, first_line
@@ -17,6 +18,18 @@ from engine.model.sources import hub_error, without_telemetry
 from engine.model.target import Target
 from engine.safe_text import disk_is_full, unwritable
 
+SCALE = "_scale"
+EIGHT_BITS = {
+    "quant_method": "compressed-tensors",
+    "format": "int-quantized",
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"},
+        }
+    },
+}
+"""`quantization_config` of compressed-tensors for matrices in 8 bits with a scale per row."""
 _HUB_PATTERNS = ["*.json", "*.safetensors", "*.bin", "*.pt"]
 
 
@@ -87,10 +100,37 @@ def read_checkpoint(
     path = path if path.exists() else _hub_snapshot(location)
     tensors: dict[str, Tensor] = {}
     for file in _weight_files(path, location):
-        tensors |= read_tensors(file, keep)
+        tensors |= read_tensors(file, lambda name: keep(name.removesuffix(SCALE)))
     config_file = (path.parent if path.is_file() else path) / "config.json"
     config = read_settings(config_file) if config_file.exists() else {}
+    if config.get("quantization_config") == EIGHT_BITS:
+        tensors = _dequantized(location, tensors)
+        del config["quantization_config"]
     return Checkpoint(location, config, tensors)
+
+
+def quantize(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Every `*.weight` matrix as int8 with `*.weight_scale` `(rows, 1)`; the rest in bfloat16."""
+    stored: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if tensor.ndim == 2 and name.endswith(".weight"):
+            scale = (tensor.float().abs().amax(1, keepdim=True) / 127).clamp_min(1e-12)
+            stored[name], stored[name + SCALE] = (tensor / scale).round().to(torch.int8), scale
+        else:
+            stored[name] = tensor.bfloat16() if tensor.is_floating_point() else tensor
+    return stored
+
+
+def _dequantized(location: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The matrices of `quantize` in bfloat16; SourceError where a scale is missing."""
+    plain = {name: t for name, t in tensors.items() if not name.endswith(SCALE)}
+    for name, matrix in plain.items():
+        if matrix.dtype == torch.int8:
+            scale = tensors.get(name + SCALE)
+            if scale is None or scale.shape != (len(matrix), 1):
+                raise SourceError(f"{location} has no scale per row of {name}. Copy it again.")
+            plain[name] = (matrix.float() * scale.float()).bfloat16()
+    return plain
 
 
 def local_file(named: str) -> Path:

@@ -1,8 +1,4 @@
-"""Distillation losses of drafters, against the target's likeliest tokens.
-
-Cross-entropy, and `-log α` of the acceptance rate `α = Σ min(p, q)` that the target's distribution
-p gives to drafts of q (arXiv:2211.17192, theorem 3.5; as a loss: arXiv:2602.23881).
-"""
+"""The distillation loss of drafters: cross-entropy to the target's likeliest tokens."""
 
 from __future__ import annotations
 
@@ -42,16 +38,6 @@ class TopProbs:
     def weighted(self, weights: Tensor) -> TopProbs:
         """Rows multiplied by weights `(rows,)`."""
         return TopProbs(self.indices, self.probs * weights[:, None])
-
-    def sharpened(self, temperature: float) -> TopProbs:
-        """The distributions at a sampling temperature; a row's sum is kept."""
-        if temperature == 1.0:
-            return self
-        mass, highest = self.probs.sum(dim=-1, keepdim=True), self.probs.amax(-1, keepdim=True)
-        powers = (self.probs / highest.clamp_min(1e-9)) ** (1 / temperature)
-        return TopProbs(
-            self.indices, powers * (mass / powers.sum(-1, keepdim=True).clamp_min(1e-9))
-        )
 
     def mixed(self, labels: Tensor, share: float) -> TopProbs:
         """With a share of every row moved to its label; labels < 0 add nothing."""
@@ -114,27 +100,18 @@ class Prediction:
     weight: float = 1.0
     auxiliary: Tensor | None = None
 
-    def loss(self, acceptance_weight: float = 0.0) -> Tensor:
-        """Summed over the rows that count.
-
-        Args:
-            acceptance_weight: share of `-log α` in it; the rest is the cross-entropy.
-        """
+    def loss(self) -> Tensor:
+        """The cross-entropy, summed over the rows that count."""
         hidden, head = self.hidden, self.lm_head
         counts = (torch.arange(len(hidden)) < self.num_rows).to(hidden)
         teacher = self.teacher.weighted(counts)
         if head.bias is None and head.softcap is None:
             hidden = hidden if head.weight.requires_grad else hidden.to(head.weight.dtype)
             chunked: Any = _ChunkedLoss.apply
-            parts = (teacher.indices, teacher.probs, acceptance_weight)
-            loss: Tensor = chunked(hidden, head.weight, *parts)
+            loss: Tensor = chunked(hidden, head.weight, teacher.indices, teacher.probs)
             return loss
         log_probs = log_softmax(head(hidden).float(), dim=-1).gather(1, teacher.indices)
-        entropy = -(teacher.probs * log_probs).sum()
-        mass = teacher.probs.sum(dim=-1)
-        rate = torch.minimum(teacher.probs, log_probs.exp() * mass[:, None]).sum(dim=-1)
-        rejection = mass * ((mass + _TINY).log() - (rate + _TINY).log())
-        return entropy.lerp(rejection.sum(), acceptance_weight)
+        return -(teacher.probs * log_probs).sum()
 
     @torch.no_grad()
     def rank_hits(self, num_rows: int) -> Tensor:
@@ -164,20 +141,15 @@ class LossOutput:
     rows: Tensor
 
 
-_TINY = 1e-9
-
-
 class _ChunkedLoss(torch.autograd.Function):
-    """Cross-entropy and `-log α` through an output matrix, chunk by chunk.
+    """Cross-entropy through an output matrix, chunk by chunk.
 
     A chunk's logits give its loss and its gradient at once and are dropped: the logits of a whole
     pack are never in memory.
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, indices: Tensor, probs: Tensor, share: float
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, indices: Tensor, probs: Tensor) -> Tensor:
         half = x.dtype
         if torch.is_autocast_enabled(x.device.type):
             half = torch.get_autocast_dtype(x.device.type)
@@ -196,13 +168,7 @@ class _ChunkedLoss(torch.autograd.Function):
                 highest = logits.amax(dim=-1, keepdim=True)
                 logits.sub_(highest).exp_()
                 total = logits.sum(dim=-1, keepdim=True)
-                entropy = (mass * (total.log() + highest)).sum() - (teacher * label_logits).sum()
-                loss += (1 - share) * entropy
-                if share:
-                    log_q = label_logits - highest - total.log()
-                    rejection, teacher = _towards_acceptance(log_q, teacher, share)
-                    loss += share * rejection
-                    mass = teacher.sum(dim=-1, keepdim=True)
+                loss += (mass * (total.log() + highest)).sum() - (teacher * label_logits).sum()
                 logits.mul_(mass / total).scatter_add_(1, indices[at], -teacher)
                 grad_logits = logits.to(half)
                 torch.mm(grad_logits, matrix, out=grad_x[at])
@@ -221,21 +187,7 @@ class _ChunkedLoss(torch.autograd.Function):
             None if grad_weight is None else (grad_weight * grad).to(weight_dtype),
             None,
             None,
-            None,
         )
-
-
-def _towards_acceptance(log_q: Tensor, p: Tensor, share: float) -> tuple[Tensor, Tensor]:
-    """`-log α` in sum, and the distributions whose cross-entropy has the mixed loss's gradient.
-
-    The gradient of `-log Σ min(p, q)` is that of a cross-entropy towards `q / α` where `q < p` and
-    0 elsewhere: tokens that are too probable have no gradient.
-    """
-    mass = p.sum(dim=-1, keepdim=True)
-    q = log_q.exp() * mass
-    rate = torch.minimum(p, q).sum(dim=-1, keepdim=True) + _TINY
-    rejection = (mass * ((mass + _TINY) / rate).log()).sum()
-    return rejection, (1 - share) * p + share * torch.where(q < p, q, 0.0) * (mass / rate)
 
 
 def pad_rows(rows: Tensor) -> Tensor:

@@ -1,8 +1,4 @@
-"""Optimizers, the learning rate schedule, and the moving average of weights.
-
-Sources: arXiv:1711.05101 (AdamW); Muon: https://kellerjordan.github.io/posts/muon/ and
-arXiv:2502.16982, section 2.2 (its rate, scaled so that updates are as large as AdamW's).
-"""
+"""The learning rate schedule, the moving average of weights, and the process's memory."""
 
 from __future__ import annotations
 
@@ -10,53 +6,11 @@ import ctypes
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import AdamW, Muon, Optimizer
 
 from engine.training.recipe import TrainSettings
-
-_VOCABULARY = ("lm_head", "output", "embed_tokens")
-"""Modules with a row per token, which AdamW suits better than Muon."""
-
-
-class Optimizers:
-    """AdamW for all of a student's parameters, or Muon for matrices between hidden vectors."""
-
-    def __init__(self, student: nn.Module, settings: TrainSettings) -> None:
-        matrices: list[nn.Parameter] = []
-        others: list[nn.Parameter] = []
-        for key, parameter in student.named_parameters():
-            inner = parameter.ndim == 2 and key.split(".")[-2:-1] not in [[v] for v in _VOCABULARY]
-            by_muon = settings.optimizer == "muon" and inner
-            (matrices if by_muon else others).append(parameter)
-        self._all: list[Optimizer] = []
-        decay = settings.weight_decay
-        if matrices:
-            self._all.append(Muon(matrices, weight_decay=decay, adjust_lr_fn="match_rms_adamw"))
-        if others:
-            self._all.append(AdamW(others, betas=(0.9, 0.95), weight_decay=decay, fused=True))
-
-    def zero_grad(self) -> None:
-        for optimizer in self._all:
-            optimizer.zero_grad(set_to_none=True)
-
-    def step(self, learning_rate: float) -> None:
-        for optimizer in self._all:
-            for group in optimizer.param_groups:
-                group["lr"] = learning_rate
-            optimizer.step()
-
-    def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint; keys are the optimizers' class names."""
-        return {type(o).__name__: o.state_dict() for o in self._all}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load the `state_dict` of the same student and settings."""
-        for optimizer in self._all:
-            optimizer.load_state_dict(state[type(optimizer).__name__])
 
 
 def learning_rate_at(step: int, num_steps: int, settings: TrainSettings) -> float:

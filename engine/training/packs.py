@@ -34,6 +34,8 @@ from engine.training.losses import CHUNK, LMHead, TopProbs
 
 HELD_OUT_EVERY = 32
 """One dialogue in this many is held out."""
+OPEN_PACKS = 8
+"""Packs that are filled at a time: padding at their ends costs as much as text."""
 TOP_PROBS = 16
 """Tokens of the target's distribution per row."""
 
@@ -115,19 +117,21 @@ def arrange(entries: Sequence[Entry], pack_tokens: int, seed: int) -> list[tuple
     shuffled = sorted(entries, key=lambda entry: entry.number)
     random.Random(seed).shuffle(shuffled)
     packs: list[tuple[Entry, ...]] = []
-    pack: list[Entry] = []
-    size = 0
+    filling: list[tuple[int, tuple[Entry, ...]]] = [(0, ())] * OPEN_PACKS  # tokens, dialogues
     for entry in shuffled:
-        if pack and size + entry.length > pack_tokens:
-            packs.append(tuple(pack))
-            pack, size = [], 0
-        pack.append(entry)
-        size += entry.length
-    return [*packs, tuple(pack)] if pack else packs
+        # Into the fullest that has room; else the fullest is done, and another begins.
+        rooms = [f for f in filling if f[0] + entry.length <= pack_tokens]
+        size, pack = best = max(rooms or filling, key=lambda f: f[0])
+        filling.remove(best)
+        if not rooms and pack:
+            packs.append(pack)
+            size, pack = 0, ()
+        filling.append((size + entry.length, (*pack, entry)))
+    return [*packs, *(pack for _, pack in filling if pack)]
 
 
 class FeatureStore:
-    """Features of packs on disk, up to a number of bytes.
+    """Features of packs on disk in the target's dtype, up to a number of bytes.
 
     Packs are the same for every method with the same seed and size, so methods share them.
     """
@@ -173,7 +177,6 @@ class Teacher:
         vocabulary: Vocabulary,
         *,
         answers_only: bool,
-        temperature: float = 1.0,
         store: FeatureStore | None = None,
     ) -> None:
         """`vocabulary`: of the target's distributions."""
@@ -184,7 +187,6 @@ class Teacher:
         self._vocabulary = vocabulary
         self._lm_head = LMHead.of(target, vocabulary)
         self._answers_only = answers_only
-        self._temperature = temperature
         self._texts: RaggedBatch | None = None
         self._layers = "-".join(["layers", *map(str, needs.layers)])
         self._masks = MaskBuilder(target.model)
@@ -212,7 +214,6 @@ class Teacher:
         likely = f"likely-{self._vocabulary.key}"
         best = self._cached(entries, likely, lambda: self._top_probs(hidden))
         teacher = TopProbs(best["places"].long(), best["probs"].float())
-        teacher = teacher.sharpened(self._temperature)
         row = (tokens, positions, segments, loss_mask, hidden.float(), layers, teacher)
         return Pack(*row, len(tokens)).padded(length)
 
@@ -270,7 +271,8 @@ class Teacher:
         for rows in pad(hidden, (0, 0, 0, -count % CHUNK)).split(CHUNK):
             logits = self._lm_head(rows).float()
             best = logits.topk(min(TOP_PROBS, logits.shape[-1]))
-            parts.append((best.indices.int(), best.values.softmax(dim=-1)))
+            small = torch.int16 if logits.shape[-1] <= 1 << 15 else torch.int32
+            parts.append((best.indices.to(small), best.values.softmax(dim=-1).half()))
         indices, probs = (torch.cat(column)[:count] for column in zip(*parts, strict=True))
         return {"places": indices, "probs": probs}
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from engine.config import Settings
 from engine.drafters.heads.vocabulary import FILE, Vocabulary
 from engine.drafters.method import MethodConfig
-from engine.model.checkpoints import read_checkpoint
+from engine.model.checkpoints import EIGHT_BITS, quantize, read_checkpoint
 from engine.model.corpus import Entry
 from engine.model.target import Target
 from engine.proposal import Needs
@@ -40,9 +40,6 @@ class TrainSettings(Settings):
         1024, ge=16, le=1 << 17, description="tokens per forward; more needs more memory"
     )
     packs_per_step: int = Field(2, ge=1, le=1024, description="packs per optimizer step")
-    optimizer: Literal["adamw", "muon"] = Field(
-        "adamw", description="adamw, or muon for the matrices between hidden vectors"
-    )
     learning_rate: float = Field(1e-3, gt=0.0, le=1.0, description="its highest rate")
     warmup_share: float = Field(0.04, ge=0.0, le=0.9, description="share of steps of rising rate")
     final_rate_share: float = Field(
@@ -57,32 +54,16 @@ class TrainSettings(Settings):
     loss_vocab: int | None = Field(
         None, ge=16, le=1 << 20, description="compute the loss over the most used tokens; None: all"
     )
-
-    acceptance_weight: float = Field(
-        0.0,
-        ge=0.0,
-        le=1.0,
-        description="share of the loss that is -log of the acceptance rate (arXiv:2602.23881); the "
-        "rest is the cross-entropy",
-    )
-    teacher_temperature: float = Field(
-        1.0,
-        gt=0.0,
-        le=10.0,
-        description="temperature of the target's distributions as they are learnt; low suits "
-        "greedy decoding",
-    )
     begin_with: str | None = Field(
         None,
         description="a trained drafter of this method and target to go on from: its folder; "
         "None = fresh weights",
     )
-    half_weights: bool = Field(True, description="store bfloat16 weights; off = float32")
-
-    @property
-    def weights_dtype(self) -> torch.dtype:
-        """Of the weights as stored; they are trained in float32."""
-        return torch.bfloat16 if self.half_weights else torch.float32
+    weights_dtype: Literal["float32", "bfloat16", "int8"] = Field(
+        "bfloat16",
+        description="of the weights as stored, which are trained in float32; int8 has a scale per "
+        "row of a matrix",
+    )
 
     @abstractmethod
     def student(self, target: Target, entries: Sequence[Entry]) -> Student:
@@ -140,7 +121,7 @@ class Student(nn.Module):
             count = prediction.num_rows
             sample = count if generator is None else min(HITS_SAMPLE, count)
             hits[depth], rows[depth] = prediction.rank_hits(sample), sample
-            mean = prediction.loss(self.settings.acceptance_weight) / max(1, count)
+            mean = prediction.loss() / max(1, count)
             depth_loss = prediction.weight * mean
             if prediction.auxiliary is not None:
                 depth_loss = depth_loss + prediction.auxiliary
@@ -187,11 +168,15 @@ class Student(nn.Module):
             for name, value in self.published().items()
         }
 
-    def save(self, folder: Path, dtype: torch.dtype) -> None:
-        file = folder / self.weights_file
-        save_file(self.stored(dtype), file, metadata={"format": "pt"})
-        config = {**self.config(), "torch_dtype": str(dtype).removeprefix("torch.")}
-        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    def save(self, folder: Path, dtype: str) -> None:
+        """Write weights, config and vocabulary; `dtype`: as `TrainSettings.weights_dtype`."""
+        if dtype == "int8":
+            tensors = quantize(self.stored(torch.float32))
+            config = {"torch_dtype": "bfloat16", "quantization_config": EIGHT_BITS}
+        else:
+            tensors, config = self.stored(getattr(torch, dtype)), {"torch_dtype": dtype}
+        save_file(tensors, folder / self.weights_file, metadata={"format": "pt"})
+        (folder / "config.json").write_text(json.dumps(self.config() | config, indent=2) + "\n")
         self.save_vocabulary(folder)
 
     def save_vocabulary(self, folder: Path) -> None:

@@ -179,17 +179,18 @@ def card(
     """The description of these weights, as plain data."""
     target, corpus, settings = trainer.target, trainer.corpus, trainer.settings
     plain = settings.model_dump(mode="json")
-    if plain["begin_with"] is not None:  # no paths of this machine
-        plain["begin_with"] = Path(plain["begin_with"]).name
+    name, begun = target.name, plain["begin_with"]
+    name = Path(name).name if Path(name).exists() else name  # no paths of this machine
+    plain["begin_with"] = begun and Path(begun).name
     log, every = trainer.log, max(1, len(trainer.log) // LOG_ENTRIES)
     return {
         "method": settings.method,
         "paper": settings.paper,
-        "target": target.name,
+        "target": name,
         "target_weights": target.provenance.get("weights"),
         "network": dict(trainer.student.describe()),
         "num_parameters": sum(p.numel() for p in trainer.student.parameters()),
-        "dtype": str(settings.weights_dtype).removeprefix("torch."),
+        "dtype": settings.weights_dtype,
         "data": {
             "what": "self-distillation: the target's own answers to prompts it made itself"
             " or was given",

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.optim import AdamW
 
 from engine.errors import ConfigError, SourceError
 from engine.model.corpus import Corpus, Entry
@@ -24,7 +25,7 @@ from engine.model.sources import writing
 from engine.model.target import Target
 from engine.training.corpus.dialogues import seed_of
 from engine.training.losses import LossOutput
-from engine.training.optimization import AveragedWeights, Optimizers, learning_rate_at
+from engine.training.optimization import AveragedWeights, learning_rate_at
 from engine.training.packs import FeatureStore, Teacher, arrange, split
 from engine.training.recipe import TrainSettings
 
@@ -120,10 +121,14 @@ class Trainer:
             self.student.needs,
             self.student.vocabulary,
             answers_only=settings.answers_only,
-            temperature=settings.teacher_temperature,
             store=store,
         )
-        self._optimizers = Optimizers(self.student, settings)
+        self._optimizer = AdamW(
+            self.student.parameters(),
+            betas=(0.9, 0.95),
+            weight_decay=settings.weight_decay,
+            fused=True,
+        )
         self.average = AveragedWeights(self.student, settings.ema)
         self.step = 0
         self.seconds = 0.0
@@ -132,7 +137,7 @@ class Trainer:
         if state is not None:
             self.step, self.seconds, self.log = state["step"], state["seconds"], state["log"]
             self.student.load_state_dict(state["student"])
-            self._optimizers.load_state_dict(state["optimizer"])
+            self._optimizer.load_state_dict(state["optimizer"])
             self.average.values = state["average"]
 
     def _num_dialogues(self, state: Mapping[str, Any] | None) -> int:
@@ -194,14 +199,16 @@ class Trainer:
     def _one_step(self, tally: _Tally) -> None:
         settings = self.settings
         self._stepping = True
-        self._optimizers.zero_grad()
+        self._optimizer.zero_grad()
         generator = torch.Generator().manual_seed(seed_of(settings.seed, "step", self.step))
         for i in range(settings.packs_per_step):
             output = self._loss_of(self._packs[self._pack_at(self.step, i)], generator)
             (output.loss / settings.packs_per_step).backward()
             tally.add(output)
         torch.nn.utils.clip_grad_norm_(self.student.parameters(), settings.clip)
-        self._optimizers.step(learning_rate_at(self.step, self.num_steps, settings))
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate_at(self.step, self.num_steps, settings)
+        self._optimizer.step()
         self.step += 1
         self.average.update(self.step)
         self._stepping = False
@@ -237,7 +244,7 @@ class Trainer:
             "step": self.step,
             "run": self._identity,
             "student": self.student.state_dict(),
-            "optimizer": self._optimizers.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
             "average": self.average.values,
             "log": self.log,
             "seconds": self.seconds,

@@ -116,7 +116,8 @@ class DraftHead(nn.Module):
             hidden: `(n, hidden)`, fused features or earlier outputs.
             last_only: all entries leave keys and values, but only the last one gets an output.
         """
-        x, residual = self.join(hidden, embedding(tokens, self.embedding_weight))
+        embedded = embedding(tokens, self.embedding_weight).to(hidden.dtype)
+        x, residual = self.join(hidden, embedded)
         if last_only:
             residual = residual[-1:]
         out: Tensor = self.layer(x, residual, positions, past, mask)

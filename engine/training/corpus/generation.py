@@ -12,12 +12,16 @@ import torch
 from torch import Tensor
 
 from engine.errors import ConfigError, TargetError
-from engine.model.batch import TextBatch
+from engine.kernels.cpu.operators import topk
+from engine.model.batch import Text, TextBatch
 from engine.model.target import Target
 from engine.model.tokenizer import decode, encode
+from engine.proposal import TargetOutput
 from engine.sampling import NOT_FINITE
 from engine.training.corpus.dialogues import Completion, DialogueSpec
 
+CHUNK = 1024
+"""Tokens of beginnings and fixed texts that are read in a step, at most."""
 TOP_K, TOP_P = 64, 0.95
 """Sampling is limited to likely tokens; greedy rows take the first."""
 
@@ -51,8 +55,8 @@ class BatchGenerator:
     def run(self, specs: Iterator[DialogueSpec]) -> Iterator[Dialogue]:
         """Yield dialogues as they finish, until `specs` are used up."""
         rows = self._rows = [None] * len(self._rows)
-        # Rows are admitted some at a time: their beginnings are read in one forward.
-        refill = max(1, min(64, len(rows) // 8))
+        # Where beginnings need a forward of their own, some rows are admitted together.
+        refill = 1 if self._batch.mixes_lengths else max(1, min(64, len(rows) // 8))
         more = True
         while True:
             free = [i for i, row in enumerate(rows) if row is None]
@@ -68,54 +72,68 @@ class BatchGenerator:
                     yield row.dialogue()
 
     def _admit(self, free: list[int], specs: Iterator[DialogueSpec]) -> bool:
-        """Give free rows the next dialogues and read their beginnings; False when none is left."""
-        prompts: list[tuple[int, list[int]]] = []
+        """Give free rows the next dialogues; False when none is left."""
         for i in free:
             spec = next(specs, None)
             if spec is None:
-                break
-            row = self._rows[i] = _Sequence(spec, self._endings, self._max_len)
+                return False
+            self._rows[i] = _Sequence(spec, self._endings, self._max_len)
             generator = torch.Generator().manual_seed(spec.seed)
             self._uniforms[i] = torch.rand(self._max_len, generator=generator)
-            row.num_read = len(row.tokens) - 1
-            if row.num_read and not row.finished:
-                prompts.append((i, row.tokens[:-1]))
-        if prompts:
-            self._batch.prefill(prompts)
-        return spec is not None
+        return True
 
     def _step(self, busy: list[tuple[int, _Sequence]]) -> None:
+        """Read what is new of every text, beginnings and fixed texts included, and add a token."""
         if not busy:
             return
-        read = [(i, row.tokens[row.num_read], row.num_read) for i, row in busy]
-        logits = self._batch.step(read)
-        early = [k for k, (_, row) in enumerate(busy) if row.too_early]
-        if early and self._endings.eos_ids:
-            eos = torch.tensor(sorted(self._endings.eos_ids), device=self._device)
-            logits[torch.tensor(early, device=self._device)[:, None], eos] = -torch.inf
-        temperatures = torch.tensor([row.temperature for _, row in busy], device=self._device)
-        places = torch.tensor([(i, position) for i, _, position in read], device=self._device)
-        uniforms = self._uniforms[places[:, 0], places[:, 1]]
-        sampled = _sample(logits, temperatures[:, None], uniforms[:, None]).tolist()
-        if min(sampled) < 0:
+        texts: list[Text] = []
+        room = CHUNK if self._batch.mixes_lengths else self._max_len * len(busy)
+        for i, row in busy:
+            one_token = row.num_read and not self._batch.mixes_lengths
+            count = 1 + (0 if one_token else room)
+            new = row.tokens[row.num_read : row.num_read + count]
+            room -= len(new) - 1
+            texts.append((i, row.num_read, new))
+        sampled = self._sample(self._batch.advance(texts), texts, [row for _, row in busy])
+        for (_, row), (_, _, read), token in zip(busy, texts, sampled, strict=True):
+            row.push(token, len(read))
+
+    def _sample(self, output: TargetOutput, texts: list[Text], rows: list[_Sequence]) -> list[int]:
+        """The target's next token of every text: the likeliest, or drawn among the likely ones.
+
+        Raises TargetError: logits are not finite.
+        """
+        best, device = output.argmax(), output.logits.device
+        places = torch.tensor(best, device=device)[:, None]
+        if not output.logits.gather(1, places).isfinite().all():
             raise TargetError(NOT_FINITE)
-        for (_, row), token in zip(busy, sampled, strict=True):
-            row.push(token)
+        drawn = [k for k, row in enumerate(rows) if row.temperature > 0 or row.too_early]
+        if not drawn:
+            return best
+        logits = output.logits[torch.tensor(drawn, device=device)]
+        early = [k for k, at in enumerate(drawn) if rows[at].too_early]
+        if early and self._endings.eos_ids:
+            eos = torch.tensor(sorted(self._endings.eos_ids), device=device)
+            logits[torch.tensor(early, device=device)[:, None], eos] = -torch.inf
+        temperatures = torch.tensor([rows[k].temperature for k in drawn], device=device)
+        at = [(row, begin + len(new) - 1) for row, begin, new in (texts[k] for k in drawn)]
+        uniforms = self._uniforms[tuple(torch.tensor(at, device=device).T)]
+        tokens = _draw(logits, temperatures[:, None], uniforms[:, None]).tolist()
+        for k, token in zip(drawn, tokens, strict=True):
+            best[k] = token
+        return best
 
 
-def _sample(logits: Tensor, temperatures: Tensor, uniforms: Tensor) -> Tensor:
-    """A token per row `(rows,)`: the likeliest where the temperature is 0, else drawn.
-
-    −1 where logits are not finite.
-    """
-    best, tokens = logits.topk(min(TOP_K, logits.shape[-1]), dim=-1)
-    probs = (best.float() / temperatures.clamp_min(1e-3)).softmax(dim=-1)
+def _draw(logits: Tensor, temperatures: Tensor, uniforms: Tensor) -> Tensor:
+    """A token per row `(rows,)`: the likeliest where the temperature is 0, else drawn."""
+    best = topk(logits, min(TOP_K, logits.shape[-1]), with_logsumexp=False)
+    probs = (best.logits / temperatures.clamp_min(1e-3)).softmax(dim=-1)
     before = probs.cumsum(dim=-1) - probs
     probs = probs.masked_fill(before >= TOP_P, 0.0)
     reached = probs.cumsum(dim=-1)
     rank = (reached < uniforms * reached[:, -1:]).sum(dim=-1, keepdim=True)
-    rank = rank.clamp_max(best.shape[-1] - 1) * (temperatures > 0)
-    return tokens.gather(1, rank)[:, 0].masked_fill(~best[:, 0].isfinite(), -1)
+    rank = rank.clamp_max(best.ids.shape[-1] - 1) * (temperatures > 0)
+    return best.ids.gather(1, rank)[:, 0]
 
 
 class _Endings:
@@ -178,9 +196,9 @@ class _Sequence:
         """Whether the text is below its minimum length."""
         return self._completion is not None and self._num_generated < self._completion.min_tokens
 
-    def push(self, token: int) -> None:
-        """The target's token after the last one read; ignored within fixed text."""
-        self.num_read += 1
+    def push(self, token: int, num_read: int) -> None:
+        """The target's token after the next `num_read` ones; ignored within fixed text."""
+        self.num_read += num_read
         if self.num_read < len(self.tokens):
             return
         assert self._completion is not None  # a dialogue ends with an answer
@@ -233,6 +251,8 @@ class _Sequence:
                 self._completion = segment
             else:
                 text += segment
+        # Tokens that were cut off are in the cache, but fixed text will take their places.
+        self.num_read = min(self.num_read, len(self.tokens))
         ids = self.endings.encode(text)
         # The answer's own end-of-text token is the first of what the template puts behind it.
         if ids and self.tokens and self.tokens[-1] == ids[0] and ids[0] in self.endings.eos_ids:

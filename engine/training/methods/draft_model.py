@@ -49,6 +49,8 @@ class DraftModelTraining(TrainSettings):
                 f"hidden_size must be a multiple of twice the {self.heads} heads, "
                 f"got {self.hidden_size}"
             )
+        if self.weights_dtype == "int8":
+            raise ValueError("weights_dtype must be float32 or bfloat16, which any loader reads")
         return self
 
     def student(self, target: Target, entries: Sequence[Entry]) -> Student:
@@ -132,12 +134,10 @@ class DraftModelStudent(Student):
     def config(self) -> dict[str, Any]:
         return dict(self.model.config.to_dict())
 
-    def save(self, folder: Path, dtype: torch.dtype) -> None:
+    def save(self, folder: Path, dtype: str) -> None:
         """transformers' own layout, with the target's tokenizer."""
-        stored = copy.deepcopy(self.model)
-        for parameter in stored.parameters():
-            parameter.data = parameter.data.to(dtype)
-        stored.config.dtype = dtype
+        stored = copy.deepcopy(self.model).to(getattr(torch, dtype))
+        stored.config.dtype = getattr(torch, dtype)
         stored.save_pretrained(folder)
         if self.target.tokenizer is not None:
             self.target.tokenizer.save_pretrained(folder)

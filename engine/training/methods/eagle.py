@@ -355,5 +355,5 @@ def _placed(head: _Head, target: Target) -> _Head:
     head.layer.o_proj.weight.zero_()
     head.layer.down_proj.weight.zero_()
     head = head.to(target.device)
-    head.embedding_weight = weight_of(target.embedding).float()
+    head.embedding_weight = weight_of(target.embedding)
     return head

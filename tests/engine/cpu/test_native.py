@@ -42,6 +42,7 @@ from engine.tree import TreeShape
 from tests.engine.cpu.targets import SIZES, WIDE, plain, variant_model
 from tests.engine.cpu.tiny_gguf import write_gguf
 from tests.engine.scripted import ScriptedDrafter, random_parents
+from tests.engine.training.conftest import check_writes_as_alone
 from tests.models import VOCAB, build_context, tiny_model, tiny_tokenizer
 
 ALL = Needs(hidden=True, layers=(0, 2, 3))
@@ -378,6 +379,12 @@ def test_greedy_decoding_ends_where_logits_are_not_finite(
         norm[5] = value
     with pytest.raises(TargetError, match="not finite"):
         list(records)
+
+
+def test_texts_that_are_written_together_are_those_that_the_target_writes_alone(
+    kernels: ctypes.CDLL,
+) -> None:
+    check_writes_as_alone(native(wide_model("llama"), kernels))
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "llama3-rotary"])

@@ -11,8 +11,15 @@ import torch
 import presets
 from engine.model.corpus import Corpus
 from engine.model.target import Target
+from engine.proposal import Needs
 from engine.training.corpus import writer
-from engine.training.corpus.dialogues import CorpusSettings, GivenPrompt
+from engine.training.corpus.dialogues import (
+    Completion,
+    CorpusSettings,
+    DialogueSpec,
+    GivenPrompt,
+)
+from engine.training.corpus.generation import BatchGenerator
 from tests.models import tiny_target
 
 SETTINGS = CorpusSettings(max_len=128, answer_tokens=32)
@@ -77,3 +84,22 @@ def dialogues(folder: Path) -> dict[int, list[int]]:
     numbers = [entry.number for entry in stored.entries]
     assert len(numbers) == len(set(numbers))
     return {entry.number: entry.token_ids.tolist() for entry in stored.entries}
+
+
+def check_writes_as_alone(target: Target) -> None:
+    """Answers of a batch are the target's own, fixed texts read in the place of what was cut off.
+
+    A text of the user's ends after its last sentence: tokens behind it, which were read, are cut.
+    """
+    opening, fixed, longest = "Tell me: ", " -- that is all there was to it, was it not -- ", 24
+    parts = Completion("turn", longest, 1.0), fixed, Completion("answer", 9, 0.0)
+    specs = [DialogueSpec(i, "", i, (opening + "x" * (i % 7), *parts)) for i in range(40)]
+    num_cut = 0
+    for dialogue in BatchGenerator(target, rows=5, max_len=128).run(iter(specs)):
+        (start, end), tokens = dialogue.spans[0], dialogue.token_ids
+        for at in range(start, end):
+            logits = target.prefill(tokens[:at], target.new_cache(at), Needs()).logits
+            assert tokens[at] == int(logits.argmax())
+        infilled = start - len(opening + fixed) - dialogue.spec.number % 7
+        num_cut += longest // 2 <= infilled < longest
+    assert num_cut > 1

@@ -28,7 +28,14 @@ from engine.training.corpus.dialogues import (
     dialogue_specs,
 )
 from tests.engine.drafters.judges import FAMILIES
-from tests.engine.training.conftest import SETTINGS, dialogues, grow, grown, learnable_target
+from tests.engine.training.conftest import (
+    SETTINGS,
+    check_writes_as_alone,
+    dialogues,
+    grow,
+    grown,
+    learnable_target,
+)
 from tests.models import plain_greedy, tiny_target
 
 
@@ -72,6 +79,11 @@ def test_a_row_of_the_batch_writes_what_the_target_writes_alone(
     assert len(answers) >= 3
     for prompt, answer in answers:
         assert answer == plain_greedy(target, prompt, len(answer))
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_5_text"])
+def test_fixed_text_behind_a_cut_one_is_read_in_its_place(family: str) -> None:
+    check_writes_as_alone(tiny_target(family))
 
 
 def test_dialogues_follow_from_seed_and_number_whatever_else_is_in_the_batch(

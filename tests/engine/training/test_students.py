@@ -173,13 +173,31 @@ def test_what_a_student_learns_to_draft_is_listed_beside_its_weights(
 ) -> None:
     settings = training_settings(method, {"loss_vocab": 24})
     student: Any = settings.student(target, corpus.entries)
-    student.save(tmp_path, torch.float32)
+    student.save(tmp_path, "float32")
     listed = tmp_path / "draft_vocab.json"
     assert listed.is_file() == student.drafts_vocabulary
     if student.drafts_vocabulary:
         ids = Vocabulary.beside(str(tmp_path), target, None).ids
         assert ids is not None and ids.tolist() == student.vocabulary.ids.tolist()
         assert len(ids) == 24
+
+
+@pytest.mark.parametrize("method", [m for m in METHODS if m != "draft_target"])
+def test_weights_in_8_bits_are_half_as_large_and_nearly_the_same(
+    method: str, target: Target, corpus: Corpus, tmp_path: Path
+) -> None:
+    student: Any = training_settings(method, {}).student(target, corpus.entries)
+    for dtype in ("bfloat16", "int8"):
+        (tmp_path / dtype).mkdir()
+        student.save(tmp_path / dtype, dtype)
+    small, large = (tmp_path / d / student.weights_file for d in ("int8", "bfloat16"))
+    assert small.stat().st_size < 0.7 * large.stat().st_size
+    again = training_settings(method, {"begin_with": str(tmp_path / "int8")})
+    loaded: Any = again.student(target, corpus.entries)
+    loaded.load(tmp_path / "int8")
+    for name, value in student.published().items():
+        most = value.abs().amax(-1, keepdim=True)
+        assert ((loaded.published()[name] - value).abs() <= most * 0.009).all()
 
 
 @pytest.mark.parametrize("method", ["eagle3", *map(slow, METHODS)])
@@ -200,18 +218,21 @@ def test_padding_a_pack_changes_no_loss(method: str, target: Target, corpus: Cor
     torch.testing.assert_close(padded.loss, alone.loss, atol=1e-4, rtol=1e-4)
 
 
-def test_the_chunked_cross_entropy_is_the_plain_one(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("softcap", [None, 50.0])
+def test_the_cross_entropy_is_the_plain_one(
+    monkeypatch: pytest.MonkeyPatch, softcap: float | None
+) -> None:
     monkeypatch.setattr("engine.training.losses.CHUNK", 3)
     torch.manual_seed(0)
     x, weight = torch.randn(8, 6, requires_grad=True), torch.randn(11, 6, requires_grad=True)
     teacher = TopProbs(torch.randint(11, (8, 4)), torch.rand(8, 4))
     labels = torch.tensor([3, -1, 0, 10, 5, 5, -1, 2])
-    prediction = Prediction(x, LMHead(weight), teacher, labels, 7)
+    prediction = Prediction(x, LMHead(weight, None, softcap), teacher, labels, 7)
     loss, hits = prediction.loss(), prediction.rank_hits(7)
     loss.backward()
     found = loss.detach(), x.grad, weight.grad
     x.grad = weight.grad = None
-    logits = x @ weight.T
+    logits = x @ weight.T if softcap is None else softcap * torch.tanh(x @ weight.T / softcap)
     dense = torch.zeros(8, 11).scatter_add_(1, teacher.indices, teacher.probs)[:7]
     plain = -(dense * logits[:7].log_softmax(dim=-1)).sum()
     plain.backward()
@@ -223,37 +244,9 @@ def test_the_chunked_cross_entropy_is_the_plain_one(monkeypatch: pytest.MonkeyPa
     assert torch.equal(hits, expected.float())
 
 
-@pytest.mark.parametrize("softcap", [None, 50.0])
-def test_the_acceptance_rate_is_learnt(
-    monkeypatch: pytest.MonkeyPatch, softcap: float | None
-) -> None:
-    monkeypatch.setattr("engine.training.losses.CHUNK", 3)
-    torch.manual_seed(0)
-    x, weight = torch.randn(8, 6, requires_grad=True), torch.randn(11, 6, requires_grad=True)
-    indices = torch.stack([torch.randperm(11)[:4] for _ in range(8)])
-    probs = torch.rand(8, 4).softmax(dim=-1)
-    probs[7] = 0.0  # a row that does not count
-    prediction = Prediction(x, LMHead(weight, None, softcap), TopProbs(indices, probs), indices, 8)
-    loss = prediction.loss(0.3)
-    loss.backward()
-    found = loss.detach(), x.grad, weight.grad
-    x.grad = weight.grad = None
-    logits = x @ weight.T if softcap is None else softcap * torch.tanh(x @ weight.T / softcap)
-    p = torch.zeros(8, 11).scatter_(1, indices, probs)[:7]
-    log_q = logits[:7].log_softmax(dim=-1)
-    rates = torch.minimum(p, log_q.exp()).sum(dim=-1)
-    plain = -0.7 * (p * log_q).sum() - 0.3 * rates.log().sum()
-    plain.backward()
-    for ours, theirs in zip(found, (plain.detach(), x.grad, weight.grad), strict=True):
-        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
-
-
-def test_a_teacher_is_sharpened_and_mixed_with_the_text() -> None:
+def test_a_teacher_is_mixed_with_the_text() -> None:
     probs = torch.tensor([[0.5, 0.25, 0.25], [0.4, 0.1, 0.0], [0.0, 0.0, 0.0]])
     teacher = TopProbs(torch.tensor([[4, 7, 1]] * 3), probs)
-    sharp = teacher.sharpened(0.5).probs
-    expected = torch.tensor([[2 / 3, 1 / 6, 1 / 6], [8 / 17, 1 / 34, 0.0], [0.0, 0.0, 0.0]])
-    torch.testing.assert_close(sharp, expected)
     mixed = teacher.mixed(torch.tensor([7, 2, -1]), 0.5)
     dense = torch.zeros(3, 8).scatter_add_(1, mixed.indices, mixed.probs)
     expected = torch.zeros(3, 8)
