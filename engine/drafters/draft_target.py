@@ -210,18 +210,23 @@ class DraftTargetDrafter(ModelDrafter):
             else:
                 token = logits.argmax()
             tokens.append(token)
-            probs.append(confidence[token])
+            probs.append(confidence.gather(0, token[None])[0])  # `[token]` reads it on the host
             path_prob = path_prob * float(probs[-1]) if min_prob > 0 else path_prob
             inputs = token[None] if ids is None else ids[token[None]]
         return tokens, probs, distributions
 
     def observe(self, outcome: Outcome) -> None:
         """Keep the rows of drafts that were committed."""
-        drafts = [] if self._drafts is None else self._drafts.tolist()
+        drafts: Sequence[int] = ()
+        if self._drafts is not None:  # what a grammar added behind them, the model has not read
+            drafts = outcome.tokens()[1 : len(outcome.proposal.shape) - outcome.proposal.num_forced]
         # The last committed token is the next root: fed again even where it was drafted.
         num_accepted = common_len(drafts, outcome.committed[:-1])
         self._cache.truncate(len(self._ids) + num_accepted)
-        self._ids += self._model_drafts[:num_accepted].tolist() if num_accepted else []
+        if self._shared is None:
+            self._ids += outcome.committed[:num_accepted]
+        elif num_accepted:
+            self._ids += self._model_drafts[:num_accepted].tolist()
         for token in outcome.committed[num_accepted:]:
             self._ids += self._encode([token])
         super().observe(outcome)
