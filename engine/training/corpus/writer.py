@@ -187,7 +187,7 @@ def _in_order(generator: BatchGenerator, specs: Iterator[DialogueSpec]) -> Itera
 
 def _default_rows(target: Target, max_len: int) -> int:
     """Dialogues to write at a time: many on CUDA, as far as half of the free memory goes."""
-    most = 512 if target.device.type == "cuda" else 64
+    most = 64 if target.device.type == "cpu" else 512
     free = free_bytes(target.device)
     if free is None:
         return most

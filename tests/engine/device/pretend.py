@@ -10,17 +10,16 @@ torch takes one backend of this kind a process, and keeps it.
 from __future__ import annotations
 
 import functools
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
-
-from tests.engine.device import blame
 
 COPIES = ("aten::_to_copy", "aten::copy_", "aten::_copy_from")
 INDEXES = ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_")
@@ -31,7 +30,14 @@ RESIZED = ("arange.start_step", "arange.start", "arange", "eye", "eye.m", "randp
 `copy_` is beside them because a fallback is not found while the Python key is off, as it is where
 `torch.tensor` copies its data.
 """
+UPLOAD = "copy from pinned memory"
 READS = ("aten::_local_scalar_dense", "aten::equal", "aten::multinomial")
+
+
+class Operator(NamedTuple):
+    name: str
+    numbers: tuple[Any, ...]
+    shapes: tuple[tuple[int, ...], ...]
 
 
 @dataclass
@@ -40,15 +46,17 @@ class Log:
 
     Attributes:
         waits: what the host waited for, and the line of ours that made it.
-        operators: name and the outputs' shapes of every operator.
+        uploads: copies from pinned memory, which nothing waits for.
+        operators: name, numbers that it is called with, and the outputs' shapes.
     """
 
     waits: list[str] = field(default_factory=list)
-    operators: list[tuple[str, tuple[tuple[int, ...], ...]]] = field(default_factory=list)
+    uploads: list[str] = field(default_factory=list)
+    operators: list[Operator] = field(default_factory=list)
 
     @property
     def num_tensors(self) -> int:
-        return sum(len(shapes) for _, shapes in self.operators)
+        return sum(len(operator.shapes) for operator in self.operators)
 
 
 _logs: list[Log] = []
@@ -84,6 +92,9 @@ class PretendTensor(Tensor):
         )
         made.data_ = data
         return made
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        return f"on pretend:0 {self.data_}"
 
     def tolist(self) -> Any:
         return self.cpu().tolist()
@@ -161,9 +172,14 @@ def _run(func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
     else:
         result = func(*bare, **options)
     shapes = tuple(tuple(x.shape) for x in tree_leaves(result) if isinstance(x, Tensor))
+    numbers = tuple(
+        leaf for leaf in tree_leaves((args, named)) if isinstance(leaf, bool | int | float)
+    )
+    uploads = [wait for wait in waits if wait.startswith(UPLOAD)]
     for log in _logs:
-        log.operators.append((str(func), shapes))
-        log.waits += waits
+        log.operators.append(Operator(str(func), numbers, shapes))
+        log.waits += [wait for wait in waits if wait not in uploads]
+        log.uploads += uploads
     if leaves:
         return result
     known = {id(x.data_): x for x in theirs} | {id(x): x for x in host}
@@ -223,12 +239,22 @@ def _waits(
         outwards = leaves or (into is not None and not isinstance(into, PretendTensor))
         if isinstance(source, PretendTensor):
             kinds += ["copy to the host"] if outwards else []
-        elif not outwards and source.numel() and not getattr(source, "is_pinned_", False):
-            kinds.append("copy from pageable memory")
+        elif not outwards and source.numel():
+            pinned = getattr(source, "is_pinned_", False)
+            kinds.append(UPLOAD if pinned else "copy from pageable memory")
     if name in INDEXES:
         for index in args[1]:
             if index is not None and index.dtype in (torch.bool, torch.uint8):
                 kinds.append("index by a mask")
             if index is not None and not isinstance(index, PretendTensor):
                 kinds.append("index on the host")
-    return [f"{kind} {blame.line()}" for kind in kinds]
+    return [f"{kind} in {_our_line()}" for kind in kinds]
+
+
+def _our_line() -> str:
+    """The line of the engine that runs."""
+    for frame in reversed(traceback.extract_stack()):
+        folder, _, file = frame.filename.rpartition("/engine/")
+        if file and not folder.endswith("/tests"):
+            return f"{file}:{frame.lineno}"
+    return "a test"
