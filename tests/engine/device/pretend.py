@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import functools
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 COPIES = ("aten::_to_copy", "aten::copy_", "aten::_copy_from")
@@ -149,6 +148,23 @@ def _make(name: str, *args: Any, **named: Any) -> Tensor:
     return result
 
 
+def _leaves(value: Any) -> Iterator[Any]:
+    """As torch's `tree_leaves`, in a fraction of the time."""
+    if isinstance(value, list | tuple | dict):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from _leaves(one)
+    else:
+        yield value
+
+
+def _mapped(change: Callable[[Any], Any], value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _mapped(change, one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)([_mapped(change, one) for one in value])
+    return change(value)
+
+
 def _bare(value: Any) -> Any:
     if isinstance(value, torch.device):
         return torch.device("cpu")
@@ -156,24 +172,28 @@ def _bare(value: Any) -> Any:
 
 
 def _run(func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    if func._can_decompose() and any(isinstance(x, PretendTensor) for x in tree_leaves(args)):
+    if func._can_decompose() and any(isinstance(x, PretendTensor) for x in _leaves(args)):
         return func.decompose(*args, **named)
     name = func._schema.name
-    tensors = [leaf for leaf in tree_leaves((args, named)) if isinstance(leaf, Tensor)]
+    tensors = [leaf for leaf in _leaves((args, named)) if isinstance(leaf, Tensor)]
     theirs = [x for x in tensors if isinstance(x, PretendTensor)]
     host = [x for x in tensors if not isinstance(x, PretendTensor)]
     _refuse(func, name, args, named, theirs, host)
     to = named.get("device")
     leaves = to is not None and torch.device(to).type == "cpu"
     waits = _waits(func, name, args, named, leaves=leaves)
-    bare, options = tree_map(_bare, args), tree_map(_bare, named)
+    bare, options = _mapped(_bare, args), _mapped(_bare, named)
     if name == "aten::histc" and not bare[0].is_floating_point():  # CUDA alone counts integers
         result = func(bare[0].double(), *bare[1:], **options).to(bare[0].dtype)
     else:
         result = func(*bare, **options)
-    shapes = tuple(tuple(x.shape) for x in tree_leaves(result) if isinstance(x, Tensor))
-    numbers = tuple(
-        leaf for leaf in tree_leaves((args, named)) if isinstance(leaf, bool | int | float)
+    shapes = tuple(tuple(x.shape) for x in _leaves(result) if isinstance(x, Tensor))
+    if not _logs:
+        waits = []
+    numbers = (
+        ()
+        if not _logs
+        else tuple(leaf for leaf in _leaves((args, named)) if isinstance(leaf, bool | int | float))
     )
     uploads = [wait for wait in waits if wait.startswith(UPLOAD)]
     for log in _logs:
@@ -188,7 +208,7 @@ def _run(func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         func.is_view and not theirs[0].is_inference()
     )
     with torch.inference_mode(inference):
-        return tree_map(functools.partial(_wrapped, known), result)
+        return _mapped(functools.partial(_wrapped, known), result)
 
 
 def _wrapped(known: dict[int, Tensor], value: Any) -> Any:
