@@ -18,7 +18,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+from torch.utils.backend_registration import (
+    _DummyDeviceGuard,
+    _DummyPrivateUse1Hook,
+    _setup_privateuseone_for_python_backend,
+)
 
 COPIES = ("aten::_to_copy", "aten::copy_", "aten::_copy_from")
 INDEXES = ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_")
@@ -111,13 +115,15 @@ class PretendTensor(Tensor):
 @functools.cache
 def _device() -> torch.device:
     """Registers it."""
-    _setup_privateuseone_for_python_backend("pretend")
+    # torch's own objects for these, kept here: it holds pointers to them, not references.
+    hook, guard = _DummyPrivateUse1Hook(), _DummyDeviceGuard()
+    _setup_privateuseone_for_python_backend("pretend", hook=hook, device_guard=guard)
     everything = torch.library.Library("_", "IMPL")
     everything.fallback(lambda func, *args, **named: _run(func, args, named), "PrivateUse1")
     aten = torch.library.Library("aten", "IMPL")
     for name in (*RESIZED, "copy_"):
         aten.impl(name, functools.partial(_make, name), "PrivateUse1")
-    _kept.extend([everything, aten])
+    _kept.extend([everything, aten, hook, guard])
     return torch.device("pretend", 0)
 
 
