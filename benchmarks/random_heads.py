@@ -109,6 +109,7 @@ def eagle(target: Target, folder: Path) -> Path:
 def eagle3(target: Target, folder: Path, draft_vocab: int = 8192) -> Path:
     """EAGLE-3: three features, own draft vocabulary."""
     h, v = target.hidden_size, target.vocab_size
+    draft_vocab = min(draft_vocab, v)
     chosen = torch.arange(draft_vocab)
     t2d = torch.zeros(v, dtype=torch.bool)
     t2d[chosen] = True

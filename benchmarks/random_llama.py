@@ -46,7 +46,7 @@ SHAPES: dict[str, Sizes] = {
     "tiny": {
         "hidden_size": 64,
         "intermediate_size": 128,
-        "num_hidden_layers": 2,
+        "num_hidden_layers": 3,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "head_dim": 16,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol, Self
 
 import torch
@@ -18,7 +19,8 @@ from torch import Tensor
 from engine.config import Sampling
 from engine.errors import TargetError
 from engine.proposal import DraftDists, Proposal, TargetOutput
-from engine.sampling import NOT_FINITE, Draws, probabilities
+from engine.readout import block_columns, tree_columns
+from engine.sampling import NOT_FINITE, Draws, SeededDraws, normalised, probabilities
 from engine.tree import TreeShape, upload
 
 
@@ -38,10 +40,12 @@ class Verified:
         tokens: token of each of the n nodes.
         logits: `(n, vocab)`; row i is the target's view after node i.
         dists: distributions of sampled drafts, None for deterministic ones.
-        best: `(n,)` argmax of the logits, where it is known.
+        best: argmax of every row's logits, extra rows included, where it is known.
         largest: `(n,)` the logits there, where they are known.
         logsumexp: `(n,)` float32, logsumexp of the logits, where it is known.
         target_probs: as `token_probs` returns them, where they are known.
+        draft_probs: as `Proposal.token_probs` returns them, where they were read with the rest.
+        columns: of `engine.readout`, for the lossless rule; empty where it reads the logits itself.
     """
 
     tokens: Sequence[int]
@@ -52,35 +56,61 @@ class Verified:
     logsumexp: Tensor | None = None
     target_probs: Sequence[float] | None = None
     largest: Sequence[float] | None = None
+    draft_probs: Sequence[float] | None = None
+    columns: Sequence[Sequence[float]] = ()
 
     @classmethod
-    def of(cls, proposal: Proposal, output: TargetOutput) -> Self:
-        """What the host needs of a verify forward; it waits for the device once."""
+    def of(
+        cls,
+        proposal: Proposal,
+        output: TargetOutput,
+        rule: Rule | None = None,
+        draws: SeededDraws | None = None,
+    ) -> Self:
+        """What the host needs of a verify forward; it waits for the device once.
+
+        Args:
+            rule, draws: what will judge it, so that what that needs is read along.
+        """
         n = len(proposal.shape)
         logits = output.logits[:n]
         totals = None if output.logsumexp is None else output.logsumexp[:n]
         if logits.device.type != "cpu":
-            return cls._read_at_once(proposal, logits, totals)
+            columns: Sequence[Tensor] = ()
+            if isinstance(rule, Lossless) and draws is not None:
+                columns = rule.columns(proposal, logits, draws)
+            return cls._read_at_once(proposal, output, columns)
         best = None if output.best is None else output.best[:n].tolist()
         tokens = proposal.tokens.tolist()
         return cls(tokens, proposal.shape, logits, proposal.dists, best, totals)
 
     @classmethod
-    def _read_at_once(cls, proposal: Proposal, logits: Tensor, totals: Tensor | None) -> Self:
+    def _read_at_once(
+        cls, proposal: Proposal, output: TargetOutput, columns: Sequence[Tensor]
+    ) -> Self:
+        n = len(proposal.shape)
+        logits = output.logits[:n]
+        totals = None if output.logsumexp is None else output.logsumexp[:n]
+        where = output.logits.argmax(dim=-1)
+        largest = output.logits.gather(1, where[:, None])[:n, 0]
         probs = _token_probs(proposal.tokens, proposal.shape, logits, totals)
-        where = logits.argmax(dim=-1)
-        columns = [proposal.tokens, where, probs, logits.gather(1, where[:, None])[:, 0]]
+        parts = [proposal.tokens, where, probs, largest, *columns]
+        if proposal.draft_probs is not None:
+            parts.append(proposal.draft_probs)
         # One tensor, one wait; float64 holds every id and every float32 exactly.
-        tokens, best, target_probs, largest = torch.stack([c.double() for c in columns]).tolist()
+        numbers = iter(torch.cat([part.double() for part in parts]).tolist())
+        values = [list(islice(numbers, len(part))) for part in parts]
         return cls(
-            [int(token) for token in tokens],
+            [int(token) for token in values[0]],
             proposal.shape,
             logits,
             proposal.dists,
-            [int(token) for token in best],
+            [int(token) for token in values[1]],
             totals,
-            target_probs,
-            largest,
+            values[2],
+            values[3],
+            None if proposal.draft_probs is None else values[-1],
+            values[4 : 4 + len(columns)],
         )
 
     def argmax(self, node: int) -> int:
@@ -178,7 +208,9 @@ class Lossless:
         dists = verified.dists
         if self.sampling.greedy and dists is None:
             return greedy(verified)
-        if self.block and dists is not None and _is_drawn_chain(verified.shape, dists):
+        if verified.columns:
+            return self._by_columns(verified, draws)
+        if dists is not None and self._as_block(verified.shape, dists):
             return _accept_block(verified, dists, self.sampling, draws)
         at = 0
         path: list[int] = []
@@ -195,6 +227,46 @@ class Lossless:
                 return Acceptance(tuple(path), draws.pick(target_probs))
             at = children[child_idx]
             path.append(at)
+
+    def columns(self, proposal: Proposal, logits: Tensor, draws: SeededDraws) -> Sequence[Tensor]:
+        """What `_by_columns` walks by, on the device; nothing where the argmaxes will do."""
+        if self.sampling.greedy and proposal.dists is None:
+            return ()
+        make = block_columns if self._as_block(proposal.shape, proposal.dists) else tree_columns
+        return make(proposal, logits, self.sampling, draws)
+
+    def _as_block(self, shape: TreeShape, dists: DraftDists | None) -> bool:
+        return self.block and dists is not None and _is_drawn_chain(shape, dists)
+
+    def _by_columns(self, verified: Verified, draws: Draws) -> Acceptance:
+        shape, dists = verified.shape, verified.dists
+        target_probs, draft_probs, picks = verified.columns
+        at, path = 0, list[int]()
+        if self._as_block(shape, dists):
+            chances, accepts = target_probs, draft_probs
+            for place in range(1, len(shape)):
+                if chances[place] == 0.0:
+                    break
+                at = place if draws.uniform() < accepts[place] else at
+            path = list(range(1, at + 1))
+        else:
+            drawn = {} if dists is None else dists.row_of_parent
+            child: int | None = 0
+            while child is not None:
+                at, left, child = child, 1.0, None
+                for node in shape.children[at]:
+                    if (
+                        draws.uniform() * (draft_probs[node] if at in drawn else left)
+                        < (target_probs[node])
+                    ):
+                        child = node
+                        path.append(node)
+                        break
+                    left = max(0.0, left - target_probs[node])
+        draws.uniform()  # the one that drew it
+        if picks[at] < 0:
+            raise TargetError(NOT_FINITE)
+        return Acceptance(tuple(path), int(picks[at]))
 
 
 def _accept_certain(
@@ -221,7 +293,7 @@ def _accept_drawn(
             if drawn * chance < float(target_probs[token]):
                 return i, target_probs
             rest = (target_probs - draft_probs).clamp_min(0.0)
-            target_probs = _normalised(rest, target_probs)
+            target_probs = normalised(rest, target_probs)
         draft_probs = _without(draft_probs, [token])
     return None, target_probs
 
@@ -267,7 +339,7 @@ def _accept_block(
             accepts = mass / (mass + 1 - chance) if mass + 1 - chance > 0 else 1.0
         if not place or draws.uniform() < accepts:
             kept, following, rest = place, target_probs, residual
-    probs = following if rest is None else _normalised(rest, following)
+    probs = following if rest is None else normalised(rest, following)
     return Acceptance(tuple(range(1, kept + 1)), draws.pick(probs))
 
 
@@ -275,13 +347,7 @@ def _without(probs: Tensor, tokens: list[int]) -> Tensor:
     """`probs` with the mass of some tokens removed, renormalised."""
     rest = probs.clone()
     rest[tokens] = 0.0
-    return _normalised(rest, probs)
-
-
-def _normalised(rest: Tensor, before: Tensor) -> Tensor:
-    """`rest` scaled to sum to 1; where rounding leaves nothing of it, what was there before."""
-    total = rest.sum()
-    return rest / total if total > 0 else before
+    return normalised(rest, probs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,8 +366,7 @@ class Typical:
 
     def __call__(self, verified: Verified, draws: Draws | None = None) -> Acceptance:
         child_probs, bar = self.judge(verified)
-        passes = (child_probs > bar).tolist()
-        log_probs = child_probs.log().tolist()
+        passes, log_probs = torch.stack([(child_probs > bar).float(), child_probs.log()]).tolist()
         best, best_score = 0, (0, 0.0)
         scores = {0: best_score}
         for node, parent in enumerate(verified.shape.parents):
@@ -314,8 +379,8 @@ class Typical:
 
     def judge(self, verified: Verified) -> tuple[Tensor, Tensor]:
         """Of nodes 1 … n-1, `(n - 1,)` float32: the token's probability and its bar."""
-        parents = torch.tensor(verified.shape.parents[1:], device=verified.logits.device).long()
-        tokens = torch.tensor(verified.tokens[1:], device=verified.logits.device).long()
+        rows = torch.tensor([verified.shape.parents[1:], verified.tokens[1:]], dtype=torch.int64)
+        parents, tokens = upload(rows, verified.logits.device)
         probs = (verified.logits.float() / self.temperature).softmax(dim=-1)
         entropy = -(probs * (probs + 1e-5).log()).sum(dim=-1)
         bar = (self.posterior_alpha * (-entropy).exp()).clamp_max(self.posterior_threshold)

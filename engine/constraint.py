@@ -22,6 +22,7 @@ from engine.config import Sampling
 from engine.grammar import Matcher, compiled
 from engine.model.target import Target
 from engine.proposal import Proposal, TargetOutput
+from engine.tree import upload
 
 MOST_FORCED = 32
 """Tokens that a grammar adds to one draft tree."""
@@ -130,7 +131,7 @@ class Structured(Constraint):
         return pruned.grow(new) if new else pruned
 
     def mask(self, output: TargetOutput) -> TargetOutput:
-        allowed = torch.from_numpy(self._allowed).to(output.logits.device)
+        allowed = upload(torch.from_numpy(self._allowed), output.logits.device)
         logits = output.logits[: len(allowed)].masked_fill(~allowed, -torch.inf)
         return replace(output, logits=logits, best=None, logsumexp=None)
 

@@ -180,7 +180,8 @@ class _Generation:
         proposal = self.constraint.prune(drafted, max_depth if self.drafter.drafts else 0)
         output = self.target.verify(proposal, self.cache, self.drafter.needs)
         clock.mark()
-        verified = Verified.of(proposal, self.constraint.mask(output))
+        masked = self.constraint.mask(output)
+        verified = Verified.of(proposal, masked, self.rule, self.draws)
         accepted = self.rule(verified, self.draws)
         clock.mark()
         committed = (*(verified.tokens[node] for node in accepted.path), accepted.next_token)
@@ -189,9 +190,13 @@ class _Generation:
         self.cache.commit(path)
         self.prefix.committed([verified.tokens[node] for node in path], output, path)
         # Read here: later the device would be busy with what the drafter observes.
-        target_probs, draft_probs = verified.token_probs(), proposal.token_probs()
+        target_probs = verified.token_probs()
+        draft_probs = verified.draft_probs or proposal.token_probs()
         self.constraint.commit(committed)
-        self.drafter.observe(Outcome(proposal, output, (0, *accepted.path), committed))
+        best = verified.best if masked is output else None
+        self.drafter.observe(
+            Outcome(proposal, output, (0, *accepted.path), committed, verified.tokens, best)
+        )
         draft_s, verify_s, accept_s, total_s = clock.phases_s()
         rollback_s = self.cache.rollback_s
         self.num_steps += 1

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.steps import Bypass
-from engine.tree import MAX_NODES, TreeShape
+from engine.tree import MAX_NODES, TreeShape, upload
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,17 +93,20 @@ class ExtraRows:
         tokens: `(m,)` int64.
         depths: `(m,)` int64; position = root's position + depth.
         visible: `(m, n + m)` bool over tree nodes, then extra rows; itself included.
+        max_depth: the largest of `depths`.
     """
 
     tokens: Tensor
     depths: Tensor
     visible: Tensor
+    max_depth: int
 
     def beside(self, nodes: Sequence[int]) -> ExtraRows:
         """The same rows where only these nodes of the tree are left."""
         m = len(self.tokens)
         n = self.visible.shape[1] - m
-        return ExtraRows(self.tokens, self.depths, self.visible[:, [*nodes, *range(n, n + m)]])
+        columns = upload(torch.tensor([*nodes, *range(n, n + m)]), self.visible.device)
+        return replace(self, visible=self.visible[:, columns])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -215,7 +218,7 @@ class Proposal:
             }
             dists = DraftDists(dists.probs, rows)
         begins = isinstance(nodes, range)  # the first ones: no copies
-        index = slice(len(nodes)) if begins else torch.tensor(nodes, device=self.tokens.device)
+        index = slice(len(nodes)) if begins else upload(torch.tensor(nodes), self.tokens.device)
         return Proposal(
             self.tokens[index],
             shape,
@@ -245,7 +248,7 @@ class Proposal:
             extra = replace(extra, visible=visible)
         return replace(
             self,
-            tokens=torch.cat([self.tokens, self.tokens.new_tensor(tokens)]),
+            tokens=torch.cat([self.tokens, upload(torch.tensor(tokens), self.tokens.device)]),
             shape=TreeShape([*self.shape.parents, *parents]),
             ranks=None if self.ranks is None else [*self.ranks, *[0] * k],
             draft_probs=None if probs is None else torch.cat([probs, probs.new_ones(k)]),
@@ -254,7 +257,7 @@ class Proposal:
         )
 
     def _extra_depth(self) -> int:
-        return 0 if self.extra is None else int(self.extra.depths.max())
+        return 0 if self.extra is None else self.extra.max_depth
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -266,12 +269,27 @@ class Outcome:
         path: accepted rows, root (row 0) first.
         committed: tokens committed by this step: accepted path, then the next root.
         next_root: last of `committed`; its key/value is not in the cache yet.
+        token_ids: of the proposal's nodes, where they are on the host already.
+        best: argmax of the output's rows, likewise.
     """
 
     proposal: Proposal
     output: TargetOutput
     path: tuple[int, ...]
     committed: tuple[int, ...]
+    token_ids: Sequence[int] | None = None
+    best: Sequence[int] | None = None
+
+    def tokens(self) -> Sequence[int]:
+        """The proposal's tokens on the host."""
+        ids = self.token_ids
+        tokens: list[int] = self.proposal.tokens.tolist() if ids is None else list(ids)
+        return tokens
+
+    def argmax(self) -> Sequence[int]:
+        """The likeliest token after every row, on the host."""
+        whole = self.best is not None and len(self.best) == len(self.output.logits)
+        return self.best if self.best is not None and whole else self.output.argmax()
 
     @property
     def next_root(self) -> int:

@@ -67,17 +67,26 @@ def _nucleus(scores: Tensor, top_p: float) -> Tensor:
     return scores.masked_fill(dropped.scatter(-1, order, dropped), -torch.inf)
 
 
-def inverse_cdf(probs: Tensor, uniform: Tensor) -> Tensor:
-    """The index that a uniform number in [0, 1) selects from `probs` `(vocab,)`, on their device.
+def normalised(rest: Tensor, before: Tensor) -> Tensor:
+    """`rest` `(…, vocab)` scaled to sum to 1; where rounding leaves nothing of it, `before`."""
+    total = rest.sum(dim=-1, keepdim=True)
+    return torch.where(total > 0, rest / total, before)
 
-    Sums of blocks say which block it is in, so that few numbers are added one after another.
+
+def inverse_cdf(probs: Tensor, uniform: Tensor) -> Tensor:
+    """Indices `(…)` that uniform numbers `(…)` in [0, 1) select from `probs (…, vocab)`.
+
+    Sums of blocks say which block it is in, so that few numbers are added one after another. The
+    host waits for nothing.
 
     Example: probs `[0.2, 0.0, 0.8]` → 0 below 0.2, else 2.
     """
-    blocks = pad(probs, (0, -len(probs) % BLOCK)).view(-1, BLOCK)
+    blocks = pad(probs, (0, -probs.shape[-1] % BLOCK)).unflatten(-1, (-1, BLOCK))
     sums = blocks.sum(dim=-1, dtype=torch.float64)
-    block, left = _place(sums, uniform.double() * sums.sum())
-    index, _ = _place(blocks[block].double(), left)
+    block, left = _place(sums, uniform.double() * sums.sum(dim=-1))
+    # Not `blocks[block]`: an index without dimensions is read by the host.
+    chosen = blocks.gather(-2, block[..., None, None].expand(*block.shape, 1, BLOCK))
+    index, _ = _place(chosen[..., 0, :].double(), left)
     return block * BLOCK + index
 
 
@@ -85,12 +94,13 @@ def _place(weights: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
     """Which of some weights laid end to end holds a place, never an empty one; what is left in it.
 
     Args:
-        weights: `(n,)` float64. at: from 0 to their sum, up to rounding.
+        weights: `(…, n)` float64. at: `(…)`, from 0 to their sum, up to rounding.
     """
     ends = weights.cumsum(dim=-1)
-    at = torch.minimum(at, torch.nextafter(ends[-1], torch.zeros_like(at))).clamp_min(0.0)
-    index = torch.searchsorted(ends, at, right=True).clamp_max(len(weights) - 1)
-    return index, at - ends[index] + weights[index]
+    at = torch.minimum(at, torch.nextafter(ends[..., -1], torch.zeros_like(at))).clamp_min(0.0)
+    index = torch.searchsorted(ends, at[..., None], right=True).clamp_max(weights.shape[-1] - 1)
+    begin = ends.gather(-1, index) - weights.gather(-1, index)
+    return index[..., 0], at - begin[..., 0]
 
 
 class Draws(Protocol):
@@ -111,6 +121,12 @@ class SeededDraws:
 
     def uniform(self) -> float:
         return float(torch.rand((), generator=self.generator, dtype=torch.float64))
+
+    def ahead(self, count: int) -> list[float]:
+        """What the next calls of `uniform` will return."""
+        copy = SeededDraws(0)
+        copy.generator.set_state(self.generator.get_state())
+        return [copy.uniform() for _ in range(count)]
 
     def pick(self, probs: Tensor) -> int:
         weights = probs.detach().cpu()

@@ -14,7 +14,7 @@ TABLES: dict[str, tuple[str, ...]] = {
     "chat_turns": ("cold TTFT", "\nplain ", "\nngram ", "same"),
     "connect_advice": ("× plain",),
     "cpu_forward": ("n = 1\n", "bfloat16 packed", "n = 4\n"),
-    "cuda_decode": ("tiny, eager", "plain step", "tree of 64", "EAGLE step"),
+    "gpu_day": ("copy bandwidth", "tiny      eager", "one step: ", "Eagle3 ", "same text"),
     "block_verification": ("token   block", "\n         0.7", "\n         1.0"),
     "dtype_quality": ("perplexity", "\nfloat32 ", "\nbfloat16 "),
     "endpoints": ("bench, plain", "bench, ngram", "tok/s"),

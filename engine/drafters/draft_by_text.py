@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from engine.drafters.base import Start, root_only
 from engine.drafters.draft_model import ModelDrafter
@@ -88,18 +89,26 @@ class TextDrafter(ModelDrafter):
         inputs = upload(torch.tensor(ids[self._cache.length :]), device)
         if not self._threshold:
             drafts = self.model.draft_chain(inputs, self._cache, length)
-            if drafts is not None:
-                tokens = drafts[0].tolist()
-                self._ids = [*ids, *tokens[:-1]]
-                ends = (i for i, token in enumerate(tokens) if token in self._ends)
-                return tokens[: next(ends, len(tokens))]
+            tokens = (self._chain(inputs, length) if drafts is None else drafts[0]).tolist()
+            self._ids = [*ids, *tokens[:-1]]
+            ends = (i for i, token in enumerate(tokens) if token in self._ends)
+            return tokens[: next(ends, len(tokens))]
         while len(tokens) < length:
             logits = self.model.prefill(inputs, self._cache, Needs()).logits[-1]
-            token = int(logits.argmax())
-            confidence = float(logits.float().softmax(-1)[token]) if self._threshold else 1.0
+            best = logits.float().softmax(dim=-1).max(dim=-1)
+            confidence, token = torch.stack([best.values.double(), best.indices.double()]).tolist()
             if confidence < self._threshold or token in self._ends:
                 break
-            tokens.append(token)
-            inputs = upload(torch.tensor([token]), device)
+            tokens.append(int(token))
+            inputs = upload(torch.tensor([int(token)]), device)
         self._ids = [*ids, *tokens][: self._cache.length]
         return tokens
+
+    def _chain(self, inputs: Tensor, length: int) -> Tensor:
+        """As many argmaxes, one after another; none is read before the last."""
+        drafts: list[Tensor] = []
+        for _ in range(length):
+            logits = self.model.prefill(inputs, self._cache, Needs()).logits[-1:]
+            inputs = logits.argmax(dim=-1)
+            drafts.append(inputs)
+        return torch.cat(drafts)

@@ -102,9 +102,8 @@ class DraftTargetConfig(MethodConfig):
 class DraftTargetDrafter(ModelDrafter):
     """Drafts with a model of its own, which reads every committed token once."""
 
-    _drafts: Tensor | None = None
-    """The last draft in the target's ids, and in the model's."""
-    _model_drafts: Tensor
+    _has_drafted = False
+    """Whether the tree of this step is its own."""
     _model_ids: Tensor | None
     """`(tokens,)` the tokens that it may draft, in its ids; None = all that both models have."""
     _target_ids: Tensor
@@ -159,10 +158,11 @@ class DraftTargetDrafter(ModelDrafter):
         if not tokens:
             return root_only(self.text[-1], self._device, "unsure")
         indices = torch.stack(tokens)
-        self._model_drafts = indices if self._model_ids is None else self._model_ids[indices]
         drafts = indices if self._model_ids is None else self._target_ids[indices]
-        self._drafts = drafts.to(self._device)
-        proposal = chain(self.text[-1], self._drafts, torch.stack(probs).to(self._device))
+        proposal = chain(
+            self.text[-1], drafts.to(self._device), torch.stack(probs).to(self._device)
+        )
+        self._has_drafted = True
         if not distributions:
             return proposal
         rows = torch.stack(distributions).to(self._device)
@@ -210,22 +210,23 @@ class DraftTargetDrafter(ModelDrafter):
             else:
                 token = logits.argmax()
             tokens.append(token)
-            probs.append(confidence[token])
+            probs.append(confidence.gather(0, token[None])[0])  # `[token]` reads it on the host
             path_prob = path_prob * float(probs[-1]) if min_prob > 0 else path_prob
             inputs = token[None] if ids is None else ids[token[None]]
         return tokens, probs, distributions
 
     def observe(self, outcome: Outcome) -> None:
         """Keep the rows of drafts that were committed."""
-        drafts = [] if self._drafts is None else self._drafts.tolist()
+        drafts: Sequence[int] = ()
+        if self._has_drafted:  # what a grammar added behind them, the model has not read
+            drafts = outcome.tokens()[1 : len(outcome.proposal.shape) - outcome.proposal.num_forced]
         # The last committed token is the next root: fed again even where it was drafted.
         num_accepted = common_len(drafts, outcome.committed[:-1])
         self._cache.truncate(len(self._ids) + num_accepted)
-        self._ids += self._model_drafts[:num_accepted].tolist() if num_accepted else []
-        for token in outcome.committed[num_accepted:]:
+        for token in outcome.committed:
             self._ids += self._encode([token])
         super().observe(outcome)
-        self._drafts = None
+        self._has_drafted = False
 
     def ranks(self, trace: TargetTrace, depths: int) -> Tensor:
         """The model reads the text once; a token's rank is the same from every root.
@@ -264,4 +265,4 @@ class DraftTargetDrafter(ModelDrafter):
         if self._keeps:
             self._cache.truncate(len(self._ids))
         super().finish()
-        self._drafts = None
+        self._has_drafted = False

@@ -36,7 +36,7 @@ from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError, DrafterError
 from engine.model.target import Target
 from engine.proposal import Budget, DraftDists, Needs, Outcome, Proposal, TargetOutput, joined
-from engine.tree import TreeShape, merge_prefixes
+from engine.tree import TreeShape, merge_prefixes, upload
 
 ENTRY_POINTS = "speculative_decoding_playground.drafters"
 """Entry point group in which installed packages offer drafters."""
@@ -257,7 +257,7 @@ class UserProvidedDrafter(Drafter):
             proposal = self._tree(draft).cut(length)
         else:
             tokens, shape, _ = merge_prefixes([self._token_ids(beam)[:length] for beam in draft])
-            rows = torch.tensor([self.text[-1], *tokens], device=self._device)
+            rows = upload(torch.tensor([self.text[-1], *tokens]), self._device)
             proposal = Proposal(rows, shape)
         max_nodes = self.config.max_total_draft_tokens + 1
         return proposal.keep(range(max_nodes)) if len(proposal.shape) > max_nodes else proposal

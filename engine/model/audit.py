@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from torch.nn.functional import linear
 
 from engine.errors import PromptError, first_line
 from engine.metrics import first_divergence
+from engine.model.clock import now, seconds
 from engine.model.labels import token_label
 from engine.model.packed import Packed, PackedLinear, num_weights
 from engine.model.target import Target
@@ -107,6 +109,22 @@ def disagreement(target: Target, expected: Tensor) -> str | None:
         if output.logsumexp is not None and not torch.allclose(output.logsumexp, totals, 1e-3):
             return "it normalises its logits wrongly"
     return None
+
+
+def plain_step_s(target: Target, *, rounds: int = 24) -> float:
+    """Seconds of a forward over one row behind a short text; the median."""
+    device, root = target.device, Proposal(_trial_tokens(target, 1), TreeShape.chain(0))
+    cache = target.new_cache(2 * PROMPT_ROWS)
+    spans = []
+    try:
+        target.prefill(_trial_tokens(target, PROMPT_ROWS), cache, Needs())
+        for _ in range(rounds):
+            began = now(device)
+            target.verify(root, cache, Needs())
+            spans.append((began, now(device)))
+        return statistics.median(map(seconds, spans[rounds // 4 :]))
+    finally:
+        cache.free()
 
 
 def _trial(target: Target) -> list[TargetOutput]:

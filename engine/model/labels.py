@@ -79,15 +79,14 @@ def _whole(
     """The label of a token that has a text or a name of its own; None for a part of a character."""
     if tokenizer is None:
         return f"⟨{token_id}⟩"
+    name = tokenizer.convert_ids_to_tokens(token_id)
     if token_id in specials:
-        name = str(tokenizer.convert_ids_to_tokens(token_id))
-        return f"⟨{name.removeprefix('<').removesuffix('>')}⟩"
+        return f"⟨{str(name).removeprefix('<').removesuffix('>')}⟩"
     text = decode(tokenizer, [token_id])
     if REPLACEMENT in text and _bytes(tokenizer, token_id):
         return None
     if text and REPLACEMENT not in text:
         return text
-    name = tokenizer.convert_ids_to_tokens(token_id)
     return str(name) if name is not None else f"⟨{token_id}⟩"
 
 

@@ -34,7 +34,7 @@ from engine.kernels.cpu.operators import pack_native, wants_rare
 from engine.kernels.cpu.weights import can_pack, pack
 from engine.kernels.cuda import runner
 from engine.kernels.cuda.graphs import CudaGraphs
-from engine.model.audit import disagreement, reference_logits, wrong_product
+from engine.model.audit import disagreement, plain_step_s, reference_logits, wrong_product
 from engine.model.files import check_folder, check_sizes, read_settings
 from engine.model.forward import Forward, ModulesForward, prepare_attention
 from engine.model.packed import Packed
@@ -159,6 +159,8 @@ def _fastest(
         expected = reference_logits(made(dtype_name=name))
         target = made(forward=forward, dtype_name=name)
         fault = disagreement(target, expected)
+        if fault is None and isinstance(forward, runner.GraphRunner):
+            return _faster(target, made(dtype_name=name), forward)
         if fault is None:
             return target
     LOG.warning("%s's fast forward is not used, because %s", plain.name, fault)
@@ -166,6 +168,22 @@ def _fastest(
     plain.provenance["remark"] = f"{plain.name} runs slowly: the fast forward is wrong, {fault}."
     forward.close()
     return made(dtype_name=name)
+
+
+def _faster(graphs: Target, eager: Target, forward: runner.GraphRunner) -> Target:
+    """A target by graphs or one operator at a time: what is faster here, and the page says so."""
+    by_graphs, by_operators = 1000 * plain_step_s(graphs), 1000 * plain_step_s(eager)
+    faster = by_graphs < by_operators and forward.sizes != ()
+    forward.verdict = (
+        f"{'used' if faster else 'not used'}: a plain step takes {by_graphs:.2f} ms, "
+        f"{by_operators:.2f} ms without"
+    )
+    graphs.provenance["remark"] = f"CUDA graphs are {forward.verdict}."
+    if faster:
+        return graphs
+    graphs.provenance["cuda_graphs"] = forward.verdict
+    forward.close()
+    return eager
 
 
 def _return_memory() -> None:
@@ -274,13 +292,11 @@ def _fast_forward(
     """
     if getattr(model, "hf_device_map", None):
         return None, {"placement": "several devices, one after another"}
-    if model.device.type == "cuda":
+    if model.device.type != "cpu":
         reason = "switched off" if spec.cuda_graphs == "off" else runner.why_not(model)
         if reason is None:
             return runner.GraphRunner(model, CudaGraphs(model.device)), {}
         return None, {"cuda_graphs": f"not used: {reason}"}
-    if model.device.type != "cpu":
-        return None, {}
     reason = native.why_not(model)
     kernels = None if plan is None else plan.kernels
     if reason is None and kernels is None:

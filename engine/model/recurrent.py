@@ -29,6 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.model.states import RecurrentStates, States
+from engine.tree import upload
 
 if TYPE_CHECKING:  # seconds of importing, which the page's start does without
     from transformers import PreTrainedModel
@@ -54,13 +55,16 @@ class _Layout:
 
     Attributes:
         levels: per depth its rows, and each one's parent's place in the level before.
+        level_of: of every row, its level and its place there.
         branches: `(leaves, longest)`, shorter ones padded with their last row.
-        place: of every row, a branch through it and its depth.
+        places: of every row, a branch through it and its depth; `places_on` on the device.
     """
 
     levels: tuple[tuple[Tensor, Tensor], ...]
+    level_of: dict[int, tuple[int, int]]
     branches: Tensor
-    place: tuple[tuple[int, int], ...]
+    places: tuple[tuple[int, int], ...]
+    places_on: Tensor
 
 
 @functools.lru_cache(maxsize=256)
@@ -73,17 +77,17 @@ def _layout(parents: tuple[int, ...], device: torch.device) -> _Layout:
     longest = max(map(len, leaves))
     branches = [path + path[-1:] * (longest - len(path)) for path in leaves]
     place = {row: (b, d) for b, path in enumerate(leaves) for d, row in enumerate(path)}
-    levels, before = [], [-1]
+    levels, before, level_of = [], [-1], dict[int, tuple[int, int]]()
     for depth in range(longest):
         rows = [row for row, path in enumerate(paths) if len(path) == depth + 1]
-        above = [before.index(parents[row]) for row in rows]
-        levels.append((torch.tensor(rows, device=device), torch.tensor(above, device=device)))
+        pair = torch.tensor([rows, [before.index(parents[row]) for row in rows]])
+        level, above = upload(pair, device)
+        levels.append((level, above))
+        level_of |= {row: (depth, i) for i, row in enumerate(rows)}
         before = rows
-    return _Layout(
-        tuple(levels),
-        torch.tensor(branches, device=device),
-        tuple(place[row] for row in range(len(parents))),
-    )
+    places = tuple(place[row] for row in range(len(parents)))
+    on_device = (upload(torch.tensor(values), device) for values in (branches, places))
+    return _Layout(tuple(levels), level_of, next(on_device), places, next(on_device))
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,12 +186,10 @@ class _Mixer:
             output, before = self._once(run.states, fed, _copied(before, above))
             outputs.append(output)
             states.append(before)
-        at = [(d, i) for d, (rows, _) in enumerate(layout.levels) for i in range(len(rows))]
         fed_as = torch.cat([rows for rows, _ in layout.levels])
-        of_row = {row: at[i] for i, row in enumerate(fed_as.tolist())}
 
         def after(path: tuple[int, ...]) -> States:
-            level, i = of_row[path[-1]]
+            level, i = layout.level_of[path[-1]]
             return {key: state[i : i + 1].clone() for key, state in states[level].items()}
 
         run.states.ran(self._number, after)
@@ -205,18 +207,18 @@ class _Mixer:
             seen = {}
 
         def after(path: tuple[int, ...]) -> States:
-            branch, depth = layout.place[path[-1]]
+            branch, depth = layout.places[path[-1]]
             one = slice(branch, branch + 1)
             if seen:
                 cut = {k: full.shape[-1] - longest + depth + 1 for k, full in seen.items()}
                 return {k: seen[k][one, ..., cut[k] - ends[k].shape[-1] : cut[k]] for k in ends}
             if depth == longest - 1:
                 return {key: state[one].clone() for key, state in ends.items()}
-            again = _picked(inputs, torch.tensor([path], device=layout.branches.device))
+            again = _picked(inputs, upload(torch.tensor([path]), layout.branches.device))
             return self._read(run.states, again, before)[1]
 
         run.states.ran(self._number, after)
-        rows = torch.tensor(layout.place, device=zeros.device)
+        rows = layout.places_on
         return _rowwise(lambda of: of[rows[:, 0], rows[:, 1]][None], longest, output)
 
     def _read(self, states: RecurrentStates, inputs: Inputs, before: States) -> tuple[Any, States]:

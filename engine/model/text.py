@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
+from operator import itemgetter
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -189,7 +190,8 @@ class SharedTokens:
         ours, sign = target.tokenizer.get_vocab(), _space_sign(target.tokenizer)
         goal_sign = _space_sign(drafter.tokenizer)
         self._their_id: dict[int, int] = {}
-        for token, their_id in drafter.tokenizer.get_vocab().items():
+        # A tokenizer lists its vocabulary in another order each time; a seed would mean nothing.
+        for token, their_id in sorted(drafter.tokenizer.get_vocab().items(), key=itemgetter(1)):
             same = sign + token[1:] if sign and goal_sign and token[:1] == goal_sign else token
             our_id = ours.get(same)
             if our_id is not None and our_id < target.vocab_size and their_id < drafter.vocab_size:

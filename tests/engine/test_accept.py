@@ -58,7 +58,7 @@ def test_what_a_device_hands_over_at_once_is_what_the_host_computes(
         best = output.logits.argmax(dim=-1)
         output = TargetOutput(output.logits, logsumexp=output.logsumexp, best=best)
     host = Verified.of(proposal, output)
-    at_once = Verified._read_at_once(proposal, output.logits[:n], None)
+    at_once = Verified._read_at_once(proposal, output, ())
     assert at_once.tokens == host.tokens == proposal.tokens.tolist()
     assert [at_once.argmax(i) for i in range(n)] == [host.argmax(i) for i in range(n)]
     probs = [float(by_hand[p, host.tokens[i]]) for i, p in enumerate(proposal.shape.parents) if i]

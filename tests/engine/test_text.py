@@ -101,7 +101,7 @@ def test_a_part_of_a_character_is_labelled_by_its_bytes() -> None:
     assert token_label(tokenizer, 9999) == "⟨9999⟩"
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_end|>"]})
     tokenizer.add_tokens(["<b>"])
-    added = tokenizer.convert_tokens_to_ids(["<|im_end|>", "<b>"])
+    added: Any = tokenizer.convert_tokens_to_ids(["<|im_end|>", "<b>"])
     assert [token_label(tokenizer, token) for token in added] == ["⟨|im_end|⟩", "<b>"]
 
 

@@ -31,6 +31,7 @@ from engine.errors import DrafterError
 from engine.kernels.cpu.operators import pack_linears
 from engine.model.kinds import FULL, SLIDING
 from engine.proposal import Budget, Needs, Proposal
+from engine.tree import upload
 
 OF_TRANSFORMERS = "muse_glimmer_assistant"
 """Type of the one such model that transformers itself has, whose windows are its own."""
@@ -190,7 +191,7 @@ class DFlashDrafter(BlockDrafter):
         return checkpoint.embedding(self._target.hidden_size) if has_own else None
 
     def _block(self, features: Tensor, tokens: Tensor, budget: Budget) -> Proposal:
-        block = torch.tensor([self.text[-1], *self._masks], device=self._device)
+        block = upload(torch.tensor([self.text[-1], *self._masks]), self._device)
         outputs = self._model(features, self._embedded(block), self._cache)
         # The block's own keys and values are dropped.
         self._cache.length += len(features)

@@ -32,7 +32,7 @@ class FeatureDrafter(Drafter):
     def start(self, start: Start) -> None:
         super().start(start)
         features, rows = features_of(start.output), self._resume(max(0, self.num_shared - 1))
-        tokens = torch.tensor(self.text[1 + rows :], device=features.device)
+        tokens = upload(torch.tensor(self.text[1 + rows :]), features.device)
         self._unread = ((features[rows:], tokens),)
 
     @abstractmethod

@@ -16,6 +16,7 @@ from engine.kernels.cpu.decoder import Layer
 from engine.kernels.cpu.operators import EVEN, NativeLinear
 from engine.model.cache import TreeCache
 from engine.model.forward import tree_attention
+from engine.tree import upload
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +161,7 @@ class HeadLayer(nn.Module):
     def _rotate(self, x: Tensor, positions: Tensor) -> Tensor:
         """Rotary embedding of `(heads, n, head_dim)`."""
         if self._frequencies.device != x.device:
-            self._frequencies = self._frequencies.to(x.device)
+            self._frequencies = upload(self._frequencies, x.device)
         angles = positions[:, None].float() * self._frequencies
         cos = (angles.cos() * self._rope_scale).to(x.dtype)
         sin = (angles.sin() * self._rope_scale).to(x.dtype)

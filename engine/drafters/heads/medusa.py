@@ -30,7 +30,7 @@ from engine.kernels.cpu.operators import NativeLinear, packed_linear, topk
 from engine.model.checkpoints import read_checkpoint, tensor_names
 from engine.model.target import Target
 from engine.proposal import Budget, Proposal
-from engine.tree import ChoicePaths, ChoiceTree
+from engine.tree import ChoicePaths, ChoiceTree, upload
 
 _MERGED_PREFIX = "medusa_head."
 _HEAD_TENSOR = re.compile(r"(medusa_head\.)?\d{1,3}\.\d{1,3}\.(linear\.)?(weight|bias)")
@@ -268,7 +268,7 @@ class MedusaDrafter(LastRowDrafter):
 
     def start(self, start: Start) -> None:
         super().start(start)
-        self._slots = self._slots.to(self.hidden.device)
+        self._slots = upload(self._slots, self.hidden.device)
 
     def propose(self, budget: Budget) -> Proposal:
         tree, depth = self._tree, min(self._tree.depth, budget.depth)

@@ -28,7 +28,7 @@ from engine.drafters.texts import ROWS, TargetTrace
 from engine.kernels.cpu.operators import pack_linears
 from engine.model.target import Target
 from engine.proposal import Budget, Proposal
-from engine.tree import merge_prefixes
+from engine.tree import merge_prefixes, upload
 
 NUM_CANDIDATES = 50
 """Tokens of a beam's distribution that are kept, as in Apple's code."""
@@ -274,15 +274,17 @@ def merge(beams: Beams, root: int) -> Proposal:
 
     Source: arXiv:2403.09919, section 3.3.
     """
-    tokens, shape, nodes = merge_prefixes(beams.tokens.tolist())
+    # The one wait for the device: the tree's topology is needed on the host.
+    beam_tokens, beam_ranks = torch.stack([beams.tokens, beams.ranks]).tolist()
+    tokens, shape, nodes = merge_prefixes(beam_tokens)
     # A node may be on several beams; they share its prefix, so any of them will do.
     index_of = {node: i for i, node in enumerate(node for beam in nodes for node in beam)}
-    indices = torch.tensor([index_of[node] for node in range(1, len(shape))])
-    ranks = beams.ranks.flatten().tolist()
-    probs = beams.log_probs.exp().flatten()[indices.to(beams.log_probs.device)]
+    indices = [index_of[node] for node in range(1, len(shape))]
+    ranks, device = [rank for beam in beam_ranks for rank in beam], beams.tokens.device
+    probs = beams.log_probs.exp().flatten()[upload(torch.tensor(indices), device)]
     return Proposal(
-        torch.tensor([root, *tokens], device=beams.tokens.device),
+        upload(torch.tensor([root, *tokens]), device),
         shape,
-        [0, *(ranks[index] for index in indices.tolist())],
+        [0, *(ranks[index] for index in indices)],
         torch.cat([probs.new_ones(1), probs]),
     )

@@ -31,7 +31,7 @@ from engine.drafters.lookup.bounded import ENTRY_BYTES, BoundedTable, tokens_byt
 from engine.drafters.method import MethodConfig
 from engine.proposal import Budget, ExtraRows, Outcome, Proposal
 from engine.sampling import Draws
-from engine.tree import merge_prefixes
+from engine.tree import TreeShape, merge_prefixes, upload
 
 DrawWindow = Callable[[Sequence[int], int, Draws], list[int]]
 """(prompt ids, number of tokens, the run's draws) → the first level of the window."""
@@ -141,6 +141,10 @@ class JacobiWindow:
         return sum(map(len, self.levels))
 
     @property
+    def max_depth(self) -> int:
+        return max(len(level) - 1 + max(i, 1) for i, level in enumerate(self.levels) if level)
+
+    @property
     def tokens(self) -> list[int]:
         return [token for level in self.levels for token in level]
 
@@ -150,7 +154,7 @@ class JacobiWindow:
         visible = mask.new_zeros(len(tokens), num_nodes + len(tokens))
         visible[:, 0] = True
         visible[:, num_nodes:] = mask
-        return ExtraRows(tokens, depths, visible)
+        return ExtraRows(tokens, depths, visible, self.max_depth)
 
     def results(self, best: Sequence[int], num_nodes: int) -> list[int]:
         """The argmaxes at the newest level, from those of every row of the forward.
@@ -188,7 +192,7 @@ def _geometry(widths: tuple[int, ...], device: torch.device) -> tuple[Tensor, Te
             visible[row, : column + (level == 0)] = True
             for upper in range(1, level + 1):
                 visible[row, starts[upper] + column] = True
-    return depths.to(device), visible.to(device)
+    return upload(depths, device), upload(visible, device)
 
 
 class LookaheadDrafter(Drafter):
@@ -232,7 +236,7 @@ class LookaheadDrafter(Drafter):
         drafted, shape, _ = merge_prefixes(guesses)
         # The window is not cut to max_depth, because it serves later steps. Where it exceeds the
         # context there are none, and the loop drops it.
-        rows = torch.tensor([root, *drafted, *self._window.tokens], device=self._device)
+        rows = upload(torch.tensor([root, *drafted, *self._window.tokens]), self._device)
         n = len(shape)
         extra = self._window.rows(rows[n:], n) if self._window.num_rows else None
         return Proposal(rows[:n], shape, extra=extra)
@@ -246,18 +250,19 @@ class LookaheadDrafter(Drafter):
     def _learn_from_rows(self, outcome: Outcome) -> None:
         """What the target predicts after the verified tree and the window's rows."""
         root, proposal = self.text[-1], outcome.proposal
-        best = outcome.output.argmax()
-        self._learn_from_tree(proposal, best)
+        best = outcome.argmax()
+        self._learn_from_tree(proposal.shape, outcome.tokens(), best)
         if (proposal.extra is None) == (self._window.num_rows == 0):
             results = self._window.results(best, len(proposal.shape))
             for column in self._window.advance(root, results):
                 for begin in range(len(column) - 1):
                     self._pool.add(column[begin:])
 
-    def _learn_from_tree(self, proposal: Proposal, best: Sequence[int]) -> None:
+    def _learn_from_tree(
+        self, shape: TreeShape, tokens: Sequence[int], best: Sequence[int]
+    ) -> None:
         """The predictions after each verified token, with the token and its parent as keys."""
-        tokens = proposal.tokens.tolist()
-        for node, parent in enumerate(proposal.shape.parents):
+        for node, parent in enumerate(shape.parents):
             self._pool.add((tokens[node], best[node]))
             if node and self.config.max_ngram_size > 2:
                 self._pool.add((tokens[parent], tokens[node], best[node]))

@@ -22,7 +22,7 @@ from engine.drafters.lookup.bounded import ENTRY_BYTES, BoundedTable, tokens_byt
 from engine.drafters.method import DraftShape, MethodConfig, draft_len
 from engine.proposal import Budget, Proposal
 from engine.steps import Bypass
-from engine.tree import TreeShape
+from engine.tree import TreeShape, upload
 
 Tokens = tuple[int, ...]
 
@@ -109,7 +109,7 @@ class NGramDrafter(Drafter):
 
     def propose(self, budget: Budget) -> Proposal:
         draft = self._lookup.draft(self.text)[: min(budget.depth, budget.nodes)]
-        tokens = torch.tensor([self.text[-1], *draft], device=self._target.device)
+        tokens = upload(torch.tensor([self.text[-1], *draft]), self._target.device)
         bypass: Bypass | None = "room" if len(self.text) + 1 >= self._end else None
         return Proposal(tokens, TreeShape.chain(len(draft)), bypass=bypass)
 

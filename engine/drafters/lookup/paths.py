@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from engine.proposal import Proposal
-from engine.tree import TreeShape
+from engine.tree import TreeShape, upload
 
 
 @dataclass(slots=True)
@@ -33,9 +33,9 @@ class Continuation:
     def proposal(self, root: int, device: torch.device) -> Proposal:
         is_chain = self.parents == list(range(len(self.tokens)))
         return Proposal(
-            torch.tensor([root, *self.tokens], device=device),
+            upload(torch.tensor([root, *self.tokens]), device),
             TreeShape.chain(len(self.tokens)) if is_chain else TreeShape([-1, *self.parents]),
-            draft_probs=torch.tensor([1.0, *self.probs], device=device),
+            draft_probs=upload(torch.tensor([1.0, *self.probs]), device),
         )
 
 

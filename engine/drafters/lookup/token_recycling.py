@@ -123,8 +123,7 @@ class TokenRecyclingDrafter(Drafter):
         num_shared = self.num_shared if self.config.keep_matrix else 0
         if self.config.recycle_prompt:
             self._recycle(start.prompt_ids[max(0, num_shared - 1) :])
-        last = torch.tensor(start.prompt_ids[-1:], device=self._target.device)
-        self._write(last, start.output.logits[-1:])
+        self._write(start.prompt_ids[-1:], start.output.logits[-1:])
 
     def propose(self, budget: Budget) -> Proposal:
         tokens = torch.full((len(self._tree) + 1,), self.text[-1], device=self._target.device)
@@ -137,8 +136,9 @@ class TokenRecyclingDrafter(Drafter):
     def observe(self, outcome: Outcome) -> None:
         root = self.text[-1]
         super().observe(outcome)
-        tokens, logits = outcome.proposal.tokens, outcome.output.logits
+        logits = outcome.output.logits
         if len(logits):
+            tokens = outcome.tokens()
             self._write(tokens, logits[: len(tokens)], outcome.path)
         else:
             self._recycle([root, *outcome.committed])
@@ -146,17 +146,16 @@ class TokenRecyclingDrafter(Drafter):
     def close(self) -> None:
         self._matrix = self._empty()
 
-    def _write(self, tokens: Tensor, logits: Tensor, path: Sequence[int] = ()) -> None:
-        """Replace the rows of `tokens` `(n,)` by the best of `logits` `(n, vocab)`.
+    def _write(self, ids: Sequence[int], logits: Tensor, path: Sequence[int] = ()) -> None:
+        """Replace the rows of n tokens by the best of `logits` `(n, vocab)`.
 
         Where a token occurs in several rows, one on the accepted path wins, then the last one.
         """
         best = topk(logits, self.config.matrix_top_k, with_logsumexp=False).ids
-        ids = tokens.tolist()
         # For few tokens a dictionary is faster than tensors.
         rows = dict(zip(ids, range(len(ids)), strict=True))
         rows |= {ids[node]: node for node in path}
-        pair = upload(torch.tensor([list(rows), list(rows.values())]), tokens.device)
+        pair = upload(torch.tensor([list(rows), list(rows.values())]), logits.device)
         self._matrix[pair[0]] = best[pair[1]]
 
     def _recycle(self, tokens: Sequence[int]) -> None:
@@ -171,10 +170,10 @@ class TokenRecyclingDrafter(Drafter):
             own[after] = None
         if not successors:
             return
-        index = torch.tensor(list(successors), device=self._target.device)
+        index = upload(torch.tensor(list(successors)), self._target.device)
         rows = zip(successors.values(), self._matrix[index].tolist(), strict=True)
         ranked = [_ranked([*reversed(own), *row], len(row)) for own, row in rows]
-        self._matrix[index] = torch.tensor(ranked, device=self._target.device)
+        self._matrix[index] = upload(torch.tensor(ranked), self._target.device)
 
     def _empty(self) -> Tensor:
         """A matrix without successors; its last row is that of `UNKNOWN` itself."""
@@ -195,7 +194,6 @@ def _levels(tree: ChoiceTree, device: torch.device) -> list[tuple[int, int, Tens
     for depth in range(1, tree.depth + 1):
         begin = depths.index(depth)
         end = begin + depths.count(depth)
-        parents = torch.tensor(tree.shape.parents[begin:end], device=device)
-        ranks = torch.tensor(tree.ranks[begin:end], device=device)
-        levels.append((begin, end, parents, ranks))
+        pair = torch.tensor([tree.shape.parents[begin:end], tree.ranks[begin:end]])
+        levels.append((begin, end, *upload(pair, device)))
     return levels

@@ -9,6 +9,7 @@ left; the log says so once.
 
 from __future__ import annotations
 
+import functools
 import logging
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -106,7 +107,13 @@ class Size(NamedTuple):
 
 
 class GraphRunner(Forward):
-    """Runs a model that `why_not` has nothing against over new rows, by graphs where they fit."""
+    """Runs a model that `why_not` has nothing against over new rows, by graphs where they fit.
+
+    Attributes:
+        verdict: whether graphs pay here, in words.
+    """
+
+    verdict = "used"
 
     def __init__(self, model: PreTrainedModel, capturer: Capturer) -> None:
         self._modules = ModulesForward(model)
@@ -119,6 +126,7 @@ class GraphRunner(Forward):
         self._inputs: dict[int, Inputs] = {}
         self._graphs: dict[Size, Graph[TargetOutput]] = {}
         self._addresses: tuple[int, ...] = ()
+        self._cache: StaticCache | None = None
 
     # ---- what it is
 
@@ -131,7 +139,7 @@ class GraphRunner(Forward):
         inputs = sum(inputs.num_bytes for inputs in self._inputs.values())
         return {
             **super().environment(),
-            "cuda_graphs": "used" if self._fault is None else f"given up: {self._fault}",
+            "cuda_graphs": self.verdict if self._fault is None else f"given up: {self._fault}",
             "graph_bytes": self._capturer.num_bytes + inputs,
             "static_cache_bytes": self._store.num_bytes,
         }
@@ -176,22 +184,26 @@ class GraphRunner(Forward):
         if addresses != self._addresses:  # larger buffers have replaced those of the graphs
             self._graphs.clear()
             self._addresses = addresses
-        if size not in self._graphs:
-
-            def run() -> TargetOutput:
-                additive = self._modules.adds_mask
-                mask = inputs.mask(size.context, self._dtype, additive=additive)
-                rows = Rows(inputs.tokens, inputs.positions)
-                with cache.fixed(inputs.places(), size.context):
-                    return self._modules.masked(rows, mask, cache, size.needs, last_only=False)
-
-            try:
+        self._cache = cache
+        try:
+            if size not in self._graphs:
+                run = functools.partial(self._run, size, inputs)
                 self._graphs[size] = self._capturer.capture(run)
-            except CaptureError as error:
-                self._give_up(str(error))
-                return None
-        self._graphs[size].replay()
-        return self._graphs[size].results
+            self._graphs[size].replay()
+            return self._graphs[size].results
+        except CaptureError as error:
+            self._give_up(str(error))
+            return None
+        finally:
+            self._cache = None
+
+    def _run(self, size: Size, inputs: Inputs) -> TargetOutput:
+        """What a graph holds: a forward over the inputs and the buffers of whichever cache."""
+        assert self._cache is not None
+        mask = inputs.mask(size.context, self._dtype, additive=self._modules.adds_mask)
+        rows = Rows(inputs.tokens, inputs.positions)
+        with self._cache.fixed(inputs.places(), size.context):
+            return self._modules.masked(rows, mask, self._cache, size.needs, last_only=False)
 
     def _give_up(self, fault: str) -> None:
         self._fault, self.name = fault, self._modules.name

@@ -186,11 +186,11 @@ def _in_order(generator: BatchGenerator, specs: Iterator[DialogueSpec]) -> Itera
 
 
 def _default_rows(target: Target, max_len: int) -> int:
-    """Dialogues to write at a time: many on CUDA, as far as half of the free memory goes.
+    """Dialogues to write at a time: many on an accelerator, as far as half of the free memory goes.
 
     Beyond 32 rows a processor computes no more of them per second, and dialogues only finish later.
     """
-    most = 512 if target.device.type == "cuda" else 32
+    most = 32 if target.device.type == "cpu" else 512
     free = free_bytes(target.device)
     if free is None:
         return most

@@ -49,7 +49,7 @@ class Windowed(Oracle):
         visible = torch.zeros(m, len(proposal.shape) + m, dtype=torch.bool)
         visible[:, 0] = True
         visible[:, len(proposal.shape) :] = torch.eye(m, dtype=torch.bool)
-        extra = ExtraRows(torch.full((m,), 7), torch.ones(m, dtype=torch.int64), visible)
+        extra = ExtraRows(torch.full((m,), 7), torch.ones(m, dtype=torch.int64), visible, 1)
         return replace(proposal, extra=extra)
 
 

@@ -1,0 +1,376 @@
+"""Everything that is to be known of a GPU, in one command: under nine minutes on one H100.
+
+    python -m benchmarks.gpu_day --out FILE.json [--device cuda] [--shapes embedded,1B,8B]
+    python -m benchmarks.gpu_day --smoke [--device pretend]
+
+Nothing is fetched: `embedded` is left out where its file is not in the cache, `1B` and `8B` are
+Llama shapes with random weights in bfloat16, made on the device. Prints the tables of
+PERFORMANCE.md: per model, one operator at a time and by CUDA graphs, a plain step and its share of
+the measured copy bandwidth, forwards of 1 to 64 rows, memory; every method against plain decoding,
+whether its text is the same, its speed, and how often a step waits; the GPU tests.
+FILE.json holds the same, FILE.trace.json one step for chrome://tracing. What fails is a line, and
+what no longer fits into `--seconds` is left out. `pretend` is the device of the tests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+import presets
+from benchmarks import ROOT, TARGET, random_heads, random_llama, read_options
+from engine.config import Limits
+from engine.decode import decode
+from engine.drafters import parse_method
+from engine.drafters.base import BuildContext, Drafter
+from engine.kernels.cuda.graphs import Capturer, CudaGraphs
+from engine.kernels.cuda.runner import GraphRunner, why_not
+from engine.model.clock import now, seconds
+from engine.model.loading import load_target, pick_device
+from engine.model.target import Target
+from engine.proposal import Needs, Proposal
+from engine.steps import End, Prefill, Step
+from engine.tree import TreeShape
+from engine.tuning.timing import synchronise
+from playground.host import paths
+
+ROWS = (1, 2, 4, 8, 16, 32, 64)
+METHODS: dict[str, dict[str, Any]] = {
+    "Autoregressive": {},
+    "NGram": {},
+    "Suffix": {"use_tree_spec": True},
+    "Lookahead": {},
+    "Token_Recycling": {},
+    "Draft_Target": {"speculative_model": "itself"},
+    "Medusa": {},
+    "ReDrafter": {},
+    "Eagle": {},
+    "Eagle3": {"eagle3_layers_to_capture": [0, 1, 2]},
+}
+"""Heads have random weights: what they cost is real, what is accepted is not."""
+
+
+@dataclass
+class Report:
+    """Lines as they are printed, and figures by name."""
+
+    out: Path
+    until_s: float
+    lines: list[str] = field(default_factory=list)
+    figures: dict[str, Any] = field(default_factory=dict)
+
+    def say(self, line: str) -> None:
+        print(line, flush=True)
+        self.lines.append(line)
+        self.out.write_text(json.dumps({"lines": self.lines, **self.figures}, indent=1) + "\n")
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Whatever fails inside is a line: a day with a GPU must not end at the first fault."""
+        try:
+            if time.monotonic() > self.until_s:
+                raise TimeoutError("no time left")
+            yield
+        except Exception as error:
+            at = traceback.extract_tb(error.__traceback__)[-1]
+            words = str(error).strip().partition("\n")[0] or type(error).__name__
+            self.say(f"{name}: failed: {words} ({Path(at.filename).name}:{at.lineno})")
+
+
+@dataclass(frozen=True)
+class Text:
+    """One text: its tokens, tokens per second after the first, and waits per step."""
+
+    token_ids: tuple[int, ...]
+    tok_s: float
+    mat: float
+    waits: float | None
+
+
+class Day:
+    """Measures on one device."""
+
+    def __init__(self, device: torch.device, options: argparse.Namespace, report: Report) -> None:
+        self.device, self.report = device, report
+        self.context, self.tokens, self.rounds = options.context, options.tokens, options.rounds
+        self.bytes_s = 0.0
+
+    def measure_copies(self, size: int) -> None:
+        """Bytes per second of copies on the device, read and written bytes both counted."""
+        source = torch.ones(size, dtype=torch.uint8, device=self.device)
+        target, speeds = torch.empty_like(source), []
+        for _ in range(12):
+            synchronise(self.device)
+            began = time.perf_counter()
+            for _ in range(4):
+                target.copy_(source)
+            synchronise(self.device)
+            speeds.append(4 * 2 * size / (time.perf_counter() - began))
+        self.bytes_s = statistics.median(speeds[2:])
+        self.report.figures["copy_bytes_per_s"] = self.bytes_s
+        self.report.say(f"copy bandwidth: {self.bytes_s / 1e12:.3f} TB/s")
+
+    # ---- forwards
+
+    def forwards(self, name: str, target: Target, way: str) -> torch.Tensor:
+        """Steps of 1 to 64 rows behind a text; returns the logits of the widest."""
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+        spent = {rows: self._forward_ms(target, rows) for rows in ROWS}
+        read = random_llama.read_bytes(target.model, self.context)
+        share = read / (spent[1] / 1000) / self.bytes_s
+        table = "".join(f"{ms:9.2f}" for ms in spent.values())
+        self.report.say(f"{name:10}{way:8}{table}  ms, 1 row at {share:.1%} of the bandwidth")
+        found = {"ms": spent, "share": share, "memory_bytes": self._memory(target)}
+        self.report.figures.setdefault(name, {})[way] = found
+        memory = ", ".join(f"{kind} {size / 2**20:.0f}" for kind, size in self._memory(target))
+        self.report.say(f"{'':18}MiB: {memory}")
+        return self._logits(target, 64)
+
+    def _memory(self, target: Target) -> list[tuple[str, int]]:
+        said = target.environment()
+        sizes = [("weights", target.num_bytes)]
+        names = (("cache", "static_cache_bytes"), ("graphs", "graph_bytes"))
+        sizes += [(kind, int(said[key])) for kind, key in names if key in said]
+        if self.device.type == "cuda":
+            sizes.append(("peak", torch.cuda.max_memory_allocated(self.device)))
+        return sizes
+
+    def _forward_ms(self, target: Target, rows: int) -> float:
+        spans = []
+        with self._verifying(target, rows) as verify:
+            for _ in range(4 + 4 * self.rounds):
+                began = now(self.device)
+                verify()
+                spans.append((began, now(self.device)))
+            return 1000 * statistics.median([seconds(span) for span in spans[4:]])
+
+    def _logits(self, target: Target, rows: int) -> torch.Tensor:
+        with self._verifying(target, rows) as verify:
+            return verify().float().cpu()
+
+    @contextmanager
+    def _verifying(self, target: Target, rows: int) -> Iterator[Callable[[], torch.Tensor]]:
+        cache = target.new_cache(self.context + 64)
+        tokens = torch.arange(3, 3 + rows, device=self.device)
+        shape = TreeShape.chain(0) if rows == 1 else random_llama.likely_tree(rows - 1).shape
+        try:
+            prompt = [(31 * i + 5) % target.vocab_size for i in range(self.context)]
+            target.prefill(prompt, cache, Needs())
+            yield lambda: target.verify(Proposal(tokens, shape), cache, Needs()).logits
+        finally:
+            cache.free()
+
+    # ---- methods
+
+    def methods(self, name: str, target: Target) -> None:
+        """Every method against plain decoding on one text."""
+        with tempfile.TemporaryDirectory() as folder:
+            heads = random_heads.make_all(target, Path(folder))
+            plain: Text | None = None
+            for kind, settings in METHODS.items():
+                with self.report.part(f"{name} {kind}"):
+                    head = {"speculative_model": str(heads[kind])} if kind in heads else {}
+                    values = {"decoding_type": kind, "drafting": "as set", **settings, **head}
+                    drafter = parse_method(values).build(_context(target))
+                    self._text(target, drafter)  # captures and warms up
+                    text = self._text(target, drafter, counts=True)
+                    plain = plain or text
+                    same = "same text" if text.token_ids == plain.token_ids else "OTHER TEXT"
+                    waits = "" if text.waits is None else f", {text.waits:.2f} waits a step"
+                    self.report.say(
+                        f"{name:10}{kind:16}{text.tok_s:9.1f} tok/s  "
+                        f"{text.tok_s / plain.tok_s:5.2f}×  MAT {text.mat:.2f}  {same}{waits}"
+                    )
+                    drafter.close()
+
+    def _text(self, target: Target, drafter: Drafter, *, counts: bool = False) -> Text:
+        prompt = [i % target.vocab_size for i in range(7, 7 + self.context)]
+        limits = Limits(max_new_tokens=self.tokens, ignore_eos=True)
+        with ExitStack() as stack:
+            num_waits = stack.enter_context(_waits(self.device)) if counts else lambda: None
+            records = list(decode(target, drafter, prompt, limits=limits))
+            waits = num_waits()
+        steps = [record for record in records if isinstance(record, Step)]
+        first, end = records[0], records[-1]
+        assert isinstance(first, Prefill) and isinstance(end, End)
+        spent = steps[-1].at_s - first.ttft_s
+        mat = 1 + statistics.mean(step.num_accepted for step in steps)
+        speed = (len(end.output_ids) - 1) / spent
+        return Text(end.output_ids, speed, mat, None if waits is None else waits / len(steps))
+
+    # ---- a step's profile
+
+    def profile(self, name: str, target: Target) -> None:
+        """Kernels and gaps of one plain step, and its trace in a file."""
+        activities = [ProfilerActivity.CPU]
+        activities += [ProfilerActivity.CUDA] if self.device.type == "cuda" else []
+        with self._verifying(target, 1) as verify:
+            for _ in range(4):
+                verify()
+            synchronise(self.device)
+            with profile(activities=activities) as prof:
+                verify().argmax(dim=-1).tolist()
+                synchronise(self.device)
+        trace, whereto = self.report.out.with_suffix(".trace.json"), ""
+        if self.report.out != Path(os.devnull):
+            prof.export_chrome_trace(str(trace))
+            whereto = f"; trace in {trace}"
+        kernels = sorted(
+            (event.time_range.start, event.time_range.end)
+            for event in prof.events() or ()
+            if event.device_type != torch.autograd.DeviceType.CPU
+        )
+        busy = sum(end - begin for begin, end in kernels)
+        whole = kernels[-1][1] - kernels[0][0] if kernels else 0
+        operators = sum(event.count for event in prof.key_averages())
+        self.report.say(
+            f"{name:10}one step: {operators} operators, {len(kernels)} kernels, "
+            f"{busy / 1000:.2f} ms busy of {whole / 1000:.2f} ms{whereto}"
+        )
+
+
+def _context(target: Target) -> BuildContext:
+    from engine.model.sources import TargetSpec
+
+    def resolve(name: str) -> TargetSpec:
+        here = name == "itself"
+        return TargetSpec(name=name, hub="a/b") if here else TargetSpec.of_path_or_hub(name)
+
+    return BuildContext(target, resolve, lambda spec, **_: target)
+
+
+@contextmanager
+def _waits(device: torch.device) -> Iterator[Callable[[], int | None]]:
+    """Counts the host's waits for the device inside, as the device tells them."""
+    if device.type == "pretend":
+        from tests.engine.device.pretend import logged
+
+        with logged() as log:
+            yield lambda: len(log.waits)
+        return
+    if device.type != "cuda":
+        yield lambda: None
+        return
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield lambda: sum("synchronizing" in str(w.message) for w in caught)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+def run_tests(report: Report) -> None:
+    """The tests that are marked gpu, in a process of their own."""
+    line = [sys.executable, "-m", "pytest", "-q", "-n", "0", "--gpu", "-m", "gpu", "tests"]
+    ran = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    failed = re.findall(r"^(?:FAILED|ERROR) .*", ran.stdout, re.MULTILINE)
+    summary = (ran.stdout.strip().splitlines() or ["no output"])[-1]
+    for words in (f"GPU tests: {summary}", *failed):
+        report.say(words)
+
+
+def model_of(shape: str, device: torch.device, dtype: torch.dtype) -> Any:
+    """A model on the device; LookupError where its weights are not here."""
+    if shape != "embedded":
+        return random_llama.make(shape, device, dtype)
+    os.environ["PIP_NO_INDEX"] = os.environ["HF_HUB_OFFLINE"] = "1"
+    spec, name = presets.resolve(TARGET), str(dtype).removeprefix("torch.")
+    where = "cpu" if device.type == "pretend" else str(device)
+    return load_target(spec, dtype=name, device=where, cache_dir=paths.cache_dir()).model.to(device)
+
+
+def _capturer(device: torch.device) -> Capturer:
+    if device.type != "pretend":
+        return CudaGraphs(device)
+    from tests.engine.device.reruns import Reruns
+
+    return Reruns()
+
+
+def _measure(shape: str, day: Day) -> None:
+    """One model, one operator at a time and by graphs."""
+    dtype = torch.bfloat16 if day.device.type == "cuda" else torch.float32
+    model = model_of(shape, day.device, dtype)
+    eager = Target(model, None, name=shape)
+    logits = day.forwards(shape, eager, "eager")
+    fastest = eager
+    with day.report.part(f"{shape} graphs"):
+        reason = "there is no device" if day.device.type == "cpu" else why_not(model)
+        if reason is None:
+            runner = GraphRunner(model, _capturer(day.device))
+            fastest = Target(model, None, name=shape, forward=runner)
+            off = day.forwards(shape, fastest, "graphs") - logits
+            said, share = fastest.environment()["cuda_graphs"], float(off.std() / logits.std())
+            day.report.say(f"{'':18}graphs {said}, logits off by {share:.1e} of their spread")
+        else:
+            day.report.say(f"{shape:10}graphs  left out: {reason}")
+    with day.report.part(f"{shape} profile"):
+        day.profile(shape, fastest)
+    day.methods(shape, fastest)
+
+
+def _options(arguments: list[str] | None) -> argparse.Namespace:
+    smoke = {"shapes": "tiny", "context": 24, "tokens": 12, "rounds": 1, "out": Path(os.devnull)}
+    return read_options(
+        __doc__,
+        arguments=arguments,
+        smoke=smoke,
+        device="auto",
+        shapes="embedded,1B,8B",
+        context=512,
+        tokens=96,
+        rounds=5,
+        seconds=520.0,
+        out=Path("gpu_day.json"),
+    )
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measure, print and write."""
+    options = _options(arguments)
+    report = Report(options.out, time.monotonic() + options.seconds)
+    with ExitStack() as stack:
+        if options.device == "pretend":
+            from tests.engine.device.pretend import pretend_device
+
+            device = stack.enter_context(pretend_device())
+        else:
+            device = pick_device(options.device)
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
+        report.say(f"{name}, torch {torch.__version__}, context {options.context}")
+        day = Day(device, options, report)
+        with report.part("copies"):
+            day.measure_copies(8 << 20 if options.smoke else 2 << 30)
+        report.say("model     way     " + "".join(f"{rows:9}" for rows in ROWS) + "  rows")
+        for shape in options.shapes.split(","):
+            with report.part(shape):
+                _measure(shape, day)
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
+        if device.type == "cuda":
+            with report.part("GPU tests"):
+                run_tests(report)
+    report.say(f"done; written to {options.out}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,286 @@
+"""An accelerator that is pretended: tensors say `pretend:0`, their data is on the CPU.
+
+It refuses what CUDA refuses: tensors of two devices in one operator. It counts what the host would
+wait for on CUDA: scalars that are read, copies to the host, copies from pageable memory, operators
+whose output has a size that only the device knows. And it can write down every operator that runs.
+
+torch takes one backend of this kind a process, and keeps it.
+"""
+
+from __future__ import annotations
+
+import functools
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.backend_registration import (
+    _DummyDeviceGuard,
+    _DummyPrivateUse1Hook,
+    _setup_privateuseone_for_python_backend,
+)
+
+COPIES = ("aten::_to_copy", "aten::copy_", "aten::_copy_from")
+INDEXES = ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_")
+"""CUDA takes their indices on the host, too, and copies them."""
+RESIZED = ("arange.start_step", "arange.start", "arange", "eye", "eye.m", "randperm", "linspace")
+"""torch makes their result empty and resizes it, which a wrapper does not notice.
+
+`copy_` is beside them because a fallback is not found while the Python key is off, as it is where
+`torch.tensor` copies its data.
+"""
+UPLOAD = "copy from pinned memory"
+READS = ("aten::_local_scalar_dense", "aten::equal", "aten::multinomial")
+
+
+class Operator(NamedTuple):
+    name: str
+    numbers: tuple[Any, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+
+@dataclass
+class Log:
+    """What happened on the device.
+
+    Attributes:
+        waits: what the host waited for, and the line of ours that made it.
+        uploads: copies from pinned memory, which nothing waits for.
+        operators: name, numbers that it is called with, and the outputs' shapes.
+    """
+
+    waits: list[str] = field(default_factory=list)
+    uploads: list[str] = field(default_factory=list)
+    operators: list[Operator] = field(default_factory=list)
+
+    @property
+    def num_tensors(self) -> int:
+        return sum(len(operator.shapes) for operator in self.operators)
+
+
+_logs: list[Log] = []
+
+
+@contextmanager
+def logged() -> Iterator[Log]:
+    """What happens inside, on any thread."""
+    log = Log()
+    _logs.append(log)
+    try:
+        yield log
+    finally:
+        _logs.remove(log)
+
+
+class PretendTensor(Tensor):
+    """Says that it is on the device; `data_` is what it holds."""
+
+    data_: Tensor
+    # Else what is copied to the CPU would be of this class, too. torch's stub has only a method.
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @staticmethod
+    def __new__(cls, data: Tensor) -> PretendTensor:
+        made: PretendTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls,
+            data.size(),
+            strides=data.stride(),
+            storage_offset=data.storage_offset(),
+            dtype=data.dtype,
+            device=_device(),
+        )
+        made.data_ = data
+        return made
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        return f"on pretend:0 {self.data_}"
+
+    def tolist(self) -> Any:
+        return self.cpu().tolist()
+
+    def data_ptr(self) -> int:
+        return self.data_.data_ptr()
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        return _run(func, args, kwargs or {})
+
+
+@functools.cache
+def _device() -> torch.device:
+    """Registers it."""
+    # torch's own objects for these, kept here: it holds pointers to them, not references.
+    hook, guard = _DummyPrivateUse1Hook(), _DummyDeviceGuard()
+    _setup_privateuseone_for_python_backend("pretend", hook=hook, device_guard=guard)
+    everything = torch.library.Library("_", "IMPL")
+    everything.fallback(lambda func, *args, **named: _run(func, args, named), "PrivateUse1")
+    aten = torch.library.Library("aten", "IMPL")
+    for name in (*RESIZED, "copy_"):
+        aten.impl(name, functools.partial(_make, name), "PrivateUse1")
+    _kept.extend([everything, aten, hook, guard])
+    return torch.device("pretend", 0)
+
+
+_kept: list[Any] = []
+
+
+@contextmanager
+def pretend_device() -> Iterator[torch.device]:
+    """The device, as long as pinned memory is known as such."""
+    pinning = Tensor.pin_memory
+
+    def pin_memory(self: Tensor, device: Any = None) -> Tensor:
+        pinned = self.clone()
+        pinned.is_pinned_ = True  # type: ignore[attr-defined]
+        return pinned
+
+    Tensor.pin_memory = pin_memory  # type: ignore[method-assign, assignment]
+    try:
+        yield _device()
+    finally:
+        Tensor.pin_memory = pinning  # type: ignore[method-assign]
+
+
+def _make(name: str, *args: Any, **named: Any) -> Tensor:
+    packet, _, overload = name.partition(".")
+    func = getattr(getattr(torch.ops.aten, packet), overload or "default")
+    result: Tensor = _run(func, args, named)
+    return result
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """As torch's `tree_leaves`, in a fraction of the time."""
+    if isinstance(value, list | tuple | dict):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from _leaves(one)
+    else:
+        yield value
+
+
+def _mapped(change: Callable[[Any], Any], value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _mapped(change, one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)([_mapped(change, one) for one in value])
+    return change(value)
+
+
+def _bare(value: Any) -> Any:
+    if isinstance(value, torch.device):
+        return torch.device("cpu")
+    return value.data_ if isinstance(value, PretendTensor) else value
+
+
+def _run(func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    if func._can_decompose() and any(isinstance(x, PretendTensor) for x in _leaves(args)):
+        return func.decompose(*args, **named)
+    name = func._schema.name
+    tensors = [leaf for leaf in _leaves((args, named)) if isinstance(leaf, Tensor)]
+    theirs = [x for x in tensors if isinstance(x, PretendTensor)]
+    host = [x for x in tensors if not isinstance(x, PretendTensor)]
+    _refuse(func, name, args, named, theirs, host)
+    to = named.get("device")
+    leaves = to is not None and torch.device(to).type == "cpu"
+    waits = _waits(func, name, args, named, leaves=leaves)
+    bare, options = _mapped(_bare, args), _mapped(_bare, named)
+    if name == "aten::histc" and not bare[0].is_floating_point():  # CUDA alone counts integers
+        result = func(bare[0].double(), *bare[1:], **options).to(bare[0].dtype)
+    else:
+        result = func(*bare, **options)
+    shapes = tuple(tuple(x.shape) for x in _leaves(result) if isinstance(x, Tensor))
+    if not _logs:
+        waits = []
+    numbers = (
+        ()
+        if not _logs
+        else tuple(leaf for leaf in _leaves((args, named)) if isinstance(leaf, bool | int | float))
+    )
+    uploads = [wait for wait in waits if wait.startswith(UPLOAD)]
+    for log in _logs:
+        log.operators.append(Operator(str(func), numbers, shapes))
+        log.waits += [wait for wait in waits if wait not in uploads]
+        log.uploads += uploads
+    if leaves:
+        return result
+    known = {id(x.data_): x for x in theirs} | {id(x): x for x in host}
+    # A view of a weight is no inference tensor, wherever it is made.
+    inference = torch.is_inference_mode_enabled() and not (
+        func.is_view and not theirs[0].is_inference()
+    )
+    with torch.inference_mode(inference):
+        return _mapped(functools.partial(_wrapped, known), result)
+
+
+def _wrapped(known: dict[int, Tensor], value: Any) -> Any:
+    """What an operator returned, as tensors of the device; what was given is given back."""
+    if not isinstance(value, Tensor):
+        return value
+    if id(value) not in known:
+        return PretendTensor(value)
+    same = known[id(value)]
+    if same.shape != value.shape:
+        raise NotImplementedError("an operator resized a tensor of the pretended device")
+    return same
+
+
+def _refuse(
+    func: Any,
+    name: str,
+    args: tuple[Any, ...],
+    named: dict[str, Any],
+    theirs: list[PretendTensor],
+    host: list[Tensor],
+) -> None:
+    """RuntimeError where CUDA raises it."""
+    generator = named.get("generator")
+    if generator is not None and generator.device.type == "cpu":
+        raise RuntimeError(f"{name}: expected a pretend generator, found cpu")
+    if not theirs or not host or name in COPIES:
+        return
+    scalars = all(x.dim() == 0 for x in host)
+    if scalars and (torch.Tag.pointwise in func.tags or "fill_" in name or name in INDEXES):
+        return
+    if name in INDEXES and isinstance(args[0], PretendTensor):
+        if "put" not in name or isinstance(args[2], PretendTensor) or args[2].dim() == 0:
+            return
+    raise RuntimeError(f"{name}: expected all tensors on one device, found pretend:0 and cpu")
+
+
+def _waits(
+    func: Any, name: str, args: tuple[Any, ...], named: dict[str, Any], *, leaves: bool
+) -> list[str]:
+    """What the host waits for in this operator."""
+    kinds: list[str] = []
+    if name in READS or torch.Tag.dynamic_output_shape in func.tags and name not in INDEXES:
+        kinds.append(name)
+    if name in COPIES:
+        source = args[0] if name != "aten::copy_" else args[1]
+        into = args[0] if name == "aten::copy_" else args[1] if name == "aten::_copy_from" else None
+        outwards = leaves or (into is not None and not isinstance(into, PretendTensor))
+        if isinstance(source, PretendTensor):
+            kinds += ["copy to the host"] if outwards else []
+        elif not outwards and source.numel():
+            pinned = getattr(source, "is_pinned_", False)
+            kinds.append(UPLOAD if pinned else "copy from pageable memory")
+    if name in INDEXES:
+        for index in args[1]:
+            if index is not None and index.dtype in (torch.bool, torch.uint8):
+                kinds.append("index by a mask")
+            if index is not None and not isinstance(index, PretendTensor):
+                kinds.append("index on the host")
+    return [f"{kind} in {_our_line()}" for kind in kinds]
+
+
+def _our_line() -> str:
+    """The line of the engine that runs."""
+    for frame in reversed(traceback.extract_stack()):
+        folder, _, file = frame.filename.rpartition("/engine/")
+        if file and not folder.endswith("/tests"):
+            return f"{file}:{frame.lineno}"
+    return "a test"

@@ -1,0 +1,66 @@
+"""Texts written on the pretended device, and what each of their steps did there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.config import Limits, Sampling
+from engine.decode import decode
+from engine.drafters.base import Drafter
+from engine.model.target import Target
+from engine.steps import End, Step
+from tests.engine.device.pretend import Log, logged
+
+PROMPT = (7, 8, 9, 7, 8, 9, 7, 8)
+
+
+@dataclass(frozen=True)
+class Run:
+    output: tuple[int, ...]
+    logs: list[Log]
+    """Of every step."""
+    num_accepted: int
+
+    @property
+    def waits(self) -> list[int]:
+        return [len(log.waits) for log in self.logs]
+
+    @property
+    def tensors(self) -> list[int]:
+        return [log.num_tensors for log in self.logs]
+
+
+def run(
+    target: Target,
+    drafter: Drafter,
+    sampling: Sampling | None = None,
+    *,
+    prompt: Sequence[int] = PROMPT,
+    tokens: int = 20,
+    prefix_caching: bool = False,
+) -> Run:
+    """One text, its end ignored unless a grammar ends it."""
+    sampling = sampling or Sampling()
+    limits = Limits(max_new_tokens=tokens, ignore_eos=not sampling.constrained)
+    records = decode(
+        target, drafter, prompt, sampling=sampling, limits=limits, prefix_caching=prefix_caching
+    )
+    logs, accepted = list[Log](), 0
+    while True:
+        with logged() as log:
+            record = next(records)
+        if isinstance(record, Step):
+            logs.append(log)
+            accepted += record.num_accepted
+        if isinstance(record, End):
+            # What comes after the end keeps the prefix.
+            assert next(records, None) is None
+            return Run(record.output_ids, logs, accepted)
+
+
+def assert_waits(logs: Sequence[Log], first: int = 1, later: int = 1) -> None:
+    """No step waits more often than this; names the lines that did."""
+    for number, log in enumerate(logs):
+        most = later if number else max(first, later)
+        assert len(log.waits) <= most, f"step {number}: {log.waits}"

@@ -1,0 +1,159 @@
+"""Every method, wholly on a pretended device: the CPU's text, no mixed devices, one wait a step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import presets
+from benchmarks import random_heads
+from engine.config import Sampling
+from engine.drafters import methods as all_methods
+from engine.drafters import parse_method
+from engine.model.loading import load_target
+from engine.training.methods import METHODS as TRAINED
+from engine.training.trainer import Trainer
+from playground.host.paths import cache_dir
+from tests.engine.device.methods import METHODS, drafter_for, moved, target_of
+from tests.engine.device.runs import PROMPT, assert_waits, run
+from tests.engine.training.conftest import grow, learnable_target
+from tests.engine.training.test_training import settings
+from tests.models import HYBRIDS, build_context, tiny_target
+
+WAYS = {
+    "greedy": Sampling(),
+    "tokens": Sampling(temperature=0.8, seed=3, verification="token"),
+    "block": Sampling(temperature=0.8, seed=3, verification="block"),
+}
+TOPOLOGY = "which nodes the tree has is decided on the device and needed to verify it"
+MORE_WAITS: dict[str, tuple[int, int, str]] = {
+    "recycling": (3, 2, "the prompt's rows are ranked once; " + TOPOLOGY),
+    "combined": (3, 2, "as its model, recycling"),
+    "eagle-dynamic": (2, 2, TOPOLOGY),
+    "eagle3-dynamic": (2, 2, TOPOLOGY),
+    "dflash-tree": (2, 2, TOPOLOGY),
+    "redrafter": (2, 2, TOPOLOGY),
+    "draft-model-unsure": (5, 5, "each draft token may be the last, which its probability says"),
+    "draft-model-text": (2, 2, "the draft is tokenized again"),
+    "medusa-typical": (2, 2, "typical acceptance reads its own verdict; lossy"),
+    "mtp-relaxed": (9, 9, "relaxed acceptance reads node by node; lossy"),
+}
+"""Waits of the first step and of the others, and why."""
+LOOKUP_TENSORS, NETWORK_TENSORS = 560, 2300
+"""A tiny target's forward makes about 300; draft models and assistants make four of their own."""
+
+
+def test_every_method_is_here() -> None:
+    assert {values["decoding_type"] for values in METHODS.values()} == {*all_methods()}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_writes_the_cpus_text(name: str, way: str, device: torch.device) -> None:
+    own = target_of(name)
+    expected = run(own, drafter_for(own, name), WAYS[way])
+    target = moved(own, device)
+    drafter = drafter_for(target, name)
+    result = run(target, drafter, WAYS[way])
+    assert result.output == expected.output and result.num_accepted == expected.num_accepted
+    first, later, _ = MORE_WAITS.get(name, (1, 1, ""))
+    assert_waits(result.logs, first, later)
+    assert max(result.tensors) < (NETWORK_TENSORS if drafter.has_network else LOOKUP_TENSORS)
+
+
+@pytest.mark.parametrize("name", ["ngram", "eagle-chain", "draft-model"])
+def test_the_controller_decides_without_reading_more(name: str, device: torch.device) -> None:
+    """Its choices follow the clock; the text does not."""
+    own = target_of(name)
+    target = moved(own, device)
+    result = run(target, drafter_for(target, name, "auto"), tokens=40)
+    assert result.output == run(own, drafter_for(own, "plain"), tokens=40).output
+    assert_waits(result.logs, first=2)
+
+
+@pytest.mark.parametrize("way", ["greedy", "tokens"])
+@pytest.mark.parametrize("name", ["ngram", "eagle", "medusa"])
+def test_a_grammar_reads_the_draft_once_more(name: str, way: str, device: torch.device) -> None:
+    """Its matcher walks the draft before it is verified."""
+    grammar = {"structured_output": "regex", "grammar": "[ab]{3}cd[0-9]{4}(ef){2}"}
+    sampling = WAYS[way].replace(**grammar)
+    own = target_of(name)
+    target = moved(own, device)
+    own.config.eos_token_id = target.config.eos_token_id = 256
+    try:
+        result = run(target, drafter_for(target, name), sampling)
+        assert result.output == run(own, drafter_for(own, name), sampling).output
+        assert_waits(result.logs, 2, 2)
+    finally:
+        own.config.eos_token_id = None
+
+
+@pytest.mark.parametrize("name", ["ngram", "eagle3", "medusa", "draft-model", "mtp"])
+def test_the_next_turn_goes_on_from_the_last_one(name: str, device: torch.device) -> None:
+    own = target_of(name)
+    target = moved(own, device)
+    drafter, reference = drafter_for(target, name), drafter_for(own, name)
+    prompt = list(PROMPT)
+    for turn in range(3):
+        result = run(target, drafter, prompt=prompt, tokens=10, prefix_caching=True)
+        expected = run(own, reference, prompt=prompt, tokens=10, prefix_caching=True)
+        assert result.output == expected.output
+        assert_waits(result.logs)
+        prompt += [*result.output, 3 + turn, 4]
+    own.prefixes.clear()
+
+
+@pytest.mark.parametrize("family", HYBRIDS)
+def test_recurrent_states_are_rolled_back_without_waiting(
+    family: str, device: torch.device
+) -> None:
+    own = tiny_target(family, eos_token_id=None)
+    target = moved(own, device)
+    for prompt in (PROMPT, (*PROMPT, 3, 4, 5, 6)):
+        for sampling in (WAYS["greedy"], WAYS["tokens"]):
+            result = run(target, drafter_for(target, "ngram"), sampling, prompt=prompt, tokens=12)
+            expected = run(own, drafter_for(own, "ngram"), sampling, prompt=prompt, tokens=12)
+            assert result.output == expected.output
+            assert_waits(result.logs)
+
+
+@pytest.mark.parametrize("method", TRAINED)
+def test_a_training_step_is_the_cpus(method: str, device: torch.device, tmp_path: Path) -> None:
+    own = learnable_target()
+    *_, corpus = grow(own, tmp_path / "corpus", num_tokens=1200, rows=8)
+    losses = []
+    for target in (own, moved(own, device)):
+        trainer = Trainer(target, corpus, settings(method), tmp_path / str(target.device.type))
+        losses += [[output.loss for output in trainer.steps(1)]]
+        trainer.close()
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+EMBEDDED = {
+    "draft-model": {"decoding_type": "Draft_Target", "speculative_model": "itself"},
+    **{kind: {"decoding_type": kind} for kind in ("Medusa", "ReDrafter", "Eagle", "Eagle3")},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.network
+@pytest.mark.parametrize("name", EMBEDDED)
+def test_the_embedded_model_writes_the_cpus_tokens(
+    name: str, device: torch.device, tmp_path: Path
+) -> None:
+    spec = presets.resolve("smollm2-135m-instruct")
+    own = load_target(spec, dtype="float32", device="cpu", cache_dir=cache_dir())
+    target = moved(own, device)
+    values: dict[str, Any] = {"drafting": "as set", **EMBEDDED[name]}
+    if name != "draft-model":
+        values["speculative_model"] = str(random_heads.make_all(own, tmp_path)[name])
+    config, prompt = parse_method(values), own.encode("The sky is")
+    results = [
+        run(one, config.build(build_context(one, itself=one)), prompt=prompt, tokens=4)
+        for one in (own, target)
+    ]
+    assert results[0].output == results[1].output
+    assert_waits(results[1].logs, *((2, 2) if name == "ReDrafter" else (1, 1)))
