@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from transformers.utils.hub import cached_file
 
 from engine.errors import PlaygroundError, TargetError
+from engine.kernels.cpu import native
+from engine.kernels.cpu.compile import NO_COMPILER, find_compiler
+from engine.kernels.cpu.gguf import GGUFFile
+from engine.kernels.cpu.gguf_model import can_read, why_slow
 from engine.model.files import check_sizes, read_settings
 from engine.model.kinds import is_recurrent
 from engine.model.loading import (
@@ -23,9 +26,13 @@ from engine.model.loading import (
     pick_device,
     pick_dtype,
 )
+from engine.model.packed import num_weights
 from engine.model.placement import Share, first_of, is_placement, placed
-from engine.model.reading import checked_parameters, read_config, translate_errors
+from engine.model.reading import empty_model, read_config, translate_errors
 from engine.model.sources import TargetSpec, Weights, locate, without_telemetry
+
+if TYPE_CHECKING:  # seconds of importing, which the page's start does without
+    from transformers import PreTrainedModel
 
 LICENCE = re.compile(r"^license(?:_name)?:\s*['\"]?([\w.+ -]{1,80})", re.MULTILINE)
 MOST_CARD_CHARS = 20_000
@@ -36,9 +43,11 @@ class TargetFacts:
     """A target before it is loaded.
 
     Attributes:
+        dtype: that it would be loaded in: `q4`, `bfloat16`, …
         num_bytes: that its weights need in memory.
         free_bytes: of the device; None where it cannot be told.
-        licence: as the model card says it; None where it says nothing.
+        licence: as the file or the model card says it; None where neither does.
+        slow: why the compiled kernels do not run it; None where they do, or on other devices.
         quantization: types of a GGUF file's matrices, those of most weights first.
         fault: why it cannot be loaded here; None where nothing is known against it.
         shares: of the devices that it is spread over.
@@ -46,13 +55,26 @@ class TargetFacts:
 
     architecture: str
     num_parameters: int
+    dtype: str
     num_bytes: int
     free_bytes: int | None
     context_len: int | None
     licence: str | None
     fault: str | None
+    slow: str | None = None
     shares: tuple[Share, ...] = ()
     quantization: tuple[str, ...] = ()
+
+
+class _Model(NamedTuple):
+    """What a config or a header says; `empty` is the model without its weights."""
+
+    architecture: str
+    num_parameters: int
+    context_len: int | None
+    fault: str | None = None
+    slow: str | None = None
+    empty: PreTrainedModel | None = None
 
 
 def facts_of(spec: TargetSpec, *, dtype: str, device: str, cache_dir: Path) -> TargetFacts:
@@ -68,67 +90,72 @@ def facts_of(spec: TargetSpec, *, dtype: str, device: str, cache_dir: Path) -> T
     weights = locate(spec, cache_dir)
     with translate_errors(spec):
         file, num_bytes = opened(weights)
-        facts = (
-            _of_header(file.metadata, file.num_weights)
-            if file is not None
-            else _of_config(spec, weights, num_bytes)
-        )
-        architecture, count, context_len, fault, licence = facts
-        licence = licence or _licence(weights)
-    if file is not None and where.type == "cpu" and (bits is not None or dtype == "auto"):
-        bits = file.bits or bits
-    free, needed = free_bytes(where), needed_bytes(count, torch_dtype, bits, file)
-    shares: tuple[Share, ...] = ()
+        model = _of_header(file) if file else _of_config(spec, weights, num_bytes, torch_dtype)
+    slow, fault, shares = None, model.fault, tuple[Share, ...]()
+    if where.type == "cpu":
+        slow = NO_COMPILER if find_compiler() is None else model.slow
+        if file is not None and dtype == "auto" and slow != NO_COMPILER:
+            bits = file.bits
+        if file is not None and file.metadata.get(f"{file.architecture}.expert_count"):
+            bits = None  # by way of floats
+    free = free_bytes(where)
+    needed = needed_bytes(model.num_parameters, torch_dtype, bits, file)
     if is_placement(device):
         free = None
-        if fault is None and file is None:
-            shares, fault = _shares(weights, device, torch_dtype)
+        if model.empty is not None:
+            shares, fault = _shares(model.empty, device, torch_dtype)
     elif fault is None and free is not None and needed > free:
         fault = f"Its weights need {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free."
-    types = () if file is None else tuple(file.weights_by_type)
+    licence = None if file is None else file.metadata.get("general.license")
     return TargetFacts(
-        architecture, count, needed, free, context_len, licence, fault, shares, types
+        architecture=model.architecture,
+        num_parameters=model.num_parameters,
+        dtype=str(torch_dtype).removeprefix("torch.") if bits is None else f"q{bits}",
+        num_bytes=needed,
+        free_bytes=free,
+        context_len=model.context_len,
+        licence=licence if isinstance(licence, str) else _licence(weights),
+        fault=fault,
+        slow=slow,
+        shares=shares,
+        quantization=() if file is None else tuple(file.weights_by_type),
     )
 
 
 def _shares(
-    weights: Weights, device: str, dtype: torch.dtype
+    empty: PreTrainedModel, device: str, dtype: torch.dtype
 ) -> tuple[tuple[Share, ...], str | None]:
     """What lies on which device, or why the model cannot be placed."""
     try:
-        return placed(read_config(weights), device, dtype, all_free_bytes()).shares, None
+        return placed(empty, device, dtype, all_free_bytes()).shares, None
     except TargetError as error:
         return (), str(error)
 
 
-_ModelFacts = tuple[str, int, int | None, str | None, str | None]
-"""Architecture, number of parameters, context length, fault, licence."""
-
-
-def _of_header(metadata: Mapping[str, Any], count: int) -> _ModelFacts:
-    from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
-
-    name = str(metadata["general.architecture"])
-    context = metadata.get(f"{name}.context_length")
+def _of_header(file: GGUFFile) -> _Model:
+    name = file.architecture
+    context = file.metadata.get(f"{name}.context_length")
     fault = None
-    if name not in GGUF_SUPPORTED_ARCHITECTURES:
+    if not can_read(name):
         fault = f"transformers cannot read GGUF files of the architecture {name}."
-    licence = metadata.get("general.license")
-    return name, count, context, fault, licence if isinstance(licence, str) else None
+    return _Model(name, file.num_weights, context, fault, why_slow(file))
 
 
-def _of_config(spec: TargetSpec, weights: Weights, num_bytes: int | None) -> _ModelFacts:
+def _of_config(
+    spec: TargetSpec, weights: Weights, num_bytes: int | None, dtype: torch.dtype
+) -> _Model:
     config = read_config(weights)
     names = getattr(config, "architectures", None) or [config.model_type]
     context = getattr(config.get_text_config(), "max_position_embeddings", None)
-    count, fault = 0, None
     try:
-        count = checked_parameters(config, num_bytes, spec.name)
+        empty = empty_model(config, num_bytes, spec.name, dtype=dtype)
     except PlaygroundError as error:
-        fault = str(error)
+        return _Model(str(names[0]), 0, context, str(error))
     except ValueError as error:  # transformers has no causal language model of this kind
         raise TargetError(f"{spec.name} is not a causal language model: {names[0]}.") from error
-    return str(names[0]), count, context, fault, None
+    return _Model(
+        str(names[0]), num_weights(empty), context, slow=native.why_not(empty), empty=empty
+    )
 
 
 def recurrent_by_config(folder: Path) -> bool:
