@@ -96,18 +96,20 @@ def quick_reader(file: GGUFFile) -> Iterator[None]:
     Other files are read as ever, by threads that load them meanwhile.
     """
     import gguf
+    from transformers import modeling_gguf_pytorch_utils as theirs
 
     _add_families()
-    plain, own = gguf.GGUFReader, file.path.resolve()
+    plain, bar, own = gguf.GGUFReader, theirs.tqdm, file.path.resolve()
 
     def reader(path: Any, *rest: Any) -> Any:
         return file.as_reader() if Path(path).resolve() == own else plain(path, *rest)
 
     gguf.GGUFReader = reader  # type: ignore[misc, assignment]
+    theirs.tqdm = lambda tensors, **_: tensors  # type: ignore[attr-defined]
     try:
         yield
     finally:
-        gguf.GGUFReader = plain  # type: ignore[misc]
+        gguf.GGUFReader, theirs.tqdm = plain, bar  # type: ignore[misc, attr-defined]
 
 
 def described(file: GGUFFile, weights: Weights, cache_dir: Path) -> Weights:
