@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -156,6 +157,32 @@ def _of_config(
     return _Model(
         str(names[0]), num_weights(empty), context, slow=native.why_not(empty), empty=empty
     )
+
+
+def titled(spec: TargetSpec) -> TargetSpec:
+    """The same, by the title that its GGUF file has, if it comes from one on this machine."""
+    with suppress(PlaygroundError):  # inspecting and loading it says what is wrong
+        if file := _local_file(spec):
+            return spec.replace(title=file.title)
+    return spec
+
+
+def has_chat_template(spec: TargetSpec) -> bool | None:
+    """Whether a target has a chat template; None where that is not known before it is loaded."""
+    with suppress(PlaygroundError):
+        if file := _local_file(spec):
+            return file.has_chat_template
+        if spec.path is not None:
+            folder = Path(spec.path).expanduser()
+            config = folder / "tokenizer_config.json"
+            inside = config.is_file() and "chat_template" in read_settings(config)
+            return inside or any(folder.glob("chat_template*"))
+    return None
+
+
+def _local_file(spec: TargetSpec) -> GGUFFile | None:
+    weights = None if spec.path is None else locate(spec, Path())
+    return None if weights is None or weights.gguf_file is None else opened(weights)[0]
 
 
 def recurrent_by_config(folder: Path) -> bool:

@@ -23,7 +23,7 @@ import numpy as np
 
 from engine.errors import SourceError, first_line
 from engine.model.files import check_file, check_sizes
-from engine.safe_text import short
+from engine.safe_text import short, visible
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q"}
 _SCALARS |= {12: "d"}
@@ -125,6 +125,22 @@ class GGUFFile:
     @property
     def architecture(self) -> str:
         return str(self.metadata["general.architecture"])
+
+    @property
+    def title(self) -> str:
+        """What its maker calls the model, and which file it is: of a name that says nothing, the
+        folder's."""
+        model = self.metadata.get("general.name")
+        model = model.strip() if isinstance(model, str) else ""
+        file = re.sub(r"-00001-of-\d{5}$", "", self.path.stem)
+        if re.fullmatch(r"(ggml-)?model([-._]?(i?q\d\w*|b?f(16|32)))?", file, re.IGNORECASE):
+            file = f"{self.path.resolve().parent.name}/{file}"
+        words = [re.sub(r"[\W_]+", "", text).lower() for text in (model, file)]
+        return visible(file if words[0] in ("", words[1]) else f"{model[:80]} ({file[-80:]})")
+
+    @property
+    def has_chat_template(self) -> bool:
+        return bool(self.metadata.get("tokenizer.chat_template"))
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,13 @@ ARCHITECTURES = {"gemma3_text": "gemma3", "mistral": "llama"}
 
 
 def write_gguf(
-    path: Path, kind: str = "Q4_1", family: str = "llama", *, scale: float = 1.0, **overrides: Any
+    path: Path,
+    kind: str = "Q4_1",
+    family: str = "llama",
+    *,
+    scale: float = 1.0,
+    about: Mapping[str, str] | None = None,
+    **overrides: Any,
 ) -> Path:
     """A model with all matrices of its layers of one type, its embedding in Q8_0.
 
@@ -26,10 +33,13 @@ def write_gguf(
 
     Args:
         scale: of its matrices.
+        about: further fields, such as `general.name`.
     """
     model = tiny_model(family, **{**SIZES, **overrides})
     architecture = ARCHITECTURES.get(family, family)
     writer = gguf.GGUFWriter(path, architecture)
+    for field, text in (about or {}).items():
+        writer.add_string(field, text)
     _write_fields(writer, architecture, model.config)
     (arch,) = (one for one, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(arch, model.config.num_hidden_layers)
