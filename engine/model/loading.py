@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
-from transformers import GenerationConfig
 from transformers.utils.hub import cached_file
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
@@ -275,6 +274,8 @@ def _tensors(
     """The checkpoint's, for packing; Unmapped if they are not those of the model."""
     if file is not None:
         return GGUFTensors(empty, file, plan.kernels, 16 if file.bits is not None else plan.bits)
+    from transformers import GenerationConfig
+
     if getattr(empty, "_keep_in_fp32_modules", None):
         raise Unmapped("some of its modules stay in float32")
     files = safetensors_files(weights.location, weights.revision)

@@ -6,6 +6,8 @@ transformers never runs code of a model's here, and nothing that it makes up get
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -120,6 +122,7 @@ def empty_model(
     Raises TargetError: it cannot serve, or its weights have not as many bytes as it needs.
     """
     check_can_roll_back(config.get_text_config(), name)
+    _import_models()
     with torch.device("meta"):
         model: PreTrainedModel = transformers.AutoModelForCausalLM.from_config(
             config, dtype=dtype, trust_remote_code=False
@@ -127,6 +130,17 @@ def empty_model(
     model.tie_weights()
     check_parameters(num_weights(model), num_bytes, name)
     return model
+
+
+@functools.cache
+def _import_models() -> None:
+    """Import what models share, but not SciPy for the losses of object detection: 0.3 s."""
+    utils: Any = transformers.utils
+    has_scipy, utils.is_scipy_available = utils.is_scipy_available, lambda: False
+    try:
+        importlib.import_module("transformers.modeling_utils")
+    finally:
+        utils.is_scipy_available = has_scipy
 
 
 def read_tokenizer(weights: Weights) -> PreTrainedTokenizerBase | None:
