@@ -104,7 +104,10 @@ def facts_of(spec: TargetSpec, *, dtype: str, device: str, cache_dir: Path) -> T
     if is_placement(device):
         free = None
         if model.empty is not None:
-            shares, fault = _shares(model.empty, device, torch_dtype)
+            try:
+                shares = placed(model.empty, device, torch_dtype, all_free_bytes()).shares
+            except TargetError as error:
+                fault = str(error)
     elif fault is None and free is not None and needed > free:
         fault = f"Its weights need {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free."
     licence = None if file is None else file.metadata.get("general.license")
@@ -123,23 +126,16 @@ def facts_of(spec: TargetSpec, *, dtype: str, device: str, cache_dir: Path) -> T
     )
 
 
-def _shares(
-    empty: PreTrainedModel, device: str, dtype: torch.dtype
-) -> tuple[tuple[Share, ...], str | None]:
-    """What lies on which device, or why the model cannot be placed."""
-    try:
-        return placed(empty, device, dtype, all_free_bytes()).shares, None
-    except TargetError as error:
-        return (), str(error)
-
-
 def _of_header(file: GGUFFile) -> _Model:
     name = file.architecture
-    context = file.metadata.get(f"{name}.context_length")
-    fault = None
-    if not can_read(name):
-        fault = f"transformers cannot read GGUF files of the architecture {name}."
-    return _Model(name, file.num_weights, context, fault, why_slow(file))
+    fault = f"transformers cannot read GGUF files of the architecture {name}."
+    return _Model(
+        name,
+        file.num_weights,
+        file.metadata.get(f"{name}.context_length"),
+        None if can_read(name) else fault,
+        why_slow(file),
+    )
 
 
 def _of_config(

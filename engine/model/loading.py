@@ -121,7 +121,9 @@ def load_target(
             plan, reason = _native_plan(spec, empty, cache_dir)
         model, remark = _read_model(spec, weights, empty, file, plan, kind, place, tell)
     tell("Preparing it for this device", 0.95)
-    provenance = _provenance(spec, weights, config)
+    revision = weights.revision or getattr(config, "_commit_hash", None)
+    provenance = {"weights": weights.fingerprint, "revision": revision}
+    provenance |= {} if spec.random is None else {"random_weights": True}
     target = Target(model, tokenizer, name=spec.name, provenance=provenance)
     target = _fastest(target, spec, plan, reason)
     no_compiler = target.device.type == "cpu" and target.kernels is None and not find_compiler()
@@ -140,15 +142,14 @@ def _place(
     if is_placement(device):
         return placed(model, device, dtype, all_free_bytes())
     where = pick_device(device)
-    _check_memory(spec, needed, dtype, where)
+    free = free_bytes(where)
+    if free is not None and needed > free:
+        raise OutOfMemoryError(
+            f"{spec.name} needs about {needed / 2**30:.1f} GiB for its weights in "
+            f"{str(dtype).removeprefix('torch.')}, but {where} has {free / 2**30:.1f} GiB free. "
+            "Choose a smaller model, a smaller dtype or another device."
+        )
     return where
-
-
-def _provenance(spec: TargetSpec, weights: Weights, config: Any) -> dict[str, Any]:
-    """Which weights these are."""
-    revision = weights.revision or getattr(config, "_commit_hash", None)
-    provenance = {"weights": weights.fingerprint, "revision": revision}
-    return provenance if spec.random is None else provenance | {"random_weights": True}
 
 
 def _fastest(
@@ -455,19 +456,6 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
     flags = torch.cpu.get_capabilities()
     has_bf16 = any(flags.get(flag) for flag in ("avx512_bf16", "amx_bf16", "bf16"))
     return torch.bfloat16 if has_bf16 else torch.float32
-
-
-def _check_memory(spec: TargetSpec, needed: int, dtype: torch.dtype, device: torch.device) -> None:
-    """Compare the size of the weights with free memory before reading them."""
-    free = free_bytes(device)
-    if free is None:
-        return
-    if needed > free:
-        raise OutOfMemoryError(
-            f"{spec.name} needs about {needed / 2**30:.1f} GiB for its weights in "
-            f"{str(dtype).removeprefix('torch.')}, but {device} has {free / 2**30:.1f} GiB free. "
-            "Choose a smaller model, a smaller dtype or another device."
-        )
 
 
 def all_free_bytes() -> dict[str, int]:

@@ -19,6 +19,7 @@ from ctypes import CDLL
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import gguf
 import numpy as np
 import torch
 from torch import Tensor
@@ -95,7 +96,6 @@ def quick_reader(file: GGUFFile) -> Iterator[None]:
 
     Other files are read as ever, by threads that load them meanwhile.
     """
-    import gguf
     from transformers import modeling_gguf_pytorch_utils as theirs
 
     _add_families()
@@ -191,15 +191,13 @@ class GGUFTensors(Tensors):
 
         Raises Unmapped: its tensors are not those of the model, one for one.
         """
-        from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
-
         self._file, self._bits = file, bits
         config = model.config.get_text_config()
         self._process = _value_rule(file.architecture, config)
-        archs = [arch for arch, name in MODEL_ARCH_NAMES.items() if name == file.architecture]
+        archs = [arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == file.architecture]
         if not archs:
             raise Unmapped(f"no names are known for the architecture {file.architecture}")
-        known = get_tensor_name_map(archs[0], config.num_hidden_layers)
+        known = gguf.get_tensor_name_map(archs[0], config.num_hidden_layers)
         names: dict[str, str] = {}
         for name, _ in model.named_parameters(remove_duplicate=False):
             stem, _, suffix = name.rpartition(".")
