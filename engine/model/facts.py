@@ -6,16 +6,12 @@ import re
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from transformers.utils.hub import cached_file
 
 from engine.errors import PlaygroundError, TargetError
-from engine.kernels.cpu import native
-from engine.kernels.cpu.compile import NO_COMPILER, find_compiler
-from engine.kernels.cpu.gguf import GGUFFile
-from engine.kernels.cpu.gguf_model import can_read, why_slow
 from engine.model.files import check_sizes, read_settings
 from engine.model.kinds import is_recurrent
 from engine.model.loading import (
@@ -26,6 +22,8 @@ from engine.model.loading import (
     opened,
     pick_device,
     pick_dtype,
+    unreadable,
+    why_slow,
 )
 from engine.model.packed import num_weights
 from engine.model.placement import Share, first_of, is_placement, placed
@@ -74,7 +72,6 @@ class _Model(NamedTuple):
     num_parameters: int
     context_len: int | None
     fault: str | None = None
-    slow: str | None = None
     empty: PreTrainedModel | None = None
 
 
@@ -94,8 +91,8 @@ def facts_of(spec: TargetSpec, *, dtype: str, device: str, cache_dir: Path) -> T
         model = _of_header(file) if file else _of_config(spec, weights, num_bytes, torch_dtype)
     slow, fault, shares = None, model.fault, tuple[Share, ...]()
     if where.type == "cpu":
-        slow = NO_COMPILER if find_compiler() is None else model.slow
-        if file is not None and dtype == "auto" and slow != NO_COMPILER:
+        has_kernels, slow = why_slow(file, model.empty)
+        if file is not None and dtype == "auto" and has_kernels:
             bits = file.bits
         if file is not None and file.metadata.get(f"{file.architecture}.expert_count"):
             bits = None  # by way of floats
@@ -126,16 +123,9 @@ def facts_of(spec: TargetSpec, *, dtype: str, device: str, cache_dir: Path) -> T
     )
 
 
-def _of_header(file: GGUFFile) -> _Model:
-    name = file.architecture
-    fault = f"transformers cannot read GGUF files of the architecture {name}."
-    return _Model(
-        name,
-        file.num_weights,
-        file.metadata.get(f"{name}.context_length"),
-        None if can_read(name) else fault,
-        why_slow(file),
-    )
+def _of_header(file: Any) -> _Model:
+    context = file.metadata.get(f"{file.architecture}.context_length")
+    return _Model(file.architecture, file.num_weights, context, unreadable(file))
 
 
 def _of_config(
@@ -150,9 +140,7 @@ def _of_config(
         return _Model(str(names[0]), 0, context, str(error))
     except ValueError as error:  # transformers has no causal language model of this kind
         raise TargetError(f"{spec.name} is not a causal language model: {names[0]}.") from error
-    return _Model(
-        str(names[0]), num_weights(empty), context, slow=native.why_not(empty), empty=empty
-    )
+    return _Model(str(names[0]), num_weights(empty), context, empty=empty)
 
 
 def titled(spec: TargetSpec) -> TargetSpec:
@@ -176,7 +164,7 @@ def has_chat_template(spec: TargetSpec) -> bool | None:
     return None
 
 
-def _local_file(spec: TargetSpec) -> GGUFFile | None:
+def _local_file(spec: TargetSpec) -> Any:
     weights = None if spec.path is None else locate(spec, Path())
     return None if weights is None or weights.gguf_file is None else opened(weights)[0]
 

@@ -31,9 +31,11 @@ from engine.kernels.cpu.compile import (
 from engine.kernels.cpu.gguf import GGUFFile
 from engine.kernels.cpu.gguf_model import (
     GGUFTensors,
+    can_read,
     described,
     described_tokenizer,
     quick_reader,
+    why_not,
 )
 from engine.kernels.cpu.operators import pack_native, wants_rare
 from engine.kernels.cpu.packed_model import (
@@ -208,6 +210,26 @@ def opened(weights: Weights) -> tuple[GGUFFile | None, int | None]:
     assert config_file is not None
     check_sizes(read_settings(Path(config_file)), weights.location)
     return None, None
+
+
+def unreadable(file: GGUFFile) -> str | None:
+    """Why a file cannot be loaded at all; None where it can."""
+    name = file.architecture
+    fault = f"transformers cannot read GGUF files of the architecture {name}."
+    return None if can_read(name) else fault
+
+
+def why_slow(file: GGUFFile | None, empty: PreTrainedModel | None) -> tuple[bool, str | None]:
+    """Whether the processor's kernels can be used here, and why they do not run this model.
+
+    Args:
+        empty: without a file, the model on the `meta` device; None = it cannot be made.
+    """
+    if find_compiler() is None:
+        return False, NO_COMPILER
+    if file is not None:
+        return True, why_not(file)
+    return True, None if empty is None else native.why_not(empty)
 
 
 def needed_bytes(count: int, dtype: torch.dtype, bits: int | None, file: GGUFFile | None) -> int:

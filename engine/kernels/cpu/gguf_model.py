@@ -80,7 +80,7 @@ def can_read(architecture: str) -> bool:
     return architecture in theirs.GGUF_SUPPORTED_ARCHITECTURES
 
 
-def why_slow(file: GGUFFile) -> str | None:
+def why_not(file: GGUFFile) -> str | None:
     """Why the kernels do not run a file's model, as far as its header says; None if they do."""
     name = file.architecture
     if file.metadata.get(f"{name}.expert_count"):
