@@ -141,8 +141,14 @@ def resolve(name: str) -> TargetSpec:
 
     Raises SourceError: it is none of them.
     """
-    preset = targets().get(name)
-    return preset if preset is not None else TargetSpec.of_path_or_hub(name)
+    if preset := targets().get(name):
+        return preset
+    spec = TargetSpec.of_path_or_hub(name)
+    if spec.path is None:
+        return spec
+    from engine.model.facts import titled  # a second of importing
+
+    return titled(spec)
 
 
 def locate(name: str, kind: Shipped = "drafters") -> str:

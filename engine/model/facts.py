@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from transformers.utils.hub import cached_file
@@ -22,10 +22,16 @@ from engine.model.loading import (
     opened,
     pick_device,
     pick_dtype,
+    unreadable,
+    why_slow,
 )
+from engine.model.packed import num_weights
 from engine.model.placement import Share, first_of, is_placement, placed
-from engine.model.reading import checked_parameters, read_config, translate_errors
+from engine.model.reading import empty_model, read_config, translate_errors
 from engine.model.sources import TargetSpec, Weights, locate, without_telemetry
+
+if TYPE_CHECKING:  # seconds of importing, which the page's start does without
+    from transformers import PreTrainedModel
 
 LICENCE = re.compile(r"^license(?:_name)?:\s*['\"]?([\w.+ -]{1,80})", re.MULTILINE)
 MOST_CARD_CHARS = 20_000
@@ -36,9 +42,11 @@ class TargetFacts:
     """A target before it is loaded.
 
     Attributes:
+        dtype: that it would be loaded in: `q4`, `bfloat16`, …
         num_bytes: that its weights need in memory.
         free_bytes: of the device; None where it cannot be told.
-        licence: as the model card says it; None where it says nothing.
+        licence: as the file or the model card says it; None where neither does.
+        slow: why the compiled kernels do not run it; None where they do, or on other devices.
         quantization: types of a GGUF file's matrices, those of most weights first.
         fault: why it cannot be loaded here; None where nothing is known against it.
         shares: of the devices that it is spread over.
@@ -46,13 +54,25 @@ class TargetFacts:
 
     architecture: str
     num_parameters: int
+    dtype: str
     num_bytes: int
     free_bytes: int | None
     context_len: int | None
     licence: str | None
     fault: str | None
+    slow: str | None = None
     shares: tuple[Share, ...] = ()
     quantization: tuple[str, ...] = ()
+
+
+class _Model(NamedTuple):
+    """What a config or a header says; `empty` is the model without its weights."""
+
+    architecture: str
+    num_parameters: int
+    context_len: int | None
+    fault: str | None = None
+    empty: PreTrainedModel | None = None
 
 
 def facts_of(spec: TargetSpec, *, dtype: str, device: str, cache_dir: Path) -> TargetFacts:
@@ -68,67 +88,85 @@ def facts_of(spec: TargetSpec, *, dtype: str, device: str, cache_dir: Path) -> T
     weights = locate(spec, cache_dir)
     with translate_errors(spec):
         file, num_bytes = opened(weights)
-        facts = (
-            _of_header(file.metadata, file.num_weights)
-            if file is not None
-            else _of_config(spec, weights, num_bytes)
-        )
-        architecture, count, context_len, fault, licence = facts
-        licence = licence or _licence(weights)
-    if file is not None and where.type == "cpu" and (bits is not None or dtype == "auto"):
-        bits = file.bits or bits
-    free, needed = free_bytes(where), needed_bytes(count, torch_dtype, bits, file)
-    shares: tuple[Share, ...] = ()
+        model = _of_header(file) if file else _of_config(spec, weights, num_bytes, torch_dtype)
+    slow, fault, shares = None, model.fault, tuple[Share, ...]()
+    if where.type == "cpu":
+        has_kernels, slow = why_slow(file, model.empty)
+        if file is not None and dtype == "auto" and has_kernels:
+            bits = file.bits
+        if file is not None and file.metadata.get(f"{file.architecture}.expert_count"):
+            bits = None  # by way of floats
+    free = free_bytes(where)
+    needed = needed_bytes(model.num_parameters, torch_dtype, bits, file)
     if is_placement(device):
         free = None
-        if fault is None and file is None:
-            shares, fault = _shares(weights, device, torch_dtype)
+        if model.empty is not None:
+            try:
+                shares = placed(model.empty, device, torch_dtype, all_free_bytes()).shares
+            except TargetError as error:
+                fault = str(error)
     elif fault is None and free is not None and needed > free:
         fault = f"Its weights need {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free."
-    types = () if file is None else tuple(file.weights_by_type)
+    licence = None if file is None else file.metadata.get("general.license")
     return TargetFacts(
-        architecture, count, needed, free, context_len, licence, fault, shares, types
+        architecture=model.architecture,
+        num_parameters=model.num_parameters,
+        dtype=str(torch_dtype).removeprefix("torch.") if bits is None else f"q{bits}",
+        num_bytes=needed,
+        free_bytes=free,
+        context_len=model.context_len,
+        licence=licence if isinstance(licence, str) else _licence(weights),
+        fault=fault,
+        slow=slow,
+        shares=shares,
+        quantization=() if file is None else tuple(file.weights_by_type),
     )
 
 
-def _shares(
-    weights: Weights, device: str, dtype: torch.dtype
-) -> tuple[tuple[Share, ...], str | None]:
-    """What lies on which device, or why the model cannot be placed."""
-    try:
-        return placed(read_config(weights), device, dtype, all_free_bytes()).shares, None
-    except TargetError as error:
-        return (), str(error)
+def _of_header(file: Any) -> _Model:
+    context = file.metadata.get(f"{file.architecture}.context_length")
+    return _Model(file.architecture, file.num_weights, context, unreadable(file))
 
 
-_ModelFacts = tuple[str, int, int | None, str | None, str | None]
-"""Architecture, number of parameters, context length, fault, licence."""
-
-
-def _of_header(metadata: Mapping[str, Any], count: int) -> _ModelFacts:
-    from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
-
-    name = str(metadata["general.architecture"])
-    context = metadata.get(f"{name}.context_length")
-    fault = None
-    if name not in GGUF_SUPPORTED_ARCHITECTURES:
-        fault = f"transformers cannot read GGUF files of the architecture {name}."
-    licence = metadata.get("general.license")
-    return name, count, context, fault, licence if isinstance(licence, str) else None
-
-
-def _of_config(spec: TargetSpec, weights: Weights, num_bytes: int | None) -> _ModelFacts:
+def _of_config(
+    spec: TargetSpec, weights: Weights, num_bytes: int | None, dtype: torch.dtype
+) -> _Model:
     config = read_config(weights)
     names = getattr(config, "architectures", None) or [config.model_type]
     context = getattr(config.get_text_config(), "max_position_embeddings", None)
-    count, fault = 0, None
     try:
-        count = checked_parameters(config, num_bytes, spec.name)
+        empty = empty_model(config, num_bytes, spec.name, dtype=dtype)
     except PlaygroundError as error:
-        fault = str(error)
+        return _Model(str(names[0]), 0, context, str(error))
     except ValueError as error:  # transformers has no causal language model of this kind
         raise TargetError(f"{spec.name} is not a causal language model: {names[0]}.") from error
-    return str(names[0]), count, context, fault, None
+    return _Model(str(names[0]), num_weights(empty), context, empty=empty)
+
+
+def titled(spec: TargetSpec) -> TargetSpec:
+    """The same, by the title that its GGUF file has, if it comes from one on this machine."""
+    with suppress(PlaygroundError):  # inspecting and loading it says what is wrong
+        if file := _local_file(spec):
+            return spec.replace(title=file.title)
+    return spec
+
+
+def has_chat_template(spec: TargetSpec) -> bool | None:
+    """Whether a target has a chat template; None where that is not known before it is loaded."""
+    with suppress(PlaygroundError):
+        if file := _local_file(spec):
+            return file.has_chat_template
+        if spec.path is not None:
+            folder = Path(spec.path).expanduser()
+            config = folder / "tokenizer_config.json"
+            inside = config.is_file() and "chat_template" in read_settings(config)
+            return inside or any(folder.glob("chat_template*"))
+    return None
+
+
+def _local_file(spec: TargetSpec) -> Any:
+    weights = None if spec.path is None else locate(spec, Path())
+    return None if weights is None or weights.gguf_file is None else opened(weights)[0]
 
 
 def recurrent_by_config(folder: Path) -> bool:

@@ -105,13 +105,10 @@ def _bytes(tokenizer: PreTrainedTokenizerBase | None, token_id: int) -> bytes:
 
 @cache
 def _byte_letters() -> dict[str, int]:
-    """How byte-level vocabularies write bytes: printable ones as they are, the others from U+0100
-    on. Source: GPT-2's published encoder."""
-    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    others = (byte for byte in range(256) if byte not in printable)
-    return {chr(byte): byte for byte in printable} | {
-        chr(256 + i): byte for i, byte in enumerate(others)
-    }
+    """How byte-level vocabularies write bytes."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    return {letter: byte for byte, letter in bytes_to_unicode().items()}
 
 
 def _size(lead: int) -> int:

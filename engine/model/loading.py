@@ -29,18 +29,32 @@ from engine.kernels.cpu.compile import (
     whole_library,
 )
 from engine.kernels.cpu.gguf import GGUFFile
-from engine.kernels.cpu.gguf_model import Unmapped, described, packed_model, quick_reader
+from engine.kernels.cpu.gguf_model import (
+    GGUFTensors,
+    can_read,
+    described,
+    described_tokenizer,
+    quick_reader,
+    why_not,
+)
 from engine.kernels.cpu.operators import pack_native, wants_rare
+from engine.kernels.cpu.packed_model import (
+    SafetensorsTensors,
+    Tensors,
+    Unmapped,
+    packed_model,
+    safetensors_files,
+)
 from engine.kernels.cpu.weights import can_pack, pack
 from engine.kernels.cuda import runner
 from engine.kernels.cuda.graphs import CudaGraphs
 from engine.model.audit import disagreement, plain_step_s, reference_logits, wrong_product
 from engine.model.files import check_folder, check_sizes, read_settings
 from engine.model.forward import Forward, ModulesForward, prepare_attention
-from engine.model.packed import Packed
+from engine.model.packed import Packed, num_weights
 from engine.model.placement import Placement, first_of, is_placement, placed
 from engine.model.reading import (
-    checked_parameters,
+    empty_model,
     gguf_file,
     read_config,
     read_tokenizer,
@@ -98,19 +112,22 @@ def load_target(
     kind = torch.bfloat16 if plan is not None else pick_dtype(dtype, where)
     with translate_errors(spec):
         tell("Reading its config and tokenizer", 0.1)
-        described_by = weights
-        if file is not None:
-            described_by = described(file, weights, cache_dir)
-        config = read_config(described_by)
-        count = checked_parameters(config, num_bytes, spec.name)
-        needed = needed_bytes(count, kind, None if plan is None else plan.bits, file)
-        place = _place(spec, config, needed, kind, device)
-        tokenizer = read_tokenizer(described_by)
-        model, remark = _read_model(spec, weights, config, file, plan, kind, place, tell)
+        source = weights if file is None else described(file, weights, cache_dir)
+        config = read_config(source)
+        empty = empty_model(config, num_bytes, spec.name, dtype=kind)
+        needed = needed_bytes(num_weights(empty), kind, None if plan is None else plan.bits, file)
+        place = _place(spec, empty, needed, kind, device)
+        tokenizer = (read_tokenizer if file is None else described_tokenizer)(source)
+        reason = None
+        if plan is None and isinstance(place, torch.device) and place.type == "cpu":
+            plan, reason = _native_plan(spec, empty, cache_dir)
+        model, remark = _read_model(spec, weights, empty, file, plan, kind, place, tell)
     tell("Preparing it for this device", 0.95)
-    provenance = _provenance(spec, weights, config)
+    revision = weights.revision or getattr(config, "_commit_hash", None)
+    provenance = {"weights": weights.fingerprint, "revision": revision}
+    provenance |= {} if spec.random is None else {"random_weights": True}
     target = Target(model, tokenizer, name=spec.name, provenance=provenance)
-    target = _fastest(target, spec, plan, cache_dir)
+    target = _fastest(target, spec, plan, reason)
     no_compiler = target.device.type == "cpu" and target.kernels is None and not find_compiler()
     if remark := remark or (NO_COMPILER if no_compiler and spec.native_kernels != "off" else ""):
         target.provenance["remark"] = f"{target.name} runs slowly: {remark}."
@@ -121,29 +138,32 @@ def load_target(
 
 
 def _place(
-    spec: TargetSpec, config: Any, needed: int, dtype: torch.dtype, device: str
+    spec: TargetSpec, model: PreTrainedModel, needed: int, dtype: torch.dtype, device: str
 ) -> Destination:
     """Where a model of so many bytes is to be; OutOfMemoryError where it has no room."""
     if is_placement(device):
-        return placed(config, device, dtype, all_free_bytes())
+        return placed(model, device, dtype, all_free_bytes())
     where = pick_device(device)
-    _check_memory(spec, needed, dtype, where)
+    free = free_bytes(where)
+    if free is not None and needed > free:
+        raise OutOfMemoryError(
+            f"{spec.name} needs about {needed / 2**30:.1f} GiB for its weights in "
+            f"{str(dtype).removeprefix('torch.')}, but {where} has {free / 2**30:.1f} GiB free. "
+            "Choose a smaller model, a smaller dtype or another device."
+        )
     return where
 
 
-def _provenance(spec: TargetSpec, weights: Weights, config: Any) -> dict[str, Any]:
-    """Which weights these are."""
-    revision = weights.revision or getattr(config, "_commit_hash", None)
-    provenance = {"weights": weights.fingerprint, "revision": revision}
-    return provenance if spec.random is None else provenance | {"random_weights": True}
-
-
 def _fastest(
-    plain: Target, spec: TargetSpec, plan: QuantizationPlan | None, cache_dir: Path
+    plain: Target, spec: TargetSpec, plan: PackingPlan | None, reason: str | None
 ) -> Target:
-    """The target as its device runs it fastest, or by its modules where that computes wrongly."""
-    name = None if plan is None else f"q{plan.bits}"
-    forward, note = _fast_forward(spec, plain.model, plan, cache_dir)
+    """The target as its device runs it fastest, or by its modules where that computes wrongly.
+
+    Args:
+        reason: why the kernels do not run a model in floats.
+    """
+    name = plan.dtype_name if plan is not None else None
+    forward, note = _fast_forward(spec, plain.model, plan, reason)
     plain.provenance |= note
     if forward is None:
         return plain
@@ -210,6 +230,26 @@ def opened(weights: Weights) -> tuple[GGUFFile | None, int | None]:
     return None, None
 
 
+def unreadable(file: GGUFFile) -> str | None:
+    """Why a file cannot be loaded at all; None where it can."""
+    name = file.architecture
+    fault = f"transformers cannot read GGUF files of the architecture {name}."
+    return None if can_read(name) else fault
+
+
+def why_slow(file: GGUFFile | None, empty: PreTrainedModel | None) -> tuple[bool, str | None]:
+    """Whether the processor's kernels can be used here, and why they do not run this model.
+
+    Args:
+        empty: without a file, the model on the `meta` device; None = it cannot be made.
+    """
+    if find_compiler() is None:
+        return False, NO_COMPILER
+    if file is not None:
+        return True, why_not(file)
+    return True, None if empty is None else native.why_not(empty)
+
+
 def needed_bytes(count: int, dtype: torch.dtype, bits: int | None, file: GGUFFile | None) -> int:
     """Bytes of a model's weights in memory.
 
@@ -224,17 +264,20 @@ def needed_bytes(count: int, dtype: torch.dtype, bits: int | None, file: GGUFFil
 def _read_model(
     spec: TargetSpec,
     weights: Weights,
-    config: Any,
+    empty: PreTrainedModel,
     file: GGUFFile | None,
-    plan: QuantizationPlan | None,
+    plan: PackingPlan | None,
     dtype: torch.dtype,
     where: Destination,
     tell: ProgressCallback,
 ) -> tuple[PreTrainedModel, str]:
-    """The model where it is to be; a GGUF file's matrices packed, if they are to stay quantized.
+    """The model where it is to be, packed tensor by tensor if the kernels hold its matrices.
+
+    Args:
+        empty: the same on the `meta` device, which is given the packed matrices.
 
     Returns:
-        Why they are not packed as they are, if they should be; else an empty text.
+        Why a file's quantized matrices are not packed as they are; else an empty text.
     """
     remark = ""
 
@@ -242,27 +285,47 @@ def _read_model(
         tell("Loading weights", 0.3 + 0.6 * done)
 
     with translate_errors(spec), report_progress(share):
-        if plan is not None and plan.file is not None:
+        if plan is not None:
             try:
-                model = packed_model(config, plan.file, plan.kernels, share)
+                model = packed_model(empty, _tensors(weights, empty, file, plan), share)
                 prepare_attention(model)
                 return model, ""
             except Unmapped as error:
-                remark = f"its file is loaded by way of floats, because {error}"
-                LOG.warning("%s: %s", spec.name, remark)
+                LOG.info("%s is loaded by way of floats: %s", spec.name, error)
+                if file is not None and file.bits is not None:
+                    remark = f"its file is loaded by way of floats, because {error}"
         reader = quick_reader(file) if file is not None else contextlib.nullcontext()
+        placing: dict[str, Any] = {}
         if isinstance(where, Placement):
             folder = tempfile.mkdtemp(prefix="offloaded-")
             placing = {"device_map": dict(where.device_map), "offload_folder": folder}
-            with reader:
-                model = read_weights(spec, weights, dtype, **placing)
+        with reader:
+            model = read_weights(spec, weights, dtype, **placing)
+        if isinstance(where, Placement):
             weakref.finalize(model, shutil.rmtree, folder, ignore_errors=True)
         else:
-            with reader:
-                model = read_weights(spec, weights, dtype)
             model.to(where)  # type: ignore[arg-type]
         prepare_attention(model)
         return model, remark
+
+
+def _tensors(
+    weights: Weights, empty: PreTrainedModel, file: GGUFFile | None, plan: PackingPlan
+) -> Tensors:
+    """The checkpoint's, for packing; Unmapped if they are not those of the model."""
+    if file is not None:
+        return GGUFTensors(empty, file, plan.kernels, 16 if file.bits is not None else plan.bits)
+    from transformers import GenerationConfig
+
+    if getattr(empty, "_keep_in_fp32_modules", None):
+        raise Unmapped("some of its modules stay in float32")
+    files = safetensors_files(weights.location, weights.revision)
+    tensors = SafetensorsTensors(empty, files, plan.kernels, plan.bits)
+    with contextlib.suppress(OSError):  # it has none
+        empty.generation_config = GenerationConfig.from_pretrained(
+            weights.location, revision=weights.revision
+        )
+    return tensors
 
 
 def _quiet_libraries() -> None:
@@ -284,7 +347,7 @@ def _freeze_modules() -> None:
 
 
 def _fast_forward(
-    spec: TargetSpec, model: PreTrainedModel, plan: QuantizationPlan | None, cache_dir: Path
+    spec: TargetSpec, model: PreTrainedModel, plan: PackingPlan | None, reason: str | None
 ) -> tuple[Forward | None, dict[str, str]]:
     """A forward for the model's device, and what the log of a run says beside its name.
 
@@ -297,27 +360,19 @@ def _fast_forward(
         if reason is None:
             return runner.GraphRunner(model, CudaGraphs(model.device)), {}
         return None, {"cuda_graphs": f"not used: {reason}"}
-    reason = native.why_not(model)
-    kernels = None if plan is None else plan.kernels
-    if reason is None and kernels is None:
-        try:
-            kernels = _kernels(spec, cache_dir)
-        except NotNative as error:
-            reason = str(error)
-            if spec.native_kernels != "off":
-                LOG.warning("%s runs without the compiled kernels: %s", spec.name, reason)
-    if kernels is not None and not any(isinstance(module, Packed) for module in model.modules()):
-        bits = 16 if plan is None else plan.bits if plan.file is None else 8
-        pack_native(model, kernels, bits)
-    weights = "" if plan is None else f"q{plan.bits}"
-    if reason is None:
-        return native.NativeForward(model, weights=weights), {}
-    note = {"native_kernels": f"not used: {reason}"}
     if plan is None:
+        note = {"native_kernels": f"not used: {reason}"}
         if not can_pack(model.dtype):
             return None, note
         pack(model)
-    return ModulesForward(model, weights=weights or "packed"), note
+        return ModulesForward(model, weights="packed"), note
+    if not any(isinstance(module, Packed) for module in model.modules()):
+        pack_native(model, plan.kernels, plan.bits)
+    weights = plan.dtype_name or ""
+    reason = native.why_not(model)
+    if reason is None:
+        return native.NativeForward(model, weights=weights), {}
+    return ModulesForward(model, weights=weights), {"native_kernels": f"not used: {reason}"}
 
 
 def _kernels(spec: TargetSpec, cache_dir: Path, file: GGUFFile | None = None) -> CDLL:
@@ -331,17 +386,36 @@ def _kernels(spec: TargetSpec, cache_dir: Path, file: GGUFFile | None = None) ->
 
 
 @dataclass(frozen=True, slots=True)
-class QuantizationPlan:
-    """How many bits a matrix weight has; `file` holds them unless they are made on loading."""
+class PackingPlan:
+    """How many bits a matrix weight has at least, and what packs and multiplies matrices."""
 
     bits: int
-    file: GGUFFile | None
     kernels: CDLL
+
+    @property
+    def dtype_name(self) -> str | None:
+        """Of a target whose weights are quantized."""
+        return f"q{self.bits}" if self.bits < 16 else None
+
+
+def _native_plan(
+    spec: TargetSpec, model: PreTrainedModel, cache_dir: Path
+) -> tuple[PackingPlan | None, str | None]:
+    """How the kernels hold a model in floats; or why they do not run it."""
+    reason = native.why_not(model)
+    if reason is None:
+        try:
+            return PackingPlan(16, _kernels(spec, cache_dir)), None
+        except NotNative as error:
+            reason = str(error)
+            if spec.native_kernels != "off":
+                LOG.warning("%s runs without the compiled kernels: %s", spec.name, reason)
+    return None, reason
 
 
 def _quantization_plan(
     spec: TargetSpec, file: GGUFFile | None, dtype: str, device: str, cache_dir: Path
-) -> QuantizationPlan | None:
+) -> PackingPlan | None:
     """None where the matrices are floats.
 
     Raises:
@@ -369,16 +443,14 @@ def _quantization_plan(
             f"dtype {dtype} needs the compiled kernels, which are not used: {error}. Choose "
             "bfloat16 or float32."
         ) from error
-    if file is None:
-        return None if bits_of_dtype is None else QuantizationPlan(bits_of_dtype, None, kernels)
-    if bits_of_dtype is not None and bits_of_dtype < (file.bits or bits_of_dtype):
+    own_bits = None if file is None else file.bits
+    if bits_of_dtype is not None and bits_of_dtype < (own_bits or 0):
         raise ConfigError(
-            f"dtype is {dtype}, but {spec.name}'s file holds its matrices in {file.bits} bits. "
-            f"Choose q{file.bits}, or auto."
+            f"dtype is {dtype}, but {spec.name}'s file holds its matrices in {own_bits} bits. "
+            f"Choose q{own_bits}, or auto."
         )
-    if file.bits is not None:
-        return QuantizationPlan(file.bits, file, kernels)
-    return None if bits_of_dtype is None else QuantizationPlan(bits_of_dtype, None, kernels)
+    bits = own_bits or bits_of_dtype
+    return None if bits is None else PackingPlan(bits, kernels)
 
 
 def pick_device(name: str) -> torch.device:
@@ -422,19 +494,6 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
     flags = torch.cpu.get_capabilities()
     has_bf16 = any(flags.get(flag) for flag in ("avx512_bf16", "amx_bf16", "bf16"))
     return torch.bfloat16 if has_bf16 else torch.float32
-
-
-def _check_memory(spec: TargetSpec, needed: int, dtype: torch.dtype, device: torch.device) -> None:
-    """Compare the size of the weights with free memory before reading them."""
-    free = free_bytes(device)
-    if free is None:
-        return
-    if needed > free:
-        raise OutOfMemoryError(
-            f"{spec.name} needs about {needed / 2**30:.1f} GiB for its weights in "
-            f"{str(dtype).removeprefix('torch.')}, but {device} has {free / 2**30:.1f} GiB free. "
-            "Choose a smaller model, a smaller dtype or another device."
-        )
 
 
 def all_free_bytes() -> dict[str, int]:

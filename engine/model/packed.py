@@ -6,18 +6,14 @@ has them unpacked.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
-
-if TYPE_CHECKING:  # seconds of importing, which the page's start does without
-    from transformers import PreTrainedModel
 
 
 class Packed(nn.Module, ABC):
@@ -132,19 +128,6 @@ class PackedEmbedding(Packed):
         plain = copy.deepcopy(self._template[0], memo)
         plain.weight = nn.Parameter(self.weight, requires_grad=False)
         return plain
-
-
-@contextlib.contextmanager
-def unpacked(model: PreTrainedModel) -> Iterator[None]:
-    """Within it, packed modules multiply by their plain matrices: what kernels must agree with."""
-    packed = [module for module in model.modules() if isinstance(module, Packed)]
-    for module in packed:
-        module.by_kernels = False
-    try:
-        yield
-    finally:
-        for module in packed:
-            module.by_kernels = True
 
 
 def num_weights(model: nn.Module) -> int:

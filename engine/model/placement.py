@@ -12,13 +12,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
-import transformers
-from accelerate.utils import compute_module_sizes, get_balanced_memory, infer_auto_device_map
 
 from engine.errors import ConfigError, OutOfMemoryError
+
+if TYPE_CHECKING:  # seconds of importing, which the page's start does without
+    from transformers import PreTrainedModel
 
 BALANCED, DISK = "balanced", "disk"
 UNITS = {"MiB": 2**20, "GiB": 2**30}
@@ -62,20 +63,26 @@ def first_of(device: str) -> str:
     return "auto" if first == BALANCED else first
 
 
-def placed(config: Any, device: str, dtype: torch.dtype, free: Mapping[str, int]) -> Placement:
+def placed(
+    model: PreTrainedModel, device: str, dtype: torch.dtype, free: Mapping[str, int]
+) -> Placement:
     """Place a model; nothing is loaded.
 
     Args:
+        model: on the `meta` device, its weights tied.
         free: bytes of the devices that are here.
 
     Raises:
         ConfigError: a device is not here, or the text is none of the forms above.
         OutOfMemoryError: they have no room for its weights, naming each.
     """
+    from accelerate.utils import (
+        compute_module_sizes,
+        get_balanced_memory,
+        infer_auto_device_map,
+    )
+
     rooms = _rooms(device, free)
-    with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    model.tie_weights()
     whole = list(model._no_split_modules or [])
     own = {_key(name): 1 << 62 if room is None else room for name, room in rooms.items()}
     if device == BALANCED:

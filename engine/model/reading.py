@@ -6,6 +6,8 @@ transformers never runs code of a model's here, and nothing that it makes up get
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,18 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
-from transformers import PreTrainedTokenizerBase, modeling_gguf_pytorch_utils
+from transformers import PreTrainedTokenizerBase
 from transformers.utils.hub import cached_file
 from transformers.utils.logging import set_tqdm_hook
 
 from engine.errors import OutOfMemoryError, SourceError, TargetError, first_line
 from engine.model.files import UNREADABLE, check_complete, check_parameters
 from engine.model.kinds import check_can_roll_back
-from engine.model.sources import (
-    TargetSpec,
-    Weights,
-    hub_error,
-)
+from engine.model.packed import num_weights
+from engine.model.sources import TargetSpec, Weights, hub_error
 from engine.model.tokenizer import check_tokenizer, is_panic
 from engine.safe_text import disk_is_full, unwritable
 
@@ -48,27 +47,21 @@ def translate_errors(spec: TargetSpec) -> Iterator[None]:
 @contextlib.contextmanager
 def report_progress(tell: Callable[[float], None]) -> Iterator[None]:
     """Within it, `tell` gets the share of a checkpoint's tensors that transformers has read."""
-    most = 0.0
 
     def bar(tensors: Any, **_: Any) -> Iterator[Any]:
-        nonlocal most
         for done, tensor in enumerate(tensors, 1):
             yield tensor
-            most = max(most, done / len(tensors))
-            tell(most)
+            tell(done / len(tensors))
 
     def hooked(factory: Any, args: Any, kwargs: Any) -> Any:
         is_weights = kwargs.get("desc") == "Loading weights"
         return (bar if is_weights else factory)(*args, **kwargs)
 
-    gguf: Any = modeling_gguf_pytorch_utils
     hook = set_tqdm_hook(hooked)
-    plain, gguf.tqdm = gguf.tqdm, bar
     try:
         yield
     finally:
         set_tqdm_hook(hook)
-        gguf.tqdm = plain
 
 
 def explain(spec: TargetSpec, error: Exception) -> SourceError | TargetError:
@@ -121,22 +114,33 @@ def read_config(weights: Weights) -> Any:
     )
 
 
-def checked_parameters(config: Any, num_bytes: int | None, name: str) -> int:
-    """How many parameters a model has that can serve as a target.
+def empty_model(
+    config: Any, num_bytes: int | None, name: str, *, dtype: torch.dtype | None = None
+) -> PreTrainedModel:
+    """A model that can serve as a target, on the `meta` device: its modules without storage.
 
-    Raises TargetError: it cannot, or its weights have not as many bytes as that.
+    Raises TargetError: it cannot serve, or its weights have not as many bytes as it needs.
     """
     check_can_roll_back(config.get_text_config(), name)
-    count = num_parameters(config)
-    check_parameters(count, num_bytes, name)
-    return count
-
-
-def num_parameters(config: Any) -> int:
-    """How many a model has, counted on one without storage."""
+    _import_models()
     with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    return sum(p.numel() for p in model.parameters())
+        model: PreTrainedModel = transformers.AutoModelForCausalLM.from_config(
+            config, dtype=dtype, trust_remote_code=False
+        )
+    model.tie_weights()
+    check_parameters(num_weights(model), num_bytes, name)
+    return model
+
+
+@functools.cache
+def _import_models() -> None:
+    """Import what models share, but not SciPy for the losses of object detection: 0.3 s."""
+    utils: Any = transformers.utils
+    has_scipy, utils.is_scipy_available = utils.is_scipy_available, lambda: False
+    try:
+        importlib.import_module("transformers.modeling_utils")
+    finally:
+        utils.is_scipy_available = has_scipy
 
 
 def read_tokenizer(weights: Weights) -> PreTrainedTokenizerBase | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,11 +106,21 @@ class Catalog:
         return self.targets.setdefault(spec.name, spec)
 
     def target_choices(self) -> list[tuple[str, str]]:
-        """Titles and names; titles that end with ` · random` come last, under a heading."""
+        """Titles and names; titles that end with ` · random` come last, under a heading.
+
+        Titles that several have are followed by the folder, or by the whole name.
+        """
         specs = sorted(self.targets.items(), key=lambda item: item[1].random is not None)
+        titles = [spec.title or name for name, spec in specs]
+        for of_spec in (lambda name: Path(name).resolve().parent.name, lambda name: name):
+            several = {title for title, count in Counter(titles).items() if count > 1}
+            titles = [
+                f"{title}, {of_spec(name)}" if title in several and spec.path else title
+                for title, (name, spec) in zip(titles, specs, strict=True)
+            ]
         return [
-            ((spec.title or name) + (" · random" if spec.random else ""), name)
-            for name, spec in specs
+            (title + (" · random" if spec.random else ""), name)
+            for title, (name, spec) in zip(titles, specs, strict=True)
         ]
 
     def method(self, key: object) -> Method:

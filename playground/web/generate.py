@@ -12,6 +12,7 @@ import gradio as gr
 from engine import formats
 from engine.config import Limits, Sampling
 from engine.drafters.method import MethodConfig
+from engine.model.facts import has_chat_template
 from playground.errors import Fault, attempt, attempt_aside
 from playground.experiments.service import Experiments
 from playground.host.catalog import Catalog, Method
@@ -151,6 +152,9 @@ class GeneratePage:
         self.prompts.body(about_system="optional; kept throughout a chat", lines=3, autofocus=True)
         self.mode, self.example = self.prompts.mode, self.prompts.example
         self.system, self.prompt = self.prompts.system, self.prompts.prompt
+        self.mode_note = gr.HTML(elem_id="pg-mode-note", padding=False)
+        self.mode_parts = [self.target, self.mode, gr.State(False), self.mode_note]
+        """The third: whether the page chose Completion, and not the user."""
         self._buttons()
         self.examples = Examples(self.catalog, self.target)
         self.fastest.panel()
@@ -205,7 +209,7 @@ class GeneratePage:
         after.then(self.renew_menu, self.target, self.method, **QUIET)
 
     def _listen_to_pickers(self) -> None:
-        self.load.click(
+        loaded = self.load.click(
             self.load_target,
             [self.target, self.dtype, self.tab],
             self.target_state,
@@ -224,6 +228,9 @@ class GeneratePage:
             **QUIET,
         )
         self.target.change(self.pick_target, [self.target, self.method], self.method, **QUIET)
+        for event in (self.target.change, loaded.then):
+            event(self.fit_mode, self.mode_parts[:3], self.mode_parts[1:], **QUIET)
+        self.mode.input(lambda: (False, ""), None, self.mode_parts[2:], **QUIET)
         self.target.change(self.describe_unfit, self.target, self.unfit, **QUIET)
         self.target.input(self.fastest.forget, None, self.fastest.column, **QUIET)
         self.method.change(self.pick_method, [self.method, self.form.spec], self.form.spec, **QUIET)
@@ -367,6 +374,27 @@ class GeneratePage:
         value = method if method in keys else self.catalog.first_method(str(target))
         return gr.update(choices=choices, value=value)
 
+    def fit_mode(self, target: Any, mode: Any, chosen_here: Any) -> tuple[Any, bool, str]:
+        """Completion for a target without a chat template, and back to Chat after one.
+
+        Args:
+            chosen_here: whether the page chose the mode, and not the user.
+
+        Returns:
+            Values of `mode_parts` without the target.
+        """
+        spec, loaded = self.catalog.targets.get(target), self.host.loaded
+        if loaded is not None and loaded.key == target:
+            chats: bool | None = loaded.chat
+        else:
+            chats = None if spec is None else has_chat_template(spec)
+        if chats is False and mode == "chat":
+            note = "This model has no chat template, so its prompt is continued as it is."
+            return "raw", True, saying(note)
+        if chats is not False and chosen_here:
+            return "chat", False, ""
+        return gr.skip(), bool(chosen_here), gr.skip()
+
     def renew_menu(self, target: Any) -> Any:
         """The same methods, with the speedups measured since."""
         return gr.update(choices=self.host.menu.choices(target))
@@ -390,13 +418,14 @@ class GeneratePage:
     def listen_to_opener(self, page: gr.Blocks, others: Sequence[gr.Dropdown]) -> None:
         """Open targets by their place; what is picked here is picked on the other pages too."""
         opened = self.opener.listen(self.dtype, self.target, others)
-        opened.success(
+        loaded = opened.success(
             self.load_target,
             [self.target, self.dtype, self.tab],
             self.target_state,
             concurrency_limit=None,
             **QUEUED,
         )
+        loaded.then(self.fit_mode, self.mode_parts[:3], self.mode_parts[1:], **QUIET)
         same = f"(target) => Array({len(others)}).fill(target)"
         self.target.input(None, self.target, list(others), js=same, **QUIET)
         pickers = [self.target, *others]

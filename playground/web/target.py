@@ -107,10 +107,12 @@ def rows_of(catalog: Catalog, spec: TargetSpec, facts: TargetFacts) -> list[tupl
         free = f": {', '.join(share.text for share in facts.shares)}"
     context = "not stated" if facts.context_len is None else f"{facts.context_len:,} tokens"
     return [
+        ("model", spec.title or spec.name),
         ("architecture", facts.architecture),
         ("parameters", millions(facts.num_parameters)),
-        ("memory", f"{size(facts.num_bytes)} for its weights{free}"),
+        ("memory", f"{size(facts.num_bytes)} for its weights, loaded as {facts.dtype}{free}"),
         *([("quantization", ", ".join(facts.quantization))] if facts.quantization else []),
+        *([("speed", f"Slow: {facts.slow}.")] if facts.slow else []),
         ("context", context),
         ("licence", facts.licence or "not stated"),
         ("drafters", drafters_of(catalog, spec)),

@@ -36,7 +36,8 @@ from engine.model.facts import facts_of
 from engine.model.files import check_sizes, read_settings
 from engine.model.forward import ModulesForward, _window
 from engine.model.loading import load_target, pick_device, pick_dtype
-from engine.model.reading import explain, num_parameters
+from engine.model.packed import num_weights
+from engine.model.reading import empty_model, explain
 from engine.model.sources import TargetSpec
 from engine.model.target import Target
 from engine.proposal import TargetOutput
@@ -194,7 +195,7 @@ def test_a_model_that_does_not_fit_is_refused_with_both_sizes(
 def test_the_size_of_the_weights_is_counted_without_reading_them() -> None:
     model = tiny_model()
     count = sum(p.numel() for p in model.parameters())
-    assert num_parameters(model.config) == count
+    assert num_weights(empty_model(model.config, None, "tiny")) == count
 
 
 @pytest.mark.parametrize("name", ["fp8", "", "float64"])

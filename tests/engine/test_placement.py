@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig
+from transformers import AutoConfig, PreTrainedModel
 
 from engine.config import Limits
 from engine.decode import decode
@@ -16,6 +16,7 @@ from engine.errors import ConfigError, OutOfMemoryError
 from engine.model.facts import facts_of
 from engine.model.loading import load_target
 from engine.model.placement import placed
+from engine.model.reading import empty_model
 from engine.model.sources import TargetSpec
 from engine.steps import End
 from tests.models import build_context, save_tiny
@@ -45,6 +46,10 @@ def answer(folder: Path, device: str, method: dict[str, Any], cache_dir: Path) -
     return end.output_ids
 
 
+def empty(folder: Path) -> PreTrainedModel:
+    return empty_model(AutoConfig.from_pretrained(folder), None, "tiny")
+
+
 @pytest.mark.parametrize("decoding_type", ["Autoregressive", "NGram"])
 def test_layers_on_disk_answer_as_those_in_memory(
     decoding_type: str, folder: Path, tmp_path: Path
@@ -59,14 +64,14 @@ def test_two_cards_share_a_model_without_cutting_a_layer(
 ) -> None:
     # accelerate leaves out cards that are not here
     monkeypatch.setattr("accelerate.utils.modeling.get_max_memory", lambda memory: memory)
-    config = AutoConfig.from_pretrained(folder)
+    model = empty(folder)
     free = {"cuda:0": 2 * ROOM, "cuda:1": 2 * ROOM, "cpu": 1 << 40}
-    placement = placed(config, "cuda:0,cuda:1", torch.float32, free)
+    placement = placed(model, "cuda:0,cuda:1", torch.float32, free)
     layers = {k: v for k, v in placement.device_map.items() if ".layers." in k}
     assert list(layers.values()) == sorted(layers.values()) and set(layers.values()) == {0, 1}
     assert all(k.count(".") == 2 for k in layers)
     assert all(0 < share.num_bytes <= (share.room or 0) for share in placement.shares)
-    limited = placed(config, "cuda:1=2MiB,cpu", torch.float32, free)
+    limited = placed(model, "cuda:1=2MiB,cpu", torch.float32, free)
     assert [share.room for share in limited.shares] == [2 * 2**20, 1 << 40]
 
 
@@ -74,10 +79,10 @@ def test_what_does_not_fit_names_every_device(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("accelerate.utils.modeling.get_max_memory", lambda memory: memory)
-    config = AutoConfig.from_pretrained(folder)
+    model = empty(folder)
     free = {"cuda:0": ROOM // 2, "cuda:1": ROOM // 2, "cpu": 1 << 40}
     with pytest.raises(OutOfMemoryError, match=r"cuda:0 .* cuda:1 .* too much\. Add a device"):
-        placed(config, "cuda:0,cuda:1", torch.float32, free)
+        placed(model, "cuda:0,cuda:1", torch.float32, free)
 
 
 def test_the_picker_knows_what_goes_where(folder: Path, tmp_path: Path) -> None:
@@ -102,4 +107,4 @@ def test_the_picker_knows_what_goes_where(folder: Path, tmp_path: Path) -> None:
 )
 def test_what_is_not_here_is_refused(device: str, message: str, folder: Path) -> None:
     with pytest.raises(ConfigError, match=message):
-        placed(AutoConfig.from_pretrained(folder), device, torch.float32, {"cpu": 1 << 40})
+        placed(empty(folder), device, torch.float32, {"cpu": 1 << 40})

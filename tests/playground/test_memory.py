@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ import gradio as gr
 import pytest
 
 from engine.config import Limits
+from engine.model.sources import TargetSpec
 from playground.experiments.service import Experiments
 from playground.host.controls import settings_from
 from playground.host.runner import EngineHost
@@ -20,6 +22,7 @@ from playground.web.generate import GeneratePage
 from playground.web.memory import memory_settings, owner_of, tab_identity
 from tests.playground.asks import finished, start
 from tests.playground.test_http import held
+from tests.playground.tiny import save_tiny_llama
 
 SLOW: dict[str, Any] = {"settings": {"delay_ms": "20"}, "limits": {"max_new_tokens": "40"}}
 
@@ -31,6 +34,19 @@ def page(host: EngineHost, history: History) -> GeneratePage:
             return GeneratePage(host, Experiments(host), history, tab_identity())
 
     return asyncio.run(build())
+
+
+def test_a_target_without_a_chat_template_is_completed(page: GeneratePage, tmp_path: Path) -> None:
+    base = TargetSpec(name="base", path=str(save_tiny_llama(tmp_path / "base")))
+    (tmp_path / "base" / "chat_template.jinja").unlink()
+    chat = next(iter(page.catalog.targets))
+    page.catalog.targets["base"] = base
+    mode, ours, note = page.fit_mode("base", "chat", False)
+    assert (mode, ours) == ("raw", True) and "no chat template" in note
+    assert page.fit_mode(chat, "raw", ours) == ("chat", False, ""), "as it was before"
+    for target in ("base", chat):
+        kept = page.fit_mode(target, "raw", False)[0]
+        assert kept == gr.skip(), "the user's choice"
 
 
 def asked(**params: str) -> Any:

@@ -12,11 +12,12 @@ from transformers import AutoModelForCausalLM
 
 import presets
 from engine.errors import ConfigError, PlaygroundError, SourceError
-from engine.model.facts import facts_of
+from engine.model.facts import facts_of, has_chat_template
 from engine.model.sources import TargetSpec
 from playground.host.catalog import Catalog
 from playground.host.reach import catalog_within
-from playground.web.target import drafters_of
+from playground.web.target import drafters_of, rows_of
+from tests.engine.cpu.tiny_gguf import write_gguf
 from tests.playground.tiny import save_tiny_llama
 
 
@@ -96,3 +97,63 @@ def test_heads_in_an_opened_folder_are_offered_and_may_be_named(folder: Path) ->
     assert not [p for p in presets.methods().values() if p.target == spec.name]
     with pytest.raises(SourceError, match="not among the allowed paths"):
         catalog.locate(str(folder / "notes"))
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "title"),
+    [
+        ("Tiny Llama", "tiny-llama.gguf", "tiny-llama"),
+        ("Tiny Llama", "tiny-llama-q4_k_m.gguf", "Tiny Llama (tiny-llama-q4_k_m)"),
+        ("Tiny Llama", "model.gguf", "Tiny Llama (folder/model)"),
+        ("", "ggml-model-q4_0.gguf", "folder/ggml-model-q4_0"),
+    ],
+)
+def test_a_gguf_file_is_titled_by_its_name_and_its_file(
+    name: str, file: str, title: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    path = write_gguf(folder / file, about={"general.name": name})
+    assert presets.resolve(str(path)).title == title
+    assert presets.resolve(str(folder)).title == title, "a folder with one file is that file"
+
+
+def test_targets_of_one_title_are_told_apart(tmp_path: Path) -> None:
+    catalog = dataclasses.replace(Catalog.shipped(), may_open=True)
+    for place in ("a/x", "b/x", "b/y"):
+        (tmp_path / place).mkdir(parents=True)
+        catalog.open(str(write_gguf(tmp_path / place / "some.gguf")))
+    labels = [label for label, name in catalog.target_choices() if name.startswith(str(tmp_path))]
+    assert len(set(labels)) == 3 and labels[2] == "some, y"
+    assert [label.startswith("some, x, /") for label in labels] == [True, True, False]
+
+
+@pytest.mark.parametrize("dtype", ["auto", "float32"])
+def test_the_card_of_a_gguf_file_says_what_its_header_says(dtype: str, tmp_path: Path) -> None:
+    about = {"general.name": "Tiny", "general.license": "mit", "tokenizer.chat_template": "{}"}
+    path = write_gguf(tmp_path / "file.gguf", "Q4_1", about=about)
+    spec = presets.resolve(str(path))
+    facts = facts_of(spec, dtype=dtype, device="cpu", cache_dir=tmp_path)
+    rows = dict(rows_of(Catalog.shipped(), spec, facts))
+    assert (rows["model"], rows["licence"]) == ("Tiny (file)", "mit")
+    assert "Q4_1" in rows["quantization"]
+    if dtype == "float32":
+        assert facts.num_bytes == 4 * facts.num_parameters and "as float32" in rows["memory"]
+    elif "speed" not in rows:  # the kernels can be compiled here
+        assert facts.num_bytes == path.stat().st_size and "loaded as q4" in rows["memory"]
+    assert has_chat_template(spec) is True
+
+
+def test_what_the_kernels_do_not_run_is_said_before_it_loads(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "file.gguf", family="starcoder2")
+    facts = facts_of(presets.resolve(str(path)), dtype="auto", device="cpu", cache_dir=tmp_path)
+    assert facts.fault is None and facts.slow and "starcoder2" in facts.slow
+
+
+def test_whether_a_target_chats_is_known_before_it_loads(folder: Path, tmp_path: Path) -> None:
+    assert has_chat_template(presets.resolve(str(folder))) is True
+    (folder / "chat_template.jinja").unlink()
+    assert has_chat_template(presets.resolve(str(folder))) is False
+    path = write_gguf(tmp_path / "base.gguf")
+    assert has_chat_template(presets.resolve(str(path))) is False
+    assert has_chat_template(TargetSpec(name="hub", hub="owner/model")) is None

@@ -19,11 +19,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import gguf
 import numpy as np
 
 from engine.errors import SourceError, first_line
 from engine.model.files import check_file, check_sizes
-from engine.safe_text import short
+from engine.safe_text import short, visible
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q"}
 _SCALARS |= {12: "d"}
@@ -127,6 +128,22 @@ class GGUFFile:
         return str(self.metadata["general.architecture"])
 
     @property
+    def title(self) -> str:
+        """What its maker calls the model, and which file it is: of a name that says nothing, the
+        folder's."""
+        model = self.metadata.get("general.name")
+        model = model.strip() if isinstance(model, str) else ""
+        file = re.sub(r"-00001-of-\d{5}$", "", self.path.stem)
+        if re.fullmatch(r"(ggml-)?model([-._]?(i?q\d\w*|b?f(16|32)))?", file, re.IGNORECASE):
+            file = f"{self.path.resolve().parent.name}/{file}"
+        words = [re.sub(r"[\W_]+", "", text).lower() for text in (model, file)]
+        return visible(file if words[0] in ("", words[1]) else f"{model[:80]} ({file[-80:]})")
+
+    @property
+    def has_chat_template(self) -> bool:
+        return bool(self.metadata.get("tokenizer.chat_template"))
+
+    @property
     def names(self) -> tuple[str, ...]:
         return tuple(self._entries)
 
@@ -183,8 +200,6 @@ class GGUFFile:
 
     def floats(self, name: str) -> np.ndarray[Any, Any]:
         """A tensor's values in float32."""
-        import gguf  # takes a while: not at the page's start
-
         with self.tensor(name) as raw:
             values = gguf.dequantize(raw.data, gguf.GGMLQuantizationType(raw.kind))
             return values.reshape(raw.shape).astype(np.float32, copy=True)
@@ -217,8 +232,6 @@ class _Lazy:
 
     @property
     def tensor_type(self) -> Any:
-        import gguf
-
         return gguf.GGMLQuantizationType(self._file.kind(self.name))
 
     @property
@@ -378,40 +391,13 @@ class Type:
     size: int
 
 
-TYPES = {
-    0: Type("F32", 32, 1, 4),
-    1: Type("F16", 16, 1, 2),
-    2: Type("Q4_0", 4, 32, 18),
-    3: Type("Q4_1", 4, 32, 20),
-    6: Type("Q5_0", 5, 32, 22),
-    7: Type("Q5_1", 5, 32, 24),
-    8: Type("Q8_0", 8, 32, 34),
-    9: Type("Q8_1", 8, 32, 40),
-    10: Type("Q2_K", 2, 256, 84),
-    11: Type("Q3_K", 3, 256, 110),
-    12: Type("Q4_K", 4, 256, 144),
-    13: Type("Q5_K", 5, 256, 176),
-    14: Type("Q6_K", 6, 256, 210),
-    15: Type("Q8_K", 8, 256, 292),
-    16: Type("IQ2_XXS", 2, 256, 66),
-    17: Type("IQ2_XS", 2, 256, 74),
-    18: Type("IQ3_XXS", 3, 256, 98),
-    19: Type("IQ1_S", 1, 256, 50),
-    20: Type("IQ4_NL", 4, 32, 18),
-    21: Type("IQ3_S", 3, 256, 110),
-    22: Type("IQ2_S", 2, 256, 82),
-    23: Type("IQ4_XS", 4, 256, 136),
-    24: Type("I8", 32, 1, 1),
-    25: Type("I16", 32, 1, 2),
-    26: Type("I32", 32, 1, 4),
-    27: Type("I64", 32, 1, 8),
-    28: Type("F64", 32, 1, 8),
-    29: Type("IQ1_M", 1, 256, 56),
-    30: Type("BF16", 16, 1, 2),
-    34: Type("TQ1_0", 1, 256, 54),
-    35: Type("TQ2_0", 2, 256, 66),
-    39: Type("MXFP4", 4, 32, 17),
-    40: Type("NVFP4", 4, 64, 36),
-    41: Type("Q1_0", 1, 128, 18),
-}
+def _type_of(kind: gguf.GGMLQuantizationType) -> Type:
+    weights, size = gguf.GGML_QUANT_SIZES[kind]
+    if weights == 1:
+        return Type(kind.name, 16 if kind.name in ("F16", "BF16") else 32, weights, size)
+    (bits, *_) = re.findall(r"\d+", kind.name)
+    return Type(kind.name, int(bits), weights, size)
+
+
+TYPES = {int(kind): _type_of(kind) for kind in gguf.GGML_QUANT_SIZES}
 """By GGML's number of the type."""

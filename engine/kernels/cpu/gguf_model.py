@@ -1,45 +1,93 @@
-"""A GGUF file as transformers' model, its matrices packed straight from the file's blocks.
+"""A GGUF file by transformers' names: its config, its tokenizer, and its tensors as they are.
 
-No float model is built: modules are made without storage, and tensor by tensor packed for the
-kernels in the file's own width. Names and what a file keeps otherwise than transformers (the row
-order of Llama's queries, Gemma's norms) are transformers' own.
+Names, and what a file keeps otherwise than transformers (the row order of Llama's queries, Gemma's
+norms), are transformers' own but for the commonest families, whose rules are here: transformers'
+take long to import, and leave some families out.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from ctypes import CDLL
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import gguf
 import numpy as np
 import torch
-from torch import Tensor, nn
-from transformers import modeling_gguf_pytorch_utils
+from torch import Tensor
 
-from engine.kernels.cpu.gguf import GGUFFile
-from engine.kernels.cpu.operators import Matrix, NativeEmbedding, NativeLinear
+from engine.kernels.cpu.gguf import TYPES, GGUFFile
+from engine.kernels.cpu.operators import Matrix
+from engine.kernels.cpu.packed_model import Tensors, Unmapped
+from engine.model.files import read_settings
 from engine.model.reading import read_config, read_tokenizer
 from engine.model.sources import Weights, partial_folder, writing
+from engine.model.tokenizer import check_tokenizer
 
 if TYPE_CHECKING:  # seconds of importing, which the page's start does without
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 LOG = logging.getLogger(__name__)
 DIGESTS = "digests.json"
 """In a described folder: the SHA-256 of every other file."""
 ROPE_FACTORS = "rope_freqs.weight"
 """What Llama 3's rotary frequencies are divided by."""
+INTERLEAVED = {"llama", "smollm3", "granite"}
+"""Architectures whose queries and keys have the two halves of a head in turns."""
+OFFSET_NORMS = {"gemma2", "gemma3"}
+"""Architectures whose norms have 1 added."""
+AS_THEY_ARE = {"qwen2", "qwen3", "phi3", "olmo2"}
+FURTHER_FAMILIES: dict[str, dict[str, str | None]] = {
+    "smollm3": {},
+    "olmo2": {"rope.dimension_count": None},
+    "granite": {
+        "attention.scale": "attention_multiplier",
+        "embedding_scale": "embedding_multiplier",
+        "residual_scale": "residual_multiplier",
+        "logit_scale": "logits_scaling",
+    },
+}
+"""Architectures that transformers does not know in a GGUF file: where their fields differ from
+Llama's, as a file names them and as their config does."""
 
 
-class Unmapped(Exception):
-    """Tensors of the model that are not one by one those of the file; says which."""
+@functools.cache
+def _add_families() -> None:
+    """Let transformers read the config and the weights of `FURTHER_FAMILIES`."""
+    from transformers import modeling_gguf_pytorch_utils as theirs
+    from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
+
+    for name, fields in FURTHER_FAMILIES.items():
+        GGUF_CONFIG_MAPPING.setdefault(name, GGUF_CONFIG_MAPPING["llama"] | fields)
+        theirs.GGUF_SUPPORTED_ARCHITECTURES.append(name)
+        if name in INTERLEAVED:
+            theirs.TENSOR_PROCESSORS.setdefault(name, theirs.LlamaTensorProcessor)
+
+
+def can_read(architecture: str) -> bool:
+    """Whether a file of an architecture can be loaded at all."""
+    from transformers import modeling_gguf_pytorch_utils as theirs
+
+    _add_families()
+    return architecture in theirs.GGUF_SUPPORTED_ARCHITECTURES
+
+
+def why_not(file: GGUFFile) -> str | None:
+    """Why the kernels do not run a file's model, as far as its header says; None if they do."""
+    name = file.architecture
+    if file.metadata.get(f"{name}.expert_count"):
+        return "its layers have experts, which transformers' modules compute in floats"
+    if name not in INTERLEAVED | OFFSET_NORMS | AS_THEY_ARE:
+        return f"models of the architecture {name} are computed by transformers' modules"
+    return None
 
 
 @contextlib.contextmanager
@@ -48,18 +96,20 @@ def quick_reader(file: GGUFFile) -> Iterator[None]:
 
     Other files are read as ever, by threads that load them meanwhile.
     """
-    import gguf
+    from transformers import modeling_gguf_pytorch_utils as theirs
 
-    plain, own = gguf.GGUFReader, file.path.resolve()
+    _add_families()
+    plain, bar, own = gguf.GGUFReader, theirs.tqdm, file.path.resolve()
 
     def reader(path: Any, *rest: Any) -> Any:
         return file.as_reader() if Path(path).resolve() == own else plain(path, *rest)
 
     gguf.GGUFReader = reader  # type: ignore[misc, assignment]
+    theirs.tqdm = lambda tensors, **_: tensors  # type: ignore[attr-defined]
     try:
         yield
     finally:
-        gguf.GGUFReader = plain  # type: ignore[misc]
+        gguf.GGUFReader, theirs.tqdm = plain, bar  # type: ignore[misc, attr-defined]
 
 
 def described(file: GGUFFile, weights: Weights, cache_dir: Path) -> Weights:
@@ -107,116 +157,76 @@ def _digest(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
-def packed_model(
-    config: Any, file: GGUFFile, kernels: CDLL, tell: Callable[[float], None]
-) -> PreTrainedModel:
-    """The file's model, in bfloat16 but for its matrices.
+def described_tokenizer(weights: Weights) -> PreTrainedTokenizerBase | None:
+    """The tokenizer of a described folder, exactly as it was saved; None if it has none.
 
-    Args:
-        tell: given the share of the tensors that are packed.
-
-    Raises Unmapped: its tensors are not those of the model, one for one.
+    Its own class would make its vocabulary anew, which takes seconds.
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import PreTrainedTokenizerFast
 
-    with torch.device("meta"):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(
-            config, dtype=torch.bfloat16, trust_remote_code=False
-        )
-    tensors = _Tensors(model, file)
-    _fill_buffers(model, file)
-    embedding, packed = model.get_input_embeddings(), 0
-    names = dict(model.named_modules())
-    by_tensor: dict[str, Matrix] = {}
-    for name, module in names.items():
-        own = [key for key, _ in module.named_parameters(recurse=False)]
-        if not own:
-            continue
-        prefix = f"{name}." if name else ""
-        is_linear = type(module) is nn.Linear
-        if is_linear or module is embedding:
-            for key in set(own) - {"weight"}:
-                setattr(module, key, tensors.parameter(prefix + key))
-            bias = getattr(module, "bias", None)
-            matrix = tensors.matrix(prefix + "weight", kernels, bias, by_tensor)
-            made = (NativeLinear if is_linear else NativeEmbedding)(module, matrix)
-            owner, _, last = name.rpartition(".")
-            setattr(names[owner], last, made)
-        else:
-            for key in own:
-                setattr(module, key, tensors.parameter(prefix + key))
-        packed += 1
-        tell(packed / len(names))
-    model.eval()
-    return model
+    place = Path(weights.location)
+    if not (place / "tokenizer.json").is_file():
+        return None
+    settings = read_settings(place / "tokenizer_config.json")
+    for name in ("tokenizer_class", "backend", "is_local", "local_files_only"):
+        settings.pop(name, None)
+    template = place / "chat_template.jinja"
+    if template.is_file():
+        settings["chat_template"] = template.read_text(encoding="utf-8")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(place / "tokenizer.json"), **settings)
+    check_tokenizer(tokenizer, weights.location)
+    return tokenizer
 
 
-class _Tensors:
-    """The file's tensors by transformers' names."""
+class GGUFTensors(Tensors):
+    """A file's tensors, in their own width."""
 
-    def __init__(self, model: PreTrainedModel, file: GGUFFile) -> None:
-        from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
-
-        self._file = file
-        archs = [arch for arch, name in MODEL_ARCH_NAMES.items() if name == file.architecture]
-        if not archs:
-            raise Unmapped(f"no names are known for the architecture {file.architecture}")
-        config = model.config.get_text_config()
-        processors = modeling_gguf_pytorch_utils.TENSOR_PROCESSORS
-        kind = processors.get(file.architecture, modeling_gguf_pytorch_utils.TensorProcessor)
-        self._processor: Any = kind(config=config.to_dict())  # type: ignore[no-untyped-call]
-        names = get_tensor_name_map(archs[0], config.num_hidden_layers)
-        self._names: dict[str, str] = {}
-        parameters = dict(model.named_parameters(remove_duplicate=False))
-        for name in parameters:
-            stem, _, suffix = name.rpartition(".")
-            gguf_name = names.get_name(stem)
-            if gguf_name is not None and f"{gguf_name}.{suffix}" in file.names:
-                self._names[name] = f"{gguf_name}.{suffix}"
-        for name, source in model.all_tied_weights_keys.items():
-            if name not in self._names and source in self._names:
-                self._names[name] = self._names[source]
-        missing = sorted(parameters.keys() - self._names.keys())
-        unused = set(file.names) - set(self._names.values()) - {ROPE_FACTORS}
-        if missing or unused:
-            raise Unmapped(f"{(missing or sorted(unused))[0]} has no counterpart")
-        self._shapes: Mapping[str, torch.Size] = {n: p.shape for n, p in parameters.items()}
-
-    def matrix(
-        self, name: str, kernels: CDLL, bias: Tensor | None, known: dict[str, Matrix]
-    ) -> Matrix:
-        """A matrix in its own width, or in 8 bits where the kernels have none of it.
+    def __init__(
+        self, model: PreTrainedModel, file: GGUFFile, kernels: CDLL, bits: int = 16
+    ) -> None:
+        """Map the model's names to the file's.
 
         Args:
-            known: matrices that were packed already, by their names in the file.
+            bits: of what the file holds in floats: 16 = as it is.
+
+        Raises Unmapped: its tensors are not those of the model, one for one.
         """
-        source = self._names[name]
-        if source in known and bias is None:
-            return known[source]
-        with self._file.tensor(source) as raw:
-            self._check(name, raw.shape)
-            order = self._order(source, raw.shape[0])
-            matrix = Matrix.of_file(kernels, raw, bias, order=order)
-        if matrix is None:
-            matrix = Matrix.of(kernels, self._values(name), bias, bits=8)
-        known[source] = matrix
-        return matrix
+        self._file, self._bits = file, bits
+        config = model.config.get_text_config()
+        self._process = _value_rule(file.architecture, config)
+        archs = [arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == file.architecture]
+        if not archs:
+            raise Unmapped(f"no names are known for the architecture {file.architecture}")
+        known = gguf.get_tensor_name_map(archs[0], config.num_hidden_layers)
+        names: dict[str, str] = {}
+        for name, _ in model.named_parameters(remove_duplicate=False):
+            stem, _, suffix = name.rpartition(".")
+            gguf_name = known.get_name(stem)
+            if gguf_name is not None and f"{gguf_name}.{suffix}" in file.names:
+                names[name] = f"{gguf_name}.{suffix}"
+        super().__init__(model, names, kernels)
+        unused = set(file.names) - set(names.values()) - {ROPE_FACTORS}
+        if unused:
+            raise Unmapped(f"{min(unused)} has no counterpart")
 
-    def parameter(self, name: str) -> nn.Parameter:
-        values = self._values(name)
-        self._check(name, tuple(values.shape))
-        return nn.Parameter(values.to(torch.bfloat16), requires_grad=False)
+    def frequency_factors(self) -> Tensor | None:
+        names = self._file.names
+        return torch.from_numpy(self._file.floats(ROPE_FACTORS)) if ROPE_FACTORS in names else None
 
-    def _values(self, name: str) -> Tensor:
-        source = self._names[name]
-        return torch.from_numpy(
-            np.ascontiguousarray(self._process(self._file.floats(source), source))
-        )
+    def _pack(self, source: str, bias: Tensor | None, is_table: bool) -> Matrix:
+        """In 8 bits where the kernels have not the file's type."""
+        matrix = None
+        bits = max(self._bits, 8) if is_table else self._bits
+        if bits == 16 or TYPES[self._file.kind(source)].bits < 16:
+            bits = 8
+            with self._file.tensor(source) as raw:
+                order = self._order(source, raw.shape[0])
+                matrix = Matrix.of_file(self.kernels, raw, bias, order=order)
+        return matrix or Matrix.of(self.kernels, self._values(source), bias, bits=bits)
 
-    def _process(self, values: Any, source: str) -> Any:
-        return self._processor.process(
-            weights=values, name=source, tensor_key_mapping={}, parsed_parameters={"tensors": {}}
-        ).weights
+    def _values(self, source: str) -> Tensor:
+        values = self._process(self._file.floats(source), source)
+        return torch.from_numpy(np.ascontiguousarray(values))
 
     def _order(self, source: str, rows: int) -> Tensor | None:
         """The file's row that each row of a matrix is; None = as they are."""
@@ -228,23 +238,27 @@ class _Tensors:
             raise Unmapped(f"{source} is kept otherwise than by the order of its rows")
         return torch.from_numpy(np.ascontiguousarray(order[:, 0]))
 
-    def _check(self, name: str, shape: tuple[int, ...]) -> None:
-        if tuple(self._shapes[name]) != shape:
-            raise Unmapped(f"{name} is {shape}, but by its config {tuple(self._shapes[name])}")
 
+def _value_rule(architecture: str, config: Any) -> Callable[[Any, str], Any]:
+    """What makes a model's values of a file's tensor, given its name."""
+    if architecture in AS_THEY_ARE:
+        return lambda values, name: values
+    if architecture in OFFSET_NORMS:
+        return lambda values, name: values - 1 if name.endswith("norm.weight") else values
+    if architecture in INTERLEAVED:
+        heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
 
-def _fill_buffers(model: PreTrainedModel, file: GGUFFile) -> None:
-    """Give what no checkpoint has its storage and values: rotary frequencies, embedding scales."""
-    for name, buffer in list(model.named_non_persistent_buffers()):
-        owner, _, last = name.rpartition(".")
-        setattr(model.get_submodule(owner), last, torch.empty_like(buffer, device="cpu"))
-    for parameter in model.parameters():
-        parameter._is_hf_initialized = True  # type: ignore[attr-defined]
-    with torch.no_grad():
-        model.initialize_weights()
-    if ROPE_FACTORS in file.names:
-        factors = torch.from_numpy(file.floats(ROPE_FACTORS))
-        for module in model.modules():
-            frequencies = getattr(module, "inv_freq", None)
-            if isinstance(frequencies, Tensor) and frequencies.shape == factors.shape:
-                frequencies.div_(factors)
+        def separate(values: Any, name: str) -> Any:
+            count = heads.get(name.split(".")[-2])
+            if count is None:
+                return values
+            pairs = values.reshape(count, -1, 2, *values.shape[1:])
+            return pairs.swapaxes(1, 2).reshape(values.shape)
+
+        return separate
+    from transformers import modeling_gguf_pytorch_utils as theirs
+
+    kind = theirs.TENSOR_PROCESSORS.get(architecture, theirs.TensorProcessor)
+    processor: Any = kind(config=config.to_dict())  # type: ignore[no-untyped-call]
+    empty: dict[str, Any] = {"tensor_key_mapping": {}, "parsed_parameters": {"tensors": {}}}
+    return lambda values, name: processor.process(weights=values, name=name, **empty).weights

@@ -22,7 +22,7 @@ from engine.proposal import Needs
 from engine.steps import End
 from tests.engine.cpu.test_native import any_kernels, in_8_bits
 from tests.engine.cpu.tiny_gguf import random_blocks, write_gguf
-from tests.models import build_context
+from tests.models import build_context, tiny_model
 
 __all__ = ["any_kernels"]
 KINDS = [TYPES[kind].name for kind in FILE_FORMATS if TYPES[kind].bits < 16]
@@ -92,9 +92,17 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2": {"tie_word_embeddings": False},
     "qwen3": {"head_dim": 128},
     "gemma2": {"sliding_window": 12, "head_dim": 64},
-    "gemma3_text": {"sliding_window": 12, "head_dim": 64},
+    "gemma3_text": {"sliding_window": 12, "head_dim": 64, "layer_types": ["sliding_attention"] * 3},
     "phi3": {},
-    "mistral": {},
+    "mistral": {"sliding_window": None},
+    "smollm3": {"num_hidden_layers": 4},
+    "olmo2": {"tie_word_embeddings": False},
+    "granite": {
+        "attention_multiplier": 0.2,
+        "embedding_multiplier": 1.5,
+        "residual_multiplier": 0.8,
+        "logits_scaling": 2.0,
+    },
 }
 
 
@@ -114,3 +122,22 @@ def test_every_family_in_every_type(family: str, kind: str, tmp_path: Path) -> N
     found = [t.prefill(prompt, t.new_cache(32), Needs()).logits for t in (exact, ours)]
     off = (found[0] - found[1]).std() / found[0].std()
     assert 0 < off < 0.1, f"{off:.1%}"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_file_says_what_the_model_that_it_was_written_from_says(
+    family: str, tmp_path: Path
+) -> None:
+    sizes = {**WIDE, **FAMILIES[family]}
+    path = write_gguf(tmp_path / "tiny.gguf", "F32", family, scale=0.3, **sizes)
+    spec = TargetSpec(name="tiny", path=str(path))
+    target = load_target(spec, dtype="float32", device="cpu", cache_dir=tmp_path)
+    prompt = list(range(40, 70))
+    found = target.prefill(prompt, target.new_cache(32), Needs()).logits
+    with torch.no_grad():
+        model = tiny_model(family, **{"tie_word_embeddings": True, **sizes})
+        for parameter in model.parameters():
+            parameter.mul_(0.3 if parameter.ndim > 1 else 1.0)
+        exact = model(torch.tensor([prompt])).logits[0, -1:]
+    off = (found - exact).std() / exact.std()
+    assert off < 0.05, f"{off:.1%}"  # its embedding is in 8 bits

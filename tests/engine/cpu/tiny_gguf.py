@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,13 @@ ARCHITECTURES = {"gemma3_text": "gemma3", "mistral": "llama"}
 
 
 def write_gguf(
-    path: Path, kind: str = "Q4_1", family: str = "llama", *, scale: float = 1.0, **overrides: Any
+    path: Path,
+    kind: str = "Q4_1",
+    family: str = "llama",
+    *,
+    scale: float = 1.0,
+    about: Mapping[str, str] | None = None,
+    **overrides: Any,
 ) -> Path:
     """A model with all matrices of its layers of one type, its embedding in Q8_0.
 
@@ -26,10 +33,13 @@ def write_gguf(
 
     Args:
         scale: of its matrices.
+        about: further fields, such as `general.name`.
     """
     model = tiny_model(family, **{**SIZES, **overrides})
     architecture = ARCHITECTURES.get(family, family)
     writer = gguf.GGUFWriter(path, architecture)
+    for field, text in (about or {}).items():
+        writer.add_string(field, text)
     _write_fields(writer, architecture, model.config)
     (arch,) = (one for one, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(arch, model.config.num_hidden_layers)
@@ -65,7 +75,8 @@ def random_blocks(kind: str, rows: int, columns: int, seed: int = 0) -> np.ndarr
 
 def _as_kept(architecture: str, stem: str, value: torch.Tensor, config: Any) -> torch.Tensor:
     """Llama's queries and keys are turned by neighbours, and Gemma's norms are not less 1."""
-    if architecture == "llama" and stem.endswith(("q_proj", "k_proj")):
+    interleaved = architecture in ("llama", "smollm3", "granite")
+    if interleaved and stem.endswith(("q_proj", "k_proj")):
         heads = config.num_attention_heads if "q_proj" in stem else config.num_key_value_heads
         return value.view(heads, 2, -1, *value.shape[1:]).transpose(1, 2).reshape(value.shape)
     if architecture.startswith("gemma") and "norm" in stem:
@@ -87,13 +98,19 @@ def _add(writer: Any, name: str, tensor: torch.Tensor, kind: str) -> None:
 def _write_fields(writer: Any, architecture: str, config: Any) -> None:
     values = {**config.to_dict(), **(config.rope_parameters or {})}
     values |= values.pop("full_attention", {})  # Gemma 3's rotary positions, by kind of layer
-    fields: dict[str, str | None] = GGUF_CONFIG_MAPPING[architecture]  # type: ignore[assignment]
+    known = "llama" if architecture in ("smollm3", "olmo2", "granite") else architecture
+    fields: dict[str, str | None] = GGUF_CONFIG_MAPPING[known]  # type: ignore[assignment]
     for field, name in fields.items():
         value = values.get(name) if name else None
         if isinstance(value, bool) or value is None:
             continue
         add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
         add(f"{architecture}.{field}", value)
+    if architecture == "granite":
+        writer.add_attention_scale(config.attention_multiplier)
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
     tokens = [f"<pad{i}>" for i in range(config.vocab_size)]
     for token, index in tiny_tokenizer().get_vocab().items():
         tokens[index] = token

@@ -1,0 +1,146 @@
+"""Checkpoints in safetensors are packed tensor by tensor: the same model, in less memory."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig
+
+from engine.kernels.cpu.compile import library
+from engine.kernels.cpu.native import NativeForward
+from engine.kernels.cpu.operators import NativeEmbedding, pack_native
+from engine.kernels.cpu.packed_model import SafetensorsTensors, Unmapped, packed_model
+from engine.model.loading import load_target
+from engine.model.reading import empty_model
+from engine.model.sources import TargetSpec
+from engine.model.target import Target
+from engine.proposal import Needs
+from tests.models import save_tiny, tiny_model
+
+SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96}
+SIZES |= {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
+FAMILIES = ("llama", "qwen3", "gemma2", "olmo2")
+LARGE = LlamaConfig(
+    hidden_size=1024,
+    intermediate_size=4096,
+    num_hidden_layers=12,
+    num_attention_heads=16,
+    num_key_value_heads=8,
+    vocab_size=32_000,
+    tie_word_embeddings=False,
+)
+LOAD = """
+import json, sys
+from pathlib import Path
+from engine.model.loading import load_target
+from engine.model.sources import TargetSpec
+
+def status(key):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(key))
+
+small, large, cache, dtype = sys.argv[1:]
+def load(folder):
+    spec = TargetSpec.of_path_or_hub(folder)
+    return load_target(spec, dtype=dtype, device="cpu", cache_dir=Path(cache))
+load(small)
+before = status("VmRSS")
+Path("/proc/self/clear_refs").write_text("5")
+target = load(large)
+taken = {"model": target.num_bytes, "peak": status("VmHWM") - before}
+print(json.dumps(taken | {"forward": target.environment()["forward"]}))
+"""
+
+
+def load(folder: Path, dtype: str = "bfloat16", **settings: Any) -> Target:
+    spec = TargetSpec.model_validate({"name": "tiny", "path": str(folder), **settings})
+    return load_target(spec, dtype=dtype, device="cpu", cache_dir=folder.parent / "cache")
+
+
+def logits(target: Target) -> torch.Tensor:
+    return target.prefill(list(range(40, 70)), target.new_cache(32), Needs()).logits
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_folder_is_packed_as_its_float_model_would_be(
+    family: str, tied: bool, tmp_path: Path, kernels: ctypes.CDLL
+) -> None:
+    sizes = {**SIZES, "tie_word_embeddings": tied}
+    folder = tmp_path / "model"
+    tiny_model(family, **sizes).to(torch.bfloat16).save_pretrained(folder, max_shard_size="50KB")
+    assert len(list(folder.glob("*.safetensors"))) > 2
+    ours = load(folder)
+    assert isinstance(ours.embedding, NativeEmbedding), "was read by way of floats"
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    pack_native(model, kernels, 16)
+    whole = Target(model, None, name="whole", forward=NativeForward(model))
+    assert torch.equal(logits(ours), logits(whole))
+    assert ours.num_bytes <= whole.num_bytes
+
+
+def test_the_folders_generation_settings_are_the_models(tmp_path: Path) -> None:
+    folder = save_tiny(tmp_path / "model", **SIZES)
+    GenerationConfig(eos_token_id=[7, 9]).save_pretrained(folder)
+    assert {7, 9} <= load(folder).eos_ids
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("name", ["model.layers.0.self_attn.rotary_emb.inv_freq", "extra.weight"])
+def test_what_is_not_one_for_one_goes_by_way_of_floats(name: str, tmp_path: Path) -> None:
+    folder = save_tiny(tmp_path / "model", **SIZES)
+    exact = logits(load(folder))
+    file = folder / "model.safetensors"
+    save_file({**load_file(file), name: torch.ones(4)}, file, metadata={"format": "pt"})
+    target = load(folder)
+    assert not isinstance(target.embedding, NativeEmbedding)
+    assert torch.equal(logits(target), exact) and target.environment()["forward"] == "native"
+
+
+def test_a_tensor_of_another_shape_is_no_counterpart(tmp_path: Path, kernels: ctypes.CDLL) -> None:
+    folder = save_tiny(tmp_path / "model", **SIZES)
+    config = tiny_model("llama", **{**SIZES, "intermediate_size": 128}).config
+    empty = empty_model(config, None, "tiny", dtype=torch.bfloat16)
+    tensors = SafetensorsTensors(empty, [str(folder / "model.safetensors")], kernels, 16)
+    with pytest.raises(Unmapped, match="gate_proj.weight is .*, but by its config"):
+        packed_model(empty, tensors, lambda share: None)
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """500 MB of weights."""
+    folder = tmp_path_factory.mktemp("large")
+    LARGE.save_pretrained(folder)
+    tensors = {
+        name: torch.full(one.shape, 1.0, dtype=torch.bfloat16)
+        if one.ndim == 1
+        else 0.02 * torch.randn(one.shape, dtype=torch.bfloat16)
+        for name, one in empty_model(LARGE, None, "large").named_parameters()
+    }
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("dtype", ["bfloat16", "q8", "q4"])
+def test_loading_takes_no_more_than_the_packed_model_and_a_layer(
+    dtype: str, large: Path, tmp_path: Path
+) -> None:
+    library(tmp_path)
+    small = save_tiny(tmp_path / "small", **SIZES)
+    command = [sys.executable, "-c", LOAD, str(small), str(large), str(tmp_path), dtype]
+    run = subprocess.run(command, check=True, capture_output=True, text=True)
+    taken = json.loads(run.stdout.splitlines()[-1])
+    assert taken["forward"].startswith("native")
+    table = 2 * LARGE.vocab_size * LARGE.hidden_size  # larger than a layer
+    assert taken["peak"] < taken["model"] + table + 30e6, taken
