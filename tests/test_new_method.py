@@ -15,7 +15,6 @@ from engine.drafters import methods, parse_method
 from engine.interop import ENGINES, export_method
 from engine.tree import ChoiceTree
 from engine.tuning.ranks import measure_ranks
-from engine.tuning.redraft import Redrafter
 from engine.tuning.replay import replay
 from engine.tuning.timing import measure_draft
 from playground.host.catalog import Catalog
@@ -119,7 +118,7 @@ def test_the_command_line_runs_it_and_the_log_keeps_its_trees(tmp_path: Path) ->
     log.close()
 
 
-def test_it_is_measured_replayed_and_drafted_again_like_any_other() -> None:
+def test_it_is_measured_and_replayed_like_any_other() -> None:
     # A target of few tokens follows the root by number often enough.
     bench = build_context(tiny_target(vocab_size=8, eos_token_id=None))
     limits = Limits(max_new_tokens=40, ignore_eos=True)
@@ -128,12 +127,11 @@ def test_it_is_measured_replayed_and_drafted_again_like_any_other() -> None:
     table = measure_ranks(config, bench, texts, depths=2)
     tree = ChoiceTree.parse([[0], [2], [0, 0], [0, 1]])
     chosen = config.with_tree(tree)
-    again = Redrafter(config, bench, texts, tail=2).draft(chosen)
     real = [
         ran(bench.target, chosen.build(bench), text.prompt_ids, limits).accepted for text in texts
     ]
     accepted = sum(sum(lengths) for lengths in real)
-    assert accepted > 0 and replay(table, tree).num_accepted == accepted == again.num_accepted
+    assert accepted > 0 and replay(table, tree).num_accepted == accepted
     assert measure_draft(config, bench, context_len=8, repeats=1).rows == ()
 
 

@@ -164,10 +164,6 @@ class MethodConfig(Settings):
             "text's features. Measure it by running it."
         )
 
-    def build_sharing(self, drafter: Drafter, context: BuildContext) -> Drafter:
-        """A drafter with these settings and the weights of one built with other settings."""
-        return self.build(context)
-
     @classmethod
     def choices_field(cls) -> str | None:
         """The setting that holds a choice tree, if the method drafts one: named `…_choices`."""

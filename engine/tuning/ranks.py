@@ -36,7 +36,7 @@ from engine.errors import ConfigError, one_of
 from engine.proposal import Needs
 from engine.tree import ChoiceTree
 from engine.tuning import OnProgress, ignore, part
-from engine.tuning.redraft import read, run_offline, with_steps
+from engine.tuning.offline import read, run_offline, with_steps
 
 NOT_KEPT = -1
 """In `RankTable.ranks`: not among the ranks kept, or nothing can be drafted there."""

@@ -24,7 +24,7 @@ from engine.steps import Step
 from engine.tree import TreeShape
 from engine.tuning import OnProgress, ignore
 from engine.tuning.latency import BatchLatency, DraftLatency, LatencyCurve, TreeLatency
-from engine.tuning.redraft import require_offline
+from engine.tuning.offline import require_offline
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 112, 128)
 TREE_ROWS = (4, 8, 16, 32, 64)

@@ -1,4 +1,4 @@
-"""Measurements of the Tree page on the engine's thread: ranks, latency, drafts of other sizes."""
+"""Measurements of the Tree page on the engine's thread: ranks, latency, dynamic trees."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from engine.drafters.base import Drafter
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from engine.tuning import OnProgress, StoppedError
-from engine.tuning.redraft import Redrafter
 from playground.experiments.plan import Item
 from playground.experiments.suites import items_of
 from playground.host.live import LiveRun
 from playground.host.recording import decode_and_record
 from playground.host.runner import EngineHost
+from playground.trees.drafted import recorded
 from playground.trees.latency import (
     measure_batches,
     measure_latency,
@@ -26,14 +26,13 @@ from playground.trees.latency import (
     stored_latency,
 )
 from playground.trees.methods import TreeMethod
-from playground.trees.sources import RECENT, Sources, depths_for, drafted_row, require_greedy
-from playground.trees.tables import make_table, texts_of_runs
+from playground.trees.sources import RECENT, Sources, depths_for, require_greedy
+from playground.trees.tables import make_table
 
 Work = Callable[[LiveRun], dict[str, Any]]
 """Runs on the engine's thread; the page receives its return value."""
 TEXT_TOKENS = 128
 """New tokens of every text that is written to be measured."""
-REDRAFT_TAIL = 16
 
 
 class Measurements:
@@ -71,15 +70,16 @@ class Measurements:
     ) -> tuple[list[str], str | None]:
         """Greedy runs behind a source, and its benchmark if it is one; a suite's are made now."""
         if source.startswith("suite:"):
-            return self._write(run, method, source.removeprefix("suite:"), share), None
-        run_ids, benchmark = self._sources.run_ids(source, method.target)
+            suite, config = source.removeprefix("suite:"), method.config
+            config = config if config.lossless else AutoregressiveConfig()
+            return self._write(run, config, suite, share), None
+        run_ids, benchmark = self._sources.run_ids(source, method)
         require_greedy(self._host.log, run_ids)
         return run_ids, benchmark
 
-    def _write(self, run: LiveRun, method: TreeMethod, suite: str, share: float) -> list[str]:
-        """Let the target answer a suite's prompts; ids of the runs."""
+    def _write(self, run: LiveRun, config: MethodConfig, suite: str, share: float) -> list[str]:
+        """Let the target answer a suite's prompts with a method; ids of the runs."""
         items = self._items(suite)
-        config = method.config if method.config.lossless else AutoregressiveConfig()
         drafter = self._host.drafter(config)
         run_ids = []
         for number, item in enumerate(items):
@@ -154,35 +154,20 @@ class Measurements:
 
     # ---- dynamic trees
 
-    def redraft(
-        self, run: LiveRun, method: TreeMethod, source: str, size: MethodConfig
+    def runs(
+        self, run: LiveRun, method: TreeMethod, config: MethodConfig, source: str
     ) -> dict[str, Any]:
-        """Draft a source's texts again with another size of the dynamic tree."""
+        """Answer a suite's prompts with these settings, as set, where no table can tell.
+
+        Args:
+            source: a suite; a small one is taken in place of any other source.
+        """
         self._prepare(run, method.target)
-        redrafter = self._redrafter(run, method, source)
-        on_progress = progress_of(run, "drafting again", begin=0.5)
-        result = redrafter.draft(size, on_progress=on_progress)
-        row = drafted_row(
-            size, result.trees, result.accepted_lengths.tolist(), result.node_counts.tolist()
-        )
-        text = f"{row['steps']} steps drafted again, without running the target."
-        if left_out := redrafter.num_left_out:
-            text += f" {left_out} of the texts were left out: they would take too much memory."
-        return {"drafted": {**row, "redrafted": True, "text": text}, "text": "drafted"}
-
-    def _redrafter(self, run: LiveRun, method: TreeMethod, source: str) -> Redrafter:
-        """The source's texts with their features: kept from one try to the next."""
-        config = method.config
-        weights = getattr(config, "speculative_model", None)
-
-        def make() -> Redrafter:
-            run_ids, _ = self._texts(run, method, source, share=0.3)
-            texts = texts_of_runs(self._host.log, run_ids, target=method.target)
-            on_progress = progress_of(run, "the target reads the texts once", begin=0.3, end=0.5)
-            context = self._host.build_context()
-            return Redrafter(config, context, texts, tail=REDRAFT_TAIL, on_progress=on_progress)
-
-        return self._host.attached((source, config.decoding_type, weights), make)
+        suites = self._host.catalog.suites
+        suite = source.removeprefix("suite:") if source.startswith("suite:") else next(iter(suites))
+        ids = self._write(run, config.replace(drafting="as set"), suite, share=1.0)
+        text = f"{len(ids)} prompts of {suites[suite].title} answered"
+        return {"drafted": recorded(self._host.log, ids, config), "text": text}
 
     # ---- the target
 

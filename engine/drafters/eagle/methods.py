@@ -14,7 +14,7 @@ from pydantic import model_validator
 from torch import Tensor
 
 from engine.config import setting
-from engine.drafters.base import BuildContext, Drafter, Start, chain, root_only
+from engine.drafters.base import BuildContext, Start, chain, root_only
 from engine.drafters.eagle.checkpoint import CapturedLayers, load_eagle1, load_eagle3
 from engine.drafters.eagle.head import DraftHead, HeadSession
 from engine.drafters.eagle.trees import DynamicTree, StaticTree, expanded_rows
@@ -98,11 +98,6 @@ class _EagleMethod(MethodConfig):
         head, needs = self._load(checkpoint, context)
         head.use_kernels(context.target.kernels)
         return EagleDrafter(head, self._tree_for(head, location), needs, checkpoint.notes())
-
-    def build_sharing(self, drafter: Drafter, context: BuildContext) -> EagleDrafter:
-        assert isinstance(drafter, EagleDrafter)
-        tree = self._tree_for(drafter.head, "the drafter")
-        return EagleDrafter(drafter.head, tree, drafter.needs, drafter.notes)
 
     @abstractmethod
     def _load(self, checkpoint: HeadCheckpoint, context: BuildContext) -> tuple[DraftHead, Needs]:

@@ -1,13 +1,13 @@
 // The cards beside the tree: draft length, dynamic tree, optimise, latency, runs made with it.
 //
 // drafted: { text, settings, mat, rates, steps, tokens, nodes, levels, counts: { nodes, depths:
-// [[value, steps], …] }, paths: [[path, drafted, accepted], …], redrafted }
+// [[value, steps], …] }, smaller: [[nodes, mat], …], paths: [[path, drafted, accepted], …] }
 import { clip, h, milliseconds, number, part, plural, speedup } from "../kit.js";
 import { MaskView } from "../mask.js";
 import { Choices, pathText } from "./model.js";
 import { Chart, Job, debounced, named, newest } from "./parts.js";
 import {
-  curveAt, draftMs, levelsOf, predict, predictDrafted, verifyMs,
+  curveAt, deepest, draftMs, levelsOf, predict, predictDrafted, verifyMs,
 } from "./replay.js";
 import { READABLE } from "./view.js";
 
@@ -124,31 +124,32 @@ class LengthCard extends Card {
 
 const MOST_TRIES = 8;
 
-// Dynamic trees (EAGLE-2/3): which were drafted, and what other sizes would have drafted.
+// Dynamic trees (EAGLE-2/3): which were recorded, and what fewer of their nodes would have accepted.
 class DynamicCard extends Card {
   tries = [];
+  rows = [];
   /** @type {string | null} */ of = null;
   /** @type {any} */ shown = null;
 
   constructor(editor) {
-    super(editor, "dynamic");
-    this.job = new Job(editor, "redraft", () => ({ kind: "redraft", settings: this.settings() }),
-      (end) => this.take(end.drafted));
-    this.draftAgain = debounced(() => this.job.start(), 400);
+    super(editor, "dynamic", (nodes) => this.set("max_total_draft_tokens", nodes));
   }
 
   choices() {
-    return this.host.hidden ? [] : this.tries.map((one) => ({ name: `${number(one.nodes, 0)} nodes`,
-      worth: (speed) => predictDrafted(speed, one) }));
+    return this.host.hidden ? [] : this.rows.map(({ x, mat }) => ({ name: plural(x, "node"),
+      worth: (speed) => this.worth(speed, x, mat) }));
   }
 
-  // Once the texts are read, every change is drafted at once.
-  moved() { if (this.tries.some((one) => one.redrafted)) this.draftAgain(); }
+  worth(speed, nodes, mat) {
+    return predict(speed, mat, this.shown.levels, [[nodes, 1]], deepest(this.shown.counts));
+  }
 
   settings() {
     return this.editor.method?.kind !== "dynamic" ? null : Object.fromEntries(
       Object.entries(this.fields).map(([name, box]) => [name, Number(box.value)]));
   }
+
+  moved() { this.editor.cards.runs.edited(); }
 
   changed() {
     const { method, source } = this.editor;
@@ -157,14 +158,11 @@ class DynamicCard extends Card {
     const now = `${method.key}/${source?.id}`;
     if (now === this.of) { this.show(this.shown); return; }
     this.of = now;
-    this.job.clear();
     for (const name of Object.keys(this.fields)) this.set(name, method.settings[name]);
     this.tries = [];
-    this.job.button.disabled = !source;
     this.show(null);
   }
 
-  // What was drafted, by the runs themselves or just now.
   take(drafted) {
     if (!drafted || this.host.hidden) return;
     this.tries = [drafted, ...this.tries].slice(0, MOST_TRIES);
@@ -172,30 +170,27 @@ class DynamicCard extends Card {
   }
 
   show(drafted) {
+    const { editor } = this, { speed } = editor;
     this.shown = drafted;
     this.chart.host.hidden = !drafted;
-    this.editor.parts.tries.replaceChildren(...(this.tries.length ? [this.table()] : []));
-    this.editor.showDrafted(drafted);
+    editor.parts.tries.replaceChildren(...(this.tries.length ? [this.table()] : []));
+    editor.showDrafted(drafted);
+    this.rows = (drafted?.smaller ?? []).map(([x, mat]) => ({ x, mat, ...this.worth(speed, x, mat) }));
     if (!drafted) return;
-    const line = (what, colour) => {
-      const counts = drafted.counts[what];
-      return { name: `% of the trees by ${what}`, colour, x: counts.map(([n]) => n),
-        y: counts.map(([, count]) => 100 * count / drafted.steps),
-        mode: counts.length > 1 ? "lines+markers" : "markers" };
-    };
-    this.chart.show([line("nodes", "--pg-target"), line("depths", "--pg-draft")],
-      { x: "drafted nodes (blue), depth (green)", y: "% of the steps" },
-      `${drafted.text} The tree on the left shows the paths drafted most often, with the number of steps that drafted each.`);
+    const best = speed && fastest(this.rows);
+    this.chart.showWorth(this.rows, { at: editor.now.nodes, now: editor.now, speed }, "nodes kept",
+      `${drafted.text} Green: MAT of their most probable nodes alone, at the steps of these runs.`
+      + `${best ? ` Fastest here: ${plural(best.x, "node")}, ${number(best.tok_s, 1)} tok/s predicted.` : ""} `
+      + "The tree on the left shows the paths drafted most often, with the number of steps that drafted each.");
   }
 
   table() {
-    const size = ({ settings, redrafted }) => Object.keys(this.fields).map((name) => settings[name])
-      .join(" / ") + (redrafted ? "" : " recorded");
     return makeTable(["kept / K / levels", "MAT", "nodes", "tok/s"], this.tries.map((one) => ({
       on: one === this.shown,
-      cells: [h("button", { type: "button", class: "quiet", onclick: () => this.show(one) }, size(one)),
-        number(one.mat, 3), number(one.nodes, 1),
-        number(predictDrafted(this.editor.speed, one).tok_s, 1)] })));
+      cells: [h("button", { type: "button", class: "quiet", onclick: () => this.show(one) },
+        Object.keys(this.fields).map((name) => one.settings[name]).join(" / ")),
+      number(one.mat, 3), number(one.nodes, 1),
+      number(predictDrafted(this.editor.speed, one).tok_s, 1)] })));
   }
 }
 
@@ -379,8 +374,8 @@ class LatencyCard extends Card {
     const { speed, tree, now } = this.editor, { chart } = this;
     chart.plot.hidden = !speed;
     if (!speed) {
-      chart.note.textContent = "Not measured for this method on this machine yet. Measuring takes a few "
-        + "seconds and turns MAT into predicted tok/s.";
+      chart.note.textContent = "Not measured for this method on this machine yet. Measuring takes up "
+        + "to half a minute and turns MAT into predicted tok/s.";
       return;
     }
     const rows = now.nodes + 1, points = [...speed.verify];
@@ -471,6 +466,10 @@ class MaskCard extends Card {
 class RunsCard extends Card {
   constructor(editor) {
     super(editor, "runs");
+    this.job = new Job(editor, "runs", () => ({ kind: "runs", ...this.wanted() }), ({ drafted }) => {
+      editor.cards.dynamic.take(drafted);
+      this.edited();
+    });
     this.newest = newest();
     this.edited = this.changed = debounced(() => this.fetch(), SETTLED_MS);
     new IntersectionObserver((entries) => {
@@ -478,14 +477,18 @@ class RunsCard extends Card {
     }).observe(this.host);
   }
 
+  wanted() {
+    const { editor } = this;
+    return { tree: editor.tree.paths, settings: editor.cards.dynamic.settings() };
+  }
+
   async fetch() {
     const { editor } = this;
     if (!editor.method || !this.host.isConnected) return;
-    const answer = await this.newest(editor.ask("measured", { tree: editor.tree.paths,
-      settings: editor.cards.dynamic.settings() }));
+    const answer = await this.newest(editor.ask("measured", this.wanted()));
     if (!answer) return;
     this.state.replaceChildren(answer.error ?? (answer.runs.length ? this.table(answer.runs)
-      : "The log has no greedy run with this tree yet. Run it in Generate, then come back."));
+      : answer.text));
   }
 
   // MAT hangs on the prompt, the time of a step on the machine: so it shows which was off.
@@ -500,7 +503,7 @@ class RunsCard extends Card {
       { cells: ["predicted", number(mat, 2), number(step_ms, 1), number(tok_s, 1)] },
       ...runs.map((run) => ({ cells: [
         h("a", { href: `?run=${encodeURIComponent(run.id)}`, target: "_blank", rel: "noopener",
-          title: run.prompt }, clip(run.prompt, 28) || "run"),
+          title: run.prompt }, `${clip(run.prompt, 28) || "run"} (${run.how})`),
         against(run.mat, mat, 2), against(run.step_ms, step_ms, 1),
         against(run.tok_s, tok_s, 1)] }))]);
   }

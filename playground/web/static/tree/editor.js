@@ -234,8 +234,8 @@ export class TreeEditor {
   outside() {
     const { table, tree, method } = this;
     if (this.grown) {
-      return this.drafted ? "" : "This drafter grows its own trees. Pick runs of it above, or re-draft "
-        + "the texts, to see them here.";
+      return this.drafted ? "" : "This drafter grows its own trees. Pick runs of it above, or run it "
+        + "here, to see them.";
     }
     const beyond = (depth, ranks) => tree.paths.filter((path) =>
       path.length > depth || path.at(-1) >= ranks).length;
