@@ -164,6 +164,16 @@ class MethodConfig(Settings):
             "text's features. Measure it by running it."
         )
 
+    @property
+    def largest_draft(self) -> tuple[int, int]:
+        """Nodes and depth of a draft that is as large as it may be; ConfigError: not known."""
+        choices = self.choices_field()
+        if self.offline or choices is None:
+            shape = self.draft_shape()
+            return shape.num_nodes, shape.depth
+        tree = ChoiceTree(getattr(self, choices))
+        return len(tree), tree.depth
+
     @classmethod
     def choices_field(cls) -> str | None:
         """The setting that holds a choice tree, if the method drafts one: named `…_choices`."""

@@ -176,6 +176,7 @@ class ControlledDrafter(Drafter):
         missed = bool(self._missed)
         self._wake()
         proposal = self.inner.propose(self._budget(budget, plan))
+        self.experience.survival.observe_offer(len(proposal.shape) > 1)
         if len(proposal.shape) > 1:
             self._by_probs = uses_probs(proposal)
         self._extra_rows = proposal.num_rows - len(proposal.shape)
@@ -471,7 +472,7 @@ def build_drafter(
     if config.drafting == "as set" or not drafter.drafts:
         return drafter
     store = store or ExperienceStore(None)
-    experience = store.of(config, context.target)
+    experience = store.of(config, context.target, context.locate)
     if drafter.has_network and not experience.costs.draft:
         for kind in KINDS if drafter.branches else KINDS[:1]:
             width = 1 if kind == "chain" and drafter.branches else MAX_NODES

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self
 
-from engine.tuning.latency import LatencyCurve
+from engine.tuning.latency import DraftLatency, LatencyCurve, StepLatency
 
 PRIOR_GROWTH = 0.5
 """Growth of steps, in plain steps, that is assumed to have been as the curve says."""
@@ -133,9 +133,17 @@ class Costs:
         each = max(0.0, ms / tokens)
         self.reading = each if self.reading is None else 0.5 * (self.reading + each)
 
+    def latency(self, decoding_type: str, kind: Kind) -> StepLatency:
+        """What steps that draft so take, as the curves that predictions are made with."""
+        verify = replace(self.curve, ms=tuple(self.verify_ms(rows) for rows in self.curve.rows))
+        level_ms, one = self.level_ms(kind), self.draft_ms(kind, 1)
+        draft = DraftLatency(decoding_type, max(0.0, one - level_ms), (1,), (level_ms,))
+        return StepLatency(verify, LatencyCurve((1,), (0.0,)), draft)
+
     def to_dict(self) -> dict[str, Any]:
         """What is worth keeping, as plain JSON."""
-        return {"slope": self.slope, "reading": self.reading, "draft": self.draft}
+        names = ("slope", "reading", "draft")
+        return {name: getattr(self, name) for name in names}
 
     def restored(self, stored: Mapping[str, Any]) -> Self:
         """With what `to_dict` stored."""

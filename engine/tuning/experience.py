@@ -5,17 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from engine.config import Settings
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
+from engine.model.sources import Locate, as_named
 from engine.model.target import Target
 from engine.safe_text import cpuinfo
 from engine.tuning.costs import Costs, Kind
-from engine.tuning.latency import LatencyCurve
+from engine.tuning.latency import LatencyCurve, Prediction, StepLatency
 from engine.tuning.survival import Survival
 from engine.tuning.timing import measure_curve
 
@@ -95,6 +97,25 @@ class Experience:
             "answer_len": self.answer_len,
         }
 
+    def latency(self, config: MethodConfig) -> StepLatency | None:
+        """What steps of a method take, as prediction needs it; None before its first draft."""
+        if not self.costs.draft:
+            return None
+        kind: Kind = "tree" if "tree" in self.costs.draft else "chain"
+        return self.costs.latency(config.decoding_type, kind)
+
+    def as_set(self, config: MethodConfig) -> Prediction | None:
+        """What drafting as set is expected to bring; None where too little is known."""
+        try:
+            nodes, depth = config.largest_draft
+        except ConfigError:  # as a combination, which drafts as one of its methods or the other
+            return None
+        mat, latency = self.survival.tokens(depth), self.latency(config)
+        if mat is None or latency is None:
+            return None
+        rows = nodes * (self.survival.offered or 0.0)
+        return latency.predict(mat, levels=(1,) * depth, num_nodes=rows, depth=depth)
+
     def of_kind(self, kind: Kind) -> Returns:
         """Over all texts."""
         if kind not in self.returns:
@@ -109,26 +130,108 @@ class Experience:
         self.answer_len = 0.7 * before + 0.3 * num_tokens
 
 
+class Prior(Settings):
+    """How often a method's drafts are accepted, on certain weights and on any device.
+
+    Attributes:
+        weights, drafter: fingerprints of the target's and of the drafter's.
+        method: its settings, but how much to draft.
+        survival: as `Survival.groups`.
+    """
+
+    weights: str
+    drafter: str
+    method: dict[str, Any]
+    survival: dict[str, list[float]]
+
+    @classmethod
+    def of(
+        cls, config: MethodConfig, target: Target, locate: Locate, survival: Survival
+    ) -> Prior | None:
+        """None where the weights cannot be identified."""
+        weights, drafter = target.provenance.get("weights"), drafter_digest(config, locate)
+        if weights is None or drafter is None:
+            return None
+        groups = {name: [round(count, 2) for count in own] for name, own in survival.groups.items()}
+        return cls(weights=weights, drafter=drafter, method=_settings(config), survival=groups)
+
+
+def drafter_digest(config: MethodConfig, locate: Locate) -> str | None:
+    """SHA-256 of the weights that a method drafts with; None where they are not on this machine."""
+    digest = hashlib.sha256()
+    for one in (config, *config.within().values()):
+        for name in ("speculative_model", "datastore"):
+            place = getattr(one, name, None)
+            if place is None:
+                continue
+            files = sorted(Path(locate(place)).glob("*.safetensors"))
+            if not files and name == "speculative_model":
+                return None
+            for file in files:
+                digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def _settings(config: MethodConfig) -> dict[str, Any]:
+    """Settings by which experience is found again: all but how much to draft."""
+    return config.model_dump(mode="json", exclude={"drafting"})
+
+
 class ExperienceStore:
     """Experience and latency curves in a folder; without one, in memory.
 
     A file per method and target, named by the weights, the device and the settings.
+
+    Args:
+        priors: what is known of methods before their first draft here.
     """
 
-    def __init__(self, folder: Path | None) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path | None, priors: Sequence[Prior] = ()) -> None:
+        self._folder, self._priors = folder, priors
         self._curves: dict[str, LatencyCurve] = {}
 
-    def of(self, config: MethodConfig, target: Target) -> Experience:
+    def of(self, config: MethodConfig, target: Target, locate: Locate = as_named) -> Experience:
         """What is known of a method; the target's latency curve is measured if it is not known."""
         curve = self.curve(target)
-        try:
-            return Experience.new(curve, self._read(_name(target, config)))
-        except (AttributeError, TypeError, ValueError):  # of another version, or damaged
-            return Experience.new(curve)
+        if values := self._read(_name(target, config)):
+            try:
+                return Experience.new(curve, values)
+            except (AttributeError, TypeError, ValueError):  # of another version, or damaged
+                pass
+        return Experience.new(curve, {"survival": self._prior(config, target, locate)})
+
+    def _prior(self, config: MethodConfig, target: Target, locate: Locate) -> dict[str, Any]:
+        weights, settings = target.provenance.get("weights"), _settings(config)
+        mine = [one for one in self._priors if (one.weights, one.method) == (weights, settings)]
+        if not mine or mine[0].drafter != drafter_digest(config, locate):
+            return {}
+        return mine[0].survival
+
+    def stored(self, target: str, config: MethodConfig) -> Experience | None:
+        """What is kept of a method on a target, given by name, that need not be loaded.
+
+        None where there is nothing. Of several (dtypes, devices), the newest.
+        """
+        about = {"target": target, "method": _settings(config)}
+        folder = self._folder
+        files = [] if folder is None or not folder.is_dir() else folder.glob("*.json")
+        for file in sorted(files, key=lambda file: -file.stat().st_mtime):
+            values = self._read(file.name)
+            if values.get("about") == about:
+                try:
+                    curve = LatencyCurve.from_dict(self._read(values["curve"]))
+                    experience = Experience.new(curve, values)
+                    experience.costs.base = float(values["base"])
+                except (ConfigError, AttributeError, KeyError, TypeError, ValueError):
+                    continue
+                return experience
+        return None
 
     def keep(self, config: MethodConfig, target: Target, experience: Experience) -> None:
-        self._write(_name(target, config), experience.to_dict())
+        about = {"target": target.name, "method": _settings(config)}
+        values = {**experience.to_dict(), "about": about, "curve": _name(target)}
+        values["base"] = experience.costs.base
+        self._write(_name(target, config), values)
 
     def curve(self, target: Target) -> LatencyCurve:
         """The target's latency curve; what steps take now, every run finds out itself."""

@@ -216,7 +216,7 @@ class StepLatency:
     draft: DraftLatency
 
     def predict(
-        self, mat: float, *, levels: Sequence[int], num_nodes: int, depth: int | None = None
+        self, mat: float, *, levels: Sequence[int], num_nodes: float, depth: int | None = None
     ) -> Prediction:
         """Speed of a draft with this MAT, which runs so many rows per level.
 

@@ -60,7 +60,7 @@ class Models:
         self._companions: dict[Place, Target] = {}
         self._used: set[Place] = set()
         """Models that the current job has used."""
-        self._experience = ExperienceStore(cache_dir / "drafting")
+        self.experience = ExperienceStore(cache_dir / "drafting", presets.priors())
         self.loaded: Loaded | None = None
 
     def target(self, spec: TargetSpec, dtype: str, progress: ProgressCallback) -> Target:
@@ -109,7 +109,7 @@ class Models:
                 old.close()
             before, self._used = self._used, set()
             try:
-                drafter = build_drafter(config, self.build_context(), self._experience)
+                drafter = build_drafter(config, self.build_context(), self.experience)
                 self._drafters[key] = drafter, frozenset(self._used)
             finally:
                 self._used |= before

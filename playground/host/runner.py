@@ -24,6 +24,7 @@ from engine.errors import PlaygroundError, PromptError
 from engine.model.sources import TargetSpec
 from engine.model.target import Target
 from engine.steps import Prefill, Record, Step
+from engine.tuning.experience import ExperienceStore
 from playground.errors import Fault, attempt
 from playground.host.catalog import Catalog
 from playground.host.live import LiveRun, LiveRuns, Message, State
@@ -222,6 +223,11 @@ class EngineHost:
     def drafter(self, config: MethodConfig) -> Drafter:
         """As `Models.drafter`."""
         return self._models.drafter(config)
+
+    @property
+    def experience(self) -> ExperienceStore:
+        """What drafting has learnt here."""
+        return self._models.experience
 
     def build_context(self) -> BuildContext:
         """The prepared target, and what a method's drafter may use besides it."""

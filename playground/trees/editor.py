@@ -29,7 +29,7 @@ from playground.trees.files import (
     write_text,
 )
 from playground.trees.fitting import best_trees
-from playground.trees.latency import stored_latency
+from playground.trees.latency import known_latency
 from playground.trees.measurements import TEXT_TOKENS, Jobs, Measurements, Work
 from playground.trees.methods import TreeMethod, tree_method, tree_methods
 from playground.trees.sources import Sources, runs_with
@@ -173,8 +173,8 @@ class TreeEditor:
 
     def _best(self, question: Question, sizes: Sequence[int]) -> tuple[CurvePoint, ...]:
         method = self._method(question)
-        stored = stored_latency(self._log, method.config, method.target)
-        latency = stored and stored[0]
+        known = known_latency(self._log, self._host.experience, method)
+        latency = known and known[0]
         return best_trees(self._table(question), method.config, sizes, latency, **question.bounds)
 
     # ---- trees in and out

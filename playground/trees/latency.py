@@ -12,6 +12,7 @@ from engine.drafters.method import MethodConfig
 from engine.model.target import Target
 from engine.tree import ChoiceTree
 from engine.tuning import OnProgress, ignore, part
+from engine.tuning.experience import ExperienceStore
 from engine.tuning.latency import BatchLatency, DraftLatency, LatencyCurve, StepLatency, bucket_of
 from engine.tuning.timing import measure_batch, measure_curve, measure_draft, measure_other
 from playground.trees.methods import TreeMethod
@@ -161,16 +162,36 @@ def _store(log: RunLog, key: Mapping[str, Any], figures: Mapping[str, Any]) -> N
 # ---- for the page
 
 
+def known_latency(
+    log: RunLog, experience: ExperienceStore, method: TreeMethod
+) -> tuple[StepLatency, Artifact | None] | None:
+    """The curves of a method on this machine: measured here, else what its runs have learnt."""
+    stored = stored_latency(log, method.config, method.target)
+    if stored is not None:
+        return stored
+    known = experience.stored(method.target, method.config)
+    latency = known and known.latency(method.config)
+    return (latency, None) if latency else None
+
+
 def speed_row(
-    latency: StepLatency, where: Artifact, method: TreeMethod, batched: BatchLatency | None = None
+    latency: StepLatency,
+    where: Artifact | None,
+    method: TreeMethod,
+    batched: BatchLatency | None = None,
 ) -> dict[str, Any]:
     """The curves as the page's `predict` reads them; plain JSON."""
-    about = f"on {where.key.get('device')} in {where.key.get('dtype')} with about "
+    text = "As its runs here have learnt, with drafts of the usual width. Measure for more detail."
+    if where is not None:
+        about = f"on {where.key.get('device')} in {where.key.get('dtype')} with about "
+        text = (
+            f"Measured {about}{latency.verify.context_len} tokens of context, "
+            f"{where.created_at.date().isoformat()}."
+        )
     return {
         **_curves(latency),
         "levels": levels_kind(method.config),
-        "text": f"Measured {about}{latency.verify.context_len} tokens of context, "
-        f"{where.created_at.date().isoformat()}.",
+        "text": text,
         "batches": batched
         and [{"batch": b, **_curves(latency.at_batch(batched, b))} for b in batched.batches],
         "by": batched and batched.by,

@@ -19,11 +19,11 @@ from playground.host.recording import decode_and_record
 from playground.host.runner import EngineHost
 from playground.trees.drafted import recorded
 from playground.trees.latency import (
+    known_latency,
     measure_batches,
     measure_latency,
     speed_row,
     stored_batch_latency,
-    stored_latency,
 )
 from playground.trees.methods import TreeMethod
 from playground.trees.sources import RECENT, Sources, depths_for, require_greedy
@@ -147,10 +147,12 @@ class Measurements:
 
     def speed(self, method: TreeMethod) -> dict[str, Any] | None:
         """The newest stored curves as the page reads them."""
-        curves = stored_latency(self._host.log, method.config, method.target)
+        curves = known_latency(self._host.log, self._host.experience, method)
         if curves is None:
             return None
-        return speed_row(*curves, method, stored_batch_latency(self._host.log, curves[1].key))
+        latency, where = curves
+        batched = where and stored_batch_latency(self._host.log, where.key)
+        return speed_row(latency, where, method, batched)
 
     # ---- dynamic trees
 

@@ -244,8 +244,8 @@ def runs_with(log: RunLog, config: MethodConfig, target: str) -> dict[str, Any]:
     elif not greedy:
         text = f"The newest {len(runs)} runs of this method were sampled; greedy ones compare."
     else:
-        fields = (_differences(settings, _settings_of(run)) for run in greedy)
-        names = ", ".join(min(filter(None, fields), key=len, default=()))
+        others = [_differences(settings, _settings_of(run)) for run in greedy]
+        names = ", ".join(min((names for names in others if names), key=len, default=[]))
         text = f"The newest {len(greedy)} greedy runs of this method have another {names}."
     return {"runs": rows, "text": text}
 
