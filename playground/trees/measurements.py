@@ -151,7 +151,7 @@ class Measurements:
         if curves is None:
             return None
         latency, where = curves
-        batched = where and stored_batch_latency(self._host.log, where.key)
+        batched = None if where is None else stored_batch_latency(self._host.log, where.key)
         return speed_row(latency, where, method, batched)
 
     # ---- dynamic trees

@@ -245,13 +245,15 @@ def runs_with(log: RunLog, config: MethodConfig, target: str) -> dict[str, Any]:
         text = f"The newest {len(runs)} runs of this method were sampled; greedy ones compare."
     else:
         others = [_differences(settings, _settings_of(run)) for run in greedy]
-        names = ", ".join(min((names for names in others if names), key=len, default=[]))
+        names = ", ".join(sorted(others, key=len)[0])
         text = f"The newest {len(greedy)} greedy runs of this method have another {names}."
     return {"runs": rows, "text": text}
 
 
 def _differences(one: Mapping[str, Any], other: Mapping[str, Any] | None) -> list[str]:
-    return [name for name, value in one.items() if other and other.get(name) != value]
+    """Names of settings; never none."""
+    names = [name for name, value in one.items() if other and other.get(name) != value]
+    return names or ["version"]
 
 
 def _settings_of(run: RunSummary) -> dict[str, Any] | None:
