@@ -16,7 +16,7 @@ from engine.interop import ENGINES, export_method
 from engine.tree import ChoiceTree
 from engine.tuning.ranks import measure_ranks
 from engine.tuning.replay import replay
-from engine.tuning.timing import measure_draft
+from engine.tuning.timing import time_drafts
 from playground.host.catalog import Catalog
 from playground.host.controls import controls_of
 from playground.trees.methods import tree_methods
@@ -54,8 +54,7 @@ class SuccessorConfig(MethodConfig):
         return True
 
     def draft_shape(self):
-        tree = ChoiceTree(self.successor_choices)
-        return DraftShape((), tree.depth, len(tree))
+        return DraftShape.of(ChoiceTree(self.successor_choices))
 
 
 class SuccessorDrafter(Drafter):
@@ -132,7 +131,8 @@ def test_it_is_measured_and_replayed_like_any_other() -> None:
     ]
     accepted = sum(sum(lengths) for lengths in real)
     assert accepted > 0 and replay(table, tree).num_accepted == accepted
-    assert measure_draft(config, bench, context_len=8, repeats=1).rows == ()
+    reading_ms, draft_ms, depth = time_drafts(chosen.build(bench), bench.target, repeats=1)
+    assert draft_ms > 0 and depth == tree.depth == chosen.draft_shape().depth
 
 
 @pytest.mark.parametrize("engine", ENGINES)

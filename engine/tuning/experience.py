@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from engine.config import Settings
+from engine.drafters.base import BuildContext
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from engine.model.sources import Locate, as_named
 from engine.model.target import Target
 from engine.safe_text import cpuinfo
+from engine.tuning import OnProgress, ignore, part
 from engine.tuning.costs import Costs, Kind
 from engine.tuning.latency import LatencyCurve, Prediction, StepLatency
 from engine.tuning.survival import Survival
@@ -33,7 +35,9 @@ LONG, SHORT, LOOKUP = (0.99, 10.0), (0.93, 6.0), (0.98, 20.0)
 of drafters without a network, which find something to copy in few steps, and cost little in the
 others."""
 ROWS, TREE_ROWS = (1, 2, 4, 8, 16, 32), (4, 16)
-"""Row counts that are measured of a target: coarser than the chart's, done in a second or two."""
+"""Row counts that are measured of a target before its first draft, in a second or two."""
+FINE_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+"""And where somebody asks for it."""
 
 
 class Returns:
@@ -97,24 +101,16 @@ class Experience:
             "answer_len": self.answer_len,
         }
 
-    def latency(self, config: MethodConfig) -> StepLatency | None:
-        """What steps of a method take, as prediction needs it; None before its first draft."""
-        if not self.costs.draft:
-            return None
-        kind: Kind = "tree" if "tree" in self.costs.draft else "chain"
-        return self.costs.latency(config.decoding_type, kind)
-
     def as_set(self, config: MethodConfig) -> Prediction | None:
         """What drafting as set is expected to bring; None where too little is known."""
         try:
-            nodes, depth = config.largest_draft
+            depth, nodes = config.largest_draft
         except ConfigError:  # as a combination, which drafts as one of its methods or the other
             return None
-        mat, latency = self.survival.tokens(depth), self.latency(config)
-        if mat is None or latency is None:
+        mat, offered = self.survival.tokens(depth), self.survival.offered
+        if mat is None or offered is None or not self.costs.draft:
             return None
-        rows = nodes * (self.survival.offered or 0.0)
-        return latency.predict(mat, levels=(1,) * depth, num_nodes=rows, depth=depth)
+        return self.costs.latency().predict(mat, num_nodes=offered * nodes, depth=depth)
 
     def of_kind(self, kind: Kind) -> Returns:
         """Over all texts."""
@@ -172,6 +168,14 @@ def drafter_digest(config: MethodConfig, locate: Locate) -> str | None:
     return digest.hexdigest()
 
 
+def _same_drafter(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two files are of one target and network, whose drafts may differ in size."""
+    names = ("decoding_type", "speculative_model", "use_dynamic_tree", "vocabulary")
+    methods = (one["method"], other["method"])
+    same = all(methods[0].get(name) == methods[1].get(name) for name in names)
+    return same and one["target"] == other["target"]
+
+
 def _settings(config: MethodConfig) -> dict[str, Any]:
     """Settings by which experience is found again: all but how much to draft."""
     return config.model_dump(mode="json", exclude={"drafting"})
@@ -207,25 +211,58 @@ class ExperienceStore:
             return {}
         return mine[0].survival
 
-    def stored(self, target: str, config: MethodConfig) -> Experience | None:
+    def stored(
+        self, target: str, config: MethodConfig, *, any_size: bool = False
+    ) -> Experience | None:
         """What is kept of a method on a target, given by name, that need not be loaded.
 
         None where there is nothing. Of several (dtypes, devices), the newest.
+
+        Args:
+            any_size: drafts of other sizes with the same weights will do.
         """
-        about = {"target": target, "method": _settings(config)}
-        folder = self._folder
+        folder, wanted = self._folder, {"target": target, "method": _settings(config)}
         files = [] if folder is None or not folder.is_dir() else folder.glob("*.json")
         for file in sorted(files, key=lambda file: -file.stat().st_mtime):
             values = self._read(file.name)
-            if values.get("about") == about:
-                try:
-                    curve = LatencyCurve.from_dict(self._read(values["curve"]))
-                    experience = Experience.new(curve, values)
-                    experience.costs.base = float(values["base"])
-                except (ConfigError, AttributeError, KeyError, TypeError, ValueError):
-                    continue
-                return experience
+            about = values.get("about")
+            if about != wanted and not (any_size and about and _same_drafter(about, wanted)):
+                continue
+            try:
+                curve = LatencyCurve.from_dict(self._read(values["curve"]))
+                experience = Experience.new(curve, values)
+                experience.costs.base = float(values["base"])
+            except (ConfigError, AttributeError, KeyError, TypeError, ValueError):
+                continue
+            return experience
         return None
+
+    def latency(self, target: str, config: MethodConfig) -> StepLatency | None:
+        """What a method's steps take on this machine, as known; None before its first draft."""
+        known = self.stored(target, config) or self.stored(target, config, any_size=True)
+        return known.costs.latency() if known and known.costs.draft else None
+
+    def measure(
+        self, config: MethodConfig, context: BuildContext, *, on_progress: OnProgress = ignore
+    ) -> StepLatency:
+        """Time the target and the method's drafts anew, and keep what they take.
+
+        Raises:
+            SourceError, DrafterError: the drafter cannot be had.
+            StoppedError: somebody stopped it.
+        """
+        target, drafter = context.target, config.build(context)
+        tell = part(on_progress, 0.0, 0.8)
+        curve = measure_curve(target, rows=FINE_ROWS, tree_rows=TREE_ROWS, on_progress=tell)
+        self._curves[_name(target)] = curve
+        self._write(_name(target), curve.to_dict())
+        experience = self.of(config, target, context.locate)
+        experience.costs.draft.clear()
+        experience.costs.time_drafts(drafter, target)
+        drafter.close()
+        self.keep(config, target, experience)
+        on_progress(1.0)
+        return experience.costs.latency()
 
     def keep(self, config: MethodConfig, target: Target, experience: Experience) -> None:
         about = {"target": target.name, "method": _settings(config)}

@@ -14,9 +14,7 @@ import torch
 from torch import Tensor
 
 from engine.config import Sampling
-from engine.drafters import methods
 from engine.drafters.base import Drafter, Start
-from engine.drafters.method import MethodConfig
 from engine.drafters.texts import TargetTrace, Text
 from engine.errors import ConfigError, PromptError
 from engine.model.target import Target
@@ -160,13 +158,3 @@ def _output(trace: TargetTrace, at: int, path: Sequence[int], device: torch.devi
 
     none = torch.empty(0, 0, device=device)
     return TargetOutput(none, spread(trace.hidden), spread(trace.layers))
-
-
-def require_offline(config: MethodConfig) -> None:
-    """Raises ConfigError: the method learns more from the target than a text's features."""
-    if not config.offline:
-        names = [name for name, cls in methods().items() if cls.parse({}).offline]
-        raise ConfigError(
-            f"decoding_type must be one of {', '.join(names)} to draft without the target, got "
-            f"{config.decoding_type}. Measure other methods by running them."
-        )

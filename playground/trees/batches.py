@@ -15,7 +15,7 @@ from playground.host.baseline import Evidence, doubt_of
 from playground.host.catalog import Catalog
 from playground.host.live import LiveRun
 from playground.host.runner import EngineHost
-from playground.trees.latency import machine_of_run, measure_batches, stored_batch_latency
+from playground.trees.latency import measure_batches, stored_batch_latency
 from playground.trees.measurements import Jobs, progress_of
 from storage import RunLog
 
@@ -38,7 +38,7 @@ def batch_report(log: RunLog, catalog: Catalog, compare_id: str) -> BatchReport 
 
     Raises ConfigError: no such comparison is in the log, or nothing of it is finished.
     """
-    batched = stored_batch_latency(log, machine_of_run(first_run(log, compare_id)))
+    batched = stored_batch_latency(log, first_run(log, compare_id))
     if batched is None:
         return None
     comparison = Comparison.read(log, compare_id, catalog.types)
@@ -63,8 +63,10 @@ def batch_speedups(
     own: Totals, plain: Totals, config: MethodConfig, batched: BatchLatency
 ) -> tuple[float, ...]:
     """Speedup by batch size, of steps as they were: MAT, rows and times are their means."""
-    levels = config.draft_shape().levels if config.offline else ()
-    width = sum(levels) / len(levels) if levels else None
+    width = None
+    if config.offline and not config.looks_up:
+        depth, nodes = config.largest_draft
+        width = nodes / depth
     rows = 1 + own.num_drafted / own.num_steps
     assert own.mat is not None and own.time_split is not None and plain.time_split is not None
     mat, parts, plain_parts = own.mat, own.time_split.parts, plain.time_split.parts

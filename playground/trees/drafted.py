@@ -67,7 +67,6 @@ class DraftedTrees:
             "mat": mat(accepted, steps),
             "rates": position_rates(at_least(self.lengths), steps),
             "nodes": sum(n * count for n, count in self.sizes.items()) / steps,
-            "levels": list(config.draft_shape().levels),
             "counts": {
                 "nodes": list(map(list, sorted(self.sizes.items()))),
                 "depths": list(map(list, sorted(self.depths.items()))),

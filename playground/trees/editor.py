@@ -29,7 +29,6 @@ from playground.trees.files import (
     write_text,
 )
 from playground.trees.fitting import best_trees
-from playground.trees.latency import known_latency
 from playground.trees.measurements import TEXT_TOKENS, Jobs, Measurements, Work
 from playground.trees.methods import TreeMethod, tree_method, tree_methods
 from playground.trees.sources import Sources, runs_with
@@ -59,7 +58,7 @@ class Question(Settings):
     depth: int = Field(0, ge=0, le=64)
     tree: list[Any] | None = None
     settings: dict[str, int | None] | None = None
-    kind: Literal["latency", "batch", "ranks", "runs"] | None = None
+    kind: Literal["latency", "ranks", "runs"] | None = None
     tab: Id = "?"
     job: Id | None = None
     text: str = ""
@@ -162,19 +161,17 @@ class TreeEditor:
 
     def curve(self, question: Question) -> dict[str, Any]:
         """The best tree of every size: MAT, and what it drafts."""
-        method, points = self._method(question), list[dict[str, Any]]()
+        points: list[dict[str, Any]] = []
         for point in self._best(question, SIZES):
             if points and len(point.tree) == points[-1]["size"]:
                 continue
-            shape, size = method.config.with_tree(point.tree).draft_shape(), len(point.tree)
-            figures = {"levels": list(shape.levels), "depth": shape.depth, "mat": point.mat}
-            points.append({"nodes": size, "size": size, **figures})
+            size = len(point.tree)
+            points.append({"size": size, "depth": point.tree.depth, "mat": point.mat})
         return {"points": points}
 
     def _best(self, question: Question, sizes: Sequence[int]) -> tuple[CurvePoint, ...]:
         method = self._method(question)
-        known = known_latency(self._log, self._host.experience, method)
-        latency = known and known[0]
+        latency = self._host.experience.latency(method.target, method.config)
         return best_trees(self._table(question), method.config, sizes, latency, **question.bounds)
 
     # ---- trees in and out
@@ -214,8 +211,6 @@ class TreeEditor:
         work: Work
         if question.kind == "latency":
             work = partial(measurements.latency, method=method)
-        elif question.kind == "batch":
-            work = partial(measurements.batch, method=method)
         elif question.kind == "ranks":
             work = partial(measurements.ranks, method=method, source=question.require("source"))
         else:

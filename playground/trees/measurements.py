@@ -18,13 +18,7 @@ from playground.host.live import LiveRun
 from playground.host.recording import decode_and_record
 from playground.host.runner import EngineHost
 from playground.trees.drafted import recorded
-from playground.trees.latency import (
-    known_latency,
-    measure_batches,
-    measure_latency,
-    speed_row,
-    stored_batch_latency,
-)
+from playground.trees.latency import speed_row
 from playground.trees.methods import TreeMethod
 from playground.trees.sources import RECENT, Sources, depths_for, require_greedy
 from playground.trees.tables import make_table
@@ -132,27 +126,13 @@ class Measurements:
         self._prepare(run, method.target)
         on_progress = progress_of(run, "timing verify forwards and drafts")
         context = self._host.build_context()
-        measure_latency(self._host.log, method.config, context, again=True, on_progress=on_progress)
-        return {"speed": self.speed(method), "text": "measured"}
-
-    def batch(self, run: LiveRun, method: TreeMethod) -> dict[str, Any]:
-        """Time verify forwards of several texts at once, and single ones if not yet measured."""
-        self._prepare(run, method.target)
-        context, log = self._host.build_context(), self._host.log
-        on_progress = progress_of(run, "timing verify forwards and drafts", end=0.5)
-        measure_latency(log, method.config, context, on_progress=on_progress)
-        on_progress = progress_of(run, "timing verify forwards of several texts", begin=0.5)
-        measure_batches(log, context.target, on_progress=on_progress)
+        self._host.experience.measure(method.config, context, on_progress=on_progress)
         return {"speed": self.speed(method), "text": "measured"}
 
     def speed(self, method: TreeMethod) -> dict[str, Any] | None:
-        """The newest stored curves as the page reads them."""
-        curves = known_latency(self._host.log, self._host.experience, method)
-        if curves is None:
-            return None
-        latency, where = curves
-        batched = None if where is None else stored_batch_latency(self._host.log, where.key)
-        return speed_row(latency, where, method, batched)
+        """What steps take here, as the page reads it."""
+        latency = self._host.experience.latency(method.target, method.config)
+        return None if latency is None else speed_row(latency)
 
     # ---- dynamic trees
 

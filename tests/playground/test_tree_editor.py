@@ -172,7 +172,7 @@ def test_the_best_tree_is_better_and_within_bounds(editor: Page, host: EngineHos
     assert gain > replay(table.only("code"), other).mat
     points = editor.curve({**asked, "category": None})["points"]
     assert [point["mat"] for point in points] == sorted(point["mat"] for point in points)
-    assert all(point["size"] == point["nodes"] and point["levels"] for point in points)
+    assert all(point["depth"] <= point["size"] for point in points)
 
 
 def test_measuring_stops_on_demand(editor: Page, host: EngineHost) -> None:
@@ -195,14 +195,8 @@ def test_latency_is_measured_kept_and_read_by_another_editor(
     assert editor.table({**MEDUSA, "source": source})["speed"] is None
     speed = measured(editor, method="medusa", kind="latency")["speed"]
     assert [rows for rows, _ in speed["verify"]][:3] == [1, 2, 3]
-    assert all(ms > 0 for _, ms in speed["verify"]) and speed["levels"] == "depth"
-    assert "cpu" in speed["text"].lower() or "threads" in speed["text"]
-    again = Page(TreeEditor(host)).table({**MEDUSA, "source": source})["speed"]
-    assert again == speed and speed["batches"] is None
-    speed = measured(editor, method="medusa", kind="batch")["speed"]
-    assert [row["batch"] for row in speed["batches"]] == [1, 2, 4, 8, 16, 32]
-    assert speed["verify"] == again["verify"] == speed["batches"][0]["verify"]
-    assert speed["batches"][3]["other"] == [[n, 8 * ms] for n, ms in speed["other"]]
+    assert all(ms > 0 for _, ms in speed["verify"]) and speed["level_ms"] >= 0
+    assert "on this machine" in speed["text"]
     assert Page(TreeEditor(host)).table({**MEDUSA, "source": source})["speed"] == speed
 
 
@@ -226,7 +220,7 @@ def test_dynamic_trees_are_run_and_read_from_the_record(editor: Page, host: Engi
         "drafted"
     ]
     assert small["counts"]["nodes"] == [[5, small["steps"]]]
-    assert small["levels"] == [1, 2, 2] and "as set by 4 runs" in small["text"]
+    assert "as set by 4 runs" in small["text"]
     first = sum(count for path, count, _ in small["paths"] if len(path) == 1)
     assert small["steps"] < first <= 2 * small["steps"]
     mats = [mat for _, mat in small["smaller"]]

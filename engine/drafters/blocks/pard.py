@@ -65,7 +65,7 @@ class PardConfig(BlockMethod):
     def draft_shape(self) -> DraftShape:
         length = self.max_draft_len
         num_nodes = self.max_total_draft_tokens if self.use_dynamic_tree else length
-        return DraftShape((length,), length, num_nodes)
+        return DraftShape(length, num_nodes)
 
 
 class PardDrafter(ModelDrafter):

@@ -101,8 +101,7 @@ class MedusaConfig(MethodConfig):
         return tree
 
     def draft_shape(self) -> DraftShape:
-        tree = ChoiceTree(self.medusa_choices)
-        return DraftShape((1,) * tree.depth, tree.depth, len(tree))
+        return DraftShape.of(ChoiceTree(self.medusa_choices))
 
     def choice_limits(self, locate: Callable[[str], str]) -> ChoiceLimits:
         heads = self.num_medusa_heads

@@ -64,7 +64,7 @@ class ReDrafterConfig(MethodConfig):
 
     def draft_shape(self) -> DraftShape:
         depth, width = self.beam_length - 1, self.beam_width
-        return DraftShape((1, *(width,) * (depth - 1)), depth, width * depth)
+        return DraftShape(depth, width * depth)
 
     @property
     def chain_len(self) -> int:

@@ -2,12 +2,12 @@
 //
 // drafted: { text, settings, mat, rates, steps, tokens, nodes, levels, counts: { nodes, depths:
 // [[value, steps], …] }, smaller: [[nodes, mat], …], paths: [[path, drafted, accepted], …] }
-import { clip, h, milliseconds, number, part, plural, speedup } from "../kit.js";
+import { clip, h, milliseconds, number, part, plural } from "../kit.js";
 import { MaskView } from "../mask.js";
 import { Choices, pathText } from "./model.js";
 import { Chart, Job, debounced, named, newest } from "./parts.js";
 import {
-  curveAt, deepest, draftMs, levelsOf, predict, predictDrafted, verifyMs,
+  curveAt, deepest, draftMs, predict, predictDrafted, verifyMs,
 } from "./replay.js";
 import { READABLE } from "./view.js";
 
@@ -18,7 +18,7 @@ const noTable = ({ pickers }) => pickers?.remark ? "No rank table is possible fo
 
 export function makeCards(editor) {
   const cards = { length: new LengthCard(editor), dynamic: new DynamicCard(editor),
-    optimise: new OptimiseCard(editor), latency: new LatencyCard(editor), batch: new BatchCard(editor),
+    optimise: new OptimiseCard(editor), latency: new LatencyCard(editor),
     runs: new RunsCard(editor), mask: new MaskCard(editor) };
   const all = Object.values(cards);
   return { ...cards, changed: () => all.forEach((one) => one.changed()),
@@ -53,10 +53,6 @@ class Card {
   moved() {}
   changed() {}
   edited() {}
-
-  // Drafts that could be chosen instead: a name, and what one is worth at a speed.
-  /** @returns {{ name: string, worth: (speed: any, kind: string) => any }[]} */
-  choices() { return []; }
 }
 
 function makeTable(titles, rows) {
@@ -109,12 +105,6 @@ class LengthCard extends Card {
       `Green: MAT.${speed ? " Blue: predicted tok/s." : ""} Click a length to use it.`);
   }
 
-  choices() {
-    return this.host.hidden ? [] : this.rows.map(({ x, mat, replay }) => ({ name: plural(x, "token"),
-      worth: (speed, kind) =>
-        predict(speed, mat, levelsOf(Choices.chain(x), kind), replay?.sizes, x) }));
-  }
-
   take(length) {
     const { editor } = this;
     if (!(length >= 1 && length <= this.fields.length.max) || length === editor.tree.depth) return;
@@ -135,13 +125,8 @@ class DynamicCard extends Card {
     super(editor, "dynamic", (nodes) => this.set("max_total_draft_tokens", nodes));
   }
 
-  choices() {
-    return this.host.hidden ? [] : this.rows.map(({ x, mat }) => ({ name: plural(x, "node"),
-      worth: (speed) => this.worth(speed, x, mat) }));
-  }
-
   worth(speed, nodes, mat) {
-    return predict(speed, mat, this.shown.levels, [[nodes, 1]], deepest(this.shown.counts));
+    return predict(speed, mat, [[nodes, 1]], deepest(this.shown.counts));
   }
 
   settings() {
@@ -232,7 +217,7 @@ class OptimiseCard extends Card {
     const nodes = Number(this.fields.nodes.value);
     against.textContent = "";
     if (!points?.length || !table || !(nodes >= 1)) return;
-    const best = points.findLast((point) => point.nodes <= nodes) ?? points[0];
+    const best = points.findLast(({ size }) => size <= nodes) ?? points[0];
     const chain = editor.worth(Choices.chain(Math.min(nodes, table.depths))).mat;
     const ends = nodes > table.depths ? `, of which the table knows ${table.depths}` : "";
     against.textContent = `${plural(nodes, "node")} as a chain accept ${number(chain - 1, 2)} drafts a step${ends}; `
@@ -333,20 +318,13 @@ class OptimiseCard extends Card {
     if (this.wanted) this.proposeBestSize();
   }
 
-  choices() {
-    return this.host.hidden ? [] : (this.points ?? []).map(({ mat, levels, size, depth }) => ({
-      name: plural(size, "node"),
-      worth: (speed) => predict(speed, mat, levels, [[size, 1]], depth) }));
-  }
-
   drawCurve() {
-    const { speed, now, tree, cards } = this.editor;
+    const { speed, now, tree } = this.editor;
     this.compare();
     if (!this.points?.length) return;
-    cards?.batch.edited();
-    const chain = this.chain(this.points[this.points.length - 1].nodes);
-    const rows = this.points.map(({ nodes, mat, levels, size, depth }) =>
-      ({ x: nodes, depth, mat, tok_s: predict(speed, mat, levels, [[size, 1]], depth).tok_s }));
+    const chain = this.chain(this.points[this.points.length - 1].size);
+    const rows = this.points.map(({ mat, size, depth }) =>
+      ({ x: size, depth, mat, tok_s: predict(speed, mat, [[size, 1]], depth).tok_s }));
     const best = this.bestSize = speed && fastest(rows);
     const others = [{ name: "MAT of a chain", x: chain.map(({ x }) => x), y: chain.map(({ mat }) => mat), colour: "--pg-prob" }];
     this.chart.showWorth(rows, { at: tree.size, now, speed, others }, "nodes",
@@ -371,7 +349,7 @@ class LatencyCard extends Card {
   }
 
   edited() {
-    const { speed, tree, now } = this.editor, { chart } = this;
+    const { speed, now } = this.editor, { chart } = this;
     chart.plot.hidden = !speed;
     if (!speed) {
       chart.note.textContent = "Not measured for this method on this machine yet. Measuring takes up "
@@ -380,8 +358,8 @@ class LatencyCard extends Card {
     }
     const rows = now.nodes + 1, points = [...speed.verify];
     if (points[points.length - 1][0] < rows) points.push([rows, curveAt(points, rows)]);
-    const parts = now.parts ?? { draft: draftMs(speed.draft, levelsOf(tree, speed.levels)),
-      verify: verifyMs(speed, now.nodes, now.depth), other: curveAt(speed.other, rows) };
+    const parts = now.parts ?? { draft: draftMs(speed, now.depth),
+      verify: verifyMs(speed, now.nodes, now.depth) };
     const shape = plural(Math.round(rows), "row")
       + (speed.trees ? `, ${plural(now.depth + 1, "level")}` : "");
     chart.show([
@@ -393,51 +371,7 @@ class LatencyCard extends Card {
       { name: "ms: this tree", x: [rows], y: [parts.verify], colour: "--pg-prob", mode: "markers" },
     ], { x: "rows of a verify forward", y: "ms" },
     `This tree: draft ${milliseconds(parts.draft)} ms + verify ${milliseconds(parts.verify)} ms `
-      + `(${shape}) + other ${milliseconds(parts.other)} ms. ${speed.text}`);
-  }
-}
-
-// What is left of the speedup when several texts are decoded in lock-step.
-class BatchCard extends Card {
-  constructor(editor) {
-    super(editor, "batch");
-    this.job = new Job(editor, "batch", () => ({ kind: "batch" }),
-      (end) => editor.adoptSpeed(end.speed));
-  }
-
-  changed() {
-    if (!this.editor.speed?.batches) this.job.clear();
-    this.edited();
-  }
-
-  edited() {
-    const { chart, editor: { speed, now, drafted, cards, tree } } = this;
-    const rows = now.mat === null ? [] : (speed?.batches ?? []).map((at) => {
-      const own = drafted ? predictDrafted(at, drafted)
-        : predict(at, now.mat, levelsOf(tree, speed.levels), now.replay.sizes, tree.depth);
-      const others = [cards?.length, cards?.dynamic, cards?.optimise].flatMap((one) =>
-        one?.choices() ?? []).map(({ name, worth }) => ({ name, ...worth(at, speed.levels) }));
-      return { batch: at.batch, own, best: fastest([{ name: "this draft", ...own }, ...others]) };
-    });
-    chart.plot.hidden = !rows.length;
-    this.state.replaceChildren();
-    if (!rows.length) {
-      chart.note.textContent = speed?.batches ? noTable(this.editor) : "Not measured on this machine yet. Measuring takes about "
-        + "half a minute and shows how much of the speedup remains with 2 to 32 texts at once.";
-      return;
-    }
-    this.state.replaceChildren(makeTable(["texts at once", "this draft", "best size"],
-      rows.map(({ batch, own, best }) => ({ cells: [String(batch), speedup(own.speedup),
-        best.speedup > 1 ? `${speedup(best.speedup)} (${best.name})` : "no draft pays"] }))));
-    const x = rows.map(({ batch }) => batch);
-    const line = (name, y, colour) => ({ name, x, y, colour, mode: "lines+markers" });
-    chart.show([line("speedup, best size", rows.map(({ best }) => best.speedup), "--pg-target"),
-      line("speedup, this draft", rows.map(({ own }) => own.speedup), "--pg-prob"),
-      { name: "plain decoding", x, y: x.map(() => 1), colour: "--pg-line" }],
-    { x: "texts at once", y: "speedup", steps: x },
-    "Predicted for lock-step batching: all texts draft, then one forward verifies all drafts; "
-      + `plain decoding is batched too. Verify forwards are measured (${speed.by}); a drafting `
-      + "network is assumed to slow down as the target does.");
+      + `(${shape}). ${speed.text}`);
   }
 }
 

@@ -13,7 +13,7 @@ import {
 } from "./model.js";
 import { debounced, named } from "./parts.js";
 import { TreePickers } from "./pickers.js";
-import { levelsOf, predict, replayTree, stepsThrough } from "./replay.js";
+import { predict, replayTree, stepsThrough } from "./replay.js";
 import { READABLE, TreeView } from "./view.js";
 
 const START_TREE = [[0], [0, 0], [1]];
@@ -204,8 +204,8 @@ export class TreeEditor {
     return { replay, mat: replay?.mat ?? null, nodes: tree.size, depth: tree.depth,
       rates: replay?.rates ?? null, steps: replay ? replay.numSteps : null,
       tokens: replay ? replay.numSteps + replay.numAccepted : null,
-      ...predict(this.speed, replay?.mat ?? null, levelsOf(tree, this.speed?.levels),
-        replay?.sizes ?? [], tree.depth) };
+      ...predict(this.speed, replay?.mat ?? null, replay?.sizes ?? [],
+        tree.depth) };
   }
 
   draw() {
