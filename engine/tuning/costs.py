@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
 from engine.drafters.base import Drafter
@@ -150,8 +150,11 @@ class Costs:
         self.reading = each if self.reading is None else 0.5 * (self.reading + each)
 
     def latency(self) -> StepLatency:
-        """The same as the curves that predictions are made with; of trees, if there were any."""
-        verify = replace(self.curve, ms=tuple(self.verify_ms(rows) for rows in self.curve.rows))
+        """The same as the curves that predictions are made with; of trees, if there were any.
+
+        Without `slope`: what runs say of a few rows is no measure of a large tree.
+        """
+        verify = self.curve.scaled(self.base / self.curve.at(1))
         kind: Kind = "tree" if "tree" in self.draft else "chain"
         level_ms = self.level_ms(kind)
         return StepLatency(verify, max(0.0, self.draft_ms(kind, 1) - level_ms), level_ms)

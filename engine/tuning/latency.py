@@ -112,6 +112,17 @@ class LatencyCurve(_Stored):
     def __post_init__(self) -> None:
         _check(self.rows, self.ms)
 
+    def scaled(self, factor: float) -> LatencyCurve:
+        """The same on a machine that takes so many times as long."""
+
+        def times(ms: tuple[float, ...]) -> tuple[float, ...]:
+            return tuple(factor * one for one in ms)
+
+        trees = self.trees
+        if trees is not None:
+            trees = TreeLatency(trees.rows, times(trees.star_ms), times(trees.level_ms))
+        return LatencyCurve(self.rows, times(self.ms), self.context_len, trees)
+
     def at(self, n: float, depth: int | None = None) -> float:
         """Milliseconds for n rows, whose deepest path drafts so many tokens; None = a chain."""
         if self.trees is None or depth is None or depth >= n - 1:

@@ -23,7 +23,7 @@ def as_set_sentence(experience: ExperienceStore, target: str, config: MethodConf
     step = expected.mat / expected.speedup
     advice = " Drafting: auto drafts less." if expected.speedup < 1 - SAME else ""
     return (
-        f"As set, about {formats.figure(expected.speedup, 1, '×')} plain decoding is expected: "
+        f"As set, about {formats.speedup(expected.speedup)} plain decoding is expected: "
         f"{formats.mat(expected.mat)} tokens a step, and a step takes {formats.speedup(step)} as "
         f"long as a plain step, by earlier runs here.{advice}"
     )
