@@ -1,14 +1,12 @@
-"""Drafts along finished texts, without running the target for every step.
+"""Finished texts: read once by the target, and looked up in without it.
 
-What a drafter learns from the target is known of a finished text: which of its tokens are right,
-and the features along the true path. So the target reads the text once, and then the real drafter
-is fed these: its steps are the steps of a real greedy run (in float32).
+A drafter that looks up learns nothing from the target but which tokens are right, and that is known
+of a finished text: the steps of the real drafter there are the steps of a real greedy run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -79,59 +77,36 @@ def _check(target: Target, text: Text, ids: list[int]) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class OfflineStep:
-    """One step made offline.
-
-    Attributes:
-        root: which output of the text is the root.
-        path: accepted nodes in path order, root excluded.
-    """
-
-    root: int
-    proposal: Proposal
-    path: tuple[int, ...]
-
-    @property
-    def counts(self) -> tuple[int, int]:
-        """Draft tokens accepted and proposed."""
-        return len(self.path), len(self.proposal.shape) - 1
-
-
 @torch.inference_mode()
-def run_offline(
-    drafter: Drafter, trace: TargetTrace, device: torch.device
-) -> Iterator[OfflineStep]:
-    """The steps that the drafter makes on this text.
+def look_up(drafter: Drafter, trace: TargetTrace) -> Iterator[tuple[int, int, int]]:
+    """The steps of a drafter that looks up: which output is the root, tokens accepted, drafted.
 
     Raises ConfigError: a draft went on where the text is not known; read it with a longer tail.
     """
-    tokens, first = trace.tokens.tolist(), trace.first
-    prompt_ids, limits = trace.text.prompt_ids, trace.text.limits
-    output = _output(trace, 0, range(1, first), device)
-    drafter.start(Start(prompt_ids, tokens[first], output, Sampling(), SeededDraws(0), limits))
+    tokens, first, output = trace.tokens.tolist(), trace.first, TargetOutput(torch.empty(0, 0))
+    text, root = trace.text, 0
+    limits, draws = text.limits, SeededDraws(0)
+    drafter.start(Start(text.prompt_ids, tokens[first], output, Sampling(), draws, limits))
     try:
-        root = 0
-        while root < trace.text.num_roots:
+        while root < text.num_roots:
             at = first + root
             max_depth = trace.context_len - 1 - at
             proposal = drafter.propose(Budget(max_depth)).cut(max_depth)
-            path = follow(proposal, tokens[at + 1 :])
+            path = _follow(proposal, tokens[at + 1 :])
             committed = tuple(tokens[at + 1 : at + len(path) + 2])
             if len(committed) <= len(path):
                 raise ConfigError(
                     f"A draft is {proposal.shape.max_depth} tokens deep, further than the text is "
                     "known beyond its end. Read the text with a longer tail."
                 )
-            yield OfflineStep(root, proposal, path)
-            output = _output(trace, at, path, device)
+            yield root, len(path), len(proposal.shape) - 1
             drafter.observe(Outcome(proposal, output, (0, *path), committed))
             root += len(path) + 1
     finally:
         drafter.finish()
 
 
-def follow(proposal: Proposal, true_tokens: Sequence[int]) -> tuple[int, ...]:
+def _follow(proposal: Proposal, true_tokens: Sequence[int]) -> tuple[int, ...]:
     """The accepted path: from the root, the child that carries the next true token."""
     tokens = proposal.tokens.tolist()
     at, path = 0, list[int]()
@@ -142,19 +117,3 @@ def follow(proposal: Proposal, true_tokens: Sequence[int]) -> tuple[int, ...]:
         at = match[0]
         path.append(at)
     return tuple(path)
-
-
-def _output(trace: TargetTrace, at: int, path: Sequence[int], device: torch.device) -> TargetOutput:
-    """Features of the text from `at` on where a forward has the root and the path; no others."""
-    nodes = [0, *path]
-
-    def spread(features: Tensor | None) -> Tensor | None:
-        if features is None:
-            return None
-        rows_on_path = features[at : at + len(nodes)].to(device)
-        rows = rows_on_path.new_zeros(max(nodes) + 1, rows_on_path.shape[1])
-        rows[nodes[: len(rows_on_path)]] = rows_on_path
-        return rows
-
-    none = torch.empty(0, 0, device=device)
-    return TargetOutput(none, spread(trace.hidden), spread(trace.layers))
