@@ -9,7 +9,6 @@ from playground.experiments.fastest import methods_to_try
 from playground.host.catalog import Catalog
 from playground.host.local_drafters import draft_models_of
 from playground.host.menu import GROUPS, LOCAL, MethodMenu
-from playground.host.prediction import NOT_KNOWN, as_set_sentence
 from playground.host.reach import catalog_within
 from storage import RunLog
 
@@ -53,14 +52,3 @@ def test_they_are_in_the_menu_and_tried_by_find_the_fastest(tmp_path: Path) -> N
     small.unlink()
     tried = methods_to_try(catalog, str(target))
     assert sum(key.startswith("local ") for key in tried.values()) == 1
-
-
-def test_no_prediction_is_made_of_what_is_not_known(tmp_path: Path) -> None:
-    from engine.drafters import parse_method
-    from engine.tuning.experience import ExperienceStore
-
-    store = ExperienceStore(tmp_path)
-    method = {"decoding_type": "NGram"}
-    assert as_set_sentence(store, "target", parse_method(method)) == ""
-    as_set = parse_method({**method, "drafting": "as set"})
-    assert as_set_sentence(store, "target", as_set) == NOT_KNOWN
