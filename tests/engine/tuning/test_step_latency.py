@@ -182,3 +182,11 @@ def test_measuring_can_be_stopped(tmp_path: Path) -> None:
         assert known == latency, "a tree changes nothing about the machine"
     assert store.latency(case.bench.target.name, NGramConfig()) is None
     assert store.latency("another", case.config) is None
+
+
+def test_a_slower_machine_scales_what_was_measured() -> None:
+    curve = replace(LATENCY.verify, trees=TreeLatency((4, 16), (30.0, 60.0), (5.0, 10.0)))
+    costs = Costs(curve)
+    costs.base, costs.slope = 2 * curve.at(1), 3.0
+    now = costs.latency().verify
+    assert [now.at(n, d) for n, d in ((1, None), (11, None), (16, 2))] == [20.0, 40.0, 140.0]
