@@ -12,13 +12,13 @@ from engine.drafters.base import Drafter
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from engine.tuning import OnProgress, StoppedError
+from engine.tuning.latency import StepLatency
 from playground.experiments.plan import Item
 from playground.experiments.suites import items_of
 from playground.host.live import LiveRun
 from playground.host.recording import decode_and_record
 from playground.host.runner import EngineHost
 from playground.trees.drafted import recorded
-from playground.trees.latency import speed_row
 from playground.trees.methods import TreeMethod
 from playground.trees.sources import RECENT, Sources, depths_for, require_greedy
 from playground.trees.tables import make_table
@@ -223,3 +223,24 @@ def progress_of(run: LiveRun, words: str, *, begin: float = 0.0, end: float = 1.
         run.progress = begin + (end - begin) * fraction
 
     return on_progress
+
+
+def speed_row(latency: StepLatency) -> dict[str, Any]:
+    """The curves as the page's `predict` reads them; plain JSON."""
+    verify, trees = latency.verify, latency.verify.trees
+    return {
+        "verify": _points(verify.rows, verify.ms),
+        "trees": trees
+        and {
+            "star": _points(trees.rows, trees.star_ms),
+            "level": _points(trees.rows, trees.level_ms),
+        },
+        "start_ms": latency.start_ms,
+        "level_ms": latency.level_ms,
+        "text": f"With about {verify.context_len} tokens of context, as measured on this machine "
+        "and kept up to date by runs.",
+    }
+
+
+def _points(rows: tuple[int, ...], ms: tuple[float, ...]) -> list[list[float]]:
+    return [list(pair) for pair in zip(rows, ms, strict=True)]

@@ -15,7 +15,7 @@ from engine.tree import ChoiceTree
 from engine.tuning.latency import LatencyCurve, StepLatency, TreeLatency
 from engine.tuning.ranks import ChainSteps, RankTable
 from engine.tuning.replay import replay, replay_chain
-from playground.trees.latency import speed_row
+from playground.trees.measurements import speed_row
 from playground.trees.tables import pack
 from tests.engine.tuning.tables import slow_steps
 from tests.playground.tree_tiny import made_up_table, random_tree
