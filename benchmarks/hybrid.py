@@ -32,8 +32,8 @@ from engine.model.target import Target
 from engine.proposal import Budget, Needs, Outcome, Proposal
 from engine.steps import End
 from engine.tree import ChoiceTree, TreeShape
-from engine.tuning.latency import DraftLatency, StepLatency
-from engine.tuning.timing import ROWS, grown, measure_curve, measure_other
+from engine.tuning.latency import StepLatency
+from engine.tuning.timing import ROWS, grown, measure_curve
 
 SIZE = {
     "vocab_size": 32768,
@@ -146,17 +146,14 @@ def predicted(target: Target, options: argparse.Namespace) -> None:
     rows = tuple(n for n in ROWS if n <= 24)
     taken: dict[str, list[tuple[float, ...]]] = {}
     for _ in range(options.rounds):
-        latency = StepLatency(
-            measure_curve(target, rows=rows, context_len=options.context),
-            measure_other(target, context_len=options.context),
-            DraftLatency("User_Provided", 0.0, (), ()),
-        )
+        curve = measure_curve(target, rows=rows, context_len=options.context)
+        latency = StepLatency(curve, 0.0, 0.0)
         for name, shape in PREDICTED.items():
             run = measure(decode(target, _Scripted(end.output_ids, shape), prompt, limits=limits))
             nodes, depth = len(shape) - 1, shape.max_depth
             assert run.mat and run.tok_s and run.quiet_split
             told, by_rows = (
-                latency.predict(run.mat, levels=(), num_nodes=nodes, depth=d) for d in (depth, None)
+                latency.predict(run.mat, num_nodes=nodes, depth=d) for d in (depth, nodes)
             )
             step_ms, back_ms = (
                 1000 * part for part in (run.quiet_split.total_s, run.quiet_split.rollback_s)

@@ -24,11 +24,12 @@ from benchmarks import TARGET, read_options
 from benchmarks.models import load
 from engine.drafters.base import BuildContext
 from engine.drafters.heads.medusa import MedusaDrafter, MedusaHeads
+from engine.metrics import Balance, StepParts
 from engine.model.forward import RaggedBatch
 from engine.model.target import Target
 from engine.proposal import Needs
 from engine.tree import ChoiceTree
-from engine.tuning.latency import BatchLatency, DraftLatency, LatencyCurve, StepLatency
+from engine.tuning.latency import BatchLatency
 from engine.tuning.timing import measure_batch
 
 MAX_LEN = 512
@@ -173,21 +174,24 @@ def _decoded(
 
 
 def _print(clocks: dict[int, tuple[Clock, Clock]], batched: BatchLatency, length: int) -> None:
-    ours, theirs = clocks[min(clocks)]
-    rows = (1, length + 1)
-    one = StepLatency(
-        LatencyCurve(rows, (1000 * min(theirs.verify_s), 1000 * min(ours.verify_s))),
-        LatencyCurve(rows, (1000 * min(theirs.other_s), 1000 * min(ours.other_s))),
-        DraftLatency("Medusa", 0.0, (1,), (1000 * min(ours.draft_s),)),
+    one, plain_one = (
+        StepParts(*map(min, (clock.draft_s, clock.verify_s, clock.other_s)))
+        for clock in clocks[min(clocks)]
     )
+
+    def grown(parts: StepParts, size: int, rows: int) -> StepParts:
+        draft = parts.draft * batched.drafting(size, 1)
+        return StepParts(draft, parts.verify * batched.growth(size, rows), parts.other * size)
+
     print(f"  {'texts':>6}{'MAT':>7}{'plain ms':>10}{'draft+verify+other ms':>24}", end="")
     print(f"{'measured':>10}{'predicted':>11}")
     for size, (own, plain) in clocks.items():
-        found = one.at_batch(batched, size).predict(own.mat, levels=(1,), num_nodes=length)
+        parts_of = grown(one, size, length + 1), grown(plain_one, size, 1)
+        predicted = Balance.of(own.mat, *parts_of).formula
         parts = " + ".join(f"{1000 * min(s):.1f}" for s in (own.draft_s, own.verify_s, own.other_s))
         measured = own.mat * plain.step_s / own.step_s
         print(f"  {size:6}{own.mat:7.2f}{1000 * plain.step_s:10.1f}{parts:>24}", end="")
-        print(f"{measured:9.2f}×{found.speedup:10.2f}×")
+        print(f"{measured:9.2f}×{predicted:10.2f}×")
 
 
 if __name__ == "__main__":

@@ -118,7 +118,9 @@ def main() -> None:
     )
     target = load(options.target)
     context, kinds = build_context(target), questions(target, options)
-    store = ExperienceStore(None if options.fresh or options.smoke else paths.drafting())
+    store = ExperienceStore(
+        None if options.fresh or options.smoke else paths.drafting(), presets.priors()
+    )
     names = options.methods.split(",") if options.methods else methods_for(options.target)
     drafters = {one: build_drafter(presets.methods()[one].config, context, store) for one in names}
     plain = presets.methods()["plain"].config.build(context)

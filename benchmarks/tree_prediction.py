@@ -28,10 +28,10 @@ from engine.drafters.method import MethodConfig
 from engine.metrics import Metrics, measure
 from engine.model.target import Target
 from engine.tree import ChoiceTree
-from engine.tuning.latency import Prediction, StepLatency, bucket_of
+from engine.tuning.experience import ExperienceStore
+from engine.tuning.latency import Prediction, StepLatency
 from engine.tuning.ranks import RankTable
 from engine.tuning.search import SIZES, CurvePoint, curve
-from engine.tuning.timing import measure_curve, measure_draft, measure_other
 from playground.trees.fitting import hold_out, stock_trees
 from playground.trees.sources import SHIPPED
 from presets import MethodPreset
@@ -84,18 +84,13 @@ def _report(
     fitted, held = hold_out(table, EVERY)
     assert held is not None
     prompts = _prompts(held, target, options.prompts)
-    context_len = round(statistics.mean(map(len, prompts)) + options.tokens / 2)
     print(
         f"\n{preset.title}: fitted to {fitted.num_texts} texts, measured on {len(prompts)} of the "
         f"{held.num_texts} held out, {options.rounds} rounds, interleaved"
     )
 
     def timed() -> StepLatency:
-        return StepLatency(
-            measure_curve(target, context_len=bucket_of(context_len)),
-            measure_other(target, context_len=bucket_of(context_len)),
-            measure_draft(config, bench, context_len=bucket_of(context_len)),
-        )
+        return ExperienceStore(None).measure(config, bench)
 
     latency = timed()
 
@@ -116,16 +111,13 @@ def _report(
     plain = Contestant("plain", AutoregressiveConfig().build(bench), 0)
     _run([*made.values(), plain], target, prompts, tokens=options.tokens)
     _print_mats(made, pairs)
-    shape, clocks = config.with_tree(best).draft_shape(), []
+    clocks = []
     for one in (made["best"], plain):
         one.runs = []
     for _ in range(options.rounds):
         clocks.append(timed())
         _run([made["best"], plain], target, prompts, tokens=options.tokens)
-    expected = [
-        clock.predict(made["best"].mat, levels=shape.levels, num_nodes=shape.num_nodes)
-        for clock in clocks
-    ]
+    expected = [clock.predict_config(config.with_tree(best), made["best"].mat) for clock in clocks]
     _print_prediction(made["best"], plain, expected)
     for one in (*made.values(), plain):
         one.drafter.close()
@@ -175,10 +167,8 @@ def _print_mats(made: dict[str, Contestant], pairs: Sequence[tuple[str, ChoiceTr
 
 def _print_prediction(best: Contestant, plain: Contestant, expected: Sequence[Prediction]) -> None:
     """tok/s beside the round's prediction, from each prompt's own MAT: what is off is the clock."""
-    parts = ", ".join(
-        f"{one.draft_ms:.1f} + {one.verify_ms:.1f} + {one.other_ms:.1f}" for one in expected
-    )
-    print(f"  {best.title} nodes: predicted draft + verify + other, ms per step by round: {parts}")
+    parts = ", ".join(f"{one.draft_ms:.1f} + {one.verify_ms:.1f}" for one in expected)
+    print(f"  {best.title} nodes: predicted draft + verify, ms per step by round: {parts}")
     print(f"    {'prompt':>6}{'MAT':>7}{'measured tok/s':>16}{'/ predicted':>13}{'plain':>8}")
     ratios, plains, speedups = [], [], []
     for number, first in enumerate(best.runs[0]):

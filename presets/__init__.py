@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
@@ -17,6 +18,9 @@ from engine.model.sources import Shipped, TargetSpec
 from engine.training.corpus.dialogues import DialogueTemplates
 from presets.choice_trees import TreePreset, tree_preset
 from presets.reading import read_yaml
+
+if TYPE_CHECKING:  # menus need no torch
+    from engine.tuning.experience import Prior
 
 FOLDER = Path(__file__).parent
 
@@ -73,6 +77,15 @@ def methods() -> dict[str, MethodPreset]:
     presets = [method_preset(values, where=where) for where, values in _read_all("methods")]
     presets.sort(key=lambda p: (p.config.decoding_type != "Autoregressive", p.name))
     return {preset.name: preset for preset in presets}
+
+
+@functools.cache
+def priors() -> tuple[Prior, ...]:
+    """How often the shipped drafters' tokens are accepted; `scripts/fit_priors` measures it."""
+    from engine.tuning.experience import Prior
+
+    values = json.loads((FOLDER / "priors.json").read_text())
+    return tuple(Prior.parse(one, where="presets/priors.json") for one in values)
 
 
 @functools.cache

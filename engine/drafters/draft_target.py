@@ -96,7 +96,7 @@ class DraftTargetConfig(MethodConfig):
         return TextDrafter(context.target, model, self.max_draft_len, self.confidence_threshold)
 
     def draft_shape(self) -> DraftShape:
-        return DraftShape((1,) * self.max_draft_len, self.max_draft_len, self.max_draft_len)
+        return DraftShape(self.max_draft_len, self.max_draft_len)
 
 
 class DraftTargetDrafter(ModelDrafter):

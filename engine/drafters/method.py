@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import BeforeValidator, model_validator
 
@@ -33,24 +33,20 @@ def draft_len(default: int | None, detail: str = "", *, most: int = 64) -> Any:
     return setting(default, "Draft length", f"tokens drafted per step{detail}", ge=1, le=most)
 
 
-@dataclass(frozen=True, slots=True)
-class DraftShape:
+class DraftShape(NamedTuple):
     """The most that one step drafts.
 
     Attributes:
-        levels: rows of the drafting network's forwards, in order; empty without a network.
         depth: longest path, in drafted tokens.
         num_nodes: drafted nodes; an upper bound where the method merges or looks up.
     """
 
-    levels: tuple[int, ...]
     depth: int
     num_nodes: int
 
-    def levels_to(self, depth: int) -> tuple[int, ...]:
-        """Rows of the levels of a draft that is no deeper; of a block, its positions."""
-        is_block = len(self.levels) == 1
-        return (min(depth, self.levels[0]),) if is_block else self.levels[:depth]
+    @classmethod
+    def of(cls, tree: ChoiceTree) -> Self:
+        return cls(tree.depth, len(tree))
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,9 +160,11 @@ class MethodConfig(Settings):
             "text's features. Measure it by running it."
         )
 
-    def build_sharing(self, drafter: Drafter, context: BuildContext) -> Drafter:
-        """A drafter with these settings and the weights of one built with other settings."""
-        return self.build(context)
+    @property
+    def largest_draft(self) -> DraftShape:
+        """The same of any method whose settings bound a step's draft; ConfigError for others."""
+        choices = None if self.offline else self.choices_field()
+        return DraftShape.of(ChoiceTree(getattr(self, choices))) if choices else self.draft_shape()
 
     @classmethod
     def choices_field(cls) -> str | None:

@@ -68,12 +68,6 @@ class TargetTrace:
         """Index in `tokens` of the first root."""
         return len(self.text.prompt_ids)
 
-    @property
-    def num_bytes(self) -> int:
-        """Memory of tokens and features."""
-        tensors = (self.tokens, self.hidden, self.layers)
-        return sum(tensor.nbytes for tensor in tensors if tensor is not None)
-
     def true_tokens(self, depths: int) -> Tensor:
         """The tokens after each root: `(roots, depths)` int64; −1 where nothing can be drafted.
 

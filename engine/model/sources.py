@@ -72,6 +72,7 @@ class WheelSource(Settings):
     wheel_sha256: str = Field(pattern="^[0-9a-f]{64}$")
     member: str
     member_sha256: str = Field(pattern="^[0-9a-f]{64}$")
+    member_bytes: int = Field(0, ge=0)
 
 
 class TargetSpec(Settings):

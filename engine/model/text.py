@@ -246,7 +246,7 @@ def common_vocabulary(target: Target, drafter: Target) -> int:
             raise VocabularyError(
                 f"{drafter.name} cannot draft for {target.name}: token id {token_id} is "
                 f"{ours_is} for the target and {theirs_is} for the drafter. "
-                "Choose a drafter with the target's vocabulary, or draft by shared tokens "
-                "(vocabulary=intersection)."
+                "Choose a drafter with the target's vocabulary, or let this one draft by its text "
+                "(vocabulary=text) or by shared tokens (vocabulary=intersection)."
             )
     return min(target.vocab_size, drafter.vocab_size)

@@ -36,10 +36,9 @@ from engine.drafters.method import MethodConfig
 from engine.model.target import Target
 from engine.proposal import Budget, Outcome, Proposal, TargetOutput
 from engine.tree import MAX_NODES, TreeShape
-from engine.tuning.costs import LARGEST_STEP, Account, Kind
+from engine.tuning.costs import KINDS, LARGEST_STEP, Account, Kind
 from engine.tuning.experience import LOOKUP, SHARE, SHORT, Experience, ExperienceStore, Returns
 from engine.tuning.survival import uses_probs
-from engine.tuning.timing import time_drafts
 
 TRIAL_SHARE, FIRST_TRIAL = 0.006, 0.4
 """Of the elapsed time, the most that drafts may lose which are tried while they do not pay, and at
@@ -62,8 +61,6 @@ BURST = 4
 """Drafts in a row of a trial: the first pays for what the drafter has missed."""
 SHORT_PROMPT, SHORT_TEXT = 16, 64
 """Tokens of a prompt that tell how long reading takes, and of a text that has only begun."""
-KINDS: tuple[Kind, ...] = ("chain", "tree")
-"""Chains compete with trees where these cost more to draft; elsewhere all are of one kind."""
 
 
 @dataclass(slots=True)
@@ -176,6 +173,7 @@ class ControlledDrafter(Drafter):
         missed = bool(self._missed)
         self._wake()
         proposal = self.inner.propose(self._budget(budget, plan))
+        self.experience.survival.observe_offer(len(proposal.shape) > 1)
         if len(proposal.shape) > 1:
             self._by_probs = uses_probs(proposal)
         self._extra_rows = proposal.num_rows - len(proposal.shape)
@@ -471,14 +469,9 @@ def build_drafter(
     if config.drafting == "as set" or not drafter.drafts:
         return drafter
     store = store or ExperienceStore(None)
-    experience = store.of(config, context.target)
+    experience = store.of(config, context.target, context.locate)
     if drafter.has_network and not experience.costs.draft:
-        for kind in KINDS if drafter.branches else KINDS[:1]:
-            width = 1 if kind == "chain" and drafter.branches else MAX_NODES
-            for budget in (Budget(64, width=width), Budget(1, width=width)):
-                reading_ms, draft_ms, depth = time_drafts(drafter, context.target, budget)
-                experience.costs.observe_draft(kind, depth, draft_ms)
-            experience.costs.observe_reading(reading_ms, 1)
+        experience.costs.time_drafts(drafter, context.target)
     return ControlledDrafter(
         drafter,
         context.target,

@@ -16,12 +16,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
-from engine.tuning.latency import LatencyCurve
+from engine.drafters.base import Drafter
+from engine.model.target import Target
+from engine.proposal import Budget
+from engine.tree import MAX_NODES
+from engine.tuning.latency import LatencyCurve, StepLatency
+from engine.tuning.timing import time_drafts
 
 PRIOR_GROWTH = 0.5
 """Growth of steps, in plain steps, that is assumed to have been as the curve says."""
 Kind = Literal["chain", "tree"]
 """What a draft is: where trees cost more to draft, chains have times of their own."""
+KINDS: tuple[Kind, ...] = ("chain", "tree")
+"""Chains compete with trees where these cost more to draft; elsewhere all are of one kind."""
 FRESH = 8
 """Steps for which the last plain step tells what a plain step takes now."""
 LEAST_DRIFT, STALE = 0.8, 1_000_000
@@ -124,6 +131,15 @@ class Costs:
         before = seen.get(levels, ms)
         seen[levels] = before + 0.2 * (min(ms, LARGEST_STEP * before) - before)
 
+    def time_drafts(self, drafter: Drafter, target: Target) -> None:
+        """Measure drafts of every kind, as deep as may be and one level deep."""
+        for kind in KINDS if drafter.branches else KINDS[:1]:
+            width = 1 if kind == "chain" and drafter.branches else MAX_NODES
+            for budget in (Budget(64, width=width), Budget(1, width=width)):
+                reading_ms, draft_ms, depth = time_drafts(drafter, target, budget)
+                self.observe_draft(kind, depth, draft_ms)
+            self.observe_reading(reading_ms, 1)
+
     def reading_ms(self, tokens: int) -> float:
         """Of a prompt with so many tokens; 0 where it is not known."""
         return 0.0 if self.reading is None else self.reading * tokens
@@ -133,9 +149,20 @@ class Costs:
         each = max(0.0, ms / tokens)
         self.reading = each if self.reading is None else 0.5 * (self.reading + each)
 
+    def latency(self) -> StepLatency:
+        """The same as the curves that predictions are made with; of trees, if there were any.
+
+        Without `slope`: what runs say of a few rows is no measure of a large tree.
+        """
+        verify = self.curve.scaled(self.base / self.curve.at(1))
+        kind: Kind = "tree" if "tree" in self.draft else "chain"
+        level_ms = self.level_ms(kind)
+        return StepLatency(verify, max(0.0, self.draft_ms(kind, 1) - level_ms), level_ms)
+
     def to_dict(self) -> dict[str, Any]:
         """What is worth keeping, as plain JSON."""
-        return {"slope": self.slope, "reading": self.reading, "draft": self.draft}
+        names = ("slope", "reading", "draft")
+        return {name: getattr(self, name) for name in names}
 
     def restored(self, stored: Mapping[str, Any]) -> Self:
         """With what `to_dict` stored."""

@@ -5,17 +5,21 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from engine.config import Settings
+from engine.drafters.base import BuildContext
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
+from engine.model.sources import Locate, as_named
 from engine.model.target import Target
 from engine.safe_text import cpuinfo
+from engine.tuning import OnProgress, ignore, part
 from engine.tuning.costs import Costs, Kind
-from engine.tuning.latency import LatencyCurve
+from engine.tuning.latency import LatencyCurve, Prediction, StepLatency
 from engine.tuning.survival import Survival
 from engine.tuning.timing import measure_curve
 
@@ -31,7 +35,9 @@ LONG, SHORT, LOOKUP = (0.99, 10.0), (0.93, 6.0), (0.98, 20.0)
 of drafters without a network, which find something to copy in few steps, and cost little in the
 others."""
 ROWS, TREE_ROWS = (1, 2, 4, 8, 16, 32), (4, 16)
-"""Row counts that are measured of a target: coarser than the chart's, done in a second or two."""
+"""Row counts that are measured of a target before its first draft, in a second or two."""
+FINE_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+"""And where somebody asks for it."""
 
 
 class Returns:
@@ -95,6 +101,17 @@ class Experience:
             "answer_len": self.answer_len,
         }
 
+    def as_set(self, config: MethodConfig) -> Prediction | None:
+        """What drafting as set is expected to bring; None where too little is known."""
+        try:
+            depth, nodes = config.largest_draft
+        except ConfigError:  # as a combination, which drafts as one of its methods or the other
+            return None
+        mat, offered = self.survival.tokens(depth), self.survival.offered
+        if mat is None or offered is None or not self.costs.draft:
+            return None
+        return self.costs.latency().predict(mat, num_nodes=offered * nodes, depth=depth)
+
     def of_kind(self, kind: Kind) -> Returns:
         """Over all texts."""
         if kind not in self.returns:
@@ -109,26 +126,149 @@ class Experience:
         self.answer_len = 0.7 * before + 0.3 * num_tokens
 
 
+class Prior(Settings):
+    """How often a method's drafts are accepted, on certain weights and on any device.
+
+    Attributes:
+        weights, drafter: fingerprints of the target's and of the drafter's.
+        method: its settings, but how much to draft.
+        survival: as `Survival.groups`.
+    """
+
+    weights: str
+    drafter: str
+    method: dict[str, Any]
+    survival: dict[str, list[float]]
+
+    @classmethod
+    def of(
+        cls, config: MethodConfig, target: Target, locate: Locate, survival: Survival
+    ) -> Prior | None:
+        """None where the weights cannot be identified."""
+        weights, drafter = target.provenance.get("weights"), drafter_digest(config, locate)
+        if weights is None or drafter is None:
+            return None
+        groups = {name: [round(count, 2) for count in own] for name, own in survival.groups.items()}
+        return cls(weights=weights, drafter=drafter, method=_settings(config), survival=groups)
+
+
+def drafter_digest(config: MethodConfig, locate: Locate) -> str | None:
+    """SHA-256 of the weights that a method drafts with; None where they are not on this machine."""
+    digest = hashlib.sha256()
+    for one in (config, *config.within().values()):
+        for name in ("speculative_model", "datastore"):
+            place = getattr(one, name, None)
+            if place is None:
+                continue
+            files = sorted(Path(locate(place)).glob("*.safetensors"))
+            if not files and name == "speculative_model":
+                return None
+            for file in files:
+                digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def _same_drafter(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two files are of one target and network, whose drafts may differ in size."""
+    names = ("decoding_type", "speculative_model", "use_dynamic_tree", "vocabulary")
+    methods = (one["method"], other["method"])
+    same = all(methods[0].get(name) == methods[1].get(name) for name in names)
+    return same and one["target"] == other["target"]
+
+
+def _settings(config: MethodConfig) -> dict[str, Any]:
+    """Settings by which experience is found again: all but how much to draft."""
+    return config.model_dump(mode="json", exclude={"drafting"})
+
+
 class ExperienceStore:
     """Experience and latency curves in a folder; without one, in memory.
 
     A file per method and target, named by the weights, the device and the settings.
+
+    Args:
+        priors: what is known of methods before their first draft here.
     """
 
-    def __init__(self, folder: Path | None) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path | None, priors: Sequence[Prior] = ()) -> None:
+        self._folder, self._priors = folder, priors
         self._curves: dict[str, LatencyCurve] = {}
 
-    def of(self, config: MethodConfig, target: Target) -> Experience:
+    def of(self, config: MethodConfig, target: Target, locate: Locate = as_named) -> Experience:
         """What is known of a method; the target's latency curve is measured if it is not known."""
         curve = self.curve(target)
-        try:
-            return Experience.new(curve, self._read(_name(target, config)))
-        except (AttributeError, TypeError, ValueError):  # of another version, or damaged
-            return Experience.new(curve)
+        if values := self._read(_name(target, config)):
+            try:
+                return Experience.new(curve, values)
+            except (AttributeError, TypeError, ValueError):  # of another version, or damaged
+                pass
+        return Experience.new(curve, {"survival": self._prior(config, target, locate)})
+
+    def _prior(self, config: MethodConfig, target: Target, locate: Locate) -> dict[str, Any]:
+        weights, settings = target.provenance.get("weights"), _settings(config)
+        mine = [one for one in self._priors if (one.weights, one.method) == (weights, settings)]
+        if not mine or mine[0].drafter != drafter_digest(config, locate):
+            return {}
+        return mine[0].survival
+
+    def stored(
+        self, target: str, config: MethodConfig, *, any_size: bool = False
+    ) -> Experience | None:
+        """What is kept of a method on a target, given by name, that need not be loaded.
+
+        None where there is nothing. Of several (dtypes, devices), the newest.
+
+        Args:
+            any_size: drafts of other sizes with the same weights will do.
+        """
+        folder, wanted = self._folder, {"target": target, "method": _settings(config)}
+        files = [] if folder is None or not folder.is_dir() else folder.glob("*.json")
+        for file in sorted(files, key=lambda file: -file.stat().st_mtime):
+            values = self._read(file.name)
+            about = values.get("about")
+            if about != wanted and not (any_size and about and _same_drafter(about, wanted)):
+                continue
+            try:
+                curve = LatencyCurve.from_dict(self._read(values["curve"]))
+                experience = Experience.new(curve, values)
+                experience.costs.base = float(values["base"])
+            except (ConfigError, AttributeError, KeyError, TypeError, ValueError):
+                continue
+            return experience
+        return None
+
+    def latency(self, target: str, config: MethodConfig) -> StepLatency | None:
+        """What a method's steps take on this machine, as known; None before its first draft."""
+        known = self.stored(target, config) or self.stored(target, config, any_size=True)
+        return known.costs.latency() if known and known.costs.draft else None
+
+    def measure(
+        self, config: MethodConfig, context: BuildContext, *, on_progress: OnProgress = ignore
+    ) -> StepLatency:
+        """Time the target and the method's drafts anew, and keep what they take.
+
+        Raises:
+            SourceError, DrafterError: the drafter cannot be had.
+            StoppedError: somebody stopped it.
+        """
+        target, drafter = context.target, config.build(context)
+        tell = part(on_progress, 0.0, 0.8)
+        curve = measure_curve(target, rows=FINE_ROWS, tree_rows=TREE_ROWS, on_progress=tell)
+        self._curves[_name(target)] = curve
+        self._write(_name(target), curve.to_dict())
+        experience = self.of(config, target, context.locate)
+        experience.costs.draft.clear()
+        experience.costs.time_drafts(drafter, target)
+        drafter.close()
+        self.keep(config, target, experience)
+        on_progress(1.0)
+        return experience.costs.latency()
 
     def keep(self, config: MethodConfig, target: Target, experience: Experience) -> None:
-        self._write(_name(target, config), experience.to_dict())
+        about = {"target": target.name, "method": _settings(config)}
+        values = {**experience.to_dict(), "about": about, "curve": _name(target)}
+        values["base"] = experience.costs.base
+        self._write(_name(target, config), values)
 
     def curve(self, target: Target) -> LatencyCurve:
         """The target's latency curve; what steps take now, every run finds out itself."""

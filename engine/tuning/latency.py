@@ -1,14 +1,14 @@
 """What a step costs on a machine, and the speed that follows; `engine.tuning.timing` measures it.
 
-A step is a verify forward, the draft (a start, then level by level), and the loop's own work. Each
-is a curve over rows, linear between the row counts that were measured. Recurrent layers read a
-tree level by level or branch by branch: there a verify forward goes by depth as well.
+A step is the draft (a start, then level by level) and a forward that verifies it: a curve over
+rows, linear between the row counts that were measured. Recurrent layers read a tree level by level
+or branch by branch: there a verify forward goes by depth as well.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Self
 
 from pydantic import AliasChoices, Field, TypeAdapter, ValidationError
@@ -112,37 +112,22 @@ class LatencyCurve(_Stored):
     def __post_init__(self) -> None:
         _check(self.rows, self.ms)
 
+    def scaled(self, factor: float) -> LatencyCurve:
+        """The same on a machine that takes so many times as long."""
+
+        def times(ms: tuple[float, ...]) -> tuple[float, ...]:
+            return tuple(factor * one for one in ms)
+
+        trees = self.trees
+        if trees is not None:
+            trees = TreeLatency(trees.rows, times(trees.star_ms), times(trees.level_ms))
+        return LatencyCurve(self.rows, times(self.ms), self.context_len, trees)
+
     def at(self, n: float, depth: int | None = None) -> float:
         """Milliseconds for n rows, whose deepest path drafts so many tokens; None = a chain."""
         if self.trees is None or depth is None or depth >= n - 1:
             return interpolate(self.rows, self.ms, n)
         return self.trees.at(n, depth)
-
-
-@dataclass(frozen=True, slots=True)
-class DraftLatency(_Stored):
-    """Milliseconds of drafting: once per step, and per level by the rows that it runs.
-
-    Attributes:
-        start_ms: reading what the last step committed, and whatever else every draft costs.
-        rows: ascending; empty for drafters without a network.
-        level_ms: one per row count.
-    """
-
-    decoding_type: str
-    start_ms: float
-    rows: tuple[int, ...]
-    level_ms: tuple[float, ...]
-
-    def __post_init__(self) -> None:
-        if self.rows:
-            _check(self.rows, self.level_ms)
-
-    def at(self, levels: Sequence[int]) -> float:
-        """Milliseconds of a draft with these rows per level (`DraftShape.levels`)."""
-        if not self.rows:
-            return self.start_ms
-        return self.start_ms + sum(interpolate(self.rows, self.level_ms, n) for n in levels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,12 +171,11 @@ class Prediction:
     mat: float
     draft_ms: float
     verify_ms: float
-    other_ms: float
     plain_tok_s: float
 
     @property
     def step_ms(self) -> float:
-        return self.draft_ms + self.verify_ms + self.other_ms
+        return self.draft_ms + self.verify_ms
 
     @property
     def tok_s(self) -> float:
@@ -203,51 +187,25 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True)
-class StepLatency:
-    """All curves that a prediction needs.
+class StepLatency(_Stored):
+    """What a step takes: all that a prediction needs. `engine.tuning.costs` keeps it up to date.
 
     Attributes:
-        verify: of a forward of the target.
-        other: of a step beside draft and verify: accept, commit, record.
+        verify: of a step, by its rows, without the draft.
+        start_ms, level_ms: of a draft: once, and by level.
     """
 
     verify: LatencyCurve
-    other: LatencyCurve
-    draft: DraftLatency
+    start_ms: float
+    level_ms: float
 
-    def predict(
-        self, mat: float, *, levels: Sequence[int], num_nodes: int, depth: int | None = None
-    ) -> Prediction:
-        """Speed of a draft with this MAT, which runs so many rows per level.
-
-        Args:
-            depth: of the deepest node; None = a chain.
-        """
-        verify_ms, other_ms = self.verify.at(num_nodes + 1, depth), self.other.at(num_nodes + 1)
-        plain_ms = self.verify.at(1) + self.other.at(1)
-        return Prediction(mat, self.draft.at(levels), verify_ms, other_ms, 1000 / plain_ms)
+    def predict(self, mat: float, *, num_nodes: float, depth: int) -> Prediction:
+        """Speed of drafts with this MAT; their deepest nodes are `depth` tokens from the root."""
+        draft_ms = self.start_ms + depth * self.level_ms
+        verify_ms = self.verify.at(num_nodes + 1, depth)
+        return Prediction(mat, draft_ms, verify_ms, 1000 / self.verify.at(1))
 
     def predict_config(self, config: MethodConfig, mat: float) -> Prediction:
         """Speed of a method with these settings, if its drafts are as large as they may be."""
-        shape = config.draft_shape()
-        return self.predict(mat, levels=shape.levels, num_nodes=shape.num_nodes, depth=shape.depth)
-
-    def at_batch(self, batched: BatchLatency, batch: int) -> StepLatency:
-        """The same for so many texts in lock-step; a prediction's tok/s is then that of each text.
-
-        Verify forwards grow as was measured; the growth of a drafting network is an approximation.
-        """
-        verify, other, draft = self.verify, self.other, self.draft
-
-        def grown(rows: Sequence[int], ms: Sequence[float]) -> tuple[float, ...]:
-            return tuple(x * batched.growth(batch, n) for n, x in zip(rows, ms, strict=True))
-
-        return StepLatency(
-            replace(verify, ms=grown(verify.rows, verify.ms)),
-            replace(other, ms=tuple(batch * ms for ms in other.ms)),
-            replace(
-                draft,
-                start_ms=draft.start_ms * batched.drafting(batch, 1 if draft.rows else None),
-                level_ms=grown(draft.rows, draft.level_ms),
-            ),
-        )
+        depth, nodes = config.largest_draft
+        return self.predict(mat, num_nodes=nodes, depth=depth)

@@ -36,7 +36,7 @@ from engine.errors import ConfigError, one_of
 from engine.proposal import Needs
 from engine.tree import ChoiceTree
 from engine.tuning import OnProgress, ignore, part
-from engine.tuning.redraft import read, run_offline, with_steps
+from engine.tuning.offline import look_up, read, with_steps
 
 NOT_KEPT = -1
 """In `RankTable.ranks`: not among the ranks kept, or nothing can be drafted there."""
@@ -309,12 +309,12 @@ def _looked_up(
     steps_by_length: dict[int, ChainSteps] = {}
     for i, length in enumerate(lengths):
         drafter = config.with_chain(length).build(context)
-        rows: list[tuple[int, int, int]] = []
+        rows: list[tuple[int, ...]] = []
         begin = 0
         for done, trace in enumerate(traces):
             on_progress((i + done / len(traces)) / len(lengths))
-            for step in run_offline(drafter, trace, context.target.device):
-                rows.append((begin + step.root, *step.counts))
+            for root, *counts in look_up(drafter, trace):
+                rows.append((begin + root, *counts))
             begin += trace.text.num_roots
         drafter.close()
         steps_by_length[length] = ChainSteps.of(np.array(rows, dtype=np.int32).T)

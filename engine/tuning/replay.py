@@ -11,25 +11,48 @@ accepts beyond it counts, as in the run's own figures.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
 
+from engine import metrics
 from engine.errors import ConfigError
 from engine.tree import ChoiceTree
 from engine.tuning.ranks import RankTable
-from engine.tuning.redraft import GreedySteps
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Replay(GreedySteps):
-    """The steps of a replayed run, over all texts of a table; `roots` are its rows.
+class Replay:
+    """The steps `(steps,)` of a replayed run, over all texts of a table.
 
     Attributes:
+        roots: rows of the table where they begin.
         num_drafted: draft tokens proposed in all steps together.
     """
 
+    roots: np.ndarray
+    accepted_lengths: np.ndarray
     num_drafted: int
+
+    @property
+    def num_steps(self) -> int:
+        return len(self.roots)
+
+    @property
+    def num_accepted(self) -> int:
+        return int(self.accepted_lengths.sum())
+
+    @property
+    def mat(self) -> float:
+        mat = metrics.mat(self.num_accepted, self.num_steps)
+        assert mat is not None
+        return mat
+
+    @property
+    def position_rates(self) -> tuple[float, ...]:
+        counts = metrics.at_least(Counter(self.accepted_lengths.tolist()))
+        return metrics.position_rates(counts, self.num_steps)
 
 
 def replay(table: RankTable, tree: ChoiceTree) -> Replay:

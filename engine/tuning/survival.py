@@ -7,6 +7,7 @@ same depth and rank) are corrected together:
     P(token) = guess · (accepted + k) / (sum of their guesses + k)
 
 Every child of an accepted node was tried, so a draft of depth d teaches all shallower depths.
+Levels are counted as wholes besides: that says what drafting as set brings.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ MEMORY = 0.98
 """Weight of the past per token that was tried."""
 PRIOR = 3.0
 """Tokens per group that are assumed to have been accepted as guessed."""
+OFFERED = "offered"
+"""The group that counts drafts: how many had a token."""
 DEEPEST, LOWEST_RANK = 12, 5
 """Depths and ranks beyond are taken together."""
 
@@ -34,9 +37,12 @@ def uses_probs(proposal: Proposal) -> bool:
 
 
 class Survival:
-    """Estimates by group: `[accepted, sum of guesses]`, both fading."""
+    """Estimates by group: `[accepted, sum of guesses]`, both fading by `memory` per token."""
 
-    def __init__(self, groups: Mapping[str, list[float]] | None = None) -> None:
+    def __init__(
+        self, groups: Mapping[str, list[float]] | None = None, memory: float = MEMORY
+    ) -> None:
+        self._memory = memory
         self.groups = {name: list(counts) for name, counts in (groups or {}).items()}
 
     def rate(self, group: str, guess: float) -> float:
@@ -48,15 +54,28 @@ class Survival:
     def factor(self) -> float:
         """Accepted tokens per token that the drafter's own probabilities promise."""
         counts = [own for name, own in self.groups.items() if name.startswith("p")]
-        accepted, expected = (
-            (sum(column) for column in zip(*counts, strict=True))
-            if counts
-            else (
-                0.0,
-                0.0,
-            )
-        )
+        accepted, expected = (sum(own[i] for own in counts) for i in range(2))
         return (accepted + PRIOR) / (expected + PRIOR)
+
+    @property
+    def offered(self) -> float | None:
+        """Share of the steps where the drafter had something to offer; None where none was made."""
+        some, steps = self.groups.get(OFFERED, (0.0, 0.0))
+        return some / steps if steps else None
+
+    def observe_offer(self, has_draft: bool) -> None:
+        """A draft was asked for."""
+        self._count(OFFERED, has_draft, 1.0)
+
+    def tokens(self, depth: int) -> float | None:
+        """Tokens that a step commits which drafts so deep; None before the first draft."""
+        if self.offered is None:
+            return None
+        tokens, reached = 0.0, self.offered
+        for level in range(1, depth + 1):
+            reached *= self.rate(*_by_level(level))
+            tokens += reached
+        return 1 + tokens
 
     def chain_rate(self, depth: int, match_len: int | None = None) -> float:
         """Chance of the likeliest token at a depth, where the drafter has no probabilities."""
@@ -88,24 +107,37 @@ class Survival:
     ) -> None:
         """Take note of the accepted path (root first) of a draft."""
         children, forced = proposal.shape.children, len(proposal.shape) - proposal.num_forced
-        tried = [child for node in path for child in children[node] if child < forced]
-        if not tried:
-            return
+        depths = proposal.shape.depths.tolist()
+        tried: list[int] = []
+        for node in path:
+            mine = [child for child in children[node] if child < forced]
+            tried += mine
+            if depths[node] < proposal.shape.max_depth:
+                level, guess = _by_level(depths[node] + 1)
+                self._count(level, any(child in path for child in mine), guess)
         if uses_probs(proposal):
             assert proposal.draft_probs is not None
             probs = proposal.draft_probs.tolist()
             keys = [(_by_prob(probs[node]), probs[node]) for node in tried]
         else:
-            depths, ranks = proposal.shape.depths.tolist(), proposal.sibling_ranks()
+            ranks = proposal.sibling_ranks()
             keys = [_by_place(depths[node], ranks[node], match_len) for node in tried]
         for node, (group, guess) in zip(tried, keys, strict=True):
-            counts = self.groups.setdefault(group, [0.0, 0.0])
-            counts[0] = MEMORY * counts[0] + (node in path)
-            counts[1] = MEMORY * counts[1] + guess
+            self._count(group, node in path, guess)
+
+    def _count(self, group: str, accepted: bool, guess: float) -> None:
+        counts = self.groups.setdefault(group, [0.0, 0.0])
+        counts[0] = self._memory * counts[0] + accepted
+        counts[1] = self._memory * counts[1] + guess
 
 
 def _by_prob(prob: float) -> str:
     return f"p{bisect_left(CONFIDENCE_BINS, prob)}"
+
+
+def _by_level(depth: int) -> tuple[str, float]:
+    """The group of all tokens of a level together, and the first guess that one is accepted."""
+    return f"l{min(depth, DEEPEST)}", 0.6
 
 
 def _by_place(depth: int, rank: int, match_len: int | None) -> tuple[str, float]:

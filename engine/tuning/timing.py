@@ -1,34 +1,28 @@
-"""Times verify forwards, drafts by level and width, and the loop's own work, on the real things."""
+"""Times verify forwards, of one text and several, and drafts, on the real things."""
 
 from __future__ import annotations
 
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from itertools import islice
 
 import numpy as np
 import torch
 
 from engine.config import Limits, Sampling
-from engine.decode import decode
-from engine.drafters.base import BuildContext, Drafter, Start
-from engine.drafters.method import MethodConfig
+from engine.drafters.base import Drafter, Start
 from engine.errors import TargetError
 from engine.model.batch import TextBatch
 from engine.model.cache import TreeCache
 from engine.model.target import Target
 from engine.proposal import Budget, Needs, Outcome, Proposal, TargetOutput
 from engine.sampling import SeededDraws
-from engine.steps import Step
 from engine.tree import TreeShape
 from engine.tuning import OnProgress, ignore
-from engine.tuning.latency import BatchLatency, DraftLatency, LatencyCurve, TreeLatency
-from engine.tuning.redraft import require_offline
+from engine.tuning.latency import BatchLatency, LatencyCurve, TreeLatency
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 112, 128)
 TREE_ROWS = (4, 8, 16, 32, 64)
-OTHER_ROWS = (1, 16, 64)
 DEEP = 4
 """Depth of the trees that say what a level costs; less where there are few rows."""
 BATCHES, BATCH_ROWS = (1, 2, 4, 8, 16, 32), (1, 2, 4, 8, 16, 32, 64)
@@ -187,99 +181,6 @@ def synchronise(device: torch.device) -> None:
     """Wait until the device has done what it was given."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-class _FixedChain(Drafter):
-    def __init__(self, num_rows: int, target: Target) -> None:
-        self._tokens = torch.arange(num_rows, device=target.device) % target.vocab_size
-        self._probs = torch.full((num_rows,), 0.5, device=target.device)
-        self._shape = TreeShape.chain(num_rows - 1)
-
-    def start(self, start: Start) -> None:
-        self._root = start.root
-
-    def propose(self, budget: Budget) -> Proposal:
-        tokens = self._tokens.clone()
-        tokens[0] = self._root
-        return Proposal(tokens, self._shape, draft_probs=self._probs)
-
-    def observe(self, outcome: Outcome) -> None:
-        self._root = outcome.next_root
-
-
-def measure_other(
-    target: Target,
-    *,
-    rows: tuple[int, ...] = OTHER_ROWS,
-    context_len: int = 256,
-    repeats: int = 8,
-    on_progress: OnProgress = ignore,
-) -> LatencyCurve:
-    """Time what real steps spend on neither drafting nor verifying, nor on rolling back."""
-    room = repeats + 2
-    context_len = max(1, min(context_len, target.context_len - (max(rows) + 1) * room))
-    prompt = [i % target.vocab_size for i in range(context_len)]
-    limits = Limits(max_new_tokens=max(rows) * room, ignore_eos=True)
-    medians = []
-    for done, n in enumerate(rows):
-        on_progress(done / len(rows))
-        records = decode(target, _FixedChain(n, target), prompt, limits=limits)
-        steps = [s for s in islice(records, repeats + 2) if isinstance(s, Step)]
-        records.close()
-        times_s = [step.accept_s + step.other_s - step.rollback_s for step in steps]
-        medians.append(1000 * statistics.median(times_s[1:] or times_s))
-    on_progress(1.0)
-    return LatencyCurve(rows, tuple(medians), context_len)
-
-
-def measure_draft(
-    config: MethodConfig,
-    context: BuildContext,
-    *,
-    context_len: int = 256,
-    repeats: int = 5,
-    on_progress: OnProgress = ignore,
-) -> DraftLatency:
-    """Time drafts of several widths and depths, and solve for what a level of each width costs.
-
-    The drafter really drafts, from made-up features: its speed does not depend on their values.
-
-    Raises:
-        ConfigError: the method cannot draft without the target.
-        SourceError, DrafterError: the drafter cannot be had.
-    """
-    require_offline(config)
-    drafter, shape = config.build(context), config.draft_shape()
-    depths = sorted({min(depth, shape.depth) for depth in (1, 2, 4, shape.depth)})
-    tried = {shape.levels_to(depth): Budget(depth) for depth in depths}
-    if drafter.branches:
-        tried |= {(1,) * depth: Budget(depth, width=1) for depth in depths}
-    timed: list[tuple[tuple[int, ...], float]] = []
-    for levels, budget in tried.items():
-        on_progress(len(timed) / len(tried))
-        _, ms, _ = time_drafts(
-            drafter, context.target, budget, context_len=context_len, repeats=repeats
-        )
-        timed.append((levels, ms))
-    on_progress(1.0)
-    return solve(config.decoding_type, timed)
-
-
-def solve(decoding_type: str, timed: Sequence[tuple[tuple[int, ...], float]]) -> DraftLatency:
-    """Start and level costs that explain the timed drafts best (least squares, none negative).
-
-    Example: levels (1,) 3 ms, (1, 1) 5 ms → start 1 ms, a level of one row 2 ms.
-    """
-    widths = sorted({n for levels, _ in timed for n in levels})
-    counts = np.array([[1, *(levels.count(n) for n in widths)] for levels, _ in timed], dtype=float)
-    ms = np.array([taken for _, taken in timed])
-    solved = np.linalg.lstsq(counts, ms, rcond=None)[0]
-    if (solved < 0).any():
-        # A negative start is noise around nothing: explain the times without it.
-        solved = np.maximum(0.0, np.r_[0.0, np.linalg.lstsq(counts[:, 1:], ms, rcond=None)[0]])
-    return DraftLatency(
-        decoding_type, float(solved[0]), tuple(widths), tuple(float(value) for value in solved[1:])
-    )
 
 
 @torch.inference_mode()

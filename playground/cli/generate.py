@@ -65,9 +65,13 @@ class GenerateOptions(LogOptions, SamplingOptions, MethodOptions, TargetOptions)
         if preset is not None and preset.target not in (None, self.target):
             remark(f"note: {self.method} is made for another target: --target {preset.target}.")
         config = MethodOptions.config(self)
-        says = any(setting.startswith("drafting=") for setting in self.settings)
         # A trace shows what a method drafts, on any machine the same.
-        return config if says or self.trace is None else config.replace(drafting="as set")
+        keep = self.sets_drafting or self.trace is None
+        return config if keep else config.replace(drafting="as set")
+
+    @property
+    def sets_drafting(self) -> bool:
+        return any(setting.startswith("drafting=") for setting in self.settings)
 
 
 @takes(GenerateOptions)
@@ -75,6 +79,7 @@ def generate(options: GenerateOptions) -> None:
     """Generate from one prompt and print the text as it is decoded."""
     import presets
     from playground.host.live import LiveRun
+    from playground.host.prediction import as_set_sentence
     from playground.host.recording import decode_and_record
     from playground.host.result import bypass_sentence, drafting_sentence
     from playground.host.trace import TraceFile
@@ -91,6 +96,10 @@ def generate(options: GenerateOptions) -> None:
         target, drafter = models.build_context().target, models.drafter(config)
         for note in (*target.notes, *drafter.notes):
             say(note, err=True)
+        if options.sets_drafting and (
+            expected := as_set_sentence(models.experience, target.name, config)
+        ):
+            say(expected, err=True)
         messages, prompt_text, prompt_ids = _prompt(options, target)
         log = stack.enter_context(RunLog.open(options.log_url if options.save else None))
         trace = stack.enter_context(

@@ -74,10 +74,7 @@ class FitOptions(JsonOptions, LogOptions):
 
 @dataclass(kw_only=True)
 class LatencyOptions(JsonOptions, MeasureOptions):
-    context_len: int = option(
-        256, "Tokens of context; the nearest bucket is measured.", "--context"
-    )
-    again: bool = option(False, "Measure again what is already known.", "--again")
+    pass
 
 
 @tune.command()
@@ -114,16 +111,16 @@ def fit(options: FitOptions) -> None:
     """Fit the best tree of every size to a rank table, beside the published trees."""
     import presets
     from engine.drafters import parse_method
+    from engine.tuning.experience import ExperienceStore
+    from playground.host import paths
     from playground.trees.fitting import fit_trees, fit_yaml, stock_trees
-    from playground.trees.latency import stored_latency
     from playground.trees.tables import load_table
 
     with options.open_log() as log:
         table = load_table(log, options.table or _newest_table(log))
         about = table.about
         config = parse_method(about["method"])
-        stored = stored_latency(log, config, target=about["target"], dtype=about["dtype"])
-    latency = stored[0] if stored else None
+    latency = ExperienceStore(paths.drafting()).latency(about["target"], config)
     judging: dict[str, Any] = {
         "category": options.category,
         "held_out": options.held_out,
@@ -156,29 +153,19 @@ def fit(options: FitOptions) -> None:
 @tune.command()
 @takes(LatencyOptions)
 def latency(options: LatencyOptions) -> None:
-    """Measure what verifying, drafting and the loop itself cost on this machine."""
+    """Measure what verifying and drafting cost on this machine; runs start from it."""
     import presets
     from playground.cli.tables import Terminal, progress_bar
-    from playground.trees.latency import measure_latency
 
     config, spec = options.config(), presets.resolve(options.target or EMBEDDED)
     with (
-        options.open_log() as log,
         options.models(spec, options.dtype) as models,
         progress_bar(Terminal(stderr=True), "Measuring latency", 100) as bar,
     ):
-        latency = measure_latency(
-            log,
-            config,
-            models.build_context(),
-            context_len=options.context_len,
-            again=options.again,
-            on_progress=lambda fraction: bar(round(100 * fraction)),
-        )
+        tell = lambda fraction: bar(round(100 * fraction))  # noqa: E731
+        latency = models.experience.measure(config, models.build_context(), on_progress=tell)
     if options.as_json:
-        verify, other = latency.verify.to_dict(), latency.other.to_dict()
-        curves = {"verify": verify, "other": other, "draft": latency.draft.to_dict()}
-        say(json.dumps(curves, indent=2))
+        say(json.dumps(latency.to_dict(), indent=2))
     else:
         say("\n".join(_latency_lines(latency)))
 
@@ -264,14 +251,9 @@ def _fitted(fits: Sequence[Fit], held_out: bool, latency: StepLatency | None) ->
 
 
 def _latency_lines(latency: StepLatency) -> Iterator[str]:
-    """All curves of a latency."""
-    verify, draft = latency.verify, latency.draft
-    yield f"Verify and other, at {verify.context_len} tokens of context:"
+    """The curve of a step, and what a draft takes."""
+    verify = latency.verify
+    yield f"A step without its draft, at {verify.context_len} tokens of context:"
     costs = zip(verify.rows, verify.ms, strict=True)
-    yield from _rows(
-        ("rows", "verify ms", "other ms"),
-        [(rows, f"{ms:.2f}", f"{latency.other.at(rows):.2f}") for rows, ms in costs],
-    )
-    yield f"Draft, {draft.decoding_type}: {draft.start_ms:.2f} ms per step, and per level:"
-    levels = zip(draft.rows, draft.level_ms, strict=True)
-    yield from _rows(("rows", "ms"), [(rows, f"{ms:.2f}") for rows, ms in levels])
+    yield from _rows(("rows", "ms"), [(rows, f"{ms:.2f}") for rows, ms in costs])
+    yield f"A draft: {latency.start_ms:.2f} ms, and {latency.level_ms:.2f} ms per level."

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from engine.drafters import parse_method
@@ -62,22 +61,9 @@ def methods_to_try(catalog: Catalog, target: str) -> dict[str, str]:
             continue
         parts = (config, *config.within().values())
         weights = filter(None, (getattr(one, "speculative_model", None) for one in parts))
-        if all(_is_here(catalog.locate(one)) for one in weights):
+        if all(map(catalog.is_local, weights)):
             methods[title if title not in methods else f"{title} ({key})"] = key
     return methods
-
-
-def _is_here(weights: str) -> bool:
-    """Whether they are on this machine: a minute is no time to fetch any."""
-    if Path(weights).expanduser().exists():
-        return True
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-
-    try:
-        return isinstance(try_to_load_from_cache(weights, "config.json"), str)
-    except HFValidationError:
-        return False
 
 
 def plan_of(catalog: Catalog, raw: Mapping[str, Any]) -> ExperimentPlan:
@@ -205,7 +191,7 @@ class Standings:
             )
         if self.best is None:
             return (
-                f"Nothing beats plain decoding here. The best was {first.name}: "
+                f"Stay with plain decoding: nothing beats it here. The best was {first.name}: "
                 f"{first.speedup.text} plain decoding. {tried}"
             )
         why = explain(self._pairs(first.name))

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import presets
 from engine.config import Limits
 from engine.decode import check_prompt, decode
 from engine.drafters.base import BuildContext, Drafter
@@ -135,7 +136,7 @@ class Measurement:
         self.faults: dict[str, str] = {}
         self._done: dict[Key, FinishedRequest] = {}
         self._drafters: dict[str, Drafter] = {}
-        self._experience = ExperienceStore(paths.drafting())
+        self._experience = ExperienceStore(paths.drafting(), presets.priors())
         self._notes: dict[str, tuple[str, ...]] = {}
         self._skipped: dict[tuple[str, str, int], Skipped] = {}
         self._num_past = self._num_new = self._num_failed = 0

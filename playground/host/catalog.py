@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import presets
 from engine.drafters import methods as decoding_types
-from engine.drafters import parse_method
-from engine.drafters.heads.medusa import count_heads
 from engine.drafters.method import MethodConfig
-from engine.errors import ConfigError, PlaygroundError, one_of
-from engine.model.checkpoints import tensor_names
+from engine.errors import ConfigError, one_of
 from engine.model.sources import Locate, TargetSpec
+from playground.host.local_drafters import draft_models_of, heads_of, is_downloaded
 from presets import MethodPreset, PromptSuite
 from presets import locate as locate_shipped
 
@@ -26,14 +23,6 @@ TREE_METHOD = "token-recycling"
 OWN_DRAFTERS = "User_Provided"
 """Decoding type of the user's own drafters. It runs only drafters registered when the server
 started, so its settings may come from the page; without any it is not listed."""
-MAX_FOLDERS = 64
-HEAD_TENSORS = {
-    "midlayer.hidden_norm.weight": "Eagle3",
-    "layers.0.hidden_norm.weight": "Eagle3",
-    "rnn_u.weight": "ReDrafter",
-    "fc.weight": "Eagle",
-}
-"""Tensors that only heads of one kind have; the first present decides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +87,30 @@ class Catalog:
             raise ConfigError(f"{name[:80]!r} is not a valid path or hub id.") from error
 
     def open(self, place: object) -> TargetSpec:
-        """The same, added to the catalog with the heads in its folder; raises as `named`."""
+        """The same, added to the catalog with the drafters on this machine; raises as `named`."""
         spec = self.named(place)
-        for preset in heads_of(spec) if spec.name not in self.targets else ():
-            self.admit(preset.name)
-            self.presets[preset.name] = preset
-        return self.targets.setdefault(spec.name, spec)
+        is_new = spec.name not in self.targets
+        self.targets.setdefault(spec.name, spec)
+        if is_new:
+            self.add_drafters()
+        return spec
+
+    def add_drafters(self) -> None:
+        """Offer the heads in the folders of targets, and smaller models on this machine."""
+        for target in list(self.targets.values()):
+            if target.path is None:
+                continue
+            for preset in (*heads_of(target), *draft_models_of(target, self.targets.values())):
+                weights = getattr(preset.config, "speculative_model", None)
+                if preset.name not in self.presets and weights:
+                    self.admit(weights)
+                    self.presets[preset.name] = preset
+
+    def is_local(self, weights: str) -> bool:
+        """Whether a drafter's weights are on this machine."""
+        if weights in self.targets and self.targets[weights].hub is None:
+            return True
+        return is_downloaded(self.locate(weights))
 
     def target_choices(self) -> list[tuple[str, str]]:
         """Titles and names; titles that end with ` · random` come last, under a heading.
@@ -232,35 +239,3 @@ def _start_of(cls: type[MethodConfig]) -> str:
     """The start settings of a decoding type by itself."""
     model = cls.model_fields.get("speculative_model")
     return "needs weights" if model is not None and model.default is None else "default settings"
-
-
-def heads_of(spec: TargetSpec) -> list[MethodPreset]:
-    """Heads in a target's folder or in the folders right below it; a target elsewhere has none."""
-    folder = Path(spec.path).expanduser() if spec.path else None
-    if folder is None or not folder.is_dir():
-        return []
-    below = sorted(place for place in folder.iterdir() if place.is_dir())
-    heads = []
-    for place in (folder, *below[:MAX_FOLDERS]):
-        decoding_type = _type_of(place)
-        if decoding_type is not None:
-            values = {"decoding_type": decoding_type, "speculative_model": str(place)}
-            heads.append(
-                MethodPreset(
-                    name=str(place),
-                    title=f"{decoding_types()[decoding_type].title} · {place.name}",
-                    target=spec.name,
-                    config=parse_method(values, where=str(place)),
-                )
-            )
-    return heads
-
-
-def _type_of(place: Path) -> str | None:
-    try:
-        names = tensor_names(str(place))
-        if count_heads(str(place)):
-            return "Medusa"
-    except (PlaygroundError, OSError):
-        return None
-    return next((kind for name, kind in HEAD_TENSORS.items() if name in names), None)

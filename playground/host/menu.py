@@ -17,16 +17,19 @@ from engine.errors import ConfigError
 from engine.metrics import SAME
 from playground.host.baseline import trusted_speedup
 from playground.host.catalog import TYPE_PREFIX, Catalog
+from playground.host.local_drafters import LOCAL_PREFIX
 from playground.host.plain import PLAIN, SAME_PLACE, plain_step_of
 from playground.host.result import compare_with_plain
 from storage import RunDetail, RunLog, RunQuery, RunSummary
 
 RECOMMENDED, TRAINED, NO_WEIGHTS = "recommended", "trained", "no weights"
+LOCAL = "local models"
 BASELINE, FURTHER, UNTRAINED = "baseline", "further", "untrained"
 GROUPS = {
     RECOMMENDED: "Recommended",
     TRAINED: "Trained for this target",
     NO_WEIGHTS: "No weights",
+    LOCAL: "Smaller models on this machine",
     BASELINE: "The baseline",
     FURTHER: "Other types",
     UNTRAINED: "Untrained, for inspection only",
@@ -141,6 +144,8 @@ class MethodMenu:
         preset = self._catalog.presets[key]
         if preset.untrained:
             return UNTRAINED
+        if key.startswith(LOCAL_PREFIX):
+            return LOCAL
         return TRAINED if self._catalog.is_trained(key) else NO_WEIGHTS
 
     def _is_plain(self, key: str) -> bool:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import gc
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar, cast
 
 import presets
 from engine.drafters.base import BuildContext, Drafter
@@ -22,13 +21,6 @@ MAX_DRAFTERS = 2
 """Drafters that stay built, so that switching between two methods loads nothing."""
 Place = tuple[str, str, str]
 """Name, dtype and device of a model."""
-
-
-class Closable(Protocol):
-    def close(self) -> None: ...
-
-
-Attached = TypeVar("Attached", bound=Closable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +60,7 @@ class Models:
         self._companions: dict[Place, Target] = {}
         self._used: set[Place] = set()
         """Models that the current job has used."""
-        self._attached: tuple[Hashable, Closable] | None = None
-        self._experience = ExperienceStore(cache_dir / "drafting")
+        self.experience = ExperienceStore(cache_dir / "drafting", presets.priors())
         self.loaded: Loaded | None = None
 
     def target(self, spec: TargetSpec, dtype: str, progress: ProgressCallback) -> Target:
@@ -118,27 +109,12 @@ class Models:
                 old.close()
             before, self._used = self._used, set()
             try:
-                drafter = build_drafter(config, self.build_context(), self._experience)
+                drafter = build_drafter(config, self.build_context(), self.experience)
                 self._drafters[key] = drafter, frozenset(self._used)
             finally:
                 self._used |= before
         self._drafters.move_to_end(key)
         return self._drafters[key][0]
-
-    def attached(self, key: Hashable, make: Callable[[], Attached]) -> Attached:
-        """The object made for this key on the loaded target; that of another key is freed.
-
-        It is freed with the target, and when the engine has been idle for long.
-        """
-        if self._attached is None or self._attached[0] != key:
-            self._detach()
-            self._attached = key, make()
-        return cast(Attached, self._attached[1])
-
-    def _detach(self) -> None:
-        if self._attached is not None:
-            self._attached[1].close()
-            self._attached = None
 
     def release(self, *, idle: bool = False) -> None:
         """Free the models that neither a built drafter nor the job that just ended uses.
@@ -146,8 +122,6 @@ class Models:
         Args:
             idle: the engine has been idle for long, so the last job does not count.
         """
-        if idle:
-            self._detach()
         needed = set() if idle else self._used
         needed = needed.union(*(places for _, places in self._drafters.values()))
         self._used = set()
@@ -183,7 +157,6 @@ class Models:
     def close(self) -> None:
         """Free everything."""
         self.loaded = None
-        self._detach()
         while self._drafters:
             self._drafters.popitem()[1][0].close()
         self._used.clear()

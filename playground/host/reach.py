@@ -36,7 +36,7 @@ def catalog_within(
     configs = [preset.config.model_dump() for preset in catalog.presets.values()]
     named = [config.get(key) for config in configs for key in ("speculative_model", "datastore")]
     reach = Reach([*targets, *opened, *(name for name in named if name)])
-    return dataclasses.replace(
+    within = dataclasses.replace(
         catalog,
         targets={**catalog.targets, **specs},
         presets={**catalog.presets},
@@ -45,6 +45,8 @@ def catalog_within(
         may_open=may_open,
         admit=reach.opened.append,
     )
+    within.add_drafters()
+    return within
 
 
 @dataclass(frozen=True, slots=True)

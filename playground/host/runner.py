@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,11 +24,12 @@ from engine.errors import PlaygroundError, PromptError
 from engine.model.sources import TargetSpec
 from engine.model.target import Target
 from engine.steps import Prefill, Record, Step
+from engine.tuning.experience import ExperienceStore
 from playground.errors import Fault, attempt
 from playground.host.catalog import Catalog
 from playground.host.live import LiveRun, LiveRuns, Message, State
 from playground.host.menu import MethodMenu
-from playground.host.models import Attached, Loaded, Models
+from playground.host.models import Loaded, Models
 from playground.host.plain import PLAIN, BaselineTimer, Recent
 from playground.host.recording import decode_and_record, log_unbegun
 from playground.host.request import GenerateRequest
@@ -223,13 +224,14 @@ class EngineHost:
         """As `Models.drafter`."""
         return self._models.drafter(config)
 
+    @property
+    def experience(self) -> ExperienceStore:
+        """What drafting has learnt here."""
+        return self._models.experience
+
     def build_context(self) -> BuildContext:
         """The prepared target, and what a method's drafter may use besides it."""
         return self._models.build_context()
-
-    def attached(self, key: Hashable, make: Callable[[], Attached]) -> Attached:
-        """As `Models.attached`."""
-        return self._models.attached(key, make)
 
     # ---- the work of one job, on the worker thread
 

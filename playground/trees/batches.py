@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from engine.metrics import Balance, StepParts
+from engine.model.target import Target
+from engine.tuning import OnProgress, ignore
 from engine.tuning.latency import BatchLatency
+from engine.tuning.timing import measure_batch
 from playground.experiments.compare.report import Comparison, first_run
 from playground.experiments.report.statistics import Totals
 from playground.host.baseline import Evidence, doubt_of
 from playground.host.catalog import Catalog
 from playground.host.live import LiveRun
 from playground.host.runner import EngineHost
-from playground.trees.latency import machine_of_run, measure_batches, stored_batch_latency
 from playground.trees.measurements import Jobs, progress_of
-from storage import RunLog
+from storage import RunDetail, RunLog
+
+KIND = "latency"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +44,7 @@ def batch_report(log: RunLog, catalog: Catalog, compare_id: str) -> BatchReport 
 
     Raises ConfigError: no such comparison is in the log, or nothing of it is finished.
     """
-    batched = stored_batch_latency(log, machine_of_run(first_run(log, compare_id)))
+    batched = stored_batch_latency(log, first_run(log, compare_id))
     if batched is None:
         return None
     comparison = Comparison.read(log, compare_id, catalog.types)
@@ -63,8 +69,10 @@ def batch_speedups(
     own: Totals, plain: Totals, config: MethodConfig, batched: BatchLatency
 ) -> tuple[float, ...]:
     """Speedup by batch size, of steps as they were: MAT, rows and times are their means."""
-    levels = config.draft_shape().levels if config.offline else ()
-    width = sum(levels) / len(levels) if levels else None
+    width = None
+    if config.offline and not config.looks_up:
+        depth, nodes = config.largest_draft
+        width = nodes / depth
     rows = 1 + own.num_drafted / own.num_steps
     assert own.mat is not None and own.time_split is not None and plain.time_split is not None
     mat, parts, plain_parts = own.mat, own.time_split.parts, plain.time_split.parts
@@ -99,3 +107,33 @@ def measure_for(host: EngineHost, jobs: Jobs, compare_id: str, *, owner: str) ->
         return {"text": "measured"}
 
     return jobs.start(work, owner=owner)
+
+
+# ---- kept in the log
+
+
+def _batch_key(target: str, weights: object, dtype: str, device: object) -> dict[str, Any]:
+    names = ("what", "target", "weights", "dtype", "device", "context_len")
+    return dict(zip(names, ("batch", target, weights, dtype, device, 256), strict=True))
+
+
+def measure_batches(
+    log: RunLog, target: Target, *, on_progress: OnProgress = ignore
+) -> BatchLatency:
+    """Measure texts in lock-step and store the latency.
+
+    Raises StoppedError: somebody stopped it.
+    """
+    latency, where = measure_batch(target, on_progress=on_progress), target.environment()
+    key = _batch_key(target.name, where.get("weights"), target.dtype_name, where.get("device_name"))
+    figures = {"batch": latency.to_dict()}
+    log.artifacts.put(KIND, key, meta=figures, payload=json.dumps(figures).encode())
+    return latency
+
+
+def stored_batch_latency(log: RunLog, run: RunDetail) -> BatchLatency | None:
+    """The newest measurement of texts in lock-step where a run was made."""
+    where = run.environment
+    key = _batch_key(run.target, where.get("weights"), run.dtype, where.get("device_name"))
+    artifact = next(iter(log.artifacts.find(KIND, key)), None)
+    return None if artifact is None else BatchLatency.from_dict(artifact.meta["batch"])

@@ -9,12 +9,14 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from engine.config import Settings
+from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from engine.tree import MAX_NODES
 from engine.tuning.ranks import RankTable
 from engine.tuning.search import SIZES, CurvePoint
 from playground.host.bounded import BoundedCache
 from playground.host.runner import EngineHost
+from playground.trees.drafted import recorded
 from playground.trees.files import (
     ANY,
     forget_tree,
@@ -27,15 +29,17 @@ from playground.trees.files import (
     write_text,
 )
 from playground.trees.fitting import best_trees
-from playground.trees.latency import stored_latency
 from playground.trees.measurements import TEXT_TOKENS, Jobs, Measurements, Work
 from playground.trees.methods import TreeMethod, tree_method, tree_methods
-from playground.trees.sources import Sources, recorded, runs_with
+from playground.trees.sources import Sources, runs_with
 from playground.trees.tables import Examples, describe, pack
 
 MAX_TABLE_BYTES = 128_000_000
 """Memory for rank tables that are kept ready."""
-NOT_DRAFTED = "Another method drafted these. \u201cRe-draft the texts\u201d measures this one."
+NOT_DRAFTED = (
+    "None of these runs grew a tree with this method. Run it here (below) or in Generate: the "
+    "figures then rest on the trees that were recorded."
+)
 Id = Annotated[str, Field(min_length=1, max_length=120, pattern=r"^[^\x00-\x1f\x7f]*$")]
 
 
@@ -54,7 +58,7 @@ class Question(Settings):
     depth: int = Field(0, ge=0, le=64)
     tree: list[Any] | None = None
     settings: dict[str, int | None] | None = None
-    kind: Literal["latency", "batch", "ranks", "redraft"] | None = None
+    kind: Literal["latency", "ranks", "runs"] | None = None
     tab: Id = "?"
     job: Id | None = None
     text: str = ""
@@ -137,7 +141,7 @@ class TreeEditor:
         """The dynamic trees that a source's runs drafted; `drafted` is None where they did not."""
         method, source, drafts = self._method(question), question.require("source"), None
         if not source.startswith("suite:"):
-            run_ids, _ = self._sources.run_ids(source, method.target)
+            run_ids, _ = self._sources.run_ids(source, method)
             drafts = recorded(self._log, run_ids, method.config)
         text, speed = "" if drafts else NOT_DRAFTED, self._measurements.speed(method)
         return {"drafted": drafts, "text": text, "speed": speed}
@@ -157,19 +161,17 @@ class TreeEditor:
 
     def curve(self, question: Question) -> dict[str, Any]:
         """The best tree of every size: MAT, and what it drafts."""
-        method, points = self._method(question), list[dict[str, Any]]()
+        points: list[dict[str, Any]] = []
         for point in self._best(question, SIZES):
             if points and len(point.tree) == points[-1]["size"]:
                 continue
-            shape, size = method.config.with_tree(point.tree).draft_shape(), len(point.tree)
-            figures = {"levels": list(shape.levels), "depth": shape.depth, "mat": point.mat}
-            points.append({"nodes": size, "size": size, **figures})
+            size = len(point.tree)
+            points.append({"size": size, "depth": point.tree.depth, "mat": point.mat})
         return {"points": points}
 
     def _best(self, question: Question, sizes: Sequence[int]) -> tuple[CurvePoint, ...]:
         method = self._method(question)
-        stored = stored_latency(self._log, method.config, method.target)
-        latency = stored and stored[0]
+        latency = self._host.experience.latency(method.target, method.config)
         return best_trees(self._table(question), method.config, sizes, latency, **question.bounds)
 
     # ---- trees in and out
@@ -199,11 +201,7 @@ class TreeEditor:
     def measured(self, question: Question) -> dict[str, Any]:
         """Finished runs with this tree, this draft length, or dynamic trees of this size."""
         method = self._method(question)
-        if method.kind == "dynamic":
-            config = method.with_settings(question.settings)
-        else:
-            config = method.config.with_tree(read_paths(question.tree))
-        return {"runs": runs_with(self._log, config, method.target)}
+        return runs_with(self._log, self._edited(question, method), method.target)
 
     # ---- long actions
 
@@ -213,14 +211,11 @@ class TreeEditor:
         work: Work
         if question.kind == "latency":
             work = partial(measurements.latency, method=method)
-        elif question.kind == "batch":
-            work = partial(measurements.batch, method=method)
         elif question.kind == "ranks":
             work = partial(measurements.ranks, method=method, source=question.require("source"))
         else:
-            size = method.with_settings(question.settings)
-            source = question.require("source")
-            work = partial(measurements.redraft, method=method, source=source, size=size)
+            config, source = self._edited(question, method), question.source or ""
+            work = partial(measurements.runs, method=method, config=config, source=source)
         return {"job": self._jobs.start(work, owner=f"{question.tab}/tree")}
 
     def job(self, question: Question) -> dict[str, Any]:
@@ -236,6 +231,12 @@ class TreeEditor:
 
     def _method(self, question: Question) -> TreeMethod:
         return self._sources.effective(tree_method(self._catalog, question.method, question.target))
+
+    def _edited(self, question: Question, method: TreeMethod) -> MethodConfig:
+        """The method with the tree, or the size of its dynamic tree, that the page shows."""
+        if method.kind == "dynamic":
+            return method.with_settings(question.settings)
+        return method.config.with_tree(read_paths(question.tree))
 
     def _table(self, question: Question) -> RankTable:
         source = question.require("source")

@@ -1,4 +1,4 @@
-"""Measurements of the Tree page on the engine's thread: ranks, latency, drafts of other sizes."""
+"""Measurements of the Tree page on the engine's thread: ranks, latency, dynamic trees."""
 
 from __future__ import annotations
 
@@ -12,28 +12,21 @@ from engine.drafters.base import Drafter
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from engine.tuning import OnProgress, StoppedError
-from engine.tuning.redraft import Redrafter
+from engine.tuning.latency import StepLatency
 from playground.experiments.plan import Item
 from playground.experiments.suites import items_of
 from playground.host.live import LiveRun
 from playground.host.recording import decode_and_record
 from playground.host.runner import EngineHost
-from playground.trees.latency import (
-    measure_batches,
-    measure_latency,
-    speed_row,
-    stored_batch_latency,
-    stored_latency,
-)
+from playground.trees.drafted import recorded
 from playground.trees.methods import TreeMethod
-from playground.trees.sources import RECENT, Sources, depths_for, drafted_row, require_greedy
-from playground.trees.tables import make_table, texts_of_runs
+from playground.trees.sources import RECENT, Sources, depths_for, require_greedy
+from playground.trees.tables import make_table
 
 Work = Callable[[LiveRun], dict[str, Any]]
 """Runs on the engine's thread; the page receives its return value."""
 TEXT_TOKENS = 128
 """New tokens of every text that is written to be measured."""
-REDRAFT_TAIL = 16
 
 
 class Measurements:
@@ -71,15 +64,16 @@ class Measurements:
     ) -> tuple[list[str], str | None]:
         """Greedy runs behind a source, and its benchmark if it is one; a suite's are made now."""
         if source.startswith("suite:"):
-            return self._write(run, method, source.removeprefix("suite:"), share), None
-        run_ids, benchmark = self._sources.run_ids(source, method.target)
+            suite, config = source.removeprefix("suite:"), method.config
+            config = config if config.lossless else AutoregressiveConfig()
+            return self._write(run, config, suite, share), None
+        run_ids, benchmark = self._sources.run_ids(source, method)
         require_greedy(self._host.log, run_ids)
         return run_ids, benchmark
 
-    def _write(self, run: LiveRun, method: TreeMethod, suite: str, share: float) -> list[str]:
-        """Let the target answer a suite's prompts; ids of the runs."""
+    def _write(self, run: LiveRun, config: MethodConfig, suite: str, share: float) -> list[str]:
+        """Let the target answer a suite's prompts with a method; ids of the runs."""
         items = self._items(suite)
-        config = method.config if method.config.lossless else AutoregressiveConfig()
         drafter = self._host.drafter(config)
         run_ids = []
         for number, item in enumerate(items):
@@ -132,57 +126,30 @@ class Measurements:
         self._prepare(run, method.target)
         on_progress = progress_of(run, "timing verify forwards and drafts")
         context = self._host.build_context()
-        measure_latency(self._host.log, method.config, context, again=True, on_progress=on_progress)
-        return {"speed": self.speed(method), "text": "measured"}
-
-    def batch(self, run: LiveRun, method: TreeMethod) -> dict[str, Any]:
-        """Time verify forwards of several texts at once, and single ones if not yet measured."""
-        self._prepare(run, method.target)
-        context, log = self._host.build_context(), self._host.log
-        on_progress = progress_of(run, "timing verify forwards and drafts", end=0.5)
-        measure_latency(log, method.config, context, on_progress=on_progress)
-        on_progress = progress_of(run, "timing verify forwards of several texts", begin=0.5)
-        measure_batches(log, context.target, on_progress=on_progress)
+        self._host.experience.measure(method.config, context, on_progress=on_progress)
         return {"speed": self.speed(method), "text": "measured"}
 
     def speed(self, method: TreeMethod) -> dict[str, Any] | None:
-        """The newest stored curves as the page reads them."""
-        curves = stored_latency(self._host.log, method.config, method.target)
-        if curves is None:
-            return None
-        return speed_row(*curves, method, stored_batch_latency(self._host.log, curves[1].key))
+        """What steps take here, as the page reads it."""
+        latency = self._host.experience.latency(method.target, method.config)
+        return None if latency is None else speed_row(latency)
 
     # ---- dynamic trees
 
-    def redraft(
-        self, run: LiveRun, method: TreeMethod, source: str, size: MethodConfig
+    def runs(
+        self, run: LiveRun, method: TreeMethod, config: MethodConfig, source: str
     ) -> dict[str, Any]:
-        """Draft a source's texts again with another size of the dynamic tree."""
+        """Answer a suite's prompts with these settings, as set, where no table can tell.
+
+        Args:
+            source: a suite; a small one is taken in place of any other source.
+        """
         self._prepare(run, method.target)
-        redrafter = self._redrafter(run, method, source)
-        on_progress = progress_of(run, "drafting again", begin=0.5)
-        result = redrafter.draft(size, on_progress=on_progress)
-        row = drafted_row(
-            size, result.trees, result.accepted_lengths.tolist(), result.node_counts.tolist()
-        )
-        text = f"{row['steps']} steps drafted again, without running the target."
-        if left_out := redrafter.num_left_out:
-            text += f" {left_out} of the texts were left out: they would take too much memory."
-        return {"drafted": {**row, "redrafted": True, "text": text}, "text": "drafted"}
-
-    def _redrafter(self, run: LiveRun, method: TreeMethod, source: str) -> Redrafter:
-        """The source's texts with their features: kept from one try to the next."""
-        config = method.config
-        weights = getattr(config, "speculative_model", None)
-
-        def make() -> Redrafter:
-            run_ids, _ = self._texts(run, method, source, share=0.3)
-            texts = texts_of_runs(self._host.log, run_ids, target=method.target)
-            on_progress = progress_of(run, "the target reads the texts once", begin=0.3, end=0.5)
-            context = self._host.build_context()
-            return Redrafter(config, context, texts, tail=REDRAFT_TAIL, on_progress=on_progress)
-
-        return self._host.attached((source, config.decoding_type, weights), make)
+        suites = self._host.catalog.suites
+        suite = source.removeprefix("suite:") if source.startswith("suite:") else next(iter(suites))
+        ids = self._write(run, config.replace(drafting="as set"), suite, share=1.0)
+        text = f"{len(ids)} prompts of {suites[suite].title} answered"
+        return {"drafted": recorded(self._host.log, ids, config), "text": text}
 
     # ---- the target
 
@@ -256,3 +223,24 @@ def progress_of(run: LiveRun, words: str, *, begin: float = 0.0, end: float = 1.
         run.progress = begin + (end - begin) * fraction
 
     return on_progress
+
+
+def speed_row(latency: StepLatency) -> dict[str, Any]:
+    """The curves as the page's `predict` reads them; plain JSON."""
+    verify, trees = latency.verify, latency.verify.trees
+    return {
+        "verify": _points(verify.rows, verify.ms),
+        "trees": trees
+        and {
+            "star": _points(trees.rows, trees.star_ms),
+            "level": _points(trees.rows, trees.level_ms),
+        },
+        "start_ms": latency.start_ms,
+        "level_ms": latency.level_ms,
+        "text": f"With about {verify.context_len} tokens of context, as measured on this machine "
+        "and kept up to date by runs.",
+    }
+
+
+def _points(rows: tuple[int, ...], ms: tuple[float, ...]) -> list[list[float]]:
+    return [list(pair) for pair in zip(rows, ms, strict=True)]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -13,9 +12,8 @@ import presets
 from engine.drafters import parse_method
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
-from engine.metrics import at_least, mat, position_rates, step_ms_of
+from engine.metrics import step_ms_of
 from engine.tuning.ranks import RankTable
-from engine.tuning.redraft import DraftedTrees
 from playground.host.catalog import Catalog
 from playground.trees.methods import DYNAMIC_FIELDS, TreeMethod
 from playground.trees.tables import find_tables, load_table
@@ -24,10 +22,6 @@ from storage import Artifact, RunLog, RunQuery, RunSummary
 SHIPPED = presets.FOLDER / "ranks"
 NEWEST_RUNS = 12
 MAX_SEARCHED_RUNS, MAX_LISTED_RUNS = 80, 5
-MOST_PATHS = 64
-"""Paths drawn of dynamic trees: those drafted most."""
-MOST_RUNS = 100
-"""Runs whose dynamic trees are counted."""
 RECENT = 24
 """Texts of the newest runs that are measured together."""
 
@@ -83,7 +77,7 @@ class Sources:
         if method.kind != "dynamic":
             tables = find_tables(self._log, target=target, config=config)
             sources = [*map(self._stored, tables), *self._shipped_for(method)]
-        sources += self._texts(target)
+        sources += self._texts(method)
         kind, _, name = (pick or "").partition(":")
         if kind == "benchmark" and pick not in {source.id for source in sources}:
             sources += self._benchmark(name, target)
@@ -98,7 +92,7 @@ class Sources:
             return ""
         return (
             f"{type(method.config).title} learns from every step, so no table can say what other "
-            "settings would have accepted. Edit here, use it in Generate or Compare, and measure."
+            "settings would have accepted. Edit here, and run it (below) to measure."
         )
 
     # ---- ready
@@ -142,11 +136,11 @@ class Sources:
 
     # ---- to measure
 
-    def _texts(self, target: str) -> list[Source]:
-        runs = self._usable(target)
+    def _texts(self, method: TreeMethod) -> list[Source]:
+        target, runs = method.target, self._usable(method)
         sources = []
         if len(runs) > 1:
-            many = f"the newest {min(RECENT, len(runs))} greedy runs"
+            many = f"the newest {len(runs)} greedy texts"
             sources.append(Source("recent:", f"{many} of this target", MEASURE, False, many))
         for benchmark in self._log.benchmarks.list(NEWEST_RUNS):
             sources += self._benchmark(benchmark.id, target)
@@ -168,12 +162,19 @@ class Sources:
         title = f"benchmark {benchmark.name}"
         return [Source(f"benchmark:{benchmark_id}", title, MEASURE, False, title)]
 
-    def _usable(self, target: str) -> list[RunSummary]:
-        query = RunQuery(target=target, status="completed", limit=2 * RECENT)
-        runs = self._log.rows(query)
-        return [run for run in runs if run.lossless and is_greedy(run)][:RECENT]
+    def _usable(self, method: TreeMethod) -> list[RunSummary]:
+        """The newest greedy runs, one of every prompt; for dynamic trees those of the method."""
+        own = method.config.decoding_type if method.kind == "dynamic" else None
+        query = RunQuery(
+            target=method.target, decoding_type=own, status="completed", limit=MAX_SEARCHED_RUNS
+        )
+        texts: dict[str, RunSummary] = {}
+        for run in self._log.rows(query):
+            if run.lossless and is_greedy(run):
+                texts.setdefault(run.prompt_id, run)
+        return list(texts.values())[:RECENT]
 
-    def run_ids(self, source: str, target: str) -> tuple[list[str], str | None]:
+    def run_ids(self, source: str, method: TreeMethod) -> tuple[list[str], str | None]:
         """Runs behind a source of texts, and its benchmark if it is one; no suites.
 
         Raises ConfigError: there is no such source, or nothing usable in it.
@@ -182,12 +183,12 @@ class Sources:
         if kind == "run":
             return [name], None
         if kind == "recent":
-            recent = [run.id for run in self._usable(target)]
+            recent = [run.id for run in self._usable(method)]
             if not recent:
                 raise ConfigError("There is no finished greedy run of this target yet. Make one.")
             return recent, None
         if kind == "benchmark":
-            rows = self._log.rows(RunQuery(benchmark_id=name, target=target, limit=500))
+            rows = self._log.rows(RunQuery(benchmark_id=name, target=method.target, limit=500))
             return [row.id for row in rows], name
         if kind == "table":
             return [str(run) for run in load_table(self._log, name).about.get("sources", ())], None
@@ -226,17 +227,33 @@ def require_greedy(log: RunLog, run_ids: Sequence[str]) -> None:
 # ---- runs made with the tree on show
 
 
-def runs_with(log: RunLog, config: MethodConfig, target: str) -> list[dict[str, Any]]:
-    """Rows of the newest greedy, completed runs of a target with these settings."""
+def runs_with(log: RunLog, config: MethodConfig, target: str) -> dict[str, Any]:
+    """Rows of the newest greedy, completed runs of a target with these settings.
+
+    `text` says why there are none.
+    """
     settings = _compared(config)
-    query = RunQuery(
-        target=target,
-        decoding_type=config.decoding_type,
-        status="completed",
-        limit=MAX_SEARCHED_RUNS,
-    )
-    runs = (run for run in log.rows(query) if is_greedy(run) and _settings_of(run) == settings)
-    return [_row(run) for run in islice(runs, MAX_LISTED_RUNS)]
+    kind = config.decoding_type
+    query = RunQuery(target=target, decoding_type=kind, status="completed", limit=MAX_SEARCHED_RUNS)
+    runs = log.rows(query)
+    greedy = [run for run in runs if is_greedy(run)]
+    mine = (run for run in greedy if _settings_of(run) == settings)
+    rows = [_row(run) for run in islice(mine, MAX_LISTED_RUNS)]
+    if rows or not runs:
+        text = "" if rows else "No run of this method with this target is in the log yet."
+    elif not greedy:
+        text = f"The newest {len(runs)} runs of this method were sampled; greedy ones compare."
+    else:
+        others = [_differences(settings, _settings_of(run)) for run in greedy]
+        names = ", ".join(sorted(others, key=len)[0])
+        text = f"The newest {len(greedy)} greedy runs of this method have another {names}."
+    return {"runs": rows, "text": text}
+
+
+def _differences(one: Mapping[str, Any], other: Mapping[str, Any] | None) -> list[str]:
+    """Names of settings; never none."""
+    names = [name for name, value in one.items() if other and other.get(name) != value]
+    return names or ["version"]
 
 
 def _settings_of(run: RunSummary) -> dict[str, Any] | None:
@@ -248,8 +265,7 @@ def _settings_of(run: RunSummary) -> dict[str, Any] | None:
 
 def _compared(config: MethodConfig) -> dict[str, Any]:
     """The settings that have an effect: a static tree's size does not, if the tree is grown."""
-    settings = config.model_dump()
-    settings.pop("num_medusa_heads", None)
+    settings = config.model_dump(exclude={"num_medusa_heads", "drafting"})
     if "use_dynamic_tree" in settings and "eagle_choices" in settings:
         ignored = ("eagle_choices",) if settings["use_dynamic_tree"] else DYNAMIC_FIELDS
         for name in ignored:
@@ -261,68 +277,10 @@ def _row(run: RunSummary) -> dict[str, Any]:
     return {
         "id": run.id,
         "prompt": " ".join((run.name or run.prompt_text).split())[:120],
+        "how": run.method.get("drafting", "as set"),
         "mat": run.mat,
         "tok_s": run.tok_s,
         "step_ms": step_ms_of(run.mat, run.tok_s),
         "dtype": run.dtype,
         "when": run.created_at.isoformat(),
     }
-
-
-# ---- dynamic trees that runs drafted
-
-
-def drafted_row(
-    config: MethodConfig, trees: DraftedTrees, accepted: Sequence[int], nodes: Sequence[int]
-) -> dict[str, Any]:
-    """Figures and shapes as the page's `DynamicCard` reads them; plain JSON.
-
-    A path comes with the steps that drafted it and those that accepted it, its parent before it.
-    """
-    steps, counts = len(accepted), at_least(Counter(accepted))
-    most = sorted(trees.drafted.items(), key=lambda item: (-item[1], len(item[0]), item[0]))
-    return {
-        "settings": {name: getattr(config, name) for name in DYNAMIC_FIELDS},
-        "steps": steps,
-        "tokens": steps + sum(accepted),
-        "mat": mat(sum(accepted), steps),
-        "rates": position_rates(counts, steps),
-        "nodes": sum(nodes) / steps,
-        "levels": list(config.draft_shape().levels),
-        "counts": {
-            "nodes": list(map(list, sorted(trees.num_nodes.items()))),
-            "depths": list(map(list, sorted(trees.depths.items()))),
-        },
-        "paths": [[list(path), n, trees.accepted[path]] for path, n in most[:MOST_PATHS]],
-        "redrafted": False,
-    }
-
-
-def recorded(log: RunLog, run_ids: Sequence[str], config: MethodConfig) -> dict[str, Any] | None:
-    """What these runs drafted themselves, of those made with the settings of the first.
-
-    None where none of them grew a dynamic tree of this method.
-    """
-    trees, accepted, nodes = DraftedTrees(), list[int](), list[int]()
-    settings: MethodConfig | None = None
-    num_runs = 0
-    for run_id in run_ids[:MOST_RUNS]:
-        run = log.get(run_id)
-        if run is None or not run.method.get("use_dynamic_tree") or not is_greedy(run):
-            continue
-        if run.decoding_type != config.decoding_type:
-            continue
-        config_of_run = parse_method(run.method, where=f"run {run_id}")
-        if settings is not None and config_of_run != settings:
-            continue
-        settings = config_of_run
-        num_runs += 1
-        for step in log.steps(run_id):
-            trees.add(step.parents, step.ranks, step.accepted)
-            accepted.append(len(step.accepted))
-            nodes.append(len(step.tokens) - 1)
-    if settings is None or not accepted:
-        return None
-    row = drafted_row(settings, trees, accepted, nodes)
-    runs = f"{num_runs} runs" if num_runs != 1 else "one run"
-    return {**row, "text": f"Drafted by {runs} in {row['steps']} steps."}

@@ -10,7 +10,7 @@ import gradio as gr
 
 from engine import formats
 from engine.errors import ConfigError
-from playground.deploy import ExportForm
+from playground.deploy import ExportForm, ExportSource, engines_sentence
 from playground.errors import Fault, attempt
 from playground.experiments.experiment import Experiment
 from playground.experiments.fastest import (
@@ -167,11 +167,24 @@ class FastestPanel:
 
     def _state(self, search: Experiment, standings: Standings) -> str:
         if search.over.is_set():
-            return state_html(search.state, standings.advice, error=search.error or "")
+            text = " ".join((standings.advice, self._engines(search, standings))).strip()
+            return state_html(search.state, text, error=search.error or "")
         left_s = search.chooser.left_s or 0.0
         left = "" if search.cancelled() else time_left(left_s)
         text = " · ".join(filter(None, (search.message, left)))
         return state_html("running", text, share=1 - left_s / BUDGET_S)
+
+    def _engines(self, search: Experiment, standings: Standings) -> str:
+        """Which engines run the method that is recommended; empty without one."""
+        best = standings.best
+        if best is None:
+            return ""
+        config = next(c.config for c in search.plan.configurations if c.name == best.name)
+        source = ExportSource(config, search.plan.target.name, best.name)
+        said = attempt(
+            lambda: engines_sentence(source, self.host.catalog.resolve), where="naming engines"
+        )
+        return "" if isinstance(said, Fault) else said
 
     # ---- the way to other pages
 

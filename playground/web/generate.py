@@ -18,10 +18,12 @@ from playground.experiments.service import Experiments
 from playground.host.catalog import Catalog, Method
 from playground.host.controls import changed_controls, controls_of, group_of, settings_from
 from playground.host.doctor import diagnose
+from playground.host.prediction import as_set_sentence
 from playground.host.request import (
     DTYPES,
     MAX_PROMPT_CHARS,
     MAX_SYSTEM_CHARS,
+    FormValues,
     config_of,
     read_dtype,
     read_request,
@@ -143,6 +145,7 @@ class GeneratePage:
         form = method_form(start, picked)
         types = self.catalog.types.values()
         self.form = SettingsForm(form, elem_id="pg-method-form", classes=types)
+        self.expected = gr.HTML(elem_id="pg-expected")
         self.run_form = SettingsForm(run_form(), elem_id="pg-run-form")
 
     def _main(self) -> None:
@@ -207,6 +210,8 @@ class GeneratePage:
         self.streams.append(stream)
         after = stream.then(self.describe_target, None, self.target_state, **QUIET)
         after.then(self.renew_menu, self.target, self.method, **QUIET)
+        drafting = [self.target, self.method, self.form.values]
+        after.then(self.describe_expected, drafting, self.expected, **QUIET)
 
     def _listen_to_pickers(self) -> None:
         loaded = self.load.click(
@@ -234,6 +239,14 @@ class GeneratePage:
         self.target.change(self.describe_unfit, self.target, self.unfit, **QUIET)
         self.target.input(self.fastest.forget, None, self.fastest.column, **QUIET)
         self.method.change(self.pick_method, [self.method, self.form.spec], self.form.spec, **QUIET)
+        drafting = [self.target, self.method, self.form.values]
+        gr.on(
+            [self.target.change, self.form.values.change],
+            self.describe_expected,
+            drafting,
+            self.expected,
+            **QUIET,
+        )
         self.file.listen(self.target, self.fill_from_file, [self.method, self.form.spec])
         self.example.input(
             self.prompts.pick_example, self.example, [self.prompt, self.mode], **QUIET
@@ -347,6 +360,17 @@ class GeneratePage:
             return saying("Nothing is loaded yet; the first run loads its target.")
         facts = asdict(loaded)
         return saying("{name} · {dtype} · {device} · context {context_len}".format(**facts))
+
+    def describe_expected(self, target: Any, method: Any, form: Any) -> str:
+        """What drafting as set is expected to cost; empty where drafting decides for itself."""
+
+        def read() -> str:
+            values = FormValues.of(form).values.get("method", {})
+            config = config_of(self.catalog.method(method), values)
+            return as_set_sentence(self.host.experience, self.catalog.target(target).name, config)
+
+        sentence = attempt(read, where="predicting a run")
+        return "" if isinstance(sentence, Fault) or not sentence else saying(sentence)
 
     def describe_machine(self) -> str:
         """What this machine brings for decoding, and what is slow on it."""

@@ -10,7 +10,8 @@ import gradio as gr
 from engine.model.facts import TargetFacts, facts_of
 from engine.model.sources import TargetSpec
 from playground.errors import Fault, attempt
-from playground.host.catalog import Catalog, heads_of
+from playground.host.catalog import Catalog
+from playground.host.local_drafters import draft_models_of, heads_of
 from playground.host.request import read_dtype
 from playground.host.runner import EngineHost
 from playground.web.forms import RAW
@@ -123,13 +124,13 @@ def drafters_of(catalog: Catalog, spec: TargetSpec) -> str:
     """The drafters made for a target; without any, what works on every target."""
     own = {name for name, other in catalog.targets.items() if other.hub and other.hub == spec.hub}
     shipped = [p.title for p in catalog.presets.values() if p.target in {spec.name, *own}]
-    made = list(dict.fromkeys([*(p.title for p in heads_of(spec)), *shipped]))
-    if made:
-        more = len(made) - MOST_DRAFTERS
-        return ", ".join(made[:MOST_DRAFTERS]) + (f" and {more} more" if more > 0 else "")
+    here = (*heads_of(spec), *draft_models_of(spec, catalog.targets.values()))
+    made = list(dict.fromkeys([*(preset.title for preset in here), *shipped]))
+    more = len(made) - MOST_DRAFTERS
+    names = ", ".join(made[:MOST_DRAFTERS]) + (f" and {more} more" if more > 0 else "")
     return (
-        "none made for it; methods without weights work on any target, any small model can draft "
-        "for it (by text where its vocabulary is another), and `train` makes one"
+        f"{names or 'none made for it'}; methods without weights work on any target, any small "
+        "model can draft for it (by text where its vocabulary is another), and `train` makes one"
     )
 
 

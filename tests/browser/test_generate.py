@@ -561,3 +561,15 @@ def test_a_method_file_is_pasted_opened_and_run(page: GeneratePage, tmp_path: Pa
     page.short()
     page.generate("Say it.")
     assert page.count(DRAFTS) == 0 < page.count(OWN)
+
+
+def test_drafting_as_set_says_what_it_will_cost(page: GeneratePage) -> None:
+    page.pick_method("N-gram", "max_draft_len")
+    expected = page.tab.locator("#pg-expected")
+    assert not expected.inner_text().strip()
+    page.tab.locator(".pg-field-drafting input").first.click()
+    page.tab.locator("ul[role=listbox] li", has_text="as set").click()
+    expected.get_by_text("not known yet").wait_for()
+    page.tab.locator(".pg-field-drafting input").first.click()
+    page.tab.locator("ul[role=listbox] li", has_text="auto").click()
+    expected.get_by_text("not known yet").wait_for(state="detached")

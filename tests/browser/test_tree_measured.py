@@ -138,7 +138,7 @@ def test_ranks_are_measured_with_progress_and_stop(
     tree.host.locator(".info .example q").wait_for()
 
 
-def test_a_chain_is_a_slider_and_a_grown_tree_is_drafted_again(tree: TreePage) -> None:
+def test_a_chain_is_a_slider_and_a_grown_tree_is_run(tree: TreePage) -> None:
     tree.pick("method", "N-gram")
     label = tree.host.locator("[data-picker=source] option", has_text=PROMPTS[0]).inner_text()
     tree.pick("source", label)
@@ -154,11 +154,12 @@ def test_a_chain_is_a_slider_and_a_grown_tree_is_drafted_again(tree: TreePage) -
     tree.press("s")
     assert "ranks 0 to 0" in tree.host.locator(".hint").inner_text()
     tree.pick("method", "Tiny EAGLE-2")
-    tree.host.get_by_role("button", name="Re-draft the texts").click()
+    tree.host.get_by_role("button", name="Run it here").click()
     table = tree.host.locator("[data-card=dynamic] table")
     table.wait_for()
     assert "12 / 3 / 4" in table.inner_text() and tree.figure("nodes").startswith("12 / ")
     tree.host.locator("[data-field=max_total_draft_tokens]").fill("5")
+    tree.host.get_by_role("button", name="Run it here").click()
     tree.wait_figure("nodes", "^5 / ")
     assert "5 / 3 / 4" in table.inner_text()
     tree.press("Enter")

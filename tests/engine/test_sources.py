@@ -50,7 +50,7 @@ def index(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def source(wheel: Path, **changes: str) -> WheelSource:
-    values = {
+    values: dict[str, Any] = {
         "package": "tiny-weights",
         "version": "0.1",
         "wheel_sha256": sha256(wheel.read_bytes()),

@@ -25,6 +25,7 @@ from engine.model.sources import TargetSpec
 from playground.deploy import (
     ExportForm,
     ExportSource,
+    engines_sentence,
     export_source,
     exports_of,
     matrix,
@@ -398,3 +399,15 @@ def test_an_address_opens_the_same_whichever_answer_comes_last(host: EngineHost)
     assert shown[page.kind] == "method" and shown[page.engine].value == "vllm"
     plain: Any = SimpleNamespace(query_params={})
     assert page.come_into_view(plain, "", *held)[page.kind] == "run"
+
+
+def test_the_engines_that_run_a_method_are_named_by_how_well() -> None:
+    methods = presets.methods()
+
+    def said(name: str) -> str:
+        return engines_sentence(ExportSource(methods[name].config, "smollm2-135m-instruct", name))
+
+    draft = said("draft-smollm2-135m")
+    assert draft.startswith("It runs as it is in llama.cpp; with losses in ") and "vLLM" in draft
+    assert said("suffix-draft-smollm2-135m").endswith("Deploy exports its parts.")
+    assert said("lookahead") == "No engine runs it."

@@ -194,7 +194,9 @@ def test_what_is_left_answers_twice_before_time_ends_it(host: EngineHost) -> Non
 def test_where_nothing_pays_it_says_so(host: EngineHost) -> None:
     search = told_standings(host, "a", "b", seconds={"a": 0.2, "b": 0.4})
     assert search.best is None
-    assert search.advice.startswith("Nothing beats plain decoding here. The best was a: 0.50×")
+    assert search.advice.startswith(
+        "Stay with plain decoding: nothing beats it here. The best was a: 0.50×"
+    )
 
 
 def test_a_single_answer_recommends_nothing_but_can_be_taken_along(host: EngineHost) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,10 +11,7 @@ from engine.drafters import parse_method
 from engine.drafters.method import MethodConfig
 from engine.model.sources import TargetSpec
 from playground.host.bounded import BoundedCache
-from playground.host.live import LiveRun
 from playground.host.models import Models
-from playground.host.runner import EngineHost
-from tests.playground.asks import finished
 from tests.storage.conftest import errors_at_once
 
 
@@ -55,48 +51,6 @@ def test_a_draft_model_goes_with_the_last_drafter_and_job_that_draw_on_it(models
     drafter.close()
     models.release(idle=True)
     assert draft_models(models) == {"b", "c"}
-
-
-class Attached:
-    def __init__(self) -> None:
-        self.num_closed = 0
-
-    def close(self) -> None:
-        self.num_closed += 1
-
-
-def test_what_was_made_on_a_target_goes_with_it_with_its_key_and_after_long_idleness(
-    models: Models, tiny_folder: Path
-) -> None:
-    first = models.attached("texts", Attached)
-    assert models.attached("texts", Attached) is first
-    models.release()
-    second = models.attached("other texts", Attached)
-    assert (first.num_closed, second.num_closed) == (1, 0)
-    models.release(idle=True)
-    third = models.attached("other texts", Attached)
-    assert second.num_closed == 1 and third is not second
-    models.target(TargetSpec(name="another", path=str(tiny_folder)), "float32", lambda *told: None)
-    assert third.num_closed == 1
-
-
-def test_an_idle_engine_frees_what_was_made_on_its_target(
-    host: EngineHost, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("playground.host.runner.RELEASE_S", 0.01)
-    closed = threading.Event()
-
-    class Features(Attached):
-        def close(self) -> None:
-            closed.set()
-
-    def work(run: LiveRun) -> None:
-        host.prepare(run, host.catalog.target("tiny"), "float32")
-        host.attached("texts", Features)
-        run.end("completed")
-
-    assert finished(host.submit(work, owner="tab")).state == "completed"
-    assert closed.wait(60)
 
 
 def test_a_bounded_cache_keeps_what_was_used_last_within_its_bytes() -> None:

@@ -16,7 +16,6 @@ from engine.tree import ChoiceTree
 from engine.tuning import StoppedError
 from engine.tuning.replay import replay, replay_chain
 from playground.host.recording import record_run
-from playground.trees.latency import find_latency, machine_key, measure_latency, stored_latency
 from playground.trees.tables import (
     find_tables,
     load_table,
@@ -144,30 +143,4 @@ def test_a_stopped_measurement_leaves_nothing(log: RunLog, case: Case) -> None:
     run_id = stored_run(log, case, case.prompts[0])
     with pytest.raises(StoppedError):
         make_table(log, case.config, case.bench, run_ids=[run_id], on_progress=stopped)
-    with pytest.raises(StoppedError):
-        measure_latency(log, case.config, case.bench, on_progress=stopped)
-    assert find_tables(log) == () and not log.artifacts.find("latency")
-
-
-def test_curves_are_measured_once_per_machine_and_method(log: RunLog, case: Case) -> None:
-    target, told = case.bench.target, list[float]()
-    assert find_latency(log, case.config, target) is None
-    latency = measure_latency(log, case.config, case.bench, on_progress=told.append)
-    assert told == sorted(told) and told[-1] == 1.0
-    assert find_latency(log, case.config, target, context_len=300) == latency
-    assert find_latency(log, case.config, target, context_len=4000) is None
-    assert measure_latency(log, case.config, case.bench) == latency, "read, not measured"
-    other = case.config.with_tree(ChoiceTree.chain(2))
-    assert find_latency(log, other, target) == latency, "a tree changes nothing about the machine"
-    assert find_latency(log, NGramConfig(), target) is None
-    looked_up = measure_latency(log, NGramConfig(), case.bench)
-    assert looked_up.verify == latency.verify and looked_up.draft != latency.draft
-    again = measure_latency(log, case.config, case.bench, again=True)
-    assert again != latency
-    assert len(log.artifacts.find("latency", machine_key(target, 256))) == 1, (
-        "the older curve is gone"
-    )
-    found = stored_latency(log, case.config, target=target.name, dtype="float32")
-    assert found is not None and found[0] == again
-    assert found[1].key["device"] == target.device_name
-    assert stored_latency(log, case.config, target=target.name, dtype="bfloat16") is None
+    assert find_tables(log) == ()

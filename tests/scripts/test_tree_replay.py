@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime
 from typing import Any
 
 import numpy as np
@@ -13,19 +12,11 @@ from engine.drafters.draft_target import DraftTargetConfig
 from engine.drafters.eagle.methods import EagleConfig
 from engine.drafters.heads.medusa import MedusaConfig
 from engine.tree import ChoiceTree
-from engine.tuning.latency import (
-    BatchLatency,
-    DraftLatency,
-    LatencyCurve,
-    StepLatency,
-    TreeLatency,
-)
+from engine.tuning.latency import LatencyCurve, StepLatency, TreeLatency
 from engine.tuning.ranks import ChainSteps, RankTable
 from engine.tuning.replay import replay, replay_chain
-from playground.trees.latency import levels_kind, speed_row
-from playground.trees.methods import TreeMethod
+from playground.trees.measurements import speed_row
 from playground.trees.tables import pack
-from storage import Artifact
 from tests.engine.tuning.tables import slow_steps
 from tests.playground.tree_tiny import made_up_table, random_tree
 from tests.scripts.conftest import Scripts
@@ -112,44 +103,24 @@ def test_the_prediction_equals_the_engines(
     scripts: Scripts, config: Any, trees: TreeLatency | None
 ) -> None:
     chain = isinstance(config, DraftTargetConfig)
-    method = TreeMethod("m", "M", config)
     clock = StepLatency(
-        LatencyCurve((1, 4, 16, 64), (20.0, 21.5, 30.0, 71.0), 256, trees),
-        LatencyCurve((1, 16), (0.4, 1.1)),
-        DraftLatency(config.decoding_type, 0.7, (1, 4, 16), (0.2, 0.3, 1.0)),
+        LatencyCurve((1, 4, 16, 64), (20.0, 21.5, 30.0, 71.0), 256, trees), 0.7, 0.3
     )
-    made = Artifact(
-        id="a",
-        kind="latency",
-        key={"device": "cpu", "dtype": "float32"},
-        meta={},
-        created_at=datetime(2026, 1, 1),
-        run_id=None,
-        benchmark_id=None,
-    )
-    one, four = LatencyCurve((1, 8, 64), (20, 26, 70)), LatencyCurve((1, 8), (24, 70))
-    batched = BatchLatency((1, 4), (one, four), "modules")
-    speed = json.loads(json.dumps(speed_row(clock, made, method, batched)))
-    assert speed["levels"] == levels_kind(config) and speed["by"] == "modules"
-    assert [row["batch"] for row in speed["batches"]] == [1, 4]
+    speed = json.loads(json.dumps(speed_row(clock)))
     for n in (1, 9, 40, 100):
         tree = ChoiceTree.chain(min(n, 9)) if chain else random_tree(n, depth=6, ranks=9, seed=n)
-        shape = config.with_tree(tree).draft_shape()
-        clocks = (clock, clock.at_batch(batched, 1), clock.at_batch(batched, 4))
-        all_found = scripts.evaluate(
+        found = scripts.evaluate(
             """([speed, paths], { model, replay }) => {
-              const made = new model.Choices(paths), levels = replay.levelsOf(made, speed.levels);
-              return [speed, ...speed.batches].map((at) =>
-                replay.predict(at, 2.5, levels, [[made.size, 1]], made.depth));
+              const made = new model.Choices(paths);
+              return replay.predict(speed, 2.5, [[made.size, 1]], made.depth);
             }""",
             [speed, tree.as_lists()],
             *MODULES,
         )
-        for at, found in zip(clocks, all_found, strict=True):
-            wanted = at.predict(2.5, levels=shape.levels, num_nodes=len(tree), depth=tree.depth)
-            assert found["tok_s"] == pytest.approx(wanted.tok_s, rel=1e-12)
-            assert found["step_ms"] == pytest.approx(wanted.step_ms, rel=1e-12)
-            assert found["speedup"] == pytest.approx(wanted.speedup, rel=1e-12)
+        wanted = clock.predict_config(config.with_tree(tree), 2.5)
+        assert found["tok_s"] == pytest.approx(wanted.tok_s, rel=1e-12)
+        assert found["step_ms"] == pytest.approx(wanted.step_ms, rel=1e-12)
+        assert found["speedup"] == pytest.approx(wanted.speedup, rel=1e-12)
 
 
 def test_example_steps_go_through_the_node(scripts: Scripts) -> None:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from engine.config import setting
-from engine.drafters.base import BuildContext, Drafter, root_only
+from engine.drafters.base import BuildContext, root_only
 from engine.drafters.blocks.base import AT_ONCE, BlockMethod
 from engine.drafters.draft_model import DraftDevice, DraftDtype, ModelDrafter, load_draft_model
 from engine.drafters.heads.checkpoint import mask_token
@@ -62,14 +62,10 @@ class PardConfig(BlockMethod):
     def build(self, context: BuildContext) -> PardDrafter:
         return PardDrafter(self, load_draft_model(self, context), context.target)
 
-    def build_sharing(self, drafter: Drafter, context: BuildContext) -> PardDrafter:
-        assert isinstance(drafter, PardDrafter)
-        return PardDrafter(self, drafter.model, context.target)
-
     def draft_shape(self) -> DraftShape:
         length = self.max_draft_len
         num_nodes = self.max_total_draft_tokens if self.use_dynamic_tree else length
-        return DraftShape((length,), length, num_nodes)
+        return DraftShape(length, num_nodes)
 
 
 class PardDrafter(ModelDrafter):

@@ -14,10 +14,10 @@ from pydantic import model_validator
 from torch import Tensor
 
 from engine.config import setting
-from engine.drafters.base import BuildContext, Drafter, Start, chain, root_only
+from engine.drafters.base import BuildContext, Start, chain, root_only
 from engine.drafters.eagle.checkpoint import CapturedLayers, load_eagle1, load_eagle3
 from engine.drafters.eagle.head import DraftHead, HeadSession
-from engine.drafters.eagle.trees import DynamicTree, StaticTree, expanded_rows
+from engine.drafters.eagle.trees import DynamicTree, StaticTree
 from engine.drafters.heads.checkpoint import HeadCheckpoint
 from engine.drafters.heads.features import FeatureDrafter, features_of
 from engine.drafters.heads.layer import HeadCache
@@ -99,11 +99,6 @@ class _EagleMethod(MethodConfig):
         head.use_kernels(context.target.kernels)
         return EagleDrafter(head, self._tree_for(head, location), needs, checkpoint.notes())
 
-    def build_sharing(self, drafter: Drafter, context: BuildContext) -> EagleDrafter:
-        assert isinstance(drafter, EagleDrafter)
-        tree = self._tree_for(drafter.head, "the drafter")
-        return EagleDrafter(drafter.head, tree, drafter.needs, drafter.notes)
-
     @abstractmethod
     def _load(self, checkpoint: HeadCheckpoint, context: BuildContext) -> tuple[DraftHead, Needs]:
         """The head, and the features that it reads."""
@@ -151,8 +146,7 @@ class EagleConfig(_EagleMethod):
     def draft_shape(self) -> DraftShape:
         if self.use_dynamic_tree:
             return super().draft_shape()
-        tree = ChoiceTree(self.eagle_choices)
-        return DraftShape(expanded_rows(tree), tree.depth, len(tree))
+        return DraftShape.of(ChoiceTree(self.eagle_choices))
 
     def with_tree(self, tree: ChoiceTree) -> Self:
         return self.replace(eagle_choices=tree.paths, use_dynamic_tree=False)

@@ -150,12 +150,6 @@ def _levels(tree: ChoiceTree, device: torch.device) -> list[_Level]:
     return levels
 
 
-def expanded_rows(tree: ChoiceTree) -> tuple[int, ...]:
-    """Nodes with children per depth, the root first: rows that the head runs, level by level."""
-    expanded = {path[:-1] for path in tree.paths}
-    return tuple(sum(len(path) == depth for path in expanded) for depth in range(tree.depth))
-
-
 def draw_without_replacement(probs: Tensor, count: int, draws: SeededDraws) -> Tensor:
     """Distinct indices `(n, count)` of each row of `probs (n, vocab)`, in the order drawn.
 
@@ -207,8 +201,7 @@ class DynamicTree:
 
     @property
     def draft_shape(self) -> DraftShape:
-        rows = self._rows(min(self.levels, self.keep))
-        return DraftShape(rows, len(rows), self.keep)
+        return DraftShape(min(self.levels, self.keep), self.keep)
 
     def _rows(self, levels: int) -> tuple[int, ...]:
         """Expanded nodes per level, the root first."""

@@ -19,7 +19,7 @@ from torch.nn.functional import silu
 
 from engine.accept import Rule, Typical
 from engine.config import Sampling, setting
-from engine.drafters.base import BuildContext, Drafter, Start, root_only
+from engine.drafters.base import BuildContext, Start, root_only
 from engine.drafters.heads.checkpoint import HeadCheckpoint
 from engine.drafters.heads.features import LastRowDrafter
 from engine.drafters.heads.vocabulary import DraftOutput, DraftVocab, Vocabulary
@@ -101,13 +101,7 @@ class MedusaConfig(MethodConfig):
         return tree
 
     def draft_shape(self) -> DraftShape:
-        tree = ChoiceTree(self.medusa_choices)
-        return DraftShape((1,) * tree.depth, tree.depth, len(tree))
-
-    def build_sharing(self, drafter: Drafter, context: BuildContext) -> MedusaDrafter:
-        assert isinstance(drafter, MedusaDrafter)
-        tree = self._tree_for(drafter.heads, context.target, "the drafter")
-        return MedusaDrafter(self, drafter.heads, tree)
+        return DraftShape.of(ChoiceTree(self.medusa_choices))
 
     def choice_limits(self, locate: Callable[[str], str]) -> ChoiceLimits:
         heads = self.num_medusa_heads

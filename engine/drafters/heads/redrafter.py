@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from engine.config import setting
-from engine.drafters.base import BuildContext, Drafter, root_only
+from engine.drafters.base import BuildContext, root_only
 from engine.drafters.heads.checkpoint import HeadCheckpoint
 from engine.drafters.heads.features import LastRowDrafter
 from engine.drafters.heads.vocabulary import DraftVocab, Vocabulary
@@ -64,11 +64,7 @@ class ReDrafterConfig(MethodConfig):
 
     def draft_shape(self) -> DraftShape:
         depth, width = self.beam_length - 1, self.beam_width
-        return DraftShape((1, *(width,) * (depth - 1)), depth, width * depth)
-
-    def build_sharing(self, drafter: Drafter, context: BuildContext) -> ReDrafterDrafter:
-        assert isinstance(drafter, ReDrafterDrafter)
-        return ReDrafterDrafter(self, drafter.head)
+        return DraftShape(depth, width * depth)
 
     @property
     def chain_len(self) -> int:

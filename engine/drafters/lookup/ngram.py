@@ -78,7 +78,7 @@ class NGramConfig(MethodConfig):
         return NGramDrafter(self, context)
 
     def draft_shape(self) -> DraftShape:
-        return DraftShape((), self.max_draft_len, self.max_draft_len)
+        return DraftShape(self.max_draft_len, self.max_draft_len)
 
 
 class Lookup(Protocol):

@@ -135,7 +135,7 @@ class SuffixConfig(MethodConfig):
 
     def draft_shape(self) -> DraftShape:
         nodes = self.max_total_draft_tokens if self.use_tree_spec else self.max_draft_len
-        return DraftShape((), self.max_draft_len, nodes)
+        return DraftShape(self.max_draft_len, nodes)
 
     def build(self, context: BuildContext) -> SuffixDrafter:
         store = None

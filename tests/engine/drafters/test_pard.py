@@ -13,7 +13,6 @@ from engine.drafters.blocks.pard import PardConfig, PardDrafter, branched_chain
 from engine.drafters.texts import UNRANKED, TargetTrace, Text, rank_of
 from engine.errors import DrafterError
 from engine.model.target import Target
-from engine.tuning.timing import measure_draft
 from tests.engine.drafters import judges
 from tests.engine.drafters.judges import PROMPTS, plain_text, write
 from tests.engine.drafters.turns import assert_keeps_up
@@ -129,13 +128,6 @@ def test_ranks_are_those_of_every_root_by_itself() -> None:
         logits = whole_text_logits(trained(), seen, 4)
         assert found[root].tolist() == rank_of(logits, wanted[root].clamp_min(0)).tolist()
     assert (found[:, 0] == 0).all() and found.max() < UNRANKED
-
-
-def test_a_level_is_as_wide_as_the_block() -> None:
-    shape = config(max_draft_len=5).draft_shape()
-    assert (shape.levels, shape.depth, shape.num_nodes) == ((5,), 5, 5)
-    measured = measure_draft(config(max_draft_len=5), context(judges.target_of("llama")), repeats=1)
-    assert measured.rows == (1, 2, 4, 5)
 
 
 # ---- what cannot be

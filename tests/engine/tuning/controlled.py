@@ -12,7 +12,8 @@ from engine.drafters.base import Drafter, Start
 from engine.model.target import Target
 from engine.proposal import Budget, Outcome, Proposal
 from engine.tree import MAX_NODES, ChoiceTree, TreeShape
-from engine.tuning.controller import KINDS, ControlledDrafter, _Plan
+from engine.tuning.controller import ControlledDrafter, _Plan
+from engine.tuning.costs import KINDS
 from engine.tuning.experience import Experience
 from engine.tuning.latency import LatencyCurve
 

@@ -18,8 +18,8 @@ from engine.drafters.texts import Text, rank_of
 from engine.errors import ConfigError, PromptError
 from engine.proposal import Needs
 from engine.tuning import StoppedError
+from engine.tuning.offline import read
 from engine.tuning.ranks import ChainSteps, RankTable, measure_ranks
-from engine.tuning.redraft import read
 from tests.engine.drafters.golden import ROOT, golden_case
 from tests.engine.tuning.runs import golden, stopped
 from tests.engine.tuning.tables import made_up

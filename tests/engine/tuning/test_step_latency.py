@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,25 +17,22 @@ from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError, TargetError
 from engine.tree import ChoiceTree
 from engine.tuning import StoppedError
+from engine.tuning.costs import Costs
+from engine.tuning.experience import ExperienceStore
 from engine.tuning.latency import (
     BatchLatency,
-    DraftLatency,
     LatencyCurve,
     StepLatency,
     TreeLatency,
     bucket_of,
     interpolate,
 )
-from engine.tuning.timing import measure_batch, measure_curve, measure_draft, measure_other, solve
+from engine.tuning.timing import measure_batch, measure_curve
 from tests.engine.drafters.golden import ROOT, golden_case
 from tests.engine.tuning.runs import golden, stopped
 from tests.models import build_context, tiny_target
 
-LATENCY = StepLatency(
-    LatencyCurve((1, 11, 101), (10.0, 20.0, 200.0), 256),
-    LatencyCurve((1, 101), (1.0, 2.0)),
-    DraftLatency("Eagle", 2.0, (1, 5), (1.0, 3.0)),
-)
+LATENCY = StepLatency(LatencyCurve((1, 11, 101), (10.0, 20.0, 200.0), 256), 2.0, 1.5)
 
 
 def test_a_tree_s_time_goes_by_its_depth_where_that_was_measured() -> None:
@@ -52,13 +50,9 @@ def test_a_tree_s_time_goes_by_its_depth_where_that_was_measured() -> None:
 
 def test_curves_survive_json() -> None:
     assert LatencyCurve.from_dict(LATENCY.verify.to_dict()) == LATENCY.verify
-    assert LatencyCurve.from_dict({"rows": [1, 101], "other_ms": [1.0, 2.0]}) == LATENCY.other
     kept = {"rows": [1, 11, 101], "verify_ms": [10.0, 20.0, 200.0], "context_len": 256}
     assert LatencyCurve.from_dict(kept) == LATENCY.verify
-    assert DraftLatency.from_dict(LATENCY.draft.to_dict()) == LATENCY.draft
-    looked_up = DraftLatency("NGram", 0.5, (), ())
-    assert DraftLatency.from_dict(looked_up.to_dict()) == looked_up
-    assert looked_up.at((1, 1, 1)) == 0.5
+    assert StepLatency.from_dict(LATENCY.to_dict()) == LATENCY
 
 
 BATCHED = BatchLatency(
@@ -70,17 +64,9 @@ BATCHED = BatchLatency(
 
 def test_texts_in_lock_step_slow_every_part_as_measured() -> None:
     assert BatchLatency.from_dict(BATCHED.to_dict()) == BATCHED
-    assert LATENCY.at_batch(BATCHED, 1) == LATENCY
-    eight = LATENCY.at_batch(BATCHED, 8)
-    assert eight.verify.ms[:2] == (20.0, 120.0)  # twice for one row, six times for eleven
-    assert eight.other.ms == (8.0, 16.0)  # text by text
-    assert eight.draft.start_ms == 4.0
-    assert eight.draft.level_ms == pytest.approx((2.0, 3.0 * BATCHED.growth(8, 5)))
-    looked_up = replace(LATENCY, draft=DraftLatency("NGram", 0.5, (), ()))
-    assert looked_up.at_batch(BATCHED, 8).draft.start_ms == 4.0
-    prediction = eight.predict(2.5, levels=(1, 3), num_nodes=10)
-    assert prediction.speedup < LATENCY.predict(2.5, levels=(1, 3), num_nodes=10).speedup
-    assert prediction.plain_tok_s == pytest.approx(1000 / 28.0)
+    assert [BATCHED.growth(batch, 1) for batch in (1, 8)] == [1.0, 2.0]
+    assert BATCHED.growth(8, 11) == 6.0 == BATCHED.drafting(8, 11)
+    assert BATCHED.drafting(8, None) == 8  # text by text
 
 
 @pytest.mark.parametrize("seconds", [60.0, 0.0])
@@ -123,7 +109,7 @@ def test_batches_that_do_not_fit_are_left_out(monkeypatch: pytest.MonkeyPatch) -
         (LatencyCurve.from_dict, {"rows": [1], "context_len": 1}),
         (LatencyCurve.from_dict, {"rows": [], "ms": []}),
         (LatencyCurve.from_dict, {"ms": [1.0]}),
-        (DraftLatency.from_dict, {"rows": [1], "level_ms": [1.0]}),
+        (StepLatency.from_dict, {"verify": {"rows": [1], "ms": [1.0]}, "level_ms": 1.0}),
     ],
 )
 def test_what_is_no_curve_is_refused(read: Callable[[Any], Any], values: dict[str, Any]) -> None:
@@ -139,24 +125,10 @@ def test_interpolation_and_buckets() -> None:
 
 
 def test_prediction_is_mat_over_the_step_s_time() -> None:
-    prediction = LATENCY.predict(2.5, levels=(1, 3), num_nodes=10)
-    assert prediction.draft_ms == 2.0 + 1.0 + 2.0
-    assert prediction.verify_ms == 20.0 and prediction.other_ms == pytest.approx(1.1)
-    assert prediction.tok_s == pytest.approx(1000 * 2.5 / 26.1)
-    assert prediction.speedup == pytest.approx(prediction.tok_s / (1000 / 11.0))
-
-
-def test_solving_finds_start_and_levels_and_never_a_negative_time() -> None:
-    exact = {(1,): 3.0, (1, 1): 5.0, (1, 4): 8.0, (1, 4, 4, 4): 18.0}
-    latency = solve("Eagle", list(exact.items()))
-    assert latency.start_ms == pytest.approx(1.0) and latency.rows == (1, 4)
-    assert latency.level_ms == pytest.approx((2.0, 5.0))
-    for levels, ms in exact.items():
-        assert latency.at(levels) == pytest.approx(ms)
-    noisy = solve("Medusa", [((1,), 1.0), ((1, 1, 1, 1), 8.0)])
-    assert noisy.start_ms == 0.0 and all(ms > 0 for ms in noisy.level_ms)
-    looked_up = solve("NGram", [((), 0.2)])
-    assert looked_up.start_ms == pytest.approx(0.2) and looked_up.rows == ()
+    prediction = LATENCY.predict(2.5, num_nodes=10, depth=3)
+    assert (prediction.draft_ms, prediction.verify_ms) == (2.0 + 3 * 1.5, 20.0)
+    assert prediction.tok_s == pytest.approx(1000 * 2.5 / 26.5)
+    assert prediction.speedup == pytest.approx(prediction.tok_s / (1000 / 10.0))
 
 
 def configs() -> dict[str, MethodConfig]:
@@ -183,20 +155,38 @@ def test_drafting_is_timed_for_every_method(name: str) -> None:
         "eagle": lambda: golden("eagle").bench,
         "eagle2": lambda: golden("eagle").bench,
     }.get(name, lambda: build_context(tiny_target(), small=tiny_target()))()
-    fractions: list[float] = []
-    latency = measure_draft(config, bench, context_len=16, repeats=1, on_progress=fractions.append)
-    assert latency.decoding_type == config.decoding_type
-    assert latency.at(config.draft_shape().levels) > 0
-    assert fractions == sorted(fractions) and fractions[-1] == 1.0
-    shape = config.draft_shape()
-    tried = {n for depth in (1, 2, 4, shape.depth) for n in shape.levels_to(depth)}
-    assert set(latency.rows) in (tried, tried | {1})
+    drafter, costs = config.build(bench), Costs(LatencyCurve((1, 2), (1.0, 1.0)))
+    costs.time_drafts(drafter, bench.target)
+    kinds = {"chain", "tree"} if drafter.branches else {"chain"}
+    assert set(costs.draft) == kinds
+    depths = {depth for seen in costs.draft.values() for depth in seen}
+    assert depths <= {0, 1, *range(2, config.largest_draft.depth + 1)}
+    latency = costs.latency()
+    assert latency.start_ms + latency.level_ms > 0
+    drafter.close()
 
 
-def test_the_loop_s_own_work_is_timed_on_real_steps_and_can_be_stopped() -> None:
-    target = tiny_target()
-    latency = measure_other(target, rows=(1, 8), context_len=8, repeats=2)
-    assert latency.rows == (1, 8) and all(ms > 0 for ms in latency.ms)
-    for measure in (measure_other, measure_curve):
-        with pytest.raises(StoppedError):
-            measure(target, rows=(1, 2), context_len=8, on_progress=stopped)
+def test_measuring_can_be_stopped(tmp_path: Path) -> None:
+    case = golden("medusa")
+    with pytest.raises(StoppedError):
+        measure_curve(tiny_target(), rows=(1, 2), context_len=8, on_progress=stopped)
+    store, told = ExperienceStore(tmp_path), list[float]()
+    with pytest.raises(StoppedError):
+        store.measure(case.config, case.bench, on_progress=stopped)
+    assert store.latency(case.bench.target.name, case.config) is None
+    latency = store.measure(case.config, case.bench, on_progress=told.append)
+    assert told == sorted(told) and told[-1] == 1.0
+    other = case.config.with_tree(ChoiceTree.chain(2))
+    for config in (case.config, other):
+        known = ExperienceStore(tmp_path).latency(case.bench.target.name, config)
+        assert known == latency, "a tree changes nothing about the machine"
+    assert store.latency(case.bench.target.name, NGramConfig()) is None
+    assert store.latency("another", case.config) is None
+
+
+def test_a_slower_machine_scales_what_was_measured() -> None:
+    curve = replace(LATENCY.verify, trees=TreeLatency((4, 16), (30.0, 60.0), (5.0, 10.0)))
+    costs = Costs(curve)
+    costs.base, costs.slope = 2 * curve.at(1), 3.0
+    now = costs.latency().verify
+    assert [now.at(n, d) for n, d in ((1, None), (11, None), (16, 2))] == [20.0, 40.0, 140.0]

@@ -1,13 +1,13 @@
 // The cards beside the tree: draft length, dynamic tree, optimise, latency, runs made with it.
 //
 // drafted: { text, settings, mat, rates, steps, tokens, nodes, levels, counts: { nodes, depths:
-// [[value, steps], …] }, paths: [[path, drafted, accepted], …], redrafted }
-import { clip, h, milliseconds, number, part, plural, speedup } from "../kit.js";
+// [[value, steps], …] }, smaller: [[nodes, mat], …], paths: [[path, drafted, accepted], …] }
+import { clip, h, milliseconds, number, part, plural } from "../kit.js";
 import { MaskView } from "../mask.js";
 import { Choices, pathText } from "./model.js";
 import { Chart, Job, debounced, named, newest } from "./parts.js";
 import {
-  curveAt, draftMs, levelsOf, predict, predictDrafted, verifyMs,
+  curveAt, deepest, draftMs, predict, predictDrafted, verifyMs,
 } from "./replay.js";
 import { READABLE } from "./view.js";
 
@@ -18,7 +18,7 @@ const noTable = ({ pickers }) => pickers?.remark ? "No rank table is possible fo
 
 export function makeCards(editor) {
   const cards = { length: new LengthCard(editor), dynamic: new DynamicCard(editor),
-    optimise: new OptimiseCard(editor), latency: new LatencyCard(editor), batch: new BatchCard(editor),
+    optimise: new OptimiseCard(editor), latency: new LatencyCard(editor),
     runs: new RunsCard(editor), mask: new MaskCard(editor) };
   const all = Object.values(cards);
   return { ...cards, changed: () => all.forEach((one) => one.changed()),
@@ -53,10 +53,6 @@ class Card {
   moved() {}
   changed() {}
   edited() {}
-
-  // Drafts that could be chosen instead: a name, and what one is worth at a speed.
-  /** @returns {{ name: string, worth: (speed: any, kind: string) => any }[]} */
-  choices() { return []; }
 }
 
 function makeTable(titles, rows) {
@@ -109,12 +105,6 @@ class LengthCard extends Card {
       `Green: MAT.${speed ? " Blue: predicted tok/s." : ""} Click a length to use it.`);
   }
 
-  choices() {
-    return this.host.hidden ? [] : this.rows.map(({ x, mat, replay }) => ({ name: plural(x, "token"),
-      worth: (speed, kind) =>
-        predict(speed, mat, levelsOf(Choices.chain(x), kind), replay?.sizes, x) }));
-  }
-
   take(length) {
     const { editor } = this;
     if (!(length >= 1 && length <= this.fields.length.max) || length === editor.tree.depth) return;
@@ -124,31 +114,27 @@ class LengthCard extends Card {
 
 const MOST_TRIES = 8;
 
-// Dynamic trees (EAGLE-2/3): which were drafted, and what other sizes would have drafted.
+// Dynamic trees (EAGLE-2/3): which were recorded, and what fewer of their nodes would have accepted.
 class DynamicCard extends Card {
   tries = [];
+  rows = [];
   /** @type {string | null} */ of = null;
   /** @type {any} */ shown = null;
 
   constructor(editor) {
-    super(editor, "dynamic");
-    this.job = new Job(editor, "redraft", () => ({ kind: "redraft", settings: this.settings() }),
-      (end) => this.take(end.drafted));
-    this.draftAgain = debounced(() => this.job.start(), 400);
+    super(editor, "dynamic", (nodes) => this.set("max_total_draft_tokens", nodes));
   }
 
-  choices() {
-    return this.host.hidden ? [] : this.tries.map((one) => ({ name: `${number(one.nodes, 0)} nodes`,
-      worth: (speed) => predictDrafted(speed, one) }));
+  worth(speed, nodes, mat) {
+    return predict(speed, mat, [[nodes, 1]], deepest(this.shown.counts));
   }
-
-  // Once the texts are read, every change is drafted at once.
-  moved() { if (this.tries.some((one) => one.redrafted)) this.draftAgain(); }
 
   settings() {
     return this.editor.method?.kind !== "dynamic" ? null : Object.fromEntries(
       Object.entries(this.fields).map(([name, box]) => [name, Number(box.value)]));
   }
+
+  moved() { this.editor.cards.runs.edited(); }
 
   changed() {
     const { method, source } = this.editor;
@@ -157,14 +143,11 @@ class DynamicCard extends Card {
     const now = `${method.key}/${source?.id}`;
     if (now === this.of) { this.show(this.shown); return; }
     this.of = now;
-    this.job.clear();
     for (const name of Object.keys(this.fields)) this.set(name, method.settings[name]);
     this.tries = [];
-    this.job.button.disabled = !source;
     this.show(null);
   }
 
-  // What was drafted, by the runs themselves or just now.
   take(drafted) {
     if (!drafted || this.host.hidden) return;
     this.tries = [drafted, ...this.tries].slice(0, MOST_TRIES);
@@ -172,30 +155,27 @@ class DynamicCard extends Card {
   }
 
   show(drafted) {
+    const { editor } = this, { speed } = editor;
     this.shown = drafted;
     this.chart.host.hidden = !drafted;
-    this.editor.parts.tries.replaceChildren(...(this.tries.length ? [this.table()] : []));
-    this.editor.showDrafted(drafted);
+    editor.parts.tries.replaceChildren(...(this.tries.length ? [this.table()] : []));
+    editor.showDrafted(drafted);
+    this.rows = (drafted?.smaller ?? []).map(([x, mat]) => ({ x, mat, ...this.worth(speed, x, mat) }));
     if (!drafted) return;
-    const line = (what, colour) => {
-      const counts = drafted.counts[what];
-      return { name: `% of the trees by ${what}`, colour, x: counts.map(([n]) => n),
-        y: counts.map(([, count]) => 100 * count / drafted.steps),
-        mode: counts.length > 1 ? "lines+markers" : "markers" };
-    };
-    this.chart.show([line("nodes", "--pg-target"), line("depths", "--pg-draft")],
-      { x: "drafted nodes (blue), depth (green)", y: "% of the steps" },
-      `${drafted.text} The tree on the left shows the paths drafted most often, with the number of steps that drafted each.`);
+    const best = speed && fastest(this.rows);
+    this.chart.showWorth(this.rows, { at: editor.now.nodes, now: editor.now, speed }, "nodes kept",
+      `${drafted.text} Green: MAT of their most probable nodes alone, at the steps of these runs.`
+      + `${best ? ` Fastest here: ${plural(best.x, "node")}, ${number(best.tok_s, 1)} tok/s predicted.` : ""} `
+      + "The tree on the left shows the paths drafted most often, with the number of steps that drafted each.");
   }
 
   table() {
-    const size = ({ settings, redrafted }) => Object.keys(this.fields).map((name) => settings[name])
-      .join(" / ") + (redrafted ? "" : " recorded");
     return makeTable(["kept / K / levels", "MAT", "nodes", "tok/s"], this.tries.map((one) => ({
       on: one === this.shown,
-      cells: [h("button", { type: "button", class: "quiet", onclick: () => this.show(one) }, size(one)),
-        number(one.mat, 3), number(one.nodes, 1),
-        number(predictDrafted(this.editor.speed, one).tok_s, 1)] })));
+      cells: [h("button", { type: "button", class: "quiet", onclick: () => this.show(one) },
+        Object.keys(this.fields).map((name) => one.settings[name]).join(" / ")),
+      number(one.mat, 3), number(one.nodes, 1),
+      number(predictDrafted(this.editor.speed, one).tok_s, 1)] })));
   }
 }
 
@@ -237,7 +217,7 @@ class OptimiseCard extends Card {
     const nodes = Number(this.fields.nodes.value);
     against.textContent = "";
     if (!points?.length || !table || !(nodes >= 1)) return;
-    const best = points.findLast((point) => point.nodes <= nodes) ?? points[0];
+    const best = points.findLast(({ size }) => size <= nodes) ?? points[0];
     const chain = editor.worth(Choices.chain(Math.min(nodes, table.depths))).mat;
     const ends = nodes > table.depths ? `, of which the table knows ${table.depths}` : "";
     against.textContent = `${plural(nodes, "node")} as a chain accept ${number(chain - 1, 2)} drafts a step${ends}; `
@@ -338,20 +318,13 @@ class OptimiseCard extends Card {
     if (this.wanted) this.proposeBestSize();
   }
 
-  choices() {
-    return this.host.hidden ? [] : (this.points ?? []).map(({ mat, levels, size, depth }) => ({
-      name: plural(size, "node"),
-      worth: (speed) => predict(speed, mat, levels, [[size, 1]], depth) }));
-  }
-
   drawCurve() {
-    const { speed, now, tree, cards } = this.editor;
+    const { speed, now, tree } = this.editor;
     this.compare();
     if (!this.points?.length) return;
-    cards?.batch.edited();
-    const chain = this.chain(this.points[this.points.length - 1].nodes);
-    const rows = this.points.map(({ nodes, mat, levels, size, depth }) =>
-      ({ x: nodes, depth, mat, tok_s: predict(speed, mat, levels, [[size, 1]], depth).tok_s }));
+    const chain = this.chain(this.points[this.points.length - 1].size);
+    const rows = this.points.map(({ mat, size, depth }) =>
+      ({ x: size, depth, mat, tok_s: predict(speed, mat, [[size, 1]], depth).tok_s }));
     const best = this.bestSize = speed && fastest(rows);
     const others = [{ name: "MAT of a chain", x: chain.map(({ x }) => x), y: chain.map(({ mat }) => mat), colour: "--pg-prob" }];
     this.chart.showWorth(rows, { at: tree.size, now, speed, others }, "nodes",
@@ -376,17 +349,17 @@ class LatencyCard extends Card {
   }
 
   edited() {
-    const { speed, tree, now } = this.editor, { chart } = this;
+    const { speed, now } = this.editor, { chart } = this;
     chart.plot.hidden = !speed;
     if (!speed) {
-      chart.note.textContent = "Not measured for this method on this machine yet. Measuring takes a few "
-        + "seconds and turns MAT into predicted tok/s.";
+      chart.note.textContent = "Not measured for this method on this machine yet. Measuring takes up "
+        + "to half a minute and turns MAT into predicted tok/s.";
       return;
     }
     const rows = now.nodes + 1, points = [...speed.verify];
     if (points[points.length - 1][0] < rows) points.push([rows, curveAt(points, rows)]);
-    const parts = now.parts ?? { draft: draftMs(speed.draft, levelsOf(tree, speed.levels)),
-      verify: verifyMs(speed, now.nodes, now.depth), other: curveAt(speed.other, rows) };
+    const parts = now.parts ?? { draft: draftMs(speed, now.depth),
+      verify: verifyMs(speed, now.nodes, now.depth) };
     const shape = plural(Math.round(rows), "row")
       + (speed.trees ? `, ${plural(now.depth + 1, "level")}` : "");
     chart.show([
@@ -398,51 +371,7 @@ class LatencyCard extends Card {
       { name: "ms: this tree", x: [rows], y: [parts.verify], colour: "--pg-prob", mode: "markers" },
     ], { x: "rows of a verify forward", y: "ms" },
     `This tree: draft ${milliseconds(parts.draft)} ms + verify ${milliseconds(parts.verify)} ms `
-      + `(${shape}) + other ${milliseconds(parts.other)} ms. ${speed.text}`);
-  }
-}
-
-// What is left of the speedup when several texts are decoded in lock-step.
-class BatchCard extends Card {
-  constructor(editor) {
-    super(editor, "batch");
-    this.job = new Job(editor, "batch", () => ({ kind: "batch" }),
-      (end) => editor.adoptSpeed(end.speed));
-  }
-
-  changed() {
-    if (!this.editor.speed?.batches) this.job.clear();
-    this.edited();
-  }
-
-  edited() {
-    const { chart, editor: { speed, now, drafted, cards, tree } } = this;
-    const rows = now.mat === null ? [] : (speed?.batches ?? []).map((at) => {
-      const own = drafted ? predictDrafted(at, drafted)
-        : predict(at, now.mat, levelsOf(tree, speed.levels), now.replay.sizes, tree.depth);
-      const others = [cards?.length, cards?.dynamic, cards?.optimise].flatMap((one) =>
-        one?.choices() ?? []).map(({ name, worth }) => ({ name, ...worth(at, speed.levels) }));
-      return { batch: at.batch, own, best: fastest([{ name: "this draft", ...own }, ...others]) };
-    });
-    chart.plot.hidden = !rows.length;
-    this.state.replaceChildren();
-    if (!rows.length) {
-      chart.note.textContent = speed?.batches ? noTable(this.editor) : "Not measured on this machine yet. Measuring takes about "
-        + "half a minute and shows how much of the speedup remains with 2 to 32 texts at once.";
-      return;
-    }
-    this.state.replaceChildren(makeTable(["texts at once", "this draft", "best size"],
-      rows.map(({ batch, own, best }) => ({ cells: [String(batch), speedup(own.speedup),
-        best.speedup > 1 ? `${speedup(best.speedup)} (${best.name})` : "no draft pays"] }))));
-    const x = rows.map(({ batch }) => batch);
-    const line = (name, y, colour) => ({ name, x, y, colour, mode: "lines+markers" });
-    chart.show([line("speedup, best size", rows.map(({ best }) => best.speedup), "--pg-target"),
-      line("speedup, this draft", rows.map(({ own }) => own.speedup), "--pg-prob"),
-      { name: "plain decoding", x, y: x.map(() => 1), colour: "--pg-line" }],
-    { x: "texts at once", y: "speedup", steps: x },
-    "Predicted for lock-step batching: all texts draft, then one forward verifies all drafts; "
-      + `plain decoding is batched too. Verify forwards are measured (${speed.by}); a drafting `
-      + "network is assumed to slow down as the target does.");
+      + `(${shape}). ${speed.text}`);
   }
 }
 
@@ -471,6 +400,10 @@ class MaskCard extends Card {
 class RunsCard extends Card {
   constructor(editor) {
     super(editor, "runs");
+    this.job = new Job(editor, "runs", () => ({ kind: "runs", ...this.wanted() }), ({ drafted }) => {
+      editor.cards.dynamic.take(drafted);
+      this.edited();
+    });
     this.newest = newest();
     this.edited = this.changed = debounced(() => this.fetch(), SETTLED_MS);
     new IntersectionObserver((entries) => {
@@ -478,14 +411,18 @@ class RunsCard extends Card {
     }).observe(this.host);
   }
 
+  wanted() {
+    const { editor } = this;
+    return { tree: editor.tree.paths, settings: editor.cards.dynamic.settings() };
+  }
+
   async fetch() {
     const { editor } = this;
     if (!editor.method || !this.host.isConnected) return;
-    const answer = await this.newest(editor.ask("measured", { tree: editor.tree.paths,
-      settings: editor.cards.dynamic.settings() }));
+    const answer = await this.newest(editor.ask("measured", this.wanted()));
     if (!answer) return;
     this.state.replaceChildren(answer.error ?? (answer.runs.length ? this.table(answer.runs)
-      : "The log has no greedy run with this tree yet. Run it in Generate, then come back."));
+      : answer.text));
   }
 
   // MAT hangs on the prompt, the time of a step on the machine: so it shows which was off.
@@ -500,7 +437,7 @@ class RunsCard extends Card {
       { cells: ["predicted", number(mat, 2), number(step_ms, 1), number(tok_s, 1)] },
       ...runs.map((run) => ({ cells: [
         h("a", { href: `?run=${encodeURIComponent(run.id)}`, target: "_blank", rel: "noopener",
-          title: run.prompt }, clip(run.prompt, 28) || "run"),
+          title: run.prompt }, `${clip(run.prompt, 28) || "run"} (${run.how})`),
         against(run.mat, mat, 2), against(run.step_ms, step_ms, 1),
         against(run.tok_s, tok_s, 1)] }))]);
   }

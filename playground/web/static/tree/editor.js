@@ -13,7 +13,7 @@ import {
 } from "./model.js";
 import { debounced, named } from "./parts.js";
 import { TreePickers } from "./pickers.js";
-import { levelsOf, predict, replayTree, stepsThrough } from "./replay.js";
+import { predict, replayTree, stepsThrough } from "./replay.js";
 import { READABLE, TreeView } from "./view.js";
 
 const START_TREE = [[0], [0, 0], [1]];
@@ -204,8 +204,8 @@ export class TreeEditor {
     return { replay, mat: replay?.mat ?? null, nodes: tree.size, depth: tree.depth,
       rates: replay?.rates ?? null, steps: replay ? replay.numSteps : null,
       tokens: replay ? replay.numSteps + replay.numAccepted : null,
-      ...predict(this.speed, replay?.mat ?? null, levelsOf(tree, this.speed?.levels),
-        replay?.sizes ?? [], tree.depth) };
+      ...predict(this.speed, replay?.mat ?? null, replay?.sizes ?? [],
+        tree.depth) };
   }
 
   draw() {
@@ -234,8 +234,8 @@ export class TreeEditor {
   outside() {
     const { table, tree, method } = this;
     if (this.grown) {
-      return this.drafted ? "" : "This drafter grows its own trees. Pick runs of it above, or re-draft "
-        + "the texts, to see them here.";
+      return this.drafted ? "" : "This drafter grows its own trees. Pick runs of it above, or run it "
+        + "here, to see them.";
     }
     const beyond = (depth, ranks) => tree.paths.filter((path) =>
       path.length > depth || path.at(-1) >= ranks).length;

@@ -1,5 +1,5 @@
 // The exact what-if: walks every text of a rank table with a choice tree, and predicts its speed.
-import { depthOf, isWithin, parentOf, rankOf } from "./model.js";
+import { isWithin, parentOf, rankOf } from "./model.js";
 
 /** @typedef {import("./model.js").Choices} Choices */
 /** @typedef {[number, number][]} Points */
@@ -22,12 +22,9 @@ import { depthOf, isWithin, parentOf, rankOf } from "./model.js";
  */
 
 /**
- * Times measured on this machine; `levels` says how a tree's levels count, see `levelsOf`.
- * @typedef {{ verify: Points, trees: { star: Points, level: Points } | null, other: Points,
- *   draft: { start_ms: number, points: Points } }} Times
- * `batches` are the times of so many texts in lock-step, null where they were not measured.
- * @typedef {Times & { levels: string, text: string, by: string | null,
- *   batches: (Times & { batch: number })[] | null }} Speed
+ * What a step takes on this machine: by its rows, and of a draft once and by level.
+ * @typedef {{ verify: Points, trees: { star: Points, level: Points } | null, start_ms: number,
+ *   level_ms: number, text: string }} Speed
  */
 
 /** @param {PackedTable} packed */
@@ -143,46 +140,30 @@ export function curveAt(points, n) {
   return m0 + (m1 - m0) / (r1 - r0) * (n - r0);
 }
 
-/** Rows that the drafting network runs per level: one per depth, or the nodes that have children. */
-export function levelsOf(tree, kind) {
-  if (kind === "none") return [];
-  const rows = Array(tree.depth).fill(kind === "depth" ? 1 : 0);
-  if (kind === "expanded") {
-    for (const key of ["", ...tree.keys]) if (tree.childrenOf(key).length) rows[depthOf(key)] += 1;
-  }
-  return rows;
-}
-
-/** @type {(draft: Times["draft"], levels: number[]) => number} */
-export function draftMs(draft, levels) {
-  if (!draft.points.length) return draft.start_ms;
-  return draft.start_ms + levels.reduce((sum, rows) => sum + curveAt(draft.points, rows), 0);
-}
-
 /**
  * A verify forward of so many nodes beside the root; recurrent layers read a tree by its depth too.
- * @type {(speed: Times, nodes: number, depth: number) => number}
+ * @type {(speed: Speed, nodes: number, depth: number) => number}
  */
 export function verifyMs({ verify, trees }, nodes, depth) {
   if (!trees || depth >= nodes) return curveAt(verify, nodes + 1);
   return curveAt(trees.star, nodes + 1) + (depth - 1) * curveAt(trees.level, nodes + 1);
 }
 
+/** @type {(speed: Speed, depth: number) => number} */
+export function draftMs({ start_ms, level_ms }, depth) { return start_ms + depth * level_ms; }
+
 /**
  * What a step takes and what that comes to; nulls while nothing is measured.
- * @param {Times | null} speed
+ * @param {Speed | null} speed
  * @param {number | null} mat
- * @param {number[]} levels rows per level of the draft
  * @param {Points} sizes drafted nodes, and the share of the steps that drafted so many
  * @param {number} depth of the deepest node
  */
-export function predict(speed, mat, levels, sizes, depth) {
+export function predict(speed, mat, sizes, depth) {
   if (!speed || mat === null) return { step_ms: null, tok_s: null, speedup: null, parts: null };
-  const mean = (msOf) => sizes.reduce((sum, [n, share]) => sum + share * msOf(n), 0);
-  const parts = { draft: draftMs(speed.draft, levels),
-    verify: mean((n) => verifyMs(speed, n, depth)), other: mean((n) => curveAt(speed.other, n + 1)) };
-  const step = parts.draft + parts.verify + parts.other;
-  const plain = curveAt(speed.verify, 1) + curveAt(speed.other, 1);
+  const parts = { draft: draftMs(speed, depth),
+    verify: sizes.reduce((sum, [n, share]) => sum + share * verifyMs(speed, n, depth), 0) };
+  const step = parts.draft + parts.verify, plain = curveAt(speed.verify, 1);
   return { step_ms: step, tok_s: 1000 * mat / step, speedup: mat * plain / step, parts };
 }
 
@@ -190,7 +171,7 @@ export function predict(speed, mat, levels, sizes, depth) {
 export function deepest({ depths }) { return Math.max(0, ...depths.map(([depth]) => depth)); }
 
 /** The prediction for trees that a drafter grew, whose sizes were counted. */
-export function predictDrafted(speed, { mat, levels, counts, steps }) {
-  return predict(speed, mat, levels, counts.nodes.map(([n, count]) => [n, count / steps]),
+export function predictDrafted(speed, { mat, counts, steps }) {
+  return predict(speed, mat, counts.nodes.map(([n, count]) => [n, count / steps]),
     deepest(counts));
 }

@@ -1,0 +1,111 @@
+"""What is known of a method before a text: what as set would cost, and shipped priors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import presets
+from engine.drafters import parse_method
+from engine.proposal import Proposal
+from engine.tree import TreeShape
+from engine.tuning.experience import Experience, ExperienceStore, Prior, drafter_digest
+from engine.tuning.latency import LatencyCurve
+from engine.tuning.survival import Survival
+from tests.engine.tuning.test_controller import random_right, run
+from tests.models import tiny_target
+
+SLOW_ROWS = LatencyCurve((1, 64), (10.0, 73.0))
+"""A millisecond a row."""
+
+
+@pytest.mark.parametrize("share", [0.3, 0.8])
+def test_as_set_is_predicted_by_what_the_controller_saw(share: float, tmp_path: Path) -> None:
+    """Six tokens a draft: 0.2 ms to draft, 6 ms to verify them, 10 ms for a plain step."""
+    _, drafter, _ = run(SLOW_ROWS, random_right(share), texts=3)
+    config = parse_method({"decoding_type": "NGram", "max_draft_len": 6})
+    target, store = tiny_target(), ExperienceStore(tmp_path)
+    store.of(config, target)
+    store.keep(config, target, drafter.experience)
+    curve = next(file for file in tmp_path.iterdir() if "rows" in file.read_text())
+    curve.write_text('{"rows": [1, 64], "ms": [10.0, 73.0]}')
+    known = ExperienceStore(tmp_path).stored(target.name, config.replace(drafting="as set"))
+    expected = known and known.as_set(config)
+    assert expected
+    mat = sum(share**length for length in range(7))
+    assert expected.mat == pytest.approx(mat, rel=0.2)
+    assert expected.mat / expected.speedup == pytest.approx((10.0 + 6.0 + 0.2) / 10.0, rel=0.15)
+    assert store.stored("another", config) is None
+    assert store.stored(target.name, config.replace(max_draft_len=5)) is None
+
+
+def test_nothing_is_predicted_of_what_never_drafted() -> None:
+    config = parse_method({"decoding_type": "NGram"})
+    assert Experience.new(SLOW_ROWS).as_set(config) is None
+    only_prior = Experience.new(SLOW_ROWS, {"survival": {"offered": [5.0, 5.0], "l1": [4.0, 5.0]}})
+    assert only_prior.as_set(config) is None
+
+
+def test_a_level_counts_once_however_many_siblings_were_tried() -> None:
+    tree = TreeShape([-1, 0, 0, 1, 1])
+    survival = Survival(memory=1.0)
+    for path in ((0, 2), (0, 1, 4), (0,)):
+        survival.observe_offer(True)
+        survival.observe(Proposal(torch.arange(5), tree), path)
+    counts = {name: survival.groups[name][0] for name in ("l1", "l2")}
+    tries = {name: survival.groups[name][1] / 0.6 for name in ("l1", "l2")}
+    assert counts == {"l1": 2, "l2": 1} and tries == pytest.approx({"l1": 3, "l2": 2})
+
+
+def prior_of(tmp_path: Path) -> tuple[Prior, dict[str, object]]:
+    head = tmp_path / "head"
+    head.mkdir()
+    (head / "model.safetensors").write_bytes(b"weights")
+    values: dict[str, object] = {"decoding_type": "Draft_Target", "speculative_model": str(head)}
+    target = tiny_target()
+    target.provenance["weights"] = "f00d"
+    survival = Survival({"p3": [7.0, 9.0]})
+    prior = Prior.of(parse_method(values), target, lambda name, kind="drafters": name, survival)
+    assert prior is not None
+    return prior, values
+
+
+def test_a_prior_serves_the_very_weights_and_settings_only(tmp_path: Path) -> None:
+    prior, values = prior_of(tmp_path)
+    store = ExperienceStore(tmp_path / "cache", [prior])
+    target, config = tiny_target(), parse_method(values)
+    assert not store.of(config, target).survival.groups
+    target.provenance["weights"] = "f00d"
+    for drafting in ("auto", "as set"):
+        own = store.of(config.replace(drafting=drafting), target)
+        assert own.survival.groups == {"p3": [7.0, 9.0]}
+    assert not own.costs.draft and not own.returns
+    assert not store.of(config.replace(max_draft_len=2), target).survival.groups
+    (tmp_path / "head" / "model.safetensors").write_bytes(b"other weights")
+    assert not store.of(config, target).survival.groups
+
+
+def test_what_was_learnt_here_comes_before_a_prior(tmp_path: Path) -> None:
+    prior, values = prior_of(tmp_path)
+    store, target = ExperienceStore(tmp_path / "cache", [prior]), tiny_target()
+    target.provenance["weights"] = "f00d"
+    config = parse_method(values)
+    learnt = store.of(config, target)
+    learnt.survival.groups["p3"] = [1.0, 2.0]
+    store.keep(config, target, learnt)
+    again = ExperienceStore(tmp_path / "cache", [prior])
+    assert again.of(config, target).survival.groups == {"p3": [1.0, 2.0]}
+
+
+def test_every_shipped_drafter_has_a_prior_of_its_weights() -> None:
+    weights = presets.targets()["smollm2-135m-instruct"].wheel
+    assert weights is not None
+    priors = {(one.drafter, str(one.method["decoding_type"])) for one in presets.priors()}
+    assert {one.weights for one in presets.priors()} == {weights.member_sha256}
+    for preset in presets.methods().values():
+        own = preset.target == "smollm2-135m-instruct" and not preset.untrained
+        if own and preset.config.decoding_type != "Autoregressive":
+            digest = drafter_digest(preset.config, presets.locate)
+            assert (digest, preset.config.decoding_type) in priors, preset.name

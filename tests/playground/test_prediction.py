@@ -1,0 +1,42 @@
+"""What drafting as set will cost is said before a run, once runs have found it out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from engine.drafters import parse_method
+from engine.tuning.experience import ExperienceStore
+from playground.cli.main import app
+from playground.host.prediction import NOT_KNOWN, as_set_sentence
+from tests.playground.tiny import save_tiny_llama
+
+
+def test_no_prediction_is_made_of_what_is_not_known(tmp_path: Path) -> None:
+    store, method = ExperienceStore(tmp_path), {"decoding_type": "NGram"}
+    assert as_set_sentence(store, "target", parse_method(method)) == ""
+    as_set = parse_method({**method, "drafting": "as set"})
+    assert as_set_sentence(store, "target", as_set) == NOT_KNOWN
+
+
+@pytest.mark.usefixtures("auto_drafting")
+def test_generate_says_what_as_set_costs_before_it_runs(tmp_path: Path) -> None:
+    folder = save_tiny_llama(tmp_path / "model")
+
+    def generate(*settings: str) -> Any:
+        options = ["--target", str(folder), "--prompt-ids", ",".join(map(str, [5, 6, 7] * 6))]
+        options += ["--max-new-tokens", "150", "--ignore-eos", "--no-save"]
+        options += ["--method", "NGram", "--cache-dir", str(tmp_path / "cache")]
+        result = CliRunner().invoke(app, ["generate", *options, *settings])
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    as_set = ("--set", "drafting=as set")
+    assert NOT_KNOWN in generate(*as_set)
+    auto = generate()
+    assert "Drafted in " in auto and "As set" not in auto
+    assert "× plain decoding is expected: " in generate(*as_set)
+    assert NOT_KNOWN in generate(*as_set, "--set", "max_draft_len=2")
