@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 from engine.metrics import mat, stored_figures, tok_s
@@ -133,14 +133,16 @@ def in_pairs(own: Iterable[FinishedRequest], plain: Iterable[FinishedRequest]) -
 
 
 def finished_requests(
-    log: RunLog, benchmark_id: str, known: Iterable[FinishedRequest] = ()
+    log: RunLog, runs: RunQuery | str, known: Iterable[FinishedRequest] = ()
 ) -> list[FinishedRequest]:
     """Every completed request of an experiment, each once (the newest run of it).
 
     Args:
+        runs: what selects its runs, or its id.
         known: requests read before, which are not read again.
     """
-    ids = log.ids(RunQuery(benchmark_id=benchmark_id, status="completed", descending=False))
+    query = RunQuery(benchmark_id=runs) if isinstance(runs, str) else runs
+    ids = log.ids(replace(query, status="completed", descending=False))
     requests = {request.run_id: request for request in known}
     for run in log.details([run_id for run_id in ids if run_id not in requests]):
         if "configuration" in run.labels:

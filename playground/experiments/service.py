@@ -13,20 +13,20 @@ from typing import Any
 from engine.errors import ConfigError, one_of
 from playground.experiments.cluster import workers_of
 from playground.experiments.compare.live import LiveComparison
-from playground.experiments.experiment import (
-    Experiment,
-    Version,
-    read_results,
-    stored_experiment,
-    unknown_experiment,
-)
+from playground.experiments.experiment import Experiment, Version
 from playground.experiments.finished import finished_requests
 from playground.experiments.job import Job, Jobs, State
 from playground.experiments.measurement import Summary
 from playground.experiments.plan import ExperimentPlan
 from playground.experiments.pool import Pool
 from playground.experiments.prompt_files import read_suite_text
-from playground.experiments.report.export import FILES, Results
+from playground.experiments.report.export import FILES
+from playground.experiments.results import (
+    Results,
+    read_results,
+    stored_experiment,
+    unknown_experiment,
+)
 from playground.host.bounded import BoundedCache
 from playground.host.runner import EngineHost
 from presets import PromptSuite

@@ -9,8 +9,8 @@ from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from engine.metrics import Balance, StepParts
 from engine.tuning.latency import BatchLatency
-from playground.experiments.compare.report import Comparison, first_run
 from playground.experiments.report.statistics import Totals
+from playground.experiments.results import first_run, read_results
 from playground.host.baseline import Evidence, doubt_of
 from playground.host.catalog import Catalog
 from playground.host.live import LiveRun
@@ -41,12 +41,12 @@ def batch_report(log: RunLog, catalog: Catalog, compare_id: str) -> BatchReport 
     batched = stored_batch_latency(log, machine_of_run(first_run(log, compare_id)))
     if batched is None:
         return None
-    comparison = Comparison.read(log, compare_id, catalog.types)
+    results = read_results(log, compare_id, types=catalog.types)
     pools = {
-        name: Totals.of([r for r in comparison.finished if r.configuration == name])
-        for name in comparison.names
+        name: Totals.of([r for r in results.requests if r.configuration == name])
+        for name in results.plan.names
     }
-    plain, *others = comparison.plan.configurations
+    plain, *others = results.plan.configurations
     base, speedups = pools[plain.name], dict[str, tuple[float, ...]]()
     for other in others:
         own = pools[other.name]

@@ -18,11 +18,11 @@ from engine.safe_text import read_text
 from playground.deploy import ExportForm
 from playground.errors import Fault, attempt
 from playground.experiments.benchmark_form import Extent, plan_of_form
-from playground.experiments.compare.links import first_methods
+from playground.experiments.compare.form import first_methods
 from playground.experiments.job import Job, time_left
 from playground.experiments.plan import ExperimentPlan
 from playground.experiments.pool import Pool
-from playground.experiments.report.columns import by_group, summary
+from playground.experiments.report.columns import by_group
 from playground.experiments.report.export import FILES
 from playground.experiments.report.plots import PLOTS, report_figure
 from playground.experiments.report.report import FORMULAS
@@ -31,12 +31,12 @@ from playground.experiments.suites import GROUPS, in_order, items_of
 from playground.host.controls import Control, FormSpec, group_of
 from playground.host.request import DTYPES, FormValues, texts
 from playground.runs.query import TableQuery
-from playground.web import benchmark_tables as tables
 from playground.web.address import switch_to
 from playground.web.deploy import DeployPage, Updates
 from playground.web.experiment import ExperimentPage, Standing, read_key
 from playground.web.forms import QUIET, RAW, SettingsForm
-from playground.web.results import definitions, report_html, saves, saying, state_html
+from playground.web.report import cards_html, head_html, latency_html, summary_html
+from playground.web.results import definitions, report_table, saves, saying, state_html
 
 if TYPE_CHECKING:
     from playground.web.runs import RunsPage
@@ -260,13 +260,13 @@ class BenchmarkPage(ExperimentPage):
         names = [section.name for section in report.configurations]
         configuration = configuration if configuration in names else names[-1]
         return [
-            tables.head(state),
-            report_html("Summary", summary(report)),
-            report_html(f"By kind of task: {kind}", by_group(report, kind, GROUPS)),
+            head_html(state.results),
+            summary_html(state.results),
+            report_table(f"By kind of task: {kind}", by_group(report, kind, GROUPS)),
             gr.Plot(report_figure(report, state.results.requests, plot), visible=True),
             gr.Dropdown(names, value=configuration),
-            tables.latency(report.section(configuration)),
-            tables.differing(state),
+            latency_html(report.section(configuration)),
+            cards_html(state.results, self.log),
         ]
 
     def _file(self, name: str, picked: Any) -> tuple[str, str]:

@@ -71,10 +71,10 @@ SAVE_JS = """(file) => {
 }"""
 
 
-def report_html(label: str, table: Table, *, best: str | None = None) -> str:
+def report_table(label: str, table: Table) -> str:
     """A table over the configurations of a report."""
     rows = [[Cell(s.name, hint=s.title), *cells] for s, cells in table.rows]
-    return table_html(label, {"configuration": "", **table.heads}, rows, best=best)
+    return table_html(label, {"configuration": "", **table.heads}, rows)
 
 
 def table_html(

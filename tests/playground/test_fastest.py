@@ -12,12 +12,13 @@ import pytest
 
 from engine.errors import ConfigError
 from playground.experiments.chooser import HalvingChooser
-from playground.experiments.experiment import Experiment, read_results
+from playground.experiments.experiment import Experiment
 from playground.experiments.fastest import Standings, methods_to_try, plan_of
 from playground.experiments.finished import FinishedRequest
 from playground.experiments.job import Progress
 from playground.experiments.plan import BASELINE_NAME as PLAIN
 from playground.experiments.plan import ExperimentPlan, Halving
+from playground.experiments.results import read_results
 from playground.experiments.service import Experiments
 from playground.host.catalog import Catalog
 from playground.host.runner import MAX_WAITING, EngineHost, QueueFullError

@@ -194,6 +194,13 @@ def ratio_of(pairs: Sequence[Pair], num_comparisons: int = 1) -> Speedup | None:
     return Speedup(ratio, low, high, len(prompts), len(repeats), len(both), cause)
 
 
+def speedups_by_prompt(pairs: Sequence[Pair]) -> dict[str, float]:
+    """Every prompt's own speedup, where it has one, in the order of the prompts."""
+    prompts = in_units(pairs, lambda own: own.prompt)
+    speedups = {unit[0][0].prompt: speedup_of(unit) for unit in prompts}
+    return {prompt: one.ratio for prompt, one in speedups.items() if one and one.ratio is not None}
+
+
 def _decoded(pairs: Sequence[Pair]) -> list[Pair]:
     return on_one_clock([(o, p) for o, p in pairs if o.decode_s > 0 and p.decode_s > 0])
 

@@ -25,11 +25,6 @@ TRUST_SENTENCES: dict[Trust, str] = {
     "sampled": "",
     "lossy": "It is lossy: it may keep tokens that the target would not choose.",
 }
-CAUSES: dict[Cause, str] = {
-    "near ties": "near-ties, where rounding decides",
-    "fault": "rounding is not the cause: the method is at fault",
-    "unknown": "the cause has not been examined",
-}
 SHORT_CAUSES: dict[Cause, tuple[str, str]] = {
     "near ties": ("near-ties", "warn"),
     "fault": ("a fault", "bad"),
@@ -42,6 +37,17 @@ NEAR_TIES: dict[bool | None, str] = {
     False: "rounding is not the cause, so the method is at fault",
 }
 """What is said of one answer, by `Divergence.near_tie`."""
+UNSTEADY = (
+    "Plain decoding's own text changes from repeat to repeat for {}: this device rounds "
+    "differently each time, so other texts may change too."
+)
+SAMPLED = (
+    "Sampled: the method draws from the same distribution as plain decoding, but with other random "
+    "numbers, so the texts differ even with the same seed. "
+    "Set temperature to 0 to compare them."
+)
+LOSSY = "Lossy by design: it may keep tokens that the target would not choose."
+LOSSY_SAMPLED = "Lossy by design, and sampled: the texts cannot be compared token by token."
 UNSURE = "These are {}: add prompts or repeats to see how certain it is."
 MORE = "more prompts or repeats would"
 NO_NUMBER = "No speedup is given for {}: {} Measure again."
@@ -87,6 +93,24 @@ class Verdict:
     @property
     def identical(self) -> bool:
         return self.num_identical == self.num_compared
+
+    @property
+    def place(self) -> str:
+        """In how many texts it differs, and where the first one does."""
+        compared = self.num_compared
+        num = f"{compared - self.num_identical} of {compared} texts"
+        texts = num if compared > 1 else "the text"
+        return (
+            f"Differs from plain decoding in {texts}, first at token {self.divergences[0].at + 1}"
+        )
+
+    @property
+    def sentence(self) -> str:
+        """Whether a lossless method's texts are plain decoding's, and why not."""
+        if self.identical:
+            texts = f"{self.num_compared} texts" if self.num_compared > 1 else "1 text"
+            return f"{self.num_tokens} tokens in {texts}, all identical to plain decoding's."
+        return f"{self.place}: {NEAR_TIES[self.divergences[0].near_tie]}."
 
 
 def verdict_of(pairs: Sequence[Pair], audits: Audits) -> Verdict | None:

@@ -12,7 +12,7 @@ from optuna.storages import InMemoryStorage
 
 from engine.drafters import methods
 from engine.errors import ConfigError
-from playground.experiments.experiment import stored_experiment
+from playground.experiments.results import stored_experiment
 from playground.experiments.sweep.report import preset_yaml, state_of
 from playground.experiments.sweep.store import SweepStore, open_storage, sqlite_file
 from storage import RunLog, StorageError
@@ -54,7 +54,7 @@ def test_run_log_and_trials_keep_their_own_versions(url: str) -> None:
 
 def test_sweeps_are_no_benchmarks(store: SweepStore) -> None:
     sweep_id, log = swept(store, trials=1, name="s").row.id, store.log
-    with pytest.raises(ConfigError, match="No benchmark"):
+    with pytest.raises(ConfigError, match="No experiment"):
         stored_experiment(log, sweep_id)
     benchmark_id = log.benchmarks.begin("b", {"kind": "benchmark", "text": '"kind":"sweep"'})
     assert [head.id for head in log.benchmarks.list()] == [benchmark_id]
