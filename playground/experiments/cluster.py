@@ -1,60 +1,183 @@
-"""Workers on a Ray cluster: actors that keep a target loaded and do one task after another.
+"""Ray: workers that keep a target loaded and do one task after another.
 
     driver ── do(task) ──► a free worker: a process of its own, its target, its link to the log
        ▲                      │ the loop that measures without Ray, too; its runs go to the log
        └── what it tells ◄────┘
 
 A task is any function of a `TaskContext`. Ray sends it to a worker, schedules it, and reports a
-worker that dies; the caller repeats what was lost, starting from what the log already has.
+worker that dies; another one does what was lost, starting from what the log already has.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 from engine.errors import ConfigError, PlaygroundError, first_line
-from playground.experiments.job import Job, Progress
-from playground.experiments.measurement import check_same_target
-from playground.experiments.plan import Workload
-from playground.experiments.pool import Pool, connected, worker_capacity
-from playground.experiments.worker import About, Task, Worker, WorkerConfig, program
+from playground.experiments.job import Progress
+from playground.experiments.measurement import Measurement, Summary, check_same_target
+from playground.experiments.plan import ExperimentPlan, Workload
+from playground.experiments.worker import (
+    About,
+    Task,
+    TaskContext,
+    Worker,
+    WorkerConfig,
+    program,
+)
 from playground.host.runner import EngineHost
 
 LOG = logging.getLogger(__name__)
+LOCAL = "local"
+MAX_WORKERS = 1000
 LOOK_S = 0.3
 """So often the driver asks a worker how far it is."""
 QUEUE_S = 120.0
 """Longest wait for cores that others hold."""
 MAX_LOST = 3
-"""Workers that a task may lose in a row without getting any further."""
+"""Workers that a task may lose."""
+SHARDS_EACH = 2
+"""Shards per worker: fewer warm-ups with one, a shorter wait for the slowest with many."""
 WORK = "work"
 """The actor's one thread that computes; others answer for it meanwhile."""
+_USING = threading.Lock()
+_USERS: list[str] = []
+"""Addresses that are in use, once for each user: Ray is one for a process."""
 
 
 class WorkerLostError(PlaygroundError):
-    """Worker after worker died over a task."""
-
-
-class NoWorkerError(PlaygroundError):
-    """All workers died, and none could take their place; what was to be done can be resumed."""
+    """A worker died over a task, or none is left; what was to be done can be resumed."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Handle:
-    """A worker from the driver's side, in the cores that are reserved for it."""
+class Pool:
+    """How much of a cluster is used.
 
-    actor: Any
-    cores: Any
-    about: About
+    Attributes:
+        address: `local` for a Ray of this machine's own, else as Ray takes it.
+        workers: how many; None = as many as there is room for.
+        cpus, gpus: of each worker; None = all cores of a node, and a GPU where there is one.
+    """
+
+    address: str
+    workers: int | None = None
+    cpus: int | None = None
+    gpus: float | None = None
+
+
+def pool_of(address: object, num: object, offered: Collection[str]) -> Pool | None:
+    """The workers that a page asks for; None = it runs in this process.
+
+    Raises ConfigError: this address is not offered, or there is no Ray.
+    """
+    if not address:
+        return None
+    if not isinstance(address, str) or address not in offered:
+        known = ", ".join(offered)
+        raise ConfigError(
+            f"Run on must be this machine or Ray at one of {known}, got {address!r:.60}. Start the "
+            "server with --ray ADDRESS to offer another cluster."
+        )
+    check_installed()
+    if num is not None and not (isinstance(num, int) and 1 <= num <= MAX_WORKERS):
+        raise ConfigError(f"Workers must be a number in [1, {MAX_WORKERS}], got {num!r:.40}.")
+    return Pool(address, num)
+
+
+def check_installed() -> None:
+    """Raises ConfigError: Ray is not there."""
+    if find_spec("ray") is None:
+        raise ConfigError(
+            "Ray is not installed. Install it: pip install 'speculative-decoding-playground[ray]'."
+        )
+
+
+@contextmanager
+def connected(address: str, *, cpus: int | None = None) -> Iterator[None]:
+    """This process as a driver of a cluster, until the last of those who use it is done.
+
+    Args:
+        cpus: cores that a local one counts with; by default all.
+
+    Raises ConfigError: there is no Ray, no cluster at the address, or another one is in use.
+    """
+    check_installed()
+    # Ray asks for these in the environment only: report nothing home, leave device choice to us.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    token = Path.home() / ".ray" / "auth_token"
+    if address != LOCAL and "ray" not in sys.modules and token.exists():
+        # `ray start` asks for it where there is one, and Ray shows it to others only if told so
+        # before it is imported.
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+    import ray
+
+    with _USING:
+        if not ray.is_initialized():
+            local = {"include_dashboard": False, "num_cpus": cpus} if address == LOCAL else {}
+            try:
+                ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **local)
+            except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+                raise ConfigError(
+                    f"No Ray cluster answers at {address!r:.100}: {first_line(error)}. Start one "
+                    "with ray start --head, or give local."
+                ) from error
+        elif address not in _USERS:
+            raise ConfigError(
+                f"An experiment is running on Ray at {', '.join(_USERS)}. Wait until it is done: a "
+                "process uses one cluster at a time."
+            )
+        _USERS.append(address)
+    try:
+        yield
+    finally:
+        with _USING:
+            _USERS.remove(address)
+            if not _USERS:
+                ray.shutdown()
+
+
+def worker_capacity(pool: Pool) -> tuple[float, int, int]:
+    """GPUs and cores of a worker, and how many workers there is room for.
+
+    Raises ConfigError: the cluster has no room for as many.
+    """
+    import ray
+
+    nodes = [
+        (int(node["Resources"].get("CPU", 0)), int(node["Resources"].get("GPU", 0)))
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
+    num_cores, num_cards = (sum(counts) for counts in zip(*nodes, strict=True))
+    gpus = pool.gpus if pool.gpus is not None else float(num_cards > 0)
+    cpus = pool.cpus
+    if cpus is None and pool.workers is not None and not gpus:
+        cpus = max(1, num_cores // pool.workers)
+    elif cpus is None:
+        shares = [c // max(1, int(g // gpus)) if gpus else c for c, g in nodes if g >= gpus]
+        cpus = min(filter(None, shares), default=1)
+    room = sum(int(min(c // cpus, g // gpus if gpus else c)) for c, g in nodes)
+    size = room if pool.workers is None else pool.workers
+    if not 0 < size <= room:
+        raise ConfigError(
+            f"The cluster has {num_cores} cores and {num_cards} GPUs: room for {room} workers "
+            f"of {cpus} cores and {gpus:g} GPUs, not for {size}. Ask for fewer or smaller "
+            "workers."
+        )
+    return gpus, cpus, size
 
 
 class Workers:
@@ -76,30 +199,22 @@ class Workers:
 
         Args:
             one_device: use only workers on the kind of device that the first one has.
-            cancelled: give up while they start.
 
-        Raises:
-            ConfigError: no worker can be used.
-            CancelledError: it was given up.
+        Raises ConfigError: no worker can be used; CancelledError: it was cancelled meanwhile.
         """
-        self._config, self._one_device = config, one_device
-        self._cancelled, self._closing = cancelled, threading.Event()
+        self._config, self._one_device, self._cancelled = config, one_device, cancelled
         self._gpus, self._cpus, size = worker_capacity(pool)
         self._lock = threading.Lock()
-        self._free: SimpleQueue[_Handle | None] = SimpleQueue()
-        self._handles: list[_Handle] = []
+        self._free: SimpleQueue[Any] = SimpleQueue()
+        self._actors: dict[Any, About] = {}
         self._busy: dict[str, str] = {}
         self.refused: list[str] = []
         try:
             with ThreadPoolExecutor(size) as threads:
-                try:
-                    list(threads.map(lambda _: self._start(), range(size)))
-                except BaseException:  # the threads end before this does
-                    self._closing.set()
-                    raise
+                list(threads.map(lambda _: self._start(), range(size)))
             if cancelled():
                 raise CancelledError
-            if not self._handles:
+            if not self._actors:
                 raise ConfigError(f"No worker can be used. {' '.join(self.refused)}")
         except BaseException:
             self.close()
@@ -107,17 +222,17 @@ class Workers:
 
     @property
     def size(self) -> int:
-        return len(self._handles)
+        return len(self._actors)
 
     @property
     def environment(self) -> Mapping[str, Any]:
         """Where the first worker runs."""
-        return self._handles[0].about.environment
+        return next(iter(self._actors.values())).environment
 
     def rows(self) -> list[tuple[str, str, str]]:
         """Every worker: name, device, what it does."""
         with self._lock:
-            workers = [handle.about for handle in self._handles]
+            workers = list(self._actors.values())
         return [(one.name, one.device, self._busy.get(one.name, "idle")) for one in workers]
 
     def do(
@@ -134,27 +249,37 @@ class Workers:
             tell: receives the task's messages.
             title: what the worker is said to do.
 
-        Raises:
-            WorkerLostError: worker after worker died, and it got no further.
-            NoWorkerError: none is left.
-            PlaygroundError, StorageError: as the task raised it.
+        Raises WorkerLostError: worker after worker died, or none is left; and what the task raises.
         """
-        num_lost = 0
+        for attempt in range(1, MAX_LOST + 1):
+            actor = self._free.get()
+            if actor is None:
+                self._free.put(None)
+                raise WorkerLostError(f"No worker is left. {' '.join(self.refused)}")
+            name = self._actors[actor].name
+            self._busy[name] = title
 
-        def receive(message: Any) -> None:
-            nonlocal num_lost
-            if not isinstance(message, Progress) or message.last is not None:
-                num_lost = 0
-            tell(message)
+            def receive(message: Any, name: str = name) -> None:
+                if isinstance(message, Progress):
+                    self._busy[name] = f"{title}: {message.num_done} of {message.num_planned}"
+                tell(message)
 
-        while True:
             try:
-                return self._do(task, receive, cancelled, title)
+                return self._follow(actor, task, receive, cancelled)
             except WorkerLostError as error:
                 LOG.warning("%s", error)
-                num_lost += 1
-                if num_lost >= MAX_LOST:
+                self._dismiss(actor)
+                actor = None
+                self._start()
+                if not self._actors:
+                    self._free.put(None)
+                if attempt == MAX_LOST:
                     raise
+            finally:
+                if actor is not None:
+                    self._busy.pop(name, None)
+                    self._free.put(actor)
+        raise AssertionError
 
     def do_all(
         self,
@@ -177,120 +302,61 @@ class Workers:
         with ThreadPoolExecutor(len(tasks)) as threads:
             return dict(zip(tasks, threads.map(one, tasks), strict=True))
 
-    def _do(
-        self,
-        task: Task,
-        tell: Callable[[Any], None],
-        cancelled: Callable[[], bool],
-        title: str,
-    ) -> Any:
-        """Raises WorkerLostError: the worker died; another one has taken its place."""
-        worker = self._free.get()
-        if worker is None:
-            self._free.put(None)
-            raise NoWorkerError(f"No worker is left. {' '.join(self.refused)}")
-        self._busy[name := worker.about.name] = title
-
-        def receive(message: Any) -> None:
-            if isinstance(message, Progress):
-                self._busy[name] = f"{title}: {message.num_done} of {message.num_planned}"
-            tell(message)
-
-        try:
-            result = self._follow(worker, task, receive, cancelled)
-        except WorkerLostError:
-            with self._lock:
-                self._handles.remove(worker)
-            self._dismiss(worker.actor, worker.cores)
-            self._start()
-            if not self._handles:
-                self._free.put(None)
-            raise
-        except BaseException:
-            self._release(worker)
-            raise
-        self._release(worker)
-        return result
-
-    def _release(self, worker: _Handle) -> None:
-        self._busy.pop(worker.about.name, None)
-        self._free.put(worker)
-
     def close(self) -> None:
         """Stop all workers."""
-        self._closing.set()
-        with self._lock:
-            handles, self._handles = self._handles, []
-        for worker in handles:
-            self._dismiss(worker.actor, worker.cores)
+        for actor in list(self._actors):
+            self._dismiss(actor)
 
     # ---- one worker
 
     def _start(self) -> None:
         """Start a worker; if it cannot be used, say why."""
         import ray
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        resources = {"CPU": self._cpus, "GPU": self._gpus}
-        cores = ray.util.placement_group([{key: n for key, n in resources.items() if n}])
-        actor, who = None, "A worker"
+        options = {"num_cpus": self._cpus, "num_gpus": self._gpus, "concurrency_groups": {WORK: 1}}
+        threads = {"env_vars": {"OMP_NUM_THREADS": str(self._cpus)}}
+        actor = ray.remote(runtime_env=threads, **options)(Worker).remote()
+        who = "A worker"
         try:
-            self._await_cores(cores)
-            actor_class = ray.remote(
-                num_cpus=self._cpus,
-                num_gpus=self._gpus,
-                concurrency_groups={WORK: 1},
-                runtime_env={"env_vars": {"OMP_NUM_THREADS": str(self._cpus)}},
-                scheduling_strategy=PlacementGroupSchedulingStrategy(cores),
-            )
-            actor = actor_class(Worker).remote()
-            about: About = self._await(actor.about.remote())
+            about: About = self._await(actor.about.remote(), within_s=QUEUE_S)
             who = f"Worker {about.name}"
             self._check(about)
             prepare = actor.prepare.options(concurrency_group=WORK)
             environment = self._await(prepare.remote(self._config, gpu=self._gpus > 0))
             about = replace(about, environment=environment)
             with self._lock:
-                if self._handles:
-                    self._check_like(about, self._handles[0].about)
-                self._handles.append(worker := _Handle(actor, cores, about))
-            self._free.put(worker)
+                for first in list(self._actors.values())[:1]:
+                    self._check_like(about, first)
+                self._actors[actor] = about
+            self._free.put(actor)
         except CancelledError:
-            self._dismiss(actor, cores)
+            self._dismiss(actor)
         except (ray.exceptions.RayError, PlaygroundError) as error:
             self.refused.append(f"{who} is not used: {_sentence(error)}")
             LOG.warning("%s", self.refused[-1])
-            self._dismiss(actor, cores)
+            self._dismiss(actor)
 
-    def _dismiss(self, actor: Any, cores: Any) -> None:
-        """Stop a worker and give its cores back."""
+    def _dismiss(self, actor: Any) -> None:
         import ray
 
+        with self._lock:
+            self._actors.pop(actor, None)
         with suppress(Exception):  # whatever it is, the worker is gone
             ray.kill(actor)
-        with suppress(Exception):
-            ray.util.remove_placement_group(cores)
 
-    def _await(self, answer: Any) -> Any:
+    def _await(self, answer: Any, within_s: float = float("inf")) -> Any:
         """What a worker answers; raises CancelledError when nobody waits for it any more."""
         import ray
 
-        while not ray.wait([answer], timeout=LOOK_S)[0]:
-            self._check_wanted()
-        return ray.get(answer)
-
-    def _await_cores(self, cores: Any) -> None:
-        until = time.monotonic() + QUEUE_S
-        while not cores.wait(LOOK_S):
-            self._check_wanted()
+        until = time.monotonic() + within_s
+        while not ray.wait([answer], timeout=min(LOOK_S, within_s))[0]:
+            if self._cancelled():
+                raise CancelledError
             if time.monotonic() > until:
                 raise ConfigError(
-                    f"Ray has no cores for it within {QUEUE_S:g} s; others may hold them."
+                    f"Ray has no cores for it within {within_s:g} s; others may hold them."
                 )
-
-    def _check_wanted(self) -> None:
-        if self._closing.is_set() or self._cancelled():
-            raise CancelledError
+        return ray.get(answer)
 
     def _check(self, about: About) -> None:
         """Raises ConfigError: it has another version, or cannot reach the log."""
@@ -318,14 +384,15 @@ class Workers:
 
     def _follow(
         self,
-        worker: _Handle,
+        actor: Any,
         task: Task,
         tell: Callable[[Any], object],
         cancelled: Callable[[], bool],
     ) -> Any:
+        """Raises WorkerLostError: the worker died."""
         import ray
 
-        actor, asked_to_stop = worker.actor, False
+        asked_to_stop = False
         try:
             doing = actor.do.options(concurrency_group=WORK).remote(task)
             done: list[Any] = []
@@ -342,29 +409,16 @@ class Workers:
                 raise cause from None
             raise
         except ray.exceptions.RayError as error:
-            raise WorkerLostError(f"Worker {worker.about.name} is gone: {_died(error)}") from error
+            name = self._actors[actor].name
+            raise WorkerLostError(f"Worker {name} is gone: {first_line(error)}") from error
 
 
 def _sentence(error: Exception) -> str:
     """What is wrong with a worker, in a sentence."""
-    import ray
-
-    if isinstance(error, ray.exceptions.RayTaskError):
-        cause = error.cause
-        return str(cause) if isinstance(cause, PlaygroundError) else f"{first_line(cause)}."
+    cause = getattr(error, "cause", error)
     if "ModuleNotFoundError" in str(error):
         return "this program is not installed on its node. Install the same version on every node."
-    return _died(error) if isinstance(error, ray.exceptions.RayError) else str(error)
-
-
-def _died(error: Exception) -> str:
-    """Why, as far as Ray knows."""
-    text = str(error)
-    if "low on memory" in text or "memory pressure" in text:
-        return "it was killed because its node ran out of memory."
-    if "node" in text.lower() and "died" in text.lower() and "process" not in text.lower():
-        return "its node is gone."
-    return "its process died."
+    return str(cause) if isinstance(cause, PlaygroundError) else f"{first_line(cause)}."
 
 
 @contextmanager
@@ -378,21 +432,74 @@ def workers(pool: Pool, config: WorkerConfig, **more: Any) -> Iterator[Workers]:
             running.close()
 
 
-@contextmanager
-def workers_of(
-    host: EngineHost, job: Job, pool: Pool, workload: Workload, *, one_device: bool = False
-) -> Iterator[Workers]:
-    """Workers for a job of a server, which tells what they do.
+def worker_config(host: EngineHost, workload: Workload) -> WorkerConfig:
+    """Workers that load and write what a server does.
 
-    Raises:
-        ConfigError: no worker could write to the log.
+    Raises ConfigError: no worker could write to the log.
     """
     url = host.log.url
     if url.database in (None, "", ":memory:"):
         raise ConfigError("Workers need a run log that they can reach. Start the server with --db.")
-    dtype, where = workload.dtype, url.render_as_string(hide_password=False)
-    config = WorkerConfig(workload.target, dtype, where, host.device, host.cache_dir)
-    job.waiting = lambda: "starting the workers"
-    with workers(pool, config, one_device=one_device, cancelled=job.cancelled) as running:
-        job.waiting, job.workers, job.refused = lambda: "starting", running.rows, running.refused
-        yield running
+    where = url.render_as_string(hide_password=False)
+    return WorkerConfig(workload.target, workload.dtype, where, host.device, host.cache_dir)
+
+
+# ---- an experiment's prompts in shards, each measured by one worker
+
+
+def measure_shards(
+    workers: Workers,
+    plan: ExperimentPlan,
+    benchmark_id: str,
+    *,
+    tell: Callable[[Progress], None],
+    cancelled: Callable[[], bool],
+) -> Summary:
+    """Measure on all workers what the log lacks of a plan; as `Measurement.run` otherwise.
+
+    Every n-th prompt is in a shard, so that each has some of all kinds.
+    """
+    num = min(len(plan.items), SHARDS_EACH * workers.size)
+    parts = [type(plan).parse({**dict(plan), "items": plan.items[i::num]}) for i in range(num)]
+    progress: dict[str, Progress] = {}
+    began_s, num_measured = time.monotonic(), 0
+
+    def forward(name: str, latest: Progress) -> None:
+        """Progress of all shards together."""
+        nonlocal num_measured
+        progress[name] = latest
+        shards = list(progress.values())
+        num_measured += latest.last is not None
+        num_done, num_planned = sum(one.num_done for one in shards), plan.num_requests
+        left_s = (num_planned - num_done) * (time.monotonic() - began_s)
+        eta_s = left_s / num_measured if num_measured else None
+        num_failed, message = sum(one.num_failed for one in shards), f"{name} · {latest.message}"
+        tell(Progress(num_done, num_planned, message, eta_s, num_failed, latest.last))
+
+    tasks = {
+        f"shard {n}": partial(measure_shard, plan=part, benchmark_id=benchmark_id)
+        for n, part in enumerate(parts, start=1)
+    }
+    summaries: list[Summary] = list(
+        workers.do_all(tasks, tell=forward, cancelled=cancelled).values()
+    )
+    return Summary(
+        any(one.cancelled for one in summaries),
+        sum(one.num_new for one in summaries),
+        sum(one.num_failed for one in summaries),
+        tuple(skip for one in summaries for skip in one.skipped),
+        {name: fault for one in summaries for name, fault in one.faults.items()},
+        {name: notes for one in summaries for name, notes in one.notes.items()},
+    )
+
+
+def measure_shard(context: TaskContext, plan: ExperimentPlan, benchmark_id: str) -> Summary:
+    """What the log lacks of a plan, measured by one worker."""
+    return Measurement(
+        plan=plan,
+        log=context.log,
+        benchmark_id=benchmark_id,
+        tell=context.tell,
+        cancelled=context.cancelled,
+        worker=context.name,
+    ).run(context.bench)

@@ -17,13 +17,12 @@ from engine.drafters.base import BuildContext
 from engine.errors import ConfigError, PlaygroundError
 from playground.errors import attempt
 from playground.experiments.chooser import chooser_of
-from playground.experiments.cluster import Workers
+from playground.experiments.cluster import Workers, measure_shards
 from playground.experiments.finished import finished_requests
 from playground.experiments.job import Job, Progress, State, submit
 from playground.experiments.measurement import Measurement, Prompt, Summary, check_same_target
 from playground.experiments.plan import ExperimentPlan, Request
 from playground.experiments.results import Results, default_name, environment_of, read_results
-from playground.experiments.shards import measure_shards
 from playground.host.live import LiveRun
 from playground.host.runner import EngineHost
 from storage import RunLog, RunQuery, StorageError, new_id

@@ -6,16 +6,13 @@ An experiment whose configurations are chosen by successive halving.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from engine.drafters import parse_method
 from engine.errors import ConfigError
 from engine.metrics import SAME
-from playground.experiments.chooser import pairs_of
 from playground.experiments.experiment import Experiment
-from playground.experiments.finished import Pair
 from playground.experiments.plan import (
     BASELINE,
     BASELINE_NAME,
@@ -24,8 +21,8 @@ from playground.experiments.plan import (
     ExperimentPlan,
     Halving,
 )
-from playground.experiments.report.explain import explain
-from playground.experiments.report.statistics import Speedup, Totals, speedup_of
+from playground.experiments.report.report import Section, make_report
+from playground.experiments.report.statistics import Speedup
 from playground.experiments.report.verdict import NO_NUMBER, extent
 from playground.experiments.suites import first_turns, typed_item
 from playground.host.baseline import DOUBTS
@@ -111,109 +108,87 @@ def plan_of(catalog: Catalog, raw: Mapping[str, Any]) -> ExperimentPlan:
 
 # ---- the search
 
-Standing = Literal["waiting", "running", "kept", "dropped", "failed"]
-
-
-@dataclass(frozen=True, slots=True)
-class Contender:
-    """A method as it stands.
-
-    Attributes:
-        speedup: over plain decoding; None before its first answer.
-        mat: tokens a step, before any cut.
-        run_id: one of its runs.
-        fault: why it failed.
-    """
-
-    name: str
-    speedup: Speedup | None
-    mat: float | None
-    state: Standing
-    run_id: str | None
-    fault: str = ""
-
-    @property
-    def ratio(self) -> float:
-        """The speedup; 0 where none can be given."""
-        return (self.speedup and self.speedup.ratio) or 0.0
+State = Literal["waiting", "running", "kept", "dropped", "failed"]
 
 
 class Standings:
     """The methods of a search as they stand now.
 
     Attributes:
-        contenders: those in the running first, the fastest of them on top.
+        sections: of its report; those in the running first, the fastest of them on top.
     """
 
     def __init__(self, search: Experiment) -> None:
-        self._plan, self._requests = search.plan, tuple(search.requests)
-        contenders = [self._contender(search, c.name) for c in search.plan.configurations[1:]]
-        order = lambda c: (c.state in ("running", "kept"), c.ratio)  # noqa: E731
-        self.contenders: list[Contender] = sorted(contenders, key=order, reverse=True)
+        self._search, self._plan = search, search.plan
+        requests = tuple(search.requests)
+        _, *methods = make_report(search.plan, requests, faults=search.faults).configurations
+        order = lambda one: (self.state(one) in ("running", "kept"), ratio_of(one))  # noqa: E731
+        self.sections: list[Section] = sorted(methods, key=order, reverse=True)
 
-    def _contender(self, search: Experiment, name: str) -> Contender:
-        own = [r for r in self._requests if r.configuration == name]
-        fault = search.faults.get(name, "")
-        state: Standing = "kept" if search.over.is_set() else "running"
-        state = state if name in search.chooser.running else "dropped"
-        state = "failed" if fault else state if own else "waiting"
-        run_id = own[-1].run_id if own else None
-        speedup = speedup_of(self._pairs(name))
-        return Contender(name, speedup, Totals.of(own).mat, state, run_id, fault)
-
-    def _pairs(self, name: str) -> list[Pair]:
-        return pairs_of(self._requests, name, self._plan)
+    def state(self, section: Section) -> State:
+        if section.fault:
+            return "failed"
+        if not section.overall.num_requests:
+            return "waiting"
+        if section.name not in self._search.chooser.running:
+            return "dropped"
+        return "kept" if self._search.over.is_set() else "running"
 
     @property
-    def leader(self) -> Contender | None:
+    def leader(self) -> Section | None:
         """The fastest so far, if it is faster than plain decoding; a single answer may say so."""
-        first = next(iter(self.contenders), None)
-        return first if first and first.ratio > 1 + SAME else None
+        first = next(iter(self.sections), None)
+        return first if first and ratio_of(first) > 1 + SAME else None
 
     @property
-    def best(self) -> Contender | None:
+    def best(self) -> Section | None:
         """What is recommended; None where nothing pays, or too few answers show it."""
         first = self.leader
-        return first if first and first.speedup and first.speedup.low is not None else None
+        speedup = first and first.overall.speedup
+        return first if speedup and speedup.low is not None else None
 
     @property
     def advice(self) -> str:
         """What to use, why, how sure that is, and on what it was tried."""
-        contenders = self.contenders
+        speedups = {one.name: one.overall.speedup for one in self.sections if one.overall.speedup}
         doubts = "".join(
-            f" {NO_NUMBER.format(c.name, DOUBTS[c.speedup.doubt])}"
-            for c in contenders
-            if c.speedup and c.speedup.doubt
+            f" {NO_NUMBER.format(name, DOUBTS[fast.doubt])}"
+            for name, fast in speedups.items()
+            if fast.doubt
         )
-        first = next((c for c in contenders if c.ratio), None)
-        if first is None or first.speedup is None:
+        first = next((one for one in self.sections if ratio_of(one)), None)
+        if first is None:
             return f"Nothing was measured.{doubts}"
-        tokens = self._plan.limits.max_new_tokens
-        own = self._plan.items[0].suite == TYPED
-        on = "your prompt" if own else f"{len(self._plan.items)} shipped prompts"
-        rounds = first.speedup.num_repeats
-        times = f"{tokens} tokens each, {rounds} time{'s' * (rounds != 1)}"
-        target = self._plan.target.title or self._plan.target.name
-        tried = f"Tried on {on}, {times}, with {target}."
-        if waiting := [c.name for c in contenders if c.state == "waiting"]:
-            tried += f" Time ran out before {', '.join(waiting)}."
-        tried += doubts
-        if first.speedup.low is None:
+        fast, tried = speedups[first.name], f"{self._tried(speedups[first.name])}{doubts}"
+        reached = f"{fast.text} plain decoding"
+        if fast.low is None:
             return (
-                f"Not confirmed: {first.name} reached {first.speedup.text} plain decoding, with "
-                f"{first.speedup.interval}. {tried} Search again to confirm."
+                f"Not confirmed: {first.name} reached {reached}, with {fast.interval}. {tried} "
+                "Search again to confirm."
             )
         if self.best is None:
-            return (
-                f"Nothing beats plain decoding here. The best was {first.name}: "
-                f"{first.speedup.text} plain decoding. {tried}"
-            )
-        why = explain(self._pairs(first.name))
-        because = f" {why.because}" if why else ""
-        gain = "" if first.speedup.faster else ", which includes no gain"
-        among = extent(first.speedup, sum(c.speedup is not None for c in contenders))
-        reached = f"{first.speedup.text} plain decoding ({among}){gain}"
-        return f"{first.name}: {reached}.{because} {tried}"
+            best = f"The best was {first.name}: {reached}."
+            return f"Nothing beats plain decoding here. {best} {tried}"
+        because = f" {first.why.because}" if first.why else ""
+        gain = "" if fast.faster else ", which includes no gain"
+        return f"{first.name}: {reached} ({extent(fast, len(speedups))}){gain}.{because} {tried}"
+
+    def _tried(self, fast: Speedup) -> str:
+        """On what it was tried."""
+        plan = self._plan
+        own = plan.items[0].suite == TYPED
+        on = "your prompt" if own else f"{len(plan.items)} shipped prompts"
+        times = f"{fast.num_repeats} time{'s' * (fast.num_repeats != 1)}"
+        target = plan.target.title or plan.target.name
+        tried = f"Tried on {on}, {plan.limits.max_new_tokens} tokens each, {times}, with {target}."
+        waiting = ", ".join(one.name for one in self.sections if self.state(one) == "waiting")
+        return tried + (f" Time ran out before {waiting}." if waiting else "")
+
+
+def ratio_of(section: Section) -> float:
+    """Its speedup; 0 where none can be given."""
+    speedup = section.overall.speedup
+    return (speedup and speedup.ratio) or 0.0
 
 
 def interrupted(log: RunLog) -> BenchmarkHead | None:

@@ -11,14 +11,13 @@ from functools import partial
 from typing import Any
 
 from engine.errors import ConfigError, one_of
-from playground.experiments.cluster import workers_of
+from playground.experiments.cluster import Pool, worker_config, workers
 from playground.experiments.compare.live import LiveComparison
 from playground.experiments.experiment import Experiment, Version
 from playground.experiments.finished import finished_requests
 from playground.experiments.job import Job, Jobs, State
 from playground.experiments.measurement import Summary
 from playground.experiments.plan import ExperimentPlan
-from playground.experiments.pool import Pool
 from playground.experiments.prompt_files import read_suite_text
 from playground.experiments.report.export import FILES
 from playground.experiments.results import (
@@ -27,6 +26,9 @@ from playground.experiments.results import (
     stored_experiment,
     unknown_experiment,
 )
+from playground.experiments.sweep.plan import SweepPlan
+from playground.experiments.sweep.search import Sweep
+from playground.experiments.sweep.store import SweepStore
 from playground.host.bounded import BoundedCache
 from playground.host.runner import EngineHost
 from presets import PromptSuite
@@ -59,10 +61,28 @@ class Experiments:
     def __init__(self, host: EngineHost) -> None:
         self.catalog = host.catalog
         self._log, self._host = host.log, host
-        self._jobs = Jobs(host)
+        self._jobs = Jobs()
         self._lock = threading.Lock()
         self._files: OrderedDict[str, PromptSuite] = OrderedDict()
         self._reports: BoundedCache[str, Report] = BoundedCache(MAX_REPORT_BYTES, _bytes_of)
+        self._sweeps: SweepStore | None = None
+        host.before_close(self.close)
+
+    @property
+    def sweeps(self) -> SweepStore:
+        """Opened when it is first needed."""
+        with self._lock:
+            if self._sweeps is None:
+                self._sweeps = SweepStore(self._log, self.catalog.types)
+            return self._sweeps
+
+    def close(self) -> None:
+        """Stop what runs, wait for it, give the sweeps' database back."""
+        self._jobs.close()
+        with self._lock:
+            if self._sweeps is not None:
+                self._sweeps.close()
+                self._sweeps = None
 
     @property
     def suites(self) -> dict[str, PromptSuite]:
@@ -99,19 +119,31 @@ class Experiments:
         self._launch(experiment, pool, partial(experiment.begin, name))
         return experiment
 
-    def resume(self, benchmark_id: str, pool: Pool | None = None) -> None:
-        """Go on with an experiment.
+    def resume(
+        self, benchmark_id: str, pool: Pool | None = None, trials: int | None = None
+    ) -> None:
+        """Go on with an experiment; `trials` raises how many a sweep measures.
 
         Raises ConfigError: it is not in the log, or this version lacks one of its methods.
         """
         if self._jobs.get(benchmark_id) is not None:
             raise ConfigError("This experiment is running already.")
-        _, plan = stored_experiment(self._log, benchmark_id, self.catalog.types)
-        experiment = self._experiment(plan.runnable, benchmark_id=benchmark_id)
+        head = self._log.benchmarks.get(benchmark_id)
+        if head is not None and head.plan.get("kind") == "sweep":
+            plan: ExperimentPlan = self.sweeps.reopen(benchmark_id, trials).plan
+        else:
+            plan = stored_experiment(self._log, benchmark_id, self.catalog.types)[1].runnable
+        experiment = self._experiment(plan, benchmark_id=benchmark_id)
         self._launch(experiment, pool, partial(self._log.benchmarks.resume, benchmark_id))
 
     def _experiment(self, plan: ExperimentPlan, **more: Any) -> Experiment:
-        return Experiment(self._log, plan, **more)
+        if not isinstance(plan, SweepPlan):
+            return Experiment(self._log, plan, **more)
+        for job in self._jobs.running():
+            if isinstance(job, Sweep):
+                name = self.sweeps.load(job.id).row.name
+                raise ConfigError(f"Sweep {name} is running. Stop it, or wait until it is done.")
+        return Sweep(self.sweeps, plan, **more)
 
     def _launch(
         self, experiment: Experiment, pool: Pool | None, write: Callable[[], object]
@@ -123,10 +155,13 @@ class Experiments:
             experiment.view = LiveComparison(self._host, experiment)
 
         def by_workers(pool: Pool) -> Summary:
-            one_device = experiment.one_device
-            with workers_of(self._host, experiment, pool, plan, one_device=one_device) as workers:
-                experiment.check_target(workers.environment)
-                return experiment.measure_by(workers)
+            config, one_device = worker_config(self._host, plan), experiment.one_device
+            experiment.waiting, stopped = lambda: "starting the workers", experiment.cancelled
+            with workers(pool, config, one_device=one_device, cancelled=stopped) as running:
+                experiment.waiting = lambda: "starting"
+                experiment.workers, experiment.refused = running.rows, running.refused
+                experiment.check_target(running.environment)
+                return experiment.measure_by(running)
 
         def take_on() -> Callable[[], State]:
             by = pool and partial(by_workers, pool)

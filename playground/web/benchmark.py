@@ -18,10 +18,10 @@ from engine.safe_text import read_text
 from playground.deploy import ExportForm
 from playground.errors import Fault, attempt
 from playground.experiments.benchmark_form import Extent, plan_of_form
+from playground.experiments.cluster import Pool
 from playground.experiments.compare.form import first_methods
 from playground.experiments.job import Job, time_left
 from playground.experiments.plan import ExperimentPlan
-from playground.experiments.pool import Pool
 from playground.experiments.report.columns import by_group
 from playground.experiments.report.export import FILES
 from playground.experiments.report.plots import PLOTS, report_figure

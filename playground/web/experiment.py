@@ -11,9 +11,9 @@ import gradio as gr
 
 from engine.errors import ConfigError
 from playground.errors import Fault, attempt
+from playground.experiments.cluster import Pool, pool_of
 from playground.experiments.job import Job, about
 from playground.experiments.plan import ExperimentPlan
-from playground.experiments.pool import Pool, pool_of
 from playground.experiments.service import Experiments
 from playground.host.runner import EngineHost
 from playground.web.address import address_js

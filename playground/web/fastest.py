@@ -15,7 +15,6 @@ from playground.errors import Fault, attempt
 from playground.experiments.experiment import Experiment
 from playground.experiments.fastest import (
     BUDGET_S,
-    Contender,
     Standings,
     interrupted,
     methods_to_try,
@@ -23,6 +22,7 @@ from playground.experiments.fastest import (
 )
 from playground.experiments.job import time_left
 from playground.experiments.report.columns import COLUMNS, Cell, speedup_cell
+from playground.experiments.report.report import Section
 from playground.experiments.service import Experiments
 from playground.host.runner import EngineHost
 from playground.trees.methods import tree_method
@@ -175,7 +175,7 @@ class FastestPanel:
 
     # ---- the way to other pages
 
-    def picked(self) -> tuple[Experiment, Contender, str]:
+    def picked(self) -> tuple[Experiment, Section, str]:
         """What the search found to be fastest, and its key in the method picker."""
         search = self._search
         leader = Standings(search).leader if search else None
@@ -184,7 +184,7 @@ class FastestPanel:
         target = search.plan.target.name
         return search, leader, methods_to_try(self.host.catalog, target)[leader.name]
 
-    def _has_tree(self, search: Experiment, one: Contender) -> bool:
+    def _has_tree(self, search: Experiment, one: Section) -> bool:
         target = search.plan.target.name
         method = methods_to_try(self.host.catalog, target)[one.name]
         result = attempt(
@@ -225,7 +225,7 @@ class FastestPanel:
 
         def hand_over() -> dict[Any, Any]:
             _, leader, _ = self.picked()
-            opened = deploy(ExportForm(run=leader.run_id or ""))
+            opened = deploy(ExportForm(run=leader.example_run or ""))
             return {tabs: switch_to("deploy"), **opened}
 
         outputs = {
@@ -239,11 +239,11 @@ class FastestPanel:
 
 def _table(standings: Standings) -> str:
     best = standings.best
-    rows = [_row(one) for one in standings.contenders]
+    rows = []
+    for one in standings.sections:
+        speedup = one.overall.speedup
+        answers = str(speedup.num_repeats if speedup else 0)
+        state = Cell(standings.state(one), hint=one.fault, mood="bad" if one.fault else "")
+        mat = formats.mat(one.overall.mat)
+        rows.append([Cell(one.name), speedup_cell(speedup), Cell(mat), Cell(answers), state])
     return table_html("Methods tried", HEADS, rows, best=best.name if best else None)
-
-
-def _row(one: Contender) -> list[Cell | str]:
-    answers = str(one.speedup.num_repeats if one.speedup else 0)
-    state = Cell(one.state, hint=one.fault, mood="bad" if one.fault else "")
-    return [one.name, speedup_cell(one.speedup), formats.mat(one.mat), answers, state]

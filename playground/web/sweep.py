@@ -15,13 +15,14 @@ from engine.errors import ConfigError
 from engine.formats import plural
 from engine.safe_text import file_name
 from playground.errors import Fault, attempt
+from playground.experiments.cluster import Pool
 from playground.experiments.job import Job, time_left
-from playground.experiments.pool import Pool
 from playground.experiments.space import Tunable, setting_text, tunables_of
 from playground.experiments.sweep.plan import OBJECTIVES, SweepForm, SweepPlan, plan_of_form
 from playground.experiments.sweep.plots import NOTES, sweep_figure
 from playground.experiments.sweep.report import (
     FORMULAS,
+    changed_settings,
     figure_text,
     preset_yaml,
     standing_of,
@@ -29,7 +30,6 @@ from playground.experiments.sweep.report import (
     trial_columns,
     trial_table,
 )
-from playground.experiments.sweep.service import Sweeps
 from playground.experiments.sweep.store import StoredSweep
 from playground.host.controls import Control, group_of
 from playground.host.request import DTYPES, FormValues, texts
@@ -73,8 +73,6 @@ class SweepPage(ExperimentPage):
 
     name = "sweep"
     empty = "No sweeps yet. Tick the settings to vary and start one."
-
-    experiments: Sweeps
 
     # ---- layout
 
@@ -162,7 +160,7 @@ class SweepPage(ExperimentPage):
 
     def _listen(self, tab: gr.Tab) -> None:
         super()._listen(tab)
-        forgets = self.acting(lambda key: self.experiments.store.delete(key), gone=True)
+        forgets = self.acting(lambda key: self.experiments.sweeps.delete(key), gone=True)
         self.forget.click(forgets, self.inputs, self.outputs, js=CONFIRM, **RAW)
 
     def plan(self, values: Mapping[str, Any]) -> SweepPlan:
@@ -196,11 +194,11 @@ class SweepPage(ExperimentPage):
     def choices(self) -> list[tuple[str, str]]:
         return [
             (f"{head.name} · {STATUS_TEXTS[head.status].split(':')[0]}", head.id)
-            for head in self.experiments.store.heads()[:MAX_LISTED]
+            for head in self.experiments.sweeps.heads()[:MAX_LISTED]
         ]
 
     def standing(self, key: str) -> Standing:
-        sweep = self.experiments.store.load(key)
+        sweep = self.experiments.sweeps.load(key)
         state, job = state_of(sweep), self.experiments.job(sweep.row.id)
         done, planned, status = state["num_done"], state["num_trials"], state["status"]
         can_go_on = status != "running" and (status != "completed" or state["more_to_try"])
@@ -234,12 +232,12 @@ class SweepPage(ExperimentPage):
 
     def go_on(self, key: str, pool: Pool | None) -> None:
         """Resume a sweep; one that is done gets more trials."""
-        state = state_of(self.experiments.store.load(key))
+        state = state_of(self.experiments.sweeps.load(key))
         more = state["num_trials"] + MORE_TRIALS if state["status"] == "completed" else None
         self.experiments.resume(key, pool, more)
 
     def file_of(self, picked: Any, trial: Any) -> tuple[str, str]:
-        sweep = self.experiments.store.load(read_key(picked))
+        sweep = self.experiments.sweeps.load(read_key(picked))
         return f"{file_name(sweep.row.name)}.yaml", preset_yaml(sweep, number_of(trial))
 
     def listen(self, tabs: gr.HTML, generate: GeneratePage) -> None:
@@ -247,8 +245,11 @@ class SweepPage(ExperimentPage):
 
         def use(picked: Any, trial: Any) -> list[Any]:
             def fill() -> tuple[Any, ...]:
-                best = self.experiments.use(read_key(picked), number_of(trial))
-                return generate.take(best["target"], best["method"], best["settings"])
+                sweep = self.experiments.sweeps.load(read_key(picked))
+                method = sweep.plan.swept.name
+                base = self.catalog.method(method).config
+                settings = changed_settings(sweep, base, number_of(trial))
+                return generate.take(sweep.plan.target.name, method, settings)
 
             filled = attempt(fill, where="using a trial")
             if isinstance(filled, Fault):

@@ -14,10 +14,9 @@ import pytest
 from typer.testing import CliRunner
 
 from playground.cli.main import app
+from playground.experiments.cluster import connected
 from playground.experiments.finished import finished_requests, in_pairs
-from playground.experiments.pool import connected
 from playground.experiments.service import Experiments
-from playground.experiments.sweep.service import Sweeps
 from playground.host.runner import EngineHost
 from playground.web.benchmark import BenchmarkPage
 from playground.web.experiment import ExperimentPage, Standing
@@ -88,7 +87,7 @@ def test_the_pages_have_workers_measure_and_show_them(
         host = EngineHost(log, catalog, cache_dir=tmp_path / "cache", device="cpu")
         stack.callback(host.close)
         stack.enter_context(connected("local", cpus=2))
-        service = Sweeps(host)
+        service = Experiments(host)
         stack.callback(service.close)
 
         async def drawn() -> tuple[BenchmarkPage, SweepPage]:

@@ -254,3 +254,9 @@ def preset_yaml(sweep: StoredSweep, number: int | None = None) -> str:
         },
     }
     return yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=100)
+
+
+def changed_settings(sweep: StoredSweep, base: MethodConfig, number: int | None) -> dict[str, Any]:
+    """A trial's settings that differ from the method's, for the form of another page."""
+    start, own = (one.model_dump(mode="json") for one in (base, config_of(sweep, number)))
+    return {key: value for key, value in own.items() if start.get(key) != value}

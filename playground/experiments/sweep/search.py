@@ -18,13 +18,12 @@ import optuna
 
 from engine.drafters.base import BuildContext
 from engine.errors import ConfigError, DrafterError, OutOfMemoryError
-from playground.experiments.cluster import WorkerLostError, Workers
+from playground.experiments.cluster import WorkerLostError, Workers, measure_shard
 from playground.experiments.experiment import Experiment
 from playground.experiments.finished import FinishedRequest, Pair, finished_requests, in_pairs
 from playground.experiments.job import BrokenOffError, Progress, submit
 from playground.experiments.measurement import Measurement, Summary
 from playground.experiments.plan import ExperimentPlan
-from playground.experiments.shards import measure_shard
 from playground.experiments.space import point_text
 from playground.experiments.sweep.chooser import MAX_TRIES, MIN_PAIRS, OptunaChooser
 from playground.experiments.sweep.plan import METHOD, SweepPlan
