@@ -58,7 +58,11 @@ _USERS: list[str] = []
 
 
 class WorkerLostError(PlaygroundError):
-    """A worker died over a task, or none is left; what was to be done can be resumed."""
+    """Worker after worker died over a task."""
+
+
+class NoWorkerError(PlaygroundError):
+    """No worker is left, and none could be started; what was to be done can be resumed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,13 +253,13 @@ class Workers:
             tell: receives the task's messages.
             title: what the worker is said to do.
 
-        Raises WorkerLostError: worker after worker died, or none is left; and what the task raises.
+        Raises WorkerLostError, NoWorkerError; and what the task raises.
         """
         for attempt in range(1, MAX_LOST + 1):
             actor = self._free.get()
             if actor is None:
                 self._free.put(None)
-                raise WorkerLostError(f"No worker is left. {' '.join(self.refused)}")
+                raise NoWorkerError(f"No worker is left. {' '.join(self.refused)}")
             name = self._actors[actor].name
             self._busy[name] = title
 

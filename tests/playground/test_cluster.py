@@ -152,5 +152,5 @@ def test_an_experiment_without_workers_ends_and_blames_no_task(
     with workers(Pool("local", 1, 1), worker_config) as alone:
         monkeypatch.setattr(Workers, "_start", lambda self: None)
         for _ in range(2):
-            with pytest.raises(cluster.WorkerLostError, match="No worker is left"):
+            with pytest.raises(cluster.NoWorkerError, match="No worker is left"):
                 alone.do(dies)

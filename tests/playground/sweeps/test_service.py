@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from engine.drafters.lookup.ngram import NGramConfig
 from engine.errors import ConfigError
 from playground.experiments.service import Experiments
 from playground.experiments.space import tunables_of
 from playground.experiments.sweep.plan import plan_of_form
-from playground.experiments.sweep.report import changed_settings, preset_yaml, state_of
 from playground.host.catalog import Catalog
 from playground.host.menu import MethodMenu
 from playground.host.runner import ClosingError, EngineHost
@@ -23,6 +23,7 @@ from storage import RunLog, RunQuery
 from tests.playground.asks import busy, finished
 from tests.playground.asks import start as generate
 from tests.playground.sweeps.conftest import ngram_catalog
+from tests.playground.sweeps.scripted import config_of, preset_yaml, state_of
 
 WAIT_S = 180.0
 
@@ -150,9 +151,8 @@ def test_the_figures_are_those_of_the_runs_in_the_log(done: Done) -> None:
 
 def test_a_trial_can_be_used_elsewhere(done: Done) -> None:
     sweep = done.service.sweeps.load(done.name)
-    changed = changed_settings(sweep, done.service.catalog.method("ngram").config, 2)
-    assert changed == {"max_draft_len": 7, "lookup": "transformers"}
-    assert "max_draft_len: 7" in preset_yaml(done.service.sweeps.load(done.name), 2)
+    assert config_of(sweep, 2) == NGramConfig(max_draft_len=7, lookup="transformers")
+    assert "max_draft_len: 7" in preset_yaml(sweep, 2)
 
 
 def test_stop_and_resume_lose_no_answer(service: Experiments, log: RunLog) -> None:
@@ -269,7 +269,7 @@ def test_a_menu_offers_everything_but_plain_decoding(host: EngineHost) -> None:
     tunables = {
         tunable.field: tunable for tunable in tunables_of(host.catalog.method("scripted").config)
     }
-    assert tunables["max_draft_len"].suggested == (1, 6)
+    assert tunables["max_draft_len"].suggested == "1:6"
     assert "scripted_choices" not in tunables
 
 
@@ -288,8 +288,7 @@ def test_the_components_of_the_page_hold_a_plan(host: EngineHost) -> None:
         "vary": ["max_draft_len", "lookup"],
         "form": {
             "values": {
-                "vary max_draft_len": {"from": 1, "to": 4, "step": ""},
-                "vary lookup": {"values": ["pool"]},
+                "vary": {"max_draft_len": "1:4", "lookup": "pool"},
                 "settings": {"max_draft_len": 9, "is_keep_all": False},
             }
         },
