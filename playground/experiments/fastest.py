@@ -22,13 +22,9 @@ from playground.experiments.plan import (
     Halving,
 )
 from playground.experiments.report.report import Section, make_report
-from playground.experiments.report.statistics import Speedup
-from playground.experiments.report.verdict import NO_NUMBER, extent
 from playground.experiments.suites import first_turns, typed_item
-from playground.host.baseline import DOUBTS
 from playground.host.catalog import TYPE_PREFIX, Catalog
 from playground.host.request import read_request
-from storage import BenchmarkHead, RunLog
 
 BUDGET_S = 60.0
 """What a search takes."""
@@ -37,9 +33,6 @@ MAX_TOKENS = 48
 MAX_REPEATS = 12
 NUM_PROMPTS = 3
 """Of a suite, where no prompt was written."""
-NAME = "Fastest method · "
-"""How a search's benchmark is called in the log, before its prompt."""
-
 
 # ---- what is tried
 
@@ -115,15 +108,16 @@ class Standings:
     """The methods of a search as they stand now.
 
     Attributes:
-        sections: of its report; those in the running first, the fastest of them on top.
+        report: of the answers so far.
+        sections: of the methods; those in the running first, the fastest of them on top.
     """
 
     def __init__(self, search: Experiment) -> None:
-        self._search, self._plan = search, search.plan
-        requests = tuple(search.requests)
-        _, *methods = make_report(search.plan, requests, faults=search.faults).configurations
+        self._search = search
+        plan, requests, running = search.plan, tuple(search.requests), search.chooser.running
+        self.report = make_report(plan, requests, faults=search.faults, running=running)
         order = lambda one: (self.state(one) in ("running", "kept"), ratio_of(one))  # noqa: E731
-        self.sections: list[Section] = sorted(methods, key=order, reverse=True)
+        self.sections = sorted(self.report.configurations[1:], key=order, reverse=True)
 
     def state(self, section: Section) -> State:
         if section.fault:
@@ -141,59 +135,21 @@ class Standings:
         return first if first and ratio_of(first) > 1 + SAME else None
 
     @property
-    def best(self) -> Section | None:
-        """What is recommended; None where nothing pays, or too few answers show it."""
-        first = self.leader
-        speedup = first and first.overall.speedup
-        return first if speedup and speedup.low is not None else None
-
-    @property
     def advice(self) -> str:
         """What to use, why, how sure that is, and on what it was tried."""
-        speedups = {one.name: one.overall.speedup for one in self.sections if one.overall.speedup}
-        doubts = "".join(
-            f" {NO_NUMBER.format(name, DOUBTS[fast.doubt])}"
-            for name, fast in speedups.items()
-            if fast.doubt
-        )
-        first = next((one for one in self.sections if ratio_of(one)), None)
-        if first is None:
-            return f"Nothing was measured.{doubts}"
-        fast, tried = speedups[first.name], f"{self._tried(speedups[first.name])}{doubts}"
-        reached = f"{fast.text} plain decoding"
-        if fast.low is None:
-            return (
-                f"Not confirmed: {first.name} reached {reached}, with {fast.interval}. {tried} "
-                "Search again to confirm."
-            )
-        if self.best is None:
-            best = f"The best was {first.name}: {reached}."
-            return f"Nothing beats plain decoding here. {best} {tried}"
-        because = f" {first.why.because}" if first.why else ""
-        gain = "" if fast.faster else ", which includes no gain"
-        return f"{first.name}: {reached} ({extent(fast, len(speedups))}){gain}.{because} {tried}"
-
-    def _tried(self, fast: Speedup) -> str:
-        """On what it was tried."""
-        plan = self._plan
+        plan, leader = self._search.plan, self.leader
         own = plan.items[0].suite == TYPED
         on = "your prompt" if own else f"{len(plan.items)} shipped prompts"
-        times = f"{fast.num_repeats} time{'s' * (fast.num_repeats != 1)}"
         target = plan.target.title or plan.target.name
-        tried = f"Tried on {on}, {plan.limits.max_new_tokens} tokens each, {times}, with {target}."
-        waiting = ", ".join(one.name for one in self.sections if self.state(one) == "waiting")
-        return tried + (f" Time ran out before {waiting}." if waiting else "")
+        tried = f"Tried on {on}, {plan.limits.max_new_tokens} tokens each, with {target}."
+        if waiting := [one.name for one in self.sections if self.state(one) == "waiting"]:
+            tried += f" Time ran out before {', '.join(waiting)}."
+        why = leader.why.because if leader and leader.why else ""
+        said = self.report.headline or "Nothing was measured."
+        return " ".join(filter(None, (said, why, tried)))
 
 
 def ratio_of(section: Section) -> float:
     """Its speedup; 0 where none can be given."""
     speedup = section.overall.speedup
     return (speedup and speedup.ratio) or 0.0
-
-
-def interrupted(log: RunLog) -> BenchmarkHead | None:
-    """The newest benchmark of the log, if it is a search whose process ended."""
-    newest = next(iter(log.benchmarks.list(1)), None)
-    if newest is None or newest.status != "interrupted":
-        return None
-    return newest if newest.name.startswith(NAME) else None

@@ -16,7 +16,6 @@ from playground.experiments.experiment import Experiment
 from playground.experiments.fastest import (
     BUDGET_S,
     Standings,
-    interrupted,
     methods_to_try,
     plan_of,
 )
@@ -39,10 +38,6 @@ HEADS = {
     "answers": "how many times it answered every prompt; each round, the slower half drops out",
     "state": "running, or kept to the end; waiting; dropped because it was slower; failed",
 }
-INTERRUPTED = (
-    "The server stopped during the search. Its answers are in the log as the benchmark “{name}”: "
-    "read or resume it on the Benchmark page, or search again."
-)
 Raw = Callable[..., dict[str, Any]]
 
 
@@ -107,11 +102,10 @@ class FastestPanel:
         Its answer may come after that of a click on the button: only a search that goes on starts
         the timer, and nothing stops it.
         """
-        if self._closed or (self._search is None and interrupted(self.host.log) is None):
+        if self._closed or self._search is None:
             return [gr.skip()] * len(self.outputs)
         *updates, _ = self.look()
-        over = self._search is None or self._search.over.is_set()
-        return [*updates, gr.skip() if over else gr.Timer(active=True)]
+        return [*updates, gr.skip() if self._search.over.is_set() else gr.Timer(active=True)]
 
     def _begin(self, values: dict[str, Any]) -> Experiment:
         plan = plan_of(self.host.catalog, values)
@@ -137,7 +131,7 @@ class FastestPanel:
         """Values of `shown`: always the newest search, whichever the page was told of last."""
         search = self._search
         if search is None:
-            return self._of_another_server()
+            return [gr.Column(visible=False), *self._ended("")[1:]]
         over, standings = search.over.is_set(), Standings(search)
         leader = standings.leader
         offered = {"use": True, "tune": leader and self._has_tree(search, leader), "deploy": True}
@@ -157,13 +151,6 @@ class FastestPanel:
         hidden = [gr.Button(visible=False)] * (len(self.leads) + 1)
         closes = [gr.Button(visible=True), gr.Timer(active=False)]
         return [gr.Column(visible=True), state, "", *hidden, *closes]
-
-    def _of_another_server(self) -> list[Any]:
-        """Values of `shown` where this server has searched for nothing: what the last one left."""
-        left = interrupted(self.host.log)
-        if left is None:
-            return [gr.Column(visible=False), *self._ended("")[1:]]
-        return self._ended(state_html("interrupted", INTERRUPTED.format(name=left.name)))
 
     def _state(self, search: Experiment, standings: Standings) -> str:
         if search.over.is_set():
@@ -238,7 +225,7 @@ class FastestPanel:
 
 
 def _table(standings: Standings) -> str:
-    best = standings.best
+    best = standings.report.fastest
     rows = []
     for one in standings.sections:
         speedup = one.overall.speedup
@@ -246,4 +233,4 @@ def _table(standings: Standings) -> str:
         state = Cell(standings.state(one), hint=one.fault, mood="bad" if one.fault else "")
         mat = formats.mat(one.overall.mat)
         rows.append([Cell(one.name), speedup_cell(speedup), Cell(mat), Cell(answers), state])
-    return table_html("Methods tried", HEADS, rows, best=best.name if best else None)
+    return table_html("Methods tried", HEADS, rows, best=best)

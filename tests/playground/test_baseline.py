@@ -181,7 +181,7 @@ def test_sweep_asks(doubtful: list[Evidence]) -> None:
 
 def test_find_the_fastest_asks(doubtful: list[Evidence], host: EngineHost) -> None:
     search = told_standings(host, "a", "b", seconds={"a": 0.05})
-    assert search.leader is None and search.best is None
+    assert search.leader is None and search.report.fastest is None
     assert "No speedup is given for a: " in search.advice
 
 

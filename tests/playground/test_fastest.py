@@ -194,17 +194,15 @@ def test_what_is_left_answers_twice_before_time_ends_it(host: EngineHost) -> Non
 
 def test_where_nothing_pays_it_says_so(host: EngineHost) -> None:
     search = told_standings(host, "a", "b", seconds={"a": 0.2, "b": 0.4})
-    assert search.best is None
-    assert search.advice.startswith("Nothing beats plain decoding here. The best was a: 0.50×")
+    assert search.leader is None
+    assert "plain decoding is the fastest here. next, a reaches 0.50×" in search.advice.lower()
 
 
 def test_a_single_answer_recommends_nothing_but_can_be_taken_along(host: EngineHost) -> None:
     search = told_standings(host, "a", "b", seconds={"a": 0.05, "b": 0.4}, repeats=1)
-    assert search.best is None
     assert search.leader is not None and search.leader.name == "a"
-    assert search.advice.startswith(
-        "Not confirmed: a reached 2.00× plain decoding, with too few answers"
-    )
+    assert search.report.fastest is None
+    assert search.advice.startswith("a reaches 2.00× plain decoding (1 prompt × 1 repeat). These")
     assert told_standings(host, "a", seconds={"a": 0.4}, repeats=1).leader is None
 
 
@@ -217,7 +215,7 @@ def test_what_is_faster_than_its_mat_is_neither_recommended_nor_dropped(host: En
     assert search.state(c) == "running" and search.leader is not None and search.leader.name == "a"
     assert "No speedup is given for c: a step took less time" in search.advice
     alone = told_standings(host, "c", seconds={"c": 0.02})
-    assert alone.leader is None and alone.advice.startswith("Nothing was measured. No speedup")
+    assert alone.leader is None and alone.advice.startswith("No speedup is given for c")
 
 
 def test_search_is_found_from_any_tab_until_it_is_closed(host: EngineHost) -> None:
@@ -248,14 +246,14 @@ def test_search_is_found_from_any_tab_until_it_is_closed(host: EngineHost) -> No
 
 def test_advice_has_figure_interval_reason_and_what_it_was_tried_on(host: EngineHost) -> None:
     search = told_standings(host, "a", "b", seconds={"a": 0.05, "b": 0.4})
-    assert search.best is not None and search.best.name == "a"
-    said, mat = search.advice, search.best.overall.mat
+    assert search.leader is not None and search.report.fastest == "a"
+    said, mat = search.advice, search.leader.overall.mat
     assert f" {mat:.2f} tokens a step" in said, "one MAT for the table and the reason"
     assert said.startswith(
-        "a: 2.00× plain decoding (exploratory 95% interval 2.00 … 2.00×, best of 2; 1 prompt × 2 "
-        "repeats). Faster: "
+        "a is the fastest: 2.00× plain decoding (exploratory 95% interval 2.00 … 2.00×, best of 2; "
+        "1 prompt × 2 repeats). "
     )
-    assert "Tried on your prompt, 24 tokens each, 2 times, with Tiny" in said
+    assert " Faster: " in said and "Tried on your prompt, 24 tokens each, with Tiny" in said
 
 
 def test_a_wrong_form_is_one_sentence(host: EngineHost) -> None:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any
@@ -178,6 +178,7 @@ def make_report(
     *,
     planned: int | None = None,
     faults: Mapping[str, str] | None = None,
+    running: Collection[str] | None = None,
 ) -> Report:
     """The report over a plan and what is finished of it.
 
@@ -185,6 +186,7 @@ def make_report(
         audits: of answers that differ from plain decoding's.
         planned: how many requests there will be, while they are not all done.
         faults: why configurations could not go on, by name.
+        running: those that a search has not dropped; all, where nothing is searched for.
 
     Where several kinds of device have measured, each has sections of its own.
     """
@@ -203,7 +205,7 @@ def make_report(
         if len(by_device) > 1:
             configurations = [replace(c, name=f"{c.name} on {device}") for c in configurations]
             own = [replace(r, configuration=f"{r.configuration} on {device}") for r in own]
-        sections, best = _on_one_device(configurations, own, examined, preliminary)
+        sections, best = _on_one_device(configurations, own, examined, preliminary, running)
         every += [replace(one, fault=(faults or {}).get(one.name, "")) for one in sections]
         if best.text:
             texts.append(f"{device}: {best.text}" if len(by_device) > 1 else best.text)
@@ -216,6 +218,7 @@ def _on_one_device(
     requests: Sequence[FinishedRequest],
     audits: Audits | None,
     preliminary: str,
+    running: Collection[str] | None,
 ) -> tuple[tuple[Section, ...], Headline]:
     """Every configuration on one kind of device, and which is fastest there."""
     by_name: dict[str, list[FinishedRequest]] = {c.name: [] for c in configurations}
@@ -224,7 +227,12 @@ def _on_one_device(
     plain = by_name[configurations[0].name]
     sections = tuple(_section(c, by_name[c.name], plain, audits=audits) for c in configurations)
     contenders = [
-        Contender(s.name, s.overall.speedup, trust_in(s.verdict, lossless=s.lossless))
+        Contender(
+            s.name,
+            s.overall.speedup,
+            trust_in(s.verdict, lossless=s.lossless),
+            dropped=running is not None and s.name not in running,
+        )
         for s in sections[1:]
     ]
     best = headline(

@@ -154,11 +154,16 @@ def trust_in(verdict: Verdict | None, *, lossless: bool) -> Trust:
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A configuration beside plain decoding; no speedup where nothing could be compared."""
+    """A configuration beside plain decoding; no speedup where nothing could be compared.
+
+    Attributes:
+        dropped: whether a search dropped it because it was slower.
+    """
 
     name: str
     speedup: Speedup | None
     trust: Trust
+    dropped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +230,8 @@ def _ranked(
     if not ahead(best.name, plain):
         return Headline(f"No measurable gain over plain decoding: {reached}.")
     trust = TRUST_SENTENCES[best.trust]
-    behind = [one for one in contenders if one is not best and not ahead(best.name, one.name)]
+    rivals = [one for one in contenders if one is not best and not one.dropped]
+    behind = [one for one in rivals if not ahead(best.name, one.name)]
     # Of disjoint intervals nobody says that they are not separated.
     level = [o for o in behind if not (o.speedup and o.speedup.high and o.speedup.high < fast.low)]
     if level:
