@@ -170,9 +170,9 @@ def _show(
         FILES,
         genai_perf_files,
         json_text,
-        page_html,
         speedup_csv,
     )
+    from playground.experiments.report.page import page_html
     from playground.experiments.results import read_results
 
     results = read_results(log, benchmark_id)

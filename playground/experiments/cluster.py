@@ -67,12 +67,11 @@ class NoWorkerError(PlaygroundError):
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """How much of a cluster is used.
+    """How much of a cluster is used: as many workers as there is room for unless it is said, each
+    with all cores of a node, and a GPU where there is one.
 
     Attributes:
         address: `local` for a Ray of this machine's own, else as Ray takes it.
-        workers: how many; None = as many as there is room for.
-        cpus, gpus: of each worker; None = all cores of a node, and a GPU where there is one.
     """
 
     address: str
@@ -94,30 +93,21 @@ def pool_of(address: object, num: object, offered: Collection[str]) -> Pool | No
             f"Run on must be this machine or Ray at one of {known}, got {address!r:.60}. Start the "
             "server with --ray ADDRESS to offer another cluster."
         )
-    check_installed()
     if num is not None and not (isinstance(num, int) and 1 <= num <= MAX_WORKERS):
         raise ConfigError(f"Workers must be a number in [1, {MAX_WORKERS}], got {num!r:.40}.")
     return Pool(address, num)
-
-
-def check_installed() -> None:
-    """Raises ConfigError: Ray is not there."""
-    if find_spec("ray") is None:
-        raise ConfigError(
-            "Ray is not installed. Install it: pip install 'speculative-decoding-playground[ray]'."
-        )
 
 
 @contextmanager
 def connected(address: str, *, cpus: int | None = None) -> Iterator[None]:
     """This process as a driver of a cluster, until the last of those who use it is done.
 
-    Args:
-        cpus: cores that a local one counts with; by default all.
-
     Raises ConfigError: there is no Ray, no cluster at the address, or another one is in use.
     """
-    check_installed()
+    if find_spec("ray") is None:
+        raise ConfigError(
+            "Ray is not installed. Install it: pip install 'speculative-decoding-playground[ray]'."
+        )
     # Ray asks for these in the environment only: report nothing home, leave device choice to us.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -199,10 +189,7 @@ class Workers:
         one_device: bool = False,
         cancelled: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Start them; what cannot be used is left out.
-
-        Args:
-            one_device: use only workers on the kind of device that the first one has.
+        """Start them, with `one_device` only on the kind of device that the first one has.
 
         Raises ConfigError: no worker can be used; CancelledError: it was cancelled meanwhile.
         """
@@ -225,10 +212,6 @@ class Workers:
             raise
 
     @property
-    def size(self) -> int:
-        return len(self._actors)
-
-    @property
     def environment(self) -> Mapping[str, Any]:
         """Where the first worker runs."""
         return next(iter(self._actors.values())).environment
@@ -248,10 +231,6 @@ class Workers:
         title: str = "working",
     ) -> Any:
         """Have a free worker do this, another one where it dies; returns what came of it.
-
-        Args:
-            tell: receives the task's messages.
-            title: what the worker is said to do.
 
         Raises WorkerLostError, NoWorkerError; and what the task raises.
         """
@@ -329,8 +308,7 @@ class Workers:
             environment = self._await(prepare.remote(self._config, gpu=self._gpus > 0))
             about = replace(about, environment=environment)
             with self._lock:
-                for first in list(self._actors.values())[:1]:
-                    self._check_like(about, first)
+                self._check_like_first(about)
                 self._actors[actor] = about
             self._free.put(actor)
         except CancelledError:
@@ -378,7 +356,8 @@ class Workers:
                 "--db postgresql+psycopg://…"
             )
 
-    def _check_like(self, about: About, first: About) -> None:
+    def _check_like_first(self, about: About) -> None:
+        first = next(iter(self._actors.values()), about)
         check_same_target(first.environment, about.environment)
         if self._one_device and about.device != first.device:
             raise ConfigError(
@@ -463,7 +442,7 @@ def measure_shards(
 
     Every n-th prompt is in a shard, so that each has some of all kinds.
     """
-    num = min(len(plan.items), SHARDS_EACH * workers.size)
+    num = min(len(plan.items), SHARDS_EACH * len(workers.rows()))
     parts = [type(plan).parse({**dict(plan), "items": plan.items[i::num]}) for i in range(num)]
     progress: dict[str, Progress] = {}
     began_s, num_measured = time.monotonic(), 0
@@ -484,26 +463,14 @@ def measure_shards(
         f"shard {n}": partial(measure_shard, plan=part, benchmark_id=benchmark_id)
         for n, part in enumerate(parts, start=1)
     }
-    summaries: list[Summary] = list(
-        workers.do_all(tasks, tell=forward, cancelled=cancelled).values()
-    )
-    return Summary(
-        any(one.cancelled for one in summaries),
-        sum(one.num_new for one in summaries),
-        sum(one.num_failed for one in summaries),
-        tuple(skip for one in summaries for skip in one.skipped),
-        {name: fault for one in summaries for name, fault in one.faults.items()},
-        {name: notes for one in summaries for name, notes in one.notes.items()},
-    )
+    done = workers.do_all(tasks, tell=forward, cancelled=cancelled)
+    return Summary.of(list(done.values()))
 
 
 def measure_shard(context: TaskContext, plan: ExperimentPlan, benchmark_id: str) -> Summary:
     """What the log lacks of a plan, measured by one worker."""
-    return Measurement(
-        plan=plan,
-        log=context.log,
-        benchmark_id=benchmark_id,
-        tell=context.tell,
-        cancelled=context.cancelled,
-        worker=context.name,
-    ).run(context.bench)
+    told: dict[str, Any] = {"tell": context.tell, "cancelled": context.cancelled}
+    told["worker"] = context.name
+    return Measurement(plan=plan, log=context.log, benchmark_id=benchmark_id, **told).run(
+        context.bench
+    )

@@ -91,6 +91,18 @@ class Summary:
     def status(self) -> Literal["completed", "cancelled"]:
         return "cancelled" if self.cancelled else "completed"
 
+    @classmethod
+    def of(cls, parts: Sequence[Summary]) -> Summary:
+        """Of a pass that several workers share."""
+        return cls(
+            any(one.cancelled for one in parts),
+            sum(one.num_new for one in parts),
+            sum(one.num_failed for one in parts),
+            tuple(skip for one in parts for skip in one.skipped),
+            {name: fault for one in parts for name, fault in one.faults.items()},
+            {name: notes for one in parts for name, notes in one.notes.items()},
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Prompt:

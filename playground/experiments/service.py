@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import zlib
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -15,7 +16,7 @@ from playground.experiments.cluster import Pool, worker_config, workers
 from playground.experiments.compare.live import LiveComparison
 from playground.experiments.experiment import Experiment, Version
 from playground.experiments.finished import finished_requests
-from playground.experiments.job import Job, Jobs, State
+from playground.experiments.job import Job, Jobs, State, time_left
 from playground.experiments.measurement import Summary
 from playground.experiments.plan import ExperimentPlan
 from playground.experiments.prompt_files import read_suite_text
@@ -27,6 +28,7 @@ from playground.experiments.results import (
     unknown_experiment,
 )
 from playground.experiments.sweep.plan import SweepPlan
+from playground.experiments.sweep.report import SweepReport
 from playground.experiments.sweep.search import Sweep
 from playground.experiments.sweep.store import SweepStore
 from playground.host.bounded import BoundedCache
@@ -35,11 +37,20 @@ from presets import PromptSuite
 from storage import Benchmark, BenchmarkHead, RunQuery
 
 MAX_FILES = 16
-MAX_LISTED = 40
+MAX_LISTED = 100
 MAX_REPORT_BYTES = 256_000_000
 """Of the reports that are kept ready."""
 BYTES_PER_REQUEST, BYTES_PER_TOKEN = 3000, 48
 Report = tuple[Version, Results]
+
+
+STATUS_WORDS = {
+    "running": "running in another process",
+    "completed": "done",
+    "cancelled": "stopped",
+    "interrupted": "interrupted: its process ended",
+}
+MORE_TRIALS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +60,49 @@ class ExperimentState:
     Attributes:
         job: while this server runs it.
         version: changes with what has been measured.
+        results: what its report is drawn from; of a sweep a `SweepReport`.
     """
 
     row: Benchmark
     job: Job | None
     version: Version
-    results: Results
+    results: Any
+
+    @property
+    def status(self) -> str:
+        return self.row.status
+
+    @property
+    def error(self) -> str:
+        return str(self.row.summary.get("error") or "")
+
+    @property
+    def text(self) -> str:
+        """How far it is and what it is doing, or how it ended."""
+        now, sweep = self.job and self.job.progress, self.results
+        parts = [f"{now.num_done} of {now.num_planned}"] if now else []
+        if isinstance(sweep, SweepReport):
+            parts = [f"{sweep.num_done} of {sweep.plan.num_trials} trials"]
+        if now:
+            parts += [time_left(now.eta_s), f"{now.num_failed} failed" if now.num_failed else ""]
+        status = STATUS_WORDS.get(self.status, self.status)
+        return " · ".join(filter(None, [*parts, self.job.message if self.job else status]))
+
+    @property
+    def share(self) -> float | None:
+        """How much of what runs here is done."""
+        now = self.job and self.job.progress
+        return None if self.job is None else now.num_done / max(1, now.num_planned) if now else 0.0
+
+    @property
+    def resume(self) -> str:
+        """What going on is called; empty where it cannot be."""
+        if self.job is not None or self.status == "running":
+            return ""
+        if self.status != "completed":
+            return "Resume"
+        is_open = isinstance(self.results, SweepReport) and self.results.more_to_try
+        return "More trials" if is_open else ""
 
 
 class Experiments:
@@ -122,7 +170,7 @@ class Experiments:
     def resume(
         self, benchmark_id: str, pool: Pool | None = None, trials: int | None = None
     ) -> None:
-        """Go on with an experiment; `trials` raises how many a sweep measures.
+        """Go on with an experiment; `trials` raises how many a sweep measures, by default by 10.
 
         Raises ConfigError: it is not in the log, or this version lacks one of its methods.
         """
@@ -130,6 +178,9 @@ class Experiments:
             raise ConfigError("This experiment is running already.")
         head = self._log.benchmarks.get(benchmark_id)
         if head is not None and head.plan.get("kind") == "sweep":
+            sweep = self.sweeps.load(benchmark_id).plan
+            if trials is None and head.status == "completed":
+                trials = sweep.num_trials + MORE_TRIALS
             plan: ExperimentPlan = self.sweeps.reopen(benchmark_id, trials).plan
         else:
             plan = stored_experiment(self._log, benchmark_id, self.catalog.types)[1].runnable
@@ -189,8 +240,8 @@ class Experiments:
 
     # ---- reading
 
-    def newest(self) -> tuple[BenchmarkHead, ...]:
-        return self._log.benchmarks.list(MAX_LISTED)
+    def newest(self, *, sweeps: bool = False) -> tuple[BenchmarkHead, ...]:
+        return self._log.benchmarks.list(MAX_LISTED, sweeps=sweeps)
 
     def look(self, benchmark_id: str) -> ExperimentState:
         """An experiment as it stands; its plan and requests are read when there is news."""
@@ -200,6 +251,13 @@ class Experiments:
         version, results = (job and job.results) or self._report(head)
         now = {field.name: getattr(head, field.name) for field in fields(BenchmarkHead)}
         return ExperimentState(replace(results.benchmark, **now), job, version, results)
+
+    def look_at_sweep(self, key: str) -> ExperimentState:
+        """The same of a sweep, by its id or name."""
+        report = SweepReport.of(self.sweeps.load(key))
+        row = report.sweep.row
+        version = str(zlib.crc32(repr((report.trials, row.status)).encode()))
+        return ExperimentState(row, self.job(row.id), version, report)
 
     def file(self, benchmark_id: str, name: object) -> str:
         """One of the report's files, as text."""

@@ -108,7 +108,8 @@ def tunables_of(config: MethodConfig) -> tuple[Tunable, ...]:
 @cache
 def _field(cls: type[MethodConfig], name: str) -> TypeAdapter[Any]:
     info = cls.model_fields[name]
-    return TypeAdapter(Annotated[info.annotation, info])
+    kind: Any = Annotated[info.annotation, info]
+    return TypeAdapter(kind)
 
 
 def check_value(config: MethodConfig, field: str, value: Scalar) -> None:

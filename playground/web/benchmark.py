@@ -20,12 +20,12 @@ from playground.errors import Fault, attempt
 from playground.experiments.benchmark_form import Extent, plan_of_form
 from playground.experiments.cluster import Pool
 from playground.experiments.compare.form import first_methods
-from playground.experiments.job import Job, time_left
 from playground.experiments.plan import ExperimentPlan
 from playground.experiments.report.columns import by_group
 from playground.experiments.report.export import FILES
 from playground.experiments.report.plots import PLOTS, report_figure
 from playground.experiments.report.report import FORMULAS
+from playground.experiments.results import Results
 from playground.experiments.service import ExperimentState
 from playground.experiments.suites import GROUPS, in_order, items_of
 from playground.host.controls import Control, FormSpec, group_of
@@ -33,7 +33,7 @@ from playground.host.request import DTYPES, FormValues, texts
 from playground.runs.query import TableQuery
 from playground.web.address import switch_to
 from playground.web.deploy import DeployPage, Updates
-from playground.web.experiment import ExperimentPage, Standing, read_key
+from playground.web.experiment import ExperimentPage, read_key
 from playground.web.forms import QUIET, RAW, SettingsForm
 from playground.web.report import cards_html, head_html, latency_html, summary_html
 from playground.web.results import definitions, report_table, saves, saying, state_html
@@ -44,12 +44,6 @@ if TYPE_CHECKING:
 FIRST_SUITE = "quick"
 FIRST_METHODS = 2
 """So many are chosen at the beginning: that which was the fastest, and one of another kind."""
-STATUS_TEXTS = {"completed": "complete", "cancelled": "stopped"}
-HINTS = {
-    "cancelled": ". Resume runs what is missing.",
-    "interrupted": ". Its process ended; Resume runs what is missing.",
-    "failed": ". Resume tries again.",
-}
 MAX_PROMPT_FILE = 8_000_000
 
 
@@ -228,45 +222,22 @@ class BenchmarkPage(ExperimentPage):
 
     # ---- what was measured
 
-    def choices(self) -> list[tuple[str, str]]:
-        return [
-            (f"{one.created_at:%d %b %H:%M} · {one.name} · {status_text(one.status)}", one.id)
-            for one in self.experiments.newest()
-        ]
+    def read(self, key: str) -> ExperimentState:
+        return self.experiments.look(key)
 
-    def standing(self, key: str) -> Standing:
-        state = self.experiments.look(key)
-        status, job, now = state.row.status, state.job, None
-        text = status_text(status) + HINTS.get(status, "")
-        if job is not None:
-            text, now = progress_text(job), job.progress
-        elif status == "running":
-            text = "running in another process"
-        return Standing(
-            state,
-            state.version,
-            status,
-            text,
-            resume="Resume" if job is None and status in HINTS else "",
-            here=job is not None,
-            share=(now.num_done / max(1, now.num_planned) if now else 0.0) if job else None,
-            error=state.row.summary.get("error") or "",
-            job=job,
-        )
-
-    def report(self, state: ExperimentState, *choices: Any) -> list[Any]:
+    def report(self, results: Results, *choices: Any) -> list[Any]:
         kind, plot, configuration = choices
-        report = state.results.report
+        report = results.report
         names = [section.name for section in report.configurations]
         configuration = configuration if configuration in names else names[-1]
         return [
-            head_html(state.results),
-            summary_html(state.results),
+            head_html(results),
+            summary_html(results),
             report_table(f"By kind of task: {kind}", by_group(report, kind, GROUPS)),
-            gr.Plot(report_figure(report, state.results.requests, plot), visible=True),
+            gr.Plot(report_figure(report, results.requests, plot), visible=True),
             gr.Dropdown(names, value=configuration),
             latency_html(report.section(configuration)),
-            cards_html(state.results, self.log),
+            cards_html(results, self.log),
         ]
 
     def _file(self, name: str, picked: Any) -> tuple[str, str]:
@@ -343,17 +314,3 @@ def form_of(values: Mapping[str, Any]) -> dict[str, Any]:
         "configurations": configurations,
         **extent.values,
     }
-
-
-def status_text(status: str) -> str:
-    return STATUS_TEXTS.get(status, status)
-
-
-def progress_text(job: Job) -> str:
-    """How far a benchmark is, and what it is doing."""
-    now = job.progress
-    if now is None:
-        return job.message
-    failed = f"{now.num_failed} failed" if now.num_failed else ""
-    parts = [f"{now.num_done} of {now.num_planned}", time_left(now.eta_s), failed, job.message]
-    return " · ".join(filter(None, parts))

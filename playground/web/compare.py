@@ -435,7 +435,7 @@ class ComparePage:
         async for message in stream(job, self.history):
             same = message["report"] == report
             report, race = message["report"], view_of(job).race
-            results = race and race.results
+            results = None if race is None else race.results
             yield [
                 message,
                 gr.skip() if same else await run_sync(report_html, results, self.host.log),

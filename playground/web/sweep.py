@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -14,7 +13,7 @@ from engine.formats import plural
 from engine.safe_text import file_name
 from playground.errors import Fault, attempt
 from playground.experiments.cluster import Pool
-from playground.experiments.job import Job, time_left
+from playground.experiments.service import ExperimentState
 from playground.experiments.space import setting_text, tunables_of
 from playground.experiments.sweep.plan import OBJECTIVES, SweepForm, SweepPlan, plan_of_form
 from playground.experiments.sweep.plots import NOTES, sweep_figure
@@ -23,24 +22,15 @@ from playground.experiments.sweep.trials import Trial
 from playground.host.controls import Control, group_of
 from playground.host.request import DTYPES, FormValues, texts
 from playground.web.address import switch_to
-from playground.web.experiment import ExperimentPage, Standing, read_key
+from playground.web.experiment import ExperimentPage, read_key
 from playground.web.forms import RAW, SettingsForm
 from playground.web.generate import GeneratePage
 from playground.web.results import HTML, definitions, saves, saying, table_html
 
 BEST = "best"
 RANGE = "low:high, low:high:step, low:high:log (1, 2, 4, 8), or values separated by commas"
-MORE_TRIALS = 10
-MAX_LISTED = 200
 CONFIRM = """(picked, ...values) =>
   [confirm("Forget this sweep? Its runs stay in the log.") ? picked : null, ...values]"""
-STATUS_TEXTS = {
-    "running": "running",
-    "completed": "done",
-    "cancelled": "stopped",
-    "failed": "failed",
-    "interrupted": "interrupted: its process died",
-}
 CARD = HTML.from_string("""
 <div class="pg-card"><h3>{{ title }}</h3>
 <p class="headline">{{ point }}</p>
@@ -177,29 +167,8 @@ class SweepPage(ExperimentPage):
 
     # ---- its results
 
-    def choices(self) -> list[tuple[str, str]]:
-        return [
-            (f"{head.name} · {STATUS_TEXTS[head.status].split(':')[0]}", head.id)
-            for head in self.experiments.sweeps.heads()[:MAX_LISTED]
-        ]
-
-    def standing(self, key: str) -> Standing:
-        report = SweepReport.of(self.experiments.sweeps.load(key))
-        row, job = report.sweep.row, self.experiments.job(report.sweep.row.id)
-        done, planned, status = report.num_done, report.plan.num_trials, row.status
-        can_go_on = status != "running" and (status != "completed" or report.more_to_try)
-        more = "More trials" if status == "completed" else "Resume"
-        return Standing(
-            report,
-            zlib.crc32(repr((report.trials, status)).encode()),
-            status,
-            state_text(report, job),
-            resume=more if can_go_on else "",
-            here=job is not None,
-            share=done / planned if status == "running" and planned else None,
-            error=report.sweep.fault,
-            job=job,
-        )
+    def read(self, key: str) -> ExperimentState:
+        return self.experiments.look_at_sweep(key)
 
     def report(self, results: SweepReport, *choices: Any) -> list[Any]:
         trial, kind = choices
@@ -207,7 +176,7 @@ class SweepPage(ExperimentPage):
         trial = trial if trial in numbers else BEST
         picked = results.best if trial == BEST else results.trial(int(trial))
         drawn = attempt(lambda: sweep_figure(results.sweep, kind), where="drawing a plot")
-        best = results.best and str(results.best.number)
+        best = None if results.best is None else str(results.best.number)
         return [
             "" if picked is None else card_html(results, picked),
             gr.Dropdown([BEST, *numbers], value=trial),
@@ -215,12 +184,6 @@ class SweepPage(ExperimentPage):
             saying(drawn if isinstance(drawn, Fault) else NOTES[kind]),
             None if isinstance(drawn, Fault) else drawn,
         ]
-
-    def go_on(self, key: str, pool: Pool | None) -> None:
-        """Resume a sweep; one that is done gets more trials."""
-        sweep = self.experiments.sweeps.load(key)
-        more = sweep.plan.num_trials + MORE_TRIALS if sweep.row.status == "completed" else None
-        self.experiments.resume(key, pool, more)
 
     def file_of(self, picked: Any, trial: Any) -> tuple[str, str]:
         report = SweepReport.of(self.experiments.sweeps.load(read_key(picked)))
@@ -266,16 +229,6 @@ def number_of(trial: object) -> int | None:
     if not isinstance(trial, str) or not trial.isdecimal() or len(trial) > 9:
         raise ConfigError(f"trial must be its number, or {BEST}, got {trial!r:.60}.")
     return int(trial)
-
-
-def state_text(report: SweepReport, job: Job | None) -> str:
-    """Where a sweep is."""
-    parts = [f"{report.num_done} of {report.plan.num_trials} trials"]
-    if job is None:
-        parts.append(STATUS_TEXTS[report.sweep.row.status])
-    else:
-        parts += [time_left(job.progress.eta_s) if job.progress else "", job.message]
-    return " · ".join(filter(None, parts))
 
 
 def card_html(report: SweepReport, trial: Trial) -> str:

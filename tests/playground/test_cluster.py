@@ -73,7 +73,7 @@ def test_a_task_whose_worker_dies_is_done_by_another(
     mark = tmp_path / "mark"
     done = two.do_all({"a": partial(dies_once, mark=mark)}, tell=lambda *message: None)
     after = {name for name, *_ in two.rows()}
-    assert two.size == 2 and mark.read_text() in before - after and done["a"] in after
+    assert len(two.rows()) == 2 and mark.read_text() in before - after and done["a"] in after
     assert any(f"Worker {mark.read_text()} is gone: " in one for one in caplog.messages)
 
 
@@ -87,7 +87,7 @@ def test_a_task_that_kills_every_worker_is_given_up(
     monkeypatch.setattr(cluster, "MAX_LOST", 2)
     with pytest.raises(cluster.WorkerLostError, match="is gone"):
         two.do_all({"a": dies}, tell=lambda *message: None)
-    assert two.size == 2
+    assert len(two.rows()) == 2
 
 
 def out_of_memory(context: TaskContext) -> None:

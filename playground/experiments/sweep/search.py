@@ -86,7 +86,7 @@ class Sweep(Experiment):
             )
             return summary
 
-        return self.search(measure, parallel=workers.size)
+        return self.search(measure, parallel=len(workers.rows()))
 
     def queue(self, host: EngineHost) -> Callable[[], Summary]:
         """Every trial waits in the queue of all runs by itself: others go between."""

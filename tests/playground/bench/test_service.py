@@ -298,9 +298,8 @@ def test_ray_is_refused_where_it_is_not_installed_or_not_offered(
         cluster.pool_of("ray://elsewhere:10001", None, ("local",))
 
     monkeypatch.setattr(cluster, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install '.*\[ray\]'"):
-        cluster.pool_of("local", 2, ("local",))
-    monkeypatch.setattr(cluster, "find_spec", lambda name: name)
+    with pytest.raises(ConfigError, match=r"pip install '.*\[ray\]'"), cluster.connected("local"):
+        pass
     with pytest.raises(ConfigError, match="Workers must be a number"):
         cluster.pool_of("local", 0, ("local",))
 
