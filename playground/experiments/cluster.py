@@ -1,11 +1,8 @@
 """Ray: workers that keep a target loaded and do one task after another.
 
-    driver ── do(task) ──► a free worker: a process of its own, its target, its link to the log
-       ▲                      │ the loop that measures without Ray, too; its runs go to the log
-       └── what it tells ◄────┘
-
-A task is any function of a `TaskContext`. Ray sends it to a worker, schedules it, and reports a
-worker that dies; another one does what was lost, starting from what the log already has.
+A task is any function of a `TaskContext`. Ray sends it to a worker, a process with a target and a
+link to the log of its own, and reports a worker that dies; another one does what was lost, starting
+from what the log already has.
 """
 
 from __future__ import annotations
@@ -26,30 +23,22 @@ from queue import SimpleQueue
 from typing import Any
 
 from engine.errors import ConfigError, PlaygroundError, first_line
-from playground.experiments.job import Progress
-from playground.experiments.measurement import Measurement, Summary, check_same_target
-from playground.experiments.plan import ExperimentPlan, Workload
+from playground.experiments.measurement import check_same_target
 from playground.experiments.worker import (
     About,
     Task,
-    TaskContext,
     Worker,
     WorkerConfig,
     program,
 )
-from playground.host.runner import EngineHost
 
 LOG = logging.getLogger(__name__)
 LOCAL = "local"
 MAX_WORKERS = 1000
 LOOK_S = 0.3
 """So often the driver asks a worker how far it is."""
-QUEUE_S = 120.0
-"""Longest wait for cores that others hold."""
-MAX_LOST = 3
-"""Workers that a task may lose."""
-SHARDS_EACH = 2
-"""Shards per worker: fewer warm-ups with one, a shorter wait for the slowest with many."""
+QUEUE_S, MAX_LOST = 120.0, 3
+"""Longest wait for cores that others hold, and how many workers a task may lose."""
 WORK = "work"
 """The actor's one thread that computes; others answer for it meanwhile."""
 _USING = threading.Lock()
@@ -144,42 +133,29 @@ def connected(address: str, *, cpus: int | None = None) -> Iterator[None]:
 
 
 def worker_capacity(pool: Pool) -> tuple[float, int, int]:
-    """GPUs and cores of a worker, and how many workers there is room for.
+    """GPUs and cores of a worker, and how many workers there are to be.
 
     Raises ConfigError: the cluster has no room for as many.
     """
     import ray
 
-    nodes = [
-        (int(node["Resources"].get("CPU", 0)), int(node["Resources"].get("GPU", 0)))
-        for node in ray.nodes()
-        if node["Alive"]
-    ]
-    num_cores, num_cards = (sum(counts) for counts in zip(*nodes, strict=True))
-    gpus = pool.gpus if pool.gpus is not None else float(num_cards > 0)
-    cpus = pool.cpus
-    if cpus is None and pool.workers is not None and not gpus:
-        cpus = max(1, num_cores // pool.workers)
-    elif cpus is None:
-        shares = [c // max(1, int(g // gpus)) if gpus else c for c, g in nodes if g >= gpus]
-        cpus = min(filter(None, shares), default=1)
-    room = sum(int(min(c // cpus, g // gpus if gpus else c)) for c, g in nodes)
-    size = room if pool.workers is None else pool.workers
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    cores, cards = (int(sum(node.get(name, 0) for node in nodes)) for name in ("CPU", "GPU"))
+    gpus = pool.gpus if pool.gpus is not None else float(cards > 0)
+    usual = pool.workers or (int(cards // gpus) if gpus else len(nodes))
+    cpus = pool.cpus or max(1, cores // max(1, usual))
+    room = min(cores // cpus, int(cards // gpus) if gpus else cores)
+    size = pool.workers or room
     if not 0 < size <= room:
         raise ConfigError(
-            f"The cluster has {num_cores} cores and {num_cards} GPUs: room for {room} workers "
-            f"of {cpus} cores and {gpus:g} GPUs, not for {size}. Ask for fewer or smaller "
-            "workers."
+            f"The cluster has {cores} cores and {cards} GPUs: room for {room} workers of {cpus} "
+            f"cores and {gpus:g} GPUs, not for {size}. Ask for fewer or smaller workers."
         )
     return gpus, cpus, size
 
 
 class Workers:
-    """The workers of one experiment; any thread may have a task done.
-
-    Attributes:
-        refused: why workers are not used, a sentence each.
-    """
+    """The workers of one experiment, and why others are `refused`; any thread may have a task done."""
 
     def __init__(
         self,
@@ -241,14 +217,8 @@ class Workers:
                 raise NoWorkerError(f"No worker is left. {' '.join(self.refused)}")
             name = self._actors[actor].name
             self._busy[name] = title
-
-            def receive(message: Any, name: str = name) -> None:
-                if isinstance(message, Progress):
-                    self._busy[name] = f"{title}: {message.num_done} of {message.num_planned}"
-                tell(message)
-
             try:
-                return self._follow(actor, task, receive, cancelled)
+                return self._follow(actor, task, tell, cancelled)
             except WorkerLostError as error:
                 LOG.warning("%s", error)
                 self._dismiss(actor)
@@ -413,64 +383,3 @@ def workers(pool: Pool, config: WorkerConfig, **more: Any) -> Iterator[Workers]:
             yield running
         finally:
             running.close()
-
-
-def worker_config(host: EngineHost, workload: Workload) -> WorkerConfig:
-    """Workers that load and write what a server does.
-
-    Raises ConfigError: no worker could write to the log.
-    """
-    url = host.log.url
-    if url.database in (None, "", ":memory:"):
-        raise ConfigError("Workers need a run log that they can reach. Start the server with --db.")
-    where = url.render_as_string(hide_password=False)
-    return WorkerConfig(workload.target, workload.dtype, where, host.device, host.cache_dir)
-
-
-# ---- an experiment's prompts in shards, each measured by one worker
-
-
-def measure_shards(
-    workers: Workers,
-    plan: ExperimentPlan,
-    benchmark_id: str,
-    *,
-    tell: Callable[[Progress], None],
-    cancelled: Callable[[], bool],
-) -> Summary:
-    """Measure on all workers what the log lacks of a plan; as `Measurement.run` otherwise.
-
-    Every n-th prompt is in a shard, so that each has some of all kinds.
-    """
-    num = min(len(plan.items), SHARDS_EACH * len(workers.rows()))
-    parts = [type(plan).parse({**dict(plan), "items": plan.items[i::num]}) for i in range(num)]
-    progress: dict[str, Progress] = {}
-    began_s, num_measured = time.monotonic(), 0
-
-    def forward(name: str, latest: Progress) -> None:
-        """Progress of all shards together."""
-        nonlocal num_measured
-        progress[name] = latest
-        shards = list(progress.values())
-        num_measured += latest.last is not None
-        num_done, num_planned = sum(one.num_done for one in shards), plan.num_requests
-        left_s = (num_planned - num_done) * (time.monotonic() - began_s)
-        eta_s = left_s / num_measured if num_measured else None
-        num_failed, message = sum(one.num_failed for one in shards), f"{name} · {latest.message}"
-        tell(Progress(num_done, num_planned, message, eta_s, num_failed, latest.last))
-
-    tasks = {
-        f"shard {n}": partial(measure_shard, plan=part, benchmark_id=benchmark_id)
-        for n, part in enumerate(parts, start=1)
-    }
-    done = workers.do_all(tasks, tell=forward, cancelled=cancelled)
-    return Summary.of(list(done.values()))
-
-
-def measure_shard(context: TaskContext, plan: ExperimentPlan, benchmark_id: str) -> Summary:
-    """What the log lacks of a plan, measured by one worker."""
-    told: dict[str, Any] = {"tell": context.tell, "cancelled": context.cancelled}
-    told["worker"] = context.name
-    return Measurement(plan=plan, log=context.log, benchmark_id=benchmark_id, **told).run(
-        context.bench
-    )

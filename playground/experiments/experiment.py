@@ -11,23 +11,27 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import asdict
+from functools import partial
 from typing import Any, ClassVar, Literal, Protocol
 
 from engine.drafters.base import BuildContext
 from engine.errors import ConfigError, PlaygroundError
 from playground.errors import attempt
 from playground.experiments.chooser import chooser_of
-from playground.experiments.cluster import Workers, measure_shards
+from playground.experiments.cluster import Workers
 from playground.experiments.finished import finished_requests
 from playground.experiments.job import Job, Progress, State, submit
 from playground.experiments.measurement import Measurement, Prompt, Summary, check_same_target
 from playground.experiments.plan import ExperimentPlan, Request
 from playground.experiments.results import Results, default_name, environment_of, read_results
+from playground.experiments.worker import TaskContext
 from playground.host.live import LiveRun
 from playground.host.runner import EngineHost
 from storage import RunLog, RunQuery, StorageError, new_id
 
 REPORT_EVERY_S = 3.0
+SHARDS_EACH = 2
+"""Shards per worker: fewer warm-ups with one, a shorter wait for the slowest with many."""
 Version = str
 """Tells a report from the next one."""
 
@@ -131,8 +135,30 @@ class Experiment(Job):
         return submit(host, self, self.plan, self.measure, check=check)
 
     def measure_by(self, workers: Workers) -> Summary:
-        """The same by the workers of a cluster."""
-        return measure_shards(workers, self.plan, self.id, tell=self.tell, cancelled=self.cancelled)
+        """The same by the workers of a cluster: every n-th prompt is in a shard."""
+        plan, num = self.plan, min(len(self.plan.items), SHARDS_EACH * len(workers.rows()))
+        parts = [type(plan).parse({**dict(plan), "items": plan.items[i::num]}) for i in range(num)]
+        progress: dict[str, Progress] = {}
+        began_s, num_measured = time.monotonic(), 0
+
+        def forward(name: str, latest: Progress) -> None:
+            """Progress of all shards together."""
+            nonlocal num_measured
+            progress[name] = latest
+            shards = list(progress.values())
+            num_measured += latest.last is not None
+            num_done, num_planned = sum(one.num_done for one in shards), plan.num_requests
+            left_s = (num_planned - num_done) * (time.monotonic() - began_s)
+            eta_s = left_s / num_measured if num_measured else None
+            num_failed, words = sum(one.num_failed for one in shards), f"{name} · {latest.message}"
+            self.tell(Progress(num_done, num_planned, words, eta_s, num_failed, latest.last))
+
+        tasks = {
+            f"shard {n}": partial(measure_shard, plan=part, benchmark_id=self.id)
+            for n, part in enumerate(parts, start=1)
+        }
+        done = workers.do_all(tasks, tell=forward, cancelled=self.cancelled)
+        return Summary.of(list(done.values()))
 
     def conduct(self, measure: Callable[[], Summary]) -> Summary:
         """Measure it, and write down how it ended.
@@ -191,3 +217,12 @@ class Experiment(Job):
         """How much of it is done; None while nothing is known."""
         now = self.progress
         return None if now is None or not now.num_done else now.num_done / now.num_planned
+
+
+def measure_shard(context: TaskContext, plan: ExperimentPlan, benchmark_id: str) -> Summary:
+    """What the log lacks of a plan, measured by one worker."""
+    told: dict[str, Any] = {"tell": context.tell, "cancelled": context.cancelled}
+    told["worker"] = context.name
+    return Measurement(plan=plan, log=context.log, benchmark_id=benchmark_id, **told).run(
+        context.bench
+    )

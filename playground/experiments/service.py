@@ -12,13 +12,13 @@ from functools import partial
 from typing import Any
 
 from engine.errors import ConfigError, one_of
-from playground.experiments.cluster import Pool, worker_config, workers
+from playground.experiments.cluster import Pool, workers
 from playground.experiments.compare.live import LiveComparison
 from playground.experiments.experiment import Experiment, Version
 from playground.experiments.finished import finished_requests
 from playground.experiments.job import Job, Jobs, State, time_left
 from playground.experiments.measurement import Summary
-from playground.experiments.plan import ExperimentPlan
+from playground.experiments.plan import ExperimentPlan, Workload
 from playground.experiments.prompt_files import read_suite_text
 from playground.experiments.report.export import FILES
 from playground.experiments.results import (
@@ -31,6 +31,7 @@ from playground.experiments.sweep.plan import SweepPlan
 from playground.experiments.sweep.report import SweepReport
 from playground.experiments.sweep.search import Sweep
 from playground.experiments.sweep.store import SweepStore
+from playground.experiments.worker import WorkerConfig
 from playground.host.bounded import BoundedCache
 from playground.host.runner import EngineHost
 from presets import PromptSuite
@@ -282,3 +283,15 @@ def _bytes_of(report: Report) -> int:
     requests = report[1].requests
     tokens = sum(len(request.output_ids) for request in requests)
     return BYTES_PER_REQUEST * len(requests) + BYTES_PER_TOKEN * tokens
+
+
+def worker_config(host: EngineHost, workload: Workload) -> WorkerConfig:
+    """Workers that load and write what a server does.
+
+    Raises ConfigError: no worker could write to the log.
+    """
+    url = host.log.url
+    if url.database in (None, "", ":memory:"):
+        raise ConfigError("Workers need a run log that they can reach. Start the server with --db.")
+    where = url.render_as_string(hide_password=False)
+    return WorkerConfig(workload.target, workload.dtype, where, host.device, host.cache_dir)

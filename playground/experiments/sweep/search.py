@@ -18,8 +18,8 @@ import optuna
 
 from engine.drafters.base import BuildContext
 from engine.errors import ConfigError, DrafterError, OutOfMemoryError
-from playground.experiments.cluster import WorkerLostError, Workers, measure_shard
-from playground.experiments.experiment import Experiment
+from playground.experiments.cluster import WorkerLostError, Workers
+from playground.experiments.experiment import Experiment, measure_shard
 from playground.experiments.finished import FinishedRequest, Pair, finished_requests, in_pairs
 from playground.experiments.job import BrokenOffError, Progress, submit
 from playground.experiments.measurement import Measurement, Summary
