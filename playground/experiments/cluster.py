@@ -35,12 +35,10 @@ from playground.experiments.worker import (
 LOG = logging.getLogger(__name__)
 LOCAL = "local"
 MAX_WORKERS = 1000
-LOOK_S = 0.3
-"""So often the driver asks a worker how far it is."""
+LOOK_S = 0.3  # so often the driver asks a worker how far it is
 QUEUE_S, MAX_LOST = 120.0, 3
 """Longest wait for cores that others hold, and how many workers a task may lose."""
-WORK = "work"
-"""The actor's one thread that computes; others answer for it meanwhile."""
+WORK = "work"  # the actor's one thread that computes; others answer for it meanwhile
 _USING = threading.Lock()
 _USERS: list[str] = []
 """Addresses that are in use, once for each user: Ray is one for a process."""
@@ -155,7 +153,7 @@ def worker_capacity(pool: Pool) -> tuple[float, int, int]:
 
 
 class Workers:
-    """The workers of one experiment, and why others are `refused`; any thread may have a task done."""
+    """The workers of one experiment, for any thread; and why others are `refused`."""
 
     def __init__(
         self,

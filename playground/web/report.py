@@ -9,7 +9,7 @@ from engine.formats import figure, plural
 from playground.experiments.report.columns import Cell, summary
 from playground.experiments.report.report import FORMULAS, Section
 from playground.experiments.report.statistics import LATENCY_ROWS, speedups_by_prompt
-from playground.experiments.report.verdict import NEAR_TIES, Divergence
+from playground.experiments.report.verdict import CAUSES, Divergence
 from playground.experiments.results import Results
 from playground.host.stream import stored_badge
 from playground.web.results import HTML, table_html, term
@@ -60,7 +60,7 @@ CARDS = HTML.from_string("""
 decoding’s</summary><ul>
 {% for it in differing %}
   <li>{{ it.suite }} {{ it.prompt }}, turn {{ it.turn + 1 }}, repeat {{ it.repeat + 1 }}, from token
-  {{ it.at + 1 }} on ({{ near_ties[it.near_tie] }}): {{ to(it.run_id, "its run") }} ·
+  {{ it.at + 1 }} on ({{ causes[it.cause][2] }}): {{ to(it.run_id, "its run") }} ·
   {{ to(it.reference_run_id, "plain decoding’s") }}
   {%- for line in it.gap %}<span class="gap">{{ line }}</span>{% endfor %}</li>
 {% endfor %}
@@ -129,7 +129,7 @@ def cards_html(results: Results, log: RunLog) -> str:
     return CARDS.render(
         cards=cards,
         plural=plural,
-        near_ties=NEAR_TIES,
+        causes=CAUSES,
         skipped=results.benchmark.summary.get("skipped", [])[:MAX_SKIPPED],
     )
 

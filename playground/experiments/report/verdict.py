@@ -25,18 +25,12 @@ TRUST_SENTENCES: dict[Trust, str] = {
     "sampled": "",
     "lossy": "It is lossy: it may keep tokens that the target would not choose.",
 }
-SHORT_CAUSES: dict[Cause, tuple[str, str]] = {
-    "near ties": ("near-ties", "warn"),
-    "fault": ("a fault", "bad"),
-    "unknown": ("unexplained", "warn"),
+CAUSES: dict[Cause, tuple[str, str, str]] = {
+    "near ties": ("near-ties", "warn", "a near-tie, which rounding alone can flip"),
+    "fault": ("a fault", "bad", "rounding is not the cause, so the method is at fault"),
+    "unknown": ("unexplained", "warn", "the cause has not been examined"),
 }
-"""The same in a word or two, and how bad it is."""
-NEAR_TIES: dict[bool | None, str] = {
-    None: "the cause has not been examined",
-    True: "a near-tie, which rounding alone can flip",
-    False: "rounding is not the cause, so the method is at fault",
-}
-"""What is said of one answer, by `Divergence.near_tie`."""
+"""A cause in a word or two, how bad it is, and in a sentence."""
 UNSTEADY = (
     "Plain decoding's own text changes from repeat to repeat for {}: this device rounds "
     "differently each time, so other texts may change too."
@@ -58,7 +52,7 @@ class Divergence:
     """The first token that differs from plain decoding's, counted from 0 in the answer.
 
     Attributes:
-        near_tie: whether rounding explains it; None = not examined.
+        cause: whether rounding explains it.
         gap: what the target says of the two tokens there, in sentences.
     """
 
@@ -69,7 +63,7 @@ class Divergence:
     at: int
     run_id: str
     reference_run_id: str
-    near_tie: bool | None = None
+    cause: Cause = "unknown"
     gap: tuple[str, ...] = ()
 
 
@@ -110,7 +104,7 @@ class Verdict:
         if self.identical:
             texts = f"{self.num_compared} texts" if self.num_compared > 1 else "1 text"
             return f"{self.num_tokens} tokens in {texts}, all identical to plain decoding's."
-        return f"{self.place}: {NEAR_TIES[self.divergences[0].near_tie]}."
+        return f"{self.place}: {CAUSES[self.divergences[0].cause][2]}."
 
 
 def verdict_of(pairs: Sequence[Pair], audits: Audits) -> Verdict | None:
@@ -120,8 +114,8 @@ def verdict_of(pairs: Sequence[Pair], audits: Audits) -> Verdict | None:
     differences = [_divergence(pair, at, audits) for pair, at in divergences(pairs)]
     cause: Cause | None = None
     if differences:
-        seen = {one.near_tie for one in differences}
-        cause = "fault" if False in seen else "near ties" if True in seen else "unknown"
+        seen = {one.cause for one in differences}
+        cause = next(one for one in ("fault", "near ties", "unknown") if one in seen)
     num_tokens = sum(len(own.output_ids) for own, _ in pairs)
     same = len(pairs) - len(differences)
     return Verdict(len(pairs), same, num_tokens, tuple(differences[:MAX_LISTED]), cause)
@@ -130,9 +124,10 @@ def verdict_of(pairs: Sequence[Pair], audits: Audits) -> Verdict | None:
 def _divergence(pair: Pair, at: int, audits: Audits) -> Divergence:
     own, plain = pair
     audit = audits.get((own.run_id, plain.run_id))
-    near_tie = None if audit is None else audit.view.near_tie
-    gap = () if audit is None else gap_sentences(audit)
-    return Divergence(*own.pair, at, own.run_id, plain.run_id, near_tie, gap)
+    if audit is None:
+        return Divergence(*own.pair, at, own.run_id, plain.run_id)
+    cause: Cause = "near ties" if audit.view.near_tie else "fault"
+    return Divergence(*own.pair, at, own.run_id, plain.run_id, cause, gap_sentences(audit))
 
 
 def num_unsteady(requests: Sequence[FinishedRequest]) -> int:

@@ -191,7 +191,7 @@ def test_a_corrupted_method_is_found_out(bench: BuildContext, log: RunLog) -> No
     assert ours is not None and plain is not None
     assert ours.output_ids[: first.at] == plain.output_ids[: first.at]
     assert ours.output_ids[first.at] != plain.output_ids[first.at]
-    assert bad.cause == "fault" and first.near_tie is False
+    assert bad.cause == "fault" and first.cause == "fault"
     assert "float32: top-2 logit gap" in first.gap[0]
     assert good.cause is None
 

@@ -181,7 +181,7 @@ def test_a_corrupted_method_is_caught(host: EngineHost, log: RunLog) -> None:
     assert plain[:at] == own[:at] and plain[at] != own[at]
     assert wrong.verdict is not None and wrong.verdict.cause == "fault"
     first = wrong.verdict.divergences[0]
-    assert first.at == at and first.near_tie is False
+    assert first.at == at and first.cause == "fault"
     assert "the method is at fault" in wrong.verdict_sentence
     assert "2 of 2 texts" in wrong.verdict_sentence
     assert "float32: top-2 logit gap" in first.gap[0]
