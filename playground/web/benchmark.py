@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -36,7 +36,7 @@ from playground.web.deploy import DeployPage, Updates
 from playground.web.experiment import ExperimentPage, read_key
 from playground.web.forms import QUIET, RAW, SettingsForm
 from playground.web.report import cards_html, head_html, latency_html, summary_html
-from playground.web.results import definitions, report_table, saves, saying, state_html
+from playground.web.results import definitions, leads, or_skip, report_table, saves, saying
 
 if TYPE_CHECKING:
     from playground.web.runs import RunsPage
@@ -185,8 +185,7 @@ class BenchmarkPage(ExperimentPage):
             group = self._group(key, groups)
             return {"groups": [*groups, group], "values": FormValues.of(form).values}
 
-        added = attempt(more, where="adding a method")
-        return gr.skip() if isinstance(added, Fault) else added
+        return or_skip(more, where="adding a method")
 
     def keep_fitting(self, target: Any, spec: Any, form: Any) -> Any:
         """The form without configurations that cannot run on the target; its usual ones if none."""
@@ -202,8 +201,7 @@ class BenchmarkPage(ExperimentPage):
                 kept.append(self._group(key, kept))
             return {"groups": kept, "values": FormValues.of(form).values}
 
-        fitted = attempt(fitting, where="picking a target")
-        return gr.skip() if isinstance(fitted, Fault) else fitted
+        return or_skip(fitting, where="picking a target")
 
     def add_files(self, files: Any, suites: Any) -> tuple[Any, str]:
         """The suites with those of files, which are ticked; with what is wrong in a file."""
@@ -265,21 +263,10 @@ class BenchmarkPage(ExperimentPage):
                 return {}
             return {tabs: switch_to("deploy"), **deploy.open(ExportForm(run=run))}
 
-        def leading(lead: Callable[..., Updates]) -> Callable[..., Updates]:
-            """A listener that goes to another page, or says why it cannot."""
-
-            def go(*picked: Any) -> Updates:
-                updates = attempt(lambda: lead(*picked), where="opening another page")
-                if isinstance(updates, Fault):
-                    return {self.state: state_html("", "", error=updates.sentence)}
-                return updates
-
-            return go
-
-        one, shared = [self.picker, self.configuration], [self.state, tabs]
-        self.leads["tune"].click(leading(tune), self.picker, [*shared, tree], **RAW)
-        self.leads["deploy"].click(leading(hand_over), one, [*shared, *deploy.outputs], **RAW)
-        self.leads["runs"].click(leading(show_runs), self.picker, [*shared, *runs.outputs], **RAW)
+        picked, one = [self.picker], [self.picker, self.configuration]
+        leads(self.leads["tune"], tune, picked, [tabs, tree], self.state)
+        leads(self.leads["deploy"], hand_over, one, [tabs, *deploy.outputs], self.state)
+        leads(self.leads["runs"], show_runs, picked, [tabs, *runs.outputs], self.state)
 
 
 def extent_groups() -> list[dict[str, Any]]:

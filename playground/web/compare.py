@@ -50,7 +50,7 @@ from playground.web.forms import BARE, QUEUED, PromptForm, SettingsForm
 from playground.web.memory import Memory, is_anything, memory_choice, memory_settings, memory_text
 from playground.web.memory import owner_of as tab_of
 from playground.web.report import report_html
-from playground.web.results import saves
+from playground.web.results import or_skip, saves
 from playground.web.rpc import panel_functions, race_functions
 
 OWN_PROMPT = ""
@@ -468,8 +468,7 @@ class ComparePage:
         return self.host.menu.choices(target), self.catalog.method_choices(target)
 
     def pick_method(self, key: Any) -> Any:
-        picked = attempt(lambda: method_form(self.catalog.method(key)), where="picking a method")
-        return gr.skip() if isinstance(picked, Fault) else picked
+        return or_skip(lambda: method_form(self.catalog.method(key)), where="picking a method")
 
     def pick_suite(self, suite: Any, mode: Any) -> list[Any]:
         own = not suite

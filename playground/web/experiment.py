@@ -17,7 +17,7 @@ from playground.experiments.service import Experiments, ExperimentState
 from playground.host.runner import EngineHost
 from playground.web.address import address_js
 from playground.web.forms import QUIET, RAW
-from playground.web.results import saying, state_html, table_html
+from playground.web.results import or_skip, saying, state_html, table_html
 from storage import RunQuery
 
 MAX_KEY = 100
@@ -121,11 +121,13 @@ class ExperimentPage(ABC):
 
     def pick_target(self, target: Any, method: Any) -> Any:
         """The methods of a target; that which is picked stays if it is among them."""
-        menu = attempt(lambda: self.method_menu.drafting(target), where="listing the methods")
-        if isinstance(menu, Fault):
-            return gr.skip()
-        keys = [key for _, key in menu]
-        return gr.Dropdown(menu, value=method if method in keys else keys[0])
+
+        def pick() -> Any:
+            menu = self.method_menu.drafting(target)
+            keys = [key for _, key in menu]
+            return gr.Dropdown(menu, value=method if method in keys else keys[0])
+
+        return or_skip(pick, where="listing the methods")
 
     # ---- layout
 

@@ -27,7 +27,7 @@ from playground.host.runner import EngineHost
 from playground.trees.methods import tree_method
 from playground.web.address import switch_to
 from playground.web.forms import RAW
-from playground.web.results import saying, state_html, table_html
+from playground.web.results import leads, state_html, table_html
 
 OWNER = "fastest"
 """A search takes the whole machine: the server has one, and another one ends it."""
@@ -190,15 +190,6 @@ class FastestPanel:
     ) -> None:
         """Put what was found into the form (`take` fills it), the tree editor or Deploy."""
 
-        def leading(lead: Callable[[], dict[Any, Any]]) -> Callable[[], dict[Any, Any]]:
-            def go() -> dict[Any, Any]:
-                result = attempt(lead, where="opening another page")
-                if isinstance(result, Fault):
-                    return {self.state: saying(result)}
-                return result
-
-            return go
-
         def use() -> dict[Any, Any]:
             search, _, method = self.picked()
             filled = zip(form, take(search.plan.target.name, method, {}), strict=True)
@@ -221,7 +212,7 @@ class FastestPanel:
             "deploy": (hand_over, [tabs, *deploy_outputs]),
         }
         for name, (lead, changed) in outputs.items():
-            self.leads[name].click(leading(lead), None, [self.state, *changed], **RAW)
+            leads(self.leads[name], lead, [], changed, self.state)
 
 
 def _table(standings: Standings) -> str:

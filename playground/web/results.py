@@ -110,6 +110,32 @@ def definitions(formulas: Mapping[str, str]) -> str:
     return "\n".join(f"- **{name.replace('_', ' ')}**: {text}" for name, text in formulas.items())
 
 
+def or_skip(work: Callable[[], Any], *, where: str, outputs: int = 1) -> Any:
+    """What a listener's work gives; where it fails, its outputs stay as they are."""
+    result = attempt(work, where=where)
+    if not isinstance(result, Fault):
+        return result
+    return gr.skip() if outputs == 1 else [gr.skip()] * outputs
+
+
+def leads(
+    button: gr.Button,
+    lead: Callable[..., dict[Any, Any]],
+    inputs: Sequence[Any],
+    outputs: Sequence[Any],
+    state: gr.HTML,
+) -> None:
+    """Make a button go to another page by the updates that `lead` gives, or say why it cannot."""
+
+    def go(*values: Any) -> dict[Any, Any]:
+        updates = attempt(lambda: lead(*values), where="opening another page")
+        if isinstance(updates, Fault):
+            return {state: state_html("", "", error=updates.sentence)}
+        return updates
+
+    button.click(go, list(inputs), [state, *outputs], **RAW)
+
+
 def saves(
     button: gr.Button,
     read: Callable[..., tuple[str, str]],

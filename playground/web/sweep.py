@@ -25,7 +25,7 @@ from playground.web.address import switch_to
 from playground.web.experiment import ExperimentPage, read_key
 from playground.web.forms import RAW, SettingsForm
 from playground.web.generate import GeneratePage
-from playground.web.results import HTML, definitions, saves, saying, table_html
+from playground.web.results import HTML, definitions, leads, or_skip, saves, saying, table_html
 
 BEST = "best"
 RANGE = "low:high, low:high:step, low:high:log (1, 2, 4, 8), or values separated by commas"
@@ -155,15 +155,11 @@ class SweepPage(ExperimentPage):
             tunables, varied = self._tunables(key)
             return gr.CheckboxGroup(tunables, value=varied), self._drawn(key, varied)
 
-        drawn = attempt(read, where="picking a method")
-        return (gr.skip(), gr.skip()) if isinstance(drawn, Fault) else drawn
+        return or_skip(read, where="picking a method", outputs=2)
 
     def pick_varied(self, key: Any, varied: Any, form: Any) -> Any:
-        drawn = attempt(
-            lambda: self._drawn(key, texts(varied), FormValues.of(form).values),
-            where="choosing what varies",
-        )
-        return gr.skip() if isinstance(drawn, Fault) else drawn
+        drawn = lambda: self._drawn(key, texts(varied), FormValues.of(form).values)  # noqa: E731
+        return or_skip(drawn, where="choosing what varies")
 
     # ---- its results
 
@@ -192,22 +188,17 @@ class SweepPage(ExperimentPage):
     def listen(self, tabs: gr.HTML, generate: GeneratePage) -> None:
         """Take a trial to the Generate page."""
 
-        def use(picked: Any, trial: Any) -> list[Any]:
-            def fill() -> tuple[Any, ...]:
-                report = SweepReport.of(self.experiments.sweeps.load(read_key(picked)))
-                method = report.plan.swept.name
-                start = self.catalog.method(method).config.model_dump(mode="json")
-                own = report.config(number_of(trial)).model_dump(mode="json")
-                changed = {key: value for key, value in own.items() if start.get(key) != value}
-                return generate.take(report.plan.target.name, method, changed)
+        def use(picked: Any, trial: Any) -> dict[Any, Any]:
+            report = SweepReport.of(self.experiments.sweeps.load(read_key(picked)))
+            method = report.plan.swept.name
+            start = self.catalog.method(method).config.model_dump(mode="json")
+            own = report.config(number_of(trial)).model_dump(mode="json")
+            changed = {key: value for key, value in own.items() if start.get(key) != value}
+            filled = generate.take(report.plan.target.name, method, changed)
+            return {tabs: switch_to("generate"), **dict(zip(form, filled, strict=True))}
 
-            filled = attempt(fill, where="using a trial")
-            if isinstance(filled, Fault):
-                return [saying(filled), *[gr.skip()] * 4]
-            return ["", switch_to("generate"), *filled]
-
-        outputs = [self.note, tabs, generate.target, generate.method, generate.form.spec]
-        self.use.click(use, [self.picker, self.trial], outputs, **RAW)
+        form = [generate.target, generate.method, generate.form.spec]
+        leads(self.use, use, [self.picker, self.trial], [tabs, *form], self.state)
 
 
 def form_of(values: Mapping[str, Any]) -> dict[str, Any]:
