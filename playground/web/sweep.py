@@ -109,9 +109,9 @@ class SweepPage(ExperimentPage):
     def _tunables(self, key: Any) -> tuple[list[tuple[str, str]], list[str]]:
         """The settings that can vary, label and name; the first that has a range to start from."""
         tunables = tunables_of(self.catalog.method(key).config)
-        return [(k.label, k.field) for k in tunables], [k.field for k in tunables if k.suggested][
-            :1
-        ]
+        return [(k.label, k.field) for k in tunables], [
+            k.field for k in tunables if k.is_number and k.suggested
+        ][:1]
 
     def _drawn(self, key: Any, varied: Sequence[str], values: Any = None) -> dict[str, Any]:
         """The form of a method's settings: what is varied over what, and a value of the rest."""

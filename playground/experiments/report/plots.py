@@ -91,7 +91,7 @@ def _cost(report: Report, requests: Requests) -> go.Figure:
             marker={"size": 11, "color": _colour(report, section)},
             hovertemplate=f"{section.name}: MAT %{{y:.2f}}, %{{x:.2f}} ms a step<extra></extra>",
         )
-    plain = report.configurations[0].overall.step_ms
+    plain = report.configurations[0].overall.step_ms or 0.0
     for level in LEVELS if plain else ():
         end = min(longest, highest * plain / level)
         line = {"width": 1, "dash": "dot", "color": GREY}
