@@ -137,12 +137,14 @@ def worker_capacity(pool: Pool) -> tuple[float, int, int]:
     """
     import ray
 
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    cores, cards = (int(sum(node.get(name, 0) for node in nodes)) for name in ("CPU", "GPU"))
+    here = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    nodes = [(int(node.get("CPU", 0)), int(node.get("GPU", 0))) for node in here]
+    cores, cards = (sum(counts) for counts in zip(*nodes, strict=True))
     gpus = pool.gpus if pool.gpus is not None else float(cards > 0)
-    usual = pool.workers or (int(cards // gpus) if gpus else len(nodes))
-    cpus = pool.cpus or max(1, cores // max(1, usual))
-    room = min(cores // cpus, int(cards // gpus) if gpus else cores)
+    shares = [c // max(1, int(g // gpus)) if gpus else c for c, g in nodes if g >= gpus]
+    evenly = 0 if gpus or not pool.workers else max(1, cores // pool.workers)
+    cpus = pool.cpus or evenly or min(filter(None, shares), default=1)
+    room = sum(int(min(c // cpus, g // gpus if gpus else c)) for c, g in nodes)
     size = pool.workers or room
     if not 0 < size <= room:
         raise ConfigError(

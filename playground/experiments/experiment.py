@@ -23,7 +23,12 @@ from playground.experiments.finished import finished_requests
 from playground.experiments.job import Job, Progress, State, submit
 from playground.experiments.measurement import Measurement, Prompt, Summary, check_same_target
 from playground.experiments.plan import ExperimentPlan, Request
-from playground.experiments.results import Results, default_name, environment_of, read_results
+from playground.experiments.report.results import (
+    Results,
+    default_name,
+    environment_of,
+    read_results,
+)
 from playground.experiments.worker import TaskContext
 from playground.host.live import LiveRun
 from playground.host.runner import EngineHost

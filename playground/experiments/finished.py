@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
 from engine.metrics import mat, stored_figures, tok_s
-from playground.experiments.plan import Key
+from playground.experiments.plan import ExperimentPlan, Key
 from storage import RunDetail, RunLog, RunQuery
 
 SPLIT = ("draft_s", "verify_s", "accept_s", "other_s", "rollback_s")
@@ -149,3 +149,9 @@ def finished_requests(
             requests[run.id] = FinishedRequest.of(run)
     read = [requests[run_id] for run_id in ids if run_id in requests]
     return list({request.key: request for request in read}.values())
+
+
+def pairs_of(requests: Sequence[FinishedRequest], name: str, plan: ExperimentPlan) -> list[Pair]:
+    """A configuration's answers beside plain decoding's."""
+    own = [r for r in requests if r.configuration == name]
+    return in_pairs(own, [r for r in requests if r.configuration == plan.reference.name])

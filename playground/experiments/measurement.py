@@ -20,8 +20,8 @@ from engine.errors import ConfigError, PlaygroundError, PromptError
 from engine.tuning.controller import build_drafter
 from engine.tuning.experience import ExperienceStore
 from playground.errors import Fault, attempt
-from playground.experiments.chooser import Chooser, pairs_of
-from playground.experiments.finished import FinishedRequest, Pair, finished_requests
+from playground.experiments.chooser import Chooser
+from playground.experiments.finished import FinishedRequest, Pair, finished_requests, pairs_of
 from playground.experiments.job import Progress
 from playground.experiments.plan import (
     TYPED,

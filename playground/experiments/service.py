@@ -21,7 +21,7 @@ from playground.experiments.measurement import Summary
 from playground.experiments.plan import ExperimentPlan, Workload
 from playground.experiments.prompt_files import read_suite_text
 from playground.experiments.report.export import FILES
-from playground.experiments.results import (
+from playground.experiments.report.results import (
     Results,
     read_results,
     stored_experiment,

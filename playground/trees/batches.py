@@ -9,8 +9,8 @@ from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from engine.metrics import Balance, StepParts
 from engine.tuning.latency import BatchLatency
+from playground.experiments.report.results import first_run, read_results
 from playground.experiments.report.statistics import Totals
-from playground.experiments.results import first_run, read_results
 from playground.host.baseline import Evidence, doubt_of
 from playground.host.catalog import Catalog
 from playground.host.live import LiveRun

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.errors import ConfigError
-from playground.experiments.results import Results, runs_of
+from playground.experiments.report.results import Results, runs_of
 from playground.host.live import LiveRuns
 from playground.host.stream import stored_run
 from storage import RunLog, StepRow

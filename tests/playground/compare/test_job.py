@@ -13,7 +13,7 @@ from playground.experiments.compare.race import Race
 from playground.experiments.experiment import Experiment
 from playground.experiments.plan import BASELINE_NAME
 from playground.experiments.report.report import make_report
-from playground.experiments.results import Results, plan_of_runs
+from playground.experiments.report.results import Results, plan_of_runs
 from playground.host.runner import MAX_WAITING, EngineHost, QueueFullError
 from playground.web.report import cards_html, pieces, summary_html
 from storage import RunDetail, RunLog, RunQuery

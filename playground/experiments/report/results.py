@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from engine.errors import ConfigError
-from playground.experiments.chooser import pairs_of
-from playground.experiments.finished import FinishedRequest, Pair, finished_requests
+from playground.experiments.finished import FinishedRequest, Pair, finished_requests, pairs_of
 from playground.experiments.plan import ExperimentPlan, Item, Types
 from playground.experiments.report.audits import audits_of
 from playground.experiments.report.report import Report, make_report
