@@ -38,6 +38,10 @@ HEADS = {
     "answers": "how many times it answered every prompt; each round, the slower half drops out",
     "state": "running, or kept to the end; waiting; dropped because it was slower; failed",
 }
+INTERRUPTED = (
+    "The server stopped during the search. Its answers are in the log as the benchmark “{}”: read or "
+    "resume it on the Benchmark page, or search again."
+)
 Raw = Callable[..., dict[str, Any]]
 
 
@@ -102,10 +106,17 @@ class FastestPanel:
         Its answer may come after that of a click on the button: only a search that goes on starts
         the timer, and nothing stops it.
         """
-        if self._closed or self._search is None:
+        if self._closed or (self._search is None and not self._interrupted()):
             return [gr.skip()] * len(self.outputs)
         *updates, _ = self.look()
-        return [*updates, gr.skip() if self._search.over.is_set() else gr.Timer(active=True)]
+        over = self._search is None or self._search.over.is_set()
+        return [*updates, gr.skip() if over else gr.Timer(active=True)]
+
+    def _interrupted(self) -> str:
+        """Name of the newest experiment, if it is a search whose process ended."""
+        head = next(iter(self.experiments.newest()), None)
+        is_search = head is not None and head.name.startswith("Fastest method")
+        return head.name if head and is_search and head.status == "interrupted" else ""
 
     def _begin(self, values: dict[str, Any]) -> Experiment:
         plan = plan_of(self.host.catalog, values)
@@ -131,7 +142,9 @@ class FastestPanel:
         """Values of `shown`: always the newest search, whichever the page was told of last."""
         search = self._search
         if search is None:
-            return [gr.Column(visible=False), *self._ended("")[1:]]
+            name = self._interrupted()
+            shown = self._ended(state_html("interrupted", INTERRUPTED.format(name)))
+            return shown if name else [gr.Column(visible=False), *shown[1:]]
         over, standings = search.over.is_set(), Standings(search)
         leader = standings.leader
         offered = {"use": True, "tune": leader and self._has_tree(search, leader), "deploy": True}
