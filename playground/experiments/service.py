@@ -48,8 +48,9 @@ Report = tuple[Version, Results]
 STATUS_WORDS = {
     "running": "running in another process",
     "completed": "done",
-    "cancelled": "stopped",
-    "interrupted": "interrupted: its process ended",
+    "cancelled": "stopped. Resume runs what is missing.",
+    "interrupted": "interrupted: its process ended. Resume runs what is missing.",
+    "failed": "failed. Resume tries again.",
 }
 MORE_TRIALS = 10
 

@@ -39,8 +39,8 @@ HEADS = {
     "state": "running, or kept to the end; waiting; dropped because it was slower; failed",
 }
 INTERRUPTED = (
-    "The server stopped during the search. Its answers are in the log as the benchmark “{}”: read or "
-    "resume it on the Benchmark page, or search again."
+    "The server stopped during the search. Its answers are in the log as the benchmark “{}”: read "
+    "or resume it on the Benchmark page, or search again."
 )
 Raw = Callable[..., dict[str, Any]]
 
