@@ -33,7 +33,7 @@ def filled(served: Served) -> Iterator[str]:
         finished(start(host))
     comparison = begun(host, ("scripted", {}))
     ended(comparison)
-    benchmarks, sweeps = Experiments(host), Experiments(host)
+    benchmarks = sweeps = Experiments(host)
     benchmarked(benchmarks, begin(benchmarks, benchmark_form()))
     swept(sweeps, start_sweep(sweeps, sweep_form(method="scripted")))
     sweeps.close()
