@@ -236,7 +236,7 @@ class Day:
         kernels = sorted(
             (event.time_range.start, event.time_range.end)
             for event in prof.events() or ()
-            if event.device_type != torch.autograd.DeviceType.CPU
+            if str(event.device_type) != "DeviceType.CPU"
         )
         busy = sum(end - begin for begin, end in kernels)
         whole = kernels[-1][1] - kernels[0][0] if kernels else 0

@@ -183,7 +183,7 @@ def test_files_are_written_beside_the_tables_and_no_save_leaves_no_log(
         (["--methods", "ngram", "--set", "other.x=1"], "no configuration is named 'other'"),
         (["--methods", "ngram,ngram"], "Two configurations are named ngram"),
         (["--method", "NGram 'name=x"], "--method takes a method"),
-        (["--resume", "abc"], "No benchmark 'abc'"),
+        (["--resume", "abc"], "No experiment 'abc'"),
         (["--resume", "abc", "--no-save"], "--no-save"),
         (["--max-new-tokens", "0"], "max_new_tokens must be"),
         (["--repeats", "101"], "repeats must be in [1, 100]"),

@@ -155,7 +155,7 @@ def has_chat_template(spec: TargetSpec) -> bool | None:
     """Whether a target has a chat template; None where that is not known before it is loaded."""
     with suppress(PlaygroundError):
         if file := _local_file(spec):
-            return file.has_chat_template
+            return bool(file.has_chat_template)
         if spec.path is not None:
             folder = Path(spec.path).expanduser()
             config = folder / "tokenizer_config.json"

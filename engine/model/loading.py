@@ -323,7 +323,7 @@ def _tensors(
     tensors = SafetensorsTensors(empty, files, plan.kernels, plan.bits)
     with contextlib.suppress(OSError):  # it has none
         empty.generation_config = GenerationConfig.from_pretrained(
-            weights.location, revision=weights.revision
+            weights.location, revision=weights.revision or "main"
         )
     return tensors
 

@@ -132,7 +132,8 @@ def bench(options: BenchOptions) -> None:
     """Measure methods against plain decoding over suites of prompts, one request at a time."""
     from engine.errors import ConfigError
     from playground.cli.tables import Terminal
-    from playground.experiments.experiment import Experiment, stored_experiment
+    from playground.experiments.experiment import Experiment
+    from playground.experiments.report.results import stored_experiment
     from storage import RunLog
 
     console = Terminal(stderr=True)
@@ -165,14 +166,14 @@ def _show(
     options: BenchOptions, log: RunLog, benchmark_id: str, summary: Summary, console: Console
 ) -> None:
     from playground.cli.tables import print_wide, tables
-    from playground.experiments.experiment import read_results
     from playground.experiments.report.export import (
         FILES,
         genai_perf_files,
         json_text,
-        page_html,
         speedup_csv,
     )
+    from playground.experiments.report.page import page_html
+    from playground.experiments.report.results import read_results
 
     results = read_results(log, benchmark_id)
     if options.as_json:

@@ -35,8 +35,7 @@ if TYPE_CHECKING:
     from engine.config import Limits, Sampling
     from engine.drafters.method import MethodConfig
     from engine.model.sources import TargetSpec
-    from playground.experiments.cluster import Workers
-    from playground.experiments.pool import Pool
+    from playground.experiments.cluster import Pool, Workers
     from playground.host.models import Models
     from storage import RunLog
 
@@ -379,7 +378,7 @@ class RayOptions:
         Raises ConfigError: options of workers without --ray.
         """
         from engine.errors import ConfigError
-        from playground.experiments.pool import Pool
+        from playground.experiments.cluster import Pool
 
         own = self.workers, self.worker_cpus, self.worker_gpus
         if self.ray is not None:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from playground.experiments.sweep.plan import SweepPlan
+    from playground.experiments.sweep.report import SweepReport
     from playground.experiments.sweep.store import StoredSweep
 
 DEFAULT_TRIALS = 20
@@ -113,7 +114,6 @@ class SweepOptions(ExperimentOptions, MethodOptions):
 def sweep(options: SweepOptions) -> None:
     """Measure many settings of one method and find the best, by search or grid."""
     from playground.cli.tables import Terminal
-    from playground.experiments.sweep.report import about
     from playground.experiments.sweep.search import Sweep
     from playground.experiments.sweep.store import SweepStore
 
@@ -124,7 +124,7 @@ def sweep(options: SweepOptions) -> None:
         experiment = Sweep(store, plan, benchmark_id=None if resumed is None else resumed.row.id)
 
         def heading(here: Mapping[str, Any]) -> str:
-            return f"sweep {store.load(experiment.id).row.name}: {about(plan)}"
+            return f"sweep {store.load(experiment.id).row.name}: {plan.about}"
 
         summary = conduct(options, experiment, heading, resume=resumed is not None)
         stored = store.load(experiment.id)
@@ -136,26 +136,25 @@ def sweep(options: SweepOptions) -> None:
 
 def _show(options: SweepOptions, sweep: StoredSweep, console: Console) -> None:
     from playground.cli.tables import print_wide
-    from playground.experiments.sweep.report import preset_yaml, state_of
+    from playground.experiments.sweep.report import SweepReport
 
-    state = state_of(sweep)
+    report = SweepReport.of(sweep)
     if options.as_json:
-        put(json_text(state, indent=1) + "\n", None)
+        put(json_text(report.to_dict(), indent=1) + "\n", None)
     else:
-        print_wide(trials_table(state), state["verdict"] or "Nothing was measured.")
-    if options.output is not None and state["best"] is not None:
-        write_files(options.output.parent, {options.output.name: preset_yaml(sweep)})
+        print_wide(trials_table(report), report.verdict or "Nothing was measured.")
+    if options.output is not None and report.best is not None:
+        write_files(options.output.parent, {options.output.name: report.preset_yaml()})
         console.print(f"wrote {options.output}: use it with --method {options.output}")
 
 
-def trials_table(state: Mapping[str, Any]) -> Table:
+def trials_table(report: SweepReport) -> Table:
     """Every trial, the best first."""
     from playground.cli.tables import table
-    from playground.experiments.sweep.report import trial_table
 
-    (_, _, *heads), rows = trial_table(state, best_first=True)
+    (_, _, *heads), rows = report.table(best_first=True)
     lines = [
         [number.text, *(cell.text for cell in cells), outcome.hint or outcome.text]
         for number, outcome, *cells in rows
     ]
-    return table(f"Sweep {state['name']}", [*heads, "outcome"], lines)
+    return table(f"Sweep {report.sweep.row.name}", [*heads, "outcome"], lines)

@@ -17,7 +17,6 @@ from playground.experiments.report import columns
 from playground.experiments.report.columns import COLUMNS, by_group, summary
 from playground.experiments.report.report import FORMULAS, Report, Section
 from playground.experiments.report.statistics import LATENCY_ROWS, LatencyTable
-from playground.experiments.report.verdict import CAUSES
 
 WIDE = 160
 """Columns of text where no terminal says how many there are."""
@@ -122,13 +121,8 @@ def _verdict(section: Section) -> Iterator[Text]:
     verdict = section.verdict
     if verdict is None:
         return
+    style = "" if verdict.identical else "yellow"
     of = f"{verdict.num_identical} of {verdict.num_compared} answers identical to plain decoding"
-    if verdict.cause is None:
-        yield plain(f"{section.name}: {of}")
-        return
-    first = verdict.divergences[0]
-    where = f"{first.suite} {first.prompt}, turn {first.turn + 1}, token {first.at + 1}"
-    why = CAUSES[verdict.cause] if section.lossless else "a lossy method"
-    yield plain(f"{section.name}: {of}: {why}; first difference: {where}", style="yellow")
-    for sentence in first.gap:
-        yield plain(f"  {sentence}", style="yellow")
+    yield plain(f"{section.name}: {of}. {section.verdict_sentence}", style=style)
+    for sentence in verdict.divergences[0].gap if verdict.divergences else ():
+        yield plain(f"  {sentence}", style=style)

@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection
 
-from playground.experiments.finished import FinishedRequest, Pair, in_pairs
+from playground.experiments.finished import FinishedRequest, pairs_of
 from playground.experiments.plan import ExperimentPlan, Halving
 from playground.experiments.report.statistics import Totals, speedup_of
 
@@ -110,12 +110,6 @@ class HalvingChooser(Chooser):
         pairs = pairs_of(self.requests, name, self.plan)
         speedup = speedup_of(pairs)
         return (speedup and (speedup.ratio or Totals.of([own for own, _ in pairs]).mat)) or 0.0
-
-
-def pairs_of(requests: Collection[FinishedRequest], name: str, plan: ExperimentPlan) -> list[Pair]:
-    """A configuration's answers beside plain decoding's."""
-    own = [r for r in requests if r.configuration == name]
-    return in_pairs(own, [r for r in requests if r.configuration == plan.reference.name])
 
 
 def chooser_of(plan: ExperimentPlan) -> Chooser:

@@ -1,43 +1,47 @@
-"""Workers on a Ray cluster: actors that keep a target loaded and do one task after another.
+"""Ray: workers that keep a target loaded and do one task after another.
 
-    driver ── do(task) ──► a free worker: a process of its own, its target, its link to the log
-       ▲                      │ the loop that measures without Ray, too; its runs go to the log
-       └── what it tells ◄────┘
-
-A task is any function of a `TaskContext`. Ray sends it to a worker, schedules it, and reports a
-worker that dies; the caller repeats what was lost, starting from what the log already has.
+A task is any function of a `TaskContext`. Ray sends it to a worker, a process with a target and a
+link to the log of its own, and reports a worker that dies; another one does what was lost, starting
+from what the log already has.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 from engine.errors import ConfigError, PlaygroundError, first_line
-from playground.experiments.job import Job, Progress
 from playground.experiments.measurement import check_same_target
-from playground.experiments.plan import Workload
-from playground.experiments.pool import Pool, connected, worker_capacity
-from playground.experiments.worker import About, Task, Worker, WorkerConfig, program
-from playground.host.runner import EngineHost
+from playground.experiments.worker import (
+    About,
+    Task,
+    Worker,
+    WorkerConfig,
+    program,
+)
 
 LOG = logging.getLogger(__name__)
-LOOK_S = 0.3
-"""So often the driver asks a worker how far it is."""
-QUEUE_S = 120.0
-"""Longest wait for cores that others hold."""
-MAX_LOST = 3
-"""Workers that a task may lose in a row without getting any further."""
-WORK = "work"
-"""The actor's one thread that computes; others answer for it meanwhile."""
+LOCAL = "local"
+MAX_WORKERS = 1000
+LOOK_S = 0.3  # so often the driver asks a worker how far it is
+QUEUE_S, MAX_LOST = 120.0, 3
+"""Longest wait for cores that others hold, and how many workers a task may lose."""
+WORK = "work"  # the actor's one thread that computes; others answer for it meanwhile
+_USING = threading.Lock()
+_USERS: list[str] = []
+"""Addresses that are in use, once for each user: Ray is one for a process."""
 
 
 class WorkerLostError(PlaygroundError):
@@ -45,24 +49,113 @@ class WorkerLostError(PlaygroundError):
 
 
 class NoWorkerError(PlaygroundError):
-    """All workers died, and none could take their place; what was to be done can be resumed."""
+    """No worker is left, and none could be started; what was to be done can be resumed."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Handle:
-    """A worker from the driver's side, in the cores that are reserved for it."""
+class Pool:
+    """How much of a cluster is used: as many workers as there is room for unless it is said, each
+    with all cores of a node, and a GPU where there is one.
 
-    actor: Any
-    cores: Any
-    about: About
+    Attributes:
+        address: `local` for a Ray of this machine's own, else as Ray takes it.
+    """
+
+    address: str
+    workers: int | None = None
+    cpus: int | None = None
+    gpus: float | None = None
+
+
+def pool_of(address: object, num: object, offered: Collection[str]) -> Pool | None:
+    """The workers that a page asks for; None = it runs in this process.
+
+    Raises ConfigError: this address is not offered, or there is no Ray.
+    """
+    if not address:
+        return None
+    if not isinstance(address, str) or address not in offered:
+        known = ", ".join(offered)
+        raise ConfigError(
+            f"Run on must be this machine or Ray at one of {known}, got {address!r:.60}. Start the "
+            "server with --ray ADDRESS to offer another cluster."
+        )
+    if num is not None and not (isinstance(num, int) and 1 <= num <= MAX_WORKERS):
+        raise ConfigError(f"Workers must be a number in [1, {MAX_WORKERS}], got {num!r:.40}.")
+    return Pool(address, num)
+
+
+@contextmanager
+def connected(address: str, *, cpus: int | None = None) -> Iterator[None]:
+    """This process as a driver of a cluster, until the last of those who use it is done.
+
+    Raises ConfigError: there is no Ray, no cluster at the address, or another one is in use.
+    """
+    if find_spec("ray") is None:
+        raise ConfigError(
+            "Ray is not installed. Install it: pip install 'speculative-decoding-playground[ray]'."
+        )
+    # Ray asks for these in the environment only: report nothing home, leave device choice to us.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    token = Path.home() / ".ray" / "auth_token"
+    if address != LOCAL and "ray" not in sys.modules and token.exists():
+        # `ray start` asks for it where there is one, and Ray shows it to others only if told so
+        # before it is imported.
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+    import ray
+
+    with _USING:
+        if not ray.is_initialized():
+            local = {"include_dashboard": False, "num_cpus": cpus} if address == LOCAL else {}
+            try:
+                ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **local)
+            except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+                raise ConfigError(
+                    f"No Ray cluster answers at {address!r:.100}: {first_line(error)}. Start one "
+                    "with ray start --head, or give local."
+                ) from error
+        elif address not in _USERS:
+            raise ConfigError(
+                f"An experiment is running on Ray at {', '.join(_USERS)}. Wait until it is done: a "
+                "process uses one cluster at a time."
+            )
+        _USERS.append(address)
+    try:
+        yield
+    finally:
+        with _USING:
+            _USERS.remove(address)
+            if not _USERS:
+                ray.shutdown()
+
+
+def worker_capacity(pool: Pool) -> tuple[float, int, int]:
+    """GPUs and cores of a worker, and how many workers there are to be.
+
+    Raises ConfigError: the cluster has no room for as many.
+    """
+    import ray
+
+    here = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    nodes = [(int(node.get("CPU", 0)), int(node.get("GPU", 0))) for node in here]
+    cores, cards = (sum(counts) for counts in zip(*nodes, strict=True))
+    gpus = pool.gpus if pool.gpus is not None else float(cards > 0)
+    shares = [c // max(1, int(g // gpus)) if gpus else c for c, g in nodes if g >= gpus]
+    evenly = 0 if gpus or not pool.workers else max(1, cores // pool.workers)
+    cpus = pool.cpus or evenly or min(filter(None, shares), default=1)
+    room = sum(int(min(c // cpus, g // gpus if gpus else c)) for c, g in nodes)
+    size = pool.workers or room
+    if not 0 < size <= room:
+        raise ConfigError(
+            f"The cluster has {cores} cores and {cards} GPUs: room for {room} workers of {cpus} "
+            f"cores and {gpus:g} GPUs, not for {size}. Ask for fewer or smaller workers."
+        )
+    return gpus, cpus, size
 
 
 class Workers:
-    """The workers of one experiment; any thread may have a task done.
-
-    Attributes:
-        refused: why workers are not used, a sentence each.
-    """
+    """The workers of one experiment, for any thread; and why others are `refused`."""
 
     def __init__(
         self,
@@ -72,52 +165,37 @@ class Workers:
         one_device: bool = False,
         cancelled: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Start them; what cannot be used is left out.
+        """Start them, with `one_device` only on the kind of device that the first one has.
 
-        Args:
-            one_device: use only workers on the kind of device that the first one has.
-            cancelled: give up while they start.
-
-        Raises:
-            ConfigError: no worker can be used.
-            CancelledError: it was given up.
+        Raises ConfigError: no worker can be used; CancelledError: it was cancelled meanwhile.
         """
-        self._config, self._one_device = config, one_device
-        self._cancelled, self._closing = cancelled, threading.Event()
+        self._config, self._one_device, self._cancelled = config, one_device, cancelled
         self._gpus, self._cpus, size = worker_capacity(pool)
         self._lock = threading.Lock()
-        self._free: SimpleQueue[_Handle | None] = SimpleQueue()
-        self._handles: list[_Handle] = []
+        self._free: SimpleQueue[Any] = SimpleQueue()
+        self._actors: dict[Any, About] = {}
         self._busy: dict[str, str] = {}
         self.refused: list[str] = []
         try:
             with ThreadPoolExecutor(size) as threads:
-                try:
-                    list(threads.map(lambda _: self._start(), range(size)))
-                except BaseException:  # the threads end before this does
-                    self._closing.set()
-                    raise
+                list(threads.map(lambda _: self._start(), range(size)))
             if cancelled():
                 raise CancelledError
-            if not self._handles:
+            if not self._actors:
                 raise ConfigError(f"No worker can be used. {' '.join(self.refused)}")
         except BaseException:
             self.close()
             raise
 
     @property
-    def size(self) -> int:
-        return len(self._handles)
-
-    @property
     def environment(self) -> Mapping[str, Any]:
         """Where the first worker runs."""
-        return self._handles[0].about.environment
+        return next(iter(self._actors.values())).environment
 
     def rows(self) -> list[tuple[str, str, str]]:
         """Every worker: name, device, what it does."""
         with self._lock:
-            workers = [handle.about for handle in self._handles]
+            workers = list(self._actors.values())
         return [(one.name, one.device, self._busy.get(one.name, "idle")) for one in workers]
 
     def do(
@@ -130,31 +208,31 @@ class Workers:
     ) -> Any:
         """Have a free worker do this, another one where it dies; returns what came of it.
 
-        Args:
-            tell: receives the task's messages.
-            title: what the worker is said to do.
-
-        Raises:
-            WorkerLostError: worker after worker died, and it got no further.
-            NoWorkerError: none is left.
-            PlaygroundError, StorageError: as the task raised it.
+        Raises WorkerLostError, NoWorkerError; and what the task raises.
         """
-        num_lost = 0
-
-        def receive(message: Any) -> None:
-            nonlocal num_lost
-            if not isinstance(message, Progress) or message.last is not None:
-                num_lost = 0
-            tell(message)
-
-        while True:
+        for attempt in range(1, MAX_LOST + 1):
+            actor = self._free.get()
+            if actor is None:
+                self._free.put(None)
+                raise NoWorkerError(f"No worker is left. {' '.join(self.refused)}")
+            name = self._actors[actor].name
+            self._busy[name] = title
             try:
-                return self._do(task, receive, cancelled, title)
+                return self._follow(actor, task, tell, cancelled)
             except WorkerLostError as error:
                 LOG.warning("%s", error)
-                num_lost += 1
-                if num_lost >= MAX_LOST:
+                self._dismiss(actor)
+                actor = None
+                self._start()
+                if not self._actors:
+                    self._free.put(None)
+                if attempt == MAX_LOST:
                     raise
+            finally:
+                if actor is not None:
+                    self._busy.pop(name, None)
+                    self._free.put(actor)
+        raise AssertionError
 
     def do_all(
         self,
@@ -177,120 +255,60 @@ class Workers:
         with ThreadPoolExecutor(len(tasks)) as threads:
             return dict(zip(tasks, threads.map(one, tasks), strict=True))
 
-    def _do(
-        self,
-        task: Task,
-        tell: Callable[[Any], None],
-        cancelled: Callable[[], bool],
-        title: str,
-    ) -> Any:
-        """Raises WorkerLostError: the worker died; another one has taken its place."""
-        worker = self._free.get()
-        if worker is None:
-            self._free.put(None)
-            raise NoWorkerError(f"No worker is left. {' '.join(self.refused)}")
-        self._busy[name := worker.about.name] = title
-
-        def receive(message: Any) -> None:
-            if isinstance(message, Progress):
-                self._busy[name] = f"{title}: {message.num_done} of {message.num_planned}"
-            tell(message)
-
-        try:
-            result = self._follow(worker, task, receive, cancelled)
-        except WorkerLostError:
-            with self._lock:
-                self._handles.remove(worker)
-            self._dismiss(worker.actor, worker.cores)
-            self._start()
-            if not self._handles:
-                self._free.put(None)
-            raise
-        except BaseException:
-            self._release(worker)
-            raise
-        self._release(worker)
-        return result
-
-    def _release(self, worker: _Handle) -> None:
-        self._busy.pop(worker.about.name, None)
-        self._free.put(worker)
-
     def close(self) -> None:
         """Stop all workers."""
-        self._closing.set()
-        with self._lock:
-            handles, self._handles = self._handles, []
-        for worker in handles:
-            self._dismiss(worker.actor, worker.cores)
+        for actor in list(self._actors):
+            self._dismiss(actor)
 
     # ---- one worker
 
     def _start(self) -> None:
         """Start a worker; if it cannot be used, say why."""
         import ray
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        resources = {"CPU": self._cpus, "GPU": self._gpus}
-        cores = ray.util.placement_group([{key: n for key, n in resources.items() if n}])
-        actor, who = None, "A worker"
+        options = {"num_cpus": self._cpus, "num_gpus": self._gpus, "concurrency_groups": {WORK: 1}}
+        threads = {"env_vars": {"OMP_NUM_THREADS": str(self._cpus)}}
+        actor = ray.remote(runtime_env=threads, **options)(Worker).remote()
+        who = "A worker"
         try:
-            self._await_cores(cores)
-            actor_class = ray.remote(
-                num_cpus=self._cpus,
-                num_gpus=self._gpus,
-                concurrency_groups={WORK: 1},
-                runtime_env={"env_vars": {"OMP_NUM_THREADS": str(self._cpus)}},
-                scheduling_strategy=PlacementGroupSchedulingStrategy(cores),
-            )
-            actor = actor_class(Worker).remote()
-            about: About = self._await(actor.about.remote())
+            about: About = self._await(actor.about.remote(), within_s=QUEUE_S)
             who = f"Worker {about.name}"
             self._check(about)
             prepare = actor.prepare.options(concurrency_group=WORK)
             environment = self._await(prepare.remote(self._config, gpu=self._gpus > 0))
             about = replace(about, environment=environment)
             with self._lock:
-                if self._handles:
-                    self._check_like(about, self._handles[0].about)
-                self._handles.append(worker := _Handle(actor, cores, about))
-            self._free.put(worker)
+                self._check_like_first(about)
+                self._actors[actor] = about
+            self._free.put(actor)
         except CancelledError:
-            self._dismiss(actor, cores)
+            self._dismiss(actor)
         except (ray.exceptions.RayError, PlaygroundError) as error:
             self.refused.append(f"{who} is not used: {_sentence(error)}")
             LOG.warning("%s", self.refused[-1])
-            self._dismiss(actor, cores)
+            self._dismiss(actor)
 
-    def _dismiss(self, actor: Any, cores: Any) -> None:
-        """Stop a worker and give its cores back."""
+    def _dismiss(self, actor: Any) -> None:
         import ray
 
+        with self._lock:
+            self._actors.pop(actor, None)
         with suppress(Exception):  # whatever it is, the worker is gone
             ray.kill(actor)
-        with suppress(Exception):
-            ray.util.remove_placement_group(cores)
 
-    def _await(self, answer: Any) -> Any:
+    def _await(self, answer: Any, within_s: float = float("inf")) -> Any:
         """What a worker answers; raises CancelledError when nobody waits for it any more."""
         import ray
 
-        while not ray.wait([answer], timeout=LOOK_S)[0]:
-            self._check_wanted()
-        return ray.get(answer)
-
-    def _await_cores(self, cores: Any) -> None:
-        until = time.monotonic() + QUEUE_S
-        while not cores.wait(LOOK_S):
-            self._check_wanted()
+        until = time.monotonic() + within_s
+        while not ray.wait([answer], timeout=min(LOOK_S, within_s))[0]:
+            if self._cancelled():
+                raise CancelledError
             if time.monotonic() > until:
                 raise ConfigError(
-                    f"Ray has no cores for it within {QUEUE_S:g} s; others may hold them."
+                    f"Ray has no cores for it within {within_s:g} s; others may hold them."
                 )
-
-    def _check_wanted(self) -> None:
-        if self._closing.is_set() or self._cancelled():
-            raise CancelledError
+        return ray.get(answer)
 
     def _check(self, about: About) -> None:
         """Raises ConfigError: it has another version, or cannot reach the log."""
@@ -308,7 +326,8 @@ class Workers:
                 "--db postgresql+psycopg://…"
             )
 
-    def _check_like(self, about: About, first: About) -> None:
+    def _check_like_first(self, about: About) -> None:
+        first = next(iter(self._actors.values()), about)
         check_same_target(first.environment, about.environment)
         if self._one_device and about.device != first.device:
             raise ConfigError(
@@ -318,14 +337,15 @@ class Workers:
 
     def _follow(
         self,
-        worker: _Handle,
+        actor: Any,
         task: Task,
         tell: Callable[[Any], object],
         cancelled: Callable[[], bool],
     ) -> Any:
+        """Raises WorkerLostError: the worker died."""
         import ray
 
-        actor, asked_to_stop = worker.actor, False
+        asked_to_stop = False
         try:
             doing = actor.do.options(concurrency_group=WORK).remote(task)
             done: list[Any] = []
@@ -342,29 +362,16 @@ class Workers:
                 raise cause from None
             raise
         except ray.exceptions.RayError as error:
-            raise WorkerLostError(f"Worker {worker.about.name} is gone: {_died(error)}") from error
+            name = self._actors[actor].name
+            raise WorkerLostError(f"Worker {name} is gone: {first_line(error)}") from error
 
 
 def _sentence(error: Exception) -> str:
     """What is wrong with a worker, in a sentence."""
-    import ray
-
-    if isinstance(error, ray.exceptions.RayTaskError):
-        cause = error.cause
-        return str(cause) if isinstance(cause, PlaygroundError) else f"{first_line(cause)}."
+    cause = getattr(error, "cause", error)
     if "ModuleNotFoundError" in str(error):
         return "this program is not installed on its node. Install the same version on every node."
-    return _died(error) if isinstance(error, ray.exceptions.RayError) else str(error)
-
-
-def _died(error: Exception) -> str:
-    """Why, as far as Ray knows."""
-    text = str(error)
-    if "low on memory" in text or "memory pressure" in text:
-        return "it was killed because its node ran out of memory."
-    if "node" in text.lower() and "died" in text.lower() and "process" not in text.lower():
-        return "its node is gone."
-    return "its process died."
+    return str(cause) if isinstance(cause, PlaygroundError) else f"{first_line(cause)}."
 
 
 @contextmanager
@@ -376,23 +383,3 @@ def workers(pool: Pool, config: WorkerConfig, **more: Any) -> Iterator[Workers]:
             yield running
         finally:
             running.close()
-
-
-@contextmanager
-def workers_of(
-    host: EngineHost, job: Job, pool: Pool, workload: Workload, *, one_device: bool = False
-) -> Iterator[Workers]:
-    """Workers for a job of a server, which tells what they do.
-
-    Raises:
-        ConfigError: no worker could write to the log.
-    """
-    url = host.log.url
-    if url.database in (None, "", ":memory:"):
-        raise ConfigError("Workers need a run log that they can reach. Start the server with --db.")
-    dtype, where = workload.dtype, url.render_as_string(hide_password=False)
-    config = WorkerConfig(workload.target, dtype, where, host.device, host.cache_dir)
-    job.waiting = lambda: "starting the workers"
-    with workers(pool, config, one_device=one_device, cancelled=job.cancelled) as running:
-        job.waiting, job.workers, job.refused = lambda: "starting", running.rows, running.refused
-        yield running

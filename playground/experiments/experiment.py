@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError
-from dataclasses import asdict, replace
+from dataclasses import asdict
+from functools import partial
 from typing import Any, ClassVar, Literal, Protocol
 
 from engine.drafters.base import BuildContext
@@ -18,80 +19,26 @@ from engine.errors import ConfigError, PlaygroundError
 from playground.errors import attempt
 from playground.experiments.chooser import chooser_of
 from playground.experiments.cluster import Workers
-from playground.experiments.finished import FinishedRequest, finished_requests
+from playground.experiments.finished import finished_requests
 from playground.experiments.job import Job, Progress, State, submit
 from playground.experiments.measurement import Measurement, Prompt, Summary, check_same_target
-from playground.experiments.plan import ExperimentPlan, Request, Types
-from playground.experiments.report.audits import audits_of
-from playground.experiments.report.export import Results
-from playground.experiments.report.report import make_report
-from playground.experiments.shards import measure_shards
+from playground.experiments.plan import ExperimentPlan, Request
+from playground.experiments.report.results import (
+    Results,
+    default_name,
+    environment_of,
+    read_results,
+)
+from playground.experiments.worker import TaskContext
 from playground.host.live import LiveRun
 from playground.host.runner import EngineHost
-from storage import Benchmark, RunLog, RunQuery, StorageError, new_id
+from storage import RunLog, RunQuery, StorageError, new_id
 
 REPORT_EVERY_S = 3.0
-MAX_TITLE = 40
+SHARDS_EACH = 2
+"""Shards per worker: fewer warm-ups with one, a shorter wait for the slowest with many."""
 Version = str
 """Tells a report from the next one."""
-
-
-# ---- in the log
-
-
-def stored_experiment(
-    log: RunLog, benchmark_id: str, types: Types | None = None
-) -> tuple[Benchmark, ExperimentPlan]:
-    """Its row, and its plan.
-
-    Raises ConfigError: no such experiment is in the log, or it is a sweep, which has a store.
-    """
-    row = log.benchmarks.get(benchmark_id)
-    if row is None or row.plan.get("kind") == "sweep":
-        raise unknown_experiment(benchmark_id)
-    return row, ExperimentPlan.stored(row.plan, types)
-
-
-def unknown_experiment(benchmark_id: str) -> ConfigError:
-    return ConfigError(f"No benchmark {benchmark_id!r:.80} is in the log.")
-
-
-def environment_of(log: RunLog, benchmark_id: str) -> Mapping[str, Any]:
-    """Where the experiment's first request ran; empty before it."""
-    return _environment(log, RunQuery(benchmark_id=benchmark_id))
-
-
-def _environment(log: RunLog, runs: RunQuery) -> Mapping[str, Any]:
-    first = next(iter(log.rows(replace(runs, descending=False, limit=1))), None)
-    detail = None if first is None else log.get(first.id)
-    return {} if detail is None else detail.environment
-
-
-def read_results(
-    log: RunLog,
-    benchmark_id: str,
-    requests: Iterable[FinishedRequest] | None = None,
-    types: Types | None = None,
-) -> Results:
-    """Everything that an experiment has shown so far.
-
-    Args:
-        requests: its finished requests where they are at hand; else they are read from the log.
-    """
-    row, plan = stored_experiment(log, benchmark_id, types)
-    finished = tuple(finished_requests(log, benchmark_id) if requests is None else requests)
-    planned = None if row.status == "completed" else plan.num_requests
-    report = make_report(plan, finished, audits_of(log, benchmark_id), planned=planned)
-    return Results(row, plan, finished, report, environment_of(log, benchmark_id))
-
-
-def default_name(plan: ExperimentPlan) -> str:
-    """What an experiment is called that nobody named."""
-    if plan.kind in ("compare", "fastest"):
-        words = " ".join(plan.items[0].turns[0].split())[:MAX_TITLE]
-        return f"{'Comparison' if plan.kind == 'compare' else 'Fastest method'} · {words}"
-    suites = " + ".join(dict.fromkeys(item.suite for item in plan.items))
-    return f"{suites}: {', '.join(c.name for c in plan.configurations[1:]) or 'plain'}"
 
 
 # ---- under way
@@ -159,7 +106,7 @@ class Experiment(Job):
 
     def check_target(self, environment: Mapping[str, Any]) -> None:
         """Raises ConfigError: it began on other weights or in another dtype."""
-        first = self.log.wait_for(lambda: _environment(self.log, self.runs))
+        first = self.log.wait_for(lambda: environment_of(self.log, self.runs))
         check_same_target(first, environment)
 
     @property
@@ -193,8 +140,30 @@ class Experiment(Job):
         return submit(host, self, self.plan, self.measure, check=check)
 
     def measure_by(self, workers: Workers) -> Summary:
-        """The same by the workers of a cluster."""
-        return measure_shards(workers, self.plan, self.id, tell=self.tell, cancelled=self.cancelled)
+        """The same by the workers of a cluster: every n-th prompt is in a shard."""
+        plan, num = self.plan, min(len(self.plan.items), SHARDS_EACH * len(workers.rows()))
+        parts = [type(plan).parse({**dict(plan), "items": plan.items[i::num]}) for i in range(num)]
+        progress: dict[str, Progress] = {}
+        began_s, num_measured = time.monotonic(), 0
+
+        def forward(name: str, latest: Progress) -> None:
+            """Progress of all shards together."""
+            nonlocal num_measured
+            progress[name] = latest
+            shards = list(progress.values())
+            num_measured += latest.last is not None
+            num_done, num_planned = sum(one.num_done for one in shards), plan.num_requests
+            left_s = (num_planned - num_done) * (time.monotonic() - began_s)
+            eta_s = left_s / num_measured if num_measured else None
+            num_failed, words = sum(one.num_failed for one in shards), f"{name} · {latest.message}"
+            self.tell(Progress(num_done, num_planned, words, eta_s, num_failed, latest.last))
+
+        tasks = {
+            f"shard {n}": partial(measure_shard, plan=part, benchmark_id=self.id)
+            for n, part in enumerate(parts, start=1)
+        }
+        done = workers.do_all(tasks, tell=forward, cancelled=self.cancelled)
+        return Summary.of(list(done.values()))
 
     def conduct(self, measure: Callable[[], Summary]) -> Summary:
         """Measure it, and write down how it ended.
@@ -253,3 +222,12 @@ class Experiment(Job):
         """How much of it is done; None while nothing is known."""
         now = self.progress
         return None if now is None or not now.num_done else now.num_done / now.num_planned
+
+
+def measure_shard(context: TaskContext, plan: ExperimentPlan, benchmark_id: str) -> Summary:
+    """What the log lacks of a plan, measured by one worker."""
+    told: dict[str, Any] = {"tell": context.tell, "cancelled": context.cancelled}
+    told["worker"] = context.name
+    return Measurement(plan=plan, log=context.log, benchmark_id=benchmark_id, **told).run(
+        context.bench
+    )

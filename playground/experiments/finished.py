@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Self
 
 from engine.metrics import mat, stored_figures, tok_s
-from playground.experiments.plan import Key
+from playground.experiments.plan import ExperimentPlan, Key
 from storage import RunDetail, RunLog, RunQuery
 
 SPLIT = ("draft_s", "verify_s", "accept_s", "other_s", "rollback_s")
@@ -133,17 +133,25 @@ def in_pairs(own: Iterable[FinishedRequest], plain: Iterable[FinishedRequest]) -
 
 
 def finished_requests(
-    log: RunLog, benchmark_id: str, known: Iterable[FinishedRequest] = ()
+    log: RunLog, runs: RunQuery | str, known: Iterable[FinishedRequest] = ()
 ) -> list[FinishedRequest]:
     """Every completed request of an experiment, each once (the newest run of it).
 
     Args:
+        runs: what selects its runs, or its id.
         known: requests read before, which are not read again.
     """
-    ids = log.ids(RunQuery(benchmark_id=benchmark_id, status="completed", descending=False))
+    query = RunQuery(benchmark_id=runs) if isinstance(runs, str) else runs
+    ids = log.ids(replace(query, status="completed", descending=False))
     requests = {request.run_id: request for request in known}
     for run in log.details([run_id for run_id in ids if run_id not in requests]):
         if "configuration" in run.labels:
             requests[run.id] = FinishedRequest.of(run)
     read = [requests[run_id] for run_id in ids if run_id in requests]
     return list({request.key: request for request in read}.values())
+
+
+def pairs_of(requests: Sequence[FinishedRequest], name: str, plan: ExperimentPlan) -> list[Pair]:
+    """A configuration's answers beside plain decoding's."""
+    own = [r for r in requests if r.configuration == name]
+    return in_pairs(own, [r for r in requests if r.configuration == plan.reference.name])

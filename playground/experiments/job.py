@@ -122,11 +122,10 @@ class Job:
 
 
 class Jobs:
-    def __init__(self, host: EngineHost) -> None:
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._jobs: dict[str, Job] = {}
         self._closed = False
-        host.before_close(self.close)
 
     def get(self, job_id: str) -> Job | None:
         """The job if it is not over."""

@@ -21,8 +21,8 @@ from engine.errors import ConfigError, PlaygroundError, PromptError
 from engine.tuning.controller import build_drafter
 from engine.tuning.experience import ExperienceStore
 from playground.errors import Fault, attempt
-from playground.experiments.chooser import Chooser, pairs_of
-from playground.experiments.finished import FinishedRequest, Pair, finished_requests
+from playground.experiments.chooser import Chooser
+from playground.experiments.finished import FinishedRequest, Pair, finished_requests, pairs_of
 from playground.experiments.job import Progress
 from playground.experiments.plan import (
     TYPED,
@@ -91,6 +91,18 @@ class Summary:
     @property
     def status(self) -> Literal["completed", "cancelled"]:
         return "cancelled" if self.cancelled else "completed"
+
+    @classmethod
+    def of(cls, parts: Sequence[Summary]) -> Summary:
+        """Of a pass that several workers share."""
+        return cls(
+            any(one.cancelled for one in parts),
+            sum(one.num_new for one in parts),
+            sum(one.num_failed for one in parts),
+            tuple(skip for one in parts for skip in one.skipped),
+            {name: fault for one in parts for name, fault in one.faults.items()},
+            {name: notes for one in parts for name, notes in one.notes.items()},
+        )
 
 
 @dataclass(frozen=True, slots=True)

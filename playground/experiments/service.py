@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import zlib
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -11,33 +12,47 @@ from functools import partial
 from typing import Any
 
 from engine.errors import ConfigError, one_of
-from playground.experiments.cluster import workers_of
+from playground.experiments.cluster import Pool, workers
 from playground.experiments.compare.live import LiveComparison
-from playground.experiments.experiment import (
-    Experiment,
-    Version,
+from playground.experiments.experiment import Experiment, Version
+from playground.experiments.finished import finished_requests
+from playground.experiments.job import Job, Jobs, State, time_left
+from playground.experiments.measurement import Summary
+from playground.experiments.plan import ExperimentPlan, Workload
+from playground.experiments.prompt_files import read_suite_text
+from playground.experiments.report.export import FILES
+from playground.experiments.report.results import (
+    Results,
     read_results,
     stored_experiment,
     unknown_experiment,
 )
-from playground.experiments.finished import finished_requests
-from playground.experiments.job import Job, Jobs, State
-from playground.experiments.measurement import Summary
-from playground.experiments.plan import ExperimentPlan
-from playground.experiments.pool import Pool
-from playground.experiments.prompt_files import read_suite_text
-from playground.experiments.report.export import FILES, Results
+from playground.experiments.sweep.plan import SweepPlan
+from playground.experiments.sweep.report import SweepReport
+from playground.experiments.sweep.search import Sweep
+from playground.experiments.sweep.store import SweepStore
+from playground.experiments.worker import WorkerConfig
 from playground.host.bounded import BoundedCache
 from playground.host.runner import EngineHost
 from presets import PromptSuite
 from storage import Benchmark, BenchmarkHead, RunQuery
 
 MAX_FILES = 16
-MAX_LISTED = 40
+MAX_LISTED = 100
 MAX_REPORT_BYTES = 256_000_000
 """Of the reports that are kept ready."""
 BYTES_PER_REQUEST, BYTES_PER_TOKEN = 3000, 48
 Report = tuple[Version, Results]
+
+
+STATUS_WORDS = {
+    "running": "running in another process",
+    "completed": "done",
+    "cancelled": "stopped. Resume runs what is missing.",
+    "interrupted": "interrupted: its process ended. Resume runs what is missing.",
+    "failed": "failed. Resume tries again.",
+}
+MORE_TRIALS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,22 +62,77 @@ class ExperimentState:
     Attributes:
         job: while this server runs it.
         version: changes with what has been measured.
+        results: what its report is drawn from; of a sweep a `SweepReport`.
     """
 
     row: Benchmark
     job: Job | None
     version: Version
-    results: Results
+    results: Any
+
+    @property
+    def status(self) -> str:
+        return self.row.status
+
+    @property
+    def error(self) -> str:
+        return str(self.row.summary.get("error") or "")
+
+    @property
+    def text(self) -> str:
+        """How far it is and what it is doing, or how it ended."""
+        now, sweep = self.job and self.job.progress, self.results
+        parts = [f"{now.num_done} of {now.num_planned}"] if now else []
+        if isinstance(sweep, SweepReport):
+            parts = [f"{sweep.num_done} of {sweep.plan.num_trials} trials"]
+        if now:
+            parts += [time_left(now.eta_s), f"{now.num_failed} failed" if now.num_failed else ""]
+        status = STATUS_WORDS.get(self.status, self.status)
+        return " · ".join(filter(None, [*parts, self.job.message if self.job else status]))
+
+    @property
+    def share(self) -> float | None:
+        """How much of what runs here is done."""
+        now = self.job and self.job.progress
+        return None if self.job is None else now.num_done / max(1, now.num_planned) if now else 0.0
+
+    @property
+    def resume(self) -> str:
+        """What going on is called; empty where it cannot be."""
+        if self.job is not None or self.status == "running":
+            return ""
+        if self.status != "completed":
+            return "Resume"
+        is_open = isinstance(self.results, SweepReport) and self.results.more_to_try
+        return "More trials" if is_open else ""
 
 
 class Experiments:
     def __init__(self, host: EngineHost) -> None:
         self.catalog = host.catalog
         self._log, self._host = host.log, host
-        self._jobs = Jobs(host)
+        self._jobs = Jobs()
         self._lock = threading.Lock()
         self._files: OrderedDict[str, PromptSuite] = OrderedDict()
         self._reports: BoundedCache[str, Report] = BoundedCache(MAX_REPORT_BYTES, _bytes_of)
+        self._sweeps: SweepStore | None = None
+        host.before_close(self.close)
+
+    @property
+    def sweeps(self) -> SweepStore:
+        """Opened when it is first needed."""
+        with self._lock:
+            if self._sweeps is None:
+                self._sweeps = SweepStore(self._log, self.catalog.types)
+            return self._sweeps
+
+    def close(self) -> None:
+        """Stop what runs, wait for it, give the sweeps' database back."""
+        self._jobs.close()
+        with self._lock:
+            if self._sweeps is not None:
+                self._sweeps.close()
+                self._sweeps = None
 
     @property
     def suites(self) -> dict[str, PromptSuite]:
@@ -99,19 +169,34 @@ class Experiments:
         self._launch(experiment, pool, partial(experiment.begin, name))
         return experiment
 
-    def resume(self, benchmark_id: str, pool: Pool | None = None) -> None:
-        """Go on with an experiment.
+    def resume(
+        self, benchmark_id: str, pool: Pool | None = None, trials: int | None = None
+    ) -> None:
+        """Go on with an experiment; `trials` raises how many a sweep measures, by default by 10.
 
         Raises ConfigError: it is not in the log, or this version lacks one of its methods.
         """
         if self._jobs.get(benchmark_id) is not None:
             raise ConfigError("This experiment is running already.")
-        _, plan = stored_experiment(self._log, benchmark_id, self.catalog.types)
-        experiment = self._experiment(plan.runnable, benchmark_id=benchmark_id)
+        head = self._log.benchmarks.get(benchmark_id)
+        if head is not None and head.plan.get("kind") == "sweep":
+            sweep = self.sweeps.load(benchmark_id).plan
+            if trials is None and head.status == "completed":
+                trials = sweep.num_trials + MORE_TRIALS
+            plan: ExperimentPlan = self.sweeps.reopen(benchmark_id, trials).plan
+        else:
+            plan = stored_experiment(self._log, benchmark_id, self.catalog.types)[1].runnable
+        experiment = self._experiment(plan, benchmark_id=benchmark_id)
         self._launch(experiment, pool, partial(self._log.benchmarks.resume, benchmark_id))
 
     def _experiment(self, plan: ExperimentPlan, **more: Any) -> Experiment:
-        return Experiment(self._log, plan, **more)
+        if not isinstance(plan, SweepPlan):
+            return Experiment(self._log, plan, **more)
+        for job in self._jobs.running():
+            if isinstance(job, Sweep):
+                name = self.sweeps.load(job.id).row.name
+                raise ConfigError(f"Sweep {name} is running. Stop it, or wait until it is done.")
+        return Sweep(self.sweeps, plan, **more)
 
     def _launch(
         self, experiment: Experiment, pool: Pool | None, write: Callable[[], object]
@@ -123,10 +208,13 @@ class Experiments:
             experiment.view = LiveComparison(self._host, experiment)
 
         def by_workers(pool: Pool) -> Summary:
-            one_device = experiment.one_device
-            with workers_of(self._host, experiment, pool, plan, one_device=one_device) as workers:
-                experiment.check_target(workers.environment)
-                return experiment.measure_by(workers)
+            config, one_device = worker_config(self._host, plan), experiment.one_device
+            experiment.waiting, stopped = lambda: "starting the workers", experiment.cancelled
+            with workers(pool, config, one_device=one_device, cancelled=stopped) as running:
+                experiment.waiting = lambda: "starting"
+                experiment.workers, experiment.refused = running.rows, running.refused
+                experiment.check_target(running.environment)
+                return experiment.measure_by(running)
 
         def take_on() -> Callable[[], State]:
             by = pool and partial(by_workers, pool)
@@ -154,8 +242,8 @@ class Experiments:
 
     # ---- reading
 
-    def newest(self) -> tuple[BenchmarkHead, ...]:
-        return self._log.benchmarks.list(MAX_LISTED)
+    def newest(self, *, sweeps: bool = False) -> tuple[BenchmarkHead, ...]:
+        return self._log.benchmarks.list(MAX_LISTED, sweeps=sweeps)
 
     def look(self, benchmark_id: str) -> ExperimentState:
         """An experiment as it stands; its plan and requests are read when there is news."""
@@ -165,6 +253,13 @@ class Experiments:
         version, results = (job and job.results) or self._report(head)
         now = {field.name: getattr(head, field.name) for field in fields(BenchmarkHead)}
         return ExperimentState(replace(results.benchmark, **now), job, version, results)
+
+    def look_at_sweep(self, key: str) -> ExperimentState:
+        """The same of a sweep, by its id or name."""
+        report = SweepReport.of(self.sweeps.load(key))
+        row = report.sweep.row
+        version = str(zlib.crc32(repr((report.trials, row.status)).encode()))
+        return ExperimentState(row, self.job(row.id), version, report)
 
     def file(self, benchmark_id: str, name: object) -> str:
         """One of the report's files, as text."""
@@ -189,3 +284,15 @@ def _bytes_of(report: Report) -> int:
     requests = report[1].requests
     tokens = sum(len(request.output_ids) for request in requests)
     return BYTES_PER_REQUEST * len(requests) + BYTES_PER_TOKEN * tokens
+
+
+def worker_config(host: EngineHost, workload: Workload) -> WorkerConfig:
+    """Workers that load and write what a server does.
+
+    Raises ConfigError: no worker could write to the log.
+    """
+    url = host.log.url
+    if url.database in (None, "", ":memory:"):
+        raise ConfigError("Workers need a run log that they can reach. Start the server with --db.")
+    where = url.render_as_string(hide_password=False)
+    return WorkerConfig(workload.target, workload.dtype, where, host.device, host.cache_dir)

@@ -14,20 +14,27 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from functools import cache
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from engine.config import Settings, setting
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
+from playground.host.controls import field_schemas
 from presets.reading import parse_yaml
 
 Scalar = bool | int | float | str | None
 Point = dict[str, Scalar]
 """One value per varied setting."""
-Axes = Mapping[str, Sequence[Scalar] | None]
-"""The values of every varied setting; None where they are without number."""
 MAX_GRID = 10_000
 """Combinations that a grid may have; also the largest space that is searched without repeats."""
 MAX_VARIED = 16
@@ -36,7 +43,6 @@ Objective = Literal["tok_s", "speedup", "mat"]
 Mode = Literal["search", "grid"]
 Kind = Literal["flag", "choice", "int", "float", "text"]
 _KINDS: dict[str, Kind] = {"boolean": "flag", "integer": "int", "number": "float", "string": "text"}
-_TYPES: dict[str, Any] = {"int": int, "float": int | float, "text": str}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,96 +53,74 @@ class Tunable:
         title: its name in words.
         value: what the method has now.
         low, high: bounds of the field, None where it has none.
-        above: whether `low` itself is excluded.
         choices: values of a flag or choice.
-        optional: whether the setting may be none.
     """
 
     field: str
     kind: Kind
-    help: str
+    title: str
     value: Scalar
-    low: float | None = None
-    high: float | None = None
-    above: bool = False
-    choices: tuple[Scalar, ...] = ()
-    optional: bool = False
-    title: str = ""
+    low: float | None
+    high: float | None
+    choices: tuple[Scalar, ...]
 
     @property
     def label(self) -> str:
         """Its name in words, and as it is written."""
         return f"{self.title} ({self.field})"
 
-    def allows(self, value: Any) -> bool:
-        """Whether the field takes this value, other settings aside."""
-        if value is None:
-            return self.optional
-        if self.choices:
-            return any(_same(value, choice) for choice in self.choices)
-        if isinstance(value, bool) or not isinstance(value, _TYPES[self.kind]):
-            return False
-        if self.kind == "text":
-            return True
-        low = -math.inf if self.low is None else self.low
-        high = math.inf if self.high is None else self.high
-        above = value > low if self.above else value >= low
-        return above and value <= high and math.isfinite(value)
+    @property
+    def is_number(self) -> bool:
+        return self.kind in ("int", "float")
 
     @property
-    def rule(self) -> str:
-        """What is allowed, in words."""
-        end = " or none" if self.optional else ""
-        if self.choices:
-            return "one of " + ", ".join(map(setting_text, self.choices)) + end
-        rule = {"int": "an integer", "float": "a number"}.get(self.kind, "text")
-        low, high = setting_text(self.low), setting_text(self.high)
-        if self.low is not None and self.high is not None:
-            rule += f" in {'(' if self.above else '['}{low}, {high}]"
-        elif self.low is not None:
-            rule += f" {'>' if self.above else '≥'} {low}"
-        elif self.high is not None:
-            rule += f" ≤ {high}"
-        return rule + end
+    def suggested(self) -> str:
+        """What to vary it over to start with, as `--vary` takes it; empty where nothing is known.
 
-    @property
-    def suggested(self) -> tuple[float, float] | None:
-        """A range to start from, around the value: a quarter to twice of it."""
-        if self.kind not in ("int", "float") or self.low is None or self.high is None:
-            return None
+        A number from a quarter of its value to twice of it.
+        """
+        if self.choices:
+            return ",".join(map(setting_text, self.choices))
+        if not self.is_number or self.low is None or self.high is None:
+            return ""
         middle = self.value if isinstance(self.value, int | float) and self.value else self.high / 4
         low, high = max(self.low, middle / 4), min(self.high, middle * 2)
         if self.kind == "int":
             first = math.ceil(low)
-            return first, min(int(self.high), max(first + 3, round(high)))
-        return float(f"{low:.1g}"), float(f"{high:.1g}")
+            return f"{first}:{min(int(self.high), max(first + 3, round(high)))}"
+        return f"{low:.1g}:{high:.1g}"
 
 
 def tunables_of(config: MethodConfig) -> tuple[Tunable, ...]:
     """What can be varied, in the order of the method's fields."""
     tunables = []
-    for name, schema in type(config).model_json_schema()["properties"].items():
-        every = schema.get("anyOf", [schema])
-        options = [part for part in every if part.get("type") != "null"]
-        inner: dict[str, Any] = options[0] if len(options) == 1 else {"const": None}
-        kind = "choice" if "enum" in inner else _KINDS.get(inner.get("type", ""))
-        if kind is None or "const" in inner or "pattern" in inner:  # a device, say
-            continue
-        tunables.append(
-            Tunable(
-                name,
-                kind,
-                schema.get("description", ""),
-                getattr(config, name),
-                low=inner.get("minimum", inner.get("exclusiveMinimum")),
-                high=inner.get("maximum"),
-                above="exclusiveMinimum" in inner,
-                choices=(False, True) if kind == "flag" else tuple(inner.get("enum", ())),
-                optional=len(options) < len(every),
-                title=schema.get("title", name),
+    for name, schema in field_schemas(type(config)).items():
+        kind = "choice" if schema.choices else _KINDS.get(schema.type)
+        if kind is not None and not schema.constant:
+            choices = (False, True) if kind == "flag" else schema.choices
+            value = getattr(config, name)
+            tunables.append(
+                Tunable(name, kind, schema.title, value, schema.min, schema.max, choices)
             )
-        )
     return tuple(tunables)
+
+
+@cache
+def _field(cls: type[MethodConfig], name: str) -> TypeAdapter[Any]:
+    info = cls.model_fields[name]
+    kind: Any = Annotated[info.annotation, info]
+    return TypeAdapter(kind)
+
+
+def check_value(config: MethodConfig, field: str, value: Scalar) -> None:
+    """Raises ConfigError: the field never takes this value, whatever the other settings."""
+    try:
+        _field(type(config), field).validate_python(value, strict=True)
+    except ValidationError as error:
+        rule = error.errors()[0]["msg"].replace("Input should", "must")
+        raise ConfigError(
+            f"{field} {rule}, got {setting_text(value)}. Set another range or list."
+        ) from error
 
 
 def _same(value: object, other: object) -> bool:
@@ -275,23 +259,30 @@ class Space:
 
     def __init__(self, base: MethodConfig, varied: Sequence[Vary]) -> None:
         """Raises ConfigError: an unknown setting, or a value that the method never takes."""
-        self.base = base
-        self.varied = tuple(varied)
+        self.base, self.varied = base, tuple(varied)
         known = {tunable.field: tunable for tunable in tunables_of(base)}
         can = f"{type(base).title} can vary {', '.join(known) or 'nothing'}."
-        if not 1 <= len(varied) <= MAX_VARIED:
+        fields = [vary.field for vary in varied]
+        if not 1 <= len(fields) <= MAX_VARIED:
             raise ConfigError(
-                f"A sweep must vary 1 to {MAX_VARIED} settings, got {len(varied)}. {can}"
+                f"A sweep must vary 1 to {MAX_VARIED} settings, got {len(fields)}. {can}"
             )
-        if len({vary.field for vary in varied}) < len(varied):
+        if len(set(fields)) < len(fields):
             raise ConfigError(
                 "Each setting can be varied only once. Merge the lists of its values."
             )
         for vary in varied:
             if vary.field not in known:
                 raise ConfigError(f"{vary.field!r:.60} cannot be varied. {can}")
-            _check(vary, known[vary.field])
-        self.tunables = tuple(known[vary.field] for vary in varied)
+            if not vary.values and not known[vary.field].is_number:
+                raise ConfigError(f"{vary.field} has no range. List its values.")
+            for value in vary.values or vary.ends:
+                check_value(base, vary.field, value)
+            if known[vary.field].kind == "int" and not isinstance(vary.step or 1, int):
+                raise ConfigError(
+                    f"{vary.field} is an integer, so its step must be one, got {vary}."
+                )
+        self.tunables = tuple(known[field] for field in fields)
 
     def config(self, point: Mapping[str, Any]) -> MethodConfig:
         """The method at a point."""
@@ -319,52 +310,36 @@ class Space:
     def points(self) -> tuple[Point, ...] | None:
         """All that a search can try; None where they are too many to list."""
         count = self.num_points
-        return None if count is None or count > MAX_GRID else _points(self._axes(search=True))
+        return None if count is None or count > MAX_GRID else self._points(search=True)
 
     def grid(self) -> tuple[Point, ...]:
         """Every combination, the last setting changing fastest."""
-        axes = self._axes(search=False)
-        for vary in self.varied:
-            if axes[vary.field] is None:
+        for vary, axis in zip(self.varied, self._axes(search=False), strict=True):
+            if axis is None:
                 raise ConfigError(
                     f"{vary.field} is a number: a grid needs its step, such as {vary}:0.1, or "
                     "values."
                 )
-        if (count := _count(axes) or 0) > MAX_GRID:
+        if (count := self.num_grid or 0) > MAX_GRID:
             raise ConfigError(
                 f"The grid has {count:,} combinations; at most {MAX_GRID:,} are allowed. "
                 "Narrow a range, set a step, or search instead."
             )
-        return _points(axes)
+        return self._points(search=False)
 
-    def _axes(self, *, search: bool) -> Axes:
+    def _axes(self, *, search: bool) -> list[Sequence[Scalar] | None]:
         pairs = zip(self.varied, self.tunables, strict=True)
-        return {v.field: v.axis(whole=k.kind == "int", search=search) for v, k in pairs}
+        return [vary.axis(whole=one.kind == "int", search=search) for vary, one in pairs]
+
+    def _points(self, *, search: bool) -> tuple[Point, ...]:
+        fields = [vary.field for vary in self.varied]
+        combinations = itertools.product(*(axis or () for axis in self._axes(search=search)))
+        return tuple(dict(zip(fields, values, strict=True)) for values in combinations)
 
 
-def _count(axes: Axes) -> int | None:
-    finite = [axis for axis in axes.values() if axis is not None]
+def _count(axes: Sequence[Sequence[Scalar] | None]) -> int | None:
+    finite = [axis for axis in axes if axis is not None]
     return math.prod(map(len, finite)) if len(finite) == len(axes) else None
-
-
-def _points(axes: Axes) -> tuple[Point, ...]:
-    combinations = itertools.product(*(axis or () for axis in axes.values()))
-    return tuple(dict(zip(axes, values, strict=True)) for values in combinations)
-
-
-def _check(vary: Vary, tunable: Tunable) -> None:
-    """Refuse what the field never takes, whatever the other settings."""
-    ranged = not vary.values
-    if ranged and tunable.kind not in ("int", "float"):
-        raise ConfigError(f"{vary.field} must be {tunable.rule}; it has no range. List its values.")
-    for value in vary.ends if ranged else vary.values:
-        if not tunable.allows(value):
-            raise ConfigError(
-                f"{vary.field} must be {tunable.rule}, got {setting_text(value)}. Set another "
-                "range or list."
-            )
-    if ranged and tunable.kind == "int" and not isinstance(vary.step or 1, int):
-        raise ConfigError(f"{vary.field} is an integer, so its step must be one, got {vary}.")
 
 
 class SearchSettings(Settings):

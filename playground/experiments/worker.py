@@ -1,7 +1,4 @@
-"""A worker of a cluster: the process that holds a target ready and does the tasks it is given.
-
-It runs the version that is installed on its node, which it is asked for before anything else.
-"""
+"""A worker of a cluster: the process that holds a target ready and does the tasks it is given."""
 
 from __future__ import annotations
 
@@ -80,8 +77,6 @@ class Worker:
         self._name = f"{socket.gethostname()}/{os.getpid()}"
         self._messages: SimpleQueue[Any] = SimpleQueue()
         self._stop = threading.Event()
-        self._models: Models | None = None
-        self._log: RunLog | None = None
 
     def about(self) -> About:
         """Asked first; what else there is may differ from version to version."""
@@ -90,6 +85,7 @@ class Worker:
         return About(self._name, ray.get_runtime_context().get_node_id(), program())
 
     def prepare(self, config: WorkerConfig, *, gpu: bool) -> Mapping[str, Any]:
+        """Load the target; what it runs on."""
         import presets
         from playground.host import paths
 
@@ -102,10 +98,8 @@ class Worker:
         )
 
     def do(self, task: Task) -> Any:
-        assert self._models is not None and self._log is not None
         self._stop.clear()
-        bench = self._models.build_context()
-        tell = self._messages.put
+        bench, tell = self._models.build_context(), self._messages.put
         try:
             return task(TaskContext(self._name, bench, self._log, tell, self._stop.is_set))
         finally:

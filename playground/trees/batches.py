@@ -14,7 +14,7 @@ from engine.model.target import Target
 from engine.tuning import OnProgress, ignore
 from engine.tuning.latency import BatchLatency
 from engine.tuning.timing import measure_batch
-from playground.experiments.compare.report import Comparison, first_run
+from playground.experiments.report.results import first_run, read_results
 from playground.experiments.report.statistics import Totals
 from playground.host.baseline import Evidence, doubt_of
 from playground.host.catalog import Catalog
@@ -47,12 +47,12 @@ def batch_report(log: RunLog, catalog: Catalog, compare_id: str) -> BatchReport 
     batched = stored_batch_latency(log, first_run(log, compare_id))
     if batched is None:
         return None
-    comparison = Comparison.read(log, compare_id, catalog.types)
+    results = read_results(log, compare_id, types=catalog.types)
     pools = {
-        name: Totals.of([r for r in comparison.finished if r.configuration == name])
-        for name in comparison.names
+        name: Totals.of([r for r in results.requests if r.configuration == name])
+        for name in results.plan.names
     }
-    plain, *others = comparison.plan.configurations
+    plain, *others = results.plan.configurations
     base, speedups = pools[plain.name], dict[str, tuple[float, ...]]()
     for other in others:
         own = pools[other.name]

@@ -11,7 +11,7 @@ from engine.config import Settings
 from engine.drafters.method import ChoiceLimits, MethodConfig
 from engine.errors import ConfigError
 from engine.tree import ChoiceTree
-from playground.experiments.compare.links import slot_of
+from playground.experiments.compare.form import slot_of
 from playground.host.catalog import Catalog
 from playground.host.menu import GROUPS, Choices
 from playground.trees.files import read_paths

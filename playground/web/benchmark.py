@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -18,25 +18,25 @@ from engine.safe_text import read_text
 from playground.deploy import ExportForm
 from playground.errors import Fault, attempt
 from playground.experiments.benchmark_form import Extent, plan_of_form
-from playground.experiments.compare.links import first_methods
-from playground.experiments.job import Job, time_left
+from playground.experiments.cluster import Pool
+from playground.experiments.compare.form import first_methods
 from playground.experiments.plan import ExperimentPlan
-from playground.experiments.pool import Pool
-from playground.experiments.report.columns import by_group, summary
+from playground.experiments.report.columns import by_group
 from playground.experiments.report.export import FILES
 from playground.experiments.report.plots import PLOTS, report_figure
 from playground.experiments.report.report import FORMULAS
+from playground.experiments.report.results import Results
 from playground.experiments.service import ExperimentState
 from playground.experiments.suites import GROUPS, in_order, items_of
 from playground.host.controls import Control, FormSpec, group_of
 from playground.host.request import DTYPES, FormValues, texts
 from playground.runs.query import TableQuery
-from playground.web import benchmark_tables as tables
 from playground.web.address import switch_to
 from playground.web.deploy import DeployPage, Updates
-from playground.web.experiment import ExperimentPage, Standing, read_key
+from playground.web.experiment import ExperimentPage, read_key
 from playground.web.forms import QUIET, RAW, SettingsForm
-from playground.web.results import definitions, report_html, saves, saying, state_html
+from playground.web.report import cards_html, head_html, latency_html, summary_html
+from playground.web.results import definitions, leads, or_skip, report_table, saves, saying
 
 if TYPE_CHECKING:
     from playground.web.runs import RunsPage
@@ -44,12 +44,6 @@ if TYPE_CHECKING:
 FIRST_SUITE = "quick"
 FIRST_METHODS = 2
 """So many are chosen at the beginning: that which was the fastest, and one of another kind."""
-STATUS_TEXTS = {"completed": "complete", "cancelled": "stopped"}
-HINTS = {
-    "cancelled": ". Resume runs what is missing.",
-    "interrupted": ". Its process ended; Resume runs what is missing.",
-    "failed": ". Resume tries again.",
-}
 MAX_PROMPT_FILE = 8_000_000
 
 
@@ -191,8 +185,7 @@ class BenchmarkPage(ExperimentPage):
             group = self._group(key, groups)
             return {"groups": [*groups, group], "values": FormValues.of(form).values}
 
-        added = attempt(more, where="adding a method")
-        return gr.skip() if isinstance(added, Fault) else added
+        return or_skip(more, where="adding a method")
 
     def keep_fitting(self, target: Any, spec: Any, form: Any) -> Any:
         """The form without configurations that cannot run on the target; its usual ones if none."""
@@ -208,8 +201,7 @@ class BenchmarkPage(ExperimentPage):
                 kept.append(self._group(key, kept))
             return {"groups": kept, "values": FormValues.of(form).values}
 
-        fitted = attempt(fitting, where="picking a target")
-        return gr.skip() if isinstance(fitted, Fault) else fitted
+        return or_skip(fitting, where="picking a target")
 
     def add_files(self, files: Any, suites: Any) -> tuple[Any, str]:
         """The suites with those of files, which are ticked; with what is wrong in a file."""
@@ -228,45 +220,22 @@ class BenchmarkPage(ExperimentPage):
 
     # ---- what was measured
 
-    def choices(self) -> list[tuple[str, str]]:
-        return [
-            (f"{one.created_at:%d %b %H:%M} · {one.name} · {status_text(one.status)}", one.id)
-            for one in self.experiments.newest()
-        ]
+    def read(self, key: str) -> ExperimentState:
+        return self.experiments.look(key)
 
-    def standing(self, key: str) -> Standing:
-        state = self.experiments.look(key)
-        status, job, now = state.row.status, state.job, None
-        text = status_text(status) + HINTS.get(status, "")
-        if job is not None:
-            text, now = progress_text(job), job.progress
-        elif status == "running":
-            text = "running in another process"
-        return Standing(
-            state,
-            state.version,
-            status,
-            text,
-            resume="Resume" if job is None and status in HINTS else "",
-            here=job is not None,
-            share=(now.num_done / max(1, now.num_planned) if now else 0.0) if job else None,
-            error=state.row.summary.get("error") or "",
-            job=job,
-        )
-
-    def report(self, state: ExperimentState, *choices: Any) -> list[Any]:
+    def report(self, results: Results, *choices: Any) -> list[Any]:
         kind, plot, configuration = choices
-        report = state.results.report
+        report = results.report
         names = [section.name for section in report.configurations]
         configuration = configuration if configuration in names else names[-1]
         return [
-            tables.head(state),
-            report_html("Summary", summary(report)),
-            report_html(f"By kind of task: {kind}", by_group(report, kind, GROUPS)),
-            gr.Plot(report_figure(report, state.results.requests, plot), visible=True),
+            head_html(results),
+            summary_html(results),
+            report_table(f"By kind of task: {kind}", by_group(report, kind, GROUPS)),
+            gr.Plot(report_figure(report, results.requests, plot), visible=True),
             gr.Dropdown(names, value=configuration),
-            tables.latency(report.section(configuration)),
-            tables.differing(state),
+            latency_html(report.section(configuration)),
+            cards_html(results, self.log),
         ]
 
     def _file(self, name: str, picked: Any) -> tuple[str, str]:
@@ -294,21 +263,10 @@ class BenchmarkPage(ExperimentPage):
                 return {}
             return {tabs: switch_to("deploy"), **deploy.open(ExportForm(run=run))}
 
-        def leading(lead: Callable[..., Updates]) -> Callable[..., Updates]:
-            """A listener that goes to another page, or says why it cannot."""
-
-            def go(*picked: Any) -> Updates:
-                updates = attempt(lambda: lead(*picked), where="opening another page")
-                if isinstance(updates, Fault):
-                    return {self.state: state_html("", "", error=updates.sentence)}
-                return updates
-
-            return go
-
-        one, shared = [self.picker, self.configuration], [self.state, tabs]
-        self.leads["tune"].click(leading(tune), self.picker, [*shared, tree], **RAW)
-        self.leads["deploy"].click(leading(hand_over), one, [*shared, *deploy.outputs], **RAW)
-        self.leads["runs"].click(leading(show_runs), self.picker, [*shared, *runs.outputs], **RAW)
+        picked, one = [self.picker], [self.picker, self.configuration]
+        leads(self.leads["tune"], tune, picked, [tabs, tree], self.state)
+        leads(self.leads["deploy"], hand_over, one, [tabs, *deploy.outputs], self.state)
+        leads(self.leads["runs"], show_runs, picked, [tabs, *runs.outputs], self.state)
 
 
 def extent_groups() -> list[dict[str, Any]]:
@@ -343,17 +301,3 @@ def form_of(values: Mapping[str, Any]) -> dict[str, Any]:
         "configurations": configurations,
         **extent.values,
     }
-
-
-def status_text(status: str) -> str:
-    return STATUS_TEXTS.get(status, status)
-
-
-def progress_text(job: Job) -> str:
-    """How far a benchmark is, and what it is doing."""
-    now = job.progress
-    if now is None:
-        return job.message
-    failed = f"{now.num_failed} failed" if now.num_failed else ""
-    parts = [f"{now.num_done} of {now.num_planned}", time_left(now.eta_s), failed, job.message]
-    return " · ".join(filter(None, parts))

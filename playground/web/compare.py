@@ -14,17 +14,21 @@ from engine.errors import ConfigError
 from engine.metrics import FORMULAS
 from engine.safe_text import read_json
 from playground.errors import Fault, attempt, attempt_aside
-from playground.experiments.compare.form import MAX_CONFIGURATIONS, CompareForm, CompareOptions
-from playground.experiments.compare.links import (
+from playground.experiments.compare.form import (
+    MAX_CONFIGURATIONS,
+    CompareForm,
+    CompareOptions,
     first_methods,
     from_comparison,
     from_runs,
     method_form,
     run_form,
 )
-from playground.experiments.compare.report import Comparison
-from playground.experiments.compare.stream import fault_message, reopened, stream, view_of
+from playground.experiments.compare.live import fault_message, reopened, stream, view_of
+from playground.experiments.compare.race import Race
 from playground.experiments.experiment import Experiment
+from playground.experiments.report.page import page_html
+from playground.experiments.report.results import Results, read_results
 from playground.experiments.service import Experiments
 from playground.host.catalog import Catalog
 from playground.host.controls import settings_from
@@ -40,13 +44,13 @@ from playground.host.request import (
 from playground.host.runner import EngineHost
 from playground.host.stream import History
 from playground.web.address import switch_to
-from playground.web.compare_table import results_html
 from playground.web.components import drawn_by
 from playground.web.concurrency import Concurrency
 from playground.web.forms import BARE, QUEUED, PromptForm, SettingsForm
 from playground.web.memory import Memory, is_anything, memory_choice, memory_settings, memory_text
 from playground.web.memory import owner_of as tab_of
-from playground.web.results import saves
+from playground.web.report import report_html
+from playground.web.results import or_skip, saves
 from playground.web.rpc import panel_functions, race_functions
 
 OWN_PROMPT = ""
@@ -205,9 +209,11 @@ class ComparePage:
 
     def _results(self, link: str) -> list[Any]:
         """Values of panels and table for a comparison of the log."""
-        updates = Comparison.read(self.host.log, read_run_id(link), self.catalog.types)
-        results = updates.results(self.host.log)
-        return [reopened(results, self.history), results_html(results)]
+        results, log = self._stored(link), self.host.log
+        return [reopened(Race.of(log, results), self.history), report_html(results, log)]
+
+    def _stored(self, link: str) -> Results:
+        return read_results(self.host.log, read_run_id(link), types=self.catalog.types)
 
     def _untouched(self) -> list[Any]:
         return [gr.skip() for _ in self.outputs[:-2]]
@@ -320,8 +326,7 @@ class ComparePage:
         compare_id = compare_of(panels)
         if not compare_id:
             raise ConfigError("There is no comparison to save yet. Run one first.")
-        updates = Comparison.read(self.host.log, read_run_id(compare_id), self.catalog.types)
-        return f"comparison-{compare_id}.html", updates.page(self.host.log)
+        return f"comparison-{compare_id}.html", page_html(self._stored(compare_id))
 
     def _slots(self) -> None:
         choices, offered = self._menu(self.target.value)
@@ -429,10 +434,11 @@ class ComparePage:
         report = None
         async for message in stream(job, self.history):
             same = message["report"] == report
-            report = message["report"]
+            report, race = message["report"], view_of(job).race
+            results = None if race is None else race.results
             yield [
                 message,
-                gr.skip() if same else await run_sync(results_html, view_of(job).results),
+                gr.skip() if same else await run_sync(report_html, results, self.host.log),
             ]
 
     def stop_run(self, tab: Any, panels: Any, request: gr.Request) -> None:
@@ -462,8 +468,7 @@ class ComparePage:
         return self.host.menu.choices(target), self.catalog.method_choices(target)
 
     def pick_method(self, key: Any) -> Any:
-        picked = attempt(lambda: method_form(self.catalog.method(key)), where="picking a method")
-        return gr.skip() if isinstance(picked, Fault) else picked
+        return or_skip(lambda: method_form(self.catalog.method(key)), where="picking a method")
 
     def pick_suite(self, suite: Any, mode: Any) -> list[Any]:
         own = not suite

@@ -4,56 +4,34 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import gradio as gr
 
 from engine.errors import ConfigError
 from playground.errors import Fault, attempt
-from playground.experiments.job import Job, about
+from playground.experiments.cluster import Pool, pool_of
+from playground.experiments.job import about
 from playground.experiments.plan import ExperimentPlan
-from playground.experiments.pool import Pool, pool_of
-from playground.experiments.service import Experiments
+from playground.experiments.service import Experiments, ExperimentState
 from playground.host.runner import EngineHost
 from playground.web.address import address_js
 from playground.web.forms import QUIET, RAW
-from playground.web.results import saying, state_html, table_html
+from playground.web.results import or_skip, saying, state_html, table_html
 from storage import RunQuery
 
 MAX_KEY = 100
+STATUS = {"completed": "done", "cancelled": "stopped"}
 PLACES = {"local": "Ray on this machine"}
 WORKERS = {"worker": "machine and process id", "device": "", "measures": ""}
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """Where an experiment is.
-
-    Attributes:
-        results: what the report is drawn from; `version` tells it from what it was before.
-        resume: what going on is called; empty where it cannot be.
-        here: whether this server runs it.
-        job: what runs it here.
-    """
-
-    results: Any
-    version: object
-    status: str
-    text: str
-    resume: str
-    here: bool
-    share: float | None = None
-    error: str = ""
-    job: Job | None = None
-
-    @property
-    def state(self) -> str:
-        """As HTML, with the workers that measure it."""
-        head = state_html(self.status, self.text, share=self.share, error=self.error)
-        rows = self.job.workers() if self.job else ()
-        refused = "".join(map(saying, self.job.refused)) if self.job else ""
-        return head + (table_html("Workers", WORKERS, rows) if rows else "") + refused
+def state_of(now: ExperimentState) -> str:
+    """Where an experiment stands, with the workers that measure it."""
+    head = state_html(now.status, now.text, share=now.share, error=now.error)
+    rows = now.job.workers() if now.job else ()
+    refused = "".join(map(saying, now.job.refused)) if now.job else ""
+    return head + (table_html("Workers", WORKERS, rows) if rows else "") + refused
 
 
 class ExperimentPage(ABC):
@@ -102,11 +80,7 @@ class ExperimentPage(ABC):
         """Draw the report."""
 
     @abstractmethod
-    def choices(self) -> list[tuple[str, str]]:
-        """The experiments to pick from, newest first: title and key."""
-
-    @abstractmethod
-    def standing(self, key: str) -> Standing:
+    def read(self, key: str) -> ExperimentState:
         """Where one stands; raises a sentence if there is none of this key."""
 
     @abstractmethod
@@ -121,9 +95,13 @@ class ExperimentPage(ABC):
     def extent(self, plan: Any, pool: Pool | None) -> str:
         """How much a plan would run."""
 
-    def go_on(self, key: str, pool: Pool | None) -> None:
-        """Resume one; by workers, where there is a pool."""
-        self.experiments.resume(key, pool)
+    def choices(self) -> list[tuple[str, str]]:
+        """The experiments to pick from, newest first: title and key."""
+        titles = []
+        for one in self.experiments.newest(sweeps=self.name == "sweep"):
+            status = STATUS.get(one.status, one.status)
+            titles.append((f"{one.name} · {status} · {one.created_at:%d %b %H:%M}", one.id))
+        return titles
 
     def outlook(self, values: Mapping[str, Any]) -> str:
         """What the form would run, and for how long; raises a sentence if it cannot."""
@@ -143,11 +121,13 @@ class ExperimentPage(ABC):
 
     def pick_target(self, target: Any, method: Any) -> Any:
         """The methods of a target; that which is picked stays if it is among them."""
-        menu = attempt(lambda: self.method_menu.drafting(target), where="listing the methods")
-        if isinstance(menu, Fault):
-            return gr.skip()
-        keys = [key for _, key in menu]
-        return gr.Dropdown(menu, value=method if method in keys else keys[0])
+
+        def pick() -> Any:
+            menu = self.method_menu.drafting(target)
+            keys = [key for _, key in menu]
+            return gr.Dropdown(menu, value=method if method in keys else keys[0])
+
+        return or_skip(pick, where="listing the methods")
 
     # ---- layout
 
@@ -209,7 +189,7 @@ class ExperimentPage(ABC):
         return pool_of(place, num_workers, self.clusters)
 
     def _resume(self, place: Any, num_workers: Any, *values: Any) -> list[Any]:
-        act = self.acting(lambda key: self.go_on(key, self.pool(place, num_workers)))
+        act = self.acting(lambda key: self.experiments.resume(key, self.pool(place, num_workers)))
         return act(*values)
 
     def _look_ahead(self, *values: Any) -> tuple[Any, Any]:
@@ -253,17 +233,17 @@ class ExperimentPage(ABC):
             if newest is None:
                 return self._nothing(state_html("", self.empty), self.menu(None))
             key = read_key(newest)
-            now = self.standing(key)
+            now = self.read(key)
             version = (key, now.version, *choices)
             if version == seen:
                 menu, parts = gr.skip(), [gr.skip()] * len(self.parts)
             else:
                 menu, parts = self.menu(key), self.report(now.results, *choices)
             return [
-                now.state,
-                gr.Button(visible=now.here),
+                state_of(now),
+                gr.Button(visible=now.job is not None),
                 gr.Button(now.resume or "Resume", visible=bool(now.resume)),
-                gr.Timer(active=now.here or now.status == "running"),
+                gr.Timer(active=now.status == "running" or now.job is not None),
                 gr.Column(visible=True),
                 menu,
                 version,

@@ -15,20 +15,19 @@ from playground.errors import Fault, attempt
 from playground.experiments.experiment import Experiment
 from playground.experiments.fastest import (
     BUDGET_S,
-    Contender,
     Standings,
-    interrupted,
     methods_to_try,
     plan_of,
 )
 from playground.experiments.job import time_left
 from playground.experiments.report.columns import COLUMNS, Cell, speedup_cell
+from playground.experiments.report.report import Section
 from playground.experiments.service import Experiments
 from playground.host.runner import EngineHost
 from playground.trees.methods import tree_method
 from playground.web.address import switch_to
 from playground.web.forms import RAW
-from playground.web.results import saying, state_html, table_html
+from playground.web.results import leads, state_html, table_html
 
 OWNER = "fastest"
 """A search takes the whole machine: the server has one, and another one ends it."""
@@ -40,8 +39,8 @@ HEADS = {
     "state": "running, or kept to the end; waiting; dropped because it was slower; failed",
 }
 INTERRUPTED = (
-    "The server stopped during the search. Its answers are in the log as the benchmark “{name}”: "
-    "read or resume it on the Benchmark page, or search again."
+    "The server stopped during the search. Its answers are in the log as the benchmark “{}”: read "
+    "or resume it on the Benchmark page, or search again."
 )
 Raw = Callable[..., dict[str, Any]]
 
@@ -107,11 +106,17 @@ class FastestPanel:
         Its answer may come after that of a click on the button: only a search that goes on starts
         the timer, and nothing stops it.
         """
-        if self._closed or (self._search is None and interrupted(self.host.log) is None):
+        if self._closed or (self._search is None and not self._interrupted()):
             return [gr.skip()] * len(self.outputs)
         *updates, _ = self.look()
         over = self._search is None or self._search.over.is_set()
         return [*updates, gr.skip() if over else gr.Timer(active=True)]
+
+    def _interrupted(self) -> str:
+        """Name of the newest experiment, if it is a search whose process ended."""
+        head = next(iter(self.experiments.newest()), None)
+        is_search = head is not None and head.name.startswith("Fastest method")
+        return head.name if head and is_search and head.status == "interrupted" else ""
 
     def _begin(self, values: dict[str, Any]) -> Experiment:
         plan = plan_of(self.host.catalog, values)
@@ -137,7 +142,9 @@ class FastestPanel:
         """Values of `shown`: always the newest search, whichever the page was told of last."""
         search = self._search
         if search is None:
-            return self._of_another_server()
+            name = self._interrupted()
+            shown = self._ended(state_html("interrupted", INTERRUPTED.format(name)))
+            return shown if name else [gr.Column(visible=False), *shown[1:]]
         over, standings = search.over.is_set(), Standings(search)
         leader = standings.leader
         offered = {"use": True, "tune": leader and self._has_tree(search, leader), "deploy": True}
@@ -158,13 +165,6 @@ class FastestPanel:
         closes = [gr.Button(visible=True), gr.Timer(active=False)]
         return [gr.Column(visible=True), state, "", *hidden, *closes]
 
-    def _of_another_server(self) -> list[Any]:
-        """Values of `shown` where this server has searched for nothing: what the last one left."""
-        left = interrupted(self.host.log)
-        if left is None:
-            return [gr.Column(visible=False), *self._ended("")[1:]]
-        return self._ended(state_html("interrupted", INTERRUPTED.format(name=left.name)))
-
     def _state(self, search: Experiment, standings: Standings) -> str:
         if search.over.is_set():
             text = " ".join((standings.advice, self._engines(search, standings))).strip()
@@ -176,7 +176,7 @@ class FastestPanel:
 
     def _engines(self, search: Experiment, standings: Standings) -> str:
         """Which engines run the method that is recommended; empty without one."""
-        best = standings.best
+        best = standings.leader
         if best is None:
             return ""
         config = next(c.config for c in search.plan.configurations if c.name == best.name)
@@ -188,7 +188,7 @@ class FastestPanel:
 
     # ---- the way to other pages
 
-    def picked(self) -> tuple[Experiment, Contender, str]:
+    def picked(self) -> tuple[Experiment, Section, str]:
         """What the search found to be fastest, and its key in the method picker."""
         search = self._search
         leader = Standings(search).leader if search else None
@@ -197,7 +197,7 @@ class FastestPanel:
         target = search.plan.target.name
         return search, leader, methods_to_try(self.host.catalog, target)[leader.name]
 
-    def _has_tree(self, search: Experiment, one: Contender) -> bool:
+    def _has_tree(self, search: Experiment, one: Section) -> bool:
         target = search.plan.target.name
         method = methods_to_try(self.host.catalog, target)[one.name]
         result = attempt(
@@ -216,15 +216,6 @@ class FastestPanel:
     ) -> None:
         """Put what was found into the form (`take` fills it), the tree editor or Deploy."""
 
-        def leading(lead: Callable[[], dict[Any, Any]]) -> Callable[[], dict[Any, Any]]:
-            def go() -> dict[Any, Any]:
-                result = attempt(lead, where="opening another page")
-                if isinstance(result, Fault):
-                    return {self.state: saying(result)}
-                return result
-
-            return go
-
         def use() -> dict[Any, Any]:
             search, _, method = self.picked()
             filled = zip(form, take(search.plan.target.name, method, {}), strict=True)
@@ -238,7 +229,7 @@ class FastestPanel:
 
         def hand_over() -> dict[Any, Any]:
             _, leader, _ = self.picked()
-            opened = deploy(ExportForm(run=leader.run_id or ""))
+            opened = deploy(ExportForm(run=leader.example_run or ""))
             return {tabs: switch_to("deploy"), **opened}
 
         outputs = {
@@ -247,16 +238,16 @@ class FastestPanel:
             "deploy": (hand_over, [tabs, *deploy_outputs]),
         }
         for name, (lead, changed) in outputs.items():
-            self.leads[name].click(leading(lead), None, [self.state, *changed], **RAW)
+            leads(self.leads[name], lead, [], changed, self.state)
 
 
 def _table(standings: Standings) -> str:
-    best = standings.best
-    rows = [_row(one) for one in standings.contenders]
-    return table_html("Methods tried", HEADS, rows, best=best.name if best else None)
-
-
-def _row(one: Contender) -> list[Cell | str]:
-    answers = str(one.speedup.num_repeats if one.speedup else 0)
-    state = Cell(one.state, hint=one.fault, mood="bad" if one.fault else "")
-    return [one.name, speedup_cell(one.speedup), formats.mat(one.mat), answers, state]
+    best = standings.report.fastest
+    rows = []
+    for one in standings.sections:
+        speedup = one.overall.speedup
+        answers = str(speedup.num_repeats if speedup else 0)
+        state = Cell(standings.state(one), hint=one.fault, mood="bad" if one.fault else "")
+        mat = formats.mat(one.overall.mat)
+        rows.append([Cell(one.name), speedup_cell(speedup), Cell(mat), Cell(answers), state])
+    return table_html("Methods tried", HEADS, rows, best=best)

@@ -71,10 +71,10 @@ SAVE_JS = """(file) => {
 }"""
 
 
-def report_html(label: str, table: Table, *, best: str | None = None) -> str:
+def report_table(label: str, table: Table) -> str:
     """A table over the configurations of a report."""
     rows = [[Cell(s.name, hint=s.title), *cells] for s, cells in table.rows]
-    return table_html(label, {"configuration": "", **table.heads}, rows, best=best)
+    return table_html(label, {"configuration": "", **table.heads}, rows)
 
 
 def table_html(
@@ -108,6 +108,32 @@ def saying(text: str | Fault) -> str:
 def definitions(formulas: Mapping[str, str]) -> str:
     """Every figure with its formula, as Markdown."""
     return "\n".join(f"- **{name.replace('_', ' ')}**: {text}" for name, text in formulas.items())
+
+
+def or_skip(work: Callable[[], Any], *, where: str, outputs: int = 1) -> Any:
+    """What a listener's work gives; where it fails, its outputs stay as they are."""
+    result = attempt(work, where=where)
+    if not isinstance(result, Fault):
+        return result
+    return gr.skip() if outputs == 1 else [gr.skip()] * outputs
+
+
+def leads(
+    button: gr.Button,
+    lead: Callable[..., dict[Any, Any]],
+    inputs: Sequence[Any],
+    outputs: Sequence[Any],
+    state: gr.HTML,
+) -> None:
+    """Make a button go to another page by the updates that `lead` gives, or say why it cannot."""
+
+    def go(*values: Any) -> dict[Any, Any]:
+        updates = attempt(lambda: lead(*values), where="opening another page")
+        if isinstance(updates, Fault):
+            return {state: state_html("", "", error=updates.sentence)}
+        return updates
+
+    button.click(go, list(inputs), [state, *outputs], **RAW)
 
 
 def saves(

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from engine.config import Settings
 from playground.errors import Fault, attempt
-from playground.experiments.compare.stream import MAX_RUNS, race_clocks
+from playground.experiments.compare.race import MAX_RUNS, race_clocks
 from playground.host.live import RunId
 from playground.host.runner import EngineHost
 from playground.host.stream import History

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 import gradio as gr
 
 from playground.experiments.service import Experiments
-from playground.experiments.sweep.service import Sweeps
 from playground.host.runner import EngineHost
 from playground.host.stream import History
 from playground.web.address import tab_switch
@@ -61,7 +60,7 @@ def build_shell(host: EngineHost, log: RunLog) -> gr.Blocks:
             with _page("Benchmark") as tab:
                 bench = BenchmarkPage(host, experiments, tab)
             with _page("Sweep") as tab:
-                sweep = SweepPage(host, Sweeps(host), tab)
+                sweep = SweepPage(host, experiments, tab)
             with _page("Runs"):
                 runs = RunsPage(host, history, tab_id)
             with _page("Deploy") as tab:

@@ -2,55 +2,35 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import gradio as gr
-from pydantic import Field
 
-from engine.config import Settings
 from engine.errors import ConfigError
 from engine.formats import plural
 from engine.safe_text import file_name
 from playground.errors import Fault, attempt
-from playground.experiments.job import Job, time_left
-from playground.experiments.pool import Pool
-from playground.experiments.space import Tunable, setting_text, tunables_of
+from playground.experiments.cluster import Pool
+from playground.experiments.service import ExperimentState
+from playground.experiments.space import setting_text, tunables_of
 from playground.experiments.sweep.plan import OBJECTIVES, SweepForm, SweepPlan, plan_of_form
 from playground.experiments.sweep.plots import NOTES, sweep_figure
-from playground.experiments.sweep.report import (
-    FORMULAS,
-    figure_text,
-    preset_yaml,
-    standing_of,
-    state_of,
-    trial_columns,
-    trial_table,
-)
-from playground.experiments.sweep.service import Sweeps
-from playground.experiments.sweep.store import StoredSweep
+from playground.experiments.sweep.report import FORMULAS, SweepReport
+from playground.experiments.sweep.trials import Trial
 from playground.host.controls import Control, group_of
 from playground.host.request import DTYPES, FormValues, texts
 from playground.web.address import switch_to
-from playground.web.experiment import ExperimentPage, Standing, read_key
+from playground.web.experiment import ExperimentPage, read_key
 from playground.web.forms import RAW, SettingsForm
 from playground.web.generate import GeneratePage
-from playground.web.results import HTML, definitions, saves, saying, table_html
+from playground.web.results import HTML, definitions, leads, or_skip, saves, saying, table_html
 
-DOUBLING, BEST = "log", "best"
-MORE_TRIALS = 10
-MAX_LISTED = 200
+BEST = "best"
+RANGE = "low:high, low:high:step, low:high:log (1, 2, 4, 8), or values separated by commas"
 CONFIRM = """(picked, ...values) =>
   [confirm("Forget this sweep? Its runs stay in the log.") ? picked : null, ...values]"""
-STATUS_TEXTS = {
-    "running": "running",
-    "completed": "done",
-    "cancelled": "stopped",
-    "failed": "failed",
-    "interrupted": "interrupted: its process died",
-}
 CARD = HTML.from_string("""
 <div class="pg-card"><h3>{{ title }}</h3>
 <p class="headline">{{ point }}</p>
@@ -73,8 +53,6 @@ class SweepPage(ExperimentPage):
 
     name = "sweep"
     empty = "No sweeps yet. Tick the settings to vary and start one."
-
-    experiments: Sweeps
 
     # ---- layout
 
@@ -131,27 +109,23 @@ class SweepPage(ExperimentPage):
     def _tunables(self, key: Any) -> tuple[list[tuple[str, str]], list[str]]:
         """The settings that can vary, label and name; the first that has a range to start from."""
         tunables = tunables_of(self.catalog.method(key).config)
-        return [(k.label, k.field) for k in tunables], [k.field for k in tunables if k.suggested][
-            :1
-        ]
+        return [(k.label, k.field) for k in tunables], [
+            k.field for k in tunables if k.is_number and k.suggested
+        ][:1]
 
     def _drawn(self, key: Any, varied: Sequence[str], values: Any = None) -> dict[str, Any]:
-        """The form of a method's settings: a range of what varies, a value of the rest."""
+        """The form of a method's settings: what is varied over what, and a value of the rest."""
         method = self.catalog.method(key)
-        tunables = {tunable.field: tunable for tunable in tunables_of(method.config)}
-        groups = [
-            {
-                "name": f"vary {name}",
-                "title": tunables[name].label,
-                "open": True,
-                "fields": range_of(tunables[name]),
-            }
-            for name in varied
-            if name in tunables
+        over = [
+            asdict(Control(one.field, one.label, RANGE, "text", one.suggested))
+            for one in tunables_of(method.config)
+            if one.field in varied
         ]
+        vary = {"name": "vary", "title": "Ranges", "open": True, "fields": over}
         title, note = "Fixed settings", method.summary
         fixed = group_of("settings", title, method.config, is_open=False, note=note, skip=varied)
-        return {"method": key, "values": values or {}, "groups": [*groups, fixed]}
+        groups = [vary, fixed] if over else [fixed]
+        return {"method": key, "values": values or {}, "groups": groups}
 
     def _listen_to_setup(self) -> None:
         self.target.change(self.pick_target, [self.target, self.method], self.method, **RAW)
@@ -162,7 +136,7 @@ class SweepPage(ExperimentPage):
 
     def _listen(self, tab: gr.Tab) -> None:
         super()._listen(tab)
-        forgets = self.acting(lambda key: self.experiments.store.delete(key), gone=True)
+        forgets = self.acting(lambda key: self.experiments.sweeps.delete(key), gone=True)
         self.forget.click(forgets, self.inputs, self.outputs, js=CONFIRM, **RAW)
 
     def plan(self, values: Mapping[str, Any]) -> SweepPlan:
@@ -181,127 +155,62 @@ class SweepPage(ExperimentPage):
             tunables, varied = self._tunables(key)
             return gr.CheckboxGroup(tunables, value=varied), self._drawn(key, varied)
 
-        drawn = attempt(read, where="picking a method")
-        return (gr.skip(), gr.skip()) if isinstance(drawn, Fault) else drawn
+        return or_skip(read, where="picking a method", outputs=2)
 
     def pick_varied(self, key: Any, varied: Any, form: Any) -> Any:
-        drawn = attempt(
-            lambda: self._drawn(key, texts(varied), FormValues.of(form).values),
-            where="choosing what varies",
-        )
-        return gr.skip() if isinstance(drawn, Fault) else drawn
+        drawn = lambda: self._drawn(key, texts(varied), FormValues.of(form).values)  # noqa: E731
+        return or_skip(drawn, where="choosing what varies")
 
     # ---- its results
 
-    def choices(self) -> list[tuple[str, str]]:
-        return [
-            (f"{head.name} · {STATUS_TEXTS[head.status].split(':')[0]}", head.id)
-            for head in self.experiments.store.heads()[:MAX_LISTED]
-        ]
+    def read(self, key: str) -> ExperimentState:
+        return self.experiments.look_at_sweep(key)
 
-    def standing(self, key: str) -> Standing:
-        sweep = self.experiments.store.load(key)
-        state, job = state_of(sweep), self.experiments.job(sweep.row.id)
-        done, planned, status = state["num_done"], state["num_trials"], state["status"]
-        can_go_on = status != "running" and (status != "completed" or state["more_to_try"])
-        more = "More trials" if status == "completed" else "Resume"
-        return Standing(
-            (sweep, state),
-            zlib.crc32(repr(state).encode()),
-            status,
-            state_text(state, job),
-            resume=more if can_go_on else "",
-            here=job is not None,
-            share=done / planned if status == "running" and planned else None,
-            error=state["fault"],
-            job=job,
-        )
-
-    def report(self, results: tuple[StoredSweep, Mapping[str, Any]], *choices: Any) -> list[Any]:
-        (sweep, state), (trial, kind) = results, choices
-        numbers = [str(row["number"]) for row in state["trials"]]
+    def report(self, results: SweepReport, *choices: Any) -> list[Any]:
+        trial, kind = choices
+        numbers = [str(one.number) for one in results.trials]
         trial = trial if trial in numbers else BEST
-        number = state["best"] if trial == BEST else int(trial)
-        row = next((row for row in state["trials"] if row["number"] == number), None)
-        drawn = attempt(lambda: sweep_figure(sweep, kind), where="drawing a plot")
+        picked = results.best if trial == BEST else results.trial(int(trial))
+        drawn = attempt(lambda: sweep_figure(results.sweep, kind), where="drawing a plot")
+        best = None if results.best is None else str(results.best.number)
         return [
-            "" if row is None else card_html(state, row),
+            "" if picked is None else card_html(results, picked),
             gr.Dropdown([BEST, *numbers], value=trial),
-            table_html("Trials", *trial_table(state), best=str(state["best"])),
+            table_html("Trials", *results.table(), best=best),
             saying(drawn if isinstance(drawn, Fault) else NOTES[kind]),
             None if isinstance(drawn, Fault) else drawn,
         ]
 
-    def go_on(self, key: str, pool: Pool | None) -> None:
-        """Resume a sweep; one that is done gets more trials."""
-        state = state_of(self.experiments.store.load(key))
-        more = state["num_trials"] + MORE_TRIALS if state["status"] == "completed" else None
-        self.experiments.resume(key, pool, more)
-
     def file_of(self, picked: Any, trial: Any) -> tuple[str, str]:
-        sweep = self.experiments.store.load(read_key(picked))
-        return f"{file_name(sweep.row.name)}.yaml", preset_yaml(sweep, number_of(trial))
+        report = SweepReport.of(self.experiments.sweeps.load(read_key(picked)))
+        return f"{file_name(report.sweep.row.name)}.yaml", report.preset_yaml(number_of(trial))
 
     def listen(self, tabs: gr.HTML, generate: GeneratePage) -> None:
         """Take a trial to the Generate page."""
 
-        def use(picked: Any, trial: Any) -> list[Any]:
-            def fill() -> tuple[Any, ...]:
-                best = self.experiments.use(read_key(picked), number_of(trial))
-                return generate.take(best["target"], best["method"], best["settings"])
+        def use(picked: Any, trial: Any) -> dict[Any, Any]:
+            report = SweepReport.of(self.experiments.sweeps.load(read_key(picked)))
+            method = report.plan.swept.name
+            start = self.catalog.method(method).config.model_dump(mode="json")
+            own = report.config(number_of(trial)).model_dump(mode="json")
+            changed = {key: value for key, value in own.items() if start.get(key) != value}
+            filled = generate.take(report.plan.target.name, method, changed)
+            return {tabs: switch_to("generate"), **dict(zip(form, filled, strict=True))}
 
-            filled = attempt(fill, where="using a trial")
-            if isinstance(filled, Fault):
-                return [saying(filled), *[gr.skip()] * 4]
-            return ["", switch_to("generate"), *filled]
-
-        outputs = [self.note, tabs, generate.target, generate.method, generate.form.spec]
-        self.use.click(use, [self.picker, self.trial], outputs, **RAW)
-
-
-def range_of(tunable: Tunable) -> list[dict[str, Any]]:
-    """Controls of what a setting varies over: a range, some of its values, or a list."""
-    low, high = tunable.suggested or (tunable.low, tunable.high)
-    if tunable.choices:
-        choices = tuple(setting_text(choice) for choice in tunable.choices)
-        made = [Control("values", "values", tunable.help, "ticks", list(choices), choices=choices)]
-    elif tunable.kind == "text" or low is None or high is None:
-        made = [Control("list", "list", f"{tunable.help}; comma-separated", "text", "")]
-    else:
-        help = f"empty = steps of 1, or any value; {DOUBLING} = 1, 2, 4, 8"
-        made = [
-            Control("from", "from", "", "number", low),
-            Control("to", "to", "", "number", high),
-            Control("step", "step", help, "text", ""),
-        ]
-    return [asdict(control) for control in made]
-
-
-class Varied(Settings):
-    """Which settings are ticked."""
-
-    vary: list[str] = Field(max_length=100)
+        form = [generate.target, generate.method, generate.form.spec]
+        leads(self.use, use, [self.picker, self.trial], [tabs, *form], self.state)
 
 
 def form_of(values: Mapping[str, Any]) -> dict[str, Any]:
     """What `plan_of_form` takes, from what the page's components hold."""
     plan, form = (FormValues.of(values[name]).values for name in ("plan", "form"))
-    varied = Varied.parse({"vary": values["vary"] or []}).vary
+    varied, over = texts(values["vary"] or []), form.get("vary", {})
     return {
         **plan.get("plan", {}),
         **{name: values[name] for name in PICKED},
         "settings": {k: v for k, v in form.get("settings", {}).items() if k not in varied},
-        "vary": [written(name, form.get(f"vary {name}", {})) for name in varied],
+        "vary": [f"{name}={over.get(name, '')}" for name in varied],
     }
-
-
-def written(name: str, over: Mapping[str, Any]) -> str:
-    """A range or list as the command line writes it."""
-    if "from" in over:
-        step = str(over.get("step") or "").strip()
-        return f"{name}={over['from']}:{over.get('to')}" + (f":{step}" if step else "")
-    values = over.get("values") or str(over.get("list", "")).split(",")
-    return f"{name}={','.join(map(str, values if isinstance(values, list) else [values]))}"
 
 
 def number_of(trial: object) -> int | None:
@@ -313,32 +222,20 @@ def number_of(trial: object) -> int | None:
     return int(trial)
 
 
-def state_text(state: Mapping[str, Any], job: Job | None) -> str:
-    """Where a sweep is."""
-    parts = [f"{state['num_done']} of {state['num_trials']} trials"]
-    if job is None:
-        parts.append(STATUS_TEXTS[state["status"]])
-    else:
-        parts += [time_left(job.progress.eta_s) if job.progress else "", job.message]
-    return " · ".join(filter(None, parts))
-
-
-def card_html(state: Mapping[str, Any], trial: Mapping[str, Any]) -> str:
+def card_html(report: SweepReport, trial: Trial) -> str:
     """The picked trial: its settings, figures, and a remark."""
-    is_best = trial["number"] == state["best"]
-    remark = state["verdict"] if is_best else ""
-    if trial["reason"]:
-        remark = f"{standing_of(state, trial)}: {trial['reason']}"
-    elif trial["number"] in state["as_good"]:
+    is_best = trial == report.best
+    remark = report.verdict if is_best else ""
+    if reason := report.reason(trial):
+        remark = f"{report.standing(trial)}: {reason}"
+    elif trial.number in report.ties:
         remark = f"As good as the best: {FORMULAS['as_good']}."
     return CARD.render(
-        title=f"Best: trial {trial['number']}" if is_best else f"Trial {trial['number']}",
-        point=", ".join(
-            f"{name} {setting_text(trial['point'].get(name))}" for name in state["fields"]
-        ),
+        title=f"Best: trial {trial.number}" if is_best else f"Trial {trial.number}",
+        point=", ".join(f"{name} {setting_text(value)}" for name, value in trial.point.items()),
         figures=[
-            (name, title, figure_text(state, trial, name), formula)
-            for name, title, formula in trial_columns(state)
+            (name, title, report.figure(trial, name), formula)
+            for name, title, formula in report.columns
         ],
-        remark=f"{state['about']}. {remark}",
+        remark=f"{report.plan.about}. {remark}",
     )

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from playground.experiments.service import Experiments
-from playground.experiments.sweep.service import Sweeps
 from tests.browser.pages import GeneratePage
 from tests.playground.asks import finished, start
 from tests.playground.bench.test_service import asked as benchmark_form
@@ -34,7 +33,7 @@ def filled(served: Served) -> Iterator[str]:
         finished(start(host))
     comparison = begun(host, ("scripted", {}))
     ended(comparison)
-    benchmarks, sweeps = Experiments(host), Sweeps(host)
+    benchmarks = sweeps = Experiments(host)
     benchmarked(benchmarks, begin(benchmarks, benchmark_form()))
     swept(sweeps, start_sweep(sweeps, sweep_form(method="scripted")))
     sweeps.close()

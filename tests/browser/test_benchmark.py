@@ -224,5 +224,5 @@ def test_it_leads_to_its_runs_and_to_the_deploy_page(bench: Any) -> None:
 def test_a_dead_link_says_so(chromium: Any, served: Served) -> None:
     with GeneratePage.opened(chromium, served.url, path="/?benchmark=nothing") as page:
         page.tab.wait_for_selector("#pg-benchmark-state .pg-alert", timeout=WAIT_MS)
-        assert "No benchmark 'nothing'" in page.tab.inner_text("#pg-benchmark-state .pg-alert")
+        assert "No experiment 'nothing'" in page.tab.inner_text("#pg-benchmark-state .pg-alert")
         page.check_clean()

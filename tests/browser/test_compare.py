@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from playground.experiments.compare.report import pieces
 from playground.experiments.report.statistics import NO_INTERVAL
+from playground.web.report import pieces
 from storage import RunLog
 from tests.browser.comparing import COMPARE_MS, RESULTS, ComparePage
 from tests.browser.pages import NARROW, GeneratePage
@@ -225,7 +225,7 @@ def test_a_comparison_is_saved_as_a_page_that_opens_offline(
         alone.on("dialog", lambda dialog: faults.append(dialog.message))
         alone.goto(file.as_uri())
         assert asked == [file.as_uri()] and not faults
-        assert alone.title().startswith("Comparison: </pre><script>")
+        assert alone.title().startswith("Comparison · </pre><script>")
         assert page.cell(SCRIPTED, "speedup").split()[0] in alone.inner_text("table")
         assert alone.locator("svg rect").count() == 2 and alone.locator("script, img").count() == 0
         assert "torch" in alone.inner_text("body"), "the machine and its versions"

@@ -28,17 +28,21 @@ def tab(page: GeneratePage) -> Any:
 
 def opened(page: GeneratePage) -> Any:
     page.tab.get_by_role("tab", name="Sweep").click()
-    page.tab.wait_for_selector(f"{FORM} .pg-field-from input")
+    page.tab.wait_for_selector(f"{FORM} .pg-group >> text=Ranges")
     return page.tab
+
+
+def ranges(tab: Any, field: str) -> Any:
+    """The box of what a setting is varied over."""
+    box = tab.locator(f"{FORM} .pg-group", has_text="Ranges").locator(f".pg-field-{field}")
+    return box.locator("input, textarea").first
 
 
 def vary(tab: Any, field: str, low: int, high: int) -> None:
     tick = tab.locator("#pg-sweep-vary").get_by_label(f"({field})")
     if not tick.is_checked():
         tick.check()
-    group = tab.locator(f"{FORM} .pg-group", has_text=field).first
-    group.locator(".pg-field-from input").fill(str(low))
-    group.locator(".pg-field-to input").fill(str(high))
+    ranges(tab, field).fill(f"{low}:{high}")
 
 
 def small(tab: Any, tokens: int = 6) -> None:
@@ -150,7 +154,7 @@ def test_a_sweep_goes_on_after_reload_stop_and_resume(tab: Any) -> None:
 
 
 def test_a_wrong_range_is_said_at_once(tab: Any) -> None:
-    for low, high, says in ((5, 2, "low ≤ high"), (0, 4, "in [1, 16], got 0"), (1, 99, "got 99")):
+    for low, high, says in ((5, 2, "low ≤ high"), (0, 4, "equal to 1, got 0"), (1, 99, "got 99")):
         vary(tab, "max_draft_len", low, high)
         tab.locator(f"{SWEEP}-outlook .faulty", has_text=says).wait_for()
         assert tab.locator(f"{SWEEP}-start").is_disabled()
@@ -161,8 +165,9 @@ def test_everything_is_reached_by_keyboard(tab: Any) -> None:
     tab.locator("#pg-sweep-vary").get_by_label("How much to draft").focus()
     tab.keyboard.press("Space")
     wait_outlook(tab, "12 combinations")
-    tab.locator(f"{FORM} .pg-field-values").get_by_label("as set").focus()
-    tab.keyboard.press("Space")
+    ranges(tab, "drafting").focus()
+    tab.keyboard.press("Control+A")
+    tab.keyboard.type("auto")
     wait_outlook(tab, "6 combinations")
 
 

@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from playground.experiments.sweep.store import SweepStore
+from playground.experiments.sweep.trials import runs_id
 from storage import RunLog
 from tests.faults.children import Child, command, page, words
 from tests.faults.conftest import Tally
@@ -221,7 +222,7 @@ def swept(db: Path) -> dict[Any, Any]:
         try:
             sweep = store.load("s")
             return {
-                trial.key: (trial.outcome, answers(log, f"{sweep.row.id}-{trial.number}"))
+                trial.key: (trial.outcome, answers(log, runs_id(sweep.row.id, trial.point)))
                 for trial in sweep.trials()
             }
         finally:

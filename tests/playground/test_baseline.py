@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from engine.drafters import methods
 from engine.metrics import SAME
 from playground.deploy import offered_runs
-from playground.experiments.compare.report import Comparison
 from playground.experiments.finished import Pair
 from playground.experiments.report.report import make_report
-from playground.experiments.report.statistics import Totals, speedup_of
+from playground.experiments.report.statistics import Totals, speedup_of, speedups_by_prompt
 from playground.experiments.sweep.trials import figures_of
 from playground.host.baseline import Doubt, Evidence, doubt_of, trusted_speedup
 from playground.host.plain import PlainStep
@@ -27,7 +26,6 @@ from playground.runs.query import TableQuery
 from playground.runs.table import RunTable
 from storage import DecodeTotals, RunLog, SpeedupCounts
 from tests.playground.bench.requests import measured, plan_of
-from tests.playground.compare.running import values_of
 from tests.playground.test_fastest import told_standings
 from tests.playground.test_menu import experiment, label_of
 
@@ -171,11 +169,9 @@ def test_benchmark_asks(doubtful: list[Evidence]) -> None:
     assert report.headline.startswith("No speedup is given for x: ")
 
 
-def test_compare_asks(doubtful: list[Evidence], log: RunLog) -> None:
-    comparison = Comparison("c", plan_of("plain", "x"), finished=REQUESTS)
-    row = values_of(comparison.results(log))["configurations"][1]
-    assert row["speedup"] == "–" and row["by_prompt"] == [] and row["why"] is None
-    assert row["overall"]["speedup"]["doubt"] == "drift"
+def test_compare_asks(doubtful: list[Evidence]) -> None:
+    assert speedups_by_prompt([(REQUESTS[1], REQUESTS[0])]) == {}
+    assert make_report(plan_of("plain", "x"), REQUESTS).section("x").why is None
 
 
 def test_sweep_asks(doubtful: list[Evidence]) -> None:
@@ -185,7 +181,7 @@ def test_sweep_asks(doubtful: list[Evidence]) -> None:
 
 def test_find_the_fastest_asks(doubtful: list[Evidence], host: EngineHost) -> None:
     search = told_standings(host, "a", "b", seconds={"a": 0.05})
-    assert search.leader is None and search.best is None
+    assert search.leader is None and search.report.fastest is None
     assert "No speedup is given for a: " in search.advice
 
 

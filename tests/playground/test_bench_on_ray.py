@@ -14,13 +14,12 @@ import pytest
 from typer.testing import CliRunner
 
 from playground.cli.main import app
+from playground.experiments.cluster import connected
 from playground.experiments.finished import finished_requests, in_pairs
-from playground.experiments.pool import connected
-from playground.experiments.service import Experiments
-from playground.experiments.sweep.service import Sweeps
+from playground.experiments.service import Experiments, ExperimentState
 from playground.host.runner import EngineHost
 from playground.web.benchmark import BenchmarkPage
-from playground.web.experiment import ExperimentPage, Standing
+from playground.web.experiment import ExperimentPage, state_of
 from playground.web.sweep import SweepPage
 from storage import RunLog
 from tests.playground.bench import test_service as benchmarks
@@ -70,12 +69,12 @@ def test_what_workers_could_not_write_to_is_refused(tiny_folder: Path, tmp_path:
     assert "need --ray ADDRESS" in result.output
 
 
-def followed(page: ExperimentPage, key: str) -> tuple[Standing, str]:
+def followed(page: ExperimentPage, key: str) -> tuple[ExperimentState, str]:
     """How an experiment ended, and what the page showed while it was measured."""
     shown, until = "", time.monotonic() + WAIT_S
-    while (now := page.standing(key)).job is not None or now.status == "running":
+    while (now := page.read(key)).job is not None or now.status == "running":
         assert time.monotonic() < until, now.text
-        shown += now.state
+        shown += state_of(now)
         time.sleep(0.05)
     return now, shown
 
@@ -88,7 +87,7 @@ def test_the_pages_have_workers_measure_and_show_them(
         host = EngineHost(log, catalog, cache_dir=tmp_path / "cache", device="cpu")
         stack.callback(host.close)
         stack.enter_context(connected("local", cpus=2))
-        service = Sweeps(host)
+        service = Experiments(host)
         stack.callback(service.close)
 
         async def drawn() -> tuple[BenchmarkPage, SweepPage]:
@@ -107,7 +106,7 @@ def test_the_pages_have_workers_measure_and_show_them(
         assert (now.status, len(found)) == ("completed", 12)
         names = {request.worker for request in found}
         assert len(names) == 2 and all(f">{name}<" in shown.replace("\n", "") for name in names)
-        assert "shard 1: " in shown and host.log.get(found[0].run_id) is not None
+        assert "shard 1" in shown and host.log.get(found[0].run_id) is not None
 
         name = sweeps.begin(service, sweeps.asked("max_draft_len=1:4"), pool=two)
         now, shown = followed(sweep, name)

@@ -16,8 +16,7 @@ import torch
 from engine.errors import ConfigError, OutOfMemoryError
 from engine.model.sources import TargetSpec
 from playground.experiments import cluster
-from playground.experiments.cluster import Workers, workers
-from playground.experiments.pool import Pool, connected
+from playground.experiments.cluster import Pool, Workers, connected, workers
 from playground.experiments.worker import TaskContext, WorkerConfig, program
 
 pytest.importorskip("ray", reason="Ray is not installed")
@@ -74,8 +73,8 @@ def test_a_task_whose_worker_dies_is_done_by_another(
     mark = tmp_path / "mark"
     done = two.do_all({"a": partial(dies_once, mark=mark)}, tell=lambda *message: None)
     after = {name for name, *_ in two.rows()}
-    assert two.size == 2 and mark.read_text() in before - after and done["a"] in after
-    assert f"Worker {mark.read_text()} is gone: its process died." in caplog.messages
+    assert len(two.rows()) == 2 and mark.read_text() in before - after and done["a"] in after
+    assert any(f"Worker {mark.read_text()} is gone: " in one for one in caplog.messages)
 
 
 def dies(context: TaskContext) -> None:
@@ -86,9 +85,9 @@ def test_a_task_that_kills_every_worker_is_given_up(
     two: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cluster, "MAX_LOST", 2)
-    with pytest.raises(cluster.WorkerLostError, match="its process died"):
+    with pytest.raises(cluster.WorkerLostError, match="is gone"):
         two.do_all({"a": dies}, tell=lambda *message: None)
-    assert two.size == 2
+    assert len(two.rows()) == 2
 
 
 def out_of_memory(context: TaskContext) -> None:
@@ -155,12 +154,3 @@ def test_an_experiment_without_workers_ends_and_blames_no_task(
         for _ in range(2):
             with pytest.raises(cluster.NoWorkerError, match="No worker is left"):
                 alone.do(dies)
-
-
-def test_a_worker_killed_for_memory_is_said_to_be_so() -> None:
-    import ray
-
-    error = ray.exceptions.OutOfMemoryError(
-        "Task was killed due to the node running low on memory. Memory on the node was 23 GB"
-    )
-    assert cluster._sentence(error) == "it was killed because its node ran out of memory."

@@ -12,12 +12,13 @@ import pytest
 
 from engine.errors import ConfigError
 from playground.experiments.chooser import HalvingChooser
-from playground.experiments.experiment import Experiment, read_results
+from playground.experiments.experiment import Experiment
 from playground.experiments.fastest import Standings, methods_to_try, plan_of
 from playground.experiments.finished import FinishedRequest
 from playground.experiments.job import Progress
 from playground.experiments.plan import BASELINE_NAME as PLAIN
 from playground.experiments.plan import ExperimentPlan, Halving
+from playground.experiments.report.results import read_results
 from playground.experiments.service import Experiments
 from playground.host.catalog import Catalog
 from playground.host.runner import MAX_WAITING, EngineHost, QueueFullError
@@ -89,14 +90,14 @@ def test_search_ends_with_the_fastest_and_is_a_benchmark(host: EngineHost, log: 
     plan = plan_of(catalog, ask(method="plain"))
     search = searched(host, plan)
     assert search.state == "completed", search.error
-    order = Standings(search).contenders
-    assert order[0].name == "good" and order[0].speedup is not None
-    assert order[0].speedup.num_repeats > 2
-    by_name = {one.name: one for one in order}
-    assert by_name["slower"].state == "dropped"
-    assert by_name["slower"].speedup is not None and by_name["slower"].speedup.num_repeats == 1
-    assert by_name["broken"].state == "failed" and by_name["broken"].fault
-    assert order[0].state == "kept" and "running" not in {one.state for one in order}
+    standings = Standings(search)
+    speedups = {one.name: one.overall.speedup for one in standings.sections}
+    states = {one.name: standings.state(one) for one in standings.sections}
+    good, slower = speedups["good"], speedups["slower"]
+    assert next(iter(states)) == "good" and good is not None and good.num_repeats > 2
+    assert states["slower"] == "dropped" and slower is not None and slower.num_repeats == 1
+    assert states["broken"] == "failed" and states["good"] == "kept"
+    assert "running" not in states.values()
     results = read_results(log, search.id)
     assert results.benchmark.name.startswith("Fastest method · Say hello")
     assert results.benchmark.status == "completed"
@@ -193,31 +194,28 @@ def test_what_is_left_answers_twice_before_time_ends_it(host: EngineHost) -> Non
 
 def test_where_nothing_pays_it_says_so(host: EngineHost) -> None:
     search = told_standings(host, "a", "b", seconds={"a": 0.2, "b": 0.4})
-    assert search.best is None
-    assert search.advice.startswith(
-        "Stay with plain decoding: nothing beats it here. The best was a: 0.50×"
-    )
+    assert search.leader is None
+    assert "plain decoding is the fastest here. next, a reaches 0.50×" in search.advice.lower()
 
 
 def test_a_single_answer_recommends_nothing_but_can_be_taken_along(host: EngineHost) -> None:
     search = told_standings(host, "a", "b", seconds={"a": 0.05, "b": 0.4}, repeats=1)
-    assert search.best is None
     assert search.leader is not None and search.leader.name == "a"
-    assert search.advice.startswith(
-        "Not confirmed: a reached 2.00× plain decoding, with too few answers"
-    )
+    assert search.report.fastest is None
+    assert search.advice.startswith("a reaches 2.00× plain decoding (1 prompt × 1 repeat). These")
     assert told_standings(host, "a", seconds={"a": 0.4}, repeats=1).leader is None
 
 
 def test_what_is_faster_than_its_mat_is_neither_recommended_nor_dropped(host: EngineHost) -> None:
     """c comes out at 5× with 2.5 tokens a step: it is to be timed again."""
     search = told_standings(host, "a", "b", "c", seconds={"a": 0.06, "b": 0.4, "c": 0.02})
-    c = next(one for one in search.contenders if one.name == "c")
-    assert c.speedup is not None and c.speedup.doubt == "cheap step" and c.speedup.text == "–"
-    assert c.state == "running" and search.leader is not None and search.leader.name == "a"
+    c = next(one for one in search.sections if one.name == "c")
+    speedup = c.overall.speedup
+    assert speedup is not None and speedup.doubt == "cheap step" and speedup.text == "–"
+    assert search.state(c) == "running" and search.leader is not None and search.leader.name == "a"
     assert "No speedup is given for c: a step took less time" in search.advice
     alone = told_standings(host, "c", seconds={"c": 0.02})
-    assert alone.leader is None and alone.advice.startswith("Nothing was measured. No speedup")
+    assert alone.leader is None and alone.advice.startswith("No speedup is given for c")
 
 
 def test_search_is_found_from_any_tab_until_it_is_closed(host: EngineHost) -> None:
@@ -248,14 +246,14 @@ def test_search_is_found_from_any_tab_until_it_is_closed(host: EngineHost) -> No
 
 def test_advice_has_figure_interval_reason_and_what_it_was_tried_on(host: EngineHost) -> None:
     search = told_standings(host, "a", "b", seconds={"a": 0.05, "b": 0.4})
-    assert search.best is not None and search.best.name == "a"
-    said, mat = search.advice, search.best.mat
+    assert search.leader is not None and search.report.fastest == "a"
+    said, mat = search.advice, search.leader.overall.mat
     assert f" {mat:.2f} tokens a step" in said, "one MAT for the table and the reason"
     assert said.startswith(
-        "a: 2.00× plain decoding (exploratory 95% interval 2.00 … 2.00×, best of 2; 1 prompt × 2 "
-        "repeats). Faster: "
+        "a is the fastest: 2.00× plain decoding (exploratory 95% interval 2.00 … 2.00×, best of 2; "
+        "1 prompt × 2 repeats). "
     )
-    assert "Tried on your prompt, 24 tokens each, 2 times, with Tiny" in said
+    assert " Faster: " in said and "Tried on your prompt, 24 tokens each, with Tiny" in said
 
 
 def test_a_wrong_form_is_one_sentence(host: EngineHost) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -17,12 +18,12 @@ from typer.testing import CliRunner
 from engine import formats
 from engine.metrics import speedup, tok_s
 from playground.cli.main import app
-from playground.experiments.compare.report import Comparison
-from playground.experiments.compare.stream import race_clocks
+from playground.experiments.compare.race import race_clocks
 from playground.experiments.finished import FinishedRequest, finished_requests
-from playground.experiments.report.columns import summary
-from playground.experiments.report.export import Results, requests_csv, speedup_csv
+from playground.experiments.report.export import requests_csv, speedup_csv
+from playground.experiments.report.page import page_html
 from playground.experiments.report.report import make_report
+from playground.experiments.report.results import Results
 from playground.host.baseline import trusted_speedup
 from playground.host.live import LiveRuns
 from playground.host.runner import EngineHost
@@ -33,8 +34,7 @@ from playground.runs.details import facts
 from playground.runs.query import TableQuery
 from playground.runs.table import RunTable
 from playground.runs.transfer import Kind, export_runs
-from playground.web.compare_table import results_html
-from playground.web.results import report_html
+from playground.web.report import summary_html
 from storage import PLAIN as PLAIN_TYPE
 from storage import ExperimentRow, RunDetail, RunLog, RunQuery, StepRow, StoredRun, new_id
 from tests.playground.api.test_meters import samples
@@ -273,16 +273,14 @@ def test_reports_write_the_figures_as_the_panel_does(one: OneRun) -> None:
     texts = History(LiveRuns(), one.log).since(one.detail.id, 0)["figures"]["texts"]
     request = request_of(one)
     report = make_report(PLAN, [request])
-    comparison = Comparison("c", PLAN, finished=[request])
-    tables = {
-        "benchmark": report_html("Summary", summary(report)),
-        "compare": results_html(comparison.results(one.log)),
-    }
-    for name, html in tables.items():
-        for figure in ("tok_s", "mat", "ttft_s", "itl_ms", "time_split"):
-            assert f">{texts[figure].partition(';')[0]}<" in html, (name, figure)
-    assert f">{texts['draft_acceptance']}<" in tables["benchmark"]
-    results = Results(SimpleNamespace(), PLAN, (request,), report, {})  # type: ignore[arg-type]
+    row: Any = SimpleNamespace(name="c")
+    results = Results(row, PLAN, (request,), report, {})
+    for name, html in {"page": summary_html(results), "file": page_html(results)}.items():
+        for figure in ("tok_s", "mat", "ttft_s", "itl_ms", "time_split", "draft_acceptance"):
+            assert f">{texts[figure].partition(';')[0]}<" in re.sub(r"\s+<", "<", html), (
+                name,
+                figure,
+            )
     (line,) = csv.DictReader(io.StringIO(requests_csv(results)))
     *_, overall = csv.DictReader(io.StringIO(speedup_csv(results)))
     for row in (line, overall):

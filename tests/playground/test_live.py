@@ -8,7 +8,7 @@ import tracemalloc
 import pytest
 
 from engine.errors import ConfigError
-from playground.experiments.compare.stream import race_clocks
+from playground.experiments.compare.race import race_clocks
 from playground.host.live import First, LiveRun, LiveRuns, RecentSteps
 from playground.host.runner import EngineHost
 from playground.host.stream import History, RunStream

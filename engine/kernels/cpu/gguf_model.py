@@ -65,8 +65,9 @@ def _add_families() -> None:
     from transformers import modeling_gguf_pytorch_utils as theirs
     from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
 
+    mapping: Any = GGUF_CONFIG_MAPPING
     for name, fields in FURTHER_FAMILIES.items():
-        GGUF_CONFIG_MAPPING.setdefault(name, GGUF_CONFIG_MAPPING["llama"] | fields)
+        mapping.setdefault(name, mapping["llama"] | fields)
         theirs.GGUF_SUPPORTED_ARCHITECTURES.append(name)
         if name in INTERLEAVED:
             theirs.TENSOR_PROCESSORS.setdefault(name, theirs.LlamaTensorProcessor)
@@ -99,7 +100,7 @@ def quick_reader(file: GGUFFile) -> Iterator[None]:
     from transformers import modeling_gguf_pytorch_utils as theirs
 
     _add_families()
-    plain, bar, own = gguf.GGUFReader, theirs.tqdm, file.path.resolve()
+    plain, bar, own = gguf.GGUFReader, theirs.tqdm, file.path.resolve()  # type: ignore[attr-defined]
 
     def reader(path: Any, *rest: Any) -> Any:
         return file.as_reader() if Path(path).resolve() == own else plain(path, *rest)

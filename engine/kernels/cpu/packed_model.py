@@ -148,7 +148,8 @@ def packed_model(
             made: Any = NativeLinear if is_linear else NativeEmbedding
             model.set_submodule(name, made(module, matrix))
         tell((done + 1) / len(names))
-    return model.eval()
+    model.eval()
+    return model
 
 
 def _fill_buffers(model: PreTrainedModel, frequency_factors: Tensor | None) -> None:

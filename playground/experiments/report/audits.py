@@ -81,16 +81,6 @@ def audits_of(log: RunLog, benchmark_id: str) -> Audits:
     return {(one.key["own"], one.key["plain"]): _AUDIT.validate_python(one.meta) for one in kept}
 
 
-def audits_of_pairs(log: RunLog, pairs: Sequence[Pair]) -> Audits:
-    """The audits of the first difference among these."""
-    first = next(divergences(pairs), None)
-    if first is None:
-        return {}
-    (own, plain), _ = first
-    stored = _find(log, own, plain)
-    return {} if stored is None else {(own.run_id, plain.run_id): stored}
-
-
 def _find(log: RunLog, own: FinishedRequest, plain: FinishedRequest) -> Audit | None:
     kept = log.artifacts.find(ARTIFACT, {"own": own.run_id, "plain": plain.run_id})
     return _AUDIT.validate_python(kept[0].meta) if kept else None

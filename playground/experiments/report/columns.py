@@ -14,7 +14,7 @@ from engine.errors import one_of
 from engine.formats import DASH, duration, percent, plural
 from playground.experiments.report.report import FORMULAS, Figures, Report, Section
 from playground.experiments.report.statistics import Speedup
-from playground.experiments.report.verdict import SHORT_CAUSES
+from playground.experiments.report.verdict import CAUSES
 from playground.host.baseline import DOUBTS
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -98,7 +98,7 @@ def _answers(section: Section) -> Cell:
         return Cell("identical" if verdict.cause is None else same, "lossy by design", "warn")
     if verdict.cause is None:
         return Cell("identical", mood="good")
-    cause, mood = SHORT_CAUSES[verdict.cause]
+    cause, mood, _ = CAUSES[verdict.cause]
     return Cell(same, f"{cause}, from token {verdict.divergences[0].at + 1}", mood)
 
 

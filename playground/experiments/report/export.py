@@ -3,35 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, fields
 from typing import Any
 
 from engine import safe_text
 from engine.safe_text import csv_line, file_name
 from playground.experiments.finished import SPLIT, FinishedRequest
-from playground.experiments.plan import ExperimentPlan
-from playground.experiments.report.page import report_page
-from playground.experiments.report.report import FORMULAS, Figures, Report, Section
+from playground.experiments.report.page import page_html
+from playground.experiments.report.report import FORMULAS, Figures, Section
+from playground.experiments.report.results import Results
 from playground.experiments.report.statistics import LATENCY_ROWS, LatencyTable, Statistic
-from storage import Benchmark
 
 OVERALL = "overall"
 GENAI_PERF = "profile_export_genai_perf"
 GENAI_UNITS = {"ms": "ms", "length": "tokens"}
 """By the end of a row's name."""
 _STATISTICS = tuple(field.name for field in fields(Statistic))
-
-
-@dataclass(frozen=True, slots=True)
-class Results:
-    """A benchmark, its finished requests and the report over them."""
-
-    benchmark: Benchmark
-    plan: ExperimentPlan
-    requests: tuple[FinishedRequest, ...]
-    report: Report
-    environment: Mapping[str, Any]
 
 
 def json_text(results: Results) -> str:
@@ -157,12 +145,6 @@ def requests_csv(results: Results) -> str:
 
 def _csv(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     return "".join(map(csv_line, (head, *rows)))
-
-
-def page_html(results: Results) -> str:
-    """Everything that a colleague wants to see of it, in one file."""
-    name, plan, report = results.benchmark.name, results.plan, results.report
-    return report_page(name, plan, report, results.requests, results.environment)
 
 
 FILES = {

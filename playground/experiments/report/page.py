@@ -23,6 +23,7 @@ from playground.experiments.finished import FinishedRequest
 from playground.experiments.plan import ExperimentPlan, Item
 from playground.experiments.report.columns import by_group, summary
 from playground.experiments.report.report import FORMULAS, Report
+from playground.experiments.report.results import Results
 from playground.plots import GREY, HUES
 
 MAX_ANSWERS = 40
@@ -48,24 +49,15 @@ class Bar:
     colour: str
 
 
-def report_page(
-    title: str,
-    plan: ExperimentPlan,
-    report: Report,
-    requests: Sequence[FinishedRequest],
-    environment: Mapping[str, Any],
-) -> str:
-    """The page of an experiment as it stands.
-
-    Args:
-        environment: where its first request ran.
-    """
+def page_html(results: Results) -> str:
+    """Everything that a colleague wants to see of an experiment, in one file."""
+    plan, report, requests = results.plan, results.report, results.requests
     bars, end = _bars(report)
     return PAGE.render(
-        title=title,
+        title=results.benchmark.name,
         report=report,
         extent=plan.extent,
-        machine=_machine(plan, environment),
+        machine=_machine(plan, results.environment),
         command=command(plan),
         prompts=prompts_file(plan),
         prompts_name=PROMPTS,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import plotly.graph_objects as go
 
@@ -20,9 +21,9 @@ TALLEST = 2.0
 """Height of the picture over a bar's, at most."""
 LEVELS = (1, 2, 4)
 """Speedups whose lines are drawn where MAT meets the cost of a step."""
-
 NARROW_PX, LINE_PX, SYMBOL_PX, CHAR_PX = 640, 19, 46, 6
 """Of a legend: the width that is reckoned with, and what a line, a symbol and a letter take."""
+Requests = Sequence[FinishedRequest]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class Plot:
 
     title: str
     note: str
-    draw: Callable[[Report, Sequence[FinishedRequest]], go.Figure]
+    draw: Callable[[Report, Requests], go.Figure]
 
 
 def _colour(report: Report, section: Section) -> str:
@@ -39,7 +40,7 @@ def _colour(report: Report, section: Section) -> str:
     return GREY if place < 0 else HUES[place % len(HUES)]
 
 
-def _speedups(report: Report, requests: Sequence[FinishedRequest]) -> go.Figure:
+def _speedups(report: Report, requests: Requests) -> go.Figure:
     figure, drawn = go.Figure(), list[Speedup]()
     for section in report.configurations[1:]:
         cells = [*(section.groups.get(group) for group in report.groups), section.overall]
@@ -63,8 +64,7 @@ def _speedups(report: Report, requests: Sequence[FinishedRequest]) -> go.Figure:
         )
     figure.add_hline(y=1, line={"width": 1, "dash": "dot", "color": GREY})
     highest = max((_top(one) for one in drawn), default=1.0)
-    figure.update_layout(barmode="group", bargap=0.25, yaxis={"range": [0, 1.08 * highest]})
-    return figure
+    return figure.update_layout(barmode="group", bargap=0.25, yaxis={"range": [0, 1.08 * highest]})
 
 
 def _top(fast: Speedup) -> float:
@@ -73,7 +73,7 @@ def _top(fast: Speedup) -> float:
     return max(1.0, ratio if fast.high is None else min(fast.high, TALLEST * ratio))
 
 
-def _cost(report: Report, requests: Sequence[FinishedRequest]) -> go.Figure:
+def _cost(report: Report, requests: Requests) -> go.Figure:
     figure = go.Figure()
     points = [
         (section, section.overall.mat, section.overall.step_ms)
@@ -91,94 +91,69 @@ def _cost(report: Report, requests: Sequence[FinishedRequest]) -> go.Figure:
             marker={"size": 11, "color": _colour(report, section)},
             hovertemplate=f"{section.name}: MAT %{{y:.2f}}, %{{x:.2f}} ms a step<extra></extra>",
         )
-    plain = report.configurations[0].overall.step_ms
-    for level in LEVELS:
-        if not plain:
-            break
+    plain = report.configurations[0].overall.step_ms or 0.0
+    for level in LEVELS if plain else ():
         end = min(longest, highest * plain / level)
         line = {"width": 1, "dash": "dot", "color": GREY}
         height = level * end / plain
         figure.add_shape(type="line", x0=0, y0=0, x1=end, y1=height, line=line, layer="below")
         figure.add_annotation(x=end, y=height, text=f"{level}×", showarrow=False, xanchor="right")
     figure.update_xaxes(title="ms per step", range=[0, longest])
-    figure.update_yaxes(title="MAT", range=[0, highest])
-    return figure
+    return figure.update_yaxes(title="MAT", range=[0, highest])
 
 
-def _positions(report: Report, requests: Sequence[FinishedRequest]) -> go.Figure:
-    figure = go.Figure()
-    for section in report.configurations[1:]:
-        if section.position_rates:
-            rates = [100 * rate for rate in section.position_rates]
-            _line(figure, report, section, list(range(1, len(rates) + 1)), rates)
-    figure.update_xaxes(title="draft tokens accepted (at least)")
-    figure.update_yaxes(title="% of steps", rangemode="tozero")
-    return figure
-
-
-def _context(report: Report, requests: Sequence[FinishedRequest]) -> go.Figure:
+def _lines(
+    points: Callable[[Section], Sequence[tuple[float, float | None]]],
+    x_title: str,
+    y_title: str,
+    report: Report,
+    requests: Requests,
+) -> go.Figure:
+    """A line per configuration that has points."""
     figure = go.Figure()
     for section in report.configurations:
-        lengths = [one.context_len for one in section.by_context]
-        _line(figure, report, section, lengths, [one.tok_s for one in section.by_context])
-    figure.update_xaxes(title="tokens of context", rangemode="tozero")
-    figure.update_yaxes(title="tok/s", rangemode="tozero")
-    return figure
+        drawn = [(x, y) for x, y in points(section) if y is not None]
+        if drawn:
+            figure.add_scatter(
+                name=section.name,
+                x=[x for x, _ in drawn],
+                y=[y for _, y in drawn],
+                mode="lines+markers",
+                line={"color": _colour(report, section), "width": 2},
+                marker={"size": 5},
+            )
+    figure.update_xaxes(title=x_title)
+    return figure.update_yaxes(title=y_title, rangemode="tozero")
 
 
-def _mat_by_context(report: Report, requests: Sequence[FinishedRequest]) -> go.Figure:
+def _split(report: Report, requests: Requests) -> go.Figure:
     figure = go.Figure()
-    for section in report.configurations[1:]:
-        bins = [one for one in section.by_context if one.mat is not None]
-        _line(figure, report, section, [b.context_len for b in bins], [b.mat or 0.0 for b in bins])
-    figure.update_xaxes(title="tokens of context", rangemode="tozero")
-    figure.update_yaxes(title="MAT", rangemode="tozero")
-    return figure
-
-
-def _line(
-    figure: go.Figure, report: Report, section: Section, x: Sequence[float], y: Sequence[float]
-) -> None:
-    figure.add_scatter(
-        name=section.name,
-        x=list(x),
-        y=list(y),
-        mode="lines+markers",
-        line={"color": _colour(report, section), "width": 2},
-        marker={"size": 5},
-    )
-
-
-def _split(report: Report, requests: Sequence[FinishedRequest]) -> go.Figure:
-    figure = go.Figure()
-    sections = [section for section in report.configurations if section.time_split]
-    splits = [section.time_split.ms for section in sections if section.time_split]
+    splits = {s.name: s.time_split.ms for s in report.configurations if s.time_split}
     colours = {"draft": HUES[2], "verify": HUES[0], "accept": HUES[3], "other": GREY}
     colours["roll-back"] = HUES[4]
-    for part in dict.fromkeys(name for split in splits for name in split):
+    for part in dict.fromkeys(name for split in splits.values() for name in split):
         figure.add_bar(
             name=part,
-            y=[section.name for section in sections],
-            x=[split.get(part, 0.0) for split in splits],
+            y=list(splits),
+            x=[split.get(part, 0.0) for split in splits.values()],
             orientation="h",
             marker_color=colours[part],
         )
     figure.update_layout(barmode="stack", yaxis={"autorange": "reversed"})
-    figure.update_xaxes(title="ms per step")
-    return figure
+    return figure.update_xaxes(title="ms per step")
 
 
-def _latency(report: Report, requests: Sequence[FinishedRequest]) -> go.Figure:
+def _latency(report: Report, requests: Requests) -> go.Figure:
     figure = go.Figure()
     for section in report.configurations:
         own = [1000 * r.latency_s for r in requests if r.configuration == section.name]
         colour = _colour(report, section)
         figure.add_box(name=section.name, y=own, marker_color=colour, boxpoints="outliers")
     figure.update_yaxes(title="request latency (ms)", rangemode="tozero")
-    figure.update_layout(showlegend=False)
-    return figure
+    return figure.update_layout(showlegend=False)
 
 
+BINNED = "requests binned by prompt length + half the answer length"
 PLOTS: dict[str, Plot] = {
     "speedup": Plot(
         "Speedup over plain decoding",
@@ -189,7 +164,12 @@ PLOTS: dict[str, Plot] = {
     "positions": Plot(
         "Acceptance by position",
         "share of steps that accepted at least this many draft tokens",
-        _positions,
+        partial(
+            _lines,
+            lambda s: [(i, 100 * rate) for i, rate in enumerate(s.position_rates, start=1)],
+            "draft tokens accepted (at least)",
+            "% of steps",
+        ),
     ),
     "split": Plot("Where a step's time goes", "mean milliseconds of a step", _split),
     "latency": Plot(
@@ -197,18 +177,28 @@ PLOTS: dict[str, Plot] = {
     ),
     "context": Plot(
         "tok/s over context length",
-        "requests binned by prompt length + half the answer length",
-        _context,
+        BINNED,
+        partial(
+            _lines,
+            lambda s: [(one.context_len, one.tok_s) for one in s.by_context],
+            "tokens of context",
+            "tok/s",
+        ),
     ),
     "mat_by_context": Plot(
         "MAT over context length",
-        "requests binned by prompt length + half the answer length",
-        _mat_by_context,
+        BINNED,
+        partial(
+            _lines,
+            lambda s: [] if s.reference else [(one.context_len, one.mat) for one in s.by_context],
+            "tokens of context",
+            "MAT",
+        ),
     ),
 }
 
 
-def report_figure(report: Report, requests: Sequence[FinishedRequest], kind: str) -> go.Figure:
+def report_figure(report: Report, requests: Requests, kind: str) -> go.Figure:
     """One of `PLOTS`."""
     figure = styled(PLOTS[one_of("plot", kind, PLOTS)].draw(report, requests))
     return _with_legend_below(figure)

@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any
 
 from engine import metrics
+from engine.errors import ConfigError
 from engine.metrics import TimeSplit
 from playground.experiments.finished import FinishedRequest, Pair, in_pairs
 from playground.experiments.plan import Configuration, ExperimentPlan
@@ -28,6 +29,10 @@ from playground.experiments.report.statistics import (
     speedup_of,
 )
 from playground.experiments.report.verdict import (
+    LOSSY,
+    LOSSY_SAMPLED,
+    SAMPLED,
+    UNSTEADY,
     Contender,
     Headline,
     Verdict,
@@ -101,9 +106,11 @@ class Section:
     """Everything about one configuration.
 
     Attributes:
+        settings: those that are not the method's defaults.
         num_unsteady: prompts to which it gave another greedy answer in another repeat.
         why: what made it faster or slower than plain decoding.
         example_run: one of its runs in the log.
+        fault: why it could not go on.
     """
 
     name: str
@@ -111,6 +118,7 @@ class Section:
     decoding_type: str
     lossless: bool
     reference: bool
+    settings: str
     overall: Figures
     groups: Mapping[str, Figures]
     latency: LatencyTable | None
@@ -125,6 +133,25 @@ class Section:
     num_unsteady: int
     why: Explanation | None
     example_run: str | None
+    fault: str = ""
+
+    @property
+    def verdict_sentence(self) -> str:
+        """What can be said of its answers beside plain decoding's; empty where there is nothing."""
+        verdict = self.verdict
+        if self.reference:
+            many = f"{self.num_unsteady} of {self.num_prompts} prompts"
+            return UNSTEADY.format(many) if self.num_unsteady else ""
+        if verdict is None:
+            unsure = SAMPLED if self.lossless else LOSSY_SAMPLED
+            return unsure if self.overall.speedup else ""
+        if self.lossless:
+            return verdict.sentence
+        return (
+            f"Lossy by design, yet {verdict.sentence}"
+            if verdict.identical
+            else (f"{LOSSY} {verdict.place}.")
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,12 +183,16 @@ def make_report(
     audits: Audits | None = None,
     *,
     planned: int | None = None,
+    faults: Mapping[str, str] | None = None,
+    running: Collection[str] | None = None,
 ) -> Report:
     """The report over a plan and what is finished of it.
 
     Args:
         audits: of answers that differ from plain decoding's.
         planned: how many requests there will be, while they are not all done.
+        faults: why configurations could not go on, by name.
+        running: those that a search has not dropped; all, where nothing is searched for.
 
     Where several kinds of device have measured, each has sections of its own.
     """
@@ -172,18 +203,20 @@ def make_report(
     for request in requests:
         by_device.setdefault(request.device, []).append(request)
     groups = tuple(in_order(request.group for request in requests))
-    if len(by_device) < 2:
-        sections, best = _on_one_device(plan.configurations, requests, examined, preliminary)
-        return Report(sections, groups, len(requests), greedy, best.text, best.fastest)
     every: list[Section] = []
-    texts = []
-    for device, own in by_device.items():
-        renamed = [replace(c, name=f"{c.name} on {device}") for c in plan.configurations]
-        named = [replace(r, configuration=f"{r.configuration} on {device}") for r in own]
-        sections, best = _on_one_device(renamed, named, examined, preliminary)
-        every += sections
-        texts.append(f"{device}: {best.text}" if best.text else "")
-    return Report(tuple(every), groups, len(requests), greedy, " ".join(filter(None, texts)), None)
+    texts: list[str] = []
+    best = Headline("")
+    for device, own in (by_device or {"": []}).items():
+        configurations: Sequence[Configuration] = plan.configurations
+        if len(by_device) > 1:
+            configurations = [replace(c, name=f"{c.name} on {device}") for c in configurations]
+            own = [replace(r, configuration=f"{r.configuration} on {device}") for r in own]
+        sections, best = _on_one_device(configurations, own, examined, preliminary, running)
+        every += [replace(one, fault=(faults or {}).get(one.name, "")) for one in sections]
+        if best.text:
+            texts.append(f"{device}: {best.text}" if len(by_device) > 1 else best.text)
+    fastest = best.fastest if len(by_device) < 2 else None
+    return Report(tuple(every), groups, len(requests), greedy, " ".join(texts), fastest)
 
 
 def _on_one_device(
@@ -191,6 +224,7 @@ def _on_one_device(
     requests: Sequence[FinishedRequest],
     audits: Audits | None,
     preliminary: str,
+    running: Collection[str] | None,
 ) -> tuple[tuple[Section, ...], Headline]:
     """Every configuration on one kind of device, and which is fastest there."""
     by_name: dict[str, list[FinishedRequest]] = {c.name: [] for c in configurations}
@@ -199,7 +233,12 @@ def _on_one_device(
     plain = by_name[configurations[0].name]
     sections = tuple(_section(c, by_name[c.name], plain, audits=audits) for c in configurations)
     contenders = [
-        Contender(s.name, s.overall.speedup, trust_in(s.verdict, lossless=s.lossless))
+        Contender(
+            s.name,
+            s.overall.speedup,
+            trust_in(s.verdict, lossless=s.lossless),
+            dropped=running is not None and s.name not in running,
+        )
         for s in sections[1:]
     ]
     best = headline(
@@ -229,6 +268,7 @@ def _section(
         decoding_type=configuration.decoding_type,
         lossless=configuration.lossless,
         reference=reference,
+        settings=_settings_text(configuration),
         overall=_figures(requests, pairs),
         groups={
             group: _figures(
@@ -249,6 +289,20 @@ def _section(
         why=None if reference else explain(pairs),
         example_run=requests[0].run_id if requests else None,
     )
+
+
+def _settings_text(configuration: Configuration) -> str:
+    """The settings that are not the method's defaults; a tree by its size."""
+
+    def short(value: Any) -> str:
+        is_long = isinstance(value, list) and len(str(value)) > 24
+        return f"of {len(value)}" if is_long else str(value)
+
+    try:
+        changed = configuration.config.changed_flat
+    except ConfigError:
+        return "settings of another version"
+    return ", ".join(f"{key} {short(value)}" for key, value in changed.items())
 
 
 def _figures(requests: Sequence[FinishedRequest], pairs: Sequence[Pair]) -> Figures:

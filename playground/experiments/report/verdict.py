@@ -25,23 +25,23 @@ TRUST_SENTENCES: dict[Trust, str] = {
     "sampled": "",
     "lossy": "It is lossy: it may keep tokens that the target would not choose.",
 }
-CAUSES: dict[Cause, str] = {
-    "near ties": "near-ties, where rounding decides",
-    "fault": "rounding is not the cause: the method is at fault",
-    "unknown": "the cause has not been examined",
+CAUSES: dict[Cause, tuple[str, str, str]] = {
+    "near ties": ("near-ties", "warn", "a near-tie, which rounding alone can flip"),
+    "fault": ("a fault", "bad", "rounding is not the cause, so the method is at fault"),
+    "unknown": ("unexplained", "warn", "the cause has not been examined"),
 }
-SHORT_CAUSES: dict[Cause, tuple[str, str]] = {
-    "near ties": ("near-ties", "warn"),
-    "fault": ("a fault", "bad"),
-    "unknown": ("unexplained", "warn"),
-}
-"""The same in a word or two, and how bad it is."""
-NEAR_TIES: dict[bool | None, str] = {
-    None: "the cause has not been examined",
-    True: "a near-tie, which rounding alone can flip",
-    False: "rounding is not the cause, so the method is at fault",
-}
-"""What is said of one answer, by `Divergence.near_tie`."""
+"""A cause in a word or two, how bad it is, and in a sentence."""
+UNSTEADY = (
+    "Plain decoding's own text changes from repeat to repeat for {}: this device rounds "
+    "differently each time, so other texts may change too."
+)
+SAMPLED = (
+    "Sampled: the method draws from the same distribution as plain decoding, but with other random "
+    "numbers, so the texts differ even with the same seed. "
+    "Set temperature to 0 to compare them."
+)
+LOSSY = "Lossy by design: it may keep tokens that the target would not choose."
+LOSSY_SAMPLED = "Lossy by design, and sampled: the texts cannot be compared token by token."
 UNSURE = "These are {}: add prompts or repeats to see how certain it is."
 MORE = "more prompts or repeats would"
 NO_NUMBER = "No speedup is given for {}: {} Measure again."
@@ -52,7 +52,7 @@ class Divergence:
     """The first token that differs from plain decoding's, counted from 0 in the answer.
 
     Attributes:
-        near_tie: whether rounding explains it; None = not examined.
+        cause: whether rounding explains it.
         gap: what the target says of the two tokens there, in sentences.
     """
 
@@ -63,7 +63,7 @@ class Divergence:
     at: int
     run_id: str
     reference_run_id: str
-    near_tie: bool | None = None
+    cause: Cause = "unknown"
     gap: tuple[str, ...] = ()
 
 
@@ -88,6 +88,24 @@ class Verdict:
     def identical(self) -> bool:
         return self.num_identical == self.num_compared
 
+    @property
+    def place(self) -> str:
+        """In how many texts it differs, and where the first one does."""
+        compared = self.num_compared
+        num = f"{compared - self.num_identical} of {compared} texts"
+        texts = num if compared > 1 else "the text"
+        return (
+            f"Differs from plain decoding in {texts}, first at token {self.divergences[0].at + 1}"
+        )
+
+    @property
+    def sentence(self) -> str:
+        """Whether a lossless method's texts are plain decoding's, and why not."""
+        if self.identical:
+            texts = f"{self.num_compared} texts" if self.num_compared > 1 else "1 text"
+            return f"{self.num_tokens} tokens in {texts}, all identical to plain decoding's."
+        return f"{self.place}: {CAUSES[self.divergences[0].cause][2]}."
+
 
 def verdict_of(pairs: Sequence[Pair], audits: Audits) -> Verdict | None:
     """The verdict over answers and plain decoding's; None without any."""
@@ -96,8 +114,8 @@ def verdict_of(pairs: Sequence[Pair], audits: Audits) -> Verdict | None:
     differences = [_divergence(pair, at, audits) for pair, at in divergences(pairs)]
     cause: Cause | None = None
     if differences:
-        seen = {one.near_tie for one in differences}
-        cause = "fault" if False in seen else "near ties" if True in seen else "unknown"
+        seen = {one.cause for one in differences}
+        cause = next(one for one in ("fault", "near ties", "unknown") if one in seen)
     num_tokens = sum(len(own.output_ids) for own, _ in pairs)
     same = len(pairs) - len(differences)
     return Verdict(len(pairs), same, num_tokens, tuple(differences[:MAX_LISTED]), cause)
@@ -106,9 +124,10 @@ def verdict_of(pairs: Sequence[Pair], audits: Audits) -> Verdict | None:
 def _divergence(pair: Pair, at: int, audits: Audits) -> Divergence:
     own, plain = pair
     audit = audits.get((own.run_id, plain.run_id))
-    near_tie = None if audit is None else audit.view.near_tie
-    gap = () if audit is None else gap_sentences(audit)
-    return Divergence(*own.pair, at, own.run_id, plain.run_id, near_tie, gap)
+    if audit is None:
+        return Divergence(*own.pair, at, own.run_id, plain.run_id)
+    cause: Cause = "near ties" if audit.view.near_tie else "fault"
+    return Divergence(*own.pair, at, own.run_id, plain.run_id, cause, gap_sentences(audit))
 
 
 def num_unsteady(requests: Sequence[FinishedRequest]) -> int:
@@ -130,11 +149,16 @@ def trust_in(verdict: Verdict | None, *, lossless: bool) -> Trust:
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A configuration beside plain decoding; no speedup where nothing could be compared."""
+    """A configuration beside plain decoding; no speedup where nothing could be compared.
+
+    Attributes:
+        dropped: whether a search dropped it because it was slower.
+    """
 
     name: str
     speedup: Speedup | None
     trust: Trust
+    dropped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +225,8 @@ def _ranked(
     if not ahead(best.name, plain):
         return Headline(f"No measurable gain over plain decoding: {reached}.")
     trust = TRUST_SENTENCES[best.trust]
-    behind = [one for one in contenders if one is not best and not ahead(best.name, one.name)]
+    rivals = [one for one in contenders if one is not best and not one.dropped]
+    behind = [one for one in rivals if not ahead(best.name, one.name)]
     # Of disjoint intervals nobody says that they are not separated.
     level = [o for o in behind if not (o.speedup and o.speedup.high and o.speedup.high < fast.low)]
     if level:

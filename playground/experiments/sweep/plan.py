@@ -90,6 +90,15 @@ class SweepPlan(ExperimentPlan):
         """Answers of all trials, plain decoding's beside them included."""
         return 2 * self.num_trials * self.num_turns
 
+    @property
+    def about(self) -> str:
+        """The plan in one line."""
+        space = " × ".join(f"{vary.field} {vary}" for vary in self.chooser.varied)
+        target = self.target.title or self.target.name
+        suites = " + ".join(dict.fromkeys(item.suite for item in self.items))
+        prompts = f"{self.num_turns} answers of {self.limits.max_new_tokens} tokens, {suites}"
+        return f"{target} · {self.swept.title} · {self.chooser.mode} · {space} · {prompts}"
+
     def trial(self, config: MethodConfig) -> ExperimentPlan:
         """What one trial is: the method at a point, beside plain decoding."""
         workload = {name: getattr(self, name) for name in Workload.model_fields}

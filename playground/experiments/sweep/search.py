@@ -19,27 +19,32 @@ import optuna
 from engine.drafters.base import BuildContext
 from engine.errors import ConfigError, DrafterError, OutOfMemoryError
 from playground.experiments.cluster import WorkerLostError, Workers
-from playground.experiments.experiment import Experiment
+from playground.experiments.experiment import Experiment, measure_shard
 from playground.experiments.finished import FinishedRequest, Pair, finished_requests, in_pairs
 from playground.experiments.job import BrokenOffError, Progress, submit
 from playground.experiments.measurement import Measurement, Summary
 from playground.experiments.plan import ExperimentPlan
-from playground.experiments.shards import measure_shard
 from playground.experiments.space import point_text
-from playground.experiments.sweep.chooser import MAX_TRIES, MIN_PAIRS, OptunaChooser
 from playground.experiments.sweep.plan import METHOD, SweepPlan
-from playground.experiments.sweep.store import SweepStore, database_errors
-from playground.experiments.sweep.trials import Figures, Outcome, Trial, figures_of
+from playground.experiments.sweep.store import SweepStore, check_name, database_errors
+from playground.experiments.sweep.trials import (
+    MIN_PAIRS,
+    Figures,
+    OptunaChooser,
+    Outcome,
+    Trial,
+    figures_of,
+    runs_id,
+)
 from playground.host.runner import ClosingError, EngineHost
 from storage import RunQuery
 
-DIED = f"The process died {MAX_TRIES} times in a row before this trial answered another prompt."
 NO_PAIR = "No prompt was answered by both methods. "
 CANCELLED = Summary(True, 0, 0, ())
 
 
 class Sweep(Experiment):
-    """One sweep, from the queue to its end; the runs of trial n carry the id `ID-n`."""
+    """One sweep, from the queue to its end; the runs of a point carry `runs_id`."""
 
     one_device: ClassVar[bool] = True
     plan: SweepPlan
@@ -58,11 +63,9 @@ class Sweep(Experiment):
 
     def begin(self, name: str = "") -> None:
         """Write it down; without a name it gets one of its own."""
-        if not name:
-            kind = self.plan.swept.decoding_type.lower().replace("_", "-")
-            name = f"{kind}-{self.plan.chooser.objective}-{datetime.now():%m%d-%H%M}"
-            name = self.store.free_name(name)
-        self.store.check_name(name)
+        kind = self.plan.swept.decoding_type.lower().replace("_", "-")
+        name = name or f"{kind}-{self.plan.chooser.objective}-{datetime.now():%m%d-%H%M%S}"
+        check_name(name)
         self.store.study(self.id)
         super().begin(name)
 
@@ -83,7 +86,7 @@ class Sweep(Experiment):
             )
             return summary
 
-        return self.search(measure, parallel=workers.size)
+        return self.search(measure, parallel=len(workers.rows()))
 
     def queue(self, host: EngineHost) -> Callable[[], Summary]:
         """Every trial waits in the queue of all runs by itself: others go between."""
@@ -169,38 +172,30 @@ class Sweep(Experiment):
 
     def _try(self, trial: optuna.Trial, measure: Callable[[RunningTrial], Summary]) -> None:
         """Measure one point, and write down what came of it unless it is to be continued."""
-        began_s = time.monotonic()
-        running = RunningTrial(self, trial)
-        outcome: Outcome | None = None
-        figures, reason = None, ""
+        began_s, running = time.monotonic(), RunningTrial(self, trial)
+        figures: Figures | None = None
         try:
-            if self.trials.begin(trial, len(running.requests)):
-                outcome, figures, reason = self._outcome(running, measure)
-            else:
-                outcome, reason = "failed", DIED
+            outcome, figures, reason = self._outcome(running, measure)
         except (ConfigError, DrafterError) as error:
             outcome, reason = "refused", str(error)
         except (BrokenOffError, OutOfMemoryError, WorkerLostError) as error:
             outcome, reason = "failed", str(error)
-        finally:
+        if outcome != "running":
+            seconds, point = time.monotonic() - began_s, dict(trial.params)
+            worker = running.requests[-1].worker if running.requests else ""
+            ended = Trial(trial.number, point, outcome, figures, reason, seconds, worker)
             with self._trials_lock:
-                if outcome is None:
-                    self.trials.put_back(trial)
-                else:
-                    seconds, worker = time.monotonic() - began_s, running.worker
-                    point = dict(trial.params)
-                    ended = Trial(trial.number, point, outcome, figures, reason, seconds, worker)
-                    self.trials.end(trial, ended)
+                self.trials.end(trial, ended)
         self.say("next trial")
 
     def _outcome(
         self, running: RunningTrial, measure: Callable[[RunningTrial], Summary]
-    ) -> tuple[Outcome | None, Figures | None, str]:
-        """What a trial came to, its figures, and why; no outcome where it was broken off."""
+    ) -> tuple[Outcome, Figures | None, str]:
+        """What a trial came to, its figures, and why; still running where it was stopped."""
         running.plan = self.plan.trial(self.plan.space.config(running.point))
         summary = measure(running)
         if self.cancelled():
-            return None, None, ""
+            return "running", None, ""
         pairs = running.pairs
         if not pairs:
             skipped = next(iter(summary.skipped), None)
@@ -219,7 +214,7 @@ class RunningTrial:
     """A trial while its point is measured; decides, prompt by prompt, whether it goes on.
 
     Attributes:
-        id: what its runs carry, the same for every try.
+        id: what its runs carry.
         requests: finished ones, those of an earlier process too.
     """
 
@@ -228,24 +223,17 @@ class RunningTrial:
     def __init__(self, sweep: Sweep, trial: optuna.Trial) -> None:
         self._sweep, self._trial = sweep, trial
         self.number, self.point = trial.number, dict(trial.params)
-        self.id = f"{sweep.id}-{trial.number}"
-        log = sweep.log
+        self.id, log = runs_id(sweep.id, self.point), sweep.log
         self.requests = log.wait_for(lambda: finished_requests(log, self.id))
         self.num_pairs, self.pruned = len(self.pairs), False
 
     @property
     def pairs(self) -> list[Pair]:
         """What it has answered, with plain decoding's answers."""
-        own: list[FinishedRequest] = []
-        plain: list[FinishedRequest] = []
+        sides: dict[bool, list[FinishedRequest]] = {True: [], False: []}
         for request in self.requests:
-            (own if request.configuration == METHOD else plain).append(request)
-        return in_pairs(own, plain)
-
-    @property
-    def worker(self) -> str:
-        """The worker of a cluster that answered last; empty without one."""
-        return self.requests[-1].worker if self.requests else ""
+            sides[request.configuration == METHOD].append(request)
+        return in_pairs(sides[True], sides[False])
 
     def tell(self, progress: Progress) -> None:
         """How far the measurement of the point is."""

@@ -16,7 +16,6 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,7 +31,6 @@ from playground.experiments.space import OptunaSearch
 from playground.experiments.sweep.plan import SweepPlan
 from playground.experiments.sweep.trials import Trial, read_trials
 from storage import Benchmark, BenchmarkHead, RunLog, StorageError
-from storage import owner as processes
 from storage.dialects import advisory_lock, engine_options, refuse_once_removed, shown
 
 MAX_NAME = 80
@@ -145,23 +143,6 @@ class SweepStore:
         with database_errors():
             optuna.delete_study(storage=self._storage, study_name=row.id)
 
-    # ---- names
-
-    def check_name(self, name: str) -> None:
-        """Raises ConfigError: a new sweep may not be called so."""
-        if not 0 < len(name.strip()) <= MAX_NAME or not name.isprintable():
-            raise ConfigError(f"name must have 1 to {MAX_NAME} characters, got {name!r:.100}.")
-        if any(head.name == name for head in self.heads()):
-            raise ConfigError(
-                f"A sweep named {name} already exists. Resume it, or give another name."
-            )
-
-    def free_name(self, name: str) -> str:
-        """The name, or the name with the first number behind it that is free."""
-        taken = {head.name for head in self.heads()}
-        names = (name if i == 1 else f"{name}-{i}" for i in range(1, len(taken) + 2))
-        return next(one for one in names if one not in taken)
-
     # ---- copies, and sweeps of older versions
 
     def copy_from(self, source: SweepStore) -> int:
@@ -188,7 +169,7 @@ class SweepStore:
             studies = _summaries(self._storage)
             for study in studies:
                 name, values = study.study_name, study.user_attrs
-                if values.get("id", name) == name or "plan" not in values or _is_alive(values):
+                if values.get("id", name) == name or "plan" not in values:
                     continue
                 sweep_id, status = values["id"], values["status"]
                 if self.log.benchmarks.head(sweep_id) is None:
@@ -203,6 +184,12 @@ class SweepStore:
                 optuna.delete_study(storage=self._storage, study_name=name)
 
 
+def check_name(name: str) -> None:
+    """Raises ConfigError: no sweep may be called so."""
+    if not 0 < len(name.strip()) <= MAX_NAME or not name.isprintable():
+        raise ConfigError(f"name must have 1 to {MAX_NAME} characters, got {name!r:.100}.")
+
+
 def _summaries(storage: BaseStorage) -> list[Any]:
     return optuna.get_all_study_summaries(storage, include_best_trial=False)
 
@@ -211,14 +198,6 @@ def _copy(source: BaseStorage, name: str, into: BaseStorage, new_name: str) -> N
     optuna.copy_study(
         from_study_name=name, from_storage=source, to_storage=into, to_study_name=new_name
     )
-
-
-def _is_alive(values: Mapping[str, Any]) -> bool:
-    """Whether a process of an older version runs this sweep."""
-    if values["status"] != "running":
-        return False
-    heartbeat = datetime.fromisoformat(values["heartbeat"])
-    return processes.is_alive(values["owner"], heartbeat, processes.now())
 
 
 def _current_plan(values: Mapping[str, Any]) -> dict[str, Any]:

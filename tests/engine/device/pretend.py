@@ -81,7 +81,7 @@ class PretendTensor(Tensor):
 
     data_: Tensor
     # Else what is copied to the CPU would be of this class, too. torch's stub has only a method.
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    __torch_function__ = torch._C._disabled_torch_function_impl
 
     @staticmethod
     def __new__(cls, data: Tensor) -> PretendTensor:
@@ -96,7 +96,7 @@ class PretendTensor(Tensor):
         made.data_ = data
         return made
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"on pretend:0 {self.data_}"
 
     def tolist(self) -> Any:
@@ -106,7 +106,7 @@ class PretendTensor(Tensor):
         return self.data_.data_ptr()
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         return _run(func, args, kwargs or {})

@@ -127,7 +127,7 @@ def test_a_training_step_is_the_cpus(method: str, device: torch.device, tmp_path
     losses = []
     for target in (own, moved(own, device)):
         trainer = Trainer(target, corpus, settings(method), tmp_path / str(target.device.type))
-        losses += [[output.loss for output in trainer.steps(1)]]
+        losses += [[output.loss for output in trainer.steps(report_every=1)]]
         trainer.close()
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from html import unescape
 from html.parser import HTMLParser
+from types import SimpleNamespace
 from typing import Any
 
 from engine.config import Limits
@@ -18,8 +19,9 @@ from playground.cli.bench import configurations_of
 from playground.experiments.finished import FinishedRequest
 from playground.experiments.plan import BASELINE_NAME, Configuration, ExperimentPlan, Item
 from playground.experiments.prompt_files import read_suite_text
-from playground.experiments.report.page import MAX_ANSWERS, command, prompts_file, report_page
+from playground.experiments.report.page import MAX_ANSWERS, command, page_html, prompts_file
 from playground.experiments.report.report import make_report
+from playground.experiments.report.results import Results
 from tests.playground.bench.requests import measured
 
 HOSTILE = "</pre><script>alert(1)</script><img src=x onerror=alert(2)>{{ 1234*5 }}${8*8}"
@@ -75,11 +77,22 @@ def requests_of(stored: ExperimentPlan) -> list[FinishedRequest]:
     ]
 
 
+def drawn(
+    title: str,
+    stored: ExperimentPlan,
+    requests: Sequence[FinishedRequest],
+    environment: dict[str, Any],
+) -> str:
+    row: Any = SimpleNamespace(name=title)
+    report = make_report(stored, requests)
+    return page_html(Results(row, stored, tuple(requests), report, environment))
+
+
 def test_control_characters_of_names_and_answers_are_shown_not_obeyed() -> None:
     sent = "\x1b[2J\x00\u202egnp.exe\x9b31m\r"
     stored = plan(items=[Item("s", "1", "chat", "chat", (f"Hello{sent}",))])
     requests = [replace(request, text=request.text + sent) for request in requests_of(stored)]
-    page = report_page(sent, stored, make_report(stored, requests), requests, {"cpu": sent})
+    page = drawn(sent, stored, requests, {"cpu": sent})
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]", page)
     assert page.count(r"\x1b[2J\x00\u202egnp.exe\x9b31m\r") > 3
     (prompts,) = re.findall(r"<details><summary>prompts.yaml</summary><pre>(.*?)</pre>", page, re.S)
@@ -105,7 +118,7 @@ class Tags(HTMLParser):
 def page_of(stored: ExperimentPlan) -> str:
     requests = requests_of(stored)
     environment = {"device_name": HOSTILE, "cpu": "a processor", "versions": {"torch": "2.13"}}
-    return report_page(HOSTILE, stored, make_report(stored, requests), requests, environment)
+    return drawn(HOSTILE, stored, requests, environment)
 
 
 def test_what_models_and_people_wrote_stays_text() -> None:

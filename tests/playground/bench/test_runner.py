@@ -9,12 +9,7 @@ import pytest
 
 from engine.drafters.base import BuildContext
 from engine.errors import ConfigError
-from playground.experiments.experiment import (
-    Experiment,
-    environment_of,
-    read_results,
-    stored_experiment,
-)
+from playground.experiments.experiment import Experiment
 from playground.experiments.finished import (
     FinishedRequest,
     finished_requests,
@@ -24,6 +19,7 @@ from playground.experiments.job import Progress, time_left
 from playground.experiments.measurement import Measurement, check_same_target
 from playground.experiments.plan import BASELINE_NAME, Configuration, ExperimentPlan
 from playground.experiments.report.audits import audit_divergences, audits_of
+from playground.experiments.report.results import first_run, read_results, stored_experiment
 from storage import RunLog, StepRow
 from tests.playground.bench.conftest import TYPES, item, scripted, tiny_plan
 from tests.playground.bench.requests import runs_of
@@ -60,7 +56,7 @@ def test_every_request_is_a_run_with_steps_and_labels(bench: BuildContext, log: 
     assert all(len(log.steps(run.id)) == run.num_steps > 0 for run in runs)
     stored = log.benchmarks.get(benchmark_id)
     assert stored is not None and stored.status == "completed"
-    assert environment_of(log, benchmark_id)["dtype"] == "float32"
+    assert first_run(log, benchmark_id).environment["dtype"] == "float32"
 
 
 def test_measured_figures_are_those_of_the_steps(bench: BuildContext, log: RunLog) -> None:
@@ -195,7 +191,7 @@ def test_a_corrupted_method_is_found_out(bench: BuildContext, log: RunLog) -> No
     assert ours is not None and plain is not None
     assert ours.output_ids[: first.at] == plain.output_ids[: first.at]
     assert ours.output_ids[first.at] != plain.output_ids[first.at]
-    assert bad.cause == "fault" and first.near_tie is False
+    assert bad.cause == "fault" and first.cause == "fault"
     assert "float32: top-2 logit gap" in first.gap[0]
     assert good.cause is None
 

@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy as sa
 
 from engine.errors import ConfigError
-from playground.experiments import pool
+from playground.experiments import cluster
 from playground.experiments.benchmark_form import plan_of_form
 from playground.experiments.plan import ExperimentPlan
 from playground.experiments.report.export import json_text
@@ -293,16 +293,15 @@ def test_an_unknown_benchmark_is_one_sentence(service: Experiments, benchmark_id
 def test_ray_is_refused_where_it_is_not_installed_or_not_offered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert pool.pool_of("", None, ("local",)) is None
+    assert cluster.pool_of("", None, ("local",)) is None
     with pytest.raises(ConfigError, match=r"Start the server with --ray ADDRESS to offer"):
-        pool.pool_of("ray://elsewhere:10001", None, ("local",))
+        cluster.pool_of("ray://elsewhere:10001", None, ("local",))
 
-    monkeypatch.setattr(pool, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install '.*\[ray\]'"):
-        pool.pool_of("local", 2, ("local",))
-    monkeypatch.setattr(pool, "find_spec", lambda name: name)
+    monkeypatch.setattr(cluster, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install '.*\[ray\]'"), cluster.connected("local"):
+        pass
     with pytest.raises(ConfigError, match="Workers must be a number"):
-        pool.pool_of("local", 0, ("local",))
+        cluster.pool_of("local", 0, ("local",))
 
 
 def queries_of(log: RunLog, work: Callable[[], object]) -> list[str]:

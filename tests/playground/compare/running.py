@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from playground.experiments.compare.form import CompareForm
-from playground.experiments.compare.report import ComparisonResults
-from playground.experiments.compare.stream import view_of
+from playground.experiments.compare.live import view_of
+from playground.experiments.compare.race import Race
 from playground.experiments.experiment import Experiment
+from playground.experiments.report.report import Section
+from playground.experiments.report.results import read_results
 from playground.experiments.service import Experiments
 from playground.host.runner import EngineHost
 from tests.playground.compare.corrupted import held
@@ -29,26 +29,23 @@ def begun(host: EngineHost, *slots: Slot, owner: str = "tab", **changes: Any) ->
     return experiments_of(host).start(plan, owner=owner)
 
 
-def ended(comparison: Experiment) -> dict[str, Any]:
-    """Its report, once it is over."""
+def ended(comparison: Experiment) -> Race | None:
+    """What came of it, once it is over."""
     assert comparison.over.wait(WAIT_S), comparison.message
-    results = view_of(comparison).results
-    return {} if results is None else values_of(results)
+    return view_of(comparison).race
 
 
-def values_of(results: ComparisonResults) -> dict[str, Any]:
-    """All that the page shows under the panels, as plain values."""
-    report, drawn = results.report, json.loads(results.to_json())
-    rows = [
-        asdict(section) | asdict(remarks) | own
-        for section, remarks, own in zip(
-            report.configurations, results.remarks, drawn["configurations"], strict=True
-        )
-    ]
-    said = {"headline": report.headline, "fastest": report.fastest}
-    return {**drawn, **said, "configurations": rows}
+def raced(comparison: Experiment) -> Race:
+    race = ended(comparison)
+    assert race is not None
+    return race
 
 
-def row(report: dict[str, Any], name: str) -> dict[str, Any]:
-    """One configuration of a report."""
-    return next(r for r in report["configurations"] if r["name"] == name)
+def section(comparison: Experiment, name: str) -> Section:
+    """One configuration of its report."""
+    return raced(comparison).results.report.section(name)
+
+
+def stored_race(host: EngineHost, compare_id: str) -> Race:
+    """The same from the log alone."""
+    return Race.of(host.log, read_results(host.log, compare_id, types=host.catalog.types))

@@ -60,7 +60,7 @@ def test_a_comparison_tells_what_is_left_once_its_machine_is_measured(
 
 def test_no_comparison_is_a_sentence(host: EngineHost) -> None:
     assert "faulty" in asyncio.run(_said(host, "nothing"))[-1]
-    with pytest.raises(ConfigError, match="No comparison"):
+    with pytest.raises(ConfigError, match="No experiment"):
         batch_report(host.log, host.catalog, "nothing")
 
 

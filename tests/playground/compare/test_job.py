@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+import json
 import time
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
-from playground.experiments.compare.report import (
-    Comparison,
-    pieces,
-    plan_of_runs,
-    stored_runs,
-)
+from playground.experiments.compare.race import Race
 from playground.experiments.experiment import Experiment
 from playground.experiments.plan import BASELINE_NAME
+from playground.experiments.report.report import make_report
+from playground.experiments.report.results import Results, plan_of_runs
 from playground.host.runner import MAX_WAITING, EngineHost, QueueFullError
+from playground.web.report import cards_html, pieces, summary_html
 from storage import RunDetail, RunLog, RunQuery
 from storage.records import OutOfReachError
 from storage.schema import benchmarks
 from tests.playground.asks import finished, start
 from tests.playground.bench.requests import measured, plan_of
 from tests.playground.bench.test_service import on_the_engine
-from tests.playground.compare.running import begun, ended, experiments_of, row, values_of
+from tests.playground.compare.running import (
+    begun,
+    ended,
+    experiments_of,
+    raced,
+    section,
+    stored_race,
+)
 from tests.playground.tiny import ScriptedConfig
 
 
@@ -62,49 +69,34 @@ def test_every_request_is_a_run_of_the_log(pair: Experiment, log: RunLog) -> Non
 
 
 def test_the_race_shows_the_median_repeat_and_the_tables_speedup(
-    pair: Experiment, host: EngineHost, log: RunLog
+    pair: Experiment, host: EngineHost
 ) -> None:
-    report = ended(pair)
-    comparison = Comparison.read(log, pair.id, host.catalog.types)
-    assert list(report["medians"]) == [name for name, _ in report["prompts"]]
-    for prompt, runs in report["medians"].items():
-        assert runs == comparison.median_runs(prompt) and len(runs) == 3
-        for name, shown in zip(comparison.names, runs, strict=True):
+    drawn, race = json.loads(raced(pair).to_json()), stored_race(host, pair.id)
+    assert list(drawn["medians"]) == [name for name, _ in drawn["prompts"]]
+    for prompt, runs in drawn["medians"].items():
+        assert runs == race.median_runs(prompt) and len(runs) == 3
+        for name, shown in zip(race.results.plan.names, runs, strict=True):
             timed = {
                 r.run_id: r.decode_s
-                for r in comparison.finished
+                for r in race.results.requests
                 if (r.prompt, r.configuration) == (prompt, name)
             }
             assert len(timed) == 2 and timed[shown] == min(timed.values())
-    assert report["configurations"][0]["speedup"] is None
-    for own in report["configurations"][1:]:
-        ratio = own["overall"]["speedup"]["ratio"]
-        assert own["speedup"] == ("–" if ratio is None else f"{ratio:.2f}×")
-
-
-def test_a_comparison_with_requests_missing_stays_preliminary(
-    pair: Experiment, host: EngineHost, log: RunLog
-) -> None:
-    assert Comparison.read(log, pair.id, host.catalog.types).num_planned is None
-    assert "Preliminary" not in ended(pair)["headline"]
-    last = stored(log, pair)[-1].id
-    log.delete(last)
-    try:
-        comparison = Comparison.read(log, pair.id, host.catalog.types)
-        report = values_of(comparison.results(log))
-    finally:
-        log.restore(last)
-    assert comparison.num_planned == 12 and report["fastest"] is None
-    assert report["headline"].startswith("Preliminary (11 of 12 requests):")
+    assert drawn["configurations"][0]["speedup"] is None
+    for own in drawn["configurations"][1:]:
+        speedup = section(pair, own["name"]).overall.speedup
+        assert speedup is not None and own["speedup"] == speedup.text
 
 
 def test_of_three_repeats_the_one_in_the_middle_is_raced() -> None:
-    requests = [
+    requests = tuple(
         measured("x", run_id=f"r{n}", repeat=n, decode_s=s) for n, s in enumerate((0.5, 0.2, 0.4))
-    ]
+    )
     runs = {("1", n, "x"): f"r{n}" for n in range(3)} | {("1", 0, "y"): "failed"}
-    comparison = Comparison("c", plan_of("x", "y"), runs=runs, finished=requests)
-    assert comparison.shown_prompt() == "1" and comparison.median_runs("1") == ["r2", "failed"]
+    row: Any = None
+    plan = plan_of("x", "y")
+    race = Race(Results(row, plan, requests, make_report(plan, requests), {}), runs)
+    assert race.shown == race.median_runs("1") == ["r2", "failed"]
 
 
 def test_labels_say_all_that_a_link_needs(pair: Experiment, log: RunLog) -> None:
@@ -127,34 +119,28 @@ def test_raw_prompts_of_a_suite_are_continued(pair: Experiment, log: RunLog) -> 
     assert not by_prompt["2"].messages and by_prompt["2"].prompt_text == "def f(x):"
 
 
-def test_the_report_has_figures_speedups_and_reasons(pair: Experiment) -> None:
-    report = ended(pair)
-    assert [r["badge"] for r in report["configurations"]] == ["baseline", "lossless", "lossless"]
-    plain, scripted = report["configurations"][:2]
-    assert plain["reference"] and plain["verdict"]["kind"] == "baseline"
-    assert scripted["overall"]["num_requests"] == 4
-    assert scripted["overall"]["mat"] > 1.2
-    speedup = scripted["overall"]["speedup"]
-    low, high = speedup["low"], speedup["high"]
-    # four answers of milliseconds may scatter too much for an interval
-    assert (low is None and high is None) or low <= speedup["ratio"] <= high
-    rates = (one["overall"]["tok_s"] for one in (scripted, plain))
-    assert speedup["doubt"] or speedup["ratio"] == pytest.approx(next(rates) / next(rates))
-    why = scripted["why"]
-    assert why is None or why["measured"] == pytest.approx(speedup["ratio"])
-    assert {name for name, _ in scripted["by_prompt"]} <= {"1", "2"}
-    assert report["num_repeats"] == 2 and len(report["runs"]) == 12
-    assert "float32" in report["setup"] and "greedy" in report["setup"]
+def test_the_report_has_figures_speedups_and_reasons(pair: Experiment, log: RunLog) -> None:
+    race = raced(pair)
+    plain, scripted = race.results.report.configurations[:2]
+    assert plain.reference and not plain.verdict_sentence
+    assert scripted.overall.num_requests == 4 and (scripted.overall.mat or 0) > 1.2
+    speedup = scripted.overall.speedup
+    assert speedup is not None
+    if speedup.ratio is not None and scripted.overall.tok_s and plain.overall.tok_s:
+        assert speedup.ratio == pytest.approx(scripted.overall.tok_s / plain.overall.tok_s)
+        assert scripted.why is None or scripted.why.measured == pytest.approx(speedup.ratio)
+    assert len(race.runs) == 12 and json.loads(race.to_json())["num_repeats"] == 2
+    assert "float32" in race.results.about and "greedy" in race.results.about
+    assert scripted.verdict is not None and scripted.verdict.num_compared == 4
+    assert scripted.verdict.identical and "4 texts, all identical" in scripted.verdict_sentence
+    cards = cards_html(race.results, log)
+    assert scripted.verdict_sentence.replace("'", "&#39;") in cards
+    assert "baseline" in summary_html(race.results) and "lossless" in summary_html(race.results)
 
 
-def test_greedy_texts_of_a_lossless_method_are_identical(pair: Experiment) -> None:
-    verdict = row(ended(pair), "Scripted tree (1)")["verdict"]
-    assert verdict["kind"] == "identical" and "80 tokens in 4 texts" in verdict["sentence"]
-
-
-def test_the_log_alone_tells_the_same(pair: Experiment, host: EngineHost, log: RunLog) -> None:
-    again = Comparison.read(log, pair.id, host.catalog.types)
-    assert values_of(again.results(log)) == ended(pair)
+def test_the_log_alone_has_the_same_report(pair: Experiment, host: EngineHost) -> None:
+    assert stored_race(host, pair.id).to_json() == raced(pair).to_json()
+    assert stored_race(host, pair.id).results.report == raced(pair).results.report
 
 
 def test_a_comparison_is_an_experiment_with_a_row_and_a_report(
@@ -163,63 +149,63 @@ def test_a_comparison_is_an_experiment_with_a_row_and_a_report(
     state = experiments_of(host).look(pair.id)
     assert state.row.status == "completed" and state.row.name.startswith("Comparison · Say hello")
     assert state.results.plan == pair.plan and state.results.report.num_done == 12
-    assert state.results.report.headline == ended(pair)["headline"]
+    assert state.results.report.headline == raced(pair).results.report.headline
 
 
 def test_a_comparison_that_stored_no_plan_is_read_from_its_runs(
     pair: Experiment, host: EngineHost, log: RunLog
 ) -> None:
     """As those of earlier versions, which have no row of their own."""
-    plan = plan_of_runs(stored_runs(log, pair.id), host.catalog.types)
+    plan = plan_of_runs(stored(log, pair), host.catalog.types)
     same = ("kind", "dtype", "items", "repeats", "sampling", "limits")
     assert [getattr(plan, name) for name in same] == [getattr(pair.plan, name) for name in same]
     assert [(c.name, c.config) for c in plan.configurations] == [
         (c.name, c.config) for c in pair.plan.configurations
     ]
     alone = begun(host, ("scripted", {}), owner="alone")
-    report = ended(alone)
+    race = raced(alone)
     with log._database.transaction() as connection:
         connection.execute(benchmarks.delete().where(benchmarks.c.id == alone.id))
-    again = Comparison.read(log, alone.id, host.catalog.types)
-    assert values_of(again.results(log)) == report
+    again = stored_race(host, alone.id)
+    assert json.loads(again.to_json())["runs"] == json.loads(race.to_json())["runs"]
+    assert again.results.report.headline == race.results.report.headline
 
 
 def test_a_corrupted_method_is_caught(host: EngineHost, log: RunLog) -> None:
     comparison = begun(host, ("scripted", {}), ("corrupted", {"wrong_at": "4"}))
-    report = ended(comparison)
-    verdict = row(report, "Corrupted")["verdict"]
+    wrong = section(comparison, "Corrupted")
     runs = {run.labels["configuration"]: run for run in stored(log, comparison)}
     plain, own = runs[BASELINE_NAME].output_ids, runs["Corrupted"].output_ids
     steps = log.steps(runs["Corrupted"].id)
     at = 1 + sum(step.num_committed for step in steps[:4]) - 1
     assert plain[:at] == own[:at] and plain[at] != own[at]
-    assert verdict["kind"] == "diverged"
-    assert verdict["parting"]["index"] == at
-    assert verdict["near_tie"] is False
-    assert "the method is at fault" in verdict["sentence"]
-    assert "2 of 2 texts" in verdict["sentence"]
-    assert "float32: top-2 logit gap" in verdict["gap"][0]
+    assert wrong.verdict is not None and wrong.verdict.cause == "fault"
+    first = wrong.verdict.divergences[0]
+    assert first.at == at and first.cause == "fault"
+    assert "the method is at fault" in wrong.verdict_sentence
+    assert "2 of 2 texts" in wrong.verdict_sentence
+    assert "float32: top-2 logit gap" in first.gap[0]
     said = pieces(log, runs[BASELINE_NAME].id)
     assert len(said) == len(plain)
-    assert verdict["parting"]["before"] == "".join(said[:at])[-12:]
-    assert verdict["parting"]["plain"] == "".join(said[at : at + 16])
-    assert verdict["parting"]["own"] != verdict["parting"]["plain"]
-    assert row(report, "Scripted tree")["verdict"]["kind"] == "identical"
-    again = Comparison.read(log, comparison.id, host.catalog.types)
-    assert values_of(again.results(log)) == report
+    cards = cards_html(raced(comparison).results, log)
+    assert "the method is at fault" in cards and "pg-parting" in cards
+    assert "2 answers that differ from plain" in cards
+    fine = section(comparison, "Scripted tree").verdict
+    assert fine is not None and fine.identical
+    assert stored_race(host, comparison.id).results.report == raced(comparison).results.report
 
 
 def test_a_lossy_method_is_called_lossy_whatever_it_writes(host: EngineHost) -> None:
-    report = ended(begun(host, ("scripted", {"note": "lossy"}), options={"repeats": "1"}))
-    entry = row(report, "Scripted tree")
-    assert entry["badge"] == "lossy" and entry["verdict"]["kind"] == "lossy"
-    assert "identical here" in entry["verdict"]["sentence"]
+    comparison = begun(host, ("scripted", {"note": "lossy"}), options={"repeats": "1"})
+    entry = section(comparison, "Scripted tree")
+    assert not entry.lossless and "lossy" in summary_html(raced(comparison).results)
+    assert "identical" in entry.verdict_sentence and "Lossy" in entry.verdict_sentence
 
 
 def test_sampled_texts_are_not_compared_token_by_token(host: EngineHost, log: RunLog) -> None:
     comparison = begun(host, ("scripted", {}), sampling={"temperature": "1.0", "seed": "5"})
-    verdict = row(ended(comparison), "Scripted tree")["verdict"]
-    assert verdict["kind"] == "sampled" and "same distribution" in verdict["sentence"]
+    sampled = section(comparison, "Scripted tree")
+    assert sampled.verdict is None and "same distribution" in sampled.verdict_sentence
     seeds = {(run.labels["repeat"], run.sampling["seed"]) for run in stored(log, comparison)}
     assert seeds == {("0", 5), ("1", 6)}
 
@@ -231,12 +217,12 @@ def test_stop_ends_at_once_and_keeps_what_ran(host: EngineHost, log: RunLog) -> 
         time.sleep(0.02)
     asked = time.monotonic()
     comparison.cancel()
-    report = ended(comparison)
+    plain = section(comparison, BASELINE_NAME)
     assert time.monotonic() - asked < 3
     assert comparison.state == "cancelled"
     assert not host.runs.owned_by("stopper")
     assert {run.status for run in stored(log, comparison)} <= {"completed", "cancelled"}
-    assert report["configurations"][0]["overall"]["tok_s"] is not None
+    assert plain.overall.tok_s is not None and len(raced(comparison).runs) == 2
     assert finished(start(host)).state == "completed"
 
 
@@ -253,12 +239,10 @@ def test_a_configuration_that_breaks_leaves_the_others_running(
     host: EngineHost, log: RunLog
 ) -> None:
     comparison = begun(host, ("scripted", {"fail_at": "3"}), ("corrupted", {"wrong_at": "99"}))
-    report = ended(comparison)
+    broken, fine = section(comparison, "Scripted tree"), section(comparison, "Corrupted")
     assert comparison.state == "completed"
-    broken = row(report, "Scripted tree")
-    assert broken["fault"] and "Scripted tree" in broken["fault"]
-    assert broken["overall"]["num_requests"] == 0
-    assert row(report, "Corrupted")["verdict"]["kind"] == "identical"
+    assert "Scripted tree" in broken.fault and broken.overall.num_requests == 0
+    assert fine.verdict is not None and fine.verdict.identical
     assert len(stored(log, comparison)) == 2 * 2
 
 
@@ -326,6 +310,6 @@ def test_a_comparison_waits_for_a_log_that_cannot_be_read_for_a_while(
 
     on_the_engine(log, "begin", lose)
     comparison = begun(host, ("scripted", {}), suite="starter", owner="away")
-    report = ended(comparison)
+    race = raced(comparison)
     assert comparison.state == "completed", comparison.error
-    assert len(report["runs"]) == 2 * 2 * 2 and num_read > 8
+    assert len(race.runs) == 2 * 2 * 2 and num_read > 8

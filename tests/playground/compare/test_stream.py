@@ -9,15 +9,9 @@ from typing import Any
 import pytest
 
 from engine.errors import ConfigError
-from playground.experiments.compare.form import CompareForm
-from playground.experiments.compare.links import from_comparison, from_runs
-from playground.experiments.compare.report import Comparison
-from playground.experiments.compare.stream import (
-    fault_message,
-    race_clocks,
-    reopened,
-    stream,
-)
+from playground.experiments.compare.form import CompareForm, from_comparison, from_runs
+from playground.experiments.compare.live import fault_message, reopened, stream
+from playground.experiments.compare.race import race_clocks
 from playground.experiments.experiment import Experiment
 from playground.experiments.plan import BASELINE_NAME
 from playground.host.live import LiveRuns
@@ -26,7 +20,7 @@ from playground.host.stream import History
 from storage import RunLog
 from tests.playground.asks import finished, start
 from tests.playground.compare.corrupted import held
-from tests.playground.compare.running import begun, ended, experiments_of
+from tests.playground.compare.running import begun, ended, experiments_of, stored_race
 
 Messages = list[dict[str, Any]]
 
@@ -87,13 +81,12 @@ def test_a_link_shows_the_same_from_the_log_alone(
     shown: tuple[Experiment, Messages], host: EngineHost, log: RunLog
 ) -> None:
     comparison, messages = shown
-    results = Comparison.read(log, comparison.id, host.catalog.types).results(log)
-    again = reopened(results, History(LiveRuns(), log))
+    again = reopened(stored_race(host, comparison.id), History(LiveRuns(), log))
     last = messages[-1]
     assert json.loads(again["report"]) == json.loads(last["report"])
     assert [meta["id"] for meta in again["runs"]] == [meta["id"] for meta in last["runs"]]
     with pytest.raises(ConfigError, match="nothing"):
-        Comparison.read(log, "nothing", host.catalog.types)
+        stored_race(host, "nothing")
 
 
 def test_clocks_are_the_stored_step_times(

@@ -18,6 +18,7 @@ from playground.experiments.measurement import Summary
 from playground.experiments.plan import Configuration, Item
 from playground.experiments.space import OptunaSearch, SearchSettings
 from playground.experiments.sweep.plan import METHOD, SweepPlan
+from playground.experiments.sweep.report import SweepReport
 from playground.experiments.sweep.search import RunningTrial, Sweep
 from playground.experiments.sweep.store import StoredSweep, SweepStore
 from storage import RunLog
@@ -144,3 +145,15 @@ def open_store(folder: Path) -> Iterator[SweepStore]:
             yield store
         finally:
             store.close()
+
+
+def state_of(sweep: StoredSweep) -> dict[str, Any]:
+    return SweepReport.of(sweep).to_dict()
+
+
+def preset_yaml(sweep: StoredSweep, number: int | None = None) -> str:
+    return SweepReport.of(sweep).preset_yaml(number)
+
+
+def config_of(sweep: StoredSweep, number: int | None = None) -> MethodConfig:
+    return SweepReport.of(sweep).config(number)

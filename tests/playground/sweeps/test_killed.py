@@ -14,12 +14,10 @@ import optuna
 import pytest
 
 from engine.errors import ConfigError
-from playground.experiments.sweep.chooser import MAX_TRIES, OptunaChooser
-from playground.experiments.sweep.report import state_of
-from playground.experiments.sweep.search import DIED, Sweep
+from playground.experiments.sweep.search import Sweep
 from playground.experiments.sweep.store import SweepStore
-from playground.experiments.sweep.trials import OUTCOME, key_of
-from tests.playground.sweeps.scripted import Scripted, open_store, plan, resumed, swept
+from playground.experiments.sweep.trials import OUTCOME, OptunaChooser, key_of
+from tests.playground.sweeps.scripted import Scripted, open_store, plan, resumed, state_of, swept
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 WAIT_S = 60.0
@@ -101,30 +99,6 @@ def test_resume_after_kills_does_exactly_what_was_planned(tmp_path: Path, mode: 
     assert done.row.status == "completed"
     assert [t.outcome for t in done.trials()] == ["measured"] * 6
     assert sorted(int(t.point["max_draft_len"] or 0) for t in done.trials()) == [1, 2, 3, 4, 5, 6]
-
-
-def test_a_point_that_kills_every_process_is_given_up(tmp_path: Path) -> None:
-    asked: tuple[str, ...] = ("max_draft_len=1:3",)
-    for _ in range(MAX_TRIES):
-        point = run_until_killed(tmp_path, 0, *asked, **({"mode": "grid"} if asked else {}))
-        assert point == key_of({"max_draft_len": 1})
-        asked = ()
-    with open_store(tmp_path) as store:
-        measure = Scripted()
-        done = resumed(store, "s", measure)
-        assert [c.max_draft_len for c in measure.configs] == [2, 3]
-        assert (done.trials()[0].outcome, done.trials()[0].reason) == ("failed", DIED)
-
-
-def test_only_tries_that_answer_nothing_more_count(store: SweepStore) -> None:
-    study = store.study("s")
-    chooser = OptunaChooser(study, plan("max_draft_len=1:3", mode="grid"))
-    trial = chooser.next()
-    assert trial is not None
-    assert all(chooser.begin(trial, num_answered) for num_answered in range(3 * MAX_TRIES))
-    chooser.put_back(trial)
-    assert all(chooser.begin(trial, 5) for _ in range(MAX_TRIES))
-    assert not chooser.begin(trial, 5)
 
 
 def test_a_trial_noted_but_not_told_to_optuna_is_measured(store: SweepStore) -> None:

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from engine.drafters.lookup.ngram import NGramConfig
 from engine.errors import ConfigError
+from playground.experiments.service import Experiments
 from playground.experiments.space import tunables_of
 from playground.experiments.sweep.plan import plan_of_form
-from playground.experiments.sweep.report import preset_yaml, state_of
-from playground.experiments.sweep.service import Sweeps
 from playground.host.catalog import Catalog
 from playground.host.menu import MethodMenu
 from playground.host.runner import ClosingError, EngineHost
@@ -23,13 +23,14 @@ from storage import RunLog, RunQuery
 from tests.playground.asks import busy, finished
 from tests.playground.asks import start as generate
 from tests.playground.sweeps.conftest import ngram_catalog
+from tests.playground.sweeps.scripted import config_of, preset_yaml, state_of
 
 WAIT_S = 180.0
 
 
 @pytest.fixture
-def service(host: EngineHost) -> Iterator[Sweeps]:
-    service = Sweeps(host)
+def service(host: EngineHost) -> Iterator[Experiments]:
+    service = Experiments(host)
     yield service
     service.close()
 
@@ -58,16 +59,16 @@ def slow(*vary: str, delay_ms: int) -> dict[str, Any]:
     return asked(*vary, method="scripted", settings={"delay_ms": str(delay_ms)})
 
 
-def begin(service: Sweeps, form: dict[str, Any], **more: Any) -> str:
+def begin(service: Experiments, form: dict[str, Any], **more: Any) -> str:
     """Start what the page's form asks for; returns its id."""
     return service.start(plan_of_form(service.catalog, form), **more).id
 
 
-def look(service: Sweeps, name: str) -> dict[str, Any]:
-    return state_of(service.store.load(name))
+def look(service: Experiments, name: str) -> dict[str, Any]:
+    return state_of(service.sweeps.load(name))
 
 
-def ended(service: Sweeps, name: str) -> dict[str, Any]:
+def ended(service: Experiments, name: str) -> dict[str, Any]:
     """The sweep, once it runs no more."""
     end = time.monotonic() + WAIT_S
     while time.monotonic() < end:
@@ -78,7 +79,7 @@ def ended(service: Sweeps, name: str) -> dict[str, Any]:
     raise AssertionError(state)
 
 
-def until_one_pair(service: Sweeps, name: str) -> None:
+def until_one_pair(service: Experiments, name: str) -> None:
     """Wait until both methods have answered one prompt of a trial."""
     end = time.monotonic() + WAIT_S
     while time.monotonic() < end:
@@ -93,7 +94,7 @@ def until_one_pair(service: Sweeps, name: str) -> None:
 class Done:
     """A finished sweep of three points."""
 
-    service: Sweeps
+    service: Experiments
     log: RunLog
     name: str
 
@@ -107,7 +108,7 @@ def done(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     folder = tmp_path_factory.mktemp("done")
     log = RunLog.open(str(folder / "runs.db"))
     host = EngineHost(log, ngram_catalog(tiny_folder), cache_dir=folder / "cache", device="cpu")
-    service = Sweeps(host)
+    service = Experiments(host)
     name = begin(service, asked("max_draft_len=5:7", settings={"lookup": "transformers"}))
     ended(service, name)
     yield Done(service, log, name)
@@ -149,15 +150,12 @@ def test_the_figures_are_those_of_the_runs_in_the_log(done: Done) -> None:
 
 
 def test_a_trial_can_be_used_elsewhere(done: Done) -> None:
-    assert done.service.use(done.name, 2) == {
-        "target": "tiny",
-        "method": "ngram",
-        "settings": {"max_draft_len": 7, "lookup": "transformers"},
-    }
-    assert "max_draft_len: 7" in preset_yaml(done.service.store.load(done.name), 2)
+    sweep = done.service.sweeps.load(done.name)
+    assert config_of(sweep, 2) == NGramConfig(max_draft_len=7, lookup="transformers")
+    assert "max_draft_len: 7" in preset_yaml(sweep, 2)
 
 
-def test_stop_and_resume_lose_no_answer(service: Sweeps, log: RunLog) -> None:
+def test_stop_and_resume_lose_no_answer(service: Experiments, log: RunLog) -> None:
     name = begin(service, slow("max_draft_len=1:2", delay_ms=20))
     until_one_pair(service, name)
     service.stop(name)
@@ -173,7 +171,7 @@ def test_stop_and_resume_lose_no_answer(service: Sweeps, log: RunLog) -> None:
     assert 2 <= whole < done
 
 
-def test_other_runs_come_in_between_trials(service: Sweeps, host: EngineHost) -> None:
+def test_other_runs_come_in_between_trials(service: Experiments, host: EngineHost) -> None:
     name = begin(service, slow("max_draft_len=1:2", delay_ms=20))
     until_one_pair(service, name)
     run = finished(generate(host, limits={"max_new_tokens": "4"}))
@@ -182,21 +180,21 @@ def test_other_runs_come_in_between_trials(service: Sweeps, host: EngineHost) ->
     assert ended(service, name)["status"] == "completed"
 
 
-def test_one_sweep_runs_at_a_time(service: Sweeps) -> None:
+def test_one_sweep_runs_at_a_time(service: Experiments) -> None:
     name = begin(service, slow(delay_ms=20))
     with pytest.raises(ConfigError, match=r"Sweep scripted-tok_s-\S+ is running"):
         begin(service, asked())
     with pytest.raises(ConfigError, match="is running"):
-        service.store.delete(name)
+        service.sweeps.delete(name)
     service.stop(name)
     ended(service, name)
-    service.store.delete(name)
-    assert service.store.heads() == ()
+    service.sweeps.delete(name)
+    assert service.sweeps.heads() == ()
     with pytest.raises(ConfigError, match="Another server runs"):
         service.stop(name)
 
 
-def test_a_method_that_breaks_is_told_and_the_rest_goes_on(service: Sweeps) -> None:
+def test_a_method_that_breaks_is_told_and_the_rest_goes_on(service: Experiments) -> None:
     state = ended(service, begin(service, asked("fail_at=1,none", method="scripted")))
     assert state["status"] == "completed", state["fault"]
     failed, fine = state["trials"]
@@ -204,7 +202,7 @@ def test_a_method_that_breaks_is_told_and_the_rest_goes_on(service: Sweeps) -> N
     assert "Something broke in run" in failed["reason"]
 
 
-def test_closing_the_engine_stops_the_sweep(service: Sweeps, host: EngineHost) -> None:
+def test_closing_the_engine_stops_the_sweep(service: Experiments, host: EngineHost) -> None:
     name = begin(service, slow("max_draft_len=1:9", delay_ms=30))
     until_one_pair(service, name)
     host.close()
@@ -212,14 +210,14 @@ def test_closing_the_engine_stops_the_sweep(service: Sweeps, host: EngineHost) -
 
 
 def test_a_closed_service_takes_nothing_on_and_leaves_nothing_running(
-    service: Sweeps, host: EngineHost
+    service: Experiments, host: EngineHost
 ) -> None:
     name = begin(service, asked())
     ended(service, name)
     host.close()
     with pytest.raises(ClosingError):
         begin(service, asked())
-    assert [head.status for head in service.store.heads()] == ["completed"]
+    assert [head.status for head in service.sweeps.heads()] == ["completed"]
 
 
 def test_the_plan_counts_before_anything_runs(host: EngineHost) -> None:
@@ -271,11 +269,11 @@ def test_a_menu_offers_everything_but_plain_decoding(host: EngineHost) -> None:
     tunables = {
         tunable.field: tunable for tunable in tunables_of(host.catalog.method("scripted").config)
     }
-    assert tunables["max_draft_len"].suggested == (1, 6)
+    assert tunables["max_draft_len"].suggested == "1:6"
     assert "scripted_choices" not in tunables
 
 
-def test_a_sweep_is_stopped_at_once_in_the_queue(service: Sweeps, host: EngineHost) -> None:
+def test_a_sweep_is_stopped_at_once_in_the_queue(service: Experiments, host: EngineHost) -> None:
     with busy(host):
         name = begin(service, asked())
         while not host.occupancy[1]:
@@ -290,8 +288,7 @@ def test_the_components_of_the_page_hold_a_plan(host: EngineHost) -> None:
         "vary": ["max_draft_len", "lookup"],
         "form": {
             "values": {
-                "vary max_draft_len": {"from": 1, "to": 4, "step": ""},
-                "vary lookup": {"values": ["pool"]},
+                "vary": {"max_draft_len": "1:4", "lookup": "pool"},
                 "settings": {"max_draft_len": 9, "is_keep_all": False},
             }
         },

@@ -12,11 +12,18 @@ from optuna.storages import InMemoryStorage
 
 from engine.drafters import methods
 from engine.errors import ConfigError
-from playground.experiments.experiment import stored_experiment
-from playground.experiments.sweep.report import preset_yaml, state_of
+from playground.experiments.report.results import stored_experiment
 from playground.experiments.sweep.store import SweepStore, open_storage, sqlite_file
 from storage import RunLog, StorageError
-from tests.playground.sweeps.scripted import Scripted, open_store, plan, resumed, swept
+from tests.playground.sweeps.scripted import (
+    Scripted,
+    open_store,
+    plan,
+    preset_yaml,
+    resumed,
+    state_of,
+    swept,
+)
 from tests.playground.sweeps.test_killed import FORKS, WAIT_S
 from tests.storage.conftest import path, url
 
@@ -54,7 +61,7 @@ def test_run_log_and_trials_keep_their_own_versions(url: str) -> None:
 
 def test_sweeps_are_no_benchmarks(store: SweepStore) -> None:
     sweep_id, log = swept(store, trials=1, name="s").row.id, store.log
-    with pytest.raises(ConfigError, match="No benchmark"):
+    with pytest.raises(ConfigError, match="No experiment"):
         stored_experiment(log, sweep_id)
     benchmark_id = log.benchmarks.begin("b", {"kind": "benchmark", "text": '"kind":"sweep"'})
     assert [head.id for head in log.benchmarks.list()] == [benchmark_id]
@@ -64,12 +71,11 @@ def test_sweeps_are_no_benchmarks(store: SweepStore) -> None:
         store.load(benchmark_id)
 
 
-def test_names_are_unique_and_found_again(store: SweepStore) -> None:
+def test_sweeps_are_found_by_id_and_the_newest_by_its_name(store: SweepStore) -> None:
     sweep = swept(store, trials=1, name="s")
     assert store.load("s").row.id == store.load(sweep.row.id).row.id == sweep.row.id
-    with pytest.raises(ConfigError, match="already exists"):
-        swept(store, name="s")
-    assert store.free_name("s") == "s-2" and store.free_name("t") == "t"
+    newer = swept(store, trials=1, name="s").row.id
+    assert newer != sweep.row.id and store.load("s").row.id == newer
     with pytest.raises(ConfigError, match="No sweep is named 'u'. The newest: s"):
         store.load("u")
     for name in (" ", "x" * 81, "a\nb"):

@@ -12,12 +12,11 @@ from optuna.trial import TrialState
 from engine.drafters.eagle.methods import EagleConfig
 from engine.errors import ConfigError, OutOfMemoryError, SourceError
 from playground.experiments.job import BrokenOffError, Progress
-from playground.experiments.sweep.chooser import REFERENCE, SweepError
-from playground.experiments.sweep.report import best_of, state_of
+from playground.experiments.sweep.report import best_of
 from playground.experiments.sweep.search import Sweep
 from playground.experiments.sweep.store import SweepStore
-from playground.experiments.sweep.trials import Trial
-from tests.playground.sweeps.scripted import PLAIN_TOK_S, Scripted, plan, resumed, swept
+from playground.experiments.sweep.trials import REFERENCE, SweepError, Trial
+from tests.playground.sweeps.scripted import PLAIN_TOK_S, Scripted, plan, resumed, state_of, swept
 
 EAGLE = EagleConfig(use_dynamic_tree=True)
 

@@ -1,0 +1,190 @@
+"""The report of an experiment as HTML: what the Compare and Benchmark pages draw it from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine import formats
+from engine.formats import figure, plural
+from playground.experiments.report.columns import Cell, summary
+from playground.experiments.report.report import FORMULAS, Section
+from playground.experiments.report.results import Results
+from playground.experiments.report.statistics import LATENCY_ROWS, speedups_by_prompt
+from playground.experiments.report.verdict import CAUSES, Divergence
+from playground.host.stream import stored_badge
+from playground.web.results import HTML, table_html, term
+from storage import RunLog
+
+MAX_SKIPPED = 50
+MAX_PROMPTS = 20
+"""Prompts whose own speedups are listed."""
+SHOWN_TOKENS, SHOWN_BEFORE = 16, 12
+STATISTICS = ("avg", "min", "max", "p99", "p90", "p75")
+HTML.filters["visible"] = lambda text: text.translate({10: "⏎", 9: "⇥", 32: "·"})
+"""White space that differs can be seen."""
+HEAD = HTML.from_string("""
+<div class="pg-card">
+<h3>{{ name }}</h3>
+<p class="headline {{ 'firm' if firm else 'open' }}">{{ headline }}</p>
+<p class="remark">{{ about }} · one request at a time</p>
+<p class="remark">{{ extent }} · <a href="?{{ link }}={{ id | urlencode }}">permalink</a></p>
+</div>
+""")
+CARDS = HTML.from_string("""
+{% macro side(name, before, text) %}
+<dt>{{ name }}</dt><dd>…{{ before | visible }}<mark>{{ text | visible }}</mark></dd>
+{% endmacro %}
+{% macro to(run, text) %}
+<a href="?run={{ run | urlencode }}" target="_blank" rel="noopener">{{ text }}</a>
+{%- endmacro %}
+{% for one, why, sentences, parting, differing in cards %}
+<div class="pg-card" data-why="{{ one.name }}">
+<h4>{{ one.name }}
+  {%- if one.example_run and not one.reference %} · <a
+  href="?deploy=vllm&amp;of=run:{{ one.example_run | urlencode }}" target="_blank"
+  rel="noopener" title="{{ one.name }} as a config for a serving engine">deploy</a>{% endif %}</h4>
+{% if one.fault %}<p class="pg-alert">{{ one.fault }}</p>{% endif %}
+{% if why %}
+<p>{{ why.because }}</p>
+<p><code>{{ why.terms }}</code></p>
+<p class="remark">{{ why.differs }}</p>
+{% endif %}
+{% for sentence in sentences %}<p class="remark">{{ sentence }}</p>
+{% endfor %}
+{% if parting %}
+<dl class="pg-parting">{{ side("plain decoding", parting[0], parting[2]) }}
+{{ side("this one", parting[0], parting[1]) }}</dl>
+{% endif %}
+{% if differing %}
+<details><summary>{{ plural(differing | length, "answer") }} that differ from plain
+decoding’s</summary><ul>
+{% for it in differing %}
+  <li>{{ it.suite }} {{ it.prompt }}, turn {{ it.turn + 1 }}, repeat {{ it.repeat + 1 }}, from token
+  {{ it.at + 1 }} on ({{ causes[it.cause][2] }}): {{ to(it.run_id, "its run") }} ·
+  {{ to(it.reference_run_id, "plain decoding’s") }}
+  {%- for line in it.gap %}<span class="gap">{{ line }}</span>{% endfor %}</li>
+{% endfor %}
+</ul></details>
+{% endif %}
+</div>
+{% endfor %}
+{% if skipped %}
+<details class="pg-card"><summary>{{ plural(skipped | length, "turn") }} left out</summary><ul>
+{% for skip in skipped %}
+  <li>{{ skip.suite }} {{ skip.prompt }}, turn {{ skip.turn + 1 }}: {{ skip.reason }}</li>
+{% endfor %}
+</ul></details>
+{% endif %}
+""")
+THROUGHPUT = HTML.from_string("""
+<p class="remark">
+{{ "output token throughput" | term(formulas.output_token_throughput) }} {{ output }} per second ·
+{{ "request throughput" | term(formulas.request_throughput) }} {{ requests }} per second
+· {{ extent }}
+</p>
+""")
+
+
+def head_html(results: Results) -> str:
+    """What was measured, on what, and which configuration is fastest."""
+    row, plan, report = results.benchmark, results.plan, results.report
+    is_whole = report.num_done == plan.num_requests
+    return HEAD.render(
+        id=row.id,
+        link="compare" if plan.kind == "compare" else "benchmark",
+        name=row.name,
+        headline=report.headline,
+        firm=report.fastest is not None,
+        about=results.about,
+        extent=plan.extent if is_whole else f"{plan.extent}, {report.num_done} done",
+    )
+
+
+def summary_html(results: Results) -> str:
+    """Every figure of every configuration; the fastest one stands out."""
+    report = results.report
+    heads, rows = summary(report)
+    by_name = {configuration.name: configuration for configuration in results.plan.configurations}
+    cells = []
+    for section, own in rows:
+        badge = "baseline"
+        if not section.reference and section.name in by_name:
+            values = by_name[section.name].values
+            badge = stored_badge(values, results.environment, lossless=section.lossless)
+        about = (badge, section.settings or section.title)
+        cells.append([Cell(section.name, hint=" · ".join(filter(None, about))), *own])
+    return table_html("Summary", {"configuration": "", **heads}, cells, best=report.fastest)
+
+
+def cards_html(results: Results, log: RunLog) -> str:
+    """Why every configuration is faster or slower, whether its answers are plain decoding's."""
+    cards = []
+    for section in results.report.configurations:
+        verdict = section.verdict
+        differing = verdict.divergences if verdict else ()
+        sentences = _sentences(results, section)
+        if section.fault or section.why or sentences or differing:
+            parting = _parting(log, differing[0]) if differing else None
+            cards.append((section, section.why, sentences, parting, differing))
+    return CARDS.render(
+        cards=cards,
+        plural=plural,
+        causes=CAUSES,
+        skipped=results.benchmark.summary.get("skipped", [])[:MAX_SKIPPED],
+    )
+
+
+def report_html(results: Results | None, log: RunLog) -> str:
+    """All of it, as the Compare page shows it; empty before there is a report."""
+    if results is None:
+        return ""
+    return head_html(results) + summary_html(results) + cards_html(results, log)
+
+
+def _sentences(results: Results, section: Section) -> list[str]:
+    sentences = [section.verdict_sentence] if section.overall.num_requests else []
+    if section.verdict and section.verdict.divergences:
+        sentences += section.verdict.divergences[0].gap
+    items = {item.id: item.turns[0] for item in results.plan.items}
+    if 1 < len(items) <= MAX_PROMPTS and not section.reference:
+        speedups = speedups_by_prompt(results.pairs(section.name))
+        each = [f"{items[prompt]:.32} {formats.speedup(one)}" for prompt, one in speedups.items()]
+        sentences += [f"speedup by prompt: {' · '.join(each)}"] if each else []
+    return list(filter(None, sentences))
+
+
+def _parting(log: RunLog, first: Divergence) -> tuple[str, str, str]:
+    """Where two texts part: the last words in common, and what each says next."""
+    own, plain = pieces(log, first.run_id), pieces(log, first.reference_run_id)
+    at = first.at
+    after = slice(at, at + SHOWN_TOKENS)
+    before = plain[max(0, at - SHOWN_BEFORE) : at]
+    return "".join(before), "".join(own[after]), "".join(plain[after])
+
+
+def pieces(log: RunLog, run_id: str) -> list[str]:
+    """A stored run's text, one piece per token."""
+    detail = log.get(run_id)
+    first = [] if detail is None else [detail.first_text]
+    return first + [piece for row in log.steps(run_id) for piece in row.committed_texts]
+
+
+def latency_html(section: Section) -> str:
+    """genai-perf's table of one configuration."""
+    table = section.latency
+    if table is None:
+        return ""
+    rows: list[list[Any]] = [
+        [
+            Cell(term(title, formula)),
+            *(figure(getattr(table.rows[key], name, None), 2) for name in STATISTICS),
+        ]
+        for key, (title, formula) in LATENCY_ROWS.items()
+    ]
+    heads = dict.fromkeys(("", *STATISTICS), "")
+    return table_html(f"Latency of {section.name}", heads, rows) + THROUGHPUT.render(
+        formulas=FORMULAS,
+        output=figure(table.output_token_throughput, 2),
+        requests=figure(table.request_throughput, 2),
+        extent=f"{plural(table.num_requests, 'request')}, concurrency {table.concurrency}",
+    )
