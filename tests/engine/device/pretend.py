@@ -81,11 +81,11 @@ class PretendTensor(Tensor):
 
     data_: Tensor
     # Else what is copied to the CPU would be of this class, too. torch's stub has only a method.
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
     def __new__(cls, data: Tensor) -> PretendTensor:
-        made: PretendTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        made: PretendTensor = torch.Tensor._make_wrapper_subclass(
             cls,
             data.size(),
             strides=data.stride(),
