@@ -89,8 +89,7 @@ def pool_of(address: object, num: object, offered: Collection[str]) -> Pool | No
 def connected(address: str, *, cpus: int | None = None) -> Iterator[None]:
     """This process as a driver of a cluster, until the last of those who use it is done.
 
-    Raises ConfigError: there is no Ray, no cluster at the address, or another one is in use.
-    """
+    Raises ConfigError: there is no Ray, no such cluster, or another one is in use."""
     if find_spec("ray") is None:
         raise ConfigError(
             "Ray is not installed. Install it: pip install 'speculative-decoding-playground[ray]'."

@@ -93,9 +93,8 @@ class Worker:
         cache_dir = config.cache_dir or paths.cache_dir()
         self._log = RunLog.open(config.log_url)
         self._models = Models(cache_dir=cache_dir, device=device, resolve=presets.resolve)
-        return environment(
-            self._models.target(config.target, config.dtype, lambda words, share: None)
-        )
+        target = self._models.target(config.target, config.dtype, lambda words, share: None)
+        return environment(target)
 
     def do(self, task: Task) -> Any:
         self._stop.clear()
