@@ -564,7 +564,7 @@ def test_a_method_file_is_pasted_opened_and_run(page: GeneratePage, tmp_path: Pa
 
 
 def test_drafting_as_set_says_what_it_will_cost(page: GeneratePage) -> None:
-    page.pick_method("N-gram", "max_draft_len")
+    page.pick_method("Scripted tree", "max_draft_len")
     expected = page.tab.locator("#pg-expected")
     assert not expected.inner_text().strip()
     page.tab.locator(".pg-field-drafting input").first.click()
