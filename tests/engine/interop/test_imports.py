@@ -156,7 +156,8 @@ def test_transformers_script_is_parsed_and_never_run() -> None:
         ("mlx", "mlx_lm.server --model a/b --draft-model c/d --port 80",
          {"decoding_type": "Draft_Target", "max_draft_len": 3, "use_draft_probs": False}, "3, its"),
         ("ollama", 'from a/b\nTEMPLATE """DRAFT x\n"""\ndraft c-dflash.gguf\nparameter top_k 2',
-         {"decoding_type": "DFlash", "speculative_model": "c-dflash.gguf"}, "4, its default"),
+         {"decoding_type": "DFlash", "speculative_model": "c-dflash.gguf", "max_draft_len": 4},
+         "4, its default"),
         ("ollama", "FROM a/b\nPARAMETER draft_num_predict 2", {"decoding_type": "MTP"}, ""),
     ],
 )  # fmt: skip
