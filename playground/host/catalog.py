@@ -120,12 +120,12 @@ class Catalog:
         """
         specs = sorted(self.targets.items(), key=lambda item: item[1].random is not None)
         titles = [spec.title or name for name, spec in specs]
-        for of_spec in (lambda name: Path(name).resolve().parent.name, lambda name: name):
+        for place in ("folder", "name"):
             several = {title for title, count in Counter(titles).items() if count > 1}
-            titles = [
-                f"{title}, {of_spec(name)}" if title in several and spec.path else title
-                for title, (name, spec) in zip(titles, specs, strict=True)
-            ]
+            for i, (name, spec) in enumerate(specs):
+                if titles[i] in several and spec.path:
+                    where = name if place == "name" else Path(name).resolve().parent.name
+                    titles[i] = f"{titles[i]}, {where}"
         return [
             (title + (" · random" if spec.random else ""), name)
             for title, (name, spec) in zip(titles, specs, strict=True)
