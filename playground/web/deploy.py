@@ -193,7 +193,9 @@ class DeployPage:
 
         def use_config(engine: Any, text: Any, target: Any) -> list[Any]:
             fields = attempt(
-                lambda: generate.take(*use(self._catalog, engine, str(text), target)),
+                lambda: generate.form_values.of_method(
+                    *use(self._catalog, engine, str(text), target)
+                ),
                 where="using a config",
             )
             if isinstance(fields, Fault):

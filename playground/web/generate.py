@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict
-from functools import partial
 from typing import Any
 
 import gradio as gr
 
 from engine import formats
-from engine.config import Limits, Sampling
-from engine.drafters.method import MethodConfig
 from engine.model.facts import has_chat_template
 from playground.errors import Fault, attempt, attempt_aside
 from playground.experiments.service import Experiments
-from playground.host.catalog import Catalog, Method
-from playground.host.controls import changed_controls, controls_of, group_of, settings_from
+from playground.host.catalog import Catalog
 from playground.host.doctor import diagnose
 from playground.host.prediction import as_set_sentence
 from playground.host.request import (
     DTYPES,
-    MAX_PROMPT_CHARS,
-    MAX_SYSTEM_CHARS,
     FormValues,
     config_of,
     read_dtype,
@@ -31,26 +25,20 @@ from playground.host.request import (
 )
 from playground.host.runner import EngineHost
 from playground.host.stream import History, RunStream, adopt, follow, refusal
-from playground.runs.again import nearest_method, request_of
-from playground.runs.details import stored_run
 from playground.web.address import address_js, link_to
 from playground.web.components import static_text, token_panels
 from playground.web.examples import Examples
 from playground.web.fastest import FastestPanel
 from playground.web.forms import QUEUED, QUIET, PromptForm, SettingsForm
+from playground.web.generate_form import GenerateForm, join_forms, method_form, run_form
 from playground.web.memory import (
     Memory,
     chat_of,
-    is_anything,
-    memory_choice,
-    memory_settings,
-    memory_text,
     owner_of,
 )
 from playground.web.method_file import MethodFile
 from playground.web.results import HTML, saying
 from playground.web.target import TargetOpener
-from storage import RunDetail
 
 PLACEHOLDER = "Write a prompt above and generate. Every token is coloured by where it came from."
 FIELDS = ("target", "dtype", "method", "mode", "system", "prompt")
@@ -67,24 +55,6 @@ MACHINE = HTML.from_string("""
 {% for text in found.advice %}<dt class="bad">slow</dt><dd>{{ text }}</dd>{% endfor %}
 </dl>
 """)
-
-
-def method_form(
-    method: Method, key: str, values: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
-    """The form of a method's settings; `values` are of the controls that differ from these."""
-    config = method.config
-    group = group_of("method", type(config).title, config, note=method.summary, values=values)
-    return {"groups": [group], "values": {"method": values} if values else {}, "method": key}
-
-
-def run_form() -> dict[str, Any]:
-    """The form of sampling and limits."""
-    groups = [
-        group_of("sampling", "Sampling", Sampling()),
-        group_of("limits", "Limits", Limits()),
-    ]
-    return {"groups": groups, "values": {}}
 
 
 CLEAR_CHAT_PROMPT = """(mode) => {
@@ -106,6 +76,7 @@ class GeneratePage:
         self.tab = tab
         self.catalog: Catalog = host.catalog
         self.history = history
+        self.form_values = GenerateForm(host)
         self.fastest = FastestPanel(host, experiments)
         with gr.Row(equal_height=False):
             with gr.Column(scale=1, elem_id="pg-side"):
@@ -195,7 +166,7 @@ class GeneratePage:
             [self.target, self.dtype, self.prompt, self.panel, self.tab],
             self.panel,
             [self.target, self.method, self.form.spec],
-            take=self.take,
+            take=self.form_values.of_method,
             begin=self._follow_new,
         )
         for stream in examples:
@@ -247,7 +218,7 @@ class GeneratePage:
             self.expected,
             **QUIET,
         )
-        self.file.listen(self.target, self.fill_from_file, [self.method, self.form.spec])
+        self.file.listen(self.target, self.form_values.of_file, [self.method, self.form.spec])
         self.example.input(
             self.prompts.pick_example, self.example, [self.prompt, self.mode], **QUIET
         )
@@ -457,7 +428,7 @@ class GeneratePage:
 
     def listen_to_links(self, page: gr.Blocks) -> None:
         """Fill the form with what it held, or as the address's run had it; show that run."""
-        read = self.memory.listen(page, self.reopened, self.form_parts)
+        read = self.memory.listen(page, self.form_values.reopened, self.form_parts)
         read.then(self.describe_target, None, self.target_state, **QUIET)
         read.then(self.renew_menu, self.target, self.method, **QUIET)
         followed = read.then(
@@ -476,95 +447,6 @@ class GeneratePage:
             api_name="new_chat",
             **QUIET,
         )
-
-    def reopened(self, memory: Mapping[str, Any], params: Mapping[str, str]) -> list[Any]:
-        """Values of `form_parts`: the link's run, else the browser's memory, else unchanged."""
-        link = link_to("generate", params)
-        if not is_anything(memory) and not link:
-            return [gr.skip() for _ in self.form_parts]
-        if link.get("run") and memory.get("foreign"):
-            run = attempt(
-                lambda: self.of_run(stored_run(self.host.log, read_run_id(link["run"]))),
-                where="opening a run's settings",
-            )
-            if not isinstance(run, Fault):
-                return list(run)
-        picked: dict[str, Any] = {n: link[n] for n in ("target", "method") if n in link}
-        return self._remembered({**memory, **picked})
-
-    def _remembered(self, memory: Mapping[str, Any]) -> list[Any]:
-        """Values of `form_parts` from a browser's memory; the start value for what is invalid."""
-        names = list(self.catalog.targets)
-        target = memory_choice(memory, "target", names, names[0])
-        choices = self.host.menu.choices(target)
-        keys = [key for _, key in choices]
-        key = memory_choice(memory, "method", keys, self.catalog.first_method(target))
-        method = self.catalog.method(key)
-        form, run = memory.get("form"), run_form()
-        old_key = form.get("method") if isinstance(form, dict) else None
-        own = memory_settings(form, "method", partial(config_of, method)) if old_key == key else {}
-        for group, cls in (("sampling", Sampling), ("limits", Limits)):
-            run["values"][group] = memory_settings(
-                memory.get("run_form"), group, partial(settings_from, cls)
-            )
-        return [
-            gr.update(choices=self.catalog.target_choices(), value=target),
-            gr.update(choices=choices, value=key),
-            method_form(method, key, own),
-            memory_choice(memory, "dtype", DTYPES, "auto"),
-            run,
-            memory_choice(memory, "mode", ("chat", "raw"), "chat"),
-            memory_text(memory, "system", MAX_SYSTEM_CHARS),
-            memory_text(
-                {"prompt": self.catalog.first_prompt(), **memory}, "prompt", MAX_PROMPT_CHARS
-            ),
-        ]
-
-    def of_run(self, run: RunDetail) -> tuple[Any, ...]:
-        """Values of `form_parts` that repeat a stored run.
-
-        Raises ConfigError: its target or method is not offered here.
-        """
-        request = request_of(self.catalog, run)
-        form = run_form()
-        form["values"] = {
-            name: {control.name: control.value for control in controls_of(settings)}
-            for name, settings in (("sampling", request.sampling), ("limits", request.limits))
-        }
-        key = nearest_method(self.catalog, request.target.name, run.method_title, request.config)
-        settings = request.config.model_dump(exclude={"decoding_type"})
-        picked = self.take(request.target.name, key, settings)
-        return *picked, request.dtype, form, request.mode, request.system, request.prompt
-
-    def fill_from_file(self, target: Any, config: MethodConfig) -> tuple[Any, Any]:
-        """Values of method and form for settings from a file.
-
-        Raises ConfigError: the target or the method is not offered here.
-        """
-        name = self.catalog.target(target).name
-        key = nearest_method(self.catalog, name, "", config)
-        return self.take(name, key, config.model_dump(exclude={"decoding_type"}))[1:]
-
-    def take(self, target: str, method: str, settings: dict[str, Any]) -> tuple[Any, Any, Any]:
-        """Values of target, method and form for a method with these settings.
-
-        Raises ConfigError: target or method is not offered here.
-        """
-        choices = self.host.menu.choices(self.catalog.target(target).name)
-        picked = self.catalog.method(method)
-        changes = changed_controls(picked.config.replace(**settings), picked.config)
-        form = method_form(picked, method, changes)
-        return target, gr.update(choices=choices, value=method), form
-
-
-def join_forms(*forms: Any) -> dict[str, Any]:
-    """The groups of several forms in one; `read_request` checks them."""
-    values: dict[str, Any] = {}
-    for form in forms:
-        groups = form.get("values") if isinstance(form, dict) else None
-        if isinstance(groups, dict):
-            values |= groups
-    return {"values": values}
 
 
 def progress_text(status: dict[str, Any]) -> str:

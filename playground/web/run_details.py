@@ -126,7 +126,7 @@ class OpenRun:
 
         def take(run_id: str) -> tuple[Any, ...]:
             values = attempt(
-                lambda: generate.of_run(stored_run(self.host.log, read_run_id(run_id))),
+                lambda: generate.form_values.of_run(stored_run(self.host.log, read_run_id(run_id))),
                 where="opening a run in Generate",
             )
             if isinstance(values, Fault):

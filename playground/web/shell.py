@@ -90,7 +90,12 @@ def build_shell(host: EngineHost, log: RunLog) -> gr.Blocks:
         sweep.listen(tabs, generate)
         picked = [generate.target, generate.method, generate.form.spec]
         generate.fastest.listen_to_leads(
-            tabs, picked, generate.take, tree.component, deploy.open, deploy.outputs
+            tabs,
+            picked,
+            generate.form_values.of_method,
+            tree.component,
+            deploy.open,
+            deploy.outputs,
         )
         deploy.listen_to_links(page)
         deploy.listen_to_use(tabs, generate)

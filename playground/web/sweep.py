@@ -194,7 +194,7 @@ class SweepPage(ExperimentPage):
             start = self.catalog.method(method).config.model_dump(mode="json")
             own = report.config(number_of(trial)).model_dump(mode="json")
             changed = {key: value for key, value in own.items() if start.get(key) != value}
-            filled = generate.take(report.plan.target.name, method, changed)
+            filled = generate.form_values.of_method(report.plan.target.name, method, changed)
             return {tabs: switch_to("generate"), **dict(zip(form, filled, strict=True))}
 
         form = [generate.target, generate.method, generate.form.spec]

@@ -77,7 +77,7 @@ class TreePage:
 
         def fill(where: str, used: TreeChoice) -> tuple[Any, ...]:
             if where == "generate":
-                return generate.take(used.target, used.method, used.settings)
+                return generate.form_values.of_method(used.target, used.method, used.settings)
             choices = compare.host.menu.choices(used.target)
             return used.target, gr.update(choices=choices, value=used.method), used.form
 

@@ -138,17 +138,21 @@ def test_the_form_comes_back_as_it_was_kept_or_as_the_address_s_run_had_it(
         "mode": "raw",
         "prompt": "Unsent.",
     }
-    target, method, form, dtype, _, mode, system, prompt = page.reopened(kept, {})
+    target, method, form, dtype, _, mode, system, prompt = page.form_values.reopened(kept, {})
     picked = (target["value"], method["value"], dtype, mode)
     assert picked == ("tiny", "scripted", "auto", "raw")
     assert form["values"] == {"method": {"max_draft_len": 3}}
     assert (system, prompt) == ("", "Unsent.")
     run = finished(start(host, prompt="Asked.", limits={"max_new_tokens": "7"}))
     address = {"tab": "generate", "run": run.log_id or ""}
-    *_, run_form, mode, system, prompt = page.reopened({**kept, "foreign": True}, address)
+    *_, run_form, mode, system, prompt = page.form_values.reopened(
+        {**kept, "foreign": True}, address
+    )
     assert run_form["values"]["limits"]["max_new_tokens"] == 7
     assert (mode, prompt) == ("chat", "Asked.")
-    assert page.reopened(kept, address)[-1] == "Unsent.", "a reload: what was typed since"
+    assert page.form_values.reopened(kept, address)[-1] == "Unsent.", (
+        "a reload: what was typed since"
+    )
 
 
 @pytest.mark.parametrize("tab", [None, "", 3, {"a": 1}, "x" * 65])

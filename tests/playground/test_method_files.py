@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -14,7 +13,7 @@ from engine.drafters import parse_method
 from engine.errors import ConfigError
 from playground.host.catalog import Catalog
 from playground.host.methods import choose_method, read_method
-from playground.web.generate import GeneratePage
+from playground.web.generate_form import GenerateForm
 
 EAGLE3 = {"decoding_type": "Eagle3", "speculative_model": "/path/to/eagle3"}
 
@@ -101,14 +100,11 @@ def test_what_nobody_wrote_is_one_sentence(tmp_path: Path, text: str, words: str
 
 def test_the_page_takes_the_same_file_and_shows_it_in_the_form() -> None:
     """`MethodFile` hands what it read to this; a preset of the same settings is picked."""
-    page: Any = SimpleNamespace(catalog=Catalog.shipped(), host=SimpleNamespace(menu=NO_MENU))
-    page.take = partial(GeneratePage.take, page)
+    host: Any = SimpleNamespace(catalog=Catalog.shipped(), menu=NO_MENU)
     text = "speculative_config:\n  decoding_type: NGram\n  max_draft_len: 4\n"
     config, remarks = read_method(f"{text}  max_concurrency: 4\n", where="the file")
     assert remarks == ("ignored: max_concurrency has no effect on drafting.",)
-    picked, form = GeneratePage.fill_from_file(
-        cast(GeneratePage, page), "smollm2-135m-instruct", config
-    )
+    picked, form = GenerateForm(host).of_file("smollm2-135m-instruct", config)
     assert picked["value"] == "type:NGram" == form["method"]
     assert form["values"]["method"] == {"max_draft_len": 4}
     with pytest.raises(ConfigError, match="max_draft_length.*did you mean max_draft_len"):

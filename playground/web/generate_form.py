@@ -1,0 +1,148 @@
+"""Values of the Generate page's form: of a method, a stored run, a file, this browser's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import gradio as gr
+
+from engine.config import Limits, Sampling
+from engine.drafters.method import MethodConfig
+from playground.errors import Fault, attempt
+from playground.host.catalog import Method
+from playground.host.controls import changed_controls, controls_of, group_of, settings_from
+from playground.host.request import (
+    DTYPES,
+    MAX_PROMPT_CHARS,
+    MAX_SYSTEM_CHARS,
+    config_of,
+    read_run_id,
+)
+from playground.host.runner import EngineHost
+from playground.runs.again import nearest_method, request_of
+from playground.runs.details import stored_run
+from playground.web.address import link_to
+from playground.web.memory import is_anything, memory_choice, memory_settings, memory_text
+from storage import RunDetail
+
+NUM_PARTS = 8
+
+
+def method_form(
+    method: Method, key: str, values: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The form of a method's settings; `values` are of the controls that differ from these."""
+    config = method.config
+    group = group_of("method", type(config).title, config, note=method.summary, values=values)
+    return {"groups": [group], "values": {"method": values} if values else {}, "method": key}
+
+
+def run_form() -> dict[str, Any]:
+    """The form of sampling and limits."""
+    groups = [
+        group_of("sampling", "Sampling", Sampling()),
+        group_of("limits", "Limits", Limits()),
+    ]
+    return {"groups": groups, "values": {}}
+
+
+def join_forms(*forms: Any) -> dict[str, Any]:
+    """The groups of several forms in one; `read_request` checks them."""
+    values: dict[str, Any] = {}
+    for form in forms:
+        groups = form.get("values") if isinstance(form, dict) else None
+        if isinstance(groups, dict):
+            values |= groups
+    return {"values": values}
+
+
+class GenerateForm:
+    """Values of the components that make up the form, in this order.
+
+    Target, method, the method's form, dtype, the form of sampling and limits, prompt format, system
+    prompt, prompt.
+    """
+
+    def __init__(self, host: EngineHost) -> None:
+        self._host, self._catalog = host, host.catalog
+
+    def reopened(self, memory: Mapping[str, Any], params: Mapping[str, str]) -> list[Any]:
+        """Values of the link's run, else the browser's memory, else unchanged."""
+        link = link_to("generate", params)
+        if not is_anything(memory) and not link:
+            return [gr.skip()] * NUM_PARTS
+        if link.get("run") and memory.get("foreign"):
+            run = attempt(
+                lambda: self.of_run(stored_run(self._host.log, read_run_id(link["run"]))),
+                where="opening a run's settings",
+            )
+            if not isinstance(run, Fault):
+                return list(run)
+        picked: dict[str, Any] = {n: link[n] for n in ("target", "method") if n in link}
+        return self._remembered({**memory, **picked})
+
+    def _remembered(self, memory: Mapping[str, Any]) -> list[Any]:
+        """Values from a browser's memory; the start value for what is invalid."""
+        names = list(self._catalog.targets)
+        target = memory_choice(memory, "target", names, names[0])
+        choices = self._host.menu.choices(target)
+        keys = [key for _, key in choices]
+        key = memory_choice(memory, "method", keys, self._catalog.first_method(target))
+        method = self._catalog.method(key)
+        form, run = memory.get("form"), run_form()
+        old_key = form.get("method") if isinstance(form, dict) else None
+        own = memory_settings(form, "method", partial(config_of, method)) if old_key == key else {}
+        for group, cls in (("sampling", Sampling), ("limits", Limits)):
+            run["values"][group] = memory_settings(
+                memory.get("run_form"), group, partial(settings_from, cls)
+            )
+        return [
+            gr.update(choices=self._catalog.target_choices(), value=target),
+            gr.update(choices=choices, value=key),
+            method_form(method, key, own),
+            memory_choice(memory, "dtype", DTYPES, "auto"),
+            run,
+            memory_choice(memory, "mode", ("chat", "raw"), "chat"),
+            memory_text(memory, "system", MAX_SYSTEM_CHARS),
+            memory_text(
+                {"prompt": self._catalog.first_prompt(), **memory}, "prompt", MAX_PROMPT_CHARS
+            ),
+        ]
+
+    def of_run(self, run: RunDetail) -> tuple[Any, ...]:
+        """Values that repeat a stored run.
+
+        Raises ConfigError: its target or method is not offered here.
+        """
+        request = request_of(self._catalog, run)
+        form = run_form()
+        form["values"] = {
+            name: {control.name: control.value for control in controls_of(settings)}
+            for name, settings in (("sampling", request.sampling), ("limits", request.limits))
+        }
+        key = nearest_method(self._catalog, request.target.name, run.method_title, request.config)
+        settings = request.config.model_dump(exclude={"decoding_type"})
+        picked = self.of_method(request.target.name, key, settings)
+        return *picked, request.dtype, form, request.mode, request.system, request.prompt
+
+    def of_file(self, target: Any, config: MethodConfig) -> tuple[Any, Any]:
+        """Values of method and form for settings from a file.
+
+        Raises ConfigError: the target or the method is not offered here.
+        """
+        name = self._catalog.target(target).name
+        key = nearest_method(self._catalog, name, "", config)
+        return self.of_method(name, key, config.model_dump(exclude={"decoding_type"}))[1:]
+
+    def of_method(self, target: str, method: str, settings: dict[str, Any]) -> tuple[Any, Any, Any]:
+        """Values of target, method and form for a method with these settings.
+
+        Raises ConfigError: target or method is not offered here.
+        """
+        choices = self._host.menu.choices(self._catalog.target(target).name)
+        picked = self._catalog.method(method)
+        changes = changed_controls(picked.config.replace(**settings), picked.config)
+        form = method_form(picked, method, changes)
+        return target, gr.update(choices=choices, value=method), form
