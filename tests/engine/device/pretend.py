@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.utils.backend_registration import (
+    _DummyBackendModule,
     _DummyDeviceGuard,
     _DummyPrivateUse1Hook,
     _setup_privateuseone_for_python_backend,
@@ -112,12 +113,19 @@ class PretendTensor(Tensor):
         return _run(func, args, kwargs or {})
 
 
+class _Module(_DummyBackendModule):
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.bfloat16]
+
+
 @functools.cache
 def _device() -> torch.device:
     """Registers it."""
     # torch's own objects for these, kept here: it holds pointers to them, not references.
     hook, guard = _DummyPrivateUse1Hook(), _DummyDeviceGuard()
-    _setup_privateuseone_for_python_backend("pretend", hook=hook, device_guard=guard)
+    _setup_privateuseone_for_python_backend(
+        "pretend", backend_module=_Module(), hook=hook, device_guard=guard
+    )
     everything = torch.library.Library("_", "IMPL")
     everything.fallback(lambda func, *args, **named: _run(func, args, named), "PrivateUse1")
     aten = torch.library.Library("aten", "IMPL")
