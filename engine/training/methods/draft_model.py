@@ -94,6 +94,7 @@ class DraftModelStudent(Student):
         config._attn_implementation = "sdpa"
         self.model = LlamaForCausalLM(config)
         self.to(target.device)
+        self.model.tie_weights()  # some devices make parameters anew, and two of one
         self._begin()
 
     @torch.no_grad()

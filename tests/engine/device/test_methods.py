@@ -120,14 +120,7 @@ def test_recurrent_states_are_rolled_back_without_waiting(
             assert_waits(result.logs)
 
 
-UNEXPLAINED = pytest.mark.xfail(
-    strict=True, reason="a draft model's first loss differs from the CPU's, 7.11 against 9.39"
-)
-
-
-@pytest.mark.parametrize(
-    "method", [pytest.param(m, marks=UNEXPLAINED) if m == "draft_target" else m for m in TRAINED]
-)
+@pytest.mark.parametrize("method", TRAINED)
 def test_a_training_step_is_the_cpus(method: str, device: torch.device, tmp_path: Path) -> None:
     own = learnable_target()
     *_, corpus = grow(own, tmp_path / "corpus", num_tokens=1200, rows=8)
