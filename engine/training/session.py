@@ -10,7 +10,7 @@ import os
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
@@ -35,6 +35,8 @@ from engine.training.packs import FeatureStore
 from engine.training.recipe import TrainSettings
 from engine.training.trainer import Trainer, TrainMetrics
 
+LOOK_PACKS = 2
+"""Packs of held-out dialogues that are ranked between two evaluations."""
 LOG_ENTRIES = 120
 """Approximate number of evenly spaced entries of the training log on a card."""
 
@@ -112,22 +114,30 @@ def score(
     Raises DrafterError: the drafter does not fit the target.
     """
     limits = Limits(max_new_tokens=max_new_tokens)
-    where: dict[str, Any] = {"device": str(target.device), "cache_dir": cache_dir}
     runs: dict[str, list[Metrics]] = defaultdict(list)
-    with ExitStack() as stack:
-
-        def load(spec: TargetSpec) -> Target:
-            companion = load_target(spec, dtype=target.companion_dtype, **where)
-            return stack.enter_context(closing(companion))
-
-        context = BuildContext(target, TargetSpec.of_path_or_hub, load)
-        drafter = stack.enter_context(closing(config.build(context)))
+    with (
+        build_context(target, cache_dir) as context,
+        closing(config.build(context)) as drafter,
+    ):
         for question in questions:
             run = measure(decode(target, drafter, question.prompt_ids, limits=limits))
             runs[question.category].append(run)
     runs_by_category = dict(sorted(runs.items()))
     runs_by_category["overall"] = list(chain.from_iterable(runs_by_category.values()))
     return {category: Score.of(runs) for category, runs in runs_by_category.items()}
+
+
+@contextmanager
+def build_context(target: Target, cache_dir: Path) -> Iterator[BuildContext]:
+    """What drafters on a target are built with; models that they load are freed at the end."""
+    where: dict[str, Any] = {"device": str(target.device), "cache_dir": cache_dir}
+    with ExitStack() as stack:
+
+        def load(spec: TargetSpec) -> Target:
+            companion = load_target(spec, dtype=target.companion_dtype, **where)
+            return stack.enter_context(closing(companion))
+
+        yield BuildContext(target, TargetSpec.of_path_or_hub, load)
 
 
 def lines(scores: Mapping[str, Score]) -> Iterator[str]:
@@ -203,6 +213,7 @@ def card(
         },
         "settings": plain,
         "steps": trainer.step,
+        "num_tokens_read": round(trainer.num_train_tokens * settings.epochs),
         "seconds": round(trainer.seconds, 1),
         "versions": versions(),
         "training_log": [e for i, e in enumerate(log) if i % every == 0 or e is log[-1]],
@@ -222,6 +233,8 @@ def _markdown(values: Mapping[str, Any], scores: Mapping[str, Score]) -> str:
         for depth, ranks in enumerate(rates, start=1)
     ]
     table, rows_text = "\n".join(lines(scores)), "\n".join(rows)
+    loss = values["training_log"][-1]["loss"]
+    settings = "; ".join(f"{name} {value}" for name, value in values["settings"].items())
     return f"""\
 # {values["method"]} drafter for {values["target"]}
 
@@ -229,7 +242,8 @@ def _markdown(values: Mapping[str, Any], scores: Mapping[str, Score]) -> str:
 
 Trained by self-distillation on {data["num_tokens"]:,} tokens in {data["num_dialogues"]:,} \
 dialogues ({data["num_answer_tokens"]:,} tokens of answers) with the target's own answers: \
-{shares}. {values["steps"]:,} steps, seed {values["settings"]["seed"]}.
+{shares}. {values["steps"]:,} steps over {values["num_tokens_read"]:,} tokens in \
+{values["seconds"] / 60:.1f} minutes; last loss {loss:.3f}.
 
 Acceptance when decoding greedily, on prompts that were not trained on \
 (MAT = 1 + accepted draft tokens / steps):
@@ -241,6 +255,8 @@ How often each rank is right along the true text, per depth, on held-out dialogu
 | depth | rank 0 | rank 1 | rank 2 | rank 3 | ranks 0–9 |
 |---|---|---|---|---|---|
 {rows_text}
+
+Settings: {settings}.
 
 Made with {made_with}.
 """
@@ -259,6 +275,17 @@ class SessionSettings(Settings):
     evals: int = Field(
         1, ge=1, le=100, description="how many times MAT is measured, evenly over the run"
     )
+    looks: int = Field(
+        0, ge=0, le=1000, description="how many times held-out texts are ranked, evenly over it"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """Per depth, how often each rank is right on held-out dialogues after so many steps."""
+
+    step: int
+    rates: tuple[tuple[float, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,8 +305,12 @@ def train(
     *,
     cache_dir: Path,
     eval_prompts: Sequence[GivenPrompt] = (),
-) -> Generator[TrainMetrics | Evaluation]:
+    report_every: int = 20,
+) -> Generator[TrainMetrics | HeldOut | Evaluation]:
     """Train one drafter into `output`, or resume the run there.
+
+    Args:
+        report_every: optimizer steps between two metrics.
 
     Raises ConfigError: the corpus does not fit, or the run in `output` has other settings.
     """
@@ -292,12 +323,17 @@ def train(
         corpus, trainer.held_out, settings.eval_prompts, settings.eval_tokens
     )
     marks = {round(trainer.num_steps * (i + 1) / settings.evals) for i in range(settings.evals)}
+    looks = {round(trainer.num_steps * (i + 1) / settings.looks) for i in range(settings.looks)}
     how: dict[str, Any] = {"cache_dir": cache_dir, "max_new_tokens": settings.eval_tokens}
-    steps = trainer.steps(stops=marks)
+    steps = trainer.steps(stops=marks | looks, report_every=report_every)
     # Closing the steps saves a run that is broken off.
     with closing(trainer), closing(steps):
         for metrics in steps:
             yield metrics
+            if metrics.step in looks:
+                with trainer.average.applied():
+                    rates = trainer.held_out_rates(LOOK_PACKS)
+                yield HeldOut(trainer.step, rates)
             if metrics.step in marks and metrics.step < trainer.num_steps:
                 yield Evaluation(trainer.step, evaluate(trainer, output, questions, **how))
         yield Evaluation(trainer.step, evaluate(trainer, output, questions, **how))

@@ -231,11 +231,11 @@ class Trainer:
         return self._order[1][place]
 
     @torch.no_grad()
-    def held_out_rates(self) -> tuple[tuple[float, ...], ...]:
-        """Per depth, how often each rank is right on held-out dialogues."""
+    def held_out_rates(self, packs: int = HELD_OUT_PACKS) -> tuple[tuple[float, ...], ...]:
+        """Per depth, how often each rank is right on held-out dialogues, of at most `packs`."""
         tally = _Tally()
-        packs = arrange(self.held_out, self.settings.pack_tokens, self.settings.seed)
-        for entries in packs[:HELD_OUT_PACKS]:
+        arranged = arrange(self.held_out, self.settings.pack_tokens, self.settings.seed)
+        for entries in arranged[:packs]:
             tally.add(self._loss_of(entries, None))
         return tally.rates
 

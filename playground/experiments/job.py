@@ -12,14 +12,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 from engine.drafters.base import BuildContext
 from engine.errors import ConfigError, PlaygroundError, TargetError
+from engine.model.sources import TargetSpec
 from engine.model.target import Target
 from playground.errors import Fault, attempt
 from playground.experiments.finished import FinishedRequest
-from playground.experiments.plan import Workload
 from playground.host.live import LiveRun
 from playground.host.runner import ClosingError, EngineHost, QueueFullError
 from storage import StorageError
@@ -202,6 +202,15 @@ class Jobs:
             job.over.wait()
 
 
+class OnTarget(Protocol):
+    """Work on a target: which one, and in which dtype."""
+
+    @property
+    def target(self) -> TargetSpec: ...
+    @property
+    def dtype(self) -> str: ...
+
+
 class BrokenOffError(PlaygroundError):
     """A measurement broke off for a reason that nobody foresaw; others may do."""
 
@@ -209,7 +218,7 @@ class BrokenOffError(PlaygroundError):
 def submit(
     host: EngineHost,
     job: Job,
-    workload: Workload,
+    workload: OnTarget,
     measure: Callable[[BuildContext], Result],
     *,
     check: Callable[[Target], None] = lambda target: None,

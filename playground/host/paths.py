@@ -24,5 +24,10 @@ def suites() -> Path:
     return platformdirs.user_data_path(APP, appauthor=False) / "suites"
 
 
+def training() -> Path:
+    """Trained drafters, and the texts that they learned from."""
+    return platformdirs.user_data_path(APP, appauthor=False) / "training"
+
+
 def run_log() -> Path:
     return platformdirs.user_data_path(APP, appauthor=False) / "runs.sqlite3"

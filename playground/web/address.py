@@ -13,7 +13,7 @@ from typing import Any
 
 import gradio as gr
 
-PERMALINKS = ("compare", "tree", "benchmark", "sweep", "deploy")
+PERMALINKS = ("compare", "tree", "benchmark", "sweep", "train", "deploy")
 """Parameters that open the tab of the same name. `run` opens Runs, and `runs` Runs or Compare."""
 ADDRESS_JS = """(...values) => {
   const query = Object.fromEntries(%(names)s.map((name, i) => [name, values[i]]));

@@ -39,6 +39,8 @@ class ExperimentPage(ABC):
 
     Attributes:
         name: of its tab, and of its parameter in the page's address.
+        start_title: of the button that starts one; by default made of the name.
+        on_cluster: whether it can run on a Ray cluster.
         fields: components of the form by name.
         parts: components of the report.
         choosers: of these, those by which a person chooses what it shows.
@@ -46,6 +48,8 @@ class ExperimentPage(ABC):
 
     name: ClassVar[str]
     empty: ClassVar[str]
+    start_title: ClassVar[str] = ""
+    on_cluster: ClassVar[bool] = True
     fields: dict[str, Any]
     parts: list[Any]
     choosers: list[Any]
@@ -103,6 +107,10 @@ class ExperimentPage(ABC):
             titles.append((f"{one.name} · {status} · {one.created_at:%d %b %H:%M}", one.id))
         return titles
 
+    def end(self, key: str) -> None:
+        """Stop one."""
+        self.experiments.stop(key)
+
     def outlook(self, values: Mapping[str, Any]) -> str:
         """What the form would run, and for how long; raises a sentence if it cannot."""
         plan = self.plan(values)
@@ -134,7 +142,13 @@ class ExperimentPage(ABC):
     def _foot(self, clusters: Sequence[str]) -> None:
         """Under the form: where to run it, and the button that starts it."""
         places = [("This process", ""), *((PLACES.get(a, f"Ray at {a}"), a) for a in clusters)]
-        self.place = gr.Dropdown(places, value="", label="Run on", elem_id=f"pg-{self.name}-place")
+        self.place = gr.Dropdown(
+            places,
+            value="",
+            label="Run on",
+            visible=self.on_cluster,
+            elem_id=f"pg-{self.name}-place",
+        )
         self.num_workers = gr.Number(
             None,
             label="Workers",
@@ -147,7 +161,9 @@ class ExperimentPage(ABC):
         self.fields |= {"place": self.place, "workers": self.num_workers}
         self.message = gr.HTML(elem_id=f"pg-{self.name}-outlook")
         self.start = gr.Button(
-            f"Start {self.name}", variant="primary", elem_id=f"pg-{self.name}-start"
+            self.start_title or f"Start {self.name}",
+            variant="primary",
+            elem_id=f"pg-{self.name}-start",
         )
 
     def _bar(self) -> None:
@@ -179,7 +195,7 @@ class ExperimentPage(ABC):
         for look in looks:
             look(self.look, self.inputs, self.outputs, **RAW)
         self.picker.change(None, self.picker, None, js=address_js(self.name, self.name), **RAW)
-        self.stop.click(self.acting(self.experiments.stop), self.inputs, self.outputs, **RAW)
+        self.stop.click(self.acting(self.end), self.inputs, self.outputs, **RAW)
         placed = [self.place, self.num_workers]
         self.resume.click(self._resume, [*placed, *self.inputs], self.outputs, **RAW)
         self.place.change(_show_workers, self.place, self.num_workers, **RAW)

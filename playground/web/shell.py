@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import gradio as gr
 
 from playground.experiments.service import Experiments
 from playground.host.runner import EngineHost
 from playground.host.stream import History
+from playground.training.service import Trainings
 from playground.web.address import tab_switch
 from playground.web.benchmark import BenchmarkPage
 from playground.web.compare import ComparePage
@@ -20,6 +22,7 @@ from playground.web.memory import tab_identity
 from playground.web.palette import Palette
 from playground.web.runs import RunsPage
 from playground.web.sweep import SweepPage
+from playground.web.train import TrainPage
 from playground.web.tree import TreePage
 from storage import RunLog
 
@@ -40,8 +43,8 @@ def _heading(html: str) -> None:
     gr.HTML(html, padding=False, elem_classes="pg-heading")
 
 
-def build_shell(host: EngineHost, log: RunLog) -> gr.Blocks:
-    """All pages as tabs of one Blocks."""
+def build_shell(host: EngineHost, log: RunLog, trained: Path | None = None) -> gr.Blocks:
+    """All pages as tabs of one Blocks; `trained`: folder of trained drafters."""
     history, experiments = History(host.runs, log), Experiments(host)
     page: gr.Blocks
     with gr.Blocks(
@@ -61,6 +64,8 @@ def build_shell(host: EngineHost, log: RunLog) -> gr.Blocks:
                 bench = BenchmarkPage(host, experiments, tab)
             with _page("Sweep") as tab:
                 sweep = SweepPage(host, experiments, tab)
+            with _page("Train") as tab:
+                train = TrainPage(host, experiments, Trainings(host, trained), tab)
             with _page("Runs"):
                 runs = RunsPage(host, history, tab_id)
             with _page("Deploy") as tab:
@@ -69,6 +74,12 @@ def build_shell(host: EngineHost, log: RunLog) -> gr.Blocks:
                 ConnectPage(host.catalog, log)
 
         pickers = [compare.target, bench.target, sweep.fields["target"], deploy.target]
+        pickers.append(train.target)
+        menus = [(generate.target, generate.method, host.menu.choices)]
+        menus += [(compare.target, method, host.menu.choices) for method in compare.methods]
+        drafting = [(bench.target, bench.adder), (sweep.target, sweep.method)]
+        drafting.append((deploy.target, deploy.method))
+        menus += [(target, method, host.menu.drafting) for target, method in drafting]
         generate.listen_to_opener(page, pickers)
         generate.listen_to_links(page)
         generate.fastest.listen_to_page(page)
@@ -97,6 +108,8 @@ def build_shell(host: EngineHost, log: RunLog) -> gr.Blocks:
             deploy.open,
             deploy.outputs,
         )
+        train.listen_to_links(page)
+        train.listen(page, tabs, generate, compare, menus)
         deploy.listen_to_links(page)
         deploy.listen_to_use(tabs, generate)
         Palette(tabs, generate, runs)

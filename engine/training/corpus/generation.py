@@ -52,8 +52,8 @@ class BatchGenerator:
         self._uniforms = torch.zeros(rows, max_len, device=target.device)
 
     @torch.inference_mode()
-    def run(self, specs: Iterator[DialogueSpec]) -> Iterator[Dialogue]:
-        """Yield dialogues as they finish, until `specs` are used up."""
+    def run(self, specs: Iterator[DialogueSpec]) -> Iterator[Dialogue | None]:
+        """Yield dialogues as they finish, and None after every step, until `specs` are used up."""
         rows = self._rows = [None] * len(self._rows)
         # Where beginnings need a forward of their own, some rows are admitted together.
         refill = 1 if self._batch.mixes_lengths else max(1, min(64, len(rows) // 8))
@@ -70,6 +70,7 @@ class BatchGenerator:
                 if row.finished:
                     rows[i] = None
                     yield row.dialogue()
+            yield None
 
     def _admit(self, free: list[int], specs: Iterator[DialogueSpec]) -> bool:
         """Give free rows the next dialogues; False when none is left."""

@@ -134,6 +134,7 @@ def grow(
     num_tokens: int,
     rows: int | None = None,
     prompts: Sequence[GivenPrompt] = (),
+    every_step: bool = False,
 ) -> Generator[Corpus, None, None]:
     """Extend a corpus to `num_tokens`; yields after every dialogue.
 
@@ -143,6 +144,7 @@ def grow(
 
     Args:
         rows: dialogues written at a time; None = as memory allows.
+        every_step: yield after every step of the target as well, for callers that take turns.
 
     Raises ConfigError, PromptError: the corpus is another target's, or the target cannot chat.
     """
@@ -160,6 +162,10 @@ def grow(
         generator = BatchGenerator(target, rows=rows, max_len=settings.max_len)
         specs = dialogue_specs(chat, settings, templates, prompts, done)
         for dialogue in _in_order(generator, specs):
+            if dialogue is None:
+                if every_step:
+                    yield writer.corpus
+                continue
             if not dialogue.spans:
                 continue
             writer.append(dialogue)
@@ -169,8 +175,10 @@ def grow(
                 return
 
 
-def _in_order(generator: BatchGenerator, specs: Iterator[DialogueSpec]) -> Iterator[Dialogue]:
-    """Dialogues in the order of `specs`; they finish in another."""
+def _in_order(
+    generator: BatchGenerator, specs: Iterator[DialogueSpec]
+) -> Iterator[Dialogue | None]:
+    """Dialogues in the order of `specs`; they finish in another. None after every step."""
     numbers: deque[int] = deque()
     finished: dict[int, Dialogue] = {}
 
@@ -180,6 +188,9 @@ def _in_order(generator: BatchGenerator, specs: Iterator[DialogueSpec]) -> Itera
             yield spec
 
     for dialogue in generator.run(numbered()):
+        if dialogue is None:
+            yield None
+            continue
         finished[dialogue.spec.number] = dialogue
         while numbers and numbers[0] in finished:
             yield finished.pop(numbers.popleft())

@@ -7,7 +7,7 @@
 const queries = {};
 /** The parameter that a reload without the address restores, by tab. */
 const REMEMBERED = { generate: "run", compare: "compare" };
-const PERMALINKS = ["compare", "tree", "benchmark", "sweep", "deploy"];
+const PERMALINKS = ["compare", "tree", "benchmark", "sweep", "train", "deploy"];
 
 /** The tab that an address opens, by the rule of `web/address.py`. */
 export function tabOf(/** @type {URLSearchParams} */ query) {

@@ -1,0 +1,180 @@
+"""A training's folder: the plan, how it stands, its curve; beside them the weights and the card.
+
+    training/plan.json        what is trained
+    training/standing.json    how far it is, or how it ended
+    training/curve.jsonl      losses, ranks on held-out texts, MAT and speed, line by line
+    training/training.pt      the trainer's checkpoint
+    card.json, README.md, …   the drafter, from the first evaluation on
+
+A process that dies leaves `running` behind, and a lock that nobody holds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from filelock import FileLock, Timeout
+
+from engine.drafters import parse_method
+from engine.errors import ConfigError
+from engine.model.files import read_settings
+from engine.model.sources import writing
+from engine.safe_text import read_json
+from playground.training.plan import KINDS, TrainPlan
+from presets import MethodPreset
+
+Status = Literal["running", "completed", "cancelled", "failed", "interrupted"]
+CARD = "card.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How far a training is.
+
+    Attributes:
+        seconds: of writing; the trainer counts its own.
+        corpus_tokens: written so far, or found.
+        text: the newest text of the target.
+        num_steps: 0 until the texts are written.
+    """
+
+    status: Status = "running"
+    began: float = field(default_factory=time.time)
+    phase: str = "waiting"
+    seconds: float = 0.0
+    corpus_tokens: int = 0
+    text: str = ""
+    step: int = 0
+    num_steps: int = 0
+    left_s: float | None = None
+    error: str = ""
+
+
+class TrainingFolder:
+    """Reads and writes one training's files; several processes may read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._own = path / "training"
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def exists(self) -> bool:
+        return (self._own / "plan.json").is_file()
+
+    # ---- the plan
+
+    @property
+    def plan(self) -> TrainPlan:
+        """Raises ConfigError, SourceError: there is none, or it is damaged."""
+        return TrainPlan.parse(read_settings(self._own / "plan.json"), where=str(self.path))
+
+    def write_plan(self, plan: TrainPlan) -> None:
+        self._write("plan.json", plan.model_dump_json(indent=2))
+
+    # ---- how it stands
+
+    @property
+    def standing(self) -> Standing:
+        """The last standing; `interrupted` where its process has ended without a word."""
+        file = self._own / "standing.json"
+        if not file.is_file():
+            return Standing("interrupted")
+        values = read_settings(file)
+        known = {one.name for one in fields(Standing)}
+        now = Standing(**{key: value for key, value in values.items() if key in known})
+        if now.status == "running" and not self.is_locked:
+            return replace(now, status="interrupted")
+        return now
+
+    def write_standing(self, standing: Standing) -> None:
+        self._write("standing.json", json.dumps(asdict(standing)))
+
+    @property
+    def is_locked(self) -> bool:
+        """Whether a process trains here now."""
+        lock = self._lock()
+        try:
+            with lock.acquire(blocking=False):
+                return False
+        except Timeout:
+            return True
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Hold the folder while this process trains into it.
+
+        Raises ConfigError: another process does.
+        """
+        with writing(self.path):
+            self._own.mkdir(parents=True, exist_ok=True)
+        try:
+            with self._lock().acquire(blocking=False):
+                yield
+        except Timeout as error:
+            raise ConfigError(f"Another process trains into {self.path}. Stop it there.") from error
+
+    def _lock(self) -> FileLock:
+        return FileLock(self._own / "running.lock", thread_local=False)
+
+    # ---- the curve
+
+    def add(self, kind: str, step: int, **values: Any) -> None:
+        """Append a point of the curve."""
+        line = json.dumps({"kind": kind, "step": step, **values})
+        with writing(self.path), (self._own / "curve.jsonl").open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+    def curve(self) -> dict[str, list[dict[str, Any]]]:
+        """The points by kind; those that a resumed training has passed again are replaced."""
+        curve: dict[str, dict[int, dict[str, Any]]] = {}
+        file = self._own / "curve.jsonl"
+        for line in file.read_text(encoding="utf-8").split("\n")[:-1] if file.is_file() else ():
+            point = read_json(line, what=str(file))
+            points = curve.setdefault(point["kind"], {})
+            for later in [step for step in points if step >= point["step"]]:
+                del points[later]
+            points[point["step"]] = point
+        return {kind: list(points.values()) for kind, points in curve.items()}
+
+    # ---- the drafter
+
+    @property
+    def card(self) -> Mapping[str, Any] | None:
+        """None before the first evaluation."""
+        file = self.path / CARD
+        return read_settings(file) if file.is_file() else None
+
+    def preset(self) -> MethodPreset | None:
+        """The drafter as a method of its target; None before the first evaluation."""
+        card = self.card
+        if card is None:
+            return None
+        values = {**card["evaluated_with"], "speculative_model": str(self.path)}
+        mat, number = card["held_out"]["overall"]["mat"], self.name.rpartition("-")[2]
+        return MethodPreset(
+            name=self.name,
+            title=f"{KINDS[card['method']]} {number}, trained here",
+            description=f"MAT {mat:.2f} on held-out texts; {card['num_tokens_read']:,} tokens in "
+            f"{card['seconds'] / 60:.1f} minutes. {self.path}",
+            target=self.plan.target.name,
+            config=parse_method(values, where=str(self.path)),
+        )
+
+    def _write(self, name: str, text: str) -> None:
+        """Replace a file whole."""
+        with writing(self.path):
+            self._own.mkdir(parents=True, exist_ok=True)
+            partial = self._own / f"{name}.partial"
+            partial.write_text(text, encoding="utf-8")
+            os.replace(partial, self._own / name)

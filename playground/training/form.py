@@ -1,0 +1,213 @@
+"""What the Train page's form asks for, and what that will take on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import presets
+from engine.config import Settings
+from engine.errors import ConfigError, one_of
+from engine.formats import plural
+from engine.model.corpus import DIALOGUES
+from engine.model.files import read_settings
+from engine.training.recipe import TrainSettings
+from engine.training.session import SessionSettings
+from playground.experiments.job import about
+from playground.experiments.prompt_files import read_suite_file
+from playground.host.catalog import Catalog
+from playground.host.controls import settings_from
+from playground.host.request import check_size, read_dtype
+from playground.training.folder import CARD
+from playground.training.plan import (
+    KINDS,
+    MAX_PROMPTS,
+    PART_OF_MINUTES,
+    Budget,
+    LearnFrom,
+    TrainPlan,
+    corpus_folder,
+    given_prompts,
+    prompts_of_runs,
+    recipe_of,
+)
+from playground.training.work import Speeds
+from presets import PromptSuite
+from storage import RunLog, RunQuery
+
+PAGE_SESSION = SessionSettings(evals=4, eval_prompts=1, eval_tokens=64, looks=24)
+CORPUS_BYTES, STATE_BYTES = 5, 14
+"""On disk: of a token, and of a parameter with its optimizer's state."""
+WRITING, LEARNING = 3.0, 8.0
+"""Speeds over plain decoding's, before they are measured."""
+
+
+class TrainForm(Settings):
+    """What the page's components hold; settings as their controls hold them.
+
+    Attributes:
+        file: key of an uploaded file of prompts.
+    """
+
+    target: str
+    dtype: str
+    method: str
+    learn_from: LearnFrom
+    file: str | None = None
+    budget: dict[str, Any] = {}
+    training: dict[str, Any] = {}
+    session: dict[str, Any] = {}
+
+    def recipe(self) -> TrainSettings:
+        """Raises ConfigError: naming the invalid setting."""
+        base = recipe_of(self.method, {})
+        return settings_from(type(base), self.training, where="training") if self.training else base
+
+
+def plan_of_form(
+    catalog: Catalog,
+    log: RunLog,
+    corpora: Path,
+    form: Mapping[str, Any],
+    suites: Mapping[str, PromptSuite],
+) -> TrainPlan:
+    """The plan that the form describes; `suites` are the prompt files on offer.
+
+    Raises ConfigError: naming what is wrong.
+    """
+    check_size(dict(form))
+    values = TrainForm.parse(form)
+    target = catalog.target(values.target)
+    one_of("method", values.method, KINDS)
+    if values.learn_from == "runs":
+        prompts = prompts_of_runs(log, target.name)
+    elif values.learn_from == "prompts":
+        if values.file is None:
+            raise ConfigError("Add a file of prompts to learn from.")
+        prompts = given_prompts(suites[one_of("file", values.file, suites)].prompts)
+    else:
+        prompts = ()
+    if len(prompts) > MAX_PROMPTS:
+        raise ConfigError(f"A training takes at most {MAX_PROMPTS} prompts, got {len(prompts)}.")
+    folder = corpus_folder(corpora, target, prompts)
+    if values.learn_from == "shipped" and not folder.is_relative_to(presets.FOLDER):
+        prompts = given_prompts(read_suite_file(presets.FOLDER / "prompts/training.jsonl").prompts)
+    recipe = values.recipe()
+    recipe_of(values.method, recipe.changed)
+    session = settings_from(SessionSettings, values.session) if values.session else PAGE_SESSION
+    budget = settings_from(Budget, values.budget, where="budget") if values.budget else Budget()
+    return TrainPlan(
+        target=target,
+        dtype=read_dtype(values.dtype),
+        method=values.method,
+        learn_from=values.learn_from,
+        corpus=folder,
+        prompts=prompts,
+        budget=budget,
+        seed=recipe.seed,
+        settings=recipe.changed,
+        session=session,
+    )
+
+
+# ---- what it will take
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What a plan will take.
+
+    Attributes:
+        tokens: learned from; `passes` times.
+        written: of these, written first.
+        is_measured: whether the speeds were measured here with this target and method.
+    """
+
+    tokens: int
+    passes: float
+    written: int
+    write_s: float
+    train_s: float
+    disk_mb: float
+    is_measured: bool
+
+
+def costs_of(plan: TrainPlan, log: RunLog, speeds: Speeds, num_parameters: int) -> Costs | None:
+    """What a plan will take, by the speeds of this target here; None while none is known."""
+    known = speeds.read(plan.target.name)
+    query = RunQuery(target=plan.target.name, decoding_type="Autoregressive", limit=1)
+    plain = next((run.tok_s for run in log.rows(query) if run.tok_s), 0.0)
+    write = known.get("write") or WRITING * plain
+    learn = known.get(plan.method) or LEARNING * plain
+    there = _tokens_in(plan.corpus)
+    if not learn or not (write or there):
+        return None
+    tokens, epochs = plan.budget.tokens, plan.recipe.epochs
+    if plan.budget.minutes is not None:
+        left_s = 60 * PART_OF_MINUTES * plan.budget.minutes
+        affordable = left_s * learn / epochs
+        if affordable > there:
+            spare_s = left_s - there * epochs / learn
+            affordable = there + (spare_s / (1 / write + epochs / learn) if write else 0.0)
+        tokens = min(tokens or 10**12, int(affordable))
+    assert tokens is not None
+    written = max(0, tokens - there)
+    size = CORPUS_BYTES * written + STATE_BYTES * num_parameters
+    size += min(plan.session.feature_gib * 2**30, tokens * 2**12)
+    return Costs(
+        tokens,
+        epochs,
+        written,
+        written / write if written else 0.0,
+        tokens * epochs / learn,
+        size / 1e6,
+        plan.method in known and (not written or "write" in known),
+    )
+
+
+def outlook(plan: TrainPlan, catalog: Catalog, log: RunLog, speeds: Speeds) -> str:
+    """What a plan will take and what to expect, in sentences."""
+    cards = list(_cards(plan, catalog))
+    costs = costs_of(plan, log, speeds, int(cards[0]["num_parameters"]) if cards else 0)
+    if costs is None:
+        takes = "Not measured with this target yet: the first steps measure it."
+    else:
+        writing = f"{about(costs.write_s)} of writing ({costs.written:,} tokens), "
+        writing = (writing if costs.written else "no writing, ").capitalize()
+        by = "as measured here" if costs.is_measured else "estimated from plain decoding"
+        takes = (
+            f"{writing}{about(costs.train_s)} of training on {costs.tokens:,} tokens "
+            f"({costs.passes:g} passes), {costs.disk_mb:,.0f} MB of disk; {by}."
+        )
+    if plan.prompts and plan.learn_from != "shipped":
+        takes = f"{plural(len(plan.prompts), 'prompt')} to answer. {takes}"
+    return f"{takes} {_expectation(cards)}"
+
+
+def _expectation(cards: list[Mapping[str, Any]]) -> str:
+    if not cards:
+        return "MAT begins at 1; most of the gain comes with the first million tokens."
+    best = max(cards, key=lambda card: card["held_out"]["overall"]["mat"])
+    data, epochs = best["data"], best["settings"]["epochs"]
+    return (
+        f"For comparison: a head of this kind for this target reached MAT "
+        f"{best['held_out']['overall']['mat']:.2f} after reading "
+        f"{data['num_tokens'] * epochs / 1e6:.1f} million tokens."
+    )
+
+
+def _cards(plan: TrainPlan, catalog: Catalog) -> list[Mapping[str, Any]]:
+    """The cards of drafters of this kind for this target, each once."""
+    own = [one for one in catalog.presets.values() if one.target == plan.target.name]
+    names = dict.fromkeys(getattr(one.config, "speculative_model", None) for one in own)
+    files = [Path(presets.locate(name)) / CARD for name in filter(None, names)]
+    cards = [read_settings(file) for file in files if file.is_file()]
+    return [card for card in cards if card.get("method") == plan.method]
+
+
+def _tokens_in(corpus: Path) -> int:
+    """About how many tokens are written, without reading them."""
+    file = corpus / DIALOGUES
+    return int(file.stat().st_size / CORPUS_BYTES) if file.is_file() else 0

@@ -1,0 +1,160 @@
+"""What is to be trained: the target, the kind of head, the texts, the budget; and what fits it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from pydantic import ConfigDict, model_validator
+
+import presets
+from engine.config import Settings, setting
+from engine.errors import ConfigError
+from engine.model.corpus import MANIFEST
+from engine.model.sources import TargetSpec
+from engine.training.corpus.dialogues import GivenPrompt
+from engine.training.methods import training_settings
+from engine.training.recipe import TrainSettings
+from engine.training.session import SessionSettings
+from playground.training.words import ABOUT
+from presets import Prompt
+from storage import RunLog, RunQuery
+
+LearnFrom = Literal["shipped", "prompts", "runs"]
+KINDS = {
+    "eagle3": "EAGLE-3 head",
+    "eagle": "EAGLE-1/2 head",
+    "medusa": "Medusa heads",
+    "redrafter": "ReDrafter head",
+    "draft_target": "Small draft model",
+}
+"""Trainable methods and their titles."""
+MAX_PROMPTS = 20_000
+MAX_RUNS = 1_000
+PART_OF_MINUTES = 0.9
+"""Of the minutes, what writing and training may take; the rest is for measuring."""
+
+
+class Budget(Settings):
+    """How long a training may take."""
+
+    main_settings: ClassVar[str] = "minutes tokens"
+
+    minutes: float | None = setting(10.0, "Minutes", ABOUT["minutes"], gt=0.0, le=20_160.0)
+    tokens: int | None = setting(None, "Tokens", ABOUT["tokens"], ge=200, le=10**10)
+
+    @model_validator(mode="after")
+    def _limited(self) -> Budget:
+        if self.minutes is None and self.tokens is None:
+            raise ValueError("minutes or tokens must be given")
+        return self
+
+
+class TrainPlan(Settings):
+    """A drafter to train.
+
+    Attributes:
+        corpus: folder of the texts that the target writes.
+        prompts: of people, which the target answers besides those that it makes itself, or alone.
+        eval_prompts: measured on, instead of held-out dialogues.
+        rows: texts written at a time; None = as memory allows.
+        whole_corpus: learn from all of a corpus that has more than `tokens`.
+        fitted: whether the settings fit the budget, as they do once the texts are written.
+    """
+
+    model_config = ConfigDict(strict=False)
+
+    target: TargetSpec
+    dtype: str = "auto"
+    method: str
+    learn_from: LearnFrom = "shipped"
+    corpus: Path
+    prompts: tuple[GivenPrompt, ...] = ()
+    eval_prompts: tuple[GivenPrompt, ...] = ()
+    budget: Budget
+    rows: int | None = None
+    whole_corpus: bool = False
+    seed: int = 0
+    settings: dict[str, Any] = {}
+    session: SessionSettings = SessionSettings()
+    fitted: bool = False
+
+    @property
+    def recipe(self) -> TrainSettings:
+        """Raises ConfigError: no such method, or a setting that it refuses."""
+        return training_settings(self.method, {"seed": self.seed, **self.settings})
+
+    def is_written(self, num_tokens: int, left_s: float, tok_s: float | None) -> bool:
+        """Whether so many tokens are enough to learn from.
+
+        Args:
+            left_s: of the time that writing and training may take.
+            tok_s: how fast it learns; None where that is not known.
+        """
+        budget = self.budget
+        if budget.tokens is not None and num_tokens >= budget.tokens:
+            return True
+        if budget.minutes is None or tok_s is None:
+            return False
+        return num_tokens * self.recipe.epochs / tok_s >= left_s
+
+    def fit(self, num_tokens: int, left_s: float, tok_s: float | None) -> TrainPlan:
+        """The plan with as many passes over so many tokens as its budget allows."""
+        budget, recipe = self.budget, self.recipe
+        epochs = recipe.epochs
+        if budget.tokens is not None and not self.whole_corpus:
+            epochs *= min(1.0, budget.tokens / num_tokens)
+        if budget.minutes is not None and tok_s is not None:
+            most = max(1.0, left_s) * tok_s / num_tokens
+            epochs = most if budget.tokens is None else min(epochs, most)
+        epochs = min(1000.0, max(1e-4, epochs))
+        return self.replace(settings={**self.settings, "epochs": epochs}, fitted=True)
+
+
+# ---- what to learn from
+
+
+def given_prompts(prompts: Iterable[Prompt]) -> tuple[GivenPrompt, ...]:
+    """The users' turns of prompts."""
+    return tuple(GivenPrompt(one.category, one.turns) for one in prompts)
+
+
+def prompts_of_runs(log: RunLog, target: str) -> tuple[GivenPrompt, ...]:
+    """The prompts of the log's newest runs of a target, each once.
+
+    Raises ConfigError: there are none.
+    """
+    rows = log.rows(RunQuery(target=target, limit=MAX_RUNS))
+    newest = {row.prompt_id: row.id for row in reversed(rows)}
+    runs = filter(None, (log.get(run_id) for run_id in newest.values()))
+    texts = dict.fromkeys(run.prompt_text for run in runs if run.prompt_text.strip())
+    if not texts:
+        raise ConfigError(f"The log has no run of {target}. Generate something with it first.")
+    return tuple(GivenPrompt("runs", (text,)) for text in texts)
+
+
+def corpus_folder(folder: Path, target: TargetSpec, prompts: Sequence[GivenPrompt]) -> Path:
+    """The corpus of a target's texts: the shipped one, or one of its own per set of prompts."""
+    shipped = presets.FOLDER / "corpora" / target.name
+    if not prompts and (shipped / MANIFEST).is_file():
+        return shipped
+    key = hashlib.sha256(repr((target.name, prompts)).encode()).hexdigest()[:8]
+    return folder / f"{slug(target.name)}-{key}"
+
+
+def slug(name: str) -> str:
+    """A name as part of a folder's name."""
+    kept = (c.lower() if c.isalnum() and c.isascii() else "-" for c in Path(name).name)
+    return "".join(kept).strip("-")[:48] or "target"
+
+
+def recipe_of(method: str, values: Mapping[str, Any]) -> TrainSettings:
+    """As `training_settings`, for values from the page, which may name no weights.
+
+    Raises ConfigError: it does.
+    """
+    if values.get("begin_with"):
+        raise ConfigError("begin_with can be set on the command line only.")
+    return training_settings(method, values)

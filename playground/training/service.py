@@ -1,0 +1,245 @@
+"""The trainings of one server: started, watched, stopped, resumed; their drafters as methods."""
+
+from __future__ import annotations
+
+import re
+import threading
+import zipfile
+from collections.abc import Generator, Mapping, Sequence
+from concurrent.futures import CancelledError
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.drafters.base import BuildContext
+from engine.errors import ConfigError, PlaygroundError
+from playground.experiments.job import Job, Jobs, Progress, State, submit
+from playground.host import paths
+from playground.host.runner import EngineHost
+from playground.training.folder import CARD, Standing, TrainingFolder
+from playground.training.plan import TrainPlan, slug
+from playground.training.work import Event, Speeds, TrainingWork
+from storage import StorageError
+
+NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,99}")
+EXPORTED = ("*.json", "*.safetensors", "README.md", "tokenizer*", "*.txt", "*.jinja", "*.model")
+
+
+class Session:
+    """A training's work on one loaded target, from turn to turn; freed with the target."""
+
+    def __init__(self, events: Generator[Event]) -> None:
+        self._events = events
+        self._lock = threading.Lock()
+
+    def next(self) -> Event | None:
+        """The next step's event; None at the end."""
+        with self._lock:
+            return next(self._events, None)
+
+    def close(self) -> None:
+        """Write the checkpoint."""
+        with self._lock:
+            self._events.close()
+
+
+class Training(Job):
+    """One training, in turns: it leaves the engine to whoever waits for it, between two steps."""
+
+    def __init__(self, host: EngineHost, plan: TrainPlan, work: TrainingWork) -> None:
+        super().__init__(work.folder.name, owner=f"training {work.folder.name}")
+        self.plan, self.work = plan, work
+        self._host = host
+        self._sessions: list[Session] = []
+
+    def conduct(self) -> State:
+        """Train to the end; says in the folder how it ended."""
+        status: State = "failed"
+        error = ""
+        try:
+            with self.work.folder.running():
+                self.work.note(phase="waiting")
+                while not submit(self._host, self, self.plan, self._turn, patient=True)():
+                    if self.cancelled():
+                        raise CancelledError
+                status = "completed"
+        except CancelledError:
+            status = "cancelled"
+        except (PlaygroundError, StorageError) as fault:
+            error = str(fault)
+            raise
+        finally:
+            for session in self._sessions:
+                session.close()
+            self.work.note(status=status, error=error, left_s=None)
+        return status
+
+    def _turn(self, context: BuildContext) -> bool:
+        """Work until somebody else waits; whether all is done."""
+        session = self._host.attached(self, lambda: self._begin(context))
+        while not self.cancelled():
+            event = session.next()
+            if event is None:
+                return True
+            if isinstance(event, Standing):
+                self.tell(Progress(0, 1, event.phase, event.left_s))
+            if self._host.occupancy[1]:
+                self.tell(Progress(0, 1, "paused for other runs", None))
+                return False
+            self.tell(Progress(0, 1, "running", None))
+        return False
+
+    def _begin(self, context: BuildContext) -> Session:
+        session = Session(self.work.run(context.target))
+        self._sessions = [session]
+        return session
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingState:
+    """A training as it stands.
+
+    Attributes:
+        job: while this server runs it.
+        curve: points by kind: `loss`, `held out`, `measured`.
+        card: None before the first evaluation.
+        where: the folder.
+    """
+
+    plan: TrainPlan
+    standing: Standing
+    job: Job | None
+    curve: Mapping[str, Sequence[Mapping[str, Any]]]
+    card: Mapping[str, Any] | None
+    where: Path
+
+
+class Trainings:
+    def __init__(self, host: EngineHost, folder: Path | None = None) -> None:
+        """`folder`: of drafters, corpora and measured speeds; by default the user's own."""
+        self.catalog = host.catalog
+        self.folder = folder or paths.training()
+        self.speeds = Speeds(self.folder / "speeds.json")
+        self._host, self._jobs = host, Jobs(host)
+        for name in self.newest():
+            self._offer(TrainingFolder(self._heads / name))
+
+    @property
+    def corpora(self) -> Path:
+        return self.folder / "corpora"
+
+    @property
+    def _heads(self) -> Path:
+        return self.folder / "heads"
+
+    # ---- running
+
+    def start(self, plan: TrainPlan) -> str:
+        """Begin a training; returns its name.
+
+        Raises ConfigError: one is running.
+        """
+        for job in self._jobs.running():
+            raise ConfigError(f"{job.id} is being trained. Stop it, or wait until it is done.")
+        folder = new_folder(self._heads, plan)
+        folder.write_plan(plan)
+        self._launch(folder, plan)
+        return folder.name
+
+    def resume(self, name: str) -> None:
+        """Go on with a training.
+
+        Raises ConfigError: there is none, or one is running.
+        """
+        folder = self._folder(name)
+        for job in self._jobs.running():
+            raise ConfigError(f"{job.id} is being trained. Stop it, or wait until it is done.")
+        self._launch(folder, folder.plan)
+
+    def stop(self, name: str) -> None:
+        """End a training that runs here; what is done is kept."""
+        job = self._jobs.get(name)
+        if job is None:
+            raise ConfigError("Another process runs this training. Stop it there.")
+        job.cancel()
+
+    def _launch(self, folder: TrainingFolder, plan: TrainPlan) -> None:
+        work = TrainingWork(plan, folder, self.speeds, cache_dir=self._host.cache_dir)
+        job = Training(self._host, plan, work)
+
+        def conduct() -> State:
+            try:
+                return job.conduct()
+            finally:
+                self._offer(folder)
+
+        self._jobs.start(job, lambda: conduct)
+
+    # ---- reading
+
+    def newest(self) -> list[str]:
+        """Names of trainings, the newest first."""
+        plans = self._heads.glob("*/training/plan.json")
+        ordered = sorted(plans, key=lambda file: file.stat().st_mtime, reverse=True)
+        return [file.parents[1].name for file in ordered]
+
+    def look(self, name: str) -> TrainingState:
+        """Raises ConfigError: there is none of this name."""
+        folder = self._folder(name)
+        job = self._jobs.get(name)
+        curve, card = folder.curve(), folder.card
+        return TrainingState(folder.plan, folder.standing, job, curve, card, folder.path)
+
+    def _folder(self, name: str) -> TrainingFolder:
+        folder = TrainingFolder(self._heads / name)
+        if not NAME.fullmatch(name) or not folder.exists:
+            raise ConfigError(f"No training is named {name!r:.80}.")
+        return folder
+
+    # ---- the drafter
+
+    def _offer(self, folder: TrainingFolder) -> None:
+        """List a trained drafter among the methods of its target."""
+        preset = folder.preset()
+        if preset is not None:
+            self.catalog.admit(str(folder.path))
+            self.catalog.presets[preset.name] = preset
+
+    def method(self, name: str) -> tuple[str, str]:
+        """Target and method of a trained drafter.
+
+        Raises ConfigError: it has not been measured yet.
+        """
+        folder = self._folder(name)
+        self._offer(folder)
+        if folder.card is None:
+            raise ConfigError("This drafter has not been measured yet. Wait, or resume it.")
+        target = folder.plan.target
+        if target.name not in self.catalog.targets:
+            raise ConfigError(f"Open the target {target.name} on the Generate page first.")
+        return target.name, name
+
+    def export(self, name: str, into: Path) -> Path:
+        """Weights, config and card in the layout of published drafters, as one .zip file.
+
+        Raises ConfigError: it has not been measured yet.
+        """
+        folder = self._folder(name)
+        if not (folder.path / CARD).is_file():
+            raise ConfigError("This drafter has not been measured yet. Wait, or resume it.")
+        into.mkdir(parents=True, exist_ok=True)
+        file = into / f"{name}.zip"
+        with closing(zipfile.ZipFile(file, "w", zipfile.ZIP_STORED)) as archive:
+            for one in sorted({f for kind in EXPORTED for f in folder.path.glob(kind)}):
+                archive.write(one, f"{name}/{one.name}")
+        return file
+
+
+def new_folder(heads: Path, plan: TrainPlan) -> TrainingFolder:
+    """A folder for a training: `eagle3-smollm2-135m-instruct-1`, the first number that is free."""
+    start = f"{plan.method.replace('_', '-')}-{slug(plan.target.name)}"
+    number = 1
+    while (heads / f"{start}-{number}").exists():
+        number += 1
+    return TrainingFolder(heads / f"{start}-{number}")

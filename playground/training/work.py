@@ -1,0 +1,283 @@
+"""The work of one training on a loaded target: write the texts, fit the budget, train, measure."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import presets
+from engine.config import Limits
+from engine.decode import decode
+from engine.drafters import parse_method
+from engine.drafters.base import BuildContext, Drafter
+from engine.drafters.method import MethodConfig
+from engine.metrics import measure
+from engine.model.corpus import MANIFEST, Corpus
+from engine.model.sources import writing
+from engine.model.target import Target
+from engine.model.tokenizer import decode as text_of
+from engine.training import session
+from engine.training.corpus.writer import corpus_settings, grow
+from engine.training.packs import split
+from engine.training.session import Evaluation, HeldOut, Question
+from engine.training.trainer import Trainer, TrainMetrics
+from engine.tuning.controller import build_drafter
+from playground.training.folder import CARD, Standing, TrainingFolder
+from playground.training.plan import PART_OF_MINUTES, TrainPlan
+
+SAMPLE_DIALOGUES, SAMPLE_STEPS = 24, 3
+"""What is trained on, and how long, to know the speed of training."""
+NOTE_S = 0.5
+"""Between two notes of the standing."""
+TEXT_CHARS = 1500
+PLAIN = "Autoregressive"
+Event = Standing | TrainMetrics | HeldOut | Evaluation
+
+
+class Speeds:
+    """Tokens per second that targets wrote and methods learnt on this machine; a file."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def read(self, key: str) -> Mapping[str, float]:
+        """`write`, and a method's name each; what has been measured."""
+        return self._all().get(key, {})
+
+    def note(self, key: str, name: str, tok_s: float) -> None:
+        values = self._all()
+        values[key] = {**values.get(key, {}), name: tok_s}
+        with writing(self._file):
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            self._file.write_text(json.dumps(values, indent=2), encoding="utf-8")
+
+    def _all(self) -> dict[str, dict[str, float]]:
+        try:
+            values: dict[str, dict[str, float]] = json.loads(self._file.read_text("utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return values
+
+
+class TrainingWork:
+    """One training's work; a later object goes on where an earlier one stopped.
+
+    Attributes:
+        plan: fits its budget once the texts are written.
+    """
+
+    def __init__(
+        self, plan: TrainPlan, folder: TrainingFolder, speeds: Speeds, *, cache_dir: Path
+    ) -> None:
+        self.plan, self.folder = plan, folder
+        self._speeds, self._cache_dir = speeds, cache_dir
+        now = folder.standing
+        self._standing = replace(now, status="running", error="")
+        self._noted_s = 0.0
+        self._plain: list[float] = []
+
+    def run(self, target: Target) -> Generator[Event]:
+        """All of it, a step at a time; closing the iterator keeps what is done."""
+        if not self.plan.fitted:
+            yield from self._write(target)
+        yield from self._train(target)
+
+    def note(self, *, at_once: bool = True, **changes: object) -> Standing:
+        """Write down how it stands, now or when it is due again."""
+        self._standing = replace(self._standing, **changes)  # type: ignore[arg-type]
+        if at_once or time.monotonic() - self._noted_s > NOTE_S:
+            self.folder.write_standing(self._standing)
+            self._noted_s = time.monotonic()
+        return self._standing
+
+    # ---- the texts
+
+    def _write(self, target: Target) -> Generator[Event]:
+        """Let the target write until there is enough; then fit the plan to the budget."""
+        plan, key = self.plan, target.name
+        tok_s = self._speeds.read(key).get(plan.method)
+        began, before = time.monotonic(), self._standing.seconds
+        yield self.note(phase="writing")
+        first: int | None = None
+        with closing(texts(plan, target)) as written:
+            for corpus in written:
+                seconds = before + time.monotonic() - began
+                count = corpus.num_tokens
+                first = count if first is None else first
+                if (
+                    tok_s is None
+                    and plan.budget.minutes
+                    and len(corpus.entries) >= SAMPLE_DIALOGUES
+                ):
+                    tok_s = self._learning_speed(target, corpus)
+                left_s = self._left_s(seconds)
+                text = self._standing.text
+                if count != self._standing.corpus_tokens and corpus.entries:
+                    text = _text(target, corpus)
+                whole_s = left_s if plan.budget.minutes else None
+                changes = {
+                    "seconds": seconds,
+                    "corpus_tokens": count,
+                    "text": text,
+                    "left_s": whole_s,
+                }
+                yield self.note(at_once=False, **changes)
+                if len(corpus.entries) > 1 and plan.is_written(count, left_s, tok_s):
+                    break
+        seconds = time.monotonic() - began
+        corpus = Corpus.open(plan.corpus)
+        if (new := corpus.num_tokens - (first or 0)) and seconds > 5:
+            self._speeds.note(key, "write", new / seconds)
+        if tok_s is None and plan.budget.minutes:
+            tok_s = self._learning_speed(target, corpus)
+        seconds = before + time.monotonic() - began
+        self.plan = plan.fit(corpus.num_tokens, self._left_s(seconds), tok_s)
+        self.folder.write_plan(self.plan)
+        text = _text(target, corpus)
+        yield self.note(seconds=seconds, corpus_tokens=corpus.num_tokens, text=text)
+
+    def _left_s(self, seconds: float) -> float:
+        return PART_OF_MINUTES * 60 * (self.plan.budget.minutes or 0.0) - seconds
+
+    def _learning_speed(self, target: Target, corpus: Corpus) -> float | None:
+        """Tokens per second of a few steps on the first texts; None where there is one text."""
+        some = Corpus(corpus.folder, corpus.manifest, corpus.entries[:SAMPLE_DIALOGUES])
+        if len(some.entries) < 2:
+            return None
+        with TemporaryDirectory(prefix="training-speed-") as folder:
+            trainer = Trainer(target, some, self.plan.recipe, Path(folder))
+            recipe = self.plan.recipe
+            with closing(trainer), closing(trainer.steps(report_every=1)) as steps:
+                times = [one.seconds for one, _ in zip(steps, range(SAMPLE_STEPS), strict=False)]
+            per_step = (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else times[0]
+            tokens = trainer.num_train_tokens * recipe.epochs / trainer.num_steps
+        tok_s = tokens / max(per_step, 1e-6)
+        self._speeds.note(target.name, self.plan.method, tok_s)
+        return tok_s
+
+    # ---- the drafter
+
+    def _train(self, target: Target) -> Generator[Event]:
+        yield self.note(phase="training")
+        corpus = Corpus.open(self.plan.corpus)
+        began: TrainMetrics | None = None
+        events = session.train(
+            target,
+            corpus,
+            self.folder.path,
+            self.plan.recipe,
+            self.plan.session,
+            cache_dir=self._cache_dir,
+            eval_prompts=self.plan.eval_prompts,
+            report_every=1,
+        )
+        with closing(events):
+            for event in events:
+                if isinstance(event, TrainMetrics):
+                    began = began or event
+                    self._note_step(event, began)
+                elif isinstance(event, HeldOut):
+                    self.folder.add("held out", event.step, top1=[r[0] for r in event.rates])
+                else:
+                    self._note_evaluation(target, corpus, event)
+                yield event
+        self._note_speed(target, began)
+        self.note(left_s=None)
+
+    def _note_step(self, event: TrainMetrics, began: TrainMetrics) -> None:
+        per_step = event.seconds / event.step
+        if event.step > began.step:
+            per_step = (event.seconds - began.seconds) / (event.step - began.step)
+        left_s = per_step * (event.num_steps - event.step)
+        due = event.step in (1, event.num_steps) or time.monotonic() - self._noted_s > NOTE_S
+        if due:
+            self.folder.add("loss", event.step, loss=event.loss, seconds=event.seconds)
+        self._last = event
+        self.note(at_once=due, step=event.step, num_steps=event.num_steps, left_s=left_s)
+
+    def _note_speed(self, target: Target, began: TrainMetrics | None) -> None:
+        if began is not None and (seconds := self._last.seconds - began.seconds) > 5:
+            tok_s = (self._last.num_tokens - began.num_tokens) / seconds
+            self._speeds.note(target.name, self.plan.method, tok_s)
+
+    def _note_evaluation(self, target: Target, corpus: Corpus, event: Evaluation) -> None:
+        """Write down MAT, and how fast the drafter decodes beside plain decoding."""
+        card = json.loads((self.folder.path / CARD).read_text("utf-8"))
+        values = {**card["evaluated_with"], "speculative_model": str(self.folder.path)}
+        config = parse_method(values | {"drafting": "auto"})
+        settings = self.plan.session
+        held_out = split(corpus, len(corpus.entries))[1]
+        questions = session.held_out_questions(corpus, held_out, 1, settings.eval_tokens)
+        with session.build_context(target, self._cache_dir) as context:
+            speedup = speed_beside_plain(context, config, questions, settings.eval_tokens)
+        mat, top1 = event.scores["overall"].mat, [ranks[0] for ranks in card["rank_rates"]]
+        self.folder.add("measured", event.step, mat=mat, speedup=speedup, top1=top1)
+
+
+def texts(plan: TrainPlan, target: Target) -> Generator[Corpus]:
+    """The corpus, after every step of its writing; once where it is large enough."""
+    if (plan.corpus / MANIFEST).is_file():
+        corpus = Corpus.open(plan.corpus)
+        corpus.check_made_by(target)
+        yield corpus
+    settings = corpus_settings(plan.corpus, target, seed=plan.seed)
+    if plan.learn_from != "shipped" and not (plan.corpus / MANIFEST).is_file():
+        settings = settings.replace(given_share=1.0)
+    yield from grow(
+        target,
+        plan.corpus,
+        settings,
+        presets.dialogues(),
+        num_tokens=plan.budget.tokens or 10**12,
+        rows=plan.rows,
+        prompts=plan.prompts,
+        every_step=True,
+    )
+
+
+def _text(target: Target, corpus: Corpus) -> str:
+    ids = corpus.entries[-1].token_ids.tolist()
+    return text_of(target.tokenizer, ids, skip_special=True)[-TEXT_CHARS:]
+
+
+def speed_beside_plain(
+    context: BuildContext, config: MethodConfig, questions: Sequence[Question], num_tokens: int
+) -> float | None:
+    """Tok/s of a method, drafting as it decides itself, over plain decoding's on the same prompts.
+
+    None where the texts are too short to tell.
+    """
+    limits = Limits(max_new_tokens=num_tokens, ignore_eos=True)
+    plain = parse_method({"decoding_type": PLAIN})
+    builders: list[Callable[[], Drafter]] = [
+        lambda: plain.build(context),
+        lambda: build_drafter(config, context),
+    ]
+    seconds, tokens = [0.0, 0.0], [0, 0]
+    for i, build in enumerate(builders):
+        with closing(build()) as drafter:
+            for question in questions:
+                run = measure(decode(context.target, drafter, question.prompt_ids, limits=limits))
+                seconds[i] += run.decode_s
+                tokens[i] += max(0, run.num_new_tokens - 1)
+    if not all(seconds) or not all(tokens):
+        return None
+    return (tokens[1] / seconds[1]) / (tokens[0] / seconds[0])
+
+
+def predicted_mat(top1: Sequence[float], depth: int) -> float:
+    """MAT of a chain of the best guesses: 1 + Σ over depths of the product of their shares.
+
+    A drafter with one share guesses with it at every depth.
+    """
+    shares = [*top1, *top1[-1:] * max(0, depth - len(top1))]
+    alive = mat = 1.0
+    for share in shares[:depth]:
+        alive *= share
+        mat += alive
+    return mat

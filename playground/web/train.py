@@ -1,0 +1,343 @@
+"""The Train page: a head for a target of one's own, its curves, and the way to use it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+
+from engine.formats import plural
+from engine.safe_text import read_text
+from engine.training.methods import METHODS
+from engine.training.recipe import TrainSettings
+from engine.training.session import SessionSettings
+from playground.errors import Fault, attempt
+from playground.experiments.compare.form import CompareForm
+from playground.experiments.compare.links import method_form, run_form
+from playground.experiments.job import time_left
+from playground.experiments.pool import Pool
+from playground.experiments.service import Experiments
+from playground.host.controls import group_of
+from playground.host.request import DTYPES, FormValues
+from playground.host.runner import EngineHost
+from playground.training.figures import gain_figure, guesses_figure, loss_figure
+from playground.training.form import PAGE_SESSION, outlook, plan_of_form
+from playground.training.plan import KINDS, Budget, TrainPlan
+from playground.training.service import Trainings, TrainingState
+from playground.training.words import ABOUT
+from playground.web.address import switch_to
+from playground.web.compare import ComparePage
+from playground.web.experiment import ExperimentPage, Standing, read_key
+from playground.web.forms import QUIET, RAW, SettingsForm
+from playground.web.generate import GeneratePage
+from playground.web.results import HTML, saying
+
+MAX_PROMPT_FILE = 8_000_000
+MAX_LISTED = 100
+SOURCES = {
+    "shipped": "Shipped prompts",
+    "prompts": "A file of prompts",
+    "runs": "Runs in the log",
+}
+NEVER_FROM_PAGE = ("begin_with",)
+HINTS = {
+    "interrupted": "its process ended; Resume goes on from the last checkpoint",
+    "cancelled": "stopped; Resume goes on where it stopped",
+    "failed": "failed; Resume tries again",
+    "completed": "done",
+}
+CARD = HTML.from_string("""
+<div class="pg-card"><h3>{{ title }}</h3>
+<p class="figures">
+{% for text, title, about in figures %}
+  <span><b>{{ text }}</b> {{ title | term(about) }}</span>
+{% endfor %}
+</p>
+{% if remark %}<p class="remark">{{ remark }}</p>{% endif %}</div>
+""")
+TEXT = HTML.from_string("""
+{% if text %}<h4>Written by the target</h4><pre class="pg-text" tabindex="0">{{ text }}</pre>
+{% endif %}""")
+Menus = Sequence[tuple[Any, Any, Any]]
+"""A page's target picker, its method picker, and what lists the methods of a target."""
+
+
+class TrainPage(ExperimentPage):
+    """Components and listeners of the page."""
+
+    name = "train"
+    start_title = "Start training"
+    on_cluster = False
+    empty = (
+        "No drafter has been trained here yet. Choose a target and a kind of head: the target "
+        "writes the texts, the head learns to guess them, and its speed is measured as it learns."
+    )
+
+    def __init__(
+        self, host: EngineHost, experiments: Experiments, trainings: Trainings, tab: gr.Tab
+    ) -> None:
+        self.trainings = trainings
+        super().__init__(host, experiments, tab)
+
+    # ---- layout
+
+    def _setup(self) -> None:
+        targets = self.catalog.target_choices()
+        kinds = [(title, name) for name, title in KINDS.items()]
+        with gr.Group():
+            self.target = gr.Dropdown(
+                targets, value=targets[0][1], label="Target", elem_id="pg-train-target"
+            )
+            self.dtype = gr.Dropdown(list(DTYPES), value="auto", label="dtype")
+            self.method = gr.Dropdown(
+                kinds, value=kinds[0][1], label="Kind of head", elem_id="pg-train-method"
+            )
+            self.learn_from = gr.Radio(
+                [(title, name) for name, title in SOURCES.items()],
+                value="shipped",
+                label="Learn from answers to",
+                info=ABOUT["learn_from"],
+                elem_id="pg-train-from",
+            )
+            self.file = gr.Dropdown([], label="File", visible=False, elem_id="pg-train-file")
+            self.upload = gr.UploadButton(
+                "Add a file of prompts …", size="sm", visible=False, elem_id="pg-train-upload"
+            )
+        classes = [Budget, SessionSettings, *METHODS.values()]
+        spec = drawn(kinds[0][1])
+        self.form = SettingsForm(spec, elem_id="pg-train-form", classes=classes)
+        names = ("target", "dtype", "method", "learn_from", "file")
+        self.fields = {name: getattr(self, name) for name in names}
+        self.fields["form"] = self.form.values
+
+    def _report(self) -> None:
+        card = gr.HTML(elem_id="pg-train-card")
+        with gr.Row(elem_classes="pg-bar"):
+            self.use = gr.Button("Use in Generate", variant="primary", elem_id="pg-train-use")
+            self.compare = gr.Button("Compare with plain decoding", elem_id="pg-train-compare")
+            self.export = gr.Button("Export", elem_id="pg-train-export")
+        self.note = gr.HTML(elem_id="pg-train-note")
+        self.download = gr.File(
+            label="Drafter", interactive=False, visible=False, elem_id="pg-train-download"
+        )
+        with gr.Row(equal_height=False, elem_id="pg-train-plots"):
+            plots = [self._plot(name) for name in ("MAT and speed", "Right guesses", "Loss")]
+        text = gr.HTML(elem_id="pg-train-text")
+        self.known = gr.HTML(None, html_template="", js_on_load="", elem_classes="pg-none")
+        self.choosers = []
+        self.parts = [card, *plots, text, self.known]
+
+    def _plot(self, title: str) -> gr.Plot:
+        with gr.Column(min_width=300):
+            elem_id = f"pg-train-{title.lower().replace(' ', '-')}"
+            return gr.Plot(label=title, elem_id=elem_id)
+
+    # ---- the form
+
+    def _listen_to_setup(self) -> None:
+        self.method.change(lambda method: drawn(method), self.method, self.form.spec, **RAW)
+        self.learn_from.change(
+            lambda source: [gr.update(visible=source == "prompts")] * 2,
+            self.learn_from,
+            [self.file, self.upload],
+            **RAW,
+        )
+        self.upload.upload(self.add_file, self.upload, [self.file, self.message], **QUIET)
+
+    def add_file(self, file: Any) -> tuple[Any, Any]:
+        """The files of prompts with a new one, which is picked; or what is wrong in it."""
+
+        def read() -> str:
+            text = read_text(Path(file), most=MAX_PROMPT_FILE)
+            return self.experiments.add_file(Path(file).name, text)
+
+        key = attempt(read, where="reading a file")
+        if isinstance(key, Fault):
+            return gr.skip(), saying(key)
+        suites = self.experiments.suites.items()
+        files = [(f"{suite.title}", name) for name, suite in suites if name.startswith("file:")]
+        return gr.Dropdown(files, value=key), gr.skip()
+
+    def plan(self, values: Mapping[str, Any]) -> Any:  # a TrainPlan, which no cluster runs
+        names = ("target", "dtype", "method", "learn_from")
+        form = {name: values[name] for name in names} | {"file": values["file"] or None}
+        drawn_for = values["form"].get("method") if isinstance(values["form"], dict) else None
+        groups = FormValues.of(values["form"]).values if drawn_for == values["method"] else {}
+        suites = self.experiments.suites
+        return plan_of_form(self.catalog, self.log, self.trainings.corpora, form | groups, suites)
+
+    def extent(self, plan: Any, pool: Pool | None) -> str:
+        return outlook(plan, self.catalog, self.log, self.trainings.speeds)
+
+    def outlook(self, values: Mapping[str, Any]) -> str:
+        return self.extent(self.plan(values), None)
+
+    def begin(self, values: Mapping[str, Any]) -> str:
+        plan: TrainPlan = self.plan(values)
+        return self.trainings.start(plan)
+
+    def go_on(self, key: str, pool: Pool | None) -> None:
+        self.trainings.resume(key)
+
+    def end(self, key: str) -> None:
+        self.trainings.stop(key)
+
+    # ---- a training
+
+    def choices(self) -> list[tuple[str, str]]:
+        return [(name, name) for name in self.trainings.newest()[:MAX_LISTED]]
+
+    def standing(self, key: str) -> Standing:
+        state = self.trainings.look(key)
+        now, job = state.standing, state.job
+        counts = {kind: len(points) for kind, points in state.curve.items()}
+        version = (now.status, now.phase, counts.get("loss", 0) // 6, counts.get("held out", 0))
+        version += (counts.get("measured", 0), hash(now.text))
+        text = HINTS.get(now.status) or progress_text(state)
+        return Standing(
+            state,
+            version,
+            now.status,
+            text,
+            resume="Resume" if job is None and now.status in list(HINTS)[:3] else "",
+            here=job is not None,
+            share=share_of(state) if now.status == "running" else None,
+            error=now.error,
+            job=job,
+        )
+
+    def report(self, state: TrainingState, *choices: Any) -> list[Any]:
+        curve = state.curve
+        figures = (gain_figure(curve), guesses_figure(curve), loss_figure(curve))
+        return [card_html(state), *figures, TEXT.render(text=state.standing.text), self._known()]
+
+    def _known(self) -> dict[str, Any]:
+        """The trained drafters that method menus list."""
+        return {"known": [name for name in self.trainings.newest() if name in self.catalog.presets]}
+
+    # ---- the way to other pages
+
+    def listen(
+        self,
+        page: gr.Blocks,
+        tabs: gr.HTML,
+        generate: GeneratePage,
+        compare: ComparePage,
+        menus: Menus,
+    ) -> None:
+        """Take a drafter to Generate or Compare, save it, and list it in the pages' menus."""
+
+        def use(picked: Any) -> list[Any]:
+            target, method = self.trainings.method(read_key(picked))
+            return [switch_to("generate"), *generate.take(target, method, {})]
+
+        def compare_it(picked: Any) -> list[Any]:
+            target, key = self.trainings.method(read_key(picked))
+            form = CompareForm(
+                target=target,
+                dtype="auto",
+                mode="chat",
+                prompt=self.catalog.first_prompt(),
+                slots=[(key, method_form(self.catalog.method(key)))],
+                form=run_form(),
+            )
+            return [switch_to("compare"), *compare.filled(form)]
+
+        def save(picked: Any) -> list[Any]:
+            into = Path(self.download.GRADIO_CACHE) / "drafters"
+            file = self.trainings.export(read_key(picked), into)
+            return [gr.File(str(file), visible=True)]
+
+        def leading(lead: Any, outputs: Sequence[Any]) -> Any:
+            def go(picked: Any) -> list[Any]:
+                updates = attempt(lambda: lead(picked), where="using a drafter")
+                if isinstance(updates, Fault):
+                    return [saying(updates), *[gr.skip()] * len(outputs)]
+                return ["", *updates]
+
+            return go
+
+        in_generate = [tabs, generate.target, generate.method, generate.form.spec]
+        for button, lead, outputs in (
+            (self.use, use, in_generate),
+            (self.compare, compare_it, [tabs, *compare.outputs[:-2]]),
+            (self.export, save, [self.download]),
+        ):
+            button.click(leading(lead, outputs), self.picker, [self.note, *outputs], **RAW)
+        self.picker.change(lambda: gr.File(visible=False), None, self.download, **RAW)
+
+        def renew(*targets: Any) -> list[Any]:
+            listed = zip(menus, targets, strict=True)
+            return [gr.update(choices=menu(target)) for (_, _, menu), target in listed]
+
+        targets, pickers = [one[0] for one in menus], [one[1] for one in menus]
+        self.known.change(renew, targets, pickers, **RAW)
+        page.load(self._known, None, self.known, **QUIET)
+
+
+def drawn(method: Any) -> dict[str, Any]:
+    """The form of a training's settings."""
+    recipe: TrainSettings = METHODS[method if method in METHODS else next(iter(KINDS))]()
+    return {
+        "method": method,
+        "values": {},
+        "groups": [
+            group_of("budget", "Budget", Budget()),
+            group_of("training", "Training", recipe, is_open=False, skip=NEVER_FROM_PAGE),
+            group_of("session", "Measuring", PAGE_SESSION, is_open=False),
+        ],
+    }
+
+
+def progress_text(state: TrainingState) -> str:
+    """What a running training is doing, and how far it is."""
+    now, message = state.standing, state.job.message if state.job else "in another process"
+    doing = {"writing": "writing texts", "training": "training"}.get(now.phase, message)
+    if state.job is not None and message not in ("running", now.phase):
+        doing = message
+    counts = {"writing": f"{now.corpus_tokens:,} tokens", "training": ""}
+    if now.num_steps:
+        counts["training"] = f"step {now.step:,} of {now.num_steps:,}"
+    return " · ".join(filter(None, (doing, counts.get(now.phase, ""), time_left(now.left_s))))
+
+
+def share_of(state: TrainingState) -> float:
+    """How much is done: of the writing, then of the training."""
+    now, budget = state.standing, state.plan.budget
+    if now.num_steps:
+        return now.step / now.num_steps
+    if budget.tokens:
+        return min(1.0, now.corpus_tokens / budget.tokens)
+    return 0.0
+
+
+def card_html(state: TrainingState) -> str:
+    """The newest figures, and what it was trained on."""
+    plan, now, curve, card = state.plan, state.standing, state.curve, state.card
+    measured, losses = curve.get("measured", ()), curve.get("loss", ())
+    figures: list[tuple[str, str, str]] = []
+    if measured:
+        last = measured[-1]
+        figures.append((f"{last['mat']:.2f}", "MAT", MAT))
+        if last["speedup"] is not None:
+            figures.append((f"{last['speedup']:.2f}×", "speedup", SPEEDUP))
+    if losses:
+        figures.append((f"{losses[-1]['loss']:.3f}", "loss", "mean of the last steps"))
+        figures.append((f"{losses[-1]['seconds'] / 60:.1f} min", "training", "without measuring"))
+    if now.corpus_tokens:
+        figures.append((f"{now.corpus_tokens:,}", "tokens of text", "prompts and answers"))
+    remark = ""
+    if card is not None:
+        data = card["data"]
+        remark = (
+            f"{card['num_parameters']:,} parameters; {plural(data['num_dialogues'], 'dialogue')}, "
+            f"{card['num_tokens_read']:,} tokens read. {state.where}"
+        )
+    title = f"{KINDS[plan.method]} for {plan.target.title or plan.target.name}"
+    return CARD.render(title=title, figures=figures, remark=remark)
+
+
+MAT = "1 + accepted draft tokens / steps, on held-out texts, with the tree of its card"
+SPEEDUP = "tok/s over plain decoding's on the same held-out prompts, drafting as much as pays"

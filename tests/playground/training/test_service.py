@@ -1,0 +1,235 @@
+"""Trainings on a tiny random target: in turns with other runs, stopped, killed, resumed, used."""
+
+from __future__ import annotations
+
+import time
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.drafters import methods as decoding_types
+from engine.errors import ConfigError
+from playground.host.runner import EngineHost
+from playground.training.folder import TrainingFolder
+from playground.training.form import outlook, plan_of_form
+from playground.training.plan import TrainPlan
+from playground.training.service import Trainings
+from playground.training.work import predicted_mat
+from storage import RunLog
+from tests.playground.asks import finished, start
+from tests.playground.tiny import tiny_catalog
+
+RECIPE = {"pack_tokens": 256, "packs_per_step": 1, "heads": 2, "epochs": 4.0}
+SESSION = {"evals": 2, "eval_prompts": 1, "eval_tokens": 8, "looks": 3}
+WAIT_S = 120.0
+
+
+@pytest.fixture
+def host(tiny_folder: Path, tmp_path: Path, log: RunLog) -> Iterator[EngineHost]:
+    catalog = replace(tiny_catalog(tiny_folder), types=decoding_types())
+    host = EngineHost(log, catalog, cache_dir=tmp_path / "cache", device="cpu")
+    yield host
+    host.close()
+
+
+@pytest.fixture
+def trainings(host: EngineHost, tmp_path: Path) -> Trainings:
+    return Trainings(host, tmp_path / "training")
+
+
+def plan_for(trainings: Trainings, host: EngineHost, **changes: Any) -> TrainPlan:
+    form = {
+        "target": "tiny",
+        "dtype": "float32",
+        "method": "medusa",
+        "learn_from": "shipped",
+        "budget": {"minutes": "", "tokens": "1500"},
+        "training": RECIPE,
+        "session": SESSION,
+    }
+    corpora = trainings.corpora
+    return plan_of_form(host.catalog, host.log, corpora, {**form, **changes}, host.catalog.suites)
+
+
+def wait(condition: Callable[[], Any]) -> Any:
+    until = time.monotonic() + WAIT_S
+    while not (value := condition()):
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    return value
+
+
+def ended(trainings: Trainings, name: str) -> str:
+    """The status that a training ended with."""
+    job = trainings.look(name).job
+    if job is not None:
+        assert job.over.wait(WAIT_S)
+    state = trainings.look(name)
+    assert state.standing.error == "" or state.standing.status == "failed"
+    return state.standing.status
+
+
+def weights(trainings: Trainings, name: str) -> bytes:
+    return next((trainings.folder / "heads" / name).glob("*.safetensors")).read_bytes()
+
+
+def test_a_training_writes_learns_and_stands_among_the_methods(
+    trainings: Trainings, host: EngineHost, tmp_path: Path
+) -> None:
+    name = trainings.start(plan_for(trainings, host))
+    assert ended(trainings, name) == "completed"
+    state = trainings.look(name)
+    assert state.standing.corpus_tokens >= 1500 and state.standing.text
+    steps = [point["step"] for point in state.curve["loss"]]
+    assert steps == sorted(set(steps)) and steps[-1] == state.standing.num_steps
+    assert len(state.curve["held out"]) == 3 and len(state.curve["measured"]) == 2
+    assert all(point["speedup"] > 0 for point in state.curve["measured"])
+    target, method = trainings.method(name)
+    assert (target, method) == ("tiny", name)
+    assert name in [key for _, key in host.menu.choices("tiny")]
+    run = start(host, method=name, prompt="Say hello.")
+    assert finished(run).state == "completed"
+    with zipfile.ZipFile(trainings.export(name, tmp_path / "out")) as archive:
+        files = {Path(one).name for one in archive.namelist()}
+        assert {"config.json", "card.json", "README.md"} < files
+        card = archive.read(f"{name}/README.md").decode()
+    assert "minutes; last loss" in card and "Settings: seed 0; epochs" in card
+    again = Trainings(host, trainings.folder)
+    assert again.look(name).standing.status == "completed"
+
+
+def test_stopped_and_resumed_it_ends_with_the_same_weights(
+    trainings: Trainings, host: EngineHost
+) -> None:
+    whole = trainings.start(plan_for(trainings, host))
+    assert ended(trainings, whole) == "completed"
+    cut = trainings.start(plan_for(trainings, host))
+    assert cut != whole
+    wait(lambda: trainings.look(cut).standing.step >= 2)
+    trainings.stop(cut)
+    assert ended(trainings, cut) == "cancelled"
+    stopped_at = trainings.look(cut).standing.step
+    assert 2 <= stopped_at < trainings.look(whole).standing.num_steps
+    trainings.resume(cut)
+    assert ended(trainings, cut) == "completed"
+    assert weights(trainings, cut) == weights(trainings, whole)
+    steps = [point["step"] for point in trainings.look(cut).curve["held out"]]
+    assert steps == [point["step"] for point in trainings.look(whole).curve["held out"]]
+
+
+def test_runs_of_the_page_come_first_and_change_nothing(
+    trainings: Trainings, host: EngineHost
+) -> None:
+    alone = trainings.start(plan_for(trainings, host))
+    assert ended(trainings, alone) == "completed"
+    name = trainings.start(plan_for(trainings, host))
+    for _ in "123":
+        wait(lambda: trainings.look(name).standing.step >= 1)
+        run = finished(start(host, method="plain", prompt="Say hello."))
+        assert run.state == "completed"
+    assert trainings.look(name).job is not None, "it went on to its end before the runs"
+    assert ended(trainings, name) == "completed"
+    assert weights(trainings, name) == weights(trainings, alone)
+
+
+def test_another_target_in_between_does_not_end_it(trainings: Trainings, host: EngineHost) -> None:
+    name = trainings.start(plan_for(trainings, host))
+    wait(lambda: trainings.look(name).standing.step >= 1)
+    run = finished(start(host, method="plain", prompt="Say hello.", dtype="bfloat16"))
+    assert run.state == "completed"
+    assert ended(trainings, name) == "completed"
+
+
+def test_minutes_are_kept_by_fitting_the_passes(trainings: Trainings, host: EngineHost) -> None:
+    budget = {"minutes": "0.15", "tokens": ""}
+    name = trainings.start(plan_for(trainings, host, budget=budget))
+    assert ended(trainings, name) == "completed"
+    state = trainings.look(name)
+    assert state.plan.fitted and state.plan.settings["epochs"] != RECIPE["epochs"]
+    assert trainings.speeds.read("tiny")["medusa"] > 0
+    text = outlook(
+        plan_for(trainings, host, budget=budget), host.catalog, host.log, trainings.speeds
+    )
+    assert "of training on" in text and "MB of disk" in text and "reached MAT" in text
+
+
+def test_a_killed_process_leaves_an_interrupted_training_that_goes_on(
+    trainings: Trainings, host: EngineHost
+) -> None:
+    name = trainings.start(plan_for(trainings, host))
+    wait(lambda: trainings.look(name).standing.step >= 1)
+    trainings.stop(name)
+    ended(trainings, name)
+    folder = TrainingFolder(trainings.folder / "heads" / name)
+    folder.write_standing(replace(folder.standing, status="running"))  # as a kill leaves it
+    later = Trainings(host, trainings.folder)
+    assert later.look(name).standing.status == "interrupted"
+    with folder.running():
+        assert later.look(name).standing.status == "running"
+    later.resume(name)
+    assert ended(later, name) == "completed"
+
+
+def test_it_learns_from_answers_to_the_logs_own_prompts(
+    trainings: Trainings, host: EngineHost
+) -> None:
+    with pytest.raises(ConfigError, match="no run of tiny"):
+        plan_for(trainings, host, learn_from="runs")
+    for prompt in ("Say hello.", "Count to ten.", "Say hello."):
+        finished(start(host, method="plain", prompt=prompt))
+    plan = plan_for(trainings, host, learn_from="runs", budget={"minutes": "", "tokens": "400"})
+    assert sorted(one.turns[0] for one in plan.prompts) == ["Count to ten.", "Say hello."]
+    name = trainings.start(plan)
+    assert ended(trainings, name) == "completed"
+    card = trainings.look(name).card
+    assert card is not None and set(card["data"]["categories"]) == {"runs"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"method": "eagel"}, "eagel"),
+        ({"learn_from": "prompts"}, "Add a file of prompts"),
+        ({"budget": {"minutes": "", "tokens": ""}}, "minutes or tokens must be given"),
+        ({"training": {"begin_with": "/etc"}}, "command line only"),
+        ({"training": {"heads": 900}}, "heads must be"),
+        ({"target": "nobody"}, "nobody"),
+    ],
+)
+def test_mistakes_are_one_sentence(
+    changes: Mapping[str, Any], message: str, trainings: Trainings, host: EngineHost
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        plan_for(trainings, host, **changes)
+
+
+def test_only_one_trains_at_a_time_and_names_stay_inside(
+    trainings: Trainings, host: EngineHost
+) -> None:
+    name = trainings.start(plan_for(trainings, host))
+    with pytest.raises(ConfigError, match="is being trained"):
+        trainings.start(plan_for(trainings, host))
+    trainings.stop(name)
+    assert ended(trainings, name) == "cancelled"
+    for wrong in ("../heads", "", "none", "a/b"):
+        with pytest.raises(ConfigError, match="No training is named"):
+            trainings.look(wrong)
+
+
+def test_a_target_that_cannot_be_trained_for_fails_with_its_sentence(
+    trainings: Trainings, host: EngineHost
+) -> None:
+    plan = plan_for(trainings, host, method="eagle3", training={})
+    name = trainings.start(plan)
+    assert ended(trainings, name) == "failed"
+    assert "at least 7" in trainings.look(name).standing.error
+
+
+def test_predicted_mat_of_a_chain() -> None:
+    assert predicted_mat([0.5, 0.5], 2) == 1 + 0.5 + 0.25
+    assert predicted_mat([0.5], 3) == 1 + 0.5 + 0.25 + 0.125
+    assert predicted_mat([], 3) == 1.0
