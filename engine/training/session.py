@@ -35,8 +35,9 @@ from engine.training.packs import FeatureStore
 from engine.training.recipe import TrainSettings
 from engine.training.trainer import Trainer, TrainMetrics
 
-LOOK_PACKS = 2
-"""Packs of held-out dialogues that are ranked between two evaluations."""
+LOOK_PACKS, LOOK_EVERY = 2, 8
+"""Packs of held-out dialogues that are ranked between two evaluations, and steps at least between
+two such looks."""
 LOG_ENTRIES = 120
 """Approximate number of evenly spaced entries of the training log on a card."""
 
@@ -323,7 +324,8 @@ def train(
         corpus, trainer.held_out, settings.eval_prompts, settings.eval_tokens
     )
     marks = {round(trainer.num_steps * (i + 1) / settings.evals) for i in range(settings.evals)}
-    looks = {round(trainer.num_steps * (i + 1) / settings.looks) for i in range(settings.looks)}
+    count = min(settings.looks, trainer.num_steps // LOOK_EVERY)
+    looks = {round(trainer.num_steps * (i + 1) / count) for i in range(count)}
     how: dict[str, Any] = {"cache_dir": cache_dir, "max_new_tokens": settings.eval_tokens}
     steps = trainer.steps(stops=marks | looks, report_every=report_every)
     # Closing the steps saves a run that is broken off.

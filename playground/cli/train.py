@@ -1,45 +1,60 @@
-"""`app.py train`: writes the corpus, trains and measures, with a progress bar for each."""
+"""`app.py train`: the Train page's work on the command line; also grids, and Ray."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from playground.cli.options import REQUIRED, RayOptions, TargetOptions, option, parts, say, takes
+from playground.cli.options import (
+    REQUIRED,
+    LogOptions,
+    RayOptions,
+    TargetOptions,
+    option,
+    parts,
+    say,
+    takes,
+)
+from playground.training.words import ABOUT
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from engine.model.sources import TargetSpec
     from engine.model.target import Target
     from engine.training.corpus.dialogues import GivenPrompt
-    from engine.training.recipe import TrainSettings
-    from engine.training.session import Evaluation, Score, SessionSettings
+    from engine.training.session import Score
     from engine.training.trainer import TrainMetrics
     from playground.experiments.cluster import Workers
     from playground.experiments.worker import TaskContext
+    from playground.training.folder import TrainingFolder
+    from playground.training.plan import TrainPlan
+    from playground.training.work import TrainingWork
+
+Scores = dict[str, "Score"]
 
 
 @dataclass(kw_only=True)
-class TrainOptions(TargetOptions, RayOptions):
-    method: str = option(REQUIRED, "medusa, eagle, eagle3, redrafter or draft_target.")
-    output: Path = option(REQUIRED, "Folder of the drafter; a run found there is resumed.")
+class TrainOptions(TargetOptions, RayOptions, LogOptions):
+    method: str = option(REQUIRED, ABOUT["method"])
+    output: Path | None = option(
+        None, "Folder of the drafter; a run there is resumed. Default: a new one on the Train page."
+    )
     corpus: Path | None = option(
         None, "Folder of the target's texts; default: corpus, beside the output."
     )
-    tokens: int = option(
-        1000000, "Size of the corpus in tokens; what is missing is written first.", min=1
-    )
+    learn_from: str = option("shipped", f"{ABOUT['learn_from']} shipped, prompts or runs.")
+    tokens: int | None = option(None, f"{ABOUT['tokens']} Default: 1,000,000.", min=1)
+    minutes: float | None = option(None, ABOUT["minutes"], min=0.01)
     rows: int | None = option(
         None, "Texts written at a time; default 64, or 512 on CUDA, if they fit.", min=1
     )
-    prompts: list[Path] = option(
-        [], "Prompts in Spec-Bench's layout, besides those the target makes."
-    )
+    prompts: list[Path] = option([], ABOUT["prompts"])
     eval_prompts: list[Path] = option([], "Prompts to measure on, instead of held-out dialogues.")
     features: float = option(
         0.0,
@@ -47,7 +62,7 @@ class TrainOptions(TargetOptions, RayOptions):
         "drafters, and several epochs, then read it once.",
         min=0.0,
     )
-    evals: int = option(1, "How many times acceptance is measured, evenly over the run.", min=1)
+    evals: int = option(1, ABOUT["evals"], min=1)
     settings: list[str] = option(
         [], "Change a setting of the training.", "--set", metavar="FIELD=VALUE"
     )
@@ -58,36 +73,79 @@ class TrainOptions(TargetOptions, RayOptions):
     )
     seed: int = option(0, "Seed of corpus and training.")
 
-    def drafters(self) -> list[Drafter]:
-        """A drafter per point of the grid.
+    def works(self, spec: TargetSpec) -> list[TrainingWork]:
+        """A training per point of the grid, each in its folder.
 
         Raises ConfigError: naming the invalid option.
         """
-        from engine.training.methods import training_settings
         from engine.training.session import SessionSettings
+        from playground.experiments.prompt_files import read_suite_file
+        from playground.host import paths
         from playground.host.methods import read_overrides
-
-        output = self.output.absolute()
-        corpora = Corpora(
-            self.corpus.absolute() if self.corpus else output.parent / "corpus",
-            self.tokens,
-            self.rows,
-            self.seed,
-            read_prompts(self.prompts),
-            read_prompts(self.eval_prompts),
+        from playground.training.folder import TrainingFolder
+        from playground.training.plan import (
+            Budget,
+            TrainPlan,
+            corpus_folder,
+            given_prompts,
+            prompts_of_runs,
         )
-        settings = SessionSettings.parse({"feature_gib": self.features, "evals": self.evals})
-        values = {"seed": self.seed, **read_overrides(self.settings)}
-        return [
-            Drafter(
-                output / ",".join(point),
-                corpora,
-                training_settings(self.method, {**values, **read_overrides(point)}),
-                settings,
-                self.cache,
-            )
-            for point in points_of(self.grid)
-        ]
+        from playground.training.service import new_folder
+        from playground.training.work import Speeds, TrainingWork
+
+        def read(files: Sequence[Path]) -> tuple[GivenPrompt, ...]:
+            suites = map(read_suite_file, files)
+            return given_prompts(prompt for suite in suites for prompt in suite.prompts)
+
+        base = paths.training()
+        output = self.output or new_folder(base / "heads", self.method, spec.name).path
+        output = output.absolute()
+        tokens = 1_000_000 if self.tokens is None and self.minutes is None else self.tokens
+        session = {"feature_gib": self.features, "evals": self.evals, "looks": 4 * self.evals}
+        prompts = read(self.prompts)
+        if self.learn_from == "runs":
+            with self.open_log() as log:
+                prompts = prompts_of_runs(log, spec.name)
+        corpus = output.parent / "corpus"
+        if self.output is None:
+            corpus = corpus_folder(base / "corpora", spec, prompts)
+        plan = TrainPlan.parse(
+            {
+                "target": spec,
+                "dtype": self.dtype,
+                "method": self.method,
+                "learn_from": self.learn_from,
+                "corpus": self.corpus.absolute() if self.corpus else corpus,
+                "prompts": prompts,
+                "eval_prompts": read(self.eval_prompts),
+                "budget": Budget.parse({"minutes": self.minutes, "tokens": tokens}),
+                "rows": self.rows,
+                "whole_corpus": self.minutes is None and self.output is not None,
+                "seed": self.seed,
+                "settings": read_overrides(self.settings),
+                "session": SessionSettings.parse(session),
+            }
+        )
+        works = []
+        for point in points_of(self.grid):
+            own = plan.replace(settings={**plan.settings, **read_overrides(point)})
+            own.recipe  # noqa: B018  # refuses invalid settings before anything is loaded
+            folder = TrainingFolder(output / ",".join(point))
+            speeds = Speeds(base / "speeds.json")
+            works.append(TrainingWork(_resumed(own, folder), folder, speeds, cache_dir=self.cache))
+        return works
+
+
+def _resumed(plan: TrainPlan, folder: TrainingFolder) -> TrainPlan:
+    """The plan in a folder if it is this one, whose passes were fitted to its minutes."""
+    if plan.budget.minutes is None or not folder.exists:
+        return plan
+    stored = folder.plan
+    epochs = {"epochs": plan.recipe.epochs}
+    begun, now = (
+        one.replace(settings={**one.settings, **epochs}, fitted=False) for one in (stored, plan)
+    )
+    return stored if begun == now else plan
 
 
 def points_of(grid: Sequence[str]) -> list[tuple[str, ...]]:
@@ -114,129 +172,66 @@ def train(options: TrainOptions) -> None:
     from playground.cli.tables import Terminal
 
     console = Terminal(stderr=True)
-    spec, drafters = presets.resolve(options.target), options.drafters()
+    spec = presets.resolve(options.target)
+    works = options.works(spec)
     if (pool := options.pool) is None:
         with options.models(spec, options.dtype) as models:
-            scores = _train_here(options, drafters, models.build_context().target, console)
+            target = models.build_context().target
+            scores = {work.folder.path: _train(work, target, console) for work in works}
     else:
         with options.on_workers(pool, spec, options.dtype, None) as workers:
-            scores = _train_on(workers, options, drafters, console)
+            scores = _train_on(workers, works, console)
     if not options.grid:
         say("\n".join(lines(next(iter(scores.values())))))
-        console.print(f"Weights and card: {options.output}")
+        console.print(f"Weights and card: {works[0].folder.path}")
         return
     best_first = sorted(scores.items(), key=lambda pair: -pair[1]["overall"].mat)
     for folder, by_kind in best_first:
         say(f"MAT {by_kind['overall'].mat:.2f}  {folder}")
 
 
-@dataclass(frozen=True, slots=True)
-class Corpora:
-    """The texts to train on, and the prompts to measure on."""
-
-    folder: Path
-    num_tokens: int
-    rows: int | None
-    seed: int
-    prompts: Sequence[GivenPrompt]
-    eval_prompts: Sequence[GivenPrompt]
-
-    def grow(self, target: Target, tell: Callable[[int], object]) -> str:
-        """Write the missing dialogues; returns a description of the corpus."""
-        import presets
-        from engine.model.corpus import Corpus
-        from engine.training.corpus.writer import corpus_settings, grow
-
-        grown = grow(
-            target,
-            self.folder,
-            corpus_settings(self.folder, target, seed=self.seed),
-            presets.dialogues(),
-            num_tokens=self.num_tokens,
-            rows=self.rows,
-            prompts=self.prompts,
-        )
-        for corpus in grown:
-            tell(min(corpus.num_tokens, self.num_tokens))
-        corpus = Corpus.open(self.folder)
-        return (
-            f"Corpus: {corpus.num_tokens:,} tokens in {len(corpus.entries):,} dialogues "
-            f"({corpus.num_answer_tokens:,} of answers), {self.folder}"
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Drafter:
-    """A drafter to train into its own folder; an interrupted training is resumed."""
-
-    output: Path
-    corpora: Corpora
-    recipe: TrainSettings
-    settings: SessionSettings
-    cache_dir: Path
-
-    def train(
-        self,
-        target: Target,
-        tell: Callable[[TrainMetrics | Evaluation], object],
-        cancelled: Callable[[], bool] = lambda: False,
-    ) -> dict[str, Score]:
-        from engine.model.corpus import Corpus
-        from engine.training import session
-
-        events = session.train(
-            target,
-            Corpus.open(self.corpora.folder),
-            self.output,
-            self.recipe,
-            self.settings,
-            cache_dir=self.cache_dir,
-            eval_prompts=self.corpora.eval_prompts,
-        )
-        scores: dict[str, Score] = {}
-        with closing(events):
-            for event in events:
-                tell(event)
-                if isinstance(event, session.Evaluation):
-                    scores = event.scores
-                if cancelled():
-                    break
-        return scores
-
-
-def _train_here(
-    options: TrainOptions, drafters: Sequence[Drafter], target: Target, console: Console
-) -> dict[Path, dict[str, Score]]:
-    """One drafter after another, in this process."""
+def _train(work: TrainingWork, target: Target, console: Console) -> Scores:
+    """One training, in this process."""
+    from engine.training.session import Evaluation
+    from engine.training.trainer import TrainMetrics
     from playground.cli.tables import progress_bar
+    from playground.training.folder import Standing
 
-    with progress_bar(console, "Writing the corpus", options.tokens) as bar:
-        description = drafters[0].corpora.grow(target, bar)
-    console.print(description)
-    scores = {}
-    for drafter in drafters:
-        if options.grid:
-            console.print(f"{drafter.output}", highlight=False)
-        try:
-            with progress_bar(console, f"Training {drafter.recipe.method}") as bar:
-                tell = partial(_show, console=console, bar=bar)
-                scores[drafter.output] = drafter.train(target, tell)
-        except KeyboardInterrupt:
-            console.print("Run the same command to resume.")
-            raise
+    scores: Scores = {}
+    try:
+        with (
+            progress_bar(console, work.folder.name) as bar,
+            work.recorded(),
+            closing(work.run(target)) as events,
+        ):
+            for event in events:
+                if isinstance(event, Standing):
+                    bar(event.corpus_tokens, total=work.plan.budget.tokens, note=event.phase)
+                elif isinstance(event, TrainMetrics):
+                    bar(event.step, total=event.num_steps, note=_note(event))
+                    if not console.is_terminal and event.step % 20 == 0:
+                        console.print(f"{event.step}/{event.num_steps} {_note(event)}")
+                elif isinstance(event, Evaluation):
+                    scores = event.scores
+                    overall = scores["overall"]
+                    mat = f"MAT {overall.mat:.2f} over {overall.num_tokens} tokens"
+                    console.print(f"Step {event.step}: {mat}")
+    except KeyboardInterrupt:
+        console.print("Run the same command to resume.")
+        raise
     return scores
 
 
 def _train_on(
-    workers: Workers, options: TrainOptions, drafters: Sequence[Drafter], console: Console
-) -> dict[Path, dict[str, Score]]:
-    """All drafters, each on a free worker; workers share the folders."""
+    workers: Workers, works: Sequence[TrainingWork], console: Console
+) -> dict[Path, Scores]:
+    """All trainings, each on a free worker; workers share the folders."""
     from playground.cli.options import until_interrupt
     from playground.cli.tables import progress_bar
 
-    with progress_bar(console, "Writing the corpus", options.tokens) as bar:
-        console.print(workers.do(partial(_grow_at, corpora=drafters[0].corpora), tell=bar))
-    tasks = {str(one.output): partial(_train_at, drafter=one) for one in drafters}
+    with progress_bar(console, "Writing the corpus") as bar:
+        workers.do(partial(_write_at, work=works[0]), tell=bar)
+    tasks = {str(one.folder.path): partial(_train_at, work=one) for one in works}
     progress = dict.fromkeys(tasks, 0.0)
     with until_interrupt() as interrupted, progress_bar(console, "Training") as bar:
 
@@ -252,45 +247,29 @@ def _train_on(
     return {Path(name): by_kind for name, by_kind in scores.items()}
 
 
-def _grow_at(context: TaskContext, corpora: Corpora) -> str:
+def _write_at(context: TaskContext, work: TrainingWork) -> None:
     """Task of a worker: write the corpus."""
-    return corpora.grow(context.bench.target, context.tell)
+    from playground.training.work import texts
+
+    for corpus in texts(work.plan, context.bench.target):
+        context.tell(corpus.num_tokens)
 
 
-def _train_at(context: TaskContext, drafter: Drafter) -> dict[str, Score]:
-    """Task of a worker: train a drafter."""
+def _train_at(context: TaskContext, work: TrainingWork) -> Scores:
+    """Task of a worker: one training."""
+    from engine.training.session import Evaluation
     from engine.training.trainer import TrainMetrics
 
-    def tell(event: object) -> None:
-        if isinstance(event, TrainMetrics):
-            context.tell(event)
-
-    return drafter.train(context.bench.target, tell, context.cancelled)
-
-
-def read_prompts(files: Sequence[Path]) -> list[GivenPrompt]:
-    """Prompts of files in any layout that benchmarks read.
-
-    Raises ConfigError: a file is unreadable or in no known layout.
-    """
-    from engine.training.corpus.dialogues import GivenPrompt
-    from playground.experiments.prompt_files import read_suite_file
-
-    prompts = [prompt for file in files for prompt in read_suite_file(file).prompts]
-    return [GivenPrompt(prompt.category, prompt.turns) for prompt in prompts]
-
-
-def _show(event: TrainMetrics | Evaluation, console: Console, bar: Any) -> None:
-    """Print a measurement; advance the bar."""
-    from engine.training.session import Evaluation
-
-    if isinstance(event, Evaluation):
-        overall = event.scores["overall"]
-        console.print(f"Step {event.step}: MAT {overall.mat:.2f} over {overall.num_tokens} tokens")
-        return
-    bar(event.step, total=event.num_steps, note=_note(event))
-    if not console.is_terminal:
-        console.print(f"{event.step}/{event.num_steps} {_note(event)}")
+    scores: Scores = {}
+    with work.recorded(), closing(work.run(context.bench.target)) as events:
+        for event in events:
+            if isinstance(event, TrainMetrics):
+                context.tell(event)
+            elif isinstance(event, Evaluation):
+                scores = event.scores
+            if context.cancelled():
+                break
+    return scores
 
 
 def _note(metrics: TrainMetrics) -> str:

@@ -64,6 +64,8 @@ def _line(
     *,
     dots: bool = False,
 ) -> None:
+    if not points:
+        return
     mode = "lines+markers" if dots or len(points) < 3 else "lines"
     steps = [point["step"] for point in points]
     style = {"color": colour}

@@ -154,7 +154,7 @@ def costs_of(plan: TrainPlan, log: RunLog, speeds: Speeds, num_parameters: int) 
         tokens = min(tokens or 10**12, int(affordable))
     assert tokens is not None
     written = max(0, tokens - there)
-    size = CORPUS_BYTES * written + STATE_BYTES * num_parameters
+    size: float = CORPUS_BYTES * written + STATE_BYTES * num_parameters
     size += min(plan.session.feature_gib * 2**30, tokens * 2**12)
     return Costs(
         tokens,

@@ -43,7 +43,7 @@ class Budget(Settings):
     main_settings: ClassVar[str] = "minutes tokens"
 
     minutes: float | None = setting(10.0, "Minutes", ABOUT["minutes"], gt=0.0, le=20_160.0)
-    tokens: int | None = setting(None, "Tokens", ABOUT["tokens"], ge=200, le=10**10)
+    tokens: int | None = setting(None, "Tokens", ABOUT["tokens"], ge=1, le=10**10)
 
     @model_validator(mode="after")
     def _limited(self) -> Budget:

@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from engine.drafters.base import BuildContext
-from engine.errors import ConfigError, PlaygroundError
+from engine.errors import ConfigError
 from playground.experiments.job import Job, Jobs, Progress, State, submit
 from playground.host import paths
 from playground.host.runner import EngineHost
 from playground.training.folder import CARD, Standing, TrainingFolder
 from playground.training.plan import TrainPlan, slug
 from playground.training.work import Event, Speeds, TrainingWork
-from storage import StorageError
 
 NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,99}")
 EXPORTED = ("*.json", "*.safetensors", "README.md", "tokenizer*", "*.txt", "*.jinja", "*.model")
@@ -54,26 +53,19 @@ class Training(Job):
         self._sessions: list[Session] = []
 
     def conduct(self) -> State:
-        """Train to the end; says in the folder how it ended."""
-        status: State = "failed"
-        error = ""
-        try:
-            with self.work.folder.running():
-                self.work.note(phase="waiting")
+        """Train to the end; says in the folder how it ended.
+
+        Raises CancelledError: it was stopped before.
+        """
+        with self.work.recorded():
+            try:
                 while not submit(self._host, self, self.plan, self._turn, patient=True)():
                     if self.cancelled():
                         raise CancelledError
-                status = "completed"
-        except CancelledError:
-            status = "cancelled"
-        except (PlaygroundError, StorageError) as fault:
-            error = str(fault)
-            raise
-        finally:
-            for session in self._sessions:
-                session.close()
-            self.work.note(status=status, error=error, left_s=None)
-        return status
+            finally:
+                for session in self._sessions:
+                    session.close()
+        return "completed"
 
     def _turn(self, context: BuildContext) -> bool:
         """Work until somebody else waits; whether all is done."""
@@ -142,7 +134,7 @@ class Trainings:
         """
         for job in self._jobs.running():
             raise ConfigError(f"{job.id} is being trained. Stop it, or wait until it is done.")
-        folder = new_folder(self._heads, plan)
+        folder = new_folder(self._heads, plan.method, plan.target.name)
         folder.write_plan(plan)
         self._launch(folder, plan)
         return folder.name
@@ -236,9 +228,9 @@ class Trainings:
         return file
 
 
-def new_folder(heads: Path, plan: TrainPlan) -> TrainingFolder:
+def new_folder(heads: Path, method: str, target: str) -> TrainingFolder:
     """A folder for a training: `eagle3-smollm2-135m-instruct-1`, the first number that is free."""
-    start = f"{plan.method.replace('_', '-')}-{slug(plan.target.name)}"
+    start = f"{method.replace('_', '-')}-{slug(target)}"
     number = 1
     while (heads / f"{start}-{number}").exists():
         number += 1

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import presets
 from engine.config import Limits
@@ -16,6 +18,7 @@ from engine.decode import decode
 from engine.drafters import parse_method
 from engine.drafters.base import BuildContext, Drafter
 from engine.drafters.method import MethodConfig
+from engine.errors import PlaygroundError
 from engine.metrics import measure
 from engine.model.corpus import MANIFEST, Corpus
 from engine.model.sources import writing
@@ -29,6 +32,7 @@ from engine.training.trainer import Trainer, TrainMetrics
 from engine.tuning.controller import build_drafter
 from playground.training.folder import CARD, Standing, TrainingFolder
 from playground.training.plan import PART_OF_MINUTES, TrainPlan
+from storage import StorageError
 
 SAMPLE_DIALOGUES, SAMPLE_STEPS = 24, 3
 """What is trained on, and how long, to know the speed of training."""
@@ -79,7 +83,29 @@ class TrainingWork:
         now = folder.standing
         self._standing = replace(now, status="running", error="")
         self._noted_s = 0.0
-        self._plain: list[float] = []
+        self._last: TrainMetrics | None = None
+
+    @contextmanager
+    def recorded(self) -> Iterator[None]:
+        """Hold the folder meanwhile, and write down how the training ended.
+
+        Raises ConfigError: another process trains there.
+        """
+        ended: dict[str, Any] = {"status": "failed"}
+        with self.folder.running():
+            self.folder.write_plan(self.plan)
+            self.note(phase="waiting")
+            try:
+                yield
+                ended["status"] = "completed"
+            except (CancelledError, KeyboardInterrupt):
+                ended["status"] = "cancelled"
+                raise
+            except (PlaygroundError, StorageError) as fault:
+                ended["error"] = str(fault)
+                raise
+            finally:
+                self.note(left_s=None, **ended)
 
     def run(self, target: Target) -> Generator[Event]:
         """All of it, a step at a time; closing the iterator keeps what is done."""
@@ -187,7 +213,6 @@ class TrainingWork:
                     self._note_evaluation(target, corpus, event)
                 yield event
         self._note_speed(target, began)
-        self.note(left_s=None)
 
     def _note_step(self, event: TrainMetrics, began: TrainMetrics) -> None:
         per_step = event.seconds / event.step
@@ -201,7 +226,7 @@ class TrainingWork:
         self.note(at_once=due, step=event.step, num_steps=event.num_steps, left_s=left_s)
 
     def _note_speed(self, target: Target, began: TrainMetrics | None) -> None:
-        if began is not None and (seconds := self._last.seconds - began.seconds) > 5:
+        if began and self._last and (seconds := self._last.seconds - began.seconds) > 5:
             tok_s = (self._last.num_tokens - began.num_tokens) / seconds
             self._speeds.note(target.name, self.plan.method, tok_s)
 
@@ -241,6 +266,7 @@ def texts(plan: TrainPlan, target: Target) -> Generator[Corpus]:
 
 
 def _text(target: Target, corpus: Corpus) -> str:
+    assert target.tokenizer is not None  # or it could not have written
     ids = corpus.entries[-1].token_ids.tolist()
     return text_of(target.tokenizer, ids, skip_special=True)[-TEXT_CHARS:]
 
@@ -275,7 +301,7 @@ def predicted_mat(top1: Sequence[float], depth: int) -> float:
 
     A drafter with one share guesses with it at every depth.
     """
-    shares = [*top1, *top1[-1:] * max(0, depth - len(top1))]
+    shares = [*top1, *[*top1[-1:]] * max(0, depth - len(top1))]
     alive = mat = 1.0
     for share in shares[:depth]:
         alive *= share

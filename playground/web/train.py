@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import gradio as gr
 
+from engine.config import Settings
 from engine.formats import plural
 from engine.safe_text import read_text
 from engine.training.methods import METHODS
@@ -22,7 +24,7 @@ from playground.experiments.service import Experiments
 from playground.host.controls import group_of
 from playground.host.request import DTYPES, FormValues
 from playground.host.runner import EngineHost
-from playground.training.figures import gain_figure, guesses_figure, loss_figure
+from playground.training.figures import Curve, gain_figure, guesses_figure, loss_figure
 from playground.training.form import PAGE_SESSION, outlook, plan_of_form
 from playground.training.plan import KINDS, Budget, TrainPlan
 from playground.training.service import Trainings, TrainingState
@@ -60,6 +62,13 @@ CARD = HTML.from_string("""
 TEXT = HTML.from_string("""
 {% if text %}<h4>Written by the target</h4><pre class="pg-text" tabindex="0">{{ text }}</pre>
 {% endif %}""")
+TITLE = HTML.from_string("<h4>{{ title | term(about) }}</h4>")
+PLOTS: dict[str, tuple[str, str, Callable[[Curve], Any]]] = {
+    "gain": ("MAT and speedup", "predicted for a chain of best guesses, and measured", gain_figure),
+    "guesses": ("Right guesses by position", "of best guesses on held-out texts", guesses_figure),
+    "loss": ("Loss", "mean of the packs of a step", loss_figure),
+}
+"""Title, explanation and drawing of each figure."""
 Menus = Sequence[tuple[Any, Any, Any]]
 """A page's target picker, its method picker, and what lists the methods of a target."""
 
@@ -105,7 +114,7 @@ class TrainPage(ExperimentPage):
             self.upload = gr.UploadButton(
                 "Add a file of prompts …", size="sm", visible=False, elem_id="pg-train-upload"
             )
-        classes = [Budget, SessionSettings, *METHODS.values()]
+        classes: list[type[Settings]] = [Budget, SessionSettings, *METHODS.values()]
         spec = drawn(kinds[0][1])
         self.form = SettingsForm(spec, elem_id="pg-train-form", classes=classes)
         names = ("target", "dtype", "method", "learn_from", "file")
@@ -114,7 +123,7 @@ class TrainPage(ExperimentPage):
 
     def _report(self) -> None:
         card = gr.HTML(elem_id="pg-train-card")
-        with gr.Row(elem_classes="pg-bar"):
+        with gr.Row(elem_classes="pg-bar", visible=False) as leads:
             self.use = gr.Button("Use in Generate", variant="primary", elem_id="pg-train-use")
             self.compare = gr.Button("Compare with plain decoding", elem_id="pg-train-compare")
             self.export = gr.Button("Export", elem_id="pg-train-export")
@@ -123,16 +132,18 @@ class TrainPage(ExperimentPage):
             label="Drafter", interactive=False, visible=False, elem_id="pg-train-download"
         )
         with gr.Row(equal_height=False, elem_id="pg-train-plots"):
-            plots = [self._plot(name) for name in ("MAT and speed", "Right guesses", "Loss")]
+            plots = [part for name in PLOTS for part in self._plot(name)]
         text = gr.HTML(elem_id="pg-train-text")
         self.known = gr.HTML(None, html_template="", js_on_load="", elem_classes="pg-none")
         self.choosers = []
-        self.parts = [card, *plots, text, self.known]
+        self.parts = [card, leads, *plots, text, self.known]
 
-    def _plot(self, title: str) -> gr.Plot:
-        with gr.Column(min_width=300):
-            elem_id = f"pg-train-{title.lower().replace(' ', '-')}"
-            return gr.Plot(label=title, elem_id=elem_id)
+    def _plot(self, name: str) -> tuple[gr.Column, gr.Plot]:
+        """A figure under its title, hidden until it has points."""
+        title, about, _ = PLOTS[name]
+        with gr.Column(min_width=300, visible=False) as column:
+            gr.HTML(TITLE.render(title=title, about=about))
+            return column, gr.Plot(show_label=False, elem_id=f"pg-train-{name}")
 
     # ---- the form
 
@@ -193,8 +204,8 @@ class TrainPage(ExperimentPage):
         state = self.trainings.look(key)
         now, job = state.standing, state.job
         counts = {kind: len(points) for kind, points in state.curve.items()}
-        version = (now.status, now.phase, counts.get("loss", 0) // 6, counts.get("held out", 0))
-        version += (counts.get("measured", 0), hash(now.text))
+        losses, others = counts.pop("loss", 0) // 6, sum(counts.values())
+        version = (now.status, now.phase, losses, others, now.text)
         text = HINTS.get(now.status) or progress_text(state)
         return Standing(
             state,
@@ -209,9 +220,11 @@ class TrainPage(ExperimentPage):
         )
 
     def report(self, state: TrainingState, *choices: Any) -> list[Any]:
-        curve = state.curve
-        figures = (gain_figure(curve), guesses_figure(curve), loss_figure(curve))
-        return [card_html(state), *figures, TEXT.render(text=state.standing.text), self._known()]
+        figures = [draw(state.curve) for _, _, draw in PLOTS.values()]
+        plots = [[gr.Column(visible=bool(one.data)), one] for one in figures]
+        leads = gr.Row(visible=state.card is not None)
+        text = TEXT.render(text=state.standing.text)
+        return [card_html(state), leads, *chain.from_iterable(plots), text, self._known()]
 
     def _known(self) -> dict[str, Any]:
         """The trained drafters that method menus list."""

@@ -36,6 +36,18 @@ def host(tiny_folder: Path, tmp_path: Path, log: RunLog) -> Iterator[EngineHost]
     host.close()
 
 
+@pytest.fixture(scope="module")
+def corpora(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Texts that several trainings learn from."""
+    return tmp_path_factory.mktemp("corpora")
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> dict[str, Any]:
+    """Weights and steps of a training that nothing came between, once it was done."""
+    return {}
+
+
 @pytest.fixture
 def trainings(host: EngineHost, tmp_path: Path) -> Trainings:
     return Trainings(host, tmp_path / "training")
