@@ -7,13 +7,14 @@ import threading
 import zipfile
 from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import CancelledError
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from engine.drafters.base import BuildContext
 from engine.errors import ConfigError
+from engine.training.speculators import write_speculators
 from playground.experiments.job import Job, Jobs, Progress, State, submit
 from playground.host import paths
 from playground.host.runner import EngineHost
@@ -22,6 +23,8 @@ from playground.training.plan import TrainPlan, slug
 from playground.training.work import Event, Speeds, TrainingWork
 
 NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,99}")
+DRAFT_LEN = 3
+"""Tokens that a serving engine drafts with an exported head, unless it is told otherwise."""
 EXPORTED = ("*.json", "*.safetensors", "README.md", "tokenizer*", "*.txt", "*.jinja", "*.model")
 
 
@@ -215,6 +218,8 @@ class Trainings:
     def export(self, name: str, into: Path) -> Path:
         """Weights, config and card in the layout of published drafters, as one .zip file.
 
+        Of an EAGLE-3 head the layout of `speculators` besides, in a folder of its own.
+
         Raises ConfigError: it has not been measured yet.
         """
         folder = self._folder(name)
@@ -222,9 +227,15 @@ class Trainings:
             raise ConfigError("This drafter has not been measured yet. Wait, or resume it.")
         into.mkdir(parents=True, exist_ok=True)
         file = into / f"{name}.zip"
-        with closing(zipfile.ZipFile(file, "w", zipfile.ZIP_STORED)) as archive:
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive, TemporaryDirectory() as own:
             for one in sorted({f for kind in EXPORTED for f in folder.path.glob(kind)}):
                 archive.write(one, f"{name}/{one.name}")
+            plan = folder.plan
+            if plan.method == "eagle3":
+                verifier = plan.target.hub or plan.target.name
+                write_speculators(folder.path, Path(own), verifier=verifier, draft_len=DRAFT_LEN)
+                for one in sorted(Path(own).iterdir()):
+                    archive.write(one, f"{name}/speculators/{one.name}")
         return file
 
 

@@ -18,6 +18,7 @@ from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError, DrafterError, TreeError, VocabularyError
 from engine.model.target import Target
 from engine.proposal import Needs
+from engine.training.speculators import write_speculators
 from tests.engine.drafters import judges
 from tests.engine.drafters.eagle_heads import config_of, save_eagle, save_eagle3, write
 from tests.engine.drafters.golden import ROOT, golden_case
@@ -86,6 +87,16 @@ def test_the_speculators_layout_names_its_verifier(tmp_path: Path) -> None:
     trees, notes = draft(target, other)
     assert trees == draft(target, GOLDEN3)[0], "another name is a remark, no refusal"
     assert len(notes) == 1 and "meta-llama/Llama-3.1-8B-Instruct" in notes[0]
+
+
+def test_a_head_written_for_speculators_drafts_the_same(tmp_path: Path) -> None:
+    target = golden_case("eagle/eagle3").target
+    tensors, settings = published()
+    ours = write(tmp_path / "ours", tensors, settings)
+    write_speculators(ours, tmp_path / "theirs", verifier="eagle/eagle3", draft_len=3)
+    assert draft(target, tmp_path / "theirs") == draft(target, GOLDEN3)
+    written = json.loads((tmp_path / "theirs" / "config.json").read_text())
+    assert "hidden_size" in written["transformer_layer_config"] and "hidden_size" not in written
 
 
 def test_speculators_heads_norm_before_the_residual_unless_they_say_no(tmp_path: Path) -> None:
