@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,14 +26,11 @@ if TYPE_CHECKING:
 
     from engine.model.sources import TargetSpec
     from engine.model.target import Target
-    from engine.training.corpus.dialogues import GivenPrompt
     from engine.training.session import Score
     from engine.training.trainer import TrainMetrics
     from playground.experiments.cluster import Workers
     from playground.experiments.worker import TaskContext
-    from playground.training.folder import TrainingFolder
-    from playground.training.plan import TrainPlan
-    from playground.training.work import TrainingWork
+    from playground.training.work import Event, TrainingWork
 
 Scores = dict[str, "Score"]
 
@@ -78,74 +74,48 @@ class TrainOptions(TargetOptions, RayOptions, LogOptions):
 
         Raises ConfigError: naming the invalid option.
         """
-        from engine.training.session import SessionSettings
-        from playground.experiments.prompt_files import read_suite_file
         from playground.host import paths
         from playground.host.methods import read_overrides
         from playground.training.folder import TrainingFolder
-        from playground.training.plan import (
-            Budget,
-            TrainPlan,
-            corpus_folder,
-            given_prompts,
-            prompts_of_runs,
-        )
+        from playground.training.plan import TrainPlan, corpus_folder, prompts_of, prompts_of_runs
         from playground.training.service import new_folder
         from playground.training.work import Speeds, TrainingWork
 
-        def read(files: Sequence[Path]) -> tuple[GivenPrompt, ...]:
-            suites = map(read_suite_file, files)
-            return given_prompts(prompt for suite in suites for prompt in suite.prompts)
-
-        base = paths.training()
+        base, prompts = paths.training(), prompts_of(self.prompts)
         output = self.output or new_folder(base / "heads", self.method, spec.name).path
         output = output.absolute()
-        tokens = 1_000_000 if self.tokens is None and self.minutes is None else self.tokens
-        session = {"feature_gib": self.features, "evals": self.evals, "looks": 4 * self.evals}
-        prompts = read(self.prompts)
         if self.learn_from == "runs":
             with self.open_log() as log:
                 prompts = prompts_of_runs(log, spec.name)
-        corpus = output.parent / "corpus"
-        if self.output is None:
-            corpus = corpus_folder(base / "corpora", spec, prompts)
+        beside = output.parent / "corpus"
+        corpus = beside if self.output else corpus_folder(base / "corpora", spec, prompts)
+        budget = {"minutes": self.minutes, "tokens": self.tokens}
+        if self.minutes is None:
+            budget["tokens"] = self.tokens or 1_000_000
+        shared = ("dtype", "method", "learn_from", "rows", "seed")
         plan = TrainPlan.parse(
             {
+                **{name: getattr(self, name) for name in shared},
                 "target": spec,
-                "dtype": self.dtype,
-                "method": self.method,
-                "learn_from": self.learn_from,
                 "corpus": self.corpus.absolute() if self.corpus else corpus,
                 "prompts": prompts,
-                "eval_prompts": read(self.eval_prompts),
-                "budget": Budget.parse({"minutes": self.minutes, "tokens": tokens}),
-                "rows": self.rows,
+                "eval_prompts": prompts_of(self.eval_prompts),
+                "budget": budget,
                 "whole_corpus": self.minutes is None and self.output is not None,
-                "seed": self.seed,
                 "settings": read_overrides(self.settings),
-                "session": SessionSettings.parse(session),
+                "session": {"feature_gib": self.features, "evals": self.evals, "looks": 24},
             }
         )
         works = []
         for point in points_of(self.grid):
+            folder = TrainingFolder(output / ",".join(point))
             own = plan.replace(settings={**plan.settings, **read_overrides(point)})
             own.recipe  # noqa: B018  # refuses invalid settings before anything is loaded
-            folder = TrainingFolder(output / ",".join(point))
+            if self.minutes is not None and folder.exists:
+                own = folder.plan.same_as(own)
             speeds = Speeds(base / "speeds.json")
-            works.append(TrainingWork(_resumed(own, folder), folder, speeds, cache_dir=self.cache))
+            works.append(TrainingWork(own, folder, speeds, cache_dir=self.cache))
         return works
-
-
-def _resumed(plan: TrainPlan, folder: TrainingFolder) -> TrainPlan:
-    """The plan in a folder if it is this one, whose passes were fitted to its minutes."""
-    if plan.budget.minutes is None or not folder.exists:
-        return plan
-    stored = folder.plan
-    epochs = {"epochs": plan.recipe.epochs}
-    begun, now = (
-        one.replace(settings={**one.settings, **epochs}, fitted=False) for one in (stored, plan)
-    )
-    return stored if begun == now else plan
 
 
 def points_of(grid: Sequence[str]) -> list[tuple[str, ...]]:
@@ -192,34 +162,26 @@ def train(options: TrainOptions) -> None:
 
 def _train(work: TrainingWork, target: Target, console: Console) -> Scores:
     """One training, in this process."""
-    from engine.training.session import Evaluation
     from engine.training.trainer import TrainMetrics
     from playground.cli.tables import progress_bar
     from playground.training.folder import Standing
 
-    scores: Scores = {}
-    try:
-        with (
-            progress_bar(console, work.folder.name) as bar,
-            work.recorded(),
-            closing(work.run(target)) as events,
-        ):
-            for event in events:
-                if isinstance(event, Standing):
-                    bar(event.corpus_tokens, total=work.plan.budget.tokens, note=event.phase)
-                elif isinstance(event, TrainMetrics):
-                    bar(event.step, total=event.num_steps, note=_note(event))
-                    if not console.is_terminal and event.step % 20 == 0:
-                        console.print(f"{event.step}/{event.num_steps} {_note(event)}")
-                elif isinstance(event, Evaluation):
-                    scores = event.scores
-                    overall = scores["overall"]
-                    mat = f"MAT {overall.mat:.2f} over {overall.num_tokens} tokens"
-                    console.print(f"Step {event.step}: {mat}")
-    except KeyboardInterrupt:
-        console.print("Run the same command to resume.")
-        raise
-    return scores
+    with progress_bar(console, work.folder.name) as bar:
+
+        def show(event: Event) -> bool:
+            if isinstance(event, Standing):
+                bar(event.corpus_tokens, total=work.plan.budget.tokens, note=event.phase)
+            elif isinstance(event, TrainMetrics):
+                bar(event.step, total=event.num_steps, note=_note(event))
+                if not console.is_terminal and event.step % 20 == 0:
+                    console.print(f"{event.step}/{event.num_steps} {_note(event)}")
+            return True
+
+        try:
+            return work.scores(target, show)
+        except KeyboardInterrupt:
+            console.print("Run the same command to resume.")
+            raise
 
 
 def _train_on(
@@ -257,19 +219,14 @@ def _write_at(context: TaskContext, work: TrainingWork) -> None:
 
 def _train_at(context: TaskContext, work: TrainingWork) -> Scores:
     """Task of a worker: one training."""
-    from engine.training.session import Evaluation
     from engine.training.trainer import TrainMetrics
 
-    scores: Scores = {}
-    with work.recorded(), closing(work.run(context.bench.target)) as events:
-        for event in events:
-            if isinstance(event, TrainMetrics):
-                context.tell(event)
-            elif isinstance(event, Evaluation):
-                scores = event.scores
-            if context.cancelled():
-                break
-    return scores
+    def tell(event: Event) -> bool:
+        if isinstance(event, TrainMetrics):
+            context.tell(event)
+        return not context.cancelled()
+
+    return work.scores(context.bench.target, tell)
 
 
 def _note(metrics: TrainMetrics) -> str:

@@ -16,7 +16,6 @@ from engine.model.files import read_settings
 from engine.training.recipe import TrainSettings
 from engine.training.session import SessionSettings
 from playground.experiments.job import about
-from playground.experiments.prompt_files import read_suite_file
 from playground.host.catalog import Catalog
 from playground.host.controls import settings_from
 from playground.host.request import check_size, read_dtype
@@ -30,6 +29,7 @@ from playground.training.plan import (
     TrainPlan,
     corpus_folder,
     given_prompts,
+    prompts_of,
     prompts_of_runs,
     recipe_of,
 )
@@ -86,14 +86,14 @@ def plan_of_form(
     elif values.learn_from == "prompts":
         if values.file is None:
             raise ConfigError("Add a file of prompts to learn from.")
-        prompts = given_prompts(suites[one_of("file", values.file, suites)].prompts)
+        prompts = given_prompts([suites[one_of("file", values.file, suites)]])
     else:
         prompts = ()
     if len(prompts) > MAX_PROMPTS:
         raise ConfigError(f"A training takes at most {MAX_PROMPTS} prompts, got {len(prompts)}.")
     folder = corpus_folder(corpora, target, prompts)
     if values.learn_from == "shipped" and not folder.is_relative_to(presets.FOLDER):
-        prompts = given_prompts(read_suite_file(presets.FOLDER / "prompts/training.jsonl").prompts)
+        prompts = prompts_of([presets.FOLDER / "prompts/training.jsonl"])
     recipe = values.recipe()
     recipe_of(values.method, recipe.changed)
     session = settings_from(SessionSettings, values.session) if values.session else PAGE_SESSION

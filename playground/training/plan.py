@@ -18,8 +18,9 @@ from engine.training.corpus.dialogues import GivenPrompt
 from engine.training.methods import training_settings
 from engine.training.recipe import TrainSettings
 from engine.training.session import SessionSettings
+from playground.experiments.prompt_files import read_suite_file
 from playground.training.words import ABOUT
-from presets import Prompt
+from presets import PromptSuite
 from storage import RunLog, RunQuery
 
 LearnFrom = Literal["shipped", "prompts", "runs"]
@@ -86,6 +87,14 @@ class TrainPlan(Settings):
         """Raises ConfigError: no such method, or a setting that it refuses."""
         return training_settings(self.method, {"seed": self.seed, **self.settings})
 
+    def same_as(self, asked: TrainPlan) -> TrainPlan:
+        """This plan if it is what was asked for but for its fitted passes, else the other."""
+        epochs = {"epochs": asked.recipe.epochs}
+        begun, now = (
+            one.replace(settings={**one.settings, **epochs}, fitted=False) for one in (self, asked)
+        )
+        return self if begun == now else asked
+
     def is_written(self, num_tokens: int, left_s: float, tok_s: float | None) -> bool:
         """Whether so many tokens are enough to learn from.
 
@@ -116,9 +125,14 @@ class TrainPlan(Settings):
 # ---- what to learn from
 
 
-def given_prompts(prompts: Iterable[Prompt]) -> tuple[GivenPrompt, ...]:
-    """The users' turns of prompts."""
-    return tuple(GivenPrompt(one.category, one.turns) for one in prompts)
+def given_prompts(suites: Iterable[PromptSuite]) -> tuple[GivenPrompt, ...]:
+    """The users' turns of suites' prompts."""
+    return tuple(GivenPrompt(one.category, one.turns) for s in suites for one in s.prompts)
+
+
+def prompts_of(files: Iterable[Path]) -> tuple[GivenPrompt, ...]:
+    """The same of files in any layout that benchmarks read; raises as `read_suite_file`."""
+    return given_prompts(map(read_suite_file, files))
 
 
 def prompts_of_runs(log: RunLog, target: str) -> tuple[GivenPrompt, ...]:

@@ -27,7 +27,7 @@ from engine.model.tokenizer import decode as text_of
 from engine.training import session
 from engine.training.corpus.writer import corpus_settings, grow
 from engine.training.packs import split
-from engine.training.session import Evaluation, HeldOut, Question
+from engine.training.session import Evaluation, HeldOut, Question, Score
 from engine.training.trainer import Trainer, TrainMetrics
 from engine.tuning.controller import build_drafter
 from playground.training.folder import CARD, Standing, TrainingFolder
@@ -112,6 +112,17 @@ class TrainingWork:
         if not self.plan.fitted:
             yield from self._write(target)
         yield from self._train(target)
+
+    def scores(self, target: Target, tell: Callable[[Event], bool]) -> dict[str, Score]:
+        """Train to the end, or until `tell` returns False; the last evaluation's scores."""
+        scores: dict[str, Score] = {}
+        with self.recorded(), closing(self.run(target)) as events:
+            for event in events:
+                if isinstance(event, Evaluation):
+                    scores = event.scores
+                if not tell(event):
+                    break
+        return scores
 
     def note(self, *, at_once: bool = True, **changes: object) -> Standing:
         """Write down how it stands, now or when it is due again."""
