@@ -31,7 +31,7 @@ from playground.training.plan import KINDS, TrainPlan
 from presets import MethodPreset
 
 Status = Literal["running", "completed", "cancelled", "failed", "interrupted"]
-CARD = "card.json"
+CARD, LOCK = "card.json", "running.lock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +103,8 @@ class TrainingFolder:
     @property
     def is_locked(self) -> bool:
         """Whether a process trains here now."""
-        lock = self._lock()
         try:
-            with lock.acquire(blocking=False):
+            with FileLock(self._own / LOCK, thread_local=False).acquire(blocking=False):
                 return False
         except Timeout:
             return True
@@ -119,13 +118,11 @@ class TrainingFolder:
         with writing(self.path):
             self._own.mkdir(parents=True, exist_ok=True)
         try:
-            with self._lock().acquire(blocking=False):
+            # Readers hold it for an instant.
+            with FileLock(self._own / LOCK, thread_local=False).acquire(timeout=1.0):
                 yield
         except Timeout as error:
             raise ConfigError(f"Another process trains into {self.path}. Stop it there.") from error
-
-    def _lock(self) -> FileLock:
-        return FileLock(self._own / "running.lock", thread_local=False)
 
     # ---- the curve
 

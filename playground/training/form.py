@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -115,75 +114,44 @@ def plan_of_form(
 # ---- what it will take
 
 
-@dataclass(frozen=True, slots=True)
-class Costs:
-    """What a plan will take.
-
-    Attributes:
-        tokens: learned from; `passes` times.
-        written: of these, written first.
-        is_measured: whether the speeds were measured here with this target and method.
-    """
-
-    tokens: int
-    passes: float
-    written: int
-    write_s: float
-    train_s: float
-    disk_mb: float
-    is_measured: bool
+def outlook(plan: TrainPlan, catalog: Catalog, log: RunLog, speeds: Speeds) -> str:
+    """What a plan will take on this machine, and what to expect, in sentences."""
+    cards = list(_cards(plan, catalog))
+    num_parameters = int(cards[0]["num_parameters"]) if cards else 0
+    takes = _takes(plan, log, speeds, num_parameters)
+    if plan.prompts and plan.learn_from != "shipped":
+        takes = f"{plural(len(plan.prompts), 'prompt')} to answer. {takes}"
+    return f"{takes} {_expectation(cards)}"
 
 
-def costs_of(plan: TrainPlan, log: RunLog, speeds: Speeds, num_parameters: int) -> Costs | None:
-    """What a plan will take, by the speeds of this target here; None while none is known."""
+def _takes(plan: TrainPlan, log: RunLog, speeds: Speeds, num_parameters: int) -> str:
+    """Minutes and disk, by the speeds measured with this target, else by plain decoding's."""
     known = speeds.read(plan.target.name)
     query = RunQuery(target=plan.target.name, decoding_type="Autoregressive", limit=1)
     plain = next((run.tok_s for run in log.rows(query) if run.tok_s), 0.0)
     write = known.get("write") or WRITING * plain
     learn = known.get(plan.method) or LEARNING * plain
-    there = _tokens_in(plan.corpus)
-    if not learn or not (write or there):
-        return None
-    tokens, epochs = plan.budget.tokens, plan.recipe.epochs
+    there, epochs = _tokens_in(plan.corpus), plan.recipe.epochs
+    if not learn or (not write and there < (plan.budget.tokens or 1)):
+        return "Not measured with this target yet: the first steps measure it."
+    most = plan.budget.tokens or 10**12
     if plan.budget.minutes is not None:
         left_s = 60 * PART_OF_MINUTES * plan.budget.minutes
-        affordable = left_s * learn / epochs
-        if affordable > there:
-            spare_s = left_s - there * epochs / learn
-            affordable = there + (spare_s / (1 / write + epochs / learn) if write else 0.0)
-        tokens = min(tokens or 10**12, int(affordable))
-    assert tokens is not None
-    written = max(0, tokens - there)
+        spare_s = left_s - there * epochs / learn
+        new = spare_s / (1 / write + epochs / learn) if write else 0.0
+        most = min(most, int(there + new if spare_s > 0 else left_s * learn / epochs))
+    written = max(0, most - there)
     size: float = CORPUS_BYTES * written + STATE_BYTES * num_parameters
-    size += min(plan.session.feature_gib * 2**30, tokens * 2**12)
-    return Costs(
-        tokens,
-        epochs,
-        written,
-        written / write if written else 0.0,
-        tokens * epochs / learn,
-        size / 1e6,
-        plan.method in known and (not written or "write" in known),
+    size += min(plan.session.feature_gib * 2**30, most * 2**12)
+    is_measured = plan.method in known and (not written or "write" in known)
+    writing = (
+        f"{about(written / write)} of writing ({written:,} tokens)" if written else "no writing"
     )
-
-
-def outlook(plan: TrainPlan, catalog: Catalog, log: RunLog, speeds: Speeds) -> str:
-    """What a plan will take and what to expect, in sentences."""
-    cards = list(_cards(plan, catalog))
-    costs = costs_of(plan, log, speeds, int(cards[0]["num_parameters"]) if cards else 0)
-    if costs is None:
-        takes = "Not measured with this target yet: the first steps measure it."
-    else:
-        writing = f"{about(costs.write_s)} of writing ({costs.written:,} tokens), "
-        writing = (writing if costs.written else "no writing, ").capitalize()
-        by = "as measured here" if costs.is_measured else "estimated from plain decoding"
-        takes = (
-            f"{writing}{about(costs.train_s)} of training on {costs.tokens:,} tokens "
-            f"({costs.passes:g} passes), {costs.disk_mb:,.0f} MB of disk; {by}."
-        )
-    if plan.prompts and plan.learn_from != "shipped":
-        takes = f"{plural(len(plan.prompts), 'prompt')} to answer. {takes}"
-    return f"{takes} {_expectation(cards)}"
+    return (
+        f"{writing.capitalize()}, {about(most * epochs / learn)} of training on {most:,} tokens "
+        f"({epochs:g} passes), {size / 1e6:,.0f} MB of disk; "
+        f"{'as measured here' if is_measured else 'estimated from plain decoding'}."
+    )
 
 
 def _expectation(cards: list[Mapping[str, Any]]) -> str:

@@ -18,7 +18,7 @@ from engine.training.speculators import write_speculators
 from playground.experiments.job import Job, Jobs, Progress, State, submit
 from playground.host import paths
 from playground.host.runner import EngineHost
-from playground.training.folder import CARD, Standing, TrainingFolder
+from playground.training.folder import Standing, TrainingFolder
 from playground.training.plan import TrainPlan, slug
 from playground.training.work import Event, Speeds, TrainingWork
 
@@ -131,25 +131,14 @@ class Trainings:
     # ---- running
 
     def start(self, plan: TrainPlan) -> str:
-        """Begin a training; returns its name.
-
-        Raises ConfigError: one is running.
-        """
-        for job in self._jobs.running():
-            raise ConfigError(f"{job.id} is being trained. Stop it, or wait until it is done.")
+        """Begin a training; returns its name. Raises ConfigError: one is running."""
         folder = new_folder(self._heads, plan.method, plan.target.name)
-        folder.write_plan(plan)
         self._launch(folder, plan)
         return folder.name
 
     def resume(self, name: str) -> None:
-        """Go on with a training.
-
-        Raises ConfigError: there is none, or one is running.
-        """
+        """Go on with a training. Raises ConfigError: there is none, or one is running."""
         folder = self._folder(name)
-        for job in self._jobs.running():
-            raise ConfigError(f"{job.id} is being trained. Stop it, or wait until it is done.")
         self._launch(folder, folder.plan)
 
     def stop(self, name: str) -> None:
@@ -160,6 +149,9 @@ class Trainings:
         job.cancel()
 
     def _launch(self, folder: TrainingFolder, plan: TrainPlan) -> None:
+        for other in self._jobs.running():
+            raise ConfigError(f"{other.id} is being trained. Stop it, or wait until it is done.")
+        folder.write_plan(plan)
         work = TrainingWork(plan, folder, self.speeds, cache_dir=self._host.cache_dir)
         job = Training(self._host, plan, work)
 
@@ -192,6 +184,12 @@ class Trainings:
             raise ConfigError(f"No training is named {name!r:.80}.")
         return folder
 
+    def _measured(self, name: str) -> TrainingFolder:
+        folder = self._folder(name)
+        if folder.card is None:
+            raise ConfigError("This drafter has not been measured yet. Wait, or resume it.")
+        return folder
+
     # ---- the drafter
 
     def _offer(self, folder: TrainingFolder) -> None:
@@ -206,10 +204,8 @@ class Trainings:
 
         Raises ConfigError: it has not been measured yet.
         """
-        folder = self._folder(name)
+        folder = self._measured(name)
         self._offer(folder)
-        if folder.card is None:
-            raise ConfigError("This drafter has not been measured yet. Wait, or resume it.")
         target = folder.plan.target
         if target.name not in self.catalog.targets:
             raise ConfigError(f"Open the target {target.name} on the Generate page first.")
@@ -222,9 +218,7 @@ class Trainings:
 
         Raises ConfigError: it has not been measured yet.
         """
-        folder = self._folder(name)
-        if not (folder.path / CARD).is_file():
-            raise ConfigError("This drafter has not been measured yet. Wait, or resume it.")
+        folder = self._measured(name)
         into.mkdir(parents=True, exist_ok=True)
         file = into / f"{name}.zip"
         with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive, TemporaryDirectory() as own:

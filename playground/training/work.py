@@ -82,7 +82,7 @@ class TrainingWork:
         self._speeds, self._cache_dir = speeds, cache_dir
         now = folder.standing
         self._standing = replace(now, status="running", error="")
-        self._noted_s = 0.0
+        self._noted_s, self._text = 0.0, now.text
         self._last: TrainMetrics | None = None
 
     @contextmanager
@@ -139,31 +139,27 @@ class TrainingWork:
         plan, key = self.plan, target.name
         tok_s = self._speeds.read(key).get(plan.method)
         began, before = time.monotonic(), self._standing.seconds
-        yield self.note(phase="writing")
+        yield self.note(phase="reading the texts")
         first: int | None = None
         with closing(texts(plan, target)) as written:
             for corpus in written:
-                seconds = before + time.monotonic() - began
-                count = corpus.num_tokens
+                count, some = corpus.num_tokens, len(corpus.entries) >= SAMPLE_DIALOGUES
                 first = count if first is None else first
-                if (
-                    tok_s is None
-                    and plan.budget.minutes
-                    and len(corpus.entries) >= SAMPLE_DIALOGUES
-                ):
+                if tok_s is None and plan.budget.minutes and some:
+                    yield self.note(phase="timing a few steps", corpus_tokens=count)
                     tok_s = self._learning_speed(target, corpus)
+                seconds = before + time.monotonic() - began
                 left_s = self._left_s(seconds)
-                text = self._standing.text
                 if count != self._standing.corpus_tokens and corpus.entries:
-                    text = _text(target, corpus)
-                whole_s = left_s if plan.budget.minutes else None
-                changes = {
-                    "seconds": seconds,
-                    "corpus_tokens": count,
-                    "text": text,
-                    "left_s": whole_s,
-                }
-                yield self.note(at_once=False, **changes)
+                    self._text = _text(target, corpus)
+                yield self.note(
+                    at_once=False,
+                    phase="writing",
+                    seconds=seconds,
+                    corpus_tokens=count,
+                    text=self._text,
+                    left_s=left_s if plan.budget.minutes else None,
+                )
                 if len(corpus.entries) > 1 and plan.is_written(count, left_s, tok_s):
                     break
         seconds = time.monotonic() - began

@@ -307,8 +307,8 @@ def drawn(method: Any) -> dict[str, Any]:
 def progress_text(state: TrainingState) -> str:
     """What a running training is doing, and how far it is."""
     now, message = state.standing, state.job.message if state.job else "in another process"
-    doing = {"writing": "writing texts", "training": "training"}.get(now.phase, message)
-    if state.job is not None and message not in ("running", now.phase):
+    doing = "writing texts" if now.phase == "writing" else now.phase
+    if state.job is None or message not in ("running", now.phase):
         doing = message
     counts = {"writing": f"{now.corpus_tokens:,} tokens", "training": ""}
     if now.num_steps:
