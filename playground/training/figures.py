@@ -21,7 +21,7 @@ def loss_figure(curve: Curve) -> go.Figure:
     figure = go.Figure()
     points = curve.get("loss", ())
     _line(figure, "loss", points, [point["loss"] for point in points], HUES[0])
-    return _finished(figure, "loss")
+    return _finished(figure)
 
 
 def guesses_figure(curve: Curve) -> go.Figure:
@@ -32,7 +32,7 @@ def guesses_figure(curve: Curve) -> go.Figure:
         values = [100 * point["top1"][depth] for point in points]
         _line(figure, f"position {depth + 1}", points, values, HUES[depth % len(HUES)])
     figure.update_yaxes(ticksuffix=" %", rangemode="tozero")
-    return _finished(figure, "right guesses")
+    return _finished(figure)
 
 
 def gain_figure(curve: Curve) -> go.Figure:
@@ -47,7 +47,7 @@ def gain_figure(curve: Curve) -> go.Figure:
     speedups = [point["speedup"] for point in measured]
     _line(figure, "speedup here", measured, speedups, HUES[1], dots=True)
     figure.add_hline(y=1, line={"width": 1, "dash": "dot", "color": GREY})
-    return _finished(figure, "×")
+    return _finished(figure)
 
 
 def _held_out(curve: Curve) -> list[Mapping[str, Any]]:
@@ -72,9 +72,8 @@ def _line(
     figure.add_scatter(name=name, x=steps, y=values, mode=mode, line=style, marker=style)
 
 
-def _finished(figure: go.Figure, title: str) -> go.Figure:
+def _finished(figure: go.Figure) -> go.Figure:
     styled(figure, height=HEIGHT)
     figure.update_xaxes(title="step")
-    figure.update_yaxes(title=title)
     figure.update_layout(hovermode="x unified", showlegend=len(figure.data) > 1)
     return figure

@@ -2,7 +2,7 @@
 
 ABOUT = {
     "method": "medusa, eagle, eagle3, redrafter or draft_target.",
-    "learn_from": "Answers to what: shipped prompts, those of a file, or runs of the log.",
+    "learn_from": "Prompts for the target: shipped, of a file, or of its runs in the log.",
     "minutes": "Time for writing, training and measuring; empty = until the tokens are learnt.",
     "tokens": "Text to learn from; what is missing is written first. Empty = as time allows.",
     "prompts": "Prompts in Spec-Bench's layout, besides those the target makes.",

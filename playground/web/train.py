@@ -10,6 +10,7 @@ from typing import Any
 import gradio as gr
 
 from engine.config import Settings
+from engine.errors import ConfigError
 from engine.formats import plural
 from engine.safe_text import read_text
 from engine.training.methods import METHODS
@@ -161,6 +162,8 @@ class TrainPage(ExperimentPage):
         """The files of prompts with a new one, which is picked; or what is wrong in it."""
 
         def read() -> str:
+            if not isinstance(file, str):
+                raise ConfigError("Choose a file of prompts.")
             text = read_text(Path(file), most=MAX_PROMPT_FILE)
             return self.experiments.add_file(Path(file).name, text)
 
@@ -292,7 +295,8 @@ class TrainPage(ExperimentPage):
 
 def drawn(method: Any) -> dict[str, Any]:
     """The form of a training's settings."""
-    recipe: TrainSettings = METHODS[method if method in METHODS else next(iter(KINDS))]()
+    known = method if isinstance(method, str) and method in METHODS else next(iter(KINDS))
+    recipe: TrainSettings = METHODS[known]()
     return {
         "method": method,
         "values": {},

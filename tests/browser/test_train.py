@@ -68,6 +68,7 @@ def test_a_head_is_trained_found_again_and_used(
     with GeneratePage.opened(chromium, trained.url, path=path) as page:
         tab = fill(page, 900)
         tab.locator(f"{TRAIN}-outlook .pg-said").wait_for()
+        tab.wait_for_function("!document.querySelector('#pg-train-form .faulty')")
         tab.click(f"{TRAIN}-start:enabled")
         tab.wait_for_url(lambda url: "train=" in url, wait_until="commit")
         tab.reload()
