@@ -15,7 +15,6 @@ from typing import Any, ClassVar
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from engine.drafters.draft_target import DraftTargetConfig
 from engine.drafters.heads.vocabulary import Vocabulary
@@ -71,6 +70,8 @@ class DraftModelStudent(Student):
     def __init__(
         self, settings: DraftModelTraining, target: Target, vocabulary: Vocabulary
     ) -> None:
+        from transformers import LlamaConfig, LlamaForCausalLM  # takes seconds: not at import
+
         super().__init__(settings, target, vocabulary, depths=1)
         eos = sorted(target.eos_ids)
         rope = getattr(target.config, "rope_parameters", None) or {}
