@@ -147,10 +147,10 @@ def _takes(plan: TrainPlan, log: RunLog, speeds: Speeds, num_parameters: int) ->
     writing = (
         f"{about(written / write)} of writing ({written:,} tokens)" if written else "no writing"
     )
+    by = "as measured here" if is_measured else "estimated from plain decoding"
     return (
-        f"{writing.capitalize()}, {about(most * epochs / learn)} of training on {most:,} tokens "
-        f"({epochs:g} passes), {size / 1e6:,.0f} MB of disk; "
-        f"{'as measured here' if is_measured else 'estimated from plain decoding'}."
+        f"{writing.capitalize()}, {about(most * epochs / learn)} of training, which reads "
+        f"{most * epochs:,.0f} tokens, {size / 1e6:,.0f} MB of disk; {by}."
     )
 
 

@@ -17,7 +17,7 @@ from engine.errors import ConfigError
 from engine.training.speculators import write_speculators
 from playground.experiments.job import Job, Jobs, Progress, State, submit
 from playground.host import paths
-from playground.host.runner import EngineHost
+from playground.host.runner import ClosingError, EngineHost
 from playground.training.folder import Standing, TrainingFolder
 from playground.training.plan import TrainPlan, slug
 from playground.training.work import Event, Speeds, TrainingWork
@@ -65,6 +65,8 @@ class Training(Job):
                 while not submit(self._host, self, self.plan, self._turn, patient=True)():
                     if self.cancelled():
                         raise CancelledError
+            except ClosingError as error:  # between two turns
+                raise CancelledError from error
             finally:
                 for session in self._sessions:
                     session.close()
@@ -77,8 +79,6 @@ class Training(Job):
             event = session.next()
             if event is None:
                 return True
-            if isinstance(event, Standing):
-                self.tell(Progress(0, 1, event.phase, event.left_s))
             if self._host.occupancy[1]:
                 self.tell(Progress(0, 1, "paused for other runs", None))
                 return False

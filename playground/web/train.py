@@ -27,7 +27,7 @@ from playground.host.request import DTYPES, FormValues
 from playground.host.runner import EngineHost
 from playground.training.figures import Curve, gain_figure, guesses_figure, loss_figure
 from playground.training.form import PAGE_SESSION, outlook, plan_of_form
-from playground.training.plan import KINDS, Budget, TrainPlan
+from playground.training.plan import KINDS, Budget
 from playground.training.service import Trainings, TrainingState
 from playground.training.words import ABOUT
 from playground.web.address import switch_to
@@ -44,7 +44,6 @@ SOURCES = {
     "prompts": "A file of prompts",
     "runs": "Runs in the log",
 }
-NEVER_FROM_PAGE = ("begin_with",)
 HINTS = {
     "interrupted": "its process ended; Resume goes on from the last checkpoint",
     "cancelled": "stopped; Resume goes on where it stopped",
@@ -189,8 +188,7 @@ class TrainPage(ExperimentPage):
         return self.extent(self.plan(values), None)
 
     def begin(self, values: Mapping[str, Any]) -> str:
-        plan: TrainPlan = self.plan(values)
-        return self.trainings.start(plan)
+        return self.trainings.start(self.plan(values))
 
     def go_on(self, key: str, pool: Pool | None) -> None:
         self.trainings.resume(key)
@@ -302,7 +300,7 @@ def drawn(method: Any) -> dict[str, Any]:
         "values": {},
         "groups": [
             group_of("budget", "Budget", Budget()),
-            group_of("training", "Training", recipe, is_open=False, skip=NEVER_FROM_PAGE),
+            group_of("training", "Training", recipe, is_open=False, skip=["begin_with"]),
             group_of("session", "Measuring", PAGE_SESSION, is_open=False),
         ],
     }

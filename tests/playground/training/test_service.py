@@ -160,7 +160,7 @@ def test_minutes_are_kept_by_fitting_the_passes(trainings: Trainings, host: Engi
     text = outlook(
         plan_for(trainings, host, budget=budget), host.catalog, host.log, trainings.speeds
     )
-    assert "of training on" in text and "MB of disk" in text and "reached MAT" in text
+    assert "of training, which reads" in text and "MB of disk" in text and "reached MAT" in text
 
 
 def test_a_killed_process_leaves_an_interrupted_training_that_goes_on(
