@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 import zipfile
 from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import CancelledError
@@ -14,8 +13,9 @@ from typing import Any
 
 from engine.drafters.base import BuildContext
 from engine.errors import ConfigError
+from engine.model.target import Target
 from engine.training.speculators import write_speculators
-from playground.experiments.job import Job, Jobs, Progress, State, submit
+from playground.experiments.job import Job, Jobs, Progress, State, submit, time_left
 from playground.host import paths
 from playground.host.runner import ClosingError, EngineHost
 from playground.training.folder import Standing, TrainingFolder
@@ -25,25 +25,13 @@ from playground.training.work import Event, Speeds, TrainingWork
 NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,99}")
 DRAFT_LEN = 3
 """Tokens that a serving engine drafts with an exported head, unless it is told otherwise."""
+STATUS_WORDS = {
+    "interrupted": "its process ended; Resume goes on from the last checkpoint",
+    "cancelled": "stopped; Resume goes on where it stopped",
+    "failed": "failed; Resume tries again",
+    "completed": "done",
+}
 EXPORTED = ("*.json", "*.safetensors", "README.md", "tokenizer*", "*.txt", "*.jinja", "*.model")
-
-
-class Session:
-    """A training's work on one loaded target, from turn to turn; freed with the target."""
-
-    def __init__(self, events: Generator[Event]) -> None:
-        self._events = events
-        self._lock = threading.Lock()
-
-    def next(self) -> Event | None:
-        """The next step's event; None at the end."""
-        with self._lock:
-            return next(self._events, None)
-
-    def close(self) -> None:
-        """Write the checkpoint."""
-        with self._lock:
-            self._events.close()
 
 
 class Training(Job):
@@ -53,7 +41,8 @@ class Training(Job):
         super().__init__(work.folder.name, owner=f"training {work.folder.name}")
         self.plan, self.work = plan, work
         self._host = host
-        self._sessions: list[Session] = []
+        self._target: Target | None = None
+        self._events: Generator[Event] | None = None
 
     def conduct(self) -> State:
         """Train to the end; says in the folder how it ended.
@@ -68,15 +57,16 @@ class Training(Job):
             except ClosingError as error:  # between two turns
                 raise CancelledError from error
             finally:
-                for session in self._sessions:
-                    session.close()
+                self._close()
         return "completed"
 
     def _turn(self, context: BuildContext) -> bool:
         """Work until somebody else waits; whether all is done."""
-        session = self._host.attached(self, lambda: self._begin(context))
+        if self._events is None or context.target is not self._target:
+            self._close()
+            self._target, self._events = context.target, self.work.run(context.target)
         while not self.cancelled():
-            event = session.next()
+            event = next(self._events, None)
             if event is None:
                 return True
             if self._host.occupancy[1]:
@@ -85,10 +75,11 @@ class Training(Job):
             self.tell(Progress(0, 1, "running", None))
         return False
 
-    def _begin(self, context: BuildContext) -> Session:
-        session = Session(self.work.run(context.target))
-        self._sessions = [session]
-        return session
+    def _close(self) -> None:
+        """Write the checkpoint, and let go of the target."""
+        if self._events is not None:
+            self._events.close()
+        self._target = self._events = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +100,57 @@ class TrainingState:
     card: Mapping[str, Any] | None
     where: Path
 
+    @property
+    def results(self) -> TrainingState:
+        """What the report is drawn from."""
+        return self
+
+    @property
+    def version(self) -> str:
+        """Changes with what the report shows; losses count by the half dozen."""
+        counts = {kind: len(points) for kind, points in self.curve.items()}
+        losses, others, now = counts.pop("loss", 0) // 6, sum(counts.values()), self.standing
+        return repr((now.status, now.phase, losses, others, now.text))
+
+    @property
+    def status(self) -> str:
+        return self.standing.status
+
+    @property
+    def error(self) -> str:
+        return self.standing.error
+
+    @property
+    def text(self) -> str:
+        """What it is doing, and how far it is, or how it ended."""
+        now, job = self.standing, self.job
+        if now.status != "running":
+            return STATUS_WORDS[now.status]
+        message = job.message if job else "in another process"
+        doing = "writing texts" if now.phase == "writing" else now.phase
+        if job is None or message not in ("running", now.phase):
+            doing = message
+        counts = {"writing": f"{now.corpus_tokens:,} tokens"}
+        if now.num_steps:
+            counts["training"] = f"step {now.step:,} of {now.num_steps:,}"
+        return " · ".join(filter(None, (doing, counts.get(now.phase), time_left(now.left_s))))
+
+    @property
+    def share(self) -> float | None:
+        """How much is done: of the writing, then of the training."""
+        now, tokens = self.standing, self.plan.budget.tokens
+        if now.status != "running":
+            return None
+        if now.num_steps:
+            return now.step / now.num_steps
+        return min(1.0, now.corpus_tokens / tokens) if tokens else 0.0
+
+    @property
+    def resume(self) -> str:
+        """What going on is called; empty where it cannot be."""
+        can = self.job is None and self.status in ("interrupted", "cancelled", "failed")
+        return "Resume" if can else ""
+
 
 class Trainings:
     def __init__(self, host: EngineHost, folder: Path | None = None) -> None:
@@ -116,7 +158,8 @@ class Trainings:
         self.catalog = host.catalog
         self.folder = folder or paths.training()
         self.speeds = Speeds(self.folder / "speeds.json")
-        self._host, self._jobs = host, Jobs(host)
+        self._host, self._jobs = host, Jobs()
+        host.before_close(self._jobs.close)
         for name in self.newest():
             self._offer(TrainingFolder(self._heads / name))
 

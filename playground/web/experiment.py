@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import gradio as gr
 
 from engine.errors import ConfigError
 from playground.errors import Fault, attempt
 from playground.experiments.cluster import Pool, pool_of
-from playground.experiments.job import about
+from playground.experiments.job import Job, about
 from playground.experiments.plan import ExperimentPlan
-from playground.experiments.service import Experiments, ExperimentState
+from playground.experiments.service import Experiments
 from playground.host.runner import EngineHost
 from playground.web.address import address_js
 from playground.web.forms import QUIET, RAW
@@ -26,7 +26,28 @@ PLACES = {"local": "Ray on this machine"}
 WORKERS = {"worker": "machine and process id", "device": "", "measures": ""}
 
 
-def state_of(now: ExperimentState) -> str:
+class Shown(Protocol):
+    """An experiment or a training as it stands; see `ExperimentState`."""
+
+    @property
+    def job(self) -> Job | None: ...
+    @property
+    def version(self) -> str: ...
+    @property
+    def results(self) -> Any: ...
+    @property
+    def status(self) -> str: ...
+    @property
+    def error(self) -> str: ...
+    @property
+    def text(self) -> str: ...
+    @property
+    def share(self) -> float | None: ...
+    @property
+    def resume(self) -> str: ...
+
+
+def state_of(now: Shown) -> str:
     """Where an experiment stands, with the workers that measure it."""
     head = state_html(now.status, now.text, share=now.share, error=now.error)
     rows = now.job.workers() if now.job else ()
@@ -84,7 +105,7 @@ class ExperimentPage(ABC):
         """Draw the report."""
 
     @abstractmethod
-    def read(self, key: str) -> ExperimentState:
+    def read(self, key: str) -> Shown:
         """Where one stands; raises a sentence if there is none of this key."""
 
     @abstractmethod
@@ -110,6 +131,10 @@ class ExperimentPage(ABC):
     def end(self, key: str) -> None:
         """Stop one."""
         self.experiments.stop(key)
+
+    def go_on(self, key: str, pool: Pool | None) -> None:
+        """Resume one."""
+        self.experiments.resume(key, pool)
 
     def outlook(self, values: Mapping[str, Any]) -> str:
         """What the form would run, and for how long; raises a sentence if it cannot."""
@@ -205,7 +230,7 @@ class ExperimentPage(ABC):
         return pool_of(place, num_workers, self.clusters)
 
     def _resume(self, place: Any, num_workers: Any, *values: Any) -> list[Any]:
-        act = self.acting(lambda key: self.experiments.resume(key, self.pool(place, num_workers)))
+        act = self.acting(lambda key: self.go_on(key, self.pool(place, num_workers)))
         return act(*values)
 
     def _look_ahead(self, *values: Any) -> tuple[Any, Any]:

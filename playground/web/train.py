@@ -17,10 +17,8 @@ from engine.training.methods import METHODS
 from engine.training.recipe import TrainSettings
 from engine.training.session import SessionSettings
 from playground.errors import Fault, attempt
-from playground.experiments.compare.form import CompareForm
-from playground.experiments.compare.links import method_form, run_form
-from playground.experiments.job import time_left
-from playground.experiments.pool import Pool
+from playground.experiments.cluster import Pool
+from playground.experiments.compare.form import CompareForm, method_form, run_form
 from playground.experiments.service import Experiments
 from playground.host.controls import group_of
 from playground.host.request import DTYPES, FormValues
@@ -32,7 +30,7 @@ from playground.training.service import Trainings, TrainingState
 from playground.training.words import ABOUT
 from playground.web.address import switch_to
 from playground.web.compare import ComparePage
-from playground.web.experiment import ExperimentPage, Standing, read_key
+from playground.web.experiment import ExperimentPage, read_key
 from playground.web.forms import QUIET, RAW, SettingsForm
 from playground.web.generate import GeneratePage
 from playground.web.results import HTML, saying
@@ -43,12 +41,6 @@ SOURCES = {
     "shipped": "Shipped prompts",
     "prompts": "A file of prompts",
     "runs": "Runs in the log",
-}
-HINTS = {
-    "interrupted": "its process ended; Resume goes on from the last checkpoint",
-    "cancelled": "stopped; Resume goes on where it stopped",
-    "failed": "failed; Resume tries again",
-    "completed": "done",
 }
 CARD = HTML.from_string("""
 <div class="pg-card"><h3>{{ title }}</h3>
@@ -201,24 +193,8 @@ class TrainPage(ExperimentPage):
     def choices(self) -> list[tuple[str, str]]:
         return [(name, name) for name in self.trainings.newest()[:MAX_LISTED]]
 
-    def standing(self, key: str) -> Standing:
-        state = self.trainings.look(key)
-        now, job = state.standing, state.job
-        counts = {kind: len(points) for kind, points in state.curve.items()}
-        losses, others = counts.pop("loss", 0) // 6, sum(counts.values())
-        version = (now.status, now.phase, losses, others, now.text)
-        text = HINTS.get(now.status) or progress_text(state)
-        return Standing(
-            state,
-            version,
-            now.status,
-            text,
-            resume="Resume" if job is None and now.status in list(HINTS)[:3] else "",
-            here=job is not None,
-            share=share_of(state) if now.status == "running" else None,
-            error=now.error,
-            job=job,
-        )
+    def read(self, key: str) -> TrainingState:
+        return self.trainings.look(key)
 
     def report(self, state: TrainingState, *choices: Any) -> list[Any]:
         figures = [draw(state.curve) for _, _, draw in PLOTS.values()]
@@ -245,7 +221,7 @@ class TrainPage(ExperimentPage):
 
         def use(picked: Any) -> list[Any]:
             target, method = self.trainings.method(read_key(picked))
-            return [switch_to("generate"), *generate.take(target, method, {})]
+            return [switch_to("generate"), *generate.form_values.of_method(target, method, {})]
 
         def compare_it(picked: Any) -> list[Any]:
             target, key = self.trainings.method(read_key(picked))
@@ -304,28 +280,6 @@ def drawn(method: Any) -> dict[str, Any]:
             group_of("session", "Measuring", PAGE_SESSION, is_open=False),
         ],
     }
-
-
-def progress_text(state: TrainingState) -> str:
-    """What a running training is doing, and how far it is."""
-    now, message = state.standing, state.job.message if state.job else "in another process"
-    doing = "writing texts" if now.phase == "writing" else now.phase
-    if state.job is None or message not in ("running", now.phase):
-        doing = message
-    counts = {"writing": f"{now.corpus_tokens:,} tokens", "training": ""}
-    if now.num_steps:
-        counts["training"] = f"step {now.step:,} of {now.num_steps:,}"
-    return " · ".join(filter(None, (doing, counts.get(now.phase, ""), time_left(now.left_s))))
-
-
-def share_of(state: TrainingState) -> float:
-    """How much is done: of the writing, then of the training."""
-    now, budget = state.standing, state.plan.budget
-    if now.num_steps:
-        return now.step / now.num_steps
-    if budget.tokens:
-        return min(1.0, now.corpus_tokens / budget.tokens)
-    return 0.0
 
 
 def card_html(state: TrainingState) -> str:

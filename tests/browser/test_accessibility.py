@@ -21,7 +21,7 @@ from tests.playground.sweeps.test_service import begin as start_sweep
 from tests.playground.sweeps.test_service import ended as swept
 
 pytestmark = pytest.mark.browser
-TABS = ("Generate", "Compare", "Tree", "Benchmark", "Sweep", "Runs", "Deploy", "Connect")
+TABS = ("Generate", "Compare", "Tree", "Benchmark", "Sweep", "Train", "Runs", "Deploy", "Connect")
 RUN = "axe.run(document, { resultTypes: ['violations'] })"
 
 

@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 from playground.cli.main import app
 from playground.experiments.cluster import connected
 from playground.experiments.finished import finished_requests, in_pairs
-from playground.experiments.service import Experiments, ExperimentState
+from playground.experiments.service import Experiments
 from playground.host.runner import EngineHost
 from playground.web.benchmark import BenchmarkPage
-from playground.web.experiment import ExperimentPage, state_of
+from playground.web.experiment import ExperimentPage, Shown, state_of
 from playground.web.sweep import SweepPage
 from storage import RunLog
 from tests.playground.bench import test_service as benchmarks
@@ -69,7 +69,7 @@ def test_what_workers_could_not_write_to_is_refused(tiny_folder: Path, tmp_path:
     assert "need --ray ADDRESS" in result.output
 
 
-def followed(page: ExperimentPage, key: str) -> tuple[ExperimentState, str]:
+def followed(page: ExperimentPage, key: str) -> tuple[Shown, str]:
     """How an experiment ended, and what the page showed while it was measured."""
     shown, until = "", time.monotonic() + WAIT_S
     while (now := page.read(key)).job is not None or now.status == "running":

@@ -95,7 +95,7 @@ def check_writes_as_alone(target: Target) -> None:
     parts = Completion("turn", longest, 1.0), fixed, Completion("answer", 9, 0.0)
     specs = [DialogueSpec(i, "", i, (opening + "x" * (i % 7), *parts)) for i in range(40)]
     num_cut = 0
-    for dialogue in BatchGenerator(target, rows=5, max_len=128).run(iter(specs)):
+    for dialogue in filter(None, BatchGenerator(target, rows=5, max_len=128).run(iter(specs))):
         (start, end), tokens = dialogue.spans[0], dialogue.token_ids
         for at in range(start, end):
             logits = target.prefill(tokens[:at], target.new_cache(at), Needs()).logits
