@@ -19,7 +19,7 @@ from playground.cli.options import (
     say,
     takes,
 )
-from playground.training.words import ABOUT
+from playground.training import ABOUT
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -19,7 +19,7 @@ from engine.training.methods import training_settings
 from engine.training.recipe import TrainSettings
 from engine.training.session import SessionSettings
 from playground.experiments.prompt_files import read_suite_file
-from playground.training.words import ABOUT
+from playground.training import ABOUT
 from presets import PromptSuite
 from storage import RunLog, RunQuery
 

@@ -4,47 +4,28 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import gradio as gr
 
 from engine.errors import ConfigError
 from playground.errors import Fault, attempt
 from playground.experiments.cluster import Pool, pool_of
-from playground.experiments.job import Job, about
+from playground.experiments.job import about
 from playground.experiments.plan import ExperimentPlan
-from playground.experiments.service import Experiments
+from playground.experiments.service import Experiments, ExperimentState
 from playground.host.runner import EngineHost
+from playground.training.service import TrainingState
 from playground.web.address import address_js
 from playground.web.forms import QUIET, RAW
 from playground.web.results import or_skip, saying, state_html, table_html
 from storage import RunQuery
 
+Shown = ExperimentState | TrainingState
 MAX_KEY = 100
 STATUS = {"completed": "done", "cancelled": "stopped"}
 PLACES = {"local": "Ray on this machine"}
 WORKERS = {"worker": "machine and process id", "device": "", "measures": ""}
-
-
-class Shown(Protocol):
-    """An experiment or a training as it stands; see `ExperimentState`."""
-
-    @property
-    def job(self) -> Job | None: ...
-    @property
-    def version(self) -> str: ...
-    @property
-    def results(self) -> Any: ...
-    @property
-    def status(self) -> str: ...
-    @property
-    def error(self) -> str: ...
-    @property
-    def text(self) -> str: ...
-    @property
-    def share(self) -> float | None: ...
-    @property
-    def resume(self) -> str: ...
 
 
 def state_of(now: Shown) -> str:

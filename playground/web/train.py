@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from itertools import chain
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +22,18 @@ from playground.experiments.service import Experiments
 from playground.host.controls import group_of
 from playground.host.request import DTYPES, FormValues
 from playground.host.runner import EngineHost
-from playground.training.figures import Curve, gain_figure, guesses_figure, loss_figure
+from playground.training import ABOUT
+from playground.training.figures import FIGURES
 from playground.training.form import PAGE_SESSION, outlook, plan_of_form
 from playground.training.plan import KINDS, Budget
 from playground.training.service import Trainings, TrainingState
-from playground.training.words import ABOUT
 from playground.web.address import switch_to
 from playground.web.compare import ComparePage
+from playground.web.deploy import Updates
 from playground.web.experiment import ExperimentPage, read_key
 from playground.web.forms import QUIET, RAW, SettingsForm
 from playground.web.generate import GeneratePage
-from playground.web.results import HTML, saying
+from playground.web.results import HTML, leads, saying
 
 MAX_PROMPT_FILE = 8_000_000
 MAX_LISTED = 100
@@ -54,13 +54,6 @@ CARD = HTML.from_string("""
 TEXT = HTML.from_string("""
 {% if text %}<h4>Written by the target</h4><pre class="pg-text" tabindex="0">{{ text }}</pre>
 {% endif %}""")
-TITLE = HTML.from_string("<h4>{{ title | term(about) }}</h4>")
-PLOTS: dict[str, tuple[str, str, Callable[[Curve], Any]]] = {
-    "gain": ("MAT and speedup", "predicted for a chain of best guesses, and measured", gain_figure),
-    "guesses": ("Right guesses by position", "of best guesses on held-out texts", guesses_figure),
-    "loss": ("Loss", "mean of the packs of a step", loss_figure),
-}
-"""Title, explanation and drawing of each figure."""
 Menus = Sequence[tuple[Any, Any, Any]]
 """A page's target picker, its method picker, and what lists the methods of a target."""
 
@@ -115,27 +108,22 @@ class TrainPage(ExperimentPage):
 
     def _report(self) -> None:
         card = gr.HTML(elem_id="pg-train-card")
-        with gr.Row(elem_classes="pg-bar", visible=False) as leads:
+        with gr.Row(elem_classes="pg-bar", visible=False) as buttons:
             self.use = gr.Button("Use in Generate", variant="primary", elem_id="pg-train-use")
             self.compare = gr.Button("Compare with plain decoding", elem_id="pg-train-compare")
             self.export = gr.Button("Export", elem_id="pg-train-export")
-        self.note = gr.HTML(elem_id="pg-train-note")
         self.download = gr.File(
             label="Drafter", interactive=False, visible=False, elem_id="pg-train-download"
         )
-        with gr.Row(equal_height=False, elem_id="pg-train-plots"):
-            plots = [part for name in PLOTS for part in self._plot(name)]
+        with gr.Row(equal_height=False):
+            plots = [
+                gr.Plot(visible=False, show_label=False, min_width=300, elem_id=f"pg-train-{name}")
+                for name in FIGURES
+            ]
         text = gr.HTML(elem_id="pg-train-text")
         self.known = gr.HTML(None, html_template="", js_on_load="", elem_classes="pg-none")
         self.choosers = []
-        self.parts = [card, leads, *plots, text, self.known]
-
-    def _plot(self, name: str) -> tuple[gr.Column, gr.Plot]:
-        """A figure under its title, hidden until it has points."""
-        title, about, _ = PLOTS[name]
-        with gr.Column(min_width=300, visible=False) as column:
-            gr.HTML(TITLE.render(title=title, about=about))
-            return column, gr.Plot(show_label=False, elem_id=f"pg-train-{name}")
+        self.parts = [card, buttons, *plots, text, self.known]
 
     # ---- the form
 
@@ -197,11 +185,11 @@ class TrainPage(ExperimentPage):
         return self.trainings.look(key)
 
     def report(self, state: TrainingState, *choices: Any) -> list[Any]:
-        figures = [draw(state.curve) for _, _, draw in PLOTS.values()]
-        plots = [[gr.Column(visible=bool(one.data)), one] for one in figures]
-        leads = gr.Row(visible=state.card is not None)
+        figures = [draw(state.curve) for draw in FIGURES.values()]
+        plots = [gr.Plot(one, visible=bool(one.data)) for one in figures]
+        buttons = gr.Row(visible=state.card is not None)
         text = TEXT.render(text=state.standing.text)
-        return [card_html(state), leads, *chain.from_iterable(plots), text, self._known()]
+        return [card_html(state), buttons, *plots, text, self._known()]
 
     def _known(self) -> dict[str, Any]:
         """The trained drafters that method menus list."""
@@ -219,11 +207,11 @@ class TrainPage(ExperimentPage):
     ) -> None:
         """Take a drafter to Generate or Compare, save it, and list it in the pages' menus."""
 
-        def use(picked: Any) -> list[Any]:
-            target, method = self.trainings.method(read_key(picked))
-            return [switch_to("generate"), *generate.form_values.of_method(target, method, {})]
+        def use(picked: Any) -> Updates:
+            filled = generate.form_values.of_method(*self.trainings.method(read_key(picked)), {})
+            return {tabs: switch_to("generate"), **dict(zip(in_generate, filled, strict=True))}
 
-        def compare_it(picked: Any) -> list[Any]:
+        def compare_it(picked: Any) -> Updates:
             target, key = self.trainings.method(read_key(picked))
             form = CompareForm(
                 target=target,
@@ -233,29 +221,19 @@ class TrainPage(ExperimentPage):
                 slots=[(key, method_form(self.catalog.method(key)))],
                 form=run_form(),
             )
-            return [switch_to("compare"), *compare.filled(form)]
+            filled = zip(in_compare, compare.filled(form), strict=True)
+            return {tabs: switch_to("compare"), **dict(filled)}
 
-        def save(picked: Any) -> list[Any]:
+        def save(picked: Any) -> Updates:
             into = Path(self.download.GRADIO_CACHE) / "drafters"
             file = self.trainings.export(read_key(picked), into)
-            return [gr.File(str(file), visible=True)]
+            return {self.download: gr.File(str(file), visible=True)}
 
-        def leading(lead: Any, outputs: Sequence[Any]) -> Any:
-            def go(picked: Any) -> list[Any]:
-                updates = attempt(lambda: lead(picked), where="using a drafter")
-                if isinstance(updates, Fault):
-                    return [saying(updates), *[gr.skip()] * len(outputs)]
-                return ["", *updates]
-
-            return go
-
-        in_generate = [tabs, generate.target, generate.method, generate.form.spec]
-        for button, lead, outputs in (
-            (self.use, use, in_generate),
-            (self.compare, compare_it, [tabs, *compare.outputs[:-2]]),
-            (self.export, save, [self.download]),
-        ):
-            button.click(leading(lead, outputs), self.picker, [self.note, *outputs], **RAW)
+        in_generate = [generate.target, generate.method, generate.form.spec]
+        in_compare, picked = compare.outputs[:-2], [self.picker]
+        leads(self.use, use, picked, [tabs, *in_generate], self.state)
+        leads(self.compare, compare_it, picked, [tabs, *in_compare], self.state)
+        leads(self.export, save, picked, [self.download], self.state)
         self.picker.change(lambda: gr.File(visible=False), None, self.download, **RAW)
 
         def renew(*targets: Any) -> list[Any]:

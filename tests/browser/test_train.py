@@ -38,6 +38,7 @@ def fill(page: GeneratePage, tokens: int) -> Any:
     tab = page.tab
     tab.get_by_role("tab", name="Train", exact=True).click()
     page.pick("train-method", "Medusa")
+    tab.wait_for_selector("#pg-train-form .pg-field-heads", state="attached")  # drawn anew
     tab.locator("#pg-train-form button.label-wrap", has_text="Training").click()
     for name, value in (
         ("minutes", ""),
