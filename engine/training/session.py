@@ -311,7 +311,8 @@ def train(
     """Train one drafter into `output`, or resume the run there.
 
     Args:
-        report_every: optimizer steps between two metrics.
+        report_every: optimizer steps between two metrics; what is measured after such a step is
+            yielded before its metrics, so that a run broken off at these lacks nothing.
 
     Raises ConfigError: the corpus does not fit, or the run in `output` has other settings.
     """
@@ -331,11 +332,11 @@ def train(
     # Closing the steps saves a run that is broken off.
     with closing(trainer), closing(steps):
         for metrics in steps:
-            yield metrics
             if metrics.step in looks:
                 with trainer.average.applied():
                     rates = trainer.held_out_rates(LOOK_PACKS)
                 yield HeldOut(trainer.step, rates)
             if metrics.step in marks and metrics.step < trainer.num_steps:
                 yield Evaluation(trainer.step, evaluate(trainer, output, questions, **how))
+            yield metrics
         yield Evaluation(trainer.step, evaluate(trainer, output, questions, **how))

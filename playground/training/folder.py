@@ -31,7 +31,7 @@ from playground.training.plan import KINDS, TrainPlan
 from presets import MethodPreset
 
 Status = Literal["running", "completed", "cancelled", "failed", "interrupted"]
-CARD, LOCK = "card.json", "running.lock"
+CARD = "card.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,21 +93,20 @@ class TrainingFolder:
         values = read_settings(file)
         known = {one.name for one in fields(Standing)}
         now = Standing(**{key: value for key, value in values.items() if key in known})
-        if now.status == "running" and not self.is_locked:
-            return replace(now, status="interrupted")
-        return now
+        if now.status != "running":
+            return now
+        try:
+            with self._lock.acquire(blocking=False):
+                return replace(now, status="interrupted")
+        except Timeout:  # a process trains here
+            return now
 
     def write_standing(self, standing: Standing) -> None:
         self._write("standing.json", json.dumps(asdict(standing)))
 
     @property
-    def is_locked(self) -> bool:
-        """Whether a process trains here now."""
-        try:
-            with FileLock(self._own / LOCK, thread_local=False).acquire(blocking=False):
-                return False
-        except Timeout:
-            return True
+    def _lock(self) -> FileLock:
+        return FileLock(self._own / "running.lock", thread_local=False)
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -118,8 +117,7 @@ class TrainingFolder:
         with writing(self.path):
             self._own.mkdir(parents=True, exist_ok=True)
         try:
-            # Readers hold it for an instant.
-            with FileLock(self._own / LOCK, thread_local=False).acquire(timeout=1.0):
+            with self._lock.acquire(timeout=1.0):  # readers hold it for an instant
                 yield
         except Timeout as error:
             raise ConfigError(f"Another process trains into {self.path}. Stop it there.") from error

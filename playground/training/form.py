@@ -12,7 +12,7 @@ from engine.errors import ConfigError, one_of
 from engine.formats import plural
 from engine.model.corpus import DIALOGUES
 from engine.model.files import read_settings
-from engine.training.recipe import TrainSettings
+from engine.training.methods import METHODS
 from engine.training.session import SessionSettings
 from playground.experiments.job import about
 from playground.host.catalog import Catalog
@@ -21,7 +21,6 @@ from playground.host.request import check_size, read_dtype
 from playground.training.folder import CARD
 from playground.training.plan import (
     KINDS,
-    MAX_PROMPTS,
     PART_OF_MINUTES,
     Budget,
     LearnFrom,
@@ -30,7 +29,6 @@ from playground.training.plan import (
     given_prompts,
     prompts_of,
     prompts_of_runs,
-    recipe_of,
 )
 from playground.training.work import Speeds
 from presets import PromptSuite
@@ -59,11 +57,6 @@ class TrainForm(Settings):
     training: dict[str, Any] = {}
     session: dict[str, Any] = {}
 
-    def recipe(self) -> TrainSettings:
-        """Raises ConfigError: naming the invalid setting."""
-        base = recipe_of(self.method, {})
-        return settings_from(type(base), self.training, where="training") if self.training else base
-
 
 def plan_of_form(
     catalog: Catalog,
@@ -88,15 +81,13 @@ def plan_of_form(
         prompts = given_prompts([suites[one_of("file", values.file, suites)]])
     else:
         prompts = ()
-    if len(prompts) > MAX_PROMPTS:
-        raise ConfigError(f"A training takes at most {MAX_PROMPTS} prompts, got {len(prompts)}.")
     folder = corpus_folder(corpora, target, prompts)
     if values.learn_from == "shipped" and not folder.is_relative_to(presets.FOLDER):
         prompts = prompts_of([presets.FOLDER / "prompts/training.jsonl"])
-    recipe = values.recipe()
-    recipe_of(values.method, recipe.changed)
+    recipe = settings_from(METHODS[values.method], values.training, where="training")
+    if recipe.begin_with:
+        raise ConfigError("begin_with can be set on the command line only.")
     session = settings_from(SessionSettings, values.session) if values.session else PAGE_SESSION
-    budget = settings_from(Budget, values.budget, where="budget") if values.budget else Budget()
     return TrainPlan(
         target=target,
         dtype=read_dtype(values.dtype),
@@ -104,7 +95,7 @@ def plan_of_form(
         learn_from=values.learn_from,
         corpus=folder,
         prompts=prompts,
-        budget=budget,
+        budget=settings_from(Budget, values.budget, where="budget"),
         seed=recipe.seed,
         settings=recipe.changed,
         session=session,
@@ -116,12 +107,18 @@ def plan_of_form(
 
 def outlook(plan: TrainPlan, catalog: Catalog, log: RunLog, speeds: Speeds) -> str:
     """What a plan will take on this machine, and what to expect, in sentences."""
-    cards = list(_cards(plan, catalog))
-    num_parameters = int(cards[0]["num_parameters"]) if cards else 0
-    takes = _takes(plan, log, speeds, num_parameters)
+    cards = _cards(plan, catalog)
+    takes = _takes(plan, log, speeds, int(cards[0]["num_parameters"]) if cards else 0)
     if plan.prompts and plan.learn_from != "shipped":
         takes = f"{plural(len(plan.prompts), 'prompt')} to answer. {takes}"
-    return f"{takes} {_expectation(cards)}"
+    if not cards:
+        return f"{takes} MAT begins at 1; most of the gain comes with the first million tokens."
+    best = max(cards, key=lambda card: card["held_out"]["overall"]["mat"])
+    return (
+        f"{takes} For comparison: a head of this kind for this target reached MAT "
+        f"{best['held_out']['overall']['mat']:.2f} after reading "
+        f"{best['data']['num_tokens'] * best['settings']['epochs'] / 1e6:.1f} million tokens."
+    )
 
 
 def _takes(plan: TrainPlan, log: RunLog, speeds: Speeds, num_parameters: int) -> str:
@@ -151,18 +148,6 @@ def _takes(plan: TrainPlan, log: RunLog, speeds: Speeds, num_parameters: int) ->
     return (
         f"{writing.capitalize()}, {about(most * epochs / learn)} of training, which reads "
         f"{most * epochs:,.0f} tokens, {size / 1e6:,.0f} MB of disk; {by}."
-    )
-
-
-def _expectation(cards: list[Mapping[str, Any]]) -> str:
-    if not cards:
-        return "MAT begins at 1; most of the gain comes with the first million tokens."
-    best = max(cards, key=lambda card: card["held_out"]["overall"]["mat"])
-    data, epochs = best["data"], best["settings"]["epochs"]
-    return (
-        f"For comparison: a head of this kind for this target reached MAT "
-        f"{best['held_out']['overall']['mat']:.2f} after reading "
-        f"{data['num_tokens'] * epochs / 1e6:.1f} million tokens."
     )
 
 

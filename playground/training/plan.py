@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -32,7 +32,6 @@ KINDS = {
     "draft_target": "Small draft model",
 }
 """Trainable methods and their titles."""
-MAX_PROMPTS = 20_000
 MAX_RUNS = 1_000
 PART_OF_MINUTES = 0.9
 """Of the minutes, what writing and training may take; the rest is for measuring."""
@@ -162,13 +161,3 @@ def slug(name: str) -> str:
     """A name as part of a folder's name."""
     kept = (c.lower() if c.isalnum() and c.isascii() else "-" for c in Path(name).name)
     return "".join(kept).strip("-")[:48] or "target"
-
-
-def recipe_of(method: str, values: Mapping[str, Any]) -> TrainSettings:
-    """As `training_settings`, for values from the page, which may name no weights.
-
-    Raises ConfigError: it does.
-    """
-    if values.get("begin_with"):
-        raise ConfigError("begin_with can be set on the command line only.")
-    return training_settings(method, values)

@@ -14,6 +14,7 @@ from typing import Any
 from engine.drafters.base import BuildContext
 from engine.errors import ConfigError
 from engine.model.target import Target
+from engine.training.session import Evaluation, HeldOut
 from engine.training.speculators import write_speculators
 from playground.experiments.job import Job, Jobs, Progress, State, submit, time_left
 from playground.host import paths
@@ -65,15 +66,18 @@ class Training(Job):
         if self._events is None or context.target is not self._target:
             self._close()
             self._target, self._events = context.target, self.work.run(context.target)
-        while not self.cancelled():
+        while True:
             event = next(self._events, None)
             if event is None:
                 return True
+            if isinstance(event, HeldOut | Evaluation):
+                continue  # the step's own event follows: only between two steps is nothing lost
+            if self.cancelled():
+                return False
             if self._host.occupancy[1]:
                 self.tell(Progress(0, 1, "paused for other runs", None))
                 return False
             self.tell(Progress(0, 1, "running", None))
-        return False
 
     def _close(self) -> None:
         """Write the checkpoint, and let go of the target."""
@@ -157,19 +161,12 @@ class Trainings:
         """`folder`: of drafters, corpora and measured speeds; by default the user's own."""
         self.catalog = host.catalog
         self.folder = folder or paths.training()
+        self.corpora, self._heads = self.folder / "corpora", self.folder / "heads"
         self.speeds = Speeds(self.folder / "speeds.json")
         self._host, self._jobs = host, Jobs()
         host.before_close(self._jobs.close)
         for name in self.newest():
             self._offer(TrainingFolder(self._heads / name))
-
-    @property
-    def corpora(self) -> Path:
-        return self.folder / "corpora"
-
-    @property
-    def _heads(self) -> Path:
-        return self.folder / "heads"
 
     # ---- running
 
@@ -217,9 +214,8 @@ class Trainings:
     def look(self, name: str) -> TrainingState:
         """Raises ConfigError: there is none of this name."""
         folder = self._folder(name)
-        job = self._jobs.get(name)
-        curve, card = folder.curve(), folder.card
-        return TrainingState(folder.plan, folder.standing, job, curve, card, folder.path)
+        now, job = folder.standing, self._jobs.get(name)
+        return TrainingState(folder.plan, now, job, folder.curve(), folder.card, folder.path)
 
     def _folder(self, name: str) -> TrainingFolder:
         folder = TrainingFolder(self._heads / name)

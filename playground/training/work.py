@@ -286,21 +286,19 @@ def speed_beside_plain(
     None where the texts are too short to tell.
     """
     limits = Limits(max_new_tokens=num_tokens, ignore_eos=True)
-    plain = parse_method({"decoding_type": PLAIN})
-    builders: list[Callable[[], Drafter]] = [
-        lambda: plain.build(context),
-        lambda: build_drafter(config, context),
-    ]
-    seconds, tokens = [0.0, 0.0], [0, 0]
-    for i, build in enumerate(builders):
-        with closing(build()) as drafter:
-            for question in questions:
-                run = measure(decode(context.target, drafter, question.prompt_ids, limits=limits))
-                seconds[i] += run.decode_s
-                tokens[i] += max(0, run.num_new_tokens - 1)
-    if not all(seconds) or not all(tokens):
-        return None
-    return (tokens[1] / seconds[1]) / (tokens[0] / seconds[0])
+
+    def tok_s(drafter: Drafter) -> float:
+        with closing(drafter):
+            decoded = (
+                decode(context.target, drafter, q.prompt_ids, limits=limits) for q in questions
+            )
+            runs = [measure(run) for run in decoded]
+        seconds = sum(run.decode_s for run in runs)
+        return sum(max(0, run.num_new_tokens - 1) for run in runs) / seconds if seconds else 0.0
+
+    plain = tok_s(parse_method({"decoding_type": PLAIN}).build(context))
+    drafted = tok_s(build_drafter(config, context))
+    return drafted / plain if plain and drafted else None
 
 
 def predicted_mat(top1: Sequence[float], depth: int) -> float:
