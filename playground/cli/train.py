@@ -111,8 +111,9 @@ class TrainOptions(TargetOptions, RayOptions, LogOptions):
             folder = TrainingFolder(output / ",".join(point))
             own = plan.replace(settings={**plan.settings, **read_overrides(point)})
             own.recipe  # noqa: B018  # refuses invalid settings before anything is loaded
-            if self.minutes is not None and folder.exists:
-                own = folder.plan.same_as(own)
+            if self.minutes is not None and folder.exists and (begun := folder.plan).fitted:
+                fitted = {**own.settings, "epochs": begun.recipe.epochs}
+                own = own.replace(settings=fitted, fitted=True)
             speeds = Speeds(base / "speeds.json")
             works.append(TrainingWork(own, folder, speeds, cache_dir=self.cache))
         return works

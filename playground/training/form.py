@@ -12,9 +12,11 @@ from engine.errors import ConfigError, one_of
 from engine.formats import plural
 from engine.model.corpus import DIALOGUES
 from engine.model.files import read_settings
+from engine.safe_text import read_text
 from engine.training.methods import METHODS
 from engine.training.session import SessionSettings
 from playground.experiments.job import about
+from playground.experiments.prompt_files import read_suite_text
 from playground.host.catalog import Catalog
 from playground.host.controls import settings_from
 from playground.host.request import check_size, read_dtype
@@ -31,10 +33,10 @@ from playground.training.plan import (
     prompts_of_runs,
 )
 from playground.training.work import Speeds
-from presets import PromptSuite
 from storage import RunLog, RunQuery
 
 PAGE_SESSION = SessionSettings(evals=4, eval_prompts=1, eval_tokens=64, looks=24)
+MAX_PROMPT_FILE = 8_000_000
 CORPUS_BYTES, STATE_BYTES = 5, 14
 """On disk: of a token, and of a parameter with its optimizer's state."""
 WRITING, LEARNING = 3.0, 8.0
@@ -42,11 +44,7 @@ WRITING, LEARNING = 3.0, 8.0
 
 
 class TrainForm(Settings):
-    """What the page's components hold; settings as their controls hold them.
-
-    Attributes:
-        file: key of an uploaded file of prompts.
-    """
+    """What the page's components hold; settings as their controls hold them."""
 
     target: str
     dtype: str
@@ -59,13 +57,9 @@ class TrainForm(Settings):
 
 
 def plan_of_form(
-    catalog: Catalog,
-    log: RunLog,
-    corpora: Path,
-    form: Mapping[str, Any],
-    suites: Mapping[str, PromptSuite],
+    catalog: Catalog, log: RunLog, corpora: Path, form: Mapping[str, Any]
 ) -> TrainPlan:
-    """The plan that the form describes; `suites` are the prompt files on offer.
+    """The plan that the form describes.
 
     Raises ConfigError: naming what is wrong.
     """
@@ -78,7 +72,9 @@ def plan_of_form(
     elif values.learn_from == "prompts":
         if values.file is None:
             raise ConfigError("Add a file of prompts to learn from.")
-        prompts = given_prompts([suites[one_of("file", values.file, suites)]])
+        file = Path(values.file)
+        text = read_text(file, most=MAX_PROMPT_FILE)
+        prompts = given_prompts([read_suite_text(text, file.name, where=file.name)])
     else:
         prompts = ()
     folder = corpus_folder(corpora, target, prompts)

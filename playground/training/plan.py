@@ -86,14 +86,6 @@ class TrainPlan(Settings):
         """Raises ConfigError: no such method, or a setting that it refuses."""
         return training_settings(self.method, {"seed": self.seed, **self.settings})
 
-    def same_as(self, asked: TrainPlan) -> TrainPlan:
-        """This plan if it is what was asked for but for its fitted passes, else the other."""
-        epochs = {"epochs": asked.recipe.epochs}
-        begun, now = (
-            one.replace(settings={**one.settings, **epochs}, fitted=False) for one in (self, asked)
-        )
-        return self if begun == now else asked
-
     def is_written(self, num_tokens: int, left_s: float, tok_s: float | None) -> bool:
         """Whether so many tokens are enough to learn from.
 

@@ -182,10 +182,7 @@ class ComparePage:
             lambda: (
                 self._comparison(link)
                 if link and not is_run
-                else [
-                    *self.filled(from_runs(self.catalog, self.host.log, link or runs)),
-                    *unchanged,
-                ]
+                else [*self._fill(from_runs(self.catalog, self.host.log, link or runs)), *unchanged]
             ),
             where="opening a link",
         )
@@ -198,14 +195,14 @@ class ComparePage:
         going_on = self.experiments.job(compare_id) is not None
         if going_on:  # what is on show of it comes by its stream
             filled = attempt(
-                lambda: self.filled(from_comparison(self.catalog, log, compare_id)),
+                lambda: self._fill(from_comparison(self.catalog, log, compare_id)),
                 where="opening a comparison",
             )
             form = self._untouched() if isinstance(filled, Fault) else filled
             return [*form, gr.skip(), gr.skip()]
         results = self._results(compare_id)
         try:
-            filled = self.filled(from_comparison(self.catalog, log, compare_id))
+            filled = self._fill(from_comparison(self.catalog, log, compare_id))
         except ConfigError:  # its methods are not on offer any more: show it all the same
             filled = self._untouched()
         return [*filled, *results]
@@ -249,9 +246,9 @@ class ComparePage:
             slots=slots,
             form=form,
         )
-        return self.filled(filled)
+        return self._fill(filled)
 
-    def filled(self, filled: CompareForm) -> list[Any]:
+    def _fill(self, filled: CompareForm) -> list[Any]:
         """Updates of every output but the results."""
         choices, offered = self._menu(filled.target)
         count = len(filled.slots)

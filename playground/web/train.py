@@ -9,15 +9,12 @@ from typing import Any
 import gradio as gr
 
 from engine.config import Settings
-from engine.errors import ConfigError
 from engine.formats import plural
-from engine.safe_text import read_text
 from engine.training.methods import METHODS
 from engine.training.recipe import TrainSettings
 from engine.training.session import SessionSettings
-from playground.errors import Fault, attempt
 from playground.experiments.cluster import Pool
-from playground.experiments.compare.form import CompareForm, method_form, run_form
+from playground.experiments.compare.form import method_form as compare_form
 from playground.experiments.service import Experiments
 from playground.host.controls import group_of
 from playground.host.request import DTYPES, FormValues
@@ -33,24 +30,15 @@ from playground.web.deploy import Updates
 from playground.web.experiment import ExperimentPage, read_key
 from playground.web.forms import QUIET, RAW, SettingsForm
 from playground.web.generate import GeneratePage
-from playground.web.results import HTML, leads, saying
+from playground.web.results import HTML, leads
+from playground.web.sweep import CARD
 
-MAX_PROMPT_FILE = 8_000_000
 MAX_LISTED = 100
 SOURCES = {
     "shipped": "Shipped prompts",
     "prompts": "A file of prompts",
     "runs": "Runs in the log",
 }
-CARD = HTML.from_string("""
-<div class="pg-card"><h3>{{ title }}</h3>
-<p class="figures">
-{% for text, title, about in figures %}
-  <span><b>{{ text }}</b> {{ title | term(about) }}</span>
-{% endfor %}
-</p>
-{% if remark %}<p class="remark">{{ remark }}</p>{% endif %}</div>
-""")
 TEXT = HTML.from_string("""
 {% if text %}<h4>Written by the target</h4><pre class="pg-text" tabindex="0">{{ text }}</pre>
 {% endif %}""")
@@ -95,9 +83,8 @@ class TrainPage(ExperimentPage):
                 info=ABOUT["learn_from"],
                 elem_id="pg-train-from",
             )
-            self.file = gr.Dropdown([], label="File", visible=False, elem_id="pg-train-file")
-            self.upload = gr.UploadButton(
-                "Add a file of prompts …", size="sm", visible=False, elem_id="pg-train-upload"
+            self.file = gr.File(
+                label="File of prompts", visible=False, height=120, elem_id="pg-train-file"
             )
         classes: list[type[Settings]] = [Budget, SessionSettings, *METHODS.values()]
         spec = drawn(kinds[0][1])
@@ -130,36 +117,15 @@ class TrainPage(ExperimentPage):
     def _listen_to_setup(self) -> None:
         self.method.change(lambda method: drawn(method), self.method, self.form.spec, **RAW)
         self.learn_from.change(
-            lambda source: [gr.update(visible=source == "prompts")] * 2,
-            self.learn_from,
-            [self.file, self.upload],
-            **RAW,
+            lambda source: gr.File(visible=source == "prompts"), self.learn_from, self.file, **RAW
         )
-        self.upload.upload(self.add_file, self.upload, [self.file, self.message], **QUIET)
-
-    def add_file(self, file: Any) -> tuple[Any, Any]:
-        """The files of prompts with a new one, which is picked; or what is wrong in it."""
-
-        def read() -> str:
-            if not isinstance(file, str):
-                raise ConfigError("Choose a file of prompts.")
-            text = read_text(Path(file), most=MAX_PROMPT_FILE)
-            return self.experiments.add_file(Path(file).name, text)
-
-        key = attempt(read, where="reading a file")
-        if isinstance(key, Fault):
-            return gr.skip(), saying(key)
-        suites = self.experiments.suites.items()
-        files = [(f"{suite.title}", name) for name, suite in suites if name.startswith("file:")]
-        return gr.Dropdown(files, value=key), gr.skip()
 
     def plan(self, values: Mapping[str, Any]) -> Any:  # a TrainPlan, which no cluster runs
-        names = ("target", "dtype", "method", "learn_from")
-        form = {name: values[name] for name in names} | {"file": values["file"] or None}
+        names = ("target", "dtype", "method", "learn_from", "file")
+        form = {name: values[name] for name in names}
         drawn_for = values["form"].get("method") if isinstance(values["form"], dict) else None
         groups = FormValues.of(values["form"]).values if drawn_for == values["method"] else {}
-        suites = self.experiments.suites
-        return plan_of_form(self.catalog, self.log, self.trainings.corpora, form | groups, suites)
+        return plan_of_form(self.catalog, self.log, self.trainings.corpora, form | groups)
 
     def extent(self, plan: Any, pool: Pool | None) -> str:
         return outlook(plan, self.catalog, self.log, self.trainings.speeds)
@@ -213,16 +179,9 @@ class TrainPage(ExperimentPage):
 
         def compare_it(picked: Any) -> Updates:
             target, key = self.trainings.method(read_key(picked))
-            form = CompareForm(
-                target=target,
-                dtype="auto",
-                mode="chat",
-                prompt=self.catalog.first_prompt(),
-                slots=[(key, method_form(self.catalog.method(key)))],
-                form=run_form(),
-            )
-            filled = zip(in_compare, compare.filled(form), strict=True)
-            return {tabs: switch_to("compare"), **dict(filled)}
+            method = gr.update(choices=self.method_menu.choices(target), value=key)
+            filled = (target, method, compare_form(self.catalog.method(key)))
+            return {tabs: switch_to("compare"), **dict(zip(in_compare, filled, strict=True))}
 
         def save(picked: Any) -> Updates:
             into = Path(self.download.GRADIO_CACHE) / "drafters"
@@ -230,7 +189,8 @@ class TrainPage(ExperimentPage):
             return {self.download: gr.File(str(file), visible=True)}
 
         in_generate = [generate.target, generate.method, generate.form.spec]
-        in_compare, picked = compare.outputs[:-2], [self.picker]
+        in_compare = [compare.target, compare.methods[0], compare.forms[0].spec]
+        picked = [self.picker]
         leads(self.use, use, picked, [tabs, *in_generate], self.state)
         leads(self.compare, compare_it, picked, [tabs, *in_compare], self.state)
         leads(self.export, save, picked, [self.download], self.state)
@@ -264,17 +224,19 @@ def card_html(state: TrainingState) -> str:
     """The newest figures, and what it was trained on."""
     plan, now, curve, card = state.plan, state.standing, state.curve, state.card
     measured, losses = curve.get("measured", ()), curve.get("loss", ())
-    figures: list[tuple[str, str, str]] = []
+    figures: list[tuple[str, str, str, str]] = []
     if measured:
         last = measured[-1]
-        figures.append((f"{last['mat']:.2f}", "MAT", MAT))
+        figures.append(("mat", "MAT", f"{last['mat']:.2f}", MAT))
         if last["speedup"] is not None:
-            figures.append((f"{last['speedup']:.2f}×", "speedup", SPEEDUP))
+            figures.append(("speedup", "speedup", f"{last['speedup']:.2f}×", SPEEDUP))
     if losses:
-        figures.append((f"{losses[-1]['loss']:.3f}", "loss", "mean of the last steps"))
-        figures.append((f"{losses[-1]['seconds'] / 60:.1f} min", "training", "without measuring"))
+        loss, minutes = f"{losses[-1]['loss']:.3f}", f"{losses[-1]['seconds'] / 60:.1f} min"
+        figures.append(("loss", "loss", loss, "mean of the last steps"))
+        figures.append(("minutes", "training", minutes, "without measuring"))
     if now.corpus_tokens:
-        figures.append((f"{now.corpus_tokens:,}", "tokens of text", "prompts and answers"))
+        size = f"{now.corpus_tokens:,}"
+        figures.append(("tokens", "tokens of text", size, "prompts and answers"))
     remark = ""
     if card is not None:
         data = card["data"]
@@ -282,8 +244,8 @@ def card_html(state: TrainingState) -> str:
             f"{card['num_parameters']:,} parameters; {plural(data['num_dialogues'], 'dialogue')}, "
             f"{card['num_tokens_read']:,} tokens read. {state.where}"
         )
-    title = f"{KINDS[plan.method]} for {plan.target.title or plan.target.name}"
-    return CARD.render(title=title, figures=figures, remark=remark)
+    point = f"for {plan.target.title or plan.target.name}"
+    return CARD.render(title=KINDS[plan.method], point=point, figures=figures, remark=remark)
 
 
 MAT = "1 + accepted draft tokens / steps, on held-out texts, with the tree of its card"

@@ -62,8 +62,7 @@ def plan_for(trainings: Trainings, host: EngineHost, **changes: Any) -> TrainPla
         "training": RECIPE,
         "session": SESSION,
     }
-    corpora = trainings.corpora
-    return plan_of_form(host.catalog, host.log, corpora, {**form, **changes}, host.catalog.suites)
+    return plan_of_form(host.catalog, host.log, trainings.corpora, {**form, **changes})
 
 
 def wait(condition: Callable[[], Any]) -> Any:
@@ -194,6 +193,14 @@ def test_it_learns_from_answers_to_the_logs_own_prompts(
     assert ended(trainings, name) == "completed"
     card = trainings.look(name).card
     assert card is not None and set(card["data"]["categories"]) == {"runs"}
+
+
+def test_a_file_gives_the_prompts(trainings: Trainings, host: EngineHost, tmp_path: Path) -> None:
+    file = tmp_path / "mine.jsonl"
+    file.write_text('{"category": "mine", "turns": ["How are you?"]}\n')
+    plan = plan_for(trainings, host, learn_from="prompts", file=str(file))
+    assert [(one.category, one.turns) for one in plan.prompts] == [("mine", ("How are you?",))]
+    assert plan.corpus != plan_for(trainings, host).corpus
 
 
 @pytest.mark.parametrize(
