@@ -7,6 +7,7 @@ import zipfile
 from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,6 +17,7 @@ from engine.errors import ConfigError
 from engine.model.target import Target
 from engine.training.session import Evaluation, HeldOut
 from engine.training.speculators import write_speculators
+from playground.errors import attempt
 from playground.experiments.job import Job, Jobs, Progress, State, submit, time_left
 from playground.host import paths
 from playground.host.runner import ClosingError, EngineHost
@@ -165,8 +167,9 @@ class Trainings:
         self.speeds = Speeds(self.folder / "speeds.json")
         self._host, self._jobs = host, Jobs()
         host.before_close(self._jobs.close)
-        for name in self.newest():
-            self._offer(TrainingFolder(self._heads / name))
+        for name in self.newest():  # a damaged one is said to be so where it is looked at
+            one = TrainingFolder(self._heads / name)
+            attempt(partial(self._offer, one), where="listing a trained drafter")
 
     # ---- running
 
@@ -214,6 +217,7 @@ class Trainings:
     def look(self, name: str) -> TrainingState:
         """Raises ConfigError: there is none of this name."""
         folder = self._folder(name)
+        self._offer(folder)  # from its first measurement on
         now, job = folder.standing, self._jobs.get(name)
         return TrainingState(folder.plan, now, job, folder.curve(), folder.card, folder.path)
 
@@ -225,27 +229,26 @@ class Trainings:
 
     def _measured(self, name: str) -> TrainingFolder:
         folder = self._folder(name)
-        if folder.card is None:
+        if not self._offer(folder):
             raise ConfigError("This drafter has not been measured yet. Wait, or resume it.")
         return folder
 
     # ---- the drafter
 
-    def _offer(self, folder: TrainingFolder) -> None:
-        """List a trained drafter among the methods of its target."""
+    def _offer(self, folder: TrainingFolder) -> bool:
+        """List a drafter among the methods of its target, if it has been measured."""
         preset = folder.preset()
         if preset is not None:
             self.catalog.admit(str(folder.path))
             self.catalog.presets[preset.name] = preset
+        return preset is not None
 
     def method(self, name: str) -> tuple[str, str]:
         """Target and method of a trained drafter.
 
         Raises ConfigError: it has not been measured yet.
         """
-        folder = self._measured(name)
-        self._offer(folder)
-        target = folder.plan.target
+        target = self._measured(name).plan.target
         if target.name not in self.catalog.targets:
             raise ConfigError(f"Open the target {target.name} on the Generate page first.")
         return target.name, name

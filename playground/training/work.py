@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import CancelledError
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -21,6 +21,7 @@ from engine.drafters.method import MethodConfig
 from engine.errors import PlaygroundError
 from engine.metrics import measure
 from engine.model.corpus import MANIFEST, Corpus
+from engine.model.files import read_settings
 from engine.model.sources import writing
 from engine.model.target import Target
 from engine.model.tokenizer import decode as text_of
@@ -49,23 +50,21 @@ class Speeds:
     def __init__(self, file: Path) -> None:
         self._file = file
 
-    def read(self, key: str) -> Mapping[str, float]:
+    def read(self, target: str) -> dict[str, float]:
         """`write`, and a method's name each; what has been measured."""
-        return self._all().get(key, {})
+        return dict(self._all().get(target, {}))
 
-    def note(self, key: str, name: str, tok_s: float) -> None:
-        values = self._all()
-        values[key] = {**values.get(key, {}), name: tok_s}
+    def note(self, target: str, name: str, tok_s: float) -> None:
+        values = self._all() | {target: self.read(target) | {name: tok_s}}
         with writing(self._file):
             self._file.parent.mkdir(parents=True, exist_ok=True)
             self._file.write_text(json.dumps(values, indent=2), encoding="utf-8")
 
-    def _all(self) -> dict[str, dict[str, float]]:
+    def _all(self) -> dict[str, Any]:
         try:
-            values: dict[str, dict[str, float]] = json.loads(self._file.read_text("utf-8"))
-        except (OSError, ValueError):
+            return read_settings(self._file)
+        except PlaygroundError:  # nothing is measured yet, or a kill cut it short
             return {}
-        return values
 
 
 class TrainingWork:

@@ -41,8 +41,6 @@ class ExperimentPage(ABC):
 
     Attributes:
         name: of its tab, and of its parameter in the page's address.
-        start_title: of the button that starts one; by default made of the name.
-        on_cluster: whether it can run on a Ray cluster.
         fields: components of the form by name.
         parts: components of the report.
         choosers: of these, those by which a person chooses what it shows.
@@ -50,8 +48,6 @@ class ExperimentPage(ABC):
 
     name: ClassVar[str]
     empty: ClassVar[str]
-    start_title: ClassVar[str] = ""
-    on_cluster: ClassVar[bool] = True
     fields: dict[str, Any]
     parts: list[Any]
     choosers: list[Any]
@@ -148,13 +144,7 @@ class ExperimentPage(ABC):
     def _foot(self, clusters: Sequence[str]) -> None:
         """Under the form: where to run it, and the button that starts it."""
         places = [("This process", ""), *((PLACES.get(a, f"Ray at {a}"), a) for a in clusters)]
-        self.place = gr.Dropdown(
-            places,
-            value="",
-            label="Run on",
-            visible=self.on_cluster,
-            elem_id=f"pg-{self.name}-place",
-        )
+        self.place = gr.Dropdown(places, value="", label="Run on", elem_id=f"pg-{self.name}-place")
         self.num_workers = gr.Number(
             None,
             label="Workers",
@@ -167,9 +157,7 @@ class ExperimentPage(ABC):
         self.fields |= {"place": self.place, "workers": self.num_workers}
         self.message = gr.HTML(elem_id=f"pg-{self.name}-outlook")
         self.start = gr.Button(
-            self.start_title or f"Start {self.name}",
-            variant="primary",
-            elem_id=f"pg-{self.name}-start",
+            f"Start {self.name}", variant="primary", elem_id=f"pg-{self.name}-start"
         )
 
     def _bar(self) -> None:

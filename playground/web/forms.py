@@ -153,15 +153,8 @@ class SettingsForm:
             update = partial(self._update, group, fields)
             # After the form is drawn anew, an event of its old fields may still arrive: the same
             # key leads it to the new ones.
-            key = (self._elem_id, group.name)
-            edit.then(
-                update,
-                self.values,
-                [accordion, *fields.outputs],
-                key=key,
-                trigger_mode="always_last",
-                **RAW,
-            )
+            key, outputs = (self._elem_id, group.name), [accordion, *fields.outputs]
+            edit.then(update, self.values, outputs, key=key, trigger_mode="always_last", **RAW)
         for name, button in fields.edits.items():
             js = TREE_JS % tuple(map(json.dumps, (group.method, group.name, name)))
             button.click(None, self.values, self.tree, js=js, **QUIET)

@@ -50,8 +50,6 @@ class TrainPage(ExperimentPage):
     """Components and listeners of the page."""
 
     name = "train"
-    start_title = "Start training"
-    on_cluster = False
     empty = (
         "No drafter has been trained here yet. Choose a target and a kind of head: the target "
         "writes the texts, the head learns to guess them, and its speed is measured as it learns."
@@ -62,6 +60,7 @@ class TrainPage(ExperimentPage):
     ) -> None:
         self.trainings = trainings
         super().__init__(host, experiments, tab)
+        self.place.visible, self.start.value = False, "Start training"  # no cluster trains
 
     # ---- layout
 

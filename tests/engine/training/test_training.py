@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,9 +22,16 @@ from engine.model.target import Target
 from engine.training.methods import METHODS, training_settings
 from engine.training.methods.medusa import choices_by_rates
 from engine.training.packs import FeatureStore
+from engine.training.session import (
+    SessionSettings,
+    evaluate,
+    held_out_questions,
+    save_weights,
+    score,
+    train,
+)
 from engine.training.session import card as card_of
-from engine.training.session import evaluate, held_out_questions, save_weights, score
-from engine.training.trainer import Trainer, save_state
+from engine.training.trainer import Trainer, TrainMetrics, save_state
 from tests.engine.drafters.fitted import decoded
 from tests.engine.drafters.judges import slow
 from tests.engine.training.conftest import learnable_target
@@ -115,6 +124,35 @@ def test_resuming_gives_the_weights_of_an_uninterrupted_run(
             assert torch.equal(value, last.student.state_dict()[name]), name
     for name, value in whole.student.state_dict().items():
         assert torch.equal(value, last.student.state_dict()[name]), name
+
+
+def test_a_run_broken_off_at_every_step_is_measured_as_often(
+    target: Target, corpus: Corpus, tmp_path: Path
+) -> None:
+    wanted = settings("medusa", epochs=0.6)
+    session = SessionSettings(evals=2, eval_prompts=1, eval_tokens=2, looks=1)
+
+    def measured(events: Iterable[Any]) -> list[tuple[type, int]]:
+        return [(type(e), e.step) for e in events if not isinstance(e, TrainMetrics)]
+
+    def run(folder: str) -> Generator[Any]:
+        output, home = tmp_path / folder, tmp_path
+        return train(target, corpus, output, wanted, session, cache_dir=home, report_every=1)
+
+    def in_parts() -> Iterator[Any]:
+        over = False
+        while not over:
+            with closing(run("parts")) as events:
+                for event in events:
+                    yield event
+                    if isinstance(event, TrainMetrics):
+                        break
+                else:
+                    over = True
+
+    whole = measured(run("whole"))
+    assert len(whole) == 3
+    assert measured(in_parts()) == whole
 
 
 def test_a_run_goes_on_with_the_dialogues_it_began_with(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
@@ -12,8 +13,9 @@ from typing import Any
 import pytest
 
 from engine.drafters import methods as decoding_types
-from engine.errors import ConfigError
+from engine.errors import ConfigError, PlaygroundError
 from playground.host.runner import EngineHost
+from playground.training import work
 from playground.training.folder import TrainingFolder
 from playground.training.form import outlook, plan_of_form
 from playground.training.plan import TrainPlan, prompts_of_runs
@@ -23,7 +25,7 @@ from storage import RunLog
 from tests.playground.asks import finished, start
 from tests.playground.tiny import tiny_catalog
 
-RECIPE = {"pack_tokens": 256, "packs_per_step": 1, "heads": 2, "epochs": 4.0}
+RECIPE = {"pack_tokens": 256, "packs_per_step": 1, "heads": 2, "epochs": 6.0}
 SESSION = {"evals": 2, "eval_prompts": 1, "eval_tokens": 8, "looks": 3}
 WAIT_S = 120.0
 
@@ -42,6 +44,12 @@ def host(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 def trainings(host: EngineHost, tmp_path_factory: pytest.TempPathFactory) -> Trainings:
     """All learn from the same texts."""
     return Trainings(host, tmp_path_factory.mktemp("training"))
+
+
+@pytest.fixture(autouse=True)
+def note_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tiny training is over before a second note is due."""
+    monkeypatch.setattr(work, "NOTE_S", 0.0)
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +102,7 @@ def test_a_training_writes_learns_and_stands_among_the_methods(
     assert state.standing.corpus_tokens >= 1500 and state.standing.text
     steps = [point["step"] for point in state.curve["loss"]]
     assert steps == sorted(set(steps)) and steps[-1] == state.standing.num_steps
-    assert len(state.curve["held out"]) == 2 and len(state.curve["measured"]) == 2
+    assert len(state.curve["held out"]) == 3 and len(state.curve["measured"]) == 2
     assert all(point["speedup"] > 0 for point in state.curve["measured"])
     target, method = trainings.method(name)
     assert (target, method) == ("tiny", name)
@@ -201,6 +209,18 @@ def test_a_file_gives_the_prompts(trainings: Trainings, host: EngineHost, tmp_pa
     plan = plan_for(trainings, host, learn_from="prompts", file=str(file))
     assert [(one.category, one.turns) for one in plan.prompts] == [("mine", ("How are you?",))]
     assert plan.corpus != plan_for(trainings, host).corpus
+
+
+def test_a_damaged_card_hinders_no_start(
+    trainings: Trainings, host: EngineHost, whole: str, tmp_path: Path
+) -> None:
+    damaged = tmp_path / "heads" / "damaged-1"
+    shutil.copytree(trainings.folder / "heads" / whole, damaged)
+    (damaged / "card.json").write_text("{")
+    later = Trainings(host, tmp_path)
+    assert later.newest() == ["damaged-1"] and "damaged-1" not in host.catalog.presets
+    with pytest.raises(PlaygroundError, match="card.json"):
+        later.look("damaged-1")
 
 
 @pytest.mark.parametrize(
