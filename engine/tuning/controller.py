@@ -35,7 +35,7 @@ from engine.drafters.base import BuildContext, Drafter, Start
 from engine.drafters.method import MethodConfig
 from engine.model.target import Target
 from engine.proposal import Budget, Outcome, Proposal, TargetOutput
-from engine.tree import MAX_NODES, TreeShape
+from engine.tree import MAX_NODES, TreeShape, upload
 from engine.tuning.costs import KINDS, LARGEST_STEP, Account, Kind
 from engine.tuning.experience import LOOKUP, SHARE, SHORT, Experience, ExperienceStore, Returns
 from engine.tuning.survival import uses_probs
@@ -452,7 +452,9 @@ def _rows(tensors: list[Any], paths: list[list[int]]) -> Tensor:
     """The accepted rows of all steps; none where they were dropped."""
     if not len(tensors[-1]):
         return tensors[-1]  # type: ignore[no-any-return]
-    return torch.cat([rows[path] for rows, path in zip(tensors, paths, strict=True)])
+    device = tensors[-1].device
+    kept = [upload(torch.tensor(path), device) for path in paths]
+    return torch.cat([rows[path] for rows, path in zip(tensors, kept, strict=True)])
 
 
 def build_drafter(

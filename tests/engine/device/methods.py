@@ -80,6 +80,9 @@ def target_of(name: str) -> Target:
 def moved(target: Target, device: torch.device) -> Target:
     """A copy of a target on a device."""
     model: Any = copy.deepcopy(target.model)
+    for module in model.modules():  # theirs would tell the target on the processor
+        module._forward_hooks.clear()
+        module._forward_pre_hooks.clear()
     return Target(
         model.to(device), target.tokenizer, name=target.name, provenance=target.provenance
     )
