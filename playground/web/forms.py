@@ -59,6 +59,15 @@ EDIT_JS = """(form, ...values) => {
 TREE_JS = """(form) => ({ rev: Math.random(), method: %s ?? form.method ?? null,
   tree: form.values[%s][%s] })"""
 
+FOLLOW_JS = """(theirs) => {
+  const prompt = document.querySelector("#%s .panels")?.dataset.asked;
+  const carried = sessionStorage.getItem("pg-carried") ?? %s;
+  if ((theirs ?? "") !== carried || !prompt?.trim()) return theirs;
+  sessionStorage.setItem("pg-carried", prompt);
+  return prompt;
+}"""
+"""Another page's prompt goes along until something else is written there."""
+
 BARE: dict[str, Any] = {"show_label": False, "container": False}
 NO_EXAMPLE = ""
 
@@ -259,6 +268,11 @@ class PromptForm:
             autofocus=autofocus,
             **BARE,
         )
+
+    def follow(self, panel: Any) -> None:
+        """Take the prompt of another page's token panels whenever a run begins there."""
+        js = FOLLOW_JS % (panel.elem_id, json.dumps(self._catalog.first_prompt()))
+        panel.begun(None, self.prompt, self.prompt, js=js, **QUIET)
 
     def pick_example(self, key: Any) -> Any:
         """Values of prompt and mode."""

@@ -86,6 +86,7 @@ def build_shell(host: EngineHost, log: RunLog, trained: Path | None = None) -> g
         runs.listen_to_links(page)
         runs.open_run.listen_to_generate(tabs, generate, runs.message)
         compare.listen_to_links(page)
+        compare.prompts.follow(generate.panel)
         for panel in (generate.panel, runs.open_run.panel):
             compare.listen_to_runs(tabs, panel)
         tree.listen_to_links(page)

@@ -52,6 +52,19 @@ def stored_ms(log: RunLog, run_id: str) -> list[float]:
     return [1000 * detail.ttft_s, *(1000 * step.at_s for step in log.steps(run_id))]
 
 
+def test_the_prompt_of_generate_goes_along_until_another_is_written(page: ComparePage) -> None:
+    opened, box = page.page, page.tab.locator("#pg-cmp-prompt textarea")
+    for prompt, expected in (("First.", "First."), ("Second.", "Second."), ("Third.", "My own.")):
+        opened.tab.get_by_role("tab", name="Generate").click()
+        opened.short(8)
+        opened.generate(prompt)
+        page.go()
+        assert box.input_value() == expected
+        if prompt == "Second.":
+            box.fill("My own.")
+            box.blur()
+
+
 def test_two_configurations_race_on_their_stored_clocks(page: ComparePage, served: Served) -> None:
     page.choose(1)
     page.set(0, "delay_ms", "4")
