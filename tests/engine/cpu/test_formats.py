@@ -106,9 +106,17 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
+CASES = [
+    (family, kind)
+    for i, family in enumerate(FAMILIES)
+    for j, kind in enumerate(KINDS)
+    if i == 0 or (i + j) % 3 == 0
+]
+"""Llama in every type; every other family in a third of them, and every type in three families."""
+
+
 @pytest.mark.usefixtures("kernels")
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "kind"), CASES)
 def test_every_family_in_every_type(family: str, kind: str, tmp_path: Path) -> None:
     """Loaded natively; its logits are those of transformers' own reading of the file."""
     sizes = {**WIDE, **FAMILIES[family]}

@@ -21,15 +21,21 @@ from tests.engine.device.methods import METHODS, drafter_for, moved, target_of
 from tests.engine.device.runs import PROMPT, assert_waits, run
 from tests.engine.training.conftest import grow, learnable_target
 from tests.engine.training.test_training import settings
-from tests.models import HYBRIDS, build_context, tiny_target
+from tests.models import build_context, tiny_target
 
 WAYS = {
     "greedy": Sampling(),
     "tokens": Sampling(temperature=0.8, seed=4, verification="token"),
     "block": Sampling(temperature=0.8, seed=4, verification="block"),
 }
-SOME = ("eagle", "eagle3-dynamic", "medusa", "ngram", "draft-model", "redrafter", "lookahead")
-"""Sampled by default; the others, and most recurrent families, are slow tests."""
+QUICK = (
+    *((name, "greedy") for name in ("plain", "ngram", "eagle3-dynamic", "medusa", "draft-model")),
+    *((name, "tokens") for name in ("eagle", "draft-model")),
+    ("ngram", "block"),
+)
+"""Not slow tests."""
+KINDS_OF_STATE = ("qwen3_5_text", "lfm2", "jamba", "mamba2", "granitemoehybrid", "falcon_h1")
+"""Delta rule, convolution, state spaces alone and beside attention."""
 TOPOLOGY = "which nodes the tree has is decided on the device and needed to verify it"
 MORE_WAITS: dict[str, tuple[int, int, str]] = {
     "recycling": (3, 2, "the prompt's rows are ranked once; " + TOPOLOGY),
@@ -53,13 +59,10 @@ def test_every_method_is_here() -> None:
 
 
 def _cases() -> list[Any]:
-    cases = [(name, way) for name in METHODS for way in WAYS]
-    return [
-        pytest.param(
-            *case, marks=[] if case[1] == "greedy" or case[0] in SOME else pytest.mark.slow
-        )
-        for case in cases
-    ]
+    """Greedy, and block verification, which is the default; token by token where draws differ."""
+    cases = [(name, way) for name in METHODS for way in ("greedy", "block")]
+    cases += [case for case in QUICK if case not in cases]
+    return [pytest.param(*c, marks=[] if c in QUICK else pytest.mark.slow) for c in cases]
 
 
 @pytest.mark.parametrize(("name", "way"), _cases())
@@ -119,7 +122,7 @@ def test_the_next_turn_goes_on_from_the_last_one(name: str, device: torch.device
 
 @pytest.mark.parametrize(
     "family",
-    [pytest.param(f, marks=[] if f in ("lfm2", "mamba2") else pytest.mark.slow) for f in HYBRIDS],
+    [pytest.param(f, marks=[] if f == "lfm2" else pytest.mark.slow) for f in KINDS_OF_STATE],
 )
 def test_recurrent_states_are_rolled_back_without_waiting(
     family: str, device: torch.device
