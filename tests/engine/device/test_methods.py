@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +18,9 @@ from engine.drafters import methods as all_methods
 from engine.drafters import parse_method
 from engine.model.loading import load_target
 from engine.training.methods import METHODS as TRAINED
-from engine.training.trainer import Trainer, _Tally
 from playground.host.paths import cache_dir
 from tests.engine.device.methods import METHODS, drafter_for, moved, target_of
 from tests.engine.device.runs import PROMPT, assert_waits, run
-from tests.engine.training.conftest import grow, learnable_target
-from tests.engine.training.test_training import settings
 from tests.models import build_context, tiny_target
 
 WAYS = {
@@ -137,18 +137,16 @@ def test_recurrent_states_are_rolled_back_without_waiting(
             assert_waits(result.logs)
 
 
-@pytest.mark.parametrize("method", TRAINED)
-def test_a_training_step_is_the_cpus(method: str, device: torch.device, tmp_path: Path) -> None:
-    own = learnable_target()
-    *_, corpus = grow(own, tmp_path / "corpus", num_tokens=1200, rows=8)
-    losses = list[float]()
-    for target in (own, moved(own, device)):
-        trainer = Trainer(target, corpus, settings(method), tmp_path / str(target.device.type))
-        tally = _Tally()
-        trainer._one_step(tally)  # `steps` would save it
-        losses.append(tally.loss)
-        trainer.close()
-    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+@pytest.mark.slow
+def test_a_training_step_is_the_cpus(tmp_path: Path) -> None:
+    """In a process of its own: torch's autograd knows the devices of its first backward pass."""
+    line = [sys.executable, "-m", "tests.engine.device.training", str(tmp_path)]
+    ran = subprocess.run(line, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    losses = json.loads(ran.stdout)
+    assert losses.keys() == {*TRAINED}
+    for own, other in losses.values():
+        assert other == pytest.approx(own, rel=1e-5)
 
 
 EMBEDDED = {
