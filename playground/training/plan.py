@@ -107,7 +107,7 @@ class TrainPlan(Settings):
         if budget.tokens is not None and not self.whole_corpus:
             epochs *= min(1.0, budget.tokens / num_tokens)
         if budget.minutes is not None and tok_s is not None:
-            most = max(1.0, left_s) * tok_s / num_tokens
+            most = max(1.0, left_s) / (num_tokens / tok_s)
             epochs = most if budget.tokens is None else min(epochs, most)
         epochs = min(1000.0, max(1e-4, epochs))
         return self.replace(settings={**self.settings, "epochs": epochs}, fitted=True)

@@ -408,7 +408,7 @@ def test_a_growmap_file_is_read_without_running_it(editor: Page, tmp_path: Path)
     with pytest.raises(TreeError, match="holds more than tensors"):
         editor.read(sent(Malicious(tmp_path / "made")))
     assert not (tmp_path / "made").exists()
-    with pytest.raises(TreeError, match="The file could not be read as a growmap"):
+    with pytest.raises(TreeError, match="No growmap could be read: The file is damaged"):
         editor.read({"file": base64.b64encode(b"no archive").decode()})
     with pytest.raises(TreeError, match="upload was incomplete"):
         editor.read({"file": "***"})

@@ -220,7 +220,7 @@ async function triggeredBy(messages) {
   const panels = Object.create(Panels.prototype, { isSilent: { value: false } });
   Object.assign(panels, {
     component: { trigger: (name) => events.push(name), element: { dataset: {} }, server: {} },
-    given: {}, host: { dataset: {} }, panels: [{ open() {}, status() {} }], stream: null, seq: -1,
+    given: {}, host: { dataset: {} }, panels: [{ open() {}, status() {}, text: { unread: [] } }], stream: null, seq: -1,
     byRun: new Map(), ends: new Map(), live: new Map(), dropped: new Set(),
     setCount() {}, resync: () => events.push("resync"),
   });
