@@ -82,7 +82,7 @@ def pick_method(page: GeneratePage, title: str) -> None:
 def test_the_newest_run_becomes_every_engine_s_config(page: GeneratePage, served: Served) -> None:
     tab = opened(page)
     assert "max_draft_len: 7" in file_text(page, "config.yaml")
-    assert tab.locator(ENGINE).count() == 6
+    assert tab.locator(ENGINE).count() == 8
     texts = "spans => spans.every(span => span.scrollWidth <= span.clientWidth)"
     for width in (1440, 390):
         tab.set_viewport_size({"width": width, "height": 1000})
@@ -149,7 +149,8 @@ def test_files_are_downloaded_under_their_names(page: GeneratePage) -> None:
 def test_a_link_opens_run_engine_and_release(chromium: Any, served: Served) -> None:
     path = f"/?deploy=sglang&of=run:{run_id(served)}&version=0.5.11"
     with GeneratePage.opened(chromium, served.url, path=path) as page:
-        assert "ngram-max-match-window-size" in file_text(page, "launch.sh")
+        assert "--speculative-algorithm NGRAM" in file_text(page, "launch.sh")
+        assert page.tab.input_value("#pg-deploy-version input").startswith("0.5.11")
         assert page.tab.locator(f"{ENGINE}[value=sglang]").is_checked()
         page.check_clean()
 

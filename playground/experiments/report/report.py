@@ -198,7 +198,8 @@ def make_report(
     """
     greedy = plan.sampling.greedy
     examined = (audits or {}) if greedy else None
-    preliminary = "" if planned is None else f"{len(requests)} of {planned} requests"
+    is_whole = planned is None or len(requests) >= planned
+    preliminary = "" if is_whole else f"{len(requests)} of {planned} requests"
     by_device: dict[str, list[FinishedRequest]] = {}
     for request in requests:
         by_device.setdefault(request.device, []).append(request)
