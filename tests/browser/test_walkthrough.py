@@ -151,7 +151,7 @@ def compare_three(
         assert "tokens a step, and a step takes" in compare.why(name)
     cells = {name: compare.cell(name, "speedup") for name in names[1:]}
     ratios = {name: float(text.split("×")[0]) for name, text in cells.items() if "×" in text}
-    said = page.tab.inner_text("#pg-cmp-table h3")
+    said = page.tab.inner_text("#pg-cmp-table .headline")
     if ratios:
         assert max(ratios.values()) in [ratio for name, ratio in ratios.items() if name in said]
     compare.wait_raced(4)
