@@ -130,14 +130,14 @@ class ExportForm(Settings):
         target = self.target if self.target in targets else targets[0]
         methods = [key for _, key in catalog.method_choices(target)]
         is_link = self.kind == "method" and self.method and not self.target
-        is_newest = self.engine in ENGINES and self.version == ENGINES[self.engine].newest
+        is_default = self.engine in ENGINES and self.version == ENGINES[self.engine].default
         return self.replace(
             run=runs[0][1] if runs else self.run,
             target=target,
             method=self.method
             if is_link or self.method in methods
             else catalog.first_method(target, alone=True),
-            version="" if is_newest else self.version,
+            version="" if is_default else self.version,
         )
 
     def source(self, log: RunLog, catalog: Catalog) -> ExportSource:

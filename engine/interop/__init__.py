@@ -34,15 +34,15 @@ def find_engine(name: object) -> Engine:
 
 
 def read_version(engine: Engine, text: str | None) -> Version:
-    """A release as numbers: `0.20.2`, `v0.20`, `b9235`; none means the newest known.
+    """A release as numbers: `0.20.2`, `v0.20`, `b9235`; none means the default.
 
     Raises:
         ConfigError: no such form, or older than the oldest known.
     """
-    oldest, text = engine.versions[-1][0], text or engine.newest
+    oldest, text = engine.versions[-1][0], text or engine.default
     what = f"The version of {engine.title} must be"
     if not re.fullmatch(r"[vb]?\d{1,6}(\.\d{1,4}){0,3}\S*", text):
-        raise ConfigError(f"{what} like {engine.newest}, got {text!r:.40}.")
+        raise ConfigError(f"{what} like {engine.default}, got {text!r:.40}.")
     if _numbers(text) < _numbers(oldest):
         raise ConfigError(
             f"{what} {oldest} or newer, got {text:.40}; older ones are not known here."
@@ -71,7 +71,7 @@ def export_method(
 
     Args:
         target, hybrid: as the engine can load it; whether it has recurrent layers.
-        version: the engine's release; None = the newest known.
+        version: the engine's release; None = the default.
         resolve: what `speculative_model` names → what the engine can load.
         notes, warnings: remarks on the target, and further differences from the one here.
 
@@ -79,10 +79,11 @@ def export_method(
         ConfigError: the version is malformed, or older than the oldest known.
     """
     numbers = read_version(engine, version)
-    if numbers > _numbers(engine.newest):
-        newer = f"{engine.title} {version} is newer than {engine.newest}, the newest known here."
+    newest = max((name for name, _ in engine.versions), key=_numbers)
+    if numbers > _numbers(newest):
+        newer = f"{engine.title} {version} is newer than {newest}, the newest known here."
         notes = (*notes, f"{newer} Check the result against its documentation.")
-    version = version or engine.newest
+    version = version or engine.default
     writer = Writer(engine, config, target, numbers, resolve, list(notes), list(warnings))
     try:
         files = engine.files(writer, writer.values())

@@ -276,7 +276,7 @@ class Engine:
     """A serving engine.
 
     Attributes:
-        versions: releases that differ, newest first; a newer one counts as the first.
+        versions: releases that differ, the default first, then the others, the oldest last.
         trees, sample: which draft trees it takes, in a few words; how a config begins.
         key: its key for the method's name.
         plain: what an export leaves out, so that the engine decodes plainly.
@@ -309,7 +309,8 @@ class Engine:
     hybrid: Mapping[str, Callable[[Any], bool]] = field(default_factory=dict)
 
     @property
-    def newest(self) -> str:
+    def default(self) -> str:
+        """The release that is exported for where none is named: the newest stable one."""
         return self.versions[0][0]
 
     @property

@@ -122,7 +122,7 @@ class DeployPage:
         )
         self.version = gr.Dropdown(
             versions(first.name),
-            value=first.newest,
+            value=first.default,
             allow_custom_value=True,
             label="Release",
             elem_id="pg-deploy-version",
@@ -249,7 +249,10 @@ class DeployPage:
         methods = self._menu.drafting(form.target)
         if form.method not in [key for _, key in methods]:  # a link may name any
             methods.append((self._catalog.method(form.method).title, form.method))
-        engines, newest = list(map(engine_choice, exports.engines)), find_engine(form.engine).newest
+        engines, default = (
+            list(map(engine_choice, exports.engines)),
+            find_engine(form.engine).default,
+        )
         return {
             self.run: gr.Dropdown(
                 self._runs(form.run, source), value=form.run or None, visible=is_run
@@ -257,7 +260,7 @@ class DeployPage:
             self.target: gr.update(value=form.target, visible=not is_run),
             self.method: gr.Dropdown(methods, value=form.method, visible=not is_run),
             self.engine: gr.Radio(engines, value=form.engine),
-            self.version: gr.update(choices=versions(form.engine), value=form.version or newest),
+            self.version: gr.update(choices=versions(form.engine), value=form.version or default),
             self.part: gr.Radio(
                 list(exports.parts), value=form.part or None, visible=bool(exports.parts)
             ),
@@ -378,7 +381,7 @@ MACROS: Any = HTML.from_string(
 {% if export.nearest %}<p><b>Nearest:</b> {{ export.nearest }}</p>{% endif %}</div>
 {% endmacro %}
 {% macro methods(engines, rows, marks) %}
-<p class="dim">✓ complete · ~ with losses · ✕ not supported; newest releases, default settings.</p>
+<p class="dim">✓ complete · ~ with losses · ✕ not supported; default releases, default settings.</p>
 <div class="frame"><table><thead><tr><th scope="col">method</th>
 {% for engine in engines.values() %}<th scope="col">{{ engine.title }}</th>{% endfor %}
 </tr></thead><tbody>

@@ -342,8 +342,8 @@ ENGINE = Engine(
     name="trtllm",
     title="TensorRT-LLM",
     versions=(
-        ("1.4", "release candidate; MTP takes an assistant's weights"),
         ("1.3", "PyTorch backend only"),
+        ("1.4", "release candidate; MTP takes an assistant's weights"),
         ("1.2", "the last with the TensorRT backend: Medusa, Lookahead, EAGLE-1/2"),
     ),
     trees="dynamic trees for EAGLE-3; drawn trees until 1.2",

@@ -121,15 +121,6 @@ def test_vllm_examples_come_back_to_the_letter(version: str, example: str) -> No
             "DRAFT /m/mtp-gemma.gguf\n"
             "PARAMETER draft_num_predict 4\n",
         ),
-        (
-            "trtllm",
-            {"decoding_type": "MTP_Assistant", "speculative_model": "google/gemma-4-E4B-assistant",
-             "max_draft_len": 4},
-            "speculative_config:\n"
-            "  decoding_type: MTP\n"
-            "  max_draft_len: 4\n"
-            "  speculative_model: google/gemma-4-E4B-assistant\n",
-        ),
     ],
 )  # fmt: skip
 def test_documented_files_are_written_to_the_letter(
@@ -138,6 +129,16 @@ def test_documented_files_are_written_to_the_letter(
     config = parse_method(settings)
     assert next(iter(written(engine, config).values())) == example
     assert read(engine, example) == config
+
+
+def test_a_release_candidate_is_written_for_where_it_is_named() -> None:
+    model = "google/gemma-4-E4B-assistant"
+    values = {"decoding_type": "MTP_Assistant", "speculative_model": model, "max_draft_len": 4}
+    config, head = parse_method(values), "speculative_config:\n  decoding_type: MTP\n"
+    example = f"{head}  max_draft_len: 4\n  speculative_model: {model}\n"
+    assert ENGINES["trtllm"].default == "1.3" and not written("trtllm", config)
+    assert next(iter(written("trtllm", config, "1.4").values())) == example
+    assert read("trtllm", example) == config
 
 
 def test_sglang_s_default_sizes_are_a_chain_of_three() -> None:
