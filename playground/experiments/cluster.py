@@ -173,6 +173,8 @@ class Workers:
         self._lock = threading.Lock()
         self._free: SimpleQueue[Any] = SimpleQueue()
         self._actors: dict[Any, About] = {}
+        self._places: dict[Any, Any] = {}
+        """The cores that Ray has given to each worker."""
         self._busy: dict[str, str] = {}
         self.refused: list[str] = []
         try:
@@ -264,13 +266,23 @@ class Workers:
     def _start(self) -> None:
         """Start a worker; if it cannot be used, say why."""
         import ray
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        options = {"num_cpus": self._cpus, "num_gpus": self._gpus, "concurrency_groups": {WORK: 1}}
+        share = {"CPU": self._cpus} | ({"GPU": self._gpus} if self._gpus else {})
+        place = ray.util.placement_group([share])
+        options = {
+            "num_cpus": self._cpus,
+            "num_gpus": self._gpus,
+            "concurrency_groups": {WORK: 1},
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(place),
+        }
         threads = {"env_vars": {"OMP_NUM_THREADS": str(self._cpus)}}
         actor = ray.remote(runtime_env=threads, **options)(Worker).remote()
+        self._places[actor] = place
         who = "A worker"
         try:
-            about: About = self._await(actor.about.remote(), within_s=QUEUE_S)
+            self._await_cores(place)
+            about: About = self._await(actor.about.remote())
             who = f"Worker {about.name}"
             self._check(about)
             prepare = actor.prepare.options(concurrency_group=WORK)
@@ -294,19 +306,29 @@ class Workers:
             self._actors.pop(actor, None)
         with suppress(Exception):  # whatever it is, the worker is gone
             ray.kill(actor)
+            ray.util.remove_placement_group(self._places.pop(actor))
 
-    def _await(self, answer: Any, within_s: float = float("inf")) -> Any:
-        """What a worker answers; raises CancelledError when nobody waits for it any more."""
-        import ray
+    def _await_cores(self, place: Any) -> None:
+        """Raises ConfigError: there are none for QUEUE_S; CancelledError: nobody waits any more.
 
-        until = time.monotonic() + within_s
-        while not ray.wait([answer], timeout=min(LOOK_S, within_s))[0]:
+        Only cores are waited for so long: a process that has them may take its time to start.
+        """
+        until = time.monotonic() + QUEUE_S
+        while not place.wait(LOOK_S):
             if self._cancelled():
                 raise CancelledError
             if time.monotonic() > until:
                 raise ConfigError(
-                    f"Ray has no cores for it within {within_s:g} s; others may hold them."
+                    f"Ray has no cores for it within {QUEUE_S:g} s; others may hold them."
                 )
+
+    def _await(self, answer: Any) -> Any:
+        """What a worker answers; raises CancelledError when nobody waits for it any more."""
+        import ray
+
+        while not ray.wait([answer], timeout=LOOK_S)[0]:
+            if self._cancelled():
+                raise CancelledError
         return ray.get(answer)
 
     def _check(self, about: About) -> None:
