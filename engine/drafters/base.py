@@ -104,6 +104,11 @@ class Drafter(ABC):
     num_shared: int = 0
     """Prompt tokens shared with the previous run, if its state may be kept."""
 
+    @property
+    def parts(self) -> tuple[Drafter, ...]:
+        """Drafters that take turns: at a step, the first that finds something drafts."""
+        return (self,)
+
     def start(self, start: Start) -> None:
         """Begin a new generation; only state of the prefix shared with the last may be kept."""
         previous = getattr(self, "text", ())

@@ -92,48 +92,75 @@ class CombinedConfig(MethodConfig):
         return CombinedDrafter(self, self.retrieval.build(context), self.model.build(context))
 
 
+class LongMatches(Drafter):
+    """Retrieval that drafts only where so many last tokens match."""
+
+    def __init__(self, inner: Drafter, min_match_len: int) -> None:
+        self.inner, self._min_match_len = inner, min_match_len
+        self.needs, self.remembers = inner.needs, inner.remembers
+        self.reads_logits = inner.reads_logits
+
+    def start(self, start: Start) -> None:
+        self.inner.start(start)
+        self._repeats = Repeats(self._min_match_len)
+        self._repeats.extend([*start.prompt_ids, start.root])
+
+    def propose(self, budget: Budget) -> Proposal:
+        proposal = self.inner.propose(budget)
+        # Without retrieval's own match length, the text's repeats decide.
+        length = self.inner.match_len
+        matches = self._repeats.now if length is None else length >= self._min_match_len
+        self.match_len = length if matches else None
+        return proposal if matches else proposal.keep(range(1))
+
+    def observe(self, outcome: Outcome) -> None:
+        self.inner.observe(outcome)
+        self._repeats.extend(outcome.committed)
+
+    def finish(self) -> None:
+        self.inner.finish()
+
+    def close(self) -> None:
+        self.inner.close()
+
+
 class CombinedDrafter(Drafter):
-    """Proposes retrieval's draft where its match is long enough, else the model's."""
+    """Proposes retrieval's draft where there is one, else the model's."""
 
     def __init__(self, config: CombinedConfig, retrieval: Drafter, model: Drafter) -> None:
-        self.config, self.retrieval, self.model = config, retrieval, model
+        self.retrieval, self.model = LongMatches(retrieval, config.min_match_len), model
         # Retrieval reads tokens only.
         self.needs, self.has_network = model.needs, model.has_network
         self.branches = model.branches
         self.remembers = retrieval.remembers or model.remembers
         self.reads_logits = retrieval.reads_logits or model.reads_logits
 
+    @property
+    def parts(self) -> tuple[Drafter, ...]:
+        return (self.retrieval, self.model)
+
     def start(self, start: Start) -> None:
-        self.retrieval.start(start)
-        self.model.start(start)
-        self._repeats = Repeats(self.config.min_match_len)
-        self._repeats.extend([*start.prompt_ids, start.root])
+        for part in self.parts:
+            part.start(start)
 
     def propose(self, budget: Budget) -> Proposal:
         proposal = self.retrieval.propose(budget)
-        # Without retrieval's own match length, the text's repeats decide.
-        length = self.retrieval.match_len
-        matches = self._repeats.now if length is None else length >= self.config.min_match_len
-        self.match_len = length if matches else None
-        if len(proposal.shape) > 1 and matches:
-            return proposal
-        return self.model.propose(budget)
+        return proposal if len(proposal.shape) > 1 else self.model.propose(budget)
 
     def observe(self, outcome: Outcome) -> None:
-        self.retrieval.observe(outcome)
-        self.model.observe(outcome)
-        self._repeats.extend(outcome.committed)
+        for part in self.parts:
+            part.observe(outcome)
 
     def rule(self, sampling: Sampling) -> Rule:
         return self.model.rule(sampling)
 
     def finish(self) -> None:
-        self.retrieval.finish()
-        self.model.finish()
+        for part in self.parts:
+            part.finish()
 
     def close(self) -> None:
-        self.retrieval.close()
-        self.model.close()
+        for part in self.parts:
+            part.close()
 
 
 class Repeats:

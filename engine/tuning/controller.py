@@ -13,7 +13,8 @@ In both cases only while the account allows it: the loss so far and the most tha
 lose stay within `SHARE` of the elapsed time. What earlier texts have gained gives a little credit.
 
 A drafter that is not wanted does nothing at all: it is not started, and what it has to know of the
-steps between is handed over when it is wanted again.
+steps between is handed over when it is wanted again. The parts of a combination are asked in turn,
+each by what its own drafts have brought: copying may pay where a model's drafts do not.
 
 Lossless under sampling: decisions follow from past steps and from the drafter's own probabilities
 of tokens that it did not draw at random, never from what the target says at this step.
@@ -24,20 +25,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
-from torch import Tensor
 
 from engine.accept import Rule
 from engine.config import Sampling
 from engine.drafters.base import BuildContext, Drafter, Start
 from engine.drafters.method import MethodConfig
 from engine.model.target import Target
-from engine.proposal import Budget, Outcome, Proposal, TargetOutput
-from engine.tree import MAX_NODES, TreeShape, upload
-from engine.tuning.costs import KINDS, LARGEST_STEP, Account, Kind
+from engine.proposal import Budget, Outcome, Proposal
+from engine.tree import MAX_NODES, TreeShape
+from engine.tuning.costs import LARGEST_STEP, Account, Kind
 from engine.tuning.experience import LOOKUP, SHARE, SHORT, Experience, ExperienceStore, Returns
+from engine.tuning.sleeping import Part
 from engine.tuning.survival import uses_probs
 
 TRIAL_SHARE, FIRST_TRIAL = 0.006, 0.4
@@ -48,9 +48,8 @@ REFRESH = 24
 FEW_ROWS = 3
 """Rows beside the root over which the price of one more is taken."""
 LARGEST_MIN_PROB = 0.9
-MOST_ASLEEP, KEPT_LOGITS = 256, 1 << 14
-"""Steps that are kept for a sleeping drafter before it is told of them; fewer, by so many logits
-each, where it reads them."""
+FEW_MISSED = 4
+"""Steps to catch up with that belong to a draft's usual time, where parts take turns."""
 PROVEN, SELDOM = 1.25, 0.9
 """Speeds of drafted steps over plain ones, in all texts: worth a risk, and hardly worth a trial."""
 CAUTION = 1.5
@@ -86,6 +85,7 @@ class _Trials:
 class _Plan:
     """A draft to be made; it may lose `allowed` milliseconds in all."""
 
+    part: Part
     kind: Kind
     depth: int
     allowed: float
@@ -100,6 +100,7 @@ class _Drafted:
         usual_draft_ms: what drafts like it take; `draft_ms` where none was made before.
     """
 
+    part: Part | None
     kind: Kind
     draft_ms: float
     usual_draft_ms: float
@@ -107,10 +108,6 @@ class _Drafted:
     depth: int
     trial: _Trials | None
     counts: bool
-
-
-Missed = tuple[Tensor, tuple[int, ...], tuple[int, ...], TargetOutput]
-"""Tokens fed, accepted rows, tokens committed and the output of a step that a drafter slept."""
 
 
 class ControlledDrafter(Drafter):
@@ -135,9 +132,8 @@ class ControlledDrafter(Drafter):
         self._clock, self._keep = clock, keep
         self.needs, self.notes, self.num_ranks = inner.needs, inner.notes, inner.num_ranks
         self.experience = experience
-        self._none = torch.empty(0, target.vocab_size, device=target.device)
-        self._by_probs = True
-        self._extra_rows, self._worth = 0, 0.0
+        self._parts = [Part(part, copies=part is not inner.parts[-1]) for part in inner.parts]
+        self._worth = 0.0
         self._start: Start | None = None
 
     # ---- a text
@@ -146,99 +142,111 @@ class ControlledDrafter(Drafter):
         self._began = self._clock()
         self.text = [*start.prompt_ids, start.root]
         self.account = Account()
-        self._start, self._started = start, False
-        self._missed: list[Missed] = []
+        self._start = start
         self._step: _Drafted | None = None
-        self._awake = False
         self._num_steps = self._num_committed = 0
         self._num_prompt = len(start.prompt_ids)
-        self._unread = self._num_prompt - (start.num_cached or 0)
         self._on_credit = False
         self._worth = self.experience.costs.base
         self._trials: dict[Kind, _Trials] = {}
-        kinds = KINDS if self.inner.branches else KINDS[:1]
-        speedups = {kind: self.experience.of_kind(kind).speedup for kind in kinds}
-        horizon = SHORT if self.inner.has_network else LOOKUP
-        self._returns = {kind: Returns(speedup, *horizon) for kind, speedup in speedups.items()}
+        self._returns: dict[Kind, Returns] = {}
+        for part in self._parts:
+            part.start(start)
+            horizon = SHORT if part.drafter.has_network else LOOKUP
+            for kind in part.kinds:
+                self._returns[kind] = Returns(self.experience.of_kind(kind).speedup, *horizon)
         usual = min(start.limits.max_new_tokens, self.experience.answer_len or SHORT_TEXT)
         self._credit = min(self.experience.credit, SHARE * usual * self.experience.costs.base)
 
     def propose(self, budget: Budget) -> Proposal:
         began = self._clock()
         self._close_step(began)
-        plan = self._plan(budget)
-        if isinstance(plan, str):
-            return self._plain(plan)
-        num_unread, self._unread = self._unread, 0
-        missed = bool(self._missed)
-        self._wake()
-        proposal = self.inner.propose(self._budget(budget, plan))
+        if reason := self._plainly(budget):
+            return self._plain(reason)
+        drafts: list[tuple[Proposal, _Drafted, _Plan]] = []
+        for part in self._parts:
+            plan = self._plan(part, budget)
+            if isinstance(plan, str):
+                reason = plan
+                continue
+            drafts.append((*self._draft(plan, budget, began), plan))
+            if len(drafts[-1][0].shape) > 1:
+                break
+        if not drafts:
+            return self._plain(reason)
+        proposal, self._step, plan = drafts[-1]
         self.experience.survival.observe_offer(len(proposal.shape) > 1)
+        return self._worthwhile(proposal, self._step, plan)
+
+    def _draft(self, plan: _Plan, budget: Budget, began: float) -> tuple[Proposal, _Drafted]:
+        """What a part drafts at the step that began then."""
+        part, costs, asked = plan.part, self.experience.costs, self._clock()
+        num_unread, part.unread = part.unread, 0
+        num_missed = part.wake()
+        proposal = part.drafter.propose(self._budget(budget, plan))
         if len(proposal.shape) > 1:
-            self._by_probs = uses_probs(proposal)
-        self._extra_rows = proposal.num_rows - len(proposal.shape)
-        draft_ms = 1000 * (self._clock() - began)
-        costs, depth = self.experience.costs, proposal.shape.max_depth
+            part.by_probs = uses_probs(proposal)
+        part.extra_rows = proposal.num_rows - len(proposal.shape)
+        now, depth = self._clock(), proposal.shape.max_depth
+        draft_ms, step_ms = 1000 * (now - asked), 1000 * (now - began)
         usual_ms = costs.draft_ms(plan.kind, depth) if plan.kind in costs.draft else draft_ms
-        if not missed or plan.kind not in costs.draft:
+        counts = not num_unread and num_missed <= (FEW_MISSED if len(self._parts) > 1 else 0)
+        if counts or plan.kind not in costs.draft:
             costs.observe_draft(plan.kind, depth, draft_ms)
         elif num_unread > SHORT_PROMPT:
-            costs.observe_reading(draft_ms - costs.draft_ms(plan.kind, depth), num_unread)
-        step = _Drafted(plan.kind, draft_ms, usual_ms, 1, 0, plan.trial, counts=not missed)
-        return self._worthwhile(proposal, step, plan)
+            costs.observe_reading(part.kinds, draft_ms - usual_ms, num_unread)
+        usual_ms += step_ms - draft_ms
+        return proposal, _Drafted(part, plan.kind, step_ms, usual_ms, 1, 0, plan.trial, counts)
 
     def observe(self, outcome: Outcome) -> None:
         self._num_steps += 1
         self._num_committed = len(outcome.committed)
         self.text.extend(outcome.committed)
-        shape, output = outcome.proposal.shape, outcome.output
-        if self._awake:
-            if len(shape) > 1:
-                match_len = self.inner.match_len
+        shape = outcome.proposal.shape
+        if len(shape) > 1:
+            if self._step is not None and self._step.part is not None:
+                match_len = self._step.part.drafter.match_len
                 self.experience.survival.observe(outcome.proposal, outcome.path, match_len)
-            self.inner.observe(outcome)
-            return
-        if len(shape) > 1:  # tokens that a grammar left no choice about
-            self._step = _Drafted("tree", 0.0, 0.0, len(shape), shape.max_depth, None, counts=False)
-        if not self.inner.reads_logits:  # not a view of them, which would keep them all
-            output = TargetOutput(self._none, output.hidden, output.layers, shared=output.shared)
-        self._missed.append((outcome.proposal.tokens, outcome.path, outcome.committed, output))
-        size = max(len(self._missed), output.logits.numel() * len(self._missed) // KEPT_LOGITS)
-        if self._started and size >= MOST_ASLEEP:
-            self._tell()
+            else:  # tokens that a grammar left no choice about
+                size, depth = len(shape), shape.max_depth
+                self._step = _Drafted(None, "tree", 0.0, 0.0, size, depth, None, counts=False)
+        for part in self._parts:
+            part.observe(outcome)
 
     def finish(self) -> None:
         if self._start is None:
             return
-        if self.inner.remembers:
-            self._wake()
-        if self._started:
-            self.inner.finish()
+        for part in self._parts:
+            part.finish()
         if self._num_steps:
             lost, elapsed = self.account.loss(self.experience.costs.base), self.account.elapsed
             self.experience.end_text(lost, elapsed, len(self.text) - self._num_prompt)
             self._keep(self.experience)
-        self._start, self._missed = None, []
+        self._start = None
 
     # ---- whether to draft
 
-    def _plan(self, budget: Budget) -> _Plan | str:
-        """What to draft at this step, or why nothing."""
+    def _plainly(self, budget: Budget) -> str:
+        """Why nothing is drafted at this step, whoever would; empty = it may be."""
         if budget.depth < 1:
             return "the context ends here"
         if not self._num_steps:
             return "every text begins with a plain step"
-        experience, elapsed = self.experience, self.account.elapsed
-        costs = experience.costs
-        speedups = {kind: own.speedup for kind, own in self._returns.items()}
-        best = max(speedups, key=speedups.__getitem__)
-        self._worth = costs.base / max(1.0, speedups[best])
-        if costs.since_plain >= REFRESH * speedups[best] ** 2:
+        costs, best = self.experience.costs, max(own.speedup for own in self._returns.values())
+        self._worth = costs.base / max(1.0, best)
+        if costs.since_plain >= REFRESH * best**2:
             return "plain decoding is measured again"
+        return ""
+
+    def _plan(self, part: Part, budget: Budget) -> _Plan | str:
+        """What a part is to draft at this step, or why nothing."""
+        elapsed, costs = self.account.elapsed, self.experience.costs
+        speedups = {kind: self._returns[kind].speedup for kind in part.kinds}
+        best = max(speedups, key=speedups.__getitem__)
         loss = self.account.loss(costs.base)
         allowed = SHARE * elapsed + self._credit - loss
-        reading = costs.reading_ms(self._unread)
-        if reading and not self._on_credit and self._reads(reading):
+        reading = costs.reading_ms(best, part.unread)
+        if reading and not self._on_credit and self._reads(part, reading):
             self._on_credit = True
             self._credit += CAUTION * reading + costs.base
             allowed += CAUTION * reading + costs.base
@@ -248,16 +256,16 @@ class ControlledDrafter(Drafter):
             if (kind != best) == pays:
                 trial = self._trial(kind)
                 most = allowed if trial.left else min(allowed, trial.allowed(elapsed))
-                if depth := self._affordable(kind, budget.depth, most):
+                if depth := self._affordable(part, kind, budget.depth, most):
                     trial.left = (trial.left or BURST) - 1
-                    return _Plan(kind, depth, most, trial)
+                    return _Plan(part, kind, depth, most, trial)
                 trial.left = 0
         if not pays:
             return f"drafts were {speedups[best]:.2f}× plain; {_words(loss)}"
-        depth = self._affordable(best, budget.depth, allowed)
+        depth = self._affordable(part, best, budget.depth, allowed)
         if not depth:
             return f"a draft might lose more than is allowed; {_words(loss)}"
-        return _Plan(best, depth, allowed, None)
+        return _Plan(part, best, depth, allowed, None)
 
     def _trial(self, kind: Kind) -> _Trials:
         """The trials of a kind in this text."""
@@ -267,23 +275,23 @@ class ControlledDrafter(Drafter):
             self._trials[kind] = _Trials(part * TRIAL_SHARE, first)
         return self._trials[kind]
 
-    def _affordable(self, kind: Kind, depth: int, allowed: float) -> int:
+    def _affordable(self, part: Part, kind: Kind, depth: int, allowed: float) -> int:
         """The greatest depth at which a draft that is wrong altogether loses no more; 0 = none."""
         costs = self.experience.costs
         if allowed <= 0:
             return 0
-        allowed += costs.base - CAUTION * costs.reading_ms(self._unread)
+        allowed += costs.base - CAUTION * costs.reading_ms(kind, part.unread)
         for levels in range(min(depth, costs.deepest(kind)), 0, -1):
-            rows = 1 + levels + self._extra_rows
+            rows = 1 + levels + part.extra_rows
             if costs.draft_ms(kind, levels) + costs.verify_ms(rows) <= allowed:
                 return levels if levels < costs.deepest(kind) else depth
         return 0
 
-    def _reads(self, reading_ms: float) -> bool:
+    def _reads(self, part: Part, reading_ms: float) -> bool:
         """Whether the drafter may read the prompt on credit, as what it gained before justifies."""
         assert self._start is not None
         experience = self.experience
-        speedup = max(own.speedup for own in experience.returns.values())
+        speedup = max(experience.of_kind(kind).speedup for kind in part.kinds)
         written = len(self.text) - self._num_prompt
         usual = max(experience.answer_len - written, SHORT_TEXT)
         left = min(self._start.limits.max_new_tokens - written, usual)
@@ -298,8 +306,9 @@ class ControlledDrafter(Drafter):
         row_ms = (costs.verify_ms(1 + FEW_ROWS) - costs.base) / FEW_ROWS
         level_ms = costs.level_ms(plan.kind)
         least = (level_ms + row_ms) / self._worth
-        depth, width = plan.depth, 1 if plan.kind == "chain" and self.inner.branches else MAX_NODES
-        if self._by_probs:
+        is_chain = plan.kind == "chain" and len(plan.part.kinds) > 1
+        depth, width = plan.depth, 1 if is_chain else MAX_NODES
+        if plan.part.by_probs:
             min_prob = min(least / survival.factor, LARGEST_MIN_PROB)
             return Budget(depth, budget.nodes, width, min_prob)
         if level_ms > 0.01 * costs.base:
@@ -315,15 +324,15 @@ class ControlledDrafter(Drafter):
     def _worthwhile(self, proposal: Proposal, step: _Drafted, plan: _Plan) -> Proposal:
         """The nodes of a draft that are worth verifying."""
         costs, size, draft_ms = self.experience.costs, len(proposal.shape), step.draft_ms
-        self._step = step
-        if size == 1 and not self._extra_rows:
+        part = plan.part
+        if size == 1 and not part.extra_rows:
             expected = (1.0, (draft_ms + costs.base) / 1000)
             return replace(proposal, decision="nothing was found to draft", expected=expected)
         allowed = max(0.0, plan.allowed - draft_ms)
-        chances = self.experience.survival.paths(proposal, self.inner.match_len)
+        chances = self.experience.survival.paths(proposal, part.drafter.match_len)
         order = sorted(range(size), key=lambda node: -chances[node])
-        count, tokens, verify_ms = self._best(proposal.shape, chances, order, allowed)
-        if self._extra_rows and verify_ms - costs.base > allowed:
+        count, tokens, verify_ms = self._best(proposal, chances, order, allowed)
+        if part.extra_rows and verify_ms - costs.base > allowed:
             proposal, count = replace(proposal, extra=None), 1
             tokens, verify_ms = 1.0, costs.base
         elif count == size:
@@ -346,10 +355,11 @@ class ControlledDrafter(Drafter):
         )
 
     def _best(
-        self, shape: TreeShape, chances: list[float], order: list[int], allowed: float
+        self, proposal: Proposal, chances: list[float], order: list[int], allowed: float
     ) -> tuple[int, float, float]:
         """Nodes to keep, root included; tokens that they bring; milliseconds of verifying them."""
-        costs, worth, extra = self.experience.costs, self._worth, self._extra_rows
+        costs, worth, shape = self.experience.costs, self._worth, proposal.shape
+        extra = proposal.num_rows - len(shape)
         depths = None if costs.curve.trees is None else shape.depths.tolist()
         best, most, tokens, deepest = (1, 1.0, costs.verify_ms(1 + extra)), 0.0, 0.0, 0
         for count, node in enumerate(order, start=1):
@@ -395,7 +405,6 @@ class ControlledDrafter(Drafter):
             step.trial.lost += max(0.0, charged - self._num_committed * costs.base)
 
     def _plain(self, reason: str) -> Proposal:
-        self._awake = False
         return Proposal(
             torch.full((1,), self.text[-1], device=self._device),
             TreeShape.chain(0),
@@ -403,22 +412,6 @@ class ControlledDrafter(Drafter):
             expected=(1.0, self.experience.costs.base / 1000),
             bypass="not_worth_it",
         )
-
-    # ---- sleep
-
-    def _wake(self) -> None:
-        assert self._start is not None
-        self._awake = True
-        if not self._started:
-            self._started = True
-            self.inner.start(self._start)
-        self._tell()
-
-    def _tell(self) -> None:
-        """Hand over the steps that the drafter has missed, as one."""
-        if self._missed:
-            self.inner.observe(_merged(self._missed))
-            self._missed = []
 
     def rule(self, sampling: Sampling) -> Rule:
         return self.inner.rule(sampling)
@@ -429,32 +422,6 @@ class ControlledDrafter(Drafter):
 
 def _words(loss_ms: float) -> str:
     return f"{loss_ms:.0f} ms lost so far" if loss_ms > 0 else f"{-loss_ms:.0f} ms saved so far"
-
-
-def _merged(missed: list[Missed]) -> Outcome:
-    """Steps as one whose draft was accepted whole."""
-    outputs = [output for *_, output in missed]
-    paths = [list(path) for _, path, _, _ in missed]
-    last = outputs[-1]
-    output = TargetOutput(
-        _rows([output.logits for output in outputs], paths),
-        None if last.hidden is None else _rows([output.hidden for output in outputs], paths),
-        None if last.layers is None else _rows([output.layers for output in outputs], paths),
-        shared=last.shared,
-    )
-    tokens = _rows([tokens for tokens, *_ in missed], paths)
-    committed = tuple(token for _, _, some, _ in missed for token in some)
-    path = tuple(range(len(tokens)))
-    return Outcome(Proposal(tokens, TreeShape.chain(len(tokens) - 1)), output, path, committed)
-
-
-def _rows(tensors: list[Any], paths: list[list[int]]) -> Tensor:
-    """The accepted rows of all steps; none where they were dropped."""
-    if not len(tensors[-1]):
-        return tensors[-1]  # type: ignore[no-any-return]
-    device = tensors[-1].device
-    kept = [upload(torch.tensor(path), device) for path in paths]
-    return torch.cat([rows[path] for rows, path in zip(tensors, kept, strict=True)])
 
 
 def build_drafter(
@@ -472,8 +439,9 @@ def build_drafter(
         return drafter
     store = store or ExperienceStore(None)
     experience = store.of(config, context.target, context.locate)
-    if drafter.has_network and not experience.costs.draft:
-        experience.costs.time_drafts(drafter, context.target)
+    model = drafter.parts[-1]
+    if model.has_network and not experience.costs.times(model):
+        experience.costs.time_drafts(model, context.target)
     return ControlledDrafter(
         drafter,
         context.target,

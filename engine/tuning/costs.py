@@ -12,7 +12,7 @@ ones keep `base` up to date.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
@@ -25,8 +25,9 @@ from engine.tuning.timing import time_drafts
 
 PRIOR_GROWTH = 0.5
 """Growth of steps, in plain steps, that is assumed to have been as the curve says."""
-Kind = Literal["chain", "tree"]
-"""What a draft is: where trees cost more to draft, chains have times of their own."""
+Kind = Literal["copy", "chain", "tree"]
+"""What a draft is: copied by a combination's first part, or a chain or tree with a time of its own
+where trees cost more to draft."""
 KINDS: tuple[Kind, ...] = ("chain", "tree")
 """Chains compete with trees where these cost more to draft; elsewhere all are of one kind."""
 FRESH = 8
@@ -49,14 +50,14 @@ class Costs:
         base: of a plain step; 0 = none was made yet.
         slope: price of further rows, over what the curve says.
         draft: of drafts, by their kind and number of levels.
-        reading: of a prompt's token, for the drafter; None = not known.
+        reading: of a prompt's token, by the kind of the drafts.
     """
 
     curve: LatencyCurve
     base: float = 0.0
     slope: float = 1.0
     draft: dict[Kind, dict[int, float]] = field(default_factory=dict)
-    reading: float | None = None
+    reading: dict[Kind, float] = field(default_factory=dict)
     since_plain: int = 0
     _held_up: bool = False
     _over: list[float] = field(default_factory=lambda: [0.0, 0.0])
@@ -133,21 +134,27 @@ class Costs:
 
     def time_drafts(self, drafter: Drafter, target: Target) -> None:
         """Measure drafts of every kind, as deep as may be and one level deep."""
-        for kind in KINDS if drafter.branches else KINDS[:1]:
+        kinds = KINDS if drafter.branches else KINDS[:1]
+        for kind in kinds:
             width = 1 if kind == "chain" and drafter.branches else MAX_NODES
             for budget in (Budget(64, width=width), Budget(1, width=width)):
                 reading_ms, draft_ms, depth = time_drafts(drafter, target, budget)
                 self.observe_draft(kind, depth, draft_ms)
-            self.observe_reading(reading_ms, 1)
+            self.observe_reading(kinds, reading_ms, 1)
 
-    def reading_ms(self, tokens: int) -> float:
+    def times(self, drafter: Drafter) -> bool:
+        """Whether it is known what its drafts take."""
+        return any(kind in self.draft for kind in (KINDS if drafter.branches else KINDS[:1]))
+
+    def reading_ms(self, kind: Kind, tokens: int) -> float:
         """Of a prompt with so many tokens; 0 where it is not known."""
-        return 0.0 if self.reading is None else self.reading * tokens
+        return self.reading.get(kind, 0.0) * tokens
 
-    def observe_reading(self, ms: float, tokens: int) -> None:
-        """The drafter read so much of a prompt."""
+    def observe_reading(self, kinds: Sequence[Kind], ms: float, tokens: int) -> None:
+        """The drafter that makes these drafts read so much of a prompt."""
         each = max(0.0, ms / tokens)
-        self.reading = each if self.reading is None else 0.5 * (self.reading + each)
+        for kind in kinds:
+            self.reading[kind] = 0.5 * (self.reading.get(kind, each) + each)
 
     def latency(self) -> StepLatency:
         """The same as the curves that predictions are made with; of trees, if there were any.
@@ -166,7 +173,8 @@ class Costs:
 
     def restored(self, stored: Mapping[str, Any]) -> Self:
         """With what `to_dict` stored."""
-        self.slope, self.reading = stored.get("slope", 1.0), stored.get("reading")
+        self.slope, reading = stored.get("slope", 1.0), stored.get("reading")
+        self.reading = reading if isinstance(reading, dict) else {}
         for kind, seen in stored.get("draft", {}).items():
             self.draft[kind] = {int(levels): ms for levels, ms in seen.items()}
         return self

@@ -258,7 +258,7 @@ class ExperienceStore:
         self._write(_name(target), curve.to_dict())
         experience = self.of(config, target, context.locate)
         experience.costs.draft.clear()
-        experience.costs.time_drafts(drafter, target)
+        experience.costs.time_drafts(drafter.parts[-1], target)
         drafter.close()
         self.keep(config, target, experience)
         on_progress(1.0)

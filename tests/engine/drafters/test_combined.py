@@ -142,4 +142,4 @@ def test_the_models_rule_decides():
 
 def test_retrieval_of_the_default_is_suffix():
     drafter = CombinedConfig().build(build_context(target_of("llama")))
-    assert isinstance(drafter.retrieval, SuffixDrafter)
+    assert isinstance(drafter.retrieval.inner, SuffixDrafter)

@@ -11,11 +11,11 @@ import torch
 from engine.drafters.base import Drafter, Start
 from engine.model.target import Target
 from engine.proposal import Budget, Outcome, Proposal
-from engine.tree import MAX_NODES, ChoiceTree, TreeShape
+from engine.tree import MAX_NODES, ChoiceTree
 from engine.tuning.controller import ControlledDrafter, _Plan
-from engine.tuning.costs import KINDS
 from engine.tuning.experience import Experience
 from engine.tuning.latency import LatencyCurve
+from engine.tuning.sleeping import Part
 
 FLAT = LatencyCurve((1, 64), (10.0, 10.0))
 STEEP = LatencyCurve((1, 64), (10.0, 640.0))
@@ -100,19 +100,21 @@ class AtRandom(ControlledDrafter):
 
     dice: random.Random
 
-    def _plan(self, budget: Budget) -> _Plan | str:
-        if budget.depth < 1 or self.dice.random() < 0.4:
+    def _plainly(self, budget: Budget) -> str:
+        return "the context ends here" if budget.depth < 1 else ""
+
+    def _plan(self, part: Part, budget: Budget) -> _Plan | str:
+        if self.dice.random() < 0.4:
             return "plain, by the dice"
-        kind = self.dice.choice(KINDS if self.inner.branches else KINDS[:1])
         depth = min(budget.depth, self.dice.randint(1, 8))
-        return _Plan(kind, depth, math.inf, None)
+        return _Plan(part, self.dice.choice(part.kinds), depth, math.inf, None)
 
     def _budget(self, budget: Budget, plan: _Plan) -> Budget:
-        width = 1 if plan.kind == "chain" and self.inner.branches else MAX_NODES
+        width = 1 if plan.kind == "chain" and len(plan.part.kinds) > 1 else MAX_NODES
         return Budget(plan.depth, self.dice.choice([2, MAX_NODES]), width)
 
     def _best(
-        self, shape: TreeShape, chances: list[float], order: list[int], allowed: float
+        self, proposal: Proposal, chances: list[float], order: list[int], allowed: float
     ) -> tuple[int, float, float]:
         count = self.dice.choice([len(order), self.dice.randint(1, len(order))])
         return count, sum(chances[node] for node in order[:count]), 1.0

@@ -14,6 +14,7 @@ from engine.config import Limits, Sampling
 from engine.decode import decode
 from engine.drafters import parse_method
 from engine.drafters.base import Drafter
+from engine.drafters.combined import CombinedConfig, CombinedDrafter
 from engine.proposal import Budget, ExtraRows, Proposal
 from engine.steps import End, Step
 from engine.tree import ChoiceTree
@@ -163,6 +164,42 @@ def test_a_damaged_file_is_as_none(tmp_path: Path, content: str) -> None:
         file.write_text(content)
     known = ExperienceStore(tmp_path).of(config, target)
     assert not known.returns and known.costs.curve.at(1) > 0
+
+
+class Unsure(Oracle):
+    """Finds something in every other dozen of tokens only."""
+
+    match_len = 2
+
+    def propose(self, budget: Budget) -> Proposal:
+        proposal = super().propose(budget)
+        return proposal.keep(range(1)) if len(self.text) // 12 % 2 else proposal
+
+
+class Both(CombinedDrafter):
+    """Says what its parts have taken in all."""
+
+    num_proposed = 1
+
+    @property
+    def draft_ms(self) -> float:
+        return sum(one.draft_ms * one.num_proposed for one in self.parts if isinstance(one, Oracle))
+
+
+def test_a_combination_copies_where_its_model_does_not_pay() -> None:
+    """Each is judged by what its own drafts brought, also after texts in which the model lost."""
+    target = tiny_target(eos_token_id=None)
+    output = plain_greedy(target, PROMPT, 220)
+    copies, model = Unsure(target, output, ALWAYS), Slow(target, output, NEVER)
+    drafter = OnAMachine(Both(CombinedConfig(), copies, model), target, FLAT)  # type: ignore[arg-type]
+    limits = Limits(max_new_tokens=200, ignore_eos=True)
+    for _ in range(3):
+        before, asked = drafter.lost_ms, model.num_proposed
+        *_, end = decode(target, drafter, PROMPT, limits=limits)
+        assert isinstance(end, End) and list(end.output_ids) == output[:200]
+    assert drafter.lost_ms - before < -0.3 * drafter.plain_ms / 3
+    assert model.num_proposed == asked, "by then it is known that it loses"
+    assert drafter.experience.of_kind("copy").speedup > 1.5
 
 
 def test_every_step_says_what_was_expected_and_why() -> None:
