@@ -57,8 +57,8 @@ while True:
     if result.get_response().parameters["triton_final_response"].bool_param:
         break
 client.stop_stream()
-drafted = tensor("num_draft_tokens", 2, "INT32")
-once = client.infer("ensemble", [*inputs(prompt), drafted]).as_numpy("text_output").item().decode()
+drafted = tensor("num_draft_tokens", 2, "INT32"), tensor("use_draft_logits", True, "BOOL")
+once = client.infer("ensemble", [*inputs(prompt), *drafted]).as_numpy("text_output").item().decode()
 def array(name, values, kind):
     made = grpc.InferInput(name, values.shape, kind)
     made.set_data_from_numpy(values)
@@ -107,7 +107,7 @@ def triton(
     log = str(tmp_path_factory.mktemp("log") / "runs.sqlite3")
     http, grpc, metrics = (free_port() for _ in range(3))
     line = f"triton --http-port {http} --grpc-port {grpc} --metrics-port {metrics} --db {log}"
-    model = ["--model", "smollm2-135m-instruct:suffix"]
+    model = ["--model", "smollm2-135m-instruct:draft-smollm2-135m"]
     process = subprocess.Popen(
         [python, APP, *line.split(), *model], stdout=subprocess.PIPE, text=True
     )
@@ -144,6 +144,8 @@ def test_grpc_client_of_the_tutorial(triton: tuple[int, int, str, str], python: 
     assert all(run and PROMPT + run.text == whole for run in (drafting_two, *others)) and by_ids
     assert once == whole and counted == 2  # what genai-perf asks for
     assert drafting_two and drafting_two.method["max_draft_len"] == 2
+    assert drafting_two.method["use_draft_probs"] and others[0]
+    assert not others[0].method["use_draft_probs"]
     assert tuple(ids) == (*PROMPT_IDS, *by_ids.output_ids) and len(by_ids.output_ids) == 12
     assert by_ids.prompt_text == PROMPT and PROMPT + by_ids.text == whole
 
@@ -164,7 +166,30 @@ def test_the_guides_curl_of_the_bls_model_answers_once(triton: tuple[int, int, s
     with RunLog.open(log) as runs:
         newest = [runs.get(row.id) for row in runs.find().rows[:2]]
     methods = {run.decoding_type: run.method.get("max_draft_len") for run in newest if run}
-    assert methods == {"Autoregressive": None, "Suffix": 1}
+    assert methods == {"Autoregressive": None, "Draft_Target": 1}
+
+
+def test_the_guides_curl_with_draft_logits(triton: tuple[int, int, str, str]) -> None:
+    """As it stands in Triton's guide to speculative decoding, by curl itself."""
+    http, _, header, log = triton
+    body = """{
+        "text_input": "Continue writing the following story: James Best, best known for his",
+        "max_tokens": 128,
+        "num_draft_tokens": 10,
+        "use_draft_logits": true,
+        "stream": false
+        }"""
+    address = f"http://localhost:{http}/v2/models/tensorrt_llm_bls/generate"
+    curl = ["curl", "-sS", "-X", "POST", address, "-H", "Content-Type: application/json"]
+    done = subprocess.run(
+        [*curl, "-H", header.strip(), "-d", body], capture_output=True, text=True, check=True
+    )
+    told = json.loads(done.stdout)
+    assert told["text_output"].startswith("Continue writing the following story: James Best,")
+    with RunLog.open(log) as runs:
+        run = runs.get(runs.find().rows[0].id)
+    assert run and run.decoding_type == "Draft_Target" and run.num_new_tokens == 128
+    assert run.method["max_draft_len"] == 10 and run.method["use_draft_probs"]
 
 
 def test_http_wants_the_key(triton: tuple[int, int, str, str]) -> None:
