@@ -468,9 +468,15 @@ def pick_device(name: str) -> torch.device:
             raise ConfigError(f"device is {name}, but torch sees no CUDA device. Use cpu or auto.")
         if (device.index or 0) >= count:
             raise ConfigError(f"device is {name}, but there are cuda:0 to cuda:{count - 1} only.")
-    elif device.type != "cpu" or device.index:
+    elif (device.type != "cpu" or device.index) and not _is_accelerator(device):
         raise ConfigError(f"{allowed}, got {short(name)}.")
     return device
+
+
+def _is_accelerator(device: torch.device) -> bool:
+    """Whether it is of the kind that this build of torch can use here, such as `mps` or `xpu`."""
+    known = torch.accelerator.current_accelerator(check_available=True)
+    return known is not None and device.type == known.type
 
 
 def pick_dtype(name: str, device: torch.device) -> torch.dtype:

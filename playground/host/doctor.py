@@ -61,11 +61,15 @@ def diagnose(cache_dir: Path, device: str = "auto") -> Diagnosis:
             f"torch uses {threads} of {cores} processors: unset OMP_NUM_THREADS, or set it to the "
             "number of cores."
         )
-    kernels = _kernels(cache_dir, advice) if where.type == "cpu" else "CUDA's own"
+    kernels = _kernels(cache_dir, advice) if where.type == "cpu" else f"torch's for {where.type}"
     free = (free_bytes(where) or 0) / GIB
     if free < LEAST_FREE_GIB:
         advice.append(f"{free:.1f} GiB of memory are free: close other programs.")
-    name = f"{cpu_name()}, {threads} threads" if where.type == "cpu" else str(facts["gpus"])
+    name = f"{cpu_name()}, {threads} threads"
+    if where.type == "cuda":
+        name = str(facts["gpus"])
+    elif where.type != "cpu":
+        name = "an accelerator that this program has not been tried on"
     driver = facts["driver"] or "no CUDA device"
     build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA in this build"
     rows = (

@@ -10,6 +10,7 @@ import torch
 from engine.errors import ConfigError
 from engine.kernels.cpu import compile as native
 from playground.host import doctor
+from tests.engine.device.pretend import pretend_device
 
 
 @pytest.fixture
@@ -44,6 +45,13 @@ def test_a_gpu_that_this_torch_cannot_use_is_named(
     monkeypatch.setattr(doctor, "_sees_nvidia", lambda: True)
     monkeypatch.setattr(torch.version, "cuda", None)
     assert any("built without CUDA" in one for one in doctor.diagnose(cache).advice)
+
+
+def test_on_another_accelerator_it_says_that_nobody_tried(cache: Path) -> None:
+    with pretend_device() as device:
+        lines = doctor.diagnose(cache, str(device)).lines
+    assert lines[0].startswith(f"device    {device}: an accelerator that this program has not")
+    assert f"kernels   torch's for {device.type}" in lines and len(lines) <= 10
 
 
 def test_a_device_that_is_not_there_is_refused(cache: Path) -> None:
