@@ -60,11 +60,14 @@ class Part:
             self._awake = False
             self.drafter.observe(outcome)
             return
-        output = outcome.output
-        if not self.drafter.reads_logits:  # not a view of them, which would keep them all
-            output = TargetOutput(
-                output.logits.new_empty(0, 0), output.hidden, output.layers, shared=output.shared
-            )
+        # Only what it needs: a view would keep all of them.
+        output, needs = outcome.output, self.drafter.needs
+        output = TargetOutput(
+            output.logits if self.drafter.reads_logits else output.logits.new_empty(0, 0),
+            output.hidden if needs.hidden else None,
+            output.layers if needs.layers else None,
+            shared=output.shared if needs.shared else (),
+        )
         self.missed.append((outcome.proposal.tokens, outcome.path, outcome.committed, output))
         size = max(len(self.missed), output.logits.numel() * len(self.missed) // KEPT_LOGITS)
         if self._started and size >= MOST_ASLEEP:
