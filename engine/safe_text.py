@@ -14,6 +14,7 @@ import errno
 import hashlib
 import io
 import json
+import platform
 import re
 import reprlib
 from collections.abc import Callable, Iterable
@@ -65,6 +66,13 @@ def cpuinfo(key: str) -> str:
     except OSError:
         return ""
     return next((ln.partition(":")[2].strip() for ln in lines if ln.startswith(key)), "")
+
+
+def cpu_flags() -> list[str]:
+    """What the processor can do, as Linux names it; empty on what is neither Linux nor Apple's."""
+    if (platform.system(), platform.machine()) == ("Darwin", "arm64"):
+        return ["asimd", "asimddp"]
+    return (cpuinfo("flags") or cpuinfo("Features")).split()
 
 
 def as_text(content: str | bytes, *, what: str, most: int = MAX_CHARS) -> str:

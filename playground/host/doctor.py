@@ -21,7 +21,7 @@ from engine.kernels.cpu.compile import (
 )
 from engine.model.loading import free_bytes, pick_device
 from engine.model.target import cpu_name
-from engine.safe_text import cpuinfo
+from engine.safe_text import cpu_flags
 from playground.host.environment import machine
 
 GIB = 1 << 30
@@ -91,7 +91,7 @@ def diagnose(cache_dir: Path, device: str = "auto") -> Diagnosis:
 def _kernels(cache_dir: Path, advice: list[str]) -> str:
     """What the compiled kernels make use of, or why they are not used."""
     try:
-        instructions = best_instructions(cpuinfo("flags").split())
+        instructions = best_instructions(cpu_flags())
         library(cache_dir)
     except NotNative as error:
         reason = NO_COMPILER if find_compiler() is None else str(error)

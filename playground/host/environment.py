@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.model.target import Target, cpu_name
-from engine.safe_text import cpuinfo
+from engine.safe_text import cpu_flags
 
 PACKAGES = (
     *("torch", "transformers", "tokenizers", "safetensors", "accelerate", "gguf", "gradio"),
@@ -65,7 +65,7 @@ def _digest_of(marks: tuple[tuple[str, int, int], ...]) -> str:
 @functools.cache
 def machine() -> dict[str, Any]:
     """The part that every run of this process shares: versions, processor, device, commit."""
-    flags = (cpuinfo("flags") or cpuinfo("Features")).split()
+    flags = cpu_flags()
     return {
         "versions": {name: version for name in PACKAGES if (version := _version(name))},
         "python": platform.python_version(),

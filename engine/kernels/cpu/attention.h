@@ -50,7 +50,7 @@ struct Barrier {
             return;
         }
         for (int spins = 0; turn.load(std::memory_order_acquire) == now; ++spins) {
-            if (spins < SPINS) _mm_pause();
+            if (spins < SPINS) spin_pause();
             else sched_yield();
         }
     }
@@ -137,7 +137,7 @@ void accumulate_values(const float* scores, int64_t stride, const bf16* values, 
     for (int q = 0; q < Q; ++q)
         for (int c = 0; c < 2; ++c) acc[q][c] = load(sums + q * SLICE + c * LANES);
     for (int j = 0; j < count; ++j) {
-        _mm_prefetch((const char*)(values + (j + FETCHED) * width), _MM_HINT_T0);
+        __builtin_prefetch(values + (j + FETCHED) * width);
         const F low = load_bf16(values + j * width), high = load_bf16(values + j * width + LANES);
         for (int q = 0; q < Q; ++q) {
             const F weight = set1(scores[q * stride + j]);

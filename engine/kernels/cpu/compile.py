@@ -1,6 +1,6 @@
 """Compiles the kernels of `native.cpp` for this processor, once, and loads them.
 
-A compiler is no requirement: without one, or on another kind of processor, torch's operators do
+A compiler is no requirement: without one, or on another kind of machine, torch's operators do
 the same work. The library is linked with nothing of torch or Python, so it takes seconds.
 """
 
@@ -22,19 +22,20 @@ from pathlib import Path
 
 from engine.errors import ConfigError, first_line
 from engine.model.sources import partial_folder
-from engine.safe_text import cpuinfo, disk_is_full, unwritable
+from engine.safe_text import cpu_flags, disk_is_full, unwritable
 
 LOG = logging.getLogger(__name__)
 FOLDER = Path(__file__).parent
 MAIN, RARE = "native.cpp", "rare.cpp"
-SOURCES = (MAIN, RARE, "attention.h", "products.h", "formats.h", "vectors.h")
-FLAGS = (
-    *("-std=c++17", "-O3", "-fno-math-errno", "-ffp-contract=off", "-fPIC", "-shared"),
-    "-mtune=native",
-)
+REGISTERS = ("registers/avx512.h", "registers/avx2.h", "registers/neon.h")
+SOURCES = (MAIN, RARE, "attention.h", "products.h", "formats.h", "vectors.h", *REGISTERS)
+FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-ffp-contract=off", "-fPIC", "-shared")
+MACHINES = (("Linux", "x86_64"), ("Linux", "aarch64"), ("Darwin", "arm64"))
 NEEDED = ("avx2", "fma", "f16c")
 """Names in /proc/cpuinfo; the compiler's are the same without underscores."""
 AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl")
+NEON, DOT_PRODUCTS = "asimd", "asimddp"
+"""Every 64-bit ARM processor has the first, those from about 2018 on (all of Apple's) both."""
 COMPILERS = ("g++", "clang++", "c++")
 MODULE = "ziglang"
 """A package that is a C++ compiler (the extra `compiler`)."""
@@ -85,12 +86,15 @@ def has_rare(kernels: ctypes.CDLL) -> bool:
 
 
 def _load(cache_dir: Path, instructions: tuple[str, ...] | None, source: str) -> ctypes.CDLL:
-    if platform.system() != "Linux" or platform.machine() != "x86_64":
-        raise NotNative(f"they are for Linux on x86-64, not {platform.system()}")
+    machine = platform.system(), platform.machine()
+    if machine not in MACHINES:
+        raise NotNative(
+            f"they are for Linux on x86-64 or ARM, and macOS on ARM, not {' on '.join(machine)}"
+        )
     if instructions is None:
-        instructions = best_instructions(cpuinfo("flags").split())
+        instructions = best_instructions(cpu_flags())
     if not _shares_openmp():
-        raise NotNative("this torch brings no GNU OpenMP to share threads with")
+        raise NotNative("this torch brings no OpenMP to share threads with")
     file = _compiled(cache_dir / "native", instructions, source)
     try:
         return ctypes.CDLL(str(file))
@@ -105,6 +109,8 @@ def best_instructions(flags: Collection[str]) -> tuple[str, ...]:
 
     Raises NotNative: it lacks what they need.
     """
+    if NEON in flags:
+        return (NEON, *(name for name in (DOT_PRODUCTS,) if name in flags))
     lacking = [name for name in NEEDED if name not in flags]
     if lacking:
         raise NotNative(f"this processor has no {lacking[0]}")
@@ -112,6 +118,20 @@ def best_instructions(flags: Collection[str]) -> tuple[str, ...]:
         return (*NEEDED, *(name for name in ("avx_vnni",) if name in flags))
     more = (name for name in ("avx512_vnni", "avx512_bf16") if name in flags)
     return (*NEEDED, *AVX512, *more)
+
+
+def compiler_flags(instructions: Sequence[str], compiler: Sequence[str]) -> tuple[str, ...]:
+    """What the kernels are compiled with for these, as `best_instructions` names them."""
+    if NEON not in instructions:
+        named = (f"-m{name.replace('_', '')}" for name in instructions)
+        return (*FLAGS, "-mtune=native", *named)
+    has_dots = DOT_PRODUCTS in instructions
+    if MODULE in compiler:  # which knows no names of architectures
+        flags = (*FLAGS, f"-mcpu={'generic+dotprod' if has_dots else 'generic'}")
+    else:
+        flags = (*FLAGS, f"-march={'armv8.2-a+dotprod' if has_dots else 'armv8-a'}")
+    # Elsewhere a library may lack what the process that loads it brings.
+    return (*flags, "-Wl,-undefined,dynamic_lookup") if platform.system() == "Darwin" else flags
 
 
 def find_compiler() -> tuple[str, ...] | None:
@@ -130,11 +150,16 @@ def loaded_library() -> ctypes.CDLL | None:
 
 
 def _shares_openmp() -> bool:
-    """Whether torch has loaded GNU's OpenMP; if so, the kernels find it from here on.
+    """Whether torch has loaded an OpenMP that has GNU's entry points; the kernels find it then.
 
     Two OpenMP libraries in a process have two pools of threads, which spin against each other.
     """
     try:
+        if platform.system() == "Darwin":  # LLVM's, which has them too
+            torch = importlib.util.find_spec("torch")
+            folder = Path(torch.origin if torch and torch.origin else "").parent / "lib"
+            ctypes.CDLL(str(folder / "libomp.dylib"), mode=ctypes.RTLD_GLOBAL)
+            return True
         maps = Path("/proc/self/maps").read_text(encoding="utf-8")
         if any(line.rstrip().endswith("/libgomp.so.1") for line in maps.splitlines()):
             ctypes.CDLL("libgomp.so.1", mode=ctypes.RTLD_GLOBAL)
@@ -152,7 +177,7 @@ def _compiled(folder: Path, instructions: Sequence[str], source: str) -> Path:
     compiler = find_compiler()
     if compiler is None:
         raise NotNative(NO_COMPILER)
-    flags = (*FLAGS, *(f"-m{name.replace('_', '')}" for name in instructions))
+    flags = compiler_flags(instructions, compiler)
     sources = [(FOLDER / name).read_bytes() for name in SOURCES]
     named = (source, *compiler, *flags)
     key = hashlib.sha256(b"\0".join([*sources, *map(str.encode, named)]))

@@ -88,8 +88,6 @@ const uint8_t* column(const Matrix& m, int block) { return m.data + block * colu
 
 // ---- blocks of a GGUF file
 
-inline float half_to_float(uint16_t x) { return _cvtsh_ss(x); }
-inline uint16_t float_to_half(float x) { return _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT); }
 inline bf16 float_to_bf16(float x) {
     uint32_t bits;
     std::memcpy(&bits, &x, 4);

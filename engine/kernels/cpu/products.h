@@ -93,7 +93,7 @@ struct Ahead {
 
     void fetch() {
         for (due += lines; due >= iterations; due -= iterations) {
-            _mm_prefetch((const char*)at, _MM_HINT_T1);
+            __builtin_prefetch(at, 0, 2);  // to the second cache
             at += 64;
         }
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import hashlib
 import os
 import shutil
@@ -15,6 +16,7 @@ from filelock import FileLock
 
 from engine.kernels.cpu import compile
 from engine.kernels.cpu.compile import NotNative, whole_library
+from tests.engine.cpu.arm import CLANG, GCC, SERVER
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -25,22 +27,25 @@ def compiled_once(
 
     Kept in pytest's cache, for all workers and the next time.
     """
-    compiler, run = shutil.which("g++"), compile._compile
-    if compiler is None:
-        yield
-        return
+    run = compile._compile
+    compilers = {shutil.which("g++"): 1, shutil.which(GCC): 1, CLANG[0]: CLANG.index("-target")}
     cache = getattr(request.config, "cache", None)
     kept: Path = cache.mkdir("kernels") if cache else tmp_path_factory.mktemp("compiled")
-    version = subprocess.run([compiler, "--version"], check=True, capture_output=True).stdout
     sources = [(compile.FOLDER / name).read_bytes() for name in compile.SOURCES]
+    sources.append(SERVER.read_bytes())
+
+    @functools.cache
+    def version(*compiler: str) -> bytes:
+        return subprocess.run([*compiler, "--version"], check=True, capture_output=True).stdout
 
     def compile_once(command: Sequence[str]) -> None:
-        if command[0] != compiler:  # a test's own
+        if command[0] not in compilers:  # a test's own
             run(command)
             return
         at = command.index("-o") + 1
         made, rest = Path(command[at]), [*command[:at], *command[at + 1 :]]
-        key = hashlib.sha256(b"\0".join([version, *sources, *map(str.encode, rest)]))
+        compiler = version(*command[: compilers[command[0]]])
+        key = hashlib.sha256(b"\0".join([compiler, *sources, *map(str.encode, rest)]))
         copy = kept / key.hexdigest()
         with FileLock(f"{copy}.lock"):
             if not copy.exists():

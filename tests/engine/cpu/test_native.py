@@ -6,6 +6,7 @@ import copy
 import ctypes
 import math
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +37,10 @@ from engine.model.loading import load_target
 from engine.model.sources import TargetSpec
 from engine.model.target import Target
 from engine.proposal import Needs, Proposal
-from engine.safe_text import cpuinfo
+from engine.safe_text import cpu_flags
 from engine.steps import End
 from engine.tree import TreeShape
+from tests.engine.cpu.arm import PROCESSORS, arm_kernels
 from tests.engine.cpu.targets import SIZES, WIDE, plain, variant_model
 from tests.engine.cpu.tiny_gguf import write_gguf
 from tests.engine.scripted import ScriptedDrafter, random_parents
@@ -197,17 +199,24 @@ INSTRUCTIONS = {
 }
 
 
-@pytest.fixture(scope="module", params=INSTRUCTIONS)
+ARM = [pytest.param(name, marks=pytest.mark.slow) for name in PROCESSORS]
+
+
+@pytest.fixture(scope="module", params=[*INSTRUCTIONS, *ARM])
 def any_kernels(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> ctypes.CDLL:
-    """Compiled for each kind of processor that this one can stand for."""
+) -> Iterator[ctypes.CDLL]:
+    """Compiled for each kind of processor that this one, or an emulator, can stand for."""
+    if request.param in PROCESSORS:
+        with arm_kernels(tmp_path_factory.mktemp("arm"), request.param) as kernels:
+            yield kernels
+        return
     wanted = INSTRUCTIONS[request.param]
-    lacking = set(wanted) - set(cpuinfo("flags").split())
+    lacking = set(wanted) - set(cpu_flags())
     if lacking:
         pytest.skip(f"this processor has no {', '.join(sorted(lacking))}")
     try:
-        return whole_library(tmp_path_factory.mktemp("kernels"), wanted)
+        yield whole_library(tmp_path_factory.mktemp("kernels"), wanted)
     except NotNative as error:
         pytest.skip(f"no compiled kernels here: {error}")
 
@@ -361,6 +370,8 @@ def test_the_best_instructions_of_a_processor() -> None:
     assert best_instructions({*NEEDED, *AVX512}) == INSTRUCTIONS["AVX-512"]
     assert best_instructions({*NEEDED, "avx512f", "avx_vnni"}) == INSTRUCTIONS["AVX-VNNI"]
     assert best_instructions(NEEDED) == INSTRUCTIONS["AVX2"]
+    assert best_instructions({"fp", "asimd", "asimddp", "sve"}) == ("asimd", "asimddp")
+    assert best_instructions({"fp", "asimd"}) == ("asimd",)
     with pytest.raises(NotNative, match="has no fma"):
         best_instructions({"avx2", "f16c"})
 

@@ -1,0 +1,116 @@
+"""The kernels on ARM compute, bit by bit, what they compute on x86-64 with AVX2."""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import random
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from engine.kernels.cpu import operators
+from engine.kernels.cpu.compile import NEEDED, NotNative, whole_library
+from engine.kernels.cpu.decoder import KVSlots
+from engine.kernels.cpu.operators import Matrix, topk
+from engine.model.target import Target
+from engine.proposal import Proposal, TargetOutput
+from engine.safe_text import cpu_flags
+from engine.tree import TreeShape
+from tests.engine.cpu.arm import PROCESSORS, arm_kernels
+from tests.engine.cpu.targets import WIDE
+from tests.engine.cpu.test_formats import COLUMNS, KINDS, raw_of
+from tests.engine.cpu.test_native import ALL, native, tokens_of, wide_model
+from tests.engine.scripted import random_parents
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module", params=PROCESSORS)
+def arm(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ctypes.CDLL]:
+    with arm_kernels(tmp_path_factory.mktemp("arm"), request.param) as kernels:
+        yield kernels
+
+
+@pytest.fixture(scope="module")
+def avx2(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    if not set(NEEDED) <= set(cpu_flags()):
+        pytest.skip("this processor has no AVX2 to compare with")
+    try:
+        return whole_library(tmp_path_factory.mktemp("kernels"), NEEDED)
+    except NotNative as error:
+        pytest.skip(f"no compiled kernels here: {error}")
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "BF16"])
+def test_products_of_every_type(kind: str, arm: ctypes.CDLL, avx2: ctypes.CDLL) -> None:
+    raw, _ = raw_of(kind)
+    x = torch.randn(49, COLUMNS, generator=torch.Generator().manual_seed(2)).bfloat16()
+    theirs, ours = (Matrix.of_file(kernels, raw) for kernels in (avx2, arm))
+    assert theirs is not None and ours is not None
+    assert torch.equal(ours.packed, theirs.packed)
+    for n in (1, 2, 4, 8, 16, 49):
+        assert torch.equal(ours.product(x[:n]), theirs.product(x[:n]))
+
+
+def forwards(target: Target) -> Iterator[TargetOutput]:
+    """A prompt, steps of one row, and trees of 2 to 16 rows."""
+    rng, cache = random.Random(6), target.new_cache(4)
+    yield target.prefill(tokens_of(rng, 37), cache, ALL)
+    for count in (1, 1, 2, 4, 8, 16):
+        shape = TreeShape(random_parents(rng, count))
+        proposal = Proposal(torch.tensor(tokens_of(rng, count)), shape)
+        yield target.verify(proposal, cache, ALL)
+        cache.commit((0, *shape.path_to(rng.randrange(count))))
+
+
+CASES = [(name, (16, 8, 4)[i % 3]) for i, name in enumerate(WIDE)]
+
+
+@pytest.mark.parametrize(("name", "bits"), [*CASES, ("llama", 8), ("llama", 4)])
+def test_prompts_and_trees(name: str, bits: int, arm: ctypes.CDLL, avx2: ctypes.CDLL) -> None:
+    model = wide_model(name)
+    theirs, ours = (native(copy.deepcopy(model), kernels, bits) for kernels in (avx2, arm))
+    for expected, output in zip(forwards(theirs), forwards(ours), strict=True):
+        for part in ("logits", "hidden", "layers", "best"):
+            assert torch.equal(getattr(output, part), getattr(expected, part))
+        assert output.logsumexp is not None
+        torch.testing.assert_close(output.logsumexp, expected.logsumexp)
+
+
+def test_a_text_does_not_depend_on_how_many_threads_there_are(arm: ctypes.CDLL) -> None:
+    target = native(wide_model("qwen2"), arm)
+    before, logits = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            logits.append(torch.cat([output.logits for output in forwards(target)]))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(logits[0], logits[1]) and torch.equal(logits[0], logits[2])
+
+
+def test_chains_of_drafts(arm: ctypes.CDLL, avx2: ctypes.CDLL) -> None:
+    model, chains = wide_model("llama"), []
+    for kernels in (avx2, arm):
+        target = native(copy.deepcopy(model), kernels, 8)
+        cache = target.new_cache(32)
+        target.prefill(tokens_of(random.Random(3), 11), cache, ALL)
+        decoder = target._forward._held  # type: ignore[attr-defined]
+        slots = KVSlots(target._forward._buffer(cache), cache.length)  # type: ignore[attr-defined]
+        chains.append(decoder.chain(torch.tensor([7]), cache.length, slots, levels=6))
+    assert torch.equal(chains[0][0], chains[1][0]) and len(chains[0][0]) == 6
+    torch.testing.assert_close(*(log_probs for _, log_probs in chains))
+
+
+def test_the_most_probable_tokens(arm: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operators, "loaded_library", lambda: arm)
+    logits = torch.randn(5, 77, generator=torch.Generator().manual_seed(1))
+    ranked, expected = topk(logits, 9), logits.topk(9)
+    assert torch.equal(ranked.ids, expected.indices)
+    assert torch.equal(ranked.logits, expected.values)
+    assert ranked.logsumexp is not None
+    torch.testing.assert_close(ranked.logsumexp, logits.logsumexp(-1, keepdim=True))
