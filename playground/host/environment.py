@@ -22,7 +22,7 @@ WEIGHT_FILES = (".safetensors", ".bin", ".gguf", ".pt")
 BLOCK_BYTES = 1 << 20
 MAX_BLOCKS = 64
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
-CPU_FLAGS = "avx2 avx512f avx512_vnni avx512_bf16 amx_bf16 amx_int8 asimd sve".split()
+CPU_FLAGS = "avx2 avx512f avx512_vnni avx512_bf16 amx_bf16 amx_int8 asimd asimddp sve".split()
 
 
 def environment(target: Target) -> dict[str, Any]:

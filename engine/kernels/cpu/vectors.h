@@ -144,11 +144,14 @@ using F = Two<Two<Floats>>;
 using I = Two<Two<Ints>>;
 #endif
 
-#define OF_BOTH(name) \
-    template <class Half, class... Rest> \
-    inline auto name(Two<Half> x, Rest... rest) { return two(name(x.a, rest.a...), name(x.b, rest.b...)); }
+#define OF_BOTH(name)                                          \
+    template <class Half, class... Rest>                       \
+    inline auto name(Two<Half> x, Rest... rest) {              \
+        return two(name(x.a, rest.a...), name(x.b, rest.b...)); \
+    }
 OF_BOTH(add) OF_BOTH(sub) OF_BOTH(mul) OF_BOTH(div) OF_BOTH(max) OF_BOTH(fma) OF_BOTH(abs)
-OF_BOTH(round) OF_BOTH(times_power_of_2) OF_BOTH(where_negative) OF_BOTH(to_float) OF_BOTH(sum_pairs)
+OF_BOTH(round) OF_BOTH(times_power_of_2) OF_BOTH(where_negative) OF_BOTH(to_float)
+OF_BOTH(sum_pairs)
 #undef OF_BOTH
 
 template <class Half>

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import gc
 import shutil
 import struct
 import subprocess
@@ -29,7 +28,6 @@ PROCESSORS = {
 """Of the emulator, the first without dot products; and what of them is made use of."""
 TIMEOUT_S = 900
 """The package's compiler makes its own standard library first."""
-TENSORS = {torch.Tensor, torch.nn.Parameter}
 FUNCTIONS = "forward draft_chain scratch_bytes packed_bytes pack unpack linear topk".split()
 SERVER = Path(__file__).with_name("kernel_server.cpp")
 
@@ -53,21 +51,33 @@ def arm_kernels(folder: Path, name: str) -> Iterator[ctypes.CDLL]:
         patched.setattr(compile, "TIMEOUT_S", TIMEOUT_S)
         compile._compile([*compiler, *flags, "-o", str(program), *map(str, sources)])
     kernels = _RemoteKernels([EMULATOR, "-cpu", processor, str(program)])
-    try:
+    data_ptr = torch.Tensor.data_ptr
+
+    def seen_data_ptr(tensor: torch.Tensor) -> int:
+        address, storage = data_ptr(tensor), tensor.untyped_storage()
+        kernels.storages.pop(address, None)  # the newest is the last
+        kernels.storages[address] = storage.data_ptr(), storage.nbytes()
+        return address
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(torch.Tensor, "data_ptr", seen_data_ptr)
         yield cast(ctypes.CDLL, kernels)
-    finally:
-        kernels.close()
+    kernels.close()
 
 
 class _RemoteKernels:
     """Kernels in a process that has its own memory.
 
-    With each call goes the memory of every live tensor that one of its pointers leads into, and
-    what came of it is written back.
+    With each call goes the memory of every tensor that one of its pointers leads into, and what
+    came of it is written back.
+
+    Attributes:
+        storages: address that was asked for → address and size of the tensor's storage.
     """
 
     def __init__(self, command: Sequence[str]) -> None:
         self.rare = True
+        self.storages: dict[int, tuple[int, int]] = {}
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         (self._base,) = struct.unpack("<q", self._read(8))
 
@@ -82,7 +92,7 @@ class _RemoteKernels:
             self._process.stdin.close()
 
     def _call(self, name: str, *arguments: Any) -> int:
-        memory = _Memory(self._base)
+        memory = _Memory(self._base, self.storages)
         if name == "pack":  # from an array of numpy's, or a tensor
             data, row_bytes, rows = (getattr(a, "value", a) for a in arguments[2:5])
             memory.add(data, row_bytes * rows, is_output=False)
@@ -106,14 +116,12 @@ class _RemoteKernels:
 class _Memory:
     """Stretches of this process's memory, and where they lie behind `base` in another."""
 
-    def __init__(self, base: int) -> None:
+    def __init__(self, base: int, storages: dict[int, tuple[int, int]]) -> None:
         self.image = bytearray()
         self._base = base
         self._places: dict[tuple[int, int], int] = {}
         self._outputs: list[tuple[int, int]] = []
-        tensors = [o for o in gc.get_objects() if type(o) in TENSORS]
-        storages = (t.untyped_storage() for t in tensors if t.device.type == "cpu")
-        self._live = [(s.data_ptr(), s.nbytes()) for s in storages if s.nbytes()]
+        self._storages = storages
 
     def add(self, address: int, size: int, *, is_output: bool = True) -> int:
         """Its place there."""
@@ -152,10 +160,11 @@ class _Memory:
     def _pointer(self, address: int | None) -> int:
         if not address:
             return 0
-        for (start, size), place in self._places.items():
+        for start, size in self._places:
             if start <= address < start + size:
-                return self._base + place + address - start
-        for start, size in self._live:
+                return self.add(start, size) + address - start
+        candidates = [self._storages[address]] if address in self._storages else []
+        for start, size in candidates or reversed(self._storages.values()):
             if start <= address < start + size:
                 return self.add(start, size) + address - start
         raise AssertionError(f"{address:#x} is in no tensor")

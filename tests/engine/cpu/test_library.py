@@ -17,6 +17,7 @@ from engine.kernels.cpu.operators import Matrix
 from engine.model.loading import load_target
 from engine.model.sources import TargetSpec
 from engine.proposal import Needs
+from engine.safe_text import cpu_flags
 from tests.engine.cpu.targets import SIZES, WIDE
 from tests.engine.cpu.tiny_gguf import random_blocks, write_gguf
 from tests.models import save_tiny
@@ -152,6 +153,21 @@ def test_a_library_that_others_may_write_is_not_run(tmp_path: Path) -> None:
         with pytest.raises(NotNative, match="others may write"):
             library(tmp_path)
         place.chmod(0o700)
+
+
+@pytest.mark.usefixtures("fresh_library")
+def test_another_kind_of_machine_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for system, machine in (("Windows", "AMD64"), ("Darwin", "x86_64")):
+        monkeypatch.setattr("platform.system", lambda system=system: system)
+        monkeypatch.setattr("platform.machine", lambda machine=machine: machine)
+        with pytest.raises(NotNative, match=f"macOS on ARM, not {system} on {machine}"):
+            library(tmp_path)
+
+
+def test_every_processor_of_apples_has_dot_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.system", lambda: "Darwin")
+    monkeypatch.setattr("platform.machine", lambda: "arm64")
+    assert compile.best_instructions(cpu_flags()) == (compile.NEON, compile.DOT_PRODUCTS)
 
 
 @pytest.mark.usefixtures("kernels")
