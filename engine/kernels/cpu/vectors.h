@@ -113,17 +113,9 @@ inline Floats times_power_of_2(Floats x, Floats n) {
 }
 #endif
 
-// Two bfloat16 a lane, times a pair that every lane meets.
-#ifndef __AVX512BF16__
-struct Pair { Floats low, high; };
-inline Pair same_pair(const bf16* p) {
-    return {set1_register(from_bf16(p[0])), set1_register(from_bf16(p[1]))};
-}
-inline Floats dot(Floats sum, Ints w, Pair x) {
-    const Floats low = (Floats)((Words)w << 16), high = (Floats)((Words)w & 0xffff0000u);
-    return fma(high, x.high, fma(low, x.low, sum));
-}
-#endif
+// Of two bfloat16 a lane.
+inline Floats low_bf16(Ints x) { return (Floats)((Words)x << 16); }
+inline Floats high_bf16(Ints x) { return (Floats)((Words)x & 0xffff0000u); }
 
 // ---- several registers
 
@@ -151,7 +143,7 @@ using I = Two<Two<Ints>>;
     }
 OF_BOTH(add) OF_BOTH(sub) OF_BOTH(mul) OF_BOTH(div) OF_BOTH(max) OF_BOTH(fma) OF_BOTH(abs)
 OF_BOTH(round) OF_BOTH(times_power_of_2) OF_BOTH(where_negative) OF_BOTH(to_float)
-OF_BOTH(sum_pairs)
+OF_BOTH(sum_pairs) OF_BOTH(low_bf16) OF_BOTH(high_bf16)
 #undef OF_BOTH
 
 template <class Half>
@@ -247,12 +239,16 @@ inline Two<Half> look_up(Two<Half> x, const uint8_t* table) {
     return {look_up(x.a, table), look_up(x.b, table)};
 }
 
+// Two bfloat16 a lane, times a pair that every lane meets.
 using Pairs = I;
 inline Pairs load_pairs(const void* p) { return load_bytes((const uint8_t*)p); }
-template <class Half, class Other>
-inline Two<Half> dot(Two<Half> sum, Two<Other> w, Pair x) {
-    return {dot(sum.a, w.a, x), dot(sum.b, w.b, x)};
+#ifndef __AVX512BF16__
+struct Pair { F low, high; };
+inline Pair same_pair(const bf16* p) { return {set1(from_bf16(p[0])), set1(from_bf16(p[1]))}; }
+inline F dot(F sum, Pairs w, Pair x) {
+    return fma(high_bf16(w), x.high, fma(low_bf16(w), x.low, sum));
 }
+#endif
 
 using Four = Ints;
 inline Four same_four(const int8_t* p) {
