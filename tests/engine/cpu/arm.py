@@ -164,7 +164,7 @@ class _Memory:
             if start <= address < start + size:
                 return self.add(start, size) + address - start
         candidates = [self._storages[address]] if address in self._storages else []
-        for start, size in candidates or reversed(self._storages.values()):
+        for start, size in candidates or reversed(list(self._storages.values())):
             if start <= address < start + size:
                 return self.add(start, size) + address - start
         raise AssertionError(f"{address:#x} is in no tensor")
