@@ -55,6 +55,9 @@ class DrafterError(PlaygroundError):
 class VocabularyError(DrafterError):
     """The drafter's vocabulary differs from the target's."""
 
+    BY_TEXT = "(vocabulary=text)"
+    """In the message where drafting by text helps."""
+
 
 class PromptError(PlaygroundError):
     """The prompt is empty, too long for the context, or cannot be rendered."""

@@ -247,6 +247,6 @@ def common_vocabulary(target: Target, drafter: Target) -> int:
                 f"{drafter.name} cannot draft for {target.name}: token id {token_id} is "
                 f"{ours_is} for the target and {theirs_is} for the drafter. "
                 "Choose a drafter with the target's vocabulary, or let this one draft by its text "
-                "(vocabulary=text) or by shared tokens (vocabulary=intersection)."
+                f"{VocabularyError.BY_TEXT} or by shared tokens (vocabulary=intersection)."
             )
     return min(target.vocab_size, drafter.vocab_size)

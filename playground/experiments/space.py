@@ -327,6 +327,17 @@ class Space:
             )
         return self._points(search=False)
 
+    def factors(self, *, search: bool) -> str:
+        """What the settings that vary by factors take, in sentences."""
+        words = []
+        for vary, axis in zip(self.varied, self._axes(search=False), strict=True):
+            if vary.log and search:
+                low, high = vary.ends
+                words.append(f"{vary.field} takes any value from {low:g} to {high:g}, by factors.")
+            elif vary.log:
+                words.append(f"{vary.field} takes {', '.join(map(setting_text, axis or ()))}.")
+        return " ".join(words)
+
     def _axes(self, *, search: bool) -> list[Sequence[Scalar] | None]:
         pairs = zip(self.varied, self.tunables, strict=True)
         return [vary.axis(whole=one.kind == "int", search=search) for vary, one in pairs]

@@ -40,7 +40,7 @@ NEWEST = 20
 """Runs of a method that are searched for one of the same settings with a reliable speedup."""
 
 Choices = list[tuple[str, str]]
-"""Labels and keys. A label ends with the name of its group; the style sheet makes it a heading."""
+"""Labels and keys. A label ends with the name of its group."""
 
 
 class MethodMenu:

@@ -26,7 +26,7 @@ from typing import Any
 import presets
 from engine import formats
 from engine.drafters import parse_method
-from engine.errors import ConfigError
+from engine.errors import ConfigError, VocabularyError
 from engine.interop.trees.buffers import tree_buffers
 from engine.metrics import TimeSplit, measure, stored_figures
 from engine.model.random_weights import notes_of
@@ -268,6 +268,7 @@ def status_of(run: LiveRun, ahead: int) -> dict[str, Any]:
         "text": run.doing(ahead),
         "progress": run.progress,
         "error": run.error,
+        "by_text": VocabularyError.BY_TEXT in (run.error or ""),
         "warning": warning_of(asdict(run.metrics), run.meta) if over and run.metrics else None,
         "log_id": run.log_id,
         "notes": run.notes,
@@ -479,6 +480,7 @@ def _stored_status(detail: RunDetail) -> dict[str, Any]:
         "text": words if detail.status == "completed" else detail.status,
         "progress": None,
         "error": detail.error,
+        "by_text": VocabularyError.BY_TEXT in (detail.error or ""),
         "warning": warning_of(detail.metrics, _stored_meta(detail)) if over else None,
         "log_id": detail.id,
         "notes": list(notes_of(detail.environment)),

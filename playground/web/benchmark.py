@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 import gradio as gr
@@ -34,9 +34,9 @@ from playground.runs.query import TableQuery
 from playground.web.address import switch_to
 from playground.web.deploy import DeployPage, Updates
 from playground.web.experiment import ExperimentPage, read_key
-from playground.web.forms import QUIET, RAW, SettingsForm
+from playground.web.forms import QUIET, RAW, SettingsForm, or_skip
 from playground.web.report import cards_html, head_html, latency_html, summary_html
-from playground.web.results import definitions, leads, or_skip, report_table, saves, saying
+from playground.web.results import definitions, leads, report_table, saves, saying
 
 if TYPE_CHECKING:
     from playground.web.runs import RunsPage
@@ -145,7 +145,8 @@ class BenchmarkPage(ExperimentPage):
         """A method as a group of the form, under a name that no other group has."""
         method = self.catalog.method(key)
         taken = {group["name"] for group in groups}
-        start = key.removeprefix("type:")
+        weights = key.removeprefix("type:").removeprefix("local ").partition(" for ")[0]
+        start = PurePath(weights).name
         names = (start if n == 1 else f"{start}-{n}" for n in range(1, len(taken) + 2))
         name = next(name for name in names if name not in taken)
         named = Control("name", "name", "in tables and plots", "text", name)

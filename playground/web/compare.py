@@ -46,11 +46,11 @@ from playground.host.stream import History
 from playground.web.address import switch_to
 from playground.web.components import drawn_by
 from playground.web.concurrency import Concurrency
-from playground.web.forms import BARE, QUEUED, PromptForm, SettingsForm
+from playground.web.forms import BARE, QUEUED, QUIET, PromptForm, SettingsForm, or_skip
 from playground.web.memory import Memory, is_anything, memory_choice, memory_settings, memory_text
 from playground.web.memory import owner_of as tab_of
 from playground.web.report import report_html
-from playground.web.results import or_skip, saves
+from playground.web.results import saves
 from playground.web.rpc import panel_functions, race_functions
 
 OWN_PROMPT = ""
@@ -164,7 +164,7 @@ class ComparePage:
                 return [gr.skip() for _ in (tabs, *self.outputs)]
             return [switch_to("compare"), *updates]
 
-        panel.compare(take, None, [tabs, *self.outputs], queue=False, **QUEUED)
+        panel.compare(take, None, [tabs, *self.outputs], **QUIET)
 
     def opened(self, params: Mapping[str, str]) -> list[Any] | None:
         """Updates of `outputs`; None for any address that is not of this page.
@@ -384,28 +384,21 @@ class ComparePage:
         here = [self.tab, self.panels]
         self.concurrency.listen(self.panels, self.tab)
         self.stop.click(self.stop_run, here, None, queue=False, api_name="stop_compare", **QUEUED)
-        self.count.change(self.pick_count, self.count, self.columns, queue=False, **QUEUED)
-        self.target.change(
-            self.pick_target, [self.target, *self.methods], self.slots, queue=False, **QUEUED
-        )
+        self.count.change(self.pick_count, self.count, self.columns, **QUIET)
+        self.target.change(self.pick_target, [self.target, *self.methods], self.slots, **QUIET)
         for method, form in zip(self.methods, self.forms, strict=True):
-            method.input(self.pick_method, method, form.spec, queue=False, **QUEUED)
+            method.input(self.pick_method, method, form.spec, **QUIET)
         self.suite.change(
             self.pick_suite,
             [self.suite, self.mode],
             [self.mode, self.example, self.system, self.prompt],
-            queue=False,
-            **QUEUED,
+            **QUIET,
         )
         self.mode.change(
             lambda mode, suite: gr.update(visible=mode == "chat" and not suite),
             [self.mode, self.suite],
             self.system,
-            queue=False,
-            **QUEUED,
-        )
-        self.example.input(
-            self.prompts.pick_example, self.example, [self.prompt, self.mode], queue=False, **QUEUED
+            **QUIET,
         )
 
     async def run(self, request: gr.Request, *values: Any) -> AsyncIterator[list[Any]]:

@@ -66,15 +66,15 @@ def token_panels(
 ) -> gr.HTML:
     """Runs side by side: text with every token coloured, live figures, the speedup, the steps.
 
-    Its value is a message of `host.stream`; it triggers `compare` with a run of the log. The
-    address of the `tab` names the displayed run.
+    Its value is a message of `host.stream`; it triggers `compare` with a run of the log, and on a
+    page with a `tab`, whose address names the displayed run, `by_text` to draft by text instead.
     """
     return drawn_by(
         "panel/panels.js",
         template='<div class="panels" data-count="1"></div>',
         css=["panel/panel.css"],
         functions=panel_functions(history),
-        events=["begun", "compare"],
+        events=["begun", "compare", "by_text"],
         arguments={"formulas": FORMULAS, "placeholder": placeholder, "compares": True, "tab": tab},
         elem_id=elem_id,
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -12,30 +11,21 @@ import gradio as gr
 from playground.errors import Fault, attempt
 from playground.host.catalog import Catalog
 from playground.host.stream import refusal
-from playground.web.forms import QUEUED, QUIET
+from playground.web.forms import QUEUED, QUIET, or_skip
 from playground.web.memory import chat_of
 
 Begin = Callable[[gr.Request, dict[str, Any], Any, Any], AsyncIterator[dict[str, Any]]]
 """Begins a run, and yields its messages: request, input of `read_request`, panel, tab."""
 
 
-@dataclass(frozen=True, slots=True)
-class Example:
-    """What an example runs with, besides the target.
+def example_of(catalog: Catalog, target: Any, *, draws_tree: bool) -> tuple[str, dict[str, Any]]:
+    """Method of an example, and the settings that differ from its own; a tree is drafted as set.
 
-    Attributes:
-        settings: that differ from the method's; a tree is drafted as set.
+    Raises ConfigError: the target is not offered here.
     """
-
-    method: str
-    settings: dict[str, Any]
-
-    @classmethod
-    def of(cls, catalog: Catalog, target: Any, *, draws_tree: bool) -> Example:
-        """Raises ConfigError: the target is not offered here."""
-        name = catalog.target(target).name
-        tree = catalog.tree_method(name) if draws_tree else None
-        return cls(tree or catalog.first_method(name), {"drafting": "as set"} if tree else {})
+    name = catalog.target(target).name
+    tree = catalog.tree_method(name) if draws_tree else None
+    return tree or catalog.first_method(name), {"drafting": "as set"} if tree else {}
 
 
 class Examples:
@@ -70,31 +60,26 @@ class Examples:
         """Run an example in the panel, and fill the form with it; returns the events that stream.
 
         Args:
-            inputs: target, dtype, prompt, panel, tab.
+            inputs: target, dtype, mode, prompt, panel, tab.
             filled: target, method and form, whose values `take` returns.
         """
 
         def fill(draws_tree: bool, target: Any) -> Any:
             def values() -> Any:
-                example = Example.of(self._catalog, target, draws_tree=draws_tree)
-                return take(target, example.method, example.settings)
+                return take(target, *example_of(self._catalog, target, draws_tree=draws_tree))
 
-            found = attempt(values, where="an example")
-            return [gr.skip()] * len(filled) if isinstance(found, Fault) else found
+            return or_skip(values, where="an example", outputs=len(filled))
 
-        async def run_fast_example(request: gr.Request, *values: Any) -> Any:
-            async for message in self._run(begin, request, values, draws_tree=False):
-                yield message
+        def running(draws_tree: bool) -> Callable[..., AsyncIterator[dict[str, Any]]]:
+            async def run_example(request: gr.Request, *values: Any) -> Any:
+                async for message in self._run(begin, request, values, draws_tree=draws_tree):
+                    yield message
 
-        async def run_tree_example(request: gr.Request, *values: Any) -> Any:
-            async for message in self._run(begin, request, values, draws_tree=True):
-                yield message
+            return run_example
 
         streams = []
-        for button, run, draws_tree in (
-            (self._fast, run_fast_example, False),
-            (self._tree, run_tree_example, True),
-        ):
+        for button, draws_tree in ((self._fast, False), (self._tree, True)):
+            run = running(draws_tree)
             streams.append(button.click(run, inputs, panel, concurrency_limit=None, **QUEUED))
             button.click(partial(fill, draws_tree), self._target, list(filled), **QUIET)
         self._target.change(
@@ -106,9 +91,9 @@ class Examples:
         self, begin: Begin, request: gr.Request, values: tuple[Any, ...], *, draws_tree: bool
     ) -> AsyncIterator[dict[str, Any]]:
         """Stream an example, on the prompt in the box or on one that drafts well."""
-        target, dtype, prompt, panel, tab = values
+        target, dtype, mode, prompt, panel, tab = values
         example = attempt(
-            lambda: Example.of(self._catalog, target, draws_tree=draws_tree), where="an example"
+            lambda: example_of(self._catalog, target, draws_tree=draws_tree), where="an example"
         )
         if isinstance(example, Fault):
             yield refusal(example.sentence, chat_of(panel))
@@ -116,10 +101,10 @@ class Examples:
         raw = {
             "target": target,
             "dtype": dtype,
-            "method": example.method,
-            "mode": "chat",
+            "method": example[0],
+            "mode": mode,
             "prompt": str(prompt or "").strip() or self._catalog.first_prompt(),
-            "form": {"values": {"method": example.settings}},
+            "form": {"values": {"method": example[1]}},
         }
         async for message in begin(request, raw, panel, tab):
             yield message

@@ -17,8 +17,8 @@ from playground.experiments.service import Experiments, ExperimentState
 from playground.host.runner import EngineHost
 from playground.training.service import TrainingState
 from playground.web.address import address_js
-from playground.web.forms import QUIET, RAW
-from playground.web.results import or_skip, saying, state_html, table_html
+from playground.web.forms import QUIET, RAW, or_skip
+from playground.web.results import saying, state_html, table_html
 from storage import RunQuery
 
 Shown = ExperimentState | TrainingState

@@ -13,12 +13,7 @@ from engine.errors import ConfigError
 from playground.deploy import ExportForm, ExportSource, engines_sentence
 from playground.errors import Fault, attempt
 from playground.experiments.experiment import Experiment
-from playground.experiments.fastest import (
-    BUDGET_S,
-    Standings,
-    methods_to_try,
-    plan_of,
-)
+from playground.experiments.fastest import BUDGET_S, Standings, methods_to_try, plan_of
 from playground.experiments.job import time_left
 from playground.experiments.report.columns import COLUMNS, Cell, speedup_cell
 from playground.experiments.report.report import Section

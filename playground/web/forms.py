@@ -9,7 +9,7 @@ as its settings make it so.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -70,6 +70,14 @@ FOLLOW_JS = """(theirs) => {
 
 BARE: dict[str, Any] = {"show_label": False, "container": False}
 NO_EXAMPLE = ""
+
+
+def or_skip(work: Callable[[], Any], *, where: str, outputs: int = 1) -> Any:
+    """What a listener's work gives; where it fails, its outputs stay as they are."""
+    result = attempt(work, where=where)
+    if not isinstance(result, Fault):
+        return result
+    return gr.skip() if outputs == 1 else [gr.skip()] * outputs
 
 
 class FormRenderer(Renderable):
@@ -189,9 +197,7 @@ class SettingsForm:
             title = gr.skip() if state.hidden is None else gr.update(label=heading(group, state))
             return [title, *fields.updates(values, state)]
 
-        updates = attempt(read, where="updating a form")
-        if isinstance(updates, Fault):
-            return [gr.skip()] * (1 + len(fields.outputs))
+        updates: list[Any] = or_skip(read, where="updating a form", outputs=1 + len(fields.outputs))
         return updates
 
     def _swap(self, name: str, setting: str, decoding_type: Any, spec: Any, form: Any) -> Any:
@@ -210,8 +216,7 @@ class SettingsForm:
                 "values": {**values, name: own},
             }
 
-        swapped = attempt(swap, where="choosing an inner method")
-        return gr.skip() if isinstance(swapped, Fault) else swapped
+        return or_skip(swap, where="choosing an inner method")
 
 
 def heading(group: Group, state: FormState) -> str:
@@ -268,6 +273,8 @@ class PromptForm:
             autofocus=autofocus,
             **BARE,
         )
+        picked = [self.prompt, self.mode]
+        self.example.input(self.pick_example, self.example, picked, **QUIET)
 
     def follow(self, panel: Any) -> None:
         """Take the prompt of another page's token panels whenever a run begins there."""
@@ -278,8 +285,9 @@ class PromptForm:
         """Values of prompt and mode."""
         if key == NO_EXAMPLE:
             return gr.skip(), gr.skip()
-        picked = attempt(lambda: self._catalog.example(key), where="picking an example")
-        if isinstance(picked, Fault):
-            return gr.skip(), gr.skip()
-        text, is_raw = picked
-        return text, "raw" if is_raw else "chat"
+
+        def pick() -> tuple[str, str]:
+            text, is_raw = self._catalog.example(key)
+            return text, "raw" if is_raw else "chat"
+
+        return or_skip(pick, where="picking an example", outputs=2)

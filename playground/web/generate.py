@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -29,13 +29,9 @@ from playground.web.address import address_js, link_to
 from playground.web.components import static_text, token_panels
 from playground.web.examples import Examples
 from playground.web.fastest import FastestPanel
-from playground.web.forms import QUEUED, QUIET, PromptForm, SettingsForm
-from playground.web.generate_form import GenerateForm, join_forms, method_form, run_form
-from playground.web.memory import (
-    Memory,
-    chat_of,
-    owner_of,
-)
+from playground.web.forms import QUEUED, QUIET, PromptForm, SettingsForm, or_skip
+from playground.web.generate_form import GenerateForm, by_text, join_forms, method_form, run_form
+from playground.web.memory import Memory, chat_of, last_of, owner_of
 from playground.web.method_file import MethodFile
 from playground.web.results import HTML, saying
 from playground.web.target import TargetOpener
@@ -55,7 +51,6 @@ MACHINE = HTML.from_string("""
 {% for text in found.advice %}<dt class="bad">slow</dt><dd>{{ text }}</dd>{% endfor %}
 </dl>
 """)
-
 
 CLEAR_CHAT_PROMPT = """(mode) => {
   const typed = document.querySelector("#pg-prompt textarea")?.value ?? "";
@@ -124,7 +119,7 @@ class GeneratePage:
         with gr.Row(elem_id="pg-kind"):
             self.prompts.head()
         self.prompts.body(about_system="optional; kept throughout a chat", lines=3, autofocus=True)
-        self.mode, self.example = self.prompts.mode, self.prompts.example
+        self.mode = self.prompts.mode
         self.system, self.prompt = self.prompts.system, self.prompts.prompt
         self.mode_note = gr.HTML(elem_id="pg-mode-note", padding=False)
         self.mode_parts = [self.target, self.mode, gr.State(False), self.mode_note]
@@ -144,10 +139,7 @@ class GeneratePage:
             self.fastest.button()
             self.again = gr.Button("Run again", elem_id="pg-again")
             self.new_chat = gr.Button("New chat", elem_id="pg-new")
-            gr.HTML(
-                "Ctrl+Enter generates · Esc stops · Ctrl+K goes anywhere",
-                elem_id="pg-keys",
-            )
+            gr.HTML("Ctrl+Enter generates · Esc stops · Ctrl+K goes anywhere", elem_id="pg-keys")
 
     # ---- listeners
 
@@ -156,14 +148,24 @@ class GeneratePage:
         inputs = [*fields, self.form.values, self.run_form.values, self.panel, self.tab]
         here = [self.tab, self.panel]
         self.streams: list[Any] = []
-        for button, run in ((self.generate, self.run), (self.again, self.run_again)):
-            self._append_stream(
-                button.click(
-                    run, inputs, self.panel, concurrency_limit=None, api_name=run.__name__, **QUEUED
-                )
-            )
+        for event, name, run in (
+            (self.generate.click, "run", self.run()),
+            (self.again.click, "run_again", self.run(again=True)),
+            (self.panel.by_text, "run_by_text", self.run(again=True, adapt=by_text)),
+        ):
+            about = {"concurrency_limit": None, "api_name": name, **QUEUED}
+            self._append_stream(event(run, inputs, self.panel, **about))
+
+        def draft_by_text(spec: Any, form: Any) -> Any:
+            match spec, by_text(form):
+                case {"groups": _}, {"values": values}:
+                    return {**spec, "values": values}
+            return gr.skip()
+
+        form = [self.form.spec, self.form.values]
+        self.panel.by_text(draft_by_text, form, self.form.spec, **QUIET)
         examples = self.examples.listen(
-            [self.target, self.dtype, self.prompt, self.panel, self.tab],
+            [self.target, self.dtype, self.mode, self.prompt, self.panel, self.tab],
             self.panel,
             [self.target, self.method, self.form.spec],
             take=self.form_values.of_method,
@@ -219,34 +221,28 @@ class GeneratePage:
             **QUIET,
         )
         self.file.listen(self.target, self.form_values.of_file, [self.method, self.form.spec])
-        self.example.input(
-            self.prompts.pick_example, self.example, [self.prompt, self.mode], **QUIET
-        )
         self.mode.change(
-            lambda mode: gr.update(visible=mode == "chat"),
-            self.mode,
-            self.system,
-            **QUIET,
+            lambda mode: gr.update(visible=mode == "chat"), self.mode, self.system, **QUIET
         )
 
-    async def run(self, request: gr.Request, *values: Any) -> AsyncIterator[dict[str, Any]]:
-        """Stream one run; `values` are the components', in the order of the inputs."""
-        async for message in self._stream(request, values, again=False):
-            yield message
+    def run(
+        self, *, again: bool = False, adapt: Callable[[Any], Any] = lambda form: form
+    ) -> Callable[..., AsyncIterator[dict[str, Any]]]:
+        """A listener that streams a run. Leaving the page closes its generator; the run goes on.
 
-    async def run_again(self, request: gr.Request, *values: Any) -> AsyncIterator[dict[str, Any]]:
-        """Stream the last prompt once more, with the current settings."""
-        async for message in self._stream(request, values, again=True):
-            yield message
+        Args:
+            again: of the last prompt once more, with the current settings.
+            adapt: makes of the values of the method's form those that it runs with.
+        """
 
-    async def _stream(
-        self, request: gr.Request, values: tuple[Any, ...], *, again: bool
-    ) -> AsyncIterator[dict[str, Any]]:
-        """All messages of one run. Leaving the page closes this generator; the run goes on."""
-        *fields, panel, tab = values
-        raw = self._raw_request(*fields) | {"repeats" if again else "parent": chat_of(panel)}
-        async for message in self._follow_new(request, raw, panel, tab):
-            yield message
+        async def stream(request: gr.Request, *values: Any) -> AsyncIterator[dict[str, Any]]:
+            *fields, form, run_form, panel, tab = values
+            past = {"repeats": last_of(panel)} if again else {"parent": chat_of(panel)}
+            raw = self._raw_request(*fields, adapt(form), run_form) | past
+            async for message in self._follow_new(request, raw, panel, tab):
+                yield message
+
+        return stream
 
     async def _follow_new(
         self, request: gr.Request, raw: dict[str, Any], panel: Any, tab: Any
@@ -321,7 +317,10 @@ class GeneratePage:
             yield saying(started)
             return
         async for message in follow(RunStream([started], self.host.ahead_of)):
-            yield saying(progress_text(message["status"][started.id]))
+            status = message["status"][started.id]
+            share = status["progress"]
+            done = "" if share is None else f" … {formats.percent(share)}"
+            yield saying(f"{status['text']}{done}")
         yield saying(started.error) if started.error else self.describe_target()
 
     def describe_target(self) -> str:
@@ -403,10 +402,8 @@ class GeneratePage:
         """The method's form, unless it is displayed already: `take` filled it in."""
         if isinstance(form, dict) and form.get("method") == key:
             return gr.skip()
-        picked = attempt(
-            lambda: method_form(self.catalog.method(key), key), where="picking a method"
-        )
-        return gr.skip() if isinstance(picked, Fault) else picked
+        picked = lambda: method_form(self.catalog.method(key), key)  # noqa: E731
+        return or_skip(picked, where="picking a method")
 
     # ---- what an address and this browser bring back
 
@@ -447,8 +444,3 @@ class GeneratePage:
             api_name="new_chat",
             **QUIET,
         )
-
-
-def progress_text(status: dict[str, Any]) -> str:
-    share = status["progress"]
-    return status["text"] if share is None else f"{status['text']} … {formats.percent(share)}"

@@ -58,6 +58,15 @@ def join_forms(*forms: Any) -> dict[str, Any]:
     return {"values": values}
 
 
+def by_text(form: Any) -> Any:
+    """Values of a method's form whose draft models, of any vocabulary, draft by their text."""
+    match form:
+        case {"values": {"method": dict(settings)} as groups}:
+            names = [name for name in settings if name.rpartition(".")[2] == "vocabulary"]
+            return {**form, "values": {**groups, "method": settings | dict.fromkeys(names, "text")}}
+    return form
+
+
 class GenerateForm:
     """Values of the components that make up the form, in this order.
 

@@ -55,8 +55,16 @@ def owner_of(tab: object, request: gr.Request) -> str:
 
 
 def chat_of(panel: Any) -> Any:
-    """The last run of a panel; not checked, it may be of any type."""
+    """The run of a panel that a next turn continues; not checked, it may be of any type."""
     return panel.get("chat") if isinstance(panel, dict) else None
+
+
+def last_of(panel: Any) -> Any:
+    """The last run of a panel, with or without an answer; not checked either."""
+    match panel:
+        case {"runs": [*_, {"id": run}]}:
+            return run
+    return chat_of(panel)
 
 
 class Memory:

@@ -9,6 +9,7 @@ from typing import Any
 import gradio as gr
 
 from engine.drafters.method import MethodConfig
+from engine.errors import ConfigError
 from engine.interop.export_files import MAX_CHARS
 from engine.safe_text import read_text
 from playground.errors import Fault, attempt
@@ -60,12 +61,7 @@ class MethodFile:
             text = attempt(lambda: uploaded_text(path), where="opening a file")
             return gr.Textbox(**_about(text)) if isinstance(text, Fault) else text
 
-        self._open.upload(
-            read_file,
-            self._open,
-            self._text,
-            **QUEUED,
-        )
+        self._open.upload(read_file, self._open, self._text, **QUEUED)
         self._text.change(read, [self._text, target], [self._text, *outputs], **RAW)
 
     @staticmethod
@@ -76,8 +72,10 @@ class MethodFile:
         return [gr.Textbox(**_about(text)), *take(picked, config)]
 
 
-def uploaded_text(path: str) -> str:
+def uploaded_text(path: object) -> str:
     """Raises ConfigError: it is no text; names the file without its temporary folder."""
+    if not isinstance(path, str):
+        raise ConfigError("Open a file.")
     return read_text(Path(path), most=MAX_CHARS, what=Path(path).name)
 
 

@@ -6,10 +6,9 @@ from typing import Any
 
 import gradio as gr
 
-from playground.errors import Fault, attempt
 from playground.web.address import switch_to
 from playground.web.components import drawn_by
-from playground.web.forms import RAW
+from playground.web.forms import RAW, or_skip
 from playground.web.generate import GeneratePage
 from playground.web.runs import RunsPage
 from storage import RunQuery, RunSummary
@@ -56,9 +55,8 @@ class Palette:
 
     def _open(self, value: Any, *table: Any) -> list[Any]:
         run = _picked(value)
-        rows = attempt(lambda: self._runs.draw_repeated(run, *table), where="opening a run")
-        update = gr.skip() if isinstance(rows, Fault) else rows
-        return [switch_to("runs"), update, *self._runs.open_run.opened(run)]
+        rows = or_skip(lambda: self._runs.draw_repeated(run, *table), where="opening a run")
+        return [switch_to("runs"), rows, *self._runs.open_run.opened(run)]
 
 
 def _picked(value: Any) -> str:

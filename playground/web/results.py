@@ -110,14 +110,6 @@ def definitions(formulas: Mapping[str, str]) -> str:
     return "\n".join(f"- **{name.replace('_', ' ')}**: {text}" for name, text in formulas.items())
 
 
-def or_skip(work: Callable[[], Any], *, where: str, outputs: int = 1) -> Any:
-    """What a listener's work gives; where it fails, its outputs stay as they are."""
-    result = attempt(work, where=where)
-    if not isinstance(result, Fault):
-        return result
-    return gr.skip() if outputs == 1 else [gr.skip()] * outputs
-
-
 def leads(
     button: gr.Button,
     lead: Callable[..., dict[Any, Any]],
@@ -137,10 +129,7 @@ def leads(
 
 
 def saves(
-    button: gr.Button,
-    read: Callable[..., tuple[str, str]],
-    inputs: Sequence[Any],
-    message: gr.HTML,
+    button: gr.Button, read: Callable[..., tuple[str, str]], inputs: Sequence[Any], message: gr.HTML
 ) -> None:
     """Make a button save what `read` gives, a file's name and text; or say why not."""
     file = gr.JSON(visible=False)

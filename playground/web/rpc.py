@@ -21,32 +21,14 @@ Served = Callable[[Any], Answer]
 Question = TypeVar("Question", bound=Settings)
 
 
-class Since(Settings):
-    """The events of a run after the first `have`."""
+class RunPart(Settings):
+    """A run, and what of it: the events after `have`, a step, or steps up to `last`."""
 
     run: RunId
-    have: Index
-
-
-class StepOf(Settings):
-    """One step of a run."""
-
-    run: RunId
-    index: Index
-
-
-class TraceOf(Settings):
-    """A whole run."""
-
-    run: RunId
-
-
-class StepsOf(Settings):
-    """Several steps of a run, the last one included."""
-
-    run: RunId
-    first: Index
-    last: Index
+    have: Index = 0
+    index: Index = 0
+    first: Index = 0
+    last: Index = 0
 
 
 def serve(
@@ -69,14 +51,13 @@ def answered(read: Callable[[], Answer], *, where: str) -> Answer:
 
 def panel_functions(history: History) -> list[Served]:
     """Functions of token panels: `since` for lost events, `step`, `steps`, `trace`."""
-    return [
-        serve("since", Since, lambda q: history.since(q.run, q.have), where="reading a run"),
-        serve("step", StepOf, lambda q: history.step(q.run, q.index), where="reading a step"),
-        serve(
-            "steps", StepsOf, lambda q: history.steps(q.run, q.first, q.last), where="reading steps"
-        ),
-        serve("trace", TraceOf, lambda q: history.trace(q.run), where="exporting a run"),
-    ]
+    read: dict[str, tuple[Callable[[RunPart], Answer], str]] = {
+        "since": (lambda q: history.since(q.run, q.have), "reading a run"),
+        "step": (lambda q: history.step(q.run, q.index), "reading a step"),
+        "steps": (lambda q: history.steps(q.run, q.first, q.last), "reading steps"),
+        "trace": (lambda q: history.trace(q.run), "exporting a run"),
+    }
+    return [serve(name, RunPart, one, where=where) for name, (one, where) in read.items()]
 
 
 class RunsOf(Settings):

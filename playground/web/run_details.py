@@ -16,7 +16,7 @@ from playground.runs.again import request_again
 from playground.runs.details import Annotation, facts, split_tags, stored_run
 from playground.web.address import switch_to
 from playground.web.components import token_panels
-from playground.web.forms import QUEUED
+from playground.web.forms import QUIET
 from playground.web.generate import GeneratePage
 from playground.web.memory import owner_of
 from playground.web.results import HTML
@@ -63,7 +63,7 @@ class OpenRun:
             self.stop = gr.Button("Stop", elem_id="pg-run-stop", visible=False, size="sm")
             self.generate = gr.Button("Open in Generate", elem_id="pg-run-generate", size="sm")
             self.pin = gr.Button("Pin as baseline", elem_id="pg-run-pin", size="sm")
-        with gr.Accordion("settings and machine", open=False, elem_id="pg-run-all"):
+        with gr.Accordion("Settings and machine", open=False, elem_id="pg-run-all"):
             self.facts = gr.HTML(elem_id="pg-run-facts", apply_default_css=False)
 
     def show(self, run_id: str | None) -> list[Any]:
@@ -133,7 +133,7 @@ class OpenRun:
                 return message_html(values), *[gr.skip()] * len(outputs[1:])
             return gr.skip(), switch_to("generate"), *values
 
-        self.generate.click(take, self.id, outputs, queue=False, **QUEUED)
+        self.generate.click(take, self.id, outputs, **QUIET)
 
 
 def message_html(done: str | Fault, alert: Fault | None = None) -> str:

@@ -15,14 +15,8 @@ from engine.formats import plural
 from engine.safe_text import unwritable
 from playground.errors import Fault, attempt
 from playground.runs.query import TableQuery
-from playground.runs.transfer import (
-    ImportCounts,
-    Kind,
-    export_runs,
-    import_runs,
-    read_lines,
-)
-from playground.web.forms import QUEUED
+from playground.runs.transfer import ImportCounts, Kind, export_runs, import_runs, read_lines
+from playground.web.forms import QUEUED, QUIET
 from playground.web.run_details import message_html
 from storage import RunLog
 
@@ -51,25 +45,24 @@ class RunFiles:
         )
         self.export = gr.Button("Export all", size="sm", elem_id="pg-runs-export")
         self.upload = gr.UploadButton(
-            "import…", size="sm", file_types=[".json", ".gz"], elem_id="pg-runs-import"
+            "Import …", size="sm", file_types=[".json", ".gz"], elem_id="pg-runs-import"
         )
         self.stop = gr.Button("Stop", size="sm", visible=False, elem_id="pg-runs-stop")
         self.file = gr.File(visible=False)
 
     def listen(self, inputs: list[Any], message: gr.HTML) -> Any:
         """Export the runs that the page's components select; returns the event of an import."""
-        fast: dict[str, Any] = {"queue": False, **QUEUED}
         status = [message, self.stop]
         saved = [*status, self.file]
         exporting = self.export.click(self.export_file, [self.kind, *inputs], saved, **QUEUED)
-        exporting.then(None, self.file, None, js=DOWNLOAD, **fast)
+        exporting.then(None, self.file, None, js=DOWNLOAD, **QUIET)
         importing = self.upload.upload(self.import_file, self.upload, status, **QUEUED)
         self.stop.click(
             lambda: (message_html("Stopped."), gr.Button(visible=False)),
             None,
             status,
             cancels=[exporting, importing],
-            **fast,
+            **QUIET,
         )
         return importing
 

@@ -22,7 +22,7 @@ from playground.runs.query import Baseline, TableQuery, filter_texts, read_filte
 from playground.runs.table import RunTable
 from playground.web.address import link_to
 from playground.web.components import drawn_by
-from playground.web.forms import QUEUED
+from playground.web.forms import QUEUED, QUIET
 from playground.web.run_comparison import ComparisonView
 from playground.web.run_details import OpenRun, message_html
 from playground.web.run_files import RunFiles
@@ -114,7 +114,7 @@ class RunsPage:
     # ---- listeners
 
     def _listen(self) -> None:
-        fast: dict[str, Any] = {"queue": False, **QUEUED}
+        fast = QUIET
         inputs, table, message, run = self.inputs, self.table, self.message, self.open_run
         compared = [*self.comparison.outputs, self.baseline]
         buttons = [self.compare, self.tag, self.untag, self.delete, self.files.export]
@@ -319,14 +319,10 @@ class RunsPage:
         memory = gr.BrowserState([], storage_key="pg-runs", secret="pg-runs")
         parts: list[Any] = [self.columns, self.baseline]
         changed = [self.columns.input, self.baseline.input, run.pin.click]
-        gr.on(changed, lambda *both: both, parts, memory, queue=False, **QUEUED)
+        gr.on(changed, lambda *both: both, parts, memory, **QUIET)
         outputs = [self.message, self.columns, *self.outputs, run.panel, *run.outputs]
-        page.load(self.follow_link, memory, outputs, queue=False, **QUEUED).then(
-            self.compare_runs,
-            self.inputs,
-            [*self.comparison.outputs, self.baseline],
-            queue=False,
-            **QUEUED,
+        page.load(self.follow_link, memory, outputs, **QUIET).then(
+            self.compare_runs, self.inputs, [*self.comparison.outputs, self.baseline], **QUIET
         )
 
     def follow_link(self, memory: Any, request: gr.Request) -> list[Any]:

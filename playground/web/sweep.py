@@ -23,9 +23,9 @@ from playground.host.controls import Control, group_of
 from playground.host.request import DTYPES, FormValues, texts
 from playground.web.address import switch_to
 from playground.web.experiment import ExperimentPage, read_key
-from playground.web.forms import RAW, SettingsForm
+from playground.web.forms import RAW, SettingsForm, or_skip
 from playground.web.generate import GeneratePage
-from playground.web.results import HTML, definitions, leads, or_skip, saves, saying, table_html
+from playground.web.results import HTML, definitions, leads, saves, saying, table_html
 
 BEST = "best"
 RANGE = "low:high, low:high:step, low:high:log (1, 2, 4, 8), or values separated by commas"
@@ -145,9 +145,11 @@ class SweepPage(ExperimentPage):
     def extent(self, plan: SweepPlan, pool: Pool | None) -> str:
         points = plan.space.num_points
         many = "Any number of combinations" if points is None else plural(points, "combination")
+        factors = plan.space.factors(search=plan.chooser.mode == "search")
         return (
             f"{many}; {plural(plan.num_trials, 'trial')}, each with "
-            f"{plural(plan.num_turns, 'answer')} by the method and the same by plain decoding."
+            f"{plural(plan.num_turns, 'answer')} by the method and the same by plain decoding. "
+            f"{factors}".rstrip()
         )
 
     def pick_method(self, key: Any) -> Any:

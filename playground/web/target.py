@@ -130,7 +130,7 @@ def drafters_of(catalog: Catalog, spec: TargetSpec) -> str:
     names = ", ".join(made[:MOST_DRAFTERS]) + (f" and {more} more" if more > 0 else "")
     return (
         f"{names or 'none made for it'}; methods without weights work on any target, any small "
-        "model can draft for it (by text where its vocabulary is another), and `train` makes one"
+        "model can draft for it (by text where its vocabulary is another), and Train makes one"
     )
 
 

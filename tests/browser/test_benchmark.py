@@ -116,6 +116,8 @@ def test_a_benchmark_runs_shows_its_report_and_is_downloaded(
     bench.wait_for_selector("#pg-benchmark-plot .bars path", timeout=WAIT_MS, state="attached")
     bench.get_by_label("tok/s over context length").check()
     bench.locator("#pg-benchmark-plot", has_text="tokens of context").wait_for(timeout=WAIT_MS)
+    bench.get_by_label("MAT over context length").check()
+    bench.locator("#pg-benchmark-plot .ytitle", has_text="MAT").wait_for(timeout=WAIT_MS)
     GeneratePage(bench).pick("benchmark-configuration", "two")
     latency = bench.locator('[aria-label="Latency of two"]')
     latency.wait_for()

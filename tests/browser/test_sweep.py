@@ -110,6 +110,7 @@ def test_the_best_of_a_sweep_is_used_in_generate(tab: Any, tmp_path: Path) -> No
     tab.wait_for_selector(f"{SWEEP}-plot .main-svg", timeout=WAIT_MS)
     tab.wait_for_selector(f"{SWEEP}-trials tr.best")
     assert [row[2] for row in rows(tab)] == ["2", "3", "4"]
+    assert sorted(row[0] for row in rows(tab)) == ["1", "2", "3"]
     best = next(row for row in rows(tab) if row[1] == "best")
     card = tab.locator(f"{SWEEP}-card")
     card.locator("h3", has_text=f"Best: trial {best[0]}").wait_for()

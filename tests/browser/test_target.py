@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from engine.drafters import methods
+from engine.model.sources import TargetSpec
 from storage import RunLog
 from tests.browser.pages import GeneratePage
 from tests.playground.serving import serving
@@ -41,6 +44,11 @@ def test_a_folder_is_looked_at_opened_and_found_again(
         tab.locator("#pg-target-state", has_text="other").wait_for()
         page.short(8)
         page.generate("On the opened one.")
+        assert tab.inner_text("#pg-panel .on-target") == "on other", "every result names it"
+        assert "LlamaForCausalLM" in tab.inner_text("#pg-open-facts")
+        page.pick("target", "Tiny")
+        tab.locator("#pg-open-facts", has_text="LlamaForCausalLM").wait_for(state="detached")
+        page.pick("target", "other")
         assert served.host.loaded is not None and served.host.loaded.name == "other"
         tab.reload()
         page.wait_done()
@@ -53,3 +61,46 @@ def test_a_folder_is_looked_at_opened_and_found_again(
         tab.keyboard.press("Escape")
         page.complaints.clear()
     log.close()
+
+
+def other_vocabulary(folder: Path) -> Path:
+    """A model whose tokenizer gives two letters each other's ids."""
+    file = save_tiny_llama(folder) / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    vocab = tokenizer["model"]["vocab"]
+    vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
+    file.write_text(json.dumps(tokenizer))
+    return folder
+
+
+def test_a_draft_model_of_another_vocabulary_drafts_by_text_in_one_click(
+    chromium: Any, tmp_path: Path, shots: Path
+) -> None:
+    catalog = tiny_catalog(save_tiny_llama(tmp_path / "tiny"))
+    small = other_vocabulary(tmp_path / "small")
+    models = {**catalog.targets, str(small): TargetSpec.of_path_or_hub(str(small))}
+    catalog = dataclasses.replace(catalog, types=methods(), resolve=models.__getitem__)
+    with (
+        RunLog.open(str(tmp_path / "runs.db")) as log,
+        serving(catalog, log, tmp_path / "cache") as served,
+        GeneratePage.opened(chromium, served.url) as page,
+    ):
+        page.pick_method("Draft_Target", "speculative_model")
+        page.set("speculative_model", str(small))
+        page.short(8)
+        page.start("Say abc.")
+        page.wait_state("failed")
+        alert = page.tab.locator("#pg-panel .alert")
+        assert "vocabulary=text" in alert.inner_text()
+        page.tab.screenshot(path=shots / "vocabulary.png")
+        alert.get_by_role("button", name="Use text").click()
+        page.wait_done()
+        run = served.host.runs.all()[-1]
+        assert run.state == "completed" and run.meta["prompt"] == "Say abc."
+        assert served.log.get(run.log_id or "").method["vocabulary"] == "text"  # type: ignore[union-attr]
+        page.tab.wait_for_function(
+            "at => document.querySelector(at)?.value === 'text'",
+            arg="#pg-method-form .pg-field-vocabulary input",
+        )
+        assert not alert.is_visible()
+        page.check_clean()

@@ -18,6 +18,8 @@ pytestmark = pytest.mark.browser
 
 def test_the_best_tree_is_a_ghost_until_it_is_accepted(tree: TreePage, tuned: Tuned) -> None:
     before = tree.nodes()
+    why = re.compile(r"9 nodes as a chain accept \d\.\d\d drafts a step.*as the best tree \d")
+    tree.host.locator("[data-part=against]", has_text=why).wait_for()
     assert tree.host.locator("[data-field=nodes]").input_value() == "9", "as large as the tree"
     tree.host.locator("[data-field=nodes]").fill("14")
     tree.tool("best").click()

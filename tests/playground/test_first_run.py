@@ -29,6 +29,7 @@ def test_every_prompt_starts_with_an_example_that_repeats_itself() -> None:
     async def drawn() -> PromptForm:  # Gradio leaves event loops unclosed unless one is running
         with gr.Blocks(analytics_enabled=False):
             form = PromptForm(Catalog.shipped(), "pg-cmp")
+            form.head()
             form.body(about_system="optional", lines=2)
         return form
 

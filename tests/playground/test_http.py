@@ -87,6 +87,11 @@ def test_stop_only_stops_its_own_session(served: Served) -> None:
     assert finished(run).state == "completed"
 
 
+def test_a_browser_s_request_for_the_manifest_needs_no_token(served: Served) -> None:
+    assert httpx.get(f"{served.url}/manifest.json").status_code == 200
+    assert httpx.get(f"{served.url}/config").status_code == 401
+
+
 def test_every_response_carries_the_policy(served: Served) -> None:
     with served.client() as client:
         known = client.get("/").headers

@@ -67,7 +67,7 @@ async def all_of(messages: AsyncIterator[Any]) -> list[Any]:
 
 def test_a_run_goes_on_when_its_page_is_left(page: GeneratePage, host: EngineHost) -> None:
     limits = {"values": {"limits": {"max_new_tokens": "12", "ignore_eos": True}}}
-    run_of = page.run(asked(), *held(run_form=limits, tab="tab"))
+    run_of = page.run()(asked(), *held(run_form=limits, tab="tab"))
     (meta,) = asyncio.run(first_of(run_of))["runs"]
     run = host.runs.get(meta["id"])
     assert run is not None and not run.watchers

@@ -9,6 +9,7 @@ import pytest
 
 from engine.drafters import parse_method
 from engine.drafters.method import MethodConfig
+from engine.model.loading import pick_dtype
 from engine.model.sources import TargetSpec
 from playground.host.bounded import BoundedCache
 from playground.host.models import Models
@@ -51,6 +52,16 @@ def test_a_draft_model_goes_with_the_last_drafter_and_job_that_draw_on_it(models
     drafter.close()
     models.release(idle=True)
     assert draft_models(models) == {"b", "c"}
+
+
+def test_a_dtype_spelled_auto_loads_nothing_anew(models: Models, tiny_folder: Path) -> None:
+    spec, loaded = TargetSpec(name="tiny", path=str(tiny_folder)), models._target
+    assert loaded is not None
+    picked = str(pick_dtype("auto", loaded.device)).removeprefix("torch.")
+    first = models.target(spec, picked, lambda *told: None)
+    assert models.target(spec, "auto", lambda *told: None) is first
+    other = {"float32": "bfloat16", "bfloat16": "float32"}[picked]
+    assert models.target(spec, other, lambda *told: None) is not first
 
 
 def test_a_bounded_cache_keeps_what_was_used_last_within_its_bytes() -> None:

@@ -157,6 +157,7 @@ def test_slow_run_says_what_costs_most() -> None:
     assert found["mood"] == "slower" and found["head"].startswith("0.52×")
     assert "drafting +1.20, verifying +0.10, the rest +0.00" in found["text"]
     assert found["advice"].startswith("Drafting dominates")
+    assert "-0.00" not in said(metrics(1.2, 0.012, 0.010, 0.000999))["text"]
     assert said(metrics(1.2, 0.001, 0.018, 0.001))["advice"].startswith("Verification dominates")
     assert said(metrics(1.0, 0.001, 0.018, 0.001))["advice"] == NO_DRAFTS
     assert said(metrics(1.2, 0.001, 0.010, 0.001))["mood"] == "same"

@@ -5,11 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from engine.drafters.lookup.ngram import NGramConfig
 from playground.host.live import LiveRun
+from playground.host.recording import decode_and_record
 from playground.host.request import read_request
 from playground.host.runner import MAX_WAITING, ClosingError, EngineHost, QueueFullError
 from playground.host.stream import History
@@ -118,6 +120,24 @@ def test_a_bug_in_the_loop_keeps_the_run_as_failed(
     assert stored is not None and stored.status == "failed"
     assert len(log.steps(run.log_id or "", 0, 1000)) == 3
     assert finished(start(host)).state == "completed"
+
+
+def test_a_long_prompt_tells_the_tokens_read(
+    host: EngineHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = set[tuple[str, float | None]]()
+
+    def watched(*args: Any, run: LiveRun, prefilled: Any, **more: Any) -> None:
+        def reading(num_tokens: int) -> None:
+            prefilled(num_tokens)
+            told.add((run.activity, run.progress))
+
+        reading(25)
+        decode_and_record(*args, run=run, prefilled=reading, **more)
+
+    monkeypatch.setattr("playground.host.runner.decode_and_record", watched)
+    assert finished(start(host, mode="raw", prompt="x" * 100)).state == "completed"
+    assert told >= {(f"reading the prompt: {n} of 100 tokens", n / 100) for n in (25, 100)}
 
 
 def test_prompt_longer_than_the_context_is_a_sentence_and_in_the_log(

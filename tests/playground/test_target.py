@@ -137,6 +137,7 @@ def test_the_card_of_a_gguf_file_says_what_its_header_says(dtype: str, tmp_path:
     rows = dict(rows_of(Catalog.shipped(), spec, facts))
     assert (rows["model"], rows["licence"]) == ("Tiny (file)", "mit")
     assert "Q4_1" in rows["quantization"]
+    assert "any small model can draft for it (by text" in rows["drafters"]
     if dtype == "float32":
         assert facts.num_bytes == 4 * facts.num_parameters and "as float32" in rows["memory"]
     elif "speed" not in rows:  # the kernels can be compiled here

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import optuna.visualization as draw
 import plotly.graph_objects as go
@@ -13,6 +13,7 @@ from plotly.colors import sample_colorscale
 from engine.errors import ConfigError, one_of
 from playground.experiments.sweep.plan import OBJECTIVES
 from playground.experiments.sweep.store import StoredSweep, database_errors
+from playground.experiments.sweep.trials import by_record
 from playground.plots import styled
 
 MIN_FOR_IMPORTANCE = 6
@@ -43,6 +44,12 @@ def sweep_figure(sweep: StoredSweep, kind: str) -> go.Figure:
     return styled(figure, height=300)
 
 
+def _numbers(sweep: StoredSweep, records: Iterable[int]) -> list[int]:
+    """Numbers of trials, by Optuna's numbers of them."""
+    trials = by_record(sweep.study.get_trials(deepcopy=False))
+    return [trials[record].number for record in records]
+
+
 def _fields(sweep: StoredSweep) -> list[str]:
     return [vary.field for vary in sweep.plan.chooser.varied]
 
@@ -50,6 +57,8 @@ def _fields(sweep: StoredSweep) -> list[str]:
 def _history(sweep: StoredSweep, title: str, values: list[float]) -> go.Figure:
     figure = draw.plot_optimization_history(sweep.study, target_name=title)
     figure.data = [trace for trace in figure.data if trace.name != "Infeasible Trial"]
+    for trace in figure.data:
+        trace.x = _numbers(sweep, trace.x)
     figure.update_traces(marker_color=SCALE[1][1], selector={"mode": "markers"})
     figure.update_traces(name="best so far", line_color=BEST, selector={"mode": "lines"})
     return figure
@@ -68,6 +77,8 @@ def _parallel(sweep: StoredSweep, title: str, values: list[float]) -> go.Figure:
 
 def _slice(sweep: StoredSweep, title: str, values: list[float]) -> go.Figure:
     figure = draw.plot_slice(sweep.study, params=_fields(sweep), target_name=title)
+    for trace in figure.data:
+        trace.marker.color = _numbers(sweep, trace.marker.color)
     return figure.update_traces(marker_colorscale=SCALE)
 
 

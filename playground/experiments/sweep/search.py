@@ -153,10 +153,10 @@ class Sweep(Experiment):
             with database_errors():
                 while not self.cancelled():
                     with self._trials_lock:
-                        trial = self.trials.next()
-                    if trial is None:
+                        begun = self.trials.next()
+                    if begun is None:
                         return
-                    self._try(trial, measure)
+                    self._try(*begun, measure)
         except BaseException:
             self._broken.set()
             raise
@@ -170,9 +170,11 @@ class Sweep(Experiment):
 
     # ---- one trial
 
-    def _try(self, trial: optuna.Trial, measure: Callable[[RunningTrial], Summary]) -> None:
+    def _try(
+        self, number: int, trial: optuna.Trial, measure: Callable[[RunningTrial], Summary]
+    ) -> None:
         """Measure one point, and write down what came of it unless it is to be continued."""
-        began_s, running = time.monotonic(), RunningTrial(self, trial)
+        began_s, running = time.monotonic(), RunningTrial(self, number, trial)
         figures: Figures | None = None
         try:
             outcome, figures, reason = self._outcome(running, measure)
@@ -183,7 +185,7 @@ class Sweep(Experiment):
         if outcome != "running":
             seconds, point = time.monotonic() - began_s, dict(trial.params)
             worker = running.requests[-1].worker if running.requests else ""
-            ended = Trial(trial.number, point, outcome, figures, reason, seconds, worker)
+            ended = Trial(number, point, outcome, figures, reason, seconds, worker)
             with self._trials_lock:
                 self.trials.end(trial, ended)
         self.say("next trial")
@@ -220,9 +222,9 @@ class RunningTrial:
 
     plan: ExperimentPlan
 
-    def __init__(self, sweep: Sweep, trial: optuna.Trial) -> None:
+    def __init__(self, sweep: Sweep, number: int, trial: optuna.Trial) -> None:
         self._sweep, self._trial = sweep, trial
-        self.number, self.point = trial.number, dict(trial.params)
+        self.number, self.point = number, dict(trial.params)
         self.id, log = runs_id(sweep.id, self.point), sweep.log
         self.requests = log.wait_for(lambda: finished_requests(log, self.id))
         self.num_pairs, self.pruned = len(self.pairs), False

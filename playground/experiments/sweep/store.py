@@ -29,7 +29,7 @@ from engine.errors import ConfigError
 from playground.experiments.plan import Types, Workload
 from playground.experiments.space import OptunaSearch
 from playground.experiments.sweep.plan import SweepPlan
-from playground.experiments.sweep.trials import Trial, read_trials
+from playground.experiments.sweep.trials import Trial, by_record
 from storage import Benchmark, BenchmarkHead, RunLog, StorageError
 from storage.dialects import advisory_lock, engine_options, refuse_once_removed, shown
 
@@ -57,8 +57,8 @@ class StoredSweep:
         """Every trial whose point is drawn, by number."""
         num_varied = len(self.plan.chooser.varied)
         with database_errors():
-            trials = read_trials(self.study.get_trials(deepcopy=False))
-        return [trial for trial in trials if len(trial.point) == num_varied]
+            trials = by_record(self.study.get_trials(deepcopy=False))
+        return [trial for trial in trials.values() if len(trial.point) == num_varied]
 
 
 class SweepStore:

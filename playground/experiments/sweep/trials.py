@@ -127,6 +127,7 @@ class Trial:
     """One trial; `figures` of a pruned one are those of the prompts that it got to.
 
     Attributes:
+        number: 1, 2, 3 … in the order in which the trials began.
         seconds: from its start, or from where it was continued, to its end.
         worker: which worker of a cluster measured it.
     """
@@ -149,7 +150,7 @@ class Trial:
         return self.figures.value if self.figures and self.outcome == "measured" else None
 
     @classmethod
-    def stored(cls, record: FrozenTrial) -> Self | None:
+    def stored(cls, record: FrozenTrial, number: int) -> Self | None:
         """None for what is no trial: a draw that was dropped again."""
         attributes, outcomes = record.user_attrs, STATES.get(record.state, ())
         outcome = attributes.get(OUTCOME) if record.state.is_finished() else "running"
@@ -159,7 +160,7 @@ class Trial:
         if seconds is None and record.duration is not None:
             seconds = record.duration.total_seconds()
         return cls(
-            record.number,
+            number,
             dict(record.params),
             outcome,
             None if figures is None else Figures.stored(figures),
@@ -179,9 +180,13 @@ def runs_id(sweep_id: str, point: Mapping[str, Any]) -> str:
     return f"{sweep_id}-{hashlib.sha256(key_of(point).encode()).hexdigest()[:8]}"
 
 
-def read_trials(records: Iterable[FrozenTrial]) -> list[Trial]:
-    """The trials that have begun, by number; draws that only repeated a point are none."""
-    return [trial for record in records if (trial := Trial.stored(record)) is not None]
+def by_record(records: Iterable[FrozenTrial]) -> dict[int, Trial]:
+    """The trials that have begun, by Optuna's numbers, without draws that repeated a point."""
+    trials: dict[int, Trial] = {}
+    for record in records:
+        if (trial := Trial.stored(record, len(trials) + 1)) is not None:
+            trials[record.number] = trial
+    return trials
 
 
 def num_done(trials: Iterable[Trial], mode: Mode) -> int:
@@ -217,7 +222,7 @@ class OptunaChooser:
                 n_startup_trials=PRUNE_AFTER, n_warmup_steps=MIN_PAIRS
             )
         self._left = self._left_behind()
-        self.trials = {trial.number: trial for trial in read_trials(study.get_trials())}
+        self.trials = {one.number: one for one in by_record(study.get_trials()).values()}
         self._last, self._num_in_a_row = "", 0
 
     def _left_behind(self) -> list[Point]:
@@ -253,12 +258,14 @@ class OptunaChooser:
             self._study.set_user_attr(REFERENCE, figures.plain_tok_s)
         return figures
 
-    def next(self) -> optuna.Trial | None:
-        """A trial that nobody else measures; None when all that the plan has are begun."""
+    def next(self) -> tuple[int, optuna.Trial] | None:
+        """A trial that nobody else measures, with its number; None when all planned are begun."""
         trial = self._fixed(self._left.pop(0)) if self._left else self._new()
-        if trial is not None:
-            self.trials[trial.number] = Trial(trial.number, dict(trial.params), "running")
-        return trial
+        if trial is None:
+            return None
+        number = len(self.trials) + 1
+        self.trials[number] = Trial(number, dict(trial.params), "running")
+        return number, trial
 
     def _new(self) -> optuna.Trial | None:
         """The first is where the method is now; a search of few points takes each of them once."""
@@ -305,7 +312,7 @@ class OptunaChooser:
                 trial.set_user_attr(name, value)
         bound = figures.told if figures is not None and ended.outcome == "measured" else None
         self._study.tell(trial, bound, state=TOLD[ended.outcome])
-        self.trials[trial.number] = ended
+        self.trials[ended.number] = ended
         self._num_in_a_row = self._num_in_a_row + 1 if ended.outcome == self._last else 1
         self._last = ended.outcome
         most = {"failed": MAX_FAILED, "refused": MAX_REFUSED}.get(ended.outcome)

@@ -98,6 +98,7 @@ def test_resume_after_kills_does_exactly_what_was_planned(tmp_path: Path, mode: 
     assert tried[0] == interrupted and len(tried) == len(set(tried)) == 4
     assert done.row.status == "completed"
     assert [t.outcome for t in done.trials()] == ["measured"] * 6
+    assert [t.number for t in done.trials()] == [1, 2, 3, 4, 5, 6]
     assert sorted(int(t.point["max_draft_len"] or 0) for t in done.trials()) == [1, 2, 3, 4, 5, 6]
 
 
@@ -105,9 +106,9 @@ def test_a_trial_noted_but_not_told_to_optuna_is_measured(store: SweepStore) -> 
     """The process died between the two writes that end a trial."""
     sweep = Sweep(store, plan("max_draft_len=1:3", mode="grid"))
     sweep.begin("s")
-    trial = OptunaChooser(store.study(sweep.id), sweep.plan).next()
-    assert trial is not None
-    trial.set_user_attr(OUTCOME, "measured")
+    begun = OptunaChooser(store.study(sweep.id), sweep.plan).next()
+    assert begun is not None
+    begun[1].set_user_attr(OUTCOME, "measured")
     store.log.benchmarks.finish(sweep.id, "failed", {})
     measure = Scripted()
     resumed(store, "s", measure)

@@ -177,7 +177,7 @@ def test_the_best_settings_are_a_method_file(store: SweepStore, tmp_path: Path) 
     assert config == config_of(sweep) and config.model_dump()["max_draft_len"] == 5
     preset = presets.method_preset(yaml.safe_load(file.read_text()), where="best.yaml")
     assert preset.config == config and "speedup 2" in preset.description
-    other = yaml.safe_load(preset_yaml(sweep, 0))
+    other = yaml.safe_load(preset_yaml(sweep, 1))
     assert other["config"] == {
         "decoding_type": "NGram",
         "max_draft_len": 3,
@@ -224,6 +224,9 @@ def test_every_plot_is_plain_json_and_shows_every_measured_trial(
         assert traces[0]["y"][-1] == "max_draft_len", "only it decides"
     else:
         assert len(traces[0]["x"]) == len(measured)
+        assert figure["layout"]["yaxis"]["rangemode"] == "tozero", "a thousandth is no cliff"
+        shown = traces[0]["x"] if kind == "history" else traces[0]["marker"]["color"]
+        assert sorted(shown) == [trial.number for trial in measured], "not as Optuna counts"
 
 
 def test_plots_say_what_is_missing(store: SweepStore) -> None:

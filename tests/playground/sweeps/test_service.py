@@ -151,8 +151,8 @@ def test_the_figures_are_those_of_the_runs_in_the_log(done: Done) -> None:
 
 def test_a_trial_can_be_used_elsewhere(done: Done) -> None:
     sweep = done.service.sweeps.load(done.name)
-    assert config_of(sweep, 2) == NGramConfig(max_draft_len=7, lookup="transformers")
-    assert "max_draft_len: 7" in preset_yaml(sweep, 2)
+    assert config_of(sweep, 3) == NGramConfig(max_draft_len=7, lookup="transformers")
+    assert "max_draft_len: 7" in preset_yaml(sweep, 3)
 
 
 def test_stop_and_resume_lose_no_answer(service: Experiments, log: RunLog) -> None:

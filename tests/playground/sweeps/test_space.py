@@ -99,6 +99,9 @@ def test_huge_spaces_are_counted_but_not_listed() -> None:
 def test_a_search_by_factors_takes_the_integers_between() -> None:
     assert space("max_draft_len=1:8:log").num_points == 8
     assert len(space("max_draft_len=1:8:log").grid()) == 4
+    assert space("max_draft_len=2:8:log").factors(search=False) == "max_draft_len takes 2, 4, 8."
+    assert "any value from 2 to 8" in space("max_draft_len=2:8:log").factors(search=True)
+    assert space("max_draft_len=2:8").factors(search=False) == ""
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,7 @@ def test_a_search_finds_the_peak_and_repeats_nothing(store: SweepStore) -> None:
     sweep = swept(store, *vary, measure=measure, trials=30)
     tried = [(c.max_draft_len, c.lookup) for c in measure.configs]
     assert len(tried) == len(set(tried)) == 30
+    assert [trial.number for trial in sweep.trials()] == [*range(1, 31)]
     assert measure.configs[0].max_draft_len == 10, "it begins where the method is"
     best = best_of(sweep.trials())
     assert best is not None and abs(int(best.point["max_draft_len"] or 0) - 5) <= 1

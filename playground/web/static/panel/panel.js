@@ -78,14 +78,16 @@ class Figures {
   }
 }
 
+/** @typedef {(event: "compare" | "by_text", data?: object) => void} Trigger of the component */
+
 /** What the run was worth beside plain decoding, in a sentence from the server. */
 class Result {
-  /** @param {((run: string) => void) | null} onCompare takes the run to the Compare page */
-  constructor(onCompare) {
+  /** @param {Trigger | null} trigger */
+  constructor(trigger) {
     this.words = h("span", { class: "result-words" });
     this.compare = h("button", { type: "button", class: "result-compare", hidden: true,
-      onclick: () => onCompare?.(this.run) }, "Compare with plain");
-    this.offers = onCompare !== null;
+      onclick: () => trigger?.("compare", { run: this.run }) }, "Compare with plain");
+    this.offers = trigger !== null;
     this.host = h("div", { class: "result" }, this.words, this.compare);
     this.run = "";
   }
@@ -110,19 +112,22 @@ export class Panel {
   /**
    * @param {import("./panels.js").Given} given
    * @param {import("./scrubber.js").Fetch} fetch
-   * @param {((run: string) => void) | null} [onCompare]
+   * @param {Trigger | null} [trigger]
    */
-  constructor(given, fetch, onCompare = null) {
+  constructor(given, fetch, trigger = null) {
     this.tab = given.tab;
     this.title = h("h3");
+    this.on = h("span", { class: "on-target" });
     this.badge = h("span", { class: "badge", hidden: true });
     this.state = h("span", { class: "state" });
     this.progress = h("span", { class: "progress", hidden: true }, h("i"));
     this.link = h("a", { class: "quiet", hidden: true }, "permalink");
     this.copy = h("button", { type: "button", class: "quiet", hidden: true, "aria-live": "polite",
       onclick: () => this.copyText() }, "copy text");
-    this.result = new Result(onCompare);
+    this.result = new Result(trigger);
     this.alert = h("div", { class: "alert", role: "alert", hidden: true });
+    this.byText = h("button", { type: "button", class: "by-text", onclick: () => trigger?.("by_text"),
+      title: "its text is tokenized again for the target" }, "Use text");
     this.clock = h("span", { class: "panel-clock" });
     this.notes = h("div", { class: "notes" });
     this.figures = new Figures(given.formulas);
@@ -144,7 +149,7 @@ export class Panel {
       remember(REJECTED, showRejected.checked ? "shown" : "hidden");
     } });
     this.root = h("section", { class: shows ? "panel idle show-rejected" : "panel idle" },
-      h("header", {}, this.title, this.badge, this.state, this.progress,
+      h("header", {}, this.title, this.on, this.badge, this.state, this.progress,
         h("span", { class: "spring" }), this.copy, this.link, this.clock),
       this.figures.host, this.alert, this.text.frame, this.result.host, this.notes,
       h("div", { class: "legend" }, swatch("target", "prefill bonus"),
@@ -185,7 +190,8 @@ export class Panel {
     this.root.classList.remove("idle");
     this.track = this.text.open(meta);
     this.title.textContent = meta.title;
-    this.title.title = meta.target ? `${meta.title} on ${meta.target}` : meta.title;
+    this.title.title = meta.title;
+    this.on.textContent = this.on.title = meta.target ? `on ${meta.target}` : "";
     this.mark(meta.badge);
     this.showFigures(null);
     this.scrubber.attach(this.track);
@@ -206,6 +212,7 @@ export class Panel {
     this.progress.hidden = !["loading", "queued", "prefill"].includes(status.state);
     showProgress(this.progress, status.progress ?? null);
     this.fault(status.error, status.warning);
+    if (status.by_text && this.tab) this.alert.append(this.byText);
     this.notes.replaceChildren(...(status.notes ?? []).map((note) => h("p", {}, note)));
     if (status.log_id == null) return;
     const url = new URL(location.href);

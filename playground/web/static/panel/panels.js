@@ -108,7 +108,7 @@ export class Panels {
         fetchStep: (run, index) => component.server.step({ run, index }),
         fetchSteps: (run, first, last) => component.server.steps({ run, first, last }),
         fetchTrace: (run) => component.server.trace({ run }),
-      }, given.compares ? (run) => component.trigger("compare", { run }) : null);
+      }, given.compares ? (event, data) => component.trigger(event, data) : null);
       this.panels.push(panel);
       this.host.append(panel.root);
     }
