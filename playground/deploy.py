@@ -156,6 +156,7 @@ class Exports:
         parts: what of a combination can be exported, with its speedup where it was measured here;
             empty for a single method.
         chosen: whether the part was chosen here, because no engine takes the whole.
+        gguf: `gguf_warning`, which most engines give.
     """
 
     form: ExportForm
@@ -163,6 +164,7 @@ class Exports:
     engines: tuple[Export, ...]
     parts: tuple[tuple[str, str], ...] = ()
     chosen: bool = False
+    gguf: str = ""
 
     @property
     def shown(self) -> Export:
@@ -200,11 +202,13 @@ def exports_of(form: ExportForm, log: RunLog, catalog: Catalog) -> Exports:
     engine = form.engine or next(iter([*takers, *ENGINES]))
     titles = {WHOLE: "Both together", **{n: f"{one.title} alone" for n, one in within.items()}}
     gains = _measured_here(log, whole.target) if within else {}
-    parts = [
-        (_with_gain(titles[n], gains.get(whole.part(n).config.model_dump_json())), n) for n in names
-    ]
+    parts = tuple(
+        (_with_gain(titles[n], gains.get(whole.part(n).config.model_dump_json())), n)
+        for n in names * bool(within)
+    )
     filled = form.replace(part=name if within else "", engine=engine)
-    return Exports(filled, source, engines, tuple(parts * bool(within)), chosen and name != WHOLE)
+    gguf = gguf_warning(source, catalog.resolve)
+    return Exports(filled, source, engines, parts, chosen and name != WHOLE, gguf)
 
 
 def _with_gain(title: str, speedup: float | None) -> str:
@@ -266,7 +270,7 @@ def export_source(
 
     Raises ConfigError: no such engine, or an unknown version.
     """
-    spec = _spec_of(source.target, resolve)
+    spec, warning = _spec_of(source.target, resolve), gguf_warning(source, resolve)
     target = source.target if spec is None else _loadable(spec)
 
     def named(name: str) -> str:
@@ -282,7 +286,7 @@ def export_source(
         resolve=named,
         notes=_target_notes(spec, target),
         hybrid=spec is not None and _is_recurrent(spec),
-        warnings=_losses(source, engine, resolve),
+        warnings=(warning,) if warning and engine not in LOAD_GGUF else (),
     )
 
 
@@ -378,17 +382,17 @@ def _target_notes(spec: TargetSpec | None, target: str) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _losses(source: ExportSource, engine: str, resolve: Resolve) -> tuple[str, ...]:
-    """Warnings about GGUF weights."""
-    if engine in LOAD_GGUF:
-        return ()
+def gguf_warning(source: ExportSource, resolve: Resolve) -> str:
+    """What GGUF weights mean for engines that load none; empty without such weights."""
     models = {"target": source.target, "drafter": getattr(source.config, "speculative_model", None)}
-    return tuple(
-        f"The {role} is a GGUF file, which few engines besides llama.cpp and Ollama load. Give "
-        "this engine the model's original weights for ORIGINAL_WEIGHTS/…; they are quantized "
+    roles = [role for role, name in models.items() if name and _is_gguf(name, resolve)]
+    if not roles:
+        return ""
+    are = "is a GGUF file" if len(roles) == 1 else "are GGUF files"
+    return (
+        f"The {' and the '.join(roles)} {are}, for llama.cpp and Ollama. For other engines, "
+        "replace ORIGINAL_WEIGHTS/… by the model's original weights; they are quantized "
         "differently, so speed and acceptance differ."
-        for role, name in models.items()
-        if name is not None and _is_gguf(name, resolve)
     )
 
 

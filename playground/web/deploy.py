@@ -114,12 +114,7 @@ class DeployPage:
 
     def _result(self) -> None:
         first = next(iter(ENGINES.values()))
-        self.engine = gr.Radio(
-            TITLES,
-            value=first.name,
-            label="Engine",
-            elem_id="pg-deploy-engine",
-        )
+        self.engine = gr.Radio(TITLES, value=first.name, label="Engine", elem_id="pg-deploy-engine")
         self.version = gr.Dropdown(
             versions(first.name),
             value=first.default,
@@ -249,18 +244,16 @@ class DeployPage:
         methods = self._menu.drafting(form.target)
         if form.method not in [key for _, key in methods]:  # a link may name any
             methods.append((self._catalog.method(form.method).title, form.method))
-        engines, default = (
-            list(map(engine_choice, exports.engines)),
-            find_engine(form.engine).default,
-        )
+        engines = [engine_choice(one, exports.gguf) for one in exports.engines]
+        version = form.version or find_engine(form.engine).default
         return {
             self.run: gr.Dropdown(
                 self._runs(form.run, source), value=form.run or None, visible=is_run
             ),
             self.target: gr.update(value=form.target, visible=not is_run),
             self.method: gr.Dropdown(methods, value=form.method, visible=not is_run),
-            self.engine: gr.Radio(engines, value=form.engine),
-            self.version: gr.update(choices=versions(form.engine), value=form.version or default),
+            self.engine: gr.Radio(engines, value=form.engine, info=exports.gguf),
+            self.version: gr.update(choices=versions(form.engine), value=version),
             self.part: gr.Radio(
                 list(exports.parts), value=form.part or None, visible=bool(exports.parts)
             ),
@@ -350,10 +343,12 @@ def versions(engine: str) -> list[tuple[str, str]]:
     return [(f"{name} – {words}", name) for name, words in ENGINES[engine].versions]
 
 
-def engine_choice(export: Export) -> tuple[str, str]:
-    """An engine's verdict as one line, and its name."""
+def engine_choice(export: Export, common: str) -> tuple[str, str]:
+    """An engine's verdict as one line without the `common` warning, and its name."""
     engine = ENGINES[export.engine]
-    first = export.refusal or next(iter(export.warnings), f"Trees: {engine.trees}.")
+    own = (one for one in export.warnings if one != common)
+    rest = "Only the weights differ." if export.warnings else f"Trees: {engine.trees}."
+    first = export.refusal or next(own, rest)
     return f"{engine.title} · {MARKS[export.verdict]} {export.verdict} · {first}", export.engine
 
 
@@ -408,7 +403,8 @@ def verdict_html(exports: Exports) -> str:
         return str(MACROS.refusal(export))
     alone = f"No engine runs this combination as it is: below is {part} alone. Choose on the left."
     told = ALERT.render(kind="dim", text=alone) if exports.chosen else ""
-    return told + str(MACROS.list("warning", "What changes in this engine", export.warnings))
+    own = [one for one in export.warnings if one != exports.gguf]
+    return told + str(MACROS.list("warning", "What changes in this engine", own))
 
 
 def source_html(source: ExportSource) -> str:

@@ -197,6 +197,18 @@ def test_a_file_is_opened_and_read(page: GeneratePage, tmp_path: Path) -> None:
     tab.locator("#pg-deploy-found", has_text="Suffix").wait_for()
 
 
+def test_a_combination_opens_on_the_part_that_an_engine_takes(page: GeneratePage) -> None:
+    tab = opened(page)
+    pick_method(page, "Combined")
+    part = tab.locator("#pg-deploy-part")
+    part.locator("label", has_text="Both together").wait_for()
+    chosen = part.locator("label:has(input:checked)").inner_text()
+    assert chosen.endswith("alone")
+    assert "No engine runs this combination as it is" in tab.inner_text("#pg-deploy-told")
+    assert tab.locator(f"{ENGINE}:checked").count() == 1
+    tab.wait_for_selector(FILES)
+
+
 def test_the_table_of_all_methods_tells_every_cell(page: GeneratePage) -> None:
     tab = opened(page)
     tab.click("#pg-deploy-all button")

@@ -39,7 +39,7 @@ from playground.deploy import (
 from playground.host.catalog import Catalog
 from playground.host.methods import choose_method
 from playground.host.runner import EngineHost
-from playground.web.deploy import DeployPage
+from playground.web.deploy import DeployPage, engine_choice, verdict_html
 from storage import NewRun, RunLog
 from tests.engine.interop.schemas import same_effect
 from tests.models import tiny_model
@@ -229,6 +229,15 @@ def test_the_embedded_target_is_a_file_and_engines_are_told(log: RunLog) -> None
     assert any("model's original weights" in lost for lost in vllm.warnings)
     assert "-m SmolLM2-135M-Instruct.Q4_1.gguf" in llama.files[0].text
     assert not any("original weights" in said for said in (*llama.notes, *llama.warnings))
+
+
+def test_gguf_weights_are_spoken_of_once(log: RunLog, catalog: Catalog) -> None:
+    form = ExportForm(kind="method", target="smollm2-135m-instruct", method="ngram", engine="vllm")
+    exports = exports_of(form, log, catalog)
+    assert exports.gguf.startswith("The target is a GGUF file, for llama.cpp and Ollama.")
+    lines = [engine_choice(one, exports.gguf)[0] for one in exports.engines]
+    assert any(line.endswith("with losses · Only the weights differ.") for line in lines)
+    assert not any("GGUF" in text for text in (*lines, verdict_html(exports)))
 
 
 def test_names_of_weights_are_what_an_engine_can_load(tmp_path: Path) -> None:
