@@ -13,12 +13,11 @@ from playground.experiments.compare.race import Race
 from playground.experiments.experiment import Experiment
 from playground.experiments.plan import BASELINE_NAME
 from playground.experiments.report.report import make_report
-from playground.experiments.report.results import Results, plan_of_runs
+from playground.experiments.report.results import Results
 from playground.host.runner import MAX_WAITING, EngineHost, QueueFullError
 from playground.web.report import cards_html, pieces, summary_html
 from storage import RunDetail, RunLog, RunQuery
 from storage.records import OutOfReachError
-from storage.schema import benchmarks
 from tests.playground.asks import finished, start
 from tests.playground.bench.requests import measured, plan_of
 from tests.playground.bench.test_service import on_the_engine
@@ -150,25 +149,6 @@ def test_a_comparison_is_an_experiment_with_a_row_and_a_report(
     assert state.row.status == "completed" and state.row.name.startswith("Comparison · Say hello")
     assert state.results.plan == pair.plan and state.results.report.num_done == 12
     assert state.results.report.headline == raced(pair).results.report.headline
-
-
-def test_a_comparison_that_stored_no_plan_is_read_from_its_runs(
-    pair: Experiment, host: EngineHost, log: RunLog
-) -> None:
-    """As those of earlier versions, which have no row of their own."""
-    plan = plan_of_runs(stored(log, pair), host.catalog.types)
-    same = ("kind", "dtype", "items", "repeats", "sampling", "limits")
-    assert [getattr(plan, name) for name in same] == [getattr(pair.plan, name) for name in same]
-    assert [(c.name, c.config) for c in plan.configurations] == [
-        (c.name, c.config) for c in pair.plan.configurations
-    ]
-    alone = begun(host, ("scripted", {}), owner="alone")
-    race = raced(alone)
-    with log._database.transaction() as connection:
-        connection.execute(benchmarks.delete().where(benchmarks.c.id == alone.id))
-    again = stored_race(host, alone.id)
-    assert json.loads(again.to_json())["runs"] == json.loads(race.to_json())["runs"]
-    assert again.results.report.headline == race.results.report.headline
 
 
 def test_a_corrupted_method_is_caught(host: EngineHost, log: RunLog) -> None:
