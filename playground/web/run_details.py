@@ -62,7 +62,6 @@ class OpenRun:
             self.again = gr.Button("Run again", elem_id="pg-run-again", size="sm")
             self.stop = gr.Button("Stop", elem_id="pg-run-stop", visible=False, size="sm")
             self.generate = gr.Button("Open in Generate", elem_id="pg-run-generate", size="sm")
-            self.pin = gr.Button("Pin as baseline", elem_id="pg-run-pin", size="sm")
         with gr.Accordion("settings and machine", open=False, elem_id="pg-run-all"):
             self.facts = gr.HTML(elem_id="pg-run-facts", apply_default_css=False)
 
