@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from playground.experiments.plan import ExperimentPlan
 from playground.experiments.report.export import json_text
 from playground.experiments.service import Experiments, ExperimentState
 from playground.host.runner import EngineHost, QueueFullError
+from playground.web.experiment import ExperimentPage
 from storage import RunLog, StorageError
 from storage.records import OutOfReachError
 from tests.playground.asks import busy
@@ -293,15 +295,16 @@ def test_an_unknown_benchmark_is_one_sentence(service: Experiments, benchmark_id
 def test_ray_is_refused_where_it_is_not_installed_or_not_offered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert cluster.pool_of("", None, ("local",)) is None
+    page = SimpleNamespace(clusters=("local",))
+    pool = lambda place, num: ExperimentPage.pool(page, place, num)  # type: ignore[arg-type] # noqa: E731
+    assert pool("", None) is None
     with pytest.raises(ConfigError, match=r"Start the server with --ray ADDRESS to offer"):
-        cluster.pool_of("ray://elsewhere:10001", None, ("local",))
-
+        pool("ray://elsewhere:10001", None)
+    with pytest.raises(ConfigError, match="Workers must be in"):
+        pool("local", 0)
     monkeypatch.setattr(cluster, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install '.*\[ray\]'"), cluster.connected("local"):
         pass
-    with pytest.raises(ConfigError, match="Workers must be a number"):
-        cluster.pool_of("local", 0, ("local",))
 
 
 def queries_of(log: RunLog, work: Callable[[], object]) -> list[str]:
