@@ -24,7 +24,6 @@ from engine.tree import ChoiceTree, TreeShape
 from tests.engine.drafters import judges
 from tests.engine.drafters.fitted import (
     PROMPTS,
-    accepted_in_greedy_texts,
     decoded,
     greedy_texts,
     save_medusa,
@@ -251,25 +250,6 @@ def test_checkpoint_without_heads_is_refused() -> None:
 
 
 # ---- promises
-
-
-CONFIGURATIONS: tuple[Any, ...] = (
-    [[0, 0, 0, 0]],
-    [[0], [1], [2], [3]],
-    [[0, 0, 0, 0], [0, 1, 0], [1, 0], [1, 1]],
-    [[5, 7, 1], [0, 3]],
-    [[i, j] for i in range(16) for j in range(15)],
-)
-"""A chain, a star, a mixed tree, high ranks only, and 256 nodes."""
-
-
-@pytest.mark.parametrize("family", judges.FAMILIES)
-def test_greedy_output_equals_transformers_alone(family: str, tmp_path: Path) -> None:
-    target = tiny_target(family)
-    save_medusa(tmp_path, target, num_heads=4)
-    for choices in CONFIGURATIONS:
-        drafter = build(target, tmp_path, choices)
-        assert accepted_in_greedy_texts(target, drafter) > 0
 
 
 def test_a_drafter_serves_one_run_after_another(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from playground.experiments.benchmark_form import plan_of_form
 from playground.experiments.plan import ExperimentPlan
 from playground.experiments.report.export import json_text
 from playground.experiments.service import Experiments, ExperimentState
-from playground.host.runner import EngineHost, QueueFullError
+from playground.host.runner import EngineHost
 from playground.web.experiment import ExperimentPage
 from storage import RunLog, StorageError
 from storage.records import OutOfReachError
@@ -189,23 +189,6 @@ def test_one_that_is_stopped_in_the_queue_can_be_resumed(
     shown = finished(service, benchmark_id)
     assert not blocking.over.is_set(), "it does not wait for what is before it"
     assert shown.row.status == "cancelled" and shown.results.report.num_done == 0
-
-
-def test_a_benchmark_that_is_refused_leaves_the_log_as_it_was(
-    service: Experiments, host: EngineHost
-) -> None:
-    with busy(host, full=True):
-        with pytest.raises(QueueFullError):
-            begin(service, asked())
-        assert service.newest() == ()
-    with busy(host):
-        benchmark_id = begin(service, asked())
-        service.stop(benchmark_id)
-        before = finished(service, benchmark_id).row
-    with busy(host, full=True):
-        with pytest.raises(QueueFullError):
-            service.resume(benchmark_id)
-        assert service.look(benchmark_id).row == before and before.status == "cancelled"
 
 
 def test_two_that_resume_a_benchmark_at_once_run_it_once(
