@@ -56,8 +56,7 @@ class WorkloadOptions(LogOptions, SamplingOptions, TargetOptions):
 
     def items(self) -> tuple[Item, ...]:
         """Raises ConfigError: a suite or category that is not there."""
-        from playground.experiments.public import known_suites
-        from playground.experiments.suites import choose_items, choose_suite
+        from playground.experiments.prompts import choose_items, choose_suite, known_suites
 
         known = known_suites()
         return choose_items(

@@ -53,7 +53,7 @@ class TrainOptions(TargetOptions, LogOptions):
 
     def work(self, spec: TargetSpec) -> TrainingWork:
         """The training in its folder. Raises ConfigError: naming the invalid option."""
-        from playground.experiments.prompt_files import read_suite_file
+        from playground.experiments.prompts import read_suite_file
         from playground.host import paths
         from playground.host.methods import read_overrides
         from playground.training.folder import TrainingFolder

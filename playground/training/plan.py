@@ -21,7 +21,7 @@ from engine.training.methods import METHODS, training_settings
 from engine.training.recipe import TrainSettings
 from engine.training.session import SessionSettings
 from playground.experiments.job import about
-from playground.experiments.prompt_files import read_suite_file, read_suite_text
+from playground.experiments.prompts import read_suite_file, read_suite_text
 from playground.host.catalog import Catalog
 from playground.host.controls import settings_from
 from playground.host.request import check_size, read_dtype

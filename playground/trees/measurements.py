@@ -13,7 +13,7 @@ from engine.errors import ConfigError, one_of
 from engine.tuning import OnProgress, StoppedError
 from engine.tuning.latency import StepLatency
 from playground.experiments.plan import Item
-from playground.experiments.suites import evenly, items_of
+from playground.experiments.prompts import evenly, items_of
 from playground.host.live import LiveRun
 from playground.host.recording import decode_and_record
 from playground.host.runner import EngineHost

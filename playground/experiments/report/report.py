@@ -15,6 +15,7 @@ from engine.errors import ConfigError
 from engine.metrics import TimeSplit
 from playground.experiments.finished import FinishedRequest, Pair, in_pairs
 from playground.experiments.plan import Configuration, ExperimentPlan
+from playground.experiments.prompts import in_order
 from playground.experiments.report.audits import Audits
 from playground.experiments.report.explain import Explanation, explain
 from playground.experiments.report.statistics import (
@@ -41,7 +42,6 @@ from playground.experiments.report.verdict import (
     trust_in,
     verdict_of,
 )
-from playground.experiments.suites import in_order
 
 FORMULAS: dict[str, str] = {
     "speedup": (

@@ -18,7 +18,7 @@ from engine.model.sources import TargetSpec
 from playground.cli.bench import configurations_of
 from playground.experiments.finished import FinishedRequest
 from playground.experiments.plan import BASELINE_NAME, Configuration, ExperimentPlan, Item
-from playground.experiments.prompt_files import read_suite_text
+from playground.experiments.prompts import read_suite_text
 from playground.experiments.report.page import MAX_ANSWERS, command, page_html, prompts_file
 from playground.experiments.report.report import make_report
 from playground.experiments.report.results import Results
