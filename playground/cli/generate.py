@@ -79,9 +79,8 @@ def generate(options: GenerateOptions) -> None:
     """Generate from one prompt and print the text as it is decoded."""
     import presets
     from playground.host.live import LiveRun
-    from playground.host.prediction import as_set_sentence
     from playground.host.recording import decode_and_record
-    from playground.host.result import bypass_sentence, drafting_sentence
+    from playground.host.result import as_set_sentence, bypass_sentence, drafting_sentence
     from playground.host.trace import TraceFile
     from storage import RunLog
 

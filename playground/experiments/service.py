@@ -21,7 +21,7 @@ from playground.experiments.measurement import Summary
 from playground.experiments.plan import ExperimentPlan, Workload
 from playground.experiments.prompts import read_suite_text
 from playground.experiments.report.export import FILES
-from playground.experiments.report.results import (
+from playground.experiments.report.report import (
     Results,
     read_results,
     stored_experiment,

@@ -25,8 +25,7 @@ from playground.experiments.prompts import GROUPS, in_order, items_of
 from playground.experiments.report.columns import by_group
 from playground.experiments.report.export import FILES
 from playground.experiments.report.plots import PLOTS, report_figure
-from playground.experiments.report.report import FORMULAS
-from playground.experiments.report.results import Results
+from playground.experiments.report.report import FORMULAS, Results
 from playground.experiments.service import ExperimentState
 from playground.host.controls import Control, FormSpec, group_of
 from playground.host.request import DTYPES, FormValues, texts

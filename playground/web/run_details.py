@@ -12,8 +12,7 @@ from playground.host.live import LiveRun
 from playground.host.request import read_run_id
 from playground.host.runner import EngineHost
 from playground.host.stream import History, RunStream, follow, refusal
-from playground.runs.again import request_again
-from playground.runs.details import Annotation, facts, split_tags, stored_run
+from playground.runs.details import Annotation, facts, request_again, split_tags, stored_run
 from playground.web.address import switch_to
 from playground.web.components import token_panels
 from playground.web.forms import QUEUED

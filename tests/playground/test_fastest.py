@@ -18,7 +18,7 @@ from playground.experiments.finished import FinishedRequest
 from playground.experiments.job import Progress
 from playground.experiments.plan import BASELINE_NAME as PLAIN
 from playground.experiments.plan import ExperimentPlan, Halving
-from playground.experiments.report.results import read_results
+from playground.experiments.report.report import read_results
 from playground.experiments.service import Experiments
 from playground.host.catalog import Catalog
 from playground.host.runner import EngineHost

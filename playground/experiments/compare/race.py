@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.errors import ConfigError
-from playground.experiments.report.results import Results
+from playground.experiments.report.report import Results
 from playground.host.live import LiveRuns
 from playground.host.stream import stored_run
 from storage import RunLog, RunQuery, StepRow

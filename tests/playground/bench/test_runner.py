@@ -18,8 +18,8 @@ from playground.experiments.finished import (
 from playground.experiments.job import Progress, time_left
 from playground.experiments.measurement import Measurement, check_same_target
 from playground.experiments.plan import BASELINE_NAME, Configuration, ExperimentPlan
-from playground.experiments.report.audits import audit_divergences, audits_of
-from playground.experiments.report.results import first_run, read_results, stored_experiment
+from playground.experiments.report.report import first_run, read_results, stored_experiment
+from playground.experiments.report.verdict import audit_divergences, audits_of
 from storage import RunLog, StepRow
 from tests.playground.bench.conftest import TYPES, item, scripted, tiny_plan
 from tests.playground.bench.requests import runs_of

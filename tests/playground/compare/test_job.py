@@ -11,8 +11,7 @@ import pytest
 from playground.experiments.compare.race import Race
 from playground.experiments.experiment import Experiment
 from playground.experiments.plan import BASELINE_NAME
-from playground.experiments.report.report import make_report
-from playground.experiments.report.results import Results
+from playground.experiments.report.report import Results, make_report
 from playground.host.runner import MAX_WAITING, EngineHost, QueueFullError
 from playground.web.report import cards_html, pieces, summary_html
 from storage import RunDetail, RunLog, RunQuery

@@ -11,7 +11,7 @@ from optuna.storages import InMemoryStorage
 
 from engine.drafters import methods
 from engine.errors import ConfigError
-from playground.experiments.report.results import stored_experiment
+from playground.experiments.report.report import stored_experiment
 from playground.experiments.sweep.store import SweepStore, open_storage, sqlite_file
 from storage import RunLog, StorageError
 from tests.playground.sweeps.scripted import (
