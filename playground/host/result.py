@@ -1,4 +1,4 @@
-"""A run's figures as text, the sentence beside plain decoding, and what is expected before a run."""
+"""A run's figures as text, its sentence beside plain decoding, and what is expected before it."""
 
 from __future__ import annotations
 

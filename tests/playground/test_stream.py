@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from playground.host.live import LiveRun, LiveRuns
+from playground.host.methods import NEAR_TIES
 from playground.host.runner import EngineHost
-from playground.host.stream import NEAR_TIES, History, RunStream, follow, status_of
+from playground.host.stream import History, RunStream, follow, status_of
 from playground.web.rpc import panel_functions
 from storage import NewRun
 from tests.playground.asks import finished, start
