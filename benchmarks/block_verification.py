@@ -21,7 +21,7 @@ from engine.config import Limits, Sampling
 from engine.decode import decode
 from engine.drafters.draft_target import DraftTargetConfig
 from engine.sampling import Draws, probabilities
-from playground.experiments.suites import choose_items
+from playground.experiments.prompts import choose_items
 
 
 @dataclass

@@ -29,7 +29,7 @@ import presets
 from benchmarks import TARGET, read_options, spread
 from benchmarks.models import embedded_file
 from benchmarks.vs_llama_cpp import serving
-from playground.experiments.prompt_files import read_suite_file
+from playground.experiments.prompts import read_suite_file
 from tests.playground.serving import free_port
 
 FIGURES = ("time_to_first_token", "inter_token_latency", "output_token_throughput")

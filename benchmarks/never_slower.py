@@ -31,7 +31,7 @@ from engine.model.target import Target
 from engine.steps import End
 from engine.tuning.controller import ControlledDrafter, build_drafter
 from engine.tuning.experience import ExperienceStore
-from playground.experiments.prompt_files import read_suite_file
+from playground.experiments.prompts import read_suite_file
 from playground.host import paths
 
 CHAT = "writing roleplay reasoning math coding extraction stem humanities"

@@ -36,7 +36,7 @@ from engine.drafters.base import Drafter
 from engine.metrics import measure
 from engine.model.target import Target
 from engine.proposal import Needs
-from playground.experiments.prompt_files import read_suite_file
+from playground.experiments.prompts import read_suite_file
 
 PEER = "llama.cpp"
 PLAIN = f"{PEER} none"

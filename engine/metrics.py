@@ -241,8 +241,6 @@ class TimeSplit:
 
 
 _PARTS = attrgetter("draft_s", "verify_s", "accept_s", "other_s", "rollback_s")
-
-
 BUSY = 3.0
 """A step that took this many times what steps like it take was disturbed."""
 

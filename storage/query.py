@@ -338,17 +338,14 @@ class RunReader:
         return tuple(groups)
 
     def decode_totals(
-        self, prompt_ids: Sequence[str], *, setup_id: str | None = None, decoding_type: str = ""
+        self, prompt_ids: Sequence[str], decoding_type: str
     ) -> Mapping[Circumstance, DecodeTotals]:
-        """Totals of completed runs on these prompts: of one setup, or of one decoding type.
-
-        Those of a setup are added up over experiments, those of a decoding type are not.
-        """
-        method = runs.c.setup_id == setup_id if setup_id else runs.c.decoding_type == decoding_type
-        keys = [runs.c[name] for name in Circumstance._fields[: 4 if setup_id else 5]]
-        totals = sa.select(*keys, *TOTALS).where(runs.c.prompt_id.in_(set(prompt_ids)), method)
+        """Totals of completed runs of a decoding type on these prompts."""
+        keys = [runs.c[name] for name in Circumstance._fields]
+        mine = runs.c.prompt_id.in_(set(prompt_ids)), runs.c.decoding_type == decoding_type
+        totals = sa.select(*keys, *TOTALS).where(*mine, TIMED).group_by(*keys)
         with self._reading() as connection:
-            rows = connection.execute(totals.where(TIMED).group_by(*keys)).all()
+            rows = connection.execute(totals).all()
         return {Circumstance(*row[: len(keys)]): totals_of(row) for row in rows}
 
     def decoding_types(self) -> frozenset[str]:

@@ -16,8 +16,6 @@ from engine.model.files import check_sizes, read_settings
 from engine.model.kinds import is_recurrent
 from engine.model.loading import (
     WEIGHT_BITS,
-    all_free_bytes,
-    free_bytes,
     needed_bytes,
     opened,
     pick_device,
@@ -26,7 +24,14 @@ from engine.model.loading import (
     why_slow,
 )
 from engine.model.packed import num_weights
-from engine.model.placement import Share, first_of, is_placement, placed
+from engine.model.placement import (
+    Share,
+    all_free_bytes,
+    first_of,
+    free_bytes,
+    is_placement,
+    placed,
+)
 from engine.model.reading import empty_model, read_config, translate_errors
 from engine.model.sources import TargetSpec, Weights, locate, without_telemetry
 

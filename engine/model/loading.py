@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import logging
 import shutil
-import sys
 import tempfile
 import weakref
 from ctypes import CDLL
@@ -52,14 +50,23 @@ from engine.model.audit import disagreement, plain_step_s, reference_logits, wro
 from engine.model.files import check_folder, check_sizes, read_settings
 from engine.model.forward import Forward, ModulesForward, prepare_attention
 from engine.model.packed import Packed, num_weights
-from engine.model.placement import Placement, first_of, is_placement, placed
+from engine.model.placement import (
+    Placement,
+    all_free_bytes,
+    first_of,
+    free_bytes,
+    is_placement,
+    placed,
+)
 from engine.model.reading import (
     empty_model,
+    freeze_modules,
     gguf_file,
     read_config,
     read_tokenizer,
     read_weights,
     report_progress,
+    return_memory,
     translate_errors,
 )
 from engine.model.sources import ProgressCallback, TargetSpec, Weights, locate, without_telemetry
@@ -100,7 +107,7 @@ def load_target(
         ConfigError: unknown dtype or device.
     """
     tell = progress or (lambda message, fraction: None)
-    _freeze_modules()
+    freeze_modules()
     _quiet_libraries()
     where = pick_device(first_of(device))
     pick_dtype(dtype, where)
@@ -131,7 +138,7 @@ def load_target(
     no_compiler = target.device.type == "cpu" and target.kernels is None and not find_compiler()
     if remark := remark or (NO_COMPILER if no_compiler and spec.native_kernels != "off" else ""):
         target.provenance["remark"] = f"{target.name} runs slowly: {remark}."
-    _return_memory()
+    return_memory()
     LOG.info("%s runs by %s", spec.name, target.environment()["forward"])
     tell("Ready", 1.0)
     return target
@@ -204,14 +211,6 @@ def _faster(graphs: Target, eager: Target, forward: runner.GraphRunner) -> Targe
     graphs.provenance["cuda_graphs"] = forward.verdict
     forward.close()
     return eager
-
-
-def _return_memory() -> None:
-    """Give back what reading and packing held: glibc keeps it, as much as the weights again."""
-    gc.collect()
-    trim = getattr(CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-    if trim is not None:
-        trim(0)
 
 
 def opened(weights: Weights) -> tuple[GGUFFile | None, int | None]:
@@ -333,17 +332,6 @@ def _quiet_libraries() -> None:
     disable_progress_bar()
     set_verbosity_error()
     without_telemetry()
-
-
-@functools.cache
-def _freeze_modules() -> None:
-    """Exempt what was imported from garbage collection, once.
-
-    Looking through the 400,000 objects of torch and transformers takes 0.2 s, in the middle of
-    somebody's text; they stay for good anyhow. What a model brings is made after this.
-    """
-    gc.collect()
-    gc.freeze()
 
 
 def _fast_forward(
@@ -500,23 +488,3 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
     flags = torch.cpu.get_capabilities()
     has_bf16 = any(flags.get(flag) for flag in ("avx512_bf16", "amx_bf16", "bf16"))
     return torch.bfloat16 if has_bf16 else torch.float32
-
-
-def all_free_bytes() -> dict[str, int]:
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    free_by_device = {f"cuda:{i}": free_bytes(torch.device("cuda", i)) for i in range(count)}
-    free_by_device["cpu"] = free_bytes(torch.device("cpu"))
-    return {name: 1 << 62 if free is None else free for name, free in free_by_device.items()}
-
-
-def free_bytes(device: torch.device) -> int | None:
-    """Free memory of a device; None where it cannot be told."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        return None
-    return None

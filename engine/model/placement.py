@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -131,10 +132,30 @@ def _rooms(device: str, free: Mapping[str, int]) -> dict[str, int | None]:
         if name != DISK and name not in free:
             raise ConfigError(f"device names {name}, but there are {', '.join(free)} only.")
         limit = None if match[2] is None else int(float(match[2]) * UNITS[match[3]])
-        free_bytes = free.get(name)
-        rooms[name] = min((r for r in (limit, free_bytes) if r is not None), default=None)
+        own = free.get(name)
+        rooms[name] = min((room for room in (limit, own) if room is not None), default=None)
     if next(iter(rooms)) == DISK:
         raise ConfigError(
             f"device must begin with one that computes, not disk, got {device!r:.80}."
         )
     return rooms
+
+
+def all_free_bytes() -> dict[str, int]:
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    free_by_device = {f"cuda:{i}": free_bytes(torch.device("cuda", i)) for i in range(count)}
+    free_by_device["cpu"] = free_bytes(torch.device("cpu"))
+    return {name: 1 << 62 if free is None else free for name, free in free_by_device.items()}
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Free memory of a device; None where it cannot be told."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        return None
+    return None

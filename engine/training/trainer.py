@@ -135,10 +135,13 @@ class Trainer:
         self.log: list[dict[str, Any]] = []
         self._stepping = False
         if state is not None:
-            self.step, self.seconds, self.log = state["step"], state["seconds"], state["log"]
-            self.student.load_state_dict(state["student"])
-            self._optimizer.load_state_dict(state["optimizer"])
-            self.average.values = state["average"]
+            self._restore(state)
+
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        self.step, self.seconds, self.log = state["step"], state["seconds"], state["log"]
+        self.student.load_state_dict(state["student"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        self.average.values = state["average"]
 
     def _num_dialogues(self, state: Mapping[str, Any] | None) -> int:
         """The number at the run's beginning; ConfigError if the corpus has fewer."""

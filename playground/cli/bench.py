@@ -56,8 +56,7 @@ class WorkloadOptions(LogOptions, SamplingOptions, TargetOptions):
 
     def items(self) -> tuple[Item, ...]:
         """Raises ConfigError: a suite or category that is not there."""
-        from playground.experiments.public import known_suites
-        from playground.experiments.suites import choose_items, choose_suite
+        from playground.experiments.prompts import choose_items, choose_suite, known_suites
 
         known = known_suites()
         return choose_items(
@@ -133,7 +132,7 @@ def bench(options: BenchOptions) -> None:
     from engine.errors import ConfigError
     from playground.cli.tables import Terminal
     from playground.experiments.experiment import Experiment
-    from playground.experiments.report.results import stored_experiment
+    from playground.experiments.report.report import stored_experiment
     from storage import RunLog
 
     console = Terminal(stderr=True)
@@ -173,7 +172,7 @@ def _show(
         speedup_csv,
     )
     from playground.experiments.report.page import page_html
-    from playground.experiments.report.results import read_results
+    from playground.experiments.report.report import read_results
 
     results = read_results(log, benchmark_id)
     if options.as_json:

@@ -80,8 +80,7 @@ def _replay(options: ConnectOptions, address: Address) -> None:
     from playground.cli.tables import print_wide, table
     from playground.connect.replay import Load, read_concurrencies, sample_prompts
     from playground.connect.report import COLUMNS
-    from playground.experiments.public import known_suites
-    from playground.experiments.suites import choose_suite
+    from playground.experiments.prompts import choose_suite, known_suites
 
     suite = choose_suite(options.suite, known_suites())
     load = Load(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -79,9 +79,8 @@ def generate(options: GenerateOptions) -> None:
     """Generate from one prompt and print the text as it is decoded."""
     import presets
     from playground.host.live import LiveRun
-    from playground.host.prediction import as_set_sentence
     from playground.host.recording import decode_and_record
-    from playground.host.result import bypass_sentence, drafting_sentence
+    from playground.host.result import as_set_sentence, bypass_sentence, drafting_sentence
     from playground.host.trace import TraceFile
     from storage import RunLog
 
@@ -102,11 +101,10 @@ def generate(options: GenerateOptions) -> None:
             say(expected, err=True)
         messages, prompt_text, prompt_ids = _prompt(options, target)
         log = stack.enter_context(RunLog.open(options.log_url if options.save else None))
-        trace = stack.enter_context(
-            nullcontext()
-            if options.trace is None
-            else TraceFile(options.trace, target, config, prompt_ids, sampling, limits)
-        )
+        trace = None
+        if options.trace is not None:
+            file = TraceFile(options.trace, target, config, prompt_ids, sampling, limits)
+            trace = stack.enter_context(file)
         stopped = stack.enter_context(until_interrupt())
         output = _Output(run if streams else None, None if trace is None else trace.write)
         decode_and_record(

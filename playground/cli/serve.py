@@ -40,7 +40,7 @@ def serve(options: ServeOptions) -> None:
     """Serve the page."""
     import logging
 
-    from playground.experiments.public import known_suites
+    from playground.experiments.prompts import known_suites
     from playground.host.catalog import Catalog
     from playground.host.reach import catalog_within
     from playground.web.access import Access

@@ -38,7 +38,7 @@ def list_(options: JsonOptions) -> None:
     """List what --suite takes: the shipped sets of prompts, and those that were fetched."""
     import json
 
-    from playground.experiments.public import PUBLIC, known_suites
+    from playground.experiments.prompts import PUBLIC, known_suites
 
     known = known_suites()
     if options.as_json:
@@ -57,9 +57,9 @@ def list_(options: JsonOptions) -> None:
 @takes(FetchOptions)
 def fetch(options: FetchOptions) -> None:
     """Fetch HumanEval or Spec-Bench, or read a copy, and keep it for --suite and the page."""
-    from playground.experiments import public
+    from playground.experiments.prompts import fetch_suite
 
-    suite = public.fetch(options.name, options.file)
+    suite = fetch_suite(options.name, options.file)
     say(f"{len(suite.prompts)} prompts: bench --suite {suite.name}")
 
 
@@ -67,8 +67,7 @@ def fetch(options: FetchOptions) -> None:
 @takes(ExportSuiteOptions)
 def export(options: ExportSuiteOptions) -> None:
     """Write a suite as the input file of another benchmark: the first turn of every prompt."""
-    from playground.experiments.public import input_lines, known_suites
-    from playground.experiments.suites import choose_suite
+    from playground.experiments.prompts import choose_suite, input_lines, known_suites
 
     suite = choose_suite(options.name, known_suites())
     put(input_lines(suite, options.to, options.max_new_tokens), options.output)

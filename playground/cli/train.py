@@ -1,42 +1,29 @@
-"""`app.py train`: the Train page's work on the command line; also grids, and Ray."""
+"""`app.py train`: the Train page's work on the command line."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from playground.cli.options import (
     REQUIRED,
     LogOptions,
-    RayOptions,
     TargetOptions,
     option,
-    parts,
     say,
     takes,
 )
 from playground.training import ABOUT
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from engine.model.sources import TargetSpec
-    from engine.model.target import Target
-    from engine.training.session import Score
     from engine.training.trainer import TrainMetrics
-    from playground.experiments.cluster import Workers
-    from playground.experiments.worker import TaskContext
     from playground.training.work import Event, TrainingWork
-
-Scores = dict[str, "Score"]
 
 
 @dataclass(kw_only=True)
-class TrainOptions(TargetOptions, RayOptions, LogOptions):
+class TrainOptions(TargetOptions, LogOptions):
     method: str = option(REQUIRED, ABOUT["method"])
     output: Path | None = option(
         None, "Folder of the drafter; a run there is resumed. Default: a new one on the Train page."
@@ -62,32 +49,30 @@ class TrainOptions(TargetOptions, RayOptions, LogOptions):
     settings: list[str] = option(
         [], "Change a setting of the training.", "--set", metavar="FIELD=VALUE"
     )
-    grid: list[str] = option(
-        [],
-        "Train once with each of these values, in separate folders; repeatable.",
-        metavar="FIELD=A,B",
-    )
     seed: int = option(0, "Seed of corpus and training.")
 
-    def works(self, spec: TargetSpec) -> list[TrainingWork]:
-        """A training per point of the grid, each in its folder.
-
-        Raises ConfigError: naming the invalid option.
-        """
+    def work(self, spec: TargetSpec) -> TrainingWork:
+        """The training in its folder. Raises ConfigError: naming the invalid option."""
+        from playground.experiments.prompts import read_suite_file
         from playground.host import paths
         from playground.host.methods import read_overrides
         from playground.training.folder import TrainingFolder
-        from playground.training.plan import TrainPlan, corpus_folder, prompts_of, prompts_of_runs
+        from playground.training.plan import (
+            TrainPlan,
+            corpus_folder,
+            given_prompts,
+            prompts_of_runs,
+        )
         from playground.training.service import new_folder
         from playground.training.work import Speeds, TrainingWork
 
-        base, prompts = paths.training(), prompts_of(self.prompts)
+        base, prompts = paths.training(), given_prompts(map(read_suite_file, self.prompts))
         output = self.output or new_folder(base / "heads", self.method, spec.name).path
-        output = output.absolute()
+        folder = TrainingFolder(output.absolute())
         if self.learn_from == "runs":
             with self.open_log() as log:
                 prompts = prompts_of_runs(log, spec.name)
-        beside = output.parent / "corpus"
+        beside = folder.path.parent / "corpus"
         corpus = beside if self.output else corpus_folder(base / "corpora", spec, prompts)
         budget = {"minutes": self.minutes, "tokens": self.tokens}
         if self.minutes is None:
@@ -99,40 +84,18 @@ class TrainOptions(TargetOptions, RayOptions, LogOptions):
                 "target": spec,
                 "corpus": self.corpus.absolute() if self.corpus else corpus,
                 "prompts": prompts,
-                "eval_prompts": prompts_of(self.eval_prompts),
+                "eval_prompts": given_prompts(map(read_suite_file, self.eval_prompts)),
                 "budget": budget,
                 "whole_corpus": self.minutes is None and self.output is not None,
                 "settings": read_overrides(self.settings),
                 "session": {"feature_gib": self.features, "evals": self.evals, "looks": 24},
             }
         )
-        works = []
-        for point in points_of(self.grid):
-            folder = TrainingFolder(output / ",".join(point))
-            own = plan.replace(settings={**plan.settings, **read_overrides(point)})
-            own.recipe  # noqa: B018  # refuses invalid settings before anything is loaded
-            if self.minutes is not None and folder.exists and (begun := folder.plan).fitted:
-                fitted = {**own.settings, "epochs": begun.recipe.epochs}
-                own = own.replace(settings=fitted, fitted=True)
-            speeds = Speeds(base / "speeds.json")
-            works.append(TrainingWork(own, folder, speeds, cache_dir=self.cache))
-        return works
-
-
-def points_of(grid: Sequence[str]) -> list[tuple[str, ...]]:
-    """All combinations of `field=a,b` as settings; a single empty one without a grid.
-
-    Raises ConfigError: one has no values.
-    """
-    from engine.errors import ConfigError
-
-    axes = []
-    for text in grid:
-        field, _, values = text.partition("=")
-        if not field.strip() or not parts(values):
-            raise ConfigError(f"--grid takes FIELD=A,B, got {text!r:.80}.")
-        axes.append([f"{field.strip()}={value}" for value in parts(values)])
-    return list(itertools.product(*axes))
+        plan.recipe  # noqa: B018  # refuses invalid settings before anything is loaded
+        if self.minutes is not None and folder.exists and (begun := folder.plan).fitted:
+            fitted = {**plan.settings, "epochs": begun.recipe.epochs}
+            plan = plan.replace(settings=fitted, fitted=True)
+        return TrainingWork(plan, folder, Speeds(base / "speeds.json"), cache_dir=self.cache)
 
 
 @takes(TrainOptions)
@@ -140,94 +103,32 @@ def train(options: TrainOptions) -> None:
     """Train a drafter for a target on texts that the target writes itself."""
     import presets
     from engine.training.session import lines
-    from playground.cli.tables import Terminal
-
-    console = Terminal(stderr=True)
-    spec = presets.resolve(options.target)
-    works = options.works(spec)
-    if (pool := options.pool) is None:
-        with options.models(spec, options.dtype) as models:
-            target = models.build_context().target
-            scores = {work.folder.path: _train(work, target, console) for work in works}
-    else:
-        with options.on_workers(pool, spec, options.dtype, None) as workers:
-            scores = _train_on(workers, works, console)
-    if not options.grid:
-        say("\n".join(lines(next(iter(scores.values())))))
-        console.print(f"Weights and card: {works[0].folder.path}")
-        return
-    best_first = sorted(scores.items(), key=lambda pair: -pair[1]["overall"].mat)
-    for folder, by_kind in best_first:
-        say(f"MAT {by_kind['overall'].mat:.2f}  {folder}")
-
-
-def _train(work: TrainingWork, target: Target, console: Console) -> Scores:
-    """One training, in this process."""
     from engine.training.trainer import TrainMetrics
-    from playground.cli.tables import progress_bar
+    from playground.cli.tables import Terminal, progress_bar
     from playground.training.folder import Standing
 
-    with progress_bar(console, work.folder.name) as bar:
+    console, spec = Terminal(stderr=True), presets.resolve(options.target)
+    work = options.work(spec)
 
-        def show(event: Event) -> bool:
-            if isinstance(event, Standing):
-                bar(event.corpus_tokens, total=work.plan.budget.tokens, note=event.phase)
-            elif isinstance(event, TrainMetrics):
-                bar(event.step, total=event.num_steps, note=_note(event))
-                if not console.is_terminal and event.step % 20 == 0:
-                    console.print(f"{event.step}/{event.num_steps} {_note(event)}")
-            return True
+    def show(event: Event) -> None:
+        if isinstance(event, Standing):
+            bar(event.corpus_tokens, total=work.plan.budget.tokens, note=event.phase)
+        elif isinstance(event, TrainMetrics):
+            bar(event.step, total=event.num_steps, note=_note(event))
+            if not console.is_terminal and event.step % 20 == 0:
+                console.print(f"{event.step}/{event.num_steps} {_note(event)}")
 
+    with (
+        options.models(spec, options.dtype) as models,
+        progress_bar(console, work.folder.name) as bar,
+    ):
         try:
-            return work.scores(target, show)
+            scores = work.scores(models.build_context().target, show)
         except KeyboardInterrupt:
             console.print("Run the same command to resume.")
             raise
-
-
-def _train_on(
-    workers: Workers, works: Sequence[TrainingWork], console: Console
-) -> dict[Path, Scores]:
-    """All trainings, each on a free worker; workers share the folders."""
-    from playground.cli.options import until_interrupt
-    from playground.cli.tables import progress_bar
-
-    with progress_bar(console, "Writing the corpus") as bar:
-        workers.do(partial(_write_at, work=works[0]), tell=bar)
-    tasks = {str(one.folder.path): partial(_train_at, work=one) for one in works}
-    progress = dict.fromkeys(tasks, 0.0)
-    with until_interrupt() as interrupted, progress_bar(console, "Training") as bar:
-
-        def update(name: str, event: TrainMetrics) -> None:
-            progress[name] = event.step / event.num_steps
-            note = f"{Path(name).name}: {_note(event)}"
-            bar(sum(progress.values()), total=len(tasks), note=note)
-
-        scores = workers.do_all(tasks, tell=update, cancelled=interrupted)
-    if interrupted():
-        console.print("Run the same command to resume.")
-        raise KeyboardInterrupt
-    return {Path(name): by_kind for name, by_kind in scores.items()}
-
-
-def _write_at(context: TaskContext, work: TrainingWork) -> None:
-    """Task of a worker: write the corpus."""
-    from playground.training.work import texts
-
-    for corpus in texts(work.plan, context.bench.target):
-        context.tell(corpus.num_tokens)
-
-
-def _train_at(context: TaskContext, work: TrainingWork) -> Scores:
-    """Task of a worker: one training."""
-    from engine.training.trainer import TrainMetrics
-
-    def tell(event: Event) -> bool:
-        if isinstance(event, TrainMetrics):
-            context.tell(event)
-        return not context.cancelled()
-
-    return work.scores(context.bench.target, tell)
+    say("\n".join(lines(scores)))
+    console.print(f"Weights and card: {work.folder.path}")
 
 
 def _note(metrics: TrainMetrics) -> str:

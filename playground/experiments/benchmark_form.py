@@ -10,7 +10,7 @@ from pydantic import field_validator
 from engine.config import Limits, Sampling, Settings, setting
 from engine.errors import ConfigError, one_of
 from playground.experiments.plan import Configuration, ExperimentPlan
-from playground.experiments.suites import choose_items
+from playground.experiments.prompts import choose_items
 from playground.host.catalog import Catalog
 from playground.host.controls import settings_from
 from playground.host.request import check_size, config_of, read_dtype

@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -24,17 +24,10 @@ from typing import Any
 
 from engine.errors import ConfigError, PlaygroundError, first_line
 from playground.experiments.measurement import check_same_target
-from playground.experiments.worker import (
-    About,
-    Task,
-    Worker,
-    WorkerConfig,
-    program,
-)
+from playground.experiments.worker import About, Task, Worker, WorkerConfig, program
 
 LOG = logging.getLogger(__name__)
 LOCAL = "local"
-MAX_WORKERS = 1000
 LOOK_S = 0.3  # so often the driver asks a worker how far it is
 QUEUE_S, MAX_LOST = 120.0, 3
 """Longest wait for cores that others hold, and how many workers a task may lose."""
@@ -65,24 +58,6 @@ class Pool:
     workers: int | None = None
     cpus: int | None = None
     gpus: float | None = None
-
-
-def pool_of(address: object, num: object, offered: Collection[str]) -> Pool | None:
-    """The workers that a page asks for; None = it runs in this process.
-
-    Raises ConfigError: this address is not offered, or there is no Ray.
-    """
-    if not address:
-        return None
-    if not isinstance(address, str) or address not in offered:
-        known = ", ".join(offered)
-        raise ConfigError(
-            f"Run on must be this machine or Ray at one of {known}, got {address!r:.60}. Start the "
-            "server with --ray ADDRESS to offer another cluster."
-        )
-    if num is not None and not (isinstance(num, int) and 1 <= num <= MAX_WORKERS):
-        raise ConfigError(f"Workers must be a number in [1, {MAX_WORKERS}], got {num!r:.40}.")
-    return Pool(address, num)
 
 
 @contextmanager

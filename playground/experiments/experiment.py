@@ -23,7 +23,7 @@ from playground.experiments.finished import finished_requests
 from playground.experiments.job import Job, Progress, State, submit
 from playground.experiments.measurement import Measurement, Prompt, Summary, check_same_target
 from playground.experiments.plan import ExperimentPlan, Request
-from playground.experiments.report.results import (
+from playground.experiments.report.report import (
     Results,
     default_name,
     environment_of,

@@ -20,8 +20,8 @@ from playground.experiments.plan import (
     ExperimentPlan,
     Halving,
 )
+from playground.experiments.prompts import first_turns, typed_item
 from playground.experiments.report.report import Section, make_report
-from playground.experiments.suites import first_turns, typed_item
 from playground.host.catalog import TYPE_PREFIX, Catalog
 from playground.host.request import read_request
 

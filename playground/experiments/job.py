@@ -235,12 +235,7 @@ def submit(
         What waits for the result. It raises CancelledError where the measurement was stopped before
         it began, and PlaygroundError or StorageError where it could not be done.
 
-    Nothing is measured before the job is taken on.
-
-    Raises:
-        QueueFullError: too many are waiting.
-        CancelledError: the job was stopped while it waited.
-        ClosingError: nothing is taken on any more.
+    Nothing is measured before the job is taken on. Raises what `_queued` does.
     """
     results: list[Result] = []
     faults: list[PlaygroundError | StorageError] = []
@@ -262,9 +257,6 @@ def submit(
             faults.append(error)
         run.end("failed" if faults else "completed")
 
-    def waiting() -> str:
-        return run.doing(host.ahead_of(run))
-
     def result() -> Result:
         run.over.wait()
         if faults:
@@ -275,16 +267,28 @@ def submit(
             raise CancelledError
         return results[0]
 
+    run = _queued(host, job, work, patient=patient)
+    job.follow(run)
+    job.waiting = lambda: run.doing(host.ahead_of(run))
+    return result
+
+
+def _queued(
+    host: EngineHost, job: Job, work: Callable[[LiveRun], None], *, patient: bool
+) -> LiveRun:
+    """The engine's run that will do this work.
+
+    Raises:
+        QueueFullError: too many are waiting.
+        CancelledError: the job was stopped while it waited.
+        ClosingError: nothing is taken on any more.
+    """
     while True:
         try:
-            run = host.submit(work, owner=job.owner)
-            break
+            return host.submit(work, owner=job.owner)
         except QueueFullError:
             if not patient:
                 raise
             if job.cancelled():
                 raise CancelledError from None
             time.sleep(WAIT_S)
-    job.follow(run)
-    job.waiting = waiting
-    return result

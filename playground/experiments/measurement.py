@@ -33,7 +33,7 @@ from playground.experiments.plan import (
     Kind,
     Request,
 )
-from playground.experiments.report.audits import audit_divergences
+from playground.experiments.report.verdict import audit_divergences
 from playground.host import paths
 from playground.host.live import LiveRun, Message
 from playground.host.recording import decode_and_record

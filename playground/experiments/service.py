@@ -19,9 +19,9 @@ from playground.experiments.finished import finished_requests
 from playground.experiments.job import Job, Jobs, State, time_left
 from playground.experiments.measurement import Summary
 from playground.experiments.plan import ExperimentPlan, Workload
-from playground.experiments.prompt_files import read_suite_text
+from playground.experiments.prompts import read_suite_text
 from playground.experiments.report.export import FILES
-from playground.experiments.report.results import (
+from playground.experiments.report.report import (
     Results,
     read_results,
     stored_experiment,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,13 @@ from engine.drafters.user_provided import load_user_drafter, register_user_draft
 from engine.errors import ConfigError
 from engine.interop import ENGINES, import_config
 from engine.safe_text import read_text
+from playground.host.plain import PLAIN
 from presets.reading import MAX_CHARS, parse_yaml
 
 Read = tuple[dict[str, Any], tuple[str, ...]]
 """Settings, and remarks on how they were read."""
+NEAR_TIES = "may differ at near-ties"
+"""Badge of a lossless method on a target that does not compute exactly."""
 TREE_FIELDS = ("medusa_choices", "eagle_choices")
 """Settings that a shipped choice tree may be named for."""
 
@@ -135,3 +138,22 @@ def read_overrides(items: Sequence[str]) -> dict[str, Any]:
         tree = presets.trees().get(text) if key in TREE_FIELDS else None
         values[key] = tree.candidates if tree else parse_yaml(text, where=f"--set {key:.40}")
     return values
+
+
+def run_badge(badge: str, method: Mapping[str, Any], environment: Mapping[str, Any]) -> str:
+    """The method's badge, as far as the target computes what it promises."""
+    promised = badge == "lossless" and method.get("decoding_type") != PLAIN
+    return NEAR_TIES if promised and environment.get("exact") is False else badge
+
+
+def stored_badge(
+    method: Mapping[str, Any], environment: Mapping[str, Any], *, lossless: bool | None
+) -> str:
+    """A stored run's; by what is stored for settings of another version; empty where unknown."""
+    if lossless is None:
+        return ""
+    try:
+        badge = parse_method(method).badge
+    except ConfigError:
+        badge = "lossless" if lossless else "lossy"
+    return run_badge(badge, method, environment)

@@ -1,10 +1,10 @@
-"""A run's figures as text, and the sentence that compares its speed with plain decoding."""
+"""A run's figures as text, its sentence beside plain decoding, and what is expected before it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from engine import formats
 from engine.metrics import (
@@ -19,6 +19,10 @@ from engine.metrics import (
 from engine.steps import BYPASSES
 from playground.host.baseline import DOUBTS, DRIFT, doubt_of
 from playground.host.plain import PlainStep, step_parts
+
+if TYPE_CHECKING:  # `runs list` reads figures without torch
+    from engine.drafters.method import MethodConfig
+    from engine.tuning.experience import ExperienceStore
 
 LEAST_STEPS = 4
 """Steps that a sentence needs: the first ones differ from the rest."""
@@ -266,4 +270,28 @@ def steps_text(figures: Mapping[str, Any]) -> str:
         f"{formats.duration(1000 * figures['decode_s'])} · "
         f"{formats.tok_s(figures['tok_s'])} tok/s · MAT {formats.mat(figures['mat'])} · "
         + ", ".join(shares)
+    )
+
+
+# ---- before a run
+
+NOT_KNOWN = (
+    "What drafting as set brings here is not known yet: a run with drafting: auto finds out."
+)
+
+
+def as_set_sentence(experience: ExperienceStore, target: str, config: MethodConfig) -> str:
+    """× plain, expected from what earlier runs have learnt; empty where drafting is not as set."""
+    if config.drafting != "as set" or config.decoding_type == "Autoregressive":
+        return ""
+    known = experience.stored(target, config)
+    expected = known and known.as_set(config)
+    if not expected:
+        return NOT_KNOWN
+    step = expected.mat / expected.speedup
+    advice = " Drafting: auto drafts less." if expected.speedup < 1 - SAME else ""
+    return (
+        f"As set, about {formats.speedup(expected.speedup)} plain decoding is expected: "
+        f"{formats.mat(expected.mat)} tokens a step, and a step takes {formats.speedup(step)} as "
+        f"long as a plain step, by earlier runs here.{advice}"
     )

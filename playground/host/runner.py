@@ -29,11 +29,12 @@ from playground.errors import Fault, attempt
 from playground.host.catalog import Catalog
 from playground.host.live import LiveRun, LiveRuns, Message, State
 from playground.host.menu import MethodMenu
+from playground.host.methods import run_badge
 from playground.host.models import Loaded, Models
 from playground.host.plain import PLAIN, BaselineTimer, Recent
 from playground.host.recording import decode_and_record, log_unbegun
 from playground.host.request import GenerateRequest
-from playground.host.stream import PARENT, REASON_WORDS, run_badge, run_meta
+from playground.host.stream import PARENT, REASON_WORDS, run_meta
 from storage import RunLog
 
 MAX_WAITING = 32

@@ -25,7 +25,6 @@ from typing import Any
 
 import presets
 from engine import formats
-from engine.drafters import parse_method
 from engine.errors import ConfigError, VocabularyError
 from engine.interop.trees.buffers import tree_buffers
 from engine.metrics import TimeSplit, measure, stored_figures
@@ -33,6 +32,7 @@ from engine.model.random_weights import notes_of
 from engine.steps import BYPASSES, Prefill, Step
 from engine.tree import TreeShape
 from playground.host.live import Finish, First, LiveRun, LiveRuns
+from playground.host.methods import stored_badge
 from playground.host.plain import PLAIN, PlainStep, plain_step_of
 from playground.host.result import (
     figure_texts,
@@ -485,28 +485,6 @@ def _stored_status(detail: RunDetail) -> dict[str, Any]:
         "log_id": detail.id,
         "notes": list(notes_of(detail.environment)),
     }
-
-
-NEAR_TIES = "may differ at near-ties"
-
-
-def run_badge(badge: str, method: Mapping[str, Any], environment: Mapping[str, Any]) -> str:
-    """The method's badge, as far as the target computes what it promises."""
-    promised = badge == "lossless" and method.get("decoding_type") != PLAIN
-    return NEAR_TIES if promised and environment.get("exact") is False else badge
-
-
-def stored_badge(
-    method: Mapping[str, Any], environment: Mapping[str, Any], *, lossless: bool | None
-) -> str:
-    """A stored run's; by what is stored for settings of another version; empty where unknown."""
-    if lossless is None:
-        return ""
-    try:
-        badge = parse_method(method).badge
-    except ConfigError:
-        badge = "lossless" if lossless else "lossy"
-    return run_badge(badge, method, environment)
 
 
 def _stored_meta(detail: RunDetail) -> dict[str, Any]:

@@ -64,8 +64,8 @@ def formula(name: str) -> str:
     """The definition of a figure, as its tooltip."""
     if name == "speedup":
         return (
-            f"{FORMULAS[name]}; or over the chosen configuration. Where plain decoding was "
-            "timed around a run and the timing is reliable, it is the speedup in the run's summary"
+            f"{FORMULAS[name]}. Where plain decoding was timed around a run and the timing is "
+            "reliable, it is the speedup in the run's summary"
         )
     return FORMULAS.get("time_split" if name in SPLIT else name, "")
 

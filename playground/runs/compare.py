@@ -10,7 +10,6 @@ from statistics import fmean, stdev
 from engine.errors import ConfigError
 from engine.metrics import ratio
 from playground.runs.columns import SPLIT
-from playground.runs.query import Baseline
 from playground.runs.settings import (
     SettingTexts,
     Types,
@@ -83,16 +82,14 @@ class ComparedRuns:
     machine: Mapping[str, Sequence[str]]
 
 
-def compare_runs(
-    log: RunLog, ids: Sequence[str], types: Types, baseline: Baseline | None = None
-) -> ComparedRuns:
+def compare_runs(log: RunLog, ids: Sequence[str], types: Types) -> ComparedRuns:
     """Raises ConfigError: too many, or fewer than two of them are in the log."""
     if len(ids) > MAX_RUNS:
         raise ConfigError(f"At most {MAX_RUNS} runs can be compared, got {len(ids)}.")
     runs = list(log.details(ids))
     if len(runs) < 2:
         raise ConfigError("Select at least two runs to compare.")
-    base = Divisor.of(log, runs, baseline)
+    base = Divisor.of(log, runs)
     groups: dict[str, list[RunDetail]] = {}
     for run in runs:
         groups.setdefault(run.setup_id, []).append(run)

@@ -58,13 +58,6 @@ GroupName = Annotated[
 ]
 
 
-class Baseline(Settings):
-    """A configuration whose tok/s speedups divide by."""
-
-    setup_id: Text
-    title: Text
-
-
 class TableQuery(Settings):
     """Filters, grouping, order and page of the table; empty filters match every run."""
 
@@ -89,7 +82,6 @@ class TableQuery(Settings):
     descending: bool = True
     page: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     compare: RunIds | None = None
-    baseline: Baseline | None = None
 
     @property
     def grouped(self) -> bool:
@@ -140,7 +132,7 @@ class TableQuery(Settings):
     @property
     def filters(self) -> dict[str, Any]:
         """Values that select runs."""
-        others = ("sort", "descending", "page", "compare", "baseline", "group")
+        others = ("sort", "descending", "page", "compare", "group")
         return {name: value for name, value in self.link_values.items() if name not in others}
 
     @property

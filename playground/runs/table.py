@@ -14,7 +14,7 @@ from playground.host.baseline import Evidence, doubt_of, pooled_tok_s, trusted_s
 from playground.host.plain import stored_plain_step
 from playground.host.result import compare_with_plain
 from playground.runs.columns import COLUMNS, FIGURES, GROUP_COLUMNS, GROUP_FIGURES, Column
-from playground.runs.query import FLAT, NUM_RUNS, PAGE_SIZE, Baseline, TableQuery
+from playground.runs.query import FLAT, NUM_RUNS, PAGE_SIZE, TableQuery
 from playground.runs.settings import Types, non_default
 from storage import (
     LABEL_PREFIX,
@@ -67,7 +67,7 @@ class RunTable:
         run_query = query.run_query()
         page = self.log.experiments.page(run_query) if query.folded else self.log.find(run_query)
         single = [row for row in page.rows if isinstance(row, RunSummary)]
-        base = Divisor.of(self.log, single, query.baseline)
+        base = Divisor.of(self.log, single)
         rows = [
             self._row(row, base) if isinstance(row, RunSummary) else experiment_row(row)
             for row in page.rows
@@ -92,7 +92,7 @@ class RunTable:
         """The cells of a run by column."""
         row = asdict(run) | {
             "created_at": run.created_at.isoformat(),
-            "method_title": [run.method_title, run.lossless, run.setup_id == base.setup_id],
+            "method_title": [run.method_title, run.lossless],
             "settings": non_default(run, self.types),
             "prompt": [run.name, " ".join(run.prompt_text.split())],
             "labels": " · ".join(f"{key} {value}" for key, value in run.labels.items()),
@@ -166,10 +166,6 @@ class RunTable:
             ],
         }
 
-    def title(self, run: RunSummary) -> str:
-        """A configuration in one line: its method and settings that are not at their defaults."""
-        return " · ".join(filter(None, (run.method_title, non_default(run, self.types))))
-
 
 def experiment_row(experiment: ExperimentRow) -> dict[str, Any]:
     """The cells of an experiment: what it was, how much of it is done, and its speedups."""
@@ -183,7 +179,7 @@ def experiment_row(experiment: ExperimentRow) -> dict[str, Any]:
         "id": experiment.key,
         "experiment": report,
         "created_at": experiment.newest_at.isoformat(),
-        "method_title": [kind, True, False],
+        "method_title": [kind, True],
         "settings": f"{num_runs} requests{done}",
         "target": run.target,
         "prompt": [experiment.name, "" if experiment.name else begin],
@@ -207,51 +203,44 @@ def _range(counts: Sequence[SpeedupCounts]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Divisor:
-    """The baseline that speedups of some runs divide by.
+    """Plain decoding, which speedups of some runs divide by.
 
     Attributes:
-        setup_id: the configuration that was pinned; None = plain decoding.
         totals: its tokens and seconds by circumstance.
         own_speedups: of runs that plain decoding was timed around, as in the runs' own summaries;
             uncertain ones are left out.
     """
 
-    setup_id: str | None
     totals: Mapping[Circumstance, DecodeTotals]
     own_speedups: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, log: RunLog, rows: Sequence[RunSummary], baseline: Baseline | None) -> Self:
-        prompts = [run.prompt_id for run in rows]
-        if baseline is not None:
-            return cls(baseline.setup_id, log.decode_totals(prompts, setup_id=baseline.setup_id))
+    def of(cls, log: RunLog, rows: Sequence[RunSummary]) -> Self:
         own_speedups = {}
         for run_id, metrics in log.metrics([run.id for run in rows if not run.experiment]).items():
             if plain := stored_plain_step(metrics):
                 comparison = compare_with_plain(metrics, plain)
                 if comparison and comparison.is_sure and comparison.speedup is not None:
                     own_speedups[run_id] = comparison.speedup
-        return cls(None, log.decode_totals(prompts, decoding_type=PLAIN), own_speedups)
+        return cls(log.decode_totals([run.prompt_id for run in rows], PLAIN), own_speedups)
 
     def speedup(self, run: RunSummary) -> float | None:
-        """As its sentence says, or tok/s over those on the same target, prompt, dtype and device.
+        """As its sentence says, or tok/s over plain decoding's in the same circumstance.
 
-        None without any. Over plain decoding also within one experiment, as machines are not as
-        fast every day; plain decoding itself has none, for its scatter is no speedup.
+        None without any, and for plain decoding itself: its scatter is no speedup.
         """
-        if self.setup_id is None and run.decoding_type == PLAIN:
+        if run.decoding_type == PLAIN:
             return None
         if run.id in self.own_speedups:
             return self.own_speedups[run.id]
-        experiment = run.experiment if self.setup_id is None else None
-        where = Circumstance(run.target, run.prompt_id, run.dtype, run.device, experiment)
+        where = Circumstance(run.target, run.prompt_id, run.dtype, run.device, run.experiment)
         totals = self.totals.get(where)
         if totals is None:
             return None
         step_ms = step_ms_of(tokens_per_step(run.num_new_tokens, run.num_steps), run.tok_s)
         step_s = None if step_ms is None else step_ms / 1000
         base_tok_s = pooled_tok_s(totals)
-        if self.setup_id is None and doubt_of(Evidence(step_s, ratio(1, base_tok_s))):
+        if doubt_of(Evidence(step_s, ratio(1, base_tok_s))):
             return None
         return speedup(run.tok_s, base_tok_s)
 

@@ -1,9 +1,9 @@
-"""What is to be trained: the target, the kind of head, the texts, the budget; and what fits it."""
+"""What is to be trained: target, kind of head, texts and budget; and how long that takes."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -11,14 +11,20 @@ from pydantic import ConfigDict, model_validator
 
 import presets
 from engine.config import Settings, setting
-from engine.errors import ConfigError
-from engine.model.corpus import MANIFEST
+from engine.errors import ConfigError, one_of
+from engine.formats import plural
+from engine.model.corpus import DIALOGUES, MANIFEST
 from engine.model.sources import TargetSpec
+from engine.safe_text import read_text
 from engine.training.corpus.dialogues import GivenPrompt
-from engine.training.methods import training_settings
+from engine.training.methods import METHODS, training_settings
 from engine.training.recipe import TrainSettings
 from engine.training.session import SessionSettings
-from playground.experiments.prompt_files import read_suite_file
+from playground.experiments.job import about
+from playground.experiments.prompts import read_suite_file, read_suite_text
+from playground.host.catalog import Catalog
+from playground.host.controls import settings_from
+from playground.host.request import check_size, read_dtype
 from playground.training import ABOUT
 from presets import PromptSuite
 from storage import RunLog, RunQuery
@@ -32,7 +38,11 @@ KINDS = {
     "draft_target": "Small draft model",
 }
 """Trainable methods and their titles."""
+PAGE_SESSION = SessionSettings(evals=4, eval_prompts=1, eval_tokens=64, looks=24)
 MAX_RUNS = 1_000
+MAX_PROMPT_FILE = 8_000_000
+BYTES_PER_TOKEN = 5
+"""Of a corpus on disk."""
 PART_OF_MINUTES = 0.9
 """Of the minutes, what writing and training may take; the rest is for measuring."""
 
@@ -121,11 +131,6 @@ def given_prompts(suites: Iterable[PromptSuite]) -> tuple[GivenPrompt, ...]:
     return tuple(GivenPrompt(one.category, one.turns) for s in suites for one in s.prompts)
 
 
-def prompts_of(files: Iterable[Path]) -> tuple[GivenPrompt, ...]:
-    """The same of files in any layout that benchmarks read; raises as `read_suite_file`."""
-    return given_prompts(map(read_suite_file, files))
-
-
 def prompts_of_runs(log: RunLog, target: str) -> tuple[GivenPrompt, ...]:
     """The prompts of the log's newest runs of a target, each once.
 
@@ -153,3 +158,82 @@ def slug(name: str) -> str:
     """A name as part of a folder's name."""
     kept = (c.lower() if c.isalnum() and c.isascii() else "-" for c in Path(name).name)
     return "".join(kept).strip("-")[:48] or "target"
+
+
+# ---- the page's form
+
+
+class TrainForm(Settings):
+    """What the page's components hold; settings as their controls hold them."""
+
+    target: str
+    dtype: str
+    method: str
+    learn_from: LearnFrom
+    file: str | None = None
+    budget: dict[str, Any] = {}
+    training: dict[str, Any] = {}
+    session: dict[str, Any] = {}
+
+
+def plan_of_form(
+    catalog: Catalog, log: RunLog, corpora: Path, form: Mapping[str, Any]
+) -> TrainPlan:
+    """The plan that the form describes. Raises ConfigError: naming what is wrong."""
+    check_size(dict(form))
+    values = TrainForm.parse(form)
+    target = catalog.target(values.target)
+    recipe_class = METHODS[one_of("method", values.method, KINDS)]
+    prompts: tuple[GivenPrompt, ...] = ()
+    if values.learn_from == "runs":
+        prompts = prompts_of_runs(log, target.name)
+    elif values.learn_from == "prompts":
+        if values.file is None:
+            raise ConfigError("Add a file of prompts to learn from.")
+        file = Path(values.file)
+        text = read_text(file, most=MAX_PROMPT_FILE)
+        prompts = given_prompts([read_suite_text(text, file.name, where=file.name)])
+    folder = corpus_folder(corpora, target, prompts)
+    if values.learn_from == "shipped" and not folder.is_relative_to(presets.FOLDER):
+        prompts = given_prompts([read_suite_file(presets.FOLDER / "prompts/training.jsonl")])
+    recipe = settings_from(recipe_class, values.training, where="training")
+    if recipe.begin_with:
+        raise ConfigError("begin_with can be set on the command line only.")
+    session = settings_from(SessionSettings, values.session) if values.session else PAGE_SESSION
+    return TrainPlan(
+        target=target,
+        dtype=read_dtype(values.dtype),
+        method=values.method,
+        learn_from=values.learn_from,
+        corpus=folder,
+        prompts=prompts,
+        budget=settings_from(Budget, values.budget, where="budget"),
+        seed=recipe.seed,
+        settings=recipe.changed,
+        session=session,
+    )
+
+
+def outlook(plan: TrainPlan, speeds: Mapping[str, float]) -> str:
+    """About how long writing and training take, by the tok/s measured with the plan's target."""
+    write, learn = speeds.get("write", 0.0), speeds.get(plan.method, 0.0)
+    file, epochs, tokens = plan.corpus / DIALOGUES, plan.recipe.epochs, plan.budget.tokens
+    there = int(file.stat().st_size / BYTES_PER_TOKEN) if file.is_file() else 0
+    own = plan.learn_from != "shipped" and plan.prompts
+    answers = f"{plural(len(plan.prompts), 'prompt')} to answer. " if own else ""
+    if not learn or (not write and there < (tokens or 1)):
+        return f"{answers}Not measured with this target yet: the first steps measure it."
+    most = tokens or 10**12
+    if plan.budget.minutes is not None:
+        left_s = 60 * PART_OF_MINUTES * plan.budget.minutes
+        spare_s = left_s - there * epochs / learn
+        new = spare_s / (1 / write + epochs / learn) if write else 0.0
+        most = min(most, int(there + new if spare_s > 0 else left_s * learn / epochs))
+    missing = max(0, most - there)
+    writing = (
+        f"{about(missing / write)} of writing ({missing:,} tokens)" if missing else "no writing"
+    )
+    training = (
+        f"{about(most * epochs / learn)} of training, which reads {most * epochs:,.0f} tokens"
+    )
+    return f"{answers}{writing.capitalize()}, {training}."

@@ -112,15 +112,14 @@ class TrainingWork:
             yield from self._write(target)
         yield from self._train(target)
 
-    def scores(self, target: Target, tell: Callable[[Event], bool]) -> dict[str, Score]:
-        """Train to the end, or until `tell` returns False; the last evaluation's scores."""
+    def scores(self, target: Target, tell: Callable[[Event], None]) -> dict[str, Score]:
+        """Train to the end; the last evaluation's scores."""
         scores: dict[str, Score] = {}
         with self.recorded(), closing(self.run(target)) as events:
             for event in events:
                 if isinstance(event, Evaluation):
                     scores = event.scores
-                if not tell(event):
-                    break
+                tell(event)
         return scores
 
     def note(self, *, at_once: bool = True, **changes: object) -> Standing:
@@ -298,16 +297,3 @@ def speed_beside_plain(
     plain = tok_s(parse_method({"decoding_type": PLAIN}).build(context))
     drafted = tok_s(build_drafter(config, context))
     return drafted / plain if plain and drafted else None
-
-
-def predicted_mat(top1: Sequence[float], depth: int) -> float:
-    """MAT of a chain of the best guesses: 1 + Σ over depths of the product of their shares.
-
-    A drafter with one share guesses with it at every depth.
-    """
-    shares = [*top1, *[*top1[-1:]] * max(0, depth - len(top1))]
-    alive = mat = 1.0
-    for share in shares[:depth]:
-        alive *= share
-        mat += alive
-    return mat

@@ -14,7 +14,7 @@ from engine.model.target import Target
 from engine.tuning import OnProgress, ignore
 from engine.tuning.latency import BatchLatency
 from engine.tuning.timing import measure_batch
-from playground.experiments.report.results import first_run, read_results
+from playground.experiments.report.report import first_run, read_results
 from playground.experiments.report.statistics import Totals
 from playground.host.baseline import Evidence, doubt_of
 from playground.host.catalog import Catalog

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,11 +9,11 @@ from engine.config import Limits, Sampling
 from engine.drafters.autoregressive import AutoregressiveConfig
 from engine.drafters.base import Drafter
 from engine.drafters.method import MethodConfig
-from engine.errors import ConfigError
+from engine.errors import ConfigError, one_of
 from engine.tuning import OnProgress, StoppedError
 from engine.tuning.latency import StepLatency
 from playground.experiments.plan import Item
-from playground.experiments.suites import items_of
+from playground.experiments.prompts import evenly, items_of
 from playground.host.live import LiveRun
 from playground.host.recording import decode_and_record
 from playground.host.runner import EngineHost
@@ -85,14 +84,9 @@ class Measurements:
         return run_ids
 
     def _items(self, suite: str) -> Sequence[Item]:
-        """At most `RECENT` prompts of a suite, its categories in turn."""
-        if suite not in self._host.catalog.suites:
-            raise ConfigError(f"There is no suite {suite!r:.80}. Pick one from the list.")
-        waiting: dict[str, list[Item]] = {}
-        for item in items_of(self._host.catalog.suites[suite]):
-            waiting.setdefault(item.category, []).append(item)
-        rows = itertools.zip_longest(*waiting.values())
-        return [item for row in rows for item in row if item is not None][:RECENT]
+        """At most `RECENT` prompts of a suite, from its categories in turn."""
+        suites = self._host.catalog.suites
+        return evenly(items_of(suites[one_of("suite", suite, suites)]), RECENT)
 
     def _answer(self, run: LiveRun, config: MethodConfig, drafter: Drafter, item: Item) -> str:
         """Write one text; returns its id in the log."""

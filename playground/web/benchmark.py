@@ -21,13 +21,12 @@ from playground.experiments.benchmark_form import Extent, plan_of_form
 from playground.experiments.cluster import Pool
 from playground.experiments.compare.form import first_methods
 from playground.experiments.plan import ExperimentPlan
+from playground.experiments.prompts import GROUPS, in_order, items_of
 from playground.experiments.report.columns import by_group
 from playground.experiments.report.export import FILES
 from playground.experiments.report.plots import PLOTS, report_figure
-from playground.experiments.report.report import FORMULAS
-from playground.experiments.report.results import Results
+from playground.experiments.report.report import FORMULAS, Results
 from playground.experiments.service import ExperimentState
-from playground.experiments.suites import GROUPS, in_order, items_of
 from playground.host.controls import Control, FormSpec, group_of
 from playground.host.request import DTYPES, FormValues, texts
 from playground.runs.query import TableQuery

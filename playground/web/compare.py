@@ -28,7 +28,7 @@ from playground.experiments.compare.live import fault_message, reopened, stream,
 from playground.experiments.compare.race import Race
 from playground.experiments.experiment import Experiment
 from playground.experiments.report.page import page_html
-from playground.experiments.report.results import Results, read_results
+from playground.experiments.report.report import Results, read_results
 from playground.experiments.service import Experiments
 from playground.host.catalog import Catalog
 from playground.host.controls import settings_from

@@ -10,7 +10,7 @@ import gradio as gr
 
 from engine.errors import ConfigError
 from playground.errors import Fault, attempt
-from playground.experiments.cluster import Pool, pool_of
+from playground.experiments.cluster import Pool
 from playground.experiments.job import about
 from playground.experiments.plan import ExperimentPlan
 from playground.experiments.service import Experiments, ExperimentState
@@ -22,7 +22,7 @@ from playground.web.results import saying, state_html, table_html
 from storage import RunQuery
 
 Shown = ExperimentState | TrainingState
-MAX_KEY = 100
+MAX_KEY, MAX_WORKERS = 100, 1000
 STATUS = {"completed": "done", "cancelled": "stopped"}
 PLACES = {"local": "Ray on this machine"}
 WORKERS = {"worker": "machine and process id", "device": "", "measures": ""}
@@ -195,8 +195,21 @@ class ExperimentPage(ABC):
         self.place.change(_show_workers, self.place, self.num_workers, **RAW)
 
     def pool(self, place: Any, num_workers: Any) -> Pool | None:
-        """The chosen workers; None = it is measured in this process."""
-        return pool_of(place, num_workers, self.clusters)
+        """The chosen workers; None = it is measured in this process.
+
+        Raises ConfigError: the page does not offer this cluster, or not so many workers.
+        """
+        if not place:
+            return None
+        if not isinstance(place, str) or place not in self.clusters:
+            raise ConfigError(
+                f"Run on must be this machine or Ray at one of {', '.join(self.clusters)}, got "
+                f"{place!r:.60}. Start the server with --ray ADDRESS to offer another cluster."
+            )
+        is_count = isinstance(num_workers, int) and 1 <= num_workers <= MAX_WORKERS
+        if num_workers is not None and not is_count:
+            raise ConfigError(f"Workers must be in [1, {MAX_WORKERS}], got {num_workers!r:.40}.")
+        return Pool(place, num_workers)
 
     def _resume(self, place: Any, num_workers: Any, *values: Any) -> list[Any]:
         act = self.acting(lambda key: self.go_on(key, self.pool(place, num_workers)))

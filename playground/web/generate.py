@@ -14,7 +14,6 @@ from playground.errors import Fault, attempt, attempt_aside
 from playground.experiments.service import Experiments
 from playground.host.catalog import Catalog
 from playground.host.doctor import diagnose
-from playground.host.prediction import as_set_sentence
 from playground.host.request import (
     DTYPES,
     FormValues,
@@ -23,6 +22,7 @@ from playground.host.request import (
     read_request,
     read_run_id,
 )
+from playground.host.result import as_set_sentence
 from playground.host.runner import EngineHost
 from playground.host.stream import History, RunStream, adopt, follow, refusal
 from playground.web.address import address_js, link_to

@@ -21,8 +21,7 @@ from playground.host.request import (
     read_run_id,
 )
 from playground.host.runner import EngineHost
-from playground.runs.again import nearest_method, request_of
-from playground.runs.details import stored_run
+from playground.runs.details import nearest_method, request_of, stored_run
 from playground.web.address import link_to
 from playground.web.memory import is_anything, memory_choice, memory_settings, memory_text
 from storage import RunDetail

@@ -7,11 +7,10 @@ from typing import Any
 from engine import formats
 from engine.formats import figure, plural
 from playground.experiments.report.columns import Cell, summary
-from playground.experiments.report.report import FORMULAS, Section
-from playground.experiments.report.results import Results
+from playground.experiments.report.report import FORMULAS, Results, Section
 from playground.experiments.report.statistics import LATENCY_ROWS, speedups_by_prompt
 from playground.experiments.report.verdict import CAUSES, Divergence
-from playground.host.stream import stored_badge
+from playground.host.methods import stored_badge
 from playground.web.results import HTML, table_html, term
 from storage import RunLog
 

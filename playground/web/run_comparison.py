@@ -22,7 +22,6 @@ TABLE = HTML.from_string("""
 <thead><tr><td></td>
 {% for each in configurations %}
   <th class="setup">
-  {% if each.setup_id == baseline %}<span class="star" title="baseline">★ </span>{% endif %}
   {{ each.title }}{% if each.lossless is false %}<span class="pg-lossy">lossy</span>{% endif %}
   <span class="remark">{{ each.settings }}</span>
   <span class="remark">{{ plural(each.run_ids | length, "run") }}{% if each.num_prompts > 1 %} on
@@ -64,17 +63,16 @@ class ComparisonView:
         """The runs that the query compares, or the sentence why they are not."""
         if not query.compare:
             return [gr.Column(visible=False), ""]
-        ids, base = query.compare, query.baseline
+        ids = query.compare
         compared = attempt(
-            lambda: compare_runs(self.runs.log, ids, self.runs.types, base), where="comparing runs"
+            lambda: compare_runs(self.runs.log, ids, self.runs.types), where="comparing runs"
         )
         if isinstance(compared, Fault):
             return [gr.Column(visible=True), message_html(compared)]
-        table = comparison_html(compared, base.setup_id if base else None)
-        return [gr.Column(visible=True), table]
+        return [gr.Column(visible=True), comparison_html(compared)]
 
 
-def comparison_html(compared: ComparedRuns, baseline: str | None = None) -> str:
+def comparison_html(compared: ComparedRuns) -> str:
     """A column per configuration, a row per setting that differs and per figure."""
     configurations = compared.configurations
     runs = sum(len(each.run_ids) for each in configurations)
@@ -92,7 +90,6 @@ def comparison_html(compared: ComparedRuns, baseline: str | None = None) -> str:
         title=f"{plural(runs, 'run')} in {plural(len(configurations), 'configuration')}",
         plural=plural,
         configurations=configurations,
-        baseline=baseline,
         parts=[
             ("settings that differ", texts(compared.differences)),
             (same, [] if compared.differences else [("", "", "", [])]),

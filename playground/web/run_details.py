@@ -12,8 +12,7 @@ from playground.host.live import LiveRun
 from playground.host.request import read_run_id
 from playground.host.runner import EngineHost
 from playground.host.stream import History, RunStream, follow, refusal
-from playground.runs.again import request_again
-from playground.runs.details import Annotation, facts, split_tags, stored_run
+from playground.runs.details import Annotation, facts, request_again, split_tags, stored_run
 from playground.web.address import switch_to
 from playground.web.components import token_panels
 from playground.web.forms import QUIET
@@ -62,7 +61,6 @@ class OpenRun:
             self.again = gr.Button("Run again", elem_id="pg-run-again", size="sm")
             self.stop = gr.Button("Stop", elem_id="pg-run-stop", visible=False, size="sm")
             self.generate = gr.Button("Open in Generate", elem_id="pg-run-generate", size="sm")
-            self.pin = gr.Button("Pin as baseline", elem_id="pg-run-pin", size="sm")
         with gr.Accordion("Settings and machine", open=False, elem_id="pg-run-all"):
             self.facts = gr.HTML(elem_id="pg-run-facts", apply_default_css=False)
 

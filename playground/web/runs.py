@@ -11,14 +11,13 @@ import gradio as gr
 
 from engine.errors import ConfigError
 from engine.formats import plural
-from engine.safe_text import read_json
 from playground.errors import Fault, attempt
 from playground.host.request import texts
 from playground.host.runner import EngineHost
 from playground.host.stream import History
 from playground.runs.columns import COLUMNS, FIGURES
-from playground.runs.details import Selection, split_tags, stored_run
-from playground.runs.query import Baseline, TableQuery, filter_texts, read_filters, read_link
+from playground.runs.details import Selection, split_tags
+from playground.runs.query import TableQuery, filter_texts, read_filters, read_link
 from playground.runs.table import RunTable
 from playground.web.address import link_to
 from playground.web.components import drawn_by
@@ -26,7 +25,7 @@ from playground.web.forms import QUEUED, QUIET
 from playground.web.run_comparison import ComparisonView
 from playground.web.run_details import OpenRun, message_html
 from playground.web.run_files import RunFiles
-from storage import RunSummary, Status
+from storage import Status
 
 DELETED = "deleted"
 PLACE = ("sort", "descending", "page", "compare")
@@ -68,7 +67,7 @@ class RunsPage:
         self.comparison = ComparisonView(self.runs)
         self.open_run = OpenRun(host, history)
         self.filters: list[Any] = [self.search, self.status, self.target, self.method, self.further]
-        self.filters += [self.group, self.baseline]
+        self.filters.append(self.group)
         self.outputs = [self.table, *self.filters]
         self.inputs = [*self.outputs, self.columns]
         self._listen()
@@ -92,7 +91,6 @@ class RunsPage:
         title = "Filters: tags, labels, tok/s >= 90, …"
         self.further = menu("further", title, [], multiselect=True)
         self.group = menu("group", "Group by", [("experiment", "")])
-        self.baseline = menu("base", "Speedup over", [("plain decoding", "")])
 
     def _actions(self) -> None:
         def button(name: str, label: str, **more: Any) -> gr.Button:
@@ -116,15 +114,12 @@ class RunsPage:
     def _listen(self) -> None:
         fast = QUIET
         inputs, table, message, run = self.inputs, self.table, self.message, self.open_run
-        compared = [*self.comparison.outputs, self.baseline]
+        compared = self.comparison.outputs
         buttons = [self.compare, self.tag, self.untag, self.delete, self.files.export]
 
         # Gradio's `input` misses what is pasted, and filters that are typed.
-        typed = [part.change for part in (*self.filters[:-1], self.columns)]
+        typed = [part.change for part in (*self.filters, self.columns)]
         gr.on(typed, self.draw, inputs, table, trigger_mode="always_last", **fast)
-        self.baseline.input(self.draw, inputs, table, **fast).then(
-            self.compare_runs, inputs, compared, **fast
-        )
         table.turn(self.draw_page, inputs, table, **fast)
         table.narrow(self.narrow, inputs, [table, *self.filters], **fast)
         table.tick(self.enable, [table, self.status], buttons, **fast)
@@ -161,9 +156,6 @@ class RunsPage:
         leaves: list[Any] = [part.submit for part in (run.name, run.tags)]
         leaves += [part.blur for part in (run.name, run.tags, run.note)]
         gr.on(leaves, run.save, run.texts, message, **fast).then(self.draw, inputs, table, **fast)
-        run.pin.click(self.pin, [run.id, *inputs], [table, self.baseline], **fast).then(
-            self.compare_runs, inputs, compared, **fast
-        )
         repeated = [run.panel, run.again, run.stop, run.id]
         run.again.click(
             run.run_again, [run.id, self.tab], repeated, concurrency_limit=None, **QUEUED
@@ -176,14 +168,13 @@ class RunsPage:
 
     def query(self, inputs: Sequence[Any], **changes: Any) -> TableQuery:
         """The query that the components make. Raises ConfigError: a filter is none."""
-        table, search, status, target, method, further, group, baseline, _ = inputs
+        table, search, status, target, method, further, group, _ = inputs
         before = _mapping(_mapping(table).get("query"))
         values = {key: before[key] for key in PLACE if key in before}
         values |= {"text": search or "", "target": target or None, "method_title": method or None}
         values |= {"status": None if status == DELETED else status or None}
         values |= {"deleted": status == DELETED, "group": group or None}
         values |= read_filters(texts(further), {n: figure.title for n, figure in FIGURES.items()})
-        values["baseline"] = _parsed(baseline) if baseline else None
         query = TableQuery.parse(values).after(TableQuery.parse(before))
         return query.replace(**changes) if changes else query
 
@@ -238,7 +229,6 @@ class RunsPage:
             gr.Dropdown(choices=menus["methods"], value=query.method_title or ""),
             gr.Dropdown(choices=menus["filters"], value=further),
             gr.Dropdown(choices=menus["groups"], value=query.group or ""),
-            _baseline_menu([base for base in (query.baseline,) if base], query.baseline),
         ]
 
     def fill_menus(self, further: Any) -> list[Any]:
@@ -291,24 +281,11 @@ class RunsPage:
         return self.draw(*inputs, compare=_ticked(inputs[0]))
 
     def compare_runs(self, *inputs: Any) -> list[Any]:
-        """Updates of the comparison and of the menu of baselines."""
+        """Updates of the comparison."""
         query = attempt(lambda: self.query(inputs), where="comparing runs")
         if isinstance(query, Fault):
-            return [gr.skip()] * (1 + len(self.comparison.outputs))
-        runs = [run for i in query.compare or () if (run := self.log.get(i)) is not None]
-        bases = [self._baseline(run) for run in runs] + [b for b in (query.baseline,) if b]
-        return [*self.comparison.show(query), _baseline_menu(bases, query.baseline)]
-
-    def pin(self, run_id: str, *inputs: Any) -> list[Any]:
-        """Make the open run's configuration the baseline."""
-        run = attempt(lambda: stored_run(self.log, run_id), where="choosing a baseline")
-        if isinstance(run, Fault):
-            return [_with_fault(inputs, run), gr.skip()]
-        base = self._baseline(run)
-        return [self.draw(*inputs, baseline=base.model_dump()), _baseline_menu([base], base)]
-
-    def _baseline(self, run: RunSummary) -> Baseline:
-        return Baseline(setup_id=run.setup_id, title=self.runs.title(run)[:600])
+            return [gr.skip()] * len(self.comparison.outputs)
+        return self.comparison.show(query)
 
     # ---- links
 
@@ -317,39 +294,26 @@ class RunsPage:
         run = self.open_run
         # Outside the tab: in one that was never opened it would not be read.
         memory = gr.BrowserState([], storage_key="pg-runs", secret="pg-runs")
-        parts: list[Any] = [self.columns, self.baseline]
-        changed = [self.columns.input, self.baseline.input, run.pin.click]
-        gr.on(changed, lambda *both: both, parts, memory, **QUIET)
+        self.columns.input(lambda names: [names], self.columns, memory, **QUIET)
         outputs = [self.message, self.columns, *self.outputs, run.panel, *run.outputs]
         page.load(self.follow_link, memory, outputs, **QUIET).then(
-            self.compare_runs, self.inputs, [*self.comparison.outputs, self.baseline], **QUIET
+            self.compare_runs, self.inputs, self.comparison.outputs, **QUIET
         )
 
     def follow_link(self, memory: Any, request: gr.Request) -> list[Any]:
         """What a link, and what this browser remembers, make of the page."""
         params = link_to("runs", request.query_params)
         run_id, link = params.get("run"), params.get("runs")
-        columns, baseline = [*(memory if isinstance(memory, list) else []), None, None][:2]
-
-        def read() -> TableQuery:
-            query = read_link(link) if link else TableQuery()
-            if query.baseline is None and baseline:
-                return TableQuery.parse({**query.link_values, "baseline": _parsed(baseline)})
-            return query
-
-        parsed = attempt(read, where="following a link")
+        columns = memory[0] if isinstance(memory, list) and memory else None
+        parsed = attempt(
+            lambda: read_link(link) if link else TableQuery(), where="following a link"
+        )
         message = message_html(parsed) if isinstance(parsed, Fault) else ""
         query = TableQuery() if isinstance(parsed, Fault) else parsed
         columns = texts(columns) or [column.key for column in COLUMNS if column.usual]
         run = self.open_run
         opened = run.opened(run_id) if run_id else [gr.skip()] * (1 + len(run.outputs))
         return [message, columns, *self.restored(query, columns, opened=run_id), *opened]
-
-
-def _baseline_menu(bases: Sequence[Baseline], chosen: Baseline | None) -> Any:
-    titles = {base.model_dump_json(): base.title for base in bases}
-    choices = [("plain decoding", ""), *((title, value) for value, title in titles.items())]
-    return gr.Dropdown(choices=choices, value=chosen.model_dump_json() if chosen else "")
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
@@ -363,7 +327,3 @@ def _with_fault(inputs: Sequence[Any], fault: Fault) -> dict[str, Any]:
 
 def _ticked(table: Any) -> list[str]:
     return texts(_mapping(table).get("ticked"))
-
-
-def _parsed(text: Any) -> Any:
-    return read_json(str(text), what="The baseline")

@@ -21,8 +21,7 @@ from playground.host.request import DTYPES, FormValues
 from playground.host.runner import EngineHost
 from playground.training import ABOUT
 from playground.training.figures import FIGURES
-from playground.training.form import PAGE_SESSION, outlook, plan_of_form
-from playground.training.plan import KINDS, Budget
+from playground.training.plan import KINDS, PAGE_SESSION, Budget, outlook, plan_of_form
 from playground.training.service import Trainings, TrainingState
 from playground.web.address import switch_to
 from playground.web.compare import ComparePage
@@ -127,7 +126,7 @@ class TrainPage(ExperimentPage):
         return plan_of_form(self.catalog, self.log, self.trainings.corpora, form | groups)
 
     def extent(self, plan: Any, pool: Pool | None) -> str:
-        return outlook(plan, self.catalog, self.log, self.trainings.speeds)
+        return outlook(plan, self.trainings.speeds.read(plan.target.name))
 
     def outlook(self, values: Mapping[str, Any]) -> str:
         return self.extent(self.plan(values), None)

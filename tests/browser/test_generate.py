@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from playground.host.catalog import Catalog
-from playground.host.stream import NEAR_TIES
+from playground.host.methods import NEAR_TIES
 from storage import RunLog, RunQuery
 from tests.browser.pages import NARROW, GeneratePage
 from tests.playground.serving import Served, serving, with_token

@@ -238,15 +238,9 @@ def test_a_comparison_shows_only_what_differs(page: GeneratePage, served: Served
     assert names[2:6] == ["tok/s", "speedup", "MAT", "acceptance"], "all else is the same"
     cells = "#pg-runs-table tr[data-name='method.max_draft_len'] td"
     assert page.tab.locator(cells).all_inner_texts() == ["–", "5", "2"]
-    page.pick("runs-base", "max_draft_len 5")
-    page.tab.wait_for_selector("#pg-runs-table th.setup .star")
-    speedups = page.tab.locator("#pg-runs-table tr[data-name=speedup] td").all_inner_texts()
-    assert re.match(r"1\.00×", speedups[1])
     page.tab.reload()
-    page.tab.wait_for_selector("#pg-runs-table th.setup .star", timeout=WAIT_MS)
+    page.tab.wait_for_selector("#pg-runs-table table", timeout=WAIT_MS)
     assert page.tab.input_value(SEARCH) == "Compare."
-    page.pick("runs-base", "plain decoding")
-    page.tab.wait_for_selector("#pg-runs-table th.setup .star", state="detached")
 
 
 def test_an_experiment_is_one_row_that_opens_its_requests(

@@ -18,14 +18,14 @@ from playground.experiments.finished import FinishedRequest
 from playground.experiments.job import Progress
 from playground.experiments.plan import BASELINE_NAME as PLAIN
 from playground.experiments.plan import ExperimentPlan, Halving
-from playground.experiments.report.results import read_results
+from playground.experiments.report.report import read_results
 from playground.experiments.service import Experiments
 from playground.host.catalog import Catalog
-from playground.host.runner import MAX_WAITING, EngineHost, QueueFullError
+from playground.host.runner import EngineHost
 from playground.web.fastest import FastestPanel
 from presets import MethodPreset
 from storage import RunLog
-from tests.playground.asks import ask, busy
+from tests.playground.asks import ask
 from tests.playground.compare.test_explain import plain as plain_request
 from tests.playground.compare.test_explain import run as own_request
 from tests.playground.tiny import ScriptedConfig
@@ -109,46 +109,6 @@ def test_time_ends_it_with_what_is_known(host: EngineHost) -> None:
     search = searched(host, plan_of(catalog, ask(method="plain")), budget_s=1.0)
     assert time.monotonic() - began_s < 20
     assert search.state == "completed" and search.chooser.left_s == 0
-
-
-def test_stop_ends_it_at_once(host: EngineHost, log: RunLog) -> None:
-    catalog = with_methods(host.catalog, a=ScriptedConfig(delay_ms=50.0), b=ScriptedConfig())
-    search = searched(host, plan_of(catalog, ask(method="plain")), stop=True)
-    assert search.state == "cancelled"
-    found = log.benchmarks.get(search.id)
-    assert found is not None and found.status == "cancelled"
-
-
-def test_a_search_that_is_refused_is_not_in_the_log_and_cancels_nothing(
-    host: EngineHost, log: RunLog
-) -> None:
-    plan, service = plan_of(host.catalog, ask(method="plain")), Experiments(host)
-    with busy(host, full=True):
-        with pytest.raises(QueueFullError):
-            service.start(plan, owner="tab")
-    assert log.benchmarks.list() == ()
-    blocking = service.start(plan, owner="tab")
-    while blocking.progress is None:
-        time.sleep(0.01)
-    waiting = [
-        host.submit(lambda run: run.end("completed"), owner=str(n)) for n in range(MAX_WAITING)
-    ]
-    with pytest.raises(QueueFullError):
-        service.start(plan, owner="tab")
-    assert not blocking.cancelled() and len(log.benchmarks.list()) == 1
-    for run in waiting:
-        run.cancel()
-    blocking.cancel()
-    assert blocking.over.wait(60)
-
-
-def test_a_search_is_stopped_at_once_in_the_queue(host: EngineHost, log: RunLog) -> None:
-    with busy(host):
-        search = Experiments(host).start(plan_of(host.catalog, ask()), owner="tab")
-        search.cancel()
-        assert search.over.wait(60) and search.state == "cancelled"
-    found = log.benchmarks.get(search.id)
-    assert found is not None and found.status == "cancelled"
 
 
 def told(

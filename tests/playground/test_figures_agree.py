@@ -22,8 +22,7 @@ from playground.experiments.compare.race import race_clocks
 from playground.experiments.finished import FinishedRequest, finished_requests
 from playground.experiments.report.export import requests_csv, speedup_csv
 from playground.experiments.report.page import page_html
-from playground.experiments.report.report import make_report
-from playground.experiments.report.results import Results
+from playground.experiments.report.report import Results, make_report
 from playground.host.baseline import trusted_speedup
 from playground.host.live import LiveRuns
 from playground.host.runner import EngineHost

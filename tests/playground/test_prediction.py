@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from engine.drafters import parse_method
 from engine.tuning.experience import ExperienceStore
 from playground.cli.main import app
-from playground.host.prediction import NOT_KNOWN, as_set_sentence
+from playground.host.result import NOT_KNOWN, as_set_sentence
 from tests.playground.tiny import save_tiny_llama
 
 

@@ -143,20 +143,6 @@ def test_the_requests_of_an_experiment_are_one_row(log: RunLog) -> None:
     assert len(cells(log, {"method_title": "N-gram"})) == 5, "an experiment counts what matches"
 
 
-def test_speedup_divides_by_the_pinned_setup(log: RunLog) -> None:
-    base = timed_run(log, 25.0, prompt_text="p")
-    fast = timed_run(
-        log, 50.0, prompt_text="p", method={"decoding_type": "NGram", "max_draft_len": 9}
-    )
-    run = log.get(base)
-    assert run is not None
-    baseline = {"setup_id": run.setup_id, "title": "N-gram"}
-    rows = {row["id"]: row for row in cells(log, {"baseline": baseline})}
-    assert (rows[fast]["speedup"], rows[base]["speedup"]) == ("2.00×", "1.00×")
-    assert rows[base]["method_title"] == ["N-gram", True, True]
-    assert rows[fast]["method_title"] == ["N-gram", True, False]
-
-
 def test_groups_are_averaged_and_ordered(log: RunLog) -> None:
     for _ in range(3):
         finished_run(log)
@@ -247,7 +233,6 @@ def test_a_link_restores_a_query() -> None:
         "ranges": {"mat": [1.5, None]},
         "group": "label:turn",
         "compare": ["a1", "b2"],
-        "baseline": {"setup_id": "c3", "title": "N-gram"},
     }
     assert json.loads(json.dumps(read_link(json.dumps(query)).link_values)) == query
 
@@ -263,7 +248,6 @@ def test_a_link_restores_a_query() -> None:
         '{"sort":"x"}',
         '{"group":"x"}',
         '{"compare":"all"}',
-        '{"baseline":{"setup_id":1,"title":"x"}}',
         '{"anything":1}',
     ],
 )

@@ -13,7 +13,7 @@ from engine.model.sources import TargetSpec
 from playground.host.environment import _nvidia_driver, machine, weights_digest
 from playground.host.request import read_request
 from playground.host.runner import EngineHost
-from playground.runs.again import nearest_method, request_again, request_of
+from playground.runs.details import nearest_method, request_again, request_of
 from storage import RunDetail, RunLog
 from tests.playground.asks import ask, finished, start
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import gzip
 import json
 import subprocess
@@ -65,17 +64,6 @@ def test_export_and_import_carry_whole_runs(db: str, tmp_path: Path) -> None:
         assert repr(first.read_whole(run_id)) == repr(second.read_whole(run_id))
     first.close()
     second.close()
-
-
-def test_csv_has_a_line_per_run_or_step(db: str, tmp_path: Path) -> None:
-    filled(db)
-    runs, steps = tmp_path / "runs.csv", tmp_path / "steps.csv"
-    invoke("export", runs, "--db", db)
-    invoke("export", steps, "--steps", "--db", db, "--search", "ships")
-    with runs.open(newline="") as stream:
-        assert [row["target"] for row in csv.DictReader(stream)] == ["tiny", "other"]
-    with steps.open(newline="") as stream:
-        assert [row["index"] for row in csv.DictReader(stream)] == ["0", "1"]
 
 
 def test_tag_delete_and_restore(db: str) -> None:

@@ -12,7 +12,6 @@ from engine.drafters import methods
 from engine.errors import ConfigError
 from engine.metrics import FORMULAS
 from playground.runs.compare import compare_runs
-from playground.runs.query import Baseline
 from playground.runs.settings import SettingTexts, differences, flatten, non_default, short
 from playground.web.run_comparison import comparison_html
 from storage import RunLog
@@ -31,9 +30,6 @@ def test_runs_of_one_configuration_are_its_spread(log: RunLog) -> None:
     pooled = harmonic_mean(speeds)  # they have as many tokens each
     assert tok_s.mean == pytest.approx(pooled) and tok_s.std == pytest.approx(stdev(speeds))
     assert ratio.mean == pytest.approx(pooled / 20)
-    base = Baseline(setup_id=ngram.setup_id, title="itself")
-    itself = compare_runs(log, ids, methods(), base).configurations[0].spread("speedup")
-    assert itself is not None and itself.mean == pytest.approx(1.0)
     alone = plain.spread("tok_s")
     assert alone is not None and alone.std is None and plain.spread("ttft_s") is None
 

@@ -61,18 +61,6 @@ def test_a_reformatted_file_is_read_too(log: RunLog) -> None:
     assert run_line(read) == run_line(stored)
 
 
-def test_an_import_never_overwrites_another_run(log: RunLog, other: RunLog) -> None:
-    stored = odd_run(log)
-    text = document(log, stored.run.id)
-    taken_in(other, text)
-    changed = json.loads(text)
-    changed["runs"][0]["text"] = "something else"
-    ((given, new_id),) = taken_in(other, json.dumps(changed)).renamed.items()
-    assert given == stored.run.id != new_id
-    assert whole(other, stored.run.id).run.text == stored.run.text
-    assert whole(other, new_id).run.text == "something else"
-
-
 @pytest.mark.parametrize("runs", [[], ["nope"]])
 def test_an_export_of_nothing_is_still_a_document(log: RunLog, runs: list[str]) -> None:
     assert json.loads(document(log, *runs))["runs"] == []

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from playground.host.live import LiveRun, LiveRuns
+from playground.host.methods import NEAR_TIES
 from playground.host.runner import EngineHost
-from playground.host.stream import NEAR_TIES, History, RunStream, follow, status_of
-from playground.web.rpc import panel_functions
+from playground.host.stream import History, RunStream, follow, status_of
 from storage import NewRun
 from tests.playground.asks import finished, start
 
@@ -172,22 +172,3 @@ def test_a_waiting_run_shows_its_place(host: EngineHost) -> None:
     assert message is not None
     assert message["status"][second.id]["text"].startswith("waiting for the engine, 1 ahead · ")
     finished(second)
-
-
-BAD_ASKS: list[Any] = [
-    None,
-    [],
-    "x",
-    {},
-    {"run": 3},
-    {"run": "x", "have": -1, "index": -1},
-    {"run": "x", "have": 1e9, "index": 1e9},
-    {"run": "x" * 999, "have": 0, "index": 0},
-    {"run": "nothing", "have": 0, "index": 0},
-]
-
-
-@pytest.mark.parametrize("asked", BAD_ASKS, ids=range(len(BAD_ASKS)))
-def test_bad_questions_get_a_sentence(history: History, asked: Any) -> None:
-    for function in panel_functions(history):
-        assert list(function(asked)) == ["error"]

@@ -65,8 +65,7 @@ def test_totals_are_of_equal_circumstances_only(log: RunLog) -> None:
     finish(log, failed, {"tok_s": 1.0, "decode_s": 1.0}, status="failed", error="x")
     run = log.get(failed)
     assert run is not None
-    totals = log.decode_totals([run.prompt_id], decoding_type="Autoregressive")
+    totals = log.decode_totals([run.prompt_id], "Autoregressive")
     where = Circumstance("tiny", run.prompt_id, "float32", "")
     assert totals == {where: DecodeTotals(2, num_tokens=40, decode_s=1.5, num_steps=0)}
-    assert log.decode_totals([run.prompt_id], setup_id=run.setup_id) == totals
-    assert log.decode_totals([], setup_id=run.setup_id) == {}
+    assert log.decode_totals([], "Autoregressive") == {}

@@ -100,7 +100,7 @@ def test_runs_of_the_first_schema_learn_how_long_they_decoded(
         connection.execute("update run_details set metrics = ?", [metrics])
     log = RunLog.open(file)
     rows = log.find().rows
-    totals = log.decode_totals([row.prompt_id for row in rows], decoding_type="NGram")
+    totals = log.decode_totals([row.prompt_id for row in rows], "NGram")
     assert {t.decode_s / t.num_runs for t in totals.values()} == {decode_s}
     assert sum(t.num_tokens for t in totals.values()) == 4 * len(rows)
     log.close()

@@ -212,8 +212,7 @@ def read_heads(
     count = 1 + max(map(_head_of, tensors))
     if num_heads is not None and count < num_heads:
         raise DrafterError(
-            f"num_medusa_heads is {num_heads}, but {location} holds {count} heads. Leave it empty "
-            "to take as many as there are."
+            f"num_medusa_heads is {num_heads}, but {location} holds {count} heads. Leave it empty."
         )
     depth, size = checkpoint.tensors.count("0.{}.linear.weight"), target.hidden_size
 

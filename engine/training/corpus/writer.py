@@ -18,7 +18,7 @@ from filelock import FileLock, Timeout
 
 from engine.errors import ConfigError
 from engine.model.corpus import DIALOGUES, MANIFEST, Corpus, Entry
-from engine.model.loading import free_bytes
+from engine.model.placement import free_bytes
 from engine.model.sources import writing
 from engine.model.target import Target
 from engine.training.corpus.dialogues import (

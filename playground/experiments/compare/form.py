@@ -18,8 +18,8 @@ from playground.experiments.plan import (
     ExperimentPlan,
     stored_config,
 )
-from playground.experiments.report.results import stored_experiment
-from playground.experiments.suites import first_turns, typed_item
+from playground.experiments.prompts import first_turns, typed_item
+from playground.experiments.report.report import stored_experiment
 from playground.host.catalog import TYPE_PREFIX, Catalog, Method
 from playground.host.controls import changed_controls, group_of, settings_from
 from playground.host.request import (

@@ -17,7 +17,7 @@ from playground.experiments.compare.race import Race
 from playground.experiments.experiment import Experiment
 from playground.experiments.measurement import Prompt
 from playground.experiments.plan import ExperimentPlan, Request
-from playground.experiments.report.results import read_results
+from playground.experiments.report.report import read_results
 from playground.host.live import LiveRun
 from playground.host.runner import EngineHost
 from playground.host.stream import (

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.errors import ConfigError
-from playground.experiments.report.results import Results, runs_of
+from playground.experiments.report.report import Results
 from playground.host.live import LiveRuns
 from playground.host.stream import stored_run
-from storage import RunLog, StepRow
+from storage import RunLog, RunQuery, StepRow
 
 MAX_RUNS = 8
 """That race at once."""
@@ -29,7 +29,8 @@ class Race:
     @classmethod
     def of(cls, log: RunLog, results: Results) -> Race:
         runs = {(r.prompt, r.repeat, r.configuration): r.run_id for r in results.requests}
-        finished, ids = set(runs.values()), log.ids(runs_of(log, results.benchmark.id))
+        of_comparison = RunQuery(benchmark_id=results.benchmark.id, descending=False)
+        finished, ids = set(runs.values()), log.ids(of_comparison)
         for run in log.details([run_id for run_id in ids if run_id not in finished]):
             labels = run.labels
             if run.status not in ("running", "completed") and "configuration" in labels:

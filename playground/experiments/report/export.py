@@ -11,8 +11,7 @@ from engine import safe_text
 from engine.safe_text import csv_line, file_name
 from playground.experiments.finished import SPLIT, FinishedRequest
 from playground.experiments.report.page import page_html
-from playground.experiments.report.report import FORMULAS, Figures, Section
-from playground.experiments.report.results import Results
+from playground.experiments.report.report import FORMULAS, Figures, Results, Section
 from playground.experiments.report.statistics import LATENCY_ROWS, LatencyTable, Statistic
 
 OVERALL = "overall"

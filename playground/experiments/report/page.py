@@ -22,8 +22,7 @@ from engine.safe_text import json_text, visible_value
 from playground.experiments.finished import FinishedRequest
 from playground.experiments.plan import ExperimentPlan, Item
 from playground.experiments.report.columns import by_group, summary
-from playground.experiments.report.report import FORMULAS, Report
-from playground.experiments.report.results import Results
+from playground.experiments.report.report import FORMULAS, Report, Results
 from playground.plots import GREY, HUES
 
 MAX_ANSWERS = 40

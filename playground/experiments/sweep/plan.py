@@ -18,6 +18,7 @@ from playground.experiments.plan import (
     UnknownMethod,
     Workload,
 )
+from playground.experiments.prompts import choose_items
 from playground.experiments.space import (
     MAX_VARIED,
     Objective,
@@ -25,7 +26,6 @@ from playground.experiments.space import (
     SearchSettings,
     Space,
 )
-from playground.experiments.suites import choose_items
 from playground.host.catalog import Catalog
 from playground.host.controls import settings_from
 from playground.host.request import check_size, config_of, read_dtype

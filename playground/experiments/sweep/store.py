@@ -13,11 +13,11 @@ share a name space. A sweep's study is named by the id of its row.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import optuna
 import sqlalchemy as sa
@@ -26,8 +26,7 @@ from optuna.exceptions import OptunaError
 from optuna.storages import BaseStorage, InMemoryStorage, RDBStorage
 
 from engine.errors import ConfigError
-from playground.experiments.plan import Types, Workload
-from playground.experiments.space import OptunaSearch
+from playground.experiments.plan import Types
 from playground.experiments.sweep.plan import SweepPlan
 from playground.experiments.sweep.trials import Trial, by_record
 from storage import Benchmark, BenchmarkHead, RunLog, StorageError
@@ -72,8 +71,6 @@ class SweepStore:
         """
         self.log, self._types = log, types
         self._storage = open_storage(log.url)
-        with database_errors():
-            self._adopt()
 
     def close(self) -> None:
         self._storage.remove_session()
@@ -143,15 +140,14 @@ class SweepStore:
         with database_errors():
             optuna.delete_study(storage=self._storage, study_name=row.id)
 
-    # ---- copies, and sweeps of older versions
-
     def copy_from(self, source: SweepStore) -> int:
         """Copy the trials of sweeps that are over, whose rows are here; returns of how many.
 
         Those of a sweep that has more trials by now are copied anew.
         """
         with database_errors():
-            sizes = {one.study_name: one.n_trials for one in _summaries(self._storage)}
+            studies = optuna.get_all_study_summaries(self._storage, include_best_trial=False)
+            sizes = {one.study_name: one.n_trials for one in studies}
             copied = 0
             for head in source.heads():
                 study = source.study(head.id)
@@ -159,58 +155,17 @@ class SweepStore:
                     continue
                 if head.id in sizes:
                     optuna.delete_study(storage=self._storage, study_name=head.id)
-                _copy(source._storage, head.id, self._storage, head.id)
+                optuna.copy_study(
+                    from_study_name=head.id, from_storage=source._storage, to_storage=self._storage
+                )
                 copied += 1
         return copied
-
-    def _adopt(self) -> None:
-        """Give sweeps of older versions, which were studies alone, a row in the log."""
-        with process_lock(getattr(self._storage, "engine", None)):
-            studies = _summaries(self._storage)
-            for study in studies:
-                name, values = study.study_name, study.user_attrs
-                if values.get("id", name) == name or "plan" not in values:
-                    continue
-                sweep_id, status = values["id"], values["status"]
-                if self.log.benchmarks.head(sweep_id) is None:
-                    if sweep_id in [one.study_name for one in studies]:  # a copy that was cut off
-                        optuna.delete_study(storage=self._storage, study_name=sweep_id)
-                    _copy(self._storage, name, self._storage, sweep_id)
-                    plan = _current_plan(values["plan"])
-                    self.log.benchmarks.begin(name, plan, benchmark_id=sweep_id)
-                    over: Literal["completed", "cancelled"]
-                    over = "completed" if status == "completed" else "cancelled"
-                    self.log.benchmarks.finish(sweep_id, over, {"error": values.get("fault")})
-                optuna.delete_study(storage=self._storage, study_name=name)
 
 
 def check_name(name: str) -> None:
     """Raises ConfigError: no sweep may be called so."""
     if not 0 < len(name.strip()) <= MAX_NAME or not name.isprintable():
         raise ConfigError(f"name must have 1 to {MAX_NAME} characters, got {name!r:.100}.")
-
-
-def _summaries(storage: BaseStorage) -> list[Any]:
-    return optuna.get_all_study_summaries(storage, include_best_trial=False)
-
-
-def _copy(source: BaseStorage, name: str, into: BaseStorage, new_name: str) -> None:
-    optuna.copy_study(
-        from_study_name=name, from_storage=source, to_storage=into, to_study_name=new_name
-    )
-
-
-def _current_plan(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The plan of an older version's sweep as it is stored now."""
-    swept = {"name": values["method"], "title": values["title"], "config": values["base"]}
-    search = {key: values[key] for key in OptunaSearch.model_fields if key in values}
-    workload = {key: values[key] for key in Workload.model_fields if key in values}
-    return {
-        "kind": "sweep",
-        **workload,
-        "chooser": {**search, "name": "optuna"},
-        "configurations": [swept],
-    }
 
 
 @contextmanager

@@ -20,11 +20,10 @@ from engine.metrics import Tally
 from engine.model.target import Target
 from engine.proposal import Needs
 from engine.steps import Step
-from engine.tree import ChoiceTree, TreeShape
+from engine.tree import ChoiceTree
 from tests.engine.drafters import judges
 from tests.engine.drafters.fitted import (
     PROMPTS,
-    accepted_in_greedy_texts,
     decoded,
     greedy_texts,
     save_medusa,
@@ -253,33 +252,6 @@ def test_checkpoint_without_heads_is_refused() -> None:
 # ---- promises
 
 
-CONFIGURATIONS: tuple[Any, ...] = (
-    [[0, 0, 0, 0]],
-    [[0], [1], [2], [3]],
-    [[0, 0, 0, 0], [0, 1, 0], [1, 0], [1, 1]],
-    [[5, 7, 1], [0, 3]],
-    [[i, j] for i in range(16) for j in range(15)],
-)
-"""A chain, a star, a mixed tree, high ranks only, and 256 nodes."""
-
-
-@pytest.mark.parametrize("family", judges.FAMILIES)
-def test_greedy_output_equals_transformers_alone(family: str, tmp_path: Path) -> None:
-    target = tiny_target(family)
-    save_medusa(tmp_path, target, num_heads=4)
-    for choices in CONFIGURATIONS:
-        drafter = build(target, tmp_path, choices)
-        assert accepted_in_greedy_texts(target, drafter) > 0
-
-
-def test_a_drafter_serves_one_run_after_another(tmp_path: Path) -> None:
-    target = tiny_target()
-    drafter = build(target, save_medusa(tmp_path, target, num_heads=2), [[0, 0], [1]])
-    first = decoded(target, drafter, PROMPTS[0])
-    decoded(target, drafter, PROMPTS[1], 5)
-    assert decoded(target, drafter, PROMPTS[0]) == first
-
-
 def test_heads_take_the_targets_dtype(tmp_path: Path) -> None:
     target = tiny_target()
     save_medusa(tmp_path, target, num_heads=2)
@@ -347,9 +319,3 @@ def test_ranks_along_a_text_replay_what_a_chain_accepted(tmp_path: Path) -> None
             with torch.inference_mode():
                 ranks = drafter.heads.ranks(hidden[row : row + 1], true)[0]
             assert step.num_accepted == int((ranks == 0).cumprod(dim=0).sum())
-
-
-def test_slots_index_the_root_then_every_heads_choices() -> None:
-    tree = ChoiceTree.parse([[0], [1], [1, 0]])
-    assert choice_slots(tree, 2).tolist() == [0, 1, 2, 3]
-    assert tree.shape == TreeShape([-1, 0, 0, 2])

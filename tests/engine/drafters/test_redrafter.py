@@ -24,7 +24,6 @@ from engine.model.target import Target
 from engine.proposal import Needs
 from engine.steps import Step
 from tests.engine.drafters import judges
-from tests.engine.drafters.fitted import accepted_in_greedy_texts, save_redrafter
 from tests.engine.drafters.golden import golden_case, run
 from tests.models import build_context, tiny_target
 
@@ -223,15 +222,6 @@ def test_checkpoint_without_head_is_refused(tmp_path: Path) -> None:
 
 
 # ---- promises
-
-
-@pytest.mark.parametrize("family", judges.FAMILIES)
-def test_greedy_output_equals_transformers_alone(family: str, tmp_path: Path) -> None:
-    target = tiny_target(family)
-    save_redrafter(tmp_path, target)
-    for width, length in ((1, 5), (4, 5), (10, 12)):
-        drafter = build(target, tmp_path, beam_width=width, beam_length=length)
-        assert accepted_in_greedy_texts(target, drafter) > 0
 
 
 def random_head(folder: Path, target: Target) -> Path:

@@ -16,9 +16,16 @@ from typer.testing import CliRunner
 import presets
 from engine.errors import ConfigError
 from playground.cli.main import app
-from playground.experiments import public
-from playground.experiments.prompt_files import read_suite_file, read_suite_text
-from playground.experiments.suites import GROUPS, choose_items, choose_suite, group_of, items_of
+from playground.experiments import prompts
+from playground.experiments.prompts import (
+    GROUPS,
+    choose_items,
+    choose_suite,
+    group_of,
+    items_of,
+    read_suite_file,
+    read_suite_text,
+)
 
 
 def write(path: Path, *rows: Any) -> Path:
@@ -97,22 +104,22 @@ def own_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_humaneval_comes_page_by_page_and_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), DatasetServer) as server:
         Thread(target=server.serve_forever, daemon=True).start()
-        monkeypatch.setattr(public, "ROWS", f"http://127.0.0.1:{server.server_port}/rows")
-        monkeypatch.setattr(public, "PAGE", 3)
-        public.fetch("humaneval")
+        monkeypatch.setattr(prompts, "ROWS", f"http://127.0.0.1:{server.server_port}/rows")
+        monkeypatch.setattr(prompts, "PAGE", 3)
+        prompts.fetch_suite("humaneval")
         server.shutdown()
-    suite = public.known_suites()["humaneval"]
+    suite = prompts.known_suites()["humaneval"]
     assert (suite.title, [p.turns[0] for p in suite.prompts]) == (
         "HumanEval",
         [row["prompt"] for row in ROWS],
     )
     assert all(prompt.raw for prompt in suite.prompts)
     with pytest.raises(ConfigError, match="did not send the file: .* give it with --file"):
-        public.fetch("humaneval")
-    lines = public.input_lines(suite, "trtllm-bench", 64).splitlines()
+        prompts.fetch_suite("humaneval")
+    lines = prompts.input_lines(suite, "trtllm-bench", 64).splitlines()
     assert json.loads(lines[6]) == {"task_id": 6, "prompt": "def f6():\n", "output_tokens": 64}
     again = read_suite_text(
-        public.input_lines(suite, "genai-perf", 64), "inputs.jsonl", where="inputs"
+        prompts.input_lines(suite, "genai-perf", 64), "inputs.jsonl", where="inputs"
     )
     assert [p.turns for p in again.prompts] == [p.turns for p in suite.prompts]
 
@@ -122,20 +129,20 @@ def test_a_copy_may_be_packed_and_must_have_prompts(tmp_path: Path) -> None:
     copy = tmp_path / "copy.jsonl.gz"
     question = {"question_id": 81, "category": "writing", "turns": ["One.", "Two."]}
     copy.write_bytes(gzip.compress(json.dumps(question).encode()))
-    assert public.fetch("spec-bench", copy).prompts[0].turns == ("One.", "Two.")
-    assert "spec-bench" in public.known_suites()
+    assert prompts.fetch_suite("spec-bench", copy).prompts[0].turns == ("One.", "Two.")
+    assert "spec-bench" in prompts.known_suites()
     copy.write_bytes(copy.read_bytes()[:-9])
     for file, words in ((copy, "cannot be read"), (write(tmp_path / "x.jsonl"), "no prompts")):
         with pytest.raises(ConfigError, match=words):
-            public.fetch("humaneval", file)
-    assert "humaneval" not in public.known_suites()
+            prompts.fetch_suite("humaneval", file)
+    assert "humaneval" not in prompts.known_suites()
     listed = CliRunner().invoke(app, ["suites", "list"]).stdout
     assert "spec-bench      Spec-Bench: 1 prompts" in listed and "suites fetch humaneval" in listed
     asked = ["suites", "export", "spec-bench", "--to", "trtllm-bench", "--max-new-tokens", "9"]
     line = json.loads(CliRunner().invoke(app, asked).stdout)
     assert line == {"task_id": 0, "prompt": "One.", "output_tokens": 9}
     with pytest.raises(ConfigError, match="must be one of humaneval, spec-bench"):
-        public.fetch("mt-bench")
+        prompts.fetch_suite("mt-bench")
 
 
 def test_genai_perf_lines_and_sessions(tmp_path: Path) -> None:

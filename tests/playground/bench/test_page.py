@@ -18,10 +18,9 @@ from engine.model.sources import TargetSpec
 from playground.cli.bench import configurations_of
 from playground.experiments.finished import FinishedRequest
 from playground.experiments.plan import BASELINE_NAME, Configuration, ExperimentPlan, Item
-from playground.experiments.prompt_files import read_suite_text
+from playground.experiments.prompts import read_suite_text
 from playground.experiments.report.page import MAX_ANSWERS, command, page_html, prompts_file
-from playground.experiments.report.report import make_report
-from playground.experiments.report.results import Results
+from playground.experiments.report.report import Results, make_report
 from tests.playground.bench.requests import measured
 
 HOSTILE = "</pre><script>alert(1)</script><img src=x onerror=alert(2)>{{ 1234*5 }}${8*8}"

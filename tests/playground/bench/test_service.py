@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,8 @@ from playground.experiments.benchmark_form import plan_of_form
 from playground.experiments.plan import ExperimentPlan
 from playground.experiments.report.export import json_text
 from playground.experiments.service import Experiments, ExperimentState
-from playground.host.runner import EngineHost, QueueFullError
+from playground.host.runner import EngineHost
+from playground.web.experiment import ExperimentPage
 from storage import RunLog, StorageError
 from storage.records import OutOfReachError
 from tests.playground.asks import busy
@@ -189,23 +191,6 @@ def test_one_that_is_stopped_in_the_queue_can_be_resumed(
     assert shown.row.status == "cancelled" and shown.results.report.num_done == 0
 
 
-def test_a_benchmark_that_is_refused_leaves_the_log_as_it_was(
-    service: Experiments, host: EngineHost
-) -> None:
-    with busy(host, full=True):
-        with pytest.raises(QueueFullError):
-            begin(service, asked())
-        assert service.newest() == ()
-    with busy(host):
-        benchmark_id = begin(service, asked())
-        service.stop(benchmark_id)
-        before = finished(service, benchmark_id).row
-    with busy(host, full=True):
-        with pytest.raises(QueueFullError):
-            service.resume(benchmark_id)
-        assert service.look(benchmark_id).row == before and before.status == "cancelled"
-
-
 def test_two_that_resume_a_benchmark_at_once_run_it_once(
     service: Experiments, host: EngineHost
 ) -> None:
@@ -293,15 +278,16 @@ def test_an_unknown_benchmark_is_one_sentence(service: Experiments, benchmark_id
 def test_ray_is_refused_where_it_is_not_installed_or_not_offered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert cluster.pool_of("", None, ("local",)) is None
+    page = SimpleNamespace(clusters=("local",))
+    pool = lambda place, num: ExperimentPage.pool(page, place, num)  # type: ignore[arg-type] # noqa: E731
+    assert pool("", None) is None
     with pytest.raises(ConfigError, match=r"Start the server with --ray ADDRESS to offer"):
-        cluster.pool_of("ray://elsewhere:10001", None, ("local",))
-
+        pool("ray://elsewhere:10001", None)
+    with pytest.raises(ConfigError, match="Workers must be in"):
+        pool("local", 0)
     monkeypatch.setattr(cluster, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install '.*\[ray\]'"), cluster.connected("local"):
         pass
-    with pytest.raises(ConfigError, match="Workers must be a number"):
-        cluster.pool_of("local", 0, ("local",))
 
 
 def queries_of(log: RunLog, work: Callable[[], object]) -> list[str]:

@@ -9,8 +9,7 @@ from playground.experiments.compare.form import CompareForm
 from playground.experiments.compare.live import view_of
 from playground.experiments.compare.race import Race
 from playground.experiments.experiment import Experiment
-from playground.experiments.report.report import Section
-from playground.experiments.report.results import read_results
+from playground.experiments.report.report import Section, read_results
 from playground.experiments.service import Experiments
 from playground.host.runner import EngineHost
 from tests.playground.compare.corrupted import held

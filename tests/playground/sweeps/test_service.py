@@ -20,7 +20,7 @@ from playground.host.menu import MethodMenu
 from playground.host.runner import ClosingError, EngineHost
 from playground.web.sweep import PICKED, form_of
 from storage import RunLog, RunQuery
-from tests.playground.asks import busy, finished
+from tests.playground.asks import finished
 from tests.playground.asks import start as generate
 from tests.playground.sweeps.conftest import ngram_catalog
 from tests.playground.sweeps.scripted import config_of, preset_yaml, state_of
@@ -202,13 +202,6 @@ def test_a_method_that_breaks_is_told_and_the_rest_goes_on(service: Experiments)
     assert "Something broke in run" in failed["reason"]
 
 
-def test_closing_the_engine_stops_the_sweep(service: Experiments, host: EngineHost) -> None:
-    name = begin(service, slow("max_draft_len=1:9", delay_ms=30))
-    until_one_pair(service, name)
-    host.close()
-    assert ended(service, name)["status"] == "cancelled"
-
-
 def test_a_closed_service_takes_nothing_on_and_leaves_nothing_running(
     service: Experiments, host: EngineHost
 ) -> None:
@@ -271,15 +264,6 @@ def test_a_menu_offers_everything_but_plain_decoding(host: EngineHost) -> None:
     }
     assert tunables["max_draft_len"].suggested == "1:6"
     assert "scripted_choices" not in tunables
-
-
-def test_a_sweep_is_stopped_at_once_in_the_queue(service: Experiments, host: EngineHost) -> None:
-    with busy(host):
-        name = begin(service, asked())
-        while not host.occupancy[1]:
-            time.sleep(0.01)
-        service.stop(name)
-        assert ended(service, name)["status"] == "cancelled" and host.occupancy == (1, 0)
 
 
 def test_the_components_of_the_page_hold_a_plan(host: EngineHost) -> None:

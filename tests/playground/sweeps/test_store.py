@@ -5,22 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import optuna
 import pytest
 import sqlalchemy as sa
 from optuna.storages import InMemoryStorage
 
 from engine.drafters import methods
 from engine.errors import ConfigError
-from playground.experiments.report.results import stored_experiment
+from playground.experiments.report.report import stored_experiment
 from playground.experiments.sweep.store import SweepStore, open_storage, sqlite_file
 from storage import RunLog, StorageError
 from tests.playground.sweeps.scripted import (
-    Scripted,
     open_store,
     plan,
-    preset_yaml,
-    resumed,
     state_of,
     swept,
 )
@@ -112,59 +108,6 @@ def test_a_sweep_over_a_method_that_is_gone_says_so(tmp_path: Path) -> None:
 def test_a_plan_that_cannot_be_run_is_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         plan(**changes)
-
-
-OLD_PLAN = {
-    "method": "ngram",
-    "title": "N-gram",
-    "objective": "speedup",
-    "mode": "grid",
-    "trials": 20,
-    "prune": False,
-    "seed": 0,
-    "suite": "s",
-}
-
-
-def test_a_sweep_of_an_older_version_is_shown_and_goes_on(tmp_path: Path) -> None:
-    """It was a study alone, named as people called it, in which a slot had several trials."""
-    new = plan("max_draft_len=3:6", mode="grid")
-    workload = {name: new.to_dict()[name] for name in ("target", "dtype", "items", "limits")}
-    varied = [new.chooser.varied[0].model_dump(mode="json")]
-    with open_store(tmp_path) as store:
-        sweep = swept(store, "max_draft_len=3:6", mode="grid", name="model")
-        storage = store._storage
-        study = optuna.create_study(storage=storage, study_name="old", direction="maximize")
-        base = sweep.plan.swept.values
-        old = {**OLD_PLAN, **workload, "varied": varied, "base": base}
-        attributes = {
-            "id": "0123456789ab",
-            "status": "stopped",
-            "created": "2026-01-01",
-            "plan": old,
-        }
-        for name, value in attributes.items():
-            study.set_user_attr(name, value)
-        for record in sweep.study.trials[:3]:
-            study.add_trial(record)
-        killed = optuna.trial.create_trial(
-            state=optuna.trial.TrialState.FAIL,
-            params={"max_draft_len": 6},
-            distributions=sweep.study.trials[3].distributions,
-            user_attrs={"outcome": "killed", "slot": 3},
-        )
-        study.add_trial(killed)
-        store.delete("model")
-    for _ in range(2):
-        with open_store(tmp_path) as store:
-            assert [(head.name, head.status) for head in store.heads()] == [("old", "cancelled")]
-            older = store.load("old")
-            assert older.row.id == "0123456789ab" and "max_draft_len: 5" in preset_yaml(older)
-            assert [t.point["max_draft_len"] for t in older.trials()] == [3, 4, 5]
-    with open_store(tmp_path) as store:
-        measure = Scripted()
-        assert resumed(store, "old", measure).row.status == "completed"
-        assert [config.max_draft_len for config in measure.configs] == [6]
 
 
 # ---- the place
