@@ -1,7 +1,9 @@
-"""`app.py train`: the Train page's work on the command line."""
+"""`app.py train`: the Train page's work on the command line; also grids."""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,13 +13,18 @@ from playground.cli.options import (
     LogOptions,
     TargetOptions,
     option,
+    parts,
     say,
     takes,
 )
 from playground.training import ABOUT
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from engine.model.sources import TargetSpec
+    from engine.model.target import Target
+    from engine.training.session import Score
     from engine.training.trainer import TrainMetrics
     from playground.training.work import Event, TrainingWork
 
@@ -49,10 +56,18 @@ class TrainOptions(TargetOptions, LogOptions):
     settings: list[str] = option(
         [], "Change a setting of the training.", "--set", metavar="FIELD=VALUE"
     )
+    grid: list[str] = option(
+        [],
+        "Train once with each of these values, in separate folders; repeatable.",
+        metavar="FIELD=A,B",
+    )
     seed: int = option(0, "Seed of corpus and training.")
 
-    def work(self, spec: TargetSpec) -> TrainingWork:
-        """The training in its folder. Raises ConfigError: naming the invalid option."""
+    def works(self, spec: TargetSpec) -> list[TrainingWork]:
+        """A training per point of the grid, each in its folder.
+
+        Raises ConfigError: naming the invalid option.
+        """
         from playground.experiments.prompts import read_suite_file
         from playground.host import paths
         from playground.host.methods import read_overrides
@@ -68,11 +83,11 @@ class TrainOptions(TargetOptions, LogOptions):
 
         base, prompts = paths.training(), given_prompts(map(read_suite_file, self.prompts))
         output = self.output or new_folder(base / "heads", self.method, spec.name).path
-        folder = TrainingFolder(output.absolute())
+        output = output.absolute()
         if self.learn_from == "runs":
             with self.open_log() as log:
                 prompts = prompts_of_runs(log, spec.name)
-        beside = folder.path.parent / "corpus"
+        beside = output.parent / "corpus"
         corpus = beside if self.output else corpus_folder(base / "corpora", spec, prompts)
         budget = {"minutes": self.minutes, "tokens": self.tokens}
         if self.minutes is None:
@@ -91,11 +106,33 @@ class TrainOptions(TargetOptions, LogOptions):
                 "session": {"feature_gib": self.features, "evals": self.evals, "looks": 24},
             }
         )
-        plan.recipe  # noqa: B018  # refuses invalid settings before anything is loaded
-        if self.minutes is not None and folder.exists and (begun := folder.plan).fitted:
-            fitted = {**plan.settings, "epochs": begun.recipe.epochs}
-            plan = plan.replace(settings=fitted, fitted=True)
-        return TrainingWork(plan, folder, Speeds(base / "speeds.json"), cache_dir=self.cache)
+        works = []
+        for point in points_of(self.grid):
+            folder = TrainingFolder(output / ",".join(point))
+            own = plan.replace(settings={**plan.settings, **read_overrides(point)})
+            own.recipe  # noqa: B018  # refuses invalid settings before anything is loaded
+            if self.minutes is not None and folder.exists and (begun := folder.plan).fitted:
+                fitted = {**own.settings, "epochs": begun.recipe.epochs}
+                own = own.replace(settings=fitted, fitted=True)
+            speeds = Speeds(base / "speeds.json")
+            works.append(TrainingWork(own, folder, speeds, cache_dir=self.cache))
+        return works
+
+
+def points_of(grid: Sequence[str]) -> list[tuple[str, ...]]:
+    """All combinations of `field=a,b` as settings; a single empty one without a grid.
+
+    Raises ConfigError: one has no values.
+    """
+    from engine.errors import ConfigError
+
+    axes = []
+    for text in grid:
+        field, _, values = text.partition("=")
+        if not field.strip() or not parts(values):
+            raise ConfigError(f"--grid takes FIELD=A,B, got {text!r:.80}.")
+        axes.append([f"{field.strip()}={value}" for value in parts(values)])
+    return list(itertools.product(*axes))
 
 
 @takes(TrainOptions)
@@ -103,32 +140,43 @@ def train(options: TrainOptions) -> None:
     """Train a drafter for a target on texts that the target writes itself."""
     import presets
     from engine.training.session import lines
-    from engine.training.trainer import TrainMetrics
-    from playground.cli.tables import Terminal, progress_bar
-    from playground.training.folder import Standing
+    from playground.cli.tables import Terminal
 
     console, spec = Terminal(stderr=True), presets.resolve(options.target)
-    work = options.work(spec)
+    works = options.works(spec)
+    with options.models(spec, options.dtype) as models:
+        target = models.build_context().target
+        scores = {work.folder.path: _train(work, target, console) for work in works}
+    if not options.grid:
+        say("\n".join(lines(next(iter(scores.values())))))
+        console.print(f"Weights and card: {works[0].folder.path}")
+        return
+    best_first = sorted(scores.items(), key=lambda pair: -pair[1]["overall"].mat)
+    for folder, by_kind in best_first:
+        say(f"MAT {by_kind['overall'].mat:.2f}  {folder}")
 
-    def show(event: Event) -> None:
-        if isinstance(event, Standing):
-            bar(event.corpus_tokens, total=work.plan.budget.tokens, note=event.phase)
-        elif isinstance(event, TrainMetrics):
-            bar(event.step, total=event.num_steps, note=_note(event))
-            if not console.is_terminal and event.step % 20 == 0:
-                console.print(f"{event.step}/{event.num_steps} {_note(event)}")
 
-    with (
-        options.models(spec, options.dtype) as models,
-        progress_bar(console, work.folder.name) as bar,
-    ):
+def _train(work: TrainingWork, target: Target, console: Console) -> dict[str, Score]:
+    """One training, shown on the terminal."""
+    from engine.training.trainer import TrainMetrics
+    from playground.cli.tables import progress_bar
+    from playground.training.folder import Standing
+
+    with progress_bar(console, work.folder.name) as bar:
+
+        def show(event: Event) -> None:
+            if isinstance(event, Standing):
+                bar(event.corpus_tokens, total=work.plan.budget.tokens, note=event.phase)
+            elif isinstance(event, TrainMetrics):
+                bar(event.step, total=event.num_steps, note=_note(event))
+                if not console.is_terminal and event.step % 20 == 0:
+                    console.print(f"{event.step}/{event.num_steps} {_note(event)}")
+
         try:
-            scores = work.scores(models.build_context().target, show)
+            return work.scores(target, show)
         except KeyboardInterrupt:
             console.print("Run the same command to resume.")
             raise
-    say("\n".join(lines(scores)))
-    console.print(f"Weights and card: {work.folder.path}")
 
 
 def _note(metrics: TrainMetrics) -> str:

@@ -8,16 +8,21 @@ from typing import Any
 import plotly.graph_objects as go
 
 from playground.plots import GREY, HUES, styled
+from playground.training.work import predicted_mat
 
 Points = Sequence[Mapping[str, Any]]
 Curve = Mapping[str, Points]
+CHAIN = 5
+"""Draft tokens that a drafter with one share for all depths is predicted with."""
 
 
 def gain_figure(curve: Curve) -> go.Figure:
-    """MAT and speedup as measured, as they rise."""
-    figure, measured = go.Figure(), curve.get("measured", ())
-    _line(figure, "MAT", measured, [point["mat"] for point in measured], HUES[0])
-    _line(figure, "speedup", measured, [point["speedup"] for point in measured], HUES[1])
+    """MAT as predicted for a chain and as measured with a tree, and the speedup, as they rise."""
+    figure, points, measured = go.Figure(), _held_out(curve), curve.get("measured", ())
+    chain = [predicted_mat(point["top1"], max(len(point["top1"]), CHAIN)) for point in points]
+    _line(figure, "MAT predicted (chain)", points, chain, GREY)
+    _line(figure, "MAT measured", measured, [point["mat"] for point in measured], HUES[0])
+    _line(figure, "speedup here", measured, [point["speedup"] for point in measured], HUES[1])
     figure.add_hline(y=1, line={"width": 1, "dash": "dot", "color": GREY})
     return _finished(figure, "MAT and speedup")
 

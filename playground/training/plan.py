@@ -1,4 +1,4 @@
-"""What is to be trained: target, kind of head, texts and budget; and how long that takes."""
+"""What is to be trained: the target, the kind of head, the texts, the budget; and what fits it."""
 
 from __future__ import annotations
 
@@ -12,15 +12,13 @@ from pydantic import ConfigDict, model_validator
 import presets
 from engine.config import Settings, setting
 from engine.errors import ConfigError, one_of
-from engine.formats import plural
-from engine.model.corpus import DIALOGUES, MANIFEST
+from engine.model.corpus import MANIFEST
 from engine.model.sources import TargetSpec
 from engine.safe_text import read_text
 from engine.training.corpus.dialogues import GivenPrompt
 from engine.training.methods import METHODS, training_settings
 from engine.training.recipe import TrainSettings
 from engine.training.session import SessionSettings
-from playground.experiments.job import about
 from playground.experiments.prompts import read_suite_file, read_suite_text
 from playground.host.catalog import Catalog
 from playground.host.controls import settings_from
@@ -41,8 +39,6 @@ KINDS = {
 PAGE_SESSION = SessionSettings(evals=4, eval_prompts=1, eval_tokens=64, looks=24)
 MAX_RUNS = 1_000
 MAX_PROMPT_FILE = 8_000_000
-BYTES_PER_TOKEN = 5
-"""Of a corpus on disk."""
 PART_OF_MINUTES = 0.9
 """Of the minutes, what writing and training may take; the rest is for measuring."""
 
@@ -212,28 +208,3 @@ def plan_of_form(
         settings=recipe.changed,
         session=session,
     )
-
-
-def outlook(plan: TrainPlan, speeds: Mapping[str, float]) -> str:
-    """About how long writing and training take, by the tok/s measured with the plan's target."""
-    write, learn = speeds.get("write", 0.0), speeds.get(plan.method, 0.0)
-    file, epochs, tokens = plan.corpus / DIALOGUES, plan.recipe.epochs, plan.budget.tokens
-    there = int(file.stat().st_size / BYTES_PER_TOKEN) if file.is_file() else 0
-    own = plan.learn_from != "shipped" and plan.prompts
-    answers = f"{plural(len(plan.prompts), 'prompt')} to answer. " if own else ""
-    if not learn or (not write and there < (tokens or 1)):
-        return f"{answers}Not measured with this target yet: the first steps measure it."
-    most = tokens or 10**12
-    if plan.budget.minutes is not None:
-        left_s = 60 * PART_OF_MINUTES * plan.budget.minutes
-        spare_s = left_s - there * epochs / learn
-        new = spare_s / (1 / write + epochs / learn) if write else 0.0
-        most = min(most, int(there + new if spare_s > 0 else left_s * learn / epochs))
-    missing = max(0, most - there)
-    writing = (
-        f"{about(missing / write)} of writing ({missing:,} tokens)" if missing else "no writing"
-    )
-    training = (
-        f"{about(most * epochs / learn)} of training, which reads {most * epochs:,.0f} tokens"
-    )
-    return f"{answers}{writing.capitalize()}, {training}."

@@ -297,3 +297,16 @@ def speed_beside_plain(
     plain = tok_s(parse_method({"decoding_type": PLAIN}).build(context))
     drafted = tok_s(build_drafter(config, context))
     return drafted / plain if plain and drafted else None
+
+
+def predicted_mat(top1: Sequence[float], depth: int) -> float:
+    """MAT of a chain of the best guesses: 1 + Σ over depths of the product of their shares.
+
+    A drafter with one share guesses with it at every depth.
+    """
+    shares = [*top1, *[*top1[-1:]] * max(0, depth - len(top1))]
+    alive = mat = 1.0
+    for share in shares[:depth]:
+        alive *= share
+        mat += alive
+    return mat

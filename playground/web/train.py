@@ -21,7 +21,8 @@ from playground.host.request import DTYPES, FormValues
 from playground.host.runner import EngineHost
 from playground.training import ABOUT
 from playground.training.figures import FIGURES
-from playground.training.plan import KINDS, PAGE_SESSION, Budget, outlook, plan_of_form
+from playground.training.outlook import outlook
+from playground.training.plan import KINDS, PAGE_SESSION, Budget, plan_of_form
 from playground.training.service import Trainings, TrainingState
 from playground.web.address import switch_to
 from playground.web.compare import ComparePage
@@ -126,7 +127,7 @@ class TrainPage(ExperimentPage):
         return plan_of_form(self.catalog, self.log, self.trainings.corpora, form | groups)
 
     def extent(self, plan: Any, pool: Pool | None) -> str:
-        return outlook(plan, self.trainings.speeds.read(plan.target.name))
+        return outlook(plan, self.catalog, self.log, self.trainings.speeds)
 
     def outlook(self, values: Mapping[str, Any]) -> str:
         return self.extent(self.plan(values), None)

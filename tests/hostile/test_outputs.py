@@ -120,6 +120,12 @@ def test_texts_of_a_stored_run_are_shown_in_every_output(log: RunLog, tmp_path: 
         assert not OBEYED.search(file.read_text()) and "gnp.exe" in file.read_text()
 
 
+def test_commands_print_through_the_functions_that_show_control_characters() -> None:
+    for file in (ROOT / "playground" / "cli").glob("*.py"):
+        if file.name != "options.py":
+            assert not re.search(r"typer\.echo\(|(?<![\w.])print\(", file.read_text()), file
+
+
 def test_every_template_shows_control_characters() -> None:
     files = [*(ROOT / "playground").rglob("*.py"), *(ROOT / "engine").rglob("*.py")]
     for file in files:

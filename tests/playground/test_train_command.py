@@ -70,3 +70,19 @@ def test_mistakes_are_one_sentence(
     result = train(folder, tmp_path / "out", *arguments, code=2)
     errors = [line for line in result.output.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1 and message in errors[0]
+
+
+GRID = ("--method", "redrafter", "--set", "epochs=0.5", "--grid", "learning_rate=0.001,0.002")
+
+
+def test_a_grid_trains_a_drafter_per_combination(folder: Path, tmp_path: Path) -> None:
+    output = tmp_path / "grid"
+    result = train(folder, output, *GRID, "--grid", "seed=1,2", *SMALL)
+    rows = [line for line in result.output.splitlines() if line.startswith("MAT ")]
+    cards = {path.parent.name: json.loads(path.read_text()) for path in output.glob("*/card.json")}
+    assert sorted(cards) == [
+        f"learning_rate={rate},seed={seed}" for rate in ("0.001", "0.002") for seed in (1, 2)
+    ]
+    assert len(rows) == 4 and rows == sorted(rows, key=lambda row: -float(row.split()[1]))
+    assert all(card["settings"]["learning_rate"] in (0.001, 0.002) for card in cards.values())
+    train(folder, output, *GRID, "--grid", "seed", *SMALL, code=2)

@@ -12,7 +12,7 @@ import jsonschema
 import openai
 import pytest
 
-from tests.playground.serving import Served
+from tests.playground.serving import TOKEN, Served
 
 CHAT: dict[str, Any] = {
     "model": "tiny:scripted",
@@ -296,6 +296,16 @@ def test_the_openai_package_is_served(served: Served) -> None:
             client.chat.completions.create(**{**asked, "model": "gpt-9"})
         text = client.completions.create(model="tiny", prompt="def f(x):", max_tokens=8)
         assert text.choices[0].finish_reason in ("length", "stop")
+
+
+def test_the_api_is_the_programs_but_not_foreign_pages(served: Served) -> None:
+    foreign = {"origin": "http://127.0.0.1:1", "sec-fetch-site": "cross-site"}
+    url = f"{served.url}/v1/completions"
+    for headers in ({"origin": foreign["origin"]}, {"sec-fetch-site": "cross-site"}):
+        answer = httpx.post(url, json=TEXT, headers=headers)
+        assert answer.status_code == 403 and answer.json()["error"]["code"] == 403
+    assert httpx.get(f"{served.url}/v1/models", headers={"host": "evil.example"}).status_code == 400
+    assert httpx.get(f"{served.url}/v1/other", headers=bearer(TOKEN)).status_code == 404
 
 
 def bearer(key: str) -> dict[str, str]:

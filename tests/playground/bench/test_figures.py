@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import t as student
 
-from engine.metrics import percentile
+from engine.metrics import first_divergence, percentile
 from engine.model.audit import Audit, View
 from playground.experiments.finished import Pair, in_pairs
 from playground.experiments.report.columns import Cell, speedup_cell, summary
@@ -215,6 +215,20 @@ def test_a_request_that_only_one_side_answered_counts_in_no_ratio() -> None:
     report = make_report(plan_of("plain", "x"), [measured(), measured("x", prompt="2")])
     assert report.section("x").overall.speedup is None
     assert report.section("x").overall.tok_s == pytest.approx(10)
+
+
+@pytest.mark.parametrize(
+    ("ours", "plain", "at"),
+    [
+        ((1, 2, 3), (1, 2, 3), None),
+        ((1, 9, 3), (1, 2, 3), 1),
+        ((1, 2), (1, 2, 3), 2),
+        ((1, 2, 3, 4), (1, 2, 3), 3),
+        ((), (), None),
+    ],
+)
+def test_first_divergence(ours: tuple[int, ...], plain: tuple[int, ...], at: int | None) -> None:
+    assert first_divergence(ours, plain) == at
 
 
 def test_verdict_names_the_first_difference_and_is_silent_under_sampling() -> None:

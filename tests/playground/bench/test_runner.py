@@ -178,6 +178,24 @@ def corrupted(name: str) -> Configuration:
     return Configuration(name, "Scripted", CorruptedConfig())
 
 
+def test_a_corrupted_method_is_found_out(bench: BuildContext, log: RunLog) -> None:
+    plan = tiny_plan(scripted("good"), corrupted("bad"))
+    benchmark_id = begin(log, plan)
+    go_on(plan, bench, log, benchmark_id)
+    report = read_results(log, benchmark_id).report
+    good, bad = report.section("good").verdict, report.section("bad").verdict
+    assert good is not None and good.identical
+    assert bad is not None and bad.num_identical == 0
+    first = bad.divergences[0]
+    ours, plain = log.get(first.run_id), log.get(first.reference_run_id)
+    assert ours is not None and plain is not None
+    assert ours.output_ids[: first.at] == plain.output_ids[: first.at]
+    assert ours.output_ids[first.at] != plain.output_ids[first.at]
+    assert bad.cause == "fault" and first.cause == "fault"
+    assert "float32: top-2 logit gap" in first.gap[0]
+    assert good.cause is None
+
+
 def test_differences_are_looked_into_once(bench: BuildContext, log: RunLog) -> None:
     plan = tiny_plan(corrupted("bad"))
     benchmark_id = begin(log, plan)

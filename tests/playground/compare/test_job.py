@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from playground.experiments.compare.race import Race
 from playground.experiments.experiment import Experiment
@@ -15,8 +16,10 @@ from playground.experiments.report.report import Results, make_report
 from playground.host.runner import MAX_WAITING, EngineHost, QueueFullError
 from playground.web.report import cards_html, pieces, summary_html
 from storage import RunDetail, RunLog, RunQuery
+from storage.records import OutOfReachError
 from tests.playground.asks import finished, start
 from tests.playground.bench.requests import measured, plan_of
+from tests.playground.bench.test_service import on_the_engine
 from tests.playground.compare.running import (
     begun,
     ended,
@@ -25,6 +28,7 @@ from tests.playground.compare.running import (
     section,
     stored_race,
 )
+from tests.playground.tiny import ScriptedConfig
 
 
 def stored(log: RunLog, comparison: Experiment) -> list[RunDetail]:
@@ -132,6 +136,11 @@ def test_the_report_has_figures_speedups_and_reasons(pair: Experiment, log: RunL
     assert "baseline" in summary_html(race.results) and "lossless" in summary_html(race.results)
 
 
+def test_the_log_alone_has_the_same_report(pair: Experiment, host: EngineHost) -> None:
+    assert stored_race(host, pair.id).to_json() == raced(pair).to_json()
+    assert stored_race(host, pair.id).results.report == raced(pair).results.report
+
+
 def test_a_comparison_is_an_experiment_with_a_row_and_a_report(
     pair: Experiment, host: EngineHost
 ) -> None:
@@ -196,6 +205,15 @@ def test_stop_ends_at_once_and_keeps_what_ran(host: EngineHost, log: RunLog) -> 
     assert finished(start(host)).state == "completed"
 
 
+def test_a_waiting_comparison_can_be_stopped(host: EngineHost, log: RunLog) -> None:
+    busy = start(host, owner="busy", settings={"delay_ms": "20"})
+    comparison = begun(host, owner="waiting")
+    comparison.cancel()
+    finished(busy)
+    ended(comparison)
+    assert comparison.state == "cancelled" and not stored(log, comparison)
+
+
 def test_a_configuration_that_breaks_leaves_the_others_running(
     host: EngineHost, log: RunLog
 ) -> None:
@@ -223,6 +241,19 @@ def test_nothing_comes_between_the_runs_of_a_comparison(host: EngineHost, log: R
     assert runs[0].labels == {} and {run.labels["compare"] for run in runs[1:5]} == {comparison.id}
 
 
+def test_drafters_of_a_comparison_have_learned_from_nothing(
+    host: EngineHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each repeat gets new ones: a method that remembers earlier texts would race with itself."""
+    made: list[object] = []
+    build = ScriptedConfig.build
+    monkeypatch.setattr(
+        ScriptedConfig, "build", lambda self, bench: made.append(self) or build(self, bench)
+    )
+    ended(begun(host, options={"repeats": "3"}))
+    assert len(made) == 3
+
+
 def test_a_comparison_that_is_refused_cancels_nothing_and_leaves_no_row(
     host: EngineHost, log: RunLog
 ) -> None:
@@ -241,3 +272,23 @@ def test_a_comparison_that_is_refused_cancels_nothing_and_leaves_no_row(
     running.cancel()
     ended(running)
     assert running.state == "cancelled"
+
+
+def test_a_comparison_waits_for_a_log_that_cannot_be_read_for_a_while(
+    host: EngineHost, log: RunLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("storage.database.RETRY_S", 0.0)
+    num_read = 0
+
+    def lose(connection: sa.Connection) -> None:
+        nonlocal num_read
+        if connection.get_execution_options().get("reading"):
+            num_read += 1
+            if num_read % 2:
+                raise OutOfReachError("the server is away")
+
+    on_the_engine(log, "begin", lose)
+    comparison = begun(host, ("scripted", {}), suite="starter", owner="away")
+    race = raced(comparison)
+    assert comparison.state == "completed", comparison.error
+    assert len(race.runs) == 2 * 2 * 2 and num_read > 8

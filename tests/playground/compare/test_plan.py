@@ -9,6 +9,7 @@ import pytest
 
 from engine.errors import PlaygroundError
 from playground.experiments.compare.form import CompareForm
+from playground.experiments.plan import BASELINE_NAME
 from playground.host.catalog import Catalog
 from presets import Prompt, PromptSuite
 from tests.playground.compare.corrupted import held, with_corrupted
@@ -18,6 +19,27 @@ from tests.playground.tiny import tiny_catalog
 @pytest.fixture
 def catalog() -> Catalog:
     return with_corrupted(tiny_catalog(Path("nowhere")))
+
+
+def test_plain_decoding_is_always_the_first(catalog: Catalog) -> None:
+    plan = CompareForm.parse(held(("scripted", {}), ("plain", {}))).plan(catalog)
+    assert [c.name for c in plan.configurations] == [BASELINE_NAME, "Scripted tree"]
+    assert plan.configurations[0].config.decoding_type == "Autoregressive"
+
+
+def test_everybody_begins_in_turn_and_answers_every_prompt_as_often(catalog: Catalog) -> None:
+    plan = CompareForm.parse(
+        held(("scripted", {}), ("corrupted", {}), suite="starter", options={"repeats": "3"}),
+    ).plan(catalog)
+    rounds = list(plan.rounds())
+    names = [c.name for c in plan.configurations]
+    orders = [[names.index(request.configuration) for request in asked] for asked in rounds]
+    assert len(rounds) == plan.num_turns == 3 * 2
+    assert all(sorted(order) == [0, 1, 2] for order in orders)
+    assert [order[0] for order in orders] == [0, 1, 2, 0, 1, 2]
+    assert [(asked[0].repeat, asked[0].item.id) for asked in rounds] == [
+        (repeat, prompt) for repeat in range(3) for prompt in ("1", "2")
+    ]
 
 
 def test_a_method_that_stands_twice_is_named_by_what_differs(catalog: Catalog) -> None:

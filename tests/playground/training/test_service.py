@@ -17,8 +17,10 @@ from engine.errors import ConfigError, PlaygroundError
 from playground.host.runner import EngineHost
 from playground.training import work
 from playground.training.folder import TrainingFolder
-from playground.training.plan import TrainPlan, outlook, plan_of_form, prompts_of_runs
+from playground.training.outlook import outlook
+from playground.training.plan import TrainPlan, plan_of_form, prompts_of_runs
 from playground.training.service import Trainings
+from playground.training.work import predicted_mat
 from storage import RunLog
 from tests.playground.asks import finished, start
 from tests.playground.tiny import tiny_catalog
@@ -162,9 +164,10 @@ def test_minutes_are_kept_by_fitting_the_passes(trainings: Trainings, host: Engi
     state = trainings.look(name)
     assert state.plan.fitted and state.plan.settings["epochs"] != RECIPE["epochs"]
     assert trainings.speeds.read("tiny")["medusa"] > 0
-    text = outlook(plan_for(trainings, host, budget=budget), trainings.speeds.read("tiny"))
-    assert "of training, which reads" in text
-    assert "first steps measure it" in outlook(state.plan, {})
+    text = outlook(
+        plan_for(trainings, host, budget=budget), host.catalog, host.log, trainings.speeds
+    )
+    assert "of training, which reads" in text and "MB of disk" in text and "reached MAT" in text
 
 
 def test_a_killed_process_leaves_an_interrupted_training_that_goes_on(
@@ -258,3 +261,9 @@ def test_a_target_that_cannot_be_trained_for_fails_with_its_sentence(
     name = trainings.start(plan)
     assert ended(trainings, name) == "failed"
     assert "at least 7" in trainings.look(name).standing.error
+
+
+def test_predicted_mat_of_a_chain() -> None:
+    assert predicted_mat([0.5, 0.5], 2) == 1 + 0.5 + 0.25
+    assert predicted_mat([0.5], 3) == 1 + 0.5 + 0.25 + 0.125
+    assert predicted_mat([], 3) == 1.0

@@ -176,9 +176,8 @@ function content(kind, value) {
   if (kind === "tags") return value.map((/** @type {string} */ tag) => h("span", { class: "tag" }, tag));
   if (kind === "prompt") return [value[0] ? h("b", {}, value[0]) : null, ` ${value[1]}`];
   if (kind !== "method") return [value];
-  const [title, lossless, isBaseline] = value;
-  return [isBaseline ? h("span", { class: "star", title: "baseline" }, "\u2605 ") : null, title,
-    lossless === false ? h("span", { class: "lossy" }, "lossy") : null];
+  const [title, lossless] = value;
+  return [title, lossless === false ? h("span", { class: "lossy" }, "lossy") : null];
 }
 
 function when(iso) {
