@@ -290,17 +290,14 @@ def export_source(
     )
 
 
-def engines_sentence(source: ExportSource, resolve: Resolve = presets.resolve) -> str:
-    """Which engines run a method on its target, as it is or with losses."""
+def engines_of(source: ExportSource, resolve: Resolve = presets.resolve) -> tuple[str, str]:
+    """Titles of the engines that run a method on its target as it is, and with losses."""
     exports = [export_source(source, engine, resolve=resolve) for engine in ENGINES]
-    words = []
-    for verdict, how in (("exact", "as it is"), ("with losses", "with losses")):
-        titles = [ENGINES[one.engine].title for one in exports if one.verdict == verdict]
-        words += [f"{how} in {', '.join(titles)}"] if titles else []
-    if words:
-        return f"It runs {'; '.join(words)}."
-    whole = "the combination; Deploy exports its parts" if source.config.within() else "it"
-    return f"No engine runs {whole}."
+
+    def titles(verdict: str) -> str:
+        return ", ".join(ENGINES[one.engine].title for one in exports if one.verdict == verdict)
+
+    return titles("exact"), titles("with losses")
 
 
 def matrix(catalog: Catalog) -> list[tuple[str, list[Export]]]:

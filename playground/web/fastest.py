@@ -10,7 +10,7 @@ import gradio as gr
 
 from engine import formats
 from engine.errors import ConfigError
-from playground.deploy import ExportForm, ExportSource, engines_sentence
+from playground.deploy import ExportForm, ExportSource, engines_of
 from playground.errors import Fault, attempt
 from playground.experiments.experiment import Experiment
 from playground.experiments.fastest import BUDGET_S, Standings, methods_to_try, plan_of
@@ -31,6 +31,7 @@ HEADS = {
     "speedup": COLUMNS["speedup"].formula,
     "MAT": COLUMNS["mat"].formula,
     "answers": "how many times it answered every prompt; each round, the slower half drops out",
+    "engines": "which can run it on this target, as it is; more with losses, which Deploy names",
     "state": "running, or kept to the end; waiting; dropped because it was slower; failed",
 }
 INTERRUPTED = (
@@ -147,7 +148,7 @@ class FastestPanel:
         return [
             gr.Column(visible=True),
             self._state(search, standings),
-            _table(standings),
+            self._table(search, standings),
             *leads,
             gr.Button(visible=not over),
             gr.Button(visible=over),
@@ -162,24 +163,37 @@ class FastestPanel:
 
     def _state(self, search: Experiment, standings: Standings) -> str:
         if search.over.is_set():
-            text = " ".join((standings.advice, self._engines(search, standings))).strip()
-            return state_html(search.state, text, error=search.error or "")
+            return state_html(search.state, standings.advice, error=search.error or "")
         left_s = search.chooser.left_s or 0.0
         left = "" if search.cancelled() else time_left(left_s)
         text = " · ".join(filter(None, (search.message, left)))
         return state_html("running", text, share=1 - left_s / BUDGET_S)
 
-    def _engines(self, search: Experiment, standings: Standings) -> str:
-        """Which engines run the method that is recommended; empty without one."""
-        best = standings.leader
-        if best is None:
-            return ""
-        config = next(c.config for c in search.plan.configurations if c.name == best.name)
-        source = ExportSource(config, search.plan.target.name, best.name)
-        said = attempt(
-            lambda: engines_sentence(source, self.host.catalog.resolve), where="naming engines"
-        )
-        return "" if isinstance(said, Fault) else said
+    def _table(self, search: Experiment, standings: Standings) -> str:
+        best = standings.report.fastest
+        rows = []
+        for one in standings.sections:
+            speedup = one.overall.speedup
+            answers = str(speedup.num_repeats if speedup else 0)
+            state = Cell(standings.state(one), hint=one.fault, mood="bad" if one.fault else "")
+            mat, engines = formats.mat(one.overall.mat), self._engines(search, one.name)
+            speed = speedup_cell(speedup)
+            rows.append([Cell(one.name), speed, Cell(mat), Cell(answers), engines, state])
+        return table_html("Methods tried", HEADS, rows, best=best)
+
+    def _engines(self, search: Experiment, name: str) -> Cell:
+        """The engines that run a method, once the search is over."""
+        if not search.over.is_set():
+            return Cell("")
+        config = next(c.config for c in search.plan.configurations if c.name == name)
+        source = ExportSource(config, search.plan.target.name, name)
+        resolve = self.host.catalog.resolve
+        engines = attempt(lambda: engines_of(source, resolve), where="naming engines")
+        if isinstance(engines, Fault):
+            return Cell("")
+        exact, losses = engines
+        neither = "its parts alone" if config.within() else "none"
+        return Cell(exact or neither * (not losses), losses and f"with losses: {losses}")
 
     # ---- the way to other pages
 
@@ -234,15 +248,3 @@ class FastestPanel:
         }
         for name, (lead, changed) in outputs.items():
             leads(self.leads[name], lead, [], changed, self.state)
-
-
-def _table(standings: Standings) -> str:
-    best = standings.report.fastest
-    rows = []
-    for one in standings.sections:
-        speedup = one.overall.speedup
-        answers = str(speedup.num_repeats if speedup else 0)
-        state = Cell(standings.state(one), hint=one.fault, mood="bad" if one.fault else "")
-        mat = formats.mat(one.overall.mat)
-        rows.append([Cell(one.name), speedup_cell(speedup), Cell(mat), Cell(answers), state])
-    return table_html("Methods tried", HEADS, rows, best=best)

@@ -25,7 +25,7 @@ from engine.model.sources import TargetSpec
 from playground.deploy import (
     ExportForm,
     ExportSource,
-    engines_sentence,
+    engines_of,
     export_source,
     exports_of,
     matrix,
@@ -413,10 +413,9 @@ def test_an_address_opens_the_same_whichever_answer_comes_last(host: EngineHost)
 def test_the_engines_that_run_a_method_are_named_by_how_well() -> None:
     methods = presets.methods()
 
-    def said(name: str) -> str:
-        return engines_sentence(ExportSource(methods[name].config, "smollm2-135m-instruct", name))
+    def titles(name: str) -> tuple[str, str]:
+        return engines_of(ExportSource(methods[name].config, "smollm2-135m-instruct", name))
 
-    draft = said("draft-smollm2-135m")
-    assert draft.startswith("It runs as it is in llama.cpp; with losses in ") and "vLLM" in draft
-    assert said("suffix-draft-smollm2-135m").endswith("Deploy exports its parts.")
-    assert said("lookahead") == "No engine runs it."
+    exact, losses = titles("draft-smollm2-135m")
+    assert exact.startswith("llama.cpp") and "vLLM" in losses
+    assert titles("suffix-draft-smollm2-135m") == titles("lookahead") == ("", "")

@@ -198,9 +198,10 @@ def test_search_is_found_from_any_tab_until_it_is_closed(host: EngineHost) -> No
     assert panel.reopened()[-1] == gr.skip(), "a late answer stops no timer that a click started"
     second = panel._begin(ask(method="plain"))
     assert panel.look()[-1].active, "a page that followed the first follows the second"
+    assert panel.forget() == gr.skip(), "a search that goes on stays, whatever target is picked"
     panel._stop()
     assert second.over.wait(120) and not panel.look()[-1].active
-    panel._close()
+    assert panel.forget().visible is False, "what was found for another target goes"
     assert panel.reopened() == nothing
 
 
