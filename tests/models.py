@@ -240,12 +240,15 @@ def save_tiny(folder: Path, family: str = "llama", *, seed: int = 0, **overrides
 
 def plain_greedy(target: Target, prompt_ids: list[int], max_new_tokens: int) -> list[int]:
     """The reference: `transformers.generate(do_sample=False)` with transformers' own attention."""
-    return list(_plain_greedy(target, tuple(prompt_ids), max_new_tokens))
+    ends = repr((target.config.eos_token_id, target.model.generation_config.eos_token_id))
+    return list(_plain_greedy(target, tuple(prompt_ids), max_new_tokens, ends))
 
 
 @functools.lru_cache(maxsize=64)
-def _plain_greedy(target: Target, prompt_ids: tuple[int, ...], max_new_tokens: int) -> list[int]:
-    """Once in a process: targets of tests do not change, and many tests ask for the same text."""
+def _plain_greedy(
+    target: Target, prompt_ids: tuple[int, ...], max_new_tokens: int, ends: str
+) -> list[int]:
+    """Once in a process: many tests ask for one text, and change only what `ends` it."""
     model = target.model
     ours = model.config.get_text_config()._attn_implementation
     model.set_attn_implementation("eager")

@@ -110,6 +110,6 @@ def test_the_pages_have_workers_measure_and_show_them(
 
         name = sweeps.begin(service, sweeps.asked("max_draft_len=1:4"), pool=two)
         now, shown = followed(sweep, name)
-        assert now.status == "completed" and "trial 0" in shown and "Workers" in shown
+        assert now.status == "completed" and "trial 1" in shown and "Workers" in shown
         tried = sweeps.look(service, name)["trials"]
         assert [trial["outcome"] for trial in tried] == ["measured"] * 4
