@@ -242,7 +242,7 @@ class DeployPage:
         form, source, export = exports.form, exports.source, exports.shown
         is_run = form.kind == "run"
         methods = self._menu.drafting(form.target)
-        if form.method not in [key for _, key in methods]:  # a link may name any
+        if not is_run and form.method not in [key for _, key in methods]:  # a link may name any
             methods.append((self._catalog.method(form.method).title, form.method))
         engines = [engine_choice(one, exports.gguf) for one in exports.engines]
         version = form.version or find_engine(form.engine).default
@@ -251,7 +251,10 @@ class DeployPage:
                 self._runs(form.run, source), value=form.run or None, visible=is_run
             ),
             self.target: gr.update(value=form.target, visible=not is_run),
-            self.method: gr.Dropdown(methods, value=form.method, visible=not is_run),
+            # Of a run it stays as it is: the menu may have no entry for what the form fills in.
+            self.method: gr.Dropdown(visible=False)
+            if is_run
+            else gr.Dropdown(methods, value=form.method, visible=True),
             self.engine: gr.Radio(engines, value=form.engine, info=exports.gguf),
             self.version: gr.update(choices=versions(form.engine), value=version),
             self.part: gr.Radio(

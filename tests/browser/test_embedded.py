@@ -83,9 +83,9 @@ def test_newcomer_meets_a_branching_tree_in_one_click(
         advice = page.tab.inner_text("#pg-fastest-state")
         assert "× plain decoding" in advice and "Tried on your prompt" in advice
         page.tab.get_by_role("tab", name="Deploy").click()
-        page.tab.wait_for_selector("#pg-deploy-engine input:checked")
-        engines = page.tab.inner_text("#pg-deploy-engine")
-        assert engines.count("GGUF") == 1
+        engines = page.tab.locator("#pg-deploy-engine", has_text="GGUF")
+        engines.wait_for()
+        assert engines.inner_text().count("GGUF") == 1
 
 
 def test_a_picked_target_goes_to_every_page_and_leaves_nothing_that_cannot_run(

@@ -133,7 +133,7 @@ def test_rejected_drafts_show_without_moving_the_text(page: GeneratePage) -> Non
     assert page.tab.evaluate(places) == shown
     page.tab.locator("#pg-panel .tokens .recovered").first.hover()
     assert "rejected" in page.tab.inner_text("#pg-panel .tip")
-    page.tab.reload()
+    page.reload()
     page.tab.wait_for_selector("#pg-panel .toggle input", state="attached")
     assert not page.tab.locator("#pg-panel .toggle input").is_checked()
 

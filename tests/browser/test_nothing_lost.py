@@ -53,7 +53,7 @@ def reopened(page: GeneratePage, url: str) -> GeneratePage:
 
 def reload(page: GeneratePage) -> None:
     """As a person does it. Gradio complains of a stream that breaks off with the page."""
-    page.tab.reload()
+    page.reload()
     page.complaints[:] = [said for said in page.complaints if not is_of_the_end(said)]
 
 

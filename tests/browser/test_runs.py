@@ -167,7 +167,7 @@ def test_columns_are_picked_and_remembered(page: GeneratePage, served: Served) -
     page.tab.wait_for_selector("#pg-runs th >> text=seed")
     page.tab.uncheck("#pg-runs-columns label:has-text('status') input")
     page.tab.wait_for_selector("#pg-runs th >> text=status", state="detached")
-    page.tab.reload()
+    page.reload()
     page.tab.get_by_role("tab", name="Runs").click()
     page.tab.wait_for_selector("#pg-runs th >> text=seed")
     assert page.count("#pg-runs th >> text=status") == 0
@@ -238,7 +238,7 @@ def test_a_comparison_shows_only_what_differs(page: GeneratePage, served: Served
     assert names[2:6] == ["tok/s", "speedup", "MAT", "acceptance"], "all else is the same"
     cells = "#pg-runs-table tr[data-name='method.max_draft_len'] td"
     assert page.tab.locator(cells).all_inner_texts() == ["–", "5", "2"]
-    page.tab.reload()
+    page.reload()
     page.tab.wait_for_selector("#pg-runs-table table", timeout=WAIT_MS)
     assert page.tab.input_value(SEARCH) == "Compare."
 
