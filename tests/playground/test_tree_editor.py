@@ -45,6 +45,8 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineHost]:
         catalog = tree_catalog(folder)
     host = EngineHost(log, catalog, cache_dir=folder / "cache", device="cpu")
     finished(host.load(catalog.targets["tiny"], "float32", owner="test"))
+    # Whichever test runs first, there is a text of the log to measure on.
+    finished(start(host, owner="test", method="plain", mode="raw", prompt="Say something."))
     yield host
     host.close()
     log.close()
