@@ -421,7 +421,7 @@ class ControlledDrafter(Drafter):
 
 
 def _words(loss_ms: float) -> str:
-    return f"{loss_ms:.0f} ms lost so far" if loss_ms > 0 else f"{-loss_ms:.0f} ms saved so far"
+    return f"{loss_ms:.0f} ms lost so far" if loss_ms > 0 else f"{abs(loss_ms):.0f} ms saved so far"
 
 
 def build_drafter(
