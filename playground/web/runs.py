@@ -57,7 +57,7 @@ class RunsPage:
             value={},
             elem_id="pg-runs",
         )
-        with gr.Accordion("columns", open=False, elem_id="pg-runs-columns"):
+        with gr.Accordion("Columns", open=False, elem_id="pg-runs-columns"):
             self.columns = gr.CheckboxGroup(
                 [(column.title, column.key) for column in COLUMNS],
                 value=[column.key for column in COLUMNS if column.usual],

@@ -205,9 +205,11 @@ def headline(
     """
     measured = [(one, one.speedup) for one in contenders if one.speedup is not None]
     reliable = [(one, fast, fast.ratio) for one, fast in measured if fast.ratio is not None]
-    doubts = [
-        NO_NUMBER.format(one.name, DOUBTS[fast.doubt]) for one, fast in measured if fast.doubt
-    ]
+    doubted: dict[str, list[str]] = {}
+    for one, fast in measured:
+        if fast.doubt:
+            doubted.setdefault(DOUBTS[fast.doubt], []).append(one.name)
+    doubts = [NO_NUMBER.format(", ".join(names), why) for why, names in doubted.items()]
     if not reliable:
         return Headline(" ".join(doubts))
     best, fast, ratio = max(reliable, key=lambda one: one[2])
