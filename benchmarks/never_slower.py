@@ -97,7 +97,8 @@ def methods_for(name: str) -> list[str]:
     own = [
         key
         for key, preset in presets.methods().items()
-        if preset.config.decoding_type != "Autoregressive" and preset.target in (None, name)
+        if preset.config.decoding_type != "Autoregressive"
+        and preset.target in {None, *presets.same_model(presets.resolve(name))}
     ]
     return [key for key in own if not presets.methods()[key].untrained]
 

@@ -164,6 +164,15 @@ def resolve(name: str) -> TargetSpec:
     return titled(spec)
 
 
+def same_model(spec: TargetSpec) -> set[str]:
+    """A target's name and those of the presets of its model: by hub id, or by its GGUF's name."""
+    return {spec.name} | {
+        name
+        for name, preset in targets().items()
+        if (spec.hub and preset.hub == spec.hub) or (spec.path and spec.title in preset.gguf_names)
+    }
+
+
 def locate(name: str, kind: Shipped = "drafters") -> str:
     """The folder of a shipped drafter or corpus by its name; any other path or hub id as it is."""
     if name and Path(name).name == name and (FOLDER / kind / name).is_dir():

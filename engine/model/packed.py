@@ -79,6 +79,10 @@ class PackedLinear(Packed):
     def weight(self) -> Tensor:
         return self._kept[0] if self._kept else self.unpacked()
 
+    def rows(self, ids: Tensor) -> Tensor:
+        """`(n,)` outputs → `(n, in)`, their rows of the plain matrix."""
+        return self.weight[ids]
+
     def forward(self, x: Tensor) -> Tensor:
         if not self.by_kernels or (x.requires_grad and torch.is_grad_enabled()):
             return linear(x, self.weight, self.bias)
@@ -128,6 +132,20 @@ class PackedEmbedding(Packed):
         plain = copy.deepcopy(self._template[0], memo)
         plain.weight = nn.Parameter(self.weight, requires_grad=False)
         return plain
+
+
+def weight_of(module: nn.Module) -> Tensor:
+    """A module's matrix, as a constant; a packed one is unpacked for it."""
+    weight = module.weight
+    assert isinstance(weight, Tensor)
+    return weight.detach()
+
+
+def rows_of(module: nn.Module, ids: Tensor) -> Tensor:
+    """Rows `(n, in)` of a module's matrix; of a packed one, only they are unpacked."""
+    if isinstance(module, PackedLinear | PackedEmbedding):
+        return module.rows(ids)
+    return weight_of(module)[ids]
 
 
 def num_weights(model: nn.Module) -> int:

@@ -87,6 +87,11 @@ class TargetSpec(Settings):
     revision: str | None = Field(None, description="hub revision; None = main")
     path: str | None = Field(None, description="local folder in transformers' layout, or .gguf")
     gguf_file: str | None = Field(None, description="GGUF file inside the hub repository or folder")
+    gguf_names: tuple[str, ...] = Field(
+        (),
+        strict=False,
+        description="general.name in GGUF files of this model, to which its drafters belong too",
+    )
     wheel: WheelSource | None = None
     random: RandomSource | None = Field(None, description="made on first use, from a seed")
     recurrent: bool = Field(

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import linear, log_softmax
 
 from engine.drafters.heads.vocabulary import Vocabulary
+from engine.model.packed import rows_of, weight_of
 from engine.model.target import Target
 
 NUM_RANKS = 10
@@ -71,11 +72,12 @@ class LMHead:
     def of(cls, target: Target, vocabulary: Vocabulary) -> LMHead:
         """The target's output matrix, restricted to a vocabulary."""
         head, ids = target.lm_head, vocabulary.ids
-        weight, bias = head.weight, getattr(head, "bias", None)
-        assert isinstance(weight, Tensor)
-        weight, bias = weight.detach(), None if bias is None else bias.detach()
-        if ids is not None:
-            weight, bias = weight[ids], None if bias is None else bias[ids]
+        bias = getattr(head, "bias", None)
+        bias = None if bias is None else bias.detach()
+        if ids is None:
+            weight = weight_of(head)
+        else:
+            weight, bias = rows_of(head, ids), None if bias is None else bias[ids]
         return cls(weight, bias, getattr(target.config, "final_logit_softcapping", None))
 
 

@@ -191,10 +191,3 @@ def principal_directions(matrix: Tensor, count: int) -> Tensor:
     gram = matrix.double().T @ matrix.double()
     vectors: Tensor = torch.linalg.eigh(gram).eigenvectors
     return vectors[:, -count:].flip(-1).to(matrix.dtype)
-
-
-def weight_of(module: nn.Module) -> Tensor:
-    """Its weight, as a constant."""
-    weight = module.weight
-    assert isinstance(weight, Tensor)
-    return weight.detach()

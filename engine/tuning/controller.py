@@ -23,7 +23,7 @@ of tokens that it did not draw at random, never from what the target says at thi
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -38,7 +38,7 @@ from engine.tree import MAX_NODES, TreeShape
 from engine.tuning.costs import LARGEST_STEP, Account, Kind
 from engine.tuning.experience import LOOKUP, SHARE, SHORT, Experience, ExperienceStore, Returns
 from engine.tuning.sleeping import Part
-from engine.tuning.survival import uses_probs
+from engine.tuning.survival import Draft, uses_probs
 
 TRIAL_SHARE, FIRST_TRIAL = 0.006, 0.4
 """Of the elapsed time, the most that drafts may lose which are tried while they do not pay, and at
@@ -98,6 +98,7 @@ class _Drafted:
 
     Attributes:
         usual_draft_ms: what drafts like it take; `draft_ms` where none was made before.
+        whole: all that was drafted; None where nothing was.
     """
 
     part: Part | None
@@ -108,6 +109,7 @@ class _Drafted:
     depth: int
     trial: _Trials | None
     counts: bool
+    whole: Proposal | None = None
 
 
 class ControlledDrafter(Drafter):
@@ -142,6 +144,8 @@ class ControlledDrafter(Drafter):
         self._began = self._clock()
         self.text = [*start.prompt_ids, start.root]
         self.account = Account()
+        self._drafts: list[Draft] = []
+        self._right_len = 0
         self._start = start
         self._step: _Drafted | None = None
         self._num_steps = self._num_committed = 0
@@ -203,19 +207,23 @@ class ControlledDrafter(Drafter):
         self._num_committed = len(outcome.committed)
         self.text.extend(outcome.committed)
         shape = outcome.proposal.shape
-        if len(shape) > 1:
-            if self._step is not None and self._step.part is not None:
-                match_len = self._step.part.drafter.match_len
-                self.experience.survival.observe(outcome.proposal, outcome.path, match_len)
-            else:  # tokens that a grammar left no choice about
-                size, depth = len(shape), shape.max_depth
-                self._step = _Drafted(None, "tree", 0.0, 0.0, size, depth, None, counts=False)
+        step = self._step
+        if step is not None and step.part is not None and step.whole is not None:
+            if step.whole.dists is None:
+                self._drafts.append(Draft(step.whole, self._match_len(step.part)))
+            else:  # drawn at random: right by chance, not by its token
+                self.experience.survival.observe(outcome.proposal, outcome.path)
+        elif len(shape) > 1:  # tokens that a grammar left no choice about
+            size, depth = len(shape), shape.max_depth
+            self._step = _Drafted(None, "tree", 0.0, 0.0, size, depth, None, counts=False)
+        self._learn(outcome.committed)
         for part in self._parts:
             part.observe(outcome)
 
     def finish(self) -> None:
         if self._start is None:
             return
+        self._learn((), ends=True)
         for part in self._parts:
             part.finish()
         if self._num_steps:
@@ -223,6 +231,20 @@ class ControlledDrafter(Drafter):
             self.experience.end_text(lost, elapsed, len(self.text) - self._num_prompt)
             self._keep(self.experience)
         self._start = None
+
+    def _learn(self, committed: Sequence[int], *, ends: bool = False) -> None:
+        """How often drafts are accepted, of each once the text says so, or at its end."""
+        are_right = [draft.follow(committed) for draft in self._drafts]
+        self._right_len = self._right_len + len(committed) if any(are_right) else 0
+        for draft in self._drafts:
+            if ends or not draft.is_open:
+                self.experience.survival.learn(draft)
+        self._drafts = [draft for draft in self._drafts if draft.is_open]
+
+    def _match_len(self, part: Part) -> int:
+        """What drafts without probabilities are judged by: the longer, the more are right."""
+        length = part.drafter.match_len
+        return self._right_len if length is None else length
 
     # ---- whether to draft
 
@@ -312,9 +334,10 @@ class ControlledDrafter(Drafter):
             min_prob = min(least / survival.factor, LARGEST_MIN_PROB)
             return Budget(depth, budget.nodes, width, min_prob)
         if level_ms > 0.01 * costs.base:
-            levels, chance = 1, survival.chain_rate(1)
+            match_len = self._match_len(plan.part)
+            levels, chance = 1, survival.chain_rate(1, match_len)
             while levels < depth:
-                chance *= survival.chain_rate(levels + 1)
+                chance *= survival.chain_rate(levels + 1, match_len)
                 if chance < least:
                     break
                 levels += 1
@@ -329,7 +352,7 @@ class ControlledDrafter(Drafter):
             expected = (1.0, (draft_ms + costs.base) / 1000)
             return replace(proposal, decision="nothing was found to draft", expected=expected)
         allowed = max(0.0, plan.allowed - draft_ms)
-        chances = self.experience.survival.paths(proposal, part.drafter.match_len)
+        chances = self.experience.survival.paths(proposal, self._match_len(part))
         order = sorted(range(size), key=lambda node: -chances[node])
         count, tokens, verify_ms = self._best(proposal, chances, order, allowed)
         if part.extra_rows and verify_ms - costs.base > allowed:
@@ -337,13 +360,14 @@ class ControlledDrafter(Drafter):
             tokens, verify_ms = 1.0, costs.base
         elif count == size:
             order = []
+        whole = proposal
         if order:
             nodes = sorted(order[:count])
             proposal = proposal.keep(
                 range(count) if nodes[-1] == count - 1 else nodes, with_extra=True
             )
-        shape = proposal.shape
-        self._step = replace(step, rows=proposal.num_rows, depth=shape.max_depth)
+        rows, depth = proposal.num_rows, proposal.shape.max_depth
+        self._step = replace(step, rows=rows, depth=depth, whole=whole)
         step_ms, loss = draft_ms + verify_ms, self.account.loss(costs.base)
         tried = ", on trial" if plan.trial else ""
         return replace(

@@ -7,20 +7,23 @@ same depth and rank) are corrected together:
     P(token) = guess · (accepted + k) / (sum of their guesses + k)
 
 Every child of an accepted node was tried, so a draft of depth d teaches all shallower depths.
-Levels are counted as wholes besides: that says what drafting as set brings.
+Levels are counted as wholes besides: that says what drafting as set brings. Tokens that were
+drafted but not verified are judged by what is committed later: so a draft of which little is kept
+tells whether more would pay.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from engine.proposal import Proposal
 
 CONFIDENCE_BINS = (0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.9)
 """Bounds of the bins of draft probability that are corrected separately."""
 MATCH_BINS = (1, 2, 4, 8)
-"""The same of the length of the context by which a draft was looked up."""
+"""The same of the length of the context by which a draft was looked up, or else of how many tokens
+drafts have been right for."""
 MEMORY = 0.98
 """Weight of the past per token that was tried."""
 PRIOR = 3.0
@@ -34,6 +37,33 @@ DEEPEST, LOWEST_RANK = 12, 5
 def uses_probs(proposal: Proposal) -> bool:
     """Whether its nodes may be chosen by their probabilities: not where they were drawn by them."""
     return proposal.draft_probs is not None and proposal.dists is None
+
+
+class Draft:
+    """A draft, not all of it verified perhaps, followed through the text that is committed.
+
+    Attributes:
+        path: nodes that were right so far, root first.
+        is_open: whether the children of the last one are still to be judged.
+    """
+
+    def __init__(self, proposal: Proposal, match_len: int | None = None) -> None:
+        self.proposal, self.match_len = proposal, match_len
+        self._tokens: list[int] = proposal.tokens.tolist()
+        self.path, self.is_open = [0], True
+
+    def follow(self, committed: Sequence[int]) -> bool:
+        """These tokens were committed next; False if it has others."""
+        children = self.proposal.shape.children
+        for token in committed:
+            right = (node for node in children[self.path[-1]] if self._tokens[node] == token)
+            node = next(right, None)
+            if node is not None:
+                self.path.append(node)
+            self.is_open = node is not None and bool(children[node])
+            if not self.is_open:
+                return node is not None
+        return True
 
 
 class Survival:
@@ -102,14 +132,27 @@ class Survival:
             chances.append(chances[parent] * ceilings[parent])
         return chances
 
+    def learn(self, draft: Draft) -> None:
+        """Take note of a draft that has been followed."""
+        path = draft.path
+        self.observe(draft.proposal, path, draft.match_len, len(path) - draft.is_open)
+
     def observe(
-        self, proposal: Proposal, path: tuple[int, ...], match_len: int | None = None
+        self,
+        proposal: Proposal,
+        path: Sequence[int],
+        match_len: int | None = None,
+        num_judged: int | None = None,
     ) -> None:
-        """Take note of the accepted path (root first) of a draft."""
+        """Take note of the accepted path (root first) of a draft.
+
+        Args:
+            num_judged: nodes of the path whose children have been judged; None = all.
+        """
         children, forced = proposal.shape.children, len(proposal.shape) - proposal.num_forced
         depths = proposal.shape.depths.tolist()
         tried: list[int] = []
-        for node in path:
+        for node in path[:num_judged]:
             mine = [child for child in children[node] if child < forced]
             tried += mine
             if depths[node] < proposal.shape.max_depth:

@@ -62,8 +62,9 @@ class GenerateOptions(LogOptions, SamplingOptions, MethodOptions, TargetOptions)
         import presets
 
         preset = presets.methods().get(self.method)
-        if preset is not None and preset.target not in (None, self.target):
-            remark(f"note: {self.method} is made for another target: --target {preset.target}.")
+        own = preset and preset.target
+        if own and own not in presets.same_model(presets.resolve(self.target)):
+            remark(f"note: {self.method} is made for another target: --target {own}.")
         config = MethodOptions.config(self)
         # A trace shows what a method drafts, on any machine the same.
         keep = self.sets_drafting or self.trace is None

@@ -145,10 +145,11 @@ class Catalog:
 
     def method_choices(self, target: str) -> list[tuple[str, str]]:
         """Methods for a target: presets first, then every decoding type by itself."""
+        names = self._names(target)
         fitting = [
             (preset.title, name)
             for name, preset in self.presets.items()
-            if preset.target in (None, target)
+            if preset.target is None or preset.target in names
         ]
         plain = [
             (f"{name} · {_start_of(cls)}", TYPE_PREFIX + name)
@@ -168,7 +169,7 @@ class Catalog:
             alone: a single method and no combination, which few engines run.
         """
         keys = [key for _, key in self.method_choices(target)]
-        own = [key for key in keys if key in self.presets and self.presets[key].target == target]
+        own = [key for key in keys if key in self.presets and self.presets[key].target]
         if alone:
             own = [key for key in own if not self.presets[key].config.within()]
         is_random = target in self.targets and self.targets[target].random is not None
@@ -180,7 +181,7 @@ class Catalog:
         """A method that drafts trees on a target: EAGLE-2 made for it, else one without weights."""
         keys = [key for _, key in self.method_choices(target) if key in self.presets]
         grown = [key for key in keys if getattr(self.presets[key].config, "use_dynamic_tree", 0)]
-        own = [key for key in grown if self.presets[key].target == target]
+        own = [key for key in grown if self.presets[key].target]
         return next(iter([*own, *(key for key in keys if key == TREE_METHOD)]), None)
 
     def is_trained(self, key: str) -> bool:
@@ -195,10 +196,11 @@ class Catalog:
 
     def unfit(self, target: str) -> list[tuple[str, str]]:
         """Methods that are not available for a target: title and reason."""
+        names = {None, *self._names(target)}
         of_others = [
             (preset.title, f"made for {preset.target}")
             for preset in self.presets.values()
-            if preset.target not in (None, target)
+            if preset.target not in names
         ]
         types = [
             (name, f"needs a target with {cls.requires}")
@@ -209,10 +211,16 @@ class Catalog:
 
     def _carries(self, target: str, decoding_type: str) -> bool:
         """Whether a preset says that the target has what the method requires."""
+        names = self._names(target)
         return any(
-            preset.target == target and preset.config.decoding_type == decoding_type
+            preset.target in names and preset.config.decoding_type == decoding_type
             for preset in self.presets.values()
         )
+
+    def _names(self, target: str) -> set[str]:
+        """A target's name, and those of the presets of its model."""
+        spec = self.targets.get(target)
+        return {target} if spec is None else presets.same_model(spec)
 
     def examples(self) -> list[tuple[str, str]]:
         """Example prompts: a label and a key `suite/index`."""

@@ -16,6 +16,7 @@ from playground.host.request import read_dtype
 from playground.host.runner import EngineHost
 from playground.web.forms import RAW
 from playground.web.results import HTML, saying
+from presets import same_model
 
 FACTS = HTML.from_string("""
 <dl class="pg-facts">
@@ -122,8 +123,8 @@ def rows_of(catalog: Catalog, spec: TargetSpec, facts: TargetFacts) -> list[tupl
 
 def drafters_of(catalog: Catalog, spec: TargetSpec) -> str:
     """The drafters made for a target; without any, what works on every target."""
-    own = {name for name, other in catalog.targets.items() if other.hub and other.hub == spec.hub}
-    shipped = [p.title for p in catalog.presets.values() if p.target in {spec.name, *own}]
+    own = same_model(spec)
+    shipped = [preset.title for preset in catalog.presets.values() if preset.target in own]
     here = (*heads_of(spec), *draft_models_of(spec, catalog.targets.values()))
     made = list(dict.fromkeys([*(preset.title for preset in here), *shipped]))
     more = len(made) - MOST_DRAFTERS

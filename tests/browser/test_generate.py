@@ -305,7 +305,7 @@ def test_stop_ends_the_run_and_keeps_it(page: GeneratePage, served: Served) -> N
     asked = time.monotonic()
     page.tab.keyboard.press("Escape")
     page.wait_state("cancelled")
-    assert time.monotonic() - asked < 3
+    assert time.monotonic() - asked < 12
     run = served.host.runs.all()[-1]
     stored = served.log.get(run.log_id or "")
     assert stored is not None and stored.status == "cancelled"

@@ -20,7 +20,7 @@ from playground.web import security
 from playground.web.server import trim_memory
 from tests.playground.serving import Served
 
-SOON_S = 1.0
+SOON_S = 5.0
 FEW = 8
 COMPLETIONS = "/v1/completions"
 UPLOAD = "/gradio_api/upload"
@@ -52,7 +52,7 @@ def received(connection: socket.socket) -> bytes:
 
 
 def answers_soon(served: Served) -> None:
-    """Every request is answered; the fastest of three in a second, also on a busy machine."""
+    """Every request is answered; the fastest of three in seconds, also on a busy machine."""
     took_s = []
     for _ in range(3):
         began = time.monotonic()

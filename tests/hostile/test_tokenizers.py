@@ -25,7 +25,7 @@ from storage import RunLog
 from tests.playground.serving import Served, serving
 from tests.playground.tiny import save_tiny_llama, tiny_catalog
 
-SOON_S = 1.0
+SOON_S = 10.0
 SLOW_SPLIT = {
     "type": "Split",
     "pattern": {"Regex": "(a+)+$"},

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from engine.model.sources import TargetSpec
 from playground.host.catalog import Catalog
 from playground.host.menu import (
     BASELINE,
@@ -16,6 +17,7 @@ from playground.host.menu import (
     MethodMenu,
 )
 from playground.host.plain import PlainStep
+from presets import method_preset
 from storage import RunLog
 from tests.storage.conftest import new_run
 
@@ -51,6 +53,26 @@ def test_shipped_methods_are_in_the_groups_that_people_look_for(log: RunLog) -> 
     assert "suffix-smollm2-135m" in found["no weights"]
     assert found["untrained"] == ["pard-smollm2-135m"]
     assert "suffix" in found["no weights"] and "type:Medusa" in found[FURTHER]
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"path": "/models/coder.gguf", "title": "Qwen2.5 Coder 0.5B Instruct AWQ"},
+        {"hub": "Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF"},
+    ],
+)
+def test_a_head_is_offered_for_its_model_from_any_place(spec: dict[str, str]) -> None:
+    catalog, head = Catalog.shipped(), "head"
+    values = {"name": head, "title": "Its head", "target": "qwen2.5-coder-0.5b-instruct"}
+    config = {"decoding_type": "Eagle3", "speculative_model": "owner/head"}
+    catalog.presets[head] = method_preset({**values, "config": config}, where="a test")
+    catalog.targets["own"] = TargetSpec.parse({"name": "own", **spec})
+    catalog.targets["other"] = TargetSpec(name="other", path="/models/x.gguf", title="Other 1B")
+    assert head in [key for _, key in catalog.method_choices("own")]
+    assert head not in [key for _, key in catalog.method_choices("other")]
+    assert "Its head" not in [title for title, _ in catalog.unfit("own")]
+    assert ("Its head", f"made for {values['target']}") in catalog.unfit("other")
 
 
 def test_random_targets_stand_last_and_start_with_their_own_drafter(log: RunLog) -> None:

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from engine.drafters import parse_method
 from engine.tuning.experience import ExperienceStore
 from playground.cli.main import app
-from playground.host.result import NOT_KNOWN, as_set_sentence
+from playground.host.result import NOT_KNOWN, as_set_sentence, drafting_sentence
 from tests.playground.tiny import save_tiny_llama
 
 
@@ -20,6 +20,14 @@ def test_no_prediction_is_made_of_what_is_not_known(tmp_path: Path) -> None:
     assert as_set_sentence(store, "target", parse_method(method)) == ""
     as_set = parse_method({**method, "drafting": "as set"})
     assert as_set_sentence(store, "target", as_set) == NOT_KNOWN
+
+
+def test_a_run_says_how_much_it_drafted() -> None:
+    metrics = {"num_steps": 50, "num_drafted": 120, "bypasses": {"not_worth_it": 10}}
+    assert drafting_sentence({**metrics, "expected_tok_s": 81.26}) == (
+        "Drafted in 40 of 50 steps, 3.0 tokens each; the controller expected 81.3 tok/s."
+    )
+    assert drafting_sentence(metrics) == ""
 
 
 @pytest.mark.usefixtures("auto_drafting")
@@ -36,7 +44,6 @@ def test_generate_says_what_as_set_costs_before_it_runs(tmp_path: Path) -> None:
 
     as_set = ("--set", "drafting=as set")
     assert NOT_KNOWN in generate(*as_set)
-    auto = generate()
-    assert "Drafted in " in auto and "As set" not in auto
+    assert "As set" not in generate()
     assert "× plain decoding is expected: " in generate(*as_set)
     assert NOT_KNOWN in generate(*as_set, "--set", "max_draft_len=2")

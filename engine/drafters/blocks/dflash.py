@@ -14,18 +14,17 @@ Source: arXiv:2602.06036, section 4; z-lab/dflash.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import embedding
 
 from engine.config import setting
 from engine.drafters.base import BuildContext
 from engine.drafters.blocks.base import BlockDrafter, BlockMethod
 from engine.drafters.heads.checkpoint import HeadCheckpoint
 from engine.drafters.heads.layer import HeadCache, HeadLayer, HeadSpec
-from engine.drafters.heads.vocabulary import DraftOutput
+from engine.drafters.heads.vocabulary import DraftOutput, TokenEmbedding
 from engine.drafters.method import draft_len
 from engine.errors import DrafterError
 from engine.kernels.cpu.operators import pack_linears
@@ -186,7 +185,7 @@ class DFlashDrafter(BlockDrafter):
         self._softcap = config.final_logit_softcapping
         return checkpoint.load(lambda: DFlashModel(shape))
 
-    def _own_embedding(self, checkpoint: HeadCheckpoint) -> Tensor | None:
+    def _own_embedding(self, checkpoint: HeadCheckpoint) -> TokenEmbedding | None:
         has_own = checkpoint.has("embed_tokens.weight")
         return checkpoint.embedding(self._target.hidden_size) if has_own else None
 
@@ -215,11 +214,9 @@ class DFlashDrafter(BlockDrafter):
     def _embedded(self, ids: Tensor) -> Tensor:
         """Embeddings `(n, hidden)`: its own, or the target's without the norm some put on them."""
         if self._embedding is not None:
-            return embedding(ids, self._embedding)
-        module: Any = self._target.embedding
-        rows: Tensor = (
-            embedding(ids, module.weight) if hasattr(module, "embed_norm") else module(ids)
-        )
+            return self._embedding(ids)
+        module = self._target.embedding
+        rows: Tensor = (TokenEmbedding.of(module) if hasattr(module, "embed_norm") else module)(ids)
         return rows
 
     def close(self) -> None:

@@ -30,7 +30,7 @@ from engine.drafters.blocks.dflash import (
 )
 from engine.drafters.eagle.trees import DynamicTree
 from engine.drafters.heads.checkpoint import HeadCheckpoint
-from engine.drafters.heads.vocabulary import Vocabulary
+from engine.drafters.heads.vocabulary import TokenEmbedding, Vocabulary
 from engine.errors import DrafterError
 from engine.kernels.cpu.operators import topk
 from engine.proposal import Budget, Proposal
@@ -152,7 +152,7 @@ class DSparkDrafter(DFlashDrafter):
         kind = config.markov_head_type
         return checkpoint.load(lambda: DSparkModel(shape, MarkovHead(kind, *sizes)))
 
-    def _own_embedding(self, checkpoint: HeadCheckpoint) -> Tensor:
+    def _own_embedding(self, checkpoint: HeadCheckpoint) -> TokenEmbedding:
         return checkpoint.embedding(self._target.hidden_size)
 
     def _drafted(self, outputs: Tensor, budget: Budget) -> Proposal:

@@ -19,7 +19,6 @@ from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import embedding
 
 from engine.config import setting
 from engine.drafters.base import BuildContext
@@ -95,9 +94,7 @@ class ParallelHead(Eagle3Head):
         n, begin = len(tokens), past.length
         masks = tokens.new_full((length - 1,), self.mask_token)
         masked = torch.cat([features, self.mask_hidden.expand(len(masks), -1)])
-        x, out = self.join(
-            self.fuse(masked), embedding(torch.cat([tokens, masks]), self.embedding_weight)
-        )
+        x, out = self.join(self.fuse(masked), self.embedding(torch.cat([tokens, masks])))
         positions = torch.arange(begin, begin + len(x), device=x.device)
         visible = torch.arange(begin + len(x), device=x.device) <= positions[:, None]
         out = self.layer(x, out, positions, past, within(visible, self.layer.spec.window))
@@ -143,7 +140,7 @@ class ParallelEagleDrafter(BlockDrafter):
     ) -> None:
         self._config, self._head, self._max_len = config, head, config.max_draft_len
         self.needs, self.notes = needs, notes
-        self._device = head.embedding_weight.device
+        self._device = head.embedding.device
         self._cache = HeadCache(1 + len(head.layers))
 
     def _block(self, features: Tensor, tokens: Tensor, budget: Budget) -> Proposal:

@@ -187,6 +187,6 @@ def _eagle3_spec(
 
 
 def _with_embedding(head: _Head, checkpoint: HeadCheckpoint, width: int) -> _Head:
-    head.embedding_weight = checkpoint.embedding(width)
+    head.embedding = checkpoint.embedding(width)
     checkpoint.check_config_read()
     return head

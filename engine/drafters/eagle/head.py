@@ -21,10 +21,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import embedding
 
 from engine.drafters.heads.layer import HeadCache, HeadLayer, HeadSpec, Past, within
-from engine.drafters.heads.vocabulary import DraftOutput, Vocabulary
+from engine.drafters.heads.vocabulary import DraftOutput, TokenEmbedding, Vocabulary
 from engine.kernels.cpu.decoder import Decoder, DecoderWeights, Factors, HeadInput, KVSlots
 from engine.kernels.cpu.operators import NativeLinear, pack_linears, topk
 
@@ -40,7 +39,7 @@ class DraftHead(nn.Module):
     """
 
     layer: HeadLayer
-    embedding_weight: Tensor
+    embedding: TokenEmbedding
     vocabulary: Vocabulary
     decoder: Decoder | None = None
 
@@ -51,7 +50,7 @@ class DraftHead(nn.Module):
             kernels: as `Target.kernels`; None = change nothing.
         """
         pack_linears(self, kernels)
-        if kernels is not None and self.embedding_weight.dtype == torch.bfloat16:
+        if kernels is not None:
             parts = self.parts()
             self.decoder = None if parts is None else Decoder(kernels, parts)
 
@@ -67,8 +66,8 @@ class DraftHead(nn.Module):
     def _parts(
         self, head_input: HeadInput, *, norm: Tensor | None, lm_head: Any
     ) -> DecoderWeights | None:
-        layer, spec = self.layer.packed(), self.layer.spec
-        if layer is None or not isinstance(lm_head, NativeLinear):
+        layer, spec, embedding = self.layer.packed(), self.layer.spec, self.embedding.for_kernels
+        if layer is None or embedding is None or not isinstance(lm_head, NativeLinear):
             return None
         return DecoderWeights(
             layers=[layer],
@@ -80,7 +79,7 @@ class DraftHead(nn.Module):
             eps=spec.eps,
             factors=Factors(query=spec.head_dim**-0.5),
             norm=norm,
-            embedding=self.embedding_weight,
+            embedding=embedding,
             lm_head=lm_head.matrix,
             vocab=self.vocabulary.size,
             rotary=self.layer.rotary,
@@ -116,7 +115,7 @@ class DraftHead(nn.Module):
             hidden: `(n, hidden)`, fused features or earlier outputs.
             last_only: all entries leave keys and values, but only the last one gets an output.
         """
-        embedded = embedding(tokens, self.embedding_weight).to(hidden.dtype)
+        embedded = self.embedding(tokens).to(hidden.dtype)
         x, residual = self.join(hidden, embedded)
         if last_only:
             residual = residual[-1:]
@@ -164,7 +163,7 @@ class DraftHead(nn.Module):
         if window is None and (last_only or visible is None):
             return None
         if visible is None:
-            device = self.embedding_weight.device
+            device = self.embedding.device
             visible = torch.ones(count, count, dtype=torch.bool, device=device).tril()
         earlier = length + count - visible.shape[1]
         visible = torch.cat([visible.new_ones(count, earlier), visible], dim=1)

@@ -161,7 +161,7 @@ class EagleConfig(_EagleMethod):
             return super()._tree_for(head, what)
         tree = ChoiceTree(self.eagle_choices)
         tree.check_fits(depth=tree.depth, ranks=head.vocabulary.size, what=what)
-        return StaticTree(tree, head.embedding_weight.device)
+        return StaticTree(tree, head.embedding.device)
 
 
 class Eagle3Config(_EagleMethod):
@@ -213,7 +213,7 @@ class EagleDrafter(FeatureDrafter):
         self._chain = tree.chain()
         self.branches = self._chain is not tree
         self.num_ranks = head.vocabulary.size
-        self._device = head.embedding_weight.device
+        self._device = head.embedding.device
         self._session = HeadSession(head)
 
     def _resume(self, rows: int) -> int:

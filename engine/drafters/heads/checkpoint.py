@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from engine.drafters.heads.config import ConfigReader
 from engine.drafters.heads.layer import HeadLayer, HeadSpec
-from engine.drafters.heads.vocabulary import Vocabulary
+from engine.drafters.heads.vocabulary import TokenEmbedding, Vocabulary
 from engine.errors import DrafterError, VocabularyError, first_line
 from engine.model.checkpoints import Checkpoint, read_checkpoint
 from engine.model.files import UNREADABLE
@@ -259,21 +259,22 @@ class HeadCheckpoint:
             )
         return Vocabulary(ids.to(target.device), target.vocab_size), own_output
 
-    def embedding(self, width: int) -> Tensor:
-        """Its embedding `(tokens, width)`; the target's where it has none of its own."""
-        shared = self.target.embedding.weight
-        assert isinstance(shared, Tensor)
+    def embedding(self, width: int) -> TokenEmbedding:
+        """Its embedding of this width; the target's where it has none of its own."""
+        target, shared = self.target, TokenEmbedding.of(self.target.embedding)
         if self.has(_EMBEDDING):
-            own = self.take(_EMBEDDING, None, width).to(self.target.device, self.target.dtype)
+            own = self.take(_EMBEDDING, None, width).to(target.device, target.dtype)
             # Most carry a copy of the target's; there is no need to keep both.
-            if own.shape != shared.shape or not torch.equal(own, shared):
-                return own
-        elif width != shared.shape[1]:
+            plain = shared.table
+            if isinstance(plain, Tensor) and own.shape == plain.shape and torch.equal(own, plain):
+                return shared
+            return TokenEmbedding(own)
+        if width != shared.width:
             raise DrafterError(
                 f"{self.location} has no embed_tokens and hidden size {width}, so it cannot use "
-                f"the target's, which has {shared.shape[1]}."
+                f"the target's, which has {shared.width}."
             )
-        return shared.detach()
+        return shared
 
     def mask_token(self, setting: int | None) -> int:
         """The mask of a network that drafts blocks: the method's setting, or the config's."""

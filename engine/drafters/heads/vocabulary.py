@@ -14,13 +14,14 @@ from typing import Annotated
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn.functional import linear
+from torch.nn.functional import embedding, linear
 
 from engine.drafters.texts import UNRANKED, rank_of
 from engine.errors import DrafterError, first_line
-from engine.kernels.cpu.operators import NativeLinear, packed_linear
+from engine.kernels.cpu.operators import Matrix, NativeEmbedding, NativeLinear, packed_linear
 from engine.model.checkpoints import local_file
 from engine.model.files import read_json, read_pickle
+from engine.model.packed import PackedEmbedding, rows_of, weight_of
 from engine.model.target import Target
 
 FILE = "draft_vocab.json"
@@ -120,6 +121,45 @@ class Vocabulary:
         return probs.new_zeros(len(probs), self._vocab_size).index_copy_(1, self.ids, probs)
 
 
+class TokenEmbedding:
+    """Embeddings `(n, hidden)` of tokens, unscaled, by a matrix that stays as the target holds it.
+
+    Attributes:
+        table: `(tokens, hidden)`, or the target's packed module.
+    """
+
+    def __init__(self, table: Tensor | PackedEmbedding) -> None:
+        self.table = table
+
+    @classmethod
+    def of(cls, module: nn.Module) -> TokenEmbedding:
+        """The target's."""
+        return cls(module if isinstance(module, PackedEmbedding) else weight_of(module))
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        if isinstance(self.table, Tensor):
+            return embedding(tokens, self.table)
+        return self.table.rows(tokens)
+
+    @property
+    def device(self) -> torch.device:
+        return self.table.device if isinstance(self.table, Tensor) else torch.device("cpu")
+
+    @property
+    def width(self) -> int:
+        """Size of an embedding."""
+        table = self.table
+        return table.shape[1] if isinstance(table, Tensor) else table.embedding_dim
+
+    @property
+    def for_kernels(self) -> Tensor | Matrix | None:
+        """The matrix, where the compiled kernels can read it."""
+        if isinstance(self.table, NativeEmbedding):
+            return self.table.matrix
+        is_plain = isinstance(self.table, Tensor) and self.table.dtype == torch.bfloat16
+        return self.table if is_plain else None  # type: ignore[return-value]
+
+
 class DraftOutput:
     """Hidden vectors `(…, hidden)` → logits `(…, size)` of the tokens that are drafted.
 
@@ -135,9 +175,7 @@ class DraftOutput:
         self._whole, self._part = target.output, torch.empty(0)
         head: nn.Module | None = target.lm_head
         if self.vocabulary.ids is not None:
-            weight = target.lm_head.weight
-            assert isinstance(weight, Tensor)
-            self._part = weight.detach()[self.vocabulary.ids]
+            self._part = rows_of(target.lm_head, self.vocabulary.ids)
             head = packed_linear(self._part, None, target.kernels)
         self.packed = head if isinstance(head, NativeLinear) else None
 

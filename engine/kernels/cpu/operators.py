@@ -206,6 +206,9 @@ class NativeLinear(PackedLinear):
     def unpacked(self) -> Tensor:
         return self.matrix.rows()
 
+    def rows(self, ids: Tensor) -> Tensor:
+        return super().rows(ids) if self._kept else self.matrix.rows(ids)
+
 
 class NativeEmbedding(PackedEmbedding):
     """An embedding whose rows the compiled kernels unpack."""

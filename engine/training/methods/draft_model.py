@@ -19,10 +19,11 @@ from torch import Tensor
 from engine.drafters.draft_target import DraftTargetConfig
 from engine.drafters.heads.vocabulary import Vocabulary
 from engine.model.corpus import Entry
+from engine.model.packed import weight_of
 from engine.model.target import Target
 from engine.training.losses import LMHead, Prediction, pad_rows
 from engine.training.packs import Pack, visible
-from engine.training.recipe import Student, TrainSettings, principal_directions, weight_of
+from engine.training.recipe import Student, TrainSettings, principal_directions
 
 NUM_OTHERS = 2048
 """Tokens drawn per pack beside the vocabulary of the loss."""

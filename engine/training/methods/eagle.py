@@ -23,15 +23,16 @@ from engine.drafters.eagle.head import DraftHead, Eagle1Head, Eagle3Head, Eagle3
 from engine.drafters.eagle.methods import Eagle3Config, EagleConfig
 from engine.drafters.heads.checkpoint import HeadCheckpoint, published_tensors
 from engine.drafters.heads.layer import HeadSpec
-from engine.drafters.heads.vocabulary import Vocabulary
+from engine.drafters.heads.vocabulary import TokenEmbedding, Vocabulary
 from engine.errors import ConfigError
 from engine.model.corpus import Entry
+from engine.model.packed import rows_of
 from engine.model.target import Target
 from engine.proposal import Needs
 from engine.training.losses import LMHead, Prediction, pad_rows
 from engine.training.methods.eagle_unroll import unroll
 from engine.training.packs import Pack, frequent_tokens
-from engine.training.recipe import Student, TrainSettings, weight_of
+from engine.training.recipe import Student, TrainSettings
 
 _Head = TypeVar("_Head", bound=DraftHead)
 _ROPE_THETA = 10000.0
@@ -341,7 +342,7 @@ def fresh_eagle3(target: Target, ids: Tensor | None, intermediate: int | None) -
         head.fc.weight.mul_(0.1)
         head.fc.weight[:, 2 * spec.hidden :] += torch.eye(spec.hidden)
         if ids is not None:
-            head.lm_head.weight.copy_(weight_of(target.lm_head)[ids].float().cpu())
+            head.lm_head.weight.copy_(rows_of(target.lm_head, ids).float().cpu())
         norm = getattr(target.model.get_decoder(), "norm", None)
         weight = getattr(norm, "weight", None)
         if isinstance(weight, Tensor) and weight.shape == head.norm.weight.shape:
@@ -355,5 +356,5 @@ def _placed(head: _Head, target: Target) -> _Head:
     head.layer.o_proj.weight.zero_()
     head.layer.down_proj.weight.zero_()
     head = head.to(target.device)
-    head.embedding_weight = weight_of(target.embedding)
+    head.embedding = TokenEmbedding.of(target.embedding)
     return head

@@ -18,10 +18,11 @@ from torch.nn.functional import embedding, silu
 from engine.drafters.heads.redrafter import ReDrafterConfig
 from engine.drafters.heads.vocabulary import Vocabulary
 from engine.model.corpus import Entry
+from engine.model.packed import weight_of
 from engine.model.target import Target
 from engine.training.losses import LMHead, Prediction, pad_rows
 from engine.training.packs import Pack
-from engine.training.recipe import Student, TrainSettings, principal_directions, weight_of
+from engine.training.recipe import Student, TrainSettings, principal_directions
 
 
 class ReDrafterTraining(TrainSettings):

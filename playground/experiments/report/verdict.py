@@ -56,7 +56,7 @@ SAMPLED = (
 LOSSY = "Lossy by design: it may keep tokens that the target would not choose."
 LOSSY_SAMPLED = "Lossy by design, and sampled: the texts cannot be compared token by token."
 UNSURE = "These are {}: add prompts or repeats to see how certain it is."
-MORE = "more prompts or repeats would"
+NOT_APART = "The measurements do not separate it from {}; more prompts or repeats would."
 NO_NUMBER = "No speedup is given for {}: {} Measure again."
 
 
@@ -238,7 +238,11 @@ def _ranked(
     if all(ahead(plain, one.name) for one in contenders):
         return Headline(f"Plain decoding is the fastest here. Next, {reached}.", plain)
     if not ahead(best.name, plain):
-        return Headline(f"No measurable gain over plain decoding: {reached}.")
+        if fast.ratio is not None and fast.ratio < 1:
+            return Headline(f"No gain over plain decoding: {reached}.")
+        many = len(contenders)
+        allowing = f", allowing for the choice among {many}" if many > 1 else ""
+        return Headline(f"{reached}. {NOT_APART.format(f'plain decoding{allowing}')}")
     trust = TRUST_SENTENCES[best.trust]
     rivals = [one for one in contenders if one is not best and not one.dropped]
     behind = [one for one in rivals if not ahead(best.name, one.name)]
@@ -262,9 +266,7 @@ def _not_apart(
         if (ratio := over(best, one.name)) is None or ratio.low is None
     }
     alike = [one.name for one in level if one.name not in causes]
-    sentences = (
-        [f"The measurements do not separate it from {', '.join(alike)}; {MORE}."] if alike else []
-    )
+    sentences = [NOT_APART.format(", ".join(alike))] if alike else []
     listed = ", ".join(f"{name} ({cause})" for name, cause in causes.items())
     return [*sentences, f"How far it is ahead of {listed} is not known."] if causes else sentences
 

@@ -25,8 +25,10 @@ from engine.drafters.eagle.head import (
 from engine.drafters.eagle.methods import EagleDrafter
 from engine.drafters.eagle.trees import DynamicTree, StaticTree, expand_candidates
 from engine.drafters.heads.layer import HeadCache, HeadSpec
-from engine.drafters.heads.vocabulary import FILE, DraftOutput, Vocabulary
+from engine.drafters.heads.vocabulary import FILE, DraftOutput, TokenEmbedding, Vocabulary
 from engine.errors import DrafterError
+from engine.kernels.cpu.operators import Matrix, NativeEmbedding
+from engine.model.packed import rows_of, weight_of
 from engine.model.target import Target
 from engine.proposal import Needs
 from engine.steps import End, Step
@@ -67,7 +69,7 @@ def head_of(name: str, target: Target) -> DraftHead:
     for parameter in head.parameters():
         if parameter.ndim == 1:
             parameter.data.add_(0.2 * torch.randn(parameter.shape))
-    head.embedding_weight = target.embedding.get_parameter("weight").detach()
+    head.embedding = TokenEmbedding.of(target.embedding)
     return head.to(torch.bfloat16).requires_grad_(False)
 
 
@@ -110,6 +112,27 @@ def test_levels_of_a_tree_equal_the_modules(name: str, target: Target) -> None:
     everything = torch.tril(torch.ones(5, 5 + caches[0].length).bool(), caches[0].length)
     everything[:, 2:7] = False
     near(5, everything)
+
+
+@torch.inference_mode()
+def test_a_packed_embedding_is_read_without_unpacking_it(target: Target) -> None:
+    assert target.kernels is not None
+    matrix = Matrix.of(target.kernels, weight_of(target.embedding), bits=8)
+    packed = NativeEmbedding(target.embedding, matrix)  # type: ignore[arg-type]
+    torch.manual_seed(7)
+    entries = torch.randn(9, 64).bfloat16(), torch.randint(200, (9,)), torch.arange(9)
+    logits = []
+    for embedding in (TokenEmbedding.of(packed), TokenEmbedding(matrix.rows())):
+        head = head_of("eagle3", target)
+        head.embedding = embedding
+        head.use_kernels(target.kernels)
+        assert head.decoder is not None
+        logits.append(head.predict(*entries, HeadCache(1))[1].double())
+    assert (logits[0] - logits[1]).std() < 0.03 * logits[1].std(), "rounded to bfloat16 or not"
+    assert TokenEmbedding.of(packed).for_kernels is matrix
+    ids = torch.tensor([7, 3, 7])
+    for module in (packed, target.embedding, target.lm_head):
+        assert torch.equal(rows_of(module, ids), weight_of(module)[ids])
 
 
 def chains(head: DraftHead, least: float, steps: int = 4) -> list[tuple[list[int], list[float]]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from engine.tree import ChoiceTree
 from engine.tuning.controller import ControlledDrafter, build_drafter
 from engine.tuning.experience import SHARE, Experience, ExperienceStore
 from engine.tuning.latency import LatencyCurve
-from engine.tuning.survival import Survival
+from engine.tuning.survival import Draft, Survival
 from tests.engine.tuning.controlled import FLAT, STEEP, OnAMachine, Oracle
 from tests.models import build_context, plain_greedy, tiny_target
 
@@ -138,6 +139,33 @@ def test_no_more_is_drafted_than_pays() -> None:
     steps, _, _ = run(LatencyCurve((1, 8), (10.0, 30.0)), lambda position: position % 3 != 2)
     late = [step.num_drafted for step in steps[20:-2] if step.num_drafted]
     assert late and sorted(late)[len(late) // 2] in (2, 3)
+
+
+def test_a_text_that_begins_to_repeat_itself_is_soon_drafted_whole() -> None:
+    """Though only one token was right till then, and what was cut was not verified."""
+    machine = LatencyCurve((1, 8), (10.0, 17.0))
+    steps, _, _ = run(machine, lambda position: position > 100 or position % 2 == 0, tokens=240)
+    ends = list(accumulate(len(step.committed) for step in steps))
+    drafted = [step.num_drafted for step in steps]
+    before = [num for num, end in zip(drafted, ends, strict=True) if 60 < end < 100 and num]
+    after = [num for num, end in zip(drafted, ends, strict=True) if 140 < end < 230 and num]
+    assert max(before) <= 2 and min(after) == 6
+
+
+def test_a_draft_is_judged_by_the_text_as_far_as_that_goes() -> None:
+    def levels(*committed: list[int]) -> list[float]:
+        draft, survival = Draft(Proposal(torch.arange(4), ChoiceTree.chain(3).shape)), Survival()
+        for tokens in committed:
+            if draft.is_open:
+                draft.follow(tokens)
+        survival.learn(draft)
+        own = {name: counts[0] for name, counts in survival.groups.items()}
+        return [own[name] for name in sorted(own) if name[0] == "l"]
+
+    assert levels([1], [2]) == [1, 1], "nobody knows about the third"
+    assert levels([1], [9, 3]) == [1, 0]
+    assert levels([1, 2], [3, 4]) == [1, 1, 1]
+    assert levels([9]) == [0] and levels() == []
 
 
 def test_experience_goes_on_from_text_to_text_and_is_kept(tmp_path: Path) -> None:

@@ -81,7 +81,10 @@ def test_nothing_is_called_fastest_that_the_measurements_do_not_tell_apart() -> 
     text, fastest = said(one("a", 1.6, 1.5, 1.75), one("b", 1.7, 1.6, 1.9), apart=False)
     assert fastest is None and "fastest" not in text and "do not separate it from a" in text
     text, fastest = said(one("a", 1.1, 0.9, 1.3))
-    assert fastest is None and text.startswith("No measurable gain over plain decoding: a reaches")
+    assert fastest is None and text.startswith("a reaches 1.10× plain decoding (95% interval 0.90")
+    assert text.endswith("do not separate it from plain decoding; more prompts or repeats would.")
+    text, fastest = said(one("a", 0.9, 0.7, 1.3))
+    assert fastest is None and text.startswith("No gain over plain decoding: a reaches 0.90×")
     text, fastest = said(one("a", 1.4, None, None))
     assert (
         fastest is None and "a reaches 1.40×" in text and "too few answers for an interval" in text
