@@ -114,6 +114,7 @@ def test_only_the_command_line_reads_arguments_and_environment() -> None:
         ),
     ],
 )
+@pytest.mark.slow
 def test_importing_a_layer_leaves_others_unloaded(statement: str, absent: set[str]) -> None:
     code = f"import sys; {statement}; print(*sorted({absent!r} & sys.modules.keys()))"
     run = subprocess.run(

@@ -207,23 +207,28 @@ class ControlledDrafter(Drafter):
         self._num_committed = len(outcome.committed)
         self.text.extend(outcome.committed)
         shape = outcome.proposal.shape
-        step = self._step
+        step, is_right = self._step, False
         if step is not None and step.part is not None and step.whole is not None:
-            if step.whole.dists is None:
-                self._drafts.append(Draft(step.whole, self._match_len(step.part)))
-            else:  # drawn at random: right by chance, not by its token
-                self.experience.survival.observe(outcome.proposal, outcome.path)
+            match_len, whole = self._match_len(step.part), step.whole
+            # One drawn at random is right by chance, not by its token; reading the tokens of one on
+            # another device would wait for that.
+            if whole.dists is None and whole.tokens.is_cpu:
+                self._drafts.append(Draft(whole, match_len))
+            elif len(shape) > 1:
+                self.experience.survival.observe(outcome.proposal, outcome.path, match_len)
+                is_right = shape.max_depth < len(outcome.path)
         elif len(shape) > 1:  # tokens that a grammar left no choice about
             size, depth = len(shape), shape.max_depth
             self._step = _Drafted(None, "tree", 0.0, 0.0, size, depth, None, counts=False)
-        self._learn(outcome.committed)
+        self._learn(outcome.committed, is_right=is_right)
         for part in self._parts:
             part.observe(outcome)
 
     def finish(self) -> None:
         if self._start is None:
             return
-        self._learn((), ends=True)
+        for draft in self._drafts:
+            self.experience.survival.learn(draft)
         for part in self._parts:
             part.finish()
         if self._num_steps:
@@ -232,12 +237,16 @@ class ControlledDrafter(Drafter):
             self._keep(self.experience)
         self._start = None
 
-    def _learn(self, committed: Sequence[int], *, ends: bool = False) -> None:
-        """How often drafts are accepted, of each once the text says so, or at its end."""
-        are_right = [draft.follow(committed) for draft in self._drafts]
+    def _learn(self, committed: Sequence[int], *, is_right: bool) -> None:
+        """How often drafts are accepted, of each once the text says so.
+
+        Args:
+            is_right: a draft that is not followed was accepted whole.
+        """
+        are_right = [is_right, *(draft.follow(committed) for draft in self._drafts)]
         self._right_len = self._right_len + len(committed) if any(are_right) else 0
         for draft in self._drafts:
-            if ends or not draft.is_open:
+            if not draft.is_open:
                 self.experience.survival.learn(draft)
         self._drafts = [draft for draft in self._drafts if draft.is_open]
 

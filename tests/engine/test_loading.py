@@ -342,6 +342,7 @@ def keys_read_of_configs() -> set[str]:
     return {key for key in keys if not key.startswith("_")}
 
 
+@pytest.mark.slow
 def test_a_value_of_another_type_in_a_config_is_one_sentence(tmp_path: Path) -> None:
     """Whatever the engine reads of it, also where the model's own class does not know the key."""
     folder = save_tiny(tmp_path / "model")
@@ -366,6 +367,7 @@ def test_a_value_of_another_type_in_a_config_is_one_sentence(tmp_path: Path) -> 
     assert refused > 50
 
 
+@pytest.mark.slow
 def test_no_config_of_transformers_is_out_of_range(tmp_path: Path) -> None:
     """Every class by its own defaults, saved and loaded."""
     checked = []

@@ -333,6 +333,7 @@ class NoResidual:
             path.append(at)
 
 
+@pytest.mark.slow
 def test_power_wrong_verifiers_fail_the_same_test() -> None:
     plain = Sampling(temperature=1.0)
     for name in ("chain", "siblings"):
@@ -498,5 +499,6 @@ def test_sampled_texts_follow_the_targets_law(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["draft-model", "tree"])
 @pytest.mark.parametrize("cuts", [{"top_k": 4, "top_p": 0.9}, {"min_p": 0.3}], ids=str)
+@pytest.mark.slow
 def test_sampled_texts_follow_the_law_cut_by_its_filters(name: str, cuts: dict[str, Any]) -> None:
     assert loop_p_value(DRAFTERS[name](), Sampling(temperature=1.2, **cuts)) > ALPHA

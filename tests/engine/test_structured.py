@@ -272,6 +272,7 @@ def pairs(letters: str) -> str:
         *((TREE, False, letters) for letters in PAIRS[1:]),
     ],
 )
+@pytest.mark.slow
 def test_samples_keep_the_law_of_the_target_held_to_its_grammar(
     parents: Parents, certain: bool, letters: str
 ) -> None:

@@ -38,6 +38,8 @@ from tests.playground.serving import Served, serving
 from tests.playground.tiny import save_tiny_llama, tiny_catalog
 from tests.storage.conftest import finished_run
 
+pytestmark = pytest.mark.slow
+
 API = "/gradio_api"
 CALL = f"{API}/component_server"
 

@@ -26,6 +26,8 @@ from tests.hostile.test_texts import BAD_JSON, BAD_YAML
 from tests.models import save_tiny
 from tests.storage.conftest import finished_run
 
+pytestmark = pytest.mark.slow
+
 NUM_SHORT = 60
 NUM_LONG = 700
 PATIENCE_S = 600.0

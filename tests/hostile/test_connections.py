@@ -20,6 +20,8 @@ from playground.web import security
 from playground.web.server import trim_memory
 from tests.playground.serving import Served
 
+pytestmark = pytest.mark.slow
+
 SOON_S = 5.0
 FEW = 8
 COMPLETIONS = "/v1/completions"

@@ -31,6 +31,8 @@ from tests.hostile.campaign import Watch
 from tests.playground.serving import Served
 from tests.playground.test_http import call
 
+pytestmark = pytest.mark.slow
+
 MOST_SENT = 64 << 20
 MOST_S = 30.0
 Body = Iterable[bytes]

@@ -37,6 +37,8 @@ from tests.hostile.damages import Case
 from tests.hostile.model_files import DRAFTERS, TARGETS, drafter_cases, target_cases
 from tests.models import build_context, tiny_target
 
+pytestmark = pytest.mark.slow
+
 SHARE = 8
 """Without `--hostile-long`, one case of so many is tried."""
 SLOWEST_S = 5.0

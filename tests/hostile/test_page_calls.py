@@ -30,6 +30,8 @@ from tests.playground.serving import Served, serving
 from tests.playground.tiny import save_tiny_llama, tiny_catalog
 from tests.storage.conftest import finished_run
 
+pytestmark = pytest.mark.slow
+
 API = "/gradio_api"
 JSON_TYPE = {"content-type": "application/json"}
 NUM_SHORT = 500

@@ -25,6 +25,8 @@ from storage import RunLog
 from tests.playground.serving import Served, serving
 from tests.playground.tiny import save_tiny_llama, tiny_catalog
 
+pytestmark = pytest.mark.slow
+
 SOON_S = 10.0
 SLOW_SPLIT = {
     "type": "Split",

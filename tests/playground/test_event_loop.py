@@ -41,6 +41,7 @@ def values_of(listener: dict[str, Any], held: dict[int, Any], run_id: str) -> li
     return values
 
 
+@pytest.mark.slow
 def test_no_listener_of_the_page_blocks_the_loop(tmp_path: Path) -> None:
     with serving_tiny(tmp_path) as served:
         run_id = finished_run(served.log)

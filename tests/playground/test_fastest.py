@@ -78,6 +78,7 @@ def test_prompt_at_hand_is_tried_and_a_suite_without_one(host: EngineHost) -> No
     assert {item.suite for item in plan.items} == {"starter"}
 
 
+@pytest.mark.slow
 def test_search_ends_with_the_fastest_and_is_a_benchmark(host: EngineHost, log: RunLog) -> None:
     catalog = with_methods(
         host.catalog,

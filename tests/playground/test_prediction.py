@@ -31,6 +31,7 @@ def test_a_run_says_how_much_it_drafted() -> None:
 
 
 @pytest.mark.usefixtures("auto_drafting")
+@pytest.mark.slow
 def test_generate_says_what_as_set_costs_before_it_runs(tmp_path: Path) -> None:
     folder = save_tiny_llama(tmp_path / "model")
 

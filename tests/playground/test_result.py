@@ -263,6 +263,7 @@ def test_a_stored_run_is_compared_with_plain_decoding_of_its_experiment(
     assert plain.metrics is not None and plain.metrics.tok_s == pytest.approx(step.tok_s)
 
 
+@pytest.mark.slow
 def test_stopped_run_is_compared_with_what_was_timed_before_it(host: EngineHost) -> None:
     run = start(host, settings={"delay_ms": "50"}, limits={"max_new_tokens": "400"})
     while len(run.rows) < 2:

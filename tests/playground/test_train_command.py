@@ -12,6 +12,8 @@ from typer.testing import CliRunner
 from playground.cli.main import app
 from tests.models import save_tiny
 
+pytestmark = pytest.mark.slow
+
 SMALL = ("--tokens", 1200, "--dtype", "float32", "--set", "pack_tokens=256")
 
 

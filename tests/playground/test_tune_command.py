@@ -17,6 +17,8 @@ from presets.choice_trees import tree_preset
 from storage import RunLog
 from tests.engine.drafters.golden import ROOT
 
+pytestmark = pytest.mark.slow
+
 CASE = ROOT / "medusa" / "case_a"
 PROMPTS = ("5,9,200,31", "77,12,8", "40,41,42,43", "1,2,3,4,5")
 

@@ -29,6 +29,7 @@ OPEN_AT = (
 
 
 @pytest.mark.parametrize("url", [None, "sqlite:///:memory:", "file"])
+@pytest.mark.slow
 def test_threads_that_write_at_once_lose_nothing(url: str | None, path: str) -> None:
     log = RunLog.open(path if url == "file" else url)
     ids = [log.begin(new_run()) for _ in range(4)]
@@ -53,6 +54,7 @@ def nothing(request: pytest.FixtureRequest, path: str) -> Iterator[str]:
         yield url
 
 
+@pytest.mark.slow
 def test_processes_that_create_the_log_at_once_all_open_it(nothing: str) -> None:
     command = [sys.executable, "-c", OPEN_AT, nothing, str(time.time() + 3)]
     started = [

@@ -20,6 +20,8 @@ from tests.engine.drafters.eagle_heads import save_eagle, save_eagle3
 from tests.engine.drafters.fitted import save_medusa, save_redrafter
 from tests.models import build_context, plain_greedy
 
+pytestmark = pytest.mark.slow
+
 DYNAMIC = {"use_dynamic_tree": True, "dynamic_tree_max_topK": 4, "max_total_draft_tokens": 12}
 TAPS = {"eagle3_layers_to_capture": [0, 1, 2]}
 METHODS: dict[str, dict[str, Any]] = {

@@ -13,6 +13,7 @@ from engine.kernels.cpu.compile import NotNative, library
 from tests.models import VOCAB
 
 
+@pytest.mark.slow
 def test_listed_tokens_are_drafted_by_a_model_on_another_device(tmp_path: Path) -> None:
     """By the compiled kernels, token by token, and sampled."""
     try:

@@ -78,14 +78,17 @@ def test_a_method_writes_the_cpus_text(name: str, way: str, device: torch.device
     assert max(result.tensors) < (NETWORK_TENSORS if drafter.has_network else LOOKUP_TENSORS)
 
 
-@pytest.mark.parametrize("name", ["ngram", "eagle-chain", "draft-model"])
-def test_the_controller_decides_without_reading_more(name: str, device: torch.device) -> None:
-    """Its choices follow the clock, the text does not; a drafter that wakes reads once more."""
+@pytest.mark.parametrize(("name", "levels"), [("ngram", 0), ("eagle-chain", 4), ("draft-model", 4)])
+def test_the_controller_decides_without_reading_more(
+    name: str, levels: int, device: torch.device
+) -> None:
+    """Its choices follow the clock, the text does not; a drafter that wakes reads once more, and
+    one with probabilities before every further level: whether it may still pay."""
     own = target_of(name)
     target = moved(own, device)
     result = run(target, drafter_for(target, name, "auto"), tokens=40)
     assert result.output == run(own, drafter_for(own, "plain"), tokens=40).output
-    assert_waits(result.logs, 2, 2)
+    assert_waits(result.logs, 2 + levels, 2 + levels)
 
 
 @pytest.mark.parametrize("way", ["greedy", "tokens"])

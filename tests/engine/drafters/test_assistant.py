@@ -102,6 +102,7 @@ def test_it_reads_the_last_layers_with_keys_of_their_own() -> None:
     assert shared_layers(alone) == (5, 4)
 
 
+@pytest.mark.slow
 def test_sampled_output_follows_the_target(tmp_path: Path) -> None:
     # Beyond the window, the modules with a cache differ from those without.
     target = judges.few_tokens(0.35, family="gemma4_text", layers=6, sliding_window=512)

@@ -163,6 +163,7 @@ def test_context_end_is_reached_exactly(saved: str):
 
 
 @pytest.mark.parametrize("tree", [False, judges.slow(True)])
+@pytest.mark.slow
 def test_sampled_output_follows_the_target(tmp_path: Path, tree: bool):
     dflash_model(*FULL).save_pretrained(tmp_path)
     target = judges.few_tokens(0.35, layers=3)

@@ -348,6 +348,7 @@ def test_it_drafts_the_listed_tokens_only(tmp_path: Path, temperature: float) ->
 
 
 @pytest.mark.parametrize("drawn", [True, judges.slow(False)])
+@pytest.mark.slow
 def test_sampled_output_follows_the_target_where_few_tokens_are_drafted(
     tmp_path: Path, drawn: bool
 ) -> None:

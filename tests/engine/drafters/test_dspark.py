@@ -134,6 +134,7 @@ def test_greedy_output_equals_target_alone(tmp_path: Path, family: str, tree: bo
 
 
 @pytest.mark.parametrize("tree", [False, judges.slow(True)])
+@pytest.mark.slow
 def test_sampled_output_follows_the_target(tmp_path: Path, tree: bool) -> None:
     target = judges.few_tokens(0.35, layers=3)
     location = save(tmp_path / "own", vocab_size=SAMPLED_VOCAB)

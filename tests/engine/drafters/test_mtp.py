@@ -135,6 +135,7 @@ def test_context_end_is_reached_exactly(saved: Saved):
 
 
 @pytest.mark.parametrize(("num_layers", "length"), [(1, 3), judges.slow(2, 2)])
+@pytest.mark.slow
 def test_sampled_output_follows_the_target(saved: Saved, num_layers: int, length: int):
     target = tiny_mtp.load_deepseek(saved(num_layers))
     with torch.no_grad():

@@ -162,6 +162,7 @@ def test_greedy_output_equals_target_alone(family: str, tree: bool) -> None:
 
 
 @pytest.mark.parametrize("tree", [False, judges.slow(True)])
+@pytest.mark.slow
 def test_sampled_output_follows_the_target(tmp_path: Path, tree: bool) -> None:
     target = judges.sampled_target()
     save_eagle3(tmp_path, target, (0, 0, 1), draft_vocab=8)

@@ -82,6 +82,7 @@ def test_a_row_of_the_batch_writes_what_the_target_writes_alone(
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3_5_text"])
+@pytest.mark.slow
 def test_fixed_text_behind_a_cut_one_is_read_in_its_place(family: str) -> None:
     check_writes_as_alone(tiny_target(family))
 

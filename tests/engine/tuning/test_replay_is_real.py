@@ -68,6 +68,7 @@ def trees_of(table: RankTable, count: int, max_nodes: int = 40) -> Iterator[Choi
 
 
 @pytest.mark.parametrize("name", ["medusa", "eagle"])
+@pytest.mark.slow
 def test_replay_of_random_trees_equals_real_runs_step_by_step(name: str) -> None:
     case: Case = golden(name)
     table = measure_ranks(case.config, case.bench, case.texts, depths=6)
@@ -112,6 +113,7 @@ def test_replay_of_published_trees_equals_the_reference(name: str, field: str) -
 
 
 @pytest.mark.parametrize("name", ["medusa", "eagle"])
+@pytest.mark.slow
 def test_last_step_accepts_beyond_a_text_cut_by_eos_as_decoding_does(name: str) -> None:
     """Every token of the text is made the end of text once: some step accepts it and goes on."""
     case = golden(name)

@@ -257,6 +257,7 @@ def idle(served: Served) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_sixty_four_clients_at_once_are_answered_or_told_to_wait(served: Served) -> None:
     def ask(number: int) -> int:
         asked = {**TEXT, "max_tokens": 4, "stream": bool(number % 2)}

@@ -66,6 +66,7 @@ def test_our_own_endpoint_is_compared_with_its_own_plain_decoding(
     assert json.loads(json.dumps(report.to_dict()))["choices"][0]["concurrency"] == 1
 
 
+@pytest.mark.slow
 def test_a_level_ends_when_its_time_is_up(served: Served) -> None:
     load = Load(ASKED * 20, (1,), max_new_tokens=200, max_seconds=1.0)
     began = time.monotonic()
@@ -178,6 +179,7 @@ def _wait_for(url: str) -> None:
     raise AssertionError(f"{url} did not answer")
 
 
+@pytest.mark.slow
 def test_the_command_watches_and_measures(served: Served, tmp_path: Path) -> None:
     def said(*arguments: str) -> str:
         result = CliRunner().invoke(app, ["connect", served.url, *arguments])

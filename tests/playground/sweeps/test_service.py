@@ -155,6 +155,7 @@ def test_a_trial_can_be_used_elsewhere(done: Done) -> None:
     assert "max_draft_len: 7" in preset_yaml(sweep, 3)
 
 
+@pytest.mark.slow
 def test_stop_and_resume_lose_no_answer(service: Experiments, log: RunLog) -> None:
     name = begin(service, slow("max_draft_len=1:2", delay_ms=20))
     until_one_pair(service, name)

@@ -55,6 +55,7 @@ def test_a_grid_is_measured_printed_and_written(folder: Path, tmp_path: Path) ->
     assert (str(config["max_draft_len"]), config["lookup"]) == tuple(rows[0][1:3])
 
 
+@pytest.mark.slow
 def test_json_has_all_and_more_trials_go_on_from_there(folder: Path, tmp_path: Path) -> None:
     db = tmp_path / "runs.db"
     asked = arguments(folder, db, "--vary", "max_draft_len=1:9", "--trials", 2, "--name", "two")

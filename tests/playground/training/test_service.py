@@ -157,6 +157,7 @@ def test_another_target_in_between_does_not_end_it(trainings: Trainings, host: E
     assert ended(trainings, name) == "completed"
 
 
+@pytest.mark.slow
 def test_minutes_are_kept_by_fitting_the_passes(trainings: Trainings, host: EngineHost) -> None:
     budget = {"minutes": "0.15", "tokens": ""}
     name = trainings.start(plan_for(trainings, host, budget=budget))
