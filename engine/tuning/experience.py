@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,9 @@ ROWS, TREE_ROWS = (1, 2, 4, 8, 16, 32), (4, 16)
 """Row counts that are measured of a target before its first draft, in a second or two."""
 FINE_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 """And where somebody asks for it."""
+TRUE_SLOPES, LEAST_AGE_S = (0.6, 1.7), 3600.0
+"""Prices of rows over the curve's, beyond which a curve of this age was not measured on the machine
+as it is: something else ran beside, or the kernels have become faster."""
 
 
 class Returns:
@@ -90,6 +94,11 @@ class Experience:
         own.credit = values.get("credit", own.credit)
         own.answer_len = values.get("answer_len", 0.0)
         return own
+
+    def on(self, curve: LatencyCurve) -> Experience:
+        """The same, with a curve of which `slope` does not know yet."""
+        costs = Costs(curve).restored({**self.costs.to_dict(), "slope": 1.0})
+        return replace(self, costs=costs)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON."""
@@ -199,10 +208,22 @@ class ExperienceStore:
         curve = self.curve(target)
         if values := self._read(_name(target, config)):
             try:
-                return Experience.new(curve, values)
+                learnt = Experience.new(curve, values)
+                is_same = values.get("measured", _digest(curve)) == _digest(curve)
+                if is_same and not TRUE_SLOPES[0] <= learnt.costs.slope <= TRUE_SLOPES[1]:
+                    curve = self._renewed(target)
+                    is_same = curve is learnt.costs.curve
+                return learnt if is_same else learnt.on(curve)
             except (AttributeError, TypeError, ValueError):  # of another version, or damaged
                 pass
         return Experience.new(curve, {"survival": self._prior(config, target, locate)})
+
+    def _renewed(self, target: Target) -> LatencyCurve:
+        """The curve measured again, if that is long ago."""
+        file = None if self._folder is None else self._folder / _name(target)
+        if file and file.is_file() and time.time() - file.stat().st_mtime > LEAST_AGE_S:
+            return self._measured(target)
+        return self.curve(target)
 
     def _prior(self, config: MethodConfig, target: Target, locate: Locate) -> dict[str, Any]:
         weights, settings = target.provenance.get("weights"), _settings(config)
@@ -267,7 +288,7 @@ class ExperienceStore:
     def keep(self, config: MethodConfig, target: Target, experience: Experience) -> None:
         about = {"target": target.name, "method": _settings(config)}
         values = {**experience.to_dict(), "about": about, "curve": _name(target)}
-        values["base"] = experience.costs.base
+        values["base"], values["measured"] = experience.costs.base, _digest(experience.costs.curve)
         self._write(_name(target, config), values)
 
     def curve(self, target: Target) -> LatencyCurve:
@@ -275,12 +296,19 @@ class ExperienceStore:
         name = _name(target)
         if name not in self._curves:
             try:
-                curve = LatencyCurve.from_dict(self._read(name))
+                self._curves[name] = LatencyCurve.from_dict(self._read(name))
             except ConfigError:
-                curve = measure_curve(target, rows=ROWS, tree_rows=TREE_ROWS, repeats=2)
-                self._write(name, curve.to_dict())
-            self._curves[name] = curve
+                return self._measured(target)
         return self._curves[name]
+
+    def _measured(self, target: Target) -> LatencyCurve:
+        name, curve = (
+            _name(target),
+            measure_curve(target, rows=ROWS, tree_rows=TREE_ROWS, repeats=2),
+        )
+        self._curves[name] = curve
+        self._write(name, curve.to_dict())
+        return curve
 
     def _read(self, name: str) -> dict[str, Any]:
         """Empty where nothing is kept, or it cannot be read."""
@@ -303,6 +331,11 @@ class ExperienceStore:
             part.replace(self._folder / name)
         except OSError:
             part.unlink(missing_ok=True)
+
+
+def _digest(curve: LatencyCurve) -> str:
+    """Tells one measurement from another."""
+    return hashlib.sha256(json.dumps(curve.to_dict()).encode()).hexdigest()[:16]
 
 
 def _name(target: Target, config: MethodConfig | None = None) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 
 import pytest
@@ -57,6 +59,25 @@ def test_a_level_counts_once_however_many_siblings_were_tried() -> None:
     counts = {name: survival.groups[name][0] for name in ("l1", "l2")}
     tries = {name: survival.groups[name][1] / 0.6 for name in ("l1", "l2")}
     assert counts == {"l1": 2, "l2": 1} and tries == pytest.approx({"l1": 3, "l2": 2})
+
+
+def test_a_curve_that_rows_belie_is_measured_again_once_it_is_old(tmp_path: Path) -> None:
+    """As one of a busy machine is; what other methods learnt of the old one's rows goes with it."""
+    target, names = tiny_target(), ("NGram", "Suffix")
+    one, other = (parse_method({"decoding_type": name}) for name in names)
+    store = ExperienceStore(tmp_path)
+    first = store.curve(target)
+    for config in (one, other):
+        learnt = store.of(config, target)
+        learnt.costs.slope = 3.0
+        store.keep(config, target, learnt)
+    assert ExperienceStore(tmp_path).of(one, target).costs.slope == 3.0, "it is new"
+    (file,) = (f for f in tmp_path.glob("*.json") if "about" not in json.loads(f.read_text()))
+    os.utime(file, (0, 0))
+    again = ExperienceStore(tmp_path)
+    assert again.of(one, target).costs.slope == 1.0
+    assert again.of(other, target).costs.slope == 1.0
+    assert again.curve(target).to_dict() != first.to_dict()
 
 
 def prior_of(tmp_path: Path) -> tuple[Prior, dict[str, object]]:
