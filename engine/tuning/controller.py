@@ -218,8 +218,8 @@ class ControlledDrafter(Drafter):
                 self.experience.survival.observe(outcome.proposal, outcome.path, match_len)
                 is_right = shape.max_depth < len(outcome.path)
         elif len(shape) > 1:  # tokens that a grammar left no choice about
-            size, depth = len(shape), shape.max_depth
-            self._step = _Drafted(None, "tree", 0.0, 0.0, size, depth, None, counts=False)
+            step = step or _Drafted(None, "tree", 0.0, 0.0, 1, 0, None, counts=False)
+            self._step = replace(step, rows=len(shape), depth=shape.max_depth, counts=False)
         self._learn(outcome.committed, is_right=is_right)
         for part in self._parts:
             part.observe(outcome)

@@ -222,7 +222,7 @@ class ExperienceStore:
         """The curve measured again, if that is long ago."""
         file = None if self._folder is None else self._folder / _name(target)
         if file and file.is_file() and time.time() - file.stat().st_mtime > LEAST_AGE_S:
-            return self._measured(target)
+            return self._measure_curve(target)
         return self.curve(target)
 
     def _prior(self, config: MethodConfig, target: Target, locate: Locate) -> dict[str, Any]:
@@ -298,16 +298,13 @@ class ExperienceStore:
             try:
                 self._curves[name] = LatencyCurve.from_dict(self._read(name))
             except ConfigError:
-                return self._measured(target)
+                return self._measure_curve(target)
         return self._curves[name]
 
-    def _measured(self, target: Target) -> LatencyCurve:
-        name, curve = (
-            _name(target),
-            measure_curve(target, rows=ROWS, tree_rows=TREE_ROWS, repeats=2),
-        )
-        self._curves[name] = curve
-        self._write(name, curve.to_dict())
+    def _measure_curve(self, target: Target) -> LatencyCurve:
+        curve = measure_curve(target, rows=ROWS, tree_rows=TREE_ROWS, repeats=2)
+        self._curves[_name(target)] = curve
+        self._write(_name(target), curve.to_dict())
         return curve
 
     def _read(self, name: str) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from engine.kernels.cpu.compile import has_rare, loaded_library
 from engine.kernels.cpu.gguf import GGUFFile, RawTensor
+from engine.kernels.cpu.memory import zeros
 from engine.kernels.cpu.weights import replace_linears
 from engine.model.packed import PackedEmbedding, PackedLinear
 
@@ -115,8 +116,7 @@ class Matrix:
         if bias is not None:
             filled = torch.nn.functional.pad(bias.detach().float(), (0, -shape[0] % LANES))
         none = cls(kernels, shape, form, filled, torch.empty(0, dtype=torch.uint8))
-        size = kernels.packed_bytes(ctypes.byref(none.struct))
-        return replace(none, packed=torch.zeros(size, dtype=torch.uint8))
+        return replace(none, packed=zeros(kernels.packed_bytes(ctypes.byref(none.struct))))
 
     def _fill(self, kind: int, data: int, row_bytes: int, order: Tensor | None = None) -> None:
         self.kernels.pack(
