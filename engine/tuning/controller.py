@@ -231,6 +231,8 @@ class ControlledDrafter(Drafter):
             self.experience.survival.learn(draft)
         for part in self._parts:
             part.finish()
+            if part.unread:
+                self.experience.costs.doubt_reading(part.kinds)
         if self._num_steps:
             lost, elapsed = self.account.loss(self.experience.costs.base), self.account.elapsed
             self.experience.end_text(lost, elapsed, len(self.text) - self._num_prompt)

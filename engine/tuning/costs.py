@@ -34,6 +34,9 @@ FRESH = 8
 """Steps for which the last plain step tells what a plain step takes now."""
 LEAST_DRIFT, STALE = 0.8, 1_000_000
 """A drafted step that disagrees more with what is known is no measure of a plain one."""
+DOUBT = 0.8
+"""Per text that a drafter slept through, what reading a prompt is still believed to take: else one
+that was measured on a busy machine would keep it asleep for ever."""
 LARGEST_STEP = 3.0
 """A step that takes so many times what was expected was held up by something else: a hiccup."""
 PARDON = 40.0
@@ -155,6 +158,12 @@ class Costs:
         each = max(0.0, ms / tokens)
         for kind in kinds:
             self.reading[kind] = 0.5 * (self.reading.get(kind, each) + each)
+
+    def doubt_reading(self, kinds: Sequence[Kind]) -> None:
+        """The drafter was not started in a text, so nobody learnt whether reading takes less."""
+        for kind in kinds:
+            if kind in self.reading:
+                self.reading[kind] *= DOUBT
 
     def latency(self) -> StepLatency:
         """The same as the curves that predictions are made with; of trees, if there were any.

@@ -135,6 +135,18 @@ def test_a_drafter_that_is_not_wanted_is_not_even_started() -> None:
     assert oracle.num_started == 1, "by the first text it is known what a draft takes"
 
 
+def test_what_reading_took_on_a_busy_machine_does_not_keep_a_drafter_asleep_for_ever() -> None:
+    target = tiny_target(eos_token_id=None)
+    oracle = Oracle(target, plain_greedy(target, PROMPT, 220), ALWAYS)
+    drafter = OnAMachine(oracle, target, FLAT)
+    drafter.experience.costs.reading = {"chain": 60.0}
+    for text in range(20):
+        list(decode(target, drafter, PROMPT, limits=Limits(max_new_tokens=200, ignore_eos=True)))
+        assert text or not oracle.num_started, "at first it is believed"
+    assert 5 < oracle.num_started < 19
+    assert drafter.experience.costs.reading["chain"] < 20
+
+
 def test_no_more_is_drafted_than_pays() -> None:
     steps, _, _ = run(LatencyCurve((1, 8), (10.0, 30.0)), lambda position: position % 3 != 2)
     late = [step.num_drafted for step in steps[20:-2] if step.num_drafted]
