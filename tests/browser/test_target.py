@@ -52,7 +52,7 @@ def test_a_folder_is_looked_at_opened_and_found_again(
         assert served.host.loaded is not None and served.host.loaded.name == "other"
         tab.reload()
         page.wait_done()
-        assert tab.input_value("#pg-target input") == "other"
+        tab.wait_for_function("document.querySelector('#pg-target input')?.value === 'other'")
         assert "other" in tab.inner_text("#pg-target-state"), "it is loaded still"
         page.generate("And again.")
         tab.get_by_role("tab", name="Compare", exact=True).click()

@@ -16,7 +16,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from engine.kernels.cpu import compile
+from engine.kernels.cpu import compile, memory
 
 EMULATOR = "qemu-aarch64"
 GCC = "aarch64-linux-gnu-g++"
@@ -56,7 +56,9 @@ def arm_kernels(folder: Path, name: str) -> Iterator[ctypes.CDLL]:
     def seen_data_ptr(tensor: torch.Tensor) -> int:
         address, storage = data_ptr(tensor), tensor.untyped_storage()
         kernels.storages.pop(address, None)  # the newest is the last
-        kernels.storages[address] = storage.data_ptr(), storage.nbytes()
+        is_piece = storage.nbytes() >= memory.CHUNK  # of a packed matrix: without its neighbours
+        own = address, tensor.nbytes
+        kernels.storages[address] = own if is_piece else (storage.data_ptr(), storage.nbytes())
         return address
 
     with pytest.MonkeyPatch.context() as patched:
