@@ -136,7 +136,7 @@ def test_the_best_of_a_sweep_is_used_in_generate(tab: Any, tmp_path: Path) -> No
 def test_a_sweep_goes_on_after_reload_stop_and_resume(tab: Any) -> None:
     vary(tab, "max_draft_len", 1, 3)
     small(tab)
-    pause(tab, 1000)
+    pause(tab, 600)
     wait_outlook(tab, "3 c")
     name = start(tab)
     wait_words(tab, "answered")

@@ -50,6 +50,10 @@ def test_a_folder_is_looked_at_opened_and_found_again(
         tab.locator("#pg-open-facts", has_text="LlamaForCausalLM").wait_for(state="detached")
         page.pick("target", "other")
         assert served.host.loaded is not None and served.host.loaded.name == "other"
+        tab.wait_for_function(
+            "folder => Object.values(localStorage).some(one => one.includes(folder))",
+            arg=f'"target":"{other}"',
+        )
         tab.reload()
         page.wait_done()
         tab.wait_for_function("document.querySelector('#pg-target input')?.value === 'other'")
