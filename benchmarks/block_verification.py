@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 
 import presets
 from benchmarks import TARGET, read_options
-from benchmarks.models import build_context, encoded, load
-from engine.accept import Acceptance, Lossless, Verified
+from benchmarks.models import build_context, encode_question, load
+from engine.accept import Acceptance, Lossless, VerifiedTree
 from engine.config import Limits, Sampling
 from engine.decode import decode
 from engine.drafters.draft_target import DraftTargetConfig
@@ -25,14 +25,14 @@ from playground.experiments.prompts import choose_items
 
 
 @dataclass
-class Compared:
+class RuleComparison:
     """The rule of a run, and what both rules would have accepted on average."""
 
     sampling: Sampling
     by_token: list[float] = field(default_factory=list)
     by_block: list[float] = field(default_factory=list)
 
-    def __call__(self, verified: Verified, draws: Draws) -> Acceptance:
+    def __call__(self, verified: VerifiedTree, draws: Draws) -> Acceptance:
         if verified.dists is not None:
             product = chance = 1.0
             sums = [1.0, 1.0]
@@ -78,17 +78,16 @@ def main() -> None:
     print(f"{'temperature':>12}{'steps':>8}{'token':>8}{'block':>8}{'gain':>8}")
     for temperature in map(float, options.temperatures.split(",")):
         sampling = Sampling(temperature=temperature)
-        rule = Compared(sampling)
+        rule = RuleComparison(sampling)
         drafter.rule = lambda _, rule=rule: rule  # type: ignore[method-assign,misc]
         for prompt in prompts:
             for _ in decode(
-                target, drafter, encoded(target, prompt), sampling=sampling, limits=limits
+                target, drafter, encode_question(target, prompt), sampling=sampling, limits=limits
             ):
                 pass
         steps = len(rule.by_block)
         token, block = sum(rule.by_token) / steps, sum(rule.by_block) / steps
         print(f"{temperature:>12}{steps:>8}{token:>8.3f}{block:>8.3f}{block / token - 1:>8.1%}")
-    drafter.close()
 
 
 if __name__ == "__main__":

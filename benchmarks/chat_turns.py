@@ -43,7 +43,7 @@ def main() -> None:
     )
     for name in options.methods.split(","):
         drafter = presets.methods()[name].config.build(context)
-        taken: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
+        timings: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
         texts, num_cached, prompt = set[tuple[int, ...]](), 0, list[int]()
         for _ in range(options.rounds):
             target.prefixes.clear()
@@ -52,16 +52,16 @@ def main() -> None:
             for cached in (True, False):
                 first, step, *_, end = answer(target, drafter, prompt, cached=cached)
                 texts.add(end.output_ids)
-                taken[cached].append((first.ttft_s, step.draft_s))
+                timings[cached].append((first.ttft_s, step.draft_s))
                 num_cached = max(num_cached, first.num_cached)
-        drafter.close()
-        cold, kept = (
-            [1000 * statistics.median(each) for each in zip(*taken[cached], strict=True)]
+        del drafter  # before the next one is built
+        cold, warm = (
+            [1000 * statistics.median(each) for each in zip(*timings[cached], strict=True)]
             for cached in (False, True)
         )
         print(
-            f"{name:22}{len(prompt):8}{num_cached:8}{cold[0]:9.0f} ms{kept[0]:7.0f} ms"
-            f"{cold[1]:9.1f} ms{kept[1]:7.1f} ms  {'same' if len(texts) == 1 else 'DIFFERS'}"
+            f"{name:22}{len(prompt):8}{num_cached:8}{cold[0]:9.0f} ms{warm[0]:7.0f} ms"
+            f"{cold[1]:9.1f} ms{warm[1]:7.1f} ms  {'same' if len(texts) == 1 else 'DIFFERS'}"
         )
 
 
@@ -81,8 +81,8 @@ def second_prompt(target: Target, drafter: Drafter, tokens: int) -> list[int]:
         question = {"role": "user", "content": text + QUESTIONS[0]}
     first = answer(target, drafter, target.encode_chat([question]), cached=True, tokens=64)
     assert target.tokenizer is not None
-    said = target.tokenizer.decode(first[-1].output_ids, skip_special_tokens=True)
-    turns = [question, {"role": "assistant", "content": str(said)}]
+    reply = target.tokenizer.decode(first[-1].output_ids, skip_special_tokens=True)
+    turns = [question, {"role": "assistant", "content": str(reply)}]
     return target.encode_chat([*turns, {"role": "user", "content": QUESTIONS[1]}])
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import presets
 from benchmarks import TARGET, read_options
 from benchmarks.endpoints import ours
-from benchmarks.vs_llama_cpp import DRAFT_WAY, serving
+from benchmarks.vs_llama_cpp import DRAFT_TYPE, serving
 from playground.connect.replay import Load, sample_prompts
 from playground.connect.report import Report
 from playground.connect.session import Address, measure
@@ -55,10 +55,10 @@ def main() -> None:
             report = _report(options, load, length, plain_url)
             (own, beside), rates = report.pairs[0], long.position_rates
             assert own.tok_s and beside is not None and beside.tok_s and own.mat
-            said = choice.tok_s_by_len[length]
+            predicted = choice.tok_s_by_len[length]
             mats = f"{1 + sum(rates[:length]):.2f} → {own.mat:.2f}"
-            speeds = f"{said:.1f} → {own.tok_s:.1f}"
-            ratios = f"{said / choice.plain_tok_s:.2f} → {own.tok_s / beside.tok_s:.2f}"
+            speeds = f"{predicted:.1f} → {own.tok_s:.1f}"
+            ratios = f"{predicted / choice.plain_tok_s:.2f} → {own.tok_s / beside.tok_s:.2f}"
             star = " *" if length == choice.draft_len else ""
             print(f"{length:8}{mats:>14}{speeds:>18}{ratios:>18}{star}")
     print("predicted → measured; * = advised" + ("" if choice.draft_len else ": no drafts"))
@@ -80,7 +80,7 @@ def _report(options: argparse.Namespace, load: Load, length: int, plain_url: str
     """A server that drafts so many tokens, beside the one that does not draft."""
     if options.server is None:
         return asyncio.run(_last(Address(plain_url, model=f"{options.target}:{STAND_IN}"), load))
-    drafting = ["--spec-type", DRAFT_WAY, "--model-draft", str(options.draft), "--metrics"]
+    drafting = ["--spec-type", DRAFT_TYPE, "--model-draft", str(options.draft), "--metrics"]
     drafting += ["--spec-draft-n-max", str(length)]
     with serving(options.server, options.model, drafting) as server:
         return asyncio.run(_last(Address(server.url, plain_url=plain_url), load))

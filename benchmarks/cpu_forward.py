@@ -68,7 +68,7 @@ def _load(name: str, dtype: str, native: Literal["auto", "off"] = "auto") -> Tar
 def _without_avx512(name: str) -> Target:
     """A GGUF target as stored as a processor runs it that has AVX2 and nothing newer."""
     compiling.library.cache_clear()
-    with patch.object(compiling, "cpu_flags", return_value=compiling.NEEDED):
+    with patch.object(compiling, "cpu_flags", return_value=compiling.REQUIRED):
         target = _load(name, "auto")
     compiling.library.cache_clear()
     return target

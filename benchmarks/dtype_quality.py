@@ -22,7 +22,7 @@ import torch
 
 import presets
 from benchmarks import TARGET, read_options
-from benchmarks.models import build_context, encoded, load
+from benchmarks.models import build_context, encode_question, load
 from benchmarks.never_slower import methods_for
 from engine.config import Limits
 from engine.decode import decode
@@ -72,8 +72,8 @@ def _quality(name: str, options: argparse.Namespace) -> None:
     _print(REFERENCE, texts, known, known)
     for dtype in options.dtypes.split(","):
         target = load(name, dtype, "cpu")
-        found = [_log_probs(target, prompt, answer) for prompt, answer in texts]
-        _print(f"{dtype} ({target.environment()['forward']})", texts, known, found)
+        log_probs = [_log_probs(target, prompt, answer) for prompt, answer in texts]
+        _print(f"{dtype} ({target.environment()['forward']})", texts, known, log_probs)
         target.close()
 
 
@@ -82,13 +82,12 @@ def _texts(name: str, options: argparse.Namespace) -> None:
     target = load(name, "auto", "cpu")
     context, limits = build_context(target), Limits(max_new_tokens=options.new_tokens)
     prompts = [p.turns[0] for p in presets.suites()[options.suite].prompts][:: options.limit]
-    ids = [encoded(target, prompt) for prompt in prompts[: options.questions]]
+    ids = [encode_question(target, prompt) for prompt in prompts[: options.questions]]
 
     def answers(drafter: Drafter) -> tuple[list[tuple[int, ...]], int]:
         """Texts, and steps."""
         runs = [list(decode(target, drafter, each, limits=limits)) for each in ids]
         ends = [run[-1] for run in runs]
-        drafter.close()
         return [end.output_ids for end in ends if isinstance(end, End)], sum(map(len, runs))
 
     plain, plain_steps = answers(AutoregressiveConfig().build(context))
@@ -105,13 +104,13 @@ def _texts(name: str, options: argparse.Namespace) -> None:
 def _answers(target: Target, options: argparse.Namespace) -> list[tuple[list[int], list[int]]]:
     """Prompt and greedy answer, as token ids."""
     plain = AutoregressiveConfig().build(build_context(target))
-    seen: dict[str, int] = defaultdict(int)
+    counts: dict[str, int] = defaultdict(int)
     texts = []
     for prompt in presets.suites()[options.suite].prompts:
-        seen[prompt.category] += 1
-        if seen[prompt.category] > options.limit:
+        counts[prompt.category] += 1
+        if counts[prompt.category] > options.limit:
             continue
-        ids = encoded(target, prompt.turns[0])
+        ids = encode_question(target, prompt.turns[0])
         *_, end = decode(target, plain, ids, limits=Limits(max_new_tokens=options.new_tokens))
         assert isinstance(end, End)
         texts.append((ids, list(end.output_ids)))
@@ -135,10 +134,10 @@ def _print(
     name: str,
     texts: list[tuple[list[int], list[int]]],
     known: list[torch.Tensor],
-    found: list[torch.Tensor],
+    log_probs: list[torch.Tensor],
 ) -> None:
     chosen, same, divergence = [], [], []
-    for (_, answer), truth, ours in zip(texts, known, found, strict=True):
+    for (_, answer), truth, ours in zip(texts, known, log_probs, strict=True):
         chosen.append(ours.gather(1, torch.tensor(answer)[:, None])[:, 0])
         same.append(ours.argmax(dim=-1) == truth.argmax(dim=-1))
         divergence.append((truth.exp() * (truth - ours)).sum(dim=-1))

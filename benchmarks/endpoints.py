@@ -51,7 +51,7 @@ def ours(folder: Path, target: str) -> Iterator[str]:
             process.terminate()
 
 
-def measured(
+def aiperf_figures(
     aiperf: Path, url: str, model: str, questions: Path, count: int, tokens: int
 ) -> dict[str, float]:
     """AIPerf's mean of every figure over these questions."""
@@ -70,11 +70,11 @@ def measured(
         done = subprocess.run(command, capture_output=True, text=True, preexec_fn=apart)
         if done.returncode:
             raise RuntimeError(done.stdout[-2000:] + done.stderr[-2000:])
-        found = json.loads((Path(folder) / "profile_export_aiperf.json").read_text())
-    return {name: found[name]["avg"] for name in FIGURES}
+        results = json.loads((Path(folder) / "profile_export_aiperf.json").read_text())
+    return {name: results[name]["avg"] for name in FIGURES}
 
 
-def benched(options: argparse.Namespace, questions: Path) -> dict[str, dict[str, float]]:
+def bench_figures(options: argparse.Namespace, questions: Path) -> dict[str, dict[str, float]]:
     """The same figures as `bench` writes them of every method over these questions."""
     with tempfile.TemporaryDirectory() as folder:
         line = f"""
@@ -82,13 +82,13 @@ def benched(options: argparse.Namespace, questions: Path) -> dict[str, dict[str,
             --methods {options.methods} --no-save --max-new-tokens {options.tokens}
             --ignore-eos --output {folder}"""
         subprocess.run([sys.executable, *line.split()], capture_output=True, check=True)
-        found = {
+        results = {
             file.parent.name: json.loads(file.read_text())
             for file in Path(folder).glob("genai-perf/*/*.json")
         }
     return {
         f"bench, {who}": {name: figures[name]["avg"] for name in FIGURES}
-        for who, figures in found.items()
+        for who, figures in results.items()
     }
 
 
@@ -119,17 +119,17 @@ def main() -> None:
         questions.write_text("\n".join(json.dumps({"text": text}) for text in first.values()))
         contestants = clients(options, questions, len(first), stack)
         for _ in range(options.rounds):
-            found = {who: measure() for who, measure in contestants.items()}
-            for who, one in (found | benched(options, questions)).items():
+            results = {who: measure() for who, measure in contestants.items()}
+            for who, one in (results | bench_figures(options, questions)).items():
                 figures.setdefault(who, []).append(one)
     print(
         f"{len(first)} requests of {options.tokens} tokens, {options.rounds} rounds, one at a time"
     )
     for who, rounds in figures.items():
-        told = f"  {who:28}"
+        line = f"  {who:28}"
         for name, unit in zip(FIGURES, ("TTFT {} ms", "ITL {} ms", "{} tok/s"), strict=True):
-            told += f"   {unit.format(spread([one[name] for one in rounds], 1)):26}"
-        print(told.rstrip())
+            line += f"   {unit.format(spread([one[name] for one in rounds], 1)):26}"
+        print(line.rstrip())
 
 
 def clients(
@@ -140,7 +140,7 @@ def clients(
         print("No llama-server and AIPerf are given: the table is of `bench`.")
         return {}
     by_aiperf = partial(
-        measured, options.aiperf, questions=questions, count=count, tokens=options.tokens
+        aiperf_figures, options.aiperf, questions=questions, count=count, tokens=options.tokens
     )
     peer = stack.enter_context(serving(options.server, embedded_file(), ()))
     url = stack.enter_context(ours(questions.parent, options.target))

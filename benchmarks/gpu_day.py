@@ -41,14 +41,14 @@ from engine.decode import decode
 from engine.drafters import parse_method
 from engine.drafters.base import BuildContext, Drafter
 from engine.kernels.cuda.graphs import Capturer, CudaGraphs
-from engine.kernels.cuda.runner import GraphRunner, why_not
+from engine.kernels.cuda.runner import GraphRunner, unsupported_reason
 from engine.model.clock import now, seconds
 from engine.model.loading import load_target, pick_device
 from engine.model.target import Target
 from engine.proposal import Needs, Proposal
 from engine.steps import End, Prefill, Step
 from engine.tree import TreeShape
-from engine.tuning.timing import synchronise
+from engine.tuning.timing import synchronize
 from playground.host import paths
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
@@ -82,7 +82,7 @@ class Report:
         self.out.write_text(json.dumps({"lines": self.lines, **self.figures}, indent=1) + "\n")
 
     @contextmanager
-    def part(self, name: str) -> Iterator[None]:
+    def section(self, name: str) -> Iterator[None]:
         """Whatever fails inside is a line: a day with a GPU must not end at the first fault."""
         try:
             if time.monotonic() > self.until_s:
@@ -95,7 +95,7 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Text:
+class TextRun:
     """One text: its tokens, tokens per second after the first, and waits per step."""
 
     token_ids: tuple[int, ...]
@@ -104,7 +104,7 @@ class Text:
     waits: float | None
 
 
-class Day:
+class GpuBenchmark:
     """Measures on one device."""
 
     def __init__(self, device: torch.device, options: argparse.Namespace, report: Report) -> None:
@@ -117,11 +117,11 @@ class Day:
         source = torch.ones(size, dtype=torch.uint8, device=self.device)
         target, speeds = torch.empty_like(source), []
         for _ in range(12):
-            synchronise(self.device)
+            synchronize(self.device)
             began = time.perf_counter()
             for _ in range(4):
                 target.copy_(source)
-            synchronise(self.device)
+            synchronize(self.device)
             speeds.append(4 * 2 * size / (time.perf_counter() - began))
         self.bytes_s = statistics.median(speeds[2:])
         self.report.figures["copy_bytes_per_s"] = self.bytes_s
@@ -129,7 +129,7 @@ class Day:
 
     # ---- forwards
 
-    def forwards(self, name: str, target: Target, way: str) -> torch.Tensor:
+    def forwards(self, name: str, target: Target, backend: str) -> torch.Tensor:
         """Steps of 1 to 64 rows behind a text; returns the logits of the widest."""
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
@@ -137,18 +137,15 @@ class Day:
         read = random_llama.read_bytes(target.model, self.context)
         share = read / (spent[1] / 1000) / self.bytes_s
         table = "".join(f"{ms:9.2f}" for ms in spent.values())
-        self.report.say(f"{name:10}{way:8}{table}  ms, 1 row at {share:.1%} of the bandwidth")
-        found = {"ms": spent, "share": share, "memory_bytes": self._memory(target)}
-        self.report.figures.setdefault(name, {})[way] = found
+        self.report.say(f"{name:10}{backend:8}{table}  ms, 1 row at {share:.1%} of the bandwidth")
+        figures = {"ms": spent, "share": share, "memory_bytes": self._memory(target)}
+        self.report.figures.setdefault(name, {})[backend] = figures
         memory = ", ".join(f"{kind} {size / 2**20:.0f}" for kind, size in self._memory(target))
         self.report.say(f"{'':18}MiB: {memory}")
         return self._logits(target, 64)
 
     def _memory(self, target: Target) -> list[tuple[str, int]]:
-        said = target.environment()
         sizes = [("weights", target.num_bytes)]
-        names = (("cache", "static_cache_bytes"), ("graphs", "graph_bytes"))
-        sizes += [(kind, int(said[key])) for kind, key in names if key in said]
         if self.device.type == "cuda":
             sizes.append(("peak", torch.cuda.max_memory_allocated(self.device)))
         return sizes
@@ -184,9 +181,9 @@ class Day:
         """Every method against plain decoding on one text."""
         with tempfile.TemporaryDirectory() as folder:
             heads = random_heads.make_all(target, Path(folder))
-            plain: Text | None = None
+            plain: TextRun | None = None
             for kind, settings in METHODS.items():
-                with self.report.part(f"{name} {kind}"):
+                with self.report.section(f"{name} {kind}"):
                     head = {"speculative_model": str(heads[kind])} if kind in heads else {}
                     values = {"decoding_type": kind, "drafting": "as set", **settings, **head}
                     drafter = parse_method(values).build(_context(target))
@@ -199,9 +196,9 @@ class Day:
                         f"{name:10}{kind:16}{text.tok_s:9.1f} tok/s  "
                         f"{text.tok_s / plain.tok_s:5.2f}×  MAT {text.mat:.2f}  {same}{waits}"
                     )
-                    drafter.close()
+                    del drafter  # before the next one is built
 
-    def _text(self, target: Target, drafter: Drafter, *, counts: bool = False) -> Text:
+    def _text(self, target: Target, drafter: Drafter, *, counts: bool = False) -> TextRun:
         prompt = [i % target.vocab_size for i in range(7, 7 + self.context)]
         limits = Limits(max_new_tokens=self.tokens, ignore_eos=True)
         with ExitStack() as stack:
@@ -214,7 +211,7 @@ class Day:
         spent = steps[-1].at_s - first.ttft_s
         mat = 1 + statistics.mean(step.num_accepted for step in steps)
         speed = (len(end.output_ids) - 1) / spent
-        return Text(end.output_ids, speed, mat, None if waits is None else waits / len(steps))
+        return TextRun(end.output_ids, speed, mat, None if waits is None else waits / len(steps))
 
     # ---- a step's profile
 
@@ -225,10 +222,10 @@ class Day:
         with self._verifying(target, 1) as verify:
             for _ in range(4):
                 verify()
-            synchronise(self.device)
+            synchronize(self.device)
             with profile(activities=activities) as prof:
                 verify().argmax(dim=-1).tolist()
-                synchronise(self.device)
+                synchronize(self.device)
         trace, whereto = self.report.out.with_suffix(".trace.json"), ""
         if self.report.out != Path(os.devnull):
             prof.export_chrome_trace(str(trace))
@@ -306,26 +303,30 @@ def _capturer(device: torch.device) -> Capturer:
     return Reruns()
 
 
-def _measure(shape: str, day: Day) -> None:
+def _measure(shape: str, benchmark: GpuBenchmark) -> None:
     """One model, one operator at a time and by graphs."""
-    dtype = torch.bfloat16 if day.device.type == "cuda" else torch.float32
-    model = model_of(shape, day.device, dtype)
+    dtype = torch.bfloat16 if benchmark.device.type == "cuda" else torch.float32
+    model = model_of(shape, benchmark.device, dtype)
     eager = Target(model, None, name=shape)
-    logits = day.forwards(shape, eager, "eager")
+    logits = benchmark.forwards(shape, eager, "eager")
     fastest = eager
-    with day.report.part(f"{shape} graphs"):
-        reason = "there is no device" if day.device.type == "cpu" else why_not(model)
+    with benchmark.report.section(f"{shape} graphs"):
+        reason = (
+            "there is no device" if benchmark.device.type == "cpu" else unsupported_reason(model)
+        )
         if reason is None:
-            runner = GraphRunner(model, _capturer(day.device))
+            runner = GraphRunner(model, _capturer(benchmark.device))
             fastest = Target(model, None, name=shape, forward=runner)
-            off = day.forwards(shape, fastest, "graphs") - logits
-            said, share = fastest.environment()["cuda_graphs"], float(off.std() / logits.std())
-            day.report.say(f"{'':18}graphs {said}, logits off by {share:.1e} of their spread")
+            off = benchmark.forwards(shape, fastest, "graphs") - logits
+            verdict, share = fastest.environment()["cuda_graphs"], float(off.std() / logits.std())
+            benchmark.report.say(
+                f"{'':18}graphs {verdict}, logits off by {share:.1e} of their spread"
+            )
         else:
-            day.report.say(f"{shape:10}graphs  left out: {reason}")
-    with day.report.part(f"{shape} profile"):
-        day.profile(shape, fastest)
-    day.methods(shape, fastest)
+            benchmark.report.say(f"{shape:10}graphs  left out: {reason}")
+    with benchmark.report.section(f"{shape} profile"):
+        benchmark.profile(shape, fastest)
+    benchmark.methods(shape, fastest)
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
@@ -357,17 +358,17 @@ def main(arguments: list[str] | None = None) -> None:
             device = pick_device(options.device)
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
         report.say(f"{name}, torch {torch.__version__}, context {options.context}")
-        day = Day(device, options, report)
-        with report.part("copies"):
-            day.measure_copies(8 << 20 if options.smoke else 2 << 30)
+        benchmark = GpuBenchmark(device, options, report)
+        with report.section("copies"):
+            benchmark.measure_copies(8 << 20 if options.smoke else 2 << 30)
         report.say("model     way     " + "".join(f"{rows:9}" for rows in ROWS) + "  rows")
         for shape in options.shapes.split(","):
-            with report.part(shape):
-                _measure(shape, day)
+            with report.section(shape):
+                _measure(shape, benchmark)
             if device.type == "cuda":
                 torch.cuda.empty_cache()
         if device.type == "cuda":
-            with report.part("GPU tests"):
+            with report.section("GPU tests"):
                 run_tests(report)
     report.say(f"done; written to {options.out}")
 

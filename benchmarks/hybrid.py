@@ -27,13 +27,13 @@ from engine.decode import decode
 from engine.drafters.base import Drafter, Start
 from engine.metrics import measure
 from engine.model.forward import prepare_attention
-from engine.model.recurrent import Way
+from engine.model.recurrent import Traversal
 from engine.model.target import Target
 from engine.proposal import Budget, Needs, Outcome, Proposal
 from engine.steps import End
 from engine.tree import ChoiceTree, TreeShape
 from engine.tuning.latency import StepLatency
-from engine.tuning.timing import ROWS, grown, measure_curve
+from engine.tuning.timing import comb_tree, measure_curve
 
 SIZE = {
     "vocab_size": 32768,
@@ -84,7 +84,7 @@ SHAPES = {
 }
 PREDICTED = {
     **{f"chain of {n}" if n else "plain": TreeShape.chain(n) for n in (0, 1, 2, 4, 8)},
-    **{f"{n} nodes, {d} deep": grown(n + 1, d) for n, ds in DEPTHS.items() for d in ds},
+    **{f"{n} nodes, {d} deep": comb_tree(n + 1, d) for n, ds in DEPTHS.items() for d in ds},
     f"published, {len(WIDE)} nodes, {WIDE.depth} deep": WIDE.shape,
     "binary, 14 nodes, 3 deep": TreeShape([-1, *[i // 2 for i in range(14)]]),
 }
@@ -143,8 +143,8 @@ def predicted(target: Target, options: argparse.Namespace) -> None:
     plain = _Scripted([], TreeShape.chain(0))
     *_, end = decode(target, plain, prompt, limits=longer)
     assert isinstance(end, End)
-    rows = tuple(n for n in ROWS if n <= 24)
-    taken: dict[str, list[tuple[float, ...]]] = {}
+    rows = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24)
+    timings: dict[str, list[tuple[float, ...]]] = {}
     for _ in range(options.rounds):
         curve = measure_curve(target, rows=rows, context_len=options.context)
         latency = StepLatency(curve, 0.0, 0.0)
@@ -152,25 +152,25 @@ def predicted(target: Target, options: argparse.Namespace) -> None:
             run = measure(decode(target, _Scripted(end.output_ids, shape), prompt, limits=limits))
             nodes, depth = len(shape) - 1, shape.max_depth
             assert run.mat and run.tok_s and run.quiet_split
-            told, by_rows = (
+            by_shape, by_rows = (
                 latency.predict(run.mat, num_nodes=nodes, depth=d) for d in (depth, nodes)
             )
             step_ms, back_ms = (
                 1000 * part for part in (run.quiet_split.total_s, run.quiet_split.rollback_s)
             )
-            found = (
+            row = (
                 run.mat,
                 step_ms,
                 back_ms,
-                told.step_ms,
+                by_shape.step_ms,
                 by_rows.step_ms,
                 run.tok_s,
-                told.tok_s,
+                by_shape.tok_s,
             )
-            taken.setdefault(name, []).append(found)
+            timings.setdefault(name, []).append(row)
     heads = ("MAT", "step ms", "roll-back", "predicted", "by rows", "tok/s", "predicted")
     print(f"  {'':22}" + "".join(f"{head:>10}" for head in heads))
-    for name, rounds in taken.items():
+    for name, rounds in timings.items():
         figures = (statistics.median(each) for each in zip(*rounds, strict=True))
         print(f"  {name:22}" + "".join(f"{figure:10.2f}" for figure in figures))
 
@@ -188,7 +188,7 @@ def main() -> None:
     )
     if options.smoke:
         SIZE.update(vocab_size=1024, hidden_size=96, intermediate_size=96)
-    ways: tuple[Way, ...] = ("levels", "branches")
+    traversals: tuple[Traversal, ...] = ("levels", "branches")
     for family in options.families.split(","):
         target = random_target(family)
         count = sum(p.numel() for p in target.model.parameters())
@@ -197,18 +197,18 @@ def main() -> None:
             predicted(target, options)
             continue
         print(f"  {'':14}{'':10}{'step':>10}{'commit':>10}")
-        taken: dict[tuple[str, Way], list[tuple[float, float]]] = {}
+        timings: dict[tuple[str, Traversal], list[tuple[float, float]]] = {}
         for _ in range(options.rounds + 1):
-            for way in ways:
-                target.recurrent.go(way)
-                if target.recurrent.way == way:
+            for traversal in traversals:
+                target.recurrent.set_traversal(traversal)
+                if target.recurrent.traversal == traversal:
                     for name, shape in SHAPES.items():
-                        found = step(target, options.context, shape)
-                        taken.setdefault((name, way), []).append(found)
-        for (name, way), rounds in taken.items():
+                        figures = step(target, options.context, shape)
+                        timings.setdefault((name, traversal), []).append(figures)
+        for (name, traversal), rounds in timings.items():
             verify, commit = (statistics.median(each[1:]) for each in zip(*rounds, strict=True))
             step_ms, commit_ms = 1000 * (verify + commit), 1000 * commit
-            print(f"  {name:14}{way:10}{step_ms:8.1f} ms{commit_ms:7.1f} ms")
+            print(f"  {name:14}{traversal:10}{step_ms:8.1f} ms{commit_ms:7.1f} ms")
 
 
 if __name__ == "__main__":

@@ -68,11 +68,13 @@ def main() -> None:
             write(file, layers=options.layers, hidden=options.hidden, vocab=options.vocab)
         command = [sys.executable, "-c", LOAD, str(file), str(options.tokens)]
         process = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
-        found = json.loads(process.stdout.splitlines()[-1])
+        report = json.loads(process.stdout.splitlines()[-1])
         size = file.stat().st_size
-    print(f"{found['forward']}, {size / 1e9:.2f} GB in the file")
-    print(f"at most held {found['peak'] / 1e9:.2f} GB: {(found['peak'] - size) / 1e6:.0f} MB more")
-    print(f"loaded in {found['load_s']:.1f} s, {found['token_ms']:.0f} ms per token")
+    print(f"{report['forward']}, {size / 1e9:.2f} GB in the file")
+    print(
+        f"at most held {report['peak'] / 1e9:.2f} GB: {(report['peak'] - size) / 1e6:.0f} MB more"
+    )
+    print(f"loaded in {report['load_s']:.1f} s, {report['token_ms']:.0f} ms per token")
 
 
 def write(file: Path, *, layers: int, hidden: int, vocab: int) -> None:

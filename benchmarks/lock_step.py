@@ -70,17 +70,19 @@ class LockStep:
         self._batch: RaggedBatch = batch
         self._heads = heads
         self.texts = [list(prompt) for prompt in prompts]
-        self._begins = torch.arange(len(prompts)) * MAX_LEN
+        self._text_starts = torch.arange(len(prompts)) * MAX_LEN
         hidden = [self._read(i, prompt[:-1]) for i, prompt in enumerate(prompts)]
         self._hidden = torch.stack(hidden)
 
     def _read(self, text: int, tokens: list[int]) -> Tensor:
         """The hidden state after a prompt."""
-        begins = self._begins[text].repeat(len(tokens))
-        places = torch.arange(len(tokens))
-        found = self._batch.read(torch.tensor(tokens), places, begins, needs=Needs(hidden=True))
-        assert found.hidden is not None
-        return found.hidden[-1]
+        text_starts = self._text_starts[text].repeat(len(tokens))
+        positions = torch.arange(len(tokens))
+        output = self._batch.read(
+            torch.tensor(tokens), positions, text_starts, needs=Needs(hidden=True)
+        )
+        assert output.hidden is not None
+        return output.hidden[-1]
 
     def step(self, length: int, clock: Clock) -> None:
         """Draft `length` tokens for every text, verify them in one forward, accept."""
@@ -93,22 +95,22 @@ class LockStep:
         rows = torch.cat([roots, drafts], dim=1)
         drafted = time.perf_counter()
         ends = torch.tensor([[len(text) - 1] for text in self.texts])
-        places = ends + torch.arange(length + 1)
+        positions = ends + torch.arange(length + 1)
         output = self._batch.read(
             rows.flatten(),
-            places.flatten(),
-            self._begins.repeat_interleave(length + 1),
+            positions.flatten(),
+            self._text_starts.repeat_interleave(length + 1),
             needs=Needs(hidden=True),
             num_logits=rows.numel(),
         )
-        said = output.logits.argmax(dim=-1).unflatten(0, (count, -1))
+        choices = output.logits.argmax(dim=-1).unflatten(0, (count, -1))
         verified = time.perf_counter()
-        accepted = (said[:, :-1] == drafts).long().cumprod(dim=1).sum(dim=1)
+        accepted = (choices[:, :-1] == drafts).long().cumprod(dim=1).sum(dim=1)
         assert output.hidden is not None
         self._hidden = output.hidden.unflatten(0, (count, -1))[torch.arange(count), accepted]
-        for text, new, kept in zip(self.texts, said.tolist(), accepted.tolist(), strict=True):
-            text += new[: kept + 1]
-            clock.num_tokens += kept + 1
+        for text, new, num in zip(self.texts, choices.tolist(), accepted.tolist(), strict=True):
+            text += new[: num + 1]
+            clock.num_tokens += num + 1
         clock.num_steps += count
         clock.draft_s.append(drafted - began)
         clock.verify_s.append(verified - drafted)
@@ -144,14 +146,14 @@ def main() -> None:
         }
         batched = measure_batch(target, batches=tuple(sorted({1, *batches})))
     _print(clocks, batched, options.length)
-    drafter.close()
 
 
 def _prompts(target: Target, count: int) -> Iterator[list[int]]:
     """Of the shipped task suite, as many as there are texts."""
-    asked = [p.turns[0] for p in presets.suites()["tasks"].prompts]
+    questions = [p.turns[0] for p in presets.suites()["tasks"].prompts]
     for at in range(count):
-        yield target.encode_chat([{"role": "user", "content": asked[at % len(asked)]}])[-200:]
+        question = questions[at % len(questions)]
+        yield target.encode_chat([{"role": "user", "content": question}])[-200:]
 
 
 def _decoded(

@@ -26,7 +26,7 @@ from transformers import PreTrainedModel
 
 import presets
 from benchmarks import TARGET, ratios, read_options
-from benchmarks.models import build_context, load
+from benchmarks.models import build_context, first_turns, load
 from engine.config import Limits
 from engine.decode import decode
 from engine.drafters import parse_method
@@ -50,17 +50,18 @@ def main() -> None:
         per_category=1,
     )
     target = load(options.target, options.dtype)
-    prompts = _prompts(target, options.per_category)[: 1 if options.smoke else None]
+    prompts = first_turns(target, presets.suites()["tasks"], options.per_category)
+    prompts = prompts[: 1 if options.smoke else None]
     runs = _contestants(target, Limits(max_new_tokens=options.tokens, ignore_eos=True))
     for run in runs.values():
         run(prompts[0])
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(options.rounds):
-        took = dict.fromkeys(runs, 0.0)
+        elapsed = dict.fromkeys(runs, 0.0)
         for prompt in prompts:
             for name, run in runs.items():
-                took[name] += run(prompt)
-        for name, total in took.items():
+                elapsed[name] += run(prompt)
+        for name, total in elapsed.items():
             seconds[name].append(total)
     print(
         f"{target.name} {target.dtype_name} on {target.device_name}, {options.tokens} tokens for "
@@ -71,14 +72,6 @@ def main() -> None:
         print(f"  {name:16} median {tokens / statistics.median(values):6.1f} tok/s")
     for ours, theirs in PAIRS:
         print(f"  {ours} / {theirs}: {ratios(seconds[theirs], seconds[ours])}")
-
-
-def _prompts(target: Target, per_category: int) -> list[list[int]]:
-    kinds: dict[str, list[list[int]]] = {}
-    for prompt in presets.suites()["tasks"].prompts:
-        ids = target.encode_chat([{"role": "user", "content": prompt.turns[0]}])
-        kinds.setdefault(prompt.category, []).append(ids)
-    return [ids for of_kind in kinds.values() for ids in of_kind[:per_category]]
 
 
 def _contestants(target: Target, limits: Limits) -> dict[str, Callable[[list[int]], float]]:
@@ -102,8 +95,8 @@ def _contestants(target: Target, limits: Limits) -> dict[str, Callable[[list[int
         "prompt lookup": {"prompt_lookup_num_tokens": ngram.model_dump()["max_draft_len"]},
         "assistant": {"assistant_model": assistant},
     }
-    found = {name: _ours(target, drafter, limits) for name, drafter in drafters.items()}
-    return found | {
+    ours = {name: _ours(target, drafter, limits) for name, drafter in drafters.items()}
+    return ours | {
         name: _theirs(model, limits.max_new_tokens, more) for name, more in peers.items()
     }
 

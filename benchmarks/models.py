@@ -74,11 +74,20 @@ def drafter_of(target: Target, name: str) -> Drafter:
     return build_drafter(presets.methods()[name].config, build_context(target))
 
 
-def encoded(target: Target, text: str) -> list[int]:
-    """A question as the target is asked: as it stands where there is no chat template."""
+def encode_question(target: Target, text: str) -> list[int]:
+    """A question's token ids, by the chat template if there is one."""
     if not target.has_chat_template:
         return target.encode(text)
     return target.encode_chat([{"role": "user", "content": text}])
+
+
+def first_turns(target: Target, suite: presets.PromptSuite, per_category: int) -> list[list[int]]:
+    """Token ids of the first `per_category` questions of each category."""
+    by_category: dict[str, list[list[int]]] = {}
+    for prompt in suite.prompts:
+        ids = encode_question(target, prompt.turns[0])
+        by_category.setdefault(prompt.category, []).append(ids)
+    return [ids for category in by_category.values() for ids in category[:per_category]]
 
 
 def embedded_file() -> Path:

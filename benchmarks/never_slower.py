@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 
 import presets
 from benchmarks import TARGET, read_options
-from benchmarks.models import build_context, encoded, load
+from benchmarks.models import build_context, encode_question, load
 from engine.config import Limits, Sampling
 from engine.decode import decode
 from engine.drafters.base import Drafter
@@ -64,7 +64,7 @@ def questions(target: Target, options: argparse.Namespace) -> dict[str, list[lis
     suite = read_suite_file(options.prompts) if options.prompts else presets.suites()["tasks"]
     kinds: dict[str, list[list[int]]] = defaultdict(list)
     for prompt in suite.prompts:
-        ids = encoded(target, prompt.turns[0])
+        ids = encode_question(target, prompt.turns[0])
         if len(ids) + options.tokens < target.context_len:
             kinds["chat" if prompt.category in CHAT.split() else prompt.category].append(ids)
     return {kind: some[: options.per_kind] for kind, some in kinds.items()}
@@ -88,7 +88,7 @@ def run(
     if metrics.expected_tok_s:
         row.predicted.append(metrics.expected_tok_s / metrics.tok_s)
     if isinstance(drafter, ControlledDrafter):
-        row.lost_ms = max(row.lost_ms, drafter.account.loss(drafter.experience.costs.base))
+        row.lost_ms = max(row.lost_ms, drafter.account.loss_ms(drafter.experience.costs.plain_ms))
     return end.output_ids
 
 
@@ -128,7 +128,7 @@ def main() -> None:
     rows = {one: Row() for one in ("plain", *names)}
     sampling = Sampling(temperature=options.temperature)
     for drafter in (plain, *drafters.values()):
-        ids = encoded(target, WARM_UP)
+        ids = encode_question(target, WARM_UP)
         run(target, drafter, ids, "", Row(), sampling, 24)
     for _ in range(options.rounds):
         for kind, some in kinds.items():

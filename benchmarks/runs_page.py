@@ -23,7 +23,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import islice
 from pathlib import Path
 from statistics import median, quantiles
-from typing import Any
+from typing import Any, get_args
 
 import sqlalchemy as sa
 
@@ -33,7 +33,7 @@ from playground.host.catalog import Catalog
 from playground.host.menu import MethodMenu
 from playground.runs.query import TableQuery
 from playground.runs.table import RunTable
-from storage import RunDetail, RunLog, RunQuery, SortKey, Status, StoredRun, names_of
+from storage import RunDetail, RunLog, RunQuery, SortKey, Status, StoredRun
 from storage import schema as tables
 
 TARGETS = ("smollm2-135m-instruct", "qwen3-0.6b", "llama-3.2-1b", "tinyllama-1.1b")
@@ -56,7 +56,7 @@ WORDS = (
 BATCH = 500
 WRITTEN = 10_000
 """Runs that are written one by one; a database copies them much faster."""
-QUESTIONS: dict[str, dict[str, Any]] = {
+QUERIES: dict[str, dict[str, Any]] = {
     "first page": {},
     "first page, single requests": {"group": "run"},
     "filter: target": {"target": TARGETS[1]},
@@ -82,7 +82,7 @@ QUESTIONS: dict[str, dict[str, Any]] = {
             "sort": sort,
             "descending": descending,
         }
-        for sort in names_of(SortKey)
+        for sort in get_args(SortKey)
         for descending in (True, False)
     },
     "filter and sort: target by TTFT": {"target": TARGETS[2], "sort": "ttft_s"},
@@ -168,24 +168,24 @@ def _copied(table: sa.Table, copy: int, database: str) -> sa.Insert:
 
 def report(log: RunLog, repeats: int, only: str = "") -> None:
     """Ask every question several times."""
-    busy_s = _clock(log)
+    cpu_s = _clock(log)
 
     def ask(name: str, question: Callable[[], int]) -> None:
         if only in name:
-            _print(name, repeats, question, busy_s)
+            _print(name, repeats, question, cpu_s)
 
     runs = RunTable(log)
     menu = MethodMenu(Catalog.shipped(), log)
 
-    def total(asked: dict[str, Any]) -> int:
-        return int(runs.view(TableQuery.parse(asked))["total"])
+    def total(query: dict[str, Any]) -> int:
+        return int(runs.view(TableQuery.parse(query))["total"])
 
     print(f"{'question':42}{'median ms':>10}{'p95 ms':>9}{'CPU ms':>10}{'runs':>9}")
-    for name, asked in QUESTIONS.items():
-        ask(name, lambda asked=asked: total(asked))  # type: ignore[misc]
+    for name, query in QUERIES.items():
+        ask(name, lambda query=query: total(query))  # type: ignore[misc]
     for by in GROUPS:
-        asked = {"group": by}
-        ask(f"groups: {by}", lambda asked=asked: total(asked))  # type: ignore[misc]
+        query = {"group": by}
+        ask(f"groups: {by}", lambda query=query: total(query))  # type: ignore[misc]
     ask("values to filter by", lambda: len(log.facets().targets))
     ask("Deploy: what is offered", lambda: len(offered_runs(log)))
     ask("Generate: the menu of methods", lambda: len(menu.choices(TARGETS[0])))
@@ -204,17 +204,17 @@ def _clock(log: RunLog) -> Callable[[], float]:
     return lambda: time.thread_time() + int(served.read_text().split()[0]) / 1e9
 
 
-def _print(name: str, repeats: int, ask: Callable[[], int], busy_s: Callable[[], float]) -> None:
-    took: list[float] = []
-    busy: list[float] = []
-    found = 0
+def _print(name: str, repeats: int, ask: Callable[[], int], cpu_s: Callable[[], float]) -> None:
+    wall_ms: list[float] = []
+    cpu_ms: list[float] = []
+    total_rows = 0
     for _ in range(repeats):
-        started, began = time.perf_counter(), busy_s()
-        found = ask()
-        took.append(1000 * (time.perf_counter() - started))
-        busy.append(1000 * (busy_s() - began))
-    late = quantiles(took, n=20)[-1]
-    print(f"{name:42}{median(took):10.1f}{late:9.1f}{median(busy):10.1f}{found:9}")
+        started, began = time.perf_counter(), cpu_s()
+        total_rows = ask()
+        wall_ms.append(1000 * (time.perf_counter() - started))
+        cpu_ms.append(1000 * (cpu_s() - began))
+    late = quantiles(wall_ms, n=20)[-1]
+    print(f"{name:42}{median(wall_ms):10.1f}{late:9.1f}{median(cpu_ms):10.1f}{total_rows:9}")
 
 
 def synthetic(num_runs: int, num_prompts: int) -> Iterator[StoredRun]:

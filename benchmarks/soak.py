@@ -65,13 +65,13 @@ def _start(folder: Path, target: str) -> tuple[subprocess.Popen[str], str]:
     server = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None
     for line in server.stdout:
-        if found := re.search(r"http://\S+", line):
-            return server, found[0]
+        if match := re.search(r"http://\S+", line):
+            return server, match[0]
     raise RuntimeError("the server did not start")
 
 
 @dataclass
-class Seen:
+class ClientStats:
     """What the clients saw, from several threads."""
 
     seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
@@ -80,9 +80,9 @@ class Seen:
 
 
 def _use(url: str, pid: int, options: argparse.Namespace) -> None:
-    seen, until = Seen(), time.monotonic() + options.seconds
+    stats, until = ClientStats(), time.monotonic() + options.seconds
     clients = [
-        threading.Thread(target=_Client(url, options, number, seen).work, args=(until,))
+        threading.Thread(target=_Client(url, options, number, stats).work, args=(until,))
         for number in range(options.clients)
     ]
     for client in clients:
@@ -93,18 +93,18 @@ def _use(url: str, pid: int, options: argparse.Namespace) -> None:
         client.join()
     time.sleep(2.0)  # what was left in the middle ends
     last = _state(pid)
-    states = ", ".join(f"{count} {state}" for state, count in sorted(seen.states.items()))
+    states = ", ".join(f"{count} {state}" for state, count in sorted(stats.states.items()))
     print(f"{options.clients} clients, {options.seconds:.0f} s; runs: {states}")
     for name in first:
         print(f"  {name:14} {first[name]:8.0f} after warming up {last[name]:8.0f} at the end")
-    for name, seconds in sorted(seen.seconds.items()):
+    for name, seconds in sorted(stats.seconds.items()):
         milliseconds = sorted(1000 * one for one in seconds)
         late = milliseconds[int(0.99 * (len(milliseconds) - 1))]
         print(
             f"  {name:14} {len(seconds):6} times, median {statistics.median(milliseconds):7.1f} ms"
             f", p99 {late:7.1f} ms, most {milliseconds[-1]:7.1f} ms"
         )
-    print(f"  errors: {len(seen.errors)}{''.join(f'{chr(10)}    {e}' for e in seen.errors[:5])}")
+    print(f"  errors: {len(stats.errors)}{''.join(f'{chr(10)}    {e}' for e in stats.errors[:5])}")
 
 
 def _state(pid: int) -> Mapping[str, float]:
@@ -122,12 +122,14 @@ def _state(pid: int) -> Mapping[str, float]:
 class _Client:
     """One browser tab's worth of use."""
 
-    def __init__(self, url: str, options: argparse.Namespace, number: int, seen: Seen) -> None:
+    def __init__(
+        self, url: str, options: argparse.Namespace, number: int, stats: ClientStats
+    ) -> None:
         address, _, token = url.partition("/?token=")
         headers = {"authorization": f"Bearer {token}"}
         self._http = httpx.Client(base_url=address, headers=headers, timeout=600)
         self._draw = random.Random(1000 * options.seed + number)
-        self._target, self._tab, self._seen = options.target, f"client{number}", seen
+        self._target, self._tab, self._stats = options.target, f"client{number}", stats
         self._page = 0
         self._runs: list[str] = []
         config = self._http.get("/config").json()
@@ -146,13 +148,13 @@ class _Client:
                 try:
                     self._draw.choice(actions)()
                 except (httpx.HTTPError, ValueError, LookupError) as error:
-                    self._seen.errors.append(f"{type(error).__name__}: {error}")
+                    self._stats.errors.append(f"{type(error).__name__}: {error}")
                 time.sleep(self._draw.uniform(0.0, 1.0))
 
     def _timed(self, name: str, ask: Callable[[], httpx.Response]) -> Any:
         began = time.perf_counter()
         answer = ask()
-        self._seen.seconds[name].append(time.perf_counter() - began)
+        self._stats.seconds[name].append(time.perf_counter() - began)
         answer.raise_for_status()
         return answer
 
@@ -179,23 +181,25 @@ class _Client:
     def _generate(self) -> None:
         """A short run; now and then the tab is closed in the middle."""
         leaves = self._draw.random() < 0.2
-        asked = {"data": self._form(), "session_hash": self._session()}
-        post = self._timed("ask for a run", lambda: self._http.post(f"{API}/call/run", json=asked))
+        request = {"data": self._form(), "session_hash": self._session()}
+        post = self._timed(
+            "ask for a run", lambda: self._http.post(f"{API}/call/run", json=request)
+        )
         event = post.json()["event_id"]
         began = time.monotonic()
         with self._http.stream("GET", f"{API}/call/run/{event}") as answer:
             for line in answer.iter_lines():
                 if time.monotonic() - began > MOST_STREAM_S:
                     raise ValueError(f"a run's stream had no end after {MOST_STREAM_S} s")
-                found = json.loads(line[6:]) if line.startswith("data: [") else None
-                if not found:
+                update = json.loads(line[6:]) if line.startswith("data: [") else None
+                if not update:
                     continue
-                for status in found[0]["status"].values():
+                for status in update[0]["status"].values():
                     if status["state"] in ("completed", "cancelled", "failed"):
-                        self._seen.states[status["state"]] += 1
+                        self._stats.states[status["state"]] += 1
                         self._runs = [*self._runs[-20:], status["log_id"] or "none"]
-                if leaves and json.loads(found[0]["ev"]):
-                    self._seen.states["left"] += 1
+                if leaves and json.loads(update[0]["ev"]):
+                    self._stats.states["left"] += 1
                     return
 
     def _form(self) -> list[Any]:
@@ -204,8 +208,8 @@ class _Client:
         form: dict[str, Any] = {"groups": [], "values": {}}
         held = {"values": {"limits": limits}}
         method, prompt = self._draw.choice(METHODS), self._draw.choice(PROMPTS)
-        asked = [self._target, "auto", method, "chat", "", prompt, form, held]
-        return [*asked, None, self._tab]
+        request = [self._target, "auto", method, "chat", "", prompt, form, held]
+        return [*request, None, self._tab]
 
 
 if __name__ == "__main__":

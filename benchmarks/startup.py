@@ -90,8 +90,8 @@ def _load(target: str) -> dict[str, float]:
     done = subprocess.run(
         [sys.executable, "-c", LOAD, target], check=True, cwd=ROOT, capture_output=True, text=True
     )
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return figures
 
 
 def _first_page(target: str) -> float:

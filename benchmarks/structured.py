@@ -69,22 +69,22 @@ def main() -> None:
     target = load(options.target, options.dtype)
     names = [PLAIN, *options.methods.split(",")]
     drafters = {name: drafter_of(target, name) for name in names}
-    found: dict[str, list[tuple[str, bool, Metrics]]] = defaultdict(list)
-    for asked, schema in list(prompts())[: options.limit]:
-        ids = target.encode_chat([{"role": "user", "content": asked}])
+    runs: dict[str, list[tuple[str, bool, Metrics]]] = defaultdict(list)
+    for question, schema in list(prompts())[: options.limit]:
+        ids = target.encode_chat([{"role": "user", "content": question}])
         sampling = Sampling(structured_output="json_schema", grammar=json.dumps(schema))
         for name, drafter in drafters.items():
             limits = Limits(max_new_tokens=options.tokens)
             records = list(decode(target, drafter, ids, sampling=sampling, limits=limits))
             assert isinstance(end := records[-1], End)
             text = whole_text(target.tokenizer, end.output_ids)
-            found[name].append((text, is_valid(text, schema), measure(records)))
-    print(f"{options.target} · {target.dtype_name} · {target.device_name} · {len(found[PLAIN])}")
+            runs[name].append((text, is_valid(text, schema), measure(records)))
+    print(f"{options.target} · {target.dtype_name} · {target.device_name} · {len(runs[PLAIN])}")
     print(
         f"{'method':24}{'same':>8}{'valid':>8}{'speedup':>10}{'MAT':>8}{'accepted':>10}{'cut':>8}"
     )
     for name in names:
-        print(line(name, found[name], found[PLAIN]), flush=True)
+        print(line(name, runs[name], runs[PLAIN]), flush=True)
 
 
 def prompts() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -94,8 +94,8 @@ def prompts() -> Iterator[tuple[str, dict[str, Any]]]:
         for kind, (properties, _) in KINDS.items():
             schema = {"type": "object", "properties": properties, "required": list(properties)}
             fields = ", ".join(properties)
-            asked = f"Describe {subjects[kind][n]} as a JSON object with the fields {fields}."
-            yield asked, {**schema, "additionalProperties": False}
+            question = f"Describe {subjects[kind][n]} as a JSON object with the fields {fields}."
+            yield question, {**schema, "additionalProperties": False}
 
 
 def is_valid(text: str, schema: dict[str, Any]) -> bool:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from benchmarks import ROOT, TARGET, read_options
 from engine import formats
-from playground.experiments.report.statistics import is_apart
+from playground.experiments.report.statistics import differ
 from playground.experiments.sweep.report import as_good, best_of
 from playground.experiments.sweep.store import SweepStore
 from playground.experiments.sweep.trials import Trial
@@ -36,48 +36,44 @@ def main() -> None:
     options = read_options(
         __doc__, smoke={"workers": 1, "sweep": SMOKE}, target=TARGET, workers=2, sweep=SWEEP
     )
-    asked = ("--target", options.target, *shlex.split(options.sweep))
+    arguments = ("--target", options.target, *shlex.split(options.sweep))
     ray = ("--ray", "local", "--workers", str(options.workers), "--worker-cpus", "1")
     with tempfile.TemporaryDirectory() as folder:
         ways = {"one process": (), f"{options.workers} workers": ray}
-        found = [
-            swept(str(Path(folder) / f"{number}.db"), (*asked, *more))
+        results = [
+            run_sweep(str(Path(folder) / f"{number}.db"), (*arguments, *more))
             for number, more in enumerate(ways.values())
         ]
-    for name, (seconds, trials) in zip(ways, found, strict=True):
+    for name, (seconds, trials) in zip(ways, results, strict=True):
         best = best_of(trials)
         assert best is not None
         done = sum(trial.outcome == "measured" for trial in trials)
         ties = [settings(trial.point) for trial in as_good(best, trials, "speedup")]
         print(f"{name}: {seconds:.0f} s, {done} of {len(trials)} trials measured")
         print(f"  best: {settings(best.point)}; as good: {'; '.join(ties) or 'none'}")
-    compare(list(ways), [{settings(t.point): t for t in trials} for _, trials in found])
+    compare(list(ways), [{settings(t.point): t for t in trials} for _, trials in results])
 
 
-def swept(db: str, asked: tuple[str, ...]) -> tuple[float, list[Trial]]:
+def run_sweep(db: str, arguments: tuple[str, ...]) -> tuple[float, tuple[Trial, ...]]:
     """Seconds of a sweep from the command to its end, and its trials."""
-    command = [sys.executable, "app.py", "sweep", "--grid", "--name", "s", "--db", db, *asked]
+    command = [sys.executable, "app.py", "sweep", "--grid", "--name", "s", "--db", db, *arguments]
     began_s = time.monotonic()
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     subprocess.run(command, cwd=ROOT, env=env, check=True, stdout=subprocess.DEVNULL)
     seconds = time.monotonic() - began_s
     with RunLog.open(db) as log:
-        store = SweepStore(log)
-        try:
-            return seconds, store.load("s").trials()
-        finally:
-            store.close()
+        return seconds, SweepStore(log).load("s").trials
 
 
-def compare(ways: list[str], found: list[dict[str, Trial]]) -> None:
+def compare(ways: list[str], results: list[dict[str, Trial]]) -> None:
     """A line per point that both have measured."""
     print(f"\n{'settings':46}{ways[0]:>20}{ways[1]:>20}  agree")
     num_agree = num = 0
-    for point, one in found[0].items():
-        other = found[1].get(point)
+    for point, one in results[0].items():
+        other = results[1].get(point)
         if other is None or one.figures is None or other.figures is None:
             continue
-        agree = not is_apart(one.figures.counts, other.figures.counts)
+        agree = not differ(one.figures.counts, other.figures.counts)
         num, num_agree = num + 1, num_agree + agree
         shown = (formats.speedup(figures.speedup) for figures in (one.figures, other.figures))
         print(f"{point:46}{''.join(f'{text:>20}' for text in shown)}  {'yes' if agree else 'no'}")

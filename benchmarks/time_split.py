@@ -47,13 +47,13 @@ def main() -> None:
                 print(f"{name:26}left out: {error}")
                 continue
             _report(name, target, drafter, options)
-            drafter.close()
+            del drafter  # before the next one is built
 
 
 def configs(target: Target, folder: Path) -> dict[str, MethodConfig]:
     """One configuration per method that runs on any target, heads random."""
     heads = random_heads.make_all(target, folder)
-    found: dict[str, MethodConfig] = {}
+    configs: dict[str, MethodConfig] = {}
     for name in methods():
         if name in ("User_Provided", "MTP", "DFlash", "DSpark", "P_EAGLE"):
             continue  # they need the user's object, or weights of their own
@@ -64,10 +64,10 @@ def configs(target: Target, folder: Path) -> dict[str, MethodConfig]:
             values["speculative_model"] = target.name
         if name == "PARD":
             values["mask_token_id"] = 0  # untrained: its time is the same
-        found[name] = parse_method(values)
+        configs[name] = parse_method(values)
     dynamic = {"decoding_type": "Eagle", "speculative_model": str(heads["Eagle"])}
-    found["Eagle (dynamic tree)"] = parse_method({**dynamic, "use_dynamic_tree": True})
-    return found
+    configs["Eagle (dynamic tree)"] = parse_method({**dynamic, "use_dynamic_tree": True})
+    return configs
 
 
 def _report(name: str, target: Target, drafter: Drafter, options: argparse.Namespace) -> None:

@@ -31,8 +31,7 @@ from engine.tree import ChoiceTree
 from engine.tuning.experience import ExperienceStore
 from engine.tuning.latency import Prediction, StepLatency
 from engine.tuning.ranks import RankTable
-from engine.tuning.search import SIZES, CurvePoint, curve
-from playground.trees.fitting import hold_out, stock_trees
+from engine.tuning.search import SIZES, BestTree, best_trees
 from playground.trees.sources import SHIPPED
 from presets import MethodPreset
 from presets.choice_trees import TreePreset
@@ -43,7 +42,7 @@ EVERY = 3
 
 @dataclass(slots=True)
 class Contestant:
-    """A drafter with its tree, and the runs it made: per round, one per prompt."""
+    """A drafter with its tree, and its runs: per round, one per prompt."""
 
     title: str
     drafter: Drafter
@@ -81,8 +80,9 @@ def _report(
     preset: MethodPreset, table: RankTable, bench: BuildContext, options: argparse.Namespace
 ) -> None:
     config, target = preset.config, bench.target
-    fitted, held = hold_out(table, EVERY)
-    assert held is not None
+    texts = range(table.num_texts)
+    fitted = table.select([text for text in texts if text % EVERY != EVERY - 1])
+    held = table.select(texts[EVERY - 1 :: EVERY])
     prompts = _prompts(held, target, options.prompts)
     print(
         f"\n{preset.title}: fitted to {fitted.num_texts} texts, measured on {len(prompts)} of the "
@@ -94,50 +94,57 @@ def _report(
 
     latency = timed()
 
-    def tok_s(point: CurvePoint) -> float:
+    def tok_s(point: BestTree) -> float:
         return latency.predict_config(config.with_tree(point.tree), point.mat).tok_s
 
-    best = max(curve(fitted, SIZES[: 2 if options.smoke else None]), key=tok_s).tree
-    published = _published()[: 2 if options.smoke else None]
-    pairs = [(s.title, s.tree) for s in stock_trees(table, config, published)]
-    made: dict[str, Contestant] = {}
+    best = max(best_trees(fitted, SIZES[: 2 if options.smoke else None]), key=tok_s).tree
+    published = _published(config, table)[: 2 if options.smoke else None]
+    pairs = [(preset.name, preset.tree) for preset in published]
+    contestants: dict[str, Contestant] = {}
     for title, tree in pairs:
-        made[title] = _contestant(title, config, tree, bench)
+        contestants[title] = _contestant(title, config, tree, bench)
         title = f"fitted, {len(tree)}"
-        made.setdefault(
-            title, _contestant(title, config, curve(fitted, (len(tree),))[0].tree, bench)
+        contestants.setdefault(
+            title, _contestant(title, config, best_trees(fitted, (len(tree),))[0].tree, bench)
         )
-    made["best"] = _contestant(f"best here, {len(best)}", config, best, bench)
+    contestants["best"] = _contestant(f"best here, {len(best)}", config, best, bench)
     plain = Contestant("plain", AutoregressiveConfig().build(bench), 0)
-    _run([*made.values(), plain], target, prompts, tokens=options.tokens)
-    _print_mats(made, pairs)
+    _run([*contestants.values(), plain], target, prompts, tokens=options.tokens)
+    _print_mats(contestants, pairs)
     clocks = []
-    for one in (made["best"], plain):
+    for one in (contestants["best"], plain):
         one.runs = []
     for _ in range(options.rounds):
         clocks.append(timed())
-        _run([made["best"], plain], target, prompts, tokens=options.tokens)
-    expected = [clock.predict_config(config.with_tree(best), made["best"].mat) for clock in clocks]
-    _print_prediction(made["best"], plain, expected)
-    for one in (*made.values(), plain):
-        one.drafter.close()
+        _run([contestants["best"], plain], target, prompts, tokens=options.tokens)
+    expected = [
+        clock.predict_config(config.with_tree(best), contestants["best"].mat) for clock in clocks
+    ]
+    _print_prediction(contestants["best"], plain, expected)
 
 
-def _published() -> list[TreePreset]:
-    """Trees that were not fitted to this target."""
-    return [tree for tree in presets.trees().values() if tree.measured is None]
+def _published(config: MethodConfig, table: RankTable) -> list[TreePreset]:
+    """The method's trees that were not fitted to this target, if the table can replay them."""
+    return [
+        preset
+        for preset in presets.trees().values()
+        if preset.measured is None
+        and config.decoding_type in preset.methods
+        and preset.tree.depth <= table.depths
+        and preset.tree.max_rank < table.num_ranks
+    ]
 
 
 def _prompts(held: RankTable, target: Target, count: int) -> list[list[int]]:
     """Prompts behind the held-out texts, spread over the kinds of task."""
     sources = held.about["sources"]
     step = max(1, len(sources) // count)
-    found = []
+    prompts = []
     for source in sources[::step][:count]:
         suite, _, name = str(source).partition("/")
         prompt = next(p for p in presets.suites()[suite].prompts if p.id == name)
-        found.append(target.encode_chat([{"role": "user", "content": prompt.turns[0]}]))
-    return found
+        prompts.append(target.encode_chat([{"role": "user", "content": prompt.turns[0]}]))
+    return prompts
 
 
 def _contestant(
@@ -158,10 +165,12 @@ def _run(
             one.runs[-1].append(measure(decode(target, one.drafter, prompt, limits=limits)))
 
 
-def _print_mats(made: dict[str, Contestant], pairs: Sequence[tuple[str, ChoiceTree]]) -> None:
+def _print_mats(
+    contestants: dict[str, Contestant], pairs: Sequence[tuple[str, ChoiceTree]]
+) -> None:
     print(f"  {'published tree':28}{'nodes':>6}{'MAT':>8}{'fitted':>8}{'':>9}")
     for title, tree in pairs:
-        stock, fitted = made[title].mat, made[f"fitted, {len(tree)}"].mat
+        stock, fitted = contestants[title].mat, contestants[f"fitted, {len(tree)}"].mat
         print(f"  {title:28}{len(tree):6}{stock:8.3f}{fitted:8.3f}{fitted / stock - 1:+9.1%}")
 
 

@@ -29,7 +29,7 @@ import torch
 
 import presets
 from benchmarks import TARGET, ratios, read_options
-from benchmarks.models import drafter_of, embedded_file, encoded, load
+from benchmarks.models import drafter_of, embedded_file, first_turns, load
 from engine.config import Limits
 from engine.decode import decode
 from engine.drafters.base import Drafter
@@ -40,9 +40,9 @@ from playground.experiments.prompts import read_suite_file
 
 PEER = "llama.cpp"
 PLAIN = f"{PEER} none"
-WAYS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
+SPEC_TYPES = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
 """Its kinds of speculation that need no weights."""
-DRAFT_WAY = "draft-simple"
+DRAFT_TYPE = "draft-simple"
 START_S = 60.0
 WARM_UP_TOKENS = 32
 
@@ -62,14 +62,14 @@ class Server:
 
     def seconds(self, prompt_ids: Sequence[int], num_tokens: int) -> float:
         """Of decoding, as it reports them."""
-        asked = {
+        request = {
             "prompt": list(prompt_ids),
             "n_predict": num_tokens,
             "temperature": 0.0,
             "ignore_eos": True,
             "cache_prompt": False,
         }
-        answer = self._http.post("/completion", json=asked).raise_for_status().json()
+        answer = self._http.post("/completion", json=request).raise_for_status().json()
         timings: dict[str, float] = answer["timings"]
         if timings["predicted_n"] < num_tokens - 1:
             raise RuntimeError(f"llama-server wrote {timings['predicted_n']} tokens")
@@ -77,8 +77,8 @@ class Server:
 
     def reading_seconds(self, prompt_ids: Sequence[int]) -> float:
         """Of reading a prompt, as it reports them."""
-        asked = {"prompt": list(prompt_ids), "n_predict": 1, "cache_prompt": False}
-        answer = self._http.post("/completion", json=asked).raise_for_status().json()
+        request = {"prompt": list(prompt_ids), "n_predict": 1, "cache_prompt": False}
+        answer = self._http.post("/completion", json=request).raise_for_status().json()
         seconds: float = answer["timings"]["prompt_ms"] / 1000
         return seconds
 
@@ -121,15 +121,6 @@ def serving(program: Path, file: Path, options: Sequence[str]) -> Iterator[Serve
             process.terminate()
 
 
-def prompts_of(target: Target, options: argparse.Namespace) -> list[list[int]]:
-    """So many first turns of each category."""
-    suite = read_suite_file(options.prompts) if options.prompts else presets.suites()["tasks"]
-    kinds: dict[str, list[list[int]]] = {}
-    for prompt in suite.prompts:
-        kinds.setdefault(prompt.category, []).append(encoded(target, prompt.turns[0]))
-    return [ids for of_kind in kinds.values() for ids in of_kind[: options.per_category]]
-
-
 def seconds_here(target: Target, drafter: Drafter, ids: list[int], num_tokens: int) -> float:
     """Of decoding, first token to last."""
     limits = Limits(max_new_tokens=num_tokens, ignore_eos=True)
@@ -154,10 +145,10 @@ def servers_of(options: argparse.Namespace, stack: ExitStack) -> dict[str, Serve
         print("No llama-server is given: the table is of the methods here.")
         return {}
     ways: dict[str, list[str]]
-    ways = {PLAIN: []} | {f"{PEER} {way}": ["--spec-type", way] for way in WAYS}
+    ways = {PLAIN: []} | {f"{PEER} {way}": ["--spec-type", way] for way in SPEC_TYPES}
     if options.draft:
-        draft = ["--spec-type", DRAFT_WAY, "--model-draft", str(options.draft)]
-        ways[f"{PEER} {DRAFT_WAY}"] = draft
+        draft = ["--spec-type", DRAFT_TYPE, "--model-draft", str(options.draft)]
+        ways[f"{PEER} {DRAFT_TYPE}"] = draft
     file, servers = options.gguf or embedded_file(), dict[str, Server]()
     for name, settings in ways.items():
         try:
@@ -185,7 +176,8 @@ def main() -> None:
         reading=0,
     )
     target = load(options.target, options.dtype)
-    prompts = prompts_of(target, options)[: 1 if options.smoke else None]
+    suite = read_suite_file(options.prompts) if options.prompts else presets.suites()["tasks"]
+    prompts = first_turns(target, suite, options.per_category)[: 1 if options.smoke else None]
     drafters = {name: drafter_of(target, name) for name in options.methods.split(",")}
     rates: dict[str, list[float]] = {}
     read: dict[str, list[float]] = {}
@@ -196,13 +188,13 @@ def main() -> None:
         for drafter in drafters.values():
             seconds_here(target, drafter, prompts[0], WARM_UP_TOKENS)
         for _ in range(options.rounds):
-            took = dict.fromkeys([*servers, *drafters], 0.0)
+            elapsed = dict.fromkeys([*servers, *drafters], 0.0)
             for ids in prompts:
                 for name, server in servers.items():
-                    took[name] += server.seconds(ids, options.tokens)
+                    elapsed[name] += server.seconds(ids, options.tokens)
                 for name, drafter in drafters.items():
-                    took[name] += seconds_here(target, drafter, ids, options.tokens)
-            for name, seconds in took.items():
+                    elapsed[name] += seconds_here(target, drafter, ids, options.tokens)
+            for name, seconds in elapsed.items():
                 rates.setdefault(name, []).append(len(prompts) * (options.tokens - 1) / seconds)
             if options.reading and PLAIN in servers:
                 ids = (prompts[0] * options.reading)[: options.reading]

@@ -1,7 +1,7 @@
-"""Which draft tokens are kept: pure functions from the target's logits to an accepted path.
+"""Acceptance rules: from the target's logits over a draft tree to the accepted path.
 
-A rule looks at one verified draft tree and returns the accepted path and the token that the target
-adds after it. The greedy and the lossless rule reproduce the target exactly; typical and relaxed
+A rule takes one verified tree and returns the accepted path and the token that the target adds
+after it. The greedy and the lossless rule reproduce the target exactly; typical and relaxed
 acceptance trade that for length and are lossy by design.
 """
 
@@ -20,7 +20,7 @@ from engine.config import Sampling
 from engine.errors import TargetError
 from engine.proposal import DraftDists, Proposal, TargetOutput
 from engine.readout import block_columns, tree_columns
-from engine.sampling import NOT_FINITE, Draws, SeededDraws, normalised, probabilities
+from engine.sampling import NOT_FINITE, Draws, SeededDraws, normalize, probabilities
 from engine.tree import TreeShape, upload
 
 
@@ -33,18 +33,18 @@ class Acceptance:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Verified:
-    """A draft tree and what the target says at each of its nodes.
+class VerifiedTree:
+    """A draft tree and the target's output at each of its n nodes.
 
     Attributes:
-        tokens: token of each of the n nodes.
-        logits: `(n, vocab)`; row i is the target's view after node i.
+        tokens: token of each node.
+        logits: `(n, vocab)`; row i is the target's output after node i.
         dists: distributions of sampled drafts, None for deterministic ones.
-        best: argmax of every row's logits, extra rows included, where it is known.
-        largest: `(n,)` the logits there, where they are known.
-        logsumexp: `(n,)` float32, logsumexp of the logits, where it is known.
-        target_probs: as `token_probs` returns them, where they are known.
-        draft_probs: as `Proposal.token_probs` returns them, where they were read with the rest.
+        best: argmax of every row's logits, extra rows included, if it is known.
+        logsumexp: `(n,)` float32, logsumexp of the logits, if it is known.
+        target_probs: as `token_probs` returns them, if they are known.
+        largest: `(n,)` logits at `best`, if they are known.
+        draft_probs: as `Proposal.token_probs` returns them, if they were read with the rest.
         columns: of `engine.readout`, for the lossless rule; empty where it reads the logits itself.
     """
 
@@ -67,34 +67,34 @@ class Verified:
         rule: Rule | None = None,
         draws: SeededDraws | None = None,
     ) -> Self:
-        """What the host needs of a verify forward; it waits for the device once.
+        """What the host needs of a verify forward; waits for the device once.
 
         Args:
-            rule, draws: what will judge it, so that what that needs is read along.
+            rule, draws: what will decide acceptance, so that what it needs is read along.
         """
         n = len(proposal.shape)
         logits = output.logits[:n]
-        totals = None if output.logsumexp is None else output.logsumexp[:n]
         if logits.device.type != "cpu":
             columns: Sequence[Tensor] = ()
             if isinstance(rule, Lossless) and draws is not None:
                 columns = rule.columns(proposal, logits, draws)
-            return cls._read_at_once(proposal, output, columns)
+            return cls._from_device(proposal, output, columns)
+        logsumexp = None if output.logsumexp is None else output.logsumexp[:n]
         best = None if output.best is None else output.best[:n].tolist()
         tokens = proposal.tokens.tolist()
-        return cls(tokens, proposal.shape, logits, proposal.dists, best, totals)
+        return cls(tokens, proposal.shape, logits, proposal.dists, best, logsumexp)
 
     @classmethod
-    def _read_at_once(
+    def _from_device(
         cls, proposal: Proposal, output: TargetOutput, columns: Sequence[Tensor]
     ) -> Self:
         n = len(proposal.shape)
         logits = output.logits[:n]
-        totals = None if output.logsumexp is None else output.logsumexp[:n]
-        where = output.logits.argmax(dim=-1)
-        largest = output.logits.gather(1, where[:, None])[:n, 0]
-        probs = _token_probs(proposal.tokens, proposal.shape, logits, totals)
-        parts = [proposal.tokens, where, probs, largest, *columns]
+        logsumexp = None if output.logsumexp is None else output.logsumexp[:n]
+        best = output.logits.argmax(dim=-1)
+        largest = output.logits.gather(1, best[:, None])[:n, 0]
+        probs = _token_probs(proposal.tokens, proposal.shape, logits, logsumexp)
+        parts = [proposal.tokens, best, probs, largest, *columns]
         if proposal.draft_probs is not None:
             parts.append(proposal.draft_probs)
         # One tensor, one wait; float64 holds every id and every float32 exactly.
@@ -105,21 +105,21 @@ class Verified:
             proposal.shape,
             logits,
             proposal.dists,
-            [int(token) for token in values[1]],
-            totals,
-            values[2],
-            values[3],
-            None if proposal.draft_probs is None else values[-1],
-            values[4 : 4 + len(columns)],
+            best=[int(token) for token in values[1]],
+            logsumexp=logsumexp,
+            target_probs=values[2],
+            largest=values[3],
+            draft_probs=None if proposal.draft_probs is None else values[-1],
+            columns=values[4 : 4 + len(columns)],
         )
 
     def argmax(self, node: int) -> int:
-        """The target's likeliest token after a node.
+        """The target's most probable token after a node.
 
-        On the CPU only the rows that are asked for are searched: over a whole vocabulary it costs
-        as much as the rest of accepting.
+        Computed row by row on the CPU, where a search of the whole vocabulary costs as much as the
+        rest of acceptance.
 
-        Raises TargetError: it is not finite; of a row that has NaN or infinity, it is the largest.
+        Raises TargetError: the logits are not finite; argmax finds a NaN or an infinity.
         """
         best = int(self.logits[node].argmax()) if self.best is None else self.best[node]
         largest = float(self.logits[node, best]) if self.largest is None else self.largest[node]
@@ -139,38 +139,37 @@ class Verified:
 def _token_probs(
     tokens: Tensor, shape: TreeShape, logits: Tensor, logsumexp: Tensor | None
 ) -> Tensor:
-    """`(n,)` float32, see `Verified.token_probs`."""
+    """`(n,)` float32, see `VerifiedTree.token_probs`."""
     ones = torch.ones(1, device=logits.device)
     if len(shape) == 1:
         return ones
     parents = shape.parents[1:]
     rows = upload(torch.tensor(parents), logits.device)
-    mine = logits[rows, tokens[1:]].float()
+    token_logits = logits[rows, tokens[1:]].float()
     if logsumexp is None:
-        # Leaves are half of a bushy tree: nothing needs their sums.
+        # Leaves are half of a bushy tree, and theirs are not needed.
         inner = sorted(set(parents))
-        place = {node: i for i, node in enumerate(inner)}
+        index = {node: i for i, node in enumerate(inner)}
         sums = logits[upload(torch.tensor(inner), logits.device)].float().logsumexp(dim=-1)
-        totals = sums[upload(torch.tensor([place[parent] for parent in parents]), logits.device)]
+        logsumexp = sums[upload(torch.tensor([index[p] for p in parents]), logits.device)]
     else:
-        totals = logsumexp[rows]
-    return torch.cat([ones, (mine - totals).exp()])
+        logsumexp = logsumexp[rows]
+    return torch.cat([ones, (token_logits - logsumexp).exp()])
 
 
 class Rule(Protocol):
     """Decides the accepted path of one verified tree."""
 
-    def __call__(self, verified: Verified, draws: Draws) -> Acceptance: ...
+    def __call__(self, verified: VerifiedTree, draws: Draws) -> Acceptance: ...
 
 
-def greedy(verified: Verified, draws: Draws | None = None) -> Acceptance:
+def greedy(verified: VerifiedTree, draws: Draws | None = None) -> Acceptance:
     """Follow the child whose token is the target's argmax until there is none.
 
     Example: root's argmax 7, children of the root carry 5 and 7 (node 2); node 2's argmax 9 and no
     child carries 9 → path (2,), next token 9.
     """
-    at = 0
-    path: list[int] = []
+    at, path = 0, list[int]()
     while True:
         best = verified.argmax(at)
         match = [c for c in verified.shape.children[at] if verified.tokens[c] == best]
@@ -185,15 +184,15 @@ class Lossless:
     """Rejection sampling over the tree: the output follows the target's distribution exactly.
 
     Deterministic drafts are point masses: child x is accepted with probability target_probs[x];
-    after a rejection its mass is removed and the rest renormalised. Sampled drafts use the
+    after a rejection its mass is removed and the rest renormalized. Sampled drafts use the
     recursive residual scheme: accept x with min(1, target_probs[x] / draft_probs[x]); after a
-    rejection target_probs becomes max(target_probs - draft_probs, 0) renormalised and x leaves
+    rejection target_probs becomes max(target_probs - draft_probs, 0) renormalized and x leaves
     draft_probs (the children were drawn without replacement).
     Source: arXiv:2211.17192, Alg. 1 (chain); arXiv:2305.09781, Alg. 2 and arXiv:2401.15077 (tree).
 
     Attributes:
-        block: whether a chain that was drawn at random is verified as a whole, which accepts more
-            of it on average (arXiv:2403.10444, Alg. 2); token by token otherwise.
+        block: whether a sampled chain is verified as a whole, which accepts more of it on average
+            (arXiv:2403.10444, Alg. 2), instead of token by token.
     """
 
     sampling: Sampling
@@ -201,10 +200,10 @@ class Lossless:
 
     @classmethod
     def of(cls, sampling: Sampling) -> Self:
-        """As these settings say."""
+        """With the verification that these settings choose."""
         return cls(sampling, sampling.verification == "block")
 
-    def __call__(self, verified: Verified, draws: Draws) -> Acceptance:
+    def __call__(self, verified: VerifiedTree, draws: Draws) -> Acceptance:
         dists = verified.dists
         if self.sampling.greedy and dists is None:
             return greedy(verified)
@@ -212,142 +211,137 @@ class Lossless:
             return self._by_columns(verified, draws)
         if dists is not None and self._as_block(verified.shape, dists):
             return _accept_block(verified, dists, self.sampling, draws)
-        at = 0
-        path: list[int] = []
+        at, path = 0, list[int]()
         while True:
             target_probs = probabilities(verified.logits[at], self.sampling)
             children = verified.shape.children[at]
             tokens = [verified.tokens[child] for child in children]
             if dists is None or at not in dists.row_of_parent:
-                child_idx, target_probs = _accept_certain(target_probs, tokens, draws)
+                child_idx, target_probs = _accept_deterministic(target_probs, tokens, draws)
             else:
                 draft_probs = dists.probs[dists.row_of_parent[at]]
-                child_idx, target_probs = _accept_drawn(target_probs, draft_probs, tokens, draws)
+                child_idx, target_probs = _accept_sampled(target_probs, draft_probs, tokens, draws)
             if child_idx is None:
                 return Acceptance(tuple(path), draws.pick(target_probs))
             at = children[child_idx]
             path.append(at)
 
     def columns(self, proposal: Proposal, logits: Tensor, draws: SeededDraws) -> Sequence[Tensor]:
-        """What `_by_columns` walks by, on the device; nothing where the argmaxes will do."""
+        """On the device, what `_by_columns` decides by; empty where argmaxes are enough."""
         if self.sampling.greedy and proposal.dists is None:
             return ()
         make = block_columns if self._as_block(proposal.shape, proposal.dists) else tree_columns
         return make(proposal, logits, self.sampling, draws)
 
     def _as_block(self, shape: TreeShape, dists: DraftDists | None) -> bool:
-        return self.block and dists is not None and _is_drawn_chain(shape, dists)
+        """Whether block verification applies: to a chain whose tokens were all sampled."""
+        if not self.block or dists is None or not shape.is_chain:
+            return False
+        return all(node in dists.row_of_parent for node in range(len(shape) - 1))
 
-    def _by_columns(self, verified: Verified, draws: Draws) -> Acceptance:
+    def _by_columns(self, verified: VerifiedTree, draws: Draws) -> Acceptance:
+        """The same decisions from columns that were computed on the device."""
         shape, dists = verified.shape, verified.dists
-        target_probs, draft_probs, picks = verified.columns
+        target_probs, draft_probs, next_tokens = verified.columns
         at, path = 0, list[int]()
         if self._as_block(shape, dists):
-            chances, accepts = target_probs, draft_probs
-            for place in range(1, len(shape)):
-                if chances[place] == 0.0:
+            chances, accept_probs = target_probs, draft_probs
+            for node in range(1, len(shape)):
+                if chances[node] == 0.0:
                     break
-                at = place if draws.uniform() < accepts[place] else at
+                at = node if draws.uniform() < accept_probs[node] else at
             path = list(range(1, at + 1))
         else:
-            drawn = {} if dists is None else dists.row_of_parent
+            sampled = {} if dists is None else dists.row_of_parent
             child: int | None = 0
             while child is not None:
-                at, left, child = child, 1.0, None
+                at, mass, child = child, 1.0, None
                 for node in shape.children[at]:
-                    if (
-                        draws.uniform() * (draft_probs[node] if at in drawn else left)
-                        < (target_probs[node])
-                    ):
+                    scale = draft_probs[node] if at in sampled else mass
+                    if draws.uniform() * scale < target_probs[node]:
                         child = node
                         path.append(node)
                         break
-                    left = max(0.0, left - target_probs[node])
-        draws.uniform()  # the one that drew it
-        if picks[at] < 0:
+                    mass = max(0.0, mass - target_probs[node])
+        draws.uniform()  # the number that the next token was drawn with
+        if next_tokens[at] < 0:
             raise TargetError(NOT_FINITE)
-        return Acceptance(tuple(path), int(picks[at]))
+        return Acceptance(tuple(path), int(next_tokens[at]))
 
 
-def _accept_certain(
+def _accept_deterministic(
     target_probs: Tensor, tokens: list[int], draws: Draws
 ) -> tuple[int | None, Tensor]:
-    """Which of some deterministic drafts is accepted, and what is left of the target if none is."""
+    """The index of the deterministic draft that is accepted, or None and the residual target."""
     if not tokens:
         return None, target_probs
-    left = 1.0
+    mass = 1.0
     for i, prob in enumerate(target_probs[tokens].tolist()):
-        if draws.uniform() * left < prob:
+        if draws.uniform() * mass < prob:
             return i, target_probs
-        left = max(0.0, left - prob)
+        mass = max(0.0, mass - prob)
     return None, _without(target_probs, tokens)
 
 
-def _accept_drawn(
+def _accept_sampled(
     target_probs: Tensor, draft_probs: Tensor, tokens: list[int], draws: Draws
 ) -> tuple[int | None, Tensor]:
-    """The same of drafts that were drawn from `draft_probs` one after another."""
+    """The same for drafts that were sampled from `draft_probs` without replacement."""
     for i, token in enumerate(tokens):
-        drawn, chance = draws.uniform(), float(draft_probs[token])
-        if chance > 0:
-            if drawn * chance < float(target_probs[token]):
+        uniform, draft_prob = draws.uniform(), float(draft_probs[token])
+        if draft_prob > 0:
+            if uniform * draft_prob < float(target_probs[token]):
                 return i, target_probs
-            rest = (target_probs - draft_probs).clamp_min(0.0)
-            target_probs = normalised(rest, target_probs)
+            residual = (target_probs - draft_probs).clamp_min(0.0)
+            target_probs = normalize(residual, target_probs)
         draft_probs = _without(draft_probs, [token])
     return None, target_probs
 
 
-def _is_drawn_chain(shape: TreeShape, dists: DraftDists) -> bool:
-    """Whether every draft of a chain was drawn from a distribution."""
-    drafts = len(shape) - 1
-    return shape.max_depth == drafts and all(node in dists.row_of_parent for node in range(drafts))
-
-
 def _accept_block(
-    verified: Verified, dists: DraftDists, sampling: Sampling, draws: Draws
+    verified: VerifiedTree, dists: DraftDists, sampling: Sampling, draws: Draws
 ) -> Acceptance:
-    """Block verification of a drawn chain: the longest prefix that is accepted, and what follows.
+    """Block verification of a sampled chain: the longest accepted prefix and the next token.
 
-    With p(0) = 1 and p(i) = min(1, p(i-1) · target(i) / draft(i)) of the i-th drafted token, its
-    prefix is accepted with probability h(i) = r(i) / (r(i) + 1 - p(i)), the last one with p(i);
-    r(i) is the sum of the residual max(p(i) · target - draft, 0) at the place behind it, from which
-    the next token is drawn if that prefix is the longest. Later tokens may make up for an earlier
-    one, and so at least as many are accepted on average as token by token.
+    With p(0) = 1 and p(i) = min(1, p(i-1) · target(i) / draft(i)) for the i-th draft token, the
+    prefix of i tokens is accepted with probability h(i) = r(i) / (r(i) + 1 - p(i)), the whole chain
+    with p(i); r(i) is the sum of the residual max(p(i) · target - draft, 0) at the next position,
+    from which the next token is drawn if that prefix is the longest. Later tokens can make up for
+    an earlier one, so on average at least as many are accepted as token by token.
     Source: arXiv:2403.10444, Alg. 2.
 
     Example: one drafted token, target .6, draft .8: accepted with .75, as token by token.
     """
-    tokens, drafts = verified.tokens, len(verified.tokens) - 1
-    chance, kept = 1.0, 0
-    target_probs = following = probabilities(verified.logits[0], sampling)
-    rest: Tensor | None = None
-    for place in range(drafts + 1):
-        if place:
-            draft = float(dists.probs[dists.row_of_parent[place - 1]][tokens[place]])
-            target = float(target_probs[tokens[place]])
+    tokens, num_drafted = verified.tokens, len(verified.tokens) - 1
+    chance, num_accepted = 1.0, 0
+    target_probs = next_probs = probabilities(verified.logits[0], sampling)
+    next_residual: Tensor | None = None
+    for i in range(num_drafted + 1):
+        if i:
+            draft = float(dists.probs[dists.row_of_parent[i - 1]][tokens[i]])
+            target = float(target_probs[tokens[i]])
             chance = min(1.0, chance * target / draft) if draft > 0 else 0.0
             if chance == 0.0:
                 break
-            target_probs = probabilities(verified.logits[place], sampling)
-        if place == drafts:
-            residual, accepts = None, chance
+            target_probs = probabilities(verified.logits[i], sampling)
+        if i == num_drafted:
+            residual, accept_prob = None, chance
         else:
-            draft_probs = dists.probs[dists.row_of_parent[place]]
+            draft_probs = dists.probs[dists.row_of_parent[i]]
             residual = (chance * target_probs - draft_probs).clamp_min(0.0)
             mass = float(residual.sum())
-            accepts = mass / (mass + 1 - chance) if mass + 1 - chance > 0 else 1.0
-        if not place or draws.uniform() < accepts:
-            kept, following, rest = place, target_probs, residual
-    probs = following if rest is None else normalised(rest, following)
-    return Acceptance(tuple(range(1, kept + 1)), draws.pick(probs))
+            accept_prob = mass / (mass + 1 - chance) if mass + 1 - chance > 0 else 1.0
+        if not i or draws.uniform() < accept_prob:
+            num_accepted, next_probs, next_residual = i, target_probs, residual
+    probs = next_probs if next_residual is None else normalize(next_residual, next_probs)
+    return Acceptance(tuple(range(1, num_accepted + 1)), draws.pick(probs))
 
 
 def _without(probs: Tensor, tokens: list[int]) -> Tensor:
-    """`probs` with the mass of some tokens removed, renormalised."""
-    rest = probs.clone()
-    rest[tokens] = 0.0
-    return normalised(rest, probs)
+    """`probs` with the mass of some tokens removed, renormalized."""
+    residual = probs.clone()
+    residual[tokens] = 0.0
+    return normalize(residual, probs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,7 +358,7 @@ class Typical:
     posterior_threshold: float
     posterior_alpha: float
 
-    def __call__(self, verified: Verified, draws: Draws | None = None) -> Acceptance:
+    def __call__(self, verified: VerifiedTree, draws: Draws | None = None) -> Acceptance:
         child_probs, bar = self.judge(verified)
         passes, log_probs = torch.stack([(child_probs > bar).float(), child_probs.log()]).tolist()
         best, best_score = 0, (0, 0.0)
@@ -377,8 +371,8 @@ class Typical:
                     best, best_score = node, scores[node]
         return Acceptance(verified.shape.path_to(best), verified.argmax(best))
 
-    def judge(self, verified: Verified) -> tuple[Tensor, Tensor]:
-        """Of nodes 1 … n-1, `(n - 1,)` float32: the token's probability and its bar."""
+    def judge(self, verified: VerifiedTree) -> tuple[Tensor, Tensor]:
+        """`(n - 1,)` float32 each, for nodes 1 … n-1: the token's probability and its threshold."""
         rows = torch.tensor([verified.shape.parents[1:], verified.tokens[1:]], dtype=torch.int64)
         parents, tokens = upload(rows, verified.logits.device)
         probs = (verified.logits.float() / self.temperature).softmax(dim=-1)
@@ -389,22 +383,22 @@ class Typical:
 
 @dataclass(frozen=True, slots=True)
 class Relaxed:
-    """While a reasoning model thinks, any plausible draft token will do. Lossy.
+    """While a reasoning model thinks, any plausible draft token is accepted. Lossy.
 
     A token passes if it is among the target's best `topk` and within `delta` of the best one, p
     being the target's untempered softmax at the parent: p(best) - p(token) <= delta, or with `logs`
-    log p(best) - log p(token) <= delta. Of several passing children the likeliest is followed. The
-    token after the path is the target's own. Outside the thinking phase `strict` decides.
+    log p(best) - log p(token) <= delta. Of several passing children the most probable is followed.
+    The token after the path is the target's own. Outside the thinking phase `strict` decides.
 
     Example: p = 0.5, 0.3, 0.2 for tokens 7, 8, 9; topk 2, delta 0.25: 7 and 8 pass, 9 does not;
     with delta 0.1 only 7 does. In logarithms 8 lies log(0.5 / 0.3) = 0.51 below 7.
     Source: TensorRT-LLM's MTP (`use_relaxed_acceptance_for_thinking`). Its code subtracts the
     probabilities (tensorrt_llm/_torch/speculative/mtp.py, and its blog "DeepSeek R1 MTP
-    Implementation and Optimization"), its guide the logarithms
+    Implementation and Optimization"), its guide their logarithms
     (docs/source/features/speculative-decoding.md).
 
     Attributes:
-        thinking: asked once per step; the phase changes between steps only.
+        thinking: called once per step; the phase changes only between steps.
     """
 
     strict: Lossless
@@ -413,11 +407,10 @@ class Relaxed:
     thinking: Callable[[], bool]
     logs: bool = False
 
-    def __call__(self, verified: Verified, draws: Draws) -> Acceptance:
+    def __call__(self, verified: VerifiedTree, draws: Draws) -> Acceptance:
         if not self.thinking():
             return self.strict(verified, draws)
-        at = 0
-        path: list[int] = []
+        at, path = 0, list[int]()
         while True:
             logits = verified.logits[at]
             best = logits.float().softmax(dim=-1).topk(min(self.topk, len(logits)))
@@ -427,23 +420,17 @@ class Relaxed:
             child_of = {verified.tokens[c]: c for c in verified.shape.children[at]}
             match = [child_of[token] for token in passing if token in child_of]
             if not match:
-                last = probabilities(logits, self.strict.sampling)
-                return Acceptance(tuple(path), draws.pick(last))
+                probs = probabilities(logits, self.strict.sampling)
+                return Acceptance(tuple(path), draws.pick(probs))
             at = match[0]
             path.append(at)
 
 
 class ThinkingPhase:
-    """Whether a text is between the tokens that begin and end a model's thinking.
-
-    Attributes:
-        active: the answer for the text so far.
-    """
+    """Tracks whether a text is between the tokens that begin and end a model's thinking."""
 
     def __init__(self, begin: int, end: int) -> None:
-        self.active = False
-        self._begin = begin
-        self._end = end
+        self.active, self._begin, self._end = False, begin, end
 
     def read(self, tokens: Iterable[int]) -> None:
         """The text goes on with these tokens."""

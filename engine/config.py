@@ -1,7 +1,7 @@
-"""What people write: sampling, limits, and the base class of all settings.
+"""Settings that users write: sampling, limits, and the base class of all others.
 
 Unknown keys, wrong types and values out of range are refused with a sentence that names the key,
-the value and what is allowed. A method's own settings live with its drafter.
+the value and what is allowed. A method's settings are in the file of its drafter.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from engine.errors import ConfigError
-from engine.grammar import MAX_CHARS, TITLES, GrammarKind, compiled
+from engine.grammar import MAX_CHARS, TITLES, GrammarKind, compile_grammar
 from engine.safe_text import short
 
-MOST_FAULTS = 4
-"""Faults that one sentence names."""
+MAX_FAULTS = 4
+"""The most faults that one sentence names."""
 
 
 class Settings(BaseModel):
-    """A frozen pydantic model whose faults read as one sentence (`parse`)."""
+    """A frozen pydantic model whose validation errors read as one sentence (`parse`)."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, strict=True, validate_default=True, protected_namespaces=()
     )
 
     main_settings: ClassVar[str] = ""
-    """Those that matter most (separated by blanks); where none is named, all do."""
+    """The most important settings (separated by blanks); empty = all."""
 
     without_effect: ClassVar[tuple[tuple[dict[str, Any], str], ...]] = ()
-    """Values of settings, and the settings (separated by blanks) that have no effect with them."""
+    """Pairs of settings' values and the settings (separated by blanks) without effect at them."""
 
     @classmethod
     def parse(cls, values: Mapping[str, Any], *, where: str = "") -> Self:
@@ -51,12 +51,12 @@ class Settings(BaseModel):
         if not isinstance(values, Mapping):
             raise ConfigError(
                 f"{cls.__name__} must be a mapping of settings, got {type(values).__name__}"
-                f"{_at(where)}."
+                f"{_location(where)}."
             )
         try:
             return cls.model_validate(dict(values))
         except ValidationError as error:
-            raise _refusal(cls, error, where) from error
+            raise _config_error(cls, error, where) from error
 
     def replace(self, **changes: Any) -> Self:
         """A copy with some settings changed, checked again."""
@@ -65,11 +65,11 @@ class Settings(BaseModel):
     @property
     def changed(self) -> dict[str, Any]:
         """Settings that are not at their defaults, as plain JSON."""
-        own, usual = self.model_dump(mode="json"), type(self).parse({}).model_dump(mode="json")
-        return {name: value for name, value in own.items() if value != usual[name]}
+        values, defaults = (one.model_dump(mode="json") for one in (self, type(self).parse({})))
+        return {name: value for name, value in values.items() if value != defaults[name]}
 
     def live_settings(self) -> set[str]:
-        """Settings that have an effect under the other settings."""
+        """Settings that have an effect with the values of the others."""
         names = set(type(self).model_fields)
         for values, without_effect in self.without_effect:
             if all(getattr(self, name) == value for name, value in values.items()):
@@ -78,28 +78,24 @@ class Settings(BaseModel):
 
 
 def setting(default: Any, title: str, description: str, **rules: Any) -> Any:
-    """A field that people set: every one has a name and a line of explanation.
-
-    Args:
-        rules: as of pydantic's `Field`.
-    """
+    """A pydantic `Field` with a display name and a line of explanation."""
     return Field(default, title=title, description=description, **rules)
 
 
-def _at(where: str) -> str:
+def _location(where: str) -> str:
     return f" (in {where})" if where else ""
 
 
-def _refusal(cls: type[BaseModel], error: ValidationError, where: str) -> ConfigError:
-    """All faults in one sentence, and each by the setting that it is about."""
+def _config_error(cls: type[BaseModel], error: ValidationError, where: str) -> ConfigError:
+    """All faults in one sentence, and separately by setting."""
     sentences: list[str] = []
     faults: dict[str, str] = {}
-    for detail in error.errors(include_url=False)[:MOST_FAULTS]:
+    for detail in error.errors(include_url=False)[:MAX_FAULTS]:
         sentences.append(_explain(cls, detail))
         # A rule over several settings begins with the name of the one to change.
         name = str(detail["loc"][0]) if detail["loc"] else sentences[-1].partition(" ")[0]
         faults.setdefault(name, f"{sentences[-1]}.")
-    return ConfigError(f"{'; '.join(sentences)}{_at(where)}.", faults=faults)
+    return ConfigError(f"{'; '.join(sentences)}{_location(where)}.", faults=faults)
 
 
 def _explain(cls: type[BaseModel], detail: ErrorDetails) -> str:
@@ -120,11 +116,11 @@ def _explain(cls: type[BaseModel], detail: ErrorDetails) -> str:
 class Sampling(Settings):
     """How the next token is chosen from the target's logits. Temperature 0 is greedy.
 
-    Settings without an effect that runs of earlier versions lack are left out of what is stored.
+    Newer settings are stored only where they have an effect, so that older runs compare equal.
     """
 
-    main_settings: ClassVar[str] = "temperature top_p seed"
-    without_effect: ClassVar[Any] = (
+    main_settings = "temperature top_p seed"
+    without_effect = (
         ({"temperature": 0.0}, "top_k top_p min_p verification"),
         ({"structured_output": "none"}, "grammar"),
     )
@@ -152,8 +148,8 @@ class Sampling(Settings):
     verification: Literal["block", "token"] = setting(
         "block",
         "Verification",
-        "of chains that the drafter drew at random: block accepts more of them, token is the first "
-        "papers' rule; the text's law is the target's by either",
+        "of chains that the drafter sampled: block accepts more of them, token is the original "
+        "papers' rule; either way the text follows the target's distribution",
     )
     seed: int = setting(0, "Seed", "seed of every random draw of the run", ge=0, le=2**63 - 1)
     structured_output: GrammarKind = setting(
@@ -165,7 +161,7 @@ class Sampling(Settings):
     grammar: str = setting(
         "",
         "Schema, expression or grammar",
-        "what the text has to follow; an empty JSON schema allows any object",
+        "what the text must match; an empty JSON schema allows any object",
         max_length=MAX_CHARS,
     )
 
@@ -173,13 +169,13 @@ class Sampling(Settings):
     def _check_grammar(self) -> Self:
         if self.constrained:
             try:
-                compiled(self.structured_output, self.grammar)
+                compile_grammar(self.structured_output, self.grammar)
             except ConfigError as error:
                 raise ValueError(str(error).rstrip(".")) from error
         return self
 
     @model_serializer(mode="wrap")
-    def _written(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _serialize(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         values: dict[str, Any] = write(self)
         if not self.constrained:
             del values["structured_output"], values["grammar"]
@@ -191,25 +187,25 @@ class Sampling(Settings):
 
     @property
     def constrained(self) -> bool:
-        """Whether a grammar says what the text may be."""
+        """Whether the text must follow a grammar."""
         return self.structured_output != "none"
 
     @property
     def words(self) -> str:
-        """What it is, in few words: `greedy`, `temperature 0.7, JSON schema`."""
-        drawn = "greedy" if self.greedy else f"temperature {self.temperature:g}"
-        return f"{drawn}, {TITLES[self.structured_output]}" if self.constrained else drawn
+        """A short description: `greedy`, or `temperature 0.7, JSON schema`."""
+        words = "greedy" if self.greedy else f"temperature {self.temperature:g}"
+        return f"{words}, {TITLES[self.structured_output]}" if self.constrained else words
 
     @property
     def greedy(self) -> bool:
-        """Whether the likeliest token is taken; below 1e-5 nothing else has a chance."""
+        """Whether the most probable token is taken; below 1e-5 no other has a chance."""
         return self.temperature < 1e-5
 
 
 class Limits(Settings):
-    """When a generation ends. `stop_token_ids` are stored only where there are any."""
+    """When a text ends. `stop_token_ids` are stored only if there are any."""
 
-    main_settings: ClassVar[str] = "max_new_tokens ignore_eos"
+    main_settings = "max_new_tokens ignore_eos"
 
     max_new_tokens: int = setting(
         256, "New tokens", "maximum number of tokens to generate", ge=1, le=1_000_000
@@ -225,13 +221,13 @@ class Limits(Settings):
     stop_token_ids: tuple[Annotated[int, Field(ge=0, lt=2**31)], ...] = setting(
         (),
         "Stop tokens",
-        "token ids that end the text, beside its end-of-text tokens; they are left out of it",
+        "token ids that end the text, besides end-of-text tokens; they are left out of it",
         strict=False,
         max_length=16,
     )
 
     @model_serializer(mode="wrap")
-    def _written(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _serialize(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         values: dict[str, Any] = write(self)
         if not self.stop_token_ids:
             del values["stop_token_ids"]

@@ -1,11 +1,11 @@
-"""What a text may be: masks over the target's logits, one per node of a draft tree.
+"""Structured output: masks over the target's logits, one per node of a draft tree.
 
-The target under a grammar is a target of its own: the tokens that the grammar forbids have
-probability 0, and all acceptance rules apply to what is left. So decoding stays lossless: greedy
-output and the law of samples are those of plain decoding under the same grammar.
+A target under a grammar is another target, which gives forbidden tokens probability 0; all
+acceptance rules apply to it. So decoding stays lossless: greedy output and the distribution of
+samples are those of plain decoding under the same grammar.
 
-Drafters know nothing of the grammar. What they draft against it is cut before it is verified, and
-where it leaves one token only, that token is drafted for them: the target cannot but accept it.
+Drafters know nothing of the grammar. What they draft against it is cut before verification, and
+where it leaves a single token, that token is drafted for them: the target must accept it.
 """
 
 from __future__ import annotations
@@ -19,61 +19,61 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.config import Sampling
-from engine.grammar import Matcher, compiled
+from engine.grammar import Matcher, compile_grammar
 from engine.model.target import Target
 from engine.proposal import Proposal, TargetOutput
 from engine.tree import upload
 
-MOST_FORCED = 32
-"""Tokens that a grammar adds to one draft tree."""
+MAX_FORCED = 32
+"""The most tokens that a grammar adds to one draft tree."""
 
 
 class Constraint:
-    """What the decode loop asks of a constraint, in this order at every step; this one is none."""
+    """The methods that the decode loop calls at every step, in this order; here, no constraint."""
 
     def prune(self, proposal: Proposal, max_depth: int) -> Proposal:
-        """The proposal without the drafts that can never be accepted, and with those that must be.
+        """The proposal without drafts that cannot be accepted, and with those that must be.
 
         Nothing is added below `max_depth`.
         """
         return proposal
 
     def mask(self, output: TargetOutput) -> TargetOutput:
-        """What the target says at every node of that proposal, held to the constraint.
+        """The target's output for the pruned proposal, with forbidden tokens masked.
 
-        Without `prune` since the last commit: of the root alone.
+        Without `prune` since the last commit, for the root alone.
         """
         return output
 
     def commit(self, tokens: Sequence[int]) -> None:
-        """The text goes on with these tokens."""
+        """Extend the text by these tokens."""
 
 
-def constraint_of(target: Target, sampling: Sampling) -> Constraint:
-    """The constraint of a text that begins.
+def build_constraint(target: Target, sampling: Sampling) -> Constraint:
+    """The constraint at the beginning of a text.
 
     Raises:
-        ConfigError: the grammar cannot be followed, or llguidance is missing.
-        TargetError: the target's tokenizer cannot be read for it.
+        ConfigError: the grammar is not supported, or llguidance is missing.
+        TargetError: llguidance cannot read the target's tokenizer.
     """
     if not sampling.constrained:
         return Constraint()
-    grammar = compiled(sampling.structured_output, sampling.grammar)
-    return Structured(Matcher(target.token_texts, grammar), target.eos_ids)
+    grammar = compile_grammar(sampling.structured_output, sampling.grammar)
+    return GrammarConstraint(Matcher(target.token_texts, grammar), target.eos_ids)
 
 
 def allowed_after(target: Target, sampling: Sampling, output: Sequence[int]) -> Tensor | None:
-    """`(vocab,)` bool: tokens that may come after some output; None where all may."""
+    """`(vocab,)` bool, the tokens allowed after some output; None where all are."""
     if not sampling.constrained:
         return None
-    constraint = constraint_of(target, sampling)
+    constraint = build_constraint(target, sampling)
     constraint.commit(output)
-    one = torch.zeros(1, target.vocab_size)
-    return constraint.mask(TargetOutput(one)).logits[0].isfinite()
+    logits = torch.zeros(1, target.vocab_size)
+    return constraint.mask(TargetOutput(logits)).logits[0].isfinite()
 
 
-class Structured(Constraint):
-    """A grammar. Its matcher walks down the tree and back, so siblings never see each other."""
+class GrammarConstraint(Constraint):
+    """A grammar, whose matcher walks down the tree and back from branch to branch."""
 
     def __init__(self, matcher: Matcher, eos_ids: frozenset[int]) -> None:
         self._matcher, self._eos_ids = matcher, eos_ids
@@ -81,32 +81,32 @@ class Structured(Constraint):
         self._ended = False
 
     def prune(self, proposal: Proposal, max_depth: int) -> Proposal:
-        """Without what the grammar forbids, and what lies below that or below the text's end.
+        """Without forbidden tokens, what lies below them, and what lies below an end of text.
 
-        A forbidden token that was *drawn* stays, as a leaf: rejecting it takes its distribution
-        out of the residual, as lossless acceptance must. Where one token only may follow, nothing
-        is left to chance: it is a node of its own, drawn or not, and its siblings go.
+        A forbidden token that was *sampled* stays, as a leaf: its rejection takes its distribution
+        out of the residual, as lossless acceptance requires. Where only one token may follow, it
+        becomes a deterministic node, sampled or not, and its siblings are removed.
         """
         tokens, parents = proposal.tokens.tolist(), list(proposal.shape.parents)
         depths, num_drafted = proposal.shape.depths.tolist(), len(parents)
-        drawn = () if proposal.dists is None else proposal.dists.row_of_parent
+        sampled = () if proposal.dists is None else proposal.dists.row_of_parent
         allowed: dict[int, NDArray[np.bool_]] = {}
-        nodes, path, stack, certain = list[int](), list[int](), [0], set[int]()
-        while stack:  # every node right before what lies below it
+        nodes, path, stack, decided = list[int](), list[int](), [0], set[int]()
+        while stack:  # depth first: every node right before its descendants
             node = stack.pop()
             if node:
-                above = path.index(parents[node]) + 1
-                self._matcher.back(len(path) - above)
-                self._matcher.go(tokens[node])
-                path[above:] = []
+                num_above = path.index(parents[node]) + 1
+                self._matcher.rollback(len(path) - num_above)
+                self._matcher.advance(tokens[node])
+                path[num_above:] = []
             path.append(node)
             allowed[node] = self._matcher.allowed() if node else self._allowed[0]
             children = list(proposal.shape.children[node]) if node < num_drafted else []
             if np.count_nonzero(allowed[node]) == 1:
-                certain.add(node)
+                decided.add(node)
                 only = int(allowed[node].argmax())
                 children = [child for child in children if tokens[child] == only]
-                room = depths[node] < max_depth and len(tokens) < num_drafted + MOST_FORCED
+                room = depths[node] < max_depth and len(tokens) < num_drafted + MAX_FORCED
                 if not children and room:
                     children = [len(tokens)]
                     tokens.append(only)
@@ -114,21 +114,21 @@ class Structured(Constraint):
                     depths.append(depths[node] + 1)
             for child in reversed(children):
                 forbidden = not allowed[node][tokens[child]]
-                if node in drawn or not forbidden:
+                if node in sampled or not forbidden:
                     nodes.append(child)
                 if not (forbidden or tokens[child] in self._eos_ids):
                     stack.append(child)
-        self._matcher.back(len(path) - 1)
+        self._matcher.rollback(len(path) - 1)
         nodes = [0, *sorted(nodes)]
-        anything = np.ones_like(allowed[0])  # after the end nothing counts
+        anything = np.ones_like(allowed[0])  # after an end of text, no token counts
         self._allowed = np.stack([allowed.get(node, anything) for node in nodes])
-        old = [node for node in nodes if node < num_drafted]
-        place = {node: i for i, node in enumerate(nodes)}
-        new = [(tokens[node], place[parents[node]]) for node in nodes[len(old) :]]
-        if certain & {*drawn}:
-            proposal = proposal.not_drawn(certain)
-        pruned = proposal if len(old) == num_drafted else proposal.keep(old, with_extra=True)
-        return pruned.grow(new) if new else pruned
+        kept = [node for node in nodes if node < num_drafted]
+        index = {node: i for i, node in enumerate(nodes)}
+        forced = [(tokens[node], index[parents[node]]) for node in nodes[len(kept) :]]
+        if decided & {*sampled}:
+            proposal = proposal.as_deterministic(decided)
+        pruned = proposal if len(kept) == num_drafted else proposal.keep(kept, with_extra=True)
+        return pruned.add_forced(forced) if forced else pruned
 
     def mask(self, output: TargetOutput) -> TargetOutput:
         allowed = upload(torch.from_numpy(self._allowed), output.logits.device)
@@ -139,6 +139,6 @@ class Structured(Constraint):
         for token in tokens:
             self._ended = self._ended or token in self._eos_ids
             if not self._ended:
-                self._matcher.go(token)
+                self._matcher.advance(token)
         if not self._ended:
             self._allowed = self._matcher.allowed()[None]

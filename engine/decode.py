@@ -3,14 +3,14 @@
     prefill the prompt                       commits the first root
     repeat
         proposal = drafter.propose()         a draft tree; node 0 is the root
-        constraint.prune(proposal)           under a grammar: without what it forbids, and with
-                                             the tokens that it leaves no choice about
+        constraint.prune(proposal)           under a grammar: without forbidden tokens, and with
+                                             those that it leaves no choice about
         output   = target.verify(proposal)   one forward over the whole tree
         accepted = rule(output, proposal)    root → deepest accepted node, and one more token
         cache.commit(accepted)               keep the accepted rows, drop the rest
         drafter.observe(accepted)
 
-The loop knows token ids only; text is made from its records by whoever reads them.
+The loop knows token ids only; its callers decode them to text.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from dataclasses import replace
 
 import torch
 
-from engine.accept import Verified
+from engine.accept import VerifiedTree
 from engine.config import Limits, Sampling
-from engine.constraint import Constraint, constraint_of
+from engine.constraint import Constraint, build_constraint
 from engine.drafters.base import Drafter, Start
 from engine.errors import ConfigError, PromptError
 from engine.model.clock import PhaseClock
-from engine.model.prefixes import Features, PrefixCache, PrefixUse
+from engine.model.prefixes import PrefixCache, PrefixSession
 from engine.model.target import Target
 from engine.model.text import StopStrings
 from engine.proposal import Budget, Outcome, Proposal, TargetOutput
@@ -36,7 +36,7 @@ from engine.steps import Bypass, End, FinishReason, Prefill, Record, Step
 from engine.tree import TreeShape
 
 PREFILL_ROWS = 512
-"""Prompt tokens of one forward: between two, the text can be cancelled and its progress seen."""
+"""Prompt tokens per forward; after each, progress is reported and the text can be cancelled."""
 
 
 def decode(
@@ -53,27 +53,27 @@ def decode(
     """Generate from a prompt and yield one record per step.
 
     Args:
-        cancelled: asked before every step, and while a long prompt is read; True ends the text
+        cancelled: called before every step, and while a long prompt is read; True ends the text
             with `cancelled`.
-        prefilled: told how many tokens of the prompt are in the cache so far.
-        prefix_caching: go on from what an earlier such run left of the prompt's beginning, and
-            leave this text; not for measurements, whose first run would be slower than the others.
+        prefilled: called with the number of prompt tokens in the cache so far.
+        prefix_caching: reuse the longest cached prefix of the prompt, and cache this text; not for
+            measurements, whose first run would be slower than the others.
 
     Yields:
-        One `Prefill`, any number of `Step`, one `End`; the `End` alone where the prompt was not
-        read to its end. Closing the iterator early frees the cache.
+        One `Prefill`, any number of `Step`, one `End`; only the `End` if cancelled during the
+        prompt. Closing the iterator early frees the cache.
 
     Raises:
         PromptError: the prompt is empty, has unknown ids or leaves no room in the context.
-        ConfigError, TargetError: this target cannot follow the grammar.
+        ConfigError, TargetError: the grammar is not supported with this target.
     """
     sampling, limits = sampling or Sampling(), limits or Limits()
     check_prompt(target, prompt_ids)
     if limits.stop and target.tokenizer is None:
         raise ConfigError(f"stop needs text, but {target.name} has no tokenizer. Leave it empty.")
-    if sampling.constrained and limits.ignore_eos:  # a grammar's end is the end
+    if sampling.constrained and limits.ignore_eos:  # the grammar ends the text
         limits = limits.replace(ignore_eos=False)
-    constraint = constraint_of(target, sampling)
+    constraint = build_constraint(target, sampling)
     prefixes = target.prefixes if prefix_caching else None
     generation = _Generation(target, drafter, prompt_ids, sampling, limits, constraint, prefixes)
     try:
@@ -93,10 +93,7 @@ def decode(
 
 
 def check_prompt(target: Target, prompt_ids: Sequence[int]) -> None:
-    """Refuse a prompt that the target cannot take.
-
-    Raises PromptError: naming the number that is wrong.
-    """
+    """Raises PromptError: the prompt is empty, too long, or has ids beyond the vocabulary."""
     if not prompt_ids:
         raise PromptError("The prompt must have at least one token, got none. Write something.")
     if len(prompt_ids) >= target.context_len:
@@ -113,7 +110,7 @@ def check_prompt(target: Target, prompt_ids: Sequence[int]) -> None:
 
 
 class _Generation:
-    """One run of the loop: the cache, the text so far, and the run's randomness."""
+    """The state of one run of the loop: cache, text so far, random draws."""
 
     def __init__(
         self,
@@ -131,43 +128,41 @@ class _Generation:
         self.prompt_ids, self.sampling, self.limits = list(prompt_ids), sampling, limits
         self.rule = drafter.rule(sampling)
         self.draws = SeededDraws(sampling.seed)
-        self.text = _Output(target, limits, target.context_len - len(prompt_ids))
+        self.text = _OutputText(target, limits, target.context_len - len(prompt_ids))
         expected = min(limits.max_new_tokens, 2048) + len(prompt_ids) + 64
         self.cache = target.new_cache(min(expected, target.context_len + 64))
         self.num_steps = 0
-        self.prefix = PrefixUse(prefixes, self.cache, drafter.needs)
+        self.prefix = PrefixSession(prefixes, self.cache, drafter.needs)
         self._start: Start | None = None
 
     @torch.inference_mode()
     def read_prompt(
         self, cancelled: Callable[[], bool], prefilled: Callable[[int], None]
     ) -> TargetOutput | None:
-        """Fill the cache with the prompt; None where the text was cancelled before its end."""
+        """Fill the cache with the prompt; None if cancelled on the way."""
         self.num_cached = self.prefix.begin(self.prompt_ids)
-        features, first = [], self.num_cached or 0
+        first = self.num_cached or 0
         for start in range(first, len(self.prompt_ids), PREFILL_ROWS):
             if start > first and cancelled():
                 self.text.finish_reason = "cancelled"
                 return None
-            part = self.prompt_ids[start : start + PREFILL_ROWS]
-            output = self.target.prefill(part, self.cache, self.drafter.needs)
-            features.append(Features.of(output))
-            prefilled(start + len(part))
-        whole = Features.joined(features)
-        output = replace(output, hidden=whole.hidden, layers=whole.layers)
-        return self.prefix.prefilled(self.prompt_ids, output)
+            chunk = self.prompt_ids[start : start + PREFILL_ROWS]
+            output = self.target.prefill(chunk, self.cache, self.drafter.needs)
+            self.prefix.read(output)
+            prefilled(start + len(chunk))
+        return self.prefix.prompt_output(self.prompt_ids, output)
 
     @torch.inference_mode()
     def prefill(self, output: TargetOutput) -> Prefill:
-        """The first token, from what the target showed of the prompt."""
+        """The first token, from the target's output for the prompt."""
         logits = self.constraint.mask(replace(output, logits=output.logits[-1:])).logits
-        last = Verified(self.prompt_ids[-1:], TreeShape.chain(0), logits)
-        root = self.rule(last, self.draws).next_token
+        last_token = VerifiedTree(self.prompt_ids[-1:], TreeShape.chain(0), logits)
+        root = self.rule(last_token, self.draws).next_token
         self.constraint.commit([root])
         self.text.append([root])
         ttft_s = time.perf_counter() - self.began_s
-        rest = (self.sampling, self.draws, self.limits, self.num_cached)
-        self._start = Start(self.prompt_ids, root, output, *rest)
+        settings = (self.sampling, self.draws, self.limits, self.num_cached)
+        self._start = Start(self.prompt_ids, root, output, *settings)
         return Prefill(root, len(self.prompt_ids), ttft_s, self.num_cached or 0)
 
     @torch.inference_mode()
@@ -181,15 +176,15 @@ class _Generation:
         output = self.target.verify(proposal, self.cache, self.drafter.needs)
         clock.mark()
         masked = self.constraint.mask(output)
-        verified = Verified.of(proposal, masked, self.rule, self.draws)
+        verified = VerifiedTree.of(proposal, masked, self.rule, self.draws)
         accepted = self.rule(verified, self.draws)
         clock.mark()
         committed = (*(verified.tokens[node] for node in accepted.path), accepted.next_token)
         num_committed = self.text.append(committed)
-        path = (0, *accepted.path)[: 1 + num_committed]  # nothing behind the end of the text
+        path = (0, *accepted.path)[: 1 + num_committed]  # nothing after the end of the text
         self.cache.commit(path)
         self.prefix.committed([verified.tokens[node] for node in path], output, path)
-        # Read here: later the device would be busy with what the drafter observes.
+        # Read before the drafter observes: that would keep the device busy.
         target_probs = verified.token_probs()
         draft_probs = verified.draft_probs or proposal.token_probs()
         self.constraint.commit(committed)
@@ -232,7 +227,7 @@ class _Generation:
         return self.drafter.propose(Budget(max_depth)).cut(max_depth)
 
     def _bypass(self, drafted: Proposal, verified: Proposal) -> Bypass | None:
-        """Why nothing is drafted; None where something is, or the method never drafts."""
+        """Why nothing was drafted; None where something was, or the method never drafts."""
         if len(verified.shape) > 1 or not self.drafter.drafts:
             return None
         return "grammar" if len(drafted.shape) > 1 else drafted.bypass or "no_match"
@@ -242,13 +237,13 @@ class _Generation:
         return End(tuple(self.text.token_ids), self.text.finish_reason, self.num_steps)
 
     def free(self) -> None:
-        """Release the cache and whatever the drafter held for this run."""
+        """Release the cache and the drafter's state of this run."""
         self._start = None
         self.cache.free()
         self.drafter.finish()
 
 
-class _Output:
+class _OutputText:
     """The committed tokens, up to the end of the text.
 
     Attributes:
@@ -264,7 +259,7 @@ class _Output:
         self._max_new_tokens, self._context_room = limits.max_new_tokens, context_room
 
     def append(self, committed: Sequence[int]) -> int:
-        """Add newly committed tokens; return how many come before the end of the text."""
+        """Append committed tokens up to the end of the text; returns how many."""
         eos, stop_token = (
             next((count for count, token in enumerate(committed, start=1) if token in ids), None)
             for ids in (self._eos_ids, self._stop_ids)
@@ -278,7 +273,7 @@ class _Output:
             (self._context_room - before, "context"),
         ]
         num_kept = len(committed)
-        # The earliest end counts; of several at one place the first of this list.
+        # The earliest end counts; of several at the same token, the first of this list.
         for at, reason in reversed(ends):
             if at is not None and at <= num_kept:
                 num_kept, self.finish_reason = at, reason

@@ -1,4 +1,4 @@
-"""Errors that a user can cause, one class per thing a caller may want to catch.
+"""Errors that a user can cause, one class for each that a caller may want to catch.
 
     PlaygroundError
     ├── ConfigError        a setting is unknown, of the wrong type or out of range
@@ -13,6 +13,7 @@
 Every message is one or two sentences: what is wrong with which value, then what to do.
 """
 
+import difflib
 from collections.abc import Iterable, Mapping
 
 
@@ -56,7 +57,7 @@ class VocabularyError(DrafterError):
     """The drafter's vocabulary differs from the target's."""
 
     BY_TEXT = "(vocabulary=text)"
-    """In the message where drafting by text helps."""
+    """Part of the message where drafting by text would help."""
 
 
 class PromptError(PlaygroundError):
@@ -64,7 +65,7 @@ class PromptError(PlaygroundError):
 
 
 def one_of(name: str, value: object, choices: Iterable[str], advice: str = "") -> str:
-    """The value, which must be among those known. Raises ConfigError: it is not, with `advice`."""
+    """The value, if it is one of the choices. Raises ConfigError: it is not; ends with `advice`."""
     allowed = tuple(choices)
     if not isinstance(value, str) or value not in allowed:
         sentence = f"{name} must be one of {', '.join(allowed)}, got {value!r:.80}."
@@ -72,10 +73,16 @@ def one_of(name: str, value: object, choices: Iterable[str], advice: str = "") -
     return value
 
 
-def first_line(error: BaseException, most: int = 200) -> str:
-    """What another library says of an error, as part of our sentence: one printable line.
+def did_you_mean(name: object, choices: Iterable[str]) -> str:
+    """A hint at the choice most similar to a misspelled name; empty if none is similar."""
+    near = difflib.get_close_matches(str(name), choices, n=1, cutoff=0.4)
+    return f"Did you mean {near[0]}?" if near else ""
 
-    A first line that ends with a colon goes on in the second.
+
+def first_line(error: BaseException, most: int = 200) -> str:
+    """Another library's error message as one printable line, to be quoted in a sentence.
+
+    A first line that ends with a colon is joined with the second.
     """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = " ".join(lines[:2] if lines and lines[0].endswith(":") else lines[:1])

@@ -1,6 +1,6 @@
-"""How figures are written, by kind: one notation on pages, in tables, reports, sentences and logs.
+"""Formats of figures, by kind: one notation on pages, in tables, reports, sentences and logs.
 
-The page's kit has the same for what it draws itself; a test gives both the same numbers.
+The page's scripts have the same functions; a test compares both.
 """
 
 from __future__ import annotations
@@ -11,13 +11,11 @@ from decimal import ROUND_HALF_UP, Context, Decimal
 
 DASH = "–"
 """Stands for a figure that is not known."""
-
-
 _EXACT = Context(prec=400, rounding=ROUND_HALF_UP)
 
 
 def figure(value: float | None, digits: int = 2, unit: str = "") -> str:
-    """With so many decimals; halves are rounded up, as JavaScript does: 0.125 is 0.13."""
+    """With this many decimals; halves are rounded up, as in JavaScript: 0.125 is 0.13."""
     if value is None or not math.isfinite(value):
         return DASH
     return f"{Decimal(value).quantize(Decimal(1).scaleb(-digits), context=_EXACT):f}{unit}"
@@ -77,7 +75,7 @@ def durations(first_ms: float | None, second_ms: float | None) -> str:
 
 
 def of_kind(name: str) -> Callable[[float | None], str]:
-    """How figures of this name are written."""
+    """The format of figures with this name."""
     return _KINDS[name.removeprefix("plain_")]
 
 

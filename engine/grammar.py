@@ -1,7 +1,7 @@
-"""Grammars a text can be held to: JSON schemas, regular expressions, Lark and GBNF.
+"""Grammars for structured output: JSON schemas, regular expressions, Lark and GBNF.
 
-The library llguidance reads them and says which tokens may come next; it is imported here only,
-and only where a grammar is asked for.
+The library llguidance parses them and computes which tokens may come next. It is imported here
+only, when a grammar is used.
 Source: https://github.com/guidance-ai/llguidance
 """
 
@@ -22,21 +22,19 @@ if TYPE_CHECKING:
 GrammarKind = Literal["none", "json_schema", "regex", "grammar"]
 ANY_OBJECT = '{"type":"object"}'
 BLANKS = r"[ \t\r\n]{0,32}"
-"""Between the parts of JSON: enough to indent it; a small model may go on with blanks for ever."""
+"""Blanks between JSON tokens: enough to indent; without a limit, a small model may never end."""
 MAX_CHARS = 100_000
 MISSING = (
     "structured_output needs the package llguidance. Install it: pip install llguidance. "
     "Without it, set structured_output to none."
 )
-
-
 TITLES = {"json_schema": "JSON schema", "regex": "regular expression", "grammar": "grammar"}
 
 
-def compiled(kind: GrammarKind, text: str) -> str:
+def compile_grammar(kind: GrammarKind, text: str) -> str:
     """A grammar in llguidance's own form.
 
-    Raises ConfigError: it is malformed or has what cannot be held to, or llguidance is missing.
+    Raises ConfigError: it is malformed or not supported, or llguidance is missing.
     """
     try:
         from llguidance import LLMatcher, grammar_from
@@ -61,21 +59,21 @@ def compiled(kind: GrammarKind, text: str) -> str:
 
 
 def _reason(fault: str) -> str:
-    """What is wrong, without the picture of where."""
-    named = [line for line in fault.splitlines() if line.startswith("error: ")]
-    return first_line(ValueError(named[-1].removeprefix("error: ") if named else fault))
+    """The message of a fault, without the excerpt that shows its place."""
+    errors = [line for line in fault.splitlines() if line.startswith("error: ")]
+    return first_line(ValueError(errors[-1].removeprefix("error: ") if errors else fault))
 
 
 def choice_grammar(texts: Collection[str]) -> str:
-    """A Lark grammar of one of these texts."""
+    """A Lark grammar that matches exactly these texts."""
     return "start: " + " | ".join(json.dumps(text) for text in texts)
 
 
 class TokenTexts:
-    """The bytes of every token of a target, as grammars read them; made once, in about a second."""
+    """A target's vocabulary as llguidance reads it; made once per target, in about a second."""
 
     def __init__(self, tokenizer: Any, vocab_size: int, eos_ids: Collection[int]) -> None:
-        """Raises TargetError: there is no tokenizer that can be read, or no end-of-text token."""
+        """Raises TargetError: no readable tokenizer, or no end-of-text token."""
         from llguidance.hf import from_tokenizer
 
         if tokenizer is None or not eos_ids:
@@ -85,7 +83,7 @@ class TokenTexts:
             )
         self.vocab_size, self.eos_ids = vocab_size, frozenset(eos_ids)
         try:
-            self.own: LLTokenizer = from_tokenizer(
+            self.tokenizer: LLTokenizer = from_tokenizer(
                 tokenizer, n_vocab=vocab_size, eos_token=sorted(eos_ids)
             )
         except ValueError as error:
@@ -96,38 +94,38 @@ class TokenTexts:
 
 
 class Matcher:
-    """Where a text stands in its grammar; can go back as many tokens as it went."""
+    """The state of a text in its grammar; any number of tokens can be rolled back."""
 
     def __init__(self, tokens: TokenTexts, grammar: str) -> None:
-        """`grammar`: as `compiled` returns it."""
+        """`grammar`: as `compile_grammar` returns it."""
         from llguidance import LLMatcher
 
         self._vocab_size = tokens.vocab_size
-        self._own: LLMatcher = LLMatcher(tokens.own, grammar, log_level=0)
+        self._matcher: LLMatcher = LLMatcher(tokens.tokenizer, grammar, log_level=0)
 
     def allowed(self) -> NDArray[np.bool_]:
-        """`(vocab,)` bool: which tokens may come next; the end of the text where it may end.
+        """`(vocab,)` bool: the tokens that may come next, end-of-text tokens included.
 
-        Raises TargetError: the grammar has become too large to follow.
+        Raises TargetError: the grammar's state has become too large.
         """
-        bits = np.frombuffer(self._own.compute_bitmask(), dtype=np.uint8)
+        bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         self._check()
         unpacked = np.unpackbits(bits, count=self._vocab_size, bitorder="little")
         return unpacked.view(np.bool_)
 
-    def go(self, token: int) -> None:
-        """On by a token that is allowed."""
-        self._own.consume_token(token)
+    def advance(self, token: int) -> None:
+        """Extend the text by an allowed token."""
+        self._matcher.consume_token(token)
         self._check()
 
-    def back(self, num_tokens: int) -> None:
-        """Forget the last tokens."""
-        self._own.rollback(num_tokens)
+    def rollback(self, num_tokens: int) -> None:
+        """Remove the last tokens."""
+        self._matcher.rollback(num_tokens)
         self._check()
 
     def _check(self) -> None:
-        if self._own.is_error():
+        if self._matcher.is_error():
             raise TargetError(
-                f"The text cannot be held to its grammar any further: "
-                f"{_reason(self._own.get_error())}. Simplify the grammar."
+                "The text can no longer be matched with its grammar: "
+                f"{_reason(self._matcher.get_error())}. Simplify the grammar."
             )

@@ -1,8 +1,8 @@
-"""The figures of a run and their definitions: every formula stands here, once.
+"""The figures of a run and their definitions: every formula is defined here, once.
 
-What is kept of a run are counts and seconds; the functions below make rates of them, for one run or
-for several, whose counts are summed before they are divided. Pages, tables, exports, commands and
-APIs read what they return; docs/figures.md lists all of them.
+Runs are stored as counts and seconds. The functions below compute rates from them, for one run or
+for several, whose counts are summed before they are divided; pages, tables, exports, commands and
+APIs show what they return. docs/figures.md lists them.
 
 MAT and the position rates count acceptance before any cut by EOS, stop string or length; tok/s
 counts what was committed after it.
@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Self
 
 from engine.steps import End, Prefill, Record, Step
 
@@ -62,7 +62,7 @@ FORMULAS: dict[str, str] = {
 
 
 def ratio(part: float, whole: float | None) -> float | None:
-    """None where there is nothing to divide by."""
+    """None where the divisor is 0 or None."""
     return part / whole if whole else None
 
 
@@ -72,27 +72,27 @@ def mat(num_accepted: float, num_steps: float) -> float | None:
 
 
 def chain_mat(rates: Sequence[float], draft_len: int) -> float:
-    """MAT that a chain of so many tokens would have, of what position rates say of a longer one."""
+    """MAT of a chain of this length, from the position rates of a longer one."""
     return 1 + math.fsum(rates[:draft_len])
 
 
 def predicted_tok_s(mat: float, step_ms: float) -> float:
-    """Of steps that commit so many tokens and take so long."""
+    """Speed of steps with this MAT and duration."""
     return 1000 * mat / step_ms
 
 
 def step_ms_of(mat: float | None, tok_s: float | None) -> float | None:
-    """What a step takes until the next, of these two: the inverse of `predicted_tok_s`."""
+    """Time from one step to the next: the inverse of `predicted_tok_s`."""
     return None if mat is None else ratio(1000 * mat, tok_s)
 
 
 def draft_acceptance(num_accepted: float, num_drafted: float) -> float | None:
-    """Share of the drafted tokens that was accepted; None where nothing was drafted."""
+    """Share of draft tokens that were accepted; None where nothing was drafted."""
     return ratio(num_accepted, num_drafted)
 
 
 def at_least(accepted_lens: Mapping[int, int]) -> tuple[int, ...]:
-    """Steps that accepted at least 1, 2, … draft tokens, from those that accepted exactly so many.
+    """Steps that accepted at least 1, 2, … draft tokens, from those that accepted exactly 0, 1, ….
 
     Example: {0: 3, 1: 2, 3: 1}: three of six accepted one or more, one two, one three: (3, 1, 1).
     """
@@ -104,7 +104,7 @@ def at_least(accepted_lens: Mapping[int, int]) -> tuple[int, ...]:
 
 
 def position_rates(counts: Sequence[float], num_steps: float) -> tuple[float, ...]:
-    """Rates from what `at_least` counts, of one run or several."""
+    """Rates from the counts of `at_least`, of one run or several."""
     return tuple(count / num_steps for count in counts) if num_steps else ()
 
 
@@ -125,12 +125,12 @@ def tpot_ms(num_new_tokens: int, decode_s: float) -> float | None:
 
 
 def throughput(num: float | None, seconds: float | None) -> float | None:
-    """Tokens or requests over the time that all of them took; None where one is not known."""
+    """Tokens or requests over the time that all of them took; None where either is not known."""
     return None if num is None else ratio(num, seconds)
 
 
 def speedup(own_tok_s: float | None, plain_tok_s: float | None) -> float | None:
-    """Ratio of two decoding rates; None where one of them is not known."""
+    """Ratio of two decoding rates; None where either is not known."""
     return None if own_tok_s is None else ratio(own_tok_s, plain_tok_s)
 
 
@@ -139,7 +139,7 @@ def mean_or_none(values: Sequence[float]) -> float | None:
 
 
 def num_beyond_end(num_accepted: int, num_steps: int, num_new_tokens: int) -> int:
-    """Tokens that steps accepted or added behind the end of the text; of the text, they are none.
+    """Tokens that steps accepted or added beyond the end of the text, and that are no part of it.
 
     Example: one step accepts 16 tokens and adds one, but the text may have two tokens in all, the
     prefill's and one more: 16 + 1 - (2 - 1) = 16 lie beyond its end. MAT is 17.
@@ -148,7 +148,7 @@ def num_beyond_end(num_accepted: int, num_steps: int, num_new_tokens: int) -> in
 
 
 def tokens_per_step(num_new_tokens: int, num_steps: int) -> float | None:
-    """Tokens that a step commits, after any cut; the prefill's token is none of a step."""
+    """Tokens that a step commits, after any cut; the prefill's token is not counted."""
     return ratio(num_new_tokens - 1, num_steps)
 
 
@@ -165,32 +165,17 @@ def percentile(values: Sequence[float], q: float) -> float:
 
 
 def first_divergence(ours: Sequence[int], reference: Sequence[int]) -> int | None:
-    """Place of the first token that differs or is missing on one side; None if they are equal."""
-    for at, (a, b) in enumerate(zip(ours, reference, strict=False)):
-        if a != b:
-            return at
+    """Index of the first token that differs or is missing on one side; None if they are equal."""
+    for index, (token, expected) in enumerate(zip(ours, reference, strict=False)):
+        if token != expected:
+            return index
     return None if len(ours) == len(reference) else min(len(ours), len(reference))
 
 
 def common_len(one: Sequence[int], other: Sequence[int]) -> int:
-    """Tokens that two texts begin with in common."""
-    parted = first_divergence(one, other)
-    return len(one) if parted is None else parted
-
-
-class TimedStep(Protocol):
-    """Seconds of a step as its record has them."""
-
-    @property
-    def draft_s(self) -> float: ...
-    @property
-    def verify_s(self) -> float: ...
-    @property
-    def accept_s(self) -> float: ...
-    @property
-    def other_s(self) -> float: ...
-    @property
-    def rollback_s(self) -> float: ...
+    """Length of the common prefix."""
+    divergence = first_divergence(one, other)
+    return len(one) if divergence is None else divergence
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +183,7 @@ class TimeSplit:
     """Seconds of a step, or their mean over several, by part; the parts add up to the step.
 
     Attributes:
-        rollback_s: restoring recurrent states; not a part of `other_s` here.
+        rollback_s: restoring recurrent states; here, not included in `other_s`.
     """
 
     draft_s: float
@@ -213,55 +198,52 @@ class TimeSplit:
 
     @property
     def ms(self) -> dict[str, float]:
-        """Milliseconds by part; of roll-back where there is any."""
+        """Milliseconds by part; roll-back only where there is any."""
         names = ("draft", "verify", "accept", "other", "roll-back")
         parts = zip(names, _PARTS(self), strict=True)
         return {name: 1000 * seconds for name, seconds in parts if seconds or name != names[-1]}
 
     @property
     def parts(self) -> StepParts:
-        """As a comparison with plain decoding sees them.
-
-        Fewer rows are less to roll back: what it takes counts with what it is taken for.
-        """
-        rest_s = self.accept_s + self.other_s
-        return StepParts(self.draft_s, self.verify_s + self.rollback_s, rest_s)
+        """As compared with plain decoding: roll-back grows with the rows, and counts as verify."""
+        other_s = self.accept_s + self.other_s
+        return StepParts(self.draft_s, self.verify_s + self.rollback_s, other_s)
 
     @classmethod
-    def of(cls, step: TimedStep) -> Self:
-        """Of one step, whose record has roll-back as a part of other."""
-        rest_s = step.other_s - step.rollback_s
-        return cls(step.draft_s, step.verify_s, step.accept_s, rest_s, step.rollback_s)
+    def of(cls, step: Any) -> Self:
+        """Of a `Step` or its row in the log, whose `other_s` includes roll-back."""
+        other_s = step.other_s - step.rollback_s
+        return cls(step.draft_s, step.verify_s, step.accept_s, other_s, step.rollback_s)
 
     @classmethod
     def mean(cls, splits: Sequence[Self]) -> Self:
-        """Of at least one."""
+        """The mean of one or more."""
         columns = zip(*map(_PARTS, splits), strict=True)
         return cls(*(math.fsum(column) / len(splits) for column in columns))
 
 
 _PARTS = attrgetter("draft_s", "verify_s", "accept_s", "other_s", "rollback_s")
-BUSY = 3.0
-"""A step that took this many times what steps like it take was disturbed."""
+DISTURBED_RATIO = 3.0
+"""A step that took this many times as long as similar steps was disturbed."""
 
 
 def undisturbed(by_size: Mapping[int, Sequence[TimeSplit]]) -> list[TimeSplit]:
-    """Steps that nothing else on the machine held up, out of all by the number of drafted tokens.
+    """Steps that nothing else on the machine held up; `by_size` has all, by drafted tokens.
 
-    A cold start, a page that draws or another program multiplies the time of some steps, and of
-    two runs that are compared it never meets the same ones. A longer draft takes longer by right:
-    a step is left out if it took more than `BUSY` times the median of those that drafted as much
+    A cold start, a page that draws or another program multiplies the time of some steps, never the
+    same ones in two runs that are compared. Longer drafts are expected to take longer: a step is
+    left out if it took more than `DISTURBED_RATIO` times the median of those that drafted as much
     or more.
 
-    Example: {0: [5, 5, 6, 5, 90], 8: [30, 30, 31]} ms. Three steps that drafted 8 are like each
-    other; the median of all eight is 18, so 90 is over 3 · 18 and goes.
+    Example: {0: [5, 5, 6, 5, 90], 8: [30, 30, 31]} ms. The three steps that drafted 8 are alike;
+    the median of all eight is 18, so 90, which exceeds 3 · 18, is left out.
     """
     quiet: list[TimeSplit] = []
     times: list[float] = []
     for size in sorted(by_size, reverse=True):
-        times = sorted(times + [one.total_s for one in by_size[size]])
-        most_s = BUSY * percentile(times, 50)
-        quiet += [one for one in by_size[size] if one.total_s <= most_s]
+        times = sorted(times + [split.total_s for split in by_size[size]])
+        max_s = DISTURBED_RATIO * percentile(times, 50)
+        quiet += [split for split in by_size[size] if split.total_s <= max_s]
     return quiet
 
 
@@ -272,7 +254,7 @@ class Metrics:
     Attributes:
         at_least: steps that accepted at least 1, 2, … draft tokens.
         decode_s: first commit → last commit.
-        num_beyond_end: tokens that steps brought and the end of the text cut off.
+        num_beyond_end: tokens that steps accepted or added beyond the end of the text.
     """
 
     num_prompt_tokens: int
@@ -299,15 +281,14 @@ class Metrics:
     bypasses: Mapping[str, int] = field(default_factory=dict)
     """Steps that drafted nothing, by `engine.steps.Bypass`; empty for plain decoding."""
     expected_tok_s: float | None = None
-    """By what the controller expected of every step before it was made; None where drafts are as
-    set."""
+    """From the controller's estimates, made before every step; None where drafts are as set."""
     undrafted_verify_s: float | None = None
     """Mean seconds to verify the root alone, of the steps in `bypasses`; None without any."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """Collects records and computes `Metrics` at any moment, in time linear in new records."""
+    """Collects records; computes `Metrics` at any time, in time linear in new records."""
 
     num_prompt_tokens: int = 0
     num_new_tokens: int = 0
@@ -329,7 +310,7 @@ class Tally:
     num_itl: int = 0
     split_sums_s: list[float] = field(default_factory=lambda: [0.0] * 5)
     expected: tuple[float, float] = (0.0, 0.0)
-    """Tokens and seconds, by what the controller expected."""
+    """Tokens and seconds by the controller's estimates."""
 
     def add(self, record: Record) -> None:
         if isinstance(record, Prefill):
@@ -395,14 +376,13 @@ class Tally:
             num_beyond_end=num_beyond_end(accepted, steps, self.num_new_tokens),
             bypasses=dict(self.bypasses),
             expected_tok_s=ratio(*self.expected),
-            undrafted_verify_s=self._undrafted_verify_s(),
+            undrafted_verify_s=mean_or_none(
+                [one.verify_s for one in self.by_size.get(0, ()) if self.bypasses]
+            ),
         )
 
-    def _undrafted_verify_s(self) -> float | None:
-        return mean_or_none([one.verify_s for one in self.by_size.get(0, ()) if self.bypasses])
-
     def _quiet_split(self) -> TimeSplit | None:
-        """Computed anew once a sixteenth more steps are there, and at the end: it sorts them."""
+        """Sorts all steps, so only after every sixteenth more steps, and at the end."""
         steps = len(self.step_s)
         if steps >= self.quiet_due:
             self.quiet_due = steps + 1 + steps // 16
@@ -420,9 +400,9 @@ def measure(records: Iterable[Record]) -> Metrics:
 
 
 def stored_figures(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """A run's figures as `Metrics` has them, from what this version or an earlier one stored.
+    """A run's figures as in `Metrics`, as stored by this version or an earlier one.
 
-    Earlier ones kept rates in place of `decode_s` and `at_least`, and roll-back as a part of other.
+    Earlier versions stored rates instead of `decode_s` and `at_least`, and roll-back within other.
     """
     if "decode_s" in metrics or not metrics:
         return dict(metrics)
@@ -446,7 +426,7 @@ SAME = 0.02
 
 
 def hardly_drafts(tokens_a_step: float) -> bool:
-    """Whether so few drafts are accepted that no cost of drafting could matter."""
+    """Whether so few draft tokens are accepted that no saving of time could make it faster."""
     return tokens_a_step < 1.05
 
 
@@ -460,16 +440,16 @@ class StepParts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """What one step saves and pays, in units of a plain step.
+    """What a step saves and costs, in units of a plain step.
 
-        speedup = tokens a step · t_plain / (t_draft + t_verify + t_other)
+        speedup = tokens per step · t_plain / (t_draft + t_verify + t_other)
 
-    A step saves all of its tokens but one and pays for drafting, for verifying more rows than one
-    and for everything else; it is faster where it saves more than it pays.
+    A step saves the time of all its tokens but one; it costs drafting, verifying more than one row,
+    and everything else.
 
     Attributes:
-        mat: tokens that a step commits.
-        paid: what it costs beyond a plain step, by part; negative where it costs less.
+        mat: tokens per step.
+        paid: cost beyond a plain step, by part; negative where a part takes less.
     """
 
     mat: float
@@ -477,9 +457,9 @@ class Balance:
 
     @classmethod
     def of(cls, mat: float, own: StepParts, plain: StepParts) -> Self:
-        """Of a step that took `own` where one of plain decoding takes `plain`."""
-        unit = sum(plain)
-        extra = ((ours - theirs) / unit for ours, theirs in zip(own, plain, strict=True))
+        """Of a step with these parts, against those of a plain step."""
+        plain_s = sum(plain)
+        extra = ((ours - theirs) / plain_s for ours, theirs in zip(own, plain, strict=True))
         return cls(mat, dict(zip(StepParts._fields, extra, strict=True)))
 
     @property
@@ -496,5 +476,5 @@ class Balance:
 
     @property
     def without_largest(self) -> float:
-        """The speedup if the largest cost were nothing."""
+        """The speedup if the largest cost were zero."""
         return self.mat / (1 + self.total - max(0.0, self.paid[self.largest]))

@@ -1,4 +1,4 @@
-"""What passes between the decode loop, the target and a drafter within one step."""
+"""The values that the decode loop, the target and a drafter exchange within a step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Budget:
         depth: tokens of the longest path.
         nodes: drafted nodes, the root excluded.
         width: children per node.
-        min_prob: a path that is less probable than this need not be drafted further.
+        min_prob: paths less probable than this need not be drafted further.
     """
 
     depth: int
@@ -31,14 +31,14 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Which features of the target a drafter asks to see."""
+    """The target's features that a drafter uses."""
 
     hidden: bool = False
     """Last hidden state, after the final norm: what the target's `lm_head` reads."""
     layers: tuple[int, ...] = ()
     """Inputs of these decoder layers (0-based), i.e. entries of transformers' `hidden_states`.
 
-    The number of layers itself names the last layer's output, before the final norm.
+    An index equal to the number of layers is the last layer's output, before the final norm.
     """
     shared: tuple[int, ...] = ()
     """Keys and values of these decoder layers, of the whole text."""
@@ -47,20 +47,21 @@ class Needs:
 SharedRows = tuple[Tensor, Tensor]
 """A layer's keys and values `(1, kv_heads, rows, head_dim)`, to be read only.
 
-The committed rows come first, after every commit; they are the cache's own until the next forward.
+After every commit the committed rows come first. These are the cache's own tensors, valid until the
+next forward.
 """
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TargetOutput:
-    """What the target showed for the rows of one forward, on the target's device.
+    """The target's output for the rows of one forward, on the target's device.
 
     Attributes:
         logits: `(rows, vocab)` in the target's dtype or float32; after prefill only the last
             prompt row.
         hidden: `(rows, hidden)` if `Needs.hidden`; after prefill every prompt row.
-        layers: `(rows, len(Needs.layers) * hidden)`, concatenated in the order asked for.
-        logsumexp: `(rows,)` float32, logsumexp of the logits, where it was had by the way.
+        layers: `(rows, len(Needs.layers) * hidden)`, concatenated in the order of `Needs.layers`.
+        logsumexp: `(rows,)` float32, logsumexp of the logits, if the forward computed it.
         best: `(rows,)` int64, argmax of the logits, likewise.
         shared: of every layer in `Needs.shared`.
     """
@@ -73,21 +74,36 @@ class TargetOutput:
     shared: tuple[SharedRows, ...] = ()
 
     def argmax(self) -> list[int]:
-        """The likeliest token after every row."""
+        """The most probable token after every row."""
         best = self.logits.argmax(dim=-1) if self.best is None else self.best
         tokens: list[int] = best.tolist()
         return tokens
 
+    def at(self, path: Sequence[int]) -> TargetOutput:
+        """Logits and features of these rows alone; logits stay empty where they were dropped."""
+        rows = upload(torch.tensor(path), self.logits.device)
+        hidden, layers = (None if x is None else x[rows] for x in (self.hidden, self.layers))
+        return TargetOutput(self.logits[rows] if len(self.logits) else self.logits, hidden, layers)
+
+    @classmethod
+    def joined(cls, outputs: Sequence[TargetOutput]) -> TargetOutput:
+        """Logits and features of several forwards, concatenated."""
+        return cls(
+            torch.cat([output.logits for output in outputs]),
+            joined(output.hidden for output in outputs),
+            joined(output.layers for output in outputs),
+        )
+
 
 def joined(parts: Iterable[Tensor | None]) -> Tensor | None:
-    """The rows of several tensors, one behind the other; None where there are none."""
+    """The concatenation of all tensors that are not None; None where none is left."""
     tensors = [part for part in parts if part is not None]
     return torch.cat(tensors) if tensors else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExtraRows:
-    """Rows of the verify forward that are no candidates, e.g. lookahead's window.
+    """Rows of the verify forward that are not draft tokens, e.g. lookahead's window.
 
     Attributes:
         tokens: `(m,)` int64.
@@ -101,8 +117,8 @@ class ExtraRows:
     visible: Tensor
     max_depth: int
 
-    def beside(self, nodes: Sequence[int]) -> ExtraRows:
-        """The same rows where only these nodes of the tree are left."""
+    def for_nodes(self, nodes: Sequence[int]) -> ExtraRows:
+        """The same rows for a tree of which only these nodes are left."""
         m = len(self.tokens)
         n = self.visible.shape[1] - m
         columns = upload(torch.tensor([*nodes, *range(n, n + m)]), self.visible.device)
@@ -123,7 +139,7 @@ class DraftDists:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Proposal:
-    """A draft tree, and perhaps extra rows to feed along with it.
+    """A draft tree, with extra rows to feed along with it if there are any.
 
     Attributes:
         tokens: `(n,)` int64 token of every node; node 0 is the root. Siblings differ.
@@ -131,13 +147,13 @@ class Proposal:
         ranks: rank of every node among its parent's candidates (root 0); None = order of siblings.
         draft_probs: `(n,)` float32 probability the drafter gave each node's token (root ignored);
             None where it has none.
-        dists: where the tokens were *sampled*: their distributions. None means the tokens follow
-            from the context alone, and verification treats each as a point mass.
-        extra: rows that are no candidates.
-        decision: what the controller decided for this step, in words.
-        expected: by the controller: tokens that the step commits, and seconds that it takes.
+        dists: the distributions of tokens that were *sampled*. None means the tokens follow from
+            the context alone, and verification treats each as a point mass.
+        extra: rows that are not draft tokens.
+        decision: the controller's decision for this step, for readers.
+        expected: the controller's estimate of tokens committed and seconds taken by this step.
         bypass: why there are no drafts; None where there are, or the drafter found none.
-        num_forced: nodes that a grammar added, behind all others.
+        num_forced: nodes that a grammar added, after all others.
     """
 
     tokens: Tensor
@@ -156,7 +172,7 @@ class Proposal:
         return len(self.shape) + (0 if self.extra is None else len(self.extra.tokens))
 
     def sibling_ranks(self) -> tuple[int, ...]:
-        """Rank of every node among its parent's candidates, the order of siblings where none."""
+        """`ranks`, or else every node's position among its siblings."""
         if self.ranks is not None:
             return tuple(self.ranks)
         ranks = [0] * len(self.shape)
@@ -166,14 +182,14 @@ class Proposal:
         return tuple(ranks)
 
     def token_probs(self) -> Sequence[float | None]:
-        """`draft_probs` on the host; None each where the drafter has none."""
+        """`draft_probs` on the host; None for each node where the drafter has none."""
         if self.draft_probs is None:
             return [None] * len(self.shape)
         probs: list[float] = self.draft_probs.tolist()
         return probs
 
     def rows(self) -> tuple[Tensor, Tensor, Tensor]:
-        """All rows to feed: tokens `(r,)`, depths `(r,)`, who sees whom `(r, r)` bool."""
+        """All rows to feed: tokens `(r,)`, depths `(r,)`, attention mask `(r, r)` bool."""
         depths, ancestors = self.shape.on(self.tokens.device)
         if self.extra is None:
             return self.tokens, depths, ancestors
@@ -186,7 +202,7 @@ class Proposal:
         )
 
     def parents(self) -> tuple[int, ...]:
-        """The parent of every row: the deepest row that it sees, of those before its own depth."""
+        """The parent of every row: the deepest that it sees of the rows above its own depth."""
         if self.extra is None:
             return self.shape.parents
         _, depths, visible = self.rows()
@@ -196,8 +212,9 @@ class Proposal:
         return tuple(parents)
 
     def cut(self, max_depth: int) -> Proposal:
-        """Without what lies deeper than `max_depth` (the context ends there); itself if nothing."""
-        if self.shape.max_depth <= max_depth and self._extra_depth() <= max_depth:
+        """Without the rows deeper than `max_depth`, where the context ends."""
+        extra_depth = 0 if self.extra is None else self.extra.max_depth
+        if max(self.shape.max_depth, extra_depth) <= max_depth:
             return self
         nodes = [i for i, depth in enumerate(self.shape.depths.tolist()) if depth <= max_depth]
         return self.keep(nodes)
@@ -206,39 +223,38 @@ class Proposal:
         """Only these nodes (ascending, root and every parent included).
 
         Args:
-            with_extra: keep the extra rows, too; they may not see a node that goes.
+            with_extra: keep the extra rows, too; they must not see a removed node.
         """
-        shape = self.shape.keep(nodes)
         dists = self.dists
         if dists is not None:
-            rows = {
-                new: dists.row_of_parent[old]
-                for new, old in enumerate(nodes)
-                if old in dists.row_of_parent
-            }
+            row_of = dists.row_of_parent
+            rows = {new: row_of[old] for new, old in enumerate(nodes) if old in row_of}
             dists = DraftDists(dists.probs, rows)
-        begins = isinstance(nodes, range)  # the first ones: no copies
-        index = slice(len(nodes)) if begins else upload(torch.tensor(nodes), self.tokens.device)
-        return Proposal(
-            self.tokens[index],
-            shape,
-            None if self.ranks is None else [self.ranks[i] for i in nodes],
-            None if self.draft_probs is None else self.draft_probs[index],
-            dists,
-            self.extra.beside(nodes) if with_extra and self.extra is not None else None,
-            self.decision,
-            self.expected,
-            self.bypass,
+        if nodes[-1] == len(nodes) - 1:  # a prefix, which a slice takes without a copy
+            nodes = range(len(nodes))
+            index: slice | Tensor = slice(len(nodes))
+        else:
+            index = upload(torch.tensor(nodes), self.tokens.device)
+        extra = self.extra.for_nodes(nodes) if with_extra and self.extra is not None else None
+        return replace(
+            self,
+            tokens=self.tokens[index],
+            shape=self.shape.keep(nodes),
+            ranks=None if self.ranks is None else [self.ranks[i] for i in nodes],
+            draft_probs=None if self.draft_probs is None else self.draft_probs[index],
+            dists=dists,
+            extra=extra,
+            num_forced=0,
         )
 
-    def not_drawn(self, nodes: Collection[int]) -> Proposal:
-        """The same where the children of these nodes count as certain drafts."""
+    def as_deterministic(self, nodes: Collection[int]) -> Proposal:
+        """The same, with the children of these nodes no longer counted as sampled."""
         assert self.dists is not None
         rows = {n: row for n, row in self.dists.row_of_parent.items() if n not in nodes}
         return replace(self, dists=DraftDists(self.dists.probs, rows))
 
-    def grow(self, nodes: Sequence[tuple[int, int]]) -> Proposal:
-        """With further nodes behind all others: token and parent of each, in the grammar's name."""
+    def add_forced(self, nodes: Sequence[tuple[int, int]]) -> Proposal:
+        """With nodes that a grammar adds after all others: the token and parent of each."""
         n, k = len(self.shape), len(nodes)
         tokens, parents = zip(*nodes, strict=True)
         probs, extra = self.draft_probs, self.extra
@@ -256,20 +272,17 @@ class Proposal:
             num_forced=k,
         )
 
-    def _extra_depth(self) -> int:
-        return 0 if self.extra is None else self.extra.max_depth
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outcome:
-    """What became of a proposal.
+    """The result of verifying a proposal.
 
     Attributes:
-        output: the target's view of all rows of the verify forward, in the order fed.
+        output: the target's output for all rows of the verify forward, in the order fed.
         path: accepted rows, root (row 0) first.
         committed: tokens committed by this step: accepted path, then the next root.
         next_root: last of `committed`; its key/value is not in the cache yet.
-        token_ids: of the proposal's nodes, where they are on the host already.
+        token_ids: of the proposal's nodes, if they are on the host already.
         best: argmax of the output's rows, likewise.
     """
 
@@ -287,14 +300,11 @@ class Outcome:
         return tokens
 
     def argmax(self) -> Sequence[int]:
-        """The likeliest token after every row, on the host."""
-        whole = self.best is not None and len(self.best) == len(self.output.logits)
-        return self.best if self.best is not None and whole else self.output.argmax()
+        """The most probable token after every row, on the host."""
+        best = self.best
+        has_all = best is not None and len(best) == len(self.output.logits)
+        return best if best is not None and has_all else self.output.argmax()
 
     @property
     def next_root(self) -> int:
         return self.committed[-1]
-
-    @property
-    def num_accepted(self) -> int:
-        return len(self.path) - 1

@@ -1,10 +1,9 @@
-"""Text of strangers as plain data: bounded before it is parsed, and shown short in sentences.
+"""Untrusted text as plain data: bounded before parsing, escaped before output.
 
-Whoever reads a file, a form or a request reads it here (YAML: `presets.reading`), so that nothing
-behind has to think of nesting without end, numbers of a thousand digits, or half surrogate pairs,
-which no answer, no terminal and no tokenizer can carry. The other way: what is written of it
-(`visible`, `json_text`, `csv_line`, `file_name`) commands no terminal, turns no line around and
-leaves no folder.
+All files, forms and requests are read here (YAML: `presets.reading`), so that no other code has to
+expect endless nesting, numbers of a thousand digits, or lone surrogates, which no response, no
+terminal and no tokenizer can encode. On output, `visible`, `json_text`, `csv_line` and `file_name`
+keep it from controlling a terminal, reversing a line or leaving a folder.
 """
 
 from __future__ import annotations
@@ -28,27 +27,27 @@ from engine.errors import ConfigError
 MAX_CHARS = 64 << 20
 MAX_DEPTH = 64
 MAX_DIGITS = 40
-"""Integers of 64 bits have 20; tokenizers without a limit say 10^30."""
+"""64-bit integers have 20; tokenizers without a length limit declare 10^30."""
 _STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 _LONG_INTEGER = re.compile(rf"(?<![.\d])\d{{{MAX_DIGITS + 1}}}")
-_HALF = re.compile(r"\\u[dD][89a-fA-F]")
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _CONTROL = re.compile(
     "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]|\r(?!\n)"
 )
 _FULL = ("no space left on device", "disk is full", "disk full", "storagefull", "quota exceeded")
-"""As libraries say it that pass on no error number."""
+"""Messages of libraries that do not pass on an error number."""
 MAX_FILE_NAME_BYTES = 150
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 _SIGNS = {"[": 1, "{": 1, "]": -1, "}": -1}
 
 
 def read_text(path: Path, *, most: int = MAX_CHARS, what: str = "") -> str:
-    """The text of a file; a mark of its byte order is left out.
+    """The text of a file, without a byte order mark.
 
     Args:
-        what: its name in sentences; empty = the whole path.
+        what: its name in error messages; empty = the whole path.
 
-    Raises ConfigError: unreadable, no UTF-8, or larger than `most` bytes.
+    Raises ConfigError: unreadable, not UTF-8, or larger than `most` bytes.
     """
     try:
         with path.open("rb") as file:
@@ -60,7 +59,7 @@ def read_text(path: Path, *, most: int = MAX_CHARS, what: str = "") -> str:
 
 
 def cpuinfo(key: str) -> str:
-    """First value of a key in Linux's list of processors; empty elsewhere."""
+    """First value of a key in /proc/cpuinfo; empty where there is none."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -69,16 +68,16 @@ def cpuinfo(key: str) -> str:
 
 
 def cpu_flags() -> list[str]:
-    """What the processor can do, as Linux names it; empty on what is neither Linux nor Apple's."""
+    """The processor's features, as Linux names them; empty except on Linux and Apple silicon."""
     if (platform.system(), platform.machine()) == ("Darwin", "arm64"):
         return ["asimd", "asimddp"]
     return (cpuinfo("flags") or cpuinfo("Features")).split()
 
 
 def as_text(content: str | bytes, *, what: str, most: int = MAX_CHARS) -> str:
-    """Text that can be written again.
+    """Valid Unicode text.
 
-    Raises ConfigError: it is no UTF-8, has half a surrogate pair, or is longer than `most`.
+    Raises ConfigError: it is not UTF-8, has a lone surrogate, or is longer than `most`.
     """
     if len(content) > most:
         raise ConfigError(f"{what} has more than {most} characters; no more is read.")
@@ -91,13 +90,13 @@ def as_text(content: str | bytes, *, what: str, most: int = MAX_CHARS) -> str:
 def read_json(
     text: str | bytes, *, what: str, object_hook: Callable[[dict[str, Any]], Any] | None = None
 ) -> Any:
-    """Plain data of JSON.
+    """Plain data from JSON.
 
     Args:
-        what: the text in the sentence of a fault, e.g. a file's name.
-        object_hook: as in `json.loads`; what it returns must be plain, too.
+        what: the text's name in error messages, e.g. a file name.
+        object_hook: as in `json.loads`; must return plain data.
 
-    Raises ConfigError: malformed, or larger, deeper or with longer integers than anybody writes.
+    Raises ConfigError: malformed, or too large, too deep or with integers that are too long.
     """
     text = as_text(text, what=what)
     bare = _STRING.sub("", text)
@@ -107,7 +106,7 @@ def read_json(
         raise ConfigError(f"{what} has an integer of more than {MAX_DIGITS} digits.")
     try:
         value = json.loads(text, object_hook=object_hook)
-        if _HALF.search(text):
+        if _SURROGATE.search(text):
             json.dumps(value, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
         at = f"line {error.lineno}, column {error.colno}"
@@ -124,7 +123,7 @@ def _depth(bare: str) -> int:
 
 
 class _Short(reprlib.Repr):
-    """Looks at no more of a value than it shows, however often a part occurs in it."""
+    """Visits no more of a value than it shows, however large or repetitive it is."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -138,29 +137,29 @@ _short = _Short()
 
 
 def short(value: object, most: int = 80) -> str:
-    """A value as a sentence shows it: its repr, cut to `most` characters."""
+    """A value for an error message: its repr, cut to `most` characters."""
     text = _short.repr(value)
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def visible(text: str) -> str:
-    """Text of others to be read: its control characters are shown, not obeyed."""
-    return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
+    """Untrusted text for display: control characters are shown as escapes."""
+    return _CONTROL.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 def visible_value(value: Any) -> Any:
-    """`visible` of a text that is no HTML yet; for `finalize` of templates."""
+    """`visible` of text that is not marked as HTML; for `finalize` of templates."""
     return visible(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
 
 
 def json_text(value: Any, indent: int | None = None) -> str:
-    """JSON that people read in any script; control characters are escaped, as JSON has it."""
+    """JSON with readable non-ASCII text; control characters are escaped."""
     text = json.dumps(value, ensure_ascii=False, indent=indent)
-    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def file_name(name: str) -> str:
-    """A name of others as that of a file or folder: one for each name, within its folder.
+    """An untrusted name as a file name: unique for each name, and within its folder.
 
     Example: `a/b` → `a%2Fb`, `..` → `%2E.`
     """
@@ -174,7 +173,7 @@ def file_name(name: str) -> str:
 
 
 def disk_is_full(error: BaseException) -> bool:
-    """Whether an error, or what it came of, says that there is no room to write."""
+    """Whether an error, or its cause, says that the disk is full."""
     while True:
         number, text = getattr(error, "errno", None), str(error).lower()
         if number in (errno.ENOSPC, errno.EDQUOT) or any(sign in text for sign in _FULL):
@@ -185,7 +184,7 @@ def disk_is_full(error: BaseException) -> bool:
 
 
 def unwritable(place: object, error: BaseException) -> str:
-    """The sentences about what could not be written, and why."""
+    """The error message for a file that could not be written."""
     if disk_is_full(error):
         return f"{place} cannot be written: the disk is full. Make room there, or write elsewhere."
     reason = getattr(error, "strerror", None) or next(iter(str(error).splitlines()), "")
@@ -193,7 +192,7 @@ def unwritable(place: object, error: BaseException) -> str:
 
 
 def csv_line(values: Iterable[Any]) -> str:
-    """A line of CSV; text that a spreadsheet would run as a formula begins with an apostrophe."""
+    """A line of CSV; text that a spreadsheet would run as a formula gets an apostrophe."""
     stream = io.StringIO()
     csv.writer(stream, lineterminator="\n").writerow([_cell(value) for value in values])
     return stream.getvalue()
@@ -202,5 +201,5 @@ def csv_line(values: Iterable[Any]) -> str:
 def _cell(value: Any) -> Any:
     if not isinstance(value, str):
         return value
-    whole = visible(value)
-    return f"'{whole}" if whole.startswith(_FORMULA_STARTS) else whole
+    text = visible(value)
+    return f"'{text}" if text.startswith(_FORMULA_STARTS) else text

@@ -17,9 +17,10 @@ NOT_FINITE = (
     "bfloat16; where that does not help, its weights are damaged."
 )
 
-FEW = 1024
-"""Tokens among which the nucleus is looked for first; it seldom has more."""
+NUCLEUS_CANDIDATES = 1024
+"""Top tokens in which the nucleus is looked for first; it seldom has more."""
 BLOCK = 256
+"""Probabilities that `inverse_cdf` sums at a time."""
 
 
 def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
@@ -31,8 +32,8 @@ def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
         logits: `(…, vocab)`, any float dtype.
 
     Returns:
-        `(…, vocab)` float32 summing to 1. Greedy sampling gives a point mass on the argmax. Of
-        logits that are not finite nothing can be drawn: they give no numbers.
+        `(…, vocab)` float32 summing to 1. Greedy sampling gives a point mass on the argmax. For
+        logits that are not finite, nor are these.
     """
     scores = logits.float()
     if sampling.greedy:
@@ -45,19 +46,19 @@ def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
     if sampling.top_p < 1.0:
         scores = _nucleus(scores, sampling.top_p)
     if sampling.min_p > 0.0:
-        least = scores.amax(dim=-1, keepdim=True) + math.log(sampling.min_p)
-        scores = scores.masked_fill(scores < least, -torch.inf)
+        threshold = scores.amax(dim=-1, keepdim=True) + math.log(sampling.min_p)
+        scores = scores.masked_fill(scores < threshold, -torch.inf)
     return scores.softmax(dim=-1)
 
 
 def _nucleus(scores: Tensor, top_p: float) -> Tensor:
     """Keep the smallest set of tokens whose probability reaches `top_p`; always the best one."""
-    if scores.device.type == "cpu" and scores.shape[-1] > FEW:
-        # Sorting a whole vocabulary takes longer than a plain step of a small model.
-        probs, order = scores.softmax(dim=-1).topk(FEW, dim=-1)
-        reached = probs.cumsum(dim=-1)
-        if bool((reached[..., -1] > top_p).all()):
-            outside = reached - probs >= top_p
+    if scores.device.type == "cpu" and scores.shape[-1] > NUCLEUS_CANDIDATES:
+        # Sorting the whole vocabulary takes longer than a plain step of a small model.
+        probs, order = scores.softmax(dim=-1).topk(NUCLEUS_CANDIDATES, dim=-1)
+        cumulative = probs.cumsum(dim=-1)
+        if bool((cumulative[..., -1] > top_p).all()):
+            outside = cumulative - probs >= top_p
             outside[..., 0] = False
             nucleus = scores.gather(-1, order).masked_fill_(outside, -torch.inf)
             return torch.full_like(scores, -torch.inf).scatter_(-1, order, nucleus)
@@ -67,31 +68,31 @@ def _nucleus(scores: Tensor, top_p: float) -> Tensor:
     return scores.masked_fill(dropped.scatter(-1, order, dropped), -torch.inf)
 
 
-def normalised(rest: Tensor, before: Tensor) -> Tensor:
-    """`rest` `(…, vocab)` scaled to sum to 1; where rounding leaves nothing of it, `before`."""
-    total = rest.sum(dim=-1, keepdim=True)
-    return torch.where(total > 0, rest / total, before)
+def normalize(weights: Tensor, fallback: Tensor) -> Tensor:
+    """`weights (…, vocab)` scaled to sum to 1; `fallback` where rounding left nothing of them."""
+    total = weights.sum(dim=-1, keepdim=True)
+    return torch.where(total > 0, weights / total, fallback)
 
 
 def inverse_cdf(probs: Tensor, uniform: Tensor) -> Tensor:
     """Indices `(…)` that uniform numbers `(…)` in [0, 1) select from `probs (…, vocab)`.
 
-    Sums of blocks say which block it is in, so that few numbers are added one after another. The
-    host waits for nothing.
+    The block is selected first, by block sums, so that cumulative sums stay short. The host waits
+    for nothing.
 
     Example: probs `[0.2, 0.0, 0.8]` → 0 below 0.2, else 2.
     """
     blocks = pad(probs, (0, -probs.shape[-1] % BLOCK)).unflatten(-1, (-1, BLOCK))
     sums = blocks.sum(dim=-1, dtype=torch.float64)
-    block, left = _place(sums, uniform.double() * sums.sum(dim=-1))
+    block, left = _locate(sums, uniform.double() * sums.sum(dim=-1))
     # Not `blocks[block]`: an index without dimensions is read by the host.
     chosen = blocks.gather(-2, block[..., None, None].expand(*block.shape, 1, BLOCK))
-    index, _ = _place(chosen[..., 0, :].double(), left)
+    index, _ = _locate(chosen[..., 0, :].double(), left)
     return block * BLOCK + index
 
 
-def _place(weights: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
-    """Which of some weights laid end to end holds a place, never an empty one; what is left in it.
+def _locate(weights: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
+    """The weight that holds a point, all laid end to end, never an empty one; and its offset there.
 
     Args:
         weights: `(…, n)` float64. at: `(…)`, from 0 to their sum, up to rounding.
@@ -122,8 +123,8 @@ class SeededDraws:
     def uniform(self) -> float:
         return float(torch.rand((), generator=self.generator, dtype=torch.float64))
 
-    def ahead(self, count: int) -> list[float]:
-        """What the next calls of `uniform` will return."""
+    def peek(self, count: int) -> list[float]:
+        """The next numbers of `uniform`, without drawing them."""
         copy = SeededDraws(0)
         copy.generator.set_state(self.generator.get_state())
         return [copy.uniform() for _ in range(count)]

@@ -1,7 +1,7 @@
 """Records of a generation: one prefill, one record per step, one end.
 
-Plain immutable values, no tensors: the page, the database, the command line and the what-if all
-feed on them, and nothing is measured twice. Seconds are wall-clock seconds.
+Plain immutable values without tensors, read by the page, the database, the command line and the
+what-if, so that nothing is measured twice. Seconds are wall-clock seconds.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ BYPASSES: dict[str, str] = {
     "no_text": "the draft model wrote nothing that the target's tokens can spell",
     "room": "the length limit leaves no room for a draft",
     "grammar": "structured output forbids the whole draft",
-    "not_worth_it": "drafting would not have paid",
+    "not_worth_it": "drafting would not have paid off",
 }
 """The reasons in words."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """The prompt went through the target and the first token is committed. No step."""
+    """The prompt was read and the first token committed; not a step."""
 
     token_id: int
     num_prompt_tokens: int
     ttft_s: float
     """Request in the engine → first commit."""
     num_cached: int = 0
-    """Of the prompt's tokens, those that were in the cache already, from an earlier run."""
+    """Prompt tokens that were in the cache already, from an earlier run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Step:
     num_committed: int
     """New tokens this step added to the output, after any cut by EOS, stop string or length."""
     num_extra_rows: int
-    """Rows of the verify forward that were no candidates (lookahead's window)."""
+    """Rows of the verify forward that were not draft tokens (lookahead's window)."""
     draft_s: float
     verify_s: float
     accept_s: float
@@ -72,18 +72,18 @@ class Step:
     at_s: float
     """Request in the engine → this step's commit."""
     decision: str = ""
-    """What the controller decided for this step, in words; empty where drafts are as set."""
+    """The controller's decision for this step, for readers; empty where drafts are as set."""
     expected: tuple[float, float] | None = None
-    """By the controller: tokens that the step would commit, and seconds that it would take."""
+    """The controller's estimate of tokens committed and seconds taken, made before the step."""
     bypass: Bypass | None = None
-    """Why nothing was drafted; None where something was, and in plain decoding."""
+    """Why nothing was drafted; None where something was, and for plain decoding."""
     num_cut: int = 0
-    """Drafts that the grammar forbids, cut before they were verified; not among `tokens`."""
+    """Draft tokens that the grammar forbids, cut before verification; not among `tokens`."""
     num_forced: int = 0
-    """The last so many nodes: drafted because the grammar leaves no other token."""
+    """Nodes at the end that were added because the grammar leaves no other token."""
     rollback_s: float = 0.0
-    """Of `other_s`, restoring the states of recurrent layers after the accepted path; 0 without
-    such layers."""
+    """Part of `other_s`: rolling recurrent states back to the accepted path; 0 without recurrent
+    layers."""
 
     @property
     def num_drafted(self) -> int:

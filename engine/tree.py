@@ -30,12 +30,23 @@ from engine.safe_text import short
 Path = tuple[int, ...]
 MAX_NODES = 1024
 """Largest choice tree accepted, root excluded."""
-MAX_CHARACTERS = 200_000
+MAX_CHARS = 200_000
+
+
+class GapError(TreeError):
+    """The parent of `path` is not in the tree."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(
+            f"Choice tree has a gap: {list(path)} needs its parent {list(path[:-1])}. "
+            "Add it, or list only the ends of paths."
+        )
+        self.path = path
 
 
 @dataclass(frozen=True, slots=True)
 class ChoiceTree:
-    """A static tree of top-k ranks: which ranks to draft where. Holds no tokens.
+    """A static tree of top-k ranks: which ranks to draft where. It holds no tokens.
 
     `paths` is prefix-closed and sorted by (length, lexicographic); `paths[i]` is node i + 1 of the
     draft tree and `paths[i][-1]` the rank it takes among its parent's children.
@@ -57,29 +68,31 @@ class ChoiceTree:
                 leaves, anything else as candidates.
 
         Raises TreeError: not lists, an empty or repeated path, a negative rank, a gap (a node whose
-        parent is missing) or too many nodes. The message names the path.
+        parent is missing) or too many nodes.
         """
-        paths = _listed(value)
-        seen: set[Path] = set()
+        paths = _parse_paths(value)
+        nodes: set[Path] = set()
         for path in paths:
-            if path in seen:
+            if path in nodes:
                 raise TreeError(f"Choice tree lists {list(path)} twice. Remove one of them.")
-            seen.add(path)
+            nodes.add(path)
         _check_size(paths)
         prefixes = {path[:depth] for path in paths for depth in range(1, len(path))}
-        only_leaves = not (prefixes & seen)
+        only_leaves = not (prefixes & nodes)
         if form == "leaves" or (form == "auto" and only_leaves):
             if not only_leaves:
-                inner = min(prefixes & seen)
+                inner = min(prefixes & nodes)
                 raise TreeError(f"{list(inner)} is not a leaf. List only the ends of paths.")
-            seen |= prefixes
-        for path in sorted(seen, key=_order):
-            if len(path) > 1 and path[:-1] not in seen:
-                raise TreeError(
-                    f"Choice tree has a gap: {list(path)} needs its parent {list(path[:-1])}. "
-                    "Add it, or list only the ends of paths."
-                )
-        return cls(tuple(sorted(seen, key=_order)))
+            nodes |= prefixes
+        for path in sorted(nodes, key=_sort_key):
+            if len(path) > 1 and path[:-1] not in nodes:
+                raise GapError(path)
+        return cls.of(nodes)
+
+    @classmethod
+    def of(cls, paths: Iterable[Path]) -> ChoiceTree:
+        """From all candidates, in any order, unchecked."""
+        return cls(tuple(sorted(paths, key=_sort_key)))
 
     @classmethod
     def chain(cls, length: int) -> ChoiceTree:
@@ -101,7 +114,7 @@ class ChoiceTree:
 
     @property
     def leaves(self) -> tuple[Path, ...]:
-        """The ends of paths: what the `leaves` form lists."""
+        """The ends of paths, as in the `leaves` form."""
         inner = {path[:-1] for path in self.paths}
         return tuple(path for path in self.paths if path not in inner)
 
@@ -112,14 +125,11 @@ class ChoiceTree:
 
     @property
     def shape(self) -> TreeShape:
-        """Topology of the draft trees that this tree makes."""
+        """Topology of the draft trees with this choice tree."""
         return _shape_of(self.paths)
 
     def check_fits(self, *, depth: int, ranks: int, what: str) -> None:
-        """Refuse a tree that is deeper than `depth` or uses a rank ≥ `ranks`.
-
-        Raises TreeError: naming the path and both numbers.
-        """
+        """Raises TreeError: the tree is deeper than `depth` or uses a rank ≥ `ranks`."""
         for path in self.paths:
             if len(path) > depth:
                 raise TreeError(
@@ -141,20 +151,26 @@ def _choice_paths(value: object) -> tuple[Path, ...]:
     try:
         return ChoiceTree.parse(value).paths
     except TreeError as error:
-        # Only a ValueError lets the config class add which file the setting came from.
+        # Only for a ValueError does the config class add the file of the setting.
         raise ValueError(str(error).removesuffix(".")) from error
 
 
 ChoicePaths = Annotated[tuple[Path, ...], BeforeValidator(_choice_paths)]
-"""A setting that holds a choice tree, in any form `ChoiceTree.parse` reads; kept as candidates."""
+"""A setting that holds a choice tree, in any form that `ChoiceTree.parse` reads."""
 
 
-def _order(path: Path) -> tuple[int, Path]:
+def _sort_key(path: Path) -> tuple[int, Path]:
     return len(path), path
 
 
+def check_length(text: str) -> None:
+    """Raises TreeError: a tree's text is too long to be parsed."""
+    if len(text) > MAX_CHARS:
+        raise TreeError(f"Choice tree text has {len(text)} characters; {MAX_CHARS} are allowed.")
+
+
 def _check_size(paths: Iterable[Path]) -> None:
-    """TreeError if paths make too many nodes, their prefixes included; found in as many looks."""
+    """Raises TreeError: too many nodes, prefixes of paths included; stops at the limit."""
     node_of: dict[tuple[int, int], int] = {}
     for path in paths:
         at = 0
@@ -170,15 +186,12 @@ _RANK = Annotated[int, Field(strict=True, ge=0)]
 _PATHS = TypeAdapter(list[Annotated[tuple[_RANK, ...], Field(min_length=1)]])
 
 
-def _listed(value: object) -> list[Path]:
-    """Paths of ranks as a person gave them, in any form."""
+def _parse_paths(value: object) -> list[Path]:
+    """Paths of ranks, from any form that a user may write."""
     if isinstance(value, ChoiceTree):
         return list(value.paths)
     if isinstance(value, str):
-        if len(value) > MAX_CHARACTERS:
-            raise TreeError(
-                f"Choice tree text has {len(value)} characters; {MAX_CHARACTERS} are allowed."
-            )
+        check_length(value)
         try:
             value = ast.literal_eval(value.strip())
         except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
@@ -219,7 +232,7 @@ class TreeShape:
                 )
             depths.append(depths[parent] + 1 if node else 0)
         self.max_depth = max(depths)
-        # A controller draws up many shapes that no forward ever sees: the rest is made when wanted.
+        # The controller makes many shapes that no forward uses: the rest is computed on demand.
         self._depths = depths
         self._on_device: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
 
@@ -280,20 +293,20 @@ class TreeShape:
     def keep(self, nodes: Sequence[int]) -> TreeShape:
         """The tree of these nodes only: ascending, root and every parent among them."""
         if nodes == range(len(nodes)):
-            return self._first(len(nodes))
+            return self if len(nodes) == len(self) else self._prefix(len(nodes))
         renumbered = {old: new for new, old in enumerate(nodes)}
         return TreeShape([-1, *(renumbered[self.parents[i]] for i in nodes[1:])])
 
-    @functools.lru_cache(maxsize=512)  # noqa: B019 - few shapes are cut, again and again
-    def _first(self, count: int) -> TreeShape:
+    @functools.lru_cache(maxsize=512)  # noqa: B019 - few shapes, cut again and again
+    def _prefix(self, count: int) -> TreeShape:
         return TreeShape(self.parents[:count])
 
 
 def upload(values: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A small tensor on the device, without waiting for what the device has still to do.
+    """Copy a small host tensor to the device without waiting for the work queued there.
 
     Args:
-        values: on the host; not to be changed afterwards.
+        values: must not be changed afterwards.
     """
     if device.type == "cpu":
         return values
@@ -302,17 +315,14 @@ def upload(values: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 @functools.lru_cache(maxsize=512)
 def _shape_of(paths: tuple[Path, ...]) -> TreeShape:
-    node_of: dict[Path, int] = {(): 0}
-    for node, path in enumerate(paths, start=1):
-        node_of[path] = node
-    return TreeShape([-1, *(node_of[path[:-1]] for path in paths)])
+    return merge_prefixes(paths)[1]  # sorted paths: path i adds node i + 1
 
 
 def merge_prefixes(beams: Sequence[Sequence[int]]) -> tuple[list[int], TreeShape, list[list[int]]]:
     """Merge token sequences that share prefixes into one tree under a common root.
 
-    Walks the beams in order and adds a node only where the prefix is new, so siblings always
-    carry different tokens (what tree verification needs).
+    Beams are added in order, with a node only where the prefix is new, so that siblings always have
+    different tokens, as tree verification requires.
 
     Returns:
         tokens of nodes 1 … n-1, the shape (root included), and per beam the node of each token.
@@ -325,14 +335,13 @@ def merge_prefixes(beams: Sequence[Sequence[int]]) -> tuple[list[int], TreeShape
     node_of: dict[tuple[int, int], int] = {}
     nodes: list[list[int]] = []
     for beam in beams:
-        at = 0
-        walked: list[int] = []
+        node = 0
+        nodes.append([])
         for token in beam:
-            if (at, token) not in node_of:
-                node_of[at, token] = len(parents)
-                parents.append(at)
+            if (node, token) not in node_of:
+                node_of[node, token] = len(parents)
+                parents.append(node)
                 tokens.append(token)
-            at = node_of[at, token]
-            walked.append(at)
-        nodes.append(walked)
+            node = node_of[node, token]
+            nodes[-1].append(node)
     return tokens, TreeShape(parents), nodes

@@ -21,7 +21,7 @@ from engine import formats
 from engine.config import Settings
 from engine.drafters import parse_method
 from engine.drafters.method import MethodConfig
-from engine.errors import ConfigError, SourceError
+from engine.errors import ConfigError, SourceError, one_of
 from engine.interop import ENGINES, export_method, find_engine, import_config
 from engine.interop.export_files import Export, ImportedMethod
 from engine.model.sources import TargetSpec
@@ -33,14 +33,13 @@ from storage import PLAIN, RunLog, RunQuery, RunSummary
 
 LOAD_GGUF = ("llamacpp", "ollama")
 RECENT = 40
-"""Runs in the menu; a link opens any other."""
+"""Runs in the menu; links open any run."""
 BLOCK_LEN = 15
-"""Draft length of methods without a default: DFlash's usual block."""
-MAX_SHOWN_CHARS = 200
+"""Draft length of methods without a default: the usual block length of DFlash."""
 QUANTIZATION = re.compile(r"[.-](i?q[1-8]|f16|bf16|f32|mxfp4|tq[12])[a-z0-9_]*$", re.IGNORECASE)
-"""How the name of a GGUF file ends, e.g. -q4_k_m, .IQ4_XS."""
+"""The quantization at the end of a GGUF file's name, e.g. -q4_k_m, .IQ4_XS."""
 WHOLE = "whole"
-"""The part of a combination that is all of it."""
+"""Name of the part that is the whole combination."""
 Resolve = Callable[[str], TargetSpec]
 
 
@@ -50,7 +49,7 @@ class ExportSource:
 
     Attributes:
         target: name of the target: preset, path or hub id.
-        mat, tok_s: as measured by the run; None for a method of the menu.
+        mat, tok_s: of the exported run; None for a method of the menu.
     """
 
     config: MethodConfig
@@ -64,15 +63,12 @@ class ExportSource:
 
         Raises ConfigError: it is no combination, or has no such part.
         """
-        within = self.config.within()
+        within = self.config.nested()
         if name == WHOLE:
             return self
-        if name not in within:
-            raise ConfigError(
-                f"part must be one of {', '.join((WHOLE, *within))}, got {name!r:.40}. "
-                "A combination's methods can be exported one at a time."
-            )
-        return ExportSource(within[name], self.target, f"{within[name].title} alone")
+        advice = "A combination's methods can be exported one at a time."
+        part = within[one_of("part", name, (WHOLE, *within), advice)]
+        return ExportSource(part, self.target, f"{part.title} alone")
 
 
 class ExportForm(Settings):
@@ -124,7 +120,7 @@ class ExportForm(Settings):
         return shlex.join(words)
 
     def filled(self, log: RunLog, catalog: Catalog) -> ExportForm:
-        """A copy whose empty fields have the fastest run, a target and a method that fits it."""
+        """A copy with empty fields filled: the fastest run, a target, a method for it."""
         runs = offered_runs(log) if self.kind == "run" and not self.run else []
         targets = [key for _, key in catalog.target_choices()]
         target = self.target if self.target in targets else targets[0]
@@ -150,13 +146,13 @@ class ExportForm(Settings):
 
 @dataclass(frozen=True, slots=True)
 class Exports:
-    """A form with every choice made, and what each engine makes of its method.
+    """A completed form, and the export of its method to each engine.
 
     Attributes:
-        parts: what of a combination can be exported, with its speedup where it was measured here;
+        parts: titles and names of the parts of a combination, with the speedups measured here;
             empty for a single method.
-        chosen: whether the part was chosen here, because no engine takes the whole.
-        gguf: `gguf_warning`, which most engines give.
+        chosen: whether the part was chosen automatically, because no engine runs the whole.
+        gguf: `gguf_warning`, which most engines share.
     """
 
     form: ExportForm
@@ -172,7 +168,7 @@ class Exports:
 
 
 def exports_of(form: ExportForm, log: RunLog, catalog: Catalog) -> Exports:
-    """The exports of a form; of a combination that no engine takes, those of the part one takes.
+    """The exports of a form. Of a combination that no engine runs, a part that one runs is taken.
 
     Raises ConfigError: no such run, method, target, part, engine or version.
     """
@@ -182,22 +178,19 @@ def exports_of(form: ExportForm, log: RunLog, catalog: Catalog) -> Exports:
     if form.engine:
         find_engine(form.engine)
     whole = form.source(log, catalog)
-    within = whole.config.within()
+    within = whole.config.nested()
 
-    def of(name: str) -> tuple[ExportSource, tuple[Export, ...]]:
+    def exports_of_part(name: str) -> tuple[ExportSource, tuple[Export, ...]]:
         source = whole.part(name)
         return source, tuple(
             export_source(source, one, form.version * (one == form.engine), catalog.resolve)
             for one in ENGINES
         )
 
-    names, chosen = (WHOLE, *within), False
-    name = form.part or WHOLE
-    source, engines = of(name)
-    if not form.part and within and all(one.refusal for one in engines):
-        taken = (n for n in within if not all(one.refusal for one in of(n)[1]))
-        name, chosen = next(taken, WHOLE), True
-        source, engines = of(name)
+    names = (WHOLE, *within)
+    supported = (n for n in names if not all(one.refusal for one in exports_of_part(n)[1]))
+    name = form.part or next(supported, WHOLE)
+    source, engines = exports_of_part(name)
     takers = [one.engine for one in engines if not one.refusal]
     engine = form.engine or next(iter([*takers, *ENGINES]))
     titles = {WHOLE: "Both together", **{n: f"{one.title} alone" for n, one in within.items()}}
@@ -208,7 +201,8 @@ def exports_of(form: ExportForm, log: RunLog, catalog: Catalog) -> Exports:
     )
     filled = form.replace(part=name if within else "", engine=engine)
     gguf = gguf_warning(source, catalog.resolve)
-    return Exports(filled, source, engines, parts, chosen and name != WHOLE, gguf)
+    chosen = not form.part and name != WHOLE
+    return Exports(filled, source, engines, parts, chosen, gguf)
 
 
 def _with_gain(title: str, speedup: float | None) -> str:
@@ -216,14 +210,13 @@ def _with_gain(title: str, speedup: float | None) -> str:
 
 
 def _measured_here(log: RunLog, target: str) -> dict[str, float]:
-    """Speedups of the configurations, as JSON, that experiments on a target have measured."""
+    """Speedups measured by experiments on a target, by configuration as JSON."""
     gains: dict[str, float] = {}
     for one in log.experiments.setups():
-        speedup = trusted_speedup(one.counts) if one.example.target == target else None
-        detail = log.get(one.example.id) if speedup else None
-        if speedup and detail:
+        speedup = trusted_speedup(one.counts)
+        if speedup and one.example.target == target:
             with suppress(ConfigError):
-                gains[parse_method(detail.method).model_dump_json()] = speedup
+                gains[parse_method(one.example.method).model_dump_json()] = speedup
     return gains
 
 
@@ -266,7 +259,7 @@ def export_source(
     version: str | None = None,
     resolve: Resolve = presets.resolve,
 ) -> Export:
-    """The files of an engine for the method, or why it refuses it.
+    """An engine's files for the method, or why it cannot run it.
 
     Raises ConfigError: no such engine, or an unknown version.
     """
@@ -336,7 +329,7 @@ def _loadable(spec: TargetSpec) -> str:
 
 
 def _original_weights(gguf: str) -> str:
-    """A placeholder for the weights that a GGUF file was made of.
+    """A placeholder for the original weights of a GGUF file.
 
     Example: models/qwen2.5-0.5b-instruct-q4_k_m.gguf: ORIGINAL_WEIGHTS/qwen2.5-0.5b-instruct.
     """
@@ -345,7 +338,7 @@ def _original_weights(gguf: str) -> str:
 
 
 def _is_recurrent(spec: TargetSpec) -> bool:
-    """According to its preset, or to its config if that is on this machine; no download."""
+    """Whether its preset, or its config if on this machine, says so; without a download."""
     if spec.recurrent:
         return True
     file: object = None
@@ -355,9 +348,9 @@ def _is_recurrent(spec: TargetSpec) -> bool:
         file = str(Path(spec.path).expanduser() / "config.json")
     if not isinstance(file, str) or not Path(file).is_file():
         return False
-    from engine.model.facts import recurrent_by_config
+    from engine.model.facts import has_recurrent_layers
 
-    return recurrent_by_config(Path(file).parent)
+    return has_recurrent_layers(Path(file).parent)
 
 
 def _target_notes(spec: TargetSpec | None, target: str) -> tuple[str, ...]:
@@ -380,7 +373,7 @@ def _target_notes(spec: TargetSpec | None, target: str) -> tuple[str, ...]:
 
 
 def gguf_warning(source: ExportSource, resolve: Resolve) -> str:
-    """What GGUF weights mean for engines that load none; empty without such weights."""
+    """A warning for engines that cannot load GGUF files; empty without such weights."""
     models = {"target": source.target, "drafter": getattr(source.config, "speculative_model", None)}
     roles = [role for role, name in models.items() if name and _is_gguf(name, resolve)]
     if not roles:
@@ -428,18 +421,6 @@ def use(
             "Generate page first."
         )
     return name, key, config.changed
-
-
-def changed_settings(config: MethodConfig) -> dict[str, str]:
-    """Settings that differ from the defaults, shortened to a line."""
-    return {name: _short(value) for name, value in config.changed_flat.items()}
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, list) and len(value) > 6:
-        return f"{len(value)} nodes" if isinstance(value[0], list) else f"{len(value)} values"
-    text = str(value)
-    return text if len(text) <= MAX_SHOWN_CHARS else text[: MAX_SHOWN_CHARS - 1] + "…"
 
 
 def method_yaml(config: MethodConfig, engine: str) -> str:

@@ -1,4 +1,4 @@
-"""Where exceptions become sentences, for the page and for the command line."""
+"""Turns exceptions into sentences, for the page and for the command line."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from engine.safe_text import disk_is_full, unwritable
 from storage import StorageError
 
 Result = TypeVar("Result")
-CALLS = str(Path(__file__).parents[1] / "engine" / "drafters" / "user_provided.py")
-"""Where drafters of a user's own are called."""
-MOST_FRAMES = 6
-"""Of a traceback, the innermost."""
+DRAFTER_FILE = str(Path(__file__).parents[1] / "engine" / "drafters" / "user_provided.py")
+"""The module that calls users' own drafters."""
+MAX_FRAMES = 6
+"""Innermost frames of a traceback that are shown."""
 logger = logging.getLogger(__name__)
 
 
@@ -37,37 +37,36 @@ class Fault:
 
 
 def attempt(work: Callable[[], Result], *, where: str) -> Result | Fault:
-    """What `work` returns, or the fault that stopped it.
+    """The result of `work`, or the fault that stopped it.
 
-    Our own errors are written for the user and pass through as they are. Anything else is a bug:
-    it is logged with its traceback, and the page learns under which name to look for it. A
-    full disk is no bug.
+    Messages of the playground's own errors are shown unchanged. Any other error except a full disk
+    is a bug: it is logged with its traceback, and the message says under which name.
     """
     try:
         return work()
-    except BaseException as error:  # a library may panic, a drafter of one's own call exit
+    except BaseException as error:  # a library may panic, a user's drafter may call exit
         if isinstance(error, KeyboardInterrupt) and current_thread() is main_thread():
             raise
         return fault_of(error, where=where)
 
 
 async def attempt_aside(work: Callable[[], Result], *, where: str) -> Result | Fault:
-    """The same on a thread of its own: whoever shares this event loop does not wait for `work`."""
+    """`attempt` on a thread of its own, so that `work` does not block the event loop."""
     return await run_sync(partial(attempt, work, where=where))
 
 
 def _in_users_code(error: BaseException) -> str:
-    """The traceback of an error that a user's own drafter raised, from its call on; else empty."""
+    """The traceback of an error in a user's own drafter, from its call on; empty for others."""
     frames = traceback.extract_tb(error.__traceback__)
-    call = next((i for i, f in reversed([*enumerate(frames)]) if f.filename == CALLS), None)
+    call = next((i for i, f in reversed([*enumerate(frames)]) if f.filename == DRAFTER_FILE), None)
     if call is None or call + 1 == len(frames):
         return ""
-    theirs = traceback.format_list(frames[call + 1 :][-MOST_FRAMES:])
+    theirs = traceback.format_list(frames[call + 1 :][-MAX_FRAMES:])
     return "".join([*theirs, *traceback.format_exception_only(error)]).rstrip()
 
 
 def fault_of(error: BaseException, *, where: str) -> Fault:
-    """An exception as the user is told of it."""
+    """The fault to show for an exception."""
     if isinstance(error, PlaygroundError | StorageError):
         return Fault(str(error), expected=True)
     if disk_is_full(error):

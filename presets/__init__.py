@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,38 +17,38 @@ from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from engine.model.sources import Shipped, TargetSpec
 from engine.training.corpus.dialogues import DialogueTemplates
-from presets.choice_trees import TreePreset, tree_preset
+from presets.choice_trees import TreePreset
 from presets.reading import read_yaml
 
-if TYPE_CHECKING:  # menus need no torch
+if TYPE_CHECKING:  # menus are made without importing torch
     from engine.tuning.experience import Prior
 
 FOLDER = Path(__file__).parent
 
 
 class MethodPreset(Settings):
-    """A tuned method under a name."""
+    """A named method with tuned settings."""
 
     name: str
     title: str
     description: str = ""
     target: str | None = Field(None, description="target preset it belongs to; None = any")
     untrained: bool = Field(
-        False, description="its weights were never trained for it: it shows how the method works"
+        False, description="its weights are untrained: it only shows how the method works"
     )
     first: bool = Field(
-        False, description="pickers start with it: of those for its target it was the fastest"
+        False, description="preselected in pickers: the fastest measured for its target"
     )
     config: MethodConfig
 
 
 class Prompt(Settings):
-    """One question: a conversation's user turns, or a text to continue."""
+    """The user's turns of a conversation, or a text to continue."""
 
     category: str
     turns: tuple[str, ...] = Field(strict=False, min_length=1)
-    raw: bool = Field(False, description="continue the text as it is, without a chat template")
-    id: str = Field("", description="its name within the suite; empty = its place, from 1")
+    raw: bool = Field(False, description="continue the text itself, without a chat template")
+    id: str = Field("", description="its name within the suite; empty = its number, from 1")
     history: tuple[dict[str, str], ...] = Field(
         (), strict=False, description="messages before the first turn, e.g. a system prompt"
     )
@@ -81,7 +82,7 @@ def methods() -> dict[str, MethodPreset]:
 
 @functools.cache
 def priors() -> tuple[Prior, ...]:
-    """How often the shipped drafters' tokens are accepted; `scripts/fit_priors` measures it."""
+    """Acceptance of the shipped drafters' tokens, as measured by `scripts/fit_priors`."""
     from engine.tuning.experience import Prior
 
     values = json.loads((FOLDER / "priors.json").read_text())
@@ -91,31 +92,31 @@ def priors() -> tuple[Prior, ...]:
 @functools.cache
 def trees() -> dict[str, TreePreset]:
     """Choice tree presets by name, smallest tree first."""
-    found = [tree_preset(values, where=where) for where, values in _read_all("trees")]
-    found.sort(key=lambda preset: (len(preset.candidates), preset.name))
-    return {preset.name: preset for preset in found}
+    presets = [TreePreset.parse(values, where=where) for where, values in _read_all("trees")]
+    presets.sort(key=lambda preset: (len(preset.candidates), preset.name))
+    return {preset.name: preset for preset in presets}
 
 
 @functools.cache
 def suites() -> dict[str, PromptSuite]:
     """Prompt suites by name: single files, and folders with one file per category."""
-    found = [PromptSuite.parse(values, where=where) for where, values in _read_all("prompts")]
+    loaded = [PromptSuite.parse(values, where=where) for where, values in _read_all("prompts")]
     folders = sorted(file.parent for file in (FOLDER / "prompts").glob("*/suite.yaml"))
-    found += [read_suite_folder(folder) for folder in folders]
-    return {suite.name: suite for suite in found}
+    loaded += [read_suite_folder(folder) for folder in folders]
+    return {suite.name: suite for suite in loaded}
 
 
 @functools.cache
 def dialogues() -> DialogueTemplates:
-    """What self-made training dialogues are written from."""
+    """Templates of generated training dialogues."""
     values = read_yaml(FOLDER / "dialogues.yaml")
     return DialogueTemplates.parse(values, where="presets/dialogues.yaml")
 
 
 def read_suite_folder(folder: Path) -> PromptSuite:
-    """A suite whose head is `suite.yaml` and whose prompts are `CATEGORY.yaml` files beside it.
+    """A suite from `suite.yaml` and a `CATEGORY.yaml` file of prompts per category.
 
-    A category's file is a list: a text is a prompt of one turn, a list is one of several turns, a
+    A category's file is a list: a string is a prompt of one turn, a list one of several turns, a
     mapping has `turns` and other fields of `Prompt`.
 
     Raises ConfigError: naming file, key and value.
@@ -140,13 +141,14 @@ def _prompt_of(item: Any, category: str, number: int) -> dict[str, Any]:
 
 
 def is_trained(method: Mapping[str, Any]) -> bool:
-    """Whether a method's settings name weights that were trained for it, so far as is known."""
+    """Whether a method's settings name weights that are not known to be untrained."""
     names = "decoding_type", "speculative_model"
-    own = [method.get(name) for name in names]
-    untrained = (preset.config for preset in methods().values() if preset.untrained)
-    if any(is_trained(one) for one in method.values() if isinstance(one, Mapping)):
+    settings = [method.get(name) for name in names]
+    configs = (preset.config for preset in methods().values() if preset.untrained)
+    untrained = [[getattr(config, name, None) for name in names] for config in configs]
+    if any(is_trained(part) for part in method.values() if isinstance(part, Mapping)):
         return True
-    return bool(own[1]) and own not in ([getattr(one, n, None) for n in names] for one in untrained)
+    return bool(settings[1]) and settings not in untrained
 
 
 def resolve(name: str) -> TargetSpec:
@@ -159,22 +161,31 @@ def resolve(name: str) -> TargetSpec:
     spec = TargetSpec.of_path_or_hub(name)
     if spec.path is None:
         return spec
-    from engine.model.facts import titled  # a second of importing
+    from engine.model.facts import with_gguf_title  # a second of importing
 
-    return titled(spec)
+    return with_gguf_title(spec)
 
 
 def same_model(spec: TargetSpec) -> set[str]:
-    """A target's name and those of the presets of its model: by hub id, or by its GGUF's name."""
+    """A target's name, and the presets of the same model by hub id or GGUF name."""
     return {spec.name} | {
         name
         for name, preset in targets().items()
-        if (spec.hub and preset.hub == spec.hub) or (spec.path and spec.title in preset.gguf_names)
+        if (spec.hub and preset.hub == spec.hub) or (spec.path and _has_title_of(spec, preset))
     }
 
 
+def _has_title_of(spec: TargetSpec, preset: TargetSpec) -> bool:
+    """Whether a file's title, without the file name in brackets, is the preset's."""
+    title, *names = (
+        re.sub(r"[\W_]+", "", text).lower()
+        for text in (spec.title.split(" (")[0], *preset.gguf_names)
+    )
+    return title in names
+
+
 def locate(name: str, kind: Shipped = "drafters") -> str:
-    """The folder of a shipped drafter or corpus by its name; any other path or hub id as it is."""
+    """The folder of a shipped drafter or corpus; any other path or hub id unchanged."""
     if name and Path(name).name == name and (FOLDER / kind / name).is_dir():
         return str(FOLDER / kind / name)
     return name

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import yaml
 from pydantic import Field, field_validator
 
@@ -13,30 +10,18 @@ from engine.drafters import methods
 from engine.tree import ChoicePaths, ChoiceTree
 
 
-class Measured(Settings):
-    target: str
-    dtype: str = ""
-    drafter: str = Field("", description="weights of the drafter")
-    texts: int = Field(ge=1, description="texts that it was fitted to")
-    positions: int = Field(ge=1, description="positions in these texts")
-    mat: float = Field(ge=1.0, description="replayed MAT over these texts")
-    prompts: str = Field("", description="what was asked, e.g. a suite's name")
-    held_out_mat: float | None = Field(
-        None, ge=1.0, description="replayed MAT over texts that the tree was not fitted to"
-    )
-    held_out_texts: int | None = Field(None, ge=1, description="how many those are")
-
-
 class TreePreset(Settings):
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$")
     title: str
     description: str = ""
     methods: tuple[str, ...] = Field(
-        strict=False, min_length=1, description="decoding types that it is meant for"
+        strict=False, min_length=1, description="decoding types that it is for"
     )
     candidates: ChoicePaths
-    source: str = Field("", description="where it was published, or how it was made")
-    measured: Measured | None = None
+    source: str = Field("", description="where it was published, or how it was fitted")
+    measured: dict[str, str | int | float] | None = Field(
+        None, description="of a fitted tree: target, drafter, texts, and the MAT over them"
+    )
 
     @field_validator("methods")
     @classmethod
@@ -51,19 +36,8 @@ class TreePreset(Settings):
         return ChoiceTree(self.candidates)
 
 
-def tree_preset(values: Mapping[str, Any], *, where: str) -> TreePreset:
-    """A tree preset from plain data.
-
-    Raises ConfigError: naming file, key and value.
-    """
-    given = dict(values) if isinstance(values, Mapping) else {}
-    if isinstance(given.get("measured"), Mapping):
-        given["measured"] = Measured.parse(given["measured"], where=where)
-    return TreePreset.parse(given, where=where)
-
-
 def tree_yaml(preset: TreePreset) -> str:
-    """The file of a preset: settings one per line, one line of candidates per depth."""
+    """A preset as YAML, with one candidate path per line."""
     values = preset.model_dump(mode="json", exclude_none=True, exclude={"candidates"})
     head = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=100)
     lines = [head.rstrip("\n"), "candidates:"]

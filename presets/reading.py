@@ -1,29 +1,25 @@
-"""YAML as plain data: what JSON can say, bounded before it is built.
+"""Reads YAML as plain data of JSON's types, with limits checked before it is built.
 
-libyaml, which splits the text, is as fast as it is trusting: its own composer recurses until the
-process dies. Here the nodes are put together in Python, counted, and no deeper than JSON's.
+libyaml is fast but unsafe: its composer recurses until the process dies. So its events are counted
+first, and may nest no deeper than JSON's.
 """
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import yaml
-from yaml.composer import Composer
 from yaml.constructor import ConstructorError, SafeConstructor
-from yaml.parser import Parser
-from yaml.reader import Reader
 from yaml.resolver import Resolver
-from yaml.scanner import Scanner
 
 from engine.errors import ConfigError
 from engine.safe_text import MAX_DEPTH, MAX_DIGITS, as_text, read_text
 
 MAX_CHARS = 4 << 20
 MAX_NODES = 100_000
-"""Texts, lists and mappings; one that is named with `*` counts at every place."""
+"""Scalars, lists and mappings; the target of an alias counts at every occurrence."""
 _TAG = "tag:yaml.org,2002:"
 _IMPLICIT = ("null", "bool", "int", "float", "merge")
 _EXPONENT = re.compile(r"[-+]?\d+(?:\.\d*)?[eE][-+]?\d+\Z")
@@ -43,7 +39,9 @@ def parse_yaml(text: str, *, where: str) -> Any:
     Raises ConfigError: malformed; names the place and the line.
     """
     try:
-        return yaml.load(as_text(text, what=where, most=MAX_CHARS), Loader=_Loader)
+        text = as_text(text, what=where, most=MAX_CHARS)
+        _check_size(text)
+        return yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark is not None else ""
@@ -51,20 +49,39 @@ def parse_yaml(text: str, *, where: str) -> Any:
         raise ConfigError(f"{where}{line} is not valid YAML: {problem:.200}.") from error
 
 
-class _Python(Reader, Scanner, Parser):
-    """The text's events where PyYAML has no libyaml; a sixth as fast."""
-
-    def __init__(self, stream: str) -> None:
-        Reader.__init__(self, stream)
-        Scanner.__init__(self)
-        Parser.__init__(self)
+_BASE: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""PyYAML's own loader, six times slower, where it has no libyaml."""
 
 
-_Events: Any = getattr(getattr(yaml, "cyaml", None), "CParser", _Python)
+def _check_size(text: str) -> None:
+    """Raises ConstructorError: the text nests too deeply, has too many values or a bad alias."""
+    num_nodes, sizes = 0, dict[str, int]()
+    unclosed: list[tuple[str | None, int]] = []
+    for event in yaml.parse(text, Loader=_BASE):
+        if isinstance(event, yaml.AliasEvent):
+            name = str(event.anchor)
+            if name not in sizes:
+                _refuse(f"*{name[:40]} names nothing that is closed before it", event)
+            num_nodes += sizes[name]
+        elif isinstance(event, yaml.NodeEvent):
+            unclosed.append((event.anchor, num_nodes))
+            num_nodes += 1
+        if num_nodes > MAX_NODES:
+            _refuse(f"it has more than {MAX_NODES} values", event)
+        if len(unclosed) > MAX_DEPTH:
+            _refuse(f"it nests deeper than {MAX_DEPTH}", event)
+        if isinstance(event, yaml.ScalarEvent | yaml.CollectionEndEvent):
+            anchor, before = unclosed.pop()
+            if anchor:
+                sizes[anchor] = num_nodes - before
 
 
-class _Loader(Composer, _Events, SafeConstructor, Resolver):  # type: ignore[misc]
-    """Nodes in Python from libyaml's events; dates stay text, and `1e-3` is a number."""
+def _refuse(problem: str, at: Any) -> NoReturn:
+    raise ConstructorError(None, None, problem, at.start_mark)
+
+
+class _Loader(_BASE):  # type: ignore[misc]
+    """Reads dates as text, and `1e-3` as a number."""
 
     yaml_constructors = {
         tag: construct
@@ -76,50 +93,17 @@ class _Loader(Composer, _Events, SafeConstructor, Resolver):  # type: ignore[mis
         for sign, known in Resolver.yaml_implicit_resolvers.items()
     }
 
-    def __init__(self, stream: str) -> None:
-        _Events.__init__(self, stream)
-        Composer.__init__(self)
-        SafeConstructor.__init__(self)
-        Resolver.__init__(self)
-        self._depth = self._num_nodes = 0
-        self._sizes: dict[str, int] = {}
-        """Nodes under every name that is given and closed."""
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        event = self.peek_event()
-        name = event.anchor
-        if isinstance(event, yaml.AliasEvent):
-            if name not in self._sizes:
-                self._refuse(f"*{name[:40]} names nothing that is closed before it", event)
-            self._num_nodes += self._sizes[name]
-        before = self._num_nodes
-        self._num_nodes += 1
-        self._depth += 1
-        if self._depth > MAX_DEPTH:
-            self._refuse(f"it nests deeper than {MAX_DEPTH}", event)
-        if self._num_nodes > MAX_NODES:
-            self._refuse(f"it has more than {MAX_NODES} values", event)
-        node = super().compose_node(parent, index)
-        self._depth -= 1
-        if name and not isinstance(event, yaml.AliasEvent):
-            self._sizes[name] = self._num_nodes - before
-        return node
-
     def number(self, node: yaml.ScalarNode) -> Any:
-        """An integer, a float or a truth value."""
+        """An integer, a float or a boolean."""
         kind = node.tag.rpartition(":")[2]
         build = getattr(SafeConstructor, f"construct_yaml_{kind}")
         try:
             value = build(self, node)
-        except (ValueError, LookupError, OverflowError):  # PyYAML lets Python's own errors out
-            self._refuse(f"{node.value[:40]!r} is not {kind}", node)
+        except (ValueError, LookupError, OverflowError):  # PyYAML does not catch Python's errors
+            _refuse(f"{node.value[:40]!r} is not {kind}", node)
         if isinstance(value, int) and abs(value) >= 10**MAX_DIGITS:
-            self._refuse(f"an integer has at most {MAX_DIGITS} digits", node)
+            _refuse(f"an integer has at most {MAX_DIGITS} digits", node)
         return value
-
-    @staticmethod
-    def _refuse(problem: str, at: Any) -> Any:
-        raise ConstructorError(None, None, problem, at.start_mark)
 
 
 for _kind in ("int", "float", "bool"):

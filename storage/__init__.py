@@ -1,4 +1,4 @@
-"""The run log: every run with its step records, in SQLite or any database SQLAlchemy knows."""
+"""The run log: every run with its step records, in SQLite or PostgreSQL."""
 
 from storage.benchmarks import PLAIN as PLAIN
 from storage.filters import EQUAL as EQUAL
@@ -10,11 +10,10 @@ from storage.records import LABEL_PREFIX as LABEL_PREFIX
 from storage.records import Artifact as Artifact
 from storage.records import Benchmark as Benchmark
 from storage.records import BenchmarkHead as BenchmarkHead
-from storage.records import Circumstance as Circumstance
+from storage.records import ComparisonKey as ComparisonKey
 from storage.records import DecodeTotals as DecodeTotals
 from storage.records import ExperimentRow as ExperimentRow
 from storage.records import Figure as Figure
-from storage.records import FoldedPage as FoldedPage
 from storage.records import GroupKey as GroupKey
 from storage.records import LogWatcher as LogWatcher
 from storage.records import MeasuredSetup as MeasuredSetup
@@ -35,7 +34,6 @@ from storage.records import StoredRun as StoredRun
 from storage.records import UnknownArtifactError as UnknownArtifactError
 from storage.records import UnknownBenchmarkError as UnknownBenchmarkError
 from storage.records import UnknownRunError as UnknownRunError
-from storage.records import names_of as names_of
 from storage.schema import new_id as new_id
 from storage.writing import MAX_TAG_CHARS as MAX_TAG_CHARS
 from storage.writing import MAX_TAGS as MAX_TAGS

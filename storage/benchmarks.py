@@ -18,8 +18,8 @@ from storage.records import (
     Benchmark,
     BenchmarkHead,
     ExperimentRow,
-    FoldedPage,
     MeasuredSetup,
+    RunPage,
     RunQuery,
     RunSummary,
     SpeedupCounts,
@@ -30,9 +30,7 @@ from storage.records import (
 from storage.schema import IS_SWEEP, artifacts, benchmarks, digest, new_id, runs
 
 PLAIN = "Autoregressive"
-"""Decoding type that speedups divide by."""
-MAX_LIST = 1000
-MAX_KIND_CHARS = 64
+"""Decoding type of plain decoding, the baseline of every speedup."""
 
 
 class Benchmarks:
@@ -44,18 +42,17 @@ class Benchmarks:
         self.open_rows = owner.OpenRows(benchmarks)
 
     def begin(self, name: str, plan: Mapping[str, Any], *, benchmark_id: str | None = None) -> str:
-        """Write down a benchmark that is about to start; returns its id, a new one by default."""
+        """Add a benchmark that is about to start; returns its id, by default a new one."""
         benchmark_id = benchmark_id or new_id()
         new = benchmarks.insert().values(id=benchmark_id, owner=self._owner, name=name, plan=plan)
-        here = benchmarks.c.id == benchmark_id
-        with self.open_rows.unwritten() as over:
+        over = self.open_rows.unwritten
 
-            def write(connection: sa.Connection) -> None:
-                owner.interrupt(connection, benchmarks, over)
-                connection.execute(new)
+        def write(connection: sa.Connection) -> None:
+            owner.interrupt(connection, benchmarks, over)
+            connection.execute(new)
 
-            self._database.persist(write, lambda c: exists(c, here))
-        self.open_rows.begin(benchmark_id)
+        self._database.persist(write, lambda c: exists(c, benchmarks.c.id == benchmark_id))
+        self.open_rows.begin(benchmark_id, written=over)
         return benchmark_id
 
     def finish(
@@ -64,10 +61,9 @@ class Benchmarks:
         status: Literal["completed", "cancelled", "failed"],
         summary: Mapping[str, Any],
     ) -> None:
-        """The benchmark is over. If that cannot be written, the next `begin` interrupts it.
+        """Write how a benchmark ended. If that fails, the next `begin` marks it as interrupted.
 
-        Raises:
-            UnknownBenchmarkError: no such benchmark.
+        Raises UnknownBenchmarkError: no such benchmark.
         """
         values = {"status": status, "summary": summary, "finished_at": owner.now()}
 
@@ -79,7 +75,7 @@ class Benchmarks:
             self._database.persist(write)
 
     def resume(self, benchmark_id: str) -> Benchmark:
-        """Go on with a benchmark here: it is `running` again and belongs to this process.
+        """Resume a benchmark: it is `running` again and belongs to this process.
 
         Raises:
             UnknownBenchmarkError: no such benchmark.
@@ -112,23 +108,16 @@ class Benchmarks:
         return None if row is None else BenchmarkHead(**row._mapping)
 
     def list(self, limit: int = 50, *, sweeps: bool = False) -> tuple[BenchmarkHead, ...]:
-        """The newest benchmarks, or the newest sweeps, newest first.
-
-        Raises:
-            StorageError: limit out of range.
-        """
-        if not 1 <= limit <= MAX_LIST:
-            raise StorageError(f"limit must be in [1, {MAX_LIST}], got {limit}.")
+        """The newest benchmarks, or the newest sweeps, newest first."""
         newest = _HEADS.where(IS_SWEEP if sweeps else ~IS_SWEEP)
         newest = newest.order_by(benchmarks.c.created_at.desc(), benchmarks.c.id).limit(limit)
         with self._database.transaction(reading=True) as connection:
             return tuple(BenchmarkHead(**row._mapping) for row in connection.execute(newest))
 
     def delete(self, benchmark_id: str) -> None:
-        """Forget a benchmark; its runs stay.
+        """Delete a benchmark; its runs stay.
 
-        Raises:
-            UnknownBenchmarkError: no such benchmark.
+        Raises UnknownBenchmarkError: no such benchmark.
         """
         with self._database.transaction() as connection:
             _row(connection, benchmark_id)
@@ -147,7 +136,7 @@ def _of(benchmark_id: str) -> sa.Select[Any]:
 
 
 def _row(connection: sa.Connection, benchmark_id: str, *, claim: bool = False) -> sa.Row[Any]:
-    """Its row; with `claim` no other process claims it before this transaction ends."""
+    """A benchmark's row; `claim` locks it until this transaction ends."""
     query = _of(benchmark_id).with_for_update() if claim else _of(benchmark_id)
     row = connection.execute(query).one_or_none()
     if row is None:
@@ -186,26 +175,25 @@ class Artifacts:
         run_id: str | None = None,
         benchmark_id: str | None = None,
     ) -> str:
-        """Keep bytes under a kind and a key; returns the artifact's id.
+        """Store bytes under a kind and a key; returns the artifact's id.
 
-        One that belongs to no run and no benchmark replaces an older such one of the same kind
-        and key.
+        Replaces an older artifact of the same kind, key, run and benchmark.
 
-        Raises:
-            StorageError: the kind is empty or too long, or there is no such run or benchmark.
+        Raises StorageError: there is no such run or benchmark.
         """
-        if not 1 <= len(kind) <= MAX_KIND_CHARS:
-            raise StorageError(f"kind must have 1 to {MAX_KIND_CHARS} characters, got {kind!r}.")
-        artifact_id, key_digest = new_id(), digest(key)
-        new = artifacts.insert().values(id=artifact_id, kind=kind, key_digest=key_digest, key=key)
-        of = {"run_id": run_id, "benchmark_id": benchmark_id}
+        artifact_id = new_id()
+        place = {
+            "kind": kind,
+            "key_digest": digest(key),
+            "run_id": run_id,
+            "benchmark_id": benchmark_id,
+        }
+        new = artifacts.insert().values(id=artifact_id, key=key, meta=meta, payload=payload)
 
         def write(connection: sa.Connection) -> None:
-            if run_id is None and benchmark_id is None:
-                same = artifacts.c.kind == kind, artifacts.c.key_digest == key_digest
-                unowned = (artifacts.c[name].is_(None) for name in of)
-                connection.execute(artifacts.delete().where(*same, *unowned))
-            connection.execute(new.values(meta=meta, payload=payload, **of))
+            same = (artifacts.c[name] == value for name, value in place.items())
+            connection.execute(artifacts.delete().where(*same))
+            connection.execute(new.values(place))
 
         self._database.persist(write, lambda c: exists(c, artifacts.c.id == artifact_id))
         return artifact_id
@@ -218,7 +206,7 @@ class Artifacts:
         run_id: str | None = None,
         benchmark_id: str | None = None,
     ) -> tuple[Artifact, ...]:
-        """Those of a kind, newest first; None lets every key, run and benchmark through."""
+        """The artifacts of a kind, newest first; None matches any key, run or benchmark."""
         equal = {"kind": kind, "run_id": run_id, "benchmark_id": benchmark_id}
         if key is not None:
             equal["key_digest"] = digest(key)
@@ -232,8 +220,7 @@ class Artifacts:
     def payload(self, artifact_id: str) -> bytes:
         """Its bytes.
 
-        Raises:
-            UnknownArtifactError: no such artifact.
+        Raises UnknownArtifactError: no such artifact.
         """
         query = sa.select(artifacts.c.payload).where(artifacts.c.id == artifact_id)
         with self._database.transaction(reading=True) as connection:
@@ -242,16 +229,11 @@ class Artifacts:
             raise UnknownArtifactError(f"No artifact {artifact_id!r:.80} is in the log.")
         return bytes(row.payload)
 
-    def delete(self, artifact_id: str) -> None:
-        """Remove it for good.
-
-        Raises:
-            UnknownArtifactError: no such artifact.
-        """
+    def forget(self, kind: str, key: Mapping[str, Any]) -> bool:
+        """Delete the artifacts of a kind and key; whether there were any."""
+        same = artifacts.c.kind == kind, artifacts.c.key_digest == digest(key)
         with self._database.transaction() as connection:
-            deleted = connection.execute(artifacts.delete().where(artifacts.c.id == artifact_id))
-            if deleted.rowcount == 0:
-                raise UnknownArtifactError(f"No artifact {artifact_id!r:.80} is in the log.")
+            return connection.execute(artifacts.delete().where(*same)).rowcount > 0
 
 
 # ---- experiments: the requests of each as one row
@@ -263,25 +245,24 @@ class Experiments:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def page(self, query: RunQuery) -> FoldedPage:
-        """One page in which the requests of an experiment that match are one row.
+    def page(self, query: RunQuery) -> RunPage[RunSummary | ExperimentRow]:
+        """One page in which the matching requests of an experiment form one row.
 
-        Its place is that of its request that the order puts first.
+        The row is placed like the experiment's first request in the order.
 
-        Raises:
-            StorageError: limit or offset out of range, or no such sort key.
+        Raises StorageError: limit or offset out of range, or no such sort key.
         """
         with self._database.transaction(reading=True) as connection:
             ids, total = folded_page_of(connection, query)
             runs_by_id = {run.id: run for run in read_summaries(connection, ids)}
             rows = _rows(connection, query, [run for run in runs_by_id.values() if run.experiment])
         page = tuple(rows.get(runs_by_id[i].experiment, runs_by_id[i]) for i in ids)
-        return FoldedPage(page, total)
+        return RunPage(page, total)
 
     def setups(self, limit: int = 20) -> tuple[MeasuredSetup, ...]:
         """The configurations that the newest experiments compared with plain decoding.
 
-        Of one that several of them measured, the newest counts.
+        If several experiments measured one, the newest counts.
         """
         with self._database.transaction(reading=True) as connection:
             newest = (
@@ -303,7 +284,7 @@ class Experiments:
 def _rows(
     connection: sa.Connection, query: RunQuery, heads: Sequence[RunSummary]
 ) -> dict[str | None, ExperimentRow]:
-    """The experiments of these runs, by key; only requests that match are counted."""
+    """The experiments of these runs, by key; only matching requests are counted."""
     keys = [str(run.experiment) for run in heads]
     ids = [key.partition(":")[2] for key in keys]
     named = sa.select(benchmarks.c.id, benchmarks.c.name).where(benchmarks.c.id.in_(ids))
@@ -331,8 +312,8 @@ def _setups(
     """The configurations of these experiments, with sums over their runs.
 
     Args:
-        counted: the runs that `num_runs`, `num_completed` and `newest_at` cover. The totals are
-            those of all `num_timed` runs that were completed and not deleted.
+        counted: the runs that `num_runs`, `num_completed` and `newest_at` cover. The totals cover
+            all `num_timed` runs that were completed and not deleted.
     """
     completed = sa.and_(counted, runs.c.status == "completed")
     keys = (runs.c.experiment, runs.c.benchmark_id, runs.c.decoding_type, runs.c.setup_id)
@@ -351,8 +332,8 @@ def _setups(
 def _pairs(setups: Sequence[sa.Row[Any]]) -> list[tuple[sa.Row[Any], SpeedupCounts]]:
     """The configurations of experiments that can be compared with plain decoding.
 
-    Sums of unequal requests are no comparison: a configuration counts that completed as many as
-    plain decoding did; in a sweep, those of its trial.
+    Sums over different requests cannot be compared: a configuration counts if it completed as many
+    requests as plain decoding; in a sweep, as many as plain decoding in its trial.
     """
     plain = {
         (row.experiment, row.benchmark_id): row for row in setups if row.decoding_type == PLAIN

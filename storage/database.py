@@ -1,4 +1,4 @@
-"""Opens the database: engine, migrations, transactions, retries while a server is away."""
+"""Opens the database: engine, migrations, transactions, retries while a server is unreachable."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from itertools import count
 from pathlib import Path
 from threading import Lock, RLock
 from typing import TypeVar
@@ -25,8 +26,8 @@ from storage.dialects import (
     in_memory,
     is_lost,
     prepare,
+    redacted,
     refuse_once_removed,
-    shown,
     timed_out,
 )
 from storage.records import OutOfReachError, SchemaError, StorageError
@@ -36,7 +37,7 @@ MIGRATIONS = Path(__file__).parent / "migrations"
 POSTGRESQL = "postgresql+psycopg"
 INSTALL = "Install it: pip install 'speculative-decoding-playground[postgres]'."
 PATIENCE_S = 120.0
-"""How long a write is retried while the server is away."""
+"""How long a write is retried while the server is unreachable."""
 RETRY_S = 0.5
 Result = TypeVar("Result")
 _MIGRATING = Lock()
@@ -50,10 +51,8 @@ class Database:
         self.url = _url(url)
         self.engine = _engine(self.url)
         self._lost_at: float | None = None
-        self._reach = Lock()
-        """Held where `_lost_at` is read and changed: all threads wait for one server."""
-        # The threads of an in-memory log share one connection, and so one transaction.
-        self._turn = RLock() if in_memory(self.url) else nullcontext()
+        # The threads of an in-memory log share one connection, and thus one transaction.
+        self._connection_lock = RLock() if in_memory(self.url) else nullcontext()
         with ExitStack() as undo:
             undo.callback(self.engine.dispose)
             self._migrate()
@@ -64,10 +63,9 @@ class Database:
         """A connection that commits at the end, rolls back on errors and translates the driver's.
 
         Args:
-            reading: promise not to write; readers do not queue for SQLite's write lock.
+            reading: read-only; readers do not wait for SQLite's write lock.
 
-        Raises:
-            StorageError: the database refused or is not readable.
+        Raises StorageError: the database refused the transaction, or cannot be read.
         """
         with self._connection() as connection:
             connection.execution_options(reading=reading)
@@ -76,7 +74,7 @@ class Database:
 
     @property
     def out_of_reach(self) -> bool:
-        """Whether something waits for a lost server to come back."""
+        """Whether a write waits for an unreachable server."""
         return self._lost_at is not None
 
     def persist(
@@ -84,53 +82,50 @@ class Database:
         write: Callable[[sa.Connection], object],
         written: Callable[[sa.Connection], bool] = lambda connection: False,
     ) -> None:
-        """Write in one transaction; a server that went away is waited for, and it is written again.
+        """Write in one transaction; retried while the server is unreachable.
 
         Args:
-            written: whether an earlier try arrived although its answer was lost; may be left out
-                where writing twice is writing once.
+            written: whether an earlier attempt was committed although its reply was lost; may be
+                omitted for idempotent writes.
 
         Raises:
-            OutOfReachError: it did not come back in time; then nobody waits for it any more, until
-                something could be written again.
+            OutOfReachError: the server did not come back in time. Until a write succeeds, further
+                calls do not wait.
             StorageError: the database refused.
         """
-        again = False
+        tries = count(1)
 
         def once() -> None:
-            nonlocal again
-            first, again = not again, True
             with self.transaction() as connection:
-                if first or not written(connection):
+                if next(tries) == 1 or not written(connection):
                     write(connection)
 
         self.wait_for(once)
 
     def wait_for(self, work: Callable[[], Result]) -> Result:
-        """Do work that may be done twice, again until a server that went away is back.
+        """Do idempotent work, and repeat it while the server is unreachable.
 
         Raises:
-            OutOfReachError: it did not come back in time; then nobody waits for it any more, until
-                something succeeded again.
+            OutOfReachError: the server did not come back in time. Until some work succeeds, further
+                calls do not wait.
         """
         while True:
             try:
                 result = work()
             except OutOfReachError:
-                with self._reach:
-                    self._lost_at = self._lost_at or time.monotonic()
-                    if time.monotonic() - self._lost_at > PATIENCE_S:
-                        raise
+                now = time.monotonic()
+                lost_at = self._lost_at = self._lost_at or now  # shared by all threads
+                if now - lost_at > PATIENCE_S:
+                    raise
             else:
-                with self._reach:
-                    self._lost_at = None
+                self._lost_at = None
                 return result
             time.sleep(RETRY_S)
 
     @contextmanager
     def _connection(self) -> Iterator[sa.Connection]:
         try:
-            with self._turn, self.engine.connect() as connection:
+            with self._connection_lock, self.engine.connect() as connection:
                 yield connection
         except (sa.exc.DBAPIError, sa.exc.TimeoutError) as error:
             raise self._error(error) from error
@@ -156,9 +151,9 @@ class Database:
         """Whether the database is empty.
 
         Raises:
-            SchemaError: it is no run log, or its schema is newer than this program or unreleased.
+            SchemaError: it is not a run log, or its schema is unreleased or newer than the program.
         """
-        where = shown(self.url)
+        where = redacted(self.url)
         current = MigrationContext.configure(connection).get_current_revision()
         if current is None and sa.inspect(connection).get_table_names():
             raise SchemaError(
@@ -177,7 +172,7 @@ class Database:
 
     def _error(self, error: sa.exc.SQLAlchemyError) -> StorageError:
         reason = next(iter(str(getattr(error, "orig", None) or error).strip().splitlines()), "")
-        where = f"The run log {shown(self.url)}"
+        where = f"The run log {redacted(self.url)}"
         if timed_out(error):
             return StorageError(f"{where} did not answer within {MAX_READING_S:g} s. Ask for less.")
         if is_lost(error):
@@ -203,15 +198,15 @@ def _url(url: str | None) -> sa.URL:
     if "://" not in url:
         return sa.URL.create("sqlite", database=str(Path(url).expanduser().absolute()))
     try:
-        made = sa.make_url(url)
+        parsed = sa.make_url(url)
     except (sa.exc.ArgumentError, ValueError) as error:  # never printed: it may hold a password
         raise StorageError(
             "--db is not a database URL. Write one such as sqlite:///runs.db or "
             "postgresql+psycopg://user@host/runs."
         ) from error
-    if made.drivername in ("postgres", "postgresql"):
-        return made.set(drivername=POSTGRESQL)
-    return made
+    if parsed.drivername in ("postgres", "postgresql"):
+        return parsed.set(drivername=POSTGRESQL)
+    return parsed
 
 
 def _engine(url: sa.URL) -> sa.Engine:
@@ -233,7 +228,7 @@ def _engine(url: sa.URL) -> sa.Engine:
 
 
 def _create_private(file: Path) -> None:
-    """Create the log and its folder readable by their owner only; existing ones are left alone."""
+    """Create the log and its folder, readable by their owner only, unless they exist."""
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with suppress(FileExistsError):
         os.close(os.open(file, os.O_CREAT | os.O_EXCL, 0o600))

@@ -18,18 +18,16 @@ from storage.records import StorageError
 BUSY_TIMEOUT_MS = 15_000
 MAX_READING_S = 10.0
 INSTRUCTIONS = 50_000
-"""SQLite's virtual-machine instructions between two looks at the clock: about a millisecond."""
+"""SQLite's virtual-machine instructions between two checks of the clock: about a millisecond."""
 LOST_AFTER_S = 30
-"""After this long without an answer a server counts as lost."""
-_REFUSED = re.compile("[\\x00\ud800-\udfff]|\\\\(?=u[0-9a-f]{4})")
-_REFUSED_NAME = re.compile("\\x00|\\\\(?=u[0-9a-f]{4})")
+"""A server that does not answer for this long counts as lost."""
 _ESCAPE = re.compile(r"\\u(?!d[89a-f])([0-9a-f]{4})")
 _PAIR = r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 _LONE = re.compile(rf"{_PAIR}|\\(u[dD][89a-fA-F][0-9a-fA-F]{{2}})|\\.")
 
 
 def readable(json_text: str) -> str:
-    """JSON whose texts have no lone surrogate: it is read as six characters.
+    """JSON without lone surrogates: each becomes its six-character escape.
 
     `"a\\ud800"` becomes `"a\\\\ud800"`.
     """
@@ -38,55 +36,45 @@ def readable(json_text: str) -> str:
     return _LONE.sub(lambda match: f"\\\\{match[1]}" if match[1] else match[0], json_text)
 
 
-class _ByCodePoint(sa.types.TypeDecorator[str]):
-    """Texts that PostgreSQL sorts as SQLite does, whatever the server's language; of any length."""
+class AnyText(sa.types.TypeDecorator[str]):
+    """Text with NULs or lone surrogates in it; those are stored as \\u and four digits.
+
+    A lone surrogate is read back as these six characters: no response or terminal can show it.
+    PostgreSQL sorts the text as SQLite does, whatever the server's locale.
+    """
 
     impl: Any = sa.Text
     cache_ok = True
+    refused = re.compile("[\\x00\ud800-\udfff]|\\\\(?=u[0-9a-f]{4})")
 
     def load_dialect_impl(self, dialect: sa.Dialect) -> Any:
         return sa.Text(collation="C") if dialect.name == "postgresql" else self.impl_instance
 
-
-class AnyText(_ByCodePoint):
-    """Text with NULs or lone surrogates in it; those are stored as \\u and four digits.
-
-    A lone surrogate is read as these six characters: no answer and no terminal can carry it.
-    """
-
-    cache_ok = True
-
     def process_bind_param(self, value: str | None, dialect: sa.Dialect) -> str | None:
-        return None if value is None else _escaped(_REFUSED, value)
+        if value is None:
+            return None
+        return self.refused.sub(lambda match: f"\\u{ord(match[0]):04x}", value)
 
     def process_result_value(self, value: Any, dialect: sa.Dialect) -> str | None:
-        return None if value is None else _unescaped(value)
+        return None if value is None else _ESCAPE.sub(lambda match: chr(int(match[1], 16)), value)
 
 
-class Name(_ByCodePoint):
+class Name(AnyText):
     """A short text that is filtered and sorted by; the NUL that PostgreSQL refuses is escaped."""
 
     impl = sa.String
     cache_ok = True
+    refused = re.compile("\\x00|\\\\(?=u[0-9a-f]{4})")
 
     def process_bind_param(self, value: str | None, dialect: sa.Dialect) -> str | None:
-        plain = value is None or dialect.name == "sqlite"
-        return value if plain else _escaped(_REFUSED_NAME, str(value))
+        return value if dialect.name == "sqlite" else super().process_bind_param(value, dialect)
 
     def process_result_value(self, value: Any, dialect: sa.Dialect) -> str | None:
-        return value if value is None or dialect.name == "sqlite" else _unescaped(value)
-
-
-def _escaped(refused: re.Pattern[str], value: str) -> str:
-    return refused.sub(lambda match: f"\\u{ord(match[0]):04x}", value)
-
-
-def _unescaped(value: str) -> str:
-    return _ESCAPE.sub(lambda match: chr(int(match[1], 16)), value)
+        return value if dialect.name == "sqlite" else super().process_result_value(value, dialect)
 
 
 class Real(sa.Float[float]):
-    """A float that may be NaN; SQLite alone turns NaN into NULL, so there it is the text "nan"."""
+    """A float that may be NaN, which SQLite would store as NULL: there it is the text "nan"."""
 
     def bind_processor(self, dialect: sa.Dialect) -> Callable[[Any], Any] | None:
         if dialect.name != "sqlite":
@@ -101,14 +89,14 @@ def in_memory(url: sa.URL) -> bool:
     return url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:")
 
 
-def shown(url: sa.URL) -> str:
+def redacted(url: sa.URL) -> str:
     """The URL without its passwords, for messages."""
     secret = [name for name in url.query if "password" in name]
     return url.difference_update_query(secret).render_as_string()
 
 
 def engine_options(url: sa.URL) -> dict[str, Any]:
-    """Options of `create_engine`; settings in the URL come first."""
+    """Options of `create_engine`; settings in the URL take precedence."""
     if in_memory(url):
         return {"poolclass": StaticPool, "connect_args": {"check_same_thread": False}}
     if url.get_backend_name() != "postgresql":
@@ -126,58 +114,53 @@ def engine_options(url: sa.URL) -> dict[str, Any]:
 
 
 def is_lost(error: sa.exc.SQLAlchemyError) -> bool:
-    """Whether a server went away or cannot be reached, rather than refused something."""
+    """Whether the server cannot be reached, rather than refused the statement."""
     if not isinstance(error, sa.exc.OperationalError):
         return isinstance(error, sa.exc.DBAPIError) and error.connection_invalidated
-    # What a server refuses carries its code; a file's errors have no such thing as a code.
+    # A server's refusals have an SQLSTATE code; SQLite's errors have no such attribute.
     code = getattr(error.orig, "sqlstate", "")
     return error.connection_invalidated or code is None or code.startswith(("08", "57P"))
 
 
 def timed_out(error: sa.exc.SQLAlchemyError) -> bool:
-    """Whether reading was cut off at its limit."""
+    """Whether a read exceeded its time limit."""
     orig = getattr(error, "orig", None)
     return str(orig) == "interrupted" or getattr(orig, "sqlstate", None) == "57014"
 
 
 def disk_is_full(error: sa.exc.SQLAlchemyError) -> bool:
-    """Whether there was no room to write."""
+    """Whether the disk is full."""
     orig = getattr(error, "orig", None)
     name = getattr(orig, "sqlite_errorname", "")
     return name == "SQLITE_FULL" or getattr(orig, "sqlstate", None) == "53100"
 
 
 def prepare(engine: sa.Engine) -> None:
-    """Set a database up: reading has a time limit and one view, writers wait for each other.
+    """Set a database up: reads have a time limit and a consistent snapshot, writers queue.
 
-    SQLite gets a write-ahead log, and transactions that queue for writing.
+    SQLite gets a write-ahead log, and transactions that wait for the write lock.
     """
-    hooks: dict[str, tuple[Callable[..., None], Callable[..., None]]] = {
-        "sqlite": (_prepare_sqlite, _begin_sqlite),
-        "postgresql": (_prepare_postgresql, _begin_postgresql),
-    }
-    if engine.dialect.name in hooks:
-        connect, begin = hooks[engine.dialect.name]
-        sa.event.listen(engine, "connect", connect)
-        sa.event.listen(engine, "begin", begin)
+    is_server = engine.dialect.name == "postgresql"
+    sa.event.listen(engine, "connect", _prepare_postgresql if is_server else _prepare_sqlite)
+    sa.event.listen(engine, "begin", _begin_postgresql if is_server else _begin_sqlite)
 
 
 def advisory_lock(connection: sa.Connection, name: str) -> None:
-    """Hold a lock until the transaction ends; SQLite's write lock does the same."""
+    """Hold a lock until the transaction ends; on SQLite, its write lock suffices."""
     if connection.dialect.name == "postgresql":
         key = sa.func.hashtext(f"speculative-decoding-playground {name}")
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(key)))
 
 
 def _prepare_postgresql(connection: Any, record: Any) -> None:
-    """No JIT, which takes longer than any query of ours, and a limit to waiting for locks."""
+    """No JIT, which takes longer than any of our queries, and a time limit on lock waits."""
     settings = {"jit": "off", "work_mem": "'32MB'", "lock_timeout": BUSY_TIMEOUT_MS}
     connection.execute("; ".join(f"SET {name} = {value}" for name, value in settings.items()))
     connection.commit()
 
 
 def _begin_postgresql(connection: sa.Connection) -> None:
-    """Readers see one moment, as SQLite's do."""
+    """Readers see a consistent snapshot, as on SQLite."""
     if connection.get_execution_options().get("reading"):
         connection.exec_driver_sql(
             "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY; "
@@ -186,8 +169,8 @@ def _begin_postgresql(connection: sa.Connection) -> None:
 
 
 def _prepare_sqlite(connection: Any, record: Any) -> None:
-    """Write-ahead log, so that readers and the writer do not wait for each other."""
-    connection.isolation_level = None  # the driver begins late and never before DDL; we do
+    """Use a write-ahead log, so that readers and the writer do not block each other."""
+    connection.isolation_level = None  # the driver begins late, never before DDL; we begin
     cursor = connection.cursor()
     cursor.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
     cursor.execute("PRAGMA journal_mode=WAL")
@@ -200,16 +183,16 @@ def _prepare_sqlite(connection: Any, record: Any) -> None:
 
 
 def _begin_sqlite(connection: sa.Connection) -> None:
-    """Writers take the write lock first, and so see what the writer before them left."""
+    """Writers take the write lock at once, and so see the changes of the previous writer."""
     reading = connection.get_execution_options().get("reading")
     connection.info["until"] = time.monotonic() + MAX_READING_S if reading else math.inf
     connection.exec_driver_sql("BEGIN" if reading else "BEGIN IMMEDIATE")
 
 
 def refuse_once_removed(engine: sa.Engine, file: Path) -> None:
-    """Let no transaction begin on a SQLite file that was removed or replaced since now.
+    """Refuse transactions on a SQLite file that is removed or replaced from now on.
 
-    Its open connections would continue to write to a file without a name.
+    Its open connections would continue to write to the unlinked file.
 
     Raises OSError: there is no such file.
     """

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 import sqlalchemy as sa
 
-from storage.records import RunQuery, SortKey, StorageError, names_of
+from storage.records import RunQuery, SortKey, StorageError
 from storage.schema import (
     FIGURES,
     ORDERS,
@@ -22,28 +22,25 @@ from storage.schema import (
 )
 
 MAX_PAGE = 1000
-SORT_KEYS = names_of(SortKey)
 EQUAL = (
     *("target", "method_title", "status", "experiment", "benchmark_id", "setup_id", "prompt_id"),
     *("dtype", "device", "decoding_type"),
 )
-"""Filters of a `RunQuery` that a column must be equal to."""
+"""Filters of a `RunQuery` that compare a column for equality."""
 LARGEST = 1.7e308
 LARGEST_INT = 2**31 - 1
 ROWS_PER_FETCH = 2000
 
 
 def conditions(query: RunQuery) -> list[sa.ColumnElement[bool]]:
-    """All must hold of a run.
+    """Conditions that a run must meet.
 
-    Raises:
-        StorageError: a range is of no figure.
+    Raises StorageError: a range names no figure.
     """
     where: list[sa.ColumnElement[bool]] = []
-    if query.only_deleted:
-        where.append(runs.c.deleted_at.is_not(None))
-    elif not query.include_deleted:
-        where.append(runs.c.deleted_at.is_(None))
+    if query.deleted is not None:
+        is_deleted = runs.c.deleted_at.is_not(None)
+        where.append(is_deleted if query.deleted else ~is_deleted)
     equal = {name: getattr(query, name) for name in EQUAL}
     where += [runs.c[name] == value for name, value in equal.items() if value is not None]
     if query.ids is not None:
@@ -62,7 +59,7 @@ def conditions(query: RunQuery) -> list[sa.ColumnElement[bool]]:
 
 
 def _bounds(column: sa.Column[Any], least: float | None, most: float | None) -> tuple[Any, Any]:
-    """Numbers of the column's own kind, so that its index is used; no bound lets NaN through."""
+    """Bounds in the column's own type, so that its index is used; they exclude NaN."""
     low = -LARGEST if least is None else max(least, -LARGEST)
     high = LARGEST if most is None else min(most, LARGEST)
     if isinstance(column.type, sa.Integer):
@@ -72,7 +69,7 @@ def _bounds(column: sa.Column[Any], least: float | None, most: float | None) -> 
 
 
 def _contains(text: str) -> sa.ColumnElement[bool]:
-    """The text is somewhere in the run's prompt, name, note, method or target."""
+    """Whether the run's prompt, name, note, method or target contains the text."""
     folded = fold(text)
 
     def matching(key: sa.Column[str]) -> sa.Select[Any]:
@@ -87,27 +84,27 @@ def _contains(text: str) -> sa.ColumnElement[bool]:
 
 
 def finite(column: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
-    """The column where it is a finite number, else NULL: databases order NaN above all numbers."""
+    """The column if finite, else NULL: databases sort NaN above all numbers."""
     largest = sa.literal(LARGEST, sa.Float)
     return sa.case((sa.and_(column <= largest, column >= -largest), column), else_=None)
 
 
 def check(rule: str, value: str, allowed: Sequence[str]) -> None:
-    """Raises StorageError: the value is none of those that are allowed."""
+    """Raises StorageError: the value is not among the allowed ones."""
     if value not in allowed:
         raise StorageError(f"{rule} one of {', '.join(allowed)}, got {value!r:.80}.")
 
 
 def ordering(query: RunQuery) -> list[sa.ColumnElement[Any]]:
-    """The sort key, runs without a value last; then what breaks ties."""
-    check("Runs must be sorted by", query.sort, SORT_KEYS)
+    """The sort key, with missing values last, and the columns that break ties."""
+    check("Runs must be sorted by", query.sort, get_args(SortKey))
     edge = sa.desc if query.descending else sa.asc
     keys = [runs.c[name] for name in ORDERS[query.sort]]
     return [edge(key).nulls_last() if key.nullable else edge(key) for key in keys]
 
 
 def count_of(connection: sa.Connection, query: RunQuery) -> int:
-    """How many runs the filters let through."""
+    """Number of runs that match the filters."""
     counted = sa.select(sa.func.count()).select_from(runs).where(*conditions(query))
     return connection.scalar(counted) or 0
 
@@ -115,8 +112,7 @@ def count_of(connection: sa.Connection, query: RunQuery) -> int:
 def page_of(connection: sa.Connection, query: RunQuery) -> list[str]:
     """The ids of a page of runs, in order.
 
-    Raises:
-        StorageError: limit or offset out of range, or no such sort key.
+    Raises StorageError: limit or offset out of range, or no such sort key.
     """
     _check_page(query)
     ordered = sa.select(runs.c.id).where(*conditions(query)).order_by(*ordering(query))
@@ -125,9 +121,9 @@ def page_of(connection: sa.Connection, query: RunQuery) -> list[str]:
 
 
 def folded_page_of(connection: sa.Connection, query: RunQuery) -> tuple[list[str], int]:
-    """A page on which an experiment is one row, and how many rows there are on all pages.
+    """A page on which an experiment is one row, and the number of rows of all pages.
 
-    An experiment's row is the run of it that the order puts first.
+    An experiment is represented by the first of its runs in the order.
     """
     _check_page(query)
     where, end = conditions(query), query.offset + query.limit

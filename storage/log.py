@@ -1,8 +1,9 @@
-"""The run log: begin a run, add to it while it streams, finish it, find it again."""
+"""The run log: begin a run, add to it while it streams, finish it, query it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
+from datetime import datetime
 from typing import Any, Literal, Self, TypeVar
 
 import sqlalchemy as sa
@@ -14,7 +15,6 @@ from storage.database import Database
 from storage.dialects import advisory_lock
 from storage.query import RunReader, exists
 from storage.records import (
-    ImportResult,
     LogWatcher,
     NewRun,
     StepRow,
@@ -32,9 +32,8 @@ Result = TypeVar("Result")
 class RunLog(RunReader):
     """All runs in one database; safe to use from several threads and processes.
 
-    One thread at a time writes a run. Reading never waits for writing. A server that goes away is
-    waited for by `begin`, `add_prefill`, `add_steps`, `finish` and `artifacts.put`, and by whatever
-    is read through `wait_for`.
+    One thread at a time writes a run. Readers never wait for writers. While the server is
+    unreachable, `begin`, `add_prefill`, `add_steps`, `finish`, `artifacts.put` and `wait_for` wait.
     """
 
     def __init__(self, database: Database) -> None:
@@ -65,12 +64,12 @@ class RunLog(RunReader):
 
     @property
     def url(self) -> sa.URL:
-        """Where the log is; what belongs beside it goes there too."""
+        """The database's URL."""
         return self._database.url
 
     @property
     def out_of_reach(self) -> bool:
-        """Whether something waits to be written until the database's server is back."""
+        """Whether a write waits for the database's unreachable server."""
         return self._database.out_of_reach
 
     def __enter__(self) -> Self:
@@ -80,54 +79,52 @@ class RunLog(RunReader):
         self.close()
 
     def close(self) -> None:
-        """Give the connections back; what was begun here and not finished becomes `interrupted`."""
-        begun = [rows for rows in (self._open, self.benchmarks.open_rows) if rows]
-        if begun:
+        """Close the connections; rows begun here and not finished become `interrupted`."""
+        unfinished = [rows for rows in (self._open, self.benchmarks.open_rows) if rows]
+        if unfinished:
             with self._database.transaction() as connection:
-                for rows in begun:
+                for rows in unfinished:
                     rows.interrupt(connection)
         self._database.close()
 
     def wait_for(self, read: Callable[[], Result]) -> Result:
-        """What `read` returns; while the log's server is away, it is called again.
+        """The result of `read`, which is repeated while the log's server is unreachable.
 
-        For what must not fail where writing would wait. Never on a thread that serves pages.
+        For reads that must not fail where a write would wait. Never on a thread that serves pages.
 
-        Raises:
-            OutOfReachError: it did not come back in time.
+        Raises OutOfReachError: the server did not come back in time.
         """
         return self._database.wait_for(read)
 
     def begin(self, new: NewRun) -> str:
-        """Write down a run that is about to start; returns its id.
+        """Add a run that is about to start; returns its id.
 
-        Raises:
-            StorageError: a tag or label is no text, or too long.
+        Raises StorageError: a tag or label is not a text, or too long.
         """
-        rows = writing.rows_of(
+        values = writing.values_of(
             new,
             id=(run_id := new_id()),
             owner=self._owner,
             decoding_type=str(new.method["decoding_type"]),
             num_prompt_tokens=len(new.prompt_ids),
         )
-        with self._open.unwritten() as over:
+        over = self._open.unwritten
 
-            def write(connection: sa.Connection) -> None:
-                owner.interrupt(connection, runs, over)
-                for ended, error in over.items():
-                    details = run_details.update().where(run_details.c.run_id == ended)
-                    connection.execute(details.values(error=error))
-                writing.insert(connection, [new], [rows])
+        def write(connection: sa.Connection) -> None:
+            owner.interrupt(connection, runs, over)
+            for ended, error in over.items():
+                details = run_details.update().where(run_details.c.run_id == ended)
+                connection.execute(details.values(error=error))
+            writing.insert(connection, [values])
 
-            self._database.persist(write, lambda c: exists(c, runs.c.id == run_id))
-        self._open.begin(run_id)
+        self._database.persist(write, lambda c: exists(c, runs.c.id == run_id))
+        self._open.begin(run_id, written=over)
         return run_id
 
     def add_prefill(
         self, run_id: str, *, token_id: int, text: str, num_prompt_tokens: int, ttft_s: float
     ) -> None:
-        """The first token is there."""
+        """Add the first token of a run."""
         values = {
             "num_prompt_tokens": num_prompt_tokens,
             "num_new_tokens": 1,
@@ -145,7 +142,7 @@ class RunLog(RunReader):
         """Add steps in one transaction.
 
         Args:
-            metrics: the run's figures so far; those of its row follow them.
+            metrics: the run's figures so far, which update those of its row.
 
         Raises:
             UnknownRunError: no such run.
@@ -181,7 +178,7 @@ class RunLog(RunReader):
         metrics: Mapping[str, Any],
         error: str | None = None,
     ) -> None:
-        """The run is over. If that cannot be written, it is `interrupted` as soon as it can be."""
+        """Write how a run ended. If that fails, the run becomes `interrupted` later."""
         figures = writing.figures_of(metrics)
         if output_ids or not figures:  # another engine's answer has text and figures only
             figures["num_new_tokens"] = len(output_ids)
@@ -220,67 +217,59 @@ class RunLog(RunReader):
         """Replace the run's tags."""
         writing.check_tags(new)
         with self._database.transaction() as connection:
-            writing.known_ids(connection, [run_id])
+            writing.check_known(connection, [run_id])
             writing.write_tags(connection, run_id, new)
 
     def retag(
         self, run_ids: Sequence[str], *, add: Sequence[str] = (), remove: Sequence[str] = ()
     ) -> None:
-        """Add tags to runs and take others from them; all of them or none."""
+        """Add tags to runs and remove others; changes all of the runs or none."""
         writing.check_tags(add)
         with self._database.transaction() as connection:
-            for some in writing.known_ids(connection, run_ids):
-                changed = tags.c.tag.in_({*add, *remove})
-                connection.execute(tags.delete().where(tags.c.run_id.in_(some), changed))
-                new = [{"run_id": run_id, "tag": t} for run_id in some for t in dict.fromkeys(add)]
-                if new:
-                    connection.execute(tags.insert(), new)
+            writing.check_known(connection, run_ids)
+            changed = tags.c.run_id.in_(run_ids), tags.c.tag.in_({*add, *remove})
+            connection.execute(tags.delete().where(*changed))
+            new = [{"run_id": run_id, "tag": tag} for run_id in {*run_ids} for tag in {*add}]
+            writing.insert_rows(connection, tags, new)
 
     def delete(self, *run_ids: str) -> None:
-        """Hide runs, all of them or none; `restore` brings them back."""
+        """Hide runs, all of them or none; `restore` undoes it."""
         self._set_deleted(run_ids, owner.now())
 
     def restore(self, *run_ids: str) -> None:
         """Show deleted runs again."""
         self._set_deleted(run_ids, None)
 
-    def _set_deleted(self, run_ids: Sequence[str], when: Any) -> None:
+    def _set_deleted(self, run_ids: Sequence[str], when: datetime | None) -> None:
         with self._database.transaction() as connection:
-            for some in writing.known_ids(connection, run_ids):
-                update = runs.update().where(runs.c.id.in_(some))
-                connection.execute(update.values(deleted_at=when))
+            writing.check_known(connection, run_ids)
+            update = runs.update().where(runs.c.id.in_(run_ids))
+            connection.execute(update.values(deleted_at=when))
 
-    def write_whole(self, new: Sequence[StoredRun]) -> tuple[ImportResult, ...]:
-        """Add runs of another log in one transaction; existing runs are never overwritten.
+    def write_whole(self, new: Sequence[StoredRun]) -> int:
+        """Add runs of another log in one transaction; returns the number of new ones.
 
-        A run that is here already is left alone, with its name, note and tags. One whose id another
-        run has gets a new id.
+        A run whose id exists is not changed, nor are its name, note and tags.
 
-        Raises:
-            StorageError: a value that the log cannot hold.
+        Raises StorageError: the log cannot store a value.
         """
         with self._database.transaction() as connection:
             advisory_lock(connection, "import")  # so that two imports add no run twice
             return writing.write_whole(connection, new)
 
     def copy_from(self, source: RunLog) -> Generator[CopyProgress, None, None]:
-        """Copy everything that has ended in another log; yields the progress.
+        """Copy all finished rows of another log; yields the progress.
 
-        Raises:
-            StorageError: one of the databases failed; copying again continues.
+        Raises StorageError: one of the databases failed; copying again continues.
         """
         return copying.copy(source._database, self._database)
 
 
 def _change(connection: sa.Connection, run_id: str, **values: Any) -> None:
-    """Set columns of a run, which is alive then, and of its details; raises UnknownRunError."""
+    """Set columns of a run and of its details, and its heartbeat; raises UnknownRunError."""
     values["heartbeat_at"] = owner.now()
     for table, key in ((runs, runs.c.id), (run_details, run_details.c.run_id)):
         own = {name: value for name, value in values.items() if name in table.c}
         change = table.update().where(key == run_id).values(own)
         if own and connection.execute(change).rowcount == 0:
-            raise _unknown(run_id)
-
-
-def _unknown(run_id: str) -> UnknownRunError:
-    return UnknownRunError(f"No run {run_id!r:.80} is in the log.")
+            raise UnknownRunError(f"No run {run_id!r:.80} is in the log.")

@@ -1,10 +1,9 @@
-"""Which process owns a run or a benchmark, and the status it gets when that process ends."""
+"""The process that owns a run or a benchmark, and the row's status when that process ends."""
 
 from __future__ import annotations
 
 import os
 import socket
-import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -18,7 +17,7 @@ STALE_AFTER = timedelta(minutes=10)
 
 
 def now() -> datetime:
-    """The time as the database keeps it: UTC, naive."""
+    """The time as stored: UTC, naive."""
     return datetime.now(UTC).replace(tzinfo=None)
 
 
@@ -37,7 +36,7 @@ def is_alive(owner: str, heartbeat_at: datetime, now: datetime) -> bool:
 
 
 def interrupt(connection: sa.Connection, table: sa.Table, ids: Collection[str]) -> None:
-    """Mark those of these rows that are `running` as `interrupted`."""
+    """Mark these rows as `interrupted` if they are `running`."""
     if ids:
         mine = table.c.id.in_(ids), table.c.status == "running"
         connection.execute(table.update().where(*mine).values(status="interrupted"))
@@ -59,48 +58,35 @@ class OpenRows:
     """Rows of a table that this process began and has not finished; any thread may use it."""
 
     def __init__(self, table: sa.Table) -> None:
-        self._table, self._lock = table, threading.Lock()
+        self._table = table
         self._ids: set[str] = set()
         self._unwritten: dict[str, str | None] = {}
 
-    def begin(self, row_id: str) -> None:
-        with self._lock:
-            self._ids.add(row_id)
+    @property
+    def unwritten(self) -> Mapping[str, str | None]:
+        """Finished rows whose end could not be written, with their errors."""
+        return dict(self._unwritten)
+
+    def begin(self, row_id: str, *, written: Collection[str] = ()) -> None:
+        """Add an open row; `written` are finished rows whose end is now written."""
+        self._ids.add(row_id)
+        for ended in written:
+            self._ids.discard(ended)
+            self._unwritten.pop(ended, None)
 
     @contextmanager
     def finishing(self, row_id: str, error: str | None = None) -> Iterator[None]:
-        """Within the block it is written that a row is over; where that fails, it is unwritten."""
+        """Write the end of a row within the block; if that fails, the row becomes unwritten."""
         try:
             yield
         except BaseException:
-            with self._lock:
-                self._unwritten[row_id] = error
+            self._unwritten[row_id] = error
             raise
-        with self._lock:
-            self._ids.discard(row_id)
-
-    @contextmanager
-    def unwritten(self) -> Iterator[Mapping[str, str | None]]:
-        """Rows that are over although the log does not say so, with their errors.
-
-        They are this caller's to write within the block, and unwritten again if that fails.
-        """
-        with self._lock:
-            taken, self._unwritten = self._unwritten, {}
-        try:
-            yield taken
-        except BaseException:
-            with self._lock:
-                self._unwritten = {**taken, **self._unwritten}
-            raise
-        with self._lock:
-            self._ids.difference_update(taken)
+        self._ids.discard(row_id)
 
     def interrupt(self, connection: sa.Connection) -> None:
-        """All of them become `interrupted`."""
-        with self._lock:
-            ids = tuple(self._ids)
-        interrupt(connection, self._table, ids)
+        """Mark all of them as `interrupted`."""
+        interrupt(connection, self._table, tuple(self._ids))
 
     def __bool__(self) -> bool:
         return bool(self._ids)
@@ -114,7 +100,7 @@ def _boot_id() -> str:
 
 
 def _started(pid: int) -> str:
-    """Start time of a process in clock ticks since boot; empty if dead or /proc does not tell."""
+    """Start time of a process in clock ticks since boot; empty if dead or unknown."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

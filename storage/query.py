@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import fields
-from typing import Any
+from typing import Any, get_args
 
 import sqlalchemy as sa
 
@@ -16,7 +16,7 @@ from storage.filters import LARGEST, check, conditions, count_of, finite, orderi
 from storage.records import (
     EXTERNAL,
     LABEL_PREFIX,
-    Circumstance,
+    ComparisonKey,
     DecodeTotals,
     Facets,
     GroupKey,
@@ -27,9 +27,7 @@ from storage.records import (
     RunSummary,
     Spread,
     StepRow,
-    StorageError,
     StoredRun,
-    names_of,
 )
 from storage.schema import (
     IS_SWEEP,
@@ -41,11 +39,10 @@ from storage.schema import (
     tags,
 )
 
-MAX_GROUPS = 500
 MAX_FACETS = 200
 MAX_VALUES = 50
 DETAILS_PAGE = 500
-GROUP_KEYS = names_of(GroupKey)
+GROUP_KEYS = get_args(GroupKey)
 AVERAGED = ("tok_s", "mat", "ttft_s", "draft_acceptance")
 SHORT_PROMPT = 200
 ESCAPED = 6
@@ -58,16 +55,12 @@ ESCAPED = 6
 _DELETED = runs.c.deleted_at.is_not(None).label("deleted")
 
 
-def _summaries() -> sa.Select[Any]:
-    """The columns of the table of runs."""
-    start = sa.func.substr(run_details.c.prompt_text, 1, SHORT_PROMPT * ESCAPED)
-    shown = [run_details.c[name] for name in ("method", "sampling", "limits", "note")]
-    short = sa.type_coerce(start, run_details.c.prompt_text.type).label("prompt_text")
-    return sa.select(runs, _DELETED, *shown, short).join_from(runs, run_details)
-
-
 def read_summaries(connection: sa.Connection, ids: Sequence[str]) -> tuple[RunSummary, ...]:
-    rows = _read(connection, _summaries().where(runs.c.id.in_(ids)), RunSummary)
+    start = sa.func.substr(run_details.c.prompt_text, 1, SHORT_PROMPT * ESCAPED)
+    more = [run_details.c[name] for name in ("method", "sampling", "limits", "note")]
+    short = sa.type_coerce(start, run_details.c.prompt_text.type).label("prompt_text")
+    summaries = sa.select(runs, _DELETED, *more, short).join_from(runs, run_details)
+    rows = _read(connection, summaries.where(runs.c.id.in_(ids)), RunSummary)
     return tuple(RunSummary(**{**v, "prompt_text": v["prompt_text"][:SHORT_PROMPT]}) for v in rows)
 
 
@@ -81,7 +74,7 @@ def read_page(connection: sa.Connection, query: RunQuery) -> tuple[RunSummary, .
 def _read(
     connection: sa.Connection, query: sa.Select[Any], kind: type[RunSummary]
 ) -> list[dict[str, Any]]:
-    """The fields of runs: columns as they are, tags and labels."""
+    """The fields of runs: their columns, tags and labels."""
     rows = connection.execute(query).mappings().all()
     ids = [row["id"] for row in rows]
     names: dict[str, list[str]] = defaultdict(list)
@@ -104,29 +97,13 @@ def _read(
     ]
 
 
-def read_steps(
-    connection: sa.Connection, run_id: str, start: int = 0, stop: int | None = None
-) -> tuple[StepRow, ...]:
-    """Steps `start` ≤ index < `stop`, in order."""
-    query = sa.select(steps.c.payload).where(steps.c.run_id == run_id, steps.c.index >= start)
-    if stop is not None:
-        query = query.where(steps.c.index < stop)
-    return tuple(connection.execute(query.order_by(steps.c.index)).scalars())
-
-
-def read_whole(connection: sa.Connection, run_id: str) -> StoredRun | None:
-    """A run with all its steps; None if there is none of this id."""
-    return next(iter(read_wholes(connection, [run_id])), None)
-
-
 def read_wholes(
     connection: sa.Connection, run_ids: Sequence[str], *, without_steps: bool = False
 ) -> list[StoredRun]:
     """These runs with all their steps, oldest first; unknown ids are skipped.
 
     Args:
-        without_steps: read only those steps that a run's output is made of, as its end is not
-            written.
+        without_steps: read only the steps of unfinished runs, whose output they contain.
     """
     details = sa.select(runs, _DELETED, run_details).join_from(runs, run_details)
     details = details.where(runs.c.id.in_(run_ids)).order_by(runs.c.created_at, runs.c.id)
@@ -142,7 +119,7 @@ def read_wholes(
 
 
 def _detail(values: Mapping[str, Any], own: Sequence[StepRow]) -> RunDetail:
-    """A run from its columns; the output of one that has none written yet is its steps'."""
+    """A run from its columns; the output of an unfinished run is taken from its steps."""
     output: dict[str, Any] = {"metrics": values["metrics"] or {}}
     if values["output_ids"] is None:
         ids = [] if values["first_token_id"] is None else [values["first_token_id"]]
@@ -158,7 +135,7 @@ def _detail(values: Mapping[str, Any], own: Sequence[StepRow]) -> RunDetail:
 
 
 def _grouped(by: str) -> tuple[sa.FromClause, sa.ColumnElement[Any]]:
-    """The table that groups are read from, and the column that they are grouped by."""
+    """The table to read groups from, and the column to group by."""
     if by == "tag":
         return runs.outerjoin(tags, tags.c.run_id == runs.c.id), tags.c.tag
     if by.startswith(LABEL_PREFIX):
@@ -186,7 +163,7 @@ def _sums(name: str) -> list[sa.ColumnElement[Any]]:
 
 
 def _spread(row: sa.Row[Any], name: str) -> Spread | None:
-    """Mean and standard deviation; the mean of a rate is all tokens over all seconds."""
+    """Mean and standard deviation; the mean of tok/s is all tokens over all seconds."""
     num, total, squares = (getattr(row, f"{part}_{name}") for part in ("n", "sum", "squares"))
     if not num:
         return None
@@ -202,7 +179,7 @@ TIMED = sa.and_(
     runs.c.decode_s <= LARGEST,
     runs.c.deleted_at.is_(None),
 )
-"""Runs whose tokens and seconds are added up."""
+"""Runs that the totals cover."""
 TOTALS = [
     sa.func.sum(sa.case((TIMED, value), else_=0)).label(name)
     for name, value in {
@@ -222,8 +199,7 @@ def totals_of(row: sa.Row[Any]) -> DecodeTotals:
 def distinct_values(column: sa.Column[Any], *where: sa.ColumnElement[bool]) -> sa.CTE:
     """The `value`s of an indexed column in ascending order, then one NULL.
 
-    Each value is an index look-up after the one before, so a million rows with a few values
-    are not all read.
+    Each value takes one index lookup, so that not all of a million rows are read.
     """
     values = sa.select(sa.func.min(column).label("value")).where(*where).cte(recursive=True)
     after = sa.select(sa.func.min(column)).where(*where, column > values.c.value).scalar_subquery()
@@ -231,7 +207,7 @@ def distinct_values(column: sa.Column[Any], *where: sa.ColumnElement[bool]) -> s
 
 
 def exists(connection: sa.Connection, condition: sa.ColumnElement[bool]) -> bool:
-    """Whether there is a row that meets the condition."""
+    """Whether a row meets the condition."""
     return bool(connection.scalar(sa.select(sa.exists().where(condition))))
 
 
@@ -244,30 +220,30 @@ class RunReader:
     def _reading(self) -> AbstractContextManager[sa.Connection]:
         return self._database.transaction(reading=True)
 
-    def find(self, query: RunQuery | None = None) -> RunPage:
-        """One page of runs, and how many the filters let through."""
+    def find(self, query: RunQuery | None = None) -> RunPage[RunSummary]:
+        """One page of runs, and the number of runs that match."""
         query = query or RunQuery()
         with self._reading() as connection:
             return RunPage(read_page(connection, query), count_of(connection, query))
 
     def rows(self, query: RunQuery) -> tuple[RunSummary, ...]:
-        """The runs of a page, without counting those of the others."""
+        """The runs of a page, without counting all that match."""
         with self._reading() as connection:
             return read_page(connection, query)
 
     def count(self, query: RunQuery) -> int:
-        """How many runs the filters let through."""
+        """Number of runs that match."""
         with self._reading() as connection:
             return count_of(connection, query)
 
     def ids(self, query: RunQuery) -> tuple[str, ...]:
-        """The ids of all runs that the filters let through, in order; limit and offset aside."""
+        """The ids of all runs that match, in order; limit and offset are ignored."""
         with self._reading() as connection:
             ordered = sa.select(runs.c.id).where(*conditions(query)).order_by(*ordering(query))
             return tuple(connection.execute(ordered).scalars())
 
     def get(self, run_id: str) -> RunDetail | None:
-        """A run without its steps; None if there is none of this id."""
+        """A run without its steps; None if there is no such run."""
         with self._reading() as connection:
             stored = read_wholes(connection, [run_id], without_steps=True)
         return stored[0].run if stored else None
@@ -275,7 +251,7 @@ class RunReader:
     def details(self, run_ids: Sequence[str]) -> Iterator[RunDetail]:
         """These runs in this order, without their steps; unknown ids are skipped.
 
-        A bounded number of them is read at a time.
+        They are read in batches.
         """
         for start in range(0, len(run_ids), DETAILS_PAGE):
             ids = run_ids[start : start + DETAILS_PAGE]
@@ -285,30 +261,30 @@ class RunReader:
             yield from (page[run_id] for run_id in ids if run_id in page)
 
     def metrics(self, run_ids: Collection[str]) -> Mapping[str, Mapping[str, Any]]:
-        """All figures of these runs as they were written; runs without any are skipped."""
+        """All figures of these runs as stored; runs without any are skipped."""
         query = sa.select(run_details.c.run_id, run_details.c.metrics)
         query = query.where(run_details.c.run_id.in_(run_ids), run_details.c.metrics.is_not(None))
         with self._reading() as connection:
             return {run_id: metrics for run_id, metrics in connection.execute(query)}
 
     def read_whole(self, run_id: str) -> StoredRun | None:
-        """A run with its steps; None if there is none of this id."""
+        """A run with its steps; None if there is no such run."""
         with self._reading() as connection:
-            return read_whole(connection, run_id)
+            return next(iter(read_wholes(connection, [run_id])), None)
 
     def steps(self, run_id: str, start: int = 0, stop: int | None = None) -> tuple[StepRow, ...]:
         """Steps `start` ≤ index < `stop`, in order."""
+        query = sa.select(steps.c.payload).where(steps.c.run_id == run_id, steps.c.index >= start)
+        if stop is not None:
+            query = query.where(steps.c.index < stop)
         with self._reading() as connection:
-            return read_steps(connection, run_id, start, stop)
+            return tuple(connection.scalars(query.order_by(steps.c.index)))
 
     def groups(self, query: RunQuery, by: str, limit: int = 100) -> tuple[RunGroup, ...]:
-        """Runs with something in common, largest groups first; `by` as in `GroupKey`.
+        """Groups of runs by a `GroupKey`, largest first.
 
-        Raises:
-            StorageError: no such thing to group by, or limit out of range.
+        Raises StorageError: `by` is not a key.
         """
-        if not 1 <= limit <= MAX_GROUPS:
-            raise StorageError(f"limit must be in [1, {MAX_GROUPS}], got {limit}.")
         source, value = _grouped(by)
         count = sa.func.count().label("num_runs")
         sums = (
@@ -339,23 +315,23 @@ class RunReader:
 
     def decode_totals(
         self, prompt_ids: Sequence[str], decoding_type: str
-    ) -> Mapping[Circumstance, DecodeTotals]:
+    ) -> Mapping[ComparisonKey, DecodeTotals]:
         """Totals of completed runs of a decoding type on these prompts."""
-        keys = [runs.c[name] for name in Circumstance._fields]
+        keys = [runs.c[name] for name in ComparisonKey._fields]
         mine = runs.c.prompt_id.in_(set(prompt_ids)), runs.c.decoding_type == decoding_type
         totals = sa.select(*keys, *TOTALS).where(*mine, TIMED).group_by(*keys)
         with self._reading() as connection:
             rows = connection.execute(totals).all()
-        return {Circumstance(*row[: len(keys)]): totals_of(row) for row in rows}
+        return {ComparisonKey(*row[: len(keys)]): totals_of(row) for row in rows}
 
     def decoding_types(self) -> frozenset[str]:
-        """Those that the log has runs of."""
+        """The decoding types of the log's runs."""
         with self._reading() as connection:
             names = connection.scalars(sa.select(distinct_values(runs.c.decoding_type).c.value))
             return frozenset(name for name in names if name is not None)
 
     def facets(self) -> Facets:
-        """The different values of what can be filtered by."""
+        """The distinct values of the filters."""
         newest = sa.select(benchmarks.c.id, benchmarks.c.name).where(~IS_SWEEP)
         newest = newest.order_by(benchmarks.c.created_at.desc()).limit(MAX_FACETS)
         with self._reading() as connection:

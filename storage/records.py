@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Literal, NamedTuple, Protocol, get_args
+from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
+
+Row = TypeVar("Row")
 
 
 class StorageError(Exception):
@@ -13,11 +15,11 @@ class StorageError(Exception):
 
 
 class OutOfReachError(StorageError):
-    """The database's server is out of reach; it may be back in a moment."""
+    """The database's server cannot be reached, perhaps only for a moment."""
 
 
 class SchemaError(StorageError):
-    """The database was written by a newer program, or is no run log."""
+    """The database was written by a newer program, or is not a run log."""
 
 
 class UnknownRunError(StorageError):
@@ -33,35 +35,30 @@ class UnknownArtifactError(StorageError):
 
 
 Status = Literal["running", "completed", "cancelled", "failed", "interrupted"]
-"""`interrupted`: its process died; everything streamed until then is there."""
+"""`interrupted`: its process died; all that was streamed until then is stored."""
 
 
 EXTERNAL = "External"
-"""Decoding type of runs of other engines. Whether they are lossless is unknown; the column cannot
-be NULL, so the type says it."""
+"""Decoding type of other engines' runs. Whether they are lossless is unknown; that column cannot be
+NULL, so this type marks it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NewRun:
-    """Everything needed to repeat a run, known before it starts."""
+class RunSettings:
+    """The settings of a run, and its facts known in advance."""
 
     target: str
     method: Mapping[str, Any]
     """The method's settings as plain JSON; has `decoding_type`."""
     method_title: str
     lossless: bool | None
-    """None: not known."""
+    """None: unknown."""
     sampling: Mapping[str, Any]
     limits: Mapping[str, Any]
-    prompt_ids: tuple[int, ...]
     prompt_text: str = ""
-    """Raw prompt, or the last user turn."""
-    messages: tuple[Mapping[str, str], ...] = ()
-    """Turns of a chat; empty for raw completion."""
+    """Raw prompt, or the last user turn; in a summary its first 200 characters."""
     dtype: str = ""
     device: str = ""
-    environment: Mapping[str, Any] = field(default_factory=dict)
-    """Versions, machine, weights."""
     tags: tuple[str, ...] = ()
     benchmark_id: str | None = None
     """The benchmark that it belongs to."""
@@ -70,8 +67,19 @@ class NewRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NewRun(RunSettings):
+    """Everything needed to repeat a run."""
+
+    prompt_ids: tuple[int, ...]
+    messages: tuple[Mapping[str, str], ...] = ()
+    """Turns of a chat; empty for raw completion."""
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    """Versions, machine, weights."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepRow:
-    """One step as the engine recorded it (same fields), and its tokens as text."""
+    """One step with the engine's fields, and its tokens as text."""
 
     index: int
     context_len: int
@@ -103,16 +111,16 @@ class StepRow:
 
 
 class LogWatcher(Protocol):
-    """Receives what was written, on the thread that wrote it."""
+    """Is notified of writes, on the thread that wrote."""
 
     def prefilled(self, *, num_prompt_tokens: int, ttft_s: float) -> None:
-        """A run's first token is there."""
+        """A run has its first token."""
 
     def stepped(self, steps: Sequence[StepRow]) -> None:
         """A run has taken these steps."""
 
     def finished(self, *, reason: str | None, metrics: Mapping[str, Any]) -> None:
-        """A run is over, however it ended."""
+        """A run has ended in any way."""
 
 
 def experiment_of(benchmark_id: str | None, labels: Mapping[str, str]) -> str | None:
@@ -130,29 +138,18 @@ def experiment_of(benchmark_id: str | None, labels: Mapping[str, str]) -> str | 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunSummary:
+class RunSummary(RunSettings):
     """A row of the table of runs."""
 
     id: str
     created_at: datetime
     """Aware, UTC."""
     status: Status
-    target: str
     decoding_type: str
-    method_title: str
-    lossless: bool | None
-    """None: not known."""
-    dtype: str
-    device: str
-    method: Mapping[str, Any]
-    sampling: Mapping[str, Any]
-    limits: Mapping[str, Any]
     setup_id: str
-    """Equal for runs of equal target, method, sampling (but its seed), limits, dtype, device."""
+    """Equal for runs with equal target, method, sampling (except seed), limits, dtype, device."""
     prompt_id: str
     """Equal for runs of equal prompts."""
-    prompt_text: str
-    """Its first 200 characters; whole in `RunDetail`."""
     num_prompt_tokens: int
     num_new_tokens: int
     num_steps: int
@@ -164,27 +161,24 @@ class RunSummary:
     step_p95_ms: float | None
     draft_acceptance: float | None
     draft_s: float | None
-    """Mean of a step, as the three below."""
+    """Mean over steps, like the next three."""
     verify_s: float | None
     accept_s: float | None
     other_s: float | None
     finish_reason: str | None
     name: str
     note: str
-    tags: tuple[str, ...]
-    labels: Mapping[str, str]
-    benchmark_id: str | None
     deleted: bool
 
     @property
     def experiment(self) -> str | None:
-        """The experiment that it is a request of; see `experiment_of`."""
+        """The experiment that it belongs to; see `experiment_of`."""
         return experiment_of(self.benchmark_id, self.labels)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunDetail(RunSummary):
-    """All of a run but its steps."""
+    """A run without its steps."""
 
     prompt_ids: tuple[int, ...]
     messages: tuple[Mapping[str, str], ...]
@@ -192,7 +186,7 @@ class RunDetail(RunSummary):
     first_token_id: int | None
     first_text: str
     output_ids: tuple[int, ...]
-    """New tokens; of an interrupted run those streamed before it died."""
+    """New tokens; of an interrupted run those streamed until then."""
     text: str
     metrics: Mapping[str, Any]
     error: str | None
@@ -200,21 +194,10 @@ class RunDetail(RunSummary):
 
 @dataclass(frozen=True, slots=True)
 class StoredRun:
-    """A whole run, to be carried to another log."""
+    """A run with its steps, as transferred between logs."""
 
     run: RunDetail
     steps: tuple[StepRow, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ImportResult:
-    """The outcome for a run of another log."""
-
-    id: str
-    """Its id here."""
-    source_id: str
-    kind: Literal["added", "present", "renamed"]
-    """`present`: it was here already; `renamed`: another run has its id, so it got a new one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,7 +216,7 @@ class BenchmarkHead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Benchmark(BenchmarkHead):
-    """A plan of many runs, and what came of it."""
+    """A plan of many runs, and a summary of how it ended."""
 
     plan: Mapping[str, Any]
     """Plain JSON; enough to resume after an interruption."""
@@ -241,7 +224,7 @@ class Benchmark(BenchmarkHead):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Artifact:
-    """A measurement or a drawing that is kept under a kind and a key; its bytes come separately."""
+    """A measurement or a drawn tree under a kind and a key; its bytes are read separately."""
 
     id: str
     kind: str
@@ -270,29 +253,28 @@ Figure = Literal[
     "other_s",
 ]
 """The numbers of a run that the database sorts, bounds and averages."""
-SortKey = (
-    Figure
-    | Literal["created_at", "target", "decoding_type", "method_title", "status", "name"]
-    | Literal["dtype", "device", "finish_reason"]
-)
+SortKey = Literal[
+    Figure,
+    "created_at",
+    "target",
+    "decoding_type",
+    "method_title",
+    "status",
+    "name",
+    "dtype",
+    "device",
+    "finish_reason",
+]
 GroupKey = Literal[
     "target", "method_title", "setup_id", "prompt_id", "status", "dtype", "device", "benchmark_id"
 ]
-"""What runs are grouped by, besides `tag` and `label:KEY`."""
+"""Keys that runs are grouped by, besides `tag` and `label:KEY`."""
 LABEL_PREFIX = "label:"
-
-
-def names_of(kinds: Any) -> tuple[str, ...]:
-    """The words of a Literal, or of a union of them."""
-    inner = get_args(kinds)
-    if isinstance(inner[0], str):
-        return inner
-    return tuple(word for kind in inner for word in names_of(kind))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunQuery:
-    """Which runs, in which order; empty filters let everything through."""
+    """Filters, order and page of runs; empty filters match everything."""
 
     target: str | None = None
     decoding_type: str | None = None
@@ -309,13 +291,13 @@ class RunQuery:
     labels: Mapping[str, str] = field(default_factory=dict)
     """All of them must be equal."""
     ranges: Mapping[Figure, tuple[float | None, float | None]] = field(default_factory=dict)
-    """Least and most of a figure; a run without it is left out."""
+    """Smallest and largest value of a figure; runs without it do not match."""
     ids: tuple[str, ...] | None = None
     """Only these."""
     text: str = ""
-    """Found anywhere in prompt, name, note, method or target, whatever the case."""
-    include_deleted: bool = False
-    only_deleted: bool = False
+    """Text in the prompt, name, note, method or target, ignoring case."""
+    deleted: bool | None = False
+    """None: whether deleted or not."""
     sort: SortKey = "created_at"
     descending: bool = True
     limit: int = 50
@@ -323,40 +305,40 @@ class RunQuery:
 
 
 @dataclass(frozen=True, slots=True)
-class RunPage:
-    """One page of runs, and how many there are on all pages."""
+class RunPage(Generic[Row]):
+    """One page of runs, and the number of rows of all pages."""
 
-    rows: tuple[RunSummary, ...]
+    rows: tuple[Row, ...]
     total: int
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A figure over several runs."""
+    """Mean and standard deviation of a figure over several runs."""
 
     mean: float
     std: float | None
-    """Of a sample: n - 1 below the line; None for one run."""
+    """Of a sample (divided by n - 1); None for one run."""
     num_runs: int
 
 
-class Circumstance(NamedTuple):
-    """What must be equal where one speed is divided by another."""
+class ComparisonKey(NamedTuple):
+    """What must be equal in runs whose speeds are compared."""
 
     target: str
     prompt_id: str
     dtype: str
     device: str
     experiment: str | None = None
-    """A machine is not as fast every day; None for runs of no experiment."""
+    """A machine's speed varies from day to day; None for runs of no experiment."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeTotals:
-    """What completed runs add up to.
+    """Sums over completed runs.
 
     Attributes:
-        num_tokens: without the first token of each run, which prefill commits.
+        num_tokens: without the first token of each run, which the prefill commits.
         decode_s: seconds from first to last commit.
     """
 
@@ -381,7 +363,7 @@ class ExperimentRow:
         key: kind and id; see `experiment_of`.
         name: the benchmark's; empty for other kinds.
         num_completed: of its `num_runs` requests.
-        speedups: of every configuration that answered all that plain decoding did.
+        speedups: of every configuration with as many answers as plain decoding.
         example: one of its runs.
     """
 
@@ -412,19 +394,11 @@ class MeasuredSetup:
 
 
 @dataclass(frozen=True, slots=True)
-class FoldedPage:
-    """The same of single runs and experiments."""
-
-    rows: tuple[RunSummary | ExperimentRow, ...]
-    total: int
-
-
-@dataclass(frozen=True, slots=True)
 class RunGroup:
-    """Runs that have something in common."""
+    """Runs that share a value."""
 
     value: str | None
-    """What they have in common; None for those that have no such thing."""
+    """The shared value; None for runs without one."""
     num_runs: int
     newest_at: datetime
     """Aware, UTC."""
@@ -435,7 +409,7 @@ class RunGroup:
 
 @dataclass(frozen=True, slots=True)
 class Facets:
-    """What can be filtered by: the different values in the log."""
+    """The distinct values in the log that runs can be filtered by."""
 
     targets: tuple[str, ...]
     methods: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Tables of the run log, and how values are kept in them: JSON, steps, ids, texts to search.
+"""Tables of the run log, and the types of their values: JSON, steps, ids, search texts.
 
 A change of a table needs a migration in `storage/migrations/versions`.
 """
@@ -10,46 +10,44 @@ import json
 import secrets
 import unicodedata
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import fields
 from datetime import UTC, datetime
-from operator import attrgetter
-from typing import Any
+from typing import Any, get_args
 
 import sqlalchemy as sa
 from sqlalchemy import Boolean, Column, DateTime, ForeignKey, Index, Integer, String, Table
 
 from storage.dialects import AnyText, Name, Real, readable
 from storage.owner import now
-from storage.records import Figure, StepRow, StorageError, names_of
+from storage.records import Figure, StepRow, StorageError
 
-FIGURES = names_of(Figure)
+FIGURES = get_args(Figure)
 _STEP_FIELDS = tuple(field.name for field in fields(StepRow))
-_STEP_VALUES = attrgetter(*_STEP_FIELDS)
 DAMAGED = "A value in the run log is damaged. Take the log from a copy, or delete this run."
 NAMES = (
     *("benchmark_id", "target", "method_title", "decoding_type", "status"),
     *("name", "dtype", "device", "finish_reason"),
 )
-"""Columns that runs are filtered and sorted by, first those that tell most of them apart; equal
-ones are in the order of time."""
+"""Columns that runs are filtered and sorted by, the most selective ones first; equal values are
+ordered by time."""
 ORDERS = {
     "created_at": ("created_at", "id"),
     **{name: (name, "id") for name in FIGURES},
     **{name: (name, "created_at", "id") for name in NAMES},
 }
-"""What each order of runs goes by, and its index; the id breaks ties, so that paging never shows a
-run twice."""
+"""The columns of each order of runs, and of its index; the id breaks ties, so that no run is on two
+pages."""
 FILTERED = ("target", "method_title", "decoding_type", "status")
-"""What is filtered by together: one index tells whether any run meets all of them."""
+"""Columns that are filtered together, by one index."""
 
 
 def dump(value: Any, *, sort_keys: bool = False) -> str:
-    """JSON text of plain values, NaN and infinities included; mappings may be any Mapping.
+    """JSON text of plain values, including NaN and infinities; accepts any Mapping.
 
-    With sorted keys it is equal for equal values.
+    With sorted keys, equal values give equal texts.
     """
-    return (_SORTED if sort_keys else _AS_IT_IS).encode(value)
+    return json.dumps(value, separators=(",", ":"), sort_keys=sort_keys, default=_plain)
 
 
 def _plain(value: object) -> object:
@@ -58,37 +56,13 @@ def _plain(value: object) -> object:
     raise TypeError(f"{type(value).__name__} is not a plain value")
 
 
-_AS_IT_IS, _SORTED = (
-    json.JSONEncoder(separators=(",", ":"), sort_keys=sort_keys, default=_plain)
-    for sort_keys in (False, True)
-)
-
-
 def digest(value: Any) -> str:
-    """Equal for equal plain values; 64 hexadecimal digits."""
+    """SHA-256 of plain values, equal for equal ones; 64 hexadecimal digits."""
     return hashlib.sha256(dump(value, sort_keys=True).encode()).hexdigest()
 
 
-def setup_id(
-    target: str,
-    method: Mapping[str, Any],
-    sampling: Mapping[str, Any],
-    limits: Mapping[str, Any],
-    dtype: str,
-    device: str,
-) -> str:
-    """Equal for runs of equal settings; the seed of the sampling may differ."""
-    drawn = {key: value for key, value in sampling.items() if key != "seed"}
-    return digest([target, method, drawn, limits, dtype, device])[:32]
-
-
-def prompt_id(text: str, messages: Sequence[Mapping[str, str]], token_ids: Sequence[int]) -> str:
-    """Equal for runs of equal prompts; token ids count where there is no text."""
-    return digest([text, messages, [] if text or messages else token_ids])[:32]
-
-
 def fold(text: str) -> str:
-    """Text as it is searched: `fold(a) in fold(b)` whatever the case, in any script."""
+    """Text as it is searched: `fold(a) in fold(b)` ignores case in any script."""
     return unicodedata.normalize("NFC", text).casefold()
 
 
@@ -106,10 +80,10 @@ class Json(sa.types.TypeDecorator[Any]):
         return tuple(parsed) if isinstance(parsed, list) else parsed
 
 
-class Packed(sa.types.TypeDecorator[StepRow]):
+class CompressedStep(sa.types.TypeDecorator[StepRow]):
     """A step as compressed JSON: a 64-node tree takes one or two kilobytes.
 
-    Fields that it did not have yet when it was written take their defaults.
+    Fields that are newer than the stored step have their defaults.
     """
 
     impl = sa.LargeBinary
@@ -118,7 +92,7 @@ class Packed(sa.types.TypeDecorator[StepRow]):
     def process_bind_param(self, value: StepRow | None, dialect: sa.Dialect) -> bytes | None:
         if value is None:
             return None
-        values = dict(zip(_STEP_FIELDS, _STEP_VALUES(value), strict=True))  # asdict copies deeply
+        values = {name: getattr(value, name) for name in _STEP_FIELDS}  # asdict copies deeply
         return zlib.compress(dump(values).encode(), 1)
 
     def process_result_value(self, value: Any, dialect: sa.Dialect) -> StepRow | None:
@@ -141,7 +115,7 @@ def _parsed(text: str) -> Any:
 
 
 class Utc(sa.types.TypeDecorator[datetime]):
-    """An aware moment, kept in UTC without its zone: SQLite has none."""
+    """An aware time, stored in UTC without its zone, which SQLite lacks."""
 
     impl = DateTime
     cache_ok = True
@@ -253,7 +227,7 @@ steps = Table(
     metadata,
     Column("run_id", ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True),
     Column("index", Integer, primary_key=True, autoincrement=False),
-    Column("payload", Packed, nullable=False),
+    Column("payload", CompressedStep, nullable=False),
     sqlite_with_rowid=False,
 )
 
@@ -293,7 +267,7 @@ benchmarks = Table(
 
 _SWEEP = '{"kind":"sweep"'
 IS_SWEEP = sa.func.substr(sa.type_coerce(benchmarks.c.plan, sa.Text), 1, len(_SWEEP)) == _SWEEP
-"""Rows of `benchmarks` that are sweeps; their plans have the kind in front."""
+"""Whether a row of `benchmarks` is a sweep; the plan begins with the kind."""
 
 artifacts = Table(
     "artifacts",

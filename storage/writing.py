@@ -1,16 +1,15 @@
-"""Writes runs: their rows, their search texts, and whole runs of another log."""
+"""Writes runs: their rows, their search texts, and runs copied from another log."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import fields
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
 
-from storage.query import read_whole
 from storage.records import (
-    ImportResult,
     NewRun,
     RunDetail,
     StepRow,
@@ -21,16 +20,13 @@ from storage.records import (
 )
 from storage.schema import (
     FIGURES,
-    dump,
+    digest,
     fold,
     labels,
-    new_id,
-    prompt_id,
     prompt_texts,
     remarks,
     run_details,
     runs,
-    setup_id,
     steps,
     tags,
     titles,
@@ -41,68 +37,63 @@ MAX_VALUE_CHARS = 500
 MAX_TAG_CHARS = 128
 MAX_TAGS = 50
 IMPORTED = "imported"
-BATCH = 500
-"""Most ids in one statement."""
-_NOT_CONTENT = ("id", "setup_id", "prompt_id", "name", "note", "tags", "deleted")
-"""Ids, which follow from the rest, and what people change of a run."""
 
 
-def rows_of(run: NewRun | RunDetail, **more: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A run's rows in `runs` and in `run_details`; `more` are values that it does not have."""
-    values = {
+def values_of(run: NewRun | RunDetail, **more: Any) -> dict[str, Any]:
+    """The column values of a run, with `more` values that it lacks itself."""
+    drawn = {name: value for name, value in run.sampling.items() if name != "seed"}
+    setup = [run.target, run.method, drawn, run.limits, run.dtype, run.device]
+    token_ids = [] if run.prompt_text or run.messages else run.prompt_ids
+    prompt = [run.prompt_text, run.messages, token_ids]
+    return {
         **{field.name: getattr(run, field.name) for field in fields(run)},
-        "setup_id": getattr(run, "setup_id", "")
-        or setup_id(run.target, run.method, run.sampling, run.limits, run.dtype, run.device),
-        # Kept where it is known: a text is not read back with the lone surrogates that it had.
-        "prompt_id": getattr(run, "prompt_id", "")
-        or prompt_id(run.prompt_text, run.messages, run.prompt_ids),
+        "setup_id": getattr(run, "setup_id", "") or digest(setup)[:32],
+        # Kept if known: lone surrogates of a text are not read back as they were.
+        "prompt_id": getattr(run, "prompt_id", "") or digest(prompt)[:32],
         "lossless": bool(run.lossless),
         "experiment": experiment_of(run.benchmark_id, run.labels),
         **more,
     }
-    row = {name: values[name] for name in runs.c.keys() if name in values}
-    details = {name: values[name] for name in run_details.c.keys() if name in values}
-    return row, {**details, "run_id": values["id"]}
 
 
-def insert(
-    connection: sa.Connection,
-    new: Sequence[NewRun | RunDetail],
-    rows: Sequence[tuple[dict[str, Any], dict[str, Any]]],
-) -> None:
-    """Write runs' rows, tags, labels and search texts.
+def insert(connection: sa.Connection, new: Sequence[Mapping[str, Any]]) -> None:
+    """Write runs from their values: rows, tags, labels and search texts.
 
-    Raises:
-        StorageError: a tag or label is no text, or too long.
+    Raises StorageError: a tag or label is not a text, or too long.
     """
     for run in new:
-        check_tags(run.tags)
-        _check_labels(run.labels)
-    connection.execute(runs.insert(), [row for row, _ in rows])
-    connection.execute(run_details.insert(), [details for _, details in rows])
-    texts = {row["prompt_id"]: run.prompt_text for run, (row, _) in zip(new, rows, strict=True)}
-    names = {name for run in new for name in (run.target, run.method_title)}
-    _write_folded(connection, prompt_texts.c.prompt_id, texts)
-    _write_folded(connection, titles.c.title, {name: name for name in names})
-    for run, (row, _) in zip(new, rows, strict=True):
-        write_tags(connection, row["id"], run.tags)
-        pairs = [{"run_id": row["id"], "key": k, "value": v} for k, v in run.labels.items()]
-        if pairs:
-            connection.execute(labels.insert(), pairs)
+        check_tags(run["tags"])
+        _check_labels(run["labels"])
+    for table in (runs, run_details):
+        rows = ({**run, "run_id": run["id"]} for run in new)
+        names = table.c.keys()
+        insert_rows(connection, table, [{n: row[n] for n in names if n in row} for row in rows])
+    _write_folded(
+        connection, prompt_texts.c.prompt_id, {run["prompt_id"]: run["prompt_text"] for run in new}
+    )
+    searched = {run[name] for run in new for name in ("target", "method_title")}
+    _write_folded(connection, titles.c.title, {title: title for title in searched})
+    for run in new:
+        write_tags(connection, run["id"], run["tags"])
+        pairs = [{"run_id": run["id"], "key": k, "value": v} for k, v in run["labels"].items()]
+        insert_rows(connection, labels, pairs)
+
+
+def insert_rows(
+    connection: sa.Connection, table: sa.Table, rows: Sequence[Mapping[str, Any]]
+) -> None:
+    """Add these rows, if any."""
+    if rows:
+        connection.execute(sa.insert(table), rows)
 
 
 def _write_folded(connection: sa.Connection, key: sa.Column[str], texts: Mapping[str, str]) -> None:
     """Write search texts by their keys, each once."""
-    here = set(connection.execute(sa.select(key).where(key.in_(list(texts)))).scalars())
-    for name, text in sorted(texts.items()):  # all in one order: no two wait for each other
-        if name in here:
-            continue
-        new = key.table.insert().values({key.name: name, "folded": fold(text)})
-        try:
-            with connection.begin_nested():
-                connection.execute(new)
-        except sa.exc.IntegrityError:
-            continue  # another process wrote it in between
+    insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
+    new = insert(key.table).on_conflict_do_nothing()
+    # Sorted, so that two processes cannot deadlock.
+    rows = [{key.name: name, "folded": fold(text)} for name, text in sorted(texts.items())]
+    connection.execute(new, rows)
 
 
 def write_remark(connection: sa.Connection, run_id: str) -> None:
@@ -118,20 +109,17 @@ def write_remark(connection: sa.Connection, run_id: str) -> None:
 def write_tags(connection: sa.Connection, run_id: str, new: Iterable[str]) -> None:
     """Replace a run's tags."""
     connection.execute(tags.delete().where(tags.c.run_id == run_id))
-    rows = [{"run_id": run_id, "tag": tag} for tag in dict.fromkeys(new)]
-    if rows:
-        connection.execute(tags.insert(), rows)
+    insert_rows(connection, tags, [{"run_id": run_id, "tag": tag} for tag in dict.fromkeys(new)])
 
 
 def write_steps(connection: sa.Connection, run_id: str, new: Sequence[StepRow]) -> None:
     """Add steps that are not stored yet."""
     rows = [{"run_id": run_id, "index": step.index, "payload": step} for step in new]
-    if rows:
-        connection.execute(steps.insert(), rows)
+    insert_rows(connection, steps, rows)
 
 
 def figures_of(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns of a finished run's figures; what it has no figure for stays as it is."""
+    """Column values of a run's figures; columns without a figure are not changed."""
     figures = {**metrics, **(metrics.get("time_split") or {})}
     columns = (*FIGURES, "num_accepted", "decode_s")
     return {key: figures[key] for key in columns if figures.get(key) is not None}
@@ -159,109 +147,46 @@ def _check_labels(new: Mapping[str, str]) -> None:
             )
 
 
-def known_ids(connection: sa.Connection, run_ids: Sequence[str]) -> list[list[str]]:
-    """The ids without repeats, a bounded number at a time.
-
-    Raises:
-        UnknownRunError: one of these is not in the log.
-    """
-    ids = list(dict.fromkeys(run_ids))
-    batches = [ids[start : start + BATCH] for start in range(0, len(ids), BATCH)]
-    for some in batches:
-        stored = set(connection.execute(sa.select(runs.c.id).where(runs.c.id.in_(some))).scalars())
-        for run_id in some:
-            if run_id not in stored:
-                raise UnknownRunError(f"No run {run_id!r:.80} is in the log.")
-    return batches
+def check_known(connection: sa.Connection, run_ids: Sequence[str]) -> None:
+    """Raises UnknownRunError: one of these is not in the log."""
+    stored = stored_ids(connection, run_ids)
+    for run_id in run_ids:
+        if run_id not in stored:
+            raise UnknownRunError(f"No run {run_id!r:.80} is in the log.")
 
 
-# ---- runs of another log
+def stored_ids(connection: sa.Connection, run_ids: Iterable[str]) -> set[str]:
+    """The ids among these that the log has."""
+    return set(connection.scalars(sa.select(runs.c.id).where(runs.c.id.in_(run_ids))))
 
 
-def write_whole(connection: sa.Connection, new: Sequence[StoredRun]) -> tuple[ImportResult, ...]:
-    """Add runs; one that is here already is left as it is, one whose id is taken gets a new id."""
-    results: list[ImportResult] = []
-    for batch in _without_repeats(new):
-        ids = [stored.run.id for stored in batch]
-        here = set(connection.execute(sa.select(runs.c.id).where(runs.c.id.in_(ids))).scalars())
-        added: list[StoredRun] = []
-        for stored in batch:
-            given, result = stored.run.id, ImportResult(stored.run.id, stored.run.id, "added")
-            if given in here:
-                result = _result_for_existing_id(connection, stored)
-            if result.kind != "present":
-                added.append(replace(stored, run=replace(stored.run, id=result.id)))
-            results.append(result)
-        if added:
-            _insert_whole(connection, added)
-    return tuple(results)
-
-
-def _without_repeats(new: Sequence[StoredRun]) -> list[list[StoredRun]]:
-    """Batches of bounded size in which every id occurs once."""
-    batches: list[list[StoredRun]] = [[]]
-    seen: set[str] = set()
-    for stored in new:
-        if stored.run.id in seen or len(batches[-1]) == BATCH:
-            batches.append([])
-            seen = set()
-        seen.add(stored.run.id)
-        batches[-1].append(stored)
-    return batches
-
-
-def _result_for_existing_id(connection: sa.Connection, stored: StoredRun) -> ImportResult:
-    """The outcome for a run whose id is in the log: the same run, or another one."""
-    run, content = stored.run, content_of(stored)
-    # Beside the run that has its id may stand a copy that was renamed when it came before.
-    (row, _) = rows_of(run)
-    same = runs.c.setup_id == row["setup_id"], runs.c.created_at == run.created_at
-    copies = connection.execute(sa.select(runs.c.id).where(*same)).scalars().all()
-    for run_id in (run.id, *copies):
-        here = read_whole(connection, run_id)
-        if here is not None and content_of(here) == content:
-            return ImportResult(run_id, run.id, "present")
-    return ImportResult(new_id(), run.id, "renamed")
-
-
-def content_of(stored: StoredRun) -> str:
-    """What a run is, as text: equal for equal runs, NaN included; its id and marks left out."""
-    values = {k: v for k, v in asdict(stored.run).items() if k not in _NOT_CONTENT}
-    values["status"] = _status(stored.run)
-    values["lossless"] = bool(stored.run.lossless)
-    values["created_at"] = stored.run.created_at.isoformat()
-    return dump([values, [asdict(step) for step in stored.steps]], sort_keys=True)
-
-
-def _status(run: RunDetail) -> str:
-    """A run that was still running when it was copied is interrupted here."""
-    return "interrupted" if run.status == "running" else run.status
-
-
-def _decode_s(run: RunDetail) -> float | None:
-    """Seconds from first to last commit; earlier versions exported the rate only."""
-    seconds = run.metrics.get("decode_s")
-    if isinstance(seconds, float):
-        return seconds
-    return (run.num_new_tokens - 1) / run.tok_s if run.tok_s else None
-
-
-def _insert_whole(connection: sa.Connection, new: Sequence[StoredRun]) -> None:
-    rows = [
-        rows_of(
-            stored.run,
-            status=_status(stored.run),
-            heartbeat_at=stored.run.created_at.replace(tzinfo=None),
-            owner=IMPORTED,
-            num_accepted=sum(len(step.accepted) for step in stored.steps),
-            decode_s=_decode_s(stored.run),
-            deleted_at=stored.run.created_at.replace(tzinfo=None) if stored.run.deleted else None,
-            metrics=stored.run.metrics or None,
-        )
-        for stored in new
-    ]
-    insert(connection, [stored.run for stored in new], rows)
-    for stored in new:
+def write_whole(connection: sa.Connection, new: Sequence[StoredRun]) -> int:
+    """Add runs of another log unless their ids exist; returns the number of new ones."""
+    by_id = {stored.run.id: stored for stored in new}
+    here = stored_ids(connection, by_id)
+    added = [stored for run_id, stored in by_id.items() if run_id not in here]
+    if added:
+        insert(connection, [_values_of_copy(stored) for stored in added])
+    for stored in added:
         write_steps(connection, stored.run.id, stored.steps)
         if stored.run.name or stored.run.note:
             write_remark(connection, stored.run.id)
+    return len(added)
+
+
+def _values_of_copy(stored: StoredRun) -> dict[str, Any]:
+    """The column values of a copied run; one that was still running becomes interrupted."""
+    run, created_at = stored.run, stored.run.created_at.replace(tzinfo=None)
+    decode_s = run.metrics.get("decode_s")
+    if decode_s is None and run.tok_s:  # earlier versions exported the rate only
+        decode_s = (run.num_new_tokens - 1) / run.tok_s
+    return values_of(
+        run,
+        status="interrupted" if run.status == "running" else run.status,
+        heartbeat_at=created_at,
+        owner=IMPORTED,
+        num_accepted=sum(len(step.accepted) for step in stored.steps),
+        decode_s=decode_s if isinstance(decode_s, float) else None,
+        deleted_at=created_at if run.deleted else None,
+        metrics=run.metrics or None,
+    )

@@ -186,7 +186,7 @@ def test_files_are_written_beside_the_tables_and_no_save_leaves_no_log(
         (["--resume", "abc"], "No experiment 'abc'"),
         (["--resume", "abc", "--no-save"], "--no-save"),
         (["--max-new-tokens", "0"], "max_new_tokens must be"),
-        (["--repeats", "101"], "repeats must be in [1, 100]"),
+        (["--repeats", "101"], "repeats must be less than or equal to 100"),
     ],
 )
 def test_bad_input_is_one_sentence(

@@ -10,6 +10,7 @@ import pytest
 import presets
 from engine.drafters import methods
 from engine.errors import ConfigError
+from engine.model.sources import TargetSpec
 
 
 def test_every_target_preset_loads_under_its_file_name() -> None:
@@ -63,3 +64,18 @@ def test_every_method_has_a_default_for_every_setting_and_describes_it() -> None
         for name, field in cls.model_fields.items():
             if name != "decoding_type":
                 assert field.description, f"{cls.__name__}.{name}"
+
+
+@pytest.mark.parametrize(
+    "title",
+    [
+        "Qwen2.5 Coder 0.5B Instruct AWQ (qwen2.5-coder-0.5b-instruct-q4_k_m)",
+        "Qwen2.5 Coder 0.5B Instruct",
+        "qwen2.5-coder-0.5b-instruct",
+    ],
+)
+def test_a_preset_s_drafters_are_offered_for_its_model_in_a_file(title: str) -> None:
+    spec = TargetSpec(name="mine", path="mine.gguf", title=title)
+    assert presets.same_model(spec) == {"mine", "qwen2.5-coder-0.5b-instruct"}
+    other = spec.replace(title="Qwen2.5 Coder 1.5B Instruct (file)")
+    assert presets.same_model(other) == {"mine"}

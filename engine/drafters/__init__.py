@@ -5,7 +5,6 @@ Adding a method is adding a file: `methods` finds every config class in this fol
 
 from __future__ import annotations
 
-import difflib
 import functools
 import importlib
 import pkgutil
@@ -13,17 +12,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine.drafters.method import MethodConfig
-from engine.errors import ConfigError
+from engine.errors import ConfigError, did_you_mean
 
 
 def methods() -> dict[str, type[MethodConfig]]:
-    """Config class of every method, keyed by `decoding_type`, plain decoding first."""
+    """The config class of every method by `decoding_type`, plain decoding first."""
     return dict(_methods_in(tuple(__path__)))
 
 
 @functools.cache
 def _methods_in(folders: tuple[str, ...]) -> dict[str, type[MethodConfig]]:
-    """Cached: importing the files takes longer than parsing a method."""
+    """Cached, because importing the files takes longer than parsing a method."""
     classes: dict[str, type[MethodConfig]] = {}
     for info in pkgutil.walk_packages(folders, f"{__name__}."):
         module = importlib.import_module(info.name)
@@ -36,9 +35,9 @@ def _methods_in(folders: tuple[str, ...]) -> dict[str, type[MethodConfig]]:
 
 
 def parse_method(values: Mapping[str, Any], *, where: str = "") -> MethodConfig:
-    """A method's settings from plain data; `decoding_type` says which method.
+    """A method's settings from plain data; `decoding_type` names the method.
 
-    Raises ConfigError: no or unknown `decoding_type`, or a setting that the method refuses.
+    Raises ConfigError: no or unknown `decoding_type`, or an invalid setting.
     """
     classes = methods()
     at = f" (in {where})" if where else ""
@@ -46,7 +45,6 @@ def parse_method(values: Mapping[str, Any], *, where: str = "") -> MethodConfig:
         raise ConfigError(f"A method must be a mapping with decoding_type, got {values!r:.80}{at}.")
     name = values.get("decoding_type")
     if not isinstance(name, str) or name not in classes:
-        near = difflib.get_close_matches(str(name), classes, n=1, cutoff=0.4)
-        hint = f"Did you mean {near[0]}?" if near else f"Allowed: {', '.join(classes)}."
+        hint = did_you_mean(name, classes) or f"Allowed: {', '.join(classes)}."
         raise ConfigError(f"decoding_type must name a method, got {name!r:.80}{at}. {hint}")
     return classes[name].parse(values, where=where)

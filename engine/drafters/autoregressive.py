@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from engine.drafters.base import BuildContext, Drafter, root_only
 from engine.drafters.method import MethodConfig
@@ -12,8 +12,8 @@ from engine.proposal import Budget, Proposal
 class AutoregressiveConfig(MethodConfig):
     """Plain decoding has no settings."""
 
-    title: ClassVar[str] = "Plain decoding"
-    summary: ClassVar[str] = "The target alone, one token per forward."
+    title = "Plain decoding"
+    summary = "The target alone, one token per forward."
 
     decoding_type: Literal["Autoregressive"] = "Autoregressive"
 

@@ -1,8 +1,8 @@
-"""Retrieval and a model together: two drafters take turns.
+"""Retrieval combined with a model: two drafters take turns.
 
-Where the text's last tokens occurred before, copying their continuation is free and often right
-for many tokens; elsewhere a model or heads draft. Both observe every outcome, so either can draft
-at any step. The leading methods of Spec-Bench work this way.
+Where the text's last tokens occurred before, copying what followed is free and often right for many
+tokens; elsewhere a model or heads draft. Both observe every outcome, so either can draft at any
+step. The leading methods of Spec-Bench work this way.
 
 Lossless: the choice between them follows from the committed text alone, and each proposal carries
 the distributions it was drawn from, or none.
@@ -12,7 +12,7 @@ Source: arXiv:2411.10666 (suffix automaton and model drafter by match length).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, SerializeAsAny, ValidationInfo
 
@@ -26,13 +26,13 @@ from engine.errors import ConfigError
 from engine.proposal import Budget, Outcome, Proposal
 
 
-def _nested(value: object, info: ValidationInfo) -> object:
-    """A mapping with `decoding_type` as that method's config, or such a config."""
+def _parse_nested(value: object, info: ValidationInfo) -> object:
+    """The method's config of a mapping with `decoding_type`, or of a config."""
     values = value.model_dump() if isinstance(value, MethodConfig) else value
     setting = str(info.field_name)
     if not isinstance(values, Mapping):
         raise ValueError(f"{setting} must be a mapping with decoding_type, got {value!r:.80}")
-    classes = CombinedConfig.methods_within(setting)
+    classes = CombinedConfig.nested_choices(setting)
     kind = values.get("decoding_type")
     if not isinstance(kind, str) or kind not in classes:
         raise ValueError(
@@ -44,19 +44,19 @@ def _nested(value: object, info: ValidationInfo) -> object:
         raise ValueError(f"{setting}: {str(error).removesuffix('.')}") from error
 
 
-Nested = Annotated[SerializeAsAny[MethodConfig], BeforeValidator(_nested)]
+Nested = Annotated[SerializeAsAny[MethodConfig], BeforeValidator(_parse_nested)]
 """A method's config as a setting, parsed from a mapping by its `decoding_type`."""
 
 
 class CombinedConfig(MethodConfig):
     """Two methods, each with its own settings."""
 
-    title: ClassVar[str] = "Combined"
-    summary: ClassVar[str] = (
+    title = "Combined"
+    summary = (
         "Copies what followed the same words before; where they are new, another method drafts."
     )
-    paper: ClassVar[str | None] = "2411.10666"
-    main_settings: ClassVar[str] = "drafting retrieval model min_match_len"
+    paper = "2411.10666"
+    main_settings = "drafting retrieval model min_match_len"
 
     decoding_type: Literal["Combined"] = "Combined"
     retrieval: Nested = setting(
@@ -76,7 +76,7 @@ class CombinedConfig(MethodConfig):
         return self.model.lossless
 
     @classmethod
-    def methods_within(cls, setting: str) -> Mapping[str, type[MethodConfig]]:
+    def nested_choices(cls, setting: str) -> Mapping[str, type[MethodConfig]]:
         from engine.drafters import methods
 
         if setting not in ("retrieval", "model"):
@@ -84,16 +84,12 @@ class CombinedConfig(MethodConfig):
         fits = {name: kind for name, kind in methods().items() if name != "Combined"}
         return {n: kind for n, kind in fits.items() if kind.looks_up or setting == "model"}
 
-    @property
-    def badge(self) -> str:
-        return self.model.badge
-
     def build(self, context: BuildContext) -> CombinedDrafter:
         return CombinedDrafter(self, self.retrieval.build(context), self.model.build(context))
 
 
-class LongMatches(Drafter):
-    """Retrieval that drafts only where so many last tokens match."""
+class MinMatchDrafter(Drafter):
+    """Retrieval that drafts only where at least `min_match_len` last tokens match."""
 
     def __init__(self, inner: Drafter, min_match_len: int) -> None:
         self.inner, self._min_match_len = inner, min_match_len
@@ -102,15 +98,14 @@ class LongMatches(Drafter):
 
     def start(self, start: Start) -> None:
         self.inner.start(start)
-        self._repeats = Repeats(self._min_match_len)
+        self._repeats = RepeatDetector(self._min_match_len)
         self._repeats.extend([*start.prompt_ids, start.root])
 
     def propose(self, budget: Budget) -> Proposal:
         proposal = self.inner.propose(budget)
-        # Without retrieval's own match length, the text's repeats decide.
-        length = self.inner.match_len
-        matches = self._repeats.now if length is None else length >= self._min_match_len
-        self.match_len = length if matches else None
+        # N-gram lookup compares only a few tokens; the repeat detector shows whether more match.
+        self.match_len = self.inner.match_len
+        matches = self._repeats.is_repeat or (self.match_len or 0) >= self._min_match_len
         return proposal if matches else proposal.keep(range(1))
 
     def observe(self, outcome: Outcome) -> None:
@@ -120,15 +115,12 @@ class LongMatches(Drafter):
     def finish(self) -> None:
         self.inner.finish()
 
-    def close(self) -> None:
-        self.inner.close()
-
 
 class CombinedDrafter(Drafter):
     """Proposes retrieval's draft where there is one, else the model's."""
 
     def __init__(self, config: CombinedConfig, retrieval: Drafter, model: Drafter) -> None:
-        self.retrieval, self.model = LongMatches(retrieval, config.min_match_len), model
+        self.retrieval, self.model = MinMatchDrafter(retrieval, config.min_match_len), model
         # Retrieval reads tokens only.
         self.needs, self.has_network = model.needs, model.has_network
         self.branches = model.branches
@@ -158,24 +150,20 @@ class CombinedDrafter(Drafter):
         for part in self.parts:
             part.finish()
 
-    def close(self) -> None:
-        for part in self.parts:
-            part.close()
 
-
-class Repeats:
-    """Whether a growing text's last `length` tokens occurred in it before: `now`."""
+class RepeatDetector:
+    """Tracks whether a growing text's last `length` tokens occurred in it before: `is_repeat`."""
 
     def __init__(self, length: int) -> None:
-        self.now = False
+        self.is_repeat = False
         self._length = length
         self._last: tuple[int, ...] = ()
         self._ngrams: set[tuple[int, ...]] = set()
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """The text goes on with these tokens."""
+        """Extend the text by these tokens."""
         for token in tokens:
             self._last = (*self._last, token)[-self._length :]
-            self.now = self._last in self._ngrams
+            self.is_repeat = self._last in self._ngrams
             if len(self._last) == self._length:
                 self._ngrams.add(self._last)

@@ -1,9 +1,9 @@
-"""A draft model of any vocabulary: it continues the text, and its output is tokenized again.
+"""A draft model with any vocabulary: it continues the text, and its output is retokenized.
 
     target's tokens    … "fast" "er" | root " than"
-    the model's        … "faster" " than"            reads the same text in its own tokens
-    it writes          " the" " speed" " of"
-    drafts             " thes" …                      that text in the target's tokens
+    the model's        … "faster" " than"            the same text in its own tokens
+    its output         " the" " speed" " of"
+    drafts             " thes" …                     that text in the target's tokens
 
 Any model can draft for any target, with its whole vocabulary.
 Lossless: drafts follow from the committed text alone; the target verifies its own tokens.
@@ -28,15 +28,15 @@ from engine.steps import Bypass
 from engine.tree import TreeShape, upload
 
 WINDOW = 64
-"""At least this many of the last tokens are tokenized again at every step."""
+"""The last tokens, at least this many, are retokenized at every step."""
 CONTEXT = 10
-"""Tokens before the draft that its text is joined to, so that it is tokenized in context."""
+"""Tokens of context with which the draft's text is retokenized."""
 
 
 class TextDrafter(ModelDrafter):
-    """Drafts a chain with a model that has only the text in common with the target.
+    """Drafts a chain with a model that shares only the text with the target.
 
-    Its cache keeps the prefix that its tokens share from step to step.
+    Its cache keeps the prefix that its tokens have in common from step to step.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class TextDrafter(ModelDrafter):
         self._ids = self._ids[: self._cache.length]
 
     def propose(self, budget: Budget) -> Proposal:
-        """Empty inside a character of several tokens, and where the model's context ends."""
+        """Empty within a character of several tokens, and at the end of the model's context."""
         ids = self._encode(self.text)
         room = self.model.context_len - len(ids) + 1
         length = min(self._length, room, budget.depth, budget.nodes)
@@ -70,7 +70,7 @@ class TextDrafter(ModelDrafter):
         return Proposal(upload(tokens, self._device), TreeShape.chain(len(tokens) - 1))
 
     def _encode(self, tokens: Sequence[int]) -> list[int]:
-        """The text in the model's tokens; empty where it ends inside a character."""
+        """The text in the model's tokens; empty where it ends within a character."""
         end = len(tokens) - WINDOW
         if end - self._num_settled >= WINDOW:
             while self._to_model.text(tokens[self._num_settled : end])[-1:] == REPLACEMENT:
@@ -83,7 +83,7 @@ class TextDrafter(ModelDrafter):
         return [*self._settled, *self._to_model(tail)]
 
     def _continuation(self, ids: list[int], length: int) -> list[int]:
-        """Up to `length` tokens that the model writes after these, without special ones."""
+        """Up to `length` tokens that the model generates after these, without special ones."""
         self._cache.truncate(common_len(self._ids, ids[:-1]))
         device, tokens = self.model.device, list[int]()
         inputs = upload(torch.tensor(ids[self._cache.length :]), device)
@@ -105,7 +105,7 @@ class TextDrafter(ModelDrafter):
         return tokens
 
     def _chain(self, inputs: Tensor, length: int) -> Tensor:
-        """As many argmaxes, one after another; none is read before the last."""
+        """`length` greedy tokens; the host reads none before the last."""
         drafts: list[Tensor] = []
         for _ in range(length):
             logits = self.model.prefill(inputs, self._cache, Needs()).logits[-1:]

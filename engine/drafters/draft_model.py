@@ -1,10 +1,9 @@
-"""Drafting with a second model: its settings, and a cache that follows the text."""
+"""Drafting with a second model: its settings, and a KV cache that follows the text."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -13,7 +12,7 @@ from engine.model.target import Target
 
 MODEL = "the draft model (a target preset, a local path or a hub id)"
 HEADROOM = 512
-"""Rows of the cache beyond the prompt, to begin with."""
+"""Initial rows of the cache beyond the prompt."""
 
 DraftDtype = Annotated[
     Literal["target", "float32", "bfloat16", "float16", "q8", "q4"],
@@ -33,32 +32,19 @@ DraftDevice = Annotated[
 ]
 
 
-class ModelSettings(Protocol):
-    """Settings of a method that drafts with a second model."""
-
-    @property
-    def speculative_model(self) -> str | None: ...
-    @property
-    def draft_dtype(self) -> str: ...
-    @property
-    def draft_device(self) -> str: ...
-
-
-def load_draft_model(config: ModelSettings, context: BuildContext) -> Target:
-    """The model, dtype and device of these settings; errors as `MethodConfig.build`."""
-    settings = {"dtype": config.draft_dtype, "device": config.draft_device}
-    changes = {name: value for name, value in settings.items() if value != "target"}
-    return context.load(
-        context.resolve(context.weights(config.speculative_model, MODEL)), **changes
-    )
+def load_draft_model(context: BuildContext, name: str | None, dtype: str, device: str) -> Target:
+    """The model with these settings; raises as `MethodConfig.build`."""
+    settings = {"dtype": dtype, "device": device}
+    changes = {key: value for key, value in settings.items() if value != "target"}
+    return context.load(context.resolve(context.weights(name, MODEL)), **changes)
 
 
 class ModelDrafter(Drafter):
-    """Keeps a model's cache in step with the text, and from run to run where that is allowed."""
+    """Keeps a model's cache in step with the text, and between runs under prefix caching."""
 
     has_network = True
     _ids: list[int]
-    """The text in the model's ids, as far as the cache may hold it."""
+    """The text in the model's ids, as far as it may be in the cache."""
 
     def __init__(self, target: Target, model: Target, *, rewinds: int = 0) -> None:
         """`rewinds`: as `Target.new_cache`."""
@@ -74,9 +60,10 @@ class ModelDrafter(Drafter):
         if self._keeps and self._ids:
             self.model.prefixes.restore(self._ids, self._cache)
 
-    @abstractmethod
     def _encode(self, tokens: Sequence[int]) -> list[int]:
-        """Tokens of the target in the model's ids."""
+        """The target's tokens in the model's ids; by default the same."""
+        last = self.model.vocab_size - 1
+        return [min(token, last) for token in tokens]
 
     def finish(self) -> None:
         if self._keeps:

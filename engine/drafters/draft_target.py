@@ -1,8 +1,8 @@
 """A smaller model drafts a chain, the target verifies it.
 
 The draft model keeps its own cache over the whole generation. After a step it holds the rows of the
-root and of all drafts but the last; accepted ones stay, and the next draft first reads the tokens
-that are new: one after a rejection, two after a fully accepted draft.
+root and of all draft tokens but the last. Accepted ones stay, and the next draft first reads the
+new tokens: one after a rejection, two after a fully accepted draft.
 
     committed  … r        cache  … r a b         drafts a b c (c was never fed)
     accepted a b, then x  keep   … r a b         feed x
@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from engine.config import setting
 from engine.drafters.base import BuildContext, Drafter, Start, chain, root_only
@@ -30,8 +31,9 @@ from engine.drafters.draft_model import (
 )
 from engine.drafters.heads.vocabulary import DraftVocab, Vocabulary
 from engine.drafters.method import DraftShape, MethodConfig, draft_len
-from engine.drafters.texts import ROWS, UNRANKED, TargetTrace
+from engine.drafters.texts import MAX_LOGIT_ROWS, UNRANKED, TargetTrace
 from engine.metrics import common_len
+from engine.model.target import Target
 from engine.model.text import SharedTokens, common_vocabulary
 from engine.proposal import Budget, DraftDists, Needs, Outcome, Proposal
 from engine.sampling import inverse_cdf, probabilities
@@ -42,14 +44,14 @@ from engine.tree import TreeShape, upload
 class DraftTargetConfig(MethodConfig):
     """Settings of drafting with a smaller model.
 
-    Of earlier texts the model keeps keys and values of 1 GiB at most (`prefixes.MAX_BYTES`).
+    The model caches keys and values of earlier texts, at most 1 GiB (`prefixes.MAX_BYTES`).
     """
 
-    title: ClassVar[str] = "Draft model"
-    summary: ClassVar[str] = "A smaller model drafts a chain of tokens."
-    paper: ClassVar[str | None] = "2211.17192"
-    main_settings: ClassVar[str] = "drafting max_draft_len confidence_threshold"
-    without_effect: ClassVar[Any] = (
+    title = "Draft model"
+    summary = "A smaller model drafts a chain of tokens."
+    paper = "2211.17192"
+    main_settings = "drafting max_draft_len confidence_threshold"
+    without_effect = (
         ({"vocabulary": "text"}, "use_draft_probs draft_vocab"),
         ({"vocabulary": "intersection"}, "draft_vocab"),
     )
@@ -86,13 +88,14 @@ class DraftTargetConfig(MethodConfig):
 
     @property
     def offline(self) -> bool:
-        """A draft model of another vocabulary reads the text in its own tokens."""
+        """A draft model with another vocabulary reads the text in its own tokens."""
         return self.vocabulary == "same"
 
     def build(self, context: BuildContext) -> Drafter:
+        settings = (self.speculative_model, self.draft_dtype, self.draft_device)
+        model = load_draft_model(context, *settings)
         if self.vocabulary != "text":
-            return DraftTargetDrafter(self, context)
-        model = load_draft_model(self, context)
+            return DraftTargetDrafter(self, context, model)
         return TextDrafter(context.target, model, self.max_draft_len, self.confidence_threshold)
 
     def draft_shape(self) -> DraftShape:
@@ -100,55 +103,45 @@ class DraftTargetConfig(MethodConfig):
 
 
 class DraftTargetDrafter(ModelDrafter):
-    """Drafts with a model of its own, which reads every committed token once."""
+    """Drafts with a second model, which reads every committed token once."""
 
     _has_drafted = False
-    """Whether the tree of this step is its own."""
+    """Whether it drafted at this step."""
     _model_ids: Tensor | None
-    """`(tokens,)` the tokens that it may draft, in its ids; None = all that both models have."""
-    _target_ids: Tensor
+    """`(tokens,)` that it may draft, in its own ids; None = all that both models have."""
+    _vocabulary: Vocabulary
     """The same tokens in the target's ids; both on the draft model's device."""
 
-    def __init__(self, config: DraftTargetConfig, context: BuildContext) -> None:
-        target, model = context.target, load_draft_model(config, context)
+    def __init__(self, config: DraftTargetConfig, context: BuildContext, model: Target) -> None:
+        target = context.target
         super().__init__(target, model, rewinds=config.max_draft_len + 2)
         self._config, self._vocab = config, target.vocab_size
         self._shared: SharedTokens | None = None
-        self._model_ids = None
+        ids: Tensor | None
         if config.vocabulary == "intersection":
             self._shared = SharedTokens(target, model)
+            self._model_ids, ids = self._shared.theirs, self._shared.ours
             self._common = len(self._shared.ours)
-            self._model_ids, self._target_ids = self._shared.theirs, self._shared.ours
         else:
             self._common = common_vocabulary(target, model)
-            self._vocabulary = self._draft_vocabulary(config, context)
-            if self._vocabulary.ids is not None:
-                self._model_ids = self._target_ids = self._vocabulary.ids
+            location = context.weights(config.speculative_model, MODEL)
+            listed = Vocabulary.beside(location, target, config.draft_vocab).ids
+            ids = None if listed is None else listed[listed < self._common].to(model.device)
+            self._model_ids = ids
+        self._vocabulary = Vocabulary(ids, target.vocab_size)
         self._chains = self._shared is None and (
             self._model_ids is not None or self._common == model.vocab_size
         )
-
-    def _draft_vocabulary(self, config: DraftTargetConfig, context: BuildContext) -> Vocabulary:
-        """The tokens listed beside the draft model that both models have, on its device."""
-        location = context.weights(config.speculative_model, MODEL)
-        ids = Vocabulary.beside(location, context.target, config.draft_vocab).ids
-        if ids is not None:
-            ids = ids.to(self.model.device)
-            ids = ids[ids < self._common]
-        return Vocabulary(ids, context.target.vocab_size)
 
     def start(self, start: Start) -> None:
         super().start(start)
         self._sampling, self._draws = start.sampling, start.draws
 
     def _encode(self, tokens: Sequence[int]) -> list[int]:
-        if self._shared is not None:
-            return self._shared.translate(tokens)
-        last = self.model.vocab_size - 1
-        return [min(token, last) for token in tokens]
+        return super()._encode(tokens) if self._shared is None else self._shared.translate(tokens)
 
     def propose(self, budget: Budget) -> Proposal:
-        """A chain, empty where the draft model's context ends before the target's."""
+        """A chain; empty beyond the draft model's context."""
         room = self.model.context_len - len(self._ids) + 1
         length = min(self._config.max_draft_len, budget.depth, budget.nodes, room)
         if length < 1 or not self._ids:
@@ -158,34 +151,27 @@ class DraftTargetDrafter(ModelDrafter):
         if not tokens:
             return root_only(self.text[-1], self._device, "unsure")
         indices = torch.stack(tokens)
-        drafts = indices if self._model_ids is None else self._target_ids[indices]
-        proposal = chain(
-            self.text[-1], drafts.to(self._device), torch.stack(probs).to(self._device)
-        )
+        drafts = self._vocabulary.target_ids(indices).to(self._device)
+        proposal = chain(self.text[-1], drafts, torch.stack(probs).to(self._device))
         self._has_drafted = True
         if not distributions:
             return proposal
-        rows = torch.stack(distributions).to(self._device)
-        if self._model_ids is None:
-            rows = torch.nn.functional.pad(rows, (0, self._vocab - rows.shape[-1]))
-        else:
-            columns = self._target_ids.to(self._device)
-            rows = rows.new_zeros(len(rows), self._vocab).index_copy_(1, columns, rows)
+        rows = self._vocabulary.spread(torch.stack(distributions)).to(self._device)
+        rows = pad(rows, (0, self._vocab - rows.shape[-1]))
         return replace(proposal, dists=DraftDists(rows, {i: i for i in range(len(rows))}))
 
     def _draft(
         self, length: int, min_prob: float
     ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-        """Up to `length` tokens and their probabilities (scalars), and their distributions.
+        """Up to `length` tokens, their probabilities and their distributions, one tensor each.
 
-        Tokens are indices of `_model_ids` if these are set. Every choice stays on the draft model's
-        device.
+        Tokens are indices into `_model_ids` if that is set. All stay on the draft model's device.
         """
         tokens, probs, distributions = list[Tensor](), list[Tensor](), list[Tensor]()
         samples = self._config.use_draft_probs and not self._sampling.greedy
         numbers = [self._draws.uniform() for _ in range(length)] if samples else []
         uniforms = upload(torch.tensor(numbers, dtype=torch.float64), self.model.device)
-        # The root is read again, so that there is a row to draft from.
+        # The root is fed again, so that there is a row to draft from.
         self._cache.truncate(len(self._ids) - 1)
         inputs = upload(torch.tensor(self._ids[self._cache.length :]), self.model.device)
         path_prob, ids = 1.0, self._model_ids
@@ -198,7 +184,7 @@ class DraftTargetDrafter(ModelDrafter):
             logits = self.model.prefill(inputs, self._cache, Needs()).logits[-1]
             logits = logits[: self._common] if ids is None else logits[ids]
             confidence = logits.float().softmax(dim=-1)
-            # Decided before a token is drawn: depending on the draw would bias what is accepted.
+            # Decided before a token is drawn: a dependence on the draw would bias the output.
             threshold = self._config.confidence_threshold
             if not samples and min_prob > 0:
                 threshold = max(threshold, min_prob / path_prob)
@@ -216,11 +202,11 @@ class DraftTargetDrafter(ModelDrafter):
         return tokens, probs, distributions
 
     def observe(self, outcome: Outcome) -> None:
-        """Keep the rows of drafts that were committed."""
+        """Keep the rows of draft tokens that were committed."""
         drafts: Sequence[int] = ()
-        if self._has_drafted:  # what a grammar added behind them, the model has not read
+        if self._has_drafted:  # the model has not read what a grammar added after them
             drafts = outcome.tokens()[1 : len(outcome.proposal.shape) - outcome.proposal.num_forced]
-        # The last committed token is the next root: fed again even where it was drafted.
+        # The last committed token is the next root, which is fed again even if it was drafted.
         num_accepted = common_len(drafts, outcome.committed[:-1])
         self._cache.truncate(len(self._ids) + num_accepted)
         for token in outcome.committed:
@@ -229,27 +215,29 @@ class DraftTargetDrafter(ModelDrafter):
         self._has_drafted = False
 
     def ranks(self, trace: TargetTrace, depths: int) -> Tensor:
-        """The model reads the text once; a token's rank is the same from every root.
+        """Ranks from one reading of the text: a token's rank is the same from every root.
 
-        Tokens after its stop (`confidence_threshold`, the end of its context) are unranked. Exact
-        for chains of every length.
+        Tokens where drafting stops (`confidence_threshold`, the end of the model's context) are
+        unranked. Exact for chains of every length.
         """
         last = min(len(trace.tokens) - 1, self.model.context_len)
         ranks = torch.full((len(trace.tokens),), UNRANKED)
-        ranks[1 : last + 1] = self._ranks_within(trace.tokens[: last + 1])
+        ranks[1 : last + 1] = self._token_ranks(trace.tokens[: last + 1])
         roots = torch.arange(trace.text.num_roots)[:, None] + trace.first
         index = roots + torch.arange(1, depths + 1)
         return ranks[index.clamp_max(len(ranks) - 1)]
 
-    def _ranks_within(self, tokens: Tensor) -> Tensor:
-        """Rank of every token but the first, given those before it."""
+    def _token_ranks(self, tokens: Tensor) -> Tensor:
+        """Rank of every token but the first, given the tokens before it."""
         model, threshold = self.model, self._config.confidence_threshold
         cache = model.new_cache(len(tokens))
         ranks = []
         try:
             inputs = tokens[:-1].clamp_max(model.vocab_size - 1).to(model.device)
             labels = tokens[1:].to(model.device)
-            for rows, ids in zip(inputs.split(ROWS), labels.split(ROWS), strict=True):
+            for rows, ids in zip(
+                inputs.split(MAX_LOGIT_ROWS), labels.split(MAX_LOGIT_ROWS), strict=True
+            ):
                 proposal = Proposal(rows, TreeShape.chain(len(rows) - 1))
                 logits = model.verify(proposal, cache, Needs()).logits[:, : self._common]
                 logits = logits if self._model_ids is None else logits[:, self._model_ids]

@@ -1,7 +1,7 @@
 """A drafting method before anything is loaded: its settings and the shape of its drafts.
 
-Adding a method is one file with a subclass of `MethodConfig` and a drafter. The subclass also
-describes the method to the tuner; the defaults here mean "measure it by running it".
+A new method is one file with a subclass of `MethodConfig` and a drafter. The subclass also
+describes the method to the tuner; with the defaults here, it is measured by running it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, model_validator
 from engine.config import Settings, setting
 from engine.errors import ConfigError
 
-if TYPE_CHECKING:  # settings are read where nothing is drafted: without torch
+if TYPE_CHECKING:  # settings must be readable without torch
     from engine.drafters.base import BuildContext, Drafter
     from engine.tree import ChoiceTree
 
@@ -25,11 +25,11 @@ Drafting = Annotated[
     BeforeValidator(lambda value: "as set" if value in ("set", "as_set", "as-set") else value),
 ]
 _EARLIER = {"adaptive", "size"}
-"""Settings of earlier versions that say who decides how much is drafted."""
+"""Settings of earlier versions that `drafting` replaced."""
 
 
 def draft_len(default: int | None, detail: str = "", *, most: int = 64) -> Any:
-    """The draft length of methods that draft a chain; `detail` is added to its description."""
+    """The setting of a chain's length; `detail` is added to its description."""
     return setting(default, "Draft length", f"tokens drafted per step{detail}", ge=1, le=most)
 
 
@@ -38,7 +38,7 @@ class DraftShape(NamedTuple):
 
     Attributes:
         depth: longest path, in drafted tokens.
-        num_nodes: drafted nodes; an upper bound where the method merges or looks up.
+        num_nodes: draft nodes; an upper bound for methods that merge beams or look up.
     """
 
     depth: int
@@ -51,7 +51,7 @@ class DraftShape(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ChoiceLimits:
-    """Greatest depth and number of ranks of a choice tree (None = any), and what limits them."""
+    """Greatest depth and number of ranks of a choice tree (None = no limit), and what sets them."""
 
     depth: int | None = None
     ranks: int | None = None
@@ -73,23 +73,23 @@ class MethodConfig(Settings):
     """arXiv id, or a project name where there is no paper."""
 
     requires: ClassVar[str | None] = None
-    """What a target must have for it, unless every target has it."""
+    """What a target must have for this method; None = nothing special."""
 
     looks_up: ClassVar[bool] = False
-    """Whether it copies from texts: it then ranks no tokens and drafts only at matches."""
+    """Whether it copies from texts; it then ranks no tokens and drafts only at matches."""
 
     decoding_type: str
     drafting: Drafting = setting(
         "auto",
         "How much to draft",
-        "auto = at each step as much as pays, at most as set below; as set = always that much, as "
-        "in the paper",
+        "auto = at each step as much as pays off, at most as set below; as set = always that much, "
+        "as in the paper",
     )
 
     @model_validator(mode="before")
     @classmethod
-    def _of_earlier_versions(cls, values: Any) -> Any:
-        """Earlier versions said `adaptive`, and a `size` that was set or fitted."""
+    def _from_earlier_version(cls, values: Any) -> Any:
+        """Earlier versions had `adaptive`, and a `size` that was set or fitted."""
         if not isinstance(values, Mapping) or not _EARLIER & values.keys():
             return values
         kept = {name: value for name, value in values.items() if name not in _EARLIER}
@@ -108,23 +108,23 @@ class MethodConfig(Settings):
         return "lossless" if self.lossless else "lossy"
 
     def live_settings(self) -> set[str]:
-        """Settings that have an effect under the other settings."""
+        """Settings that have an effect with the values of the others."""
         return super().live_settings() - {"decoding_type"}
 
-    def within(self) -> dict[str, MethodConfig]:
+    def nested(self) -> dict[str, MethodConfig]:
         """The methods among its settings."""
         values = {name: getattr(self, name) for name in type(self).model_fields}
         return {name: value for name, value in values.items() if isinstance(value, MethodConfig)}
 
     @property
     def changed_flat(self) -> dict[str, Any]:
-        """`changed`, with methods within as their type and names like `retrieval.max_draft_len`."""
-        within, changes = self.within(), dict[str, Any]()
+        """`changed`, with nested methods as their type and names like `retrieval.max_draft_len`."""
+        nested, changes = self.nested(), dict[str, Any]()
         for name, value in self.changed.items():
-            inner = within.get(name)
+            inner = nested.get(name)
             changes[name] = inner.decoding_type if inner else value
             if inner:
-                changes |= {f"{name}.{key}": own for key, own in inner.changed_flat.items()}
+                changes |= {f"{name}.{key}": v for key, v in inner.changed_flat.items()}
         return changes
 
     def build(self, context: BuildContext) -> Drafter:
@@ -138,23 +138,23 @@ class MethodConfig(Settings):
         raise ConfigError(f"{type(self).__name__} has no drafter.")
 
     @classmethod
-    def methods_within(cls, setting: str) -> Mapping[str, type[MethodConfig]]:
-        """The methods that a setting may hold, by decoding type; most settings hold none."""
+    def nested_choices(cls, setting: str) -> Mapping[str, type[MethodConfig]]:
+        """The methods that a setting accepts, by decoding type; empty for most settings."""
         return {}
 
     # ---- for the tuner
 
     @property
     def offline(self) -> bool:
-        """Whether drafts follow from a text and the target's features along it alone.
+        """Whether drafts depend only on a text and the target's features along it.
 
-        Then a finished text can be drafted again without running the target: the drafter has
+        A finished text can then be drafted again without running the target: the drafter has
         `ranks` (unless it looks up), and the settings have a `draft_shape`.
         """
         return type(self).draft_shape is not MethodConfig.draft_shape
 
     def draft_shape(self) -> DraftShape:
-        """The draft that these settings describe; ConfigError if it cannot be tuned offline."""
+        """The draft's shape by these settings; ConfigError if it cannot be tuned offline."""
         raise ConfigError(
             f"{self.decoding_type} cannot be tuned offline: it uses more of the target than a "
             "text's features. Measure it by running it."
@@ -162,17 +162,17 @@ class MethodConfig(Settings):
 
     @property
     def largest_draft(self) -> DraftShape:
-        """The same of any method whose settings bound a step's draft; ConfigError for others."""
+        """The same for any method whose settings bound a step's draft; ConfigError for others."""
         choices = None if self.offline else self.choices_field()
         return DraftShape.of(ChoiceTree(getattr(self, choices))) if choices else self.draft_shape()
 
     @classmethod
     def choices_field(cls) -> str | None:
-        """The setting that holds a choice tree, if the method drafts one: named `…_choices`."""
+        """The setting that holds a choice tree, if there is one: its name ends with `_choices`."""
         return next((name for name in cls.model_fields if name.endswith("_choices")), None)
 
     def choice_limits(self, locate: Callable[[str], str]) -> ChoiceLimits:
-        """A choice tree's limits, as far as they follow without reading weights."""
+        """A choice tree's limits, as far as they are known without reading weights."""
         return ChoiceLimits()
 
     @property

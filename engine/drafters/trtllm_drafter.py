@@ -1,12 +1,11 @@
 """Runs a drafter written for TensorRT-LLM (`UserProvidedDecodingConfig`) unchanged.
 
 Such a drafter has one method, `prepare_draft_tokens(scheduled_requests, resource_manager)`, which
-sets `py_draft_tokens` of every request. Its resource manager, if it has one, is called before and
-after each forward of the target, and when a request ends. The one request of a run carries the
-names that TensorRT-LLM's guide and its own n-gram drafter use.
+sets `py_draft_tokens` of every request. Its resource manager, if any, is called before and after
+each forward of the target, and when a request ends. A run's single request has the attributes that
+TensorRT-LLM's guide and its own n-gram drafter use.
 
-Where TensorRT-LLM is not installed, stand-ins for the modules that such a file imports exist while
-it is imported.
+If TensorRT-LLM is not installed, stand-ins for its modules exist while such a file is imported.
 Source: TensorRT-LLM, docs/source/features/speculative-decoding.md (user-provided drafting,
 developer guide) and tensorrt_llm/_torch/speculative/drafter.py, ngram.py.
 """
@@ -92,19 +91,19 @@ class Batch:
 
 
 class Adapter:
-    """A `UserDrafter` that passes the run on as a request and drafts the resulting chain."""
+    """A `UserDrafter` that presents the run as a request and drafts the chain it is given."""
 
     _ids = itertools.count()
 
     def __init__(self, drafter: Any, manager: Any = None) -> None:
         self.drafter = drafter
-        own = getattr(drafter, "spec_resource_manager", None)
-        self.manager: Any = manager or own or BaseResourceManager()
+        default = getattr(drafter, "spec_resource_manager", None) or BaseResourceManager()
+        self.manager: Any = manager or default
         self.batch = Batch([])
 
     @classmethod
     def of(cls, user_object: Any) -> Adapter | None:
-        """For a drafter of that interface or a config that holds one; None for anything else."""
+        """For a drafter with that interface or a config that holds one; None for anything else."""
         drafter = getattr(user_object, "drafter", user_object)
         if not callable(getattr(drafter, METHOD, None)):
             return None
@@ -131,31 +130,31 @@ class Adapter:
         self.batch = Batch([])
 
 
-_MODULES: dict[str, dict[str, Any]] = {
-    "": {},
-    ".llmapi": {"UserProvidedDecodingConfig": UserProvidedDecodingConfig},
-    "._torch": {},
-    "._torch.speculative": {"Drafter": Drafter},
-    "._torch.speculative.drafter": {"Drafter": Drafter},
-    "._torch.pyexecutor": {},
-    "._torch.pyexecutor.llm_request": {"LlmRequest": Request},
-    "._torch.pyexecutor.scheduler": {"ScheduledRequests": Batch},
-    "._torch.pyexecutor.resource_manager": {
-        "BaseResourceManager": BaseResourceManager,
-        "ResourceManager": BaseResourceManager,
-    },
+_MODULES = (
+    *("", ".llmapi", "._torch", "._torch.speculative", "._torch.speculative.drafter"),
+    *("._torch.pyexecutor", "._torch.pyexecutor.llm_request", "._torch.pyexecutor.scheduler"),
+    "._torch.pyexecutor.resource_manager",
+)
+_NAMES = {
+    "UserProvidedDecodingConfig": UserProvidedDecodingConfig,
+    "Drafter": Drafter,
+    "LlmRequest": Request,
+    "ScheduledRequests": Batch,
+    "BaseResourceManager": BaseResourceManager,
+    "ResourceManager": BaseResourceManager,
 }
+"""The names that such a file imports; every stand-in module has all of them."""
 
 
 @contextmanager
 def importable() -> Iterator[None]:
-    """In this context, `tensorrt_llm` can be imported: its own modules, or the stand-ins."""
+    """Makes `tensorrt_llm` importable: the installed package or the stand-ins."""
     if "tensorrt_llm" in sys.modules or importlib.util.find_spec("tensorrt_llm") is not None:
         yield
         return
     modules = {f"tensorrt_llm{name}": ModuleType(f"tensorrt_llm{name}") for name in _MODULES}
-    for module, values in zip(modules.values(), _MODULES.values(), strict=True):
-        vars(module).update({"__path__": [], **values})
+    for module in modules.values():
+        vars(module).update({"__path__": [], **_NAMES})
     sys.modules.update(modules)
     try:
         yield

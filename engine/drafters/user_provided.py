@@ -3,17 +3,17 @@
     class MyDrafter:
         def draft(self, token_ids, max_draft_len): return [[17, 4, 9], [17, 5]]
 
-`draft` gets all committed tokens, prompt first, and returns candidate continuations, likeliest
+`draft` gets all committed tokens, prompt first, and returns candidate continuations, most probable
 first; they are merged into one draft tree and verified, so a wrong guess costs time and never
 changes the text. It may also return a tree with its own probabilities (`UserDraft`). `UserDrafter`
-lists what else the object may have. A drafter written for TensorRT-LLM runs unchanged
+lists the optional members. A drafter written for TensorRT-LLM runs unchanged
 (`engine.drafters.trtllm_drafter`).
 
 Only the command line and the server's configuration load code: they register a factory under a
 name, and a config (which may come from a browser) can only choose among the registered names.
 
 Lossless under sampling: candidates are fixed before the step's draws, which the drafter never sees;
-tokens that were drawn from distributions of its own are verified with them.
+tokens that it sampled from its own distributions are verified with these.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -35,22 +35,22 @@ from engine.drafters.base import BuildContext, Drafter, Start
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError, DrafterError
 from engine.model.target import Target
-from engine.proposal import Budget, DraftDists, Needs, Outcome, Proposal, TargetOutput, joined
+from engine.proposal import Budget, DraftDists, Needs, Outcome, Proposal, TargetOutput
 from engine.tree import TreeShape, merge_prefixes, upload
 
 ENTRY_POINTS = "speculative_decoding_playground.drafters"
-"""Entry point group in which installed packages offer drafters."""
+"""Entry point group for drafters of installed packages."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UserDraft:
-    """A draft tree with the distributions that its tokens were drawn from.
+    """A draft tree with the distributions that its tokens were sampled from.
 
     Attributes:
         tokens: of the drafted nodes; parents come before their children, siblings differ.
-        parents: each token's parent as its place in `tokens`, -1 for the root; None = a chain.
-        probs: `(n, vocab)`, what each token was drawn from; siblings from one row, one after the
-            other and without replacement. None = nothing was drawn.
+        parents: each token's parent as an index into `tokens`, -1 for the root; None = a chain.
+        probs: `(n, vocab)`, what each token was sampled from; siblings from the same row, in order
+            and without replacement. None = nothing was sampled.
     """
 
     tokens: Sequence[int]
@@ -71,7 +71,7 @@ class UserDrafter(Protocol):
     def draft(
         self, token_ids: Sequence[int], max_draft_len: int
     ) -> Sequence[Sequence[int]] | UserDraft:
-        """Candidate continuations, likeliest first, or a tree; may be empty.
+        """Candidate continuations, most probable first, or a tree; may be empty.
 
         Args:
             token_ids: committed tokens, prompt first; the last one is the root. Read-only.
@@ -80,12 +80,12 @@ class UserDrafter(Protocol):
 
 
 UserFactory = Callable[..., Any]
-"""Makes the drafter from the target or without arguments; usually its class."""
+"""Makes the drafter, with the target or no argument; usually its class."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Instance:
-    """A factory that returns an object its module already made; equal objects, equal factories."""
+    """A factory that returns an existing object; equal for the same object."""
 
     user_object: Any
 
@@ -118,7 +118,7 @@ def load_user_drafter(spec: str) -> UserFactory:
 
     Args:
         spec: `module:Class`, or the name of an installed entry point of the group `ENTRY_POINTS`.
-            What it names may also be a function, a drafter, or TensorRT-LLM's config of one.
+            It may also name a function, a drafter, or TensorRT-LLM's config of one.
 
     Raises DrafterError: there is no such module, attribute or entry point, or it cannot be called.
     """
@@ -157,14 +157,14 @@ def tensorrt_llm_class(name: str | None) -> tuple[str, str] | None:
 
 
 def _user_drafter(user_object: Any) -> Any:
-    """The object itself or its adapter; None if it has no method that drafts."""
+    """The object itself or an adapter to it; None if it has no method that drafts."""
     if callable(getattr(user_object, "draft", None)):
         return user_object
     return trtllm_drafter.Adapter.of(user_object)
 
 
 def _make(name: str, factory: UserFactory, target: Target) -> Any:
-    """The drafter that a factory makes from the target, or without arguments if it has none.
+    """The drafter that a factory makes, with the target as argument if it takes one.
 
     Raises DrafterError: it needs more arguments, or what it makes cannot draft.
     """
@@ -193,11 +193,11 @@ def _make(name: str, factory: UserFactory, target: Target) -> Any:
 class UserProvidedConfig(MethodConfig):
     """Settings of a drafter of your own."""
 
-    title: ClassVar[str] = "User-provided"
-    summary: ClassVar[str] = (
+    title = "User-provided"
+    summary = (
         "A Python object of your own proposes continuations; it is registered on the command line."
     )
-    main_settings: ClassVar[str] = "drafting drafter max_draft_len max_total_draft_tokens"
+    main_settings = "drafting drafter max_draft_len max_total_draft_tokens"
 
     decoding_type: Literal["User_Provided"] = "User_Provided"
     drafter: str | None = setting(
@@ -236,7 +236,7 @@ class UserProvidedDrafter(Drafter):
         self._user_drafter = user_drafter
         self._device, self._vocab_size = context.target.device, context.target.vocab_size
         needs: Needs | None = getattr(user_drafter, "needs", None)
-        self._reads_features = self.reads_logits = needs is not None
+        self.reads_logits = needs is not None
         self.needs = needs or Needs()
         self._features: list[TargetOutput] = []
         self._running = False
@@ -245,7 +245,7 @@ class UserProvidedDrafter(Drafter):
         self.finish()
         super().start(start)
         self._samples = not start.sampling.greedy
-        self._features = [start.output] if self._reads_features else []
+        self._features = [start.output] if self.reads_logits else []
         self._running = True
         if hasattr(self._user_drafter, "prepare"):
             self._user_drafter.prepare(list(start.prompt_ids), start.sampling, start.limits)
@@ -263,19 +263,18 @@ class UserProvidedDrafter(Drafter):
         return proposal.keep(range(max_nodes)) if len(proposal.shape) > max_nodes else proposal
 
     def _draft(self, length: int) -> Any:
-        if not self._reads_features:
+        if not self.reads_logits:
             return self._user_drafter.draft(self.text, length)
-        features, self._features = _joined(self._features), []
+        features, self._features = TargetOutput.joined(self._features), []
         return self._user_drafter.draft(self.text, length, features)
 
     def observe(self, outcome: Outcome) -> None:
         super().observe(outcome)
-        if self._reads_features:
-            rows = torch.tensor(outcome.path, device=outcome.output.logits.device)
-            self._features.append(_rows_of(outcome.output, rows))
+        if self.reads_logits:
+            self._features.append(outcome.output.at(outcome.path))
 
     def _tree(self, draft: UserDraft) -> Proposal:
-        """The tree of a draft; DrafterError if its tokens, parents or probabilities are invalid."""
+        """A draft as a tree; DrafterError if its tokens, parents or probabilities are invalid."""
         tokens = self._token_ids(draft.tokens)
         parents = range(-1, len(tokens) - 1) if draft.parents is None else draft.parents
         shape = TreeShape([-1, *(operator.index(parent) + 1 for parent in parents)])
@@ -290,9 +289,9 @@ class UserProvidedDrafter(Drafter):
         if draft.probs is None or not tokens:
             return proposal
         probs = self._probabilities(draft.probs, len(tokens))
-        places = torch.arange(len(tokens), device=self._device)
-        draft_probs = torch.cat([probs.new_ones(1), probs[places, proposal.tokens[1:]]])
-        rows = {node: nodes[0] - 1 for node, nodes in enumerate(shape.children) if nodes}
+        nodes = torch.arange(len(tokens), device=self._device)
+        draft_probs = torch.cat([probs.new_ones(1), probs[nodes, proposal.tokens[1:]]])
+        rows = {node: siblings[0] - 1 for node, siblings in enumerate(shape.children) if siblings}
         dists = DraftDists(probs, rows) if self._samples else None
         return replace(proposal, draft_probs=draft_probs, dists=dists)
 
@@ -309,7 +308,7 @@ class UserProvidedDrafter(Drafter):
         return probs
 
     def _token_ids(self, beam: Sequence[int]) -> list[int]:
-        """A candidate as plain ints; DrafterError if they are no token ids of the target."""
+        """A candidate as plain ints; DrafterError if they are not token ids of the target."""
         try:
             tokens = [operator.index(token) for token in beam]
         except TypeError as error:
@@ -328,17 +327,3 @@ class UserProvidedDrafter(Drafter):
         if self._running and hasattr(self._user_drafter, "free"):
             self._user_drafter.free()
         self._running, self._features = False, []
-
-
-def _rows_of(output: TargetOutput, rows: Tensor) -> TargetOutput:
-    hidden, layers = (None if x is None else x[rows] for x in (output.hidden, output.layers))
-    return TargetOutput(output.logits[rows], hidden, layers)
-
-
-def _joined(outputs: list[TargetOutput]) -> TargetOutput:
-    """The rows of several forwards, one after the other."""
-    return TargetOutput(
-        torch.cat([output.logits for output in outputs]),
-        joined(output.hidden for output in outputs),
-        joined(output.layers for output in outputs),
-    )

@@ -1,22 +1,21 @@
-"""Serving engines: methods exported as each of them runs it, and their configs read as methods.
+"""Serving engines: exports methods to their configs, and imports their configs as methods.
 
-One file per engine holds its `table`, read both ways, and its file templates; `trees` reads and
-writes choice trees in every tool's format.
+One file per engine has its `table`, which is used in both directions, and its file templates;
+`trees` reads and writes choice trees in every tool's format.
 """
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Mapping
 
 from engine.drafters import parse_method
 from engine.drafters.method import MethodConfig
-from engine.errors import ConfigError
+from engine.errors import ConfigError, did_you_mean, one_of
 from engine.interop import llamacpp, local, sglang, transformers, trtllm, vllm
 from engine.interop.conversion import Reader, Writer
 from engine.interop.export_files import MAX_CHARS, Export, ImportedMethod, ReadYaml, Version
-from engine.interop.table import Engine, UnsupportedError, ignored_of, refusals_of
+from engine.interop.table import Engine, UnsupportedError, ignored_by_key, refusal_by_key
 from engine.interop.trtllm import triton
 
 _MODULES = (trtllm, vllm, sglang, triton, llamacpp, transformers)
@@ -26,18 +25,14 @@ ENGINES: Mapping[str, Engine] = {engine.name: engine for engine in _ENGINES}
 
 def find_engine(name: object) -> Engine:
     """Raises ConfigError: there is no engine of that name."""
-    if isinstance(name, str) and name in ENGINES:
-        return ENGINES[name]
-    near = difflib.get_close_matches(str(name), ENGINES, n=1)
-    hint = f" Did you mean {near[0]}?" if near else ""
-    raise ConfigError(f"The engine must be one of {', '.join(ENGINES)}, got {name!r:.80}.{hint}")
+    return ENGINES[one_of("The engine", name, ENGINES, did_you_mean(name, ENGINES))]
 
 
 def read_version(engine: Engine, text: str | None) -> Version:
-    """A release as numbers: `0.20.2`, `v0.20`, `b9235`; none means the default.
+    """A release as numbers, from `0.20.2`, `v0.20` or `b9235`; None means the default.
 
     Raises:
-        ConfigError: no such form, or older than the oldest known.
+        ConfigError: it is malformed, or older than the oldest known.
     """
     oldest, text = engine.versions[-1][0], text or engine.default
     what = f"The version of {engine.title} must be"
@@ -70,10 +65,11 @@ def export_method(
     """A method as an engine runs it, or why it cannot.
 
     Args:
-        target, hybrid: as the engine can load it; whether it has recurrent layers.
+        target: a name or path that the engine can load.
+        hybrid: whether the target has recurrent layers.
         version: the engine's release; None = the default.
-        resolve: what `speculative_model` names → what the engine can load.
-        notes, warnings: remarks on the target, and further differences from the one here.
+        resolve: `speculative_model` → a name or path that the engine can load.
+        notes, warnings: remarks on the target, and further differences from the method here.
 
     Raises:
         ConfigError: the version is malformed, or older than the oldest known.
@@ -90,8 +86,8 @@ def export_method(
     except UnsupportedError as error:
         return Export(engine.name, version, refusal=str(error), nearest=error.nearest)
     writer.finish()
-    if hybrid and config.decoding_type != "Autoregressive":
-        writer.notes.extend(text for text, when in engine.hybrid.items() if when(config))
+    if hybrid and engine.hybrid and config.decoding_type != "Autoregressive":
+        writer.notes.append(engine.hybrid)
     files = (*files, *writer.files)
     return Export(engine.name, version, files, tuple(writer.notes), tuple(writer.warnings))
 
@@ -103,20 +99,20 @@ def import_config(engine: Engine, text: str, read_yaml: ReadYaml) -> ImportedMet
         read_yaml: plain data of a YAML text; may raise ConfigError.
 
     Raises:
-        ConfigError: it is not one, has no counterpart here, or has a key that the engine does not
-            know or that makes it draft as no method here does.
+        ConfigError: it is malformed, has no counterpart here, or has a key that is unknown to the
+            engine or makes it draft as no method here does.
     """
     if not text.strip():
         raise ConfigError(f"Nothing to read. Paste a config of {engine.title}.")
     if len(text) > MAX_CHARS:
         raise ConfigError(f"The text has {len(text)} characters; {MAX_CHARS} are allowed.")
     values, target = engine.parse(text, read_yaml)
-    for key, refusal in refusals_of(engine.rows).items():
+    for key, refusal in refusal_by_key(engine.rows).items():
         if key in values:
             refusal.check(engine.title, key, values[key])
     reader = Reader(engine, values)
     settings = reader.read(engine.find_method(reader))
-    ignored, about = reader.ignored(), ignored_of(engine.rows)
+    ignored, about = reader.ignored(), ignored_by_key(engine.rows)
     reader.notes += [f"{key} {about[key]}" for key in ignored if about.get(key)]
     unread = tuple(key for key in ignored if not about.get(key))
     return ImportedMethod(parse_method(settings), target, tuple(reader.notes), unread)

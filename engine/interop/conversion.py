@@ -1,6 +1,6 @@
-"""A method written as an engine's values, and such values read as a method, by the table's rows.
+"""Converts methods to an engine's values and back, by the rows of its table.
 
-A setting that has an effect, differs from its default and was written by no row becomes a warning.
+A setting that has an effect, differs from its default and is written by no row causes a warning.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from engine.interop import table
 from engine.interop.export_files import File, Version
-from engine.interop.table import IGNORED, NO_MODEL, Engine, Field, Method, Values
+from engine.interop.table import IGNORED, PLACEHOLDER, Engine, Field, Method, Values
 from engine.tree import ChoiceTree
 
-_KINDS = {
+_TYPE_NAMES = {
     int: "an integer",
     float: "a number",
     bool: "true or false",
@@ -35,7 +35,7 @@ _ONLY_TYPICAL = "It only matters with typical acceptance."
 _ONLY_MIXED = "It only matters with mix_contexts."
 REASONS = {
     "acceptance": _EXACT,
-    "drafting": "It drafts as much as is set at every step; here it is at most that.",
+    "drafting": "It always drafts as much as is set; here that is the maximum.",
     "confidence_threshold": "{title} always drafts the full length.",
     "eagle3_layers_to_capture": "{title} reads the layers from the checkpoint.",
     "escape": _ONLY_MIXED,
@@ -51,7 +51,7 @@ REASONS = {
     "vocabulary": "{title} wants a draft model of the target's vocabulary.",
     "use_tree_spec": "{title} verifies one path, not a tree.",
 }
-"""Added to the warning that a setting is dropped."""
+"""Reasons added to the warning that a setting is dropped."""
 
 
 @dataclass
@@ -59,9 +59,9 @@ class Writer:
     """Converts a config to an engine's values, and collects notes and warnings.
 
     Attributes:
-        target: as the engine can load it.
+        target: a name or path that the engine can load.
         version: the engine's release.
-        resolve: what `speculative_model` names → what the engine can load.
+        resolve: `speculative_model` → a name or path that the engine can load.
         used: settings that were written, or reported as dropped.
     """
 
@@ -76,41 +76,24 @@ class Writer:
     models: list[str] = field(default_factory=list)
     files: list[File] = field(default_factory=list)
 
-    def at_least(self, *version: int) -> bool:
-        """Whether the engine's release is this one or newer."""
-        return self.version >= version
-
     def take(self, name: str) -> Any:
-        """A setting's value, from now on counted as written."""
+        """A setting's value; marks it as written."""
         self.used.add(name)
         return getattr(self.config, name)
 
     def model(self) -> str:
-        """The drafter's weights as the engine can load them."""
+        """A name or path of the drafter's weights that the engine can load."""
         name = self.take("speculative_model")
         if name is None:
             self.warnings.append(
-                f"speculative_model is not set. Put the drafter's path in place of {NO_MODEL}."
+                f"speculative_model is not set. Put the drafter's path in place of {PLACEHOLDER}."
             )
-            return NO_MODEL
+            return PLACEHOLDER
         self.models.append(self.resolve(name))
         return self.models[-1]
 
-    def chain_of_levels(self, who: str) -> int:
-        """Draft length of an engine without dynamic trees; warns where the method grows one."""
-        levels = int(self.take("max_draft_len"))
-        if self.take("use_dynamic_tree"):
-            nodes, names = self.config.max_total_draft_tokens, table.DYNAMIC.split()
-            self.used.update(names)
-            self.warnings.append(
-                f"{who} a chain: the dynamic tree of {nodes} nodes (use_dynamic_tree, "
-                f"{', '.join(names)}) is dropped and only the most probable token of each of "
-                f"its {levels} levels is drafted; measured MAT falls."
-            )
-        return levels
-
     def chain_of_tree(self, name: str, who: str) -> int:
-        """Draft length of an engine without choice trees; warns where the tree is no chain."""
+        """Draft length for an engine without choice trees; warns if the tree is not a chain."""
         tree = ChoiceTree(self.take(name))
         if tree != ChoiceTree.chain(tree.depth):
             self.warnings.append(
@@ -123,7 +106,7 @@ class Writer:
         """The engine's keys and values for the config.
 
         Raises:
-            UnsupportedError: this release cannot run it.
+            UnsupportedError: this release cannot run the method.
         """
         method = self.engine.method(self.config, self.version)
         values = {self.engine.key: method.name} if method.name else {}
@@ -143,27 +126,23 @@ class Writer:
         elif isinstance(row, Field) and not (row.switch and not getattr(self.config, row.switch)):
             value = row.build(self) if row.build else self._encoded(row)
             if value is not None:
-                values[row.key_in(self.version)] = value
+                values[row.key] = value
 
     def _encoded(self, row: Field) -> Any:
         value = self.take(row.setting)
         if value is None and row.requirement:
-            title, method, key = (
-                self.engine.title,
-                type(self.config).title,
-                row.key_in(self.version),
-            )
-            why = f"{title} needs {key} for {method}, and {row.setting} is not set."
-            raise table.UnsupportedError(why, row.requirement)
+            title, method = self.engine.title, type(self.config).title
+            reason = f"{title} needs {row.key} for {method}, and {row.setting} is not set."
+            raise table.UnsupportedError(reason, row.requirement)
         return None if value is None else row.encode(value)
 
-    def part(self, config: MethodConfig) -> Writer:
-        """A writer for a method inside this one, with the same notes and warnings."""
+    def nested(self, config: MethodConfig) -> Writer:
+        """A writer for a method inside this one, which shares its notes and warnings."""
         shared = (self.engine, config, self.target, self.version, self.resolve)
         return Writer(*shared, self.notes, self.warnings, models=self.models)
 
     def finish(self, prefix: str = "") -> None:
-        """Warn of every setting that has an effect, is not at its default and was not written."""
+        """Warn of every unwritten setting that has an effect and differs from its default."""
         title = self.engine.title
         for name in sorted(self.config.live_settings() - self.used):
             value = getattr(self.config, name)
@@ -178,9 +157,12 @@ class Writer:
 
 @dataclass
 class Reader:
-    """An engine's values while they are read as settings; a key whose value is None is absent.
+    """Converts an engine's values to settings; a key whose value is None is absent.
 
-    `origins` has the key that each setting was read from.
+    Attributes:
+        origins: setting → the key that it was read from.
+        used: keys that were read.
+        methods: the engine's methods that were read.
     """
 
     engine: Engine
@@ -196,10 +178,10 @@ class Reader:
         return next((key for key in keys if self.values.get(key) is not None), None)
 
     def typed(self, key: str, kind: type) -> Any:
-        """A value of this type; from a command line it comes as text.
+        """A value of this type, parsed if it is text of a command line.
 
         Raises:
-            ConfigError: it is of another one.
+            ConfigError: it has another type.
         """
         value = self.values[key]
         adapter: TypeAdapter[Any] = TypeAdapter(kind)
@@ -208,10 +190,10 @@ class Reader:
                 return adapter.validate_strings(value.strip())
             return adapter.validate_python(value, strict=True)
         except ValidationError as error:
-            raise ConfigError(f"{key} must be {_KINDS[kind]}, got {value!r:.80}.") from error
+            raise ConfigError(f"{key} must be {_TYPE_NAMES[kind]}, got {value!r:.80}.") from error
 
     def read(self, method: Method) -> Values:
-        """Our settings for one of the engine's methods, `decoding_type` included."""
+        """The settings of one of the engine's methods, `decoding_type` included."""
         self.settings, self.origins = dict(method.implied), {}
         self.notes.extend(method.read_notes)
         self.methods.append(method)
@@ -225,17 +207,17 @@ class Reader:
         return {"decoding_type": method.decoding_type, **self.settings}
 
     def ignored(self) -> tuple[str, ...]:
-        """The keys that were not read and do not bear on what is drafted.
+        """The keys that were not read and do not affect drafting.
 
         Raises:
-            ConfigError: one that was not read does bear on it, or is none of the engine's.
+            ConfigError: an unread key affects drafting, or is unknown to the engine.
         """
         engine, rows = self.engine, [row for method in self.methods for row in method.rows]
-        refusals = table.refusals_of((*engine.rows, *rows))
+        refusals = table.refusal_by_key((*engine.rows, *rows))
         for key in self.values.keys() & refusals.keys():
             refusals[key].check(engine.title, key, self.values[key])
-        own = (method.own_keys for method in self.methods)
-        allowed = engine.common_keys.union(*own) if engine.strict else engine.keys
+        keys = (method.own_keys for method in self.methods)
+        allowed = engine.common_keys.union(*keys) if engine.strict else engine.keys
         unread = [key for key in self.values if key not in (*self.used, engine.key)]
         unknown = [key for key in unread if key not in allowed]
         if unknown:
@@ -250,7 +232,7 @@ class Reader:
         if key is None:
             self.notes += [row.note] if row.note and row.setting else []
         elif row.decode is not None:
-            kind = row.kind or _kind_of(decoding_type, row.setting)
+            kind = row.kind or _setting_type(decoding_type, row.setting)
             value = row.decode(self.values[key] if kind is None else self.typed(key, kind))
             if value is not IGNORED:
                 self.used.update(row.keys)
@@ -274,10 +256,10 @@ def _nearest(word: str, words: Iterable[str]) -> str:
     return f" (did you mean {near[0]}?)" if near else ""
 
 
-def _kind_of(decoding_type: str, name: str) -> type | None:
+def _setting_type(decoding_type: str, name: str) -> type | None:
     """The plain type of a setting, if it has one."""
     setting = methods()[decoding_type].model_fields.get(name)
     annotation = setting.annotation if setting else None
     union = get_origin(annotation) in (Union, UnionType)
-    kinds = set(get_args(annotation) if union else (annotation,)) & set(_KINDS)
+    kinds = set(get_args(annotation) if union else (annotation,)) & set(_TYPE_NAMES)
     return kinds.pop() if kinds else None

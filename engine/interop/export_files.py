@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import shlex
+import textwrap
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -25,7 +27,7 @@ _YAML_WORDS = frozenset("true false yes no on off null y n ~".split())
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A text to save or to paste; `language` is for syntax highlighting."""
+    """A text file to save or paste; `language` is for syntax highlighting."""
 
     name: str
     text: str
@@ -36,8 +38,10 @@ class File:
 class Export:
     """A method as an engine runs it.
 
-    `warnings` have a sentence per difference from the method here; `refusal` says why the engine
-    cannot run it, without files then, and `nearest` is the closest alternative.
+    Attributes:
+        warnings: a sentence per difference from the method here.
+        refusal: why the engine cannot run it; there are no files then.
+        nearest: the closest alternative.
     """
 
     engine: str
@@ -59,8 +63,10 @@ class Export:
 class ImportedMethod:
     """An engine's config read as a method here.
 
-    `notes` say how it was read where that is not obvious; `ignored` keys do not bear on what is
-    drafted: where the drafter runs, for how many. `target` is None where the text names none.
+    Attributes:
+        target: None where the text names none.
+        notes: how it was read where that is not obvious.
+        ignored: keys that do not affect drafting, such as where the drafter runs.
     """
 
     config: MethodConfig
@@ -76,7 +82,7 @@ class ImportedMethod:
 
 
 def yaml_block(values: Mapping[str, Any], indent: int = 0) -> str:
-    """Nested mappings as YAML; lists in flow style, texts quoted only where they must be."""
+    """Nested mappings as YAML, with lists in flow style and strings quoted only if necessary."""
     pad = " " * indent
     lines = [
         f"{pad}{key}:\n{yaml_block(value, indent + 2)}"
@@ -103,9 +109,11 @@ def command(start: str, *options: str | tuple[str, object]) -> str:
 
 
 class Flags(NamedTuple):
-    """A command line: options by name, underscores as dashes, "" for no value.
+    """A parsed command line.
 
-    `environment` has the assignments before it, NAME=VALUE.
+    Attributes:
+        options: value by name, with dashes for underscores; "" = no value.
+        environment: the assignments NAME=VALUE before the command.
     """
 
     options: dict[str, str]
@@ -113,12 +121,12 @@ class Flags(NamedTuple):
     environment: dict[str, str]
 
     def first(self, *names: str) -> str | None:
-        """Value of the first of these options that is there."""
+        """Value of the first of these options that is given."""
         return next((self.options[name] for name in names if name in self.options), None)
 
 
 def read_flags(text: str, *, switches: Container[str] = ()) -> Flags:
-    """Take a command line apart; no word after one of the `switches` is its value.
+    """Parse a command line; `switches` are options without a value.
 
     Raises:
         ConfigError: quotes do not match, or an option is given twice.
@@ -134,26 +142,67 @@ def read_flags(text: str, *, switches: Container[str] = ()) -> Flags:
     while tokens:
         name, equals, value = (token := tokens.pop()).partition("=")
         if _OPTION.match(token):
-            given, name = options, name.replace("_", "-")
+            values, name = options, name.replace("_", "-")
             if not equals and name not in switches and tokens and not _OPTION.match(tokens[-1]):
                 value = tokens.pop()
         elif _ASSIGNMENT.match(token):
-            given = environment
+            values = environment
         else:
             arguments.append(token)
             continue
-        if given.setdefault(name, value) != value:
-            raise ConfigError(f"{name} is given twice: {given[name]!r:.40} and {value!r:.40}.")
+        if values.setdefault(name, value) != value:
+            raise ConfigError(f"{name} is given twice: {values[name]!r:.40} and {value!r:.40}.")
     return Flags(options, tuple(arguments), environment)
+
+
+def read_python(text: str) -> tuple[list[ast.AST], Callable[[ast.expr], Any]]:
+    """The syntax nodes of a program, which is not run, and a function that evaluates them.
+
+    A literal has its value; a variable that of its literal or the name of the model loaded into it
+    (`from_pretrained`), else its own name; a call has the function's name.
+
+    Raises:
+        ConfigError: it is not valid Python.
+    """
+    try:
+        nodes = list(ast.walk(ast.parse(textwrap.dedent(text).strip())))
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise ConfigError(f"The program is not valid Python: {error!s:.80}.") from error
+    variables: dict[str, Any] = {}
+    for node in nodes:
+        match node:
+            case ast.Assign(
+                targets=[ast.Name(id=name)],
+                value=ast.Constant(value=value)
+                | ast.Call(
+                    func=ast.Attribute(attr="from_pretrained"), args=[ast.Constant(value=value), *_]
+                ),
+            ):
+                variables[name] = value
+
+    def value_of(node: ast.expr) -> Any:
+        match node:
+            case ast.Name(id=name):
+                return variables.get(name, name)
+            case ast.Attribute(attr=name):
+                return name
+            case ast.Call(func=func):
+                return ast.unparse(func)
+        try:
+            return ast.literal_eval(node)
+        except (ValueError, TypeError, RecursionError, MemoryError):
+            return None
+
+    return nodes, value_of
 
 
 def read_mapping(
     text: str, read_yaml: ReadYaml, keys: tuple[str, ...], expected: str
 ) -> tuple[dict[str, Any], str | None]:
-    """A mapping, or the one under one of the keys, and the `model` beside that key.
+    """The mapping in a text, or under one of `keys`, and the `model` beside that key.
 
     Raises:
-        ConfigError: there is none; begins with `expected`.
+        ConfigError: there is none; the message begins with `expected`.
     """
     values, target = read_yaml(text), None
     for key in keys:

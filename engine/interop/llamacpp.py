@@ -24,18 +24,18 @@ from engine.interop.table import Codec, DroppedSetting, Engine, Field, Values, c
 
 TYPE = "--spec-type"
 LOOKUPS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v")
-SAMPLED = (11368,)
-"""Build from which on a draft model and MTP layers may sample their drafts."""
+SAMPLING_BUILD = (11368,)
+"""First build in which a draft model and MTP layers can sample their drafts."""
 VARIABLE = "LLAMA_ARG_"
 VARIABLE_LINE = re.compile(rf"^\s*-?\s*({VARIABLE}\w+)\s*[:=]\s*", re.MULTILINE)
 PRESET = re.compile(r"^[ \t]*\[([^\]\n]+)\][ \t]*$", re.MULTILINE)
 ENTRY = re.compile(r"^[ \t]*([A-Za-z][\w-]*)[ \t]*=[ \t]*(.*?)[ \t]*$", re.MULTILINE)
-MACHINE = (
+PLACEMENT = (
     "threads threads-batch cpu-mask cpu-range cpu-strict prio poll cpu-mask-batch cpu-strict-batch "
     "prio-batch poll-batch override-tensor cpu-moe n-cpu-moe device ctx-size cache-type-k "
     "cache-type-v"
 )
-"""Where a draft model runs, as `--spec-draft-NAME` and `--NAME-draft`."""
+"""Options on where a draft model runs, as `--spec-draft-NAME` and `--NAME-draft`."""
 SHORT = (
     "-td -tbd -Cd -Crd -Cbd -otd -cmoed -ncmoed -devd -cd -ngld -ctkd -ctvd -lcs -lcd "
     "--draft-p-split --lookup-cache-static --lookup-cache-dynamic --gpu-layers-draft "
@@ -45,10 +45,10 @@ SHORT = (
     "--spec-ngram-mod-n-max"
 )
 ROWS = (
-    table.Ignored(" ".join(f"--spec-draft-{name} --{name}-draft" for name in MACHINE.split())),
+    table.Ignored(" ".join(f"--spec-draft-{name} --{name}-draft" for name in PLACEMENT.split())),
     table.Ignored(SHORT),
     table.Ignored("--spec-draft-sampling", table.DRAWN),
-    *table.refuse(
+    *table.refusals(
         {
             "--spec-default=false": "it stands for ngram-mod, which looks up hashed n-grams",
             "--spec-draft-n-min --draft-min --draft-n-min=0": "shorter drafts are discarded",
@@ -65,7 +65,7 @@ ROWS = (
 
 
 def gguf_name(model: str) -> str:
-    """File name that a model's conversion would have; a GGUF file as it is."""
+    """The file name of a model converted to GGUF; a GGUF file's own name."""
     return model if model.endswith(".gguf") else f"{PurePath(model).name}.gguf"
 
 
@@ -77,7 +77,7 @@ WEIGHTS = Field(
         *("--hf-repo-draft", "--spec-draft-hf-repo"),
     ),
     build=lambda writer: gguf_name(writer.model()),
-    decode=lambda model: None if model == f"{table.NO_MODEL}.gguf" else model,
+    decode=lambda model: None if model == f"{table.PLACEHOLDER}.gguf" else model,
 )
 OLD_LENGTHS = ("--draft-max", "--draft", "--draft-n")
 LENGTH = Field(
@@ -89,7 +89,6 @@ LENGTH = Field(
     default=3,
     note="No draft length is given: 3, the default of builds since April 2026, is used.",
 )
-LEVELS = dataclasses.replace(LENGTH, build=lambda w: w.chain_of_levels("llama-server drafts"))
 MIN_LENGTH = const("--spec-draft-n-min", 0, aliases=("--draft-min",))
 P_MIN: Any = {"key": "--spec-draft-p-min", "aliases": ("--draft-p-min",)}
 FULL_LENGTH = const(value=0.0, kind=float, note="the full length is drafted here.", **P_MIN)
@@ -102,7 +101,7 @@ THRESHOLD = Field(
 
 
 def _ngram(name: str, field: Field) -> Field:
-    """A row under the names that it has in each n-gram type, and under the old one."""
+    """A row with its key in each n-gram type, and the old key."""
     key, *aliases = (f"--spec-{kind}-{name}" for kind in (*LOOKUPS, "ngram"))
     return dataclasses.replace(field, key=key, aliases=tuple(aliases))
 
@@ -111,7 +110,7 @@ def _ngram(name: str, field: Field) -> Field:
 
 
 def _write_combined(writer: Writer, values: Values) -> None:
-    """Types in one list: lookup comes first wherever it finds something, as here."""
+    """The types as one list: lookup drafts first wherever it finds a match, as here."""
     first, second = writer.take("retrieval"), writer.take("model")
     drafting = [method.decoding_type for method in DRAFTING]
     if first.decoding_type != "NGram" or second.decoding_type not in drafting:
@@ -121,25 +120,25 @@ def _write_combined(writer: Writer, values: Values) -> None:
         )
     values[TYPE] = ""
     for config in (first, second):
-        part = writer.part(config)
-        own = part.values()
-        values |= {**own, TYPE: f"{values[TYPE]},{own[TYPE]}".lstrip(",")}
-        part.finish(f"{config.decoding_type}: ")
+        nested = writer.nested(config)
+        inner = nested.values()
+        values |= {**inner, TYPE: f"{values[TYPE]},{inner[TYPE]}".lstrip(",")}
+        nested.finish(f"{config.decoding_type}: ")
 
 
 def _read_combined(reader: Reader) -> None:
-    first, second = (_of_kind(reader, kind) for kind in _kinds(reader))
+    first, second = (_method_of_type(reader, kind) for kind in _type_names(reader))
     reader.settings = {"retrieval": reader.read(first), "model": reader.read(second)}
 
 
-def _kinds(reader: Reader) -> list[str]:
-    """The types in the order in which they draft; a draft model alone is one, too."""
+def _type_names(reader: Reader) -> list[str]:
+    """The types in drafting order; a draft model alone implies one."""
     kinds = [kind for part in str(reader.values.get(TYPE, "")).split(",") if (kind := part.strip())]
     return kinds or (["draft-simple"] if reader.find(*WEIGHTS.keys) else [])
 
 
-def _of_kind(reader: Reader, kind: str) -> table.Method:
-    """The method of a type; next-token layers in a file of their own are an assistant."""
+def _method_of_type(reader: Reader, kind: str) -> table.Method:
+    """The method of a type; MTP layers in a file of their own are an assistant."""
     if kind == ASSISTANT.name and reader.find(*WEIGHTS.keys):
         return ASSISTANT
     return table.method_named(METHODS, TYPE, kind)
@@ -148,29 +147,30 @@ def _of_kind(reader: Reader, kind: str) -> table.Method:
 # ---- the table
 
 
-GEMMA = (
+GEMMA_NOTE = (
     "Builds since June 2026 load Gemma 4's assistants (llama.cpp#23398); at first not those of E2B "
     "and E4B. Not tried here: look for the assistant in the server's log."
 )
-ALL = (MIN_LENGTH, FULL_LENGTH)
-BLOCK_TREE = table.drops_block_tree("llama.cpp")
+DEFAULTS = (MIN_LENGTH, FULL_LENGTH)
+BLOCK_TREE = table.drops_tree("llama.cpp")
+CHAIN = table.drops_tree("llama.cpp", table.DYNAMIC)
 SAME_TOKEN = table.drops_draft_probs(
     ": this build keeps a drafted token only where the target draws the same one; when sampling, "
     "acceptance falls.",
-    until=SAMPLED,
+    until=SAMPLING_BUILD,
 )
-SAMPLING = table.sampled("--spec-draft-sampling", "probabilistic", since=SAMPLED)
+SAMPLING = table.sampled("--spec-draft-sampling", "probabilistic", since=SAMPLING_BUILD)
 DRAFT_MODEL = (WEIGHTS, LENGTH, MIN_LENGTH, THRESHOLD, SAMPLING, SAME_TOKEN)
-ASSISTANT = method("MTP_Assistant", "draft-mtp", WEIGHTS, LENGTH, *ALL, notes=(GEMMA,))
+ASSISTANT = method("MTP_Assistant", "draft-mtp", WEIGHTS, LENGTH, *DEFAULTS, notes=(GEMMA_NOTE,))
 DRAFTING = (
     method("Draft_Target", "draft-simple", *DRAFT_MODEL, aliases=("draft",)),
-    method("Eagle3", "draft-eagle3", WEIGHTS, LEVELS, *ALL),
-    method("MTP", "draft-mtp", LENGTH, *ALL),
+    method("Eagle3", "draft-eagle3", WEIGHTS, LENGTH, CHAIN, *DEFAULTS),
+    method("MTP", "draft-mtp", LENGTH, *DEFAULTS),
     ASSISTANT,
-    method("DFlash", "draft-dflash", WEIGHTS, LENGTH, BLOCK_TREE, *ALL),
-    method("DSpark", "draft-dspark", WEIGHTS, LENGTH, BLOCK_TREE, *ALL, since=(10507,)),
+    method("DFlash", "draft-dflash", WEIGHTS, LENGTH, BLOCK_TREE, *DEFAULTS),
+    method("DSpark", "draft-dspark", WEIGHTS, LENGTH, BLOCK_TREE, *DEFAULTS, since=(10507,)),
 )
-LAST_OF_ALL = ("pool", True, False, False)
+SIMPLE_RULES = ("pool", True, False, False)
 NGRAM = (
     _ngram("size-n", Field("max_matching_ngram_size", "", default=12)),
     _ngram("size-m", Field("max_draft_len", "", default=48)),
@@ -184,7 +184,7 @@ NGRAM = (
     ),
     table.drops_pool(
         "ngram-simple copies what followed the last occurrence in the request's own text",
-        lambda c: (c.lookup, c.is_keep_all, c.is_use_oldest, c.is_public_pool) != LAST_OF_ALL,
+        lambda c: (c.lookup, c.is_keep_all, c.is_use_oldest, c.is_public_pool) != SIMPLE_RULES,
     ),
 )
 FIXED = dict.fromkeys(
@@ -192,8 +192,8 @@ FIXED = dict.fromkeys(
     "The conversion to GGUF fixes it.",
 )
 COMBINED = method("Combined", "", Codec((), _write_combined, _read_combined))
-HASHED = "ngram-mod shares a pool between requests, but wants patterns of 16 tokens or more."
-SHORTER = "Here shorter matches are tried, too, where the longest finds nothing."
+MOD_NOTE = "ngram-mod shares a pool between requests, but wants patterns of 16 tokens or more."
+SHORTER_NOTE = "Here shorter matches are tried, too, where the longest finds nothing."
 METHODS = (
     method(
         "NGram",
@@ -201,8 +201,8 @@ METHODS = (
         *NGRAM,
         aliases=LOOKUPS[1:],
         implied={"is_use_oldest": False, "is_public_pool": False},
-        notes=(HASHED,),
-        read_notes=(SHORTER,),
+        notes=(MOD_NOTE,),
+        read_notes=(SHORTER_NOTE,),
     ),
     *DRAFTING,
     COMBINED,
@@ -210,7 +210,7 @@ METHODS = (
 
 
 def add_conversion_note(writer: Writer) -> None:
-    """Say how a folder of weights becomes a GGUF file, unless all are such files."""
+    """Add a note on converting weights to GGUF, unless all are GGUF files."""
     if not all(model.endswith(".gguf") for model in (writer.target, *writer.models)):
         writer.notes.append(
             f"{writer.engine.title} loads GGUF files: convert a folder of weights with llama.cpp's "
@@ -226,17 +226,17 @@ def _files(writer: Writer, values: Values) -> tuple[File, ...]:
 
 
 def _parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | None]:
-    flags = _read(text)
-    known = [k for k in flags.options if k in ENGINE.keys or k.startswith(("--spec", "--draft"))]
+    flags = _read_options(text)
+    keys = [k for k in flags.options if k in ENGINE.keys or k.startswith(("--spec", "--draft"))]
     target = flags.first("-m", "--model", "-hf", "--hf-repo", "--m", "--hf")
-    return {key: flags.options[key] for key in known}, target
+    return {key: flags.options[key] for key in keys}, target
 
 
-def _read(text: str) -> Flags:
-    """Of a command with its variables, which flags override, or of an INI preset of one model.
+def _read_options(text: str) -> Flags:
+    """The options of a command and its variables, which flags override, or of an INI preset.
 
     Raises:
-        ConfigError: it is no command, or the preset has several models.
+        ConfigError: it cannot be parsed, or the preset has several models.
     """
     if sections := PRESET.findall(text):
         if len(models := [name for name in sections if name != "*"]) > 1:
@@ -248,13 +248,13 @@ def _read(text: str) -> Flags:
 
 
 def _flag(name: str) -> str:
-    """The flag of a variable or of a preset's key."""
+    """The flag for a variable or a preset's key."""
     name = name.removeprefix(VARIABLE).lower() if name.startswith(VARIABLE) else name
     return f"-{name}" if f"-{name}" in ENGINE.keys else f"--{name}".replace("_", "-")
 
 
 def _find_method(reader: Reader) -> table.Method:
-    kinds = _kinds(reader)
+    kinds = _type_names(reader)
     if not kinds or kinds == ["none"]:
         raise ConfigError(f"The command names neither {TYPE} nor a draft model (-md).")
     if reader.find(*OLD_LENGTHS, "--draft-min"):
@@ -269,7 +269,7 @@ def _find_method(reader: Reader) -> table.Method:
             f"{TYPE} {','.join(kinds)} has no counterpart here; an n-gram type followed by a "
             "draft type has."
         )
-    return _of_kind(reader, kinds[0])
+    return _method_of_type(reader, kinds[0])
 
 
 ENGINE = Engine(
@@ -290,9 +290,7 @@ ENGINE = Engine(
     find_method=_find_method,
     rows=ROWS,
     reasons={**FIXED, "min_match_len": "llama.cpp looks up first wherever its n-gram occurs."},
-    hybrid={
-        "Where a build cannot roll this target's recurrent state back, it saves all of it at every "
-        "step, which has made drafting several times slower than plain decoding "
-        "(llama.cpp#28120). Measure with and without drafts.": table.always
-    },
+    hybrid="Where a build cannot roll this target's recurrent state back, it saves all of it at "
+    "every step, which has made drafting several times slower than plain decoding "
+    "(llama.cpp#28120). Measure with and without drafts.",
 )

@@ -60,10 +60,7 @@ MLX = Engine(
     files=_mlx_files,
     parse=_mlx_parse,
     find_method=_mlx_method,
-    hybrid={
-        "mlx-lm refuses a draft model for targets whose cache cannot be trimmed, such as this "
-        "one.": table.always
-    },
+    hybrid="mlx-lm refuses a draft model for targets whose cache cannot be trimmed, such as this.",
 )
 
 
@@ -73,11 +70,11 @@ MLX = Engine(
 DRAFT, LENGTH = "DRAFT", "draft_num_predict"
 WEIGHTS = dataclasses.replace(llamacpp.WEIGHTS, key=DRAFT, aliases=())
 COUNT = Field("max_draft_len", LENGTH, requirement=table.BLOCK, default=4)
-KIND = "Ollama reads from the file's architecture which drafter it is."
+KIND_NOTE = "Ollama reads from the file's architecture which drafter it is."
 METHODS = {
     "layers": method("MTP", "", COUNT),
-    "assistant": method("MTP_Assistant", "", WEIGHTS, COUNT, notes=(KIND,)),
-    "dflash": method("DFlash", "", WEIGHTS, COUNT, table.drops_block_tree("Ollama"), notes=(KIND,)),
+    "assistant": method("MTP_Assistant", "", WEIGHTS, COUNT, notes=(KIND_NOTE,)),
+    "dflash": method("DFlash", "", WEIGHTS, COUNT, table.drops_tree("Ollama"), notes=(KIND_NOTE,)),
 }
 LLAMA_SERVER = (
     "Ollama starts llama-server with MTP layers, an assistant or DFlash only.",
@@ -95,7 +92,7 @@ def _ollama_files(writer: Writer, values: Values) -> tuple[File, ...]:
 
 
 def _ollama_parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | None]:
-    """DRAFT and the parameters that bear on drafts; instructions in upper or lower case."""
+    """DRAFT and the parameters that affect drafting; instructions are case-insensitive."""
     values: dict[str, str] = {}
     for line in re.sub(r'""".*?"""', "", text, flags=re.DOTALL).splitlines():
         name, _, value = line.strip().partition(" ")

@@ -3,8 +3,8 @@
 FROZEN_KV_MTP (since 0.5.14, #24436) replaces EAGLE and NEXTN where the draft model is an assistant;
 a DSPARK block (0.5.16, #30261) is gamma tokens. Source: server_args.py of each release.
 
-SGLang grows its own tree from three numbers: steps (depth), topk (children of a node) and draft
-tokens (nodes verified, the root counted).
+SGLang builds its own tree from three numbers: steps (depth), topk (children per node) and draft
+tokens (nodes verified, including the root).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _flags(names: str) -> str:
 ALGORITHM = PREFIX + "algorithm"
 TOKENS = PREFIX + "num-draft-tokens"
 SIZE = (PREFIX + "num-steps", PREFIX + "eagle-topk", TOKENS)
-"""Steps, children of a node, and nodes verified, the root counted."""
+"""Steps, children per node, and nodes verified, including the root."""
 WEIGHTS = table.weights(PREFIX + "draft-model-path", PREFIX + "draft-model")
 IGNORED = _flags(
     "draft-model-revision draft-load-format attention-mode "
@@ -40,7 +40,7 @@ IGNORED = _flags(
     "dspark-align-verify-tokens-to-graph-tier dspark-confidence-sts-path dspark-sps-table-path "
     "enable-w4a4-mxfp4-megamoe skip-dp-mlp-sync"
 )
-"""Together with the table's: the flags of any release from 0.4.10 to 0.5.23."""
+"""With those in the table, all flags of releases 0.4.10 to 0.5.23."""
 SWITCHES = _flags(
     "use-rejection-sampling use-block-verification adaptive enable-w4a4-mxfp4-megamoe "
     "skip-dp-mlp-sync dspark-align-verify-tokens-to-graph-tier"
@@ -50,7 +50,7 @@ ROWS = (
     table.Ignored("--decoupled-spec-bind-endpoint --decoupled-spec-connect-endpoints"),
     table.Ignored(_flags("use-rejection-sampling"), table.DRAWN),
     table.Ignored(_flags("use-block-verification"), table.VERIFICATION),
-    *table.refuse(
+    *table.refusals(
         {
             _flags("adaptive adaptive-config"): "it adapts the number of steps by its own rules "
             "and a table by batch size; drafting: auto does so here",
@@ -80,7 +80,7 @@ def _write_size(writer: Writer, values: Values) -> None:
     if getattr(writer.config, "use_dynamic_tree", False):
         steps, topk, nodes = _dynamic_size(writer)
     elif hasattr(writer.config, "eagle_choices"):
-        steps, topk, nodes = _drawn_size(writer)
+        steps, topk, nodes = _static_size(writer)
     else:
         steps, topk, nodes = writer.take("max_draft_len"), 1, 0
     values |= zip(SIZE, (steps, topk, (steps if topk == 1 else nodes) + 1), strict=True)
@@ -103,8 +103,8 @@ def _dynamic_size(writer: Writer) -> tuple[int, int, int]:
     return steps, topk, nodes
 
 
-def _drawn_size(writer: Writer) -> tuple[int, int, int]:
-    """The nearest to a drawn tree, since SGLang grows its own."""
+def _static_size(writer: Writer) -> tuple[int, int, int]:
+    """The closest size to a static tree, since SGLang builds its own."""
     tree = ChoiceTree(writer.take("eagle_choices"))
     topk = max(len(children) for children in tree.shape.children)
     if topk == 1 and tree.max_rank == 0:
@@ -119,7 +119,7 @@ def _drawn_size(writer: Writer) -> tuple[int, int, int]:
 
 
 def _read_size(reader: Reader) -> None:
-    """Completed as SGLang does for most models."""
+    """Missing sizes are those that SGLang sets for most models."""
     reader.used.update(SIZE)
     missing = [name for name in SIZE if reader.find(name) is None]
     if len(missing) == len(SIZE):
@@ -152,10 +152,10 @@ def _read_size(reader: Reader) -> None:
 SIZES = Codec(SIZE, _write_size, _read_size)
 TOKEN_MAP = Field("speculative_token_map", PREFIX + "token-map")
 NO_MAP = Refusal(TOKEN_MAP.key, "the drafter chooses among the tokens of a file (FR-Spec)")
-BLOCK_TREE = table.drops_block_tree("SGLang")
+BLOCK_TREE = table.drops_tree("SGLang")
 NO_PROBS = table.drops_draft_probs(f". {GREEDY}")
 ONE_MORE: dict[str, Any] = {"encode": lambda length: length + 1, "decode": lambda count: count - 1}
-"""SGLang's draft tokens count the root."""
+"""SGLang's number of draft tokens includes the root."""
 DFLASH_LENGTH = Field("max_draft_len", TOKENS, (PREFIX + "dflash-block-size",), **ONE_MORE)
 DSPARK_LENGTH = (
     Field("max_draft_len", PREFIX + "dspark-block-size"),
@@ -208,16 +208,16 @@ def _parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | Non
     flags = read_flags(text, switches=(*SWITCHES.split(), "--enable-multi-layer-eagle"))
     if not flags.options and ":" in text and isinstance(values := read_yaml(text), Mapping):
         named = {f"--{key}".replace("_", "-"): value for key, value in values.items()}
-        on = {key: "" if value is True else str(value) for key, value in named.items() if value}
-        flags = flags._replace(options=on)
+        given = {key: "" if value is True else str(value) for key, value in named.items() if value}
+        flags = flags._replace(options=given)
     if "candidate_steps" in text:
         raise ConfigError(
             "candidate_steps by batch size is the table of SGLang's adaptive drafting; here "
             "drafting: auto adapts. Paste the command with its --speculative-* flags."
         )
     options = {**flags.options, **flags.environment}
-    known = {k: v for k, v in options.items() if k in ENGINE.keys or k.startswith(PREFIX)}
-    return known, flags.first("--model-path", "--model")
+    drafting = {k: v for k, v in options.items() if k in ENGINE.keys or k.startswith(PREFIX)}
+    return drafting, flags.first("--model-path", "--model")
 
 
 def _find_method(reader: Reader) -> table.Method:
@@ -245,12 +245,7 @@ ENGINE = Engine(
     parse=_parse,
     find_method=_find_method,
     rows=ROWS,
-    hybrid={
-        "With this target's recurrent layers, prefix caching and drafts go together under "
-        "--mamba-scheduler-strategy extra_buffer.": table.always,
-        "Of targets with recurrent layers, releases before June 2026 verify trees by an older "
-        "worker, and those with lightning attention take chains only (sglang#27463).": lambda c: (
-            getattr(c, "use_dynamic_tree", False)
-        ),
-    },
+    hybrid="With this target's recurrent layers, prefix caching and drafts go together under "
+    "--mamba-scheduler-strategy extra_buffer; releases before June 2026 verify trees by an older "
+    "worker, and targets with lightning attention take chains only (sglang#27463).",
 )

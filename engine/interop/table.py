@@ -1,8 +1,8 @@
-"""A serving engine as one table: per method, rows that are read both ways.
+"""A serving engine as one table: per method, rows for export and import.
 
 A `Field` pairs a setting here with a key of the engine, in the releases that have it; a
-`DroppedSetting` warns of what an export loses; a `Codec` computes several keys together; `Refusal`
-and `Ignored` classify the keys that stand for no setting here. `conversion` walks the rows.
+`DroppedSetting` warns of what an export loses; a `Codec` converts several keys together; `Refusal`
+and `Ignored` classify keys without a setting here. `conversion` evaluates the rows.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from engine.errors import ConfigError
 from engine.interop.export_files import File, ReadYaml, Version
 
 Values = dict[str, Any]
-NO_MODEL = "DRAFTER"
+PLACEHOLDER = "DRAFTER"
 """Placeholder for the drafter's weights where the method names none."""
 NO_ALTERNATIVE = ("Combined", "MTP", "MTP_Assistant")
-"""Methods that are never suggested instead: they combine others, or need layers of the target."""
+"""Methods never suggested as alternatives: they combine others, or need layers of the target."""
 POOL_RULES = "is_keep_all is_use_oldest is_public_pool"
 DYNAMIC = "dynamic_tree_max_topK max_total_draft_tokens max_non_leaves_per_layer"
 BLOCK = "Set max_draft_len, e.g. to the draft model's block size less one."
-"""The advice where DFlash leaves its length to the draft model and the engine needs a number."""
-ONE_PART = "Export the method that drafts most of the accepted tokens by itself."
+"""Advice where DFlash takes its length from the draft model and the engine needs a number."""
+EXPORT_ONE = "Export the method that drafts most of the accepted tokens by itself."
 IGNORED = object()
-"""The decoded form of a value that has no meaning here."""
+"""The decoded form of a value without meaning here."""
 DRAWN = (
     "is ignored: whether drafts are sampled is no setting of this method here; it matters only "
     "when sampling."
 )
 VERIFICATION = "is the sampling setting verification here: block, the default, or token."
-"""Notes on keys that bear on the acceptance of sampled drafts."""
+"""Notes on keys that affect the acceptance of sampled drafts."""
 
 
 class UnsupportedError(ConfigError):
@@ -71,23 +71,20 @@ class Field(Row):
     """A setting here and a key of the engine.
 
     Attributes:
-        setting: empty for a key that stands for no setting here.
+        setting: empty for a key without a setting here.
         aliases: other spellings of the key, read only.
-        old: its name in releases before `renamed`.
         encode: our value → the engine's; None leaves the key out.
         decode: the engine's value → ours, or `IGNORED`; None for a key that is written only.
-        build: makes the engine's value from the whole method, in place of `encode`.
+        build: computes the engine's value from the whole method, in place of `encode`.
         kind: type of the engine's value, where it is not the setting's.
         switch: our setting that must be on for the key to be written or read.
-        requirement: the advice where our setting is None and the engine needs a value.
+        requirement: advice where our setting is None and the engine needs a value.
         default: our value where the key is absent, explained by `note`; None = the method's own.
     """
 
     setting: str
     key: str
     aliases: tuple[str, ...] = ()
-    old: str = ""
-    renamed: Version = ()
     encode: Callable[[Any], Any] = _same
     decode: Callable[[Any], Any] | None = _same
     build: Callable[[Any], Any] | None = None
@@ -99,17 +96,14 @@ class Field(Row):
 
     @property
     def keys(self) -> tuple[str, ...]:
-        return (self.key, *self.aliases, *([self.old] if self.old else []))
-
-    def key_in(self, version: Version) -> str:
-        return self.old if version < self.renamed else self.key
+        return (self.key, *self.aliases)
 
 
 @dataclass(frozen=True, slots=True)
 class DroppedSetting(Row):
-    """A warning in place of those that `settings` (separated by blanks) are dropped.
+    """One warning in place of those for dropping `settings` (separated by blanks).
 
-    It is issued where `when` holds of the config, which is `{c}` in the sentence.
+    It is issued where `when(config)` holds; the config is `{c}` in the sentence.
     """
 
     settings: str
@@ -119,7 +113,7 @@ class DroppedSetting(Row):
 
 @dataclass(frozen=True, slots=True)
 class Codec(Row):
-    """Keys that several settings make together."""
+    """Keys that depend on several settings."""
 
     keys: tuple[str, ...]
     write: Callable[[Any, Values], None] = lambda writer, values: None
@@ -130,7 +124,9 @@ class Codec(Row):
 class Refusal(Row):
     """Keys, separated by blanks, that make the engine draft or accept as no method here does.
 
-    `why` says what they do, in a few words; with the `neutral` values, in lower case, nothing.
+    Attributes:
+        why: what they do, in a few words.
+        neutral: values without effect, in lower case.
     """
 
     keys: str
@@ -147,13 +143,13 @@ class Refusal(Row):
 
 @dataclass(frozen=True, slots=True)
 class Ignored(Row):
-    """Keys, separated by blanks, without effect on what is drafted; `note` may go on: "is …"."""
+    """Keys, separated by blanks, that do not affect drafting; `note` continues "KEY …"."""
 
     keys: str
     note: str = ""
 
 
-def refuse(reasons: Mapping[str, str]) -> tuple[Refusal, ...]:
+def refusals(reasons: Mapping[str, str]) -> tuple[Refusal, ...]:
     """Refusals by their keys; values without effect follow `=`: `{"--n-min --min=0|1": "…"}`."""
     parts = ((*keys.partition("="), why) for keys, why in reasons.items())
     return tuple(
@@ -162,18 +158,18 @@ def refuse(reasons: Mapping[str, str]) -> tuple[Refusal, ...]:
     )
 
 
-def same(*names: str, switch: str = "") -> tuple[Field, ...]:
-    """Settings whose keys have the same names."""
+def same_name(*names: str, switch: str = "") -> tuple[Field, ...]:
+    """Fields whose keys are named as the settings."""
     return tuple(Field(name, name, switch=switch) for name in names)
 
 
 def read_only(setting: str, key: str, **rest: Any) -> Field:
-    """A key that is never written."""
+    """A field that is never written."""
     return Field(setting, key, build=lambda writer: None, **rest)
 
 
 def const(key: str, value: Any, **rest: Any) -> Field:
-    """A key that always has this value; another one is ignored on reading, explained by `note`."""
+    """A key that is always written with this value; others are ignored, explained by `note`."""
     decode = {str(value): None}.get
     rest["decode"] = lambda other: decode(str(other), IGNORED)
     return Field("", key, build=lambda writer: value, **rest)
@@ -181,35 +177,37 @@ def const(key: str, value: Any, **rest: Any) -> Field:
 
 def weights(key: str, *aliases: str, **rest: Any) -> Field:
     """The drafter's weights."""
-    rest |= {"decode": lambda model: None if model == NO_MODEL else model}
+    rest |= {"decode": lambda model: None if model == PLACEHOLDER else model}
     return Field("speculative_model", key, aliases, build=lambda w: w.model(), **rest)
 
 
 def sampled(key: str, word: str | None = None, **releases: Any) -> Field:
-    """Whether drafts are sampled and verified with their probabilities; written as `word`."""
+    """Whether drafts are sampled and verified with their probabilities; True is written `word`."""
     words = {"probabilistic": True, "gumbel": True, "greedy": False, "strict": False}
     rest: Any = {"encode": {True: word}.get, "decode": lambda name: words.get(name, IGNORED)}
     return Field("use_draft_probs", key, kind=str, default=False, **rest, **releases)
 
 
-def drops_block_tree(title: str) -> DroppedSetting:
-    """The warning of an engine that drafts a block as a chain."""
+def drops_tree(
+    title: str, sizes: str = "dynamic_tree_max_topK max_total_draft_tokens"
+) -> DroppedSetting:
+    """The warning for an engine that drafts a chain instead."""
     return DroppedSetting(
-        "use_dynamic_tree dynamic_tree_max_topK max_total_draft_tokens",
-        "use_dynamic_tree, dynamic_tree_max_topK and max_total_draft_tokens are dropped: "
-        f"{title} drafts the most probable token at each position; measured MAT falls.",
+        f"use_dynamic_tree {sizes}",
+        f"use_dynamic_tree ({', '.join(sizes.split())}) is dropped: {title} drafts the most "
+        "probable token at each position; measured MAT falls.",
         lambda config: config.use_dynamic_tree,
     )
 
 
 def drops_pool(how: str, when: Callable[[Any], bool] = always) -> DroppedSetting:
-    """The warning of an engine that looks up n-grams by rules of its own."""
+    """The warning for an engine that looks up n-grams by its own rules."""
     rules = "the pool rules (lookup, is_keep_all, is_use_oldest, is_public_pool) are dropped"
     return DroppedSetting(f"lookup {POOL_RULES}", f"{how}: {rules}.", when)
 
 
 def drops_draft_probs(why: str, **releases: Any) -> DroppedSetting:
-    """The warning of an engine that verifies without the drafter's probabilities."""
+    """The warning for an engine that verifies without the drafter's probabilities."""
     texts = ("use_draft_probs", f"use_draft_probs is dropped{why}")
     return DroppedSetting(*texts, lambda config: config.use_draft_probs, **releases)
 
@@ -217,13 +215,13 @@ def drops_draft_probs(why: str, **releases: Any) -> DroppedSetting:
 # ---- methods and engines
 
 
-def refusals_of(rows: Iterable[Row]) -> dict[str, Refusal]:
-    """The refusal of each key that has one."""
+def refusal_by_key(rows: Iterable[Row]) -> dict[str, Refusal]:
+    """Key → its refusal."""
     return {key: row for row in rows if isinstance(row, Refusal) for key in row.keys.split()}
 
 
-def ignored_of(rows: Iterable[Row]) -> dict[str, str]:
-    """The note, or "", of each key that is ignored."""
+def ignored_by_key(rows: Iterable[Row]) -> dict[str, str]:
+    """Ignored key → its note, or ""."""
     return {k: row.note for row in rows if isinstance(row, Ignored) for k in row.keys.split()}
 
 
@@ -234,8 +232,8 @@ class Method(Row):
     Attributes:
         name, aliases: the engine's names for it, under its `key`; empty if nothing names it.
         implied: our settings that the engine's method implies.
-        removal: why other releases do not have it, and the closest alternative.
-        notes, read_notes: remarks on an export, and on reading.
+        removal: why other releases lack it, and the closest alternative.
+        notes, read_notes: remarks on an export, and on an import.
     """
 
     decoding_type: str
@@ -263,8 +261,8 @@ class Method(Row):
 
     @property
     def own_keys(self) -> set[str]:
-        """All keys that are read, refused or ignored for it alone."""
-        return {*self.keys, *refusals_of(self.rows), *ignored_of(self.rows)}
+        """All keys that are read, refused or ignored for this method only."""
+        return {*self.keys, *refusal_by_key(self.rows), *ignored_by_key(self.rows)}
 
 
 def method(decoding_type: str, name: str, *rows: Row, **rest: Any) -> Method:
@@ -277,17 +275,19 @@ class Engine:
 
     Attributes:
         versions: releases that differ, the default first, then the others, the oldest last.
-        trees, sample: which draft trees it takes, in a few words; how a config begins.
+        trees: which draft trees it takes, in a few words.
+        sample: how a config begins.
         key: its key for the method's name.
-        plain: what an export leaves out, so that the engine decodes plainly.
+        plain: the option without which the engine decodes plainly.
         drafters: the closest alternative to a drafter written for this playground.
         unsupported: per other decoding type, why it is missing and the closest alternative.
-        files, parse: the values as files; a text as values, and the target if it names one.
-        find_method: which of its methods the values are.
+        files: values → files.
+        parse: text → values, and the target if it names one.
+        find_method: values → one of its methods.
         rows: refused and ignored keys of every method.
-        strict: whether a key of another method is an error, as it is in the engine.
-        reasons: why a setting has no counterpart, where `conversion.REASONS` is wrong.
-        hybrid: notes on drafting for targets with recurrent layers, and for which methods.
+        strict: whether a key of another method is an error, as in the engine.
+        reasons: why a setting has no counterpart, overriding `conversion.REASONS`.
+        hybrid: a note on drafting for targets with recurrent layers.
     """
 
     name: str
@@ -306,28 +306,28 @@ class Engine:
     plain: str = ""
     strict: bool = False
     reasons: Mapping[str, str] = field(default_factory=dict)
-    hybrid: Mapping[str, Callable[[Any], bool]] = field(default_factory=dict)
+    hybrid: str = ""
 
     @property
     def default(self) -> str:
-        """The release that is exported for where none is named: the newest stable one."""
+        """The release to export for unless one is named: the newest stable one."""
         return self.versions[0][0]
 
     @property
     def common_keys(self) -> set[str]:
-        return {*ignored_of(self.rows), *refusals_of(self.rows)}
+        return {*ignored_by_key(self.rows), *refusal_by_key(self.rows)}
 
     @property
     def keys(self) -> frozenset[str]:
-        """The keys of all methods."""
-        own = (method.own_keys for method in self.methods)
-        return frozenset({self.key, *self.common_keys}.union(*own))
+        """All keys of all methods."""
+        keys = (method.own_keys for method in self.methods)
+        return frozenset({self.key, *self.common_keys}.union(*keys))
 
     def method(self, config: MethodConfig, version: Version) -> Method:
         """The method as this release runs it.
 
         Raises:
-            UnsupportedError: it does not.
+            UnsupportedError: it cannot.
         """
         cls, name, title = type(config), config.decoding_type, self.title
         if name == "Autoregressive":
@@ -342,21 +342,21 @@ class Engine:
             later = f"{title} has {candidates[0].name or cls.title} from {since} on."
             nearest = f"Release {since} or newer; before, {self._nearest(cls, version)}."
             raise UnsupportedError(*(candidates[0].removal or (later, nearest)))
-        none = f"{title} has no {cls.title}.", f"{self._nearest(cls, version)}."
+        missing = f"{title} has no {cls.title}.", f"{self._nearest(cls, version)}."
         own = f"A drafter written for this playground does not run in {title}.", self.drafters
-        both = f"{title} runs one drafting method at a time.", ONE_PART
-        others = {"Combined": both, "User_Provided": own, **self.unsupported}
-        raise UnsupportedError(*others.get(name, none))
+        combined = f"{title} runs one drafting method at a time.", EXPORT_ONE
+        reasons = {"Combined": combined, "User_Provided": own, **self.unsupported}
+        raise UnsupportedError(*reasons.get(name, missing))
 
     def _nearest(self, cls: type[MethodConfig], version: Version) -> str:
-        """The methods of this release that, like this one, need weights of their own or none."""
+        """This release's methods that, like this one, have weights of their own or none."""
         names = [m.decoding_type for m in self.methods if m.is_for(version)]
         available = [methods()[name] for name in names if name not in NO_ALTERNATIVE]
-        like = [other.title for other in available if _has_weights(other) == _has_weights(cls)]
-        if not like:
+        similar = [other.title for other in available if _has_weights(other) == _has_weights(cls)]
+        if not similar:
             return ", ".join(other.title for other in available)
-        why = "with weights of their own" if _has_weights(cls) else "without weights"
-        return f"{', '.join(dict.fromkeys(like))}: {why}, too"
+        kind = "with weights of their own" if _has_weights(cls) else "without weights"
+        return f"{', '.join(dict.fromkeys(similar))}: {kind}, too"
 
 
 def _has_weights(cls: type[MethodConfig]) -> bool:
@@ -366,10 +366,10 @@ def _has_weights(cls: type[MethodConfig]) -> bool:
 def method_named(
     methods: Iterable[Method], key: str, name: str, missing: Mapping[str, str] | None = None
 ) -> Method:
-    """The first method of that name; `missing` says what others are.
+    """The first method of that name; `missing` describes names without a counterpart here.
 
     Raises:
-        ConfigError: none has a counterpart here.
+        ConfigError: there is none.
     """
     named = [(word, m) for m in methods if m.name for word in (m.name, *m.aliases)]
     names = dict(reversed(named))

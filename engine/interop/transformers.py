@@ -1,4 +1,4 @@
-"""transformers: keyword arguments of `generate`, as a script that runs; a script is never run here.
+"""transformers: keyword arguments of `generate`, in a runnable script; it is never run here.
 
 `assistant_model` and `prompt_lookup_num_tokens` are in every 4.46+; `use_mtp` and DFlash
 (`speculation_type`) since 5.15. What the assistant drafts is set on its own generation config.
@@ -13,19 +13,19 @@ from typing import Any
 from engine.errors import ConfigError
 from engine.interop import table
 from engine.interop.conversion import Reader, Writer
-from engine.interop.export_files import File, ReadYaml
+from engine.interop.export_files import File, ReadYaml, read_python
 from engine.interop.table import Codec, DroppedSetting, Engine, Field, Values, const, method
 
 NEW = (5, 15)
 ASSISTANT = "assistant_model"
 TOKENIZER = "assistant_tokenizer"
 DRAFTING = ("num_assistant_tokens", "assistant_confidence")
-"""How fields of the assistant's generation config begin."""
+"""Prefixes of fields of the assistant's generation config."""
 WORDS = ("assist", "lookup", "lookbehind", "matching_ngram", "specul", "mtp", "custom", "do_sample")
-"""Arguments of `generate` with none of them are about what is generated, whoever drafts."""
+"""Arguments of `generate` with none of these in their names do not affect drafting."""
 ROWS = (
     table.Ignored("is_assistant assistant_lookbehind target_lookbehind do_sample"),
-    *table.refuse(
+    *table.refusals(
         {
             "assistant_ensemble_weight": "the assistant influences which tokens are sampled",
             "assistant_early_exit": "the target's own lower layers draft (LayerSkip)",
@@ -36,7 +36,7 @@ ROWS = (
 
 
 def _write_draft_model(writer: Writer, values: Values) -> None:
-    """Another vocabulary; without do_sample, transformers passes text between the models."""
+    """With another vocabulary, transformers passes text between the models unless it samples."""
     if writer.config.vocabulary == "text":
         writer.take("vocabulary")
         values[TOKENIZER] = writer.model()
@@ -61,7 +61,7 @@ MTP = (
 )
 NGRAM = (
     Field("max_draft_len", "prompt_lookup_num_tokens"),
-    *table.same("max_matching_ngram_size"),
+    *table.same_name("max_matching_ngram_size"),
     table.drops_pool(
         "transformers has lookup rules of its own (lookup=transformers here)",
         lambda config: config.lookup != "transformers",
@@ -99,7 +99,7 @@ DRAFT_MODEL = (
 DFLASH = (
     table.weights(ASSISTANT),
     const("speculation_type", "dflash"),
-    table.drops_block_tree("transformers"),
+    table.drops_tree("transformers"),
 )
 METHODS = {
     "model": method("Draft_Target", "", *DRAFT_MODEL),
@@ -136,60 +136,31 @@ def _files(writer: Writer, values: Values) -> tuple[File, ...]:
 
 
 def _parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | None]:
-    """Keyword arguments of `generate`: of a mapping, or of a script's calls and assignments."""
+    """Keyword arguments of `generate`, from a mapping or a script's calls and assignments."""
     if "(" not in text:
         values = read_yaml(text)
         if not isinstance(values, Mapping):
             raise ConfigError("Paste a script that calls generate(…), or its keyword arguments.")
         return _drafting(values), None
-    try:
-        nodes = list(ast.walk(ast.parse(text.strip())))
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        place = f" in line {error.lineno}" if isinstance(error, SyntaxError) else ""
-        raise ConfigError(f"The script is not valid Python{place}.") from error
-    loaded: dict[str, str] = {}
+    nodes, value_of = read_python(text)
     drafting, kwargs = dict[str, Any](), dict[str, Any]()
-    owner = ""
+    target = None
     for node in nodes:
         match node:
-            case ast.Assign(
-                targets=[ast.Name(id=name)],
-                value=ast.Call(
-                    func=ast.Attribute(attr="from_pretrained"),
-                    args=[ast.Constant(value=str(model)), *_],
-                ),
-            ):
-                loaded[name] = model
             case ast.Assign(targets=[ast.Attribute(attr=key, value=config)], value=value):
-                if _name(config) == "generation_config":
-                    drafting[key] = _constant(value)
+                if value_of(config) == "generation_config":
+                    drafting[key] = value_of(value)
             case ast.Call(func=func, keywords=keywords):
-                if _name(func) in ("generate", "GenerationConfig"):
-                    kwargs |= {word.arg: _constant(word.value) for word in keywords if word.arg}
-                if isinstance(func, ast.Attribute) and func.attr == "generate":
-                    owner = _name(func.value)
-    if isinstance(kwargs.get(ASSISTANT), str):
-        kwargs[ASSISTANT] = loaded.get(kwargs[ASSISTANT], kwargs[ASSISTANT])
-    return _drafting(drafting | kwargs), loaded.get(owner)
+                if value_of(func) in ("generate", "GenerationConfig"):
+                    kwargs |= {word.arg: value_of(word.value) for word in keywords if word.arg}
+                match func:
+                    case ast.Attribute(attr="generate", value=ast.Name(id=name) as owner):
+                        target = None if value_of(owner) == name else value_of(owner)
+    return _drafting(drafting | kwargs), target
 
 
 def _drafting(values: Mapping[Any, Any]) -> dict[str, Any]:
     return {str(k): value for k, value in values.items() if any(word in str(k) for word in WORDS)}
-
-
-def _name(node: ast.expr) -> str:
-    """Of a variable or an attribute."""
-    if isinstance(node, ast.Attribute):
-        return node.attr
-    return node.id if isinstance(node, ast.Name) else ""
-
-
-def _constant(node: ast.expr) -> Any:
-    """A literal's value, or the name of a variable."""
-    try:
-        return ast.literal_eval(node)
-    except (ValueError, TypeError, RecursionError, MemoryError):
-        return _name(node) or None
 
 
 def _find_method(reader: Reader) -> table.Method:

@@ -19,11 +19,11 @@ from engine.interop.table import Codec, DroppedSetting, Engine, Field, Values, m
 from engine.tree import ChoiceTree
 
 LENGTH = "num_speculative_tokens"
-LOOKUP = ("prompt_lookup_max", "prompt_lookup_min")
+LOOKUP_KEYS = ("prompt_lookup_max", "prompt_lookup_min")
 PARALLEL = "parallel_drafting"
 ASSISTANT = "gemma4_mtp"
 BLOCKS = ("dflash", "dspark")
-"""Methods that draft in one forward whether the config says so or not."""
+"""Methods that always draft in one forward, regardless of `parallel_drafting`."""
 IGNORED = (
     "model draft_tensor_parallel_size quantization kv_cache_dtype moe_backend attention_backend "
     "revision code_revision max_model_len enforce_eager draft_load_config "
@@ -31,12 +31,12 @@ IGNORED = (
     "disable_lookahead_block_hashes draft_lm_head_quantization disable_by_batch_size "
     "disable_logprobs"
 )
-"""Together with the table's: the keys of any release from 0.22 to 0.33."""
+"""With those in the table, all keys of releases 0.22 to 0.33."""
 ROWS = (
     table.Ignored(IGNORED),
     table.Ignored("draft_sample_method", table.DRAWN),
     table.Ignored("rejection_sample_method", table.VERIFICATION),
-    *table.refuse(
+    *table.refusals(
         {
             "num_speculative_tokens_per_batch_size": "the draft length depends on the batch size; "
             "set num_speculative_tokens for one request",
@@ -60,17 +60,17 @@ NO_COUNTERPART = {
     "extract_hidden_states": "no drafting at all, it writes training data",
     "xpress": "DFlash's block refined by another head",
 }
-CONFIG = ("speculative_config", "spec_config", "sc")
-SHORT = {"spec_method": "method", "spec_model": "model", "spec_tokens": LENGTH}
-"""Options of the server, without dashes: the whole, and single keys of it."""
+CONFIG_OPTIONS = ("speculative_config", "spec_config", "sc")
+SHORT_OPTIONS = {"spec_method": "method", "spec_model": "model", "spec_tokens": LENGTH}
+"""Options of the server, without dashes, for the whole config and for single keys."""
 
 
 # ---- the table
 
 
 def _read_ngram(reader: Reader) -> None:
-    """A missing length equals the other; vLLM uses 5 where both are missing."""
-    keys = [key for key in LOOKUP if reader.values.get(key)]
+    """A missing length equals the other; if both are missing, vLLM uses 5."""
+    keys = [key for key in LOOKUP_KEYS if reader.values.get(key)]
     most, least = (reader.typed(keys[i], int) if keys else 5 for i in (0, -1))
     if least > most:
         raise ConfigError(
@@ -79,7 +79,7 @@ def _read_ngram(reader: Reader) -> None:
     reader.settings["max_matching_ngram_size"] = most
     if least > 1:
         reader.notes.append(f"Here, matches may be as short as 1 token; in vLLM, {least}.")
-    reader.used.update(LOOKUP)
+    reader.used.update(LOOKUP_KEYS)
 
 
 def _read_suffix(reader: Reader) -> None:
@@ -93,17 +93,17 @@ def _chain(length: int) -> object:
 
 
 def _eagle_len(writer: Writer) -> int:
-    if writer.take("use_dynamic_tree"):
-        return writer.chain_of_levels("vLLM drafts")
+    if writer.config.use_dynamic_tree:
+        return int(writer.take("max_draft_len"))
     return writer.chain_of_tree("eagle_choices", "vLLM runs EAGLE")
 
 
 WEIGHTS = table.weights("model")
 LENGTH_ROW = Field("max_draft_len", LENGTH)
 BLOCK_LENGTH = Field("max_draft_len", LENGTH, requirement=table.BLOCK)
-BLOCK_TREE = table.drops_block_tree("vLLM")
+BLOCK_TREE = table.drops_tree("vLLM")
 ONE_FORWARD = table.const(PARALLEL, True)
-ALL_TOKENS = table.refuse({"dspark_draft_topk=0|none": "its Markov head corrects few tokens"})
+ALL_TOKENS = table.refusals({"dspark_draft_topk=0|none": "its Markov head corrects few tokens"})
 DRAFT_MODEL = (
     WEIGHTS,
     LENGTH_ROW,
@@ -129,7 +129,7 @@ NGRAM = (
     table.const("prompt_lookup_min", 1),
     Field("max_matching_ngram_size", "prompt_lookup_max", decode=None),
     table.drops_pool("vLLM copies what followed the longest match in the request's own text"),
-    Codec(LOOKUP, read=_read_ngram),
+    Codec(LOOKUP_KEYS, read=_read_ngram),
 )
 SUFFIX = (
     *(
@@ -153,7 +153,7 @@ MEDUSA_CHAIN = Field(
     decode=_chain,
     kind=int,
 )
-LEVELS = Field("max_draft_len", LENGTH, build=lambda w: w.chain_of_levels("vLLM drafts"))
+CHAIN = table.drops_tree("vLLM", table.DYNAMIC)
 EAGLE = Field("eagle_choices", LENGTH, build=_eagle_len, decode=_chain, kind=int)
 NO_MEDUSA = ("vLLM 0.33 removed Medusa.", "vLLM 0.32 runs it as a chain: --engine-version 0.32.")
 ARCTIC = "vLLM needs the package arctic-inference for it: pip install arctic-inference."
@@ -171,8 +171,8 @@ METHODS: tuple[table.Method, ...] = (
     method("NGram", "ngram", LENGTH_ROW, *NGRAM, aliases=("ngram_gpu",)),
     method("Suffix", "suffix", LENGTH_ROW, *SUFFIX, notes=(ARCTIC,)),
     method("Medusa", "medusa", WEIGHTS, MEDUSA_CHAIN, until=(0, 33), removal=NO_MEDUSA),
-    method("Eagle", "eagle", WEIGHTS, EAGLE, notes=(GREEDY,)),
-    method("Eagle3", "eagle3", WEIGHTS, LEVELS),
+    method("Eagle", "eagle", WEIGHTS, EAGLE, CHAIN, notes=(GREEDY,)),
+    method("Eagle3", "eagle3", WEIGHTS, LENGTH_ROW, CHAIN),
     method("PARD", "draft_model", WEIGHTS, LENGTH_ROW, ONE_FORWARD, BLOCK_TREE),
     method("P_EAGLE", "eagle3", WEIGHTS, LENGTH_ROW, ONE_FORWARD, BLOCK_TREE),
     method("MTP", "mtp", LENGTH_ROW),
@@ -199,34 +199,34 @@ def _files(writer: Writer, values: Values) -> tuple[File, ...]:
 def _parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | None]:
     """The speculative config as plain data, and the target if the text names it."""
     flags = Flags({}, (), {}) if text.lstrip().startswith("{") else read_flags(text)
-    options: Any = flags.options if any(map(_option, flags.options)) else read_yaml(text)
+    options: Any = flags.options if any(map(_drafting_option, flags.options)) else read_yaml(text)
     if not isinstance(options, Mapping) or not options:
         raise ConfigError(
             'A vLLM config must be an object such as {"method": "ngram", …}, or a command with '
             f"--speculative-config, got {text.strip()[:60]!r}."
         )
-    if not any(_option(str(name)) for name in options):
+    if not any(_drafting_option(str(name)) for name in options):
         return {str(key).replace("-", "_"): value for key, value in options.items()}, None
     words = flags.arguments
     served = words[words.index("serve") + 1 :] if "serve" in words else ()
     target = options.get("--model", options.get("model", next(iter(served), None)))
-    return _of_options(options, read_yaml), target if isinstance(target, str) else None
+    return _config_of_options(options, read_yaml), target if isinstance(target, str) else None
 
 
-def _option(name: str) -> str:
-    """A server option that bears on drafts, without dashes and without its key; else ""."""
+def _drafting_option(name: str) -> str:
+    """The name of a server option that affects drafting, without dashes and key; else ""."""
     head = name.lstrip("-").replace("-", "_").partition(".")[0]
-    return head if head in (*CONFIG, *SHORT) else ""
+    return head if head in (*CONFIG_OPTIONS, *SHORT_OPTIONS) else ""
 
 
-def _of_options(options: Mapping[Any, Any], read_yaml: ReadYaml) -> dict[str, Any]:
-    """The config among a server's options: as a whole, by dotted keys, or by the short ones."""
+def _config_of_options(options: Mapping[Any, Any], read_yaml: ReadYaml) -> dict[str, Any]:
+    """The config among a server's options: as a whole, by dotted keys, or by short options."""
     values: dict[str, Any] = {}
-    for name, value in ((n, value) for n, value in options.items() if _option(str(n))):
-        option, key = _option(str(name)), str(name).partition(".")[2]
+    for name, value in ((n, value) for n, value in options.items() if _drafting_option(str(n))):
+        option, key = _drafting_option(str(name)), str(name).partition(".")[2]
         value = read_yaml(value) if isinstance(value, str) else value
-        if option in SHORT or key:
-            values[SHORT.get(option, key)] = value
+        if option in SHORT_OPTIONS or key:
+            values[SHORT_OPTIONS.get(option, key)] = value
         elif isinstance(value, Mapping):
             values |= {str(k): v for k, v in value.items()}
         else:
@@ -235,20 +235,20 @@ def _of_options(options: Mapping[Any, Any], read_yaml: ReadYaml) -> dict[str, An
 
 
 def _find_method(reader: Reader) -> table.Method:
-    """The method, inferred as vLLM does where it is not named."""
-    name, methods, what = _name(reader), METHODS, "method"
+    """The method, inferred by vLLM's rules if it is not named."""
+    name, methods, what = _method_name(reader), METHODS, "method"
     if name not in BLOCKS and reader.find(PARALLEL) and reader.typed(PARALLEL, bool):
         methods = tuple(m for m in METHODS if PARALLEL in m.keys)
         what = f"method beside {PARALLEL}"
-    found = table.method_named(methods, what, name, NO_COUNTERPART)
+    counterpart = table.method_named(methods, what, name, NO_COUNTERPART)
     if name != "suffix" and reader.find(LENGTH) is None:
         raise ConfigError(f"{LENGTH} is missing. Add it: how many tokens to draft.")
     if reader.find("method") is None:
         reader.notes.append(f"No method is named; vLLM's own rules make it {name}.")
-    return found
+    return counterpart
 
 
-def _name(reader: Reader) -> str:
+def _method_name(reader: Reader) -> str:
     model = str(reader.values.get("model") or "").lower()
     if reader.find("method"):
         name = str(reader.values["method"]).strip("[]")
@@ -262,8 +262,8 @@ def _name(reader: Reader) -> str:
     if model.strip("[]") == "ngram":
         reader.used.add("model")
         return "ngram"
-    signs = {"eagle-": "eagle", **{s: s for s in ("eagle3", "xpress", *BLOCKS, "medusa")}}
-    return next((name for sign, name in signs.items() if sign in model), "draft_model")
+    names = {"eagle-": "eagle", **{s: s for s in ("eagle3", "xpress", *BLOCKS, "medusa")}}
+    return next((name for part, name in names.items() if part in model), "draft_model")
 
 
 ENGINE = Engine(
@@ -285,12 +285,7 @@ ENGINE = Engine(
     find_method=_find_method,
     rows=ROWS,
     reasons={"max_total_draft_tokens": "It only matters with use_tree_spec."},
-    hybrid={
-        "With this target's recurrent layers, prefix caching and drafts go together only under "
-        "--mamba-cache-mode align (vllm#39809).": table.always,
-        "N-gram drafts have damaged the text of targets with gated delta layers (vllm#39273, "
-        "open); compare a greedy text with plain decoding first.": lambda c: (
-            c.decoding_type == "NGram"
-        ),
-    },
+    hybrid="With this target's recurrent layers, prefix caching and drafts go together only under "
+    "--mamba-cache-mode align (vllm#39809). N-gram drafts have damaged the text of targets with "
+    "gated delta layers (vllm#39273, open); compare a greedy text with plain decoding first.",
 )

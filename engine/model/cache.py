@@ -7,44 +7,139 @@
     committed 0 1 2 3 5 7 |                                   length 3 → 6
 
 Rotary positions need no repair, because each row was computed at its final position. Recurrent
-layers have a state where attention has rows: `engine.model.states` keeps those, and
-`engine.model.recurrent` has one for every row until the path is known.
+layers have a state where attention has rows. `RecurrentStates` keeps the committed ones, which are
+never modified: every forward works on a copy. After a forward each layer leaves a function that
+returns its state after any accepted path (`StateAfterPath`); `commit` calls it.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 from transformers.cache_utils import Cache
 
-from engine.model.states import RecurrentStates, States
+from engine.model.clock import Span, now, seconds
 from engine.tree import upload
 
 GROWTH = 512
 """Capacity grows to the next multiple of this many rows, at least doubling."""
+States = dict[tuple[str, int], Tensor]
+"""`(kind, number)` → `(batch, …)`: a layer's recurrent states."""
+StateAfterPath = Callable[[tuple[int, ...]], States]
+"""Path of accepted rows of the last forward → the states `(1, …)` after them."""
+Slots = dict[int, tuple[tuple[int, int], tuple[int, int]]]
+"""Layer → (buffer, slot in it) of its keys, and of its values."""
+MAX_CHECKPOINTS = 4
+"""States at the ends of prompts that are kept to rewind to."""
+
+
+class RecurrentStates:
+    """The recurrent half of a cache: committed states, those of the last forward, and older ones.
+
+    Attributes:
+        committed: by layer, after all committed rows; the tensors are never modified.
+        commit_span: when the last commit restored them.
+        working: states of the running layer, which reads and writes them through the cache.
+        conv_inputs: inputs of its convolutions, with the previous state prepended.
+    """
+
+    def __init__(self, device: torch.device, rewinds: int = 0) -> None:
+        """`rewinds`: number of most recent commits that can be undone exactly."""
+        self._device = device
+        self.commit_span: Span | None = None
+        self.committed: dict[int, States] = {}
+        self.working: States = {}
+        self.conv_inputs: States = {}
+        self._rewinds = rewinds
+        self._after: dict[int, StateAfterPath] = {}
+        self._earlier: dict[int, dict[int, States]] = {}
+        self._checkpoints: list[int] = []
+
+    def register(self, layer: int, after: StateAfterPath) -> None:
+        """Register how to compute a layer's states after the running forward."""
+        self._after[layer] = after
+
+    def commit(self, path: tuple[int, ...], length: int, *, is_checkpoint: bool) -> None:
+        """Commit the states after these rows; `length`: committed rows in all from then on."""
+        began = now(self._device)
+        self.committed = {layer: after(path) for layer, after in self._after.items()}
+        self.commit_span = began, now(self._device)
+        self._after.clear()
+        self.conv_inputs = {}
+        if is_checkpoint:
+            self._checkpoints = [*self._checkpoints, length][-MAX_CHECKPOINTS:]
+        self._earlier[length] = self.committed
+        lengths = {*self._checkpoints, *list(self._earlier)[len(self._earlier) - self._rewinds :]}
+        self._earlier = {at: states for at, states in self._earlier.items() if at in lengths}
+
+    def rewind(self, length: int) -> int:
+        """Go back to the newest stored state at or before `length` rows; return its length."""
+        self._after.clear()
+        at = max((at for at in self._earlier if at <= length), default=0)
+        self.committed = self._earlier.get(at, {})
+        self._earlier = {old: states for old, states in self._earlier.items() if old <= at}
+        self._checkpoints = [old for old in self._checkpoints if old <= at]
+        return at
+
+    def snapshot(self, length: int) -> dict[int, dict[int, States]]:
+        """All states by their length in rows; the committed ones, of `length`, are copied."""
+        own = {
+            layer: {key: state.clone() for key, state in states.items()}
+            for layer, states in self.committed.items()
+        }
+        return {**self._earlier, length: own} if length else {}
+
+    def restore(self, states: Mapping[int, dict[int, States]], length: int) -> None:
+        """Continue from the states after `length` rows; earlier ones remain to rewind to."""
+        self._checkpoints = sorted(at for at in states if at <= length)[-MAX_CHECKPOINTS:]
+        self._earlier = {at: states[at] for at in self._checkpoints}
+        self.committed = states[length]
+
+    @property
+    def num_bytes(self) -> int:
+        of_layers = (self.committed, *self._earlier.values())
+        tensors = {id(t): t for layers in of_layers for s in layers.values() for t in s.values()}
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+    # ---- what transformers' layers call, through the cache
+
+    def convolve(self, number: int, new: Tensor, width: int | None) -> Tensor:
+        """The state with `new` `(batch, channels, rows)` appended; its last `width` are kept."""
+        key = ("conv", number)
+        old = self.working.get(key)
+        if old is None:
+            width = width or new.shape[-1]
+            full = pad(new, (max(0, width - new.shape[-1]), 0))
+        else:
+            width = old.shape[-1]
+            full = torch.cat([old, new], dim=-1)
+        self.working[key] = full[..., full.shape[-1] - width :].clone()
+        self.conv_inputs[key] = full
+        return full
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class CacheCopy:
-    """Committed rows of a cache, apart from it.
+class CacheSnapshot:
+    """A copy of a cache's committed rows.
 
     Attributes:
-        buffers, free, slots: as `TreeCache` keeps them, without room for more rows.
-        states: of recurrent layers, by the number of rows that they are after; None without any.
+        buffers, slots: as in `TreeCache`, without spare capacity.
+        states: of recurrent layers, by their length in rows; None without such layers.
     """
 
     length: int
     buffers: tuple[Tensor, ...]
-    free: tuple[int, ...]
-    slots: dict[int, tuple[tuple[int, int], tuple[int, int]]]
+    slots: Slots
     states: dict[int, dict[int, States]] | None
 
-    def usable(self, length: int) -> int:
-        """How many of the first `length` rows a text can go on from."""
+    def usable_len(self, length: int) -> int:
+        """The longest prefix, of at most `length` rows, that a text can continue from."""
         length = min(length, self.length)
         if self.states is None:
             return length
@@ -60,12 +155,13 @@ class TreeCache(Cache):
 
     Attributes:
         num_layers: those with keys and values.
+        buffers: empty before the first forward.
         recurrent: states of the recurrent layers; None where the model has none.
-        shifts: `(rows,)` of the forward, position − committed rows − row number, for layers that
-            count rows to know positions; None = all 0.
+        position_shifts: `(rows,)` of the forward, position − committed rows − row index, for
+            layers that derive positions from row counts; None = all 0.
     """
 
-    shifts: Tensor | None = None
+    position_shifts: Tensor | None = None
 
     def __init__(
         self,
@@ -79,9 +175,8 @@ class TreeCache(Cache):
         self.recurrent = recurrent
         self.length = 0
         self.capacity = capacity
-        self._buffers: list[Tensor] = []
-        self._free: list[int] = []
-        self._slots: dict[int, tuple[tuple[int, int], tuple[int, int]]] = {}
+        self.buffers: list[Tensor] = []
+        self._slots: Slots = {}
 
     @torch.inference_mode()
     def reserve(self, rows: int) -> None:
@@ -95,10 +190,10 @@ class TreeCache(Cache):
     def _resize(self, capacity: int) -> None:
         """Move the committed rows to buffers of another capacity."""
         self.capacity = capacity
-        for i, old in enumerate(self._buffers):
+        for i, old in enumerate(self.buffers):
             new = self._allocate(old, *old.shape[:2], capacity, old.shape[3])
             new[:, :, : self.length] = old[:, :, : self.length]
-            self._buffers[i] = new
+            self.buffers[i] = new
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -107,133 +202,133 @@ class TreeCache(Cache):
         if layer_idx not in self._slots:
             same = key_states.shape == value_states.shape
             num_slots = max(1, self.num_layers - len(self._slots)) * (2 if same else 1)
-            self._slots[layer_idx] = (
-                self._slot(key_states, num_slots),
-                self._slot(value_states, num_slots),
-            )
+            keys = self._slot(key_states, num_slots)
+            self._slots[layer_idx] = keys, self._slot(value_states, num_slots, beside=keys)
         key_slot, value_slot = self._slots[layer_idx]
         return self._write(key_slot, key_states), self._write(value_slot, value_states)
 
-    def rows_of(self, layer_idx: int) -> tuple[Tensor, Tensor]:
-        """One layer's keys and values, to the buffers' ends: `(1, kv_heads, capacity, width)`."""
+    def layer_kv(self, layer_idx: int) -> tuple[Tensor, Tensor]:
+        """One layer's keys and values at full capacity: `(1, kv_heads, capacity, head_dim)`."""
         (keys, i), (values, j) = self._slots[layer_idx]
-        return self._buffers[keys][None, i], self._buffers[values][None, j]
+        return self.buffers[keys][None, i], self.buffers[values][None, j]
 
     def _write(self, slot: tuple[int, int], states: Tensor) -> Tensor:
-        buffer = self._buffers[slot[0]][slot[1]]
+        buffer = self.buffers[slot[0]][slot[1]]
         end = self.length + states.shape[2]
         buffer[:, self.length : end] = states[0]
         return buffer[None, :, :end]
 
-    def _slot(self, states: Tensor, num_slots: int) -> tuple[int, int]:
-        """A free slot of the states' shape, in a new buffer if there is none."""
+    def _slot(
+        self, states: Tensor, num_slots: int, beside: tuple[int, int] | None = None
+    ) -> tuple[int, int]:
+        """A free slot of the states' shape, other than `beside`; in a new buffer if none is."""
         heads, width = states.shape[1], states.shape[3]
-        for i, buffer in enumerate(self._buffers):
+        used = Counter(i for slots in self._slots.values() for i, _ in slots)
+        if beside is not None:
+            used[beside[0]] += 1
+        for i, buffer in enumerate(self.buffers):
             fits = (buffer.shape[1], buffer.shape[3]) == (heads, width)
-            if fits and buffer.device == states.device and self._free[i] < buffer.shape[0]:
-                self._free[i] += 1
-                return i, self._free[i] - 1
+            if fits and buffer.device == states.device and used[i] < buffer.shape[0]:
+                return i, used[i]
         if states.shape[2] > self.capacity - self.length:
             self.reserve(states.shape[2])
-        self._buffers.append(self._allocate(states, num_slots, heads, self.capacity, width))
-        self._free.append(1)
-        return len(self._buffers) - 1, 0
+        self.buffers.append(self._allocate(states, num_slots, heads, self.capacity, width))
+        return len(self.buffers) - 1, 0
 
     @staticmethod
     def _allocate(like: Tensor, *shape: int) -> Tensor:
         """A buffer on the device of `like`, in its dtype."""
         return like.new_empty(shape)
 
-    def whole(self, heads: int, head_dim: int, dtype: torch.dtype) -> Tensor:
-        """The one buffer of a model whose layers all have this shape; call `reserve` first.
+    def shared_buffer(self, heads: int, head_dim: int) -> Tensor:
+        """The single buffer of a model whose layers all have this shape; call `reserve` first.
 
-        `(2 · layers, heads, capacity, head_dim)` on the processor, each layer's keys then values.
+        `(2 · layers, heads, capacity, head_dim)` bfloat16 on the CPU, each layer's keys, then its
+        values.
         """
-        if not self._buffers:
+        if not self.buffers:
             shape = (2 * self.num_layers, heads, self.capacity, head_dim)
-            self._buffers.append(torch.empty(shape, dtype=dtype))
-            self._free.append(2 * self.num_layers)
+            self.buffers.append(torch.empty(shape, dtype=torch.bfloat16))
             slots = range(self.num_layers)
             self._slots = {i: ((0, 2 * i), (0, 2 * i + 1)) for i in slots}
-        return self._buffers[0]
+        return self.buffers[0]
 
     @torch.inference_mode()
     def commit(self, path: tuple[int, ...]) -> None:
         """Keep these rows of the last forward (ascending numbers) and drop the others."""
         if path != tuple(range(len(path))):
             source = torch.tensor(path) + self.length
-            for buffer in self._buffers:
+            for buffer in self.buffers:
                 rows = buffer.index_select(2, upload(source, buffer.device))
                 buffer[:, :, self.length : self.length + len(path)] = rows
-        self._advance(path, lasting=False)
+        self._advance(path, is_checkpoint=False)
 
     def extend(self, count: int) -> None:
-        """Keep all `count` rows of the last forward, which read a text."""
-        self._advance(tuple(range(count)), lasting=count > 1)
+        """Keep all `count` rows of the last forward, which were a text."""
+        self._advance(tuple(range(count)), is_checkpoint=count > 1)
 
-    def _advance(self, path: tuple[int, ...], *, lasting: bool) -> None:
+    def _advance(self, path: tuple[int, ...], *, is_checkpoint: bool) -> None:
         self.length += len(path)
         if self.recurrent is not None and path:
-            self.recurrent.commit(path, self.length, lasting=lasting)
+            self.recurrent.commit(path, self.length, is_checkpoint=is_checkpoint)
 
     @property
     def rollback_s(self) -> float:
-        """Seconds that the last commit took to restore recurrent states; 0 without any."""
-        return 0.0 if self.recurrent is None else self.recurrent.commit_s
+        """Seconds that the last commit took to restore recurrent states; waits for the device."""
+        span = None if self.recurrent is None else self.recurrent.commit_span
+        return 0.0 if span is None else seconds(span)
 
     def truncate(self, length: int) -> None:
-        """Forget committed rows from `length` on, and more where a recurrent state needs it.
+        """Drop committed rows from `length` on, and more where a recurrent state requires it.
 
-        Such a state goes back to the newest one kept; `self.length` says how far that is, and the
-        rows in between have to be read again.
+        A recurrent state is reset to the newest stored one; `self.length` is its length, and the
+        rows in between have to be recomputed.
         """
         if length < self.length:
             self.length = length if self.recurrent is None else self.recurrent.rewind(length)
 
     @property
-    def copied_bytes(self) -> int:
-        """What `copy` takes."""
+    def snapshot_bytes(self) -> int:
+        """Bytes that `snapshot` takes."""
         states = 0 if self.recurrent is None else self.recurrent.num_bytes
-        return states + sum(b.nbytes // b.shape[2] * self.length for b in self._buffers)
+        return states + sum(b.nbytes // b.shape[2] * self.length for b in self.buffers)
 
     @torch.inference_mode()
-    def copy(self) -> CacheCopy:
-        """The committed rows, and all states that it could go back to."""
-        return CacheCopy(
+    def snapshot(self) -> CacheSnapshot:
+        """A copy of the committed rows, and all states that can be rewound to."""
+        return CacheSnapshot(
             self.length,
-            tuple(buffer[:, :, : self.length].clone() for buffer in self._buffers),
-            tuple(self._free),
+            tuple(buffer[:, :, : self.length].clone() for buffer in self.buffers),
             dict(self._slots),
-            None if self.recurrent is None else self.recurrent.copied(self.length),
+            None if self.recurrent is None else self.recurrent.snapshot(self.length),
         )
 
     @torch.inference_mode()
-    def paste(self, copy: CacheCopy, length: int) -> None:
-        """Begin with the first rows of a copy, `usable` ones; the cache is empty."""
+    def restore(self, snapshot: CacheSnapshot, length: int) -> None:
+        """Fill the empty cache with a snapshot's first `length` rows; see `usable_len`."""
         self.reserve(length)
-        if not self._buffers:
-            for like in copy.buffers:
+        if not self.buffers:
+            for like in snapshot.buffers:
                 shape = (*like.shape[:2], self.capacity, like.shape[3])
-                self._buffers.append(self._allocate(like, *shape))
-            self._free.extend(copy.free)
-            self._slots.update(copy.slots)
-        for mine, theirs in zip(self._buffers, copy.buffers, strict=True):
-            mine[:, :, :length] = theirs[:, :, :length]
-        if self.recurrent is not None and copy.states is not None:
-            self.recurrent.paste(copy.states, length)
+                self.buffers.append(self._allocate(like, *shape))
+            self._slots.update(snapshot.slots)
+        for buffer, source in zip(self.buffers, snapshot.buffers, strict=True):
+            buffer[:, :, :length] = source[:, :, :length]
+        if self.recurrent is not None and snapshot.states is not None:
+            self.recurrent.restore(snapshot.states, length)
         self.length = length
 
     def free(self) -> None:
         """Release the buffers; the cache is empty and usable again."""
         self.truncate(0)
-        self._buffers.clear()
-        self._free.clear()
+        self.buffers.clear()
         self._slots.clear()
 
-    @property
-    def num_bytes(self) -> int:
-        states = 0 if self.recurrent is None else self.recurrent.num_bytes
-        return states + sum(b.numel() * b.element_size() for b in self._buffers)
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.free()
 
     # ---- what recurrent layers call, under transformers' names
 
@@ -281,18 +376,12 @@ class TreeCache(Cache):
     def is_recording_past(self, layer_idx: int) -> bool:
         return False
 
-    # ---- what attention layers and masks ask
+    # ---- what attention layers and mask builders call
 
     def get_seq_length(self, layer_idx: int = 0) -> Any:
-        return self.length if self.shifts is None else self.length + self.shifts
-
-    def get_query_offset(self, layer_idx: int = 0) -> Any:
-        return self.get_seq_length(layer_idx)
+        return self.length if self.position_shifts is None else self.length + self.position_shifts
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> Any:
-        """Keys of the forward, and what to add to a key's number for its position."""
-        shifts = 0 if self.shifts is None else pad(self.shifts, (self.length, 0))
+        """Number of keys of the forward, and the offset from a key's index to its position."""
+        shifts = 0 if self.position_shifts is None else pad(self.position_shifts, (self.length, 0))
         return self.length + query_length, shifts
-
-    def get_max_cache_shape(self, layer_idx: int = 0) -> int:
-        return -1

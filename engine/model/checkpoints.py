@@ -13,13 +13,12 @@ import torch
 from torch import Tensor
 
 from engine.errors import DrafterError, SourceError, VocabularyError, first_line
-from engine.model.files import listed, read_settings, read_tensors
-from engine.model.sources import hub_error, without_telemetry
+from engine.model.files import name_list, read_settings, read_tensors
+from engine.model.sources import disable_telemetry, hub_error
 from engine.model.target import Target
-from engine.safe_text import disk_is_full, unwritable
 
 SCALE = "_scale"
-EIGHT_BITS = {
+INT8_QUANTIZATION = {
     "quant_method": "compressed-tensors",
     "format": "int-quantized",
     "config_groups": {
@@ -29,15 +28,15 @@ EIGHT_BITS = {
         }
     },
 }
-"""`quantization_config` of compressed-tensors for matrices in 8 bits with a scale per row."""
+"""compressed-tensors' `quantization_config` of int8 matrices with a scale per row."""
 _HUB_PATTERNS = ["*.json", "*.safetensors", "*.bin", "*.pt"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Checkpoint:
-    """A drafter's `config.json` ({} where there is none) and tensors as they lie in the file.
+    """A drafter's `config.json` ({} where there is none) and its tensors as stored.
 
-    Messages name `location`, as the user did.
+    `location` is what the user gave; messages name it.
     """
 
     location: str
@@ -65,20 +64,20 @@ class Checkpoint:
         return tensor
 
     def count(self, name: str) -> int:
-        """How many tensors there are by a name with a number from 0 on in place of {}."""
+        """Number of tensors called `name` with 0, 1, … in place of {}."""
         return next(i for i in itertools.count() if name.format(i) not in self.tensors)
 
-    def check_read(self, names: Collection[str]) -> None:
-        """DrafterError if it holds other tensors than these, which all were read."""
-        left = [name for name in self.tensors if name not in names]
-        if left:
+    def check_all_used(self, names: Collection[str]) -> None:
+        """DrafterError if it has tensors other than these, which were read."""
+        unused = [name for name in self.tensors if name not in names]
+        if unused:
             raise DrafterError(
-                f"{self.location} has {listed(left)} besides, which nothing else in it goes with. "
-                "It is no whole checkpoint of this method; copy it again."
+                f"{self.location} also has {name_list(unused)}, which no other tensor goes with. "
+                "It is not a complete checkpoint of this method; copy it again."
             )
 
     def check_vocabulary(self, size: int, target: Target) -> None:
-        """VocabularyError if the heads do not predict as many tokens as the target."""
+        """VocabularyError unless the heads predict as many tokens as the target."""
         if size != target.vocab_size:
             raise VocabularyError(
                 f"{self.location} predicts {size} tokens, but {target.name} has "
@@ -92,25 +91,29 @@ def read_checkpoint(
     """Read a drafter's folder, single weight file, or hub repository.
 
     Args:
-        keep: which tensors to read, by name: a drafter inside a full model reads only its own.
+        keep: whether to read a tensor, by its name; a drafter inside a full model reads its own.
 
-    Raises SourceError: nothing there, no weight file in it, or a file that cannot be read safely.
+    Raises SourceError: it does not exist, has no weight file, or cannot be read safely.
     """
     path = Path(location).expanduser()
-    path = path if path.exists() else _hub_snapshot(location)
+    if not path.exists():
+        from huggingface_hub import snapshot_download
+
+        with _hub_errors(location):
+            path = Path(snapshot_download(location, allow_patterns=_HUB_PATTERNS))
     tensors: dict[str, Tensor] = {}
     for file in _weight_files(path, location):
         tensors |= read_tensors(file, lambda name: keep(name.removesuffix(SCALE)))
     config_file = (path.parent if path.is_file() else path) / "config.json"
     config = read_settings(config_file) if config_file.exists() else {}
-    if config.get("quantization_config") == EIGHT_BITS:
+    if config.get("quantization_config") == INT8_QUANTIZATION:
         tensors = _dequantized(location, tensors)
         del config["quantization_config"]
     return Checkpoint(location, config, tensors)
 
 
 def quantize(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Every `*.weight` matrix as int8 with `*.weight_scale` `(rows, 1)`; the rest in bfloat16."""
+    """Matrices `*.weight` as int8 with `*.weight_scale` `(rows, 1)`; other tensors in bfloat16."""
     stored: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if tensor.ndim == 2 and name.endswith(".weight"):
@@ -122,7 +125,7 @@ def quantize(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _dequantized(location: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The matrices of `quantize` in bfloat16; SourceError where a scale is missing."""
+    """Undo `quantize`, to bfloat16; SourceError where a scale is missing."""
     plain = {name: t for name, t in tensors.items() if not name.endswith(SCALE)}
     for name, matrix in plain.items():
         if matrix.dtype == torch.int8:
@@ -139,12 +142,12 @@ def local_file(named: str) -> Path:
     Raises SourceError: it is neither.
     """
     path = Path(named).expanduser()
+    if path.is_file():
+        return path
     owner, _, rest = named.partition("/")
     repository, _, file = rest.partition("/")
-    if path.is_file() or not file:
-        if not path.is_file():
-            raise SourceError(f"{named[:200]!r} is neither a local file nor owner/repository/file.")
-        return path
+    if not file:
+        raise SourceError(f"{named[:200]!r} is neither a local file nor owner/repository/file.")
     from huggingface_hub import hf_hub_download
 
     with _hub_errors(named):
@@ -152,7 +155,7 @@ def local_file(named: str) -> Path:
 
 
 def tensor_names(location: str) -> tuple[str, ...]:
-    """Names of all tensors of a folder or weight file on this machine; no values are read.
+    """Names of all tensors in a local folder or weight file; no values are read.
 
     Raises SourceError: as `read_checkpoint`, and for a hub id.
     """
@@ -171,26 +174,16 @@ def _weight_files(path: Path, location: str) -> list[Path]:
     raise SourceError(f"{location} has no .safetensors, .bin or .pt file on this machine.")
 
 
-def _hub_snapshot(location: str) -> Path:
-    from huggingface_hub import snapshot_download
-
-    with _hub_errors(location):
-        return Path(snapshot_download(location, allow_patterns=_HUB_PATTERNS))
-
-
 @contextmanager
 def _hub_errors(location: str) -> Iterator[None]:
-    """What the hub's client raises, as a SourceError."""
+    """Translates exceptions of the hub's client into SourceError."""
     from huggingface_hub.errors import HFValidationError
 
-    without_telemetry()
+    disable_telemetry()
     try:
         yield
     except HFValidationError as error:
         raise SourceError(f"{location!r:.200} is neither a local path nor a hub id.") from error
     except OSError as error:
-        if disk_is_full(error):
-            place = error.filename or f"The hub's cache, for {location},"
-            raise SourceError(unwritable(place, error)) from error
         fault = SourceError(f"{location}: {first_line(error)}.")
         raise hub_error(location, error) or fault from error

@@ -1,7 +1,7 @@
-"""Moments of a device, and the phases of a step between them.
+"""Timestamps of a device, and the phases of a step between them.
 
-On CUDA a moment is when everything given to the device so far is done: an event is recorded now and
-read later, behind the step's own synchronisation, so that measuring adds none.
+On CUDA a timestamp is when all work launched so far has finished: an event is recorded now and read
+after the step's own synchronisation, so that timing adds none.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import time
 
 import torch
 
-Moment = float | torch.cuda.Event
-Span = tuple[Moment, Moment]
+Timestamp = float | torch.cuda.Event
+Span = tuple[Timestamp, Timestamp]
 
 
-def now(device: torch.device) -> Moment:
+def now(device: torch.device) -> Timestamp:
     if device.type != "cuda":
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)
@@ -23,7 +23,7 @@ def now(device: torch.device) -> Moment:
 
 
 def seconds(span: Span) -> float:
-    """Between two moments of one device; waits for the second."""
+    """Seconds between two timestamps of one device; waits for the second."""
     begin, end = span
     if isinstance(begin, float):
         assert isinstance(end, float)
@@ -34,17 +34,17 @@ def seconds(span: Span) -> float:
 
 
 class PhaseClock:
-    """Splits one step's time into phases; on CUDA a phase ends when its kernels end."""
+    """Splits a step's time into phases; on CUDA a phase ends when its kernels finish."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._began_s = device, time.perf_counter()
         self._marks = [now(device)]
 
     def mark(self) -> None:
-        """The end of a phase; the first began with the clock."""
+        """End a phase; the first began when the clock was made."""
         self._marks.append(now(self._device))
 
     def phases_s(self) -> tuple[float, ...]:
-        """Seconds of every phase, then of the whole until now."""
+        """Seconds of each phase, then of the whole step until now."""
         phases = [seconds(span) for span in zip(self._marks, self._marks[1:], strict=False)]
         return (*phases, time.perf_counter() - self._began_s)

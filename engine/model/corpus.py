@@ -1,14 +1,13 @@
-"""A corpus: dialogues that a target wrote, in files that are only ever appended to.
+"""A corpus: dialogues that a target generated, in append-only files.
 
-    corpus.json        whose text it is: target, vocabulary, settings, versions
-    dialogues.jsonl    a line per dialogue: number, category, token ids, and where its answers are
+    corpus.json        manifest: target, vocabulary, settings, versions
+    dialogues.jsonl    a line per dialogue: number, category, token ids, and spans of its answers
 
-A process that dies leaves at most half a line, which is dropped when the corpus is opened.
+A killed process leaves at most one partial line, which is dropped when the corpus is opened.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -33,7 +32,7 @@ class Entry:
 
     Attributes:
         token_ids: `(length,)` int32.
-        spans: `[start, end)` of its answers.
+        spans: `[start, end)` of its answers, in tokens.
     """
 
     number: int
@@ -94,23 +93,26 @@ class Corpus:
             raise ConfigError(f"{folder} is not a corpus: it has no {MANIFEST}.")
         manifest = read_settings(folder / MANIFEST)
         vocab_size = _Manifest.parse(manifest, where=str(folder / MANIFEST)).vocab_size
-        file = folder / DIALOGUES
-        return cls(folder, manifest, _read_entries(file, vocab_size) if file.exists() else [])
+        file, entries = folder / DIALOGUES, list[Entry]()
+        if file.exists():
+            check_file(file)
+            # The last line is partial if no newline ends it.
+            for number, line in enumerate(file.read_bytes().split(b"\n")[:-1], start=1):
+                try:
+                    entries.append(_Line.model_validate_json(line).entry(vocab_size))
+                except (ValidationError, ValueError) as error:
+                    raise ConfigError(
+                        f"{file}, line {number} is not a dialogue: {first_line(error)}. "
+                        "Copy it again."
+                    ) from error
+        return cls(folder, manifest, entries)
 
     @property
     def num_tokens(self) -> int:
         return sum(entry.length for entry in self.entries)
 
-    @property
-    def num_answer_tokens(self) -> int:
-        return sum(b - a for entry in self.entries for a, b in entry.spans)
-
-    def categories(self) -> dict[str, int]:
-        """Dialogues per category."""
-        return dict(Counter(entry.category for entry in self.entries))
-
     def check_made_by(self, target: Target) -> None:
-        """Raises ConfigError: another model wrote the corpus."""
+        """Raises ConfigError: another model generated the corpus."""
         sizes = ("vocab_size", "hidden_size", "num_layers")
         same = all(self.manifest[size] == getattr(target, size) for size in sizes)
         weights, ours = self.manifest.get("weights"), target.provenance.get("weights")
@@ -119,17 +121,3 @@ class Corpus:
                 f"The corpus in {self.folder} was written by {self.manifest['target']}, but the "
                 f"target is {target.name}. Give another folder."
             )
-
-
-def _read_entries(file: Path, vocab_size: int) -> list[Entry]:
-    """Dialogues of a file; a last line without its end was never finished."""
-    check_file(file)
-    entries = []
-    for number, line in enumerate(file.read_bytes().split(b"\n")[:-1], start=1):
-        try:
-            entries.append(_Line.model_validate_json(line).entry(vocab_size))
-        except (ValidationError, ValueError) as error:
-            raise ConfigError(
-                f"{file}, line {number} is not a dialogue: {first_line(error)}. Copy it again."
-            ) from error
-    return entries

@@ -1,4 +1,4 @@
-"""What a target is, before it is loaded: read from its config or header, not from its weights."""
+"""A target's facts before it is loaded, from its config or GGUF header; weights are not read."""
 
 from __future__ import annotations
 
@@ -6,40 +6,38 @@ import re
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import torch
+import transformers
 from transformers.utils.hub import cached_file
 
 from engine.errors import PlaygroundError, TargetError
 from engine.model.files import check_sizes, read_settings
-from engine.model.kinds import is_recurrent
+from engine.model.layer_types import is_recurrent
 from engine.model.loading import (
     WEIGHT_BITS,
+    kernel_support,
     needed_bytes,
-    opened,
+    open_weights,
     pick_device,
     pick_dtype,
-    unreadable,
-    why_slow,
+    unsupported_architecture,
 )
 from engine.model.packed import num_weights
 from engine.model.placement import (
-    Share,
+    DeviceShare,
     all_free_bytes,
-    first_of,
+    first_device,
     free_bytes,
     is_placement,
-    placed,
+    place_layers,
 )
 from engine.model.reading import empty_model, read_config, translate_errors
-from engine.model.sources import TargetSpec, Weights, locate, without_telemetry
-
-if TYPE_CHECKING:  # seconds of importing, which the page's start does without
-    from transformers import PreTrainedModel
+from engine.model.sources import TargetSpec, Weights, disable_telemetry, locate
 
 LICENCE = re.compile(r"^license(?:_name)?:\s*['\"]?([\w.+ -]{1,80})", re.MULTILINE)
-MOST_CARD_CHARS = 20_000
+MAX_CARD_CHARS = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +45,14 @@ class TargetFacts:
     """A target before it is loaded.
 
     Attributes:
-        dtype: that it would be loaded in: `q4`, `bfloat16`, …
-        num_bytes: that its weights need in memory.
-        free_bytes: of the device; None where it cannot be told.
-        licence: as the file or the model card says it; None where neither does.
+        dtype: in which it would be loaded: `q4`, `bfloat16`, …
+        num_bytes: memory that its weights need.
+        free_bytes: of the device; None = unknown.
+        licence: from the file or the model card; None where neither names one.
         slow: why the compiled kernels do not run it; None where they do, or on other devices.
-        quantization: types of a GGUF file's matrices, those of most weights first.
-        fault: why it cannot be loaded here; None where nothing is known against it.
-        shares: of the devices that it is spread over.
+        quantization: types of a GGUF file's matrices, by number of weights.
+        fault: why it cannot be loaded here; None = no reason known.
+        shares: per device, where it is placed on several.
     """
 
     architecture: str
@@ -66,60 +64,57 @@ class TargetFacts:
     licence: str | None
     fault: str | None
     slow: str | None = None
-    shares: tuple[Share, ...] = ()
+    shares: tuple[DeviceShare, ...] = ()
     quantization: tuple[str, ...] = ()
 
 
-class _Model(NamedTuple):
-    """What a config or a header says; `empty` is the model without its weights."""
-
-    architecture: str
-    num_parameters: int
-    context_len: int | None
-    fault: str | None = None
-    empty: PreTrainedModel | None = None
-
-
 def facts_of(spec: TargetSpec, *, dtype: str, device: str, cache_dir: Path) -> TargetFacts:
-    """A target's facts; of a hub's model its config and card are fetched, nothing else.
+    """A target's facts; for a hub model, only its config and card are fetched.
 
     Raises:
         SourceError, TargetError: it cannot be found or read.
         ConfigError: unknown dtype or device.
     """
-    without_telemetry()
-    where = pick_device(first_of(device))
+    disable_telemetry()
+    where = pick_device(first_device(device))
     torch_dtype, bits = pick_dtype(dtype, where), WEIGHT_BITS.get(dtype)
     weights = locate(spec, cache_dir)
+    empty, slow, shares = None, None, tuple[DeviceShare, ...]()
     with translate_errors(spec):
-        file, num_bytes = opened(weights)
-        model = _of_header(file) if file else _of_config(spec, weights, num_bytes, torch_dtype)
-    slow, fault, shares = None, model.fault, tuple[Share, ...]()
+        file, num_bytes = open_weights(weights)
+        if file is not None:
+            architecture, count = file.architecture, file.num_weights
+            context = file.metadata.get(f"{architecture}.context_length")
+            licence = file.metadata.get("general.license")
+            fault = unsupported_architecture(file)
+        else:
+            config = read_config(weights)
+            architecture = str((getattr(config, "architectures", None) or [config.model_type])[0])
+            context = getattr(config.get_text_config(), "max_position_embeddings", None)
+            empty, fault = _empty_model(spec, config, architecture, num_bytes, torch_dtype)
+            licence, count = None, 0 if empty is None else num_weights(empty)
     if where.type == "cpu":
-        has_kernels, slow = why_slow(file, model.empty)
+        has_kernels, slow = kernel_support(file, empty)
         if file is not None and dtype == "auto" and has_kernels:
             bits = file.bits
-        if file is not None and file.metadata.get(f"{file.architecture}.expert_count"):
-            bits = None  # by way of floats
-    free = free_bytes(where)
-    needed = needed_bytes(model.num_parameters, torch_dtype, bits, file)
-    if is_placement(device):
-        free = None
-        if model.empty is not None:
-            try:
-                shares = placed(model.empty, device, torch_dtype, all_free_bytes()).shares
-            except TargetError as error:
-                fault = str(error)
-    elif fault is None and free is not None and needed > free:
+        if file is not None and file.metadata.get(f"{architecture}.expert_count"):
+            bits = None  # loaded as floats
+    needed = needed_bytes(count, torch_dtype, bits, file)
+    free = None if is_placement(device) else free_bytes(where)
+    if is_placement(device) and empty is not None:
+        try:
+            shares = place_layers(empty, device, torch_dtype, all_free_bytes()).shares
+        except TargetError as error:
+            fault = str(error)
+    if fault is None and free is not None and needed > free:
         fault = f"Its weights need {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free."
-    licence = None if file is None else file.metadata.get("general.license")
     return TargetFacts(
-        architecture=model.architecture,
-        num_parameters=model.num_parameters,
+        architecture=architecture,
+        num_parameters=count,
         dtype=str(torch_dtype).removeprefix("torch.") if bits is None else f"q{bits}",
         num_bytes=needed,
         free_bytes=free,
-        context_len=model.context_len,
+        context_len=context,
         licence=licence if isinstance(licence, str) else _licence(weights),
         fault=fault,
         slow=slow,
@@ -128,39 +123,39 @@ def facts_of(spec: TargetSpec, *, dtype: str, device: str, cache_dir: Path) -> T
     )
 
 
-def _of_header(file: Any) -> _Model:
-    context = file.metadata.get(f"{file.architecture}.context_length")
-    return _Model(file.architecture, file.num_weights, context, unreadable(file))
+def _empty_model(
+    spec: TargetSpec,
+    config: Any,
+    architecture: str,
+    num_bytes: int | None,
+    dtype: torch.dtype,
+) -> tuple[transformers.PreTrainedModel | None, str | None]:
+    """A model on the `meta` device; or None, and why it cannot serve as a target.
 
-
-def _of_config(
-    spec: TargetSpec, weights: Weights, num_bytes: int | None, dtype: torch.dtype
-) -> _Model:
-    config = read_config(weights)
-    names = getattr(config, "architectures", None) or [config.model_type]
-    context = getattr(config.get_text_config(), "max_position_embeddings", None)
+    Raises TargetError: it is not a causal language model of transformers.
+    """
     try:
-        empty = empty_model(config, num_bytes, spec.name, dtype=dtype)
+        return empty_model(config, num_bytes, spec.name, dtype=dtype), None
     except PlaygroundError as error:
-        return _Model(str(names[0]), 0, context, str(error))
-    except ValueError as error:  # transformers has no causal language model of this kind
-        raise TargetError(f"{spec.name} is not a causal language model: {names[0]}.") from error
-    return _Model(str(names[0]), num_weights(empty), context, empty=empty)
+        return None, str(error)
+    except ValueError as error:
+        message = f"{spec.name} is not a causal language model: {architecture}."
+        raise TargetError(message) from error
 
 
-def titled(spec: TargetSpec) -> TargetSpec:
-    """The same, by the title that its GGUF file has, if it comes from one on this machine."""
-    with suppress(PlaygroundError):  # inspecting and loading it says what is wrong
+def with_gguf_title(spec: TargetSpec) -> TargetSpec:
+    """The spec with its GGUF file's title, if it names a local GGUF file."""
+    with suppress(PlaygroundError):  # loading it reports what is wrong
         if file := _local_file(spec):
             return spec.replace(title=file.title)
     return spec
 
 
 def has_chat_template(spec: TargetSpec) -> bool | None:
-    """Whether a target has a chat template; None where that is not known before it is loaded."""
+    """Whether a target has a chat template; None where only loading it tells."""
     with suppress(PlaygroundError):
         if file := _local_file(spec):
-            return bool(file.has_chat_template)
+            return bool(file.metadata.get("tokenizer.chat_template"))
         if spec.path is not None:
             folder = Path(spec.path).expanduser()
             config = folder / "tokenizer_config.json"
@@ -171,12 +166,11 @@ def has_chat_template(spec: TargetSpec) -> bool | None:
 
 def _local_file(spec: TargetSpec) -> Any:
     weights = None if spec.path is None else locate(spec, Path())
-    return None if weights is None or weights.gguf_file is None else opened(weights)[0]
+    return None if weights is None or weights.gguf_file is None else open_weights(weights)[0]
 
 
-def recurrent_by_config(folder: Path) -> bool:
-    """Whether the model whose config.json lies in a folder has recurrent layers, as far as that
-    can be read."""
+def has_recurrent_layers(folder: Path) -> bool:
+    """Whether a folder's model has recurrent layers; False if its config cannot be read."""
     spec = TargetSpec(name=folder.name, path=str(folder))
     try:
         check_sizes(read_settings(folder / "config.json"), spec.name)
@@ -188,7 +182,7 @@ def recurrent_by_config(folder: Path) -> bool:
 
 
 def _licence(weights: Weights) -> str | None:
-    """What the model card's head says."""
+    """The licence in the front matter of the model card, if it names one."""
     if weights.local:
         card: str | None = str(Path(weights.location) / "README.md")
     else:
@@ -202,6 +196,6 @@ def _licence(weights: Weights) -> str | None:
     if card is None or not Path(card).is_file():
         return None
     with Path(card).open(encoding="utf-8", errors="replace") as text:
-        head = text.read(MOST_CARD_CHARS)
-    match = LICENCE.search(head.split("\n---", 1)[0])
+        head = text.read(MAX_CARD_CHARS).split("\n---", 1)[0]
+    match = LICENCE.search(head)
     return match[1].strip() if match else None

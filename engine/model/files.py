@@ -1,8 +1,8 @@
-"""Model files, whoever made them: opened and checked here, before anything is built from them.
+"""Reads and validates untrusted model files before anything is built from them.
 
-Only plain files are opened. What a file declares is held against its size and against the sizes of
-models that exist, and nothing but tensors comes out of a pickle. Whatever is wrong with a file is
-one sentence.
+Only regular files are opened. Declared sizes are checked against the file's size and against those
+of models that exist, and a pickle yields nothing but tensors. Every fault is reported as one
+sentence.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import struct
 import zipfile
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+import transformers
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
@@ -25,79 +26,70 @@ from engine import safe_text
 from engine.errors import SourceError, TargetError, first_line
 from engine.model.forward import decoder_layers
 
-if TYPE_CHECKING:  # seconds of importing, which the page's start does without
-    from transformers import PreTrainedModel
-
-UNREADABLE = (
+READ_ERRORS = (
     *(OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, ImportError),
     *(RuntimeError, MemoryError, EOFError, AssertionError, struct.error, zipfile.BadZipFile),
     *(pickle.PickleError, SafetensorError, StrictDataclassError),
 )
-"""What torch, transformers and safetensors raise over missing, damaged or unknown files."""
+"""What torch, transformers and safetensors raise for missing, damaged or unknown files."""
 MAX_JSON_BYTES = 16 << 20
 PARAMETERS_PER_BYTE = 8
-"""Weights of one bit each are the smallest there are."""
-_LAYERS, _HEADS, _WIDTH, _INNER = (1, 1024), (1, 4096), (1, 1 << 20), (1, 1 << 22)
-_EXPERTS, _LENGTH = (0, 1 << 14), (1, 1 << 60)
-RANGES: dict[str, tuple[int, int]] = {
-    **dict.fromkeys(("num_hidden_layers", "num_layers", "n_layer", "n_layers"), _LAYERS),
-    **dict.fromkeys(("block_count", "decoder_layers"), _LAYERS),
-    **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "n_head", "n_heads"), _HEADS),
-    **dict.fromkeys(("head_count", "head_count_kv"), _HEADS),
-    **dict.fromkeys(("hidden_size", "d_model", "n_embd", "embedding_length"), _WIDTH),
-    **dict.fromkeys(("num_kv_shared_layers", "loop_num_passes"), (0, 1024)),
-    **dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner", "feed_forward_length"), _INNER),
-    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), _EXPERTS),
-    **dict.fromkeys(("expert_count", "num_mtp_layers", "num_nextn_predict_layers"), _EXPERTS),
-    **dict.fromkeys(("max_position_embeddings", "n_positions", "context_length"), _LENGTH),
-    "attention_chunk_size": _LENGTH,
-    "head_dim": (0, 1 << 20),
+"""At most: no format has weights of less than one bit."""
+_RANGES = {
+    "num_hidden_layers num_layers n_layer n_layers block_count decoder_layers": (1, 1024),
+    "num_kv_shared_layers loop_num_passes": (0, 1024),
+    "num_attention_heads num_key_value_heads n_head n_heads head_count head_count_kv": (1, 4096),
+    "hidden_size d_model n_embd embedding_length": (1, 1 << 20),
+    "intermediate_size ffn_dim n_inner feed_forward_length": (1, 1 << 22),
+    "num_experts num_local_experts n_routed_experts expert_count": (0, 1 << 14),
+    "num_mtp_layers num_nextn_predict_layers": (0, 1 << 14),
+    "max_position_embeddings n_positions context_length attention_chunk_size": (1, 1 << 60),
+    "head_dim num_labels": (0, 1 << 20),
     "sliding_window": (-1, 1 << 60),
-    "unpadded_vocab_size": (1, 1 << 24),
     "model_max_length": (1, 10**40),
-    "vocab_size": (1, 1 << 24),
-    "num_labels": (0, 1 << 20),
+    "vocab_size unpadded_vocab_size": (1, 1 << 24),
 }
-"""Sizes of models as config.json and GGUF files name them, and between what they may lie: well
-beyond every model that there is, small enough to try, and never narrower than transformers."""
-PER_LAYER = {"num_attention_heads", "num_key_value_heads", "intermediate_size"}
-PER_LAYER |= {"head_count", "head_count_kv", "feed_forward_length", "num_hidden_layers"}
-"""Sizes that may also be a list, or a mapping."""
-NAMES = {"architectures", "attention_layers", "layer_types", "mtp_layer_types"}
+RANGES = {name: limits for names, limits in _RANGES.items() for name in names.split()}
+"""Sizes in config.json and GGUF files, and their ranges: well beyond every existing model, small
+enough to try, and never narrower than transformers' own checks."""
+LIST_ALLOWED = {"num_attention_heads", "num_key_value_heads", "intermediate_size"}
+LIST_ALLOWED |= {"head_count", "head_count_kv", "feed_forward_length", "num_hidden_layers"}
+"""Sizes that may also be a list or mapping, of a size per layer."""
+NAME_LISTS = {"architectures", "attention_layers", "layer_types", "mtp_layer_types"}
 """Settings that are lists of names."""
-SWITCHES = {"alibi", "use_sliding_window"}
+BOOLEANS = {"alibi", "use_sliding_window"}
 
 
 # ---- files
 
 
-def check_file(file: Path, *, most_bytes: int | None = None) -> int:
-    """Size of a plain file.
+def check_file(file: Path, *, max_bytes: int | None = None) -> int:
+    """Size in bytes of a regular file.
 
-    Raises SourceError: it is none (a folder, a pipe, a device), or larger than `most_bytes`.
+    Raises SourceError: it is not one (a folder, a pipe, a device), or larger than `max_bytes`.
     """
     try:
-        about = file.stat()
+        status = file.stat()
     except OSError as error:
         raise SourceError(f"{file} could not be opened: {error.strerror}.") from error
-    if not stat.S_ISREG(about.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise SourceError(f"{file} is not a regular file. Give a copy of the original.")
-    if most_bytes is not None and about.st_size > most_bytes:
-        raise SourceError(f"{file} has {about.st_size} bytes; {most_bytes} are allowed.")
-    return about.st_size
+    if max_bytes is not None and status.st_size > max_bytes:
+        raise SourceError(f"{file} has {status.st_size} bytes; {max_bytes} are allowed.")
+    return status.st_size
 
 
 def read_json(file: Path) -> Any:
-    """Plain data of a JSON file.
+    """The plain data of a JSON file.
 
-    Raises ConfigError, SourceError: it cannot be opened, is no JSON, or is nested too deeply.
+    Raises ConfigError, SourceError: it cannot be opened, is not JSON, or nests too deeply.
     """
-    check_file(file, most_bytes=MAX_JSON_BYTES)
+    check_file(file, max_bytes=MAX_JSON_BYTES)
     return safe_text.read_json(file.read_bytes(), what=str(file))
 
 
 def read_settings(file: Path) -> dict[str, Any]:
-    """The settings that a JSON file maps names to; raises as `read_json`."""
+    """The object in a JSON file; raises as `read_json`."""
     values = read_json(file)
     if not isinstance(values, dict):
         raise SourceError(f"{file} must map names to settings, got {type(values).__name__}.")
@@ -110,10 +102,10 @@ def read_tensors(
     """A weight file's tensors: safetensors, or a pickle of tensors and nothing else.
 
     Args:
-        keep: which to read, by name.
-        values: whether their values are wanted; without, only the names mean anything.
+        keep: whether to read a tensor, by its name.
+        values: whether to read values; without them, only the names are meaningful.
 
-    Raises SourceError: it is damaged, or holds anything else.
+    Raises SourceError: it is damaged, or contains anything else.
     """
     if file.suffix != ".safetensors":
         tensors = read_pickle(file, torch.device("cpu" if values else "meta"))
@@ -123,16 +115,16 @@ def read_tensors(
     try:
         with safe_open(file, framework="pt") as stored:
             names = filter(keep, stored.keys())
-            nothing = torch.empty(0, device="meta")
-            return {name: stored.get_tensor(name) if values else nothing for name in names}
-    except UNREADABLE as error:
+            empty = torch.empty(0, device="meta")
+            return {name: stored.get_tensor(name) if values else empty for name in names}
+    except READ_ERRORS as error:
         raise SourceError(f"{file} could not be read as tensors: {first_line(error)}.") from error
 
 
 def read_pickle(file: Path, device: torch.device) -> Any:
-    """What a file of `torch.save` holds: tensors, numbers, texts and their collections.
+    """The content of a `torch.save` file: tensors, numbers, strings and their collections.
 
-    Raises SourceError: it is damaged, or would run code; torch's own messages advise to let it.
+    Raises SourceError: it is damaged, or would run code; torch's own message advises to allow that.
     """
     size = check_file(file)
     try:
@@ -141,7 +133,7 @@ def read_pickle(file: Path, device: torch.device) -> Any:
                 if sum(part.file_size for part in archive.infolist()) > size:
                     raise ValueError("torch.save compresses nothing")
         return torch.load(file, map_location=device, weights_only=True)
-    except UNREADABLE as error:
+    except READ_ERRORS as error:
         raise SourceError(
             f"{file} is damaged, or holds more than tensors, and code in a file is never run. "
             "Copy it again, or use its .safetensors."
@@ -149,7 +141,7 @@ def read_pickle(file: Path, device: torch.device) -> Any:
 
 
 def _check_tensors(file: Path, tensors: Any, *, values: bool) -> None:
-    """SourceError unless it is a dict of plain tensors, each as large as its storage at most."""
+    """SourceError unless it is a dict of plain tensors, none larger than its storage."""
     if not isinstance(tensors, dict) or not all(isinstance(name, str) for name in tensors):
         raise SourceError(f"{file} is not a plain dict of tensors.")
     for name, tensor in tensors.items():
@@ -163,11 +155,11 @@ def _check_tensors(file: Path, tensors: Any, *, values: bool) -> None:
 
 
 def check_folder(folder: Path) -> int | None:
-    """Bytes of the weights in a model's folder, whose files could be read and make sense so far.
+    """Validate the files in a model's folder; return the bytes of its weights.
 
-    None where transformers finds weights by other names than its own.
+    None where no weight file has one of transformers' standard names.
 
-    Raises ConfigError, SourceError: one could not.
+    Raises ConfigError, SourceError: a file cannot be read, or is invalid.
     """
     settings = ("config.json", "generation_config.json", "tokenizer_config.json")
     for file in (folder / name for name in settings):
@@ -177,7 +169,7 @@ def check_folder(folder: Path) -> int | None:
     if tokenizer.exists():
         check_file(tokenizer)
         with tokenizer.open("rb") as stream:
-            # transformers reads the whole of it; to do so here would take as long again.
+            # transformers will parse it; parsing it here, too, would double the time.
             if not stream.read(1000).lstrip().startswith(b"{"):
                 raise SourceError(f"{tokenizer} is damaged: it holds no tokenizer.")
     files = _weight_files(folder)
@@ -187,7 +179,7 @@ def check_folder(folder: Path) -> int | None:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """Where transformers looks for weights, in its order; SourceError for a damaged index."""
+    """Where transformers looks for weights, in its order; SourceError if an index is invalid."""
     for name in ("model.safetensors", "pytorch_model.bin"):
         if (folder / name).exists():
             return [folder / name]
@@ -196,51 +188,51 @@ def _weight_files(folder: Path) -> list[Path]:
             names = read_settings(index).get("weight_map")
             if not isinstance(names, dict) or not names:
                 raise SourceError(f"{index} must map tensors to files by weight_map.")
-            for one in names.values():
-                if not (isinstance(one, str) and Path(one).name == one):
-                    raise SourceError(f"{index} names {safe_text.short(one)}, no file beside it.")
-            return [folder / one for one in sorted(set(names.values()))]
+            for file in names.values():
+                if not (isinstance(file, str) and Path(file).name == file):
+                    raise SourceError(f"{index} names {safe_text.short(file)}, no file beside it.")
+            return [folder / file for file in sorted(set(names.values()))]
     return []
 
 
 def check_sizes(values: Mapping[str, Any], where: str, *, least: int | None = None) -> None:
-    """Hold a model's settings against what models can have, nested settings included.
+    """Check a model's settings against `RANGES` and their types, nested settings included.
 
     Args:
-        least: the least a size may be; None = as `RANGES` says. Parts of a model may be missing.
+        least: the smallest size allowed, 0 for parts that may be missing; None = as in `RANGES`.
 
-    Raises SourceError: one is of another kind, or out of its range; it is named.
+    Raises SourceError: a setting has another type, or is out of range; it is named.
     """
     for key, value in values.items():
-        if isinstance(value, Mapping) and key not in {*RANGES, *NAMES, *SWITCHES}:
+        if isinstance(value, Mapping) and key not in {*RANGES, *NAME_LISTS, *BOOLEANS}:
             check_sizes(value, where, least=least if key == "text_config" else 0)
             continue
-        fault = None if value is None else _fault(key.rpartition(".")[2], value, least)
-        if fault is not None:
-            raise SourceError(f"{where}: {key} must be {fault}, got {safe_text.short(value)}.")
+        rule = None if value is None else _violated_rule(key.rpartition(".")[2], value, least)
+        if rule is not None:
+            raise SourceError(f"{where}: {key} must be {rule}, got {safe_text.short(value)}.")
 
 
-def _fault(key: str, value: Any, least: int | None) -> str | None:
-    """What a setting would have to be; None if there is nothing against it."""
+def _violated_rule(key: str, value: Any, least: int | None) -> str | None:
+    """What a setting must be, if it is not; None if it is valid."""
     if key in RANGES:
-        low, most = RANGES[key]
-        parts = value.values() if isinstance(value, Mapping) else value
-        several = key in PER_LAYER and isinstance(value, list | Mapping)
-        low = min(low, 0 if several or least is not None else low)
-        ok = all(_is_int(one, low, most) for one in (parts if several else [value]))
-        return None if ok and value not in ([], {}) else f"a number in [{low}, {most}]"
-    if key in NAMES:
-        ok = isinstance(value, list) and all(isinstance(one, str) for one in value)
+        low, high = RANGES[key]
+        items = value.values() if isinstance(value, Mapping) else value
+        is_list = key in LIST_ALLOWED and isinstance(value, list | Mapping)
+        low = min(low, 0 if is_list or least is not None else low)
+        ok = all(_is_int(item, low, high) for item in (items if is_list else [value]))
+        return None if ok and value not in ([], {}) else f"a number in [{low}, {high}]"
+    if key in NAME_LISTS:
+        ok = isinstance(value, list) and all(isinstance(item, str) for item in value)
         return None if ok else "a list of names"
-    if key in SWITCHES:
+    if key in BOOLEANS:
         return None if isinstance(value, bool) else "true or false"
     if key in ("dtype", "torch_dtype"):
         name = value.removeprefix("torch.") if isinstance(value, str) else ""
-        known = isinstance(getattr(torch, name, None), torch.dtype)
-        return None if known else "the name of a dtype"
+        is_dtype = isinstance(getattr(torch, name, None), torch.dtype)
+        return None if is_dtype else "the name of a dtype"
     if key == "eos_token_id":
         ids = value if isinstance(value, list) else [value]
-        ok = all(_is_int(one, -1, (1 << 31) - 1) for one in ids)
+        ok = all(_is_int(token_id, -1, (1 << 31) - 1) for token_id in ids)
         return None if ok else "a token id, or a list of them"
     if key in ("rope_theta", "factor"):
         ok = isinstance(value, int | float) and 0 < value < float("inf")
@@ -251,22 +243,22 @@ def _fault(key: str, value: Any, least: int | None) -> str | None:
     return None
 
 
-def _is_int(value: Any, least: int, most: int) -> bool:
-    whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
-    return whole and not isinstance(value, bool) and least <= value <= most
+def _is_int(value: Any, low: int, high: int) -> bool:
+    is_whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+    return is_whole and not isinstance(value, bool) and low <= value <= high
 
 
-# ---- a model that was read
+# ---- a loaded model
 
 
-def check_complete(model: PreTrainedModel, info: Mapping[str, Any], name: str) -> None:
-    """Refuse a model whose tensors are not those of its checkpoint, one for one.
+def check_complete(model: transformers.PreTrainedModel, info: Mapping[str, Any], name: str) -> None:
+    """Refuse a model whose tensors do not match those of its checkpoint one to one.
 
-    transformers fills up with random numbers what a checkpoint lacks, and leaves out what a config
-    has no place for; both write texts that look like some model's. Tied weights may be missing.
+    transformers initialises missing tensors randomly and skips those that the config has no place
+    for; either model still generates plausible text. Tied weights may be missing.
 
     Args:
-        info: what `from_pretrained` found out about its tensors.
+        info: `from_pretrained`'s loading info.
 
     Raises TargetError: naming the tensors.
     """
@@ -274,23 +266,23 @@ def check_complete(model: PreTrainedModel, info: Mapping[str, Any], name: str) -
     advice = f"Give a complete checkpoint of this model ({kind}), with its own config.json."
     missing = info["missing_keys"]
     if missing:
-        raise TargetError(f"{name} lacks {listed(missing)}. {advice}")
+        raise TargetError(f"{name} lacks {name_list(missing)}. {advice}")
     if info["mismatched_keys"]:
-        tensor, *shapes = min(info["mismatched_keys"], key=lambda one: str(one[0]))
+        tensor, *shapes = min(info["mismatched_keys"], key=lambda entry: str(entry[0]))
         got, want = ("×".join(map(str, shape)) for shape in shapes)
         raise TargetError(
             f"{name}: {tensor} is {got}, but by its config it must be {want}. {advice}"
         )
-    left = [tensor for tensor in info["unexpected_keys"] if _belongs(model, tensor)]
-    if left:
-        raise TargetError(f"{name} has {listed(left)}, which its config leaves out. {advice}")
+    unused = [tensor for tensor in info["unexpected_keys"] if _is_required(model, tensor)]
+    if unused:
+        raise TargetError(f"{name} has {name_list(unused)}, which its config leaves out. {advice}")
 
 
-def _belongs(model: PreTrainedModel, tensor: str) -> bool:
-    """Whether a tensor that found no place is part of what the model computes.
+def _is_required(model: transformers.PreTrainedModel, tensor: str) -> bool:
+    """Whether a tensor that was not loaded is part of the language model.
 
-    Weights of modules that it has are, and layers after its last one; heads beside it are not, nor
-    are layers for multi-token prediction, which come after its own.
+    Weights of its modules are, and further decoder layers; additional heads are not, nor are the
+    layers for multi-token prediction that follow its own.
     """
     owner, _, kind = tensor.rpartition(".")
     modules = dict(model.named_modules())
@@ -301,21 +293,12 @@ def _belongs(model: PreTrainedModel, tensor: str) -> bool:
     layers, config = decoder_layers(model), model.config.get_text_config()
     path = next((name for name, module in modules.items() if module is layers), "no layers")
     numbered = re.match(rf"{re.escape(path)}\.(\d+)\.", tensor)
-    further = (getattr(config, key, 0) for key in ("num_mtp_layers", "num_nextn_predict_layers"))
-    return numbered is not None and int(numbered[1]) >= len(layers) + max(n or 0 for n in further)
+    mtp = (getattr(config, key, 0) for key in ("num_mtp_layers", "num_nextn_predict_layers"))
+    return numbered is not None and int(numbered[1]) >= len(layers) + max(n or 0 for n in mtp)
 
 
-def check_parameters(count: int, num_bytes: int | None, name: str) -> None:
-    """TargetError if a config describes more parameters than so many bytes of weights can hold."""
-    if num_bytes is not None and count > PARAMETERS_PER_BYTE * num_bytes:
-        raise TargetError(
-            f"{name}'s config describes {count:,} parameters, but its weights have {num_bytes:,} "
-            "bytes. Give a complete checkpoint, with its own config.json."
-        )
-
-
-def listed(names: Collection[str], most: int = 4) -> str:
-    """The first few names, and how many more there are."""
+def name_list(names: Collection[str], most: int = 4) -> str:
+    """The first few names, and the number of others."""
     first: Iterable[str] = (name[:100] for name in sorted(names)[:most])
     more = len(names) - most
     return ", ".join(first) + (f" and {more} more" if more > 0 else "")

@@ -1,15 +1,17 @@
-"""One forward of the target over new rows: by transformers' modules, or by something faster.
+"""One forward of the target over new rows: on transformers' modules, or a faster backend.
 
-`ModulesForward` runs any model: `MaskBuilder` makes the mask that it takes, `tree_attention` is its
-attention wherever that lacks nothing, `FeatureTap` reads what a drafter wants to see.
+`ModulesForward` runs any model: `MaskBuilder` makes its mask, `tree_attention` is its attention
+where the model needs no other, `FeatureTap` captures the hidden states that a drafter needs.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from ctypes import CDLL
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import transformers
@@ -17,11 +19,8 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from engine.model.cache import TreeCache
-from engine.model.kinds import CHUNKED, FULL, NO_KV_CACHE, SLIDING, attends
+from engine.model.layer_types import CHUNKED, FULL, NO_KV_CACHE, SLIDING, has_attention
 from engine.proposal import Needs, TargetOutput
-
-if TYPE_CHECKING:  # seconds of importing, which the page's start does without
-    from transformers import PreTrainedModel
 
 
 class Rows(NamedTuple):
@@ -29,7 +28,7 @@ class Rows(NamedTuple):
 
     Attributes:
         tokens, positions: `(n,)` int64.
-        visible: `(n, n)` bool, who sees whom among the rows; None = causal.
+        visible: `(n, n)` bool, whether row i attends to row j; None = causal.
     """
 
     tokens: Tensor
@@ -38,12 +37,12 @@ class Rows(NamedTuple):
 
 
 class Forward(ABC):
-    """Runs the target over rows behind the cache's committed ones and stores their keys and values.
+    """Runs the target over rows after the cache's committed ones and stores their keys and values.
 
     Attributes:
-        name: what runs, for the log of a run.
-        kernels: the compiled kernels that it calls, for drafters to use; None = none.
-        row_invariant: whether a row's bits are the same whatever rows are computed with it.
+        name: of the backend, for the run log.
+        kernels: the compiled kernels that it calls, which drafters may use; None = none.
+        row_invariant: whether a row's bits do not depend on the rows computed with it.
     """
 
     name: str
@@ -54,7 +53,7 @@ class Forward(ABC):
     def __call__(
         self, rows: Rows, cache: TreeCache, needs: Needs, *, last_only: bool
     ) -> TargetOutput:
-        """Run n rows, for which the cache has room; `last_only`: logits of the last row only."""
+        """Run n rows, which fit the cache's capacity; `last_only`: logits of the last row only."""
 
     @abstractmethod
     def output(self, hidden: Tensor) -> Tensor:
@@ -62,10 +61,10 @@ class Forward(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of the weights."""
+        """Release the weights."""
 
     def new_cache(self, rows: int) -> TreeCache | None:
-        """An empty cache of its own for about `rows` rows; None = any cache will do."""
+        """An empty cache of the backend's own type for about `rows` rows; None = any will do."""
         return None
 
     def draft_chain(
@@ -76,50 +75,54 @@ class Forward(ABC):
         min_prob: float,
         ids: Tensor | None,
     ) -> tuple[Tensor, Tensor] | None:
-        """As `Target.draft_chain`, but that nothing is committed; None = token by token."""
+        """As `Target.draft_chain`, but commits nothing; None = not supported."""
         return None
 
     def ragged_batch(self, capacity: int) -> RaggedBatch | None:
-        """Room for many texts, `capacity` tokens in all; None = it reads one text at a time."""
+        """A batch of texts with room for `capacity` tokens in all; None = not supported."""
         return None
 
     def environment(self) -> dict[str, Any]:
-        """What the log of a run says about it: what is used, or why not, and memory in bytes."""
+        """Entries of the run log: the backend used, or why a faster one is not."""
         return {"forward": self.name}
 
 
-class RaggedBatch(ABC):
-    """Keys and values of several texts, each at its own place in a buffer of `capacity` tokens.
+class RaggedBatch:
+    """Keys and values of several texts, each in its own segment of a buffer of `capacity` tokens.
 
     Attributes:
-        name: what runs, in words.
+        name: of the backend, for people.
     """
 
-    name: str
-    capacity: int
+    def __init__(self, name: str, buffer: Tensor, run: Callable[..., TargetOutput]) -> None:
+        """`buffer`: `(2 · layers, kv_heads, capacity, head_dim)`, which `run` takes first."""
+        self.name, self.capacity = name, buffer.shape[2]
+        self._buffer, self._run = buffer, run
 
-    @abstractmethod
     def read(
         self,
         tokens: Tensor,
         positions: Tensor,
-        begins: Tensor,
+        text_starts: Tensor,
         *,
         needs: Needs | None = None,
         num_logits: int = 0,
     ) -> TargetOutput:
-        """Read new tokens of any texts; earlier ones of a text were read before, or come before.
+        """Run new tokens of any texts; a text's earlier tokens must precede them or be stored.
 
         Args:
             tokens: `(n,)` int64.
-            positions: `(n,)` int64, within each row's text; what was read there is overwritten.
-            begins: `(n,)` int64, where the row's text begins in the buffer.
-            num_logits: how many of the last rows get logits.
+            positions: `(n,)` int64, within each row's text; what is stored there is overwritten.
+            text_starts: `(n,)` int64, where the row's text begins in the buffer.
+            num_logits: number of last rows that get logits.
         """
+        rows = (tokens, positions, text_starts.contiguous())
+        return self._run(self._buffer, *rows, needs or Needs(), num_logits)
 
-    @abstractmethod
     def repeat(self, length: int, *, every: int) -> None:
         """Copy the buffer's first `length` tokens to every multiple of `every`."""
+        texts = self._buffer.unflatten(2, (-1, every))
+        texts[:, :, 1:, :length] = texts[:, :, :1, :length]
 
 
 class ModulesForward(Forward):
@@ -127,23 +130,23 @@ class ModulesForward(Forward):
 
     name = "transformers' modules"
 
-    def __init__(self, model: PreTrainedModel, *, weights: str = "") -> None:
-        """`weights`: how they are held, for the log of a run, where that is not plain."""
+    def __init__(self, model: transformers.PreTrainedModel, *, weights: str = "") -> None:
+        """`weights`: their storage format, for the run log, unless they are plain tensors."""
         if weights:
             self.name = f"{self.name}, {weights}"
-        self._model: PreTrainedModel | None = model
+        self._model: transformers.PreTrainedModel | None = model
         self._masks = MaskBuilder(model)
-        self._takes_mask = attends(model.config.get_text_config())
+        self._takes_mask = has_attention(model.config.get_text_config())
         self._features = FeatureTap(model)
-        self._cuts_rows = bool(getattr(model.config.get_text_config(), "num_kv_shared_layers", 0))
+        self._skips_rows = bool(getattr(model.config.get_text_config(), "num_kv_shared_layers", 0))
         self._counts_rows = model.config.get_text_config().model_type in COUNT_ROWS
-        takes = inspect.signature(type(model).forward).parameters
-        self._takes_positions = "position_ids" in takes
+        parameters = inspect.signature(type(model).forward).parameters
+        self._takes_positions = "position_ids" in parameters
         self._cache_name = cache_argument(model)
 
     @property
     def adds_mask(self) -> bool:
-        """Whether the model adds its mask to the scores; else it takes a boolean one."""
+        """Whether the model's mask is additive; else it is boolean."""
         return bool(self._masks.additive)
 
     def __call__(
@@ -158,22 +161,22 @@ class ModulesForward(Forward):
     def masked(
         self, rows: Rows, mask: Any, cache: TreeCache, needs: Needs, *, last_only: bool
     ) -> TargetOutput:
-        """The same with the mask that the model takes."""
+        """As `__call__`, given the model's own `attention_mask`."""
         assert self._model is not None
         tokens, positions, _ = rows
         self._features.capture(needs)
         if self._counts_rows:
             numbers = torch.arange(len(positions), device=positions.device)
-            cache.shifts = positions - numbers - cache.length
+            cache.position_shifts = positions - numbers - cache.length
         logits_to_keep: int | Tensor = 1 if last_only else 0
-        if last_only and self._cuts_rows and (needs.hidden or needs.layers):
-            # Told as a number, Gemma's shared layers leave out all rows but the last.
+        if last_only and self._skips_rows and (needs.hidden or needs.layers):
+            # Given an int, Gemma's shared layers skip all rows but the last.
             logits_to_keep = torch.tensor([len(tokens) - 1], device=tokens.device)
         out = self._model(
             input_ids=tokens[None],
             attention_mask=mask,
             logits_to_keep=logits_to_keep,
-            # With `use_cache` MiniMax takes its own class of cache only; what is given, all write.
+            # With `use_cache` MiniMax accepts its own cache class only; all models write to theirs.
             use_cache=self._model.config.model_type != "minimax",
             **{self._cache_name: cache},
             **({"position_ids": positions[None]} if self._takes_positions else {}),
@@ -196,68 +199,70 @@ def cache_argument(module: nn.Module) -> str:
     It is `cache` from 5.24 on; before, and in code that comes with a checkpoint,
     `past_key_values`, or `cache_params` where there is a recurrent state.
     """
-    takes = inspect.signature(type(module).forward).parameters
-    return next((name for name in ("cache", "cache_params") if name in takes), "past_key_values")
+    params = inspect.signature(type(module).forward).parameters
+    return next((name for name in ("cache", "cache_params") if name in params), "past_key_values")
 
 
 class MaskBuilder:
-    """Knows whether a model wants one mask or one per layer type, boolean or additive.
+    """Builds a model's mask or masks: one in all or one per layer type, boolean or additive.
 
-    Models with mixed layer types look their mask up by type; models without look at one mask.
-    Attention by `eager` functions adds the mask to the scores, all others take booleans.
+    Models with mixed layer types look their mask up by type; others take a single mask. `eager`
+    attention adds the mask to the scores, all other implementations take booleans.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: transformers.PreTrainedModel) -> None:
         config = model.config.get_text_config()
-        kinds = set(getattr(config, "layer_types", None) or ())
-        self.per_kind = bool(kinds) and _looks_up_by_kind(model)
+        types = set(getattr(config, "layer_types", None) or ())
+        self.is_per_type = bool(types) and _has_mask_mapping(model)
         self.window, self.chunk = _window(config), getattr(config, "attention_chunk_size", None)
-        self.all_sliding = self.window is not None and kinds <= {*SLIDING, *NO_KV_CACHE}
+        self.all_sliding = self.window is not None and types <= {*SLIDING, *NO_KV_CACHE}
         self.additive = config._attn_implementation == "eager"
 
     def build(
         self, positions: Tensor, visible: Tensor | None, length: int, dtype: torch.dtype
     ) -> Any:
-        """Mask for transformers' `attention_mask`; None where plain causal attention will do.
+        """The value of transformers' `attention_mask`; None where plain causal attention suffices.
 
         Args:
             positions: `(n,)` of the new rows.
-            visible: `(n, n)` bool among the new rows; None = causal.
+            visible: `(n, n)` bool, among the new rows; None = causal.
             length: committed rows, at positions 0 … length-1, visible to every new row.
         """
         n = len(positions)
-        crosses_window = self.window is not None and length + n > self.window
-        crosses_chunk = self.chunk is not None and length + n > self.chunk
-        plain = (n == 1 or length == 0) and not crosses_window and not crosses_chunk
-        if visible is None and plain and not self.additive:
-            return self._by_kind(None, None, None) if self.per_kind else None
+        is_cut = any(limit and length + n > limit for limit in (self.window, self.chunk))
+        is_plain = (n == 1 or length == 0) and not is_cut
+        if visible is None and is_plain and not self.additive:
+            return self._by_type(None, None, None) if self.is_per_type else None
         if visible is None:
             visible = torch.ones(n, n, dtype=torch.bool, device=positions.device).tril()
         full = torch.cat([visible.new_ones(n, length), visible], dim=1)
-        sliding = chunked = full
         keys = torch.cat([torch.arange(length, device=positions.device), positions])
-        if self.window is not None and crosses_window:
-            sliding = full & (keys[None, :] > positions[:, None] - self.window)
-        if self.chunk is not None and crosses_chunk:
-            chunked = full & (keys[None, :] // self.chunk == positions[:, None] // self.chunk)
-        return self.as_wanted(full[None], sliding[None], dtype, chunked[None])
+        return self.for_model(full[None], keys, positions[None], dtype)
 
-    def as_wanted(
-        self, full: Tensor, sliding: Tensor, dtype: torch.dtype, chunked: Tensor | None = None
-    ) -> Any:
-        """Masks `(batch, queries, keys)` bool of each layer type, as the model takes them."""
-        if self.per_kind:
-            chunked = full if chunked is None else chunked
-            return self._by_kind(*(self._finish(mask, dtype) for mask in (full, sliding, chunked)))
-        return self._finish(sliding if self.all_sliding else full, dtype)
+    def for_model(self, full: Tensor, keys: Tensor, positions: Tensor, dtype: torch.dtype) -> Any:
+        """The model's mask or masks, given that of full attention.
 
-    def _by_kind(
+        Args:
+            full: `(batch, queries, keys)` bool.
+            keys: `(keys,)` positions of the keys.
+            positions: `(batch, queries)` positions of the queries.
+        """
+        sliding = chunked = full
+        if self.window is not None:
+            sliding = full & (keys > positions[..., None] - self.window)
+        if self.chunk is not None:
+            chunked = full & (keys // self.chunk == positions[..., None] // self.chunk)
+        if self.is_per_type:
+            return self._by_type(*(self._as_tensor(m, dtype) for m in (full, sliding, chunked)))
+        return self._as_tensor(sliding if self.all_sliding else full, dtype)
+
+    def _by_type(
         self, full: Tensor | None, sliding: Tensor | None, chunked: Tensor | None
     ) -> dict[str, Tensor | None]:
-        kinds = ((FULL, full), (SLIDING, sliding), (CHUNKED, chunked), (NO_KV_CACHE, None))
-        return {name: mask for names, mask in kinds for name in names}
+        pairs = ((FULL, full), (SLIDING, sliding), (CHUNKED, chunked), (NO_KV_CACHE, None))
+        return {name: mask for names, mask in pairs for name in names}
 
-    def _finish(self, mask: Tensor, dtype: torch.dtype) -> Tensor:
+    def _as_tensor(self, mask: Tensor, dtype: torch.dtype) -> Tensor:
         if not self.additive:
             return mask[:, None]
         zeros = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
@@ -272,21 +277,21 @@ def _window(config: Any) -> int | None:
     return window if window > 0 else None
 
 
-def _looks_up_by_kind(model: PreTrainedModel) -> bool:
-    bodies = {type(model.base_model), type(decoder_of(model))}
-    return any("causal_mask_mapping" in inspect.getsource(body.forward) for body in bodies)
+def _has_mask_mapping(model: transformers.PreTrainedModel) -> bool:
+    classes = {type(model.base_model), type(decoder_of(model))}
+    return any("causal_mask_mapping" in inspect.getsource(cls.forward) for cls in classes)
 
 
 COUNT_ROWS = ("llama4_text", "inkling_text", "inkling2_text")
-"""Their attention layers do not take a row's position but count the cache's rows."""
+"""Their attention layers derive a row's position from the number of rows in the cache."""
 EAGER_ONLY = ("gpt_oss", "inkling_text", "inkling2_text")
-"""Their attention takes sinks or a bias by position besides the mask."""
+"""Their attention takes sinks or a position bias besides the mask."""
 
 
-def prepare_attention(model: PreTrainedModel) -> None:
-    """Select `tree_attention` where the model has nothing that it lacks."""
+def prepare_attention(model: transformers.PreTrainedModel) -> None:
+    """Select `tree_attention`, or `eager` where the model needs what it does not support."""
     config = model.config.get_text_config()
-    if not attends(config):
+    if not has_attention(config):
         return
     softcap = getattr(config, "attn_logit_softcapping", None) is not None
     if softcap or config.model_type in EAGER_ONLY:
@@ -314,11 +319,11 @@ def tree_attention(
     Args:
         query: `(batch, heads, n, head_dim)`.
         key, value: `(batch, kv_heads, rows, head_dim)`, new rows last.
-        attention_mask: `(batch, 1, n, rows)` bool, True = may look; None = causal for a prompt
+        attention_mask: `(batch, 1, n, rows)` bool, True = attends; None = causal for a prompt
             (n == rows), everything for one row.
 
     Returns:
-        `(batch, n, heads, head_dim)`, None (attention weights are never made).
+        `(batch, n, heads, head_dim)`, None (attention weights are never computed).
     """
     if attention_mask is None and query.shape[2] > 1:
         out = scaled_dot_product_attention(
@@ -336,7 +341,9 @@ def tree_attention(
 
 
 class FeatureTap:
-    def __init__(self, model: PreTrainedModel) -> None:
+    """Captures hidden states of a model's forwards by hooks."""
+
+    def __init__(self, model: transformers.PreTrainedModel) -> None:
         # OPT's language model calls its decoder directly, not the base model around it.
         self._decoder = decoder_of(model)
         self._layers = decoder_layers(model)
@@ -356,7 +363,8 @@ class FeatureTap:
             if i == len(self._layers):
                 hook = self._layers[-1].register_forward_hook(self._keep_last)
             else:
-                hook = self._layers[i].register_forward_pre_hook(self._keeper(i), with_kwargs=True)
+                keep = functools.partial(self._keep_input, i)
+                hook = self._layers[i].register_forward_pre_hook(keep, with_kwargs=True)
             self._hooks.append(hook)
         self._installed = needs
 
@@ -380,25 +388,22 @@ class FeatureTap:
         self._hidden = out.last_hidden_state
 
     def _keep_last(self, module: nn.Module, args: Any, out: Any) -> None:
-        """The last layer's output, before the final norm: the input of a layer that is not."""
+        """The last layer's output, before the final norm: the input of layer `num_layers`."""
         self._inputs[len(self._layers)] = out[0] if isinstance(out, tuple) else out
 
-    def _keeper(self, i: int) -> Any:
-        def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            self._inputs[i] = args[0] if args else kwargs["hidden_states"]
-
-        return keep
+    def _keep_input(self, i: int, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        self._inputs[i] = args[0] if args else kwargs["hidden_states"]
 
 
-def decoder_of(model: PreTrainedModel) -> nn.Module:
-    """The module from token ids to the last hidden state; Llama 4 names itself."""
+def decoder_of(model: transformers.PreTrainedModel) -> nn.Module:
+    """The module from token ids to the last hidden state; Llama 4 returns itself."""
     decoder: Any = model.get_decoder()
     module = model.model if decoder is model else decoder
     assert isinstance(module, nn.Module)
     return module
 
 
-def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
+def decoder_layers(model: transformers.PreTrainedModel) -> nn.ModuleList:
     """The model's list of decoder layers, found by its length."""
     count = model.config.get_text_config().num_hidden_layers
     for module in model.base_model.modules():

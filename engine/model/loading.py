@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import shutil
 import tempfile
@@ -11,74 +10,64 @@ import weakref
 from ctypes import CDLL
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
+import transformers
 from transformers.utils.hub import cached_file
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from engine.errors import ConfigError, OutOfMemoryError, TargetError, one_of
 from engine.kernels.cpu import native
-from engine.kernels.cpu.compile import (
-    NO_COMPILER,
-    NotNative,
-    find_compiler,
-    library,
-    whole_library,
-)
+from engine.kernels.cpu.compile import NO_COMPILER, NoKernels, find_compiler, full_library, library
 from engine.kernels.cpu.gguf import GGUFFile
 from engine.kernels.cpu.gguf_model import (
     GGUFTensors,
     can_read,
-    described,
-    described_tokenizer,
-    quick_reader,
-    why_not,
+    extract_config,
+    fast_gguf_reader,
+    read_extracted_tokenizer,
+    unsupported_reason,
 )
-from engine.kernels.cpu.operators import pack_native, wants_rare
+from engine.kernels.cpu.operators import needs_rare_formats, pack_native
 from engine.kernels.cpu.packed_model import (
+    CheckpointTensors,
     SafetensorsTensors,
-    Tensors,
-    Unmapped,
-    packed_model,
+    UnmappedTensor,
+    load_packed,
     safetensors_files,
 )
-from engine.kernels.cpu.weights import can_pack, pack
 from engine.kernels.cuda import runner
 from engine.kernels.cuda.graphs import CudaGraphs
-from engine.model.audit import disagreement, plain_step_s, reference_logits, wrong_product
+from engine.model.audit import check_packed, forward_mismatch, plain_step_s, reference_logits
 from engine.model.files import check_folder, check_sizes, read_settings
 from engine.model.forward import Forward, ModulesForward, prepare_attention
-from engine.model.packed import Packed, num_weights
+from engine.model.packed import Packed, can_pack, num_weights, pack
 from engine.model.placement import (
     Placement,
     all_free_bytes,
-    first_of,
+    first_device,
     free_bytes,
     is_placement,
-    placed,
+    place_layers,
 )
 from engine.model.reading import (
     empty_model,
-    freeze_modules,
-    gguf_file,
+    freeze_imports,
     read_config,
     read_tokenizer,
     read_weights,
     report_progress,
-    return_memory,
     translate_errors,
+    trim_memory,
 )
-from engine.model.sources import ProgressCallback, TargetSpec, Weights, locate, without_telemetry
+from engine.model.sources import ProgressCallback, TargetSpec, Weights, disable_telemetry, locate
 from engine.model.target import Target
 from engine.safe_text import short
 
-if TYPE_CHECKING:  # seconds of importing, which the page's start does without
-    from transformers import PreTrainedModel
-
 LOG = logging.getLogger(__name__)
 DtypeName = Literal["auto", "float32", "bfloat16", "float16", "q8", "q4"]
-"""`q8`, `q4`: matrices in at most 8 or 4 bits, a GGUF file's own as they are; on a processor."""
+"""`q8`, `q4`: matrices in at most 8 or 4 bits, a GGUF file's own kept as stored; CPU only."""
 WEIGHT_BITS = {"q8": 8, "q4": 4}
 Destination = torch.device | Placement
 
@@ -96,60 +85,65 @@ def load_target(
     Args:
         dtype: `auto` = a GGUF file's own quantization on CPUs that the compiled kernels run on,
             else bfloat16 on CUDA and on CPUs with native bfloat16, else float32.
-        device: `auto` = CUDA if there is one, else the CPU; any torch device string, or
-            several devices as `placement` has it.
-        cache_dir: where fetched weights, tokenizers of GGUF files and compiled kernels are kept.
-        progress: told what is being done.
+        device: `auto` = CUDA if available, else the CPU; any torch device string, or several
+            devices in the syntax of `placement`.
+        cache_dir: for fetched weights, tokenizers of GGUF files and compiled kernels.
+        progress: called with the stage and the share done.
 
     Raises:
         SourceError: the weights cannot be found or read.
         TargetError: the model cannot serve as a target, or needs too much memory.
         ConfigError: unknown dtype or device.
     """
-    tell = progress or (lambda message, fraction: None)
-    freeze_modules()
-    _quiet_libraries()
-    where = pick_device(first_of(device))
+    report = progress or (lambda message, fraction: None)
+    freeze_imports()
+    disable_progress_bar()  # `progress` replaces it
+    set_verbosity_error()
+    disable_telemetry()
+    where = pick_device(first_device(device))
     pick_dtype(dtype, where)
-    tell(f"Looking for {spec.title or spec.name}", None)
-    weights = locate(spec, cache_dir, tell)
+    report(f"Looking for {spec.title or spec.name}", None)
+    weights = locate(spec, cache_dir, report)
     with translate_errors(spec):
-        file, num_bytes = opened(weights)
-    plan = _quantization_plan(spec, file, dtype, device, cache_dir)
-    kind = torch.bfloat16 if plan is not None else pick_dtype(dtype, where)
-    with translate_errors(spec):
-        tell("Reading its config and tokenizer", 0.1)
-        source = weights if file is None else described(file, weights, cache_dir)
+        file, num_bytes = open_weights(weights)
+        plan = _quantization_plan(spec, file, dtype, device, cache_dir)
+        torch_dtype = torch.bfloat16 if plan is not None else pick_dtype(dtype, where)
+        report("Reading its config and tokenizer", 0.1)
+        source = weights if file is None else extract_config(file, weights, cache_dir)
         config = read_config(source)
-        empty = empty_model(config, num_bytes, spec.name, dtype=kind)
-        needed = needed_bytes(num_weights(empty), kind, None if plan is None else plan.bits, file)
-        place = _place(spec, empty, needed, kind, device)
-        tokenizer = (read_tokenizer if file is None else described_tokenizer)(source)
+        empty = empty_model(config, num_bytes, spec.name, dtype=torch_dtype)
+        needed = needed_bytes(num_weights(empty), torch_dtype, plan.bits if plan else None, file)
+        place = _destination(spec, empty, needed, torch_dtype, device)
+        tokenizer = (read_tokenizer if file is None else read_extracted_tokenizer)(source)
         reason = None
         if plan is None and isinstance(place, torch.device) and place.type == "cpu":
             plan, reason = _native_plan(spec, empty, cache_dir)
-        model, remark = _read_model(spec, weights, empty, file, plan, kind, place, tell)
-    tell("Preparing it for this device", 0.95)
+        model, remark = _read_model(spec, weights, empty, file, plan, torch_dtype, place, report)
+    report("Preparing it for this device", 0.95)
     revision = weights.revision or getattr(config, "_commit_hash", None)
-    provenance = {"weights": weights.fingerprint, "revision": revision}
-    provenance |= {} if spec.random is None else {"random_weights": True}
+    random = {} if spec.random is None else {"random_weights": True}
+    provenance = {"weights": weights.fingerprint, "revision": revision, **random}
     target = Target(model, tokenizer, name=spec.name, provenance=provenance)
-    target = _fastest(target, spec, plan, reason)
+    target = _choose_forward(target, spec, plan, reason)
     no_compiler = target.device.type == "cpu" and target.kernels is None and not find_compiler()
     if remark := remark or (NO_COMPILER if no_compiler and spec.native_kernels != "off" else ""):
         target.provenance["remark"] = f"{target.name} runs slowly: {remark}."
-    return_memory()
+    trim_memory()
     LOG.info("%s runs by %s", spec.name, target.environment()["forward"])
-    tell("Ready", 1.0)
+    report("Ready", 1.0)
     return target
 
 
-def _place(
-    spec: TargetSpec, model: PreTrainedModel, needed: int, dtype: torch.dtype, device: str
+def _destination(
+    spec: TargetSpec,
+    model: transformers.PreTrainedModel,
+    needed: int,
+    dtype: torch.dtype,
+    device: str,
 ) -> Destination:
-    """Where a model of so many bytes is to be; OutOfMemoryError where it has no room."""
+    """Where to load a model of `needed` bytes; OutOfMemoryError where it does not fit."""
     if is_placement(device):
-        return placed(model, device, dtype, all_free_bytes())
+        return place_layers(model, device, dtype, all_free_bytes())
     where = pick_device(device)
     free = free_bytes(where)
     if free is not None and needed > free:
@@ -161,99 +155,96 @@ def _place(
     return where
 
 
-def _fastest(
+def _choose_forward(
     plain: Target, spec: TargetSpec, plan: PackingPlan | None, reason: str | None
 ) -> Target:
-    """The target as its device runs it fastest, or by its modules where that computes wrongly.
+    """The target with its device's fastest forward, or with modules where that is inaccurate.
 
     Args:
         reason: why the kernels do not run a model in floats.
     """
-    name = plan.dtype_name if plan is not None else None
     forward, note = _fast_forward(spec, plain.model, plan, reason)
     plain.provenance |= note
     if forward is None:
         return plain
-    made = functools.partial(
-        Target, plain.model, plain.tokenizer, name=plain.name, provenance=plain.provenance
-    )
-    packed = [module for module in plain.model.modules() if isinstance(module, Packed)]
-    fault = wrong_product(packed)
+
+    def with_forward(forward: Forward | None) -> Target:
+        return Target(
+            plain.model,
+            plain.tokenizer,
+            name=plain.name,
+            provenance=plain.provenance,
+            forward=forward,
+            dtype_name=None if plan is None else plan.dtype_name,
+        )
+
+    by_modules, fast = with_forward(None), with_forward(forward)
+    fault = check_packed(plain.model) or forward_mismatch(fast, reference_logits(by_modules))
     if fault is not None:
-        for module in packed:
-            module.by_kernels = False
+        LOG.warning("%s's fast forward is not used, because %s", plain.name, fault)
+        remark = f"{plain.name} runs slowly: the fast forward is wrong, {fault}."
+        plain.provenance |= {"fast_forward": f"not used, because {fault}", "remark": remark}
+    elif isinstance(forward, runner.GraphRunner):
+        by_graphs, by_operators = 1000 * plain_step_s(fast), 1000 * plain_step_s(by_modules)
+        faster = by_graphs < by_operators and forward.buckets != ()
+        forward.verdict = (
+            f"{'used' if faster else 'not used'}: a plain step takes {by_graphs:.2f} ms, "
+            f"{by_operators:.2f} ms without"
+        )
+        plain.provenance["remark"] = f"CUDA graphs are {forward.verdict}."
+        if faster:
+            return fast
+        plain.provenance["cuda_graphs"] = forward.verdict
     else:
-        expected = reference_logits(made(dtype_name=name))
-        target = made(forward=forward, dtype_name=name)
-        fault = disagreement(target, expected)
-        if fault is None and isinstance(forward, runner.GraphRunner):
-            return _faster(target, made(dtype_name=name), forward)
-        if fault is None:
-            return target
-    LOG.warning("%s's fast forward is not used, because %s", plain.name, fault)
-    plain.provenance["fast_forward"] = f"not used, because {fault}"
-    plain.provenance["remark"] = f"{plain.name} runs slowly: the fast forward is wrong, {fault}."
+        return fast
     forward.close()
-    return made(dtype_name=name)
+    return by_modules
 
 
-def _faster(graphs: Target, eager: Target, forward: runner.GraphRunner) -> Target:
-    """A target by graphs or one operator at a time: what is faster here, and the page says so."""
-    by_graphs, by_operators = 1000 * plain_step_s(graphs), 1000 * plain_step_s(eager)
-    faster = by_graphs < by_operators and forward.sizes != ()
-    forward.verdict = (
-        f"{'used' if faster else 'not used'}: a plain step takes {by_graphs:.2f} ms, "
-        f"{by_operators:.2f} ms without"
-    )
-    graphs.provenance["remark"] = f"CUDA graphs are {forward.verdict}."
-    if faster:
-        return graphs
-    graphs.provenance["cuda_graphs"] = forward.verdict
-    forward.close()
-    return eager
+def open_weights(weights: Weights) -> tuple[GGUFFile | None, int | None]:
+    """The GGUF file, if it is one, and the bytes of the weights, if they are on this machine.
 
-
-def opened(weights: Weights) -> tuple[GGUFFile | None, int | None]:
-    """The GGUF file if it is one, and the bytes of the weights where they are on this machine.
-
-    Raises ConfigError, SourceError: a file is damaged, or says what no model has.
+    Raises ConfigError, SourceError: a file is damaged or invalid.
     """
-    if weights.gguf_file is not None:
-        file = GGUFFile(gguf_file(weights))
-        return file, file.num_bytes
-    if weights.local:
+    if weights.local and weights.gguf_file is None:
         return None, check_folder(Path(weights.location))
-    config_file = cached_file(weights.location, "config.json", revision=weights.revision)
-    assert config_file is not None
-    check_sizes(read_settings(Path(config_file)), weights.location)
-    return None, None
+    name = weights.gguf_file or "config.json"
+    path = Path(weights.location) / name
+    if not weights.local:
+        path = Path(cached_file(weights.location, name, revision=weights.revision) or name)
+    if weights.gguf_file is None:
+        check_sizes(read_settings(path), weights.location)
+        return None, None
+    file = GGUFFile(path)
+    return file, file.num_bytes
 
 
-def unreadable(file: GGUFFile) -> str | None:
-    """Why a file cannot be loaded at all; None where it can."""
-    name = file.architecture
-    fault = f"transformers cannot read GGUF files of the architecture {name}."
-    return None if can_read(name) else fault
+def unsupported_architecture(file: GGUFFile) -> str | None:
+    """Why transformers cannot load a file's architecture; None where it can."""
+    fault = f"transformers cannot read GGUF files of the architecture {file.architecture}."
+    return None if can_read(file.architecture) else fault
 
 
-def why_slow(file: GGUFFile | None, empty: PreTrainedModel | None) -> tuple[bool, str | None]:
-    """Whether the processor's kernels can be used here, and why they do not run this model.
+def kernel_support(
+    file: GGUFFile | None, empty: transformers.PreTrainedModel | None
+) -> tuple[bool, str | None]:
+    """Whether the compiled kernels can be used here, and why they do not run this model.
 
     Args:
-        empty: without a file, the model on the `meta` device; None = it cannot be made.
+        empty: without a file, the model on the `meta` device; None = it cannot be created.
     """
     if find_compiler() is None:
         return False, NO_COMPILER
     if file is not None:
-        return True, why_not(file)
-    return True, None if empty is None else native.why_not(empty)
+        return True, unsupported_reason(file)
+    return True, None if empty is None else native.unsupported_reason(empty)
 
 
 def needed_bytes(count: int, dtype: torch.dtype, bits: int | None, file: GGUFFile | None) -> int:
     """Bytes of a model's weights in memory.
 
     Args:
-        bits: of its matrices, if they are quantized: a file's own keep the file's size.
+        bits: of quantized matrices; a quantized file's keep the file's size. None = floats.
     """
     if bits is None:
         return count * dtype.itemsize
@@ -263,37 +254,37 @@ def needed_bytes(count: int, dtype: torch.dtype, bits: int | None, file: GGUFFil
 def _read_model(
     spec: TargetSpec,
     weights: Weights,
-    empty: PreTrainedModel,
+    empty: transformers.PreTrainedModel,
     file: GGUFFile | None,
     plan: PackingPlan | None,
     dtype: torch.dtype,
     where: Destination,
-    tell: ProgressCallback,
-) -> tuple[PreTrainedModel, str]:
-    """The model where it is to be, packed tensor by tensor if the kernels hold its matrices.
+    report: ProgressCallback,
+) -> tuple[transformers.PreTrainedModel, str]:
+    """The model on its device, packed tensor by tensor if the kernels run it.
 
     Args:
-        empty: the same on the `meta` device, which is given the packed matrices.
+        empty: the model on the `meta` device; receives the packed matrices.
 
     Returns:
-        Why a file's quantized matrices are not packed as they are; else an empty text.
+        The model, and why a file's quantized matrices are loaded as floats, else "".
     """
     remark = ""
 
-    def share(done: float) -> None:
-        tell("Loading weights", 0.3 + 0.6 * done)
+    def report_share(done: float) -> None:
+        report("Loading weights", 0.3 + 0.6 * done)
 
-    with translate_errors(spec), report_progress(share):
+    with report_progress(report_share):
         if plan is not None:
             try:
-                model = packed_model(empty, _tensors(weights, empty, file, plan), share)
+                model = load_packed(empty, _tensors(weights, empty, file, plan), report_share)
                 prepare_attention(model)
                 return model, ""
-            except Unmapped as error:
-                LOG.info("%s is loaded by way of floats: %s", spec.name, error)
+            except UnmappedTensor as error:
+                LOG.info("%s is loaded as floats: %s", spec.name, error)
                 if file is not None and file.bits is not None:
-                    remark = f"its file is loaded by way of floats, because {error}"
-        reader = quick_reader(file) if file is not None else contextlib.nullcontext()
+                    remark = f"its file is loaded as floats, because {error}"
+        reader = fast_gguf_reader(file) if file is not None else contextlib.nullcontext()
         placing: dict[str, Any] = {}
         if isinstance(where, Placement):
             folder = tempfile.mkdtemp(prefix="offloaded-")
@@ -309,15 +300,15 @@ def _read_model(
 
 
 def _tensors(
-    weights: Weights, empty: PreTrainedModel, file: GGUFFile | None, plan: PackingPlan
-) -> Tensors:
-    """The checkpoint's, for packing; Unmapped if they are not those of the model."""
+    weights: Weights, empty: transformers.PreTrainedModel, file: GGUFFile | None, plan: PackingPlan
+) -> CheckpointTensors:
+    """The checkpoint's tensors, for packing; UnmappedTensor if they do not match the model's."""
     if file is not None:
         return GGUFTensors(empty, file, plan.kernels, 16 if file.bits is not None else plan.bits)
     from transformers import GenerationConfig
 
     if getattr(empty, "_keep_in_fp32_modules", None):
-        raise Unmapped("some of its modules stay in float32")
+        raise UnmappedTensor("some of its modules stay in float32")
     files = safetensors_files(weights.location, weights.revision)
     tensors = SafetensorsTensors(empty, files, plan.kernels, plan.bits)
     with contextlib.suppress(OSError):  # it has none
@@ -327,24 +318,20 @@ def _tensors(
     return tensors
 
 
-def _quiet_libraries() -> None:
-    """What transformers would report, we say; what the hub would be told, it need not know."""
-    disable_progress_bar()
-    set_verbosity_error()
-    without_telemetry()
-
-
 def _fast_forward(
-    spec: TargetSpec, model: PreTrainedModel, plan: PackingPlan | None, reason: str | None
+    spec: TargetSpec,
+    model: transformers.PreTrainedModel,
+    plan: PackingPlan | None,
+    reason: str | None,
 ) -> tuple[Forward | None, dict[str, str]]:
-    """A forward for the model's device, and what the log of a run says beside its name.
+    """A fast forward for the model's device, and further entries of the run log.
 
     None where transformers' modules run the model.
     """
     if getattr(model, "hf_device_map", None):
         return None, {"placement": "several devices, one after another"}
     if model.device.type != "cpu":
-        reason = "switched off" if spec.cuda_graphs == "off" else runner.why_not(model)
+        reason = "switched off" if spec.cuda_graphs == "off" else runner.unsupported_reason(model)
         if reason is None:
             return runner.GraphRunner(model, CudaGraphs(model.device)), {}
         return None, {"cuda_graphs": f"not used: {reason}"}
@@ -357,44 +344,44 @@ def _fast_forward(
     if not any(isinstance(module, Packed) for module in model.modules()):
         pack_native(model, plan.kernels, plan.bits)
     weights = plan.dtype_name or ""
-    reason = native.why_not(model)
+    reason = native.unsupported_reason(model)
     if reason is None:
         return native.NativeForward(model, weights=weights), {}
     return ModulesForward(model, weights=weights), {"native_kernels": f"not used: {reason}"}
 
 
 def _kernels(spec: TargetSpec, cache_dir: Path, file: GGUFFile | None = None) -> CDLL:
-    """The compiled kernels, for matrices of a file.
+    """The compiled kernels, with rare formats if the file needs them.
 
-    Raises NotNative: they are switched off, or cannot be used here.
+    Raises NoKernels: they are switched off, or cannot be used here.
     """
     if spec.native_kernels == "off":
-        raise NotNative("switched off")
-    return whole_library(cache_dir) if file and wants_rare(file) else library(cache_dir)
+        raise NoKernels("switched off")
+    return full_library(cache_dir) if file and needs_rare_formats(file) else library(cache_dir)
 
 
 @dataclass(frozen=True, slots=True)
 class PackingPlan:
-    """How many bits a matrix weight has at least, and what packs and multiplies matrices."""
+    """The minimum bits per matrix weight, and the kernels that pack and multiply matrices."""
 
     bits: int
     kernels: CDLL
 
     @property
     def dtype_name(self) -> str | None:
-        """Of a target whose weights are quantized."""
+        """`q8` or `q4`; None for floats."""
         return f"q{self.bits}" if self.bits < 16 else None
 
 
 def _native_plan(
-    spec: TargetSpec, model: PreTrainedModel, cache_dir: Path
+    spec: TargetSpec, model: transformers.PreTrainedModel, cache_dir: Path
 ) -> tuple[PackingPlan | None, str | None]:
-    """How the kernels hold a model in floats; or why they do not run it."""
-    reason = native.why_not(model)
+    """How the kernels pack a model in bfloat16; or why they do not run it."""
+    reason = native.unsupported_reason(model)
     if reason is None:
         try:
             return PackingPlan(16, _kernels(spec, cache_dir)), None
-        except NotNative as error:
+        except NoKernels as error:
             reason = str(error)
             if spec.native_kernels != "off":
                 LOG.warning("%s runs without the compiled kernels: %s", spec.name, reason)
@@ -404,11 +391,11 @@ def _native_plan(
 def _quantization_plan(
     spec: TargetSpec, file: GGUFFile | None, dtype: str, device: str, cache_dir: Path
 ) -> PackingPlan | None:
-    """None where the matrices are floats.
+    """How quantized matrices are packed; None where the matrices are floats.
 
     Raises:
-        ConfigError: the file holds its matrices in more bits than `dtype` says, or quantized
-            weights are to be on several devices.
+        ConfigError: the file's matrices have more bits than `dtype`, or quantized weights are
+            requested on several devices.
         TargetError: `dtype` is quantized, and the kernels cannot be used here.
     """
     bits_of_dtype = WEIGHT_BITS.get(dtype)
@@ -424,7 +411,7 @@ def _quantization_plan(
         return None
     try:
         kernels = _kernels(spec, cache_dir, file)
-    except NotNative as error:
+    except NoKernels as error:
         if bits_of_dtype is None:
             return None
         raise TargetError(
@@ -456,21 +443,18 @@ def pick_device(name: str) -> torch.device:
             raise ConfigError(f"device is {name}, but torch sees no CUDA device. Use cpu or auto.")
         if (device.index or 0) >= count:
             raise ConfigError(f"device is {name}, but there are cuda:0 to cuda:{count - 1} only.")
-    elif (device.type != "cpu" or device.index) and not _is_accelerator(device):
-        raise ConfigError(f"{allowed}, got {short(name)}.")
+    elif device.type != "cpu" or device.index:
+        # An accelerator that this build of torch supports here, such as `mps` or `xpu`?
+        available = torch.accelerator.current_accelerator(check_available=True)
+        if available is None or device.type != available.type:
+            raise ConfigError(f"{allowed}, got {short(name)}.")
     return device
 
 
-def _is_accelerator(device: torch.device) -> bool:
-    """Whether it is of the kind that this build of torch can use here, such as `mps` or `xpu`."""
-    known = torch.accelerator.current_accelerator(check_available=True)
-    return known is not None and device.type == known.type
-
-
 def pick_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The dtype that a setting names; that of all but the quantized matrices for `q8` and `q4`.
+    """The torch dtype of a setting; for `q8` and `q4`, that of everything but matrices.
 
-    ConfigError if it is not one of `DtypeName`, or not for this device.
+    Raises ConfigError: it is not one of `DtypeName`, or not available on this device.
     """
     one_of("dtype", name, get_args(DtypeName))
     if name in WEIGHT_BITS:

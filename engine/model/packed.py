@@ -1,43 +1,43 @@
-"""Modules whose matrices are held in a layout of their own, in the places of a model's own modules.
+"""Modules with packed weight matrices, which replace a model's own linear and embedding modules.
 
-No matrix is held twice, and a module's call and its `weight` work as before: who asks for floats
-has them unpacked.
+No matrix is stored twice. Calling a module and reading its `weight` work as before: reading unpacks
+the matrix.
 """
 
 from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
 
 class Packed(nn.Module, ABC):
-    """Stands where a module of a model was, whose matrix is held in a layout of its own.
+    """Replaces a module whose matrix is packed.
 
     A deep copy is a plain module again. Moving it to another dtype or device is refused.
+
+    Attributes:
+        num_bytes: of the packed matrix.
+        num_weights: of the packed matrix; 0 if the plain one is kept, too.
     """
 
-    by_kernels: bool
-
-    @property
-    @abstractmethod
-    def num_bytes(self) -> int:
-        """Of the packed matrix."""
-
-    @property
-    @abstractmethod
-    def num_weights(self) -> int:
-        """Numbers of the packed matrix."""
+    num_bytes: int
+    num_weights: int
 
     @property
     @abstractmethod
     def weight(self) -> Tensor:
-        """The plain matrix, made anew unless it is held anyway."""
+        """The plain matrix, unpacked unless it is kept."""
+
+    @abstractmethod
+    def rows(self, ids: Tensor) -> Tensor:
+        """Rows of the plain matrix: `(n,)` → `(n, in)`."""
 
     def _apply(self, fn: Any, recurse: bool = True) -> Packed:
         raise TypeError(
@@ -51,40 +51,36 @@ class Packed(nn.Module, ABC):
 
 
 class PackedLinear(Packed):
-    """Stands where an `nn.Linear` was, whose matrix a kernel multiplies."""
+    """Replaces an `nn.Linear` whose matrix a kernel multiplies."""
 
     def __init__(self, plain: nn.Linear, *, keep: bool = False) -> None:
-        """`keep`: hold the plain matrix too, where others read its rows or hold it anyway."""
+        """`keep`: keep the plain matrix too, which other modules read or share."""
         super().__init__()
         self.in_features, self.out_features = plain.in_features, plain.out_features
         self.bias = plain.bias
         self._bias = None if plain.bias is None else plain.bias.detach()
-        # In a tuple, so that it is no parameter of this module: somebody else's already is.
+        # In a tuple, so that it is not registered here: it is another module's parameter.
         self._kept = (plain.weight,) if keep else ()
-        self.by_kernels = True
-
-    @property
-    def num_weights(self) -> int:
-        return 0 if self._kept else self.in_features * self.out_features
+        self.num_weights = 0 if keep else self.in_features * self.out_features
+        self.uses_kernels = True  # else the unpacked matrix is multiplied
 
     @abstractmethod
     def product(self, x: Tensor) -> Tensor:
         """`(rows, in)` → `(rows, out)`, bias included."""
 
     @abstractmethod
-    def unpacked(self) -> Tensor:
-        """The plain matrix, made anew."""
+    def unpack(self) -> Tensor:
+        """The plain matrix, unpacked."""
 
     @property
     def weight(self) -> Tensor:
-        return self._kept[0] if self._kept else self.unpacked()
+        return self._kept[0] if self._kept else self.unpack()
 
     def rows(self, ids: Tensor) -> Tensor:
-        """`(n,)` outputs → `(n, in)`, their rows of the plain matrix."""
         return self.weight[ids]
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.by_kernels or (x.requires_grad and torch.is_grad_enabled()):
+        if not self.uses_kernels or (x.requires_grad and torch.is_grad_enabled()):
             return linear(x, self.weight, self.bias)
         rows = self.product(x.reshape(-1, self.in_features))
         return rows.view(*x.shape[:-1], self.out_features)
@@ -99,57 +95,20 @@ class PackedLinear(Packed):
         return plain
 
 
-class PackedEmbedding(Packed):
-    """Stands where an `nn.Embedding` was, or one that multiplies its rows by `embed_scale`."""
-
-    def __init__(self, plain: nn.Embedding) -> None:
-        super().__init__()
-        self.num_embeddings, self.embedding_dim = plain.num_embeddings, plain.embedding_dim
-        self._template = (plain,)  # in a tuple: no module of this one
-        self.by_kernels = True
-
-    @property
-    def num_weights(self) -> int:
-        return self.num_embeddings * self.embedding_dim
-
-    @abstractmethod
-    def rows(self, ids: Tensor | None) -> Tensor:
-        """`(n,)` tokens → `(n, hidden)`, unscaled; None = all."""
-
-    @property
-    def weight(self) -> Tensor:
-        return self.rows(None)
-
-    @property
-    def scale(self) -> float:
-        return float(getattr(self._template[0], "scalar_embed_scale", 1.0))
-
-    def forward(self, ids: Tensor) -> Tensor:
-        rows = self.rows(ids.flatten()).view(*ids.shape, self.embedding_dim)
-        return rows if self.scale == 1.0 else rows * torch.tensor(self.scale, dtype=rows.dtype)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Embedding:
-        plain = copy.deepcopy(self._template[0], memo)
-        plain.weight = nn.Parameter(self.weight, requires_grad=False)
-        return plain
-
-
 def weight_of(module: nn.Module) -> Tensor:
-    """A module's matrix, as a constant; a packed one is unpacked for it."""
+    """A module's matrix, detached; a packed one is unpacked."""
     weight = module.weight
     assert isinstance(weight, Tensor)
     return weight.detach()
 
 
-def rows_of(module: nn.Module, ids: Tensor) -> Tensor:
-    """Rows `(n, in)` of a module's matrix; of a packed one, only they are unpacked."""
-    if isinstance(module, PackedLinear | PackedEmbedding):
-        return module.rows(ids)
-    return weight_of(module)[ids]
+def weight_rows(module: nn.Module, ids: Tensor) -> Tensor:
+    """Rows `(n, in)` of a module's matrix; of a packed one, only these are unpacked."""
+    return module.rows(ids) if isinstance(module, Packed) else weight_of(module)[ids]
 
 
 def num_weights(model: nn.Module) -> int:
-    """Parameters of a model, packed ones included."""
+    """Number of a model's parameters, packed ones included."""
     packed = sum(module.num_weights for module in _packed_once(model))
     return packed + sum(p.numel() for p in model.parameters())
 
@@ -160,6 +119,56 @@ def packed_bytes(model: nn.Module) -> int:
 
 
 def _packed_once(model: nn.Module) -> Iterable[Packed]:
-    """Packed modules; of those that share a matrix the first."""
+    """Packed modules; of those that share a matrix, the first."""
     modules = [module for module in model.modules() if isinstance(module, Packed)]
     return {id(getattr(module, "matrix", module)): module for module in reversed(modules)}.values()
+
+
+class OneDNNLinear(PackedLinear):
+    """A matrix in oneDNN's layout.
+
+    oneDNN reorders a plain matrix on every call, which for few rows takes longer than the product.
+    """
+
+    def __init__(self, plain: nn.Linear, *, keep: bool = False) -> None:
+        super().__init__(plain, keep=keep)
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(plain.weight.detach())
+        self.num_bytes = int(self._packed.nbytes)
+
+    def product(self, x: Tensor) -> Tensor:
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(
+            x, self._packed, self._bias, "none", [], ""
+        )
+        return out
+
+    def unpack(self) -> Tensor:
+        plain: Tensor = self._packed.to_dense()
+        return plain
+
+
+def can_pack(dtype: torch.dtype) -> bool:
+    """Whether oneDNN multiplies matrices of this dtype on this CPU."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    if dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return dtype == torch.float32
+
+
+def replace_linears(module: nn.Module, make: Callable[[nn.Linear], PackedLinear | None]) -> None:
+    """Replace linear modules by packed ones; where `make` returns None, a module stays."""
+    for owner in list(module.modules()):
+        for name, plain in list(owner.named_children()):
+            packed = make(plain) if type(plain) is nn.Linear else None
+            if packed is not None:
+                setattr(owner, name, packed)
+
+
+def pack(model: transformers.PreTrainedModel) -> None:
+    """Let oneDNN reorder the model's matrices, where it supports their dtype.
+
+    The output matrix is kept packed and plain: embedding, drafters and trainers read its rows.
+    """
+    if can_pack(model.dtype):
+        output = model.get_output_embeddings()
+        replace_linears(model, lambda plain: OneDNNLinear(plain, keep=plain is output))

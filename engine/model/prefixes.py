@@ -1,16 +1,15 @@
-"""What earlier texts left in a model's cache, so that a chat's next turn reads only what is new.
+"""Prefix caching: a chat's next turn computes only its new tokens.
 
-A text's rows are copied when its run ends, and copied back for a prompt that begins as it did:
+A text's rows are copied when its run ends, and restored for a prompt with the same prefix:
 
-    kept     [user] hi [assistant] hello
+    cached   [user] hi [assistant] hello
     prompt   [user] hi [assistant] hello [user] and you?
-                                         read: these only
+                                         prefill: these only
 
-Rows of attention layers can be kept up to any token. A recurrent state cannot be taken back: there
-a prompt goes on from the longest text within the common beginning that a state was kept of, which
-are the ends of answers and of prompts. Rows are what the model computed for these very tokens at
-these places, so the text is that of a run which reads everything, but for the rounding of forwards
-of another shape.
+Rows of attention layers can be reused up to any token. A recurrent state cannot: there a prompt
+continues from the longest common prefix with a stored state, at the end of an answer or a prompt.
+Rows were computed for the same tokens at the same positions, so the text is that of a full prefill,
+up to the rounding of forwards of another shape.
 """
 
 from __future__ import annotations
@@ -22,64 +21,59 @@ import torch
 from torch import Tensor
 
 from engine.metrics import common_len
-from engine.model.cache import CacheCopy, TreeCache
+from engine.model.cache import CacheSnapshot, TreeCache
 from engine.proposal import Needs, TargetOutput, joined
 from engine.tree import upload
 
 MAX_BYTES = 1 << 30
-"""Most memory that is taken by the texts kept of one model, on its device."""
+"""Memory for one model's cached texts, on its device."""
 MAX_TEXTS = 8
-NOTHING = Needs()
+NO_FEATURES = Needs()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Features:
-    """What a drafter asked to see of the target, `(rows, …)` each; None = it did not."""
+    """The target's features that a drafter needs, `(rows, …)` each; None = not needed."""
 
     hidden: Tensor | None = None
     layers: Tensor | None = None
 
     @classmethod
     def of(cls, output: TargetOutput, path: Sequence[int] | None = None) -> Features:
-        """Of these rows of a forward; None = all."""
-        seen = cls(output.hidden, output.layers)
-        if path is None or (seen.hidden is None and seen.layers is None):
-            return seen
-        rows = upload(torch.tensor(path), output.logits.device)
-        return cls(*(each if each is None else each[rows] for each in (seen.hidden, seen.layers)))
+        """Features of these rows of a forward; None = all."""
+        features = cls(output.hidden, output.layers)
+        if path is None or (features.hidden is None and features.layers is None):
+            return features
+        return features[upload(torch.tensor(path), output.logits.device)]
 
     @classmethod
     def joined(cls, parts: Sequence[Features]) -> Features:
-        """Rows of several, one behind the other."""
+        """Concatenated rows."""
         return cls(joined(part.hidden for part in parts), joined(part.layers for part in parts))
 
-    def first(self, rows: int) -> Features:
-        return Features(*(x if x is None else x[:rows] for x in (self.hidden, self.layers)))
+    def __getitem__(self, rows: Tensor | slice) -> Features:
+        return Features(*(x if x is None else x[rows] for x in (self.hidden, self.layers)))
 
     @property
     def num_bytes(self) -> int:
-        return sum(0 if each is None else each.nbytes for each in (self.hidden, self.layers))
+        return sum(0 if x is None else x.nbytes for x in (self.hidden, self.layers))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Text:
+class _CachedText:
     token_ids: list[int]
-    rows: CacheCopy
+    rows: CacheSnapshot
     needs: Needs
     features: Features
     num_bytes: int
 
-    def shows(self, needs: Needs) -> bool:
-        """Whether a drafter with these needs would see of it all that it asks for."""
-        return needs in (self.needs, NOTHING)
-
 
 class PrefixCache:
-    """Texts kept of one model, those that were used last."""
+    """One model's cached texts; the least recently used ones are evicted."""
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self._max_bytes = max_bytes
-        self._texts: list[_Text] = []
+        self._texts: list[_CachedText] = []
 
     def __len__(self) -> int:
         return len(self._texts)
@@ -89,48 +83,48 @@ class PrefixCache:
         return sum(text.num_bytes for text in self._texts)
 
     def restore(
-        self, token_ids: Sequence[int], cache: TreeCache, needs: Needs = NOTHING
+        self, token_ids: Sequence[int], cache: TreeCache, needs: Needs = NO_FEATURES
     ) -> Features:
-        """Fill an empty cache with what is known of a text's beginning, but its last token.
+        """Fill an empty cache with the longest cached prefix of a text, without its last token.
 
         Returns:
-            What was seen of the rows that the cache has now; nothing where it has none.
+            Features of the restored rows; none where there are no rows.
         """
         best, rows = None, 0
         for text in self._texts:
-            if text.shows(needs):
+            if needs in (text.needs, NO_FEATURES):  # else a drafter would lack features
                 common = min(common_len(text.token_ids, token_ids), len(token_ids) - 1)
-                if (usable := text.rows.usable(common)) > rows:
+                if (usable := text.rows.usable_len(common)) > rows:
                     best, rows = text, usable
         if best is None:
             return Features()
         self._texts.remove(best)
         self._texts.append(best)
-        cache.paste(best.rows, rows)
-        return best.features.first(rows) if needs == best.needs else Features()
+        cache.restore(best.rows, rows)
+        return best.features[:rows] if needs == best.needs else Features()
 
     def keep(
         self,
         token_ids: Sequence[int],
         cache: TreeCache,
-        needs: Needs = NOTHING,
-        seen: Sequence[Features] = (),
+        needs: Needs = NO_FEATURES,
+        parts: Sequence[Features] = (),
     ) -> None:
-        """Keep a text's rows, as many as the cache has; older texts go where it gets too much.
+        """Store the rows of a text that are in the cache; evict older texts beyond the limits.
 
         Args:
-            seen: what `needs` asked for, of these rows and perhaps more.
+            parts: features for `needs`, of at least these rows.
         """
-        num_bytes = cache.copied_bytes + sum(part.num_bytes for part in seen)
+        num_bytes = cache.snapshot_bytes + sum(part.num_bytes for part in parts)
         if not cache.length or num_bytes > self._max_bytes:
             return
-        ids, features = list(token_ids[: cache.length]), Features.joined(seen).first(cache.length)
+        ids, features = list(token_ids[: cache.length]), Features.joined(parts)[: cache.length]
         self._texts = [
             text
             for text in self._texts
             if text.needs != needs or ids[: len(text.token_ids)] != text.token_ids
         ]
-        self._texts.append(_Text(ids, cache.copy(), needs, features, num_bytes))
+        self._texts.append(_CachedText(ids, cache.snapshot(), needs, features, num_bytes))
         while len(self._texts) > MAX_TEXTS or self.num_bytes > self._max_bytes:
             self._texts.pop(0)
 
@@ -138,40 +132,41 @@ class PrefixCache:
         self._texts.clear()
 
 
-class PrefixUse:
-    """What one run takes from a prefix cache, and leaves in it; nothing where there is none."""
+class PrefixSession:
+    """One run's use of a prefix cache; does nothing without one."""
 
     def __init__(self, prefixes: PrefixCache | None, cache: TreeCache, needs: Needs) -> None:
         self._prefixes, self._cache, self._needs = prefixes, cache, needs
         self._token_ids: list[int] = []
-        self._seen: list[Features] = []
+        self._features: list[Features] = []
 
     def begin(self, prompt_ids: Sequence[int]) -> int | None:
-        """Fill the cache as far as is known; how far that is, None without a prefix cache."""
+        """Restore the longest cached prefix; its length, None without a prefix cache."""
         if self._prefixes is None:
             return None
-        self._seen = [self._prefixes.restore(prompt_ids, self._cache, self._needs)]
+        self._features = [self._prefixes.restore(prompt_ids, self._cache, self._needs)]
         return self._cache.length
 
-    def prefilled(self, prompt_ids: Sequence[int], output: TargetOutput) -> TargetOutput:
-        """The output of the prompt's other rows with what was seen of the first ones."""
-        if self._prefixes is None:
-            return output
-        self._token_ids = list(prompt_ids)
-        whole = Features.joined([*self._seen, Features.of(output)])
-        self._seen = [whole]
-        return replace(output, hidden=whole.hidden, layers=whole.layers)
+    def read(self, output: TargetOutput) -> None:
+        """Record a forward over part of the prompt."""
+        self._features.append(Features.of(output))
+
+    def prompt_output(self, prompt_ids: Sequence[int], last: TargetOutput) -> TargetOutput:
+        """The prompt's last output, with the features of all of its rows."""
+        self._token_ids, whole = list(prompt_ids), Features.joined(self._features)
+        self._features = [] if self._prefixes is None else [whole]
+        return replace(last, hidden=whole.hidden, layers=whole.layers)
 
     def committed(
         self, token_ids: Sequence[int], output: TargetOutput, path: Sequence[int]
     ) -> None:
-        """These rows of a forward went into the cache."""
+        """Record the committed rows of a verify forward."""
         if self._prefixes is not None:
             self._token_ids.extend(token_ids)
-            self._seen.append(Features.of(output, path))
+            self._features.append(Features.of(output, path))
 
     @torch.inference_mode()
     def keep(self) -> None:
-        """Leave the text to later runs whose prompts begin with it."""
+        """Store the text for later runs whose prompts begin with it."""
         if self._prefixes is not None and self._token_ids:
-            self._prefixes.keep(self._token_ids, self._cache, self._needs, self._seen)
+            self._prefixes.keep(self._token_ids, self._cache, self._needs, self._features)

@@ -1,8 +1,8 @@
-"""Tiny checkpoints with random weights, in public layouts, made where nothing trained is at hand.
+"""Tiny checkpoints with random weights in public layouts, for demonstrations and tests.
 
-A model is transformers' own. What transformers does not make (draft heads, next-token layers) is a
-list of tensors. Rows of output matrices shrink with the token's id, as words' frequencies do: a few
-tokens are likely, letters among them, and some drafts are right by chance.
+Models are transformers' own. What transformers does not create (draft heads, multi-token prediction
+layers) is a list of tensors. Rows of output matrices shrink with the token's id, as words'
+frequencies do: a few tokens are probable, letters among them, and some drafts are right by chance.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from pydantic import Field
 
 from engine.config import Settings
 
-if TYPE_CHECKING:  # presets say what is to be made, without torch
+if TYPE_CHECKING:  # presets describe checkpoints without importing torch
     from torch import Tensor
     from transformers import PreTrainedTokenizerFast
 
 NOTE = "Tiny model with random weights: it shows how the method works, not how fast it is."
 LETTERS = " etaoinshrdlucmfwypvbgkqjxz.,"
-"""Tokens 0 … 28, the likeliest first; the other bytes follow, then `ROLES`."""
+"""Tokens 0 … 28, the most probable first; the other bytes follow, then `ROLES`."""
 ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 SPREAD, DECLINE = 0.3, 0.8
-"""Standard deviation of weights; row i of an output matrix is divided by (1 + i) to the power."""
+"""Standard deviation of weights; row i of an output matrix is divided by (1 + i) ** DECLINE."""
 Shape = Annotated[tuple[Annotated[int, Field(ge=1, le=4096)], ...], Field(strict=False)]
 
 
@@ -51,7 +51,7 @@ class RandomCheckpoint(Settings):
 
 
 class RandomSource(RandomCheckpoint):
-    """A model of the family that its config names, further tensors in its file, and drafters."""
+    """A model given by its config, additional tensors in its file, and drafters."""
 
     seed: int = Field(0, ge=0, le=2**31)
     drafters: dict[str, RandomCheckpoint] = Field(
@@ -65,13 +65,9 @@ def save_source(source: RandomSource, folder: Path) -> None:
     add_tensors(folder, source.tensors, seed=source.seed)
     byte_tokenizer().save_pretrained(folder)
     for name, drafter in source.drafters.items():
-        save_checkpoint(drafter, folder / name, seed=source.seed)
-
-
-def save_checkpoint(checkpoint: RandomCheckpoint, folder: Path, *, seed: int) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(checkpoint.config), encoding="utf-8")
-    add_tensors(folder, checkpoint.tensors, seed=seed)
+        (folder / name).mkdir(parents=True)
+        (folder / name / "config.json").write_text(json.dumps(drafter.config), encoding="utf-8")
+        add_tensors(folder / name, drafter.tensors, seed=source.seed)
 
 
 def add_tensors(folder: Path, shapes: Mapping[str, Shape], *, seed: int) -> None:
@@ -84,15 +80,15 @@ def add_tensors(folder: Path, shapes: Mapping[str, Shape], *, seed: int) -> None
     file = folder / "model.safetensors"
     tensors = load_file(file) if file.exists() else {}
     for pattern, shape in shapes.items():
-        for name in expanded(pattern):
+        for name in expand_names(pattern):
             tensors[name] = torch.ones(shape)
             if len(shape) > 1:  # vectors are norms' weights
                 _fill(name, tensors[name], generator, DECLINE)
     save_file(tensors, file, metadata={"format": "pt"})
 
 
-def expanded(pattern: str) -> Iterator[str]:
-    """All names that a pattern stands for.
+def expand_names(pattern: str) -> Iterator[str]:
+    """The names that a pattern with {a,b} stands for.
 
     Example: `layers.{0,1}.{q,k}_proj` → layers.0.q_proj, layers.0.k_proj, layers.1.q_proj, …
     """
@@ -101,7 +97,7 @@ def expanded(pattern: str) -> Iterator[str]:
 
 
 def random_model(config: Mapping[str, Any], *, seed: int, decline: float = 0.0) -> Any:
-    """transformers' causal language model in float32, with no near-ties in greedy decoding."""
+    """A causal language model of transformers in float32, with no near-ties in greedy decoding."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -123,7 +119,7 @@ def _fill(name: str, tensor: Tensor, generator: Any, decline: float) -> None:
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """Every byte is a token, so characters of several bytes span tokens; 260 tokens in all."""
+    """A tokenizer of 260 tokens, a token per byte: multi-byte characters span tokens."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

@@ -1,6 +1,6 @@
-"""Reads a checkpoint by transformers.
+"""Reads checkpoints by transformers.
 
-transformers never runs code of a model's here, and nothing that it makes up gets by.
+A model's own code is never run, and a model with randomly initialised weights is refused.
 """
 
 from __future__ import annotations
@@ -8,53 +8,45 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-import importlib
-import logging
 import sys
 from collections.abc import Callable, Iterator
 from ctypes import CDLL
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import transformers
 from transformers import PreTrainedTokenizerBase
-from transformers.utils.hub import cached_file
 from transformers.utils.logging import set_tqdm_hook
 
 from engine.errors import OutOfMemoryError, SourceError, TargetError, first_line
-from engine.model.files import UNREADABLE, check_complete, check_parameters
-from engine.model.kinds import check_can_roll_back
+from engine.model.files import PARAMETERS_PER_BYTE, READ_ERRORS, check_complete
+from engine.model.layer_types import check_can_roll_back
 from engine.model.packed import num_weights
 from engine.model.sources import TargetSpec, Weights, hub_error
 from engine.model.tokenizer import check_tokenizer, is_panic
-from engine.safe_text import disk_is_full, unwritable
-
-if TYPE_CHECKING:  # seconds of importing, which the page's start does without
-    from transformers import PreTrainedModel
-
-LOG = logging.getLogger(__name__)
+from engine.safe_text import disk_is_full
 
 
 @contextlib.contextmanager
 def translate_errors(spec: TargetSpec) -> Iterator[None]:
-    """Turns what transformers raises over a model that it cannot read into one sentence."""
+    """Translates transformers' exceptions about an unreadable model into one sentence."""
     try:
         yield
     except torch.OutOfMemoryError as error:
         raise OutOfMemoryError(f"{spec.name} does not fit into memory: {error}") from error
-    except UNREADABLE as error:
-        raise explain(spec, error) from error
+    except READ_ERRORS as error:
+        raise load_error(spec, error) from error
 
 
 @contextlib.contextmanager
-def report_progress(tell: Callable[[float], None]) -> Iterator[None]:
-    """Within it, `tell` gets the share of a checkpoint's tensors that transformers has read."""
+def report_progress(report: Callable[[float], None]) -> Iterator[None]:
+    """Calls `report` with the share of a checkpoint's tensors that transformers has loaded."""
 
     def bar(tensors: Any, **_: Any) -> Iterator[Any]:
         for done, tensor in enumerate(tensors, 1):
             yield tensor
-            tell(done / len(tensors))
+            report(done / len(tensors))
 
     def hooked(factory: Any, args: Any, kwargs: Any) -> Any:
         is_weights = kwargs.get("desc") == "Loading weights"
@@ -67,16 +59,13 @@ def report_progress(tell: Callable[[float], None]) -> Iterator[None]:
         set_tqdm_hook(hook)
 
 
-def explain(spec: TargetSpec, error: Exception) -> SourceError | TargetError:
-    """transformers' exception as one sentence."""
-    if disk_is_full(error):  # of the hub's cache, or where weights are offloaded
-        place = getattr(error, "filename", None) or "The folder of fetched or offloaded weights"
-        return SourceError(unwritable(place, error))
+def load_error(spec: TargetSpec, error: Exception) -> SourceError | TargetError:
+    """The error for transformers' exception, in one sentence."""
     text = str(error)
     where = spec.hub or spec.path or spec.name
-    from_hub = hub_error(where, error) if spec.hub else None
-    if from_hub is not None:
-        return from_hub
+    hub_fault = hub_error(where, error) if spec.hub or disk_is_full(error) else None
+    if hub_fault is not None:
+        return hub_fault
     if "trust_remote_code" in text:
         return TargetError(f"{where} needs its own code (trust_remote_code), which is never run.")
     if "weights_only" in text:
@@ -87,21 +76,20 @@ def explain(spec: TargetSpec, error: Exception) -> SourceError | TargetError:
 
 def read_weights(
     spec: TargetSpec, weights: Weights, dtype: torch.dtype, **placing: Any
-) -> PreTrainedModel:
+) -> transformers.PreTrainedModel:
     """A model with the weights of its checkpoint, and no others.
 
     Args:
-        placing: `device_map` and `offload_folder` of a model over several devices.
+        placing: `device_map` and `offload_folder` for a model on several devices.
 
-    Raises TargetError: the checkpoint lacks some of them.
+    Raises TargetError: the checkpoint is incomplete.
     """
     result: Any = transformers.AutoModelForCausalLM.from_pretrained(
         weights.location,
-        revision=weights.revision,
         dtype=dtype,
         output_loading_info=True,
         ignore_mismatched_sizes=True,
-        **reading(weights),
+        **weights.options,
         **placing,
     )
     model, info = result
@@ -111,39 +99,30 @@ def read_weights(
 
 
 def read_config(weights: Weights) -> Any:
-    """The model's config as transformers has it."""
-    return transformers.AutoConfig.from_pretrained(
-        weights.location, revision=weights.revision, **reading(weights)
-    )
+    """transformers' config of the model."""
+    return transformers.AutoConfig.from_pretrained(weights.location, **weights.options)
 
 
 def empty_model(
     config: Any, num_bytes: int | None, name: str, *, dtype: torch.dtype | None = None
-) -> PreTrainedModel:
-    """A model that can serve as a target, on the `meta` device: its modules without storage.
+) -> transformers.PreTrainedModel:
+    """A model on the `meta` device, checked that it can serve as a target.
 
-    Raises TargetError: it cannot serve, or its weights have not as many bytes as it needs.
+    Raises TargetError: it cannot serve as a target, or `num_bytes` of weights are too few for it.
     """
     check_can_roll_back(config.get_text_config(), name)
-    _import_models()
     with torch.device("meta"):
-        model: PreTrainedModel = transformers.AutoModelForCausalLM.from_config(
+        model: transformers.PreTrainedModel = transformers.AutoModelForCausalLM.from_config(
             config, dtype=dtype, trust_remote_code=False
         )
     model.tie_weights()
-    check_parameters(num_weights(model), num_bytes, name)
+    count = num_weights(model)
+    if num_bytes is not None and count > PARAMETERS_PER_BYTE * num_bytes:
+        raise TargetError(
+            f"{name}'s config describes {count:,} parameters, but its weights have {num_bytes:,} "
+            "bytes. Give a complete checkpoint, with its own config.json."
+        )
     return model
-
-
-@functools.cache
-def _import_models() -> None:
-    """Import what models share, but not SciPy for the losses of object detection: 0.3 s."""
-    utils: Any = transformers.utils
-    has_scipy, utils.is_scipy_available = utils.is_scipy_available, lambda: False
-    try:
-        importlib.import_module("transformers.modeling_utils")
-    finally:
-        utils.is_scipy_available = has_scipy
 
 
 def read_tokenizer(weights: Weights) -> PreTrainedTokenizerBase | None:
@@ -157,13 +136,11 @@ def read_tokenizer(weights: Weights) -> PreTrainedTokenizerBase | None:
         if not any((folder / name).is_file() for name in names):
             return None
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(
-            weights.location, revision=weights.revision, **reading(weights)
-        )
+        tokenizer = transformers.AutoTokenizer.from_pretrained(weights.location, **weights.options)
     except BaseException as error:
-        # The library of tokenizers has no exception of its own: it raises Exception, or panics.
+        # The tokenizers library has no exception class of its own: it raises Exception, or panics.
         is_tokenizer_fault = type(error) is Exception or is_panic(error)
-        if not is_tokenizer_fault and not (weights.local and isinstance(error, UNREADABLE)):
+        if not is_tokenizer_fault and not (weights.local and isinstance(error, READ_ERRORS)):
             raise
         raise SourceError(
             f"{weights.location}: its tokenizer could not be read: {first_line(error)}."
@@ -173,35 +150,19 @@ def read_tokenizer(weights: Weights) -> PreTrainedTokenizerBase | None:
     return tokenizer
 
 
-def reading(weights: Weights) -> dict[str, Any]:
-    """How transformers reads them: never by code that comes along; unasked, it asks the user."""
-    gguf = {} if weights.gguf_file is None else {"gguf_file": weights.gguf_file}
-    return {"trust_remote_code": False, **gguf}
-
-
-def gguf_file(weights: Weights) -> Path:
-    """The GGUF file that a target comes from."""
-    assert weights.gguf_file is not None
-    if weights.local:
-        return Path(weights.location) / weights.gguf_file
-    file = cached_file(weights.location, weights.gguf_file, revision=weights.revision)
-    assert file is not None
-    return Path(file)
-
-
 @functools.cache
-def freeze_modules() -> None:
-    """Exempt what was imported from garbage collection, once.
+def freeze_imports() -> None:
+    """Exempt all imported objects from garbage collection, once.
 
-    Looking through the 400,000 objects of torch and transformers takes 0.2 s, in the middle of
-    somebody's text; they stay for good anyhow. What a model brings is made after this.
+    Traversing the 400,000 objects of torch and transformers takes 0.2 s in the middle of a text,
+    and they are never freed anyway. A model's objects are created after this.
     """
     gc.collect()
     gc.freeze()
 
 
-def return_memory() -> None:
-    """Give back what reading and packing held: glibc keeps it, as much as the weights again."""
+def trim_memory() -> None:
+    """Return freed memory to the system: glibc keeps it after loading, as much as the weights."""
     gc.collect()
     trim = getattr(CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:

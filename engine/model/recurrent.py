@@ -1,16 +1,16 @@
-"""Recurrent layers over a draft tree: every row goes on from its own parent's state.
+"""Recurrent layers over a draft tree: every row continues from its parent's state.
 
 Attention sees a tree through a mask. A recurrent layer (state space, linear attention, short
-convolution) has to read its rows in order, which is done in one of two ways:
+convolution) has to read its rows in order, in one of two traversals:
 
     rows   0 ┬ 1 ─ 3        levels      0        then  1 | 2     then  3
              └ 2            branches    0 1 3    and   0 2 2     in one batch, padded at the end
 
 *Levels* feeds the rows of one depth as a batch of single tokens, each with a copy of its parent's
-state, and keeps every row's state until the path is known. *Branches* reads each path from the root
-to a leaf as one sequence, from the committed state; where no branch ended at the accepted path, the
-layer (not the model) reads that path once more. Levels reads a layer's weights once per depth,
-branches at most twice a step; kernels that cannot go on from a state with several tokens run by
+state, and stores every row's state until the path is known. *Branches* reads each path from the
+root to a leaf as one sequence, from the committed state; where no branch ends at the accepted path,
+the layer (not the model) reads that path again. Levels reads a layer's weights once per depth,
+branches at most twice a step; kernels that cannot continue from a state with several tokens run by
 levels. Siblings are in different rows of a batch, so none sees another's state.
 """
 
@@ -23,41 +23,40 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
+import transformers
 from torch import Tensor, nn
 
-from engine.model.states import RecurrentStates, States
+from engine.model.cache import RecurrentStates, States
 from engine.tree import upload
 
-if TYPE_CHECKING:  # seconds of importing, which the page's start does without
-    from transformers import PreTrainedModel
-
-Way = Literal["levels", "branches"]
+Traversal = Literal["levels", "branches"]
 Inputs = dict[str, Any]
-"""What a layer is called with; tensors of rows are `(batch, rows, …)`."""
+"""A layer's arguments; tensors of rows are `(batch, rows, …)`."""
 
-KEEPS_STATE = re.compile(
+STATE_UPDATE = re.compile(
     r"\.(update_conv_state|update_recurrent_state|set_linear_cache)\(|self\.conv1d_state\b"
 )
-NO_INITIAL_STATE = re.compile(r"mamba_selective_scan\(")
-"""Kernels that read several tokens only from an empty state, and ignore a given one."""
-SHORT = 4
-"""Chains of more rows are read as one branch, and so is every tree by layers that only convolve,
-whose state after any row can be cut out of what they saw; everything else by levels: what was
-faster, measured by `benchmarks/hybrid.py`. Kernels fill every branch up to a whole chunk."""
+NO_INITIAL_STATE = re.compile(r"mamba_selective_scan\(|self\.conv1d_state\b")
+"""Kernels that read several tokens from an empty state only, ignoring the given one."""
+MAX_LEVELS = 4
+"""Longer chains are read as one branch, and so is every tree by purely convolutional layers, whose
+state after any row is a slice of their inputs; everything else by levels. These were the faster, by
+`benchmarks/hybrid.py`: kernels pad every branch to a whole chunk."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Layout:
-    """How the rows of a tree are run; indices are of rows.
+    """The order in which a tree's rows are run.
 
     Attributes:
-        levels: per depth its rows, and each one's parent's place in the level before.
-        level_of: of every row, its level and its place there.
-        branches: `(leaves, longest)`, shorter ones padded with their last row.
-        places: of every row, a branch through it and its depth; `places_on` on the device.
+        levels: per depth its rows, and the index of each one's parent in the level above.
+        level_of: row → its level, and its index there.
+        branches: `(leaves, longest)` rows, shorter branches padded with their last row.
+        places: row → a branch through it, and its depth.
+        places_on: the same `(rows, 2)` on the device.
     """
 
     levels: tuple[tuple[Tensor, Tensor], ...]
@@ -90,47 +89,48 @@ def _layout(parents: tuple[int, ...], device: torch.device) -> _Layout:
     return _Layout(tuple(levels), level_of, next(on_device), places, next(on_device))
 
 
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """The running forward: its states and its rows' parents; None = one text, all committed."""
+class _Run(NamedTuple):
+    """The running forward: its states and its rows' parents; None = a text, all committed."""
 
     states: RecurrentStates
     parents: tuple[int, ...] | None
 
 
 class RecurrentLayers:
-    def __init__(self, model: PreTrainedModel) -> None:
+    """A model's recurrent layers, whose calls are redirected to follow draft trees."""
+
+    def __init__(self, model: transformers.PreTrainedModel) -> None:
         self.run: _Run | None = None
         self._mixers: list[_Mixer] = []
         inside: set[nn.Module] = set()
         code = inspect.getsource(sys.modules[type(model).__module__])
-        if not KEEPS_STATE.search(code):  # the classes of other models need no look, one by one
+        if not STATE_UPDATE.search(code):  # spares other models the look at every class
             return
-        kinds = {cls: _kind(cls) for cls in {type(module) for module in model.modules()}}
+        classes = {cls: _mixer_class(cls) for cls in {type(module) for module in model.modules()}}
         for module in model.modules():
-            kind = kinds[type(module)]
-            if kind is not None and module not in inside:
+            mixer_class = classes[type(module)]
+            if mixer_class is not None and module not in inside:
                 inside.update(module.modules())
-                self._mixers.append(kind(module, self, len(self._mixers)))
+                self._mixers.append(mixer_class(module, self, len(self._mixers)))
 
     def __len__(self) -> int:
         return len(self._mixers)
 
     @property
-    def way(self) -> Way | None:
-        """None: by the shape of the tree."""
-        return self._mixers[0].way
+    def traversal(self) -> Traversal | None:
+        """None = chosen by the shape of the tree."""
+        return self._mixers[0].traversal
 
-    def go(self, way: Way | None) -> None:
-        """Run trees this way wherever the kernels can."""
+    def set_traversal(self, traversal: Traversal | None) -> None:
+        """Use this traversal wherever the kernels support it."""
         for mixer in self._mixers:
-            mixer.way = way if mixer.takes_initial_state else "levels"
+            mixer.traversal = traversal if mixer.takes_initial_state else "levels"
 
     @contextlib.contextmanager
-    def following(
+    def using(
         self, states: RecurrentStates | None, parents: tuple[int, ...] | None
     ) -> Iterator[None]:
-        """Let the forward within read and write these states."""
+        """A context whose forward reads and writes these states."""
         self.run = None if states is None else _Run(states, parents)
         try:
             yield
@@ -138,8 +138,8 @@ class RecurrentLayers:
             self.run = None
 
 
-def recurrent_layers(model: PreTrainedModel) -> RecurrentLayers:
-    """The model's recurrent layers, made to follow trees from the first call on."""
+def recurrent_layers(model: transformers.PreTrainedModel) -> RecurrentLayers:
+    """The model's recurrent layers, redirected on the first call."""
     layers: Any = getattr(model, "_recurrent_layers", None)
     if layers is None:
         layers = RecurrentLayers(model)
@@ -152,103 +152,103 @@ class _Mixer:
     def __init__(self, module: nn.Module, layers: RecurrentLayers, number: int) -> None:
         self._module, self._layers, self._number = module, layers, number
         self._forward = module.forward
-        self._takes = inspect.signature(self._forward)
+        self._signature = inspect.signature(self._forward)
         self.takes_initial_state = NO_INITIAL_STATE.search(inspect.getsource(type(module))) is None
-        self.way: Way | None = None if self.takes_initial_state else "levels"
+        self.traversal: Traversal | None = None if self.takes_initial_state else "levels"
         module.forward = self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         run = self._layers.run
         if run is None:
             return self._forward(*args, **kwargs)
-        bound = self._takes.bind(*args, **kwargs)
+        bound = self._signature.bind(*args, **kwargs)
         inputs: Inputs = {**bound.arguments, **bound.arguments.get("kwargs", {})}
         inputs.pop("kwargs", None)
-        # One text, never padded: what is left of a mask is attention's.
+        # A single text without padding: masks are for attention only.
         inputs |= {name: None for name in ("attention_mask", "conv_mask") if name in inputs}
         before = run.states.committed.get(self._number, {})
         if run.parents is None or len(run.parents) == 1:
-            output, last = self._read(run.states, inputs, before)
-            run.states.ran(self._number, lambda path: last)
+            output, last = self._scan(run.states, inputs, before)
+            run.states.register(self._number, lambda path: last)
             return output
         layout = _layout(run.parents, _rows(inputs).device)
-        one_long = len(layout.branches) == 1 and len(layout.levels) > SHORT
+        one_long = len(layout.branches) == 1 and len(layout.levels) > MAX_LEVELS
         convolves = bool(before) and all(kind == "conv" for kind, _ in before)
-        way = self.way or ("branches" if one_long or convolves else "levels")
-        go = self._by_branches if way == "branches" else self._by_levels
-        return go(run, layout, inputs, before)
+        traversal = self.traversal or ("branches" if one_long or convolves else "levels")
+        run_rows = self._by_branches if traversal == "branches" else self._by_levels
+        return run_rows(run, layout, inputs, before)
 
     def _by_levels(self, run: _Run, layout: _Layout, inputs: Inputs, before: States) -> Any:
         outputs: list[Any] = []
         states: list[States] = []
         for rows, above in layout.levels:
-            fed = _picked(inputs, rows[:, None])
-            output, before = self._once(run.states, fed, _copied(before, above))
+            level_inputs = _select_rows(inputs, rows[:, None])
+            output, before = self._call(run.states, level_inputs, _copy_states(before, above))
             outputs.append(output)
             states.append(before)
-        fed_as = torch.cat([rows for rows, _ in layout.levels])
+        row_order = torch.cat([rows for rows, _ in layout.levels])
 
         def after(path: tuple[int, ...]) -> States:
             level, i = layout.level_of[path[-1]]
             return {key: state[i : i + 1].clone() for key, state in states[level].items()}
 
-        run.states.ran(self._number, after)
-        order = fed_as.argsort()
-        return _rowwise(lambda *levels: torch.cat(levels)[order].transpose(0, 1), 1, *outputs)
+        run.states.register(self._number, after)
+        order = row_order.argsort()
+        return _map_rows(lambda *levels: torch.cat(levels)[order].transpose(0, 1), 1, *outputs)
 
     def _by_branches(self, run: _Run, layout: _Layout, inputs: Inputs, before: States) -> Any:
         count, longest = layout.branches.shape
-        fed = _picked(inputs, layout.branches)
+        branch_inputs = _select_rows(inputs, layout.branches)
         zeros = layout.branches.new_zeros(count)
-        run.states.seen = {}
-        output, ends = self._once(run.states, fed, _copied(before, zeros))
-        seen, run.states.seen = run.states.seen, {}  # the next layer's are its own
-        if not before or seen.keys() != ends.keys():
-            seen = {}
+        run.states.conv_inputs = {}
+        output, ends = self._call(run.states, branch_inputs, _copy_states(before, zeros))
+        conv, run.states.conv_inputs = run.states.conv_inputs, {}  # the next layer fills it
+        if not before or conv.keys() != ends.keys():
+            conv = {}
 
         def after(path: tuple[int, ...]) -> States:
             branch, depth = layout.places[path[-1]]
             one = slice(branch, branch + 1)
-            if seen:
-                cut = {k: full.shape[-1] - longest + depth + 1 for k, full in seen.items()}
-                return {k: seen[k][one, ..., cut[k] - ends[k].shape[-1] : cut[k]] for k in ends}
+            if conv:
+                stop = {k: full.shape[-1] - longest + depth + 1 for k, full in conv.items()}
+                return {k: conv[k][one, ..., stop[k] - ends[k].shape[-1] : stop[k]] for k in ends}
             if depth == longest - 1:
                 return {key: state[one].clone() for key, state in ends.items()}
-            again = _picked(inputs, upload(torch.tensor([path]), layout.branches.device))
-            return self._read(run.states, again, before)[1]
+            again = _select_rows(inputs, upload(torch.tensor([path]), layout.branches.device))
+            return self._scan(run.states, again, before)[1]
 
-        run.states.ran(self._number, after)
+        run.states.register(self._number, after)
         rows = layout.places_on
-        return _rowwise(lambda of: of[rows[:, 0], rows[:, 1]][None], longest, output)
+        return _map_rows(lambda out: out[rows[:, 0], rows[:, 1]][None], longest, output)
 
-    def _read(self, states: RecurrentStates, inputs: Inputs, before: States) -> tuple[Any, States]:
-        """Read the rows of one text; its output, and the state after the last."""
+    def _scan(self, states: RecurrentStates, inputs: Inputs, before: States) -> tuple[Any, States]:
+        """Run the rows of one text; its output, and the states after the last row."""
         first = _rows(inputs)
         index = torch.arange(first.shape[1], device=first.device)
         if len(index) == 1 or not before or self.takes_initial_state:
-            return self._once(states, inputs, _copied(before, index[:1]))
+            return self._call(states, inputs, _copy_states(before, index[:1]))
         outputs = []
         for row in index:
-            fed = _picked(inputs, row[None, None])
-            output, before = self._once(states, fed, _copied(before, index[:1]))
+            row_inputs = _select_rows(inputs, row[None, None])
+            output, before = self._call(states, row_inputs, _copy_states(before, index[:1]))
             outputs.append(output)
-        return _rowwise(lambda *each: torch.cat(each, dim=1), 1, *outputs), before
+        return _map_rows(lambda *parts: torch.cat(parts, dim=1), 1, *outputs), before
 
-    def _once(self, states: RecurrentStates, inputs: Inputs, before: States) -> tuple[Any, States]:
-        """Call the module on a batch; `before` becomes its own to change."""
+    def _call(self, states: RecurrentStates, inputs: Inputs, before: States) -> tuple[Any, States]:
+        """Call the module on a batch; it may modify `before`."""
         states.working = before
         output = self._forward(**inputs)
         return output, states.working
 
 
 class _MambaTwoMixer(_Mixer):
-    """Pads its rows to whole chunks, of 256: a few drafted tokens are a chunk of their own.
+    """Sets the chunk size to the number of drafted tokens, which would be padded to 256.
 
-    In chunks it also limits time steps from below, which it does not when it takes single tokens:
-    drafts are read as plain decoding would have read them.
+    For chunks the module also clamps time steps, which it does not for single tokens; the limit is
+    lifted, so that drafts are read as by plain decoding.
     """
 
-    def _once(self, states: RecurrentStates, inputs: Inputs, before: States) -> tuple[Any, States]:
+    def _call(self, states: RecurrentStates, inputs: Inputs, before: States) -> tuple[Any, States]:
         module: Any = self._module
         chunk, limit = module.chunk_size, module.time_step_limit
         module.chunk_size = min(chunk, inputs["hidden_states"].shape[1])
@@ -256,19 +256,15 @@ class _MambaTwoMixer(_Mixer):
         if run is None or run.parents is not None:
             module.time_step_limit = (0.0, float("inf"))
         try:
-            return super()._once(states, inputs, before)
+            return super()._call(states, inputs, before)
         finally:
             module.chunk_size, module.time_step_limit = chunk, limit
 
 
 class _GriffinMixer(_Mixer):
-    """RecurrentGemma's block, which keeps its states itself."""
+    """RecurrentGemma's block, which stores its states in attributes."""
 
-    def __init__(self, module: nn.Module, layers: RecurrentLayers, number: int) -> None:
-        super().__init__(module, layers, number)
-        self.takes_initial_state, self.way = False, "levels"
-
-    def _once(self, states: RecurrentStates, inputs: Inputs, before: States) -> tuple[Any, States]:
+    def _call(self, states: RecurrentStates, inputs: Inputs, before: States) -> tuple[Any, States]:
         module: Any = self._module
         module.conv1d_state = before.get(("conv", 0))
         module.rg_lru.recurrent_states = before.get(("recurrent", 0))
@@ -281,30 +277,30 @@ class _GriffinMixer(_Mixer):
         return output, after
 
 
-def _kind(module: type[nn.Module]) -> type[_Mixer] | None:
-    """What calls a module of this class; None where it keeps no state."""
+def _mixer_class(module: type[nn.Module]) -> type[_Mixer] | None:
+    """The mixer for a module class; None where it has no recurrent state."""
     if not module.__module__.startswith("transformers.models."):
         return None
     source = inspect.getsource(module)
+    if STATE_UPDATE.search(source) is None:
+        return None
     if "self.conv1d_state" in source:
         return _GriffinMixer
-    if KEEPS_STATE.search(source) is None:
-        return None
     return _MambaTwoMixer if "self.chunk_size" in source else _Mixer
 
 
 def _rows(inputs: Inputs) -> Tensor:
-    """What a layer reads, `(batch, rows, …)`."""
+    """A layer's input states, `(batch, rows, …)`."""
     return next(value for value in inputs.values() if isinstance(value, Tensor))
 
 
-def _copied(states: States, index: Tensor) -> States:
-    """These entries of the batch, to be changed at will."""
+def _copy_states(states: States, index: Tensor) -> States:
+    """A copy of these entries of the batch."""
     return {key: state[index.to(state.device)] for key, state in states.items()}
 
 
-def _picked(inputs: Inputs, index: Tensor) -> Inputs:
-    """The same call for rows `(batch, rows)` of one text."""
+def _select_rows(inputs: Inputs, index: Tensor) -> Inputs:
+    """The arguments for rows `(batch, rows)` of a text."""
     n = _rows(inputs).shape[1]
 
     def pick(value: Any) -> Any:
@@ -315,11 +311,11 @@ def _picked(inputs: Inputs, index: Tensor) -> Inputs:
     return {name: pick(value) for name, value in inputs.items()}
 
 
-def _rowwise(change: Callable[..., Tensor], rows: int, *outputs: Any) -> Any:
-    """The outputs of several calls as one; what is not of so many `rows` is the last call's."""
+def _map_rows(change: Callable[..., Tensor], rows: int, *outputs: Any) -> Any:
+    """Merge the outputs of several calls; values without `rows` rows are the last call's."""
     last = outputs[-1]
     if isinstance(last, Tensor) and last.ndim > 2 and last.shape[1] == rows:
         return change(*outputs)
     if isinstance(last, tuple):
-        return tuple(_rowwise(change, rows, *each) for each in zip(*outputs, strict=True))
+        return tuple(_map_rows(change, rows, *parts) for parts in zip(*outputs, strict=True))
     return last

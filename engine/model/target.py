@@ -12,31 +12,28 @@ from collections.abc import Iterator, Sequence
 from ctypes import CDLL
 from dataclasses import replace
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from engine.errors import ConfigError, PromptError, TargetError, first_line
 from engine.grammar import TokenTexts
-from engine.model.cache import TreeCache
+from engine.model.cache import RecurrentStates, TreeCache
 from engine.model.forward import Forward, ModulesForward, RaggedBatch, Rows
-from engine.model.kinds import attending_layers, attends, check_can_roll_back
+from engine.model.layer_types import check_can_roll_back, has_attention, kv_layers
 from engine.model.packed import packed_bytes
 from engine.model.prefixes import PrefixCache
 from engine.model.random_weights import notes_of
 from engine.model.recurrent import recurrent_layers
-from engine.model.states import RecurrentStates
 from engine.model.tokenizer import encode
 from engine.proposal import Needs, Proposal, TargetOutput
 from engine.safe_text import as_text, cpuinfo
 
-if TYPE_CHECKING:  # seconds of importing, which the page's start does without
-    from transformers import PreTrainedModel
-
 TEMPLATE_S = 2.0
-"""Rendering a conversation takes milliseconds."""
+"""Limit for rendering a chat template, which normally takes milliseconds."""
 
 
 class Target:
@@ -47,7 +44,7 @@ class Target:
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        model: transformers.PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase | None,
         *,
         name: str,
@@ -58,11 +55,11 @@ class Target:
         """Wrap a model; `forward` runs it, transformers' modules if None.
 
         Args:
-            dtype_name: what people call its dtype, where that is not torch's name.
+            dtype_name: the name shown for its dtype, where it is not torch's.
         """
         self.name = name
         self.model = model.eval()
-        # Kept: transformers looks through all parameters for it, and every step asks.
+        # Cached: transformers searches all parameters for it, and every step reads it.
         self.device = torch.device(model.device)
         self.tokenizer = tokenizer
         self.provenance = provenance or {}
@@ -74,7 +71,13 @@ class Target:
         unpadded = getattr(config, "unpadded_vocab_size", None) or config.vocab_size
         self.vocab_size = min(int(config.vocab_size), int(unpadded))
         check_can_roll_back(self.config, name)
-        check_takes_positions(model, name)
+        takes_positions = "position_ids" in inspect.signature(type(model).forward).parameters
+        if (has_attention(config) and not takes_positions) or getattr(config, "alibi", False):
+            # It derives them from row numbers, and siblings share one.
+            raise TargetError(
+                f"{name} ({type(model).__name__}) takes no explicit positions (ALiBi), so it "
+                "cannot verify a draft tree. Choose a model with rotary or learned positions."
+            )
         self._forward = forward or ModulesForward(model)
         self.recurrent = recurrent_layers(model)
         self.prefixes = PrefixCache()
@@ -89,7 +92,7 @@ class Target:
 
     @property
     def dtype_name(self) -> str:
-        """As people choose it; `q8` and `q4` compute in bfloat16 between their products."""
+        """As in the settings; `q8` and `q4` compute in bfloat16 outside matrix products."""
         return self._dtype_name or str(self.dtype).removeprefix("torch.")
 
     @property
@@ -99,9 +102,9 @@ class Target:
 
     @property
     def device_name(self) -> str:
-        placed = getattr(self.model, "hf_device_map", None)
-        if placed:
-            names = (f"cuda:{p}" if isinstance(p, int) else str(p) for p in placed.values())
+        device_map = getattr(self.model, "hf_device_map", None)
+        if device_map:
+            names = (f"cuda:{d}" if isinstance(d, int) else str(d) for d in device_map.values())
             return " + ".join(dict.fromkeys(names))
         if self.device.type == "cuda":
             return torch.cuda.get_device_name(self.device)
@@ -117,7 +120,7 @@ class Target:
         """Bytes of a token's keys and values."""
         layers = getattr(self.config, "per_layer_config", None) or [self.config] * self.num_layers
         total = 0
-        for config in (layers[i] for i in attending_layers(self.config)):
+        for config in (layers[i] for i in kv_layers(self.config)):
             heads = int(config.num_attention_heads)
             kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
             width = int(getattr(config, "head_dim", None) or self.hidden_size // heads)
@@ -141,7 +144,7 @@ class Target:
 
     @functools.cached_property
     def token_texts(self) -> TokenTexts:
-        """Its vocabulary as grammars read it; TargetError where it has none that can be read."""
+        """Its vocabulary's texts, for grammars; TargetError where they cannot be read."""
         return TokenTexts(self.tokenizer, self.vocab_size, self.eos_ids)
 
     @property
@@ -159,7 +162,7 @@ class Target:
         return module
 
     def output(self, hidden: Tensor) -> Tensor:
-        """What `lm_head` computes, `(…, hidden)` → `(…, vocab)`, by the fastest that there is."""
+        """As `lm_head`, `(…, hidden)` → `(…, vocab)`, on the fastest backend."""
         return self._forward.output(hidden)
 
     # ---- text in
@@ -178,9 +181,9 @@ class Target:
         return encode(self._tokenizer(), text)
 
     def chat_text(self, messages: Sequence[dict[str, str]]) -> str:
-        """A conversation as the model's template writes it, up to where the assistant begins.
+        """A conversation rendered by the chat template, with its generation prompt.
 
-        PromptError if there is no chat template, it refuses the messages, or it is broken.
+        Raises PromptError: there is no chat template, it rejects the messages, or it fails.
         """
         tokenizer = self._tokenizer()
         if not tokenizer.chat_template:
@@ -191,7 +194,7 @@ class Target:
 
         broken = (TemplateError, ArithmeticError, TypeError, ValueError, LookupError)
         try:
-            with _limited(TEMPLATE_S):
+            with _time_limit(TEMPLATE_S):
                 text = tokenizer.apply_chat_template(
                     list(messages), tokenize=False, add_generation_prompt=True
                 )
@@ -210,40 +213,35 @@ class Target:
 
     @property
     def kernels(self) -> CDLL | None:
-        """The compiled kernels that run it, for drafters to use; None = none do."""
+        """The compiled kernels that run it, which drafters may use; None = none."""
         return self._forward.kernels
 
     def ragged_batch(self, capacity: int) -> RaggedBatch | None:
-        """Room for reading many texts together, of so many tokens in all; None = not here."""
+        """A batch of texts with room for `capacity` tokens in all; None = not supported."""
         return self._forward.ragged_batch(capacity)
 
     def new_cache(self, rows: int, *, rewinds: int = 0) -> TreeCache:
         """An empty cache with room for about `rows` rows (it grows when needed).
 
         Args:
-            rewinds: so many of the last commits are truncated exactly, recurrent layers or not.
+            rewinds: number of commits that `truncate` undoes exactly, also in recurrent layers.
         """
-        own = self._forward.new_cache(rows)
-        if own is not None:
-            return own
+        cache = self._forward.new_cache(rows)
+        if cache is not None:
+            return cache
         states = RecurrentStates(self.device, rewinds) if len(self.recurrent) else None
-        return TreeCache(
-            len(attending_layers(self.config)), capacity=max(64, rows), recurrent=states
-        )
+        return TreeCache(len(kv_layers(self.config)), capacity=max(64, rows), recurrent=states)
 
     @torch.inference_mode()
     def prefill(
         self, prompt_ids: Sequence[int] | Tensor, cache: TreeCache, needs: Needs
     ) -> TargetOutput:
-        """Run these tokens behind the cache's rows and commit them.
-
-        `logits` are those of the last row.
-        """
+        """Append these tokens to the cache's rows and commit them; logits of the last row."""
         tokens = torch.as_tensor(prompt_ids, device=self.device)
         n = len(tokens)
         cache.reserve(n)
         positions = torch.arange(cache.length, cache.length + n, device=self.device)
-        with self.recurrent.following(cache.recurrent, None):
+        with self.recurrent.using(cache.recurrent, None):
             output = self._forward(Rows(tokens, positions), cache, needs, last_only=True)
         cache.extend(n)
         return _with_shared(output, cache, needs)
@@ -255,7 +253,7 @@ class Target:
         cache.reserve(len(tokens))
         rows = Rows(tokens, depths + cache.length, visible if len(tokens) > 1 else None)
         parents = proposal.parents() if cache.recurrent is not None else None
-        with self.recurrent.following(cache.recurrent, parents):
+        with self.recurrent.using(cache.recurrent, parents):
             output = self._forward(rows, cache, needs, last_only=False)
         return _with_shared(output, cache, needs)
 
@@ -269,19 +267,18 @@ class Target:
         *,
         ids: Tensor | None = None,
     ) -> tuple[Tensor, Tensor] | None:
-        """What it would say greedily after these tokens, which the cache has not seen.
+        """The greedy continuation of these tokens, which are not in the cache yet.
 
         The rows of all but the last token are committed.
 
         Args:
             tokens: `(n,)` int64.
-            levels: most tokens; fewer where the text is less likely than `min_prob`.
-            ids: `(size,)` int64, the only tokens that it may say; None = all. A matrix of their
-                rows is kept, so that the others cost nothing.
+            levels: maximum number of tokens; fewer once the path's probability is below `min_prob`.
+            ids: `(size,)` int64, the only tokens allowed; None = all. A matrix of their rows is
+                cached, so that the others cost nothing.
 
         Returns:
-            Tokens `(m,)` and their log-probs; None, and nothing was done: it has to be asked token
-            by token.
+            Tokens `(m,)` and their log-probs; None = not supported, decode token by token.
         """
         cache.reserve(len(tokens) + levels)
         chain = self._forward.draft_chain(tokens, cache, levels, min_prob, ids)
@@ -289,23 +286,23 @@ class Target:
             cache.length += len(tokens) + len(chain[0]) - 1
         return chain
 
-    # ---- life
+    # ---- lifetime
 
     @property
     def is_exact(self) -> bool:
-        """Whether verified rows choose plain decoding's tokens: by equal bits, or in float32.
+        """Whether verified rows yield plain decoding's tokens: bit-exact kernels, or float32.
 
-        Elsewhere a row is rounded differently among others, and a near-tie may fall either way.
+        Otherwise a row's rounding depends on the other rows, and near-ties may flip.
         """
         return self._forward.row_invariant or self.dtype == torch.float32
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What people must know of its figures."""
+        """Remarks on its figures."""
         return notes_of(self.provenance)
 
     def environment(self) -> dict[str, Any]:
-        """What a run must store to be repeated: weights and device."""
+        """What a run stores so that it can be repeated: weights and device."""
         return {
             "target": self.name,
             "dtype": self.dtype_name,
@@ -329,41 +326,30 @@ class Target:
 def _with_shared(output: TargetOutput, cache: TreeCache, needs: Needs) -> TargetOutput:
     if not needs.shared:
         return output
-    return replace(output, shared=tuple(cache.rows_of(layer) for layer in needs.shared))
+    return replace(output, shared=tuple(cache.layer_kv(layer) for layer in needs.shared))
 
 
 @contextlib.contextmanager
-def _limited(seconds: float) -> Iterator[None]:
-    """TimeoutError out of a template's own lines when they take longer.
+def _time_limit(seconds: float) -> Iterator[None]:
+    """Raises TimeoutError from a template's own lines when they take longer.
 
-    Its loops are Python's, in this thread; one call of a library goes on to its end.
+    Its loops run as Python code in this thread; a call into a library is not interrupted.
     """
     ends_s = time.monotonic() + seconds
 
-    def look(frame: FrameType, event: str, arg: object) -> Any:
+    def trace(frame: FrameType, event: str, arg: object) -> Any:
         if frame.f_code.co_filename != "<template>":
             return None
         if time.monotonic() > ends_s:
             raise TimeoutError(f"it takes more than {seconds:g} s")
-        return look
+        return trace
 
     before = sys.gettrace()
-    sys.settrace(look)
+    sys.settrace(trace)
     try:
         yield
     finally:
         sys.settrace(before)
-
-
-def check_takes_positions(model: PreTrainedModel, name: str) -> None:
-    """TargetError for models that derive positions from row numbers: siblings share one."""
-    config = model.config.get_text_config()
-    takes = "position_ids" in inspect.signature(type(model).forward).parameters
-    if (attends(config) and not takes) or getattr(config, "alibi", False):
-        raise TargetError(
-            f"{name} ({type(model).__name__}) takes no explicit positions (ALiBi), so it cannot "
-            "verify a draft tree. Choose a model with rotary or learned positions."
-        )
 
 
 def cpu_name() -> str:

@@ -1,4 +1,4 @@
-"""Token ids and text: what streams, the stop strings in it, and whether two models agree on it."""
+"""Token ids and text: streaming detokenization, stop strings, and mapping between vocabularies."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from engine.model.target import Target
 from engine.model.tokenizer import decode, encode
 
 REPLACEMENT = "\ufffd"
-MAX_UNSURE = 3
-"""An incomplete character has at most three bytes, and decodes to as many U+FFFD at most."""
+MAX_INCOMPLETE = 3
+"""An incomplete character has at most three bytes, and decodes to at most as many U+FFFD."""
 MAX_HELD = 16
-"""Tokens held back while their text ends with U+FFFD; of more, what is sure is given out."""
+"""Tokens held back while their text ends with U+FFFD; of more, the stable part is emitted."""
 
 
 class Detokenizer:
-    """Turns a growing list of tokens into pieces of text that never change afterwards.
+    """Turns a stream of tokens into pieces of text that never change afterwards.
 
-    A token that ends inside a multi-byte character yields "", and the character comes out whole
-    with the token that completes it. Tokens are decoded in a window that begins before the new
-    ones, because some tokenizers decode a token differently at the start of a text.
+    A token that ends inside a multi-byte character yields ""; the token that completes the
+    character yields all of it. Tokens are decoded in a window that begins before the new ones,
+    because some tokenizers decode a token differently at the start of a text.
 
     Args:
-        hidden: tokens without a text, as special tokens are.
+        hidden: tokens that yield no text, like special tokens.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Detokenizer:
         return piece
 
     def flush(self) -> str:
-        """What is still held back when the text ends (an incomplete character shows as U+FFFD)."""
+        """The text still held back at the end; an incomplete character is U+FFFD."""
         rest = self._decode(self._ids[self._prefix :])[self._shown :]
         self._prefix = self._read = len(self._ids)
         self._shown = 0
@@ -71,8 +71,8 @@ class Detokenizer:
 
 
 def _sure_len(text: str) -> int:
-    """Length of a text without the end that the next token may still change."""
-    tail = text[-MAX_UNSURE:]
+    """Length of a text without the characters at its end that the next token may change."""
+    tail = text[-MAX_INCOMPLETE:]
     return len(text) - (len(tail) - len(tail.rstrip(REPLACEMENT)))
 
 
@@ -97,7 +97,7 @@ class StopStrings:
         self._tail = ""
 
     def push(self, token_ids: Sequence[int]) -> int | None:
-        """How many of these new tokens end with the one that completes a stop string, or None."""
+        """Number of new tokens up to the one that completes a stop string; None without one."""
         if not self._strings:
             return None
         for count, token_id in enumerate(token_ids, start=1):
@@ -109,30 +109,30 @@ class StopStrings:
 
 
 class Retokenizer:
-    """Tokens of one model as another's: the same text, and special tokens that both have.
+    """Maps one model's tokens to another's of the same text; shared special tokens map directly.
 
-    Special tokens, of a chat's template, are no text; those that the other lacks are left out.
+    Special tokens, as in chat templates, are not text; those the other model lacks are dropped.
 
     Attributes:
         special: the first model's special tokens.
     """
 
-    def __init__(self, source: Target, goal: Target) -> None:
+    def __init__(self, source: Target, dest: Target) -> None:
         """Raises VocabularyError: a model has no tokenizer."""
-        if source.tokenizer is None or goal.tokenizer is None:
+        if source.tokenizer is None or dest.tokenizer is None:
             raise VocabularyError(
-                f"{source.name} and {goal.name} need a tokenizer each to hand over text. Choose "
+                f"{source.name} and {dest.name} need a tokenizer each to exchange text. Choose "
                 "other models."
             )
-        self._source, self._goal, self._num_ids = source.tokenizer, goal.tokenizer, goal.vocab_size
-        known, own = self._goal.get_vocab(), self._source.all_special_ids
-        self.special = frozenset(own)
-        names = zip(own, self._source.convert_ids_to_tokens(own), strict=True)
-        same = {token: known[name] for token, name in names if name in known}
-        self._same = {token: other for token, other in same.items() if other < self._num_ids}
+        self._source, self._dest, self._num_ids = source.tokenizer, dest.tokenizer, dest.vocab_size
+        ids, special = self._dest.get_vocab(), self._source.all_special_ids
+        self.special = frozenset(special)
+        names = zip(special, self._source.convert_ids_to_tokens(special), strict=True)
+        shared = {token: ids[name] for token, name in names if name in ids}
+        self._same = {token: other for token, other in shared.items() if other < self._num_ids}
 
     def text(self, token_ids: Sequence[int]) -> str:
-        """What tokens of the first model say; one that ends in a character's middle as U+FFFD."""
+        """Text of the first model's tokens; an incomplete character is U+FFFD."""
         return decode(self._source, token_ids)
 
     def __call__(self, token_ids: Sequence[int]) -> list[int]:
@@ -147,31 +147,31 @@ class Retokenizer:
     def continued(
         self, before: Sequence[int], written: Sequence[int], context: Sequence[int]
     ) -> list[int]:
-        """New text in the goal's tokens, as they would have come out behind `context`.
+        """New text in the second model's tokens, as a continuation of `context`.
 
         Args:
-            before: tokens that `written` follows; a space may only show behind another token.
-            context: the same text's last tokens in the goal's vocabulary.
+            before: tokens that `written` follows; a leading space may only show after a token.
+            context: the last tokens of the same text in the second model's vocabulary.
         """
         start = len(self.text(before))
         new = self.text([*before, *written])[start:].partition(REPLACEMENT)[0]
-        whole = decode(self._goal, context)
+        whole = decode(self._dest, context)
         joined = self._encoded(whole + new)
         if joined[: len(context)] == list(context):
             return joined[len(context) :]
-        # The text's last token would have been a longer one; what is committed stays.
+        # The last token would have been a longer one, but committed tokens stay.
         return self._encoded(new)
 
     def _encoded(self, text: str) -> list[int]:
-        ids = encode(self._goal, text) if text else []
+        ids = encode(self._dest, text) if text else []
         return [token for token in ids if token < self._num_ids]
 
 
 class SharedTokens:
-    """Tokens that two vocabularies have in common by their text, and any text in the other's ids.
+    """The tokens of equal text in two vocabularies, and a translation of any text.
 
-    Lossless with a drafter of another vocabulary: what it says is restricted to shared tokens, and
-    these are the target's tokens as well.
+    Makes a drafter with another vocabulary lossless: its output is restricted to shared tokens,
+    which are the target's tokens as well.
     Source: arXiv:2502.05202, Alg. 4 (token-level intersection).
 
     Attributes:
@@ -181,18 +181,14 @@ class SharedTokens:
 
     def __init__(self, target: Target, drafter: Target) -> None:
         """Raises VocabularyError: a model has no tokenizer, or they share no token."""
-        if target.tokenizer is None or drafter.tokenizer is None:
-            raise VocabularyError(
-                f"{drafter.name} can draft for {target.name} by shared tokens only if both have a "
-                "tokenizer. Choose other models."
-            )
         self._retokenize = Retokenizer(target, drafter)
-        ours, sign = target.tokenizer.get_vocab(), _space_sign(target.tokenizer)
-        goal_sign = _space_sign(drafter.tokenizer)
+        assert target.tokenizer is not None and drafter.tokenizer is not None
+        ours, mark = target.tokenizer.get_vocab(), _space_mark(target.tokenizer)
+        their_mark = _space_mark(drafter.tokenizer)
         self._their_id: dict[int, int] = {}
-        # A tokenizer lists its vocabulary in another order each time; a seed would mean nothing.
+        # A tokenizer lists its vocabulary in varying order, which would make seeds meaningless.
         for token, their_id in sorted(drafter.tokenizer.get_vocab().items(), key=itemgetter(1)):
-            same = sign + token[1:] if sign and goal_sign and token[:1] == goal_sign else token
+            same = mark + token[1:] if mark and their_mark and token[:1] == their_mark else token
             our_id = ours.get(same)
             if our_id is not None and our_id < target.vocab_size and their_id < drafter.vocab_size:
                 self._their_id[our_id] = their_id
@@ -204,26 +200,26 @@ class SharedTokens:
         self.theirs = torch.tensor(list(self._their_id.values()), device=drafter.device)
 
     def translate(self, token_ids: Sequence[int]) -> list[int]:
-        """A text in the drafter's ids; a single shared token is the same token there."""
+        """A text in the drafter's ids; a single shared token maps to itself."""
         if len(token_ids) == 1 and token_ids[0] in self._their_id:
             return [self._their_id[token_ids[0]]]
         return self._retokenize(token_ids)
 
 
-def _space_sign(tokenizer: PreTrainedTokenizerBase) -> str:
-    """How its tokens write the space that they begin with: `Ġ`, `▁`; empty if by no sign."""
+def _space_mark(tokenizer: PreTrainedTokenizerBase) -> str:
+    """The symbol for a leading space in its tokens: `Ġ`, `▁`; empty if there is none."""
     ids = encode(tokenizer, " ")
     return str(tokenizer.convert_ids_to_tokens(ids)[0])[:1] if len(ids) else ""
 
 
 def common_vocabulary(target: Target, drafter: Target) -> int:
-    """How many leading ids both models have logits for, after checking that they agree on them.
+    """Number of leading ids that both models have logits for, once checked to be the same tokens.
 
     Models of one family pad their logits differently (Qwen2 has 151936 or 152064 for the same
     tokenizer), and chat variants add tokens in the padding: an added token of one model where the
-    other has nothing is no mismatch. Without tokenizers the numbers of logits must be equal.
+    other has none is not a mismatch. Without tokenizers the numbers of logits must be equal.
 
-    Raises VocabularyError: naming the first id that differs and both its tokens, or both sizes.
+    Raises VocabularyError: naming the first id that differs with both tokens, or both sizes.
     """
     if target.tokenizer is None or drafter.tokenizer is None:
         if target.vocab_size != drafter.vocab_size:
@@ -240,7 +236,7 @@ def common_vocabulary(target: Target, drafter: Target) -> int:
     added = (target.tokenizer.added_tokens_decoder, drafter.tokenizer.added_tokens_decoder)
     for token_id in sorted(ours.keys() | theirs.keys()):
         our, their = ours.get(token_id), theirs.get(token_id)
-        in_padding = (our is None or their is None) and any(token_id in known for known in added)
+        in_padding = (our is None or their is None) and any(token_id in tokens for tokens in added)
         if our != their and not in_padding:
             ours_is, theirs_is = ("no token" if t is None else repr(t) for t in (our, their))
             raise VocabularyError(

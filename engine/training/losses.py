@@ -1,4 +1,4 @@
-"""The distillation loss of drafters: cross-entropy to the target's likeliest tokens."""
+"""The distillation loss of drafters: cross-entropy to the target's most probable tokens."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from torch import Tensor
 from torch.nn.functional import linear, log_softmax
 
 from engine.drafters.heads.vocabulary import Vocabulary
-from engine.model.packed import rows_of, weight_of
+from engine.model.packed import weight_of, weight_rows
 from engine.model.target import Target
 
 NUM_RANKS = 10
 """Ranks that are counted separately."""
 CHUNK = 512
-"""Rows whose logits are in memory together."""
+"""Rows whose logits are in memory at once."""
 ROW_MULTIPLE = 128
-"""Rows are padded to multiples of this: kernels are compiled per number of rows."""
+"""Rows are padded to a multiple of this, since kernels are compiled per number of rows."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,7 +27,7 @@ class TopProbs:
 
     Attributes:
         indices: `(rows, k)` int64, in the vocabulary of the loss.
-        probs: `(rows, k)` float32; a row that sums to less than 1 counts less.
+        probs: `(rows, k)` float32; a row's sum is its weight in the loss.
     """
 
     indices: Tensor
@@ -41,7 +41,7 @@ class TopProbs:
         return TopProbs(self.indices, self.probs * weights[:, None])
 
     def mixed(self, labels: Tensor, share: float) -> TopProbs:
-        """With a share of every row moved to its label; labels < 0 add nothing."""
+        """The distributions mixed with one-hot labels at this share; labels < 0 add nothing."""
         hard = ((labels >= 0).float() * share)[:, None]
         same = self.indices == labels[:, None]
         new = hard * ~same.any(dim=-1, keepdim=True)
@@ -55,7 +55,7 @@ class LMHead:
 
     Attributes:
         weight: `(vocabulary, hidden)`.
-        softcap: logits are `softcap · tanh(logits / softcap)`; None = as they are.
+        softcap: logits become `softcap · tanh(logits / softcap)`; None = no cap.
     """
 
     weight: Tensor
@@ -77,7 +77,7 @@ class LMHead:
         if ids is None:
             weight = weight_of(head)
         else:
-            weight, bias = rows_of(head, ids), None if bias is None else bias[ids]
+            weight, bias = weight_rows(head, ids), None if bias is None else bias[ids]
         return cls(weight, bias, getattr(target.config, "final_logit_softcapping", None))
 
 
@@ -89,9 +89,9 @@ class Prediction:
         hidden: `(rows, hidden)`, the input of `lm_head`.
         teacher: the target's distributions.
         labels: `(rows,)` int64, the text's tokens in the vocabulary; < 0 = not in it.
-        num_rows: rows that count; the others are padding.
+        num_rows: number of real rows; the others are padding.
         weight: of the cross-entropy in the loss.
-        auxiliary: another loss, added without a weight.
+        auxiliary: an additional loss, not weighted.
     """
 
     hidden: Tensor
@@ -103,7 +103,7 @@ class Prediction:
     auxiliary: Tensor | None = None
 
     def loss(self) -> Tensor:
-        """The cross-entropy, summed over the rows that count."""
+        """The cross-entropy, summed over the real rows."""
         hidden, head = self.hidden, self.lm_head
         counts = (torch.arange(len(hidden)) < self.num_rows).to(hidden)
         teacher = self.teacher.weighted(counts)
@@ -117,7 +117,7 @@ class Prediction:
 
     @torch.no_grad()
     def rank_hits(self, num_rows: int) -> Tensor:
-        """`(NUM_RANKS,)`: how many of the first rows have a label of each rank."""
+        """`(NUM_RANKS,)`: number of the first `num_rows` rows whose label has each rank."""
         hits = torch.zeros(NUM_RANKS, device=self.hidden.device)
         for i in range(0, num_rows, CHUNK):
             at = slice(i, min(i + CHUNK, num_rows))
@@ -134,7 +134,7 @@ class LossOutput:
 
     Attributes:
         loss: scalar.
-        hits: `(depths, NUM_RANKS)` float, rows whose label had that rank.
+        hits: `(depths, NUM_RANKS)` float, rows whose label has that rank.
         rows: `(depths,)` float, rows counted.
     """
 
@@ -146,17 +146,17 @@ class LossOutput:
 class _ChunkedLoss(torch.autograd.Function):
     """Cross-entropy through an output matrix, chunk by chunk.
 
-    A chunk's logits give its loss and its gradient at once and are dropped: the logits of a whole
-    pack are never in memory.
+    A chunk's loss and gradient are computed together and its logits dropped: those of a whole pack
+    are never in memory.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, indices: Tensor, probs: Tensor) -> Tensor:
-        half = x.dtype
+        dtype = x.dtype
         if torch.is_autocast_enabled(x.device.type):
-            half = torch.get_autocast_dtype(x.device.type)
+            dtype = torch.get_autocast_dtype(x.device.type)
         with torch.autocast(x.device.type, enabled=False):
-            matrix, rows = weight.to(half), x.to(half)
+            matrix, rows = weight.to(dtype), x.to(dtype)
             loss = x.new_zeros((), dtype=torch.float32)
             grad_x = torch.empty_like(rows)
             grad_weight = None
@@ -172,7 +172,7 @@ class _ChunkedLoss(torch.autograd.Function):
                 total = logits.sum(dim=-1, keepdim=True)
                 loss += (mass * (total.log() + highest)).sum() - (teacher * label_logits).sum()
                 logits.mul_(mass / total).scatter_add_(1, indices[at], -teacher)
-                grad_logits = logits.to(half)
+                grad_logits = logits.to(dtype)
                 torch.mm(grad_logits, matrix, out=grad_x[at])
                 if grad_weight is not None:
                     grad_weight += (grad_logits.T @ rows[at]).float()

@@ -1,4 +1,4 @@
-"""The learning rate schedule, the moving average of weights, and the process's memory."""
+"""Learning rate schedule, moving average of weights, and memory allocation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from engine.training.recipe import TrainSettings
 
 
 def learning_rate_at(step: int, num_steps: int, settings: TrainSettings) -> float:
-    """Linear warmup, then half a cosine."""
+    """The learning rate: linear warmup, then cosine decay."""
     warmup = max(1, round(settings.warmup_share * num_steps))
     if step < warmup:
         return settings.learning_rate * (step + 1) / warmup
@@ -24,7 +24,7 @@ def learning_rate_at(step: int, num_steps: int, settings: TrainSettings) -> floa
 
 
 class AveragedWeights:
-    """An exponential moving average of a module's parameters; decay 0 keeps none."""
+    """An exponential moving average of a module's parameters; none with decay 0."""
 
     def __init__(self, module: nn.Module, decay: float) -> None:
         self._module = module
@@ -36,14 +36,14 @@ class AveragedWeights:
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        # A young average follows faster, so that the first weights fade.
+        # A smaller decay in the first steps, so that the initial weights fade.
         decay = min(self._decay, (1 + step) / (10 + step))
         for name, average in self.values.items():
             average.lerp_(self._module.get_parameter(name), 1 - decay)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """The module has the averaged weights within this context."""
+        """A context within which the module has the averaged weights."""
         trained = self._copy() if self.values else {}
         self._module.load_state_dict(self.values, strict=False)
         try:
@@ -53,10 +53,10 @@ class AveragedWeights:
 
 
 def keep_freed_memory() -> bool:
-    """Keep freed memory in the process from now on; False where the C library is not glibc.
+    """Let glibc keep freed memory in the process; False with another C library.
 
     glibc returns every block above a few hundred KiB to the system at once, and the next step,
-    which allocates the same arrays, spends more time on fresh pages than on their contents.
+    which allocates the same arrays, spends more time on page faults than on computing.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:

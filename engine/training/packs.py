@@ -1,6 +1,6 @@
-"""Packed training texts: dialogues in one row, and the target's features of them.
+"""Sequence packing: dialogues in one row, and the target's features of them.
 
-Dialogues follow each other without padding; each starts at position 0 and attends only to itself.
+Dialogues are concatenated without padding; each starts at position 0 and attends only to itself.
 
     token     a b c d | e f g
     position  0 1 2 3 | 0 1 2
@@ -10,7 +10,6 @@ Dialogues follow each other without padding; each starts at position 0 and atten
 from __future__ import annotations
 
 import functools
-import os
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,18 +25,19 @@ from engine.errors import ConfigError
 from engine.model.corpus import Corpus, Entry
 from engine.model.files import read_tensors
 from engine.model.forward import FeatureTap, MaskBuilder, RaggedBatch
-from engine.model.sources import writing
+from engine.model.prefixes import Features
+from engine.model.sources import atomic_write
 from engine.model.target import Target
 from engine.proposal import Needs
 from engine.training.corpus.dialogues import seed_of
 from engine.training.losses import CHUNK, LMHead, TopProbs
 
 HELD_OUT_EVERY = 32
-"""One dialogue in this many is held out."""
+"""One in this many dialogues is held out."""
 OPEN_PACKS = 8
-"""Packs that are filled at a time: padding at their ends costs as much as text."""
+"""Packs filled in parallel, to minimise the padding at their ends."""
 TOP_PROBS = 16
-"""Tokens of the target's distribution per row."""
+"""Tokens kept of the target's distribution per row."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,9 +48,9 @@ class Pack:
         tokens, positions, segments: `(n,)` int64.
         loss_mask: `(n,)` bool, whether the loss covers this token.
         hidden: `(n, hidden)` float32, the target's last hidden state after its final norm.
-        layers: `(n, layers * hidden)` float32, inputs of the layers that are needed, or None.
+        layers: `(n, layers * hidden)` float32, inputs of the required layers, or None.
         teacher: the target's distributions of the token after each row.
-        length: rows of dialogues; the others are padding.
+        length: number of real rows; the others are padding.
     """
 
     tokens: Tensor
@@ -63,7 +63,7 @@ class Pack:
     length: int
 
     def padded(self, length: int) -> Pack:
-        """Padded to at least `length` by one more text that the loss does not cover."""
+        """The pack padded to at least `length` by another text outside the loss."""
         padding = length - len(self.tokens)
         if padding <= 0:
             return self
@@ -80,7 +80,7 @@ class Pack:
         )
 
     def rows_before(self, offset: int) -> Tensor:
-        """Rows `(m,)` whose token `offset` ahead is of the same dialogue and in the loss."""
+        """Rows `(m,)` whose token `offset` ahead is in the same dialogue and in the loss."""
         n = len(self.tokens)
         if offset >= n:
             return self.tokens.new_empty(0)
@@ -94,7 +94,7 @@ def visible(positions: Tensor, segments: Tensor) -> Tensor:
     return same & (positions[:, None] >= positions[None])
 
 
-def split(corpus: Corpus, num_dialogues: int) -> tuple[list[Entry], list[Entry]]:
+def split_held_out(corpus: Corpus, num_dialogues: int) -> tuple[list[Entry], list[Entry]]:
     """Training and held-out dialogues among the first `num_dialogues`.
 
     Raises ConfigError: too few to hold any out.
@@ -112,18 +112,18 @@ def split(corpus: Corpus, num_dialogues: int) -> tuple[list[Entry], list[Entry]]
     return train, held_out
 
 
-def arrange(entries: Sequence[Entry], pack_tokens: int, seed: int) -> list[tuple[Entry, ...]]:
-    """Packs of up to `pack_tokens` tokens (or one longer dialogue), the same for the same seed."""
+def make_packs(entries: Sequence[Entry], pack_tokens: int, seed: int) -> list[tuple[Entry, ...]]:
+    """Packs of up to `pack_tokens` tokens, or one longer dialogue, determined by the seed."""
     shuffled = sorted(entries, key=lambda entry: entry.number)
     random.Random(seed).shuffle(shuffled)
     packs: list[tuple[Entry, ...]] = []
     filling: list[tuple[int, tuple[Entry, ...]]] = [(0, ())] * OPEN_PACKS  # tokens, dialogues
     for entry in shuffled:
-        # Into the fullest that has room; else the fullest is done, and another begins.
-        rooms = [f for f in filling if f[0] + entry.length <= pack_tokens]
-        size, pack = best = max(rooms or filling, key=lambda f: f[0])
+        # Into the fullest pack that has room; else the fullest is closed and replaced.
+        fitting = [f for f in filling if f[0] + entry.length <= pack_tokens]
+        size, pack = best = max(fitting or filling, key=lambda f: f[0])
         filling.remove(best)
-        if not rooms and pack:
+        if not fitting and pack:
             packs.append(pack)
             size, pack = 0, ()
         filling.append((size + entry.length, (*pack, entry)))
@@ -131,9 +131,9 @@ def arrange(entries: Sequence[Entry], pack_tokens: int, seed: int) -> list[tuple
 
 
 class FeatureStore:
-    """Features of packs on disk in the target's dtype, up to a number of bytes.
+    """Caches features of packs on disk, in the target's dtype, up to a number of bytes.
 
-    Packs are the same for every method with the same seed and size, so methods share them.
+    Packs with the same seed and size are the same for every method, so methods share them.
     """
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
@@ -145,30 +145,27 @@ class FeatureStore:
     def get(
         self, entries: Sequence[Entry], kind: str, compute: Callable[[], Mapping[str, Tensor]]
     ) -> Mapping[str, Tensor]:
-        """A pack's tensors of a kind: the stored ones, else computed, and stored if there is room.
+        """A pack's tensors of a kind, stored or computed; new ones are stored if there is room.
 
-        Raises SourceError: the stored ones are damaged.
+        Raises SourceError: the stored file is damaged.
         """
-        file = self._file(entries, kind)
+        key = f"{seed_of('features', *(entry.number for entry in entries)):016x}"
+        file = self._folder / f"{key}-{kind}.safetensors"
         if file.is_file():
             return read_tensors(file)
         tensors = compute()
         stored = {k: v.detach().cpu().contiguous() for k, v in tensors.items()}
         size = sum(tensor.nbytes for tensor in stored.values())
         if self._bytes + size <= self._max_bytes:
-            partial = file.with_suffix(".partial")
-            with writing(self._folder):
+            with atomic_write(file) as partial:
                 save_file(stored, partial)
-                os.replace(partial, file)
             self._bytes += size
         return tensors
 
-    def _file(self, entries: Sequence[Entry], kind: str) -> Path:
-        key = f"{seed_of('features', *(entry.number for entry in entries)):016x}"
-        return self._folder / f"{key}-{kind}.safetensors"
-
 
 class Teacher:
+    """Computes packs: the target's features and distributions of dialogues."""
+
     def __init__(
         self,
         target: Target,
@@ -179,7 +176,7 @@ class Teacher:
         answers_only: bool,
         store: FeatureStore | None = None,
     ) -> None:
-        """`vocabulary`: of the target's distributions."""
+        """`vocabulary`: the tokens of the target's distributions."""
         corpus.check_made_by(target)
         self._store = store
         self.target = target
@@ -203,14 +200,15 @@ class Teacher:
         ids = [torch.from_numpy(e.token_ids).long() for e in entries]
         tokens = torch.cat(ids).to(device)
         positions = torch.cat([torch.arange(e.length) for e in entries]).to(device)
-        segments = torch.cat([torch.full_like(own, i) for i, own in enumerate(ids)]).to(device)
+        segments = torch.cat([torch.full_like(text, i) for i, text in enumerate(ids)]).to(device)
         loss_mask = torch.cat([self._loss_mask(e) for e in entries]).to(device)
         forward = functools.cache(lambda: self._compute(tokens, positions, segments))
-        hidden = self._cached(entries, "hidden", lambda: {"hidden": forward()["hidden"]})["hidden"]
-        layers = None
-        if self._needs.layers:
-            inputs = self._cached(entries, self._layers, lambda: {"layers": forward()["layers"]})
-            layers = inputs["layers"].float()
+
+        def feature(name: str, kind: str) -> Tensor:
+            return self._cached(entries, kind, lambda: {name: getattr(forward(), name)})[name]
+
+        hidden = feature("hidden", "hidden")
+        layers = feature("layers", self._layers).float() if self._needs.layers else None
         likely = f"likely-{self._vocabulary.key}"
         best = self._cached(entries, likely, lambda: self._top_probs(hidden))
         teacher = TopProbs(best["places"].long(), best["probs"].float())
@@ -220,7 +218,7 @@ class Teacher:
     def _cached(
         self, entries: Sequence[Entry], kind: str, compute: Callable[[], Mapping[str, Tensor]]
     ) -> Mapping[str, Tensor]:
-        """Tensors of this kind on the target's device, from the store if there is one."""
+        """Tensors of this kind on the target's device, through the store if there is one."""
         if self._store is None:
             return compute()
         tensors = self._store.get(entries, kind, compute)
@@ -232,40 +230,36 @@ class Teacher:
             mask[start:end] = True
         return mask
 
-    def _compute(self, tokens: Tensor, positions: Tensor, segments: Tensor) -> dict[str, Tensor]:
-        """`hidden`, and `layers` where they are needed."""
+    def _compute(self, tokens: Tensor, positions: Tensor, segments: Tensor) -> Features:
         count = len(tokens)
         if len(self.target.recurrent):
-            return self._one_by_one(tokens, segments)
+            return self._compute_separately(tokens, segments)
         if self._texts is None or self._texts.capacity < count:
             self._texts = self.target.ragged_batch(count)
         if self._texts is not None:
-            begins = torch.arange(count) - positions
-            output = self._texts.read(tokens, positions, begins, needs=self._needs)
-            return _present(hidden=output.hidden, layers=output.layers)
+            text_starts = torch.arange(count) - positions
+            return Features.of(self._texts.read(tokens, positions, text_starts, needs=self._needs))
         self._tap.capture(self._needs)
         mask = visible(positions, segments) if bool(segments.any()) else None
-        # The decoder alone: logits of all rows would be far larger than everything else.
+        # Only the decoder, since the logits of all rows would exceed everything else.
         self.target.model.get_decoder()(
             input_ids=tokens[None],
             position_ids=positions[None],
             attention_mask=self._masks.build(positions, mask, 0, self.target.dtype),
             use_cache=False,
         )
-        hidden, layers = self._tap.take()
-        return _present(hidden=hidden, layers=layers)
+        return Features(*self._tap.take())
 
-    def _one_by_one(self, tokens: Tensor, segments: Tensor) -> dict[str, Tensor]:
-        """The same for recurrent targets, whose state would continue into the next text."""
-        parts: dict[str, list[Tensor]] = {}
+    def _compute_separately(self, tokens: Tensor, segments: Tensor) -> Features:
+        """As `_compute`, for recurrent targets, whose state would leak into the next text."""
+        parts = []
         for text in tokens.split(segments.unique_consecutive(return_counts=True)[1].tolist()):
-            output = self.target.prefill(text, self.target.new_cache(len(text)), self._needs)
-            for name, rows in _present(hidden=output.hidden, layers=output.layers).items():
-                parts.setdefault(name, []).append(rows)
-        return {name: torch.cat(rows) for name, rows in parts.items()}
+            cache = self.target.new_cache(len(text))
+            parts.append(Features.of(self.target.prefill(text, cache, self._needs)))
+        return Features.joined(parts)
 
     def _top_probs(self, hidden: Tensor) -> dict[str, Tensor]:
-        """The most probable tokens after each row, normalised to 1."""
+        """The most probable tokens after each row, and their probabilities, normalised to 1."""
         parts = []
         count = len(hidden)
         for rows in pad(hidden, (0, 0, 0, -count % CHUNK)).split(CHUNK):
@@ -281,12 +275,8 @@ class Teacher:
         self._tap.close()
 
 
-def _present(**tensors: Tensor | None) -> dict[str, Tensor]:
-    return {name: tensor for name, tensor in tensors.items() if tensor is not None}
-
-
 def frequent_tokens(entries: Sequence[Entry], count: int, vocab_size: int) -> Tensor:
-    """The `count` most frequent token ids of answers, int64; prompts decide ties."""
+    """The `count` most frequent token ids of answers, int64; ties are decided by all texts."""
     answers = torch.zeros(vocab_size, dtype=torch.float64)
     everything = torch.zeros(vocab_size, dtype=torch.float64)
     for entry in entries:

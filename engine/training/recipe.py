@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
-from pydantic import Field
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from engine.config import Settings
+from engine.config import Settings, setting
 from engine.drafters.heads.vocabulary import FILE, Vocabulary
 from engine.drafters.method import MethodConfig
-from engine.model.checkpoints import EIGHT_BITS, quantize, read_checkpoint
+from engine.model.checkpoints import INT8_QUANTIZATION, quantize, read_checkpoint
 from engine.model.corpus import Entry
 from engine.model.target import Target
 from engine.proposal import Needs
@@ -24,7 +23,7 @@ from engine.training.losses import NUM_RANKS, LMHead, LossOutput, Prediction
 from engine.training.packs import Pack, frequent_tokens
 
 HITS_SAMPLE = 64
-"""Rows per pack and depth whose hits are counted while training."""
+"""Rows per pack and depth whose ranks are counted during training."""
 
 
 class TrainSettings(Settings):
@@ -34,51 +33,77 @@ class TrainSettings(Settings):
     """Name on the command line."""
     paper: ClassVar[str]
 
-    seed: int = Field(0, ge=0, le=2**31 - 1, description="seed of order, noise and first weights")
-    epochs: float = Field(2.0, gt=0.0, le=1000.0, description="number of passes over the corpus")
-    pack_tokens: int = Field(
-        1024, ge=16, le=1 << 17, description="tokens per forward; more needs more memory"
+    seed: int = setting(
+        0, "Seed", "seed of data order, noise and initial weights", ge=0, le=2**31 - 1
     )
-    packs_per_step: int = Field(2, ge=1, le=1024, description="packs per optimizer step")
-    learning_rate: float = Field(1e-3, gt=0.0, le=1.0, description="its highest rate")
-    warmup_share: float = Field(0.04, ge=0.0, le=0.9, description="share of steps of rising rate")
-    final_rate_share: float = Field(
-        0.05, ge=0.0, le=1.0, description="rate at the end of the cosine, relative to the peak"
+    epochs: float = setting(2.0, "Epochs", "number of passes over the corpus", gt=0.0, le=1000.0)
+    pack_tokens: int = setting(
+        1024, "Tokens per forward", "tokens per forward; more needs more memory", ge=16, le=1 << 17
     )
-    weight_decay: float = Field(0.01, ge=0.0, le=1.0, description="weight decay")
-    clip: float = Field(1.0, gt=0.0, le=1e6, description="longest gradient, by its norm")
-    ema: float = Field(
-        0.0, ge=0.0, lt=1.0, description="decay of the running mean of weights; 0 = none is kept"
+    packs_per_step: int = setting(
+        2, "Forwards per step", "packs of that many tokens per optimizer step", ge=1, le=1024
     )
-    answers_only: bool = Field(True, description="learn from the target's answers only")
-    loss_vocab: int | None = Field(
-        None, ge=16, le=1 << 20, description="compute the loss over the most used tokens; None: all"
+    learning_rate: float = setting(
+        1e-3,
+        "Peak learning rate",
+        "highest learning rate, reached after the warm-up",
+        gt=0.0,
+        le=1.0,
     )
-    begin_with: str | None = Field(
+    warmup_share: float = setting(
+        0.04, "Warm-up", "share of the steps in which the learning rate rises", ge=0.0, le=0.9
+    )
+    final_rate_share: float = setting(
+        0.05,
+        "Final learning rate",
+        "learning rate at the end of the cosine, relative to the peak",
+        ge=0.0,
+        le=1.0,
+    )
+    weight_decay: float = setting(0.01, "Weight decay", "AdamW's weight decay", ge=0.0, le=1.0)
+    clip: float = setting(
+        1.0, "Gradient clipping", "gradients of a larger norm are scaled down to it", gt=0.0, le=1e6
+    )
+    ema: float = setting(
+        0.0,
+        "Weight averaging",
+        "decay of the exponential moving average of the weights; 0 = no average",
+        ge=0.0,
+        lt=1.0,
+    )
+    answers_only: bool = setting(True, "Answers only", "learn from the target's answers only")
+    loss_vocab: int | None = setting(
         None,
-        description="a trained drafter of this method and target to go on from: its folder; "
-        "None = fresh weights",
+        "Loss vocabulary",
+        "number of most frequent tokens that the loss covers; None = all",
+        ge=16,
+        le=1 << 20,
     )
-    weights_dtype: Literal["float32", "bfloat16", "int8"] = Field(
+    begin_with: str | None = setting(
+        None,
+        "Initial weights",
+        "folder of a trained drafter of this method and target; None = random weights",
+    )
+    weights_dtype: Literal["float32", "bfloat16", "int8"] = setting(
         "bfloat16",
-        description="of the weights as stored, which are trained in float32; int8 has a scale per "
-        "row of a matrix",
+        "Stored weights",
+        "dtype of the saved weights, which are trained in float32; int8 has a scale per matrix row",
     )
 
     @abstractmethod
     def student(self, target: Target, entries: Sequence[Entry]) -> Student:
-        """A new drafter for the target; its initial weights follow from the seed."""
+        """A new drafter for the target; its initial weights are determined by the seed."""
 
     @abstractmethod
     def decoding(self, folder: Path, rates: Sequence[Sequence[float]]) -> MethodConfig:
         """The method's settings for decoding with the weights saved in a folder.
 
         Args:
-            rates: per depth, how often each rank was right.
+            rates: per depth, the share of rows whose label has each rank.
         """
 
     def vocabulary(self, target: Target, entries: Sequence[Entry]) -> Vocabulary:
-        """The tokens that the loss is computed over."""
+        """The tokens over which the loss is computed."""
         if self.loss_vocab is None or self.loss_vocab >= target.vocab_size:
             return Vocabulary(None, target.vocab_size)
         ids = frequent_tokens(entries, self.loss_vocab, target.vocab_size)
@@ -86,18 +111,18 @@ class TrainSettings(Settings):
 
 
 class Student(nn.Module):
-    """A drafter that can be trained; saved in the layout of published ones.
+    """A drafter in training; saved in the layout of published ones.
 
     Attributes:
         needs: features of the target that `predictions` reads.
-        depth_decay: weight of a depth's loss relative to the one before it.
-        weights_file: name of the file that `save` writes weights to.
+        depth_decay: weight of a depth's loss relative to the previous depth's.
+        weights_file: name of the file of weights.
         drafts_vocabulary: whether it drafts only the tokens of its loss.
     """
 
     needs = Needs()
     weights_file = "model.safetensors"
-    drafts_vocabulary = False
+    drafts_vocabulary = True
 
     def __init__(
         self, settings: TrainSettings, target: Target, vocabulary: Vocabulary, depths: int
@@ -112,7 +137,7 @@ class Student(nn.Module):
 
         Args:
             pack: with the features of `needs`, over `vocabulary`.
-            generator: source of training noise; None when evaluating, on all rows.
+            generator: source of training noise; None = evaluation, which counts all rows.
         """
         loss, device = pack.hidden.new_zeros(()), pack.hidden.device
         hits = torch.zeros(self.depths, NUM_RANKS, device=device)
@@ -132,37 +157,33 @@ class Student(nn.Module):
     def predictions(self, pack: Pack, generator: torch.Generator | None) -> Iterator[Prediction]:
         """The predictions for a pack, depth by depth."""
 
-    def predicted(
+    def prediction(
         self, pack: Pack, at: Tensor, ahead: int, hidden: Tensor, head: LMHead, *, num_rows: int
     ) -> Prediction:
-        """`hidden` predicts, for the rows `at`, the tokens `ahead` positions further."""
+        """The prediction of the tokens `ahead` positions after the rows `at`."""
         labels = self.vocabulary.index(pack.tokens[at + ahead])
         return Prediction(hidden, head, pack.teacher[at + ahead - 1], labels, num_rows)
 
     @abstractmethod
     def published(self) -> Mapping[str, Tensor]:
-        """Weights under their published names; writing to them changes the student."""
+        """Weights under their published names, not copied."""
 
     @abstractmethod
     def config(self) -> dict[str, Any]:
         """The contents of `config.json`."""
 
-    @abstractmethod
-    def describe(self) -> Mapping[str, Any]:
-        """The network's description on the training card."""
-
     @torch.no_grad()
     def load(self, folder: Path) -> None:
-        """Load the weights that `save` wrote there.
+        """Load weights that `save` wrote.
 
-        Raises DrafterError, SourceError: there are none, or they have another shape.
+        Raises DrafterError, SourceError: there are none, or they have other shapes.
         """
         checkpoint = read_checkpoint(str(folder))
         for name, value in self.published().items():
             value.copy_(checkpoint.tensor(name, *value.shape))
 
-    def stored(self, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Copies of the weights in the dtype of the file."""
+    def export_weights(self, dtype: torch.dtype) -> dict[str, Tensor]:
+        """Copies of the weights on the CPU, in the dtype of the file."""
         return {
             name: value.detach().to("cpu", dtype).contiguous().clone()
             for name, value in self.published().items()
@@ -171,23 +192,23 @@ class Student(nn.Module):
     def save(self, folder: Path, dtype: str) -> None:
         """Write weights, config and vocabulary; `dtype`: as `TrainSettings.weights_dtype`."""
         if dtype == "int8":
-            tensors = quantize(self.stored(torch.float32))
-            config = {"torch_dtype": "bfloat16", "quantization_config": EIGHT_BITS}
+            tensors = quantize(self.export_weights(torch.float32))
+            config = {"torch_dtype": "bfloat16", "quantization_config": INT8_QUANTIZATION}
         else:
-            tensors, config = self.stored(getattr(torch, dtype)), {"torch_dtype": dtype}
+            tensors, config = self.export_weights(getattr(torch, dtype)), {"torch_dtype": dtype}
         save_file(tensors, folder / self.weights_file, metadata={"format": "pt"})
         (folder / "config.json").write_text(json.dumps(self.config() | config, indent=2) + "\n")
         self.save_vocabulary(folder)
 
     def save_vocabulary(self, folder: Path) -> None:
-        """List the tokens that it drafts beside its weights, unless it drafts all."""
+        """Write the list of tokens that it drafts beside its weights, unless it drafts all."""
         if self.drafts_vocabulary and self.vocabulary.ids is not None:
             ids = json.dumps(self.vocabulary.ids.tolist(), separators=(",", ":"))
             (folder / FILE).write_text(ids + "\n")
 
 
 def principal_directions(matrix: Tensor, count: int) -> Tensor:
-    """`(columns, count)` orthonormal directions that keep most of a `(rows, columns)` matrix."""
+    """The first `count` right singular vectors `(columns, count)` of a `(rows, columns)` matrix."""
     gram = matrix.double().T @ matrix.double()
     vectors: Tensor = torch.linalg.eigh(gram).eigenvectors
     return vectors[:, -count:].flip(-1).to(matrix.dtype)

@@ -1,4 +1,4 @@
-"""A training session: train on a corpus, evaluate at intervals, publish weights and card.
+"""A training session: trains on a corpus, evaluates at intervals, writes weights and card.
 
 The drafter is evaluated by decoding from held-out prompts.
 """
@@ -16,10 +16,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
-
 from engine import metrics
-from engine.config import Limits, Settings
+from engine.config import Limits, Settings, setting
 from engine.decode import decode
 from engine.drafters.base import BuildContext
 from engine.drafters.method import MethodConfig
@@ -36,8 +34,8 @@ from engine.training.recipe import TrainSettings
 from engine.training.trainer import Trainer, TrainMetrics
 
 LOOK_PACKS, LOOK_EVERY = 2, 8
-"""Packs of held-out dialogues that are ranked between two evaluations, and steps at least between
-two such looks."""
+"""Packs of held-out dialogues ranked per look between two evaluations, and the minimum number of
+steps between two looks."""
 LOG_ENTRIES = 120
 """Approximate number of evenly spaced entries of the training log on a card."""
 
@@ -71,10 +69,10 @@ class Score:
 def held_out_questions(
     corpus: Corpus, entries: Sequence[Entry], per_category: int, room: int
 ) -> list[Question]:
-    """The first turns of held-out dialogues, up to `per_category` of each category.
+    """The first turns of held-out dialogues, up to `per_category` per category.
 
     Args:
-        room: tokens that a prompt must leave in the longest text of the corpus.
+        room: tokens that a prompt must leave within the corpus's maximum length.
     """
     questions: dict[str, list[Question]] = defaultdict(list)
     longest = corpus.manifest["settings"]["max_len"]
@@ -89,12 +87,12 @@ def held_out_questions(
 
 
 def given_questions(target: Target, prompts: Sequence[GivenPrompt]) -> list[Question]:
-    """First turns of a file's prompts, framed by the chat template."""
+    """First turns of a file's prompts, rendered by the chat template if there is one."""
     questions = []
     for prompt in prompts:
         turn = {"role": "user", "content": prompt.turns[0]}
-        framed = target.has_chat_template
-        ids = target.encode_chat([turn]) if framed else target.encode(prompt.turns[0])
+        is_chat = target.has_chat_template
+        ids = target.encode_chat([turn]) if is_chat else target.encode(prompt.turns[0])
         questions.append(Question(prompt.category, tuple(ids)))
     return questions
 
@@ -110,16 +108,14 @@ def score(
     """Greedy acceptance per category, and overall under "overall".
 
     Args:
-        cache_dir: for downloads if the drafter needs another model.
+        cache_dir: for downloads, if the drafter needs another model.
 
     Raises DrafterError: the drafter does not fit the target.
     """
     limits = Limits(max_new_tokens=max_new_tokens)
     runs: dict[str, list[Metrics]] = defaultdict(list)
-    with (
-        build_context(target, cache_dir) as context,
-        closing(config.build(context)) as drafter,
-    ):
+    with build_context(target, cache_dir) as context:
+        drafter = config.build(context)
         for question in questions:
             run = measure(decode(target, drafter, question.prompt_ids, limits=limits))
             runs[question.category].append(run)
@@ -130,7 +126,7 @@ def score(
 
 @contextmanager
 def build_context(target: Target, cache_dir: Path) -> Iterator[BuildContext]:
-    """What drafters on a target are built with; models that they load are freed at the end."""
+    """A context for building drafters; models that they load are closed at the end."""
     where: dict[str, Any] = {"device": str(target.device), "cache_dir": cache_dir}
     with ExitStack() as stack:
 
@@ -141,8 +137,8 @@ def build_context(target: Target, cache_dir: Path) -> Iterator[BuildContext]:
         yield BuildContext(target, TargetSpec.of_path_or_hub, load)
 
 
-def lines(scores: Mapping[str, Score]) -> Iterator[str]:
-    """A table in Markdown."""
+def score_table(scores: Mapping[str, Score]) -> Iterator[str]:
+    """The lines of a Markdown table."""
     yield "| category | MAT | new tokens | prompts |"
     yield "|---|---|---|---|"
     for category, row in scores.items():
@@ -150,7 +146,7 @@ def lines(scores: Mapping[str, Score]) -> Iterator[str]:
 
 
 def save_weights(trainer: Trainer, folder: Path) -> None:
-    """Write config and weights; each file replaces its predecessor whole."""
+    """Write config and weights; each file is replaced atomically."""
     with partial_folder(folder) as partial, writing(folder):
         with trainer.average.applied():
             trainer.student.save(partial, trainer.settings.weights_dtype)
@@ -166,7 +162,7 @@ def evaluate(
     cache_dir: Path,
     max_new_tokens: int = 128,
 ) -> dict[str, Score]:
-    """Save the weights as they are now, decode the questions with them, and write the card."""
+    """Save the current weights, decode the questions with them, and write the card."""
     save_weights(trainer, folder)
     with trainer.average.applied():
         rates = trainer.held_out_rates()
@@ -190,16 +186,15 @@ def card(
     """The description of these weights, as plain data."""
     target, corpus, settings = trainer.target, trainer.corpus, trainer.settings
     plain = settings.model_dump(mode="json")
-    name, begun = target.name, plain["begin_with"]
-    name = Path(name).name if Path(name).exists() else name  # no paths of this machine
-    plain["begin_with"] = begun and Path(begun).name
+    name, initial = target.name, plain["begin_with"]
+    name = Path(name).name if Path(name).exists() else name  # no local paths
+    plain["begin_with"] = initial and Path(initial).name
     log, every = trainer.log, max(1, len(trainer.log) // LOG_ENTRIES)
     return {
         "method": settings.method,
         "paper": settings.paper,
         "target": name,
         "target_weights": target.provenance.get("weights"),
-        "network": dict(trainer.student.describe()),
         "num_parameters": sum(p.numel() for p in trainer.student.parameters()),
         "dtype": settings.weights_dtype,
         "data": {
@@ -227,19 +222,18 @@ def card(
 def _markdown(values: Mapping[str, Any], scores: Mapping[str, Score]) -> str:
     data, rates = values["data"], values["rank_rates"]
     shares = ", ".join(f"{name} {count}" for name, count in data["categories"].items())
-    network = "; ".join(f"{name}: {value}" for name, value in values["network"].items())
     made_with = ", ".join(f"{name} {version}" for name, version in values["versions"].items())
     rows = [
         f"| {depth} | {' | '.join(f'{rate:.3f}' for rate in ranks[:4])} | {sum(ranks):.3f} |"
         for depth, ranks in enumerate(rates, start=1)
     ]
-    table, rows_text = "\n".join(lines(scores)), "\n".join(rows)
+    table, rows_text = "\n".join(score_table(scores)), "\n".join(rows)
     loss = values["training_log"][-1]["loss"]
     settings = "; ".join(f"{name} {value}" for name, value in values["settings"].items())
     return f"""\
 # {values["method"]} drafter for {values["target"]}
 
-{values["num_parameters"]:,} parameters, {values["dtype"]}; arXiv {values["paper"]}. {network}.
+{values["num_parameters"]:,} parameters, {values["dtype"]}; arXiv {values["paper"]}.
 
 Trained by self-distillation on {data["num_tokens"]:,} tokens in {data["num_dialogues"]:,} \
 dialogues ({data["num_answer_tokens"]:,} tokens of answers) with the target's own answers: \
@@ -264,26 +258,40 @@ Made with {made_with}.
 
 
 class SessionSettings(Settings):
-    """Settings of a session besides those of training."""
+    """Settings of a session, in addition to those of training."""
 
-    feature_gib: float = Field(
-        0.0, ge=0.0, le=1e5, description="disk for the target's features, computed once; 0 = none"
+    feature_gib: float = setting(
+        0.0,
+        "Feature cache (GiB)",
+        "disk space for the target's features, computed once; 0 = none",
+        ge=0.0,
+        le=1e5,
     )
-    eval_prompts: int = Field(
-        4, ge=1, le=1000, description="held-out prompts per category to measure MAT on"
+    eval_prompts: int = setting(
+        4, "Prompts per category", "held-out prompts per category to measure MAT on", ge=1, le=1000
     )
-    eval_tokens: int = Field(128, ge=2, le=8192, description="new tokens per prompt then")
-    evals: int = Field(
-        1, ge=1, le=100, description="how many times MAT is measured, evenly over the run"
+    eval_tokens: int = setting(
+        128, "Tokens per prompt", "new tokens per held-out prompt", ge=2, le=8192
     )
-    looks: int = Field(
-        0, ge=0, le=1000, description="how many times held-out texts are ranked, evenly over it"
+    evals: int = setting(
+        1,
+        "MAT measurements",
+        "how many times MAT is measured, evenly spaced over the training",
+        ge=1,
+        le=100,
+    )
+    looks: int = setting(
+        0,
+        "Rank measurements",
+        "how many times held-out texts are ranked, evenly spaced over the training",
+        ge=0,
+        le=1000,
     )
 
 
 @dataclass(frozen=True, slots=True)
-class HeldOut:
-    """Per depth, how often each rank is right on held-out dialogues after so many steps."""
+class HeldOutRates:
+    """Per depth, the share of each rank on held-out dialogues after `step` steps."""
 
     step: int
     rates: tuple[tuple[float, ...], ...]
@@ -306,13 +314,11 @@ def train(
     *,
     cache_dir: Path,
     eval_prompts: Sequence[GivenPrompt] = (),
-    report_every: int = 20,
-) -> Generator[TrainMetrics | HeldOut | Evaluation]:
-    """Train one drafter into `output`, or resume the run there.
+) -> Generator[TrainMetrics | HeldOutRates | Evaluation]:
+    """Train one drafter into `output`, or resume the run there; yields metrics after every step.
 
-    Args:
-        report_every: optimizer steps between two metrics; what is measured after such a step is
-            yielded before its metrics, so that a run broken off at these lacks nothing.
+    Measurements after a step are yielded before its metrics, so that a run interrupted at these is
+    complete.
 
     Raises ConfigError: the corpus does not fit, or the run in `output` has other settings.
     """
@@ -327,16 +333,16 @@ def train(
     marks = {round(trainer.num_steps * (i + 1) / settings.evals) for i in range(settings.evals)}
     count = min(settings.looks, trainer.num_steps // LOOK_EVERY)
     looks = {round(trainer.num_steps * (i + 1) / count) for i in range(count)}
-    how: dict[str, Any] = {"cache_dir": cache_dir, "max_new_tokens": settings.eval_tokens}
-    steps = trainer.steps(stops=marks | looks, report_every=report_every)
-    # Closing the steps saves a run that is broken off.
+    options: dict[str, Any] = {"cache_dir": cache_dir, "max_new_tokens": settings.eval_tokens}
+    steps = trainer.steps()
+    # Closing `steps` saves an interrupted run.
     with closing(trainer), closing(steps):
         for metrics in steps:
             if metrics.step in looks:
                 with trainer.average.applied():
                     rates = trainer.held_out_rates(LOOK_PACKS)
-                yield HeldOut(trainer.step, rates)
+                yield HeldOutRates(trainer.step, rates)
             if metrics.step in marks and metrics.step < trainer.num_steps:
-                yield Evaluation(trainer.step, evaluate(trainer, output, questions, **how))
+                yield Evaluation(trainer.step, evaluate(trainer, output, questions, **options))
             yield metrics
-        yield Evaluation(trainer.step, evaluate(trainer, output, questions, **how))
+        yield Evaluation(trainer.step, evaluate(trainer, output, questions, **options))

@@ -1,4 +1,4 @@
-"""An EAGLE-3 head in the layout of `speculators`, which vLLM loads with its target by one name."""
+"""Exports EAGLE-3 heads in the layout of `speculators`, which vLLM loads with their target."""
 
 from __future__ import annotations
 
@@ -10,18 +10,16 @@ from safetensors.torch import save_file
 
 from engine.model.checkpoints import read_checkpoint
 
-HEAD = ("architectures", "draft_vocab_size", "torch_dtype")
-"""Settings of yuhuili's config that are the head's, not its layer's."""
+HEAD_KEYS = ("architectures", "draft_vocab_size", "torch_dtype")
+"""Settings of yuhuili's config that belong to the head, not to its layer."""
 
 
 def write_speculators(folder: Path, into: Path, *, verifier: str, draft_len: int) -> None:
-    """Write a head anew, with nested config and other tensor names.
-
-    The embedding is left to the verifier, whose it is.
+    """Write a head with nested config and renamed tensors, without the verifier's embedding.
 
     Args:
         verifier: hub id or name of the target.
-        draft_len: tokens that a serving engine drafts by default.
+        draft_len: the default number of tokens to draft.
     """
     checkpoint = read_checkpoint(str(folder))
     settings = dict(checkpoint.config)
@@ -33,7 +31,7 @@ def write_speculators(folder: Path, into: Path, *, verifier: str, draft_len: int
         "draft_vocab_size": size,
         "target_hidden_size": settings["hidden_size"],
         "norm_before_residual": False,
-        "transformer_layer_config": {k: v for k, v in settings.items() if k not in HEAD},
+        "transformer_layer_config": {k: v for k, v in settings.items() if k not in HEAD_KEYS},
         "speculators_config": {
             "algorithm": "eagle3",
             "default_proposal_method": "greedy",

@@ -1,17 +1,18 @@
-"""The training loop: packs through the target, a student's loss, an optimizer, checkpoints.
+"""The training loop: the target's features of packs, a student's loss, an optimizer, checkpoints.
 
-The order of packs and the noise of a step follow from the seed and the step's number, so weights,
-optimizer and step suffice to resume a killed run exactly.
+The order of packs and the noise of a step are determined by the seed and the step's number, so
+weights, optimizer and step suffice to resume a killed run exactly.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import random
 import time
-from collections.abc import Collection, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,27 +22,27 @@ from torch.optim import AdamW
 from engine.errors import ConfigError, SourceError
 from engine.model.corpus import Corpus, Entry
 from engine.model.files import read_pickle
-from engine.model.sources import writing
+from engine.model.sources import atomic_write, writing
 from engine.model.target import Target
 from engine.training.corpus.dialogues import seed_of
 from engine.training.losses import LossOutput
 from engine.training.optimization import AveragedWeights, learning_rate_at
-from engine.training.packs import FeatureStore, Teacher, arrange, split
+from engine.training.packs import FeatureStore, Teacher, make_packs, split_held_out
 from engine.training.recipe import TrainSettings
 
 CHECKPOINT = "training.pt"
 SAVE_EVERY_S = 120.0
 HELD_OUT_PACKS = 16
-"""At most this many packs of held-out dialogues are evaluated."""
+"""Maximum number of packs of held-out dialogues that are evaluated."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainMetrics:
-    """Metrics since the last report, and of training so far.
+    """Metrics of one step, and of training so far.
 
     Attributes:
         loss: mean per pack.
-        rates: per depth, the share of rows that each rank got right.
+        rates: per depth, the share of rows whose label has each rank.
     """
 
     step: int
@@ -52,7 +53,7 @@ class TrainMetrics:
     num_tokens: int
 
     def top(self, k: int) -> tuple[float, ...]:
-        """Share of rows whose token was among the best k, per depth."""
+        """Share of rows whose token was among the top k, per depth."""
         return tuple(sum(ranks[:k]) for ranks in self.rates)
 
     @property
@@ -69,11 +70,11 @@ class TrainMetrics:
 
 
 class Trainer:
-    """One training run: of a method, for a target, on the dialogues that the corpus has now.
+    """One training run of a method for a target, on the corpus's current dialogues.
 
     Attributes:
         average: of the student's weights; the final result.
-        seconds: of training so far, including earlier sessions.
+        seconds: of training so far, earlier sessions included.
     """
 
     def __init__(
@@ -85,13 +86,13 @@ class Trainer:
         *,
         store: FeatureStore | None = None,
     ) -> None:
-        """Begin a run, or resume the one in `folder`.
+        """Start a run, or resume the one in `folder`.
 
         Args:
-            store: stores the target's features, so that they are computed once.
+            store: caches the target's features.
 
-        Raises ConfigError: the corpus is too small or another target's, or the run in `folder` was
-        made with other settings.
+        Raises ConfigError: the corpus is too small or another target's, or the run in `folder` has
+        other settings.
         """
         self.target = target
         self.corpus = corpus
@@ -107,9 +108,8 @@ class Trainer:
         }
         state = load_state(folder, self._identity, target.device)
         count = self._identity["dialogues"] = self._num_dialogues(state)
-        self.train, self.held_out = split(corpus, count)
-        self._packs = arrange(self.train, settings.pack_tokens, settings.seed)
-        self._order: tuple[int, list[int]] = (-1, [])
+        self.train, self.held_out = split_held_out(corpus, count)
+        self._packs = make_packs(self.train, settings.pack_tokens, settings.seed)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(settings.seed)
             self.student = settings.student(target, self.train)
@@ -130,21 +130,19 @@ class Trainer:
             fused=True,
         )
         self.average = AveragedWeights(self.student, settings.ema)
-        self.step = 0
-        self.seconds = 0.0
-        self.log: list[dict[str, Any]] = []
-        self._stepping = False
+        self.step, self.seconds, self.log = 0, 0.0, list[dict[str, Any]]()
+        self._mid_step = False
         if state is not None:
-            self._restore(state)
+            self._resume(state)
 
-    def _restore(self, state: Mapping[str, Any]) -> None:
+    def _resume(self, state: Mapping[str, Any]) -> None:
         self.step, self.seconds, self.log = state["step"], state["seconds"], state["log"]
         self.student.load_state_dict(state["student"])
         self._optimizer.load_state_dict(state["optimizer"])
         self.average.values = state["average"]
 
     def _num_dialogues(self, state: Mapping[str, Any] | None) -> int:
-        """The number at the run's beginning; ConfigError if the corpus has fewer."""
+        """The number at the start of the run; ConfigError if the corpus has fewer."""
         available = len(self.corpus.entries)
         count = int(state["run"]["dialogues"]) if state else available
         if count > available:
@@ -164,57 +162,54 @@ class Trainer:
     def num_train_tokens(self) -> int:
         return sum(entry.length for entry in self.train)
 
-    def steps(
-        self, *, report_every: int = 20, stops: Collection[int] = ()
-    ) -> Generator[TrainMetrics]:
-        """Train to the end; yields metrics regularly, after `stops`, and after the last step.
+    def steps(self) -> Generator[TrainMetrics]:
+        """Train to the end; yields metrics after every step.
 
         A checkpoint is written every `SAVE_EVERY_S`, at the end, and when the iterator is closed.
         """
-        saved, tally = time.perf_counter(), _Tally()
+        saved = time.perf_counter()
         began = saved - self.seconds
         try:
             while self.step < self.num_steps:
-                self._one_step(tally)
+                outputs = self._one_step()
                 self.seconds = time.perf_counter() - began
-                due = self.step % report_every == 0 or self.step in stops
-                if due or self.step == self.num_steps:
-                    done = self.step / self.num_steps * self.settings.epochs
-                    metrics = TrainMetrics(
-                        self.step,
-                        self.num_steps,
-                        tally.loss,
-                        tally.rates,
-                        self.seconds,
-                        round(done * self.num_train_tokens),
-                    )
-                    self.log.append(metrics.log_entry)
-                    tally = _Tally()
-                    yield metrics
+                done = self.step / self.num_steps * self.settings.epochs
+                metrics = TrainMetrics(
+                    self.step,
+                    self.num_steps,
+                    float(torch.stack([one.loss for one in outputs]).mean()),
+                    _rates(outputs),
+                    self.seconds,
+                    round(done * self.num_train_tokens),
+                )
+                self.log.append(metrics.log_entry)
+                yield metrics
                 if time.perf_counter() - saved > SAVE_EVERY_S:
                     self._save()
                     saved = time.perf_counter()
         finally:
-            # An interrupted step may leave weights half updated.
-            if not self._stepping:
+            # An interrupted step may leave the weights partly updated.
+            if not self._mid_step:
                 self._save()
 
-    def _one_step(self, tally: _Tally) -> None:
-        settings = self.settings
-        self._stepping = True
+    def _one_step(self) -> list[LossOutput]:
+        """Losses of the step's packs."""
+        settings, outputs = self.settings, list[LossOutput]()
+        self._mid_step = True
         self._optimizer.zero_grad()
         generator = torch.Generator().manual_seed(seed_of(settings.seed, "step", self.step))
         for i in range(settings.packs_per_step):
-            output = self._loss_of(self._packs[self._pack_at(self.step, i)], generator)
+            output = self._loss_of(self._packs[self._pack_idx(self.step, i)], generator)
             (output.loss / settings.packs_per_step).backward()
-            tally.add(output)
+            outputs.append(replace(output, loss=output.loss.detach()))
         torch.nn.utils.clip_grad_norm_(self.student.parameters(), settings.clip)
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate_at(self.step, self.num_steps, settings)
         self._optimizer.step()
         self.step += 1
         self.average.update(self.step)
-        self._stepping = False
+        self._mid_step = False
+        return outputs
 
     def _loss_of(self, entries: Sequence[Entry], generator: torch.Generator | None) -> LossOutput:
         pack = self.teacher.read(entries, length=self.settings.pack_tokens)
@@ -223,24 +218,17 @@ class Trainer:
         with torch.autocast(self.target.device.type, dtype=torch.bfloat16, enabled=half):
             return self.student.compute_loss(pack, generator)
 
-    def _pack_at(self, step: int, i: int) -> int:
-        """Which pack is the i-th of a step: every epoch has its own order."""
+    def _pack_idx(self, step: int, i: int) -> int:
+        """The index of a step's i-th pack; every epoch has its own order."""
         at = step * self.settings.packs_per_step + i
         epoch, place = divmod(at, len(self._packs))
-        if self._order[0] != epoch:
-            order = list(range(len(self._packs)))
-            random.Random(seed_of(self.settings.seed, "epoch", epoch)).shuffle(order)
-            self._order = epoch, order
-        return self._order[1][place]
+        return _order(len(self._packs), seed_of(self.settings.seed, "epoch", epoch))[place]
 
     @torch.no_grad()
     def held_out_rates(self, packs: int = HELD_OUT_PACKS) -> tuple[tuple[float, ...], ...]:
-        """Per depth, how often each rank is right on held-out dialogues, of at most `packs`."""
-        tally = _Tally()
-        arranged = arrange(self.held_out, self.settings.pack_tokens, self.settings.seed)
-        for entries in arranged[:packs]:
-            tally.add(self._loss_of(entries, None))
-        return tally.rates
+        """Per depth, the share of each rank on up to `packs` packs of held-out dialogues."""
+        held_out = make_packs(self.held_out, self.settings.pack_tokens, self.settings.seed)
+        return _rates([self._loss_of(entries, None) for entries in held_out[:packs]])
 
     def _save(self) -> None:
         state = {
@@ -252,41 +240,29 @@ class Trainer:
             "log": self.log,
             "seconds": self.seconds,
         }
-        save_state(self.folder, state)
+        with atomic_write(self.folder / CHECKPOINT) as partial, partial.open("wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
 
     def close(self) -> None:
-        """Take the hooks off the target."""
+        """Remove the target's hooks."""
         self.teacher.close()
 
 
-class _Tally:
-    """Losses of packs; they stay on the device until their means are read."""
-
-    def __init__(self) -> None:
-        self._outputs: list[LossOutput] = []
-
-    def add(self, output: LossOutput) -> None:
-        self._outputs.append(LossOutput(output.loss.detach(), output.hits, output.rows))
-
-    @property
-    def loss(self) -> float:
-        return float(torch.stack([one.loss for one in self._outputs]).mean())
-
-    @property
-    def rates(self) -> tuple[tuple[float, ...], ...]:
-        hits = torch.stack([one.hits for one in self._outputs]).sum(0)
-        rows = torch.stack([one.rows for one in self._outputs]).sum(0)
-        return tuple(map(tuple, (hits / rows[:, None].clamp_min(1)).tolist()))
+@functools.lru_cache(maxsize=4)
+def _order(count: int, seed: int) -> list[int]:
+    """The numbers below `count`, shuffled."""
+    numbers = list(range(count))
+    random.Random(seed).shuffle(numbers)
+    return numbers
 
 
-def save_state(folder: Path, state: dict[str, Any]) -> None:
-    """Write a checkpoint whole or not at all."""
-    partial = folder / (CHECKPOINT + ".partial")
-    with writing(folder), partial.open("wb") as file:
-        torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
-        os.replace(partial, folder / CHECKPOINT)
+def _rates(outputs: Sequence[LossOutput]) -> tuple[tuple[float, ...], ...]:
+    """Per depth, the share of these packs' rows whose label has each rank."""
+    hits = torch.stack([one.hits for one in outputs]).sum(0)
+    rows = torch.stack([one.rows for one in outputs]).sum(0)
+    return tuple(map(tuple, (hits / rows[:, None].clamp_min(1)).tolist()))
 
 
 def load_state(
@@ -294,7 +270,7 @@ def load_state(
 ) -> dict[str, Any] | None:
     """The checkpoint of the run in this folder; None where there is none.
 
-    Raises ConfigError: damaged, or of another run; names what differs.
+    Raises ConfigError: it is damaged, or another run's; names what differs.
     """
     file = folder / CHECKPOINT
     if not file.is_file():

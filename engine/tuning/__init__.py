@@ -1,4 +1,4 @@
-"""Measures what a drafter offers and costs, and finds the settings that pay."""
+"""Measures what drafting brings and costs, and decides how much of it pays off."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from engine.errors import PlaygroundError
 
 OnProgress = Callable[[float], None]
-"""Called with the completed fraction, 0 to 1; raises `StoppedError` to stop a measurement."""
+"""Called with the completed fraction, 0 to 1; may raise `StoppedError` to stop the measurement."""
 
 
 class StoppedError(PlaygroundError):
@@ -17,10 +17,10 @@ class StoppedError(PlaygroundError):
         super().__init__(message or "The measurement was stopped; nothing of it is kept.")
 
 
-def ignore(done: float) -> None:
-    """No progress is reported."""
+def no_progress(done: float) -> None:
+    """Reports nothing."""
 
 
-def part(on_progress: OnProgress, begin: float, end: float) -> OnProgress:
-    """For a part of the work, which takes progress from `begin` to `end`."""
+def progress_range(on_progress: OnProgress, begin: float, end: float) -> OnProgress:
+    """A callback for a part of the work, which takes the whole from `begin` to `end`."""
     return lambda done: on_progress(begin + done * (end - begin))

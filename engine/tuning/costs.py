@@ -1,12 +1,12 @@
-"""What steps cost, from the steps that were made: commit to commit, by the wall clock.
+"""What steps cost, learnt from the steps that were made: wall-clock time from commit to commit.
 
-    plain step                     base
-    step that verifies n rows      base · (1 + slope · (curve(n) / curve(1) - 1))
-    draft of d levels              its running mean; between two depths, a straight line
+    plain step                     plain_ms
+    step that verifies n rows      plain_ms · (1 + row_scale · (curve(n) / curve(1) - 1))
+    draft of depth d               a running mean; linear between depths
 
-`curve` is the target's latency curve, measured once; `base` and `slope` are what the run says of
-it: long texts and busy machines make steps and rows dearer. While no plain step is made, drafted
-ones keep `base` up to date.
+`curve` is the target's latency curve, measured once. `plain_ms` and `row_scale` follow the run:
+long texts and busy machines make steps and rows slower. While no plain step is made, drafted steps
+keep `plain_ms` up to date.
 """
 
 from __future__ import annotations
@@ -23,26 +23,23 @@ from engine.tree import MAX_NODES
 from engine.tuning.latency import LatencyCurve, StepLatency
 from engine.tuning.timing import time_drafts
 
-PRIOR_GROWTH = 0.5
-"""Growth of steps, in plain steps, that is assumed to have been as the curve says."""
-Kind = Literal["copy", "chain", "tree"]
-"""What a draft is: copied by a combination's first part, or a chain or tree with a time of its own
-where trees cost more to draft."""
-KINDS: tuple[Kind, ...] = ("chain", "tree")
-"""Chains compete with trees where these cost more to draft; elsewhere all are of one kind."""
-FRESH = 8
-"""Steps for which the last plain step tells what a plain step takes now."""
-LEAST_DRIFT, STALE = 0.8, 1_000_000
-"""A drafted step that disagrees more with what is known is no measure of a plain one."""
-DOUBT = 0.8
-"""Per text that a drafter slept through, what reading a prompt is still believed to take: else one
-that was measured on a busy machine would keep it asleep for ever."""
-LARGEST_STEP = 3.0
-"""A step that takes so many times what was expected was held up by something else: a hiccup."""
-PARDON = 40.0
-"""Milliseconds of hiccups in drafted steps that are never charged to drafting."""
-PARDON_RATE = 2.0
-"""Beyond that, so many times as much of their time as hiccups take of plain steps' time."""
+PRIOR_OVERHEAD = 0.5
+"""Verify overhead, in plain steps, that is assumed at first to be as on the curve."""
+DraftKind = Literal["copy", "chain", "tree"]
+"""`copy`: looked up by the first drafter of a combination. `chain` and `tree` are timed separately
+where trees cost more to draft; elsewhere every draft counts as a chain."""
+KINDS: tuple[DraftKind, ...] = ("chain", "tree")
+"""Kinds that compete where trees cost more to draft than chains."""
+FRESH_STEPS = 8
+"""Steps for which the last plain step is taken as what a plain step costs now."""
+DRIFT_RATIO, NEVER_MEASURED = 0.8, 1_000_000
+"""Ratio of the known plain-step time to the one that a drafted step implies, beyond which that step
+does not correct it, and the `steps_since_plain` that then makes a plain step due."""
+PROMPT_DECAY = 0.8
+"""Factor per text on the time of reading a prompt, while the drafter is not started: a value
+measured on a busy machine must not rule it out for ever."""
+HICCUP_RATIO = 3.0
+"""A step that takes this many times its expected time was held up by something else: a hiccup."""
 
 
 @dataclass(slots=True)
@@ -50,196 +47,148 @@ class Costs:
     """Running means in milliseconds.
 
     Attributes:
-        base: of a plain step; 0 = none was made yet.
-        slope: price of further rows, over what the curve says.
-        draft: of drafts, by their kind and number of levels.
-        reading: of a prompt's token, by the kind of the drafts.
+        curve: verify time by number of rows.
+        plain_ms: of a plain step; by the curve, until one was made.
+        row_scale: cost of further rows relative to the curve.
+        draft_times: of drafts, by kind and depth.
+        prompt_token_ms: of reading one prompt token, by kind of draft.
     """
 
     curve: LatencyCurve
-    base: float = 0.0
-    slope: float = 1.0
-    draft: dict[Kind, dict[int, float]] = field(default_factory=dict)
-    reading: dict[Kind, float] = field(default_factory=dict)
-    since_plain: int = 0
-    _held_up: bool = False
-    _over: list[float] = field(default_factory=lambda: [0.0, 0.0])
-    _growth: Any = None
+    row_scale: float = 1.0
+    draft_times: dict[DraftKind, dict[int, float]] = field(default_factory=dict)
+    prompt_token_ms: dict[DraftKind, float] = field(default_factory=dict)
+    plain_ms: float = field(init=False)
+    steps_since_plain: int = 0
+    _last_was_hiccup: bool = False
+    _measured_overhead: float = 0.0
+    _curve_overhead: float = 0.0
+    _overhead: Any = field(init=False)
+    """`(rows, depth)` → verify time over a plain step's, less 1, by the curve."""
 
     def __post_init__(self) -> None:
-        curve, one = self.curve, self.curve.at(1)
-        self.base = self.base or one
-        self._growth = functools.cache(
-            lambda rows, depth: max(0.0, curve.at(rows, depth) / one - 1)
+        curve, plain_ms = self.curve, self.curve.at(1)
+        self.plain_ms = plain_ms
+        self._overhead = functools.cache(
+            lambda rows, depth: max(0.0, curve.at(rows, depth) / plain_ms - 1)
         )
 
-    def verify_ms(self, rows: int, depth: int | None = None) -> float:
-        """Of a step that verifies so many rows, without the draft."""
-        growth: float = self._growth(rows, depth)
-        return self.base * (1 + self.slope * growth)
-
-    def observe_plain(self, ms: float) -> None:
-        """A step that only the target made; a hiccup tells nothing, two of them in a row do."""
-        self._held_up, is_known = ms > LARGEST_STEP * self.base, self._held_up
-        if self._held_up and not is_known:
-            return
-        # Far off is seldom noise: the machine has changed.
-        weight = 0.3 if self.since_plain > FRESH or not 0.75 < ms / self.base < 1.33 else 0.1
-        self.base += weight * (min(ms, LARGEST_STEP * self.base) - self.base)
-        self.since_plain = 0
-
-    def observe_verify(self, ms: float, rows: int, depth: int) -> None:
-        """What a drafted step took beside its draft."""
-        self.since_plain = 0 if rows == 1 else self.since_plain + 1
-        ms = min(ms, LARGEST_STEP * self.verify_ms(rows, depth))
-        growth: float = self._growth(rows, depth)
-        if self.since_plain > FRESH or rows == 1:
-            implied = ms / (1 + self.slope * growth)
-            if LEAST_DRIFT < self.base / implied < 1 / LEAST_DRIFT:
-                self.base += 0.05 * (implied - self.base)
-            else:  # rows or the machine are not what they were: a plain step must tell
-                self.since_plain = STALE
-        elif growth > 0.02:
-            # Sums, not a mean of ratios: where a row costs little, a ratio is mostly noise.
-            self._over[0] = 0.95 * self._over[0] + ms / self.base - 1
-            self._over[1] = 0.95 * self._over[1] + growth
-            over, growth = self._over
-            self.slope = min(max((over + PRIOR_GROWTH) / (growth + PRIOR_GROWTH), 0.5), 4.0)
-
-    def draft_ms(self, kind: Kind, levels: int) -> float:
-        """Of a draft with so many levels; a tenth of a step where none was made."""
-        seen = self.draft.get(kind)
-        if not seen:
-            return 0.1 * self.base
-        if levels in seen:
-            return seen[levels]
-        nearest = min(seen, key=lambda one: abs(one - levels))
-        beyond = (levels - nearest) * self.level_ms(kind)
-        return max(0.2 * seen[nearest], seen[nearest] + beyond)
-
-    def level_ms(self, kind: Kind) -> float:
-        """What one more level costs."""
-        seen = self.draft.get(kind, {})
-        if len(seen) < 2:
-            return 0.0
-        low, high = min(seen), max(seen)
-        return max(0.0, (seen[high] - seen[low]) / (high - low))
-
-    def deepest(self, kind: Kind) -> int:
-        """Levels of the deepest draft so far, or a few."""
-        return max(self.draft.get(kind, ()), default=0) or 4
-
-    def observe_draft(self, kind: Kind, levels: int, ms: float) -> None:
-        """A draft that read no prompt."""
-        seen = self.draft.setdefault(kind, {})
-        before = seen.get(levels, ms)
-        seen[levels] = before + 0.2 * (min(ms, LARGEST_STEP * before) - before)
-
-    def time_drafts(self, drafter: Drafter, target: Target) -> None:
-        """Measure drafts of every kind, as deep as may be and one level deep."""
-        kinds = KINDS if drafter.branches else KINDS[:1]
-        for kind in kinds:
-            width = 1 if kind == "chain" and drafter.branches else MAX_NODES
-            for budget in (Budget(64, width=width), Budget(1, width=width)):
-                reading_ms, draft_ms, depth = time_drafts(drafter, target, budget)
-                self.observe_draft(kind, depth, draft_ms)
-            self.observe_reading(kinds, reading_ms, 1)
-
-    def times(self, drafter: Drafter) -> bool:
-        """Whether it is known what its drafts take."""
-        return any(kind in self.draft for kind in (KINDS if drafter.branches else KINDS[:1]))
-
-    def reading_ms(self, kind: Kind, tokens: int) -> float:
-        """Of a prompt with so many tokens; 0 where it is not known."""
-        return self.reading.get(kind, 0.0) * tokens
-
-    def observe_reading(self, kinds: Sequence[Kind], ms: float, tokens: int) -> None:
-        """The drafter that makes these drafts read so much of a prompt."""
-        each = max(0.0, ms / tokens)
-        for kind in kinds:
-            self.reading[kind] = 0.5 * (self.reading.get(kind, each) + each)
-
-    def doubt_reading(self, kinds: Sequence[Kind]) -> None:
-        """The drafter was not started in a text, so nobody learnt whether reading takes less."""
-        for kind in kinds:
-            if kind in self.reading:
-                self.reading[kind] *= DOUBT
-
-    def latency(self) -> StepLatency:
-        """The same as the curves that predictions are made with; of trees, if there were any.
-
-        Without `slope`: what runs say of a few rows is no measure of a large tree.
-        """
-        verify = self.curve.scaled(self.base / self.curve.at(1))
-        kind: Kind = "tree" if "tree" in self.draft else "chain"
-        level_ms = self.level_ms(kind)
-        return StepLatency(verify, max(0.0, self.draft_ms(kind, 1) - level_ms), level_ms)
+    @classmethod
+    def from_dict(cls, curve: LatencyCurve, values: Mapping[str, Any]) -> Self:
+        """On this curve, with what `to_dict` stored."""
+        stored = values.get("reading")
+        prompt_token_ms = stored if isinstance(stored, dict) else {}
+        draft_times = {
+            kind: {int(depth): ms for depth, ms in times.items()}
+            for kind, times in values.get("draft", {}).items()
+        }
+        return cls(curve, values.get("slope", 1.0), draft_times, prompt_token_ms)
 
     def to_dict(self) -> dict[str, Any]:
         """What is worth keeping, as plain JSON."""
-        names = ("slope", "reading", "draft")
-        return {name: getattr(self, name) for name in names}
+        reading, draft = self.prompt_token_ms, self.draft_times
+        return {"slope": self.row_scale, "reading": reading, "draft": draft}
 
-    def restored(self, stored: Mapping[str, Any]) -> Self:
-        """With what `to_dict` stored."""
-        self.slope, reading = stored.get("slope", 1.0), stored.get("reading")
-        self.reading = reading if isinstance(reading, dict) else {}
-        for kind, seen in stored.get("draft", {}).items():
-            self.draft[kind] = {int(levels): ms for levels, ms in seen.items()}
-        return self
+    def verify_ms(self, rows: int, depth: int | None = None) -> float:
+        """Expected time of a step that verifies this many rows, without its draft."""
+        overhead: float = self._overhead(rows, depth)
+        return self.plain_ms * (1 + self.row_scale * overhead)
 
+    def observe_plain(self, ms: float) -> None:
+        """Record a plain step. A single hiccup is ignored; the second in a row counts."""
+        follows_hiccup = self._last_was_hiccup
+        self._last_was_hiccup = ms > HICCUP_RATIO * self.plain_ms
+        if self._last_was_hiccup and not follows_hiccup:
+            return
+        # A large deviation is seldom noise: the machine has changed.
+        is_far_off = not 0.75 < ms / self.plain_ms < 1.33
+        weight = 0.3 if self.steps_since_plain > FRESH_STEPS or is_far_off else 0.1
+        self.plain_ms += weight * (min(ms, HICCUP_RATIO * self.plain_ms) - self.plain_ms)
+        self.steps_since_plain = 0
 
-@dataclass(slots=True)
-class Account:
-    """What drafting has lost in a text, in milliseconds.
+    def observe_verify(self, ms: float, rows: int, depth: int) -> None:
+        """Record the time of a drafted step without its draft."""
+        self.steps_since_plain = 0 if rows == 1 else self.steps_since_plain + 1
+        ms = min(ms, HICCUP_RATIO * self.verify_ms(rows, depth))
+        overhead: float = self._overhead(rows, depth)
+        if self.steps_since_plain > FRESH_STEPS or rows == 1:
+            implied_ms = ms / (1 + self.row_scale * overhead)
+            if DRIFT_RATIO < self.plain_ms / implied_ms < 1 / DRIFT_RATIO:
+                self.plain_ms += 0.05 * (implied_ms - self.plain_ms)
+            else:  # rows or the machine have changed: a plain step must tell
+                self.steps_since_plain = NEVER_MEASURED
+        elif overhead > 0.02:
+            # Sums, not a mean of ratios: where a row costs little, a ratio is mostly noise.
+            self._measured_overhead = 0.95 * self._measured_overhead + ms / self.plain_ms - 1
+            self._curve_overhead = 0.95 * self._curve_overhead + overhead
+            measured = self._measured_overhead + PRIOR_OVERHEAD
+            scale = measured / (self._curve_overhead + PRIOR_OVERHEAD)
+            self.row_scale = min(max(scale, 0.5), 4.0)
 
-    A program that draws or compiles on the same cores holds up a step now and then for many times
-    what it takes. Such a hiccup meets drafted steps as it meets plain ones, and is no loss of
-    drafting as long as it is not much more frequent there.
+    def draft_ms(self, kind: DraftKind, depth: int) -> float:
+        """Expected time of a draft; a tenth of a plain step where none was made."""
+        times = self.draft_times.get(kind)
+        if not times:
+            return 0.1 * self.plain_ms
+        if depth in times:
+            return times[depth]
+        nearest = min(times, key=lambda known: abs(known - depth))
+        extrapolated = times[nearest] + (depth - nearest) * self.level_ms(kind)
+        return max(0.2 * times[nearest], extrapolated)
 
-    Attributes:
-        elapsed: since the text began.
-    """
+    def level_ms(self, kind: DraftKind) -> float:
+        """What drafting one level more costs."""
+        times = self.draft_times.get(kind, {})
+        if len(times) < 2:
+            return 0.0
+        low, high = min(times), max(times)
+        return max(0.0, (times[high] - times[low]) / (high - low))
 
-    elapsed: float = 0.0
-    _settled: float = 0.0
-    _pending: float = 0.0
-    _tokens: int = 0
-    _drafted: float = 0.0
-    _drafted_hiccups: float = 0.0
-    _plain_hiccups: float = 0.0
+    def max_depth(self, kind: DraftKind) -> int:
+        """Depth of the deepest draft so far; 4 before the first one."""
+        return max(self.draft_times.get(kind, ()), default=0) or 4
 
-    def drafted(self, ms: float, tokens: int, hiccup: float = 0.0) -> float:
-        """A step that drafted; what is charged of it.
+    def observe_draft(self, kind: DraftKind, depth: int, ms: float) -> None:
+        """Record the time of a draft that read no prompt."""
+        times = self.draft_times.setdefault(kind, {})
+        before_ms = times.get(depth, ms)
+        times[depth] = before_ms + 0.2 * (min(ms, HICCUP_RATIO * before_ms) - before_ms)
 
-        Args:
-            hiccup: by how much something held it up, of `ms`.
+    def time_drafts(self, drafter: Drafter, target: Target) -> None:
+        """Time drafts of every kind at full depth and at depth 1, unless any are known."""
+        kinds = KINDS if drafter.branches else KINDS[:1]
+        if any(kind in self.draft_times for kind in kinds):
+            return
+        for kind in kinds:
+            width = 1 if kind == "chain" and drafter.branches else MAX_NODES
+            for budget in (Budget(64, width=width), Budget(1, width=width)):
+                timing = time_drafts(drafter, target, budget)
+                self.observe_draft(kind, timing.depth, timing.draft_ms)
+            self.observe_prompt(kinds, timing.prompt_token_ms, 1)
+
+    def prompt_ms(self, kind: DraftKind, num_tokens: int) -> float:
+        """Expected time of reading this much of a prompt; 0 where it is not known."""
+        return self.prompt_token_ms.get(kind, 0.0) * num_tokens
+
+    def observe_prompt(self, kinds: Sequence[DraftKind], ms: float, num_tokens: int) -> None:
+        """Record how long the drafter that makes these drafts read a prompt."""
+        token_ms = max(0.0, ms / num_tokens)
+        for kind in kinds:
+            before_ms = self.prompt_token_ms.get(kind, token_ms)
+            self.prompt_token_ms[kind] = 0.5 * (before_ms + token_ms)
+
+    def decay_prompt_ms(self, kinds: Sequence[DraftKind]) -> None:
+        """Lower the estimate after a text in which the drafter was not started."""
+        for kind in kinds:
+            if kind in self.prompt_token_ms:
+                self.prompt_token_ms[kind] *= PROMPT_DECAY
+
+    def latency(self) -> StepLatency:
+        """These costs as the curves that predictions use; of trees, where trees were drafted.
+
+        Without `row_scale`, which is learnt from a few rows and says little of a large tree.
         """
-        before = self._pardoned
-        self.elapsed += ms
-        self._drafted += ms
-        self._pending += ms
-        self._tokens += tokens
-        self._drafted_hiccups += hiccup
-        return ms - max(0.0, min(hiccup, self._pardoned - before))
-
-    def plain(self, ms: float, before: float, now: float) -> None:
-        """A plain step, whose usual time it has changed from `before` to `now`."""
-        self.elapsed += ms
-        if ms > LARGEST_STEP * before:
-            self._plain_hiccups += ms - before
-        # The steps since the last plain one are judged by what plain steps took before and after.
-        self._settled += self._pending - self._tokens * (before + now) / 2
-        self._pending, self._tokens = 0.0, 0
-
-    def loss(self, base: float) -> float:
-        """Negative where drafting has gained; `base` is the time of a plain step."""
-        return self._settled + self._pending - self._tokens * base - self._pardoned
-
-    @property
-    def _pardoned(self) -> float:
-        """Hiccups of drafted steps that are not charged."""
-        quiet = self.elapsed - self._drafted - self._plain_hiccups
-        rate = self._plain_hiccups / quiet if quiet else 0.0
-        usual = rate * (self._drafted - self._drafted_hiccups)
-        return min(self._drafted_hiccups, PARDON + PARDON_RATE * usual)
+        verify = self.curve.scaled(self.plain_ms / self.curve.at(1))
+        kind: DraftKind = "tree" if "tree" in self.draft_times else "chain"
+        level_ms = self.level_ms(kind)
+        return StepLatency(verify, max(0.0, self.draft_ms(kind, 1) - level_ms), level_ms)

@@ -1,4 +1,4 @@
-"""What is known of a method on a target and a device: kept from text to text and run to run."""
+"""What has been learnt of a method on a target and a device, kept between texts and runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,129 +18,102 @@ from engine.errors import ConfigError
 from engine.model.sources import Locate, as_named
 from engine.model.target import Target
 from engine.safe_text import cpuinfo
-from engine.tuning import OnProgress, ignore, part
-from engine.tuning.costs import Costs, Kind
+from engine.tuning import OnProgress, no_progress, progress_range
+from engine.tuning.account import RunningSpeedup
+from engine.tuning.costs import Costs, DraftKind
 from engine.tuning.latency import LatencyCurve, Prediction, StepLatency
 from engine.tuning.survival import Survival
 from engine.tuning.timing import measure_curve
 
-SHARE = 0.015
+MAX_LOSS_SHARE = 0.015
 """Of the elapsed time, the most that drafting may lose."""
-FIRST_CREDIT_MS, CREDIT_MS, GAIN_SHARE = 8.0, 40.0, 0.1
-"""What the first text may lose beside its share, what any text may, and how much of what texts gain
-is put by for it."""
-FIRST_RETURN = 1.1
-"""Speed of a drafted step over plain decoding, before any was made."""
-LONG, SHORT, LOOKUP = (0.99, 10.0), (0.93, 6.0), (0.98, 20.0)
-"""Memory per drafted step, and drafted steps assumed at first: over all texts; within one; the same
-of drafters without a network, which find something to copy in few steps, and cost little in the
-others."""
-ROWS, TREE_ROWS = (1, 2, 4, 8, 16, 32), (4, 16)
-"""Row counts that are measured of a target before its first draft, in a second or two."""
+INITIAL_CREDIT_MS, MAX_CREDIT_MS, CREDIT_GAIN_SHARE = 8.0, 40.0, 0.1
+"""What the first text may lose beyond its share, what any text may, and the share of a text's gain
+that is added to the next one's credit."""
+INITIAL_SPEEDUP = 1.1
+"""Assumed of drafted steps before any was made."""
+LONG_TERM = (0.99, 10.0)
+"""`memory` and `prior_steps` of the speedups over all texts."""
+QUICK_ROWS, TREE_ROWS = (1, 2, 4, 8, 16, 32), (4, 16)
+"""Row counts timed before a target's first draft, in a second or two."""
 FINE_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
-"""And where somebody asks for it."""
-TRUE_SLOPES, LEAST_AGE_S = (0.6, 1.7), 3600.0
-"""Prices of rows over the curve's, beyond which a curve of this age was not measured on the machine
-as it is: something else ran beside, or the kernels have become faster."""
-
-
-class Returns:
-    """Speed of recent drafted steps over plain ones, as measured.
-
-    Args:
-        first: what is assumed of the first ones.
-        memory, weight: of the past per step; of what is assumed, in steps.
-    """
-
-    def __init__(self, first: float, memory: float, weight: float) -> None:
-        self._memory = memory
-        self.plain, self.took = first * weight, weight
-
-    @property
-    def speedup(self) -> float:
-        return self.plain / self.took
-
-    def observe(self, steps: float, tokens: int) -> None:
-        """A drafted step that took as long as so many plain ones."""
-        self.plain = self._memory * self.plain + tokens
-        self.took = self._memory * self.took + steps
+"""Row counts timed where a user asks for a measurement."""
+PLAUSIBLE_ROW_SCALES, MIN_REMEASURE_AGE_S = (0.6, 1.7), 3600.0
+"""A curve of at least this age is measured again where steps put `Costs.row_scale` outside these
+bounds: another program ran during the measurement, or the kernels have become faster since."""
 
 
 @dataclass(slots=True)
 class Experience:
-    """What is known of a method on a target and a device, from text to text.
+    """What is known of a method on a target and a device, updated from text to text.
 
     Attributes:
-        returns: by kind of draft, of all texts.
-        credit: milliseconds that a text may lose before it has a share of its own to lose: what
-            earlier texts have left of theirs.
-        answer_len: usual number of tokens of a text; 0 = none has ended yet.
+        speedups: by kind of draft, over all texts.
+        credit_ms: what a text may lose beyond its share: what earlier texts have left of theirs.
+        answer_len: usual number of new tokens; 0 = no text has ended yet.
     """
 
     survival: Survival
     costs: Costs
-    returns: dict[Kind, Returns] = field(default_factory=dict)
-    credit: float = FIRST_CREDIT_MS
+    speedups: dict[DraftKind, RunningSpeedup] = field(default_factory=dict)
+    credit_ms: float = INITIAL_CREDIT_MS
     answer_len: float = 0.0
 
     @classmethod
     def new(cls, curve: LatencyCurve, stored: Mapping[str, Any] | None = None) -> Experience:
-        """Of a target with this curve; goes on from what `to_dict` stored."""
+        """On a target with this curve, and with what `to_dict` stored, if anything."""
         values = stored or {}
-        costs = Costs(curve).restored(values.get("costs", {}))
-        own = cls(Survival(values.get("survival")), costs)
-        for kind, (plain, took) in values.get("returns", {}).items():
-            own.of_kind(kind).plain, own.of_kind(kind).took = plain, took
-        own.credit = values.get("credit", own.credit)
-        own.answer_len = values.get("answer_len", 0.0)
-        return own
-
-    def on(self, curve: LatencyCurve) -> Experience:
-        """The same, with a curve of which `slope` does not know yet."""
-        costs = Costs(curve).restored({**self.costs.to_dict(), "slope": 1.0})
-        return replace(self, costs=costs)
+        costs = Costs.from_dict(curve, values.get("costs", {}))
+        experience = cls(Survival(values.get("survival")), costs)
+        for kind, (num_tokens, plain_steps) in values.get("returns", {}).items():
+            speedup = experience.speedup_of(kind)
+            speedup.num_tokens, speedup.plain_steps = num_tokens, plain_steps
+        experience.credit_ms = values.get("credit", experience.credit_ms)
+        experience.answer_len = values.get("answer_len", 0.0)
+        return experience
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON."""
         return {
             "survival": self.survival.groups,
             "costs": self.costs.to_dict(),
-            "returns": {kind: [own.plain, own.took] for kind, own in self.returns.items()},
-            "credit": self.credit,
+            "returns": {kind: [s.num_tokens, s.plain_steps] for kind, s in self.speedups.items()},
+            "credit": self.credit_ms,
             "answer_len": self.answer_len,
         }
 
-    def as_set(self, config: MethodConfig) -> Prediction | None:
+    def predict_as_set(self, config: MethodConfig) -> Prediction | None:
         """What drafting as set is expected to bring; None where too little is known."""
         try:
             depth, nodes = config.largest_draft
-        except ConfigError:  # as a combination, which drafts as one of its methods or the other
+        except ConfigError:  # a combination: its drafts are one method's or the other's
             return None
-        mat, offered = self.survival.tokens(depth), self.survival.offered
-        if mat is None or offered is None or not self.costs.draft:
+        mat, draft_rate = self.survival.expected_mat(depth), self.survival.draft_rate
+        if mat is None or draft_rate is None or not self.costs.draft_times:
             return None
-        return self.costs.latency().predict(mat, num_nodes=offered * nodes, depth=depth)
+        return self.costs.latency().predict(mat, num_nodes=draft_rate * nodes, depth=depth)
 
-    def of_kind(self, kind: Kind) -> Returns:
-        """Over all texts."""
-        if kind not in self.returns:
-            self.returns[kind] = Returns(FIRST_RETURN, *LONG)
-        return self.returns[kind]
+    def speedup_of(self, kind: DraftKind) -> RunningSpeedup:
+        """Speedup of a kind of draft over all texts."""
+        if kind not in self.speedups:
+            self.speedups[kind] = RunningSpeedup(INITIAL_SPEEDUP, *LONG_TERM)
+        return self.speedups[kind]
 
-    def end_text(self, lost_ms: float, elapsed_ms: float, num_tokens: int) -> None:
-        """A text has ended, in which drafting lost so much."""
-        left = SHARE * elapsed_ms - (lost_ms if lost_ms > 0 else GAIN_SHARE * lost_ms)
-        self.credit = min(max(0.0, self.credit + left), CREDIT_MS)
+    def end_text(self, loss_ms: float, elapsed_ms: float, num_tokens: int) -> None:
+        """Record a finished text and what drafting lost in it; negative for a gain."""
+        charged_ms = loss_ms if loss_ms > 0 else CREDIT_GAIN_SHARE * loss_ms
+        credit_ms = self.credit_ms + MAX_LOSS_SHARE * elapsed_ms - charged_ms
+        self.credit_ms = min(max(0.0, credit_ms), MAX_CREDIT_MS)
         before = self.answer_len or num_tokens
         self.answer_len = 0.7 * before + 0.3 * num_tokens
 
 
 class Prior(Settings):
-    """How often a method's drafts are accepted, on certain weights and on any device.
+    """How often a method's drafts are accepted with given weights, on any device.
 
     Attributes:
-        weights, drafter: fingerprints of the target's and of the drafter's.
-        method: its settings, but how much to draft.
+        weights, drafter: digests of the target's and of the drafter's weights.
+        method: the method's settings without `drafting`.
         survival: as `Survival.groups`.
     """
 
@@ -157,19 +130,19 @@ class Prior(Settings):
         weights, drafter = target.provenance.get("weights"), drafter_digest(config, locate)
         if weights is None or drafter is None:
             return None
-        groups = {name: [round(count, 2) for count in own] for name, own in survival.groups.items()}
+        groups = {name: [round(c, 2) for c in counts] for name, counts in survival.groups.items()}
         return cls(weights=weights, drafter=drafter, method=_settings(config), survival=groups)
 
 
 def drafter_digest(config: MethodConfig, locate: Locate) -> str | None:
     """SHA-256 of the weights that a method drafts with; None where they are not on this machine."""
     digest = hashlib.sha256()
-    for one in (config, *config.within().values()):
+    for method in (config, *config.nested().values()):
         for name in ("speculative_model", "datastore"):
-            place = getattr(one, name, None)
-            if place is None:
+            location = getattr(method, name, None)
+            if location is None:
                 continue
-            files = sorted(Path(locate(place)).glob("*.safetensors"))
+            files = sorted(Path(locate(location)).glob("*.safetensors"))
             if not files and name == "speculative_model":
                 return None
             for file in files:
@@ -178,69 +151,75 @@ def drafter_digest(config: MethodConfig, locate: Locate) -> str | None:
 
 
 def _same_drafter(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two files are of one target and network, whose drafts may differ in size."""
+    """Whether two files are of the same target and drafter, whatever the size of the drafts."""
     names = ("decoding_type", "speculative_model", "use_dynamic_tree", "vocabulary")
-    methods = (one["method"], other["method"])
-    same = all(methods[0].get(name) == methods[1].get(name) for name in names)
+    method, other_method = one["method"], other["method"]
+    same = all(method.get(name) == other_method.get(name) for name in names)
     return same and one["target"] == other["target"]
 
 
 def _settings(config: MethodConfig) -> dict[str, Any]:
-    """Settings by which experience is found again: all but how much to draft."""
+    """The settings that identify a method's experience: all but `drafting`."""
     return config.model_dump(mode="json", exclude={"drafting"})
 
 
 class ExperienceStore:
-    """Experience and latency curves in a folder; without one, in memory.
+    """Experience and latency curves in a folder; without one, curves in memory.
 
-    A file per method and target, named by the weights, the device and the settings.
+    One file per method and target, named by a digest of weights, device and settings.
 
     Args:
-        priors: what is known of methods before their first draft here.
+        priors: acceptance of methods before their first draft on this machine.
     """
 
     def __init__(self, folder: Path | None, priors: Sequence[Prior] = ()) -> None:
         self._folder, self._priors = folder, priors
         self._curves: dict[str, LatencyCurve] = {}
 
-    def of(self, config: MethodConfig, target: Target, locate: Locate = as_named) -> Experience:
-        """What is known of a method; the target's latency curve is measured if it is not known."""
+    def load(self, config: MethodConfig, target: Target, locate: Locate = as_named) -> Experience:
+        """A method's experience, or a new one; measures the target's latency curve if need be."""
         curve = self.curve(target)
-        if values := self._read(_name(target, config)):
+        if values := self._read(_file_name(target, config)):
             try:
-                learnt = Experience.new(curve, values)
-                is_same = values.get("measured", _digest(curve)) == _digest(curve)
-                if is_same and not TRUE_SLOPES[0] <= learnt.costs.slope <= TRUE_SLOPES[1]:
-                    curve = self._renewed(target)
-                    is_same = curve is learnt.costs.curve
-                return learnt if is_same else learnt.on(curve)
+                return self._on_current_curve(values, curve, target)
             except (AttributeError, TypeError, ValueError):  # of another version, or damaged
                 pass
-        return Experience.new(curve, {"survival": self._prior(config, target, locate)})
+        weights, settings = target.provenance.get("weights"), _settings(config)
+        priors = [p for p in self._priors if (p.weights, p.method) == (weights, settings)]
+        if priors and priors[0].drafter == drafter_digest(config, locate):
+            return Experience.new(curve, {"survival": priors[0].survival})
+        return Experience.new(curve)
 
-    def _renewed(self, target: Target) -> LatencyCurve:
-        """The curve measured again, if that is long ago."""
-        file = None if self._folder is None else self._folder / _name(target)
-        if file and file.is_file() and time.time() - file.stat().st_mtime > LEAST_AGE_S:
+    def _on_current_curve(
+        self, values: Mapping[str, Any], curve: LatencyCurve, target: Target
+    ) -> Experience:
+        """Stored experience on the target's curve, which is measured again where it is doubtful."""
+        experience = Experience.new(curve, values)
+        costs, digest = experience.costs, _digest(curve)
+        is_same = values.get("measured", digest) == digest
+        low, high = PLAUSIBLE_ROW_SCALES
+        if is_same and not low <= costs.row_scale <= high:
+            curve = self._remeasure_if_old(target)
+            is_same = curve is costs.curve
+        if not is_same:  # `row_scale` was learnt relative to the old curve
+            experience.costs = Costs.from_dict(curve, {**costs.to_dict(), "slope": 1.0})
+        return experience
+
+    def _remeasure_if_old(self, target: Target) -> LatencyCurve:
+        file = None if self._folder is None else self._folder / _file_name(target)
+        if file and file.is_file() and time.time() - file.stat().st_mtime > MIN_REMEASURE_AGE_S:
             return self._measure_curve(target)
         return self.curve(target)
 
-    def _prior(self, config: MethodConfig, target: Target, locate: Locate) -> dict[str, Any]:
-        weights, settings = target.provenance.get("weights"), _settings(config)
-        mine = [one for one in self._priors if (one.weights, one.method) == (weights, settings)]
-        if not mine or mine[0].drafter != drafter_digest(config, locate):
-            return {}
-        return mine[0].survival
-
-    def stored(
+    def find(
         self, target: str, config: MethodConfig, *, any_size: bool = False
     ) -> Experience | None:
-        """What is kept of a method on a target, given by name, that need not be loaded.
+        """Stored experience of a method on a target that is given by name and need not be loaded.
 
-        None where there is nothing. Of several (dtypes, devices), the newest.
+        None where there is none. Of several (dtypes, devices), the newest.
 
         Args:
-            any_size: drafts of other sizes with the same weights will do.
+            any_size: also of the same weights with drafts of another size.
         """
         folder, wanted = self._folder, {"target": target, "method": _settings(config)}
         files = [] if folder is None or not folder.is_dir() else folder.glob("*.json")
@@ -252,48 +231,47 @@ class ExperienceStore:
             try:
                 curve = LatencyCurve.from_dict(self._read(values["curve"]))
                 experience = Experience.new(curve, values)
-                experience.costs.base = float(values["base"])
+                experience.costs.plain_ms = float(values["base"])
             except (ConfigError, AttributeError, KeyError, TypeError, ValueError):
                 continue
             return experience
         return None
 
-    def latency(self, target: str, config: MethodConfig) -> StepLatency | None:
-        """What a method's steps take on this machine, as known; None before its first draft."""
-        known = self.stored(target, config) or self.stored(target, config, any_size=True)
-        return known.costs.latency() if known and known.costs.draft else None
+    def step_latency(self, target: str, config: MethodConfig) -> StepLatency | None:
+        """How long a method's steps take on this machine; None before its first draft."""
+        experience = self.find(target, config) or self.find(target, config, any_size=True)
+        return experience.costs.latency() if experience and experience.costs.draft_times else None
 
     def measure(
-        self, config: MethodConfig, context: BuildContext, *, on_progress: OnProgress = ignore
+        self, config: MethodConfig, context: BuildContext, *, on_progress: OnProgress = no_progress
     ) -> StepLatency:
-        """Time the target and the method's drafts anew, and keep what they take.
+        """Time the target and the method's drafts anew, and store the result.
 
         Raises:
-            SourceError, DrafterError: the drafter cannot be had.
-            StoppedError: somebody stopped it.
+            SourceError, DrafterError: the drafter cannot be loaded.
+            StoppedError: a user stopped it.
         """
         target, drafter = context.target, config.build(context)
-        tell = part(on_progress, 0.0, 0.8)
-        curve = measure_curve(target, rows=FINE_ROWS, tree_rows=TREE_ROWS, on_progress=tell)
-        self._curves[_name(target)] = curve
-        self._write(_name(target), curve.to_dict())
-        experience = self.of(config, target, context.locate)
-        experience.costs.draft.clear()
+        progress = progress_range(on_progress, 0.0, 0.8)
+        curve = measure_curve(target, rows=FINE_ROWS, tree_rows=TREE_ROWS, on_progress=progress)
+        self._save_curve(target, curve)
+        experience = self.load(config, target, context.locate)
+        experience.costs.draft_times.clear()
         experience.costs.time_drafts(drafter.parts[-1], target)
-        drafter.close()
-        self.keep(config, target, experience)
+        self.save(config, target, experience)
         on_progress(1.0)
         return experience.costs.latency()
 
-    def keep(self, config: MethodConfig, target: Target, experience: Experience) -> None:
+    def save(self, config: MethodConfig, target: Target, experience: Experience) -> None:
         about = {"target": target.name, "method": _settings(config)}
-        values = {**experience.to_dict(), "about": about, "curve": _name(target)}
-        values["base"], values["measured"] = experience.costs.base, _digest(experience.costs.curve)
-        self._write(_name(target, config), values)
+        values = {**experience.to_dict(), "about": about, "curve": _file_name(target)}
+        costs = experience.costs
+        values["base"], values["measured"] = costs.plain_ms, _digest(costs.curve)
+        self._write(_file_name(target, config), values)
 
     def curve(self, target: Target) -> LatencyCurve:
-        """The target's latency curve; what steps take now, every run finds out itself."""
-        name = _name(target)
+        """The target's latency curve; each run learns by itself what steps take at present."""
+        name = _file_name(target)
         if name not in self._curves:
             try:
                 self._curves[name] = LatencyCurve.from_dict(self._read(name))
@@ -302,13 +280,16 @@ class ExperienceStore:
         return self._curves[name]
 
     def _measure_curve(self, target: Target) -> LatencyCurve:
-        curve = measure_curve(target, rows=ROWS, tree_rows=TREE_ROWS, repeats=2)
-        self._curves[_name(target)] = curve
-        self._write(_name(target), curve.to_dict())
+        curve = measure_curve(target, rows=QUICK_ROWS, tree_rows=TREE_ROWS, repeats=2)
+        return self._save_curve(target, curve)
+
+    def _save_curve(self, target: Target, curve: LatencyCurve) -> LatencyCurve:
+        self._curves[_file_name(target)] = curve
+        self._write(_file_name(target), curve.to_dict())
         return curve
 
     def _read(self, name: str) -> dict[str, Any]:
-        """Empty where nothing is kept, or it cannot be read."""
+        """Empty where the file is missing or cannot be read."""
         if self._folder is None:
             return {}
         try:
@@ -318,29 +299,29 @@ class ExperienceStore:
         return values if isinstance(values, dict) else {}
 
     def _write(self, name: str, values: dict[str, Any]) -> None:
-        """Best effort: a full disk must not end a run."""
+        """Best effort: a full disk must not stop a run."""
         if self._folder is None:
             return
-        part = self._folder / f"{name}.{os.getpid()}"
+        temporary = self._folder / f"{name}.{os.getpid()}"
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            part.write_text(json.dumps(values))
-            part.replace(self._folder / name)
+            temporary.write_text(json.dumps(values))
+            temporary.replace(self._folder / name)
         except OSError:
-            part.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
 
 
 def _digest(curve: LatencyCurve) -> str:
-    """Tells one measurement from another."""
+    """Identifies a measurement."""
     return hashlib.sha256(json.dumps(curve.to_dict()).encode()).hexdigest()[:16]
 
 
-def _name(target: Target, config: MethodConfig | None = None) -> str:
-    """Of a file: the weights, where they run, and the method's settings."""
-    where = target.environment()
+def _file_name(target: Target, config: MethodConfig | None = None) -> str:
+    """By the weights, where they run, and the method's settings."""
+    environment = target.environment()
     keys = ("target", "weights", "revision", "dtype", "device_name", "threads", "forward")
-    facts = [where.get(key) for key in keys]
-    facts += [cpuinfo(key) for key in ("cpu family", "model")]  # names of processors say little
+    facts = [environment.get(key) for key in keys]
+    facts += [cpuinfo(key) for key in ("cpu family", "model")]  # a processor's name says little
     settings = None if config is None else config.model_dump(mode="json")
     digest = hashlib.sha256(json.dumps([facts, settings], default=str).encode()).hexdigest()
     return f"{digest[:32]}.json"

@@ -1,8 +1,8 @@
-"""What a step costs on a machine, and the speed that follows; `engine.tuning.timing` measures it.
+"""Latency curves and the speed that follows from them; `engine.tuning.timing` measures them.
 
-A step is the draft (a start, then level by level) and a forward that verifies it: a curve over
-rows, linear between the row counts that were measured. Recurrent layers read a tree level by level
-or branch by branch: there a verify forward goes by depth as well.
+A step's time is that of the draft (a fixed part, and one per level) and that of the verify forward:
+a curve over rows, linear between the measured row counts. Recurrent layers read a tree level by
+level or branch by branch, so that the time depends on depth as well.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from engine.errors import ConfigError
 from engine.metrics import predicted_tok_s, speedup
 
 BUCKETS = (256, 1024, 4096, 16384, 65536)
-"""Context lengths that are told apart: a step's time grows with the rows in the cache."""
+"""Context lengths with separate curves: a step's time grows with the rows in the cache."""
 
 
 def bucket_of(context_len: int) -> int:
-    """The bucket whose curve serves a context of this length: the nearest on a log scale.
+    """The bucket of a context of this length: the nearest on a log scale.
 
     Example: 300 → 256, 700 → 1024.
     """
@@ -30,7 +30,7 @@ def bucket_of(context_len: int) -> int:
 
 
 def interpolate(rows: Sequence[int], ms: Sequence[float], n: float) -> float:
-    """Linear between points; before the first its value, beyond the last its slope goes on."""
+    """Linear between points; constant before the first, extrapolated beyond the last."""
     if n <= rows[0] or len(rows) == 1:
         return ms[0]
     right = next((i for i, r in enumerate(rows) if r >= n), len(rows) - 1)
@@ -39,18 +39,15 @@ def interpolate(rows: Sequence[int], ms: Sequence[float], n: float) -> float:
     return ms[left] + slope * (n - rows[left])
 
 
-class _Stored:
-    """A frozen dataclass that is kept as plain JSON."""
+class _JsonDataclass:
+    """A frozen dataclass that is stored as plain JSON."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)  # type: ignore[call-overload, no-any-return]
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """What `to_dict` made.
-
-        Raises ConfigError: it is none.
-        """
+        """The inverse of `to_dict`. Raises ConfigError: a field is missing or invalid."""
         try:
             return TypeAdapter(cls).validate_python(dict(values))
         except ValidationError as error:
@@ -67,13 +64,13 @@ def _check(rows: Sequence[int], ms: Sequence[float]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class TreeLatency(_Stored):
-    """Median milliseconds of trees that are no chains, where they go by depth.
+class TreeLatency(_JsonDataclass):
+    """Median milliseconds of trees other than chains, where time depends on depth.
 
     Attributes:
         rows: ascending row counts, root included.
-        star_ms: of trees that are one level deep, one per row count.
-        level_ms: what a level more costs.
+        star_ms: of trees of depth 1, one per row count.
+        level_ms: of each further level, one per row count.
     """
 
     rows: tuple[int, ...]
@@ -85,24 +82,24 @@ class TreeLatency(_Stored):
         _check(self.rows, self.level_ms)
 
     def at(self, n: float, depth: int) -> float:
-        """Milliseconds for n rows whose deepest path drafts so many tokens."""
+        """Milliseconds of a tree of n rows and this depth."""
         level_ms = interpolate(self.rows, self.level_ms, n)
         return interpolate(self.rows, self.star_ms, n) + (depth - 1) * level_ms
 
 
 @dataclass(frozen=True, slots=True)
-class LatencyCurve(_Stored):
+class LatencyCurve(_JsonDataclass):
     """Median milliseconds at a few row counts.
 
     Attributes:
         rows: ascending row counts, root included.
-        ms: one per row count; of chains.
-        context_len: committed rows in the cache while measuring.
-        trees: of other trees; None where only the rows count.
+        ms: of chains, one per row count.
+        context_len: committed rows in the cache during the measurement.
+        trees: of other trees; None where time does not depend on depth.
     """
 
     rows: tuple[int, ...]
-    # Logs call them by what was measured.
+    # Run logs name the field by what was measured.
     ms: Annotated[
         tuple[float, ...], Field(validation_alias=AliasChoices("ms", "verify_ms", "other_ms"))
     ]
@@ -113,31 +110,31 @@ class LatencyCurve(_Stored):
         _check(self.rows, self.ms)
 
     def scaled(self, factor: float) -> LatencyCurve:
-        """The same on a machine that takes so many times as long."""
+        """The curve with all times multiplied by a factor."""
 
-        def times(ms: tuple[float, ...]) -> tuple[float, ...]:
-            return tuple(factor * one for one in ms)
+        def scale(times: tuple[float, ...]) -> tuple[float, ...]:
+            return tuple(factor * ms for ms in times)
 
         trees = self.trees
         if trees is not None:
-            trees = TreeLatency(trees.rows, times(trees.star_ms), times(trees.level_ms))
-        return LatencyCurve(self.rows, times(self.ms), self.context_len, trees)
+            trees = TreeLatency(trees.rows, scale(trees.star_ms), scale(trees.level_ms))
+        return LatencyCurve(self.rows, scale(self.ms), self.context_len, trees)
 
     def at(self, n: float, depth: int | None = None) -> float:
-        """Milliseconds for n rows, whose deepest path drafts so many tokens; None = a chain."""
+        """Milliseconds of a tree of n rows and this depth; None = a chain."""
         if self.trees is None or depth is None or depth >= n - 1:
             return interpolate(self.rows, self.ms, n)
         return self.trees.at(n, depth)
 
 
 @dataclass(frozen=True, slots=True)
-class BatchLatency(_Stored):
+class BatchLatency(_JsonDataclass):
     """Verify forwards of several texts in lock-step: all read the same number of rows at once.
 
     Attributes:
-        batches: ascending numbers of texts, from 1.
-        curves: milliseconds of one forward for all of them, by the rows of each text.
-        by: what ran, in words.
+        batches: ascending batch sizes, from 1.
+        curves: of one forward for the whole batch, by the rows of each text.
+        by: what ran the forwards, for readers.
     """
 
     batches: tuple[int, ...]
@@ -150,23 +147,21 @@ class BatchLatency(_Stored):
             raise ConfigError(f"batches must begin with 1, got {self.batches}.")
 
     def growth(self, batch: int, rows: float) -> float:
-        """Time of a forward of so many texts over that of one; `batch` is one of `batches`."""
+        """Time of a batch's forward over that of one text; `batch` is one of `batches`."""
         return self.curves[self.batches.index(batch)].at(rows) / self.curves[0].at(rows)
 
     def drafting(self, batch: int, rows: float | None) -> float:
-        """How drafting grows: a network of so many rows is taken to grow as the target does.
+        """Time of drafting for a batch over that for one text.
 
-        None: without a network, text by text, like everything that is neither draft nor verify.
+        A network of `rows` rows is assumed to scale as the target does. None = no network: text by
+        text, like everything that is neither draft nor verify.
         """
         return batch if rows is None else self.growth(batch, rows)
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a step is expected to cost and bring.
-
-    `tok_s` is MAT / step time; `speedup` is over plain decoding by the same curves.
-    """
+    """Expected MAT and times of a step; `speedup` is over plain decoding by the same curves."""
 
     mat: float
     draft_ms: float
@@ -187,12 +182,12 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True)
-class StepLatency(_Stored):
-    """What a step takes: all that a prediction needs. `engine.tuning.costs` keeps it up to date.
+class StepLatency(_JsonDataclass):
+    """The times that a prediction needs; `engine.tuning.costs` keeps them up to date.
 
     Attributes:
-        verify: of a step, by its rows, without the draft.
-        start_ms, level_ms: of a draft: once, and by level.
+        verify: of a step without its draft, by rows.
+        start_ms, level_ms: of a draft: its fixed part, and each level.
     """
 
     verify: LatencyCurve
@@ -200,12 +195,12 @@ class StepLatency(_Stored):
     level_ms: float
 
     def predict(self, mat: float, *, num_nodes: float, depth: int) -> Prediction:
-        """Speed of drafts with this MAT; their deepest nodes are `depth` tokens from the root."""
+        """Speed with drafts of this MAT, number of nodes and depth."""
         draft_ms = self.start_ms + depth * self.level_ms
         verify_ms = self.verify.at(num_nodes + 1, depth)
         return Prediction(mat, draft_ms, verify_ms, 1000 / self.verify.at(1))
 
     def predict_config(self, config: MethodConfig, mat: float) -> Prediction:
-        """Speed of a method with these settings, if its drafts are as large as they may be."""
+        """Speed of a method with these settings if every draft has its full size."""
         depth, nodes = config.largest_draft
         return self.predict(mat, num_nodes=nodes, depth=depth)

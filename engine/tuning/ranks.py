@@ -1,7 +1,7 @@
-"""Rank tables: which rank a drafter gave to the true token, for every position and draft depth.
+"""Rank tables: the rank that a drafter gave to the true token, by position and draft depth.
 
-Greedy speculative decoding never changes the text, and what a drafter offers behind the true path
-does not depend on the tree around it. So one table answers what *any* choice tree would have
+Greedy speculative decoding never changes the text, and what a drafter proposes after the true path
+does not depend on the rest of the tree. So one table shows what *any* choice tree would have
 accepted at *any* position (`engine.tuning.replay`).
 
 Worked example, a text with outputs a b c d (three possible roots: a, b, c), two depths:
@@ -11,8 +11,11 @@ Worked example, a text with outputs a b c d (three possible roots: a, b, c), two
     1    b     c  d          1  0     c (there is no [1, 0])
     2    c     d  (tail)     5  0     nothing
 
-Memory while measuring is bounded by one text at a time: its features, and the logits of
-`drafters.texts.ROWS` positions.
+A lookup drafter learns nothing from the target but which tokens are right, and a finished text
+tells that: its steps along the text are the steps of a real greedy run.
+
+A measurement holds one text in memory at a time: its features, and the logits of
+`drafters.texts.MAX_LOGIT_ROWS` positions.
 """
 
 from __future__ import annotations
@@ -21,35 +24,41 @@ import io
 import json
 import zipfile
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from engine.config import Sampling
 from engine.drafters import methods
-from engine.drafters.base import BuildContext, Drafter
+from engine.drafters.base import BuildContext, Drafter, Start
 from engine.drafters.method import MethodConfig
 from engine.drafters.texts import TargetTrace, Text
-from engine.errors import ConfigError, one_of
-from engine.proposal import Needs
+from engine.errors import ConfigError, PromptError, one_of
+from engine.model.target import Target
+from engine.proposal import Budget, Needs, Outcome, TargetOutput, joined
+from engine.sampling import SeededDraws
 from engine.tree import ChoiceTree
-from engine.tuning import OnProgress, ignore, part
-from engine.tuning.offline import look_up, read, with_steps
+from engine.tuning import OnProgress, no_progress, progress_range
+from engine.tuning.survival import TrackedDraft
 
-NOT_KEPT = -1
-"""In `RankTable.ranks`: not among the ranks kept, or nothing can be drafted there."""
+NO_RANK = -1
+"""In `RankTable.ranks`: beyond `NUM_RANKS`, or nothing can be drafted there."""
 NUM_RANKS = 64
-"""Ranks kept."""
+"""Ranks that a table distinguishes."""
 LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32)
-"""Draft lengths tried for drafters that look up."""
+"""Draft lengths tried for lookup drafters."""
+_PREFILL_ROWS = 1024
+"""Rows of a text per forward of the target."""
 _FORMAT = 1
-_DAMAGED = (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error)
+_READ_ERRORS = (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error)
 
 
 class ChainSteps(NamedTuple):
-    """Steps that a drafter really made offline, one after the other over all texts.
+    """Steps that a drafter made along finished texts, over all texts in order.
 
     Attributes:
         roots: `(steps,)` int32 rows of the table.
@@ -62,8 +71,8 @@ class ChainSteps(NamedTuple):
     drafted: np.ndarray
 
     @classmethod
-    def of(cls, packed: np.ndarray) -> Self:
-        """From one `(3, steps)` array."""
+    def unpack(cls, packed: np.ndarray) -> Self:
+        """From a `(3, steps)` array."""
         return cls(packed[0], packed[1].astype(np.int16), packed[2].astype(np.int16))
 
 
@@ -72,16 +81,15 @@ class RankTable:
     """Ranks of the true tokens, text after text.
 
     Attributes:
-        ranks: `(positions, depths)` int16, 0 = the drafter's first choice, `NOT_KEPT` = −1.
+        ranks: `(positions, depths)` int16, 0 = the drafter's first choice, `NO_RANK` = −1.
             A position is an output token that can be the root of a step.
-        num_ranks: ranks that were told apart; a true token beyond them is `NOT_KEPT`.
+        num_ranks: ranks that are distinguished; a true token beyond them is `NO_RANK`.
         texts: row at which each text starts.
         categories: one per text.
-        token_ids: `(t,)` int32: of every text all outputs and the tail behind them.
+        token_ids: `(t,)` int32 outputs of every text, each with its tail.
         token_starts: where each text starts in `token_ids`.
-        chains: for drafters that look up rather than rank (no depths then): the steps made, by
-            draft length.
-        about: what was measured on what; plain JSON.
+        chains: for lookup drafters, which have no ranks (`depths` is 0): steps by draft length.
+        about: target, method and texts of the measurement; plain JSON.
     """
 
     ranks: np.ndarray
@@ -116,12 +124,12 @@ class RankTable:
         return self.texts[text], (*self.texts[1:], self.num_positions)[text]
 
     def tokens_of(self, text: int) -> np.ndarray:
-        """All outputs of a text and the tail behind them."""
+        """The outputs of a text and its tail."""
         ends = (*self.token_starts[1:], len(self.token_ids))
         return self.token_ids[self.token_starts[text] : ends[text]]
 
     def locate(self, row: int) -> tuple[int, int]:
-        """Which text a row belongs to, and which of its outputs is the root."""
+        """The text that a row belongs to, and the index of the output that is the root."""
         text = int(np.searchsorted(self.texts, row, side="right")) - 1
         return text, row - self.texts[text]
 
@@ -130,83 +138,80 @@ class RankTable:
         if category is None:
             return self
         one_of("category", category, sorted(set(self.categories)))
-        return self.pick([i for i, name in enumerate(self.categories) if name == category])
+        return self.select([i for i, name in enumerate(self.categories) if name == category])
 
-    def pick(self, numbers: Sequence[int]) -> RankTable:
-        """These texts only, by number, in this order."""
-        rows = [np.arange(*self.span(i)) for i in numbers]
-        tokens = [self.tokens_of(i) for i in numbers]
+    def select(self, texts: Sequence[int]) -> RankTable:
+        """These texts only, by index, in this order."""
+        rows = [np.arange(*self.span(i)) for i in texts]
+        tokens = [self.tokens_of(i) for i in texts]
         row_idx, sources = np.concatenate(rows), self.about.get("sources") or ()
         per_text = (
-            {"sources": [sources[i] for i in numbers]} if len(sources) == self.num_texts else {}
+            {"sources": [sources[i] for i in texts]} if len(sources) == self.num_texts else {}
         )
         return replace(
             self,
             ranks=self.ranks[row_idx],
             texts=_starts(rows),
-            categories=tuple(self.categories[i] for i in numbers),
+            categories=tuple(self.categories[i] for i in texts),
             token_ids=np.concatenate(tokens),
             token_starts=_starts(tokens),
-            chains={length: _kept(steps, row_idx) for length, steps in self.chains.items()},
+            chains={length: _select_steps(steps, row_idx) for length, steps in self.chains.items()},
             about={**self.about, **per_text},
         )
 
-    def narrowed(self, max_depth: int | None, max_width: int | None) -> RankTable:
-        """Without what is deeper or of a higher rank; None = as deep or wide as it is."""
+    def limited_to(self, max_depth: int | None, max_width: int | None) -> RankTable:
+        """Without greater depths and higher ranks; None = no limit."""
         width = min(max_width or self.num_ranks, self.num_ranks)
         ranks = self.ranks[:, :max_depth]
-        return replace(self, ranks=np.where(ranks < width, ranks, NOT_KEPT), num_ranks=width)
+        return replace(self, ranks=np.where(ranks < width, ranks, NO_RANK), num_ranks=width)
 
     def to_bytes(self) -> bytes:
         """A compressed NumPy archive; `from_bytes` reads it."""
         names = ("num_ranks", "texts", "categories", "token_starts", "about")
-        head = {name: getattr(self, name) for name in names}
-        head |= {"format": _FORMAT, "chains": sorted(self.chains)}
+        meta = {name: getattr(self, name) for name in names}
+        meta |= {"format": _FORMAT, "chains": sorted(self.chains)}
         arrays = {"ranks": self.ranks, "token_ids": self.token_ids}
         for length, steps in self.chains.items():
             arrays[f"chain_{length}"] = np.stack([column.astype(np.int32) for column in steps])
         stream = io.BytesIO()
-        packed = np.frombuffer(json.dumps(head).encode(), dtype=np.uint8)
+        packed = np.frombuffer(json.dumps(meta).encode(), dtype=np.uint8)
         np.savez_compressed(stream, head=packed, **arrays)  # type: ignore[arg-type]
         return stream.getvalue()
 
     @classmethod
     def from_bytes(cls, payload: bytes) -> Self:
-        """What `to_bytes` wrote.
-
-        Raises ConfigError: it is no rank table, or one of a newer version.
-        """
+        """The inverse of `to_bytes`. Raises ConfigError: no rank table, or of another format."""
         try:
             if not zipfile.is_zipfile(io.BytesIO(payload)):
                 raise ValueError("not an archive")
             with np.load(io.BytesIO(payload), allow_pickle=False) as stored:
-                head = json.loads(stored["head"].tobytes())
-                if head["format"] != _FORMAT:
+                meta = json.loads(stored["head"].tobytes())
+                if meta["format"] != _FORMAT:
                     raise ConfigError(
-                        f"The rank table has format {head['format']}, this version reads {_FORMAT}."
+                        f"The rank table has format {meta['format']}, this version reads {_FORMAT}."
                         " Measure it again."
                     )
                 return cls(
                     stored["ranks"],
-                    head["num_ranks"],
-                    tuple(head["texts"]),
-                    tuple(head["categories"]),
+                    meta["num_ranks"],
+                    tuple(meta["texts"]),
+                    tuple(meta["categories"]),
                     stored["token_ids"],
-                    tuple(head["token_starts"]),
-                    {n: ChainSteps.of(stored[f"chain_{n}"]) for n in head["chains"]},
-                    head["about"],
+                    tuple(meta["token_starts"]),
+                    {n: ChainSteps.unpack(stored[f"chain_{n}"]) for n in meta["chains"]},
+                    meta["about"],
                 )
-        except _DAMAGED as error:
+        except _READ_ERRORS as error:
             raise ConfigError("This is not a rank table. Measure it again.") from error
 
 
 def _starts(parts: Sequence[Any]) -> tuple[int, ...]:
-    """Where each part begins once they are joined."""
+    """Where each part begins in their concatenation."""
     return tuple(int(i) for i in np.cumsum([0, *(len(part) for part in parts)])[:-1])
 
 
-def _kept(steps: ChainSteps, rows: np.ndarray) -> ChainSteps:
-    """The steps whose root is one of these rows, numbered anew, in the order of the rows."""
+def _select_steps(steps: ChainSteps, rows: np.ndarray) -> ChainSteps:
+    """The steps whose root is one of these rows, renumbered, in the order of the rows."""
     new = np.full(max(steps.roots.max(initial=0), rows.max(initial=0)) + 1, -1)
     new[rows] = np.arange(len(rows))
     inside = np.flatnonzero(new[steps.roots] >= 0)
@@ -221,42 +226,39 @@ def measure_ranks(
     texts: Iterable[Text],
     *,
     depths: int = 8,
-    on_progress: OnProgress = ignore,
+    on_progress: OnProgress = no_progress,
 ) -> RankTable:
     """The rank table of a method on these texts.
 
-    The method's settings matter as far as they change what is drafted where: weights, confidence
-    threshold, lookup rules. Its tree and draft length do not; they are what the table is asked.
-    Drafters that look up have no ranks: they are run offline, once per draft length, over the texts
-    in this order (pools that outlive a text remember the ones before).
+    It depends on the settings that change what is drafted where: weights, confidence threshold,
+    lookup rules; not on tree and draft length, which replay varies. Lookup drafters have no ranks:
+    they are run along the texts in this order, once per draft length (pools that outlive a text
+    remember the ones before).
 
     Args:
         depths: how deep to rank, or the longest draft to try.
 
     Raises:
         ConfigError: the method has no ranks, or no text has a step.
-        PromptError: a text is not this target's.
-        SourceError, DrafterError: the drafter cannot be had.
+        PromptError: a text is of another target.
+        SourceError, DrafterError: the drafter cannot be loaded.
     """
-    if depths < 1:
-        raise ConfigError(f"depths must be at least 1, got {depths}. Set it higher.")
-    usable = with_steps(texts)
-    _check_ranks(config)
+    usable = [text for text in texts if text.num_roots]
+    _check_measurable(config, usable, depths)
     drafter = None if config.looks_up else config.with_tree(ChoiceTree.chain(1)).build(context)
-    num_ranks = 1 if drafter is None else min(NUM_RANKS, drafter.num_ranks or NUM_RANKS)
     needs = Needs() if drafter is None else drafter.needs
-    parts, traces = list[torch.Tensor](), list[TargetTrace]()
+    ranks, traces = list[Tensor](), list[TargetTrace]()
     for done, text in enumerate(usable):
         on_progress((0.5 if config.looks_up else 1.0) * done / len(usable))
-        trace = read(context.target, text, needs, tail=depths)
-        parts.append(_kept_ranks(drafter, trace, depths, num_ranks))
-        # Only tokens are needed from here on.
+        trace = trace_text(context.target, text, needs, tail=depths)
+        ranks.append(_ranks_of(drafter, trace, depths))
+        # Drop the features: only tokens are needed from here on.
         traces.append(TargetTrace(text, trace.tokens, trace.context_len))
     outputs = [trace.tokens[trace.first :].to(torch.int32).numpy() for trace in traces]
     table = RankTable(
-        ranks=torch.cat(parts).to(torch.int16).numpy(),
-        num_ranks=num_ranks,
-        texts=_starts(parts),
+        ranks=torch.cat(ranks).to(torch.int16).numpy(),
+        num_ranks=1 if drafter is None else NUM_RANKS,
+        texts=_starts(ranks),
         categories=tuple(text.category for text in usable),
         token_ids=np.concatenate(outputs),
         token_starts=_starts(outputs),
@@ -269,42 +271,44 @@ def measure_ranks(
         },
     )
     if config.looks_up:
-        chains = _looked_up(config, context, traces, depths, part(on_progress, 0.5, 1.0))
+        second_half = progress_range(on_progress, 0.5, 1.0)
+        chains = _measure_chains(config, context, traces, depths, second_half)
         table = replace(table, chains=chains)
     on_progress(1.0)
     return table
 
 
-def _check_ranks(config: MethodConfig) -> None:
-    if config.offline:
-        return
-    titles = [cls.title for cls in methods().values() if cls.parse({}).offline]
-    raise ConfigError(
-        f"{config.title} has no rank table: it does not rank tokens per depth. "
-        f"Choose one of {', '.join(titles)}."
-    )
+def _check_measurable(config: MethodConfig, texts: Sequence[Text], depths: int) -> None:
+    if depths < 1:
+        raise ConfigError(f"depths must be at least 1, got {depths}. Set it higher.")
+    if not texts:
+        raise ConfigError("No text has two new tokens or more. Choose longer runs.")
+    if not config.offline:
+        titles = [kind.title for kind in methods().values() if kind.parse({}).offline]
+        raise ConfigError(
+            f"{config.title} has no rank table: it does not rank tokens per depth. "
+            f"Choose one of {', '.join(titles)}."
+        )
 
 
-@torch.inference_mode()
-def _kept_ranks(
-    drafter: Drafter | None, trace: TargetTrace, depths: int, num_ranks: int
-) -> torch.Tensor:
-    """Ranks to keep, `NOT_KEPT` elsewhere."""
+def _ranks_of(drafter: Drafter | None, trace: TargetTrace, depths: int) -> Tensor:
+    """Ranks of the true tokens `(roots, depths)`; without columns for None, a lookup drafter."""
     if drafter is None:
         return torch.empty(trace.text.num_roots, 0)
-    ranks = drafter.ranks(trace, depths)
-    is_known = (trace.true_tokens(ranks.shape[1]) >= 0) & (ranks < num_ranks)
-    return torch.where(is_known, ranks, NOT_KEPT)
+    with torch.inference_mode():
+        ranks = drafter.ranks(trace, depths)
+    is_known = (trace.true_tokens(ranks.shape[1]) >= 0) & (ranks < NUM_RANKS)
+    return torch.where(is_known, ranks, NO_RANK)
 
 
-def _looked_up(
+def _measure_chains(
     config: MethodConfig,
     context: BuildContext,
     traces: Sequence[TargetTrace],
     longest: int,
     on_progress: OnProgress,
 ) -> dict[int, ChainSteps]:
-    """Steps by draft length, each with a drafter of its own that sees the texts in order."""
+    """Steps by draft length, each with a new drafter that reads the texts in order."""
     lengths = [n for n in LENGTHS if n < longest] + [longest]
     steps_by_length: dict[int, ChainSteps] = {}
     for i, length in enumerate(lengths):
@@ -313,9 +317,69 @@ def _looked_up(
         begin = 0
         for done, trace in enumerate(traces):
             on_progress((i + done / len(traces)) / len(lengths))
-            for root, *counts in look_up(drafter, trace):
+            for root, *counts in draft_along(drafter, trace):
                 rows.append((begin + root, *counts))
             begin += trace.text.num_roots
-        drafter.close()
-        steps_by_length[length] = ChainSteps.of(np.array(rows, dtype=np.int32).T)
+        del drafter  # before the next one is built
+        steps_by_length[length] = ChainSteps.unpack(np.array(rows, dtype=np.int32).T)
     return steps_by_length
+
+
+@torch.inference_mode()
+def trace_text(target: Target, text: Text, needs: Needs, *, tail: int) -> TargetTrace:
+    """The target's features along a text and `tail` more greedy tokens, context permitting.
+
+    Raises PromptError: longer than the target's context, empty, or of another vocabulary.
+    """
+    ids = [*text.prompt_ids, *text.output_ids]
+    named = f"The text of {text.source}" if text.source else "The text"
+    if not text.prompt_ids or not text.output_ids:
+        raise PromptError(f"{named} must have a prompt and an output. Choose another run.")
+    if len(ids) > target.context_len or min(ids) < 0 or max(ids) >= target.vocab_size:
+        raise PromptError(
+            f"{named} has {len(ids)} tokens between {min(ids)} and {max(ids)}, but {target.name}'s "
+            f"context holds {target.context_len} and its vocabulary {target.vocab_size}. Choose "
+            "runs of this target."
+        )
+    cache = target.new_cache(len(ids) + tail)
+    features: list[list[Tensor | None]] = []
+    try:
+        for chunk in torch.tensor(ids).split(_PREFILL_ROWS):
+            output = target.prefill(chunk, cache, needs)
+            parts = (output.hidden, output.layers)
+            features.append([None if part is None else part.cpu() for part in parts])
+        for _ in range(tail):
+            ids.append(int(output.logits[-1].argmax()))
+            if cache.length >= target.context_len:
+                break
+            output = target.prefill(ids[-1:], cache, Needs())
+    finally:
+        cache.free()
+    hidden, layers = (joined(parts) for parts in zip(*features, strict=True))
+    return TargetTrace(text, torch.tensor(ids), target.context_len, hidden, layers)
+
+
+@torch.inference_mode()
+def draft_along(drafter: Drafter, trace: TargetTrace) -> Iterator[tuple[int, int, int]]:
+    """A lookup drafter's steps along a text: index of the root, tokens accepted, tokens drafted.
+
+    It drafts no deeper than the tail reaches.
+    """
+    tokens, first, output = trace.tokens.tolist(), trace.first, TargetOutput(torch.empty(0, 0))
+    text, root = trace.text, 0
+    start = Start(text.prompt_ids, tokens[first], output, Sampling(), SeededDraws(0), text.limits)
+    drafter.start(start)
+    try:
+        while root < text.num_roots:
+            at = first + root
+            max_depth = trace.context_len - 1 - at
+            proposal = drafter.propose(Budget(max_depth)).cut(max_depth)
+            draft = TrackedDraft(proposal)
+            draft.follow(tokens[at + 1 :])
+            path = draft.path
+            yield root, len(path) - 1, len(proposal.shape) - 1
+            committed = tuple(tokens[at + 1 : at + 1 + len(path)])
+            drafter.observe(Outcome(proposal, output, tuple(path), committed))
+            root += len(path)
+    finally:
+        drafter.finish()

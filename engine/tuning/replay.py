@@ -1,9 +1,9 @@
 """Exact replay of a choice tree over a rank table: what a greedy run with this tree would accept.
 
-First the accepted length at every position, depth by depth for all of them: which node of the tree
-the true path has reached. Then each text is walked from its first root, accepted + 1 tokens per
-step, as decoding does. A text is over when its last output is committed; what the last step
-accepts beyond it counts, as in the run's own figures.
+First, for all positions at once and depth by depth, the node of the tree that the true path
+reaches; its depth is the accepted length. Then each text is walked from its first root, accepted +
+1 tokens per step, as in decoding. A text ends when its last output is committed; what the last step
+accepts beyond it counts, as in a run's own figures.
 
     row       0 1 2 3 4 5 | end
     accepted  2 0 1 0 3 0        steps at rows 0, 3, 4; accepted 2 + 0 + 3; MAT 1 + 5/3
@@ -11,29 +11,26 @@ accepts beyond it counts, as in the run's own figures.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
 
 from engine import metrics
-from engine.errors import ConfigError
 from engine.tree import ChoiceTree
 from engine.tuning.ranks import RankTable
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Replay:
-    """The steps `(steps,)` of a replayed run, over all texts of a table.
+    """The steps of a replayed run, over all texts of a table.
 
     Attributes:
-        roots: rows of the table where they begin.
-        num_drafted: draft tokens proposed in all steps together.
+        roots: `(steps,)` rows of the table where they begin.
+        accepted_lengths: `(steps,)` draft tokens accepted.
     """
 
     roots: np.ndarray
     accepted_lengths: np.ndarray
-    num_drafted: int
 
     @property
     def num_steps(self) -> int:
@@ -49,26 +46,21 @@ class Replay:
         assert mat is not None
         return mat
 
-    @property
-    def position_rates(self) -> tuple[float, ...]:
-        counts = metrics.at_least(Counter(self.accepted_lengths.tolist()))
-        return metrics.position_rates(counts, self.num_steps)
-
 
 def replay(table: RankTable, tree: ChoiceTree) -> Replay:
-    """Every step that a greedy run with this tree makes on the table's texts, `adaptive` off.
+    """Every step that a greedy run with this tree makes on the table's texts, drafting as set.
 
-    Raises TreeError: the tree is deeper than the table or uses ranks that it does not tell apart.
+    Raises TreeError: the tree is deeper than the table, or uses ranks beyond the table's.
     """
-    lengths = tree.shape.depths.numpy()[reach(table, tree)]
-    roots = walk(lengths, table)
-    return Replay(roots, lengths[roots], len(roots) * len(tree))
+    lengths = tree.shape.depths.numpy()[deepest_nodes(table, tree)]
+    roots = step_roots(lengths, table)
+    return Replay(roots, lengths[roots])
 
 
-def reach(table: RankTable, tree: ChoiceTree) -> np.ndarray:
-    """The deepest node that the true path reaches from every position `(positions,)`; 0 = root.
+def deepest_nodes(table: RankTable, tree: ChoiceTree) -> np.ndarray:
+    """`(positions,)` the deepest node that the true path reaches from each position; 0 = root.
 
-    Raises TreeError: the tree is deeper than the table or uses ranks that it does not tell apart.
+    Raises TreeError: the tree is deeper than the table, or uses ranks beyond the table's.
     """
     tree.check_fits(depth=table.depths, ranks=table.num_ranks, what="the rank table")
     # Column rank + 1 is the child of that rank; column 0 is no child, for ranks that no path uses.
@@ -85,8 +77,8 @@ def reach(table: RankTable, tree: ChoiceTree) -> np.ndarray:
     return reached
 
 
-def walk(lengths: np.ndarray, table: RankTable) -> np.ndarray:
-    """Rows of all steps `(steps,)`, for accepted lengths `(positions,)`."""
+def step_roots(lengths: np.ndarray, table: RankTable) -> np.ndarray:
+    """`(steps,)` rows where steps begin, for accepted lengths `(positions,)`."""
     accepted: list[int] = lengths.tolist()
     roots: list[int] = []
     for text in range(table.num_texts):
@@ -95,27 +87,3 @@ def walk(lengths: np.ndarray, table: RankTable) -> np.ndarray:
             roots.append(row)
             row += accepted[row] + 1
     return np.array(roots, dtype=np.int64)
-
-
-def chain_lengths(table: RankTable) -> tuple[int, ...]:
-    """Draft lengths that `replay_chain` can answer for."""
-    return tuple(sorted(table.chains)) if table.chains else tuple(range(1, table.depths + 1))
-
-
-def replay_chain(table: RankTable, length: int) -> Replay:
-    """Every step of a greedy run that drafts chains of `length` tokens.
-
-    For drafters that look up these are steps made while measuring; each draft may be shorter.
-
-    Raises ConfigError: the table does not know this length.
-    """
-    lengths = chain_lengths(table)
-    if length not in lengths:
-        raise ConfigError(
-            f"The draft length must be one of {', '.join(map(str, lengths))}, got {length}. "
-            "Measure the table deeper for others."
-        )
-    if not table.chains:
-        return replay(table, ChoiceTree.chain(length))
-    steps = table.chains[length]
-    return Replay(steps.roots, steps.accepted.astype(np.int64), int(steps.drafted.sum()))

@@ -1,10 +1,12 @@
-"""Times verify forwards, of one text and several, and drafts, on the real things."""
+"""Times drafts and verify forwards, of one text and of several, on the real models."""
 
 from __future__ import annotations
 
 import statistics
 import time
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,70 +20,75 @@ from engine.model.target import Target
 from engine.proposal import Budget, Needs, Outcome, Proposal, TargetOutput
 from engine.sampling import SeededDraws
 from engine.tree import TreeShape
-from engine.tuning import OnProgress, ignore
+from engine.tuning import OnProgress, no_progress
 from engine.tuning.latency import BatchLatency, LatencyCurve, TreeLatency
 
-ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 112, 128)
 TREE_ROWS = (4, 8, 16, 32, 64)
-DEEP = 4
-"""Depth of the trees that say what a level costs; less where there are few rows."""
+TREE_DEPTH = 4
+"""Depth of the trees that show what a level costs; less where there are few rows."""
 BATCHES, BATCH_ROWS = (1, 2, 4, 8, 16, 32), (1, 2, 4, 8, 16, 32, 64)
 MAX_BATCH_ROWS = 256
-"""Rows of all texts of a batch together, at most; beyond it, the slope goes on."""
+"""The most rows of a batch, all texts together; larger batches are extrapolated."""
 MAX_BATCH_BYTES = 2 << 30
-"""Of keys and values of a batch's texts; batches that need more are left out."""
+"""The most memory for a batch's KV cache; larger batches are left out."""
 
 
 def measure_curve(
     target: Target,
     *,
-    rows: tuple[int, ...] = ROWS,
+    rows: tuple[int, ...],
     tree_rows: tuple[int, ...] = TREE_ROWS,
     context_len: int = 256,
     repeats: int = 5,
-    on_progress: OnProgress = ignore,
+    on_progress: OnProgress = no_progress,
 ) -> LatencyCurve:
-    """Time verify forwards; shapes take turns within each repeat, so drift hits all alike.
+    """Time verify forwards; every repeat times all shapes, so that drift affects all alike.
 
-    Where layers have a state, the time includes its way back to the accepted path, and trees are
-    timed beside chains.
+    With recurrent layers, the time includes rolling their state back to the accepted path, and
+    trees are timed as well as chains.
     """
     context_len = max(1, min(context_len, target.context_len - max(rows) - 1))
     cache = target.new_cache(context_len + max(rows))
     tree_rows = () if cache.recurrent is None else tuple(n for n in tree_rows if n <= max(rows))
     shapes = [TreeShape.chain(n - 1) for n in rows]
-    shapes += [grown(n, depth) for n in tree_rows for depth in (1, _deep(n))]
+    shapes += [comb_tree(n, depth) for n in tree_rows for depth in (1, _tree_depth(n))]
     order = sorted(range(len(shapes)), key=lambda i: -len(shapes[i]))
     seconds = np.empty((repeats + 1, len(shapes)))
     try:
         tokens = torch.arange(context_len) % target.vocab_size
         target.prefill(tokens.tolist(), cache, Needs())
         for repeat in range(repeats + 1):
-            # Largest first: many rows turn the caches over, which one row after them would pay for.
+            # Largest first: many rows evict the caches, at the cost of the forward that follows.
             for done, i in enumerate(order):
                 on_progress((repeat + done / len(shapes)) / (repeats + 1))
                 seconds[repeat, i] = _time_verify(target, cache, shapes[i])
     finally:
         cache.free()
-    medians: list[float] = (1000 * np.median(seconds[1:], axis=0)).tolist()
-    chains, stars, deeper = (
-        tuple(medians[: len(rows)]),
-        tuple(medians[len(rows) :: 2]),
-        medians[len(rows) + 1 :: 2],
-    )
+    # Whatever else the machine does only adds to a time.
+    least: list[float] = (1000 * np.min(seconds[1:], axis=0)).tolist()
+    chain_ms = non_decreasing(least[: len(rows)])
     if not tree_rows:
-        return LatencyCurve(rows, chains, context_len)
-    levels = zip(tree_rows, stars, deeper, strict=True)
-    level_ms = tuple((deep - star) / (_deep(n) - 1) for n, star, deep in levels)
-    return LatencyCurve(rows, chains, context_len, TreeLatency(tree_rows, stars, level_ms))
+        return LatencyCurve(rows, chain_ms, context_len)
+    star_ms = non_decreasing(least[len(rows) :: 2])
+    times = zip(tree_rows, star_ms, least[len(rows) + 1 :: 2], strict=True)
+    level_ms = tuple((deep - star) / (_tree_depth(n) - 1) for n, star, deep in times)
+    return LatencyCurve(rows, chain_ms, context_len, TreeLatency(tree_rows, star_ms, level_ms))
 
 
-def _deep(rows: int) -> int:
-    return min(DEEP, rows - 2)
+def non_decreasing(ms: Sequence[float]) -> tuple[float, ...]:
+    """Times by ascending row count, none above that of more rows: it was held up by something.
+
+    Example: 9, 4, 5 → 4, 4, 5.
+    """
+    return tuple(accumulate(reversed(ms), min))[::-1]
 
 
-def grown(rows: int, depth: int) -> TreeShape:
-    """A tree like those fitted to texts: a path of this depth, off which others branch.
+def _tree_depth(rows: int) -> int:
+    return min(TREE_DEPTH, rows - 2)
+
+
+def comb_tree(rows: int, depth: int) -> TreeShape:
+    """A tree like those fitted to texts: one path of this depth, with side branches.
 
     Example: 8 rows of depth 3 are 0-1-2-3, with 4-5 below 0, 6-7 below 1.
     """
@@ -94,15 +101,15 @@ def grown(rows: int, depth: int) -> TreeShape:
 
 def _time_verify(target: Target, cache: TreeCache, shape: TreeShape) -> float:
     proposal = Proposal(torch.arange(len(shape), device=target.device) % target.vocab_size, shape)
-    synchronise(target.device)
+    synchronize(target.device)
     began = time.perf_counter()
     target.verify(proposal, cache, Needs()).logits.argmax(dim=-1).tolist()
     if cache.recurrent is None:
         return time.perf_counter() - began
-    # A recurrent state goes back to where the accepted path ended: say, in the middle.
+    # Roll the recurrent state back, as if the path was accepted half way.
     length = cache.length
     cache.commit(tuple(range(1 + shape.max_depth // 2)))
-    synchronise(target.device)
+    synchronize(target.device)
     elapsed_s = time.perf_counter() - began
     cache.truncate(length)
     return elapsed_s
@@ -117,12 +124,12 @@ def measure_batch(
     context_len: int = 256,
     repeats: int = 5,
     seconds: float = 20.0,
-    on_progress: OnProgress = ignore,
+    on_progress: OnProgress = no_progress,
 ) -> BatchLatency:
-    """Time verify forwards of texts in lock-step; all texts have one context.
+    """Time verify forwards of several texts in lock-step, all with the same context.
 
     Every size is timed once before any is timed again, from small to large; where that takes more
-    than `seconds`, the largest are left to the slope of the smaller ones.
+    than `seconds`, the largest are extrapolated from the smaller ones.
 
     Raises TargetError: the target cannot read several texts at once.
     """
@@ -148,26 +155,22 @@ def measure_batch(
             late = time.perf_counter() - began > seconds
             if late and (repeat or done >= least):
                 break
-            times_s.setdefault(size, []).append(_time_batch(target, batch, context_len, *size))
-    return BatchLatency(
-        batches, tuple(_curve(times_s, b, context_len) for b in batches), batch.name
-    )
+            read = [(text, i) for text in range(size[0]) for i in range(size[1])]
+            inputs = [(text, i % target.vocab_size, context_len + i) for text, i in read]
+            synchronize(target.device)
+            start = time.perf_counter()
+            batch.step(inputs).argmax(dim=-1).tolist()
+            times_s.setdefault(size, []).append(time.perf_counter() - start)
+    curves = tuple(_batch_curve(times_s, b, context_len) for b in batches)
+    return BatchLatency(batches, curves, batch.name)
 
 
-def _time_batch(target: Target, batch: TextBatch, context_len: int, texts: int, n: int) -> float:
-    read = [(t, i % target.vocab_size, context_len + i) for t in range(texts) for i in range(n)]
-    synchronise(target.device)
-    began = time.perf_counter()
-    batch.step(read).argmax(dim=-1).tolist()
-    return time.perf_counter() - began
-
-
-def _curve(
+def _batch_curve(
     times_s: Mapping[tuple[int, int], Sequence[float]], texts: int, context_len: int
 ) -> LatencyCurve:
-    """The least time that a batch of this size, or a larger one, took for so many rows, or more.
+    """The least time of any batch of at least this many texts and rows.
 
-    Whatever else the machine does only adds to a time, and more work is never done sooner.
+    Other load only adds to a time, and more work never takes less.
     """
     rows = tuple(sorted(n for b, n in times_s if b == texts))
     least = (
@@ -177,10 +180,18 @@ def _curve(
     return LatencyCurve(rows, tuple(1000 * least_s for least_s in least), context_len)
 
 
-def synchronise(device: torch.device) -> None:
-    """Wait until the device has done what it was given."""
+def synchronize(device: torch.device) -> None:
+    """Wait for all work queued on the device."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+class DraftTiming(NamedTuple):
+    """Milliseconds of reading one prompt token and of a draft (median), and the draft's depth."""
+
+    prompt_token_ms: float
+    draft_ms: float
+    depth: int
 
 
 @torch.inference_mode()
@@ -191,24 +202,21 @@ def time_drafts(
     *,
     context_len: int = 256,
     repeats: int = 3,
-) -> tuple[float, float, int]:
-    """Drafts after steps that accepted two tokens each, if two were drafted.
+) -> DraftTiming:
+    """Time drafts, each after a step that accepted two draft tokens, if there were two.
 
-    The target makes a step before each, as it does in a run: it turns the processor's caches over.
-
-    Returns:
-        Milliseconds of reading a token of the prompt, of a draft (median), and its depth.
+    The target makes a step before each draft, as in a run: it evicts the processor's caches.
     """
     budget = budget or Budget(64)
     context_len = max(2, min(context_len, target.context_len // 2))
     prompt = [(7 * i) % min(97, target.vocab_size) for i in range(context_len)]
-    features = _made_up(drafter.needs, target, context_len)
+    features = _random_features(drafter.needs, target, context_len)
     drafter.start(Start(prompt, 1, features, Sampling(), SeededDraws(0), Limits()))
     times_s, cache = [], target.new_cache(1)
     try:
         for _ in range(repeats + 1):
             _time_verify(target, cache, TreeShape.chain(0))
-            synchronise(target.device)
+            synchronize(target.device)
             began = time.perf_counter()
             proposal = drafter.propose(budget)
             tokens, depth = proposal.tokens.tolist(), proposal.shape.max_depth
@@ -216,7 +224,7 @@ def time_drafts(
             path = [0]
             while len(path) < 3 and proposal.shape.children[path[-1]]:
                 path.append(proposal.shape.children[path[-1]][0])
-            output = _made_up(drafter.needs, target, len(tokens))
+            output = _random_features(drafter.needs, target, len(tokens))
             committed = (*(tokens[node] for node in path[1:]), 1)
             drafter.observe(Outcome(proposal, output, tuple(path), committed))
     finally:
@@ -224,11 +232,11 @@ def time_drafts(
         cache.free()
     usual_s = statistics.median(times_s[1:])
     reading_s = max(0.0, times_s[0] - usual_s) / context_len
-    return 1000 * reading_s, 1000 * usual_s, depth
+    return DraftTiming(1000 * reading_s, 1000 * usual_s, depth)
 
 
-def _made_up(needs: Needs, target: Target, rows: int) -> TargetOutput:
-    """Random features."""
+def _random_features(needs: Needs, target: Target, rows: int) -> TargetOutput:
+    """Random features in place of a target's."""
     generator = torch.Generator().manual_seed(rows)
 
     def features(width: int) -> torch.Tensor:

@@ -1,7 +1,8 @@
-"""Fields of other engines' requests that are not supported: harmless ones, and refused ones.
+"""Unsupported fields of other engines' requests: ignored ones, and refused ones.
 
-A field that would change the answer is refused by name, unless its value is neutral; so is a field
-that neither a table nor a request model has. `docs/request-fields.md` is generated from here.
+A field that would change the answer is refused by name unless its value is neutral. A field that is
+neither listed here nor in a request model is refused, too. `docs/request-fields.md` is generated
+from this module.
 """
 
 from __future__ import annotations

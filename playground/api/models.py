@@ -1,18 +1,17 @@
-"""Names of models: a target, and after a colon the method that drafts for it."""
+"""Names of models: `TARGET`, or `TARGET:METHOD` with the method that drafts for it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from engine.drafters.autoregressive import AutoregressiveConfig
-from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from engine.model.sources import TargetSpec
 from playground.host.catalog import TYPE_PREFIX, Catalog, Method
+from storage import PLAIN
 
 SEPARATOR = ":"
 DEFAULTS = ("ensemble", "tensorrt_llm_bls")
-"""Names of the default model, as Triton's tutorials call theirs."""
+"""Names of the default model, as in Triton's tutorials."""
 
 
 class UnknownModelError(ConfigError):
@@ -30,41 +29,30 @@ class Model:
     @property
     def drafts(self) -> bool:
         """False for plain decoding."""
-        return not isinstance(self.method.config, AutoregressiveConfig)
+        return self.method.config.decoding_type != PLAIN
 
-    def drafting(self, length: int | None, draws: bool | None) -> Model:
-        """It with drafts of at most `length` tokens, drawn by the draft model or its likeliest.
+    def with_drafting(self, length: int | None, draws: bool | None) -> Model:
+        """The model with drafts of at most `length` tokens, sampled by the draft model or greedy.
 
-        None leaves a setting as it is; of a combination both are of every method that has it.
+        None leaves a setting unchanged. In a combination, all methods with the setting change.
 
-        Raises ConfigError: the method has no such setting, or not of this value.
+        Raises ConfigError: the method lacks the setting, or refuses its value.
         """
         config = self.method.config
-        if length is not None:
-            config = _changed(config, "max_draft_len", length, asked="num_draft_tokens")
-        if draws is not None:
-            config = _changed(config, "use_draft_probs", draws, asked="use_draft_logits")
+        settings = {"num_draft_tokens": ("max_draft_len", length)}
+        settings |= {"use_draft_logits": ("use_draft_probs", draws)}
+        for field, (name, value) in settings.items():
+            if value is None:
+                continue
+            parts = {k: v for k, v in config.nested().items() if name in type(v).model_fields}
+            if name in type(config).model_fields:
+                config = config.replace(**{name: value})
+            elif parts:
+                changed = {part: one.replace(**{name: value}) for part, one in parts.items()}
+                config = config.replace(**changed)
+            else:
+                raise ConfigError(f"{field} must be left out, {config.title} has no {name}.")
         return replace(self, method=replace(self.method, config=config))
-
-
-def _changed(config: MethodConfig, name: str, value: object, *, asked: str) -> MethodConfig:
-    """A method's settings with one changed, or those of the methods within it.
-
-    Args:
-        asked: what the request calls it.
-
-    Raises ConfigError: none of them has it, or not of this value.
-    """
-    if name in type(config).model_fields:
-        return config.replace(**{name: value})
-    inner = {
-        part: one.replace(**{name: value})
-        for part, one in config.within().items()
-        if name in type(one).model_fields
-    }
-    if not inner:
-        raise ConfigError(f"{asked} must be left out, {config.title} has no {name}.")
-    return config.replace(**inner)
 
 
 def model_of(catalog: Catalog, name: str, *, drafts: bool = True) -> Model:
@@ -81,9 +69,9 @@ def model_of(catalog: Catalog, name: str, *, drafts: bool = True) -> Model:
         key = key or catalog.first_method(target)
         if key not in catalog.presets and not key.startswith(TYPE_PREFIX):
             key = TYPE_PREFIX + key
-        method = catalog.method(key)
+        method = catalog.method(key)  # even where another is used, its name must be a method's
         if not drafts:
-            method = catalog.method(f"{TYPE_PREFIX}{AutoregressiveConfig().decoding_type}")
+            method = catalog.method(TYPE_PREFIX + PLAIN)
         return Model(full_name, catalog.target(target), method)
     except ConfigError as error:
         raise UnknownModelError(f"No model {name!r:.80}: {error}") from error

@@ -1,8 +1,8 @@
 """OpenAI's endpoints: models, chat completions and completions, streamed or not.
 
-Besides OpenAI's fields an answer has vLLM's acceptance of the request
-(`metrics.speculative_decoding`) and llama-server's `timings`. A field that cannot be honoured is
-refused rather than ignored: no answer is better than the answer to a different request.
+Besides OpenAI's fields, a response has vLLM's acceptance figures (`metrics.speculative_decoding`)
+and llama-server's `timings`. A field that cannot be honoured is refused rather than ignored: no
+answer is better than the answer to a different request.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from anyio.to_thread import run_sync
 from pydantic import Field, model_validator
@@ -25,22 +24,13 @@ from engine.config import Limits, Sampling
 from engine.errors import ConfigError
 from engine.grammar import choice_grammar
 from playground.api import fields, figures
+from playground.api.answer import Answer
 from playground.api.models import SEPARATOR, Model, list_models, model_of
-from playground.api.protocol import (
-    Endpoint,
-    RequestBody,
-    read_body,
-    report_errors,
-    while_connected,
-)
-from playground.api.running import Answer
+from playground.api.protocol import Endpoints, RequestBody, read_body, report_errors
 from playground.host.live import Message
 from playground.host.request import MAX_PROMPT_CHARS
-from playground.host.runner import EngineHost
 
 OWNER = "speculative-decoding-playground"
-COMPLETION_TOKENS = 16
-"""OpenAI's default of `max_tokens` for completions."""
 MAX_MESSAGES = 2_000
 MAX_SEED = 2**31
 JSON_OBJECT = {"type": "object"}
@@ -90,18 +80,18 @@ class StructuredOutputs(RequestBody):
     @property
     def constraints(self) -> list[tuple[str, str]]:
         """Kind and text of each constraint."""
-        schemas = [self.json_, JSON_OBJECT if self.json_object else None]
-        texts = [
-            *(
-                ("json_schema", s if isinstance(s, str) else json.dumps(s))
-                for s in schemas
-                if s is not None
-            ),
+        constraints = [
+            ("json_schema", JSON_OBJECT if self.json_object else None),
+            ("json_schema", self.json_),
             ("regex", self.regex),
             ("grammar", self.grammar),
             ("grammar", choice_grammar(self.choice) if self.choice else None),
         ]
-        return [(kind, text) for kind, text in texts if text is not None]
+        return [
+            (kind, value if isinstance(value, str) else json.dumps(value))
+            for kind, value in constraints
+            if value is not None
+        ]
 
 
 class JsonSchema(RequestBody):
@@ -121,6 +111,8 @@ class ResponseFormat(RequestBody):
 
 class GenerationRequest(RequestBody):
     """Fields of both kinds of completion."""
+
+    default_tokens: ClassVar[int]
 
     model: str = ""
     max_tokens: int | None = Field(None, ge=1, le=1_000_000)
@@ -179,11 +171,12 @@ class GenerationRequest(RequestBody):
             zip(("structured_output", "grammar"), *constraints, strict=True) if constraints else {}
         )
 
-    def limits(self, default: int) -> Limits:
+    @property
+    def limits(self) -> Limits:
         texts = [self.stop] if isinstance(self.stop, str) else self.stop or []
         return Limits.parse(
             {
-                "max_new_tokens": self.limit or default,
+                "max_new_tokens": self.limit or self.default_tokens,
                 "ignore_eos": self.ignore_eos,
                 "stop": [text for text in texts if text],
                 "stop_token_ids": self.stop_token_ids,
@@ -192,8 +185,9 @@ class GenerationRequest(RequestBody):
 
 
 class ChatRequest(GenerationRequest):
-    """Body of `/v1/chat/completions`."""
+    """Body of `/v1/chat/completions`; without a limit, the answer may fill the context."""
 
+    default_tokens = 1_000_000
     ignored, refused = fields.CHAT_IGNORED, fields.CHAT_REFUSED
 
     messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
@@ -207,6 +201,8 @@ class ChatRequest(GenerationRequest):
 class CompletionRequest(GenerationRequest):
     """Body of `/v1/completions`."""
 
+    default_tokens = 16
+    """OpenAI's default."""
     ignored, refused = fields.COMPLETION_IGNORED, fields.TEXT_REFUSED
 
     prompt: str | list[str]
@@ -222,18 +218,12 @@ class CompletionRequest(GenerationRequest):
         return self.prompt if isinstance(self.prompt, str) else self.prompt[0]
 
 
-def error_body(status: int, sentence: str) -> dict[str, Any]:
-    kinds = {401: "authentication_error", 404: "not_found_error", 503: "overloaded_error"}
-    kind = kinds.get(status, "invalid_request_error" if status < 500 else "server_error")
-    return {"error": {"message": sentence, "type": kind, "param": None, "code": status}}
-
-
-class OpenAI(Endpoint):
-    """The endpoints over an engine."""
-
-    def __init__(self, host: EngineHost) -> None:
-        super().__init__(error_body)
-        self._host = host
+class OpenAI(Endpoints):
+    @staticmethod
+    def error_body(status: int, sentence: str) -> dict[str, Any]:
+        kinds = {401: "authentication_error", 404: "not_found_error", 503: "overloaded_error"}
+        kind = kinds.get(status, "invalid_request_error" if status < 500 else "server_error")
+        return {"error": {"message": sentence, "type": kind, "param": None, "code": status}}
 
     def routes(self) -> list[Route]:
         return [
@@ -245,7 +235,7 @@ class OpenAI(Endpoint):
 
     def models(self, _: Request) -> Response:
         loaded = self._host.loaded
-        names = list_models(self._host.catalog, loaded.key if loaded else None)
+        names = list_models(self._host.catalog, loaded.name if loaded else None)
         return JSONResponse({"object": "list", "data": [_model_object(name) for name in names]})
 
     @report_errors
@@ -259,20 +249,19 @@ class OpenAI(Endpoint):
         messages = [message.message for message in body.messages]
         if sum(len(message["content"]) for message in messages) > MAX_PROMPT_CHARS:
             raise ConfigError(f"The messages must have at most {MAX_PROMPT_CHARS} characters.")
-        return await self._complete(request, body, ChatWriter, messages=messages)
+        return await self._complete(request, body, messages=messages)
 
     @report_errors
     async def completions(self, request: Request) -> Response:
         body = await read_body(request, CompletionRequest)
         if not 0 < len(body.text) <= MAX_PROMPT_CHARS:
             raise ConfigError(f"prompt must have 1 to {MAX_PROMPT_CHARS} characters.")
-        return await self._complete(request, body, TextWriter, prompt=body.text)
+        return await self._complete(request, body, prompt=body.text)
 
     async def _complete(
         self,
         request: Request,
         body: GenerationRequest,
-        writer_type: type[Writer],
         *,
         prompt: str = "",
         messages: list[Message] | None = None,
@@ -286,63 +275,61 @@ class OpenAI(Endpoint):
                 prompt=prompt,
                 messages=messages or (),
                 sampling=body.sampling,
-                limits=body.limits(writer_type.default_tokens),
+                limits=body.limits,
             )
-            return writer_type(model, answer)
+            return Writer(model, answer, is_chat=bool(messages))
 
         writer = await run_sync(begin)  # compiling a grammar takes time
         if not body.stream:
-            text = await while_connected(request, writer.answer.text())
-            return JSONResponse(writer.response(text or ""))
+            text = await writer.answer.text(request.is_disconnected)
+            return JSONResponse(writer.response(text))
         await writer.answer.first_token()
         with_usage = body.stream_options is not None and body.stream_options.include_usage
         return self.stream(writer.events(with_usage=with_usage))
 
 
-class Writer(ABC):
+class Writer:
     """Writes an answer as a response, or as the events of a stream."""
 
-    default_tokens: int
-    id_prefix: str
-    kind: str
-    chunk_kind: str
-
-    def __init__(self, model: Model, answer: Answer) -> None:
+    def __init__(self, model: Model, answer: Answer, *, is_chat: bool) -> None:
         self.answer = answer
-        self._drafts = model.drafts
+        self._drafts, self._is_chat = model.drafts, is_chat
+        self._kind = "chat.completion" if is_chat else "text_completion"
         self._common = {
-            "id": f"{self.id_prefix}-{answer.run.id}",
+            "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{answer.run.id}",
             "created": int(time.time()),
             "model": model.name,
         }
 
-    @abstractmethod
-    def choice(self, text: str) -> dict[str, Any]:
-        """The text in the choice of a response."""
-
-    @abstractmethod
-    def delta(self, text: str | None, *, first: bool) -> dict[str, Any]:
-        """A piece of text in the choice of a chunk; None at the end."""
-
     def response(self, text: str) -> dict[str, Any]:
-        choices = [self._choice(self.choice(text), self.answer.finish_reason)]
-        return {**self._common, "object": self.kind, "choices": choices, **self._figures}
+        message = {"message": {"role": "assistant", "content": text}}
+        part = message if self._is_chat else {"text": text}
+        choices = [self._choice(part, self.answer.finish_reason)]
+        return {**self._common, "object": self._kind, "choices": choices, **self._figures}
 
     async def events(self, *, with_usage: bool) -> AsyncIterator[dict[str, Any] | str]:
         """Chunks of text, the finish reason, the figures if requested, `[DONE]`."""
         first = True
         async with aclosing(self.answer.texts()) as pieces:
             async for text in pieces:
-                yield self._chunk([self._choice(self.delta(text, first=first), None)])
+                yield self._chunk([self._choice(self._delta(text, first=first), None)])
                 first = False
-        end = self._choice(self.delta(None, first=first), self.answer.finish_reason)
+        end = self._choice(self._delta(None, first=first), self.answer.finish_reason)
         yield {**self._chunk([end]), "timings": figures.timings(self.answer.run)}
         if with_usage:
             yield {**self._chunk([]), **self._figures}
         yield "[DONE]"
 
+    def _delta(self, text: str | None, *, first: bool) -> dict[str, Any]:
+        """A piece of text in the choice of a chunk; None at the end."""
+        if not self._is_chat:
+            return {"text": text or ""}
+        role = {"role": "assistant"} if first else {}
+        return {"delta": {**role, **({} if text is None else {"content": text})}}
+
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return {**self._common, "object": self.chunk_kind, "choices": choices}
+        kind = "chat.completion.chunk" if self._is_chat else self._kind
+        return {**self._common, "object": kind, "choices": choices}
 
     def _choice(self, text: dict[str, Any], finish_reason: str | None) -> dict[str, Any]:
         return {"index": 0, **text, "logprobs": None, "finish_reason": finish_reason}
@@ -358,36 +345,6 @@ class Writer(ABC):
             "timings": figures.timings(run),
             "run_id": run.log_id,
         }
-
-
-class ChatWriter(Writer):
-    """A chat completion; without a limit it may fill the context."""
-
-    default_tokens = 1_000_000
-    id_prefix = "chatcmpl"
-    kind = "chat.completion"
-    chunk_kind = "chat.completion.chunk"
-
-    def choice(self, text: str) -> dict[str, Any]:
-        return {"message": {"role": "assistant", "content": text}}
-
-    def delta(self, text: str | None, *, first: bool) -> dict[str, Any]:
-        role = {"role": "assistant"} if first else {}
-        return {"delta": {**role, **({} if text is None else {"content": text})}}
-
-
-class TextWriter(Writer):
-    """A completion."""
-
-    default_tokens = COMPLETION_TOKENS
-    id_prefix = "cmpl"
-    kind = chunk_kind = "text_completion"
-
-    def choice(self, text: str) -> dict[str, Any]:
-        return {"text": text}
-
-    def delta(self, text: str | None, *, first: bool) -> dict[str, Any]:
-        return {"text": text or ""}
 
 
 def _model_object(name: str) -> dict[str, Any]:

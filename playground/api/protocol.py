@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any, ClassVar, TypeVar
 
@@ -21,17 +21,25 @@ from starlette.types import Receive, Scope, Send
 from engine.config import Settings
 from engine.errors import ConfigError, PlaygroundError
 from engine.safe_text import read_json, short
+from playground.api.answer import RunFailedError
 from playground.api.fields import NeutralValues, is_neutral
 from playground.api.models import UnknownModelError
-from playground.api.running import RunFailedError
-from playground.host.runner import ClosingError, QueueFullError
+from playground.host.runner import ClosingError, EngineHost, QueueFullError
 from storage import StorageError
 
 logger = logging.getLogger(__name__)
 INTERNAL_ERROR = "Internal error. The details are in the server's log."
+STATUSES = {
+    UnknownModelError: 404,
+    QueueFullError: 503,
+    ClosingError: 503,
+    ConfigError: 400,
+    PlaygroundError: 500,
+    StorageError: 500,
+}
+"""HTTP statuses by class of error; the first match counts."""
 Body = TypeVar("Body", bound="RequestBody")
-Owner = TypeVar("Owner", bound="Endpoint")
-Result = TypeVar("Result")
+Owner = TypeVar("Owner", bound="Endpoints")
 
 
 class RequestBody(Settings):
@@ -59,23 +67,18 @@ class RequestBody(Settings):
 
 
 async def read_body(request: Request, kind: type[Body]) -> Body:
-    """Raises ConfigError: invalid JSON, or a field has the wrong type or is out of range."""
+    """Parse a request's body. Raises ConfigError: invalid JSON, or an invalid field."""
     body = await request.body()
     return await run_sync(lambda: kind.parse(read_json(body, what="The request's body")))
 
 
 def status_of(error: BaseException) -> tuple[int, str]:
     """HTTP status and message of an error."""
-    if isinstance(error, UnknownModelError):
-        return 404, str(error)
-    if isinstance(error, QueueFullError | ClosingError):
-        return 503, str(error)
-    if isinstance(error, RunFailedError):
-        return 400 if error.refused else 500, str(error)
-    if isinstance(error, ConfigError):
-        return 400, str(error)
-    if isinstance(error, PlaygroundError | StorageError):
-        return 500, str(error)
+    status = next((status for kind, status in STATUSES.items() if isinstance(error, kind)), None)
+    if isinstance(error, RunFailedError) and error.refused:
+        status = 400
+    if status is not None:
+        return status, str(error)
     if isinstance(error, HTTPException):  # the body is too long
         return error.status_code, error.detail
     if isinstance(error, ClientDisconnect):
@@ -84,19 +87,16 @@ def status_of(error: BaseException) -> tuple[int, str]:
     return 500, INTERNAL_ERROR
 
 
-class Endpoint:
-    """Endpoints of one protocol.
+class Endpoints(ABC):
+    """The endpoints of one protocol over an engine."""
 
-    Args:
-        error_body: writes an HTTP status and a message as the protocol does.
-    """
+    def __init__(self, host: EngineHost) -> None:
+        self._host = host
 
-    def __init__(self, error_body: Callable[[int, str], dict[str, Any]]) -> None:
-        self.error_body = error_body
-
-    def refusal(self, status: int, sentence: str) -> Response:
-        headers = {"retry-after": "1"} if status == 503 else None
-        return JSONResponse(self.error_body(status, sentence), status_code=status, headers=headers)
+    @staticmethod
+    @abstractmethod
+    def error_body(status: int, sentence: str) -> dict[str, Any]:
+        """An HTTP status and a message as the protocol writes them."""
 
     def stream(self, events: AsyncIterator[Mapping[str, Any] | str]) -> Response:
         """Server-sent events: mappings as JSON, strings verbatim; an error is the last event."""
@@ -104,9 +104,13 @@ class Endpoint:
         async def lines() -> AsyncIterator[str]:
             try:
                 async for event in events:
-                    yield _event(event)
+                    yield line(event)
             except Exception as error:  # the status has been sent: only an event can report it
-                yield _event(self.error_body(*status_of(error)))
+                yield line(self.error_body(*status_of(error)))
+
+        def line(event: Mapping[str, Any] | str) -> str:
+            text = event if isinstance(event, str) else json.dumps(event, ensure_ascii=False)
+            return f"data: {text}\n\n"
 
         return EventStream(lines(), media_type="text/event-stream")
 
@@ -119,7 +123,9 @@ def report_errors(method: Callable[[Owner, Request], Awaitable[Response]]) -> An
         try:
             return await method(self, request)
         except Exception as error:
-            return self.refusal(*status_of(error))
+            status, sentence = status_of(error)
+            headers = {"retry-after": "1"} if status == 503 else None
+            return JSONResponse(self.error_body(status, sentence), status, headers)
 
     return respond
 
@@ -134,25 +140,3 @@ class EventStream(StreamingResponse):
             finally:
                 with anyio.CancelScope(shield=True):
                     await self.body_iterator.aclose()  # type: ignore[attr-defined]
-
-
-def _event(event: Mapping[str, Any] | str) -> str:
-    text = event if isinstance(event, str) else json.dumps(event, ensure_ascii=False)
-    return f"data: {text}\n\n"
-
-
-async def while_connected(request: Request, work: Coroutine[Any, Any, Result]) -> Result | None:
-    """The result of `work`; None if the client disconnects first, which cancels `work`."""
-
-    async def watch() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    tasks = working, _ = asyncio.create_task(work), asyncio.create_task(watch())
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        return await working if working.done() else None
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

@@ -19,15 +19,9 @@ from starlette.routing import Route
 
 from engine.config import Limits, Sampling
 from playground.api import fields, figures
+from playground.api.answer import Answer
 from playground.api.models import model_of
-from playground.api.protocol import (
-    Endpoint,
-    RequestBody,
-    read_body,
-    report_errors,
-    while_connected,
-)
-from playground.api.running import Answer
+from playground.api.protocol import Endpoints, RequestBody, read_body, report_errors
 from playground.host.request import MAX_PROMPT_CHARS
 from playground.host.runner import EngineHost
 
@@ -44,7 +38,7 @@ INPUTS = {
 
 
 class TritonRequest(RequestBody):
-    """Body of `generate`; `random_seed` became `seed` in later versions of TensorRT-LLM."""
+    """Body of `generate`; later versions of TensorRT-LLM renamed `random_seed` to `seed`."""
 
     ignored, refused = fields.TRITON_IGNORED, fields.TRITON_REFUSED
 
@@ -60,9 +54,9 @@ class TritonRequest(RequestBody):
     """The one token that ends the text; -1 = none."""
     exclude_input_in_output: bool = False
     num_draft_tokens: int | None = Field(None, ge=0)
-    """The most that is drafted at a step; 0 = plain decoding."""
+    """Largest number of draft tokens per step; 0 = plain decoding."""
     use_draft_logits: bool | None = None
-    """Whether the draft model draws its tokens, and its distributions are used to verify them."""
+    """Whether draft tokens are sampled and verified with the draft model's distributions."""
 
     @field_validator("text_input", mode="before")
     @classmethod
@@ -109,7 +103,7 @@ class TritonRequest(RequestBody):
         drafts = self.num_draft_tokens != 0
         return Answer(
             host,
-            model_of(host.catalog, model, drafts=drafts).drafting(
+            model_of(host.catalog, model, drafts=drafts).with_drafting(
                 self.num_draft_tokens or None, self.use_draft_logits if drafts else None
             ),
             prompt=self.text_input,
@@ -119,16 +113,10 @@ class TritonRequest(RequestBody):
         )
 
 
-def error_body(_: int, sentence: str) -> dict[str, Any]:
-    return {"error": sentence}
-
-
-class Triton(Endpoint):
-    """The endpoints over an engine."""
-
-    def __init__(self, host: EngineHost) -> None:
-        super().__init__(error_body)
-        self._host = host
+class Triton(Endpoints):
+    @staticmethod
+    def error_body(status: int, sentence: str) -> dict[str, Any]:
+        return {"error": sentence}
 
     def routes(self) -> list[Route]:
         model = "/v2/models/{name}"
@@ -146,9 +134,8 @@ class Triton(Endpoint):
         return Response()
 
     async def server(self, _: Request) -> Response:
-        extensions = ["generate"]
-        name = "speculative-decoding-playground"
-        return JSONResponse({"name": name, "version": VERSION, "extensions": extensions})
+        server = {"name": "speculative-decoding-playground", "extensions": ["generate"]}
+        return JSONResponse({**server, "version": VERSION})
 
     @report_errors
     async def model(self, request: Request) -> Response:
@@ -176,25 +163,26 @@ class Triton(Endpoint):
     @report_errors
     async def generate(self, request: Request) -> Response:
         body, answer = await self._begin(request)
-        text = await while_connected(request, answer.text())
-        return JSONResponse(self._response(request, body.prefix + (text or ""), answer))
+        text = await answer.text(request.is_disconnected)
+        return JSONResponse(self._response(request, body.prefix + text, answer))
 
     @report_errors
     async def generate_stream(self, request: Request) -> Response:
         _, answer = await self._begin(request)
         await answer.first_token()
-        return self.stream(self._events(request, answer))
+
+        async def events() -> AsyncIterator[dict[str, Any]]:
+            async with aclosing(answer.texts()) as pieces:
+                async for text in pieces:
+                    yield self._response(request, text)
+            yield self._response(request, "", answer)
+
+        return self.stream(events())
 
     async def _begin(self, request: Request) -> tuple[TritonRequest, Answer]:
         envelope = await read_body(request, _Envelope)
         body = TritonRequest.parse({**envelope.parameters, **(envelope.model_extra or {})})
         return body, await run_sync(body.begin, self._host, request.path_params["name"])
-
-    async def _events(self, request: Request, answer: Answer) -> AsyncIterator[dict[str, Any]]:
-        async with aclosing(answer.texts()) as pieces:
-            async for text in pieces:
-                yield self._response(request, text)
-        yield self._response(request, "", answer)
 
     def _response(
         self, request: Request, text: str, answer: Answer | None = None
@@ -213,7 +201,7 @@ class Triton(Endpoint):
 
 
 class _Envelope(RequestBody):
-    """The fields, some of them perhaps in `parameters`."""
+    """A body whose fields may be in `parameters`."""
 
     model_config = {"extra": "allow"}
 

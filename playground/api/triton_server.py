@@ -1,9 +1,8 @@
 """The engine behind NVIDIA's Triton server, whose binary nvidia-pytriton ships.
 
-The tutorials' clients work unchanged, over gRPC too. `ensemble` answers once; `tensorrt_llm_bls`
-streams where the request says `stream` (it is decoupled, in Triton's words), and answers once
-otherwise, as `generate` wants it; `tensorrt_llm` takes and returns token ids. All decode with one
-model.
+The tutorials' clients work unchanged, also over gRPC. `ensemble` answers once; `tensorrt_llm_bls`
+streams if the request says `stream` (Triton calls it decoupled), and answers once otherwise, as
+`generate` requires; `tensorrt_llm` takes and returns token ids. All decode with the same model.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from anyio.to_thread import run_sync
 from pydantic import Field
 
@@ -38,7 +38,7 @@ TOKEN_NAMES = {
     "runtime_top_p": "top_p",
     "streaming": "stream",
 }
-"""What the token-level model calls them."""
+"""Names of fields in the token-level model."""
 TOKEN_INPUTS = {
     "INT32": "input_ids input_lengths request_output_len runtime_top_k end_id pad_id beam_width "
     "num_draft_tokens",
@@ -60,13 +60,13 @@ class TokenRequest(TritonRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TritonAccess:
-    """Where Triton listens, and who may generate.
+    """Addresses of Triton, and who may generate.
 
     Attributes:
-        key: required by administration, and by generation unless that is open.
-        open_http: whether anybody who reaches the port may generate over HTTP. Web pages can send
-            requests there, so it is not the default.
-        open_grpc: the same over gRPC, which browsers do not speak.
+        key: required for administration, and for generation unless that is open.
+        open_http: whether generation over HTTP needs no key. Web pages can send requests to the
+            port, so this is not the default.
+        open_grpc: whether generation over gRPC, which browsers do not speak, needs no key.
     """
 
     address: str
@@ -79,9 +79,8 @@ class TritonAccess:
 
     def restricted(self, is_open: bool) -> str:
         """The protocols that require the key, in Triton's notation."""
-        return (
-            f"{ADMINISTRATION}{'' if is_open else ',inference,statistics'}:{KEY_HEADER}={self.key}"
-        )
+        generation = "" if is_open else ",inference,statistics"
+        return f"{ADMINISTRATION}{generation}:{KEY_HEADER}={self.key}"
 
 
 @contextmanager
@@ -94,38 +93,11 @@ def triton_server(host: EngineHost, model: str, access: TritonAccess) -> Iterato
     Raises ConfigError: pytriton is not installed, the model is unknown, or Triton did not start.
     """
     try:
-        import numpy as np
         from pytriton.exceptions import PyTritonError
-        from pytriton.model_config import ModelConfig, Tensor
         from pytriton.triton import Triton, TritonConfig, TritonSecurityConfig
     except ImportError as error:
         raise ConfigError(f"Triton's server comes with nvidia-pytriton: {INSTALL}") from error
     model_of(host.catalog, model)
-    kinds = {"BYTES": bytes, "BOOL": np.bool_, "INT32": np.int32, "UINT64": np.uint64}
-
-    def inputs(*tables: Mapping[str, str]) -> list[Any]:
-        return [
-            Tensor(
-                name=name,
-                dtype=kinds.get(kind, np.float32),
-                shape=(-1 if name in LIST_INPUTS else 1,),
-                optional=name not in ("text_input", "input_ids"),
-            )
-            for table in tables
-            for kind, names in table.items()
-            for name in names.split()
-        ]
-
-    texts = inputs(INPUTS, EXTRA_INPUTS), [Tensor(name="text_output", dtype=bytes, shape=(1,))]
-    ids = [
-        Tensor(name="output_ids", dtype=np.int32, shape=(1, -1)),
-        Tensor(name="sequence_length", dtype=np.int32, shape=(1,)),
-    ]
-    models = (
-        ("ensemble", _once, texts),
-        ("tensorrt_llm_bls", _streaming, texts),
-        ("tensorrt_llm", _once, (inputs(TOKEN_INPUTS), ids)),
-    )
     config = TritonConfig(
         http_address=access.address,
         http_port=access.http_port,
@@ -139,33 +111,59 @@ def triton_server(host: EngineHost, model: str, access: TritonAccess) -> Iterato
     )
     # pytriton's own restrictions would be the same for HTTP and gRPC.
     security = TritonSecurityConfig(access_token=access.key, restricted_endpoints=[])
-    _find_libpython_first()
+    # Triton's Python stub must load this interpreter's libpython.
+    folders = [sysconfig.get_config_var("LIBDIR"), os.environ.get("LD_LIBRARY_PATH")]
+    os.environ["LD_LIBRARY_PATH"] = ":".join(filter(None, folders))
     try:
         with Triton(config=config, security_config=security) as server:
-            for name, function, (given, returned) in models:
-                server.bind(
-                    model_name=name,
-                    infer_func=function(host, model),
-                    inputs=given,
-                    outputs=returned,
-                    config=ModelConfig(max_batch_size=1, decoupled=function is _streaming),
-                    strict=False,
-                )
+            _bind_models(server, host, model)
             server.run()
             yield
     except (PyTritonError, TimeoutError) as error:
         raise ConfigError(f"Triton did not start: {error}") from error
 
 
-def _find_libpython_first() -> None:
-    """Make Triton's Python stub load this interpreter's libpython."""
-    folders = [sysconfig.get_config_var("LIBDIR"), os.environ.get("LD_LIBRARY_PATH")]
-    os.environ["LD_LIBRARY_PATH"] = ":".join(filter(None, folders))
+def _bind_models(server: Any, host: EngineHost, model: str) -> None:
+    from pytriton.model_config import ModelConfig, Tensor
+
+    kinds = {"BYTES": bytes, "BOOL": np.bool_, "INT32": np.int32, "UINT64": np.uint64}
+    required = ("text_input", "input_ids")
+
+    def tensors(*tables: Mapping[str, str]) -> list[Any]:
+        return [
+            Tensor(
+                name=name,
+                dtype=kinds.get(kind, np.float32),
+                shape=(-1 if name in LIST_INPUTS else 1,),
+                optional=name not in required,
+            )
+            for table in tables
+            for kind, names in table.items()
+            for name in names.split()
+        ]
+
+    texts = tensors(INPUTS, EXTRA_INPUTS), [Tensor(name="text_output", dtype=bytes, shape=(1,))]
+    ids = [
+        Tensor(name="output_ids", dtype=np.int32, shape=(1, -1)),
+        Tensor(name="sequence_length", dtype=np.int32, shape=(1,)),
+    ]
+    for name, function, (inputs, outputs) in (
+        ("ensemble", _once, texts),
+        ("tensorrt_llm_bls", _streaming, texts),
+        ("tensorrt_llm", _once, (tensors(TOKEN_INPUTS), ids)),
+    ):
+        server.bind(
+            model_name=name,
+            infer_func=function(host, model),
+            inputs=inputs,
+            outputs=outputs,
+            config=ModelConfig(max_batch_size=1, decoupled=function is _streaming),
+            strict=False,
+        )
 
 
 def _once(host: EngineHost, model: str) -> Any:
     """Text in and out, or token ids in and out where the request has some."""
-    import numpy as np
 
     async def infer(requests: Sequence[Any]) -> list[dict[str, Any]]:
         (request,) = requests  # max_batch_size is 1
@@ -185,8 +183,6 @@ def _once(host: EngineHost, model: str) -> Any:
 
 
 def _streaming(host: EngineHost, model: str) -> Any:
-    import numpy as np
-
     async def infer(requests: Sequence[Any]) -> AsyncIterator[list[dict[str, Any]]]:
         (request,) = requests
         with _triton_errors():
@@ -214,8 +210,6 @@ def _triton_errors() -> Iterator[None]:
 
 
 def _output(text: str) -> dict[str, Any]:
-    import numpy as np
-
     return {"text_output": np.array([[text.encode()]], dtype=object)}
 
 
@@ -226,16 +220,13 @@ def request_values(tensors: Mapping[str, Any]) -> dict[str, Any]:
     """
     values: dict[str, Any] = {}
     for name, tensor in tensors.items():
-        rows = [_decode(name, item) for item in tensor.ravel().tolist()]
+        try:
+            items = tensor.ravel().tolist()
+            rows = [item.decode() if isinstance(item, bytes) else item for item in items]
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{name} is not UTF-8.") from error
         if name in LIST_INPUTS:
             values[name] = rows
         elif rows:
             values[name] = rows[0]
     return values
-
-
-def _decode(name: str, item: Any) -> Any:
-    try:
-        return item.decode() if isinstance(item, bytes) else item
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{name} is not UTF-8.") from error

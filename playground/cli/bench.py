@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,22 +16,19 @@ import typer
 from playground.cli.options import (
     EXIT_INTERRUPTED,
     LogOptions,
-    RayOptions,
     SamplingOptions,
     TargetOptions,
     option,
-    parts,
-    put,
     remark,
+    split_list,
     takes,
     until_interrupt,
     write_files,
+    write_output,
 )
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from engine.model.sources import TargetSpec
+    from playground.experiments.cluster import Workers
     from playground.experiments.experiment import Experiment
     from playground.experiments.job import Progress
     from playground.experiments.measurement import Summary
@@ -42,8 +40,8 @@ STDOUT = Path("-")
 
 
 @dataclass(kw_only=True)
-class WorkloadOptions(LogOptions, SamplingOptions, TargetOptions):
-    """What an experiment asks, and of which target."""
+class ExperimentOptions(LogOptions, SamplingOptions, TargetOptions):
+    """What `bench` and `sweep` share: the target, the prompts, and where they run."""
 
     suites: list[str] = option(
         ["quick"], "Suite or file of prompts; repeatable.", "--suite", metavar="NAME|FILE"
@@ -53,31 +51,71 @@ class WorkloadOptions(LogOptions, SamplingOptions, TargetOptions):
         None, "Maximum number of prompts of each kind of task.", min=1
     )
     repeats: int = option(1, "How many times everything is run.", min=1)
+    name: str = option("", "Name of the experiment in the log.")
+    ray: str | None = option(
+        None, "Run on a Ray cluster: local, auto or its address.", metavar="ADDRESS"
+    )
+    workers: int | None = option(None, "Ray workers; default: as many as fit.", min=1)
+    worker_cpus: int | None = option(None, "Cores of a Ray worker; default: a node's.", min=1)
+    worker_gpus: float | None = option(
+        None, "GPUs of a Ray worker; default: 1 where there is one.", min=0.0
+    )
 
     def items(self) -> tuple[Item, ...]:
         """Raises ConfigError: a suite or category that is not there."""
-        from playground.experiments.prompts import choose_items, choose_suite, known_suites
+        from playground.experiments.prompts import choose_items, find_suite, known_suites
 
         known = known_suites()
         return choose_items(
-            [choose_suite(name, known) for name in self.suites],
-            categories=parts(self.categories),
+            [find_suite(name, known) for name in self.suites],
+            categories=split_list(self.categories),
             limit_per_category=self.limit_per_category,
         )
 
-    def target_spec(self) -> TargetSpec:
-        """With an absolute path, so that a resume finds it from any folder."""
+    def shared_plan(self) -> dict[str, Any]:
+        """The part of a plan that these options make, as plain data."""
         import presets
 
-        spec = presets.resolve(self.target)
-        return spec if spec.path is None else spec.replace(path=str(Path(spec.path).absolute()))
+        target = presets.resolve(self.target)
+        if target.path is not None:  # so that a resume finds it from any folder
+            target = target.replace(path=str(Path(target.path).absolute()))
+        return {
+            "target": target,
+            "dtype": self.dtype,
+            "items": self.items(),
+            "repeats": self.repeats,
+            "sampling": self.sampling,
+            "limits": self.limits(),
+        }
 
+    @contextmanager
+    def ray_workers(self, experiment: Experiment) -> Iterator[Workers | None]:
+        """Ray workers with the target loaded; None without Ray.
 
-@dataclass(kw_only=True)
-class ExperimentOptions(WorkloadOptions, RayOptions):
-    """What `bench` and `sweep` share."""
+        Meanwhile, standard output goes to standard error, because Ray prints to it.
 
-    name: str = option("", "Name of the experiment in the log.")
+        Raises ConfigError: options of workers without --ray.
+        """
+        from engine.errors import ConfigError
+        from playground.cli.terminal import Terminal, plain
+        from playground.experiments.cluster import PoolConfig, workers
+        from playground.experiments.worker import WorkerConfig
+
+        own, plan = (self.workers, self.worker_cpus, self.worker_gpus), experiment.plan
+        if self.ray is None:
+            if any(value is not None for value in own):
+                raise ConfigError("--workers, --worker-cpus and --worker-gpus need --ray ADDRESS.")
+            yield None
+            return
+        pool = PoolConfig(self.ray, *own)
+        config = WorkerConfig(plan.target, plan.dtype, self.log_url, self.device, self.cache_dir)
+        with ExitStack() as stack:
+            stack.enter_context(redirect_stdout(sys.stderr))
+            with Terminal(stderr=True).status(plain(f"starting workers with {plan.target.name}")):
+                running = stack.enter_context(workers(pool, config))
+            for name, device, _ in running.rows():
+                remark(f"worker {name}: {device}")
+            yield running
 
 
 @dataclass(kw_only=True)
@@ -92,7 +130,6 @@ class BenchOptions(ExperimentOptions):
         [], "Change a setting of every method, or of one.", "--set", metavar="[NAME.]FIELD=V"
     )
     max_new_tokens: int = option(128, "Maximum number of tokens per answer.")
-    name: str = option("", "Name of the benchmark in the log.")
     resume: str | None = option(None, "Resume a benchmark of the log.", metavar="ID")
     output: Path | None = option(
         None, "Write report.json, CSV tables and genai-perf's files here.", metavar="DIR"
@@ -110,32 +147,19 @@ class BenchOptions(ExperimentOptions):
         """Raises ConfigError: naming the option that is wrong."""
         from playground.experiments.plan import ExperimentPlan
 
-        items = self.items()
-        return ExperimentPlan.parse(
-            {
-                "target": self.target_spec(),
-                "dtype": self.dtype,
-                "configurations": configurations_of(
-                    [*parts(self.methods), *self.method], self.settings
-                ),
-                "items": items,
-                "repeats": self.repeats,
-                "sampling": self.sampling,
-                "limits": self.limits(),
-            }
-        )
+        methods = [*split_list(self.methods), *self.method]
+        configurations = configurations_of(methods, self.settings)
+        return ExperimentPlan.parse({**self.shared_plan(), "configurations": configurations})
 
 
 @takes(BenchOptions)
 def bench(options: BenchOptions) -> None:
     """Measure methods against plain decoding over suites of prompts, one request at a time."""
     from engine.errors import ConfigError
-    from playground.cli.tables import Terminal
     from playground.experiments.experiment import Experiment
     from playground.experiments.report.report import stored_experiment
     from storage import RunLog
 
-    console = Terminal(stderr=True)
     if options.resume and not options.save:
         raise ConfigError("--resume needs the log, which --no-save switches off. Drop one of them.")
     if options.ray and not options.save:
@@ -155,16 +179,15 @@ def bench(options: BenchOptions) -> None:
                 + (f"\nbenchmark {experiment.id}" if options.save else "")
             )
 
-        summary = conduct(options, experiment, heading, resume=resumed is not None)
-        _show(options, log, experiment.id, summary, console)
+        summary = run_experiment(options, experiment, heading, resume=resumed is not None)
+        _print_report(options, log, experiment.id, summary)
     if summary.cancelled:
         raise typer.Exit(EXIT_INTERRUPTED)
 
 
-def _show(
-    options: BenchOptions, log: RunLog, benchmark_id: str, summary: Summary, console: Console
-) -> None:
-    from playground.cli.tables import print_wide, tables
+def _print_report(options: BenchOptions, log: RunLog, benchmark_id: str, summary: Summary) -> None:
+    from playground.cli.tables import tables
+    from playground.cli.terminal import print_wide
     from playground.experiments.report.export import (
         FILES,
         genai_perf_files,
@@ -176,30 +199,30 @@ def _show(
 
     results = read_results(log, benchmark_id)
     if options.as_json:
-        put(json_text(results) + "\n", None)
+        write_output(json_text(results) + "\n", None)
     elif options.csv == STDOUT:
-        put(speedup_csv(results), None)
+        write_output(speedup_csv(results), None)
     else:
         print_wide(*tables(results.report))
     for name, notes in summary.notes.items():
-        console.print(f"{name}: {' '.join(notes)}", highlight=False)
+        remark(f"{name}: {' '.join(notes)}")
     for skip in summary.skipped[:MAX_SKIPPED]:
         where = f"{skip.suite} {skip.prompt}, turn {skip.turn + 1}"
-        console.print(f"left out: {where}: {skip.reason}")
+        remark(f"left out: {where}: {skip.reason}")
     if summary.num_failed:
-        console.print(f"{summary.num_failed} requests failed; the log has their errors.")
+        remark(f"{summary.num_failed} requests failed; the log has their errors.")
     table = None if options.csv == STDOUT else options.csv
+    paths = []
     for file, text_of in ((table, speedup_csv), (options.html, page_html)):
         if file is not None:
-            (path,) = write_files(file.parent, {file.name: text_of(results)})
-            console.print(f"wrote {path}")
+            paths += write_files(file.parent, {file.name: text_of(results)})
     if options.output is not None:
         texts = {name: text_of(results) for name, text_of in FILES.items()}
-        texts |= genai_perf_files(results)
-        for path in write_files(options.output, texts):
-            console.print(f"wrote {path}")
+        paths += write_files(options.output, texts | genai_perf_files(results))
+    for path in paths:
+        remark(f"wrote {path}")
     if summary.cancelled and options.save:
-        console.print(f"Stopped. Resume with: app.py bench --resume {benchmark_id}")
+        remark(f"Stopped. Resume with: app.py bench --resume {benchmark_id}")
 
 
 def configurations_of(
@@ -208,8 +231,8 @@ def configurations_of(
     """Configurations by the names of their methods.
 
     Args:
-        methods: `preset`, `FILE.yaml` or decoding type, then `field=value …` and `name=…`, parted
-            by spaces.
+        methods: `preset`, `FILE.yaml` or decoding type, then `field=value …` and `name=…`,
+            separated by spaces.
         settings: `field=value` for every method, `NAME.field=value` for the one of that name.
 
     Raises ConfigError: an unknown method, field or name.
@@ -262,7 +285,7 @@ def _spec(text: str) -> tuple[str, str, list[str]]:
 # ---- running
 
 
-def conduct(
+def run_experiment(
     options: ExperimentOptions,
     experiment: Experiment,
     heading: Callable[[Mapping[str, Any]], str],
@@ -272,18 +295,16 @@ def conduct(
     """Load the target or start workers, measure an experiment, and free them again.
 
     Args:
-        heading: printed before it begins; from the environment that it is measured in.
+        heading: makes the text printed at the start from the environment.
     """
-    from playground.cli.tables import Terminal, progress_bar
+    from playground.cli.terminal import Terminal, progress_bar
+    from playground.experiments.job import time_left
 
-    console, plan = Terminal(stderr=True), experiment.plan
+    plan = experiment.plan
     with ExitStack() as stack:
         measure: Callable[[], Summary]
-        if (pool := options.pool) is not None:
-            on = (pool, plan.target, plan.dtype, options.log_url)
-            one_device = experiment.one_device
-            workers = stack.enter_context(options.on_workers(*on, one_device=one_device))
-            here, measure = workers.environment, partial(experiment.measure_by, workers)
+        if (workers := stack.enter_context(options.ray_workers(experiment))) is not None:
+            here, measure = workers.environment, partial(experiment.measure_on, workers)
         else:
             models = stack.enter_context(options.models(plan.target, plan.dtype))
             bench = models.build_context()
@@ -293,16 +314,13 @@ def conduct(
             experiment.log.benchmarks.resume(experiment.id)
         else:
             experiment.begin(options.name)
-        console.print(heading(here), highlight=False)
-        with until_interrupt() as stopped, progress_bar(console) as bar:
-            experiment.watch(partial(show_progress, bar), stopped)
-            return experiment.conduct(measure)
+        remark(heading(here))
+        with until_interrupt() as stopped, progress_bar(Terminal(stderr=True)) as bar:
 
+            def show(progress: Progress) -> None:
+                failed = f", {progress.num_failed} failed" if progress.num_failed else ""
+                note = f"{time_left(progress.eta_s)} {progress.message}{failed}"
+                bar(progress.num_done, total=progress.num_planned, note=note.strip())
 
-def show_progress(bar: Callable[..., None], progress: Progress) -> None:
-    """How far an experiment is, and how long it will take."""
-    from playground.experiments.job import time_left
-
-    failed = f", {progress.num_failed} failed" if progress.num_failed else ""
-    note = f"{time_left(progress.eta_s)} {progress.message}{failed}"
-    bar(progress.num_done, total=progress.num_planned, note=note.strip())
+            experiment.watch(show, stopped)
+            return experiment.run(measure)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from engine.formats import DASH
-from playground.cli.options import JsonOptions, LogOptions, argument, option, say, takes
+from playground.cli.options import JsonOptions, LogOptions, argument, option, remark, say, takes
 
 if TYPE_CHECKING:
     from playground.connect.readings import Reading
@@ -77,12 +77,12 @@ def _line(reading: Reading, seconds: float | None) -> str:
 def _replay(options: ConnectOptions, address: Address) -> None:
     import json
 
-    from playground.cli.tables import print_wide, table
+    from playground.cli.terminal import print_wide, table
     from playground.connect.replay import Load, read_concurrencies, sample_prompts
     from playground.connect.report import COLUMNS
-    from playground.experiments.prompts import choose_suite, known_suites
+    from playground.experiments.prompts import find_suite, known_suites
 
-    suite = choose_suite(options.suite, known_suites())
+    suite = find_suite(options.suite, known_suites())
     load = Load(
         sample_prompts(suite, options.prompts),
         read_concurrencies(options.concurrency),
@@ -105,5 +105,5 @@ async def _measure(address: Address, load: Load, log: RunLog) -> Report:
     from playground.connect.session import measure
 
     async for report in measure(address, load, log):
-        say(f"… concurrency {report.drafting[-1].concurrency} measured", err=True)
+        remark(f"… concurrency {report.drafting[-1].concurrency} measured")
     return report

@@ -16,12 +16,12 @@ from playground.cli.options import (
     MethodOptions,
     argument,
     option,
-    put,
     read_stdin,
     remark,
     say,
     takes,
     write_files,
+    write_output,
 )
 
 if TYPE_CHECKING:
@@ -71,11 +71,11 @@ def export(options: ExportOptions) -> None:
     else:
         for file in exported.files:
             head = f"# ---- {file.name}\n" if len(exported.files) > 1 else ""
-            put(head + file.text.removesuffix("\n") + "\n", None)
-    say(f"{engine.title} {exported.version}: {exported.verdict}", err=True)
+            write_output(head + file.text.removesuffix("\n") + "\n", None)
+    remark(f"{engine.title} {exported.version}: {exported.verdict}")
     for kind, sentences in (("warning", exported.warnings), ("note", exported.notes)):
         for sentence in sentences:
-            say(f"{kind}: {sentence}", err=True)
+            remark(f"{kind}: {sentence}")
 
 
 def _source(options: ExportOptions) -> ExportSource:
@@ -105,7 +105,7 @@ def import_(options: ImportOptions) -> None:
 
     text = read_stdin() if options.file == "-" else read_text(Path(options.file))
     imported = read_config(options.source, text)
-    put(method_yaml(imported.config, options.source), options.output)
+    write_output(method_yaml(imported.config, options.source), options.output)
     if imported.target is not None:
         remark(f"note: Its target was {imported.target}.")
     for line in imported.remarks:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -23,13 +23,11 @@ from playground.cli.options import (
     argument,
     as_output,
     option,
-    put,
     read_stdin,
     remark,
-    say,
     takes,
     until_interrupt,
-    whole_numbers,
+    write_output,
 )
 
 if TYPE_CHECKING:
@@ -81,7 +79,7 @@ def generate(options: GenerateOptions) -> None:
     import presets
     from playground.host.live import LiveRun
     from playground.host.recording import decode_and_record
-    from playground.host.result import as_set_sentence, bypass_sentence, drafting_sentence
+    from playground.host.result import as_set_sentence
     from playground.host.trace import TraceFile
     from storage import RunLog
 
@@ -95,11 +93,11 @@ def generate(options: GenerateOptions) -> None:
         models = stack.enter_context(options.models(spec, options.dtype))
         target, drafter = models.build_context().target, models.drafter(config)
         for note in (*target.notes, *drafter.notes):
-            say(note, err=True)
+            remark(note)
         if options.sets_drafting and (
             expected := as_set_sentence(models.experience, target.name, config)
         ):
-            say(expected, err=True)
+            remark(expected)
         messages, prompt_text, prompt_ids = _prompt(options, target)
         log = stack.enter_context(RunLog.open(options.log_url if options.save else None))
         trace = None
@@ -122,24 +120,53 @@ def generate(options: GenerateOptions) -> None:
             messages=messages,
             run=run,
         )
-    run_id = run.log_id if options.save else None
     if options.as_json:
-        values = {"run_id": run_id, "target": target.name, **_summary(config, run)}
-        values["output_ids"] = output.token_ids
-        put(json_text(values, indent=2) + "\n", None)
+        write_output(_json(options, target.name, config, run, output.token_ids), None)
     else:
-        assert run.metrics is not None and run.finish is not None
-        put(run.finish.text.removeprefix("".join(output.pieces)) + "\n", None)
-        say(_figures(config, run.metrics, run.finish.reason, run_id), err=True)
-        for sentence in (bypass_sentence, drafting_sentence):
-            if words := sentence(asdict(run.metrics)):
-                say(words, err=True)
+        _print_rest(options, config, run, output.pieces)
     if stopped():
         raise typer.Exit(EXIT_INTERRUPTED)
 
 
+def _json(
+    options: GenerateOptions,
+    target: str,
+    config: MethodConfig,
+    run: LiveRun,
+    token_ids: Sequence[int],
+) -> str:
+    """A finished run as one JSON object."""
+    assert run.metrics is not None and run.finish is not None
+    values = {
+        "run_id": run.log_id if options.save else None,
+        "target": target,
+        "method": config.model_dump(mode="json"),
+        "lossless": config.lossless,
+        "text": run.finish.text,
+        "finish_reason": run.finish.reason,
+        "metrics": asdict(run.metrics),
+        "output_ids": token_ids,
+    }
+    return json_text(values, indent=2) + "\n"
+
+
+def _print_rest(
+    options: GenerateOptions, config: MethodConfig, run: LiveRun, printed: Sequence[str]
+) -> None:
+    """Print the text after the pieces that were printed, and the figures."""
+    from playground.host.result import bypass_sentence, drafting_sentence
+
+    assert run.metrics is not None and run.finish is not None
+    write_output(run.finish.text.removeprefix("".join(printed)) + "\n", None)
+    run_id = run.log_id if options.save else None
+    remark(_figures(config, run.metrics, run.finish.reason, run_id))
+    for sentence in (bypass_sentence, drafting_sentence):
+        if words := sentence(asdict(run.metrics)):
+            remark(words)
+
+
 class _Output:
-    """What a run has written: its token ids, and the pieces of text that were printed."""
+    """Collects a run's token ids, and prints its text as it streams."""
 
     def __init__(self, streamed: LiveRun | None, trace: Callable[[Record], None] | None) -> None:
         self.token_ids: tuple[int, ...] = ()
@@ -147,7 +174,7 @@ class _Output:
         self._streamed, self._trace = streamed, trace
 
     def add(self, record: Record) -> None:
-        """Take a record of the decode loop."""
+        """Process a record of the decode loop."""
         from engine.steps import End
 
         if self._trace is not None:
@@ -158,17 +185,6 @@ class _Output:
             self.pieces += new
             sys.stdout.write(as_output("".join(new)))
             sys.stdout.flush()
-
-
-def _summary(config: MethodConfig, run: LiveRun) -> dict[str, Any]:
-    assert run.metrics is not None and run.finish is not None
-    return {
-        "method": config.model_dump(mode="json"),
-        "lossless": config.lossless,
-        "text": run.finish.text,
-        "finish_reason": run.finish.reason,
-        "metrics": asdict(run.metrics),
-    }
 
 
 def _figures(
@@ -192,12 +208,16 @@ def _prompt(
     options: GenerateOptions, target: Target
 ) -> tuple[list[dict[str, str]], str, list[int]]:
     """Chat turns (empty for raw), the prompt's text, and its token ids."""
-    from engine.errors import PromptError
+    from engine.errors import ConfigError, PromptError
 
     if options.prompt_ids is not None:
         if options.prompt is not None:
             raise PromptError("Give either a prompt or --prompt-ids, not both.")
-        return [], "", whole_numbers("--prompt-ids", options.prompt_ids, "1,2,3")
+        try:
+            return [], "", [int(part) for part in options.prompt_ids.strip(", ").split(",")]
+        except ValueError as error:
+            like = f"1,2,3, got {options.prompt_ids!r:.80}"
+            raise ConfigError(f"--prompt-ids must be like {like}.") from error
     text = read_stdin() if options.prompt == "-" else options.prompt
     if text is None or not text.strip():
         raise PromptError("The prompt is empty. Write one, or give --prompt-ids 1,2,3.")

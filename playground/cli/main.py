@@ -21,7 +21,6 @@ from playground.cli.suites import suites
 from playground.cli.sweep import sweep
 from playground.cli.train import train
 from playground.cli.triton import triton
-from playground.cli.tune import tune
 
 app = typer.Typer(
     cls=CommandGroup,
@@ -31,7 +30,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.add_typer(tune)
 app.add_typer(runs)
 app.add_typer(suites)
 for command in (serve, doctor, triton, generate, bench, sweep, connect, train, export):
@@ -43,7 +41,7 @@ app.command("import")(import_)
 
 def run() -> None:
     """Run the command of the arguments."""
-    atexit.register(gc.freeze)  # else ending looks through a million objects first, for seconds
+    atexit.register(gc.freeze)  # else the final garbage collection takes seconds
     app()
 
 

@@ -21,7 +21,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from engine.config import Limits, Sampling
     from engine.drafters.method import MethodConfig
     from engine.model.sources import TargetSpec
-    from playground.experiments.cluster import Pool, Workers
     from playground.host.models import Models
     from storage import RunLog
 
@@ -62,13 +61,18 @@ class CommandGroup(TyperGroup):
             sys.stdout.flush()  # raises here if the disk is full, so that it is reported
             return result
         except KeyboardInterrupt as error:
-            say("Stopped.", err=True)
+            remark("Stopped.")
             raise typer.Exit(EXIT_INTERRUPTED) from error
         except OSError as error:
             if error.errno == errno.EPIPE:  # the reader has closed the pipe
                 raise
-            _discard_output()
-            say(f"error: {_os_sentence(error):.2000}", err=True)
+            # Else Python flushes to the failed stream again at exit.
+            with suppress(OSError), open(os.devnull, "wb") as nowhere:
+                os.dup2(nowhere.fileno(), sys.stdout.fileno())
+            what = error.filename or "The output"
+            full = disk_is_full(error)
+            reason = unwritable(what, error) if full else f"{what}: {error.strerror or error}."
+            remark(f"error: {reason:.2000}")
             raise typer.Exit(EXIT_USER_ERROR) from error
         except Exception as error:  # errors are imported only when needed, to keep --help fast
             from engine.errors import PlaygroundError
@@ -76,33 +80,23 @@ class CommandGroup(TyperGroup):
 
             if not isinstance(error, PlaygroundError | StorageError):
                 raise
-            say(f"error: {error!s:.2000}", err=True)
+            remark(f"error: {error!s:.2000}")
             raise typer.Exit(EXIT_USER_ERROR) from error
 
 
-def say(text: str, *, err: bool = False, nl: bool = True, start: str = "") -> None:
-    """Print for people: control characters in the text are printed visibly.
+def say(text: str, *, err: bool = False) -> None:
+    """Print for people: control characters are shown, not obeyed."""
+    typer.echo(visible(text), err=err)
 
-    Args:
-        start: a control character to send before the text.
-    """
-    typer.echo(f"{start}{visible(text)}", err=err, nl=nl)
+
+def remark(text: str) -> None:
+    """Print for people on stderr."""
+    say(text, err=True)
 
 
 def as_output(text: str) -> str:
-    """A result, verbatim for a file or pipe, and as in `say` for a terminal."""
+    """A result verbatim for a file or pipe, and with visible control characters for a terminal."""
     return visible(text) if sys.stdout.isatty() else text
-
-
-def _os_sentence(error: OSError) -> str:
-    what = error.filename or "The output"
-    return unwritable(what, error) if disk_is_full(error) else f"{what}: {error.strerror or error}."
-
-
-def _discard_output() -> None:
-    """Keep Python from flushing to the failed stream again at exit."""
-    with suppress(OSError), open(os.devnull, "wb") as nowhere:
-        os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 def option(default: Any, help: str, *names: str, **more: Any) -> Any:
@@ -122,7 +116,7 @@ def _field(default: Any, parameter: Any) -> Any:
 
 
 def takes(options: type[Options]) -> Callable[[Callable[[Options], None]], Callable[..., None]]:
-    """Turns a function of an options dataclass into a command with its fields as parameters."""
+    """Turn a function of an options dataclass into a command whose parameters are its fields."""
     hints = get_type_hints(options)
 
     def parameter(one: Any) -> inspect.Parameter:
@@ -147,7 +141,7 @@ def takes(options: type[Options]) -> Callable[[Callable[[Options], None]], Calla
 
 @contextmanager
 def until_interrupt() -> Iterator[Callable[[], bool]]:
-    """Yield whether Ctrl+C was pressed; pressing it again ends the program at once."""
+    """Yield a function that tells whether Ctrl+C was pressed; a second press ends the program."""
     interrupted = threading.Event()
 
     def interrupt(number: int, frame: Any) -> None:
@@ -165,19 +159,9 @@ def until_interrupt() -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, previous)
 
 
-def parts(text: str | None) -> tuple[str, ...]:
-    """The parts of `a,b`."""
+def split_list(text: str | None) -> tuple[str, ...]:
+    """The items of `a,b`."""
     return tuple(part for item in (text or "").split(",") if (part := item.strip()))
-
-
-def whole_numbers(option: str, text: str, like: str) -> list[int]:
-    """The numbers of `1,2`."""
-    from engine.errors import ConfigError
-
-    try:
-        return [int(part) for part in text.replace(" ", "").strip(",").split(",")]
-    except ValueError as error:
-        raise ConfigError(f"{option} must be like {like}, got {text!r:.80}.") from error
 
 
 def read_stdin() -> str:
@@ -209,7 +193,7 @@ def write_files(folder: Path, texts: Mapping[str, str]) -> list[Path]:
     return [folder / name for name in texts]
 
 
-def put(text: str, file: Path | None) -> None:
+def write_output(text: str, file: Path | None) -> None:
     """Print a text, or write it to a file and print its path."""
     if file is None:
         typer.echo(as_output(text), nl=False)
@@ -244,7 +228,7 @@ class DeviceOptions:
     def models(self, spec: TargetSpec, dtype: str | None) -> Iterator[Models]:
         """The loaded target and its drafters; freed at the end."""
         import presets
-        from playground.cli.tables import Terminal, plain
+        from playground.cli.terminal import Terminal, plain
         from playground.host.models import Models
 
         models = Models(cache_dir=self.cache, device=self.device, resolve=presets.resolve)
@@ -255,28 +239,6 @@ class DeviceOptions:
             yield models
         finally:
             models.close()
-
-    @contextmanager
-    def on_workers(
-        self, pool: Pool, spec: TargetSpec, dtype: str | None, log_url: str | None, **more: bool
-    ) -> Iterator[Workers]:
-        """Ray workers with the target loaded.
-
-        Meanwhile, standard output goes to standard error, because Ray prints to it.
-        """
-        from playground.cli.tables import Terminal, plain
-        from playground.experiments.cluster import workers
-        from playground.experiments.worker import WorkerConfig
-
-        console = Terminal(stderr=True)
-        config = WorkerConfig(spec, dtype or "auto", log_url, self.device, self.cache_dir)
-        with ExitStack() as stack:
-            stack.enter_context(redirect_stdout(sys.stderr))
-            with console.status(plain(f"starting workers with {spec.name}")):
-                running = stack.enter_context(workers(pool, config, **more))
-            for name, device, _ in running.rows():
-                console.print(f"worker {name}: {device}", highlight=False)
-            yield running
 
 
 @dataclass(kw_only=True)
@@ -302,11 +264,6 @@ class MethodOptions:
         from playground.host.methods import choose_method
 
         return choose_method(self.method, self.settings, self.drafter, report=remark)
-
-
-def remark(text: str) -> None:
-    """A line on stderr."""
-    say(text, err=True)
 
 
 @dataclass(kw_only=True)
@@ -359,38 +316,8 @@ class SamplingOptions:
 
 
 @dataclass(kw_only=True)
-class RayOptions:
-    """The Ray cluster of an experiment, if any."""
-
-    ray: str | None = option(
-        None, "Run on a Ray cluster: local, auto or its address.", metavar="ADDRESS"
-    )
-    workers: int | None = option(None, "Ray workers; default: as many as fit.", min=1)
-    worker_cpus: int | None = option(None, "Cores of a Ray worker; default: a node's.", min=1)
-    worker_gpus: float | None = option(
-        None, "GPUs of a Ray worker; default: 1 where there is one.", min=0.0
-    )
-
-    @property
-    def pool(self) -> Pool | None:
-        """None without Ray.
-
-        Raises ConfigError: options of workers without --ray.
-        """
-        from engine.errors import ConfigError
-        from playground.experiments.cluster import Pool
-
-        own = self.workers, self.worker_cpus, self.worker_gpus
-        if self.ray is not None:
-            return Pool(self.ray, *own)
-        if any(value is not None for value in own):
-            raise ConfigError("--workers, --worker-cpus and --worker-gpus need --ray ADDRESS.")
-        return None
-
-
-@dataclass(kw_only=True)
 class LogOptions:
-    db: str | None = option(None, "Run log: a SQLite file or any SQLAlchemy URL.", metavar="URL")
+    db: str | None = option(None, "Run log: a SQLite file or a PostgreSQL URL.", metavar="URL")
 
     @property
     def log_url(self) -> str:

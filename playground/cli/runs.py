@@ -1,4 +1,4 @@
-"""`app.py runs`: `list`, `export`, `import`, `copy`, `tag`, `delete`, `restore`."""
+"""`app.py runs`: `list`, `export`, `import`, `copy`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from playground.cli.options import REQUIRED, JsonOptions, LogOptions, argument, option, say, takes
+from playground.cli.options import (
+    REQUIRED,
+    JsonOptions,
+    LogOptions,
+    argument,
+    option,
+    remark,
+    say,
+    takes,
+)
 
 if TYPE_CHECKING:
     from storage import RunQuery, RunSummary
@@ -19,7 +28,7 @@ if TYPE_CHECKING:
 DELETED = "deleted"
 runs = typer.Typer(
     name="runs",
-    help="List, export, import, copy, tag and delete the runs of the log.",
+    help="List, export, import and copy the runs of the log.",
     no_args_is_help=True,
 )
 
@@ -84,7 +93,7 @@ def list_(options: ListOptions) -> None:
     for run in page.rows:
         say(_line(run))
     shown = f"{len(page.rows)} of {page.total:,} runs"
-    say(shown if page.total else "No run matches.", err=True)
+    remark(shown if page.total else "No run matches.")
 
 
 def _line(run: RunSummary) -> str:
@@ -114,6 +123,7 @@ class ExportOptions(FilterOptions):
 def export(options: ExportOptions) -> None:
     """Write runs to a file, oldest first: JSON has all of them, with every step."""
     from engine.errors import ConfigError
+    from playground.cli.terminal import Terminal, progress_bar
     from playground.runs.transfer import Kind, export_runs, writing
 
     file, chosen_ids = options.file, tuple(options.ids or ())
@@ -127,12 +137,13 @@ def export(options: ExportOptions) -> None:
             raise ConfigError(f"No run {missing[0]!r:.60} is in the log, or it is deleted.")
         if not ids:
             raise ConfigError("No run matches; nothing was written.")
-        with nullcontext(sys.stdout) if str(file) == "-" else writing(file) as stream:
+        with (
+            nullcontext(sys.stdout) if str(file) == "-" else writing(file) as stream,
+            progress_bar(Terminal(stderr=True), "exporting runs", len(ids)) as bar,
+        ):
             for number in export_runs(log, ids, stream, kind):
-                if sys.stderr.isatty():
-                    end = "\n" if number == len(ids) else ""
-                    say(f"exported {number} of {len(ids)}{end}", start="\r", nl=False, err=True)
-    say(f"{len(ids)} runs written to {file}", err=True)
+                bar(number)
+    remark(f"{len(ids)} runs written to {file}")
 
 
 @dataclass(kw_only=True)
@@ -149,8 +160,6 @@ def import_(options: ImportOptions) -> None:
     with options.open_log() as log:
         for file in options.files:
             *_, total = ImportCounts(), *import_runs(log, read_lines(file))
-            for source_id, own_id in total.renamed.items():
-                say(f"{source_id}: another run has this id; imported as {own_id}")
             say(f"{file}: {total.added} runs imported, {total.present} were already here")
 
 
@@ -166,78 +175,18 @@ class CopyOptions:
 @takes(CopyOptions)
 def copy(options: CopyOptions) -> None:
     """Copy a log into another: runs, benchmarks, measurements, sweeps. Again adds what is new."""
-    from contextlib import closing
-
-    from playground.experiments.sweep.store import SweepStore
+    from playground.cli.terminal import Terminal, progress_bar
 
     with (
         LogOptions(db=options.source).open_log() as source,
         LogOptions(db=options.into).open_log() as into,
+        progress_bar(Terminal(stderr=True), "copying runs") as bar,
     ):
         for progress in into.copy_from(source):
-            if sys.stderr.isatty():
-                say(
-                    f"copied {progress.done} of {progress.total} runs",
-                    start="\r",
-                    nl=False,
-                    err=True,
-                )
-        with (
-            closing(SweepStore(source)) as theirs,
-            closing(SweepStore(into)) as ours,
-        ):
-            sweeps = ours.copy_from(theirs)
-    for source_id, own_id in progress.renamed.items():
-        say(f"{source_id}: another run has this id; copied as {own_id}")
+            bar(progress.done, total=progress.total)
     say(
         f"{progress.runs} runs copied, {progress.present} were already there; "
-        f"{progress.benchmarks} experiments, {progress.artifacts} measurements, trials of "
-        f"{sweeps} sweeps"
+        f"{progress.benchmarks} experiments, {progress.artifacts} measurements and trials"
     )
     if progress.running:
-        say(f"{progress.running} runs go on. Copy again when they have ended.", err=True)
-
-
-@dataclass(kw_only=True)
-class TagOptions(LogOptions):
-    ids: list[str] = argument(REQUIRED, "Ids of runs.", metavar="ID…")
-    add: list[str] = option([], "Add this tag; repeatable.")
-    remove: list[str] = option([], "Remove this tag.")
-
-
-@runs.command("tag")
-@takes(TagOptions)
-def tag_(options: TagOptions) -> None:
-    """Add tags to runs, or take them off."""
-    from engine.errors import ConfigError
-
-    if not options.add and not options.remove:
-        raise ConfigError("Name a tag with --add or --remove.")
-    with options.open_log() as log:
-        log.retag(options.ids, add=options.add, remove=options.remove)
-    say(f"{len(set(options.ids))} runs tagged", err=True)
-
-
-@dataclass(kw_only=True)
-class IdOptions(LogOptions):
-    """Options of `runs delete` and `runs restore`."""
-
-    ids: list[str] = argument(REQUIRED, "Ids of runs.", metavar="ID…")
-
-
-@runs.command()
-@takes(IdOptions)
-def delete(options: IdOptions) -> None:
-    """Hide runs; `restore` brings them back."""
-    with options.open_log() as log:
-        log.delete(*options.ids)
-    say(f"{len(set(options.ids))} runs deleted", err=True)
-
-
-@runs.command()
-@takes(IdOptions)
-def restore(options: IdOptions) -> None:
-    """Show deleted runs again."""
-    with options.open_log() as log:
-        log.restore(*options.ids)
-    say(f"{len(set(options.ids))} runs restored", err=True)
+        remark(f"{progress.running} runs go on. Copy again when they have ended.")

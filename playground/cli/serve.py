@@ -41,8 +41,7 @@ def serve(options: ServeOptions) -> None:
     import logging
 
     from playground.experiments.prompts import known_suites
-    from playground.host.catalog import Catalog
-    from playground.host.reach import catalog_within
+    from playground.host.catalog import Catalog, catalog_within
     from playground.web.access import Access
     from playground.web.server import serve, with_own_drafters
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import typer
 
-from playground.cli.options import REQUIRED, JsonOptions, argument, option, put, say, takes
+from playground.cli.options import REQUIRED, JsonOptions, argument, option, say, takes, write_output
 
 suites = typer.Typer(
     name="suites",
@@ -67,7 +67,7 @@ def fetch(options: FetchOptions) -> None:
 @takes(ExportSuiteOptions)
 def export(options: ExportSuiteOptions) -> None:
     """Write a suite as the input file of another benchmark: the first turn of every prompt."""
-    from playground.experiments.prompts import choose_suite, input_lines, known_suites
+    from playground.experiments.prompts import find_suite, input_lines, known_suites
 
-    suite = choose_suite(options.name, known_suites())
-    put(input_lines(suite, options.to, options.max_new_tokens), options.output)
+    suite = find_suite(options.name, known_suites())
+    write_output(input_lines(suite, options.to, options.max_new_tokens), options.output)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,23 +10,20 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from engine.safe_text import json_text
-from playground.cli.bench import ExperimentOptions, conduct
+from playground.cli.bench import ExperimentOptions, run_experiment
 from playground.cli.options import (
     EXIT_INTERRUPTED,
     METHOD_HELP,
     MethodOptions,
     option,
-    put,
+    remark,
     takes,
     write_files,
+    write_output,
 )
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
-
     from playground.experiments.sweep.plan import SweepPlan
-    from playground.experiments.sweep.report import SweepReport
     from playground.experiments.sweep.store import StoredSweep
 
 DEFAULT_TRIALS = 20
@@ -57,10 +53,8 @@ class SweepOptions(ExperimentOptions, MethodOptions):
     limit_per_category: int | None = option(
         1, "Maximum number of prompts of each kind of task.", min=1
     )
-    repeats: int = option(1, "How many times a trial runs each prompt.", min=1)
     max_new_tokens: int = option(64, "Maximum number of tokens per answer.")
     seed: int = option(0, "Seed of the search and of every random draw.")
-    name: str = option("", "Name of the sweep.")
     resume: str | None = option(
         None, "Resume a sweep; --trials may raise the number of trials.", metavar="NAME"
     )
@@ -86,7 +80,6 @@ class SweepOptions(ExperimentOptions, MethodOptions):
             )
         base = self.config()
         preset = presets.methods().get(self.method)
-        items = self.items()
         title = type(base).title if preset is None else preset.title
         search = {
             "varied": self.vary,
@@ -98,14 +91,9 @@ class SweepOptions(ExperimentOptions, MethodOptions):
         }
         return SweepPlan.parse(
             {
-                "target": self.target_spec(),
-                "dtype": self.dtype,
+                **self.shared_plan(),
                 "chooser": OptunaSearch.parse(search),
                 "configurations": [Configuration(self.method, title, base)],
-                "items": items,
-                "repeats": self.repeats,
-                "sampling": self.sampling,
-                "limits": self.limits(),
             }
         )
 
@@ -113,12 +101,11 @@ class SweepOptions(ExperimentOptions, MethodOptions):
 @takes(SweepOptions)
 def sweep(options: SweepOptions) -> None:
     """Measure many settings of one method and find the best, by search or grid."""
-    from playground.cli.tables import Terminal
     from playground.experiments.sweep.search import Sweep
     from playground.experiments.sweep.store import SweepStore
 
-    console = Terminal(stderr=True)
-    with options.open_log() as log, closing(SweepStore(log)) as store:
+    with options.open_log() as log:
+        store = SweepStore(log)
         resumed = store.reopen(options.resume, options.trials) if options.resume else None
         plan = options.plan() if resumed is None else resumed.plan
         experiment = Sweep(store, plan, benchmark_id=None if resumed is None else resumed.row.id)
@@ -126,35 +113,29 @@ def sweep(options: SweepOptions) -> None:
         def heading(here: Mapping[str, Any]) -> str:
             return f"sweep {store.load(experiment.id).row.name}: {plan.about}"
 
-        summary = conduct(options, experiment, heading, resume=resumed is not None)
+        summary = run_experiment(options, experiment, heading, resume=resumed is not None)
         stored = store.load(experiment.id)
-        _show(options, stored, console)
+        _print_report(options, stored)
     if summary.cancelled:
-        console.print(f"Stopped. Resume with: app.py sweep --resume {stored.row.name}")
+        remark(f"Stopped. Resume with: app.py sweep --resume {stored.row.name}")
         raise typer.Exit(EXIT_INTERRUPTED)
 
 
-def _show(options: SweepOptions, sweep: StoredSweep, console: Console) -> None:
-    from playground.cli.tables import print_wide
+def _print_report(options: SweepOptions, sweep: StoredSweep) -> None:
+    from playground.cli.terminal import print_wide, table
     from playground.experiments.sweep.report import SweepReport
 
     report = SweepReport.of(sweep)
     if options.as_json:
-        put(json_text(report.to_dict(), indent=1) + "\n", None)
+        write_output(json_text(report.to_dict(), indent=1) + "\n", None)
     else:
-        print_wide(trials_table(report), report.verdict or "Nothing was measured.")
+        (_, _, *heads), rows = report.table(best_first=True)
+        lines = [
+            [number.text, *(cell.text for cell in cells), outcome.hint or outcome.text]
+            for number, outcome, *cells in rows
+        ]
+        trials = table(f"Sweep {sweep.row.name}", [*heads, "outcome"], lines)
+        print_wide(trials, report.verdict or "Nothing was measured.")
     if options.output is not None and report.best is not None:
         write_files(options.output.parent, {options.output.name: report.preset_yaml()})
-        console.print(f"wrote {options.output}: use it with --method {options.output}")
-
-
-def trials_table(report: SweepReport) -> Table:
-    """Every trial, the best first."""
-    from playground.cli.tables import table
-
-    (_, _, *heads), rows = report.table(best_first=True)
-    lines = [
-        [number.text, *(cell.text for cell in cells), outcome.hint or outcome.text]
-        for number, outcome, *cells in rows
-    ]
-    return table(f"Sweep {report.sweep.row.name}", [*heads, "outcome"], lines)
+        remark(f"wrote {options.output}: use it with --method {options.output}")

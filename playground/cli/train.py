@@ -13,15 +13,14 @@ from playground.cli.options import (
     LogOptions,
     TargetOptions,
     option,
-    parts,
+    remark,
     say,
+    split_list,
     takes,
 )
 from playground.training import ABOUT
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from engine.model.sources import TargetSpec
     from engine.model.target import Target
     from engine.training.session import Score
@@ -129,9 +128,9 @@ def points_of(grid: Sequence[str]) -> list[tuple[str, ...]]:
     axes = []
     for text in grid:
         field, _, values = text.partition("=")
-        if not field.strip() or not parts(values):
+        if not field.strip() or not split_list(values):
             raise ConfigError(f"--grid takes FIELD=A,B, got {text!r:.80}.")
-        axes.append([f"{field.strip()}={value}" for value in parts(values)])
+        axes.append([f"{field.strip()}={value}" for value in split_list(values)])
     return list(itertools.product(*axes))
 
 
@@ -139,29 +138,29 @@ def points_of(grid: Sequence[str]) -> list[tuple[str, ...]]:
 def train(options: TrainOptions) -> None:
     """Train a drafter for a target on texts that the target writes itself."""
     import presets
-    from engine.training.session import lines
-    from playground.cli.tables import Terminal
+    from engine.training.session import score_table
 
-    console, spec = Terminal(stderr=True), presets.resolve(options.target)
+    spec = presets.resolve(options.target)
     works = options.works(spec)
     with options.models(spec, options.dtype) as models:
         target = models.build_context().target
-        scores = {work.folder.path: _train(work, target, console) for work in works}
+        scores = {work.folder.path: _train(work, target) for work in works}
     if not options.grid:
-        say("\n".join(lines(next(iter(scores.values())))))
-        console.print(f"Weights and card: {works[0].folder.path}")
+        say("\n".join(score_table(next(iter(scores.values())))))
+        remark(f"Weights and card: {works[0].folder.path}")
         return
     best_first = sorted(scores.items(), key=lambda pair: -pair[1]["overall"].mat)
     for folder, by_kind in best_first:
         say(f"MAT {by_kind['overall'].mat:.2f}  {folder}")
 
 
-def _train(work: TrainingWork, target: Target, console: Console) -> dict[str, Score]:
+def _train(work: TrainingWork, target: Target) -> dict[str, Score]:
     """One training, shown on the terminal."""
     from engine.training.trainer import TrainMetrics
-    from playground.cli.tables import progress_bar
+    from playground.cli.terminal import Terminal, progress_bar
     from playground.training.folder import Standing
 
+    console = Terminal(stderr=True)
     with progress_bar(console, work.folder.name) as bar:
 
         def show(event: Event) -> None:
@@ -170,12 +169,12 @@ def _train(work: TrainingWork, target: Target, console: Console) -> dict[str, Sc
             elif isinstance(event, TrainMetrics):
                 bar(event.step, total=event.num_steps, note=_note(event))
                 if not console.is_terminal and event.step % 20 == 0:
-                    console.print(f"{event.step}/{event.num_steps} {_note(event)}")
+                    remark(f"{event.step}/{event.num_steps} {_note(event)}")
 
         try:
             return work.scores(target, show)
         except KeyboardInterrupt:
-            console.print("Run the same command to resume.")
+            remark("Run the same command to resume.")
             raise
 
 

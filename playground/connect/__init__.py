@@ -1,1 +1,1 @@
-"""Engines that run elsewhere: what their counters say of drafting, and what would suit them."""
+"""Engines that run elsewhere: the drafting in their counters, and the best draft length."""

@@ -7,29 +7,114 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Annotated, Any, Self
 from urllib.parse import urlsplit
 
 import httpx
 from anyio.to_thread import run_sync
+from pydantic import Field, model_validator
 
 from engine.errors import ConfigError, PlaygroundError, first_line
 from engine.safe_text import read_json, short
-from playground.connect.readings import Engine, Reading, engine_of
-from playground.connect.responses import Chunk, DraftCounts, ModelList
+from playground.connect.readings import (
+    Count,
+    Engine,
+    Items,
+    ModelList,
+    Reading,
+    Response,
+    engine_of,
+)
 from playground.host.live import Message
 
 TIMEOUT_S = 10.0
 ANSWER_S = 600.0
-"""Time limits from the start of a call to its last byte: of any call, and of an answer."""
+"""Time limits from the start of a call to its last byte: of most calls, and of an answer."""
 MAX_BYTES = 1 << 20
 """Size limit of a response that is not streamed."""
 MAX_LINE_BYTES = 64 << 10
+LIMITS = httpx.Limits(keepalive_expiry=1.0)
+"""Connections that were idle for longer are not reused: an engine may be closing them."""
 TOKEN_BYTES = 2 << 10
 """Size limit of a stream per requested token; a chunk of one token has a few hundred bytes."""
+
+
+class DraftCounts(Response):
+    """Counts of one request's drafting."""
+
+    steps: Annotated[Count, Field(ge=1)]
+    drafted: Count
+    accepted: Count
+
+    @model_validator(mode="after")
+    def _no_more_than_drafted(self) -> Self:
+        if self.accepted > self.drafted:
+            raise ValueError(
+                f"accepted draft tokens must be at most those drafted, {self.drafted}, "
+                f"got {self.accepted}"
+            )
+        return self
+
+
+class Delta(Response):
+    content: str | None = None
+
+
+class StreamChoice(Response):
+    delta: Delta | None = None
+    finish_reason: str | None = None
+
+
+class Usage(Response):
+    prompt_tokens: Count = 0
+    completion_tokens: Count = 0
+
+
+class Acceptance(Response):
+    num_spec_steps: Count
+    num_draft_tokens: Count
+    num_accepted_draft_tokens: Count
+
+
+class RequestMetrics(Response):
+    speculative_decoding: Acceptance | None = None
+
+
+class Timings(Response):
+    draft_n: Count = 0
+    draft_n_accepted: Count | None = None
+    predicted_n: Count = 0
+
+
+class Chunk(Response):
+    """One event of a streamed answer; the last events have the figures."""
+
+    choices: Items[StreamChoice] | None = None
+    usage: Usage | None = None
+    metrics: RequestMetrics | None = None
+    timings: Timings | None = None
+    error: Any = None
+
+    @property
+    def drafting(self) -> DraftCounts | None:
+        """The counts that vLLM or llama-server report; None without any, or without drafts.
+
+        Raises ConfigError: the figures contradict each other.
+        """
+        spec, times = self.metrics and self.metrics.speculative_decoding, self.timings
+        if spec and (spec.num_spec_steps or spec.num_draft_tokens):
+            steps, drafted = spec.num_spec_steps, spec.num_draft_tokens
+            accepted: int | None = spec.num_accepted_draft_tokens
+        elif times and times.draft_n:
+            drafted, accepted = times.draft_n, times.draft_n_accepted
+            # The first token comes from the prompt; every step commits one more than it accepts.
+            steps = max(1, times.predicted_n - 1 - (accepted or 0))
+        else:
+            return None
+        return DraftCounts.parse({"steps": steps, "drafted": drafted, "accepted": accepted})
 
 
 class EngineError(PlaygroundError):
@@ -83,9 +168,7 @@ class Client:
             if not is_http or not parts.hostname or parts.username:
                 raise ValueError
             base = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/v1')}"
-            http = httpx.AsyncClient(
-                base_url=base, headers=headers, timeout=None, follow_redirects=False
-            )
+            http = httpx.AsyncClient(base_url=base, headers=headers, timeout=None, limits=LIMITS)
         except (ValueError, httpx.InvalidURL) as error:
             raise ConfigError(
                 f"The address must be like http://127.0.0.1:8000, got {url!r:.80}."
@@ -104,8 +187,10 @@ class Client:
         return self._engine
 
     async def connect(self, model: str = "") -> Engine:
-        """Identify the engine and choose the model. Raises EngineError, ConfigError: it cannot."""
-        listed = await run_sync(_models, await self._get("/v1/models"))
+        """Identify the engine and choose the model. Raises EngineError, ConfigError: it failed."""
+        path = "/v1/models"
+        body = await self._get(path)
+        listed = await run_sync(lambda: ModelList.parse(read_json(body, what=path), where=path))
         self._engine = engine_of(listed)
         names = [one.id for one in listed.data]
         if model and model not in names and self._engine.name != "playground":
@@ -114,7 +199,7 @@ class Client:
         return self._engine
 
     async def read(self) -> Reading:
-        """Its counters now. Raises EngineError, ConfigError: it has none that can be read."""
+        """The current counters. Raises EngineError, ConfigError: they cannot be read."""
         return await run_sync(self.engine.read, await self._get("/metrics"))
 
     async def answer(self, messages: list[Message], *, max_new_tokens: int) -> Reply:
@@ -131,29 +216,22 @@ class Client:
             "stream_options": {"include_usage": True},
             **self.engine.extra,
         }
-        async with self._deadline(ANSWER_S):
-            for is_retry in (False, True):
-                stream = _AnswerStream(time.perf_counter(), max_new_tokens)
-                try:
-                    await self._receive(body, stream)
-                    return stream.reply()
-                except httpx.HTTPError as error:
-                    # An engine may close an idle connection just when it is used again.
-                    is_stale = isinstance(error, httpx.RemoteProtocolError) and stream.is_empty
-                    if is_retry or not is_stale:
-                        raise EngineError(f"{self.url} hung up: {first_line(error)}.") from error
-                except ConfigError as error:
-                    raise EngineError(f"The engine sent no valid chunk: {error}") from error
-        raise AssertionError
-
-    async def _receive(self, body: Mapping[str, Any], stream: _AnswerStream) -> None:
-        path = "/v1/chat/completions"
-        max_bytes = MAX_BYTES + TOKEN_BYTES * stream.max_new_tokens
-        async with self._http.stream("POST", path, json=body) as response:
-            await self._check(response, path)
-            async for line in _lines(_bounded(response, max_bytes)):
-                stream.add(line)
-                await asyncio.sleep(0)  # one part may hold thousands of lines
+        path, max_bytes = "/v1/chat/completions", MAX_BYTES + TOKEN_BYTES * max_new_tokens
+        stream = _AnswerStream(time.perf_counter(), max_new_tokens)
+        try:
+            async with (
+                self._deadline(ANSWER_S),
+                self._http.stream("POST", path, json=body) as response,
+            ):
+                await self._check(response, path)
+                async for line in _lines(_bounded(response, max_bytes)):
+                    stream.add(line)
+                    await asyncio.sleep(0)  # one part may hold thousands of lines
+            return stream.reply()
+        except httpx.HTTPError as error:
+            raise EngineError(f"{self.url} hung up: {first_line(error)}.") from error
+        except ConfigError as error:
+            raise EngineError(f"The engine sent no valid chunk: {error}") from error
 
     async def _get(self, path: str) -> bytes:
         """The whole body; follows a redirect from /metrics to /metrics/ only."""
@@ -213,10 +291,6 @@ async def _lines(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     yield rest
 
 
-def _models(body: bytes) -> ModelList:
-    return ModelList.parse(read_json(body, what="/v1/models"), where="/v1/models")
-
-
 class _AnswerStream:
     """The chunks of an answer received so far."""
 
@@ -227,10 +301,6 @@ class _AnswerStream:
         self._text: list[str] = []
         self._reason: str | None = None
         self._figures = Chunk()
-
-    @property
-    def is_empty(self) -> bool:
-        return not self._text and self._reason is None
 
     def add(self, line: bytes) -> None:
         """Raises ConfigError: the chunk is invalid. Raises EngineError: it reports an error."""

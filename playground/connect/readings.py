@@ -1,6 +1,6 @@
 """Counters of running engines, read from their /metrics.
 
-Counters only grow, so figures are those of the time between two readings. A counter that fell means
+Counters only grow, so figures cover the time between two readings. A counter that decreased means
 that the engine was restarted in between; then only the later reading counts.
 """
 
@@ -9,23 +9,68 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
 from prometheus_client.parser import text_string_to_metric_families
+from pydantic import ConfigDict, Field
+from pydantic.alias_generators import to_camel
 
+from engine.config import Settings
 from engine.errors import ConfigError
 from engine.metrics import draft_acceptance, mat, position_rates, ratio
 from engine.safe_text import as_text, read_json
-from playground.connect.responses import MAX_COUNT, Iteration, Iterations, ModelList
 
 MAX_POSITIONS = 256
+MAX_COUNT = 2**53
+"""Floats represent counts up to here exactly."""
+Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+Item = TypeVar("Item")
+Items = Annotated[list[Item], Field(fail_fast=True, max_length=10_000)]
+"""Validation stops at the first invalid item: there could be an error per byte."""
+
+
+class Response(Settings):
+    """Part of a response; unknown fields are ignored, numbers beyond `Count` refused."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class ListedModel(Response):
+    id: str = Field(min_length=1, max_length=1000)
+    owned_by: str | None = None
+
+
+class ModelList(Response):
+    data: Items[ListedModel]
+
+
+class _CamelCase(Response):
+    """As TensorRT-LLM's /metrics spells its fields."""
+
+    model_config = ConfigDict(alias_generator=to_camel)
+
+
+class DraftingStats(_CamelCase):
+    num_requests_with_draft_tokens: Count = 0
+    num_draft_tokens: Count = 0
+    num_accepted_tokens: Count = 0
+
+
+class Iteration(_CamelCase):
+    num_active_requests: Count | None = None
+    num_queued_requests: Count | None = None
+    spec_decoding_stats: DraftingStats | None = None
+
+
+class Iterations(Response):
+    iterations: Items[Iteration]
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Counts since the engine's start, or the last reading; None if it does not report them.
+    """Counts since the engine's start or the last reading; None if it does not report them.
 
-    `steps` are verifications, `at_least` those that accepted at least 1, 2, … draft tokens. The
+    `steps` are verify forwards, `at_least` those that accepted at least 1, 2, … draft tokens. The
     means are recent ones that the engine computes itself; window and block are DSpark's.
     """
 
@@ -46,14 +91,14 @@ class Reading:
 
     @property
     def mat(self) -> float | None:
-        """From the counters, prefill's token included where accepted ones are not counted."""
+        """From the counters; includes prefill's token if accepted tokens are not counted."""
         if self.accepted is None:
             return ratio(self.generated or 0, self.steps) or self.mean_mat
         return mat(self.accepted, self.steps or 0) or self.mean_mat
 
     @property
     def draft_len(self) -> int:
-        """Tokens drafted a step; 0 if the engine does not report them."""
+        """Draft tokens per step; 0 if the engine does not report them."""
         drafted = ratio(self.drafted or 0, self.steps) or self.mean_num_steps or 0
         return round(min(drafted, MAX_POSITIONS))
 
@@ -69,24 +114,20 @@ class Reading:
         return position_rates(self.at_least, self.steps or 0)
 
 
-COUNTED = ("steps", "drafted", "accepted", "generated")
-
-
 def between(before: Reading, after: Reading) -> tuple[Reading, bool]:
     """The counts between two readings, and whether the engine was restarted in between."""
     if after.since_last_read:
         return after, False
     padded = (*before.at_least, *(0.0,) * len(after.at_least))
-    pairs = [(getattr(before, name), getattr(after, name)) for name in COUNTED]
-    pairs += zip(padded, after.at_least, strict=False)
-    if any(b is not None and a is not None and a < b for b, a in pairs):
-        return after, True
+    at_least = tuple(a - b for a, b in zip(after.at_least, padded, strict=False))
     growth: dict[str, Any] = {
-        name: None if a is None else a - (b or 0.0)
-        for name, (b, a) in zip(COUNTED, pairs, strict=False)
+        name: getattr(after, name) - (getattr(before, name) or 0.0)
+        for name in ("steps", "drafted", "accepted", "generated")
+        if getattr(after, name) is not None
     }
-    counts = tuple(a - b for a, b in zip(after.at_least, padded, strict=False))
-    return replace(after, at_least=counts, **growth), False
+    if min((*at_least, *growth.values()), default=0.0) < 0:
+        return after, True
+    return replace(after, at_least=at_least, **growth), False
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,10 +189,6 @@ class TensorRT(Engine):
         )
 
 
-def _vllm_schedule(rows: list[list[int]]) -> str:
-    return f'"num_speculative_tokens_per_batch_size": {json.dumps(rows)}'
-
-
 def _sglang_schedule(rows: list[list[int]]) -> str:
     """Each key is the least batch size of its steps; 0 steps = no drafts."""
     table = {str(first): {"candidate_steps": [length]} for first, _, length in rows}
@@ -186,7 +223,7 @@ ENGINES = (
         "vllm",
         _VLLM,
         flag="--speculative-config '{{\"num_speculative_tokens\": {k}, …}}'",
-        schedule=_vllm_schedule,
+        schedule=lambda rows: f'"num_speculative_tokens_per_batch_size": {json.dumps(rows)}',
     ),
     Engine(
         "sglang",

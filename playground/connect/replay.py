@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
+from typing import Any
 
 from engine.errors import ConfigError, PlaygroundError
 from engine.metrics import mat, mean_or_none, percentile, throughput, tok_s, tpot_ms
@@ -44,7 +45,7 @@ class ReplayPrompt:
 
 
 def sample_prompts(suite: PromptSuite, limit: int) -> tuple[ReplayPrompt, ...]:
-    """The first prompts of a suite, taken from its categories in turn."""
+    """The first prompts of a suite, taken round-robin from its categories."""
     categories: dict[str, list[ReplayPrompt]] = {}
     for index, prompt in enumerate(suite.prompts):
         name = prompt.id or str(index + 1)
@@ -88,25 +89,9 @@ class Level:
         return len(self.outcomes) - len(self.replies)
 
     @property
-    def throughput(self) -> float:
-        new_tokens = sum(reply.num_new_tokens for reply in self.replies)
-        return throughput(new_tokens, self.seconds) or 0.0
-
-    @property
     def tok_s(self) -> float | None:
         """Decoding rate of one request, pooled; without the prompt."""
         return tok_s((reply.num_new_tokens, reply.decode_s) for reply in self.replies)
-
-    def ttft_ms(self, q: float = 50) -> float | None:
-        """Percentile of the time to the first token."""
-        values = [1000 * reply.ttft_s for reply in self.replies]
-        return percentile(values, q) if values else None
-
-    @property
-    def tpot_ms(self) -> float | None:
-        """Mean over requests."""
-        values = (tpot_ms(reply.num_new_tokens, reply.decode_s) for reply in self.replies)
-        return mean_or_none([value for value in values if value is not None])
 
     @property
     def mat(self) -> float | None:
@@ -115,6 +100,23 @@ class Level:
         if drafts:
             return mat(sum(d.accepted for d in drafts), sum(d.steps for d in drafts))
         return self.counters.mat if self.counters else None
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """Figures by name; TTFT as percentiles, the time per token as the mean over requests."""
+        ttfts = [1000 * reply.ttft_s for reply in self.replies]
+        tpots = [tpot_ms(reply.num_new_tokens, reply.decode_s) for reply in self.replies]
+        num_new_tokens = sum(reply.num_new_tokens for reply in self.replies)
+        return {
+            "tok_s": self.tok_s,
+            "throughput": throughput(num_new_tokens, self.seconds) or 0.0,
+            "ttft_p50_ms": percentile(ttfts, 50) if ttfts else None,
+            "ttft_p95_ms": percentile(ttfts, 95) if ttfts else None,
+            "tpot_ms": mean_or_none([value for value in tpots if value is not None]),
+            "mat": self.mat,
+            "num_answered": len(self.replies),
+            "num_failed": self.num_failed,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +170,7 @@ async def _counters(client: Client) -> Reading | None:
 
 
 def count_equal_texts(level: Level, plain: Level) -> tuple[int, int]:
-    """Of the prompts that both answered: the number of equal texts, and of prompts."""
+    """Numbers of equal texts and of prompts, among the prompts that both answered."""
     texts = {one.prompt: one.reply.text for one in plain.outcomes if one.reply is not None}
     pairs = [
         (one.reply.text, texts[one.prompt])

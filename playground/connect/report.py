@@ -1,4 +1,4 @@
-"""The figures of a measured engine, with and without drafts, and the best draft length.
+"""The figures of a measured engine with and without drafting, and the best draft length.
 
     MAT(k)  = 1 + Σ rate_i for i ≤ k        rate i: steps that accepted at least i draft tokens
     step(k) = step(0) + k · (step(K) - step(0)) / K
@@ -21,7 +21,7 @@ from engine.formats import DASH, figure
 from engine.metrics import FORMULAS, chain_mat, predicted_tok_s, speedup, step_ms_of, throughput
 from playground.connect.readings import Engine, Reading
 from playground.connect.replay import Level, count_equal_texts
-from playground.host.baseline import DOUBTS, Doubt, Evidence, doubt_of
+from playground.host.baseline import DOUBTS, Doubt, doubt_of
 
 MIN_GAIN = 0.02
 """Smaller predicted gains count as none."""
@@ -38,7 +38,7 @@ COLUMNS = {
     "failed": "requests without a complete answer",
 }
 """Columns of the table, and how each is computed."""
-SHOWN = {
+NOTATION = {
     "tok_s": formats.tok_s,
     "throughput": formats.tok_s,
     **dict.fromkeys(("ttft_p50_ms", "ttft_p95_ms", "tpot_ms"), formats.milliseconds),
@@ -70,7 +70,7 @@ def reading_figures(reading: Reading, seconds: float | None) -> list[tuple[str, 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Every measured level; `plain` is empty if the engine could not be measured without drafts."""
+    """All measured levels; `plain` is empty if drafting could not be switched off."""
 
     engine: Engine
     drafting: tuple[Level, ...]
@@ -84,12 +84,12 @@ class Report:
 
     @property
     def counters(self) -> Reading:
-        """Of the first level, whose requests do not wait for each other."""
+        """The counters of the first level, at which requests do not wait for each other."""
         return next((lv.counters for lv in self.drafting if lv.counters is not None), Reading())
 
     @property
     def position_rates(self) -> tuple[float, ...]:
-        """From the counters, or those of equal acceptance at every position."""
+        """From the counters, else assuming equal acceptance at every position."""
         counters = self.counters
         return counters.position_rates or equal_rates(counters.mat, counters.draft_len)
 
@@ -128,9 +128,9 @@ class Report:
         return [*filter(None, verdicts), *restarts, *self._advice_sentences(), *errors]
 
     def _advice_sentences(self) -> list[str]:
-        if not self.advice:
+        if not (advice := self.advice):
             return []
-        first, schedule = self.advice[0], batch_schedule(self.advice)
+        first, schedule = advice[0], batch_schedule(advice)
         where, length = f"concurrency {first.concurrency}", first.draft_len
         sentences = [f"Drafting is not predicted to pay off at {where}."]
         if length:
@@ -142,10 +142,9 @@ class Report:
             least, _, last_length = schedule[-1]
             if not last_length:
                 sentences.append(
-                    f"From concurrency {least} on, drafting is predicted to cost more than it "
-                    "gains."
+                    f"From concurrency {least} on, drafting is predicted not to pay off."
                 )
-            if self.engine.schedule is not None and len(self.advice) > 1:
+            if self.engine.schedule is not None and len(advice) > 1:
                 sentences.append(f"By batch size: {self.engine.schedule(schedule)}.")
         rates = "the position rates" if self.counters.position_rates else "rates assumed equal"
         sentences.append(
@@ -158,7 +157,7 @@ class Report:
         return {
             "engine": self.engine.name,
             "levels": [
-                {"kind": kind, "concurrency": level.concurrency, **_figures(level)}
+                {"kind": kind, "concurrency": level.concurrency, **level.figures}
                 for kind, levels in (("plain", self.plain), ("drafting", self.drafting))
                 for level in levels
             ],
@@ -168,19 +167,6 @@ class Report:
         }
 
 
-def _figures(level: Level) -> dict[str, Any]:
-    return {
-        "tok_s": level.tok_s,
-        "throughput": level.throughput,
-        "ttft_p50_ms": level.ttft_ms(50),
-        "ttft_p95_ms": level.ttft_ms(95),
-        "tpot_ms": level.tpot_ms,
-        "mat": level.mat,
-        "num_answered": len(level.replies),
-        "num_failed": level.num_failed,
-    }
-
-
 def _speedup(level: Level, plain: Level | None) -> float | None:
     if plain is None or _doubt(level, plain):
         return None
@@ -188,15 +174,13 @@ def _speedup(level: Level, plain: Level | None) -> float | None:
 
 
 def _doubt(level: Level, plain: Level) -> Doubt | None:
-    """Why the speedup would be wrong, if it would."""
-    steps_ms = step_ms_of(level.mat, level.tok_s), step_ms_of(1.0, plain.tok_s)
-    own_s, plain_s = (None if ms is None else ms / 1000 for ms in steps_ms)
-    return doubt_of(Evidence(own_s, plain_s))
+    """Why no speedup can be given, if so."""
+    return doubt_of(step_ms_of(level.mat, level.tok_s), step_ms_of(1.0, plain.tok_s))
 
 
 def _verdict(level: Level, plain: Level) -> str:
     """Speedup = MAT / (time of a step / time of a plain step)."""
-    gain, where = _speedup(level, plain), f"Concurrency {level.concurrency}"
+    gain, where = speedup(level.tok_s, plain.tok_s), f"Concurrency {level.concurrency}"
     if doubt := _doubt(level, plain):
         return f"{where}: no speedup is given: {DOUBTS[doubt]}"
     if gain is None or level.mat is None:
@@ -208,10 +192,9 @@ def _verdict(level: Level, plain: Level) -> str:
 
 
 def _row(level: Level, kind: str, gain: str, equal_texts: str) -> list[str]:
-    figures = _figures(level)
-    shown = [show(figures[name]) for name, show in SHOWN.items()]
+    texts = [notation(level.figures[name]) for name, notation in NOTATION.items()]
     where = f"concurrency {level.concurrency}, {kind}"
-    return [where, *shown, gain, equal_texts, str(level.num_failed)]
+    return [where, *texts, gain, equal_texts, str(level.num_failed)]
 
 
 # ---- the best draft length

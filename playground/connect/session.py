@@ -1,6 +1,6 @@
-"""A measurement of a running engine: each concurrency with drafts, and without if that is possible.
+"""A measurement of a running engine: each concurrency with drafting, and without it if possible.
 
-Answers become runs of the log, beside the playground's own.
+Answers are stored as runs of the log, like the playground's own.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FINISH_REASONS = {"stop": "eos", "length": "length"}
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where an engine listens, and one without drafts, which a playground can do on request."""
+    """Addresses of an engine, and of one without drafting (a playground needs no second one)."""
 
     url: str
     key: str = ""
@@ -34,7 +34,7 @@ class Address:
 async def measure(address: Address, load: Load, log: RunLog | None) -> AsyncIterator[Report]:
     """Yield a report after every concurrency; the last one is complete.
 
-    Plain decoding is measured first at each concurrency, so that both are of the same minutes.
+    Plain decoding is measured first at each concurrency, within minutes of drafting.
 
     Raises EngineError, ConfigError: the engine cannot be reached or is not supported.
     """

@@ -1,5 +1,5 @@
 """Experiments: Compare, Benchmark and Sweep, all measured by one loop.
 
-What cannot be run as it was asked is refused with a `ConfigError`, whose sentence names what is
-wrong; functions do not say so again.
+A plan that cannot be run is refused with a `ConfigError` that names the reason; the docstrings of
+functions do not repeat this.
 """

@@ -1,20 +1,21 @@
 """Ray: workers that keep a target loaded and do one task after another.
 
-A task is any function of a `TaskContext`. Ray sends it to a worker, a process with a target and a
-link to the log of its own, and reports a worker that dies; another one does what was lost, starting
-from what the log already has.
+A task is any function of a `TaskContext`. Ray sends it to a worker, a process with its own target
+and its own connection to the log. When a worker dies, another one repeats the task, starting from
+what the log already has.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import CancelledError, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
@@ -28,30 +29,30 @@ from playground.experiments.worker import About, Task, Worker, WorkerConfig, pro
 
 LOG = logging.getLogger(__name__)
 LOCAL = "local"
-LOOK_S = 0.3  # so often the driver asks a worker how far it is
-QUEUE_S, MAX_LOST = 120.0, 3
-"""Longest wait for cores that others hold, and how many workers a task may lose."""
-WORK = "work"  # the actor's one thread that computes; others answer for it meanwhile
-_USING = threading.Lock()
-_USERS: list[str] = []
-"""Addresses that are in use, once for each user: Ray is one for a process."""
+POLL_S = 0.3  # between two polls of a worker for its messages
+PLACEMENT_TIMEOUT_S, MAX_LOST = 120.0, 3
+"""How long to wait for cores that are in use, and how many workers a task may lose."""
+TASK_GROUP = "work"  # Ray's concurrency group of the one thread that runs tasks
+_RAY_LOCK = threading.Lock()
+_CONNECTIONS: list[str] = []
+"""An address per open `connected` block: a process has one connection to Ray."""
 
 
 class WorkerLostError(PlaygroundError):
-    """Worker after worker died over a task."""
+    """Every worker that ran a task died."""
 
 
 class NoWorkerError(PlaygroundError):
-    """No worker is left, and none could be started; what was to be done can be resumed."""
+    """No worker is left, and none could be started. The experiment can be resumed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
-    """How much of a cluster is used: as many workers as there is room for unless it is said, each
-    with all cores of a node, and a GPU where there is one.
+class PoolConfig:
+    """How much of a cluster to use. By default as many workers as fit, each with all cores of a
+    node, and a GPU where there is one.
 
     Attributes:
-        address: `local` for a Ray of this machine's own, else as Ray takes it.
+        address: `local` to start Ray on this machine, else any address that `ray.init` takes.
     """
 
     address: str
@@ -62,9 +63,10 @@ class Pool:
 
 @contextmanager
 def connected(address: str, *, cpus: int | None = None) -> Iterator[None]:
-    """This process as a driver of a cluster, until the last of those who use it is done.
+    """Connect this process to a cluster; the last block to end disconnects it.
 
-    Raises ConfigError: there is no Ray, no such cluster, or another one is in use."""
+    Raises ConfigError: Ray is not installed, there is no such cluster, or another one is in use.
+    """
     if find_spec("ray") is None:
         raise ConfigError(
             "Ray is not installed. Install it: pip install 'speculative-decoding-playground[ray]'."
@@ -74,12 +76,11 @@ def connected(address: str, *, cpus: int | None = None) -> Iterator[None]:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     token = Path.home() / ".ray" / "auth_token"
     if address != LOCAL and "ray" not in sys.modules and token.exists():
-        # `ray start` asks for it where there is one, and Ray shows it to others only if told so
-        # before it is imported.
+        # A cluster started with a token requires it. Ray reads this variable when it is imported.
         os.environ.setdefault("RAY_AUTH_MODE", "token")
     import ray
 
-    with _USING:
+    with _RAY_LOCK:
         if not ray.is_initialized():
             local = {"include_dashboard": False, "num_cpus": cpus} if address == LOCAL else {}
             try:
@@ -89,76 +90,77 @@ def connected(address: str, *, cpus: int | None = None) -> Iterator[None]:
                     f"No Ray cluster answers at {address!r:.100}: {first_line(error)}. Start one "
                     "with ray start --head, or give local."
                 ) from error
-        elif address not in _USERS:
+        elif address not in _CONNECTIONS:
             raise ConfigError(
-                f"An experiment is running on Ray at {', '.join(_USERS)}. Wait until it is done: a "
-                "process uses one cluster at a time."
+                f"An experiment is running on Ray at {', '.join(_CONNECTIONS)}. Wait until it is "
+                "done: a process uses one cluster at a time."
             )
-        _USERS.append(address)
+        _CONNECTIONS.append(address)
     try:
         yield
     finally:
-        with _USING:
-            _USERS.remove(address)
-            if not _USERS:
+        with _RAY_LOCK:
+            _CONNECTIONS.remove(address)
+            if not _CONNECTIONS:
                 ray.shutdown()
 
 
-def worker_capacity(pool: Pool) -> tuple[float, int, int]:
-    """GPUs and cores of a worker, and how many workers there are to be.
+def worker_capacity(pool: PoolConfig) -> tuple[float, int, int]:
+    """GPUs and cores of each worker, and the number of workers.
 
-    Raises ConfigError: the cluster has no room for as many.
+    Raises ConfigError: they do not fit on the cluster.
     """
     import ray
 
-    here = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    nodes = [(int(node.get("CPU", 0)), int(node.get("GPU", 0))) for node in here]
+    resources = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    nodes = [(int(node.get("CPU", 0)), int(node.get("GPU", 0))) for node in resources]
     cores, cards = (sum(counts) for counts in zip(*nodes, strict=True))
     gpus = pool.gpus if pool.gpus is not None else float(cards > 0)
     shares = [c // max(1, int(g // gpus)) if gpus else c for c, g in nodes if g >= gpus]
     evenly = 0 if gpus or not pool.workers else max(1, cores // pool.workers)
     cpus = pool.cpus or evenly or min(filter(None, shares), default=1)
-    room = sum(int(min(c // cpus, g // gpus if gpus else c)) for c, g in nodes)
-    size = pool.workers or room
-    if not 0 < size <= room:
+    capacity = sum(int(min(c // cpus, g // gpus if gpus else c)) for c, g in nodes)
+    num_workers = pool.workers or capacity
+    if not 0 < num_workers <= capacity:
         raise ConfigError(
-            f"The cluster has {cores} cores and {cards} GPUs: room for {room} workers of {cpus} "
-            f"cores and {gpus:g} GPUs, not for {size}. Ask for fewer or smaller workers."
+            f"The cluster has {cores} cores and {cards} GPUs: room for {capacity} workers of "
+            f"{cpus} cores and {gpus:g} GPUs, not for {num_workers}. Ask for fewer or smaller "
+            "workers."
         )
-    return gpus, cpus, size
+    return gpus, cpus, num_workers
 
 
 class Workers:
-    """The workers of one experiment, for any thread; and why others are `refused`."""
+    """The workers of one experiment, for any thread; `rejections` say why others are not used."""
 
     def __init__(
         self,
-        pool: Pool,
+        pool: PoolConfig,
         config: WorkerConfig,
         *,
-        one_device: bool = False,
         cancelled: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Start them, with `one_device` only on the kind of device that the first one has.
+        """Start them, all on the same kind of device as the first.
 
         Raises ConfigError: no worker can be used; CancelledError: it was cancelled meanwhile.
         """
-        self._config, self._one_device, self._cancelled = config, one_device, cancelled
-        self._gpus, self._cpus, size = worker_capacity(pool)
+        self._config, self._cancelled = config, cancelled
+        self._gpus, self._cpus, num_workers = worker_capacity(pool)
         self._lock = threading.Lock()
         self._free: SimpleQueue[Any] = SimpleQueue()
         self._actors: dict[Any, About] = {}
-        self._places: dict[Any, Any] = {}
-        """The cores that Ray has given to each worker."""
-        self._busy: dict[str, str] = {}
-        self.refused: list[str] = []
+        self._placement_groups: dict[Any, Any] = {}
+        """The cores that Ray has reserved for each worker."""
+        self._task_titles: dict[str, str] = {}
+        """Titles of running tasks by worker."""
+        self.rejections: list[str] = []
         try:
-            with ThreadPoolExecutor(size) as threads:
-                list(threads.map(lambda _: self._start(), range(size)))
+            with ThreadPoolExecutor(num_workers) as threads:
+                list(threads.map(lambda _: self._start(), range(num_workers)))
             if cancelled():
                 raise CancelledError
             if not self._actors:
-                raise ConfigError(f"No worker can be used. {' '.join(self.refused)}")
+                raise ConfigError(f"No worker can be used. {' '.join(self.rejections)}")
         except BaseException:
             self.close()
             raise
@@ -169,35 +171,36 @@ class Workers:
         return next(iter(self._actors.values())).environment
 
     def rows(self) -> list[tuple[str, str, str]]:
-        """Every worker: name, device, what it does."""
+        """Name, device and current task of every worker."""
         with self._lock:
             workers = list(self._actors.values())
-        return [(one.name, one.device, self._busy.get(one.name, "idle")) for one in workers]
+        titles = self._task_titles
+        return [(one.name, one.device, titles.get(one.name, "idle")) for one in workers]
 
-    def do(
+    def run(
         self,
         task: Task,
         *,
-        tell: Callable[[Any], object] = lambda message: None,
+        on_message: Callable[[Any], object] = lambda message: None,
         cancelled: Callable[[], bool] = lambda: False,
         title: str = "working",
     ) -> Any:
-        """Have a free worker do this, another one where it dies; returns what came of it.
+        """Run a task on a free worker and return its result; if the worker dies, on another one.
 
-        Raises WorkerLostError, NoWorkerError; and what the task raises.
+        Raises WorkerLostError, NoWorkerError; and whatever the task raises.
         """
         for attempt in range(1, MAX_LOST + 1):
             actor = self._free.get()
             if actor is None:
                 self._free.put(None)
-                raise NoWorkerError(f"No worker is left. {' '.join(self.refused)}")
+                raise NoWorkerError(f"No worker is left. {' '.join(self.rejections)}")
             name = self._actors[actor].name
-            self._busy[name] = title
+            self._task_titles[name] = title
             try:
-                return self._follow(actor, task, tell, cancelled)
+                return self._run_on(actor, task, on_message, cancelled)
             except WorkerLostError as error:
                 LOG.warning("%s", error)
-                self._dismiss(actor)
+                self._remove(actor)
                 actor = None
                 self._start()
                 if not self._actors:
@@ -206,108 +209,112 @@ class Workers:
                     raise
             finally:
                 if actor is not None:
-                    self._busy.pop(name, None)
+                    self._task_titles.pop(name, None)
                     self._free.put(actor)
         raise AssertionError
 
-    def do_all(
+    def run_all(
         self,
         tasks: Mapping[str, Task],
         *,
-        tell: Callable[[str, Any], object],
+        on_message: Callable[[str, Any], object],
         cancelled: Callable[[], bool] = lambda: False,
     ) -> dict[str, Any]:
-        """Do every task by whoever is free; results by name. One that fails ends the others."""
+        """Run all tasks on free workers; results by name. A task that fails stops the others."""
         failed = threading.Event()
 
-        def one(name: str) -> Any:
-            over = lambda: cancelled() or failed.is_set()  # noqa: E731
+        def run_one(name: str) -> Any:
+            stopped = lambda: cancelled() or failed.is_set()  # noqa: E731
+            forward = partial(on_message, name)
             try:
-                return self.do(tasks[name], tell=partial(tell, name), cancelled=over, title=name)
+                return self.run(tasks[name], on_message=forward, cancelled=stopped, title=name)
             except BaseException:
                 failed.set()
                 raise
 
         with ThreadPoolExecutor(len(tasks)) as threads:
-            return dict(zip(tasks, threads.map(one, tasks), strict=True))
+            return dict(zip(tasks, threads.map(run_one, tasks), strict=True))
 
     def close(self) -> None:
         """Stop all workers."""
         for actor in list(self._actors):
-            self._dismiss(actor)
+            self._remove(actor)
 
     # ---- one worker
 
     def _start(self) -> None:
-        """Start a worker; if it cannot be used, say why."""
+        """Start a worker; if it cannot be used, add the reason to `rejections`."""
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         share = {"CPU": self._cpus} | ({"GPU": self._gpus} if self._gpus else {})
-        place = ray.util.placement_group([share])
+        group = ray.util.placement_group([share])
         options = {
             "num_cpus": self._cpus,
             "num_gpus": self._gpus,
-            "concurrency_groups": {WORK: 1},
-            "scheduling_strategy": PlacementGroupSchedulingStrategy(place),
+            "concurrency_groups": {TASK_GROUP: 1},
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(group),
         }
         threads = {"env_vars": {"OMP_NUM_THREADS": str(self._cpus)}}
         actor = ray.remote(runtime_env=threads, **options)(Worker).remote()
-        self._places[actor] = place
+        self._placement_groups[actor] = group
         who = "A worker"
         try:
-            self._await_cores(place)
-            about: About = self._await(actor.about.remote())
+            self._wait_until(lambda: bool(group.wait(POLL_S)), PLACEMENT_TIMEOUT_S)
+            about: About = self._result(actor.about.remote())
             who = f"Worker {about.name}"
-            self._check(about)
-            prepare = actor.prepare.options(concurrency_group=WORK)
-            environment = self._await(prepare.remote(self._config, gpu=self._gpus > 0))
+            self._check_info(about)
+            prepare = actor.prepare.options(concurrency_group=TASK_GROUP)
+            environment = self._result(prepare.remote(self._config, gpu=self._gpus > 0))
             about = replace(about, environment=environment)
             with self._lock:
-                self._check_like_first(about)
+                first = next(iter(self._actors.values()), about)
+                check_same_target(first.environment, environment)
                 self._actors[actor] = about
             self._free.put(actor)
         except CancelledError:
-            self._dismiss(actor)
+            self._remove(actor)
         except (ray.exceptions.RayError, PlaygroundError) as error:
-            self.refused.append(f"{who} is not used: {_sentence(error)}")
-            LOG.warning("%s", self.refused[-1])
-            self._dismiss(actor)
+            cause = getattr(error, "cause", error)
+            why = str(cause) if isinstance(cause, PlaygroundError) else f"{first_line(cause)}."
+            if "ModuleNotFoundError" in str(error):
+                why = (
+                    "this program is not installed on its node. Install the same version on every "
+                    "node."
+                )
+            self.rejections.append(f"{who} is not used: {why}")
+            LOG.warning("%s", self.rejections[-1])
+            self._remove(actor)
 
-    def _dismiss(self, actor: Any) -> None:
+    def _remove(self, actor: Any) -> None:
         import ray
 
         with self._lock:
             self._actors.pop(actor, None)
-        with suppress(Exception):  # whatever it is, the worker is gone
+        with suppress(Exception):  # the worker is gone in any case
             ray.kill(actor)
-            ray.util.remove_placement_group(self._places.pop(actor))
+            ray.util.remove_placement_group(self._placement_groups.pop(actor))
 
-    def _await_cores(self, place: Any) -> None:
-        """Raises ConfigError: there are none for QUEUE_S; CancelledError: nobody waits any more.
-
-        Only cores are waited for so long: a process that has them may take its time to start.
-        """
-        until = time.monotonic() + QUEUE_S
-        while not place.wait(LOOK_S):
+    def _wait_until(self, is_ready: Callable[[], bool], timeout_s: float = math.inf) -> None:
+        """Raises CancelledError: the start was cancelled; ConfigError: the timeout has passed."""
+        deadline_s = time.monotonic() + timeout_s
+        while not is_ready():
             if self._cancelled():
                 raise CancelledError
-            if time.monotonic() > until:
+            if time.monotonic() > deadline_s:
                 raise ConfigError(
-                    f"Ray has no cores for it within {QUEUE_S:g} s; others may hold them."
+                    f"Ray has no cores for it within {timeout_s:g} s; others may hold them."
                 )
 
-    def _await(self, answer: Any) -> Any:
-        """What a worker answers; raises CancelledError when nobody waits for it any more."""
+    def _result(self, object_ref: Any) -> Any:
+        """The result of a call to a worker, which may take its time to start."""
         import ray
 
-        while not ray.wait([answer], timeout=LOOK_S)[0]:
-            if self._cancelled():
-                raise CancelledError
-        return ray.get(answer)
+        self._wait_until(lambda: bool(ray.wait([object_ref], timeout=POLL_S)[0]))
+        return ray.get(object_ref)
 
-    def _check(self, about: About) -> None:
-        """Raises ConfigError: it has another version, or cannot reach the log."""
+    def _check_info(self, about: About) -> None:
+        """Raises ConfigError: the worker has another version, or cannot reach the log."""
         import ray
 
         if about.program != program():
@@ -315,44 +322,35 @@ class Workers:
                 f"it runs version {about.program}; this is {program()}. Install the same version "
                 "on every node."
             )
-        url, here = self._config.log_url or "", ray.get_runtime_context().get_node_id()
-        if url.startswith("sqlite") and about.node != here:
+        url, node = self._config.log_url or "", ray.get_runtime_context().get_node_id()
+        if url.startswith("sqlite") and about.node != node:
             raise ConfigError(
                 "it is on another machine, where it cannot write to a SQLite file. Give "
                 "--db postgresql+psycopg://…"
             )
 
-    def _check_like_first(self, about: About) -> None:
-        first = next(iter(self._actors.values()), about)
-        check_same_target(first.environment, about.environment)
-        if self._one_device and about.device != first.device:
-            raise ConfigError(
-                f"it runs on {about.device}, but {first.name} on {first.device}, and the best "
-                "settings for one are not those for the other. Sweep each kind by itself."
-            )
-
-    def _follow(
+    def _run_on(
         self,
         actor: Any,
         task: Task,
-        tell: Callable[[Any], object],
+        on_message: Callable[[Any], object],
         cancelled: Callable[[], bool],
     ) -> Any:
         """Raises WorkerLostError: the worker died."""
         import ray
 
-        asked_to_stop = False
+        stop_sent = False
         try:
-            doing = actor.do.options(concurrency_group=WORK).remote(task)
+            result = actor.run_task.options(concurrency_group=TASK_GROUP).remote(task)
             done: list[Any] = []
             while not done:
-                done, _ = ray.wait([doing], timeout=LOOK_S)
-                for message in ray.get(actor.look.remote()):
-                    tell(message)
-                if cancelled() and not asked_to_stop:
-                    asked_to_stop = True
+                done, _ = ray.wait([result], timeout=POLL_S)
+                for message in ray.get(actor.take_messages.remote()):
+                    on_message(message)
+                if cancelled() and not stop_sent:
+                    stop_sent = True
                     ray.get(actor.stop.remote())  # a late one would stop the next task
-            return ray.get(doing)
+            return ray.get(result)
         except ray.exceptions.RayTaskError as error:
             if isinstance(cause := error.cause, Exception):
                 raise cause from None
@@ -362,20 +360,8 @@ class Workers:
             raise WorkerLostError(f"Worker {name} is gone: {first_line(error)}") from error
 
 
-def _sentence(error: Exception) -> str:
-    """What is wrong with a worker, in a sentence."""
-    cause = getattr(error, "cause", error)
-    if "ModuleNotFoundError" in str(error):
-        return "this program is not installed on its node. Install the same version on every node."
-    return str(cause) if isinstance(cause, PlaygroundError) else f"{first_line(cause)}."
-
-
 @contextmanager
-def workers(pool: Pool, config: WorkerConfig, **more: Any) -> Iterator[Workers]:
-    """Workers that have loaded the target, `more` as `Workers` takes it; stopped at the end."""
-    with connected(pool.address):
-        running = Workers(pool, config, **more)
-        try:
-            yield running
-        finally:
-            running.close()
+def workers(pool: PoolConfig, config: WorkerConfig, **more: Any) -> Iterator[Workers]:
+    """Workers that have loaded the target, stopped at the end; `more` is passed to `Workers`."""
+    with connected(pool.address), closing(Workers(pool, config, **more)) as running:
+        yield running

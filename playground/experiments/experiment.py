@@ -1,7 +1,7 @@
-"""One experiment: a stored plan, the job that measures it, and what is known of it meanwhile.
+"""One experiment: a stored plan, the job that measures it, and its results so far.
 
-Compare, Benchmark, Find the fastest and `bench` all run this; they differ in their plan alone:
-its kind, and who chooses the configurations that go on. A sweep is one too, trial after trial.
+Compare, Benchmark, Find the fastest and `bench` all run this; they differ only in their plan: its
+kind, and how the configurations that continue are chosen. A sweep is one too, trial after trial.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import asdict
 from functools import partial
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from engine.drafters.base import BuildContext
 from engine.errors import ConfigError, PlaygroundError
 from playground.errors import attempt
-from playground.experiments.chooser import chooser_of
+from playground.experiments.chooser import make_chooser
 from playground.experiments.cluster import Workers
 from playground.experiments.finished import finished_requests
-from playground.experiments.job import Job, Progress, State, submit
+from playground.experiments.job import Job, Progress, submit
 from playground.experiments.measurement import Measurement, Prompt, Summary, check_same_target
 from playground.experiments.plan import ExperimentPlan, Request
 from playground.experiments.report.report import (
@@ -34,42 +34,39 @@ from playground.host.live import LiveRun
 from playground.host.runner import EngineHost
 from storage import RunLog, RunQuery, StorageError, new_id
 
-REPORT_EVERY_S = 3.0
-SHARDS_EACH = 2
-"""Shards per worker: fewer warm-ups with one, a shorter wait for the slowest with many."""
+REPORT_INTERVAL_S = 3.0
+SHARDS_PER_WORKER = 2
+"""One would need fewer warm-ups; more shorten the wait for the slowest worker."""
 Version = str
-"""Tells a report from the next one."""
+"""Differs between a report and the next one."""
 
 
-# ---- under way
+# ---- while it runs
 
 
 class View(Protocol):
     """A page that follows an experiment round by round."""
 
-    def announce(
+    def begin_round(
         self, number: int, requests: Sequence[Request], prompt: Prompt
     ) -> Mapping[str, LiveRun]:
-        """The runs to stream of a round that begins, by configuration."""
+        """The live runs that a new round streams into, by configuration."""
 
-    def draw(self) -> None:
-        """Bring what is shown up to date."""
+    def refresh(self) -> None:
+        """Update what the page shows from the log."""
 
 
 class Experiment(Job):
     """One experiment, from the queue to its end; its runs carry its id.
 
     Attributes:
-        one_device: whether its workers must all run on the same kind of device.
-        requests: finished ones, those of an earlier process too.
-        faults: configurations that could not go on, and why.
-        chooser: says which configurations go on.
-        draws_report: whether to draw the report every few seconds, for pages that look.
-        results: the report that was drawn last, and its version.
-        view: follows its rounds, where people watch.
+        requests: finished requests, including those of an earlier process.
+        faults: configurations that failed, and why.
+        chooser: which configurations continue.
+        has_live_report: whether `results` is updated every few seconds while it runs.
+        results: the newest report, and its version.
+        view: the page that follows its rounds, if any.
     """
-
-    one_device: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -81,31 +78,33 @@ class Experiment(Job):
     ) -> None:
         super().__init__(benchmark_id or new_id(), owner=owner)
         self.log, self.plan = log, plan
-        self.chooser = chooser_of(plan)
+        self.chooser = make_chooser(plan)
         self.requests = [] if benchmark_id is None else finished_requests(log, benchmark_id)
         self.faults: Mapping[str, str] = {}
-        self.draws_report = False
+        self.has_live_report = False
         self.results: tuple[Version, Results] | None = None
         self.view: View | None = None
-        self._watcher: Callable[[Progress], None] = lambda progress: None
+        self._on_progress: Callable[[Progress], None] = lambda progress: None
         self._interrupted: Callable[[], bool] = lambda: False
-        self._draw_s = time.monotonic()
+        self._reported_s = time.monotonic()
         self._lock = threading.Lock()
 
     def begin(self, name: str = "") -> None:
-        """Write its plan down, before its first request."""
+        """Write its plan to the log, before its first request."""
         plan = self.plan.to_dict()
         self.log.benchmarks.begin(name or default_name(self.plan), plan, benchmark_id=self.id)
 
-    def watch(self, tell: Callable[[Progress], None], interrupted: Callable[[], bool]) -> None:
-        """Have progress told to `tell`; `interrupted` ends the experiment, as `cancel` does."""
-        self._watcher, self._interrupted = tell, interrupted
+    def watch(
+        self, on_progress: Callable[[Progress], None], interrupted: Callable[[], bool]
+    ) -> None:
+        """Report progress to a command line; `interrupted` ends the experiment as `cancel` does."""
+        self._on_progress, self._interrupted = on_progress, interrupted
 
     def cancelled(self) -> bool:
         return self._interrupted() or super().cancelled()
 
     def check_target(self, environment: Mapping[str, Any]) -> None:
-        """Raises ConfigError: it began on other weights or in another dtype."""
+        """Raises ConfigError: it began on other weights, in another dtype or on another device."""
         first = self.log.wait_for(lambda: environment_of(self.log, self.runs))
         check_same_target(first, environment)
 
@@ -116,33 +115,33 @@ class Experiment(Job):
 
     # ---- measuring
 
-    def measure(self, bench: BuildContext) -> Summary:
-        """Measure what the log lacks of it on a loaded target."""
+    def measure(self, context: BuildContext) -> Summary:
+        """Measure on a loaded target whatever the log lacks."""
         measurement = Measurement(
             plan=self.plan,
             log=self.log,
             benchmark_id=self.id,
-            tell=self.tell,
+            on_progress=self.update,
             cancelled=self.cancelled,
             chooser=self.chooser,
-            announce=None if self.view is None else self.view.announce,
+            on_round=None if self.view is None else self.view.begin_round,
         )
         self.faults = measurement.faults
         try:
-            return measurement.run(bench)
+            return measurement.run(context)
         finally:
             if self.view is not None:
-                attempt(self.view.draw, where=f"the report of experiment {self.id}")
+                attempt(self.view.refresh, where=f"the report of experiment {self.id}")
 
-    def queue(self, host: EngineHost) -> Callable[[], Summary]:
-        """Have the engine measure it; what waits for that."""
-        check = lambda target: self.check_target(target.environment())  # noqa: E731
-        return submit(host, self, self.plan, self.measure, check=check)
+    def enqueue(self, host: EngineHost) -> Callable[[], Summary]:
+        """Queue it on the engine; returns a function that waits for the summary."""
+        return submit(host, self, self.plan.target, self.plan.dtype, self.measure)
 
-    def measure_by(self, workers: Workers) -> Summary:
-        """The same by the workers of a cluster: every n-th prompt is in a shard."""
-        plan, num = self.plan, min(len(self.plan.items), SHARDS_EACH * len(workers.rows()))
-        parts = [type(plan).parse({**dict(plan), "items": plan.items[i::num]}) for i in range(num)]
+    def measure_on(self, workers: Workers) -> Summary:
+        """Measure it on the workers of a cluster: a shard has every n-th prompt."""
+        plan = self.plan
+        num = min(len(plan.items), SHARDS_PER_WORKER * len(workers.rows()))
+        shards = [type(plan).parse({**dict(plan), "items": plan.items[i::num]}) for i in range(num)]
         progress: dict[str, Progress] = {}
         began_s, num_measured = time.monotonic(), 0
 
@@ -150,33 +149,34 @@ class Experiment(Job):
             """Progress of all shards together."""
             nonlocal num_measured
             progress[name] = latest
-            shards = list(progress.values())
+            latest_of_shards = list(progress.values())
             num_measured += latest.last is not None
-            num_done, num_planned = sum(one.num_done for one in shards), plan.num_requests
+            num_done, num_planned = sum(one.num_done for one in latest_of_shards), plan.num_requests
             left_s = (num_planned - num_done) * (time.monotonic() - began_s)
             eta_s = left_s / num_measured if num_measured else None
-            num_failed, words = sum(one.num_failed for one in shards), f"{name} · {latest.message}"
-            self.tell(Progress(num_done, num_planned, words, eta_s, num_failed, latest.last))
+            num_failed = sum(one.num_failed for one in latest_of_shards)
+            message = f"{name} · {latest.message}"
+            self.update(Progress(num_done, num_planned, message, eta_s, num_failed, latest.last))
 
         tasks = {
-            f"shard {n}": partial(measure_shard, plan=part, benchmark_id=self.id)
-            for n, part in enumerate(parts, start=1)
+            f"shard {n}": partial(measure_shard, plan=shard, benchmark_id=self.id)
+            for n, shard in enumerate(shards, start=1)
         }
-        done = workers.do_all(tasks, tell=forward, cancelled=self.cancelled)
-        return Summary.of(list(done.values()))
+        summaries = workers.run_all(tasks, on_message=forward, cancelled=self.cancelled)
+        return Summary.of(list(summaries.values()))
 
-    def conduct(self, measure: Callable[[], Summary]) -> Summary:
-        """Measure it, and write down how it ended.
+    def run(self, measure: Callable[[], Summary]) -> Summary:
+        """Measure it, and write to the log how it ended.
 
-        Raises ConfigError: a comparison or search could answer none of its prompts.
+        Raises ConfigError: in a comparison or search, no prompt could be answered.
         """
         status: Literal["completed", "cancelled", "failed"] = "failed"
-        ended: dict[str, Any] = {"skipped": [], "num_failed": 0}
+        outcome: dict[str, Any] = {"skipped": [], "num_failed": 0}
         try:
             summary = measure()
-            ended["skipped"] = [asdict(skip) for skip in summary.skipped]
-            ended["num_failed"] = summary.num_failed
-            ended["faults"] = dict(summary.faults)
+            outcome["skipped"] = [asdict(skip) for skip in summary.skipped]
+            outcome["num_failed"] = summary.num_failed
+            outcome["faults"] = dict(summary.faults)
             problems = [*summary.faults.values(), *(skip.reason for skip in summary.skipped)]
             nothing = not (self.requests or summary.num_new or summary.num_failed)
             if problems and nothing and self.plan.kind != "benchmark":
@@ -187,47 +187,40 @@ class Experiment(Job):
             status = "cancelled"
             raise
         except (PlaygroundError, StorageError) as error:
-            ended["error"] = str(error)
+            outcome["error"] = str(error)
             raise
         finally:
-            self.log.benchmarks.finish(self.id, status, ended)
-
-    def conducted(self, measure: Callable[[], Summary]) -> State:
-        """As `conduct`; how it ended."""
-        summary = self.conduct(measure)
-        if self.view is not None and not summary.cancelled:
-            self.log.wait_for(self.view.draw)
-        return summary.status
+            self.log.benchmarks.finish(self.id, status, outcome)
+            if self.view is not None and status == "completed":
+                self.log.wait_for(self.view.refresh)
 
     # ---- progress
 
-    def tell(self, progress: Progress) -> None:
-        super().tell(progress)
-        self._watcher(progress)
+    def update(self, progress: Progress) -> None:
+        super().update(progress)
+        self._on_progress(progress)
         if progress.last is None:
             return
-        with self._lock:  # workers report side by side
+        with self._lock:  # workers report concurrently
             self.requests.append(progress.last)
-            is_due = time.monotonic() - self._draw_s >= REPORT_EVERY_S or len(self.requests) == 1
-            if self.draws_report and is_due:
-                attempt(self._draw, where=f"the report of experiment {self.id}")
-                self._draw_s = time.monotonic()
+            is_due = time.monotonic() - self._reported_s >= REPORT_INTERVAL_S
+            if self.has_live_report and (is_due or len(self.requests) == 1):
+                attempt(self._read_results, where=f"the report of experiment {self.id}")
+                self._reported_s = time.monotonic()
 
-    def _draw(self) -> None:
+    def _read_results(self) -> None:
         version = f"running here {len(self.requests)}"
         self.results = version, read_results(self.log, self.id, self.requests)
 
-    @property
-    def share(self) -> float | None:
-        """How much of it is done; None while nothing is known."""
-        now = self.progress
-        return None if now is None or not now.num_done else now.num_done / now.num_planned
-
 
 def measure_shard(context: TaskContext, plan: ExperimentPlan, benchmark_id: str) -> Summary:
-    """What the log lacks of a plan, measured by one worker."""
-    told: dict[str, Any] = {"tell": context.tell, "cancelled": context.cancelled}
-    told["worker"] = context.name
-    return Measurement(plan=plan, log=context.log, benchmark_id=benchmark_id, **told).run(
-        context.bench
+    """Measure on one worker whatever the log lacks of a plan."""
+    measurement = Measurement(
+        plan=plan,
+        log=context.log,
+        benchmark_id=benchmark_id,
+        on_progress=context.send,
+        cancelled=context.cancelled,
+        worker=context.name,
     )
+    return measurement.run(context.build_context)

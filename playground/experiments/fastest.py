@@ -1,6 +1,6 @@
-"""Which method is fastest on the prompts at hand: all that fit, for about a minute.
+"""Find the fastest method for given prompts among all that fit the target, in about a minute.
 
-An experiment whose configurations are chosen by successive halving.
+The experiment chooses its configurations by successive halving.
 """
 
 from __future__ import annotations
@@ -8,38 +8,31 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from engine.drafters import parse_method
 from engine.errors import ConfigError
 from engine.metrics import SAME
 from playground.experiments.experiment import Experiment
-from playground.experiments.plan import (
-    BASELINE,
-    BASELINE_NAME,
-    TYPED,
-    Configuration,
-    ExperimentPlan,
-    Halving,
-)
+from playground.experiments.plan import TYPED, Configuration, ExperimentPlan, Halving
 from playground.experiments.prompts import first_turns, typed_item
 from playground.experiments.report.report import Section, make_report
 from playground.host.catalog import TYPE_PREFIX, Catalog
 from playground.host.request import read_request
+from storage import PLAIN
 
 BUDGET_S = 60.0
-"""What a search takes."""
+"""Duration of a search."""
 MAX_TOKENS = 48
-"""Of an answer: short answers leave time for more of them."""
+"""Longest answer: with short answers, there is time for more of them."""
 MAX_REPEATS = 12
 NUM_PROMPTS = 3
-"""Of a suite, where no prompt was written."""
+"""Prompts of a suite, if no prompt was written."""
 
-# ---- what is tried
+# ---- the candidates
 
 
 def methods_to_try(catalog: Catalog, target: str) -> dict[str, str]:
-    """Presets that draft for a target, are trained and need no download: keys by title.
+    """Presets for a target that draft, are trained and need no download: keys by title.
 
-    On a target of random weights, untrained ones are as good as any.
+    On a target with random weights, untrained ones count as well.
     """
     methods: dict[str, str] = {}
     is_random = target in catalog.targets and catalog.targets[target].random is not None
@@ -47,9 +40,9 @@ def methods_to_try(catalog: Catalog, target: str) -> dict[str, str]:
         if key.startswith(TYPE_PREFIX) or (catalog.presets[key].untrained and not is_random):
             continue
         config = catalog.method(key).config
-        if config.decoding_type == BASELINE:
+        if config.decoding_type == PLAIN:
             continue
-        parts = (config, *config.within().values())
+        parts = (config, *config.nested().values())
         weights = filter(None, (getattr(one, "speculative_model", None) for one in parts))
         if all(map(catalog.is_local, weights)):
             methods[title if title not in methods else f"{title} ({key})"] = key
@@ -57,7 +50,7 @@ def methods_to_try(catalog: Catalog, target: str) -> dict[str, str]:
 
 
 def plan_of(catalog: Catalog, raw: Mapping[str, Any]) -> ExperimentPlan:
-    """What is tried, from what the Generate page holds; without a prompt, a few of a suite.
+    """The plan of a search from the Generate page's values; without a prompt, a few of a suite.
 
     Raises ConfigError: a setting is wrong, or no method fits.
     """
@@ -67,7 +60,6 @@ def plan_of(catalog: Catalog, raw: Mapping[str, Any]) -> ExperimentPlan:
     if not names:
         raise ConfigError("No method that fits this target is on this machine.")
     methods = [Configuration(name, name, catalog.method(key).config) for name, key in names.items()]
-    plain = Configuration(BASELINE_NAME, BASELINE_NAME, parse_method({"decoding_type": BASELINE}))
     most = min(MAX_TOKENS, request.limits.max_new_tokens)
     suite = catalog.suites.get("quick") or next(iter(catalog.suites.values()))
     return ExperimentPlan.parse(
@@ -76,7 +68,7 @@ def plan_of(catalog: Catalog, raw: Mapping[str, Any]) -> ExperimentPlan:
             "chooser": Halving(budget_s=BUDGET_S),
             "target": request.target,
             "dtype": request.dtype,
-            "configurations": [plain, *methods],
+            "configurations": methods,
             "items": [typed_item(request)] if own else first_turns(suite, NUM_PROMPTS),
             "repeats": MAX_REPEATS,
             "sampling": request.sampling,
@@ -91,11 +83,11 @@ State = Literal["waiting", "running", "kept", "dropped", "failed"]
 
 
 class Standings:
-    """The methods of a search as they stand now.
+    """The current ranking of the methods of a search.
 
     Attributes:
-        report: of the answers so far.
-        sections: of the methods; those in the running first, the fastest of them on top.
+        report: on the answers so far.
+        sections: those of the methods; the ones that continue first, the fastest on top.
     """
 
     def __init__(self, search: Experiment) -> None:
@@ -116,23 +108,23 @@ class Standings:
 
     @property
     def leader(self) -> Section | None:
-        """The fastest so far, if it is faster than plain decoding; a single answer may say so."""
+        """The fastest so far, if faster than plain decoding; may rest on a single answer."""
         first = next(iter(self.sections), None)
         return first if first and ratio_of(first) > 1 + SAME else None
 
     @property
     def advice(self) -> str:
-        """What to use, why, how sure that is, and on what it was tried."""
+        """The recommended method, the reason, how certain it is, and what was measured."""
         plan, leader = self._search.plan, self.leader
         own = plan.items[0].suite == TYPED
-        on = "your prompt" if own else f"{len(plan.items)} shipped prompts"
+        prompts = "your prompt" if own else f"{len(plan.items)} shipped prompts"
         target = plan.target.title or plan.target.name
-        tried = f"Tried on {on}, {plan.limits.max_new_tokens} tokens each, with {target}."
+        tried = f"Tried on {prompts}, {plan.limits.max_new_tokens} tokens each, with {target}."
         if waiting := [one.name for one in self.sections if self.state(one) == "waiting"]:
             tried += f" Time ran out before {', '.join(waiting)}."
         why = leader.why.because if leader and leader.why else ""
-        said = self.report.headline or "Nothing was measured."
-        return " ".join(filter(None, (said, why, tried)))
+        headline = self.report.headline or "Nothing was measured."
+        return " ".join(filter(None, (headline, why, tried)))
 
 
 def ratio_of(section: Section) -> float:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Self
+from dataclasses import dataclass
+from typing import Any, Self
 
 from engine.metrics import mat, stored_figures, tok_s
 from playground.experiments.plan import ExperimentPlan, Key
 from storage import RunDetail, RunLog, RunQuery
 
-SPLIT = ("draft_s", "verify_s", "accept_s", "other_s", "rollback_s")
+PARTS = ("draft_s", "verify_s", "accept_s", "other_s", "rollback_s")
+LABELS = ("suite", "category", "group", "prompt", "configuration")
+METRICS = (
+    *("num_prompt_tokens", "num_new_tokens", "num_steps", "num_drafted", "num_accepted"),
+    *("ttft_s", "decode_s"),
+)
+"""Figures of a run that its request takes over unchanged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +26,7 @@ class FinishedRequest:
     Attributes:
         decode_s: first commit → last commit; 0 where the first token was the only one.
         at_least: steps that accepted at least 1, 2, … draft tokens.
-        split_s: seconds in each part of `SPLIT`, over all steps.
+        split_s: seconds in each part of `PARTS`, over all steps.
         itl_s: mean over steps of step latency / tokens it committed.
         worker: which worker of a cluster answered; empty without one.
         device: the kind of device, by name.
@@ -55,13 +61,13 @@ class FinishedRequest:
         return self.suite, self.prompt, self.turn, self.repeat, self.configuration
 
     @property
-    def pair(self) -> tuple[str, str, int, int]:
-        """What the same request to another configuration shares with it."""
+    def pair_key(self) -> tuple[str, str, int, int]:
+        """Equal for the same request to another configuration."""
         return self.suite, self.prompt, self.turn, self.repeat
 
     @property
     def machine(self) -> tuple[str, str]:
-        """Where it was timed: times of two machines are never divided by one another."""
+        """Where it was timed. Ratios compare only times of one machine."""
         return self.worker, self.device
 
     @property
@@ -94,25 +100,16 @@ class FinishedRequest:
         metrics, labels = stored_figures(run.metrics), run.labels
         steps, itl_ms = int(metrics["num_steps"]), metrics["itl_ms"]
         split = metrics["time_split"] or {}
+        labelled: dict[str, Any] = {name: labels[name] for name in LABELS}
         return cls(
             run_id=run.id,
-            suite=labels["suite"],
-            category=labels["category"],
-            group=labels["group"],
-            prompt=labels["prompt"],
             turn=int(labels["turn"]),
             repeat=int(labels["repeat"]),
-            configuration=labels["configuration"],
-            num_prompt_tokens=metrics["num_prompt_tokens"],
-            num_new_tokens=metrics["num_new_tokens"],
-            num_steps=steps,
-            num_drafted=metrics["num_drafted"],
-            num_accepted=metrics["num_accepted"],
-            ttft_s=metrics["ttft_s"],
-            decode_s=metrics["decode_s"],
+            **labelled,
+            **{name: metrics[name] for name in METRICS},
             itl_s=itl_ms / 1000 if itl_ms is not None else None,
             at_least=tuple(metrics["at_least"]),
-            split_s=tuple(steps * split.get(part, 0.0) for part in SPLIT),
+            split_s=tuple(steps * split.get(part, 0.0) for part in PARTS),
             output_ids=run.output_ids,
             text=run.text,
             finish_reason=run.finish_reason,
@@ -122,27 +119,25 @@ class FinishedRequest:
 
 
 Pair = tuple[FinishedRequest, FinishedRequest]
-"""A request as a configuration answered it, and as plain decoding did."""
+"""A request as answered by a configuration, and by plain decoding."""
 
 
-def in_pairs(own: Iterable[FinishedRequest], plain: Iterable[FinishedRequest]) -> list[Pair]:
-    """The requests that plain decoding answered too, on the same machine, with its answers."""
-    partners = {(request.pair, request.machine): request for request in plain}
-    both = ((request, partners.get((request.pair, request.machine))) for request in own)
+def pair_requests(own: Iterable[FinishedRequest], plain: Iterable[FinishedRequest]) -> list[Pair]:
+    """The requests of both sides that are equal and ran on the same machine, in pairs."""
+    partners = {(request.pair_key, request.machine): request for request in plain}
+    both = ((request, partners.get((request.pair_key, request.machine))) for request in own)
     return [(request, partner) for request, partner in both if partner is not None]
 
 
 def finished_requests(
-    log: RunLog, runs: RunQuery | str, known: Iterable[FinishedRequest] = ()
+    log: RunLog, benchmark_id: str, known: Iterable[FinishedRequest] = ()
 ) -> list[FinishedRequest]:
-    """Every completed request of an experiment, each once (the newest run of it).
+    """The completed requests of an experiment, each once (its newest run).
 
     Args:
-        runs: what selects its runs, or its id.
-        known: requests read before, which are not read again.
+        known: requests that were read before and need not be read again.
     """
-    query = RunQuery(benchmark_id=runs) if isinstance(runs, str) else runs
-    ids = log.ids(replace(query, status="completed", descending=False))
+    ids = log.ids(RunQuery(benchmark_id=benchmark_id, status="completed", descending=False))
     requests = {request.run_id: request for request in known}
     for run in log.details([run_id for run_id in ids if run_id not in requests]):
         if "configuration" in run.labels:
@@ -151,7 +146,7 @@ def finished_requests(
     return list({request.key: request for request in read}.values())
 
 
-def pairs_of(requests: Sequence[FinishedRequest], name: str, plan: ExperimentPlan) -> list[Pair]:
-    """A configuration's answers beside plain decoding's."""
+def plain_pairs(requests: Sequence[FinishedRequest], name: str, plan: ExperimentPlan) -> list[Pair]:
+    """A configuration's requests paired with plain decoding's."""
     own = [r for r in requests if r.configuration == name]
-    return in_pairs(own, [r for r in requests if r.configuration == plan.reference.name])
+    return pair_requests(own, [r for r in requests if r.configuration == plan.reference.name])

@@ -1,23 +1,22 @@
-"""Experiments under way: jobs that belong to no page, their progress, and where they are measured.
+"""Running experiments as jobs that belong to no page: their progress, and how they are queued.
 
-A page or command starts a job and then only asks for it by its id: closing the page leaves it
-running, and every tab sees the same. What is to be timed is queued for the engine's thread.
+A page or command starts a job and then looks it up by its id: closing the page leaves it running,
+and every tab sees the same. Measurements are queued for the engine's thread.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, Protocol, TypeVar
+from typing import Any, Literal, TypeVar
 
 from engine.drafters.base import BuildContext
 from engine.errors import ConfigError, PlaygroundError, TargetError
 from engine.model.sources import TargetSpec
-from engine.model.target import Target
 from playground.errors import Fault, attempt
 from playground.experiments.finished import FinishedRequest
 from playground.host.live import LiveRun
@@ -26,7 +25,8 @@ from storage import StorageError
 
 State = Literal["queued", "running", "completed", "cancelled", "failed"]
 Result = TypeVar("Result")
-WAIT_S = 0.1
+RETRY_S = 0.1
+"""Between two attempts to enter a full queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,8 @@ class Progress:
 
     Attributes:
         num_done: requests (of a sweep: trials) done, failed or left out.
-        eta_s: None until there is something to judge by.
-        last: the request that was finished just now.
+        eta_s: None until it can be estimated.
+        last: the request that has just finished.
     """
 
     num_done: int
@@ -46,14 +46,19 @@ class Progress:
     num_failed: int = 0
     last: FinishedRequest | None = None
 
+    @property
+    def share(self) -> float:
+        """The share of the requests that are done."""
+        return self.num_done / max(1, self.num_planned)
+
 
 def time_left(eta_s: float | None) -> str:
-    """Time to go, as people say it: `about 3 min left`; empty where nothing is known or left."""
-    return f"{about(eta_s)} left" if eta_s else ""
+    """The remaining time in words, `about 3 min left`; empty where it is unknown or 0."""
+    return f"{approximate_duration(eta_s)} left" if eta_s else ""
 
 
-def about(seconds: float) -> str:
-    """A duration as people say it: `about 40 s`, `about 3 min`, `about 2 h 5 min`."""
+def approximate_duration(seconds: float) -> str:
+    """A rounded duration in words: `about 40 s`, `about 3 min`, `about 2 h 5 min`."""
     if seconds < 90:
         return f"about {max(1, round(seconds))} s"
     hours, minutes = divmod(round(seconds / 60), 60)
@@ -64,16 +69,17 @@ def about(seconds: float) -> str:
 class Job:
     """One experiment from the queue to its end.
 
-    The thread that runs it writes, any thread reads.
+    Written by the thread that runs it; any thread may read.
 
     Attributes:
-        owner: who is to be stopped together: a new job ends the owner's last one.
-        error: one sentence, of a job that failed.
-        waiting: says what it waits for, until there is progress.
-        watchers: pages that its messages go to.
-        taken_on: set once it is in the log as begun, or was refused; nothing is measured before.
-        workers: name, device and task of each, where others measure.
-        refused: why workers are not used, a sentence each.
+        owner: a new job of the same owner cancels this one.
+        error: why it failed, in one sentence.
+        waiting: what it waits for, in words, until there is progress.
+        watchers: number of pages that follow it.
+        registered: set once the log has its beginning, or it was refused; nothing is measured
+            before.
+        workers: name, device and task of each worker of a cluster.
+        worker_rejections: why workers could not be used, a sentence each.
     """
 
     def __init__(self, job_id: str, *, owner: str = "") -> None:
@@ -84,36 +90,39 @@ class Job:
         self.error: str | None = None
         self.watchers = 0
         self.over = threading.Event()
-        self.taken_on = threading.Event()
+        self.registered = threading.Event()
         self._cancel = threading.Event()
-        self._run: LiveRun | None = None
+        self._live_run: LiveRun | None = None
         self.waiting: Callable[[], str] = lambda: "starting"
         self.workers: Callable[[], Sequence[tuple[str, str, str]]] = tuple
-        self.refused: Sequence[str] = ()
+        self.worker_rejections: Sequence[str] = ()
 
     def cancel(self) -> None:
-        """Ask it to end: at once if it waits for the engine, else within a step."""
+        """End it: at once if it waits for the engine, else within a step."""
         self._cancel.set()
-        if self._run is not None:
-            self._run.cancel()
+        if self._live_run is not None:
+            self._live_run.cancel()
 
     def cancelled(self) -> bool:
-        """Whether it is to end: it was asked to, or what the engine does for it was."""
-        run = self._run
-        return self._cancel.is_set() or (run is not None and run.cancel_asked.is_set())
+        """Whether it, or its run on the engine, was cancelled."""
+        run = self._live_run
+        return self._cancel.is_set() or (run is not None and run.cancel_requested.is_set())
 
-    def follow(self, run: LiveRun) -> None:
-        """The engine does this for it from now on; both are cancelled together."""
-        self._run = run
+    def attach(self, run: LiveRun) -> None:
+        """Make this its run on the engine; both are cancelled together."""
+        self._live_run = run
         if self._cancel.is_set():
             run.cancel()
 
-    def tell(self, progress: Progress) -> None:
+    def update(self, progress: Progress) -> None:
         self.progress = progress
+
+    def check_target(self, environment: Mapping[str, Any]) -> None:
+        """Raises ConfigError: the job cannot be measured in this environment."""
 
     @property
     def message(self) -> str:
-        """What is being done, or how it ended."""
+        """Its current activity, or how it ended."""
         if self.over.is_set():
             return {"cancelled": "stopped", "failed": "failed"}.get(self.state, "done")
         if self.cancelled():
@@ -136,15 +145,15 @@ class Jobs:
         with self._lock:
             return list(self._jobs.values())
 
-    def start(self, job: Job, take_on: Callable[[], Callable[[], State]]) -> None:
-        """Do a job's work in a thread of its own; the owner's other jobs are cancelled.
+    def start(self, job: Job, register: Callable[[], Callable[[], State]]) -> None:
+        """Run a job in a thread of its own; the owner's other jobs are cancelled.
 
         Args:
-            take_on: queues what is to be measured, and only then writes down that it began; it
-                returns the work, which returns how it ended, or is cancelled.
+            register: queues the measurement, and only then writes its beginning to the log;
+                returns the work, which returns how it ended or raises CancelledError.
 
-        Raises ClosingError, ConfigError: nothing is taken on any more, or it is running already;
-        and what `take_on` raises. Nothing is cancelled or left behind then.
+        Raises ClosingError, ConfigError: the server is closing, or the job is running already; and
+        what `register` raises. Then nothing is cancelled, and the log has nothing of the job.
         """
         with self._lock:
             if self._closed:
@@ -153,7 +162,7 @@ class Jobs:
                 raise ConfigError("This experiment is running already.")
             self._jobs[job.id] = job
         try:
-            work = take_on()
+            work = register()
         except BaseException:
             self._drop(job)
             job.cancel()
@@ -161,13 +170,13 @@ class Jobs:
             job.over.set()
             raise
         finally:
-            job.taken_on.set()
+            job.registered.set()
         self.cancel_owner(job.owner, but=job)
         run = partial(self._run, job, work)
         threading.Thread(target=run, name=f"job {job.id}", daemon=True).start()
 
     def cancel_owner(self, owner: str, *, but: Job | None = None) -> None:
-        """Stop what an owner has under way."""
+        """Cancel the jobs of an owner."""
         for job in self.running():
             if owner and job.owner == owner and job is not but:
                 job.cancel()
@@ -192,7 +201,7 @@ class Jobs:
             del self._jobs[job.id]
 
     def close(self) -> None:
-        """Stop everything and wait for it; nothing is started any more."""
+        """Cancel all jobs, wait for them, and accept no more."""
         with self._lock:
             self._closed = True
         jobs = self.running()
@@ -202,93 +211,86 @@ class Jobs:
             job.over.wait()
 
 
-class OnTarget(Protocol):
-    """Work on a target: which one, and in which dtype."""
-
-    @property
-    def target(self) -> TargetSpec: ...
-    @property
-    def dtype(self) -> str: ...
-
-
-class BrokenOffError(PlaygroundError):
-    """A measurement broke off for a reason that nobody foresaw; others may do."""
+class MeasurementFailedError(PlaygroundError):
+    """A measurement failed by a bug, whose traceback is logged; others may still work."""
 
 
 def submit(
     host: EngineHost,
     job: Job,
-    workload: OnTarget,
+    target: TargetSpec,
+    dtype: str,
     measure: Callable[[BuildContext], Result],
     *,
-    check: Callable[[Target], None] = lambda target: None,
-    patient: bool = False,
+    wait_for_room: bool = False,
 ) -> Callable[[], Result]:
-    """Queue a measurement that nothing may come between, among everybody's runs.
+    """Queue a measurement on the engine; no other run interrupts it.
+
+    It does not start before the job is registered.
 
     Args:
-        measure: is given the loaded target, on the engine's thread.
-        check: refuses a target by raising.
-        patient: wait for room in the queue.
+        measure: called with the loaded target, on the engine's thread.
+        wait_for_room: wait while the engine's queue is full.
 
     Returns:
-        What waits for the result. It raises CancelledError where the measurement was stopped before
-        it began, and PlaygroundError or StorageError where it could not be done.
+        A function that waits for the result. It raises CancelledError where the measurement was
+        stopped before it began, and PlaygroundError or StorageError where it failed.
 
-    Nothing is measured before the job is taken on. Raises what `_queued` does.
+    Raises:
+        QueueFullError: the engine's queue is full.
+        CancelledError: the job was stopped while it waited.
+        ClosingError: the engine accepts no more jobs.
     """
-    results: list[Result] = []
-    faults: list[PlaygroundError | StorageError] = []
+    future: Future[Result] = Future()
 
     def work(run: LiveRun) -> None:
-        job.follow(run)
-        job.taken_on.wait()
+        job.attach(run)
+        job.registered.wait()
         if job.cancelled():
             run.end("cancelled")
             return
         try:
-            try:
-                check(host.prepare(run, workload.target, workload.dtype))
-            except ConfigError as error:  # whatever is measured on it, it is not the right target
-                raise TargetError(str(error)) from error
-            run.state = "running"
-            results.append(measure(host.build_context()))
+            context = _load_target(host, job, run, target, dtype)
+            future.set_result(measure(context))
         except (PlaygroundError, StorageError) as error:
-            faults.append(error)
-        run.end("failed" if faults else "completed")
+            future.set_exception(error)
+        run.end("failed" if future.exception() else "completed")
 
     def result() -> Result:
         run.over.wait()
-        if faults:
-            raise faults[0]
+        if future.done():
+            return future.result()
         if run.state == "failed":
-            raise BrokenOffError(run.error or "The engine could not run it.")
-        if not results:
-            raise CancelledError
-        return results[0]
+            raise MeasurementFailedError(run.error or "The engine could not run it.")
+        raise CancelledError
 
-    run = _queued(host, job, work, patient=patient)
-    job.follow(run)
-    job.waiting = lambda: run.doing(host.ahead_of(run))
+    run = _queued(host, job, work, wait_for_room=wait_for_room)
+    job.attach(run)
+    job.waiting = lambda: run.status_text(host.ahead_of(run))
     return result
 
 
-def _queued(
-    host: EngineHost, job: Job, work: Callable[[LiveRun], None], *, patient: bool
-) -> LiveRun:
-    """The engine's run that will do this work.
+def _load_target(
+    host: EngineHost, job: Job, run: LiveRun, target: TargetSpec, dtype: str
+) -> BuildContext:
+    """Raises TargetError: the target cannot be loaded, or the job refuses it."""
+    try:
+        job.check_target(host.prepare(run, target, dtype).environment())
+    except ConfigError as error:  # not a ConfigError: no setting of the measurement is at fault
+        raise TargetError(str(error)) from error
+    run.state = "running"
+    return host.build_context()
 
-    Raises:
-        QueueFullError: too many are waiting.
-        CancelledError: the job was stopped while it waited.
-        ClosingError: nothing is taken on any more.
-    """
+
+def _queued(
+    host: EngineHost, job: Job, work: Callable[[LiveRun], None], *, wait_for_room: bool
+) -> LiveRun:
     while True:
         try:
             return host.submit(work, owner=job.owner)
         except QueueFullError:
-            if not patient:
+            if not wait_for_room:
                 raise
             if job.cancelled():
                 raise CancelledError from None
-            time.sleep(WAIT_S)
+            time.sleep(RETRY_S)

@@ -1,9 +1,9 @@
-"""The one loop that measures: every request is decoded alone and timed by the engine's own clock.
+"""The measurement loop: every request is decoded alone and timed by the engine's own clock.
 
-Nothing but the loop runs while a request is timed: its records go to the log when its text is
-finished (where people watch, they are streamed, by a thread that takes milliseconds of a core).
-What is in the log as completed is never run again: killing the process loses the running request at
-most, and measuring the same plan again does the rest.
+Nothing else runs while a request is timed: its records go to the log when its text is finished. (On
+a page they are streamed by a thread that takes milliseconds of a core.) Requests that the log has
+as completed are never repeated: killing the process loses at most the running request, and
+measuring the same plan again does the rest.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import presets
@@ -22,7 +23,7 @@ from engine.tuning.controller import build_drafter
 from engine.tuning.experience import ExperienceStore
 from playground.errors import Fault, attempt
 from playground.experiments.chooser import Chooser
-from playground.experiments.finished import FinishedRequest, Pair, finished_requests, pairs_of
+from playground.experiments.finished import FinishedRequest, finished_requests, plain_pairs
 from playground.experiments.job import Progress
 from playground.experiments.plan import (
     TYPED,
@@ -47,13 +48,13 @@ NUM_AUDITS: Mapping[Kind, int] = {"benchmark": 8, "compare": 1, "fastest": 0, "t
 
 
 def check_same_target(then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Refuse to go on with an experiment on other weights or in another dtype.
+    """Refuse to resume an experiment with other weights, in another dtype or on another device.
 
     Args:
-        then: environment of its first run; empty before it.
-        now: the environment here.
+        then: environment of the experiment's first run; empty before it.
+        now: the current environment.
     """
-    for key in ("weights", "revision", "dtype"):
+    for key in ("weights", "revision", "dtype", "device_name"):
         if then and then.get(key) != now.get(key):
             raise ConfigError(
                 f"The experiment began with {key} {then.get(key)!r}, but the target here has "
@@ -63,7 +64,7 @@ def check_same_target(then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A turn that the target cannot take, and why."""
+    """A turn that was not run, and why, for example a prompt longer than the context."""
 
     suite: str
     prompt: str
@@ -76,9 +77,9 @@ class Summary:
     """How one pass over a plan ended.
 
     Attributes:
-        faults: configurations that could not go on, and why.
-        notes: what their figures should be read with, by configuration: a drafter
-            that was made for other weights.
+        faults: configurations that failed, and why.
+        notes: remarks on the figures by configuration, for example that the drafter was made for
+            other weights.
     """
 
     cancelled: bool
@@ -107,43 +108,44 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What a round is asked; no messages for plain text."""
+    """The prompt of a round; plain text has no messages."""
 
     text: str
     messages: tuple[Message, ...]
     prompt_ids: tuple[int, ...]
 
 
-Announce = Callable[[int, Sequence[Request], Prompt], Mapping[str, LiveRun]]
-"""Told of every round before it begins (counted from 1); the runs to stream, by configuration."""
+OnRound = Callable[[int, Sequence[Request], Prompt], Mapping[str, LiveRun]]
+"""Called before every round with its number (from 1); returns the live runs to stream into, by
+configuration."""
 
 
 @dataclass(kw_only=True)
 class Measurement:
-    """One pass over what the log lacks of a plan.
+    """One pass over the requests of a plan that the log lacks.
 
     In a comparison and in a search, a configuration that fails is left out from then on. In a
-    benchmark its request is in the log as failed, a later pass tries it again, and a bug ends it.
+    benchmark, the log has its request as failed, a later pass repeats it, and a bug ends the pass.
 
     Attributes:
         benchmark_id: the experiment's id, which its runs carry in the log.
-        chooser: says which configurations go on; all, if it is left out.
-        announce: for experiments that people watch: their runs stream while they are decoded.
-        worker: its name among those of a cluster. What another machine has begun of a round is
-            measured again, so that every ratio is of two times of one machine.
+        chooser: which configurations continue; by default all.
+        on_round: for experiments on a page, whose runs are streamed while they are decoded.
+        worker: name of this worker of a cluster. A round that another machine has begun is measured
+            again, so that every ratio compares two times of one machine.
     """
 
     plan: ExperimentPlan
     log: RunLog
     benchmark_id: str
-    tell: Callable[[Progress], None] = lambda progress: None
+    on_progress: Callable[[Progress], None] = lambda progress: None
     cancelled: Callable[[], bool] = lambda: False
     chooser: Chooser | None = None
-    announce: Announce | None = None
+    on_round: OnRound | None = None
     worker: str = ""
 
     def __post_init__(self) -> None:
-        self.chooser = self.chooser or Chooser(self.plan)
+        self._chooser = self.chooser or Chooser(self.plan)
         self._drops_faulty = self.plan.kind in ("compare", "fastest")
         self.faults: dict[str, str] = {}
         self._done: dict[Key, FinishedRequest] = {}
@@ -151,23 +153,23 @@ class Measurement:
         self._experience = ExperienceStore(paths.drafting(), presets.priors())
         self._notes: dict[str, tuple[str, ...]] = {}
         self._skipped: dict[tuple[str, str, int], Skipped] = {}
-        self._num_past = self._num_new = self._num_failed = 0
+        self._num_done = self._num_new = self._num_failed = 0
         self._spent_s = 0.0
 
-    def run(self, bench: BuildContext) -> Summary:
+    def run(self, context: BuildContext) -> Summary:
         """Measure on a loaded target.
 
-        Raises PlaygroundError: a drafter cannot be made, or the target cannot take text at all.
+        Raises PlaygroundError: a drafter cannot be built, or the target has no tokenizer.
         """
-        self._bench, self._target = bench, bench.target
+        self._context, self._target = context, context.target
         self.plan.runnable  # noqa: B018
-        self._chosen.begin()
-        mine = {request.key for requests in self.plan.rounds() for request in requests}
+        self._chooser.begin()
+        planned = {request.key for requests in self.plan.rounds() for request in requests}
         requests = self.log.wait_for(lambda: finished_requests(self.log, self.benchmark_id))
-        self._done = {request.key: request for request in requests if request.key in mine}
+        self._done = {request.key: request for request in requests if request.key in planned}
         for request in self._done.values():
-            self._chosen.add(request, self.faults)
-        whole = self._rounds()
+            self._chooser.add(request, self.faults)
+        whole = self._run_rounds()
         if whole and self.plan.sampling.greedy and NUM_AUDITS[self.plan.kind]:
             self._audit()
         return Summary(
@@ -179,37 +181,32 @@ class Measurement:
             {name: notes for name, notes in self._notes.items() if notes},
         )
 
-    @property
-    def _chosen(self) -> Chooser:
-        assert self.chooser is not None
-        return self.chooser
-
     def _is_over(self) -> bool:
-        return self.cancelled() or self._chosen.is_over
+        return self.cancelled() or self._chooser.is_over
 
     # ---- rounds
 
-    def _rounds(self) -> bool:
+    def _run_rounds(self) -> bool:
         """False if it was cancelled."""
         repeat = 0
         try:
             for number, requests in enumerate(self.plan.rounds(), start=1):
                 if requests[0].repeat != repeat:
                     repeat = requests[0].repeat
-                    self._close_drafters()
-                if not self._round(number, requests):
+                    self._drafters.clear()
+                if not self._run_round(number, requests):
                     return False
                 if len(self.faults) == len(self.plan.configurations):
                     break
-            self._say("done")
+            self._report_progress("done")
             return True
         finally:
-            self._close_drafters()
+            self._drafters.clear()
 
-    def _round(self, number: int, requests: Sequence[Request]) -> bool:
+    def _run_round(self, number: int, requests: Sequence[Request]) -> bool:
         """One turn of one prompt by every configuration; False if it was cancelled."""
-        missing = self._missing(requests)
-        self._num_past += len(requests) - len(missing)
+        missing = self._unmeasured(requests)
+        self._num_done += len(requests) - len(missing)
         if not missing:
             return True
         item, turn = missing[0].item, missing[0].turn
@@ -218,7 +215,7 @@ class Measurement:
         except PromptError as error:
             skipped = Skipped(item.suite, item.id, turn, str(error))
             self._skipped[item.suite, item.id, turn] = skipped
-            self._num_past += len(missing)
+            self._num_done += len(missing)
             return True
         if not self._drafters and not self._make_drafters():
             return False
@@ -226,10 +223,10 @@ class Measurement:
             request
             for request in missing
             if request.configuration in self._drafters
-            and self._chosen.answers(request.configuration)
+            and self._chooser.is_active(request.configuration)
         ]
-        self._num_past += len(missing) - len(fit)
-        runs = {} if self.announce is None else self.announce(number, fit, prompt)
+        self._num_done += len(missing) - len(fit)
+        runs = {} if self.on_round is None else self.on_round(number, fit, prompt)
         try:
             return all(
                 not self._is_over()
@@ -242,8 +239,8 @@ class Measurement:
                     run.activity = "stopped before it started"
                     run.end("cancelled")
 
-    def _missing(self, requests: Sequence[Request]) -> list[Request]:
-        """What is to be measured of a round: nothing of one that a single machine has done."""
+    def _unmeasured(self, requests: Sequence[Request]) -> list[Request]:
+        """The requests of a round still to be measured; none if one machine has done them all."""
         here = (self.worker, self._target.device_name)
         done = [self._done.get(request.key) for request in requests]
         if None not in done and len({one.machine for one in done if one is not None}) == 1:
@@ -257,31 +254,34 @@ class Measurement:
     # ---- drafters
 
     def _make_drafters(self) -> bool:
-        """New drafters, warmed up: some learn from text to text, and a repeat starts from none.
+        """Build new drafters and warm them up; False if it was cancelled.
 
-        Nobody sees the tokens of the warm-up, and the log has none of them: they are no result.
+        Some drafters learn from every text, so each repeat starts with new ones. The log has
+        nothing of the warm-up.
         """
         for configuration in self.plan.configurations:
             if self._is_over():
                 return False
-            if configuration.name not in self.faults and self._chosen.answers(configuration.name):
-                self._say(f"warming up · {configuration.name}")
-                self._attempted(configuration, lambda c=configuration: self._warm_up(c))  # type: ignore[misc]
+            if configuration.name not in self.faults and self._chooser.is_active(
+                configuration.name
+            ):
+                self._report_progress(f"warming up · {configuration.name}")
+                self._attempt(configuration, partial(self._warm_up, configuration))
         return True
 
     def _warm_up(self, configuration: Configuration) -> None:
-        drafter = build_drafter(configuration.config, self._bench, self._experience)
+        drafter = build_drafter(configuration.config, self._context, self._experience)
         self._drafters[configuration.name] = drafter
         self._notes[configuration.name] = drafter.notes
-        prompt_ids = self._encoded(
+        prompt_ids = self._encode(
             [{"role": "user", "content": WARM_UP_PROMPT}], raw=not self._target.has_chat_template
         )
         limits = Limits(max_new_tokens=WARM_UP_TOKENS, ignore_eos=True)
         for _ in decode(self._target, drafter, prompt_ids, limits=limits, cancelled=self._is_over):
             pass
 
-    def _attempted(self, configuration: Configuration, work: Callable[[], None]) -> None:
-        """Do work for a configuration that is left out from then on if it fails."""
+    def _attempt(self, configuration: Configuration, work: Callable[[], None]) -> None:
+        """Do work for a configuration; where `_drops_faulty`, one that fails is dropped."""
         if not self._drops_faulty:
             work()
             return
@@ -291,12 +291,7 @@ class Measurement:
 
     def _drop(self, name: str, sentence: str) -> None:
         self.faults.setdefault(name, sentence)
-        if (drafter := self._drafters.pop(name, None)) is not None:
-            drafter.close()
-
-    def _close_drafters(self) -> None:
-        while self._drafters:
-            self._drafters.popitem()[1].close()
+        self._drafters.pop(name, None)
 
     # ---- prompts
 
@@ -314,11 +309,11 @@ class Measurement:
             messages.append({"role": "assistant", "content": answer.text})
         messages.append({"role": "user", "content": item.turns[turn]})
         raw = item.raw or not (self._target.has_chat_template or item.suite == TYPED)
-        prompt_ids = self._encoded(messages, raw=raw)
+        prompt_ids = self._encode(messages, raw=raw)
         check_prompt(self._target, prompt_ids)
         return Prompt(item.turns[turn], () if raw else tuple(messages), tuple(prompt_ids))
 
-    def _encoded(self, messages: Sequence[Message], *, raw: bool) -> list[int]:
+    def _encode(self, messages: Sequence[Message], *, raw: bool) -> list[int]:
         """Token ids of a conversation; plain text where there is no chat template."""
         if raw:
             return self._target.encode("\n\n".join(message["content"] for message in messages))
@@ -327,34 +322,33 @@ class Measurement:
     # ---- one request
 
     def _answer(self, number: int, request: Request, prompt: Prompt, live: LiveRun | None) -> bool:
-        """Decode and record one request; False if it was cancelled on the way."""
+        """Decode and record one request; False if it was cancelled."""
         name = request.configuration
         if name in self.faults:
-            self._num_past += 1
+            self._num_done += 1
             return True
-        rounds = self.plan.num_turns
-        self._say(message := f"round {number} of {rounds} · {name}")
+        self._report_progress(message := f"round {number} of {self.plan.num_turns} · {name}")
         began_s = time.perf_counter()
-        detail = self._recorded(request, prompt, live)
+        detail = self._record(request, prompt, live)
         if live is not None:
-            self._end(live, name, detail)
+            self._end_live_run(live, name, detail)
         if detail is not None and detail.status == "cancelled":
             return False
-        self._num_past += 1
+        self._num_done += 1
         last = None
         if detail is not None and detail.status == "completed":
             last = self._done[request.key] = FinishedRequest.of(detail)
-            self._chosen.add(last, self.faults)
+            self._chooser.add(last, self.faults)
             self._num_new += 1
             self._spent_s += time.perf_counter() - began_s
         else:
             self._num_failed += 1
             if self._drops_faulty:
                 self._drop(name, (detail and detail.error) or "The run failed.")
-        self._say(message, last)
+        self._report_progress(message, last)
         return True
 
-    def _recorded(self, request: Request, prompt: Prompt, live: LiveRun | None) -> RunDetail | None:
+    def _record(self, request: Request, prompt: Prompt, live: LiveRun | None) -> RunDetail | None:
         """The run as the log has it, however it ended; None if it never got there."""
         configuration = self.plan.configuration(request.configuration)
         sampling, run = self.plan.sampling, live or LiveRun(owner="")
@@ -384,7 +378,7 @@ class Measurement:
             )
 
         try:
-            self._attempted(configuration, record)
+            self._attempt(configuration, record)
         except PlaygroundError:
             if run.log_id is None:
                 raise
@@ -398,8 +392,8 @@ class Measurement:
             labels |= {"compare": self.benchmark_id, "place": str(place)}
         return labels | ({"worker": self.worker} if self.worker else {})
 
-    def _end(self, live: LiveRun, name: str, detail: RunDetail | None) -> None:
-        """Tell who watches a run how it ended."""
+    def _end_live_run(self, live: LiveRun, name: str, detail: RunDetail | None) -> None:
+        """Show how a streamed run ended."""
         error = self.faults.get(name) or (None if detail is None else detail.error)
         reason = None if detail is None else detail.finish_reason
         live.activity = "failed" if error else REASON_WORDS.get(reason or "", "done")
@@ -408,25 +402,22 @@ class Measurement:
 
     # ---- afterwards
 
-    def pairs(self, name: str) -> list[Pair]:
-        """What a configuration has answered so far, with plain decoding's answers."""
-        return pairs_of(list(self._done.values()), name, self.plan)
-
     def _audit(self) -> None:
-        for configuration in self.plan.configurations[1:]:
+        requests = list(self._done.values())
+        for name in self.plan.names[1:]:
             audit_divergences(
                 self._target,
                 self.log,
-                self.pairs(configuration.name),
+                plain_pairs(requests, name, self.plan),
                 benchmark_id=self.benchmark_id,
                 most=NUM_AUDITS[self.plan.kind],
-                tell=lambda c=configuration: self._say(f"auditing differences · {c.name}"),  # type: ignore[misc]
+                on_audit=partial(self._report_progress, f"auditing differences · {name}"),
                 cancelled=self.cancelled,
             )
 
-    def _say(self, message: str, last: FinishedRequest | None = None) -> None:
+    def _report_progress(self, message: str, last: FinishedRequest | None = None) -> None:
         planned = self.plan.num_requests
-        eta_s = self._chosen.left_s
+        eta_s = self._chooser.remaining_s
         if eta_s is None and self._num_new:
-            eta_s = (planned - self._num_past) * self._spent_s / self._num_new
-        self.tell(Progress(self._num_past, planned, message, eta_s, self._num_failed, last))
+            eta_s = (planned - self._num_done) * self._spent_s / self._num_new
+        self.on_progress(Progress(self._num_done, planned, message, eta_s, self._num_failed, last))

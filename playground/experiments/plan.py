@@ -1,10 +1,10 @@
-"""What an experiment is to do: prompts × configurations × repeats, and in which order.
+"""The plan of an experiment: prompts × configurations × repeats, and their order.
 
-    round 1   plain  A  B          for every prompt all configurations answer in turn, and who
-    round 2   A  B  plain          begins moves on by one: whatever drifts (heat, other load)
-    round 3   B  plain  A          hits all alike
+    round 1   plain  A  B          all configurations answer every prompt, one after another, and
+    round 2   A  B  plain          the first to answer rotates: drift (heat, other load) affects
+    round 3   B  plain  A          all of them equally
 
-Compare is one prompt or a few on a few configurations, a benchmark whole suites, and a sweep many
+Compare runs a few prompts on a few configurations, a benchmark whole suites, and a sweep many
 trials, each of which is one configuration on a few prompts.
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, field_serializer, field_validator
@@ -23,18 +24,16 @@ from engine.errors import ConfigError
 from engine.formats import plural
 from engine.model.sources import TargetSpec
 from playground.experiments.space import OptunaSearch
+from playground.host.catalog import MethodTypes
+from storage import PLAIN
 
-BASELINE = "Autoregressive"
-"""Decoding type of plain decoding."""
 BASELINE_NAME = "Plain decoding"
 TYPED = "own prompt"
-"""Suite of a prompt that was typed. It is asked as it was meant: a chat prompt is refused by a
-target without a chat template, where one of a suite is continued as plain text."""
+"""Suite of a typed prompt. A target without a chat template refuses it as a chat prompt; a prompt
+of any other suite is then continued as plain text."""
 MAX_REPEATS = 100
 Kind = Literal["benchmark", "compare", "fastest", "sweep", "trial"]
 """What an experiment is for; a trial is one point of a sweep."""
-Types = Mapping[str, type[MethodConfig]]
-"""Methods by decoding type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +56,10 @@ class Item:
     history: tuple[dict[str, str], ...] = ()
 
 
-def stored_config(values: Mapping[str, Any], types: Types, *, where: str = "") -> MethodConfig:
-    """A method's settings as the log has them."""
+def stored_config(
+    values: Mapping[str, Any], types: MethodTypes, *, where: str = ""
+) -> MethodConfig:
+    """Parse a method's stored settings."""
     kind = types.get(str(values.get("decoding_type")))
     if kind is None:
         raise ConfigError(f"There is no method {values.get('decoding_type')!r:.60} here.")
@@ -67,7 +68,7 @@ def stored_config(values: Mapping[str, Any], types: Types, *, where: str = "") -
 
 @dataclass(frozen=True, slots=True)
 class UnknownMethod:
-    """Settings that this version cannot read: their figures are shown, but they cannot run."""
+    """Settings that this version cannot parse: they cannot run, but their figures are shown."""
 
     values: Mapping[str, Any]
     lossless: bool
@@ -76,6 +77,9 @@ class UnknownMethod:
     @property
     def decoding_type(self) -> str:
         return str(self.values.get("decoding_type", ""))
+
+    def model_dump(self, *, mode: str) -> dict[str, Any]:
+        return dict(self.values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +92,7 @@ class Configuration:
 
     @property
     def config(self) -> MethodConfig:
-        """Raises ConfigError: this version does not have the method, or not these settings."""
+        """Raises ConfigError: this version lacks the method, or one of its settings."""
         if isinstance(self.settings, UnknownMethod):
             raise ConfigError(self.settings.reason)
         return self.settings
@@ -104,21 +108,15 @@ class Configuration:
     @property
     def values(self) -> dict[str, Any]:
         """The method's settings as plain JSON."""
-        if isinstance(self.settings, UnknownMethod):
-            return dict(self.settings.values)
         return self.settings.model_dump(mode="json")
 
     @property
     def is_baseline(self) -> bool:
-        return self.decoding_type == BASELINE
-
-    def to_dict(self) -> dict[str, Any]:
-        names = {"name": self.name, "title": self.title, "lossless": self.lossless}
-        return {**names, "config": self.values}
+        return self.decoding_type == PLAIN
 
     @classmethod
-    def stored(cls, values: Mapping[str, Any], types: Types) -> Self:
-        """As the log has it; a method that is gone stays readable."""
+    def stored(cls, values: Mapping[str, Any], types: MethodTypes) -> Self:
+        """From the log; a method that no longer exists becomes an `UnknownMethod`."""
         name, config = values["name"], values["config"]
         settings: MethodConfig | UnknownMethod
         try:
@@ -129,7 +127,7 @@ class Configuration:
 
 
 Key = tuple[str, str, int, int, str]
-"""Suite, prompt, turn, repeat, configuration: what makes a request."""
+"""Suite, prompt, turn, repeat, configuration: they identify a request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +143,7 @@ class Request:
 
     @property
     def labels(self) -> dict[str, str]:
-        """What its run carries in the log."""
+        """The labels of its run in the log."""
         return {
             "suite": self.item.suite,
             "category": self.item.category,
@@ -155,56 +153,6 @@ class Request:
             "repeat": str(self.repeat),
             "configuration": self.configuration,
         }
-
-
-def extent(prompts: int, turns: int, configurations: int, repeats: int) -> str:
-    """How the number of requests comes about, in words: a prompt of two turns is asked twice."""
-    texts = plural(prompts, "prompt")
-    if turns > prompts:
-        texts = f"{turns} turns of {texts}"
-    factors = (texts, plural(configurations, "configuration"), plural(repeats, "repeat"))
-    return f"{' × '.join(factors)} = {plural(turns * configurations * repeats, 'request')}"
-
-
-class Workload(Settings):
-    """What a target is asked, whatever drafts for it.
-
-    Attributes:
-        target: with `dtype`, what answers; its weights may be fetched again on a resume.
-        sampling: greedy by default; repeat r samples with `seed + r`.
-    """
-
-    model_config = ConfigDict(strict=False, extra="ignore")
-
-    target: TargetSpec
-    dtype: str
-    items: tuple[Item, ...]
-    repeats: int = 1
-    sampling: Sampling = Sampling()
-    limits: Limits = Limits(max_new_tokens=128)
-
-    @field_validator("items")
-    @classmethod
-    def _some(cls, items: tuple[Item, ...]) -> tuple[Item, ...]:
-        if not items:
-            raise ValueError("There is no prompt to run. Choose a suite, or loosen the limits")
-        return items
-
-    @field_validator("repeats")
-    @classmethod
-    def _in_range(cls, repeats: int) -> int:
-        if not 1 <= repeats <= MAX_REPEATS:
-            raise ValueError(f"repeats must be in [1, {MAX_REPEATS}], got {repeats}")
-        return repeats
-
-    @property
-    def num_turns(self) -> int:
-        """Answers that each configuration gives."""
-        return self.repeats * sum(len(item.turns) for item in self.items)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON, as the log keeps it."""
-        return self.model_dump(mode="json")
 
 
 class EveryConfiguration(Settings):
@@ -220,30 +168,51 @@ class Halving(Settings):
     budget_s: float = Field(60.0, gt=0)
 
 
-Chooser = Annotated[EveryConfiguration | Halving | OptunaSearch, Field(discriminator="name")]
-"""Which configurations answer."""
+ChooserSettings = Annotated[
+    EveryConfiguration | Halving | OptunaSearch, Field(discriminator="name")
+]
+"""How the configurations that continue are chosen."""
 
 
-class ExperimentPlan(Workload):
-    """Configurations on a workload; the first is plain decoding, whether asked for or not.
+class ExperimentPlan(Settings):
+    """What an experiment measures; the first configuration is always plain decoding.
 
-    Turn n + 1 of a prompt follows on plain decoding's answer to turn n in repeat 0, so that all
+    Turn n + 1 of a prompt follows plain decoding's answer to turn n in repeat 0, so that all
     configurations get the same conversation.
+
+    Attributes:
+        target: its weights may be fetched again on a resume.
+        sampling: greedy by default; repeat r samples with `seed + r`.
     """
 
+    model_config = ConfigDict(strict=False, extra="ignore")
+
+    target: TargetSpec
+    dtype: str
+    items: tuple[Item, ...]
+    repeats: int = Field(1, ge=1, le=MAX_REPEATS)
+    sampling: Sampling = Sampling()
+    limits: Limits = Limits(max_new_tokens=128)
     kind: Kind = "benchmark"
-    chooser: Chooser = EveryConfiguration()
+    chooser: ChooserSettings = EveryConfiguration()
     configurations: tuple[Configuration, ...]
+
+    @field_validator("items")
+    @classmethod
+    def _not_empty(cls, items: tuple[Item, ...]) -> tuple[Item, ...]:
+        if not items:
+            raise ValueError("There is no prompt to run. Choose a suite, or loosen the limits")
+        return items
 
     @field_validator("configurations")
     @classmethod
-    def _behind_baseline(
+    def _with_baseline_first(
         cls, configurations: tuple[Configuration, ...]
     ) -> tuple[Configuration, ...]:
         plain = next((c for c in configurations if c.is_baseline), None)
         if plain is None:
-            config = parse_method({"decoding_type": BASELINE})
-            plain = Configuration(BASELINE_NAME, type(config).title, config)
+            config = parse_method({"decoding_type": PLAIN})
+            plain = Configuration(BASELINE_NAME, BASELINE_NAME, config)
         ordered = (plain, *(c for c in configurations if not c.is_baseline))
         names = [c.name for c in ordered]
         for name in names:
@@ -253,7 +222,10 @@ class ExperimentPlan(Workload):
 
     @field_serializer("configurations")
     def _as_dicts(self, configurations: Sequence[Configuration]) -> list[dict[str, Any]]:
-        return [configuration.to_dict() for configuration in configurations]
+        return [
+            {"name": c.name, "title": c.title, "lossless": c.lossless, "config": c.values}
+            for c in configurations
+        ]
 
     @property
     def names(self) -> list[str]:
@@ -264,38 +236,47 @@ class ExperimentPlan(Workload):
         return self.configurations[0]
 
     @property
+    def num_turns(self) -> int:
+        """Number of answers of each configuration."""
+        return self.repeats * sum(len(item.turns) for item in self.items)
+
+    @property
     def num_requests(self) -> int:
         return self.num_turns * len(self.configurations)
 
     @property
     def num_answers(self) -> int:
-        """Answers that it takes in all."""
+        """Number of answers of the whole experiment."""
         return self.num_requests
 
     @property
     def extent(self) -> str:
-        """How the number of requests comes about, in words."""
-        turns = sum(len(item.turns) for item in self.items)
-        return extent(len(self.items), turns, len(self.configurations), self.repeats)
+        """The number of requests as a product; a prompt of two turns makes two requests."""
+        prompts, turns = plural(len(self.items), "prompt"), self.num_turns // self.repeats
+        texts = f"{turns} turns of {prompts}" if turns > len(self.items) else prompts
+        configurations = plural(len(self.configurations), "configuration")
+        factors = f"{texts} × {configurations} × {plural(self.repeats, 'repeat')}"
+        return f"{factors} = {plural(self.num_requests, 'request')}"
 
     def rounds(self) -> Iterator[tuple[Request, ...]]:
         """Requests in order, those of one turn together.
 
-        Where a repeat would begin as the one before it did, everybody moves on by one more.
+        Where two repeats would begin with the same configuration, the rotation moves on by one.
         """
         names = self.names
         extra = int(self.num_turns // self.repeats % len(names) == 0)
-        number = 0
-        for repeat in range(self.repeats):
-            for item in self.items:
-                for turn in range(len(item.turns)):
-                    start = (number + extra * repeat) % len(names)
-                    rotated = names[start:] + names[:start]
-                    yield tuple(Request(item, turn, repeat, name) for name in rotated)
-                    number += 1
+        turns = [(item, turn) for item in self.items for turn in range(len(item.turns))]
+        for number, (repeat, (item, turn)) in enumerate(product(range(self.repeats), turns)):
+            start = (number + extra * repeat) % len(names)
+            rotated = names[start:] + names[:start]
+            yield tuple(Request(item, turn, repeat, name) for name in rotated)
 
     def configuration(self, name: str) -> Configuration:
         return next(c for c in self.configurations if c.name == name)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON, the kind first: the log tells sweeps from other experiments by it."""
+        return {"kind": self.kind, **self.model_dump(mode="json")}
 
     @property
     def runnable(self) -> Self:
@@ -308,14 +289,14 @@ class ExperimentPlan(Workload):
         return self
 
     @classmethod
-    def stored(cls, values: Mapping[str, Any], types: Types | None = None) -> Self:
+    def stored(cls, values: Mapping[str, Any], types: MethodTypes | None = None) -> Self:
         """A plan of the log; `types` are the methods that it may name, by default all.
 
-        Raises ConfigError: it is no plan of an experiment.
+        Raises ConfigError: it is not the plan of an experiment.
         """
-        known = types or methods()
+        types = types or methods()
         try:
-            configurations = [Configuration.stored(c, known) for c in values["configurations"]]
+            configurations = [Configuration.stored(c, types) for c in values["configurations"]]
         except (KeyError, TypeError) as error:
             raise ConfigError(f"The stored plan is not a benchmark's: {error!r}.") from error
         return cls.parse({**values, "configurations": configurations}, where="the stored plan")

@@ -1,4 +1,4 @@
-"""Prompts for an experiment: suites by name or file, their kinds of task, and how they are cut.
+"""Prompts of an experiment: suites by name or file, their kinds of task, and samples of them.
 
 Files are our YAML, or of one of these layouts:
 
@@ -7,27 +7,26 @@ Files are our YAML, or of one of these layouts:
 | Spec-Bench, EAGLE, MT-Bench | `{"question_id": 81, "category": "writing", "turns": ["…", "…"]}` |
 | HumanEval | `{"task_id": "HumanEval/0", "prompt": "def f(…", "entry_point": "f", …}` |
 | genai-perf input file | `{"text": "…"}` or `{"text_input": "…"}`, with `session_id` a turn of it |
-| TensorRT-LLM input_data.json | `{"input": "…", "instruction": "…", "output": "…"}`: joined so |
 | genai-perf inputs.json | `{"data": [{"payload": [{"messages": […]}]}, {"text_input": ["…"]}]}` |
+| OpenAI | `{"messages": [{"role": "user", "content": "…"}]}`: the last one is the user's |
+| TensorRT-LLM input_data.json | `{"input": "…", "instruction": "…", "output": "…"}`: joined so |
 """
 
 from __future__ import annotations
 
-import difflib
 import gzip
-import json
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict
 
 import presets
 from engine.config import Settings
-from engine.errors import ConfigError, one_of
+from engine.errors import ConfigError, did_you_mean, one_of
 from engine.model.sources import writing
 from engine.safe_text import MAX_CHARS, as_text, json_text, read_json, read_text
 from playground.experiments.plan import TYPED, Item
@@ -45,7 +44,7 @@ GROUPS: dict[str, str] = {
     "rag": "Retrieval-grounded",
     "code": "Code",
 }
-"""Spec-Bench's six kinds of task, and code → their titles, in the order of the tables."""
+"""Titles of Spec-Bench's six kinds of task, and of code, in the order of the tables."""
 _CHAT = "writing roleplay reasoning math coding extraction stem humanities multi-turn mt_bench"
 _MEMBERS: dict[str, str] = {
     "chat": _CHAT,
@@ -60,31 +59,28 @@ _GROUP_OF = {name: group for group, names in _MEMBERS.items() for name in names.
 
 
 def group_of(category: str) -> str:
-    """The group of a category as a file spells it; one that is in none is a group of its own.
+    """The group of a category as spelled in a file; an unknown category is its own group.
 
-    MT-Bench's eight categories, `math` and `coding` among them, are Spec-Bench's conversations.
+    MT-Bench's eight categories, including `math` and `coding`, are Spec-Bench's conversations.
     """
     name = category.strip().lower().replace(" ", "_")
     return name if name in GROUPS else _GROUP_OF.get(name, category.strip())
 
 
 def in_order(groups: Iterable[str]) -> list[str]:
-    """Groups in the order of the tables; those of a file's own come last."""
+    """Groups in the order of the tables, then those of files' own categories."""
     present = set(groups)
     return [group for group in GROUPS if group in present] + sorted(present - set(GROUPS))
 
 
-def choose_suite(name: str, known: Mapping[str, PromptSuite]) -> PromptSuite:
+def find_suite(name: str, known: Mapping[str, PromptSuite]) -> PromptSuite:
     if name in known:
         return known[name]
     path = Path(name).expanduser()
     if path.is_file():
         return read_suite_file(path)
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
-    hint = f"Did you mean {near[0]}?" if near else ""
-    raise ConfigError(
-        f"--suite must be one of {', '.join(known)}, or a file of prompts, got {name!r:.80}. {hint}"
-    )
+    hint = did_you_mean(name, known) or "Or give a file of prompts."
+    return known[one_of("--suite", name, known, hint)]
 
 
 def choose_items(
@@ -93,11 +89,11 @@ def choose_items(
     categories: Sequence[str] = (),
     limit_per_category: int | None = None,
 ) -> tuple[Item, ...]:
-    """The prompts of some suites, cut.
+    """The selected prompts of some suites.
 
     Args:
-        categories: groups, or categories as the files have them; empty = all.
-        limit_per_category: at most so many prompts of each group of each suite.
+        categories: groups, or categories as spelled in the files; empty = all.
+        limit_per_category: largest number of prompts of each group of each suite.
     """
     if len({suite.name for suite in suites}) < len(suites):
         raise ConfigError("Two suites have the same name. Give each file once, or rename one.")
@@ -114,12 +110,12 @@ def choose_items(
     members: dict[tuple[str, str], list[Item]] = {}
     for item in matching:
         members.setdefault((item.suite, item.group), []).append(item)
-    chosen = {id(i) for group in members.values() for i in evenly(group, limit_per_category)}
+    chosen = {id(i) for group in members.values() for i in sample_evenly(group, limit_per_category)}
     return tuple(item for item in matching if id(item) in chosen)
 
 
-def evenly(items: Sequence[Item], most: int) -> list[Item]:
-    """At most so many items, taken from their categories in turn and left in their order."""
+def sample_evenly(items: Sequence[Item], most: int) -> list[Item]:
+    """At most `most` items, taken round-robin from their categories, in their original order."""
     seen: Counter[str] = Counter()
     ranked = []
     for place, item in enumerate(items):
@@ -129,12 +125,12 @@ def evenly(items: Sequence[Item], most: int) -> list[Item]:
 
 
 def first_turns(suite: PromptSuite, most: int) -> list[Item]:
-    """The first turn of a suite's first prompts, from its categories in turn."""
-    return [replace(item, turns=item.turns[:1]) for item in evenly(items_of(suite), most)]
+    """The first turn of prompts of a suite, taken round-robin from its categories."""
+    return [replace(item, turns=item.turns[:1]) for item in sample_evenly(items_of(suite), most)]
 
 
 def typed_item(request: GenerateRequest) -> Item:
-    """A prompt that was typed."""
+    """A typed prompt as an item."""
     system = request.system.strip() if request.mode == "chat" else ""
     history = ({"role": "system", "content": system},) if system else ()
     return Item(TYPED, "1", TYPED, TYPED, (request.prompt,), request.mode == "raw", history)
@@ -167,24 +163,20 @@ MAX_CATEGORY = 64
 _HUMANEVAL = {"task_id", "entry_point", "canonical_solution"}
 _LAYOUTS = (
     "a prompt needs `turns` (Spec-Bench), `prompt` (HumanEval), `text` or `text_input` "
-    "(genai-perf), or `data` around them"
+    "(genai-perf), `messages` (OpenAI) or `input` (TensorRT-LLM), or `data` around them"
 )
 
 
-def _joined(value: Any) -> str:
-    """One text, also where it stands in a list or in parts as a chat's content may."""
-    parts = [p.get("text", "") if isinstance(p, dict) else p for p in _listed(value)]
-    text = "".join(parts) if all(isinstance(p, str) for p in parts) else None
-    if text is None or not text.strip():
+def _text(value: Any) -> str:
+    """A text, or the joined texts of a list or of a chat message's parts."""
+    parts = value if isinstance(value, list) else [value]
+    parts = [part.get("text", "") if isinstance(part, dict) else part for part in parts]
+    if not all(isinstance(part, str) for part in parts) or not "".join(parts).strip():
         raise ValueError(f"a prompt must be text, got {value!r:.60}")
-    return text
+    return "".join(parts)
 
 
-def _listed(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, list | tuple) else [value]
-
-
-Text = Annotated[str, BeforeValidator(_joined)]
+Text = Annotated[str, BeforeValidator(_text)]
 
 
 class _Message(Settings):
@@ -195,26 +187,22 @@ class _Message(Settings):
 
 
 class _Row(Settings):
-    """One prompt as any of the layouts spells it."""
+    """One prompt in any of the layouts."""
 
     model_config = ConfigDict(extra="ignore", coerce_numbers_to_str=True, strict=False)
 
-    question_id: str | None = None
-    task_id: str | None = None
-    id: str | None = None
-    session_id: str | None = None
-    category: str | None = None
-    turns: Annotated[list[Text], BeforeValidator(_listed), Field(min_length=1)] | None = None
-    messages: Annotated[list[_Message], BeforeValidator(_listed), Field(min_length=1)] | None = None
+    question_id: str = ""
+    task_id: str = ""
+    id: str = ""
+    session_id: str = ""
+    category: str = ""
+    turns: list[Text] = []
+    messages: list[_Message] = []
     prompt: Text | None = None
     text_input: Text | None = None
     text: Text | None = None
-    input: Text | None = None
-    instruction: Text | None = None
-
-    @property
-    def name(self) -> str:
-        return (self.question_id or self.task_id or self.id or "")[:MAX_CATEGORY]
+    input: str = ""
+    instruction: str = ""
 
 
 def read_suite_file(path: Path) -> PromptSuite:
@@ -222,7 +210,7 @@ def read_suite_file(path: Path) -> PromptSuite:
 
 
 def read_suite_text(text: str, file_name: str, *, where: str) -> PromptSuite:
-    """A suite from the text of a file; its name ends in .yaml where it is YAML."""
+    """A suite from the text of a file, which is YAML if its name says so."""
     stem, _, ending = file_name.rpartition(".")
     name = (stem or file_name)[:MAX_NAME]
     if ending in ("yaml", "yml"):
@@ -232,144 +220,97 @@ def read_suite_text(text: str, file_name: str, *, where: str) -> PromptSuite:
         return PromptSuite.parse({"name": name, "title": name, **values}, where=where)
     prompts: list[dict[str, Any]] = []
     sessions: dict[str, dict[str, Any]] = {}
-    for at, item in _items(text, where):
-        prompt, session = _prompt(item, at)
-        if session is not None and session in sessions:
+    for at, row in _rows(text, where):
+        prompt, session = _prompt(row, at)
+        if session in sessions:
             sessions[session]["turns"] += prompt["turns"]
             continue
         prompts.append(prompt)
-        if session is not None:
+        if session:
             sessions[session] = prompt
-            prompt["id"] = prompt["id"] or session
     if not prompts:
         raise ConfigError(f"{where} has no prompts: {_LAYOUTS}.")
     head = {"name": name, "title": file_name, "examples": False}
     return PromptSuite.parse({**head, "prompts": prompts}, where=where)
 
 
-def _items(text: str, where: str) -> list[tuple[str, Any]]:
-    """Every object of the file with where it stands."""
+def _rows(text: str, where: str) -> list[tuple[str, Any]]:
+    """Every object of a file, from a list or one per line, with its position in words."""
     try:
         whole = read_json(text, what=where)
-    except ConfigError:  # a line of it may be at fault, which that one is named by
-        return _lines(text, where)
+    except ConfigError:  # JSON lines; an error then names the line
+        lines = [(f"{where}, line {n}", line) for n, line in enumerate(text.split("\n"), start=1)]
+        return [(at, read_json(line, what=at)) for at, line in lines if line.strip()]
     rows = whole.get("data", [whole]) if isinstance(whole, dict) else whole
     if not isinstance(rows, list):
         raise ConfigError(f"{where} must hold a list of prompts: {_LAYOUTS}.")
     return [(f"{where}, prompt {n}", row) for n, row in enumerate(rows, start=1)]
 
 
-def _lines(text: str, where: str) -> list[tuple[str, Any]]:
-    objects = []
-    for n, line in enumerate(text.split("\n"), start=1):
-        if line.strip():
-            at = f"{where}, line {n}"
-            objects.append((at, read_json(line, what=at)))
-    return objects
-
-
-def _prompt(item: Any, where: str) -> tuple[dict[str, Any], str | None]:
+def _prompt(item: Any, where: str) -> tuple[dict[str, Any], str]:
     """Fields of `presets.Prompt`, and the session of a genai-perf line."""
-    if isinstance(item, list) and len(item) == 1:
-        item = item[0]
-    if isinstance(item, str):
-        item = {"text": item}
+    if isinstance(item, dict) and "payload" in item:
+        item = item["payload"]
+        item = item[0] if isinstance(item, list) and len(item) == 1 else item
     if not isinstance(item, dict):
         raise ConfigError(f"{where} must be an object, got {item!r:.60}: {_LAYOUTS}.")
-    if "payload" in item:
-        return _prompt(item["payload"], where)
-    row = _Row.parse(item, where=where)
-    prompt: dict[str, Any] = {"id": row.name, "category": (row.category or "chat")[:MAX_CATEGORY]}
-    if row.turns is not None:
-        return {**prompt, "turns": row.turns}, None
-    if row.messages is not None:
-        *history, last = row.messages
-        if last.role != "user":
-            raise ConfigError(f"{where}: the last message must be the user's.")
-        before = [message.model_dump() for message in history]
-        return {**prompt, "turns": [last.content], "history": before}, None
-    if row.prompt is not None:
-        raw = bool(_HUMANEVAL & set(item))
-        prompt["category"] = (row.category or ("code" if raw else "chat"))[:MAX_CATEGORY]
-        return {**prompt, "turns": [row.prompt], "raw": raw}, None
-    text = row.text_input or row.text or " ".join(filter(None, (row.input, row.instruction)))
-    if not text:
+    row = _Row.parse({k: v for k, v in item.items() if v is not None}, where=where)
+    raw = row.prompt is not None and bool(_HUMANEVAL & set(item))
+    chat = [message.model_dump() for message in row.messages]
+    if chat and chat[-1]["role"] != "user":
+        raise ConfigError(f"{where}: the last message must be the user's.")
+    text = chat[-1]["content"] if chat else row.prompt or row.text_input or row.text
+    text = text or " ".join(filter(None, (row.input, row.instruction)))
+    turns = row.turns or ([text] if text else [])
+    if not turns:
         raise ConfigError(f"{where} has the keys {', '.join(map(str, item))}; {_LAYOUTS}.")
-    return {**prompt, "turns": [text]}, row.session_id
+    name = row.question_id or row.task_id or row.id or row.session_id
+    category = row.category or ("code" if raw else "chat")
+    prompt = {"id": name[:MAX_CATEGORY], "category": category[:MAX_CATEGORY], "turns": turns}
+    if chat:
+        return {**prompt, "history": chat[:-1]}, ""
+    return {**prompt, "raw": raw and not row.turns}, row.session_id
 
 
-# ---- public suites: fetched once, or read from a copy
+# ---- public suites: downloaded once, or read from a copy
 
-ROWS = "https://datasets-server.huggingface.co/rows"
-"""Source: the hub's documentation of its dataset viewer, /rows; at most 100 rows an answer."""
-HUMANEVAL = {"dataset": "openai/openai_humaneval", "config": "openai_humaneval", "split": "test"}
-SPEC_BENCH = (
-    "https://raw.githubusercontent.com/hemingkx/Spec-Bench/main/data/spec_bench/question.jsonl"
-)
-PAGE = 100
+PUBLIC: dict[str, tuple[str, str]] = {
+    "humaneval": (
+        "HumanEval",
+        "https://raw.githubusercontent.com/openai/human-eval/master/data/HumanEval.jsonl.gz",
+    ),
+    "spec-bench": (
+        "Spec-Bench",
+        "https://raw.githubusercontent.com/hemingkx/Spec-Bench/main/data/spec_bench/question.jsonl",
+    ),
+}
+"""Title and address."""
 TIMEOUT_S = 30
 GZIP_MAGIC = b"\x1f\x8b"
 
 
-class _ServedRow(Settings):
-    model_config = ConfigDict(extra="ignore")
-
-    row: dict[str, Any]
-
-
-class _Page(Settings):
-    """An answer of the dataset server."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    rows: list[_ServedRow]
-    num_rows_total: int
-
-
-def _get(url: str, **params: Any) -> bytes:
-    """Raises ConfigError: there is no answer, or another one than the file."""
-    import httpx
-
-    try:
-        answer = httpx.get(url, params=params or None, timeout=TIMEOUT_S, follow_redirects=True)
-        return answer.raise_for_status().content
-    except httpx.HTTPError as error:
-        where = url.split("/")[2]
-        raise ConfigError(
-            f"{where} did not send the file: {error}. Download it yourself and give it with --file."
-        ) from error
-
-
-def _humaneval() -> bytes:
-    """Its rows as lines of JSON, in the layout of its own file."""
-    lines: list[str] = []
-    while True:
-        raw = _get(ROWS, **HUMANEVAL, offset=len(lines), length=PAGE)
-        page = _Page.parse(read_json(raw, what=ROWS), where=ROWS)
-        lines += [json.dumps(one.row) for one in page.rows]
-        if not page.rows or len(lines) >= page.num_rows_total:
-            return "\n".join(lines).encode()
-
-
-PUBLIC: dict[str, tuple[str, Callable[[], bytes]]] = {
-    "humaneval": ("HumanEval", _humaneval),
-    "spec-bench": ("Spec-Bench", lambda: _get(SPEC_BENCH)),
-}
-"""Title, and how it is fetched."""
-
-
 def fetch_suite(name: str, file: Path | None = None) -> PromptSuite:
-    """A public suite, kept from now on under its name.
+    """Fetch a public suite and store it under its name.
 
     Args:
-        file: a copy of it, perhaps packed with gzip; None = from the network.
+        file: a copy of it, possibly gzipped; None = download it.
 
     Raises ConfigError: no such suite, it cannot be fetched or read, or has no prompts.
     """
-    one_of("The suite", name, PUBLIC)
+    import httpx
+
+    _, url = PUBLIC[one_of("The suite", name, PUBLIC)]
     try:
-        raw = PUBLIC[name][1]() if file is None else file.read_bytes()
+        if file is None:
+            answer = httpx.get(url, timeout=TIMEOUT_S, follow_redirects=True)
+            raw = answer.raise_for_status().content
+        else:
+            raw = file.read_bytes()
         raw = gzip.decompress(raw) if raw.startswith(GZIP_MAGIC) else raw
+    except httpx.HTTPError as error:
+        raise ConfigError(
+            f"{url} could not be fetched: {error}. Download it yourself and give it with --file."
+        ) from error
     except (OSError, EOFError, zlib.error) as error:
         raise ConfigError(f"--file: {file} cannot be read: {error}.") from error
     text = as_text(raw, what=str(file or name), most=MAX_CHARS)
@@ -382,7 +323,7 @@ def fetch_suite(name: str, file: Path | None = None) -> PromptSuite:
 
 
 def known_suites() -> dict[str, PromptSuite]:
-    """The shipped suites, then the public ones that were fetched."""
+    """The shipped suites, then the fetched public ones."""
     suites = dict(presets.suites())
     for name, (title, _) in PUBLIC.items():
         file = paths.suites() / f"{name}.jsonl"
@@ -391,18 +332,16 @@ def known_suites() -> dict[str, PromptSuite]:
     return suites
 
 
-INPUTS: dict[str, Callable[[int, str, int], dict[str, Any]]] = {
-    "genai-perf": lambda number, text, tokens: {"text": text},
-    "trtllm-bench": lambda n, text, tokens: {"task_id": n, "prompt": text, "output_tokens": tokens},
-}
-"""A prompt as the input file of a benchmark has it."""
-
-
 def input_lines(suite: PromptSuite, tool: str, tokens: int) -> str:
-    """A suite as a benchmark's input file, a line per prompt: its first turn.
+    """A suite as the input file of another benchmark, one line per prompt with its first turn.
 
     Raises ConfigError: no such tool.
     """
-    one_of("--to", tool, INPUTS)
-    rows = [INPUTS[tool](n, prompt.turns[0], tokens) for n, prompt in enumerate(suite.prompts)]
+    one_of("--to", tool, ("genai-perf", "trtllm-bench"))
+    texts = [prompt.turns[0] for prompt in suite.prompts]
+    rows: list[dict[str, Any]] = [{"text": text} for text in texts]
+    if tool == "trtllm-bench":
+        rows = [
+            {"task_id": n, "prompt": text, "output_tokens": tokens} for n, text in enumerate(texts)
+        ]
     return "".join(json_text(row) + "\n" for row in rows)

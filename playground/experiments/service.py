@@ -1,4 +1,4 @@
-"""The experiments of one server: started, watched, stopped, gone on with, read as reports."""
+"""The experiments of one server: start, watch, stop, resume, and read their reports."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from functools import partial
 from typing import Any
 
 from engine.errors import ConfigError, one_of
-from playground.experiments.cluster import Pool, workers
-from playground.experiments.compare.live import LiveComparison
+from playground.experiments.cluster import PoolConfig, workers
+from playground.experiments.comparison import LiveComparison
 from playground.experiments.experiment import Experiment, Version
 from playground.experiments.finished import finished_requests
 from playground.experiments.job import Job, Jobs, State, time_left
 from playground.experiments.measurement import Summary
-from playground.experiments.plan import ExperimentPlan, Workload
+from playground.experiments.plan import ExperimentPlan
 from playground.experiments.prompts import read_suite_text
 from playground.experiments.report.export import FILES
 from playground.experiments.report.report import (
@@ -40,8 +40,8 @@ from storage import Benchmark, BenchmarkHead, RunQuery
 MAX_FILES = 16
 MAX_LISTED = 100
 MAX_REPORT_BYTES = 256_000_000
-"""Of the reports that are kept ready."""
-BYTES_PER_REQUEST, BYTES_PER_TOKEN = 3000, 48
+"""Memory for cached reports."""
+BYTES_PER_REQUEST = 10_000
 Report = tuple[Version, Results]
 
 
@@ -57,12 +57,12 @@ MORE_TRIALS = 10
 
 @dataclass(frozen=True, slots=True)
 class ExperimentState:
-    """An experiment as it stands.
+    """The current state of an experiment.
 
     Attributes:
-        job: while this server runs it.
-        version: changes with what has been measured.
-        results: what its report is drawn from; of a sweep a `SweepReport`.
+        job: its job, if this server runs it.
+        version: differs whenever there are new measurements.
+        results: the data of its report; of a sweep a `SweepReport`.
     """
 
     row: Benchmark
@@ -80,7 +80,7 @@ class ExperimentState:
 
     @property
     def text(self) -> str:
-        """How far it is and what it is doing, or how it ended."""
+        """Its progress and current activity, or how it ended."""
         now, sweep = self.job and self.job.progress, self.results
         parts = [f"{now.num_done} of {now.num_planned}"] if now else []
         if isinstance(sweep, SweepReport):
@@ -92,13 +92,13 @@ class ExperimentState:
 
     @property
     def share(self) -> float | None:
-        """How much of what runs here is done."""
+        """The share that is done, if it runs here."""
         now = self.job and self.job.progress
-        return None if self.job is None else now.num_done / max(1, now.num_planned) if now else 0.0
+        return None if self.job is None else now.share if now else 0.0
 
     @property
     def resume(self) -> str:
-        """What going on is called; empty where it cannot be."""
+        """Label of the button that resumes it; empty if it cannot be resumed."""
         if self.job is not None or self.status == "running":
             return ""
         if self.status != "completed":
@@ -114,34 +114,24 @@ class Experiments:
         self._jobs = Jobs()
         self._lock = threading.Lock()
         self._files: OrderedDict[str, PromptSuite] = OrderedDict()
-        self._reports: BoundedCache[str, Report] = BoundedCache(MAX_REPORT_BYTES, _bytes_of)
-        self._sweeps: SweepStore | None = None
+        self._reports: BoundedCache[str, Report] = BoundedCache(
+            MAX_REPORT_BYTES, lambda report: BYTES_PER_REQUEST * len(report[1].requests)
+        )
+        self.sweeps = SweepStore(self._log, self.catalog.types)
         host.before_close(self.close)
 
-    @property
-    def sweeps(self) -> SweepStore:
-        """Opened when it is first needed."""
-        with self._lock:
-            if self._sweeps is None:
-                self._sweeps = SweepStore(self._log, self.catalog.types)
-            return self._sweeps
-
     def close(self) -> None:
-        """Stop what runs, wait for it, give the sweeps' database back."""
+        """Stop all jobs and wait for them."""
         self._jobs.close()
-        with self._lock:
-            if self._sweeps is not None:
-                self._sweeps.close()
-                self._sweeps = None
 
     @property
     def suites(self) -> dict[str, PromptSuite]:
-        """The shipped suites, and the files that browsers sent."""
+        """The shipped suites, and those of uploaded files."""
         with self._lock:
             return {**self.catalog.suites, **self._files}
 
     def add_file(self, name: str, text: str) -> str:
-        """Read a file of prompts; its suite is offered under this key until the server ends."""
+        """Read a file of prompts; returns the key of its suite, valid until the server ends."""
         if not 0 < len(name) <= 200:
             raise ConfigError("A file of prompts must have a name and a text.")
         suite = read_suite_text(text, name, where=name)
@@ -155,24 +145,29 @@ class Experiments:
     # ---- running
 
     def start(
-        self, plan: ExperimentPlan, *, pool: Pool | None = None, owner: str = "", name: str = ""
+        self,
+        plan: ExperimentPlan,
+        *,
+        pool: PoolConfig | None = None,
+        owner: str = "",
+        name: str = "",
     ) -> Experiment:
-        """Begin an experiment: queue it, or have workers measure it.
+        """Start an experiment on the engine, or on workers of a cluster.
 
         Args:
             owner: an unfinished experiment of the same owner is cancelled.
 
-        Raises QueueFullError, ClosingError: it was not taken on; then the log has nothing of it,
-        and nothing is cancelled.
+        Raises QueueFullError, ClosingError: it was refused; then the log has nothing of it, and
+        nothing is cancelled.
         """
         experiment = self._experiment(plan, owner=owner)
         self._launch(experiment, pool, partial(experiment.begin, name))
         return experiment
 
     def resume(
-        self, benchmark_id: str, pool: Pool | None = None, trials: int | None = None
+        self, benchmark_id: str, pool: PoolConfig | None = None, trials: int | None = None
     ) -> None:
-        """Go on with an experiment; `trials` raises how many a sweep measures, by default by 10.
+        """Resume an experiment; `trials` raises the number of trials of a sweep, by default by 10.
 
         Raises ConfigError: it is not in the log, or this version lacks one of its methods.
         """
@@ -199,45 +194,51 @@ class Experiments:
         return Sweep(self.sweeps, plan, **more)
 
     def _launch(
-        self, experiment: Experiment, pool: Pool | None, write: Callable[[], object]
+        self, experiment: Experiment, pool: PoolConfig | None, write: Callable[[], object]
     ) -> None:
-        """Queue it, then `write` that it runs."""
+        """Queue it, then `write` to the log that it runs."""
         plan = experiment.plan
-        experiment.draws_report = plan.kind == "benchmark"
+        experiment.has_live_report = plan.kind == "benchmark"
         if plan.kind == "compare":
             experiment.view = LiveComparison(self._host, experiment)
 
-        def by_workers(pool: Pool) -> Summary:
-            config, one_device = worker_config(self._host, plan), experiment.one_device
+        def by_workers(pool: PoolConfig) -> Summary:
+            host, url = self._host, self._log.url
+            if url.database in (None, "", ":memory:"):
+                raise ConfigError(
+                    "Workers need a run log that they can reach. Start the server with --db."
+                )
+            where = url.render_as_string(hide_password=False)
+            config = WorkerConfig(plan.target, plan.dtype, where, host.device, host.cache_dir)
             experiment.waiting, stopped = lambda: "starting the workers", experiment.cancelled
-            with workers(pool, config, one_device=one_device, cancelled=stopped) as running:
+            with workers(pool, config, cancelled=stopped) as running:
                 experiment.waiting = lambda: "starting"
-                experiment.workers, experiment.refused = running.rows, running.refused
+                experiment.workers, experiment.worker_rejections = running.rows, running.rejections
                 experiment.check_target(running.environment)
-                return experiment.measure_by(running)
+                return experiment.measure_on(running)
 
-        def take_on() -> Callable[[], State]:
+        def register() -> Callable[[], State]:
             by = pool and partial(by_workers, pool)
-            measure = by or experiment.queue(self._host)
+            measure = by or experiment.enqueue(self._host)
             write()
-            return partial(experiment.conducted, measure)
+            return lambda: experiment.run(measure).status
 
-        self._jobs.start(experiment, take_on)
+        self._jobs.start(experiment, register)
 
     def job(self, benchmark_id: str) -> Experiment | None:
-        """What runs an experiment, if this server does."""
+        """The running experiment of this id, if this server runs it."""
         job = self._jobs.get(benchmark_id)
         return job if isinstance(job, Experiment) else None
 
     def stop(self, benchmark_id: str) -> None:
-        """End an experiment that runs here; what is done is kept."""
+        """Stop an experiment that runs here; its finished requests are kept."""
         job = self._jobs.get(benchmark_id)
         if job is None:
             raise ConfigError("Another server runs this experiment. Stop it there.")
         job.cancel()
 
     def cancel_owner(self, owner: str) -> None:
-        """End what an owner has under way."""
+        """Stop the experiments of an owner."""
         self._jobs.cancel_owner(owner)
 
     # ---- reading
@@ -246,7 +247,7 @@ class Experiments:
         return self._log.benchmarks.list(MAX_LISTED, sweeps=sweeps)
 
     def look(self, benchmark_id: str) -> ExperimentState:
-        """An experiment as it stands; its plan and requests are read when there is news."""
+        """The state of an experiment; its plan and requests are read only when they changed."""
         job, head = self.job(benchmark_id), self._log.benchmarks.head(benchmark_id)
         if head is None:
             raise unknown_experiment(benchmark_id)
@@ -255,7 +256,7 @@ class Experiments:
         return ExperimentState(replace(results.benchmark, **now), job, version, results)
 
     def look_at_sweep(self, key: str) -> ExperimentState:
-        """The same of a sweep, by its id or name."""
+        """The state of a sweep, by its id or name."""
         report = SweepReport.of(self.sweeps.load(key))
         row = report.sweep.row
         version = str(zlib.crc32(repr((report.trials, row.status)).encode()))
@@ -267,7 +268,7 @@ class Experiments:
         return text_of(read_results(self._log, benchmark_id, types=self.catalog.types))
 
     def _report(self, head: BenchmarkHead) -> Report:
-        """The report, made again where more is finished."""
+        """The cached report, updated when more requests are finished."""
         completed = RunQuery(benchmark_id=head.id, status="completed")
         version = f"{head.status} {self._log.count(completed)}"
 
@@ -276,23 +277,4 @@ class Experiments:
             requests = finished_requests(self._log, head.id, known)
             return version, read_results(self._log, head.id, requests, self.catalog.types)
 
-        return self._reports.read(head.id, read, stale=lambda last: last[0] != version)
-
-
-def _bytes_of(report: Report) -> int:
-    """What a report keeps in memory: its requests, by far."""
-    requests = report[1].requests
-    tokens = sum(len(request.output_ids) for request in requests)
-    return BYTES_PER_REQUEST * len(requests) + BYTES_PER_TOKEN * tokens
-
-
-def worker_config(host: EngineHost, workload: Workload) -> WorkerConfig:
-    """Workers that load and write what a server does.
-
-    Raises ConfigError: no worker could write to the log.
-    """
-    url = host.log.url
-    if url.database in (None, "", ":memory:"):
-        raise ConfigError("Workers need a run log that they can reach. Start the server with --db.")
-    where = url.render_as_string(hide_password=False)
-    return WorkerConfig(workload.target, workload.dtype, where, host.device, host.cache_dir)
+        return self._reports.get_or_compute(head.id, read, is_stale=lambda last: last[0] != version)

@@ -1,4 +1,4 @@
-"""What of a method a sweep varies, and over which values; read from the method's class alone.
+"""The settings that a sweep varies, and their values; derived from the method's class alone.
 
 | field | can be varied over |
 |---|---|
@@ -14,7 +14,6 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -36,7 +35,7 @@ Scalar = bool | int | float | str | None
 Point = dict[str, Scalar]
 """One value per varied setting."""
 MAX_GRID = 10_000
-"""Combinations that a grid may have; also the largest space that is searched without repeats."""
+"""Largest number of combinations of a grid, and of a space that is searched without repeats."""
 MAX_VARIED = 16
 MAX_TRIALS = 10_000
 Objective = Literal["tok_s", "speedup", "mat"]
@@ -51,7 +50,7 @@ class Tunable:
 
     Attributes:
         title: its name in words.
-        value: what the method has now.
+        value: its current value.
         low, high: bounds of the field, None where it has none.
         choices: values of a flag or choice.
     """
@@ -66,7 +65,7 @@ class Tunable:
 
     @property
     def label(self) -> str:
-        """Its name in words, and as it is written."""
+        """Its title and its name."""
         return f"{self.title} ({self.field})"
 
     @property
@@ -75,9 +74,9 @@ class Tunable:
 
     @property
     def suggested(self) -> str:
-        """What to vary it over to start with, as `--vary` takes it; empty where nothing is known.
+        """A suggested range, as `--vary` takes it; empty if there is none.
 
-        A number from a quarter of its value to twice of it.
+        For a number, from a quarter of its value to twice its value.
         """
         if self.choices:
             return ",".join(map(setting_text, self.choices))
@@ -92,7 +91,7 @@ class Tunable:
 
 
 def tunables_of(config: MethodConfig) -> tuple[Tunable, ...]:
-    """What can be varied, in the order of the method's fields."""
+    """The settings that can be varied, in the order of the method's fields."""
     tunables = []
     for name, schema in field_schemas(type(config)).items():
         kind = "choice" if schema.choices else _KINDS.get(schema.type)
@@ -105,27 +104,17 @@ def tunables_of(config: MethodConfig) -> tuple[Tunable, ...]:
     return tuple(tunables)
 
 
-@cache
-def _field(cls: type[MethodConfig], name: str) -> TypeAdapter[Any]:
-    info = cls.model_fields[name]
-    kind: Any = Annotated[info.annotation, info]
-    return TypeAdapter(kind)
-
-
 def check_value(config: MethodConfig, field: str, value: Scalar) -> None:
-    """Raises ConfigError: the field never takes this value, whatever the other settings."""
+    """Raises ConfigError: the field cannot have this value, whatever the other settings."""
+    info = type(config).model_fields[field]
+    kind: Any = Annotated[info.annotation, info]
     try:
-        _field(type(config), field).validate_python(value, strict=True)
+        TypeAdapter(kind).validate_python(value, strict=True)
     except ValidationError as error:
         rule = error.errors()[0]["msg"].replace("Input should", "must")
         raise ConfigError(
             f"{field} {rule}, got {setting_text(value)}. Set another range or list."
         ) from error
-
-
-def _same(value: object, other: object) -> bool:
-    """1, 1.0 and true differ."""
-    return value == other and type(value) is type(other)
 
 
 def setting_text(value: Scalar) -> str:
@@ -140,7 +129,7 @@ def point_text(point: Point) -> str:
     return ", ".join(f"{field} {setting_text(value)}" for field, value in point.items())
 
 
-class Vary(Settings):
+class VariedSetting(Settings):
     """One varied setting: a range (`low` to `high`, by `step` or by factors) or `values`."""
 
     field: str
@@ -178,10 +167,10 @@ class Vary(Settings):
         tail = ":log" if self.log else "" if self.step is None else f":{self.step:g}"
         return f"{low:g}:{high:g}{tail}"
 
-    def holds(self, value: Scalar) -> bool:
+    def contains(self, value: Scalar) -> bool:
         """Whether the value is one of those listed, or in the range and on its steps."""
-        if self.values:
-            return any(_same(value, listed) for listed in self.values)
+        if self.values:  # 1, 1.0 and true differ
+            return (type(value), value) in [(type(listed), listed) for listed in self.values]
         if value is None or isinstance(value, bool | str):
             return False
         low, high = self.ends
@@ -189,9 +178,9 @@ class Vary(Settings):
         return low <= value <= high and abs(steps - round(steps)) < 1e-8
 
     def axis(self, *, whole: bool, search: bool) -> Sequence[Scalar] | None:
-        """The values to try; None where they are without number.
+        """The values to try; None if there are infinitely many.
 
-        A range by factors is a grid of factors of two; a search takes every integer between.
+        In a grid, a range by factors has factors of two; a search tries every integer in between.
         """
         if self.values:
             return self.values
@@ -211,7 +200,7 @@ class Vary(Settings):
         return tuple(dict.fromkeys(round(x) if whole else float(f"{x:.12g}") for x in values))
 
 
-def parse_vary(text: str) -> Vary:
+def parse_vary(text: str) -> VariedSetting:
     """`field=1:16`, `field=1:16:3`, `field=1:64:log` or `field=a,b,c`; values are read as YAML."""
     name, _, given = (part.strip() for part in text.partition("="))
     if not name or not given:
@@ -234,7 +223,7 @@ def parse_vary(text: str) -> Vary:
             raise ConfigError(f"--vary {text}: the step must be a number or log.")
         elif parts[2:]:
             values["step"] = step
-    return Vary.parse(values, where=f"--vary {text}")
+    return VariedSetting.parse(values, where=f"--vary {text}")
 
 
 def _number(text: str) -> int | float | None:
@@ -257,11 +246,11 @@ def _scalar(text: str, where: str) -> Scalar:
 class Space:
     """The varied settings of one method, checked against its class."""
 
-    def __init__(self, base: MethodConfig, varied: Sequence[Vary]) -> None:
-        """Raises ConfigError: an unknown setting, or a value that the method never takes."""
+    def __init__(self, base: MethodConfig, varied: Sequence[VariedSetting]) -> None:
+        """Raises ConfigError: an unknown setting, or a value that the method cannot have."""
         self.base, self.varied = base, tuple(varied)
-        known = {tunable.field: tunable for tunable in tunables_of(base)}
-        can = f"{type(base).title} can vary {', '.join(known) or 'nothing'}."
+        tunables = {tunable.field: tunable for tunable in tunables_of(base)}
+        can = f"{type(base).title} can vary {', '.join(tunables) or 'nothing'}."
         fields = [vary.field for vary in varied]
         if not 1 <= len(fields) <= MAX_VARIED:
             raise ConfigError(
@@ -272,17 +261,17 @@ class Space:
                 "Each setting can be varied only once. Merge the lists of its values."
             )
         for vary in varied:
-            if vary.field not in known:
+            if vary.field not in tunables:
                 raise ConfigError(f"{vary.field!r:.60} cannot be varied. {can}")
-            if not vary.values and not known[vary.field].is_number:
+            if not vary.values and not tunables[vary.field].is_number:
                 raise ConfigError(f"{vary.field} has no range. List its values.")
             for value in vary.values or vary.ends:
                 check_value(base, vary.field, value)
-            if known[vary.field].kind == "int" and not isinstance(vary.step or 1, int):
+            if tunables[vary.field].kind == "int" and not isinstance(vary.step or 1, int):
                 raise ConfigError(
                     f"{vary.field} is an integer, so its step must be one, got {vary}."
                 )
-        self.tunables = tuple(known[field] for field in fields)
+        self.tunables = tuple(tunables[field] for field in fields)
 
     def config(self, point: Mapping[str, Any]) -> MethodConfig:
         """The method at a point."""
@@ -290,30 +279,30 @@ class Space:
 
     @property
     def start(self) -> Point:
-        """Where the method is now; may lie outside of what is varied."""
+        """The point of the method's current settings; may lie outside the space."""
         return {vary.field: getattr(self.base, vary.field) for vary in self.varied}
 
-    def holds(self, point: Mapping[str, Any]) -> bool:
-        """Whether a search could come to a point."""
-        return all(vary.holds(point[vary.field]) for vary in self.varied)
+    def contains(self, point: Mapping[str, Any]) -> bool:
+        """Whether a point lies in the space."""
+        return all(vary.contains(point[vary.field]) for vary in self.varied)
 
     @property
     def num_points(self) -> int | None:
-        """How many combinations a search can try; None = without number."""
+        """Number of combinations that a search can try; None = infinitely many."""
         return _count(self._axes(search=True))
 
     @property
     def num_grid(self) -> int | None:
-        """How many combinations the grid has; None where it needs a step."""
+        """Number of combinations of the grid; None if a range lacks its step."""
         return _count(self._axes(search=False))
 
     def points(self) -> tuple[Point, ...] | None:
-        """All that a search can try; None where they are too many to list."""
+        """All points that a search can try; None if they are too many to list."""
         count = self.num_points
         return None if count is None or count > MAX_GRID else self._points(search=True)
 
     def grid(self) -> tuple[Point, ...]:
-        """Every combination, the last setting changing fastest."""
+        """All combinations; the last setting changes fastest."""
         for vary, axis in zip(self.varied, self._axes(search=False), strict=True):
             if axis is None:
                 raise ConfigError(
@@ -327,16 +316,16 @@ class Space:
             )
         return self._points(search=False)
 
-    def factors(self, *, search: bool) -> str:
-        """What the settings that vary by factors take, in sentences."""
+    def log_values(self, *, search: bool) -> str:
+        """The values of the settings with `:log`, in sentences."""
         words = []
         for vary, axis in zip(self.varied, self._axes(search=False), strict=True):
             if vary.log and search:
                 low, high = vary.ends
-                words.append(f"{vary.field} takes any value from {low:g} to {high:g}, by factors.")
+                words.append(f" {vary.field} takes any value from {low:g} to {high:g}, by factors.")
             elif vary.log:
-                words.append(f"{vary.field} takes {', '.join(map(setting_text, axis or ()))}.")
-        return " ".join(words)
+                words.append(f" {vary.field} takes {', '.join(map(setting_text, axis or ()))}.")
+        return "".join(words)
 
     def _axes(self, *, search: bool) -> list[Sequence[Scalar] | None]:
         pairs = zip(self.varied, self.tunables, strict=True)
@@ -354,7 +343,7 @@ def _count(axes: Sequence[Sequence[Scalar] | None]) -> int | None:
 
 
 class SearchSettings(Settings):
-    """How the configurations of a sweep are chosen, whatever varies in them."""
+    """How the trials of a sweep are chosen, whichever settings vary."""
 
     model_config = ConfigDict(strict=False)
 
@@ -377,13 +366,13 @@ class OptunaSearch(SearchSettings):
     """Optuna chooses one configuration after another, or a grid has all of them.
 
     Attributes:
-        varied: what varies; also as the command line writes it.
-        trials: how many a search measures; a grid measures all of its points.
-        prune: stop a trial after some prompts when it is below the median of the others there.
+        varied: the varied settings; texts as on the command line are parsed.
+        trials: number of trials of a search; a grid measures all of its points.
+        prune: stop a trial early when it is below the median of the others at that prompt.
     """
 
     name: Literal["optuna"] = "optuna"
-    varied: tuple[Vary, ...]
+    varied: tuple[VariedSetting, ...]
 
     @field_validator("varied", mode="before")
     @classmethod

@@ -1,4 +1,4 @@
-"""A worker of a cluster: the process that holds a target ready and does the tasks it is given."""
+"""A worker of a cluster: a process that keeps a target loaded and runs the tasks it is sent."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from storage import RunLog
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """What a worker loads and where it writes."""
+    """The target that a worker loads, and the log that it writes to."""
 
     target: TargetSpec
     dtype: str
@@ -35,7 +35,7 @@ class WorkerConfig:
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """Which worker it is, as `host/process`, and what it runs on."""
+    """A worker's name, as `host/process`, its version, and where it runs."""
 
     name: str
     node: str
@@ -49,10 +49,12 @@ class About:
 
 @dataclass(frozen=True, slots=True)
 class TaskContext:
+    """What a task may use: its worker's target and log, and a channel back to the driver."""
+
     name: str
-    bench: BuildContext
+    build_context: BuildContext
     log: RunLog
-    tell: Callable[[Any], None]
+    send: Callable[[Any], None]
     cancelled: Callable[[], bool]
 
 
@@ -71,7 +73,7 @@ def program() -> str:
 
 
 class Worker:
-    """The actor. `prepare` and `do` have a thread to themselves."""
+    """The actor. `prepare` and `run_task` share a thread of their own."""
 
     def __init__(self) -> None:
         self._name = f"{socket.gethostname()}/{os.getpid()}"
@@ -79,13 +81,13 @@ class Worker:
         self._stop = threading.Event()
 
     def about(self) -> About:
-        """Asked first; what else there is may differ from version to version."""
+        """Called first: between versions, only this method stays as it is."""
         import ray
 
         return About(self._name, ray.get_runtime_context().get_node_id(), program())
 
     def prepare(self, config: WorkerConfig, *, gpu: bool) -> Mapping[str, Any]:
-        """Load the target; what it runs on."""
+        """Load the target; returns the environment."""
         import presets
         from playground.host import paths
 
@@ -96,16 +98,16 @@ class Worker:
         target = self._models.target(config.target, config.dtype, lambda words, share: None)
         return environment(target)
 
-    def do(self, task: Task) -> Any:
+    def run_task(self, task: Task) -> Any:
         self._stop.clear()
-        bench, tell = self._models.build_context(), self._messages.put
+        context, send = self._models.build_context(), self._messages.put
         try:
-            return task(TaskContext(self._name, bench, self._log, tell, self._stop.is_set))
+            return task(TaskContext(self._name, context, self._log, send, self._stop.is_set))
         finally:
             self._models.release()
 
-    def look(self) -> list[Any]:
-        """What the task has told since the last look, each message once."""
+    def take_messages(self) -> list[Any]:
+        """The messages that the task has sent since the last call."""
         messages: list[Any] = []
         with suppress(Empty):
             while True:

@@ -12,9 +12,9 @@ Value = TypeVar("Value")
 
 
 class BoundedCache(Generic[Key, Value]):
-    """The least recently used values are dropped; a single one may exceed the limit.
+    """Drops the least recently used values; a single one may exceed the limit.
 
-    Any thread may use it; one thread at a time makes a value.
+    Any thread may use it; one thread at a time computes a value.
 
     Args:
         size_of: approximate bytes of a value.
@@ -22,13 +22,8 @@ class BoundedCache(Generic[Key, Value]):
 
     def __init__(self, max_bytes: int, size_of: Callable[[Value], int]) -> None:
         self._max_bytes, self._size_of = max_bytes, size_of
-        self._lock, self._making = threading.Lock(), threading.Lock()
+        self._lock, self._computing = threading.Lock(), threading.Lock()
         self._values: OrderedDict[Key, tuple[Value, int]] = OrderedDict()
-
-    @property
-    def num_bytes(self) -> int:
-        with self._lock:
-            return sum(size for _, size in self._values.values())
 
     def get(self, key: Key) -> Value | None:
         with self._lock:
@@ -46,19 +41,19 @@ class BoundedCache(Generic[Key, Value]):
             while total > self._max_bytes and len(self._values) > 1:
                 total -= self._values.popitem(last=False)[1][1]
 
-    def read(
+    def get_or_compute(
         self,
         key: Key,
-        make: Callable[[Value | None], Value],
+        compute: Callable[[Value | None], Value],
         *,
-        stale: Callable[[Value], bool] = lambda value: False,
+        is_stale: Callable[[Value], bool] = lambda value: False,
     ) -> Value:
-        """The value; made where there is none, or from the stale one."""
+        """The cached value; computed from the old one (or None) where it is missing or stale."""
         value = self.get(key)
-        if value is None or stale(value):
-            with self._making:
+        if value is None or is_stale(value):
+            with self._computing:
                 value = self.get(key)
-                if value is None or stale(value):
-                    value = make(value)
+                if value is None or is_stale(value):
+                    value = compute(value)
                     self.put(key, value)
         return value

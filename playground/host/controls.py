@@ -1,38 +1,39 @@
-"""Forms over settings classes: a control per field, and the settings back from control values.
+"""Forms for settings classes: a control per field, and settings from the values of controls.
 
-A slider per bounded number, a number box per unbounded one, a choice per Literal, a tick per bool,
-text for strings and for optional numbers, one line each for lists of strings, commas between the
-numbers of a list, the paths of a choice tree as JSON. A setting that holds a method becomes that
-method's controls; their names begin with its own, `retrieval.max_draft_len`. Types and constraints
-are read from the class's JSON schema alone.
+A bounded number is a slider, an unbounded one a number box, a Literal a choice, a bool a tick box.
+Strings and optional numbers are texts, lists of strings have one per line, lists of numbers are
+separated by commas, the paths of a choice tree are JSON. A setting that holds a method becomes that
+method's controls, whose names have its own as prefix: `retrieval.max_draft_len`. Types and
+constraints are read from the class's JSON schema alone.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal, TypeVar
 
 from pydantic import ConfigDict, Field
+from pydantic_core import to_jsonable_python
 
 from engine.config import Settings
 from engine.drafters.method import MethodConfig
-from engine.errors import ConfigError
+from engine.errors import ConfigError, one_of
 from engine.safe_text import read_json
 
 Kind = Literal["slider", "number", "choice", "ticks", "flag", "text", "lines", "tree"]
 Parsed = TypeVar("Parsed", bound=Settings)
 MAX_SLIDER_RANGE = 4096
-"""Wider integer ranges get a number box: a slider could not hit a value."""
+"""Wider integer ranges are number boxes: a slider could not select a single value."""
 MAX_NUMBER = 2**53
-"""JavaScript's integers are exact up to here; wider ranges are typed as text."""
+"""JavaScript's integers are exact up to here; wider ranges are text boxes."""
 MAX_TEXT_CHARS = 200_000
-"""Of the value of one control."""
+"""Longest value of a control."""
 INNER_TYPE = "decoding_type"
 OUTER_ONLY = ("drafting",)
-"""Settings of a method that an inner method leaves to the outer one."""
+"""Settings that an inner method takes from the outer one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class FieldSchema:
     """A field as the JSON schema of its class describes it.
 
     Attributes:
-        type: JSON type of its value; empty where it may be of several.
+        type: JSON type of its value; empty if several are allowed.
         items: JSON type of an array's items.
         optional: whether it may be None.
         constant: whether it can take one value only, as `decoding_type`.
@@ -85,11 +86,11 @@ def field_schemas(cls: type[Settings]) -> Mapping[str, FieldSchema]:
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """One field as the page's form draws it.
+    """One field of a form.
 
     Attributes:
-        value: its default in the control's own form.
-        main: whether it is shown at once, not on demand.
+        value: its default, as the control's value.
+        main: whether it is always shown, not only on demand.
         section: title of the inner method that it belongs to.
     """
 
@@ -131,12 +132,8 @@ class Group(Settings):
         own = (form_values or {}).get(self.name, {})
         return {control.name: own.get(control.name, control.value) for control in self.fields}
 
-    def plain(self) -> dict[str, Any]:
-        """As JSON, for a `FormSpec`."""
-        return {**self.model_dump(), "fields": [asdict(control) for control in self.fields]}
-
     def with_inner(self, setting: str, controls: Sequence[Control]) -> Group:
-        """The group with the controls of another method in a setting that holds one."""
+        """The group with the controls of another method in one of its settings."""
         is_inner = [control.name.startswith(f"{setting}.") for control in self.fields]
         if True not in is_inner:
             raise ConfigError(f"{setting} holds no method.")
@@ -157,12 +154,12 @@ class FormSpec(Settings):
 
 @dataclass(frozen=True, slots=True)
 class FormState:
-    """What a form's values mean for the form itself.
+    """How a form's values change the form itself.
 
     Attributes:
-        hidden: controls without an effect; None where the values are refused.
-        faults: what is wrong, by control; under an empty name what no control is to blame for.
-        badge: as the method's; empty where the values are refused, or where it is no method.
+        hidden: controls without an effect; None if the values are invalid.
+        faults: error messages by control; under an empty name those of no single control.
+        badge: the method's; empty if the values are invalid, or it is not a method.
     """
 
     hidden: frozenset[str] | None = None
@@ -204,7 +201,7 @@ def controls_of(settings: Settings, *, skip: Sequence[str] = ()) -> list[Control
     """A control per field of the settings' class, set to the settings' values; main ones first."""
     cls = type(settings)
     main = settings.main_settings.split() or list(cls.model_fields)
-    # Weights that are still to be named come first: without them nothing runs.
+    # Missing weights come first: without them nothing runs.
     if getattr(settings, "speculative_model", "") is None:
         main = ["speculative_model", *main]
     names = [*main, *(name for name in cls.model_fields if name not in main)]
@@ -224,14 +221,14 @@ def controls_of(settings: Settings, *, skip: Sequence[str] = ()) -> list[Control
 
 
 def changed_controls(settings: Settings, start: Settings) -> dict[str, Any]:
-    """Values of the controls that differ from those of the settings that the form starts with."""
+    """Values of the controls that differ from the form's initial settings."""
     before = {control.name: control.value for control in controls_of(start)}
     now = {control.name: control.value for control in controls_of(settings)}
     return {name: v for name, v in now.items() if name not in before or v != before[name]}
 
 
 def state_of(cls: type[Settings], values: Mapping[str, Any]) -> FormState:
-    """What values of controls mean: which controls have an effect, and which are wrong."""
+    """Which controls have an effect, and which have an invalid value."""
     try:
         settings = settings_from(cls, values)
     except ConfigError as error:
@@ -244,7 +241,7 @@ def _without_effect(settings: Settings) -> set[str]:
     names = set(type(settings).model_fields) - settings.live_settings()
     if not isinstance(settings, MethodConfig):
         return names
-    for name, method in settings.within().items():
+    for name, method in settings.nested().items():
         names |= {f"{name}.{inner}" for inner in _without_effect(method) - {INNER_TYPE}}
     return names
 
@@ -254,23 +251,24 @@ def inner_controls(cls: type[Settings], name: str, decoding_type: object) -> lis
 
     Raises ConfigError: the setting holds no such method.
     """
-    types = cls.methods_within(name) if issubclass(cls, MethodConfig) else {}
-    if not isinstance(decoding_type, str) or decoding_type not in types:
-        raise ConfigError(f"{name} must be one of {', '.join(types)}, got {decoding_type!r:.80}.")
-    return _inner_controls(cls, name, types[decoding_type].parse({}))
+    types = _types_within(cls, name)
+    return _inner_controls(cls, name, types[one_of(name, decoding_type, types)].parse({}))
+
+
+def _types_within(cls: type[Settings], name: str) -> Mapping[str, type[MethodConfig]]:
+    return cls.nested_choices(name) if issubclass(cls, MethodConfig) else {}
 
 
 def _inner_controls(cls: type[Settings], name: str, method: MethodConfig) -> list[Control]:
-    """Which method it is, and that method's controls."""
+    """The picker of an inner method, and the controls of that method."""
     schema = field_schemas(cls)[name]
-    types = tuple(cls.methods_within(name)) if issubclass(cls, MethodConfig) else ()
     which = Control(
         f"{name}.{INNER_TYPE}",
         "Method",
         schema.description,
         "choice",
         method.decoding_type,
-        choices=types,
+        choices=tuple(_types_within(cls, name)),
         section=schema.title,
     )
     own = controls_of(method, skip=OUTER_ONLY)
@@ -292,17 +290,17 @@ def settings_from(cls: type[Parsed], values: object, *, where: str = "") -> Pars
             inner.setdefault(outer, {})[rest] = value
         else:
             schema = field_schemas(cls).get(outer)
-            own[outer] = value if schema is None else _read(schema, value)
+            own[outer] = value if schema is None else _parse(schema, value)
     for name, changes in inner.items():
         own[name] = _inner_method(cls, name, own.get(name), changes)
     return cls.parse(own)
 
 
 def _inner_method(cls: type[Settings], name: str, start: Any, changes: Mapping[str, Any]) -> Any:
-    """Settings of an inner method: those it starts with, if any, and those of its controls."""
-    types = cls.methods_within(name) if issubclass(cls, MethodConfig) else {}
+    """Settings of an inner method: its initial ones, if any, changed by those of its controls."""
+    types = _types_within(cls, name)
     if not isinstance(start, Mapping):
-        start = _plain(cls.model_fields[name].default) if types else {}
+        start = to_jsonable_python(cls.model_fields[name].default) if types else {}
     decoding_type = changes.get(INNER_TYPE, start.get(INNER_TYPE))
     if not isinstance(decoding_type, str) or decoding_type not in types:
         return dict(changes)  # refused by the class, which names what is allowed
@@ -315,64 +313,45 @@ def _inner_method(cls: type[Settings], name: str, start: Any, changes: Mapping[s
 
 
 def _control(schema: FieldSchema, value: Any) -> Control:
-    common: dict[str, Any] = {
-        "name": schema.name,
-        "label": schema.title,
-        "help": schema.description,
-        "optional": schema.optional,
-    }
+    control = partial(
+        Control, schema.name, schema.title, schema.description, optional=schema.optional
+    )
     if schema.type == "boolean":
-        return Control(kind="flag", value=bool(value), **common)
+        return control("flag", bool(value))
     if schema.choices:
         choices = (*((None,) if schema.optional else ()), *schema.choices)
-        return Control(kind="choice", value=value, choices=choices, **common)
+        return control("choice", value, choices=choices)
     if schema.type in ("integer", "number"):
-        return _number(schema, value, common)
+        return _number(schema, value, control)
     if schema.type == "string":
-        return Control(kind="text", value=value or "", **common)
+        return control("text", value or "")
     if schema.items == "string":
-        text = "\n".join(value or ())
-        return Control(kind="lines", value=text, placeholder="one per line", **common)
+        return control("lines", "\n".join(value or ()), placeholder="one per line")
     if schema.items == "integer":
-        text = ", ".join(map(str, value or ()))
-        return Control(kind="text", value=text, placeholder="none", **common)
-    text = "" if value is None else json.dumps(_plain(value), separators=(",", ":"))
-    return Control(kind="lines", value=text, placeholder="[[0], [0, 0], [1]]", **common)
+        return control("text", ", ".join(map(str, value or ())), placeholder="none")
+    text = "" if value is None else json.dumps(to_jsonable_python(value), separators=(",", ":"))
+    return control("lines", text, placeholder="[[0], [0, 0], [1]]")
 
 
-def _number(schema: FieldSchema, value: Any, common: dict[str, Any]) -> Control:
+def _number(schema: FieldSchema, value: Any, control: Callable[..., Control]) -> Control:
     low, high, is_int = schema.min, schema.max, schema.type == "integer"
     if schema.optional or (is_int and high is not None and high > MAX_NUMBER):
-        text = "" if value is None else str(value)
-        return Control(kind="text", value=text, placeholder="none", **common)
+        return control("text", "" if value is None else str(value), placeholder="none")
     if low is None or high is None or (is_int and high - low > MAX_SLIDER_RANGE):
-        return Control(kind="number", value=value, min=low, max=high, **common)
-    step = 1 if is_int else _slider_step(high - low)
-    return Control(kind="slider", value=value, min=low, max=high, step=step, **common)
-
-
-def _slider_step(span: float) -> float:
-    """About a hundred positions: 0.01 for 1, 0.05 for 10."""
-    return 0.01 if span <= 2 else 0.05 if span <= 10 else round(span / 100, 2)
-
-
-def _read(schema: FieldSchema, value: Any) -> Any:
-    """As `_parse`; a fault is the setting's."""
-    try:
-        return _parse(schema, value)
-    except ConfigError as error:
-        raise ConfigError(str(error), faults={schema.name: str(error)}) from error
+        return control("number", value, min=low, max=high)
+    span = high - low  # about a hundred positions: 0.01 for 1, 0.05 for 10
+    step = 1 if is_int else 0.01 if span <= 2 else 0.05 if span <= 10 else round(span / 100, 2)
+    return control("slider", value, min=low, max=high, step=step)
 
 
 def _parse(schema: FieldSchema, value: Any) -> Any:
-    """A control's value as the field's type; what does not parse is left for pydantic to refuse."""
+    """A control's value in the field's type; values that do not parse are left to pydantic."""
     name = schema.name
     if not isinstance(value, str):
         return value
     if len(value) > MAX_TEXT_CHARS:
-        raise ConfigError(
-            f"{name} must have at most {MAX_TEXT_CHARS} characters, got {len(value)}."
-        )
+        fault = f"{name} must have at most {MAX_TEXT_CHARS} characters, got {len(value)}."
+        raise ConfigError(fault, faults={name: fault})
     if schema.optional and not value.strip():
         return None
     if schema.type in ("integer", "number"):
@@ -386,7 +365,10 @@ def _parse(schema: FieldSchema, value: Any) -> Any:
         return [_parse_number(part.strip(), "integer") for part in value.split(",") if part.strip()]
     if not value.strip():
         return []
-    return read_json(value, what=f"{name} must be a list such as [[0], [0, 0], [1]]; what is there")
+    try:
+        return read_json(value, what=f"{name} must be a list such as [[0], [0, 0], [1]]; it")
+    except ConfigError as error:
+        raise ConfigError(str(error), faults={name: str(error)}) from error
 
 
 def _parse_number(text: str, json_type: str) -> Any:
@@ -394,11 +376,3 @@ def _parse_number(text: str, json_type: str) -> Any:
         return int(text) if json_type == "integer" else float(text)
     except ValueError:
         return text
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Settings):
-        return value.model_dump(mode="json")
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value

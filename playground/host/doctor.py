@@ -1,4 +1,4 @@
-"""What this machine brings for decoding, and what is slow on it: `doctor`, and on the page."""
+"""Checks how well this machine is set up for decoding: `doctor`, and on the page."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from engine.errors import first_line
 from engine.kernels.cpu.compile import (
     NO_COMPILER,
-    NotNative,
+    NoKernels,
     best_instructions,
     find_compiler,
     library,
@@ -23,10 +23,10 @@ from engine.model.loading import pick_device
 from engine.model.placement import free_bytes
 from engine.model.target import cpu_name
 from engine.safe_text import cpu_flags
-from playground.host.environment import machine
+from playground.host.environment import NVIDIA_DRIVER, machine
 
 GIB = 1 << 30
-LEAST_FREE_GIB = 2.0
+MIN_FREE_GIB = 2.0
 CUDA_BUILD = (
     "this machine has an NVIDIA GPU, but torch is built without CUDA: install a CUDA build of the "
     "same torch release. On Linux that is what pip installs by itself; for Windows and for AMD "
@@ -36,7 +36,7 @@ CUDA_BUILD = (
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """Facts, label and value; and what is slow, with how to mend it, a sentence each."""
+    """Facts as labels and values, and advice on what makes this machine slow."""
 
     facts: tuple[tuple[str, str], ...]
     advice: tuple[str, ...]
@@ -48,7 +48,7 @@ class Diagnosis:
 
 
 def diagnose(cache_dir: Path, device: str = "auto") -> Diagnosis:
-    """Look at device, driver, torch, compiler, kernels, memory and cache; compiles the kernels.
+    """Check device, driver, torch, compiler, kernels, memory and cache; compiles the kernels.
 
     Raises ConfigError: there is no such device.
     """
@@ -64,37 +64,32 @@ def diagnose(cache_dir: Path, device: str = "auto") -> Diagnosis:
         )
     kernels = _kernels(cache_dir, advice) if where.type == "cpu" else f"torch's for {where.type}"
     free = (free_bytes(where) or 0) / GIB
-    if free < LEAST_FREE_GIB:
+    if free < MIN_FREE_GIB:
         advice.append(f"{free:.1f} GiB of memory are free: close other programs.")
-    name = f"{cpu_name()}, {threads} threads"
-    if where.type == "cuda":
-        name = str(facts["gpus"])
-    elif where.type != "cpu":
-        name = "an accelerator that this program has not been tried on"
+    other = "an accelerator that this program has not been tried on"
+    names = {"cpu": f"{cpu_name()}, {threads} threads", "cuda": str(facts["gpus"])}
     driver = facts["driver"] or "no CUDA device"
     build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA in this build"
+    existing = next(one for one in (cache_dir, *cache_dir.absolute().parents) if one.exists())
     rows = (
-        ("device", f"{where}: {name}"),
+        ("device", f"{where}: {names.get(where.type, other)}"),
         ("driver", f"{driver}" + (f", CUDA {facts['cuda']}" if facts["cuda"] else "")),
         ("torch", f"{torch.__version__}, {build}"),
         ("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
         ("compiler", _compiler()),
         ("kernels", kernels),
         ("memory", f"{free:.1f} GiB free of {facts['memory_gib']} GiB"),
-        (
-            "cache",
-            f"{cache_dir}, {shutil.disk_usage(_existing(cache_dir)).free / GIB:.0f} GiB free",
-        ),
+        ("cache", f"{cache_dir}, {shutil.disk_usage(existing).free / GIB:.0f} GiB free"),
     )
     return Diagnosis(rows, tuple(advice))
 
 
 def _kernels(cache_dir: Path, advice: list[str]) -> str:
-    """What the compiled kernels make use of, or why they are not used."""
+    """The instructions that the compiled kernels use, or why they are not used."""
     try:
         instructions = best_instructions(cpu_flags())
         library(cache_dir)
-    except NotNative as error:
+    except NoKernels as error:
         reason = NO_COMPILER if find_compiler() is None else str(error)
         advice.append(f"the compiled kernels are not used: {reason}.")
         return "not used; transformers' modules run the model"
@@ -113,9 +108,4 @@ def _compiler() -> str:
 
 
 def _sees_nvidia() -> bool:
-    return Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None
-
-
-def _existing(folder: Path) -> Path:
-    """The folder, or the nearest above it that exists."""
-    return next(one for one in (folder, *folder.absolute().parents) if one.exists())
+    return NVIDIA_DRIVER.exists() or shutil.which("nvidia-smi") is not None

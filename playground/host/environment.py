@@ -1,4 +1,4 @@
-"""The environment of a run, to repeat it: versions, processor, device, weights."""
+"""The environment of a run: versions, processor, device, weights."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CPU_FLAGS = "avx2 avx512f avx512_vnni avx512_bf16 amx_bf16 amx_int8 asimd asimdd
 
 
 def environment(target: Target) -> dict[str, Any]:
-    """Everything that is stored with a run about its machine and weights."""
+    """All that is stored with a run about its machine and weights."""
     folder = Path(str(getattr(target.model, "name_or_path", "") or "nowhere"))
     digest = weights_digest(folder) if folder.is_dir() else None
     return {**target.environment(), "weights_digest": digest, **machine()}
@@ -51,12 +51,9 @@ def _digest_of(marks: tuple[tuple[str, int, int], ...]) -> str:
     digest = hashlib.sha256()
     for name, size, _ in marks:
         digest.update(f"{Path(name).name}:{size};".encode())
-        blocks = -(-size // BLOCK_BYTES)
-        picked = range(blocks)
-        if blocks > MAX_BLOCKS:
-            picked = [i * (blocks - 1) // (MAX_BLOCKS - 1) for i in range(MAX_BLOCKS)]  # type: ignore[assignment]
+        last = max(0, (size - 1) // BLOCK_BYTES)
         with open(name, "rb") as stream:
-            for block in picked:
+            for block in sorted({i * last // (MAX_BLOCKS - 1) for i in range(MAX_BLOCKS)}):
                 stream.seek(block * BLOCK_BYTES)
                 digest.update(stream.read(BLOCK_BYTES))
     return digest.hexdigest()
@@ -64,7 +61,7 @@ def _digest_of(marks: tuple[tuple[str, int, int], ...]) -> str:
 
 @functools.cache
 def machine() -> dict[str, Any]:
-    """The part that every run of this process shares: versions, processor, device, commit."""
+    """The part that all runs of this process share: versions, processor, device, commit."""
     flags = cpu_flags()
     return {
         "versions": {name: version for name in PACKAGES if (version := _version(name))},
@@ -119,14 +116,10 @@ def _nvidia_driver() -> str | None:
 
 def _git_commit() -> str | None:
     """Commit of the source tree that is running, with + where it has changes."""
-
-    def git(*words: str) -> str:
-        command = ["git", "-C", str(Path(__file__).parent), *words]
-        return subprocess.run(
-            command, capture_output=True, text=True, check=True, timeout=5
-        ).stdout.strip()
-
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--abbrev=40"]
+    command += ["--exclude=*", "--dirty=+"]
     try:
-        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "")
+        run = subprocess.run(command, capture_output=True, text=True, check=True, timeout=5)
     except (OSError, subprocess.SubprocessError):
         return None
+    return run.stdout.strip()

@@ -6,26 +6,26 @@ import secrets
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator
 
 from engine.metrics import Metrics
-from storage import StepRow
+from storage import Status, StepRow
 
 if TYPE_CHECKING:  # it decodes, and the log is listed without torch
     from playground.host.plain import PlainStep
 
-State = Literal["queued", "loading", "prefill", "running", "completed", "cancelled", "failed"]
+State = Literal["queued", "loading", "prefill", "running"] | Status
 Message = dict[str, str]
 """One turn of a conversation: `role` and `content`."""
 MAX_RUN_ID_CHARS = 64
-MAX_STEP_BYTES, MAX_RUN_STEP_BYTES = 256_000_000, 64_000_000
-"""Memory for the steps of all runs on show, and of one."""
+MAX_STEP_BYTES = 64_000_000
+"""Memory for the steps of a run."""
 BYTES_PER_STEP, BYTES_PER_NODE = 1500, 200
-"""What a step takes in memory, at most, and each node of its tree."""
+"""Upper bounds of the memory of a step, and of each node of its tree."""
 
 
 def _check_run_id(value: str) -> str:
@@ -42,7 +42,7 @@ RunId = Annotated[str, AfterValidator(_check_run_id)]
 
 
 @dataclass(frozen=True, slots=True)
-class First:
+class FirstToken:
     """The first token, committed by the prefill."""
 
     token_id: int
@@ -57,8 +57,8 @@ class Finish:
     """How a run's text ended.
 
     Attributes:
-        text: the whole output; what streamed may be longer (a stop string is left out of it) or
-            shorter by an incomplete character at its end.
+        text: the whole output. The streamed text may be longer by a stop string, or shorter by an
+            incomplete character at its end.
     """
 
     reason: str | None
@@ -66,17 +66,17 @@ class Finish:
 
 
 class RecentSteps:
-    """The newest steps of a run, as many as fit in memory; the log has them all.
+    """The newest steps of a run that fit in memory; the log has them all.
 
-    One thread adds, any reads. Iterating yields those in memory.
+    One thread adds, any thread reads.
 
     Attributes:
         num_bytes: memory of these steps.
-        accepted: number of steps by their number of accepted draft tokens.
-        longest: largest number of draft tokens in a step.
+        accepted: number of steps by number of accepted draft tokens.
+        longest: largest number of draft tokens of a step.
     """
 
-    def __init__(self, max_bytes: int = MAX_RUN_STEP_BYTES) -> None:
+    def __init__(self, max_bytes: int = MAX_STEP_BYTES) -> None:
         self._max_bytes, self._lock = max_bytes, threading.Lock()
         self._rows: list[StepRow] = []
         self.first = 0
@@ -88,10 +88,6 @@ class RecentSteps:
         with self._lock:
             return self.first + len(self._rows)
 
-    def __iter__(self) -> Iterator[StepRow]:
-        with self._lock:
-            return iter(list(self._rows))
-
     def extend(self, rows: Sequence[StepRow]) -> None:
         with self._lock:
             self._rows += rows
@@ -101,8 +97,8 @@ class RecentSteps:
         if self.num_bytes > self._max_bytes:
             self.drop(self.num_bytes - self._max_bytes * 3 // 4)
 
-    def drop(self, num_bytes: int) -> int:
-        """Drop the oldest from memory until this much is freed; returns how much was."""
+    def drop(self, num_bytes: int) -> None:
+        """Drop the oldest steps until this much memory is freed."""
         with self._lock:
             freed = num = 0
             while freed < num_bytes and num < len(self._rows):
@@ -111,7 +107,6 @@ class RecentSteps:
             del self._rows[:num]
             self.first += num
             self.num_bytes -= freed
-            return freed
 
     def read(self, start: int, stop: int | None = None) -> list[StepRow] | None:
         """Steps `start` ≤ index < `stop`; None where some of them are only in the log."""
@@ -129,14 +124,14 @@ def _bytes_of(row: StepRow) -> int:
 class LiveRun:
     """One job of the host, from the queue to its end.
 
-    One thread at a time writes (host's worker until decoding, then the recorder); any may read.
+    One thread at a time writes (the host's worker until decoding, then the recorder); any reads.
     """
 
     owner: str
-    """The browser tab that started it, or that adopted it when no page watched it."""
+    """The browser tab that started it, or adopted it while no page watched it."""
     id: str = field(default_factory=lambda: secrets.token_urlsafe(12))
     meta: dict[str, Any] = field(default_factory=dict)
-    """The run's facts for a panel, besides its text; see `stream.run_meta`."""
+    """The facts that a panel shows besides the text; see `stream.run_meta`."""
     messages: list[Message] = field(default_factory=list)
     """The conversation up to and including the prompt; empty for a raw completion."""
     state: State = "queued"
@@ -145,12 +140,12 @@ class LiveRun:
     progress: float | None = None
     error: str | None = None
     refused: bool = False
-    """Whether it could not begin because its request cannot be met."""
+    """Whether it could not begin because its request is at fault."""
     result: dict[str, Any] | None = None
     """Result of submitted work, for the page that submitted it."""
     log_id: str | None = None
     """Its id in the run log, once it is there."""
-    first: First | None = None
+    first: FirstToken | None = None
     rows: RecentSteps = field(default_factory=RecentSteps)
     metrics: Metrics | None = None
     finish: Finish | None = None
@@ -160,21 +155,18 @@ class LiveRun:
     """Remarks for display: how the draft's size was chosen, how drafter and target fit."""
     watchers: int = 0
     """Number of pages that receive its messages."""
-    cancel_asked: threading.Event = field(default_factory=threading.Event)
+    cancel_requested: threading.Event = field(default_factory=threading.Event)
     over: threading.Event = field(default_factory=threading.Event)
     began_s: float = field(default_factory=time.monotonic)
-    touched_s: float = field(default_factory=time.monotonic)
     withdraw: Callable[[], None] = lambda: None
-    """Ends it at once if it still waits in the host's queue."""
-    grown: Callable[[], None] = lambda: None
-    """Called when there are more steps in memory."""
+    """Ends it at once while it waits in the host's queue."""
     _end_turn: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
-    def doing(self, ahead: int) -> str:
-        """What it does, or what it waits for and for how long.
+    def status_text(self, ahead: int) -> str:
+        """Its current activity, or what it waits for and for how long.
 
         Args:
-            ahead: jobs of the engine before it.
+            ahead: number of jobs before it in the engine's queue.
         """
         if self.state != "queued":
             return self.activity
@@ -182,25 +174,20 @@ class LiveRun:
         return f"{words} · {time.monotonic() - self.began_s:.0f} s"
 
     def cancel(self) -> None:
-        """Request its end: at once if it waits in a queue, else within one step."""
-        self.cancel_asked.set()
+        """End it: at once if it waits in the queue, else within one step."""
+        self.cancel_requested.set()
         self.withdraw()
 
     def end(self, state: State, *, error: str | None = None) -> None:
-        """End it; a run that has ended already is unchanged."""
+        """Set its final state; a run that has already ended is unchanged."""
         with self._end_turn:
             if not self.over.is_set():
                 self.error, self.progress, self.state = error, None, state
                 self.over.set()
 
-    def add_steps(self, rows: Sequence[StepRow]) -> None:
-        """Add steps that are in the log."""
-        self.rows.extend(rows)
-        self.grown()
-
     @property
     def num_events(self) -> int:
-        """The prefill and every step so far."""
+        """Number of events so far: the prefill and every step."""
         return len(self.rows) + (self.first is not None)
 
     def pieces(self, start: int = 0) -> list[str]:
@@ -212,32 +199,24 @@ class LiveRun:
 
 
 class LiveRuns:
-    """The runs in memory: the newest `max_runs`, for `ttl_s` seconds.
+    """The runs in memory: all unfinished ones, and others up to `max_runs`.
 
-    Finished runs are dropped first when there are too many; a run that is not over is never
-    dropped. Their steps take at most `max_bytes`.
+    The least recently used finished run is dropped first. When a run is added, finished ones drop
+    their steps, which the log has.
     """
 
-    def __init__(
-        self,
-        *,
-        max_runs: int = 64,
-        max_bytes: int = MAX_STEP_BYTES,
-        ttl_s: float = 3600.0,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, *, max_runs: int = 64) -> None:
         self._max_runs = max_runs
-        self._max_bytes = max_bytes
-        self._ttl_s = ttl_s
-        self._clock = clock
         self._lock = threading.Lock()
         self._runs: OrderedDict[str, LiveRun] = OrderedDict()
 
     def add(self, run: LiveRun) -> None:
         with self._lock:
-            run.touched_s, run.grown = self._clock(), self._trim
             self._runs[run.id] = run
-            self._evict()
+            for other in [one for one in self._runs.values() if one.over.is_set()]:
+                other.rows.drop(other.rows.num_bytes)
+                if len(self._runs) > self._max_runs:
+                    del self._runs[other.id]
 
     def get(self, run_id: str) -> LiveRun | None:
         """The run under either of its ids; marks it as used."""
@@ -246,7 +225,6 @@ class LiveRuns:
             if run is None:
                 run = next((r for r in self._runs.values() if r.log_id == run_id), None)
             if run is not None:
-                run.touched_s = self._clock()
                 self._runs.move_to_end(run.id)
             return run
 
@@ -258,18 +236,3 @@ class LiveRuns:
     def all(self) -> list[LiveRun]:
         with self._lock:
             return list(self._runs.values())
-
-    def _evict(self) -> None:
-        oldest = self._clock() - self._ttl_s
-        for run in list(self._runs.values()):
-            crowded = len(self._runs) > self._max_runs
-            if run.over.is_set() and (crowded or run.touched_s < oldest):
-                del self._runs[run.id]
-
-    def _trim(self) -> None:
-        """Drop excess steps from memory, those of finished runs first."""
-        with self._lock:
-            excess = sum(run.rows.num_bytes for run in self._runs.values()) - self._max_bytes
-            if excess > 0:
-                for run in sorted(self._runs.values(), key=lambda run: not run.over.is_set()):
-                    excess -= run.rows.drop(excess)

@@ -22,13 +22,13 @@ HEAD_TENSORS = {
 }
 """Tensors that only heads of one kind have; the first present decides."""
 LOCAL_PREFIX = "local "
-"""How the keys of drafters begin that are models on this machine."""
+"""Prefix of the keys of draft models on this machine."""
 MAX_SHARE, MAX_MODELS = 0.5, 3
-"""Size of a draft model over the target's, and how many are offered: the smallest."""
+"""Largest size of a draft model over the target's, and how many are offered: the smallest ones."""
 
 
 def heads_of(spec: TargetSpec) -> list[MethodPreset]:
-    """Heads in a target's folder or in the folders right below it; a target elsewhere has none."""
+    """Heads in a target's folder or its direct subfolders; a target without a folder has none."""
     folder = Path(spec.path).expanduser() if spec.path else None
     if folder is None or not folder.is_dir():
         return []
@@ -60,45 +60,34 @@ def _type_of(place: Path) -> str | None:
 
 
 def draft_models_of(target: TargetSpec, others: Iterable[TargetSpec]) -> list[MethodPreset]:
-    """Smaller models on this machine, to draft for a target by text: of any vocabulary.
+    """Smaller models on this machine that can draft for a target by text, with any vocabulary.
 
-    They are other targets, and the .gguf files beside the target's own.
+    They are other targets, and the .gguf files in the folder of the target's own.
     """
-    most = MAX_SHARE * num_bytes(target)
-    specs = {other.name: other for other in (*others, *_beside(target)) if other.random is None}
+    max_bytes = MAX_SHARE * num_bytes(target)
+    path = Path(target.path or "").expanduser()
+    files = sorted(path.parent.glob("*.gguf"))[:MAX_FOLDERS] if path.suffix == ".gguf" else []
+    specs = {other.name: other for other in others if other.random is None}
+    specs |= {str(file): TargetSpec.of_path_or_hub(str(file)) for file in files if file != path}
     specs.pop(target.name, None)
     sizes = {name: num_bytes(other) for name, other in specs.items()}
-    small = sorted(
-        (name for name, size in sizes.items() if 0 < size <= most), key=sizes.__getitem__
-    )
-    return [_by_text(target, specs[name]) for name in small[:MAX_MODELS]]
-
-
-def _beside(target: TargetSpec) -> list[TargetSpec]:
-    path = Path(target.path or "").expanduser()
-    if path.suffix != ".gguf":
-        return []
-    files = sorted(file for file in path.parent.glob("*.gguf") if file != path)
-    return [TargetSpec.of_path_or_hub(str(file)) for file in files[:MAX_FOLDERS]]
-
-
-def _by_text(target: TargetSpec, model: TargetSpec) -> MethodPreset:
-    values = {
-        "decoding_type": "Draft_Target",
-        "speculative_model": model.name,
-        "vocabulary": "text",
-    }
-    return MethodPreset(
-        name=f"{LOCAL_PREFIX}{model.name} for {target.name}",
-        title=f"Draft model · {model.title or model.name}, by text",
-        description="A smaller model on this machine drafts; its vocabulary may be any.",
-        target=target.name,
-        config=parse_method(values, where=model.name),
-    )
+    by_size = sorted(sizes, key=sizes.__getitem__)
+    small = [name for name in by_size if 0 < sizes[name] <= max_bytes]
+    by_text = {"decoding_type": "Draft_Target", "vocabulary": "text"}
+    return [
+        MethodPreset(
+            name=f"{LOCAL_PREFIX}{name} for {target.name}",
+            title=f"Draft model · {specs[name].title or name}, by text",
+            description="A smaller model on this machine drafts; its vocabulary may be any.",
+            target=target.name,
+            config=parse_method({**by_text, "speculative_model": name}, where=name),
+        )
+        for name in small[:MAX_MODELS]
+    ]
 
 
 def num_bytes(spec: TargetSpec) -> int:
-    """Of a model's weights in a folder, a file or a wheel; 0 where that is not known."""
+    """Size of a model's weights in a folder, a file or a wheel; 0 where unknown."""
     if spec.wheel is not None:
         return spec.wheel.member_bytes
     path = Path(spec.path).expanduser() if spec.path else None
@@ -106,16 +95,3 @@ def num_bytes(spec: TargetSpec) -> int:
         return 0
     files = [path] if path.is_file() else list(path.glob("*.safetensors"))
     return sum(file.stat().st_size for file in files)
-
-
-def is_downloaded(place: str) -> bool:
-    """Whether a folder, file or hub model is on this machine."""
-    if Path(place).expanduser().exists():
-        return True
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-
-    try:
-        return isinstance(try_to_load_from_cache(place, "config.json"), str)
-    except HFValidationError:
-        return False

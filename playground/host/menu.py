@@ -1,15 +1,13 @@
 """The menu of methods, in groups, each with its last measured speedup on this machine.
 
-A speedup counts for a method of the same settings, on the same weights, in the same dtype and on
+A speedup counts for a method with the same settings, on the same weights, in the same dtype and on
 the same device as the target's newest run.
 """
 
 from __future__ import annotations
 
 import json
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from engine import formats
 from engine.drafters.method import MethodConfig
@@ -18,9 +16,8 @@ from engine.metrics import SAME
 from playground.host.baseline import trusted_speedup
 from playground.host.catalog import TYPE_PREFIX, Catalog
 from playground.host.local_drafters import LOCAL_PREFIX
-from playground.host.plain import PLAIN, SAME_PLACE, plain_step_of
-from playground.host.result import compare_with_plain
-from storage import RunDetail, RunLog, RunQuery, RunSummary
+from playground.host.result import sure_speedup
+from storage import PLAIN, RunDetail, RunLog, RunQuery, RunSummary
 
 RECOMMENDED, TRAINED, NO_WEIGHTS = "recommended", "trained", "no weights"
 LOCAL = "local models"
@@ -35,9 +32,11 @@ GROUPS = {
     UNTRAINED: "Untrained, for inspection only",
 }
 """Groups in order, with their headings."""
-MOST_RECOMMENDED = 3
-NEWEST = 20
-"""Runs of a method that are searched for one of the same settings with a reliable speedup."""
+SAME_ENVIRONMENT = ("device_name", "threads", "weights", "revision", "dtype")
+"""Entries that must be equal in two environments whose speeds are compared."""
+MAX_RECOMMENDED = 3
+MAX_SEARCHED = 20
+"""Newest runs of a method among which a reliable speedup of given settings is looked for."""
 
 Choices = list[tuple[str, str]]
 """Labels and keys. A label ends with the name of its group."""
@@ -51,90 +50,89 @@ class MethodMenu:
         """Methods for a target by group, the fastest first where their speed is measured."""
         name = target if isinstance(target, str) else ""
         offered = self._catalog.method_choices(name)
-        titles = {key: title for title, key in offered if not self._is_duplicate(key, offered)}
-        speedups = self._speedups(name, list(titles))
+        configs = {key: self._catalog.method(key).config for _, key in offered}
+        presets = [config for key, config in configs.items() if not key.startswith(TYPE_PREFIX)]
+        # A decoding type by itself is left out where a preset has the same settings.
+        titles = {
+            key: title
+            for title, key in offered
+            if not (key.startswith(TYPE_PREFIX) and configs[key] in presets)
+        }
+        speedups = self._speedups(name, titles)
         best = self._recommended(name, speedups)
         groups = {key: RECOMMENDED if key in best else self._group(key) for key in titles}
-        places = list(GROUPS)
-        ordered = sorted(titles, key=lambda key: (places.index(groups[key]), -speedups.get(key, 0)))
-        return [(_label(titles[key], speedups.get(key), groups[key]), key) for key in ordered]
+        order = list(GROUPS)
+        ordered = sorted(titles, key=lambda key: (order.index(groups[key]), -speedups.get(key, 0)))
+        measured = {key: formats.speedup(speedup) for key, speedup in speedups.items()}
+        labels = {key: (titles[key], measured.get(key), groups[key]) for key in ordered}
+        return [(" · ".join(filter(None, label)), key) for key, label in labels.items()]
 
     def drafting(self, target: object) -> Choices:
-        """The same without plain decoding."""
+        """The choices without plain decoding."""
         return [(label, key) for label, key in self.choices(target) if not self._is_plain(key)]
 
-    def _speedups(self, target: str, keys: Sequence[str]) -> dict[str, float]:
+    def _speedups(self, target: str, keys: Iterable[str]) -> dict[str, float]:
+        """The last reliable speedups, those of experiments first."""
         newest = self._log.rows(RunQuery(target=target, status="completed", limit=1))
-        here = self._log.get(newest[0].id) if newest else None
-        if here is None:
+        current = self._log.get(newest[0].id) if newest else None
+        if current is None:
             return {}
-        measured, runs = self._measured(here), self._single_runs(here)
-        settings = {key: settings_of(self._catalog.method(key).config) for key in keys}
-        speedups = {
-            key: measured.get(name) or self._sure_speedup(runs[name], here)
-            for key, name in settings.items()
-        }
-        return {key: speedup for key, speedup in speedups.items() if speedup is not None}
+        settings = {key: settings_key(self._catalog.method(key).config) for key in keys}
+        measured = self._experiment_speedups(current)
+        measured = {**self._run_speedups(current, {*settings.values()} - {*measured}), **measured}
+        return {key: measured[name] for key, name in settings.items() if name in measured}
 
-    def _measured(self, here: RunDetail) -> dict[str, float]:
-        """Speedups of the newest experiments on the machine and weights of a run, by settings.
-
-        Experiments measure plain decoding on the same prompts, so they take precedence over
-        single runs.
-        """
+    def _experiment_speedups(self, current: RunDetail) -> dict[str, float]:
+        """Speedups by settings, from the newest experiments in the environment of a run."""
         ranked = sorted(self._log.experiments.setups(), key=lambda one: one.example.created_at)
         speedups: dict[str, float] = {}
         for one in ranked:
             speedup, settings = trusted_speedup(one.counts), self._settings(one.example)
-            if speedup is not None and settings and self._in_place(one.example, here):
+            if speedup is not None and settings and self._comparable(one.example, current):
                 speedups[settings] = speedup
         return speedups
 
-    def _single_runs(self, here: RunDetail) -> Mapping[str, list[RunSummary]]:
-        """The newest runs of every method in a run's place, newest first, by settings."""
-        runs: dict[str, list[RunSummary]] = defaultdict(list)
-        place: dict[str, Any] = {
-            name: getattr(here, name) for name in ("target", "dtype", "device")
-        }
+    def _run_speedups(self, current: RunDetail, wanted: set[str]) -> dict[str, float]:
+        """The newest reliable speedups of single runs, by settings."""
+        speedups: dict[str, float] = {}
+        place = {name: getattr(current, name) for name in ("target", "dtype", "device")}
         for name in self._log.decoding_types() - {PLAIN}:
-            query = RunQuery(**place, decoding_type=name, status="completed", limit=NEWEST)
-            for run in self._log.rows(query):
-                if settings := self._settings(run):
-                    runs[settings].append(run)
-        return runs
-
-    def _sure_speedup(self, runs: Sequence[RunSummary], here: RunDetail) -> float | None:
-        """Speedup of the first run in a run's place whose speedup is reliable to two decimals."""
-        for row in runs:
-            run = self._log.get(row.id) if self._in_place(row, here) else None
-            comparison = run and compare_with_plain(run.metrics, plain_step_of(self._log, run))
-            if comparison and comparison.is_sure:
-                return comparison.speedup
-        return None
+            query = RunQuery(**place, decoding_type=name, status="completed", limit=MAX_SEARCHED)
+            for row in self._log.rows(query):
+                settings = self._settings(row)
+                if settings not in wanted or settings in speedups:
+                    continue
+                run = self._comparable(row, current)
+                speedup = run and sure_speedup(run.metrics)
+                if settings and speedup:
+                    speedups[settings] = speedup
+        return speedups
 
     def _settings(self, run: RunSummary) -> str | None:
-        """Of a stored run; None where its method is not available here."""
+        """The settings of a stored run as a key; None where its method is not available."""
         try:
-            return settings_of(self._catalog.types[run.decoding_type].parse(run.method))
+            return settings_key(self._catalog.types[run.decoding_type].parse(run.method))
         except (KeyError, ConfigError):
             return None
 
-    def _in_place(self, run: RunSummary, here: RunDetail) -> bool:
-        """Whether a run is of the same weights, dtype and device as another."""
-        if (run.target, run.dtype, run.device) != (here.target, here.dtype, here.device):
-            return False
+    def _comparable(self, run: RunSummary, current: RunDetail) -> RunDetail | None:
+        """The whole run, if its target, weights, dtype and device equal those of another."""
+        if (run.target, run.dtype, run.device) != (current.target, current.dtype, current.device):
+            return None
         detail = self._log.get(run.id)
-        environment = detail.environment if detail else {}
-        return all(environment.get(key) == here.environment.get(key) for key in SAME_PLACE)
+        if detail is None or any(
+            detail.environment.get(key) != current.environment.get(key) for key in SAME_ENVIRONMENT
+        ):
+            return None
+        return detail
 
     def _recommended(self, target: str, speedups: dict[str, float]) -> Sequence[str]:
-        """The fastest that are faster than plain decoding; before any is measured, the first."""
-        faster = [key for key, speedup in speedups.items() if speedup > 1 + SAME]
-        fast = [key for key in faster if self._group(key) != UNTRAINED]
-        first = [] if speedups else [self._catalog.first_method(target)]
-        return sorted(fast, key=lambda key: -speedups[key])[:MOST_RECOMMENDED] or [
-            key for key in first if self._group(key) != UNTRAINED
-        ]
+        """The fastest, if faster than plain decoding; the first where nothing is measured."""
+        keys = sorted(speedups, key=lambda key: -speedups[key])
+        best = [key for key in keys if speedups[key] > 1 + SAME]
+        if not speedups:
+            best = [self._catalog.first_method(target)]
+        return [key for key in best if self._group(key) != UNTRAINED][:MAX_RECOMMENDED]
 
     def _group(self, key: str) -> str:
         if self._is_plain(key):
@@ -151,19 +149,7 @@ class MethodMenu:
     def _is_plain(self, key: str) -> bool:
         return self._catalog.method(key).config.decoding_type == PLAIN
 
-    def _is_duplicate(self, key: str, offered: Choices) -> bool:
-        """Whether a decoding type by itself has the same settings as a preset."""
-        config = self._catalog.method(key).config
-        presets = [one for _, one in offered if not one.startswith(TYPE_PREFIX)]
-        same = any(self._catalog.method(one).config == config for one in presets)
-        return key.startswith(TYPE_PREFIX) and same
 
-
-def settings_of(config: MethodConfig) -> str:
-    """Equal for equal settings."""
+def settings_key(config: MethodConfig) -> str:
+    """A text that is equal for equal settings."""
     return json.dumps(config.model_dump(mode="json"), sort_keys=True)
-
-
-def _label(title: str, speedup: float | None, group: str) -> str:
-    measured = None if speedup is None else formats.speedup(speedup)
-    return " · ".join(filter(None, (title, measured, group)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -13,18 +12,18 @@ import presets
 from engine.drafters import methods, parse_method
 from engine.drafters.method import MethodConfig
 from engine.drafters.user_provided import load_user_drafter, register_user_drafter
-from engine.errors import ConfigError
+from engine.errors import ConfigError, did_you_mean
 from engine.interop import ENGINES, import_config
 from engine.safe_text import read_text
-from playground.host.plain import PLAIN
 from presets.reading import MAX_CHARS, parse_yaml
+from storage import PLAIN
 
-Read = tuple[dict[str, Any], tuple[str, ...]]
-"""Settings, and remarks on how they were read."""
+SettingsWithRemarks = tuple[dict[str, Any], tuple[str, ...]]
+"""Settings, and remarks on how an engine's file was read."""
 NEAR_TIES = "may differ at near-ties"
-"""Badge of a lossless method on a target that does not compute exactly."""
+"""Badge of a lossless method on a target whose forward is not exact."""
 TREE_FIELDS = ("medusa_choices", "eagle_choices")
-"""Settings that a shipped choice tree may be named for."""
+"""Settings whose value may be the name of a shipped choice tree."""
 
 
 def choose_method(
@@ -40,33 +39,33 @@ def choose_method(
         name: method preset, path of a YAML file (ours, or with an engine's `speculative_config`),
             or decoding type.
         overrides: `field=value`, the value read as YAML.
-        drafter: weights of the drafter; sets `speculative_model`. For a drafter of the user's own
-            it is `module:Class` or an entry point, which is imported here.
-        report: called with each remark on an engine's file: how it was read, what is ignored.
+        drafter: weights of the drafter; sets `speculative_model`. For a user's own drafter,
+            `module:Class`, which is imported here.
+        report: called with each remark on how an engine's file was read.
 
     Raises ConfigError: unknown name, key or value.
     """
-    own = drafter is not None and ":" in drafter and not Path(drafter).exists()
-    if own and name == "Autoregressive":
+    is_code = drafter is not None and ":" in drafter and not Path(drafter).exists()
+    if is_code and name == PLAIN:
         name = "User_Provided"
     changed = read_overrides(overrides)
-    base, remarks = _base(name)
+    base, remarks = _base_settings(name)
     values = {**base, **changed}
     for remark in remarks:
         report(remark)
     if drafter is not None and values.get("decoding_type") == "User_Provided":
-        values["drafter"] = register_own(drafter)
+        values["drafter"] = register_drafter(drafter)
     elif drafter is not None:
         values["speculative_model"] = drafter
     config = parse_method(values, where=f"method {name}")
     return config.replace(**{name: getattr(config, name) for name in changed})
 
 
-def register_own(place: str) -> str:
-    """Import the user's own drafter and offer it under that name.
+def register_drafter(place: str) -> str:
+    """Import a user's own drafter and register it under that name.
 
-    For the command line and the server's start only: this runs the code that it names. Modules are
-    also looked for in the current folder.
+    For the command line and the server's start only: this runs the named code. Modules are also
+    searched for in the current folder.
 
     Raises DrafterError: it cannot be imported.
     """
@@ -76,46 +75,44 @@ def register_own(place: str) -> str:
     return place
 
 
-def _base(name: str) -> Read:
+def _base_settings(name: str) -> SettingsWithRemarks:
     preset = presets.methods().get(name)
     if preset is not None:
         return preset.config.model_dump(), ()
     if name in methods():
         return {"decoding_type": name}, ()
     if name.endswith((".yaml", ".yml")) or Path(name).is_file():
-        return _values_of(read_text(Path(name), most=MAX_CHARS), name)
+        return _parse_settings(read_text(Path(name), most=MAX_CHARS), name)
     names = [*presets.methods(), *methods()]
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
-    hint = f"Did you mean {near[0]}?" if near else "`app.py methods` lists them."
+    hint = did_you_mean(name, names) or "`app.py methods` lists them."
     raise ConfigError(
         f"--method must be a preset, a YAML file or a decoding type, got {name!r:.80}. {hint}"
     )
 
 
 def read_method(text: str, *, where: str) -> tuple[MethodConfig, tuple[str, ...]]:
-    """The settings that a method's file says, ours or an engine's, and remarks on its reading.
+    """The settings in a method file, ours or an engine's, and remarks on how it was read.
 
     Raises ConfigError: naming the key.
     """
-    values, remarks = _values_of(text, where)
+    values, remarks = _parse_settings(text, where)
     return parse_method(values, where=where), remarks
 
 
-def _values_of(text: str, where: str) -> Read:
-    read = partial(parse_yaml, where=where)
-    values = read(text)
+def _parse_settings(text: str, where: str) -> SettingsWithRemarks:
+    values = parse_yaml(text, where=where)
     if not isinstance(values, dict):
         raise ConfigError(f"{where} must be a mapping with decoding_type, got {values!r:.80}.")
     engine = _engine_of(values)
     if engine is not None:
-        imported = import_config(ENGINES[engine], text, read)
+        imported = import_config(ENGINES[engine], text, partial(parse_yaml, where=where))
         return imported.config.model_dump(), imported.remarks
     inner = values.get("config", values)
     return (dict(inner) if isinstance(inner, dict) else {}), ()
 
 
 def _engine_of(values: dict[str, Any]) -> str | None:
-    """The engine of a file; None for a file of the playground, whose keys are all known here."""
+    """The engine that a file is for; None for a file of the playground."""
     block = values.get("speculative_config")
     if block is not None:
         return "vllm" if isinstance(block, dict) and "method" in block else "trtllm"
@@ -141,7 +138,7 @@ def read_overrides(items: Sequence[str]) -> dict[str, Any]:
 
 
 def run_badge(badge: str, method: Mapping[str, Any], environment: Mapping[str, Any]) -> str:
-    """The method's badge, as far as the target computes what it promises."""
+    """The method's badge, weakened where the target is not exact."""
     promised = badge == "lossless" and method.get("decoding_type") != PLAIN
     return NEAR_TIES if promised and environment.get("exact") is False else badge
 
@@ -149,7 +146,7 @@ def run_badge(badge: str, method: Mapping[str, Any], environment: Mapping[str, A
 def stored_badge(
     method: Mapping[str, Any], environment: Mapping[str, Any], *, lossless: bool | None
 ) -> str:
-    """A stored run's; by what is stored for settings of another version; empty where unknown."""
+    """A stored run's badge; for settings of another version, as stored; empty where unknown."""
     if lossless is None:
         return ""
     try:

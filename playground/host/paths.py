@@ -15,7 +15,7 @@ def cache_dir() -> Path:
 
 
 def drafting() -> Path:
-    """What drafting has learnt of methods and targets; safe to delete."""
+    """The controller's measurements of methods and targets; safe to delete."""
     return cache_dir() / "drafting"
 
 
@@ -25,7 +25,7 @@ def suites() -> Path:
 
 
 def training() -> Path:
-    """Trained drafters, and the texts that they learned from."""
+    """Trained drafters, and the texts that they were trained on."""
     return platformdirs.user_data_path(APP, appauthor=False) / "training"
 
 

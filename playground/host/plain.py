@@ -1,21 +1,19 @@
-"""The duration of a plain decoding step, timed directly before a run and after it.
+"""The duration of a plain decoding step, timed directly before and after a run.
 
-Every run of a page carries the baseline that it is compared with. A machine's speed changes within
-minutes, so a run takes over the timing after the previous one only within a minute; where the speed
+Every run of a page stores the baseline that it is compared with. A machine's speed changes within
+minutes, so a run reuses the timing after the previous run only within a minute. Where the speed
 changed between the two timings, the comparison is marked as uncertain.
 
-A speedup is the ratio of the two displayed tok/s by the wall clock, over every step of the run.
+A speedup is the ratio of the two displayed tok/s by the wall clock, over all steps of the run.
 `playground.host.baseline` decides whether it is reliable.
 """
 
 from __future__ import annotations
 
-import statistics
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
@@ -30,52 +28,41 @@ from engine.metrics import (
     undisturbed,
 )
 from engine.tuning.latency import bucket_of
-from playground.host.baseline import Evidence, doubt_of
-from storage import RunDetail, RunLog, RunQuery
+from playground.host.baseline import Doubt, doubt_of
 
 if TYPE_CHECKING:  # `runs list` reads stored baselines without torch
     from engine.drafters.base import BuildContext
     from engine.model.target import Target
 
-PLAIN = "Autoregressive"
-LEAST_STEPS = 16
-"""Steps of a run whose mean is a figure."""
-NUM_STEPS, LEAST_TIMED = 16, 5
+MIN_STEPS = 16
+"""Smallest number of undrafted steps of a run whose mean is used as its baseline."""
+NUM_STEPS, MIN_TIMED_STEPS = 16, 5
 BEFORE_S, AFTER_S = 0.12, 0.25
-"""Limits of one timing, after LEAST_TIMED steps; the first token waits for the first."""
-NUM_WARM = 2
-"""Warm-up steps of a timing, not counted."""
-BRIEF, MOST_CONTEXT = 128, 1024
-"""Tokens of context; brief before a run, because the first token waits for it."""
+"""Time limits of the two timings after MIN_TIMED_STEPS; the first token waits for the first one."""
+NUM_WARM_UP = 2
+"""Warm-up steps of a timing, which are not counted."""
+BRIEF_CONTEXT, MAX_CONTEXT = 128, 1024
+"""Tokens of context; short before a run, because the first token waits for the timing."""
 RECENT_S = 60.0
-"""A timing within this time before a run is used for it, so that its first token need not wait."""
-NUM_RECENT = 16
-"""Timings for the median of a target."""
-SAME_PLACE = ("device_name", "threads", "weights", "revision", "dtype")
-"""Entries of two environments that must be equal to compare their timings."""
+"""A timing that ended this recently is reused for a run, whose first token then need not wait."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlainStep:
-    """Seconds of one step, the time until the next included: 1 / tok/s.
+    """Seconds from one step to the next: 1 / tok/s.
 
     Attributes:
-        source: timed around the run, or a run of the log, or the run's `own` undrafted steps;
-            `measured` is what older versions kept.
-        run_id: of that run.
-        drift: how many times as long a step took after the run as before it; 1 where the two took
-            turns, None where plain decoding was not timed on both sides of the run.
+        source: `around` the run, by its `own` undrafted steps, or `measured` by an older version.
+        drift: duration of a step after the run over that before it; 1 where the two were timed
+            alternately, None where plain decoding was not timed on both sides of the run.
         noise: ratio of the quartiles of its steps.
-        disagreement: over the median of the recent timings of this target; 1 if there are none.
     """
 
     verify_s: float
     other_s: float
-    source: Literal["around", "run", "own", "measured"]
-    run_id: str | None = None
+    source: Literal["around", "own", "measured"]
     drift: float | None = None
     noise: float = 1.0
-    disagreement: float = 1.0
 
     @property
     def parts(self) -> StepParts:
@@ -86,46 +73,46 @@ class PlainStep:
         return 1 / sum(self.parts)
 
     def during(self, metrics: Mapping[str, Any]) -> PlainStep:
-        """This baseline at the speed that the machine had during the run itself.
+        """This baseline at the machine's speed during the run itself.
 
-        A run that drafted nothing in some of its steps timed plain decoding in turns with its
-        drafts, under whatever else the machine was doing (a page that draws on the same cores, for
-        one), which a timing around the run does not see.
+        A run that drafted nothing in some of its steps has timed plain decoding under the same load
+        as its drafts (a page that draws on the same cores, for example), which a timing around the
+        run misses.
 
         Example: 16 ms, 15 of them to verify one row, timed around a run whose own undrafted steps
         took 30 ms to verify: 31 ms.
 
         Args:
-            metrics: of the run; one with fewer than `LEAST_STEPS` such steps keeps this baseline.
+            metrics: of the run; one with fewer than `MIN_STEPS` such steps keeps this baseline.
         """
         verify_s = metrics.get("undrafted_verify_s")
         num_undrafted = sum((metrics.get("bypasses") or {}).values())
-        if not verify_s or num_undrafted < LEAST_STEPS or self.source == "run":
+        if not verify_s or num_undrafted < MIN_STEPS:
             return self
         return PlainStep(verify_s, self.other_s, "own", drift=1.0)
 
-    def evidence(self, own_step_s: float | None = None) -> Evidence:
-        """For a run with this mean step time on the wall clock."""
-        step_s = self.verify_s + self.other_s
-        return Evidence(own_step_s, step_s, self.drift, self.noise, self.disagreement)
+    def doubt(self, own_step_s: float | None = None) -> Doubt | None:
+        """Why it is unreliable for a run with this mean wall-clock step time, if it is."""
+        plain_step_s = self.verify_s + self.other_s
+        return doubt_of(own_step_s, plain_step_s, drift=self.drift, noise=self.noise)
 
 
 class BaselineTimer:
-    """Times plain decoding before one run, in the constructor, and after it, by `after`."""
+    """Times plain decoding before a run (in the constructor) and after it (`after`)."""
 
     def __init__(
         self,
         context: BuildContext,
         prompt_ids: Sequence[int],
         cancelled: Callable[[], bool],
-        recent: Recent,
+        recent: RecentTiming,
     ) -> None:
         """Time it before the run, unless the timing after the last run is recent."""
         self._context, self._cancelled = context, cancelled
-        self._brief = list(prompt_ids)[-BRIEF:]
+        self._brief_ids = list(prompt_ids)[-BRIEF_CONTEXT:]
         self._recent = recent
         timing = recent.timing_for(context.target, self._bucket)
-        self._before = timing or self._time(self._brief, BEFORE_S)
+        self._before = timing or self._time(self._brief_ids, BEFORE_S)
 
     @property
     def before(self) -> PlainStep | None:
@@ -135,39 +122,37 @@ class BaselineTimer:
     def after(self, token_ids: Sequence[int], own_step_s: float | None = None) -> PlainStep | None:
         """A plain step after these tokens, at the machine's mean speed during the run.
 
-        It is timed once more where no step of a method could be as fast as `own_step_s`.
+        It is timed again where it took longer than a step of the run, which cannot be.
 
         Args:
-            token_ids: up to the middle of the run's answer: steps grow with the context, and the
-                last one would be slower than the mean that it is compared with.
+            token_ids: up to the middle of the run's answer: steps slow down with the context, and
+                this one is compared with the mean of the run.
         """
         step = self._after(token_ids)
-        if step and doubt_of(step.evidence(own_step_s)) == "cheap step":
+        if step and step.doubt(own_step_s) == "cheap step":
             step = self._after(token_ids)
         return step
 
     def _after(self, token_ids: Sequence[int]) -> PlainStep | None:
         """Example: 5 ms before the run and 6 ms after it make 5.5 ms.
 
-        Where the text is long, its step is timed by itself, and taken for 5.5 / 6 of that.
+        Where the text is long, a step in its context is timed too, and scaled by 5.5 / 6.
         """
-        before, again = self._before, self._time(self._brief, AFTER_S)
+        before, again = self._before, self._time(self._brief_ids, AFTER_S)
         if before is None or again is None:
             return self.before
         drift = again.split.total_s / before.split.total_s
         is_brief = bucket_of(len(token_ids)) == self._bucket
-        there = again if is_brief else self._time(list(token_ids)[-MOST_CONTEXT:], AFTER_S)
+        there = again if is_brief else self._time(list(token_ids)[-MAX_CONTEXT:], AFTER_S)
         noise = max(before.noise, again.noise)
-        disagreement = self._recent.disagreement(self._context.target, self._bucket, again)
-        self._recent.add(self._context.target, self._bucket, again)
-        step = (there or again).step((1 + 1 / drift) / 2, drift, noise)
-        return replace(step, disagreement=disagreement)
+        self._recent.put(self._context.target, self._bucket, again)
+        return (there or again).step((1 + 1 / drift) / 2, drift, noise)
 
     @property
     def _bucket(self) -> int:
-        return bucket_of(len(self._brief) + NUM_STEPS)
+        return bucket_of(len(self._brief_ids) + NUM_STEPS)
 
-    def _time(self, token_ids: Sequence[int], most_s: float) -> _Timing | None:
+    def _time(self, token_ids: Sequence[int], max_s: float) -> _Timing | None:
         """None where it was stopped, or the context is full."""
         from engine.decode import decode
         from engine.drafters.autoregressive import AutoregressiveConfig
@@ -178,13 +163,13 @@ class BaselineTimer:
         tally, began_s = Tally(), time.monotonic()
 
         def enough() -> bool:
-            late = time.monotonic() - began_s > most_s
-            return self._cancelled() or (late and len(tally.step_s) >= LEAST_TIMED)
+            late = time.monotonic() - began_s > max_s
+            return self._cancelled() or (late and len(tally.step_s) >= MIN_TIMED_STEPS)
 
         drafter = AutoregressiveConfig().build(self._context)
         for record in decode(target, drafter, ids, limits=limits, cancelled=enough):
             tally.add(record)
-        steps = tally.by_size.get(0, [])[NUM_WARM:]
+        steps = tally.by_size.get(0, [])[NUM_WARM_UP:]
         return _Timing.of(steps) if len(steps) > 1 and not self._cancelled() else None
 
 
@@ -207,60 +192,22 @@ class _Timing:
         return PlainStep(*times, "around", drift=drift, noise=noise)
 
 
-class Recent:
-    """The last timings after runs: target, context, and when they ended."""
+class RecentTiming:
+    """The last timing after a run, with its target, context length and end."""
 
     def __init__(self) -> None:
-        self._timings: deque[tuple[weakref.ref[Target], int, _Timing, float]] = deque(
-            maxlen=NUM_RECENT
-        )
+        self._last: tuple[weakref.ref[Target], int, _Timing, float] | None = None
 
-    def add(self, target: Target, bucket: int, timing: _Timing) -> None:
-        self._timings.append((weakref.ref(target), bucket, timing, time.monotonic()))
+    def put(self, target: Target, bucket: int, timing: _Timing) -> None:
+        self._last = weakref.ref(target), bucket, timing, time.monotonic()
 
     def timing_for(self, target: Target, bucket: int) -> _Timing | None:
-        """The last one, if it is of this target and context and still recent."""
-        if not self._timings:
+        """The last timing, if it has this target and context length and is still recent."""
+        if self._last is None:
             return None
-        ref, at, timing, ended_s = self._timings[-1]
+        ref, at, timing, ended_s = self._last
         same = ref() is target and at == bucket
         return timing if same and time.monotonic() - ended_s < RECENT_S else None
-
-    def disagreement(self, target: Target, bucket: int, timing: _Timing) -> float:
-        """A timing over the median of those of this target, at this context."""
-        same = [
-            past.split.total_s
-            for ref, at, past, _ in self._timings
-            if ref() is target and at == bucket
-        ]
-        return timing.split.total_s / statistics.median(same) if same else 1.0
-
-
-def plain_step_of(log: RunLog, run: RunDetail) -> PlainStep | None:
-    """The baseline of a stored run: its own, or a run of plain decoding on the same prompt."""
-    if "plain" in run.metrics:
-        return stored_plain_step(run.metrics)
-    query = RunQuery(
-        prompt_id=run.prompt_id,
-        target=run.target,
-        decoding_type=PLAIN,
-        dtype=run.dtype,
-        device=run.device,
-        benchmark_id=run.benchmark_id,
-        experiment=run.experiment,
-        status="completed",
-        limit=1,
-    )
-    newest = next(iter(log.rows(query)), None)
-    detail = None if newest is None else log.get(newest.id)
-    places = [one and [one.environment.get(name) for name in SAME_PLACE] for one in (run, detail)]
-    if detail is None or places[0] != places[1]:
-        return None
-    parts = step_parts(detail.metrics) if detail.num_steps >= LEAST_STEPS else None
-    if parts is None:
-        return None
-    drift = 1.0 if run.experiment else None
-    return PlainStep(parts.verify, parts.draft + parts.other, "run", detail.id, drift)
 
 
 def stored_plain_step(metrics: Mapping[str, Any]) -> PlainStep | None:
@@ -273,7 +220,7 @@ def stored_plain_step(metrics: Mapping[str, Any]) -> PlainStep | None:
 
 
 def step_parts(metrics: Mapping[str, Any]) -> StepParts | None:
-    """Seconds of a run's mean step until the next, so that its tokens over them are its tok/s."""
+    """Mean seconds from one step of a run to the next, by part; they add up to decode_s / steps."""
     figures = stored_figures(metrics)
     split, steps = figures.get("time_split"), figures.get("num_steps")
     if not (split and steps and figures["decode_s"]):

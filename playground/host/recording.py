@@ -1,7 +1,7 @@
-"""Follows a decode loop from another thread: text, figures and the run log, in batches.
+"""Records a decode loop on another thread: text, figures and the run log, in batches.
 
-The loop only puts its records into a queue. Twenty times a second the recording takes what is
-there, turns tokens into text, writes it to the log, and only then publishes it to the live run:
+The loop only puts its records into a queue. Twenty times a second, the recording takes the new
+ones, turns tokens into text, writes all to the log, and only then publishes it to the live run:
 whatever was shown is in the log, even if the process is killed.
 """
 
@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, fields, replace
-from operator import attrgetter
 from queue import Empty, SimpleQueue
 from typing import Any, Literal
 
@@ -22,41 +21,34 @@ from engine.drafters.base import Drafter
 from engine.drafters.method import MethodConfig
 from engine.errors import PlaygroundError
 from engine.metrics import Tally
-from engine.model.labels import StepLabels
+from engine.model.labels import TokenLabels
 from engine.model.target import Target
 from engine.model.text import Detokenizer, whole_text
 from engine.steps import End, Prefill, Record, Step
 from playground.errors import Fault, attempt
 from playground.host.environment import environment, machine
-from playground.host.live import Finish, First, LiveRun
+from playground.host.live import Finish, FirstToken, LiveRun
 from playground.host.request import GenerateRequest
 from storage import NewRun, RunLog, StepRow, StorageError
 
 BATCH_S = 0.05
-MAX_WAITING = 5000
-"""Steps held in memory while the log is out of reach; with trees of 64 nodes some 50 MB."""
-
-
+MAX_QUEUED = 5000
+"""Steps kept in memory while the log is out of reach; with trees of 64 nodes some 50 MB."""
 _STEP_FIELDS = [field.name for field in fields(Step)]
-_STEP_VALUES = attrgetter(*_STEP_FIELDS)
-
-
-class RecordingError(StorageError):
-    """What a run produced could not be recorded, so the run is over."""
 
 
 class Recording:
-    """One run being recorded, from its prefill to `stop`; `run.log_id` is in the log already."""
+    """Records a run that the log already has, from its prefill to `stop`."""
 
     def __init__(self, log: RunLog, run: LiveRun, target: Target, limits: Limits) -> None:
         self.fault: Fault | None = None
-        """What went wrong here, beside the loop: the log cannot be written, say."""
+        """An error of the recording itself, for example that the log cannot be written."""
         self._log = log
         self._run = run
         self._limits = limits
         self._tokenizer = target.tokenizer
         self._pieces = Detokenizer(self._tokenizer, hidden=limits.stop_token_ids)
-        self._labels = StepLabels(self._tokenizer)
+        self._labels = TokenLabels(self._tokenizer)
         self._tally = Tally()
         self._output_ids: list[int] = []
         self._end: End | None = None
@@ -70,20 +62,20 @@ class Recording:
         return self._run.log_id
 
     def put(self, record: Record) -> None:
-        """Hand over a record; never waits. Too many that wait for a lost log end the run."""
+        """Queue a record; never blocks. Too many that wait for an unreachable log end the run."""
         self._inbox.put(record)
         if not self._log.out_of_reach:
             return
         self._run.activity = "waiting for the run log, which cannot be reached"
-        if self._inbox.qsize() > MAX_WAITING and self.fault is None:
-            sentence = f"The run log was unreachable for {MAX_WAITING} steps, so the run ended."
+        if self._inbox.qsize() > MAX_QUEUED and self.fault is None:
+            sentence = f"The run log was unreachable for {MAX_QUEUED} steps, so the run ended."
             self.fault = Fault(sentence, expected=True)
 
     def stop(self, fault: Fault | None) -> None:
-        """Wait for what was put, and write how the run ended.
+        """Wait until all records are written, then write how the run ended.
 
         Args:
-            fault: what stopped the loop; one of this thread's own comes first.
+            fault: what stopped the loop; a fault of the recording takes precedence.
         """
         self._inbox.put(None)
         self._thread.join()
@@ -114,7 +106,7 @@ class Recording:
     # ---- on the recording's own thread
 
     def _follow(self) -> None:
-        """Take records until the loop is over; None says that no more will come."""
+        """Take records until None, the end of the queue."""
         while True:
             batch = [self._inbox.get()]
             time.sleep(0.0 if isinstance(batch[0], Prefill) else BATCH_S)
@@ -123,11 +115,11 @@ class Recording:
                     batch.append(self._inbox.get_nowait())
             except Empty:
                 pass
-            self._take([record for record in batch if record is not None])
+            self._handle([record for record in batch if record is not None])
             if None in batch:
                 return
 
-    def _take(self, records: Sequence[Record]) -> None:
+    def _handle(self, records: Sequence[Record]) -> None:
         rows: list[StepRow] = []
         for record in records:
             self._tally.add(record)
@@ -140,14 +132,14 @@ class Recording:
         metrics = self._tally.metrics
         if rows:
             self._log.add_steps(self.run_id, rows, asdict(metrics))
-            self._run.add_steps(rows)
+            self._run.rows.extend(rows)
             self._run.activity = f"generating · {rows[-1].decision}".removesuffix(" · ")
         self._run.metrics = metrics
 
     def _begin(self, prefill: Prefill) -> None:
         token = prefill.token_id
         self._output_ids.append(token)
-        first = First(
+        first = FirstToken(
             token,
             self._pieces.push(token),
             prefill.num_prompt_tokens,
@@ -162,68 +154,14 @@ class Recording:
 
     def _row(self, step: Step) -> StepRow:
         token_ids = step.committed[: step.num_committed]
-        token_texts, bonus_text = self._labels.of(step, self._output_ids)
+        *token_texts, bonus_text = self._labels.of_step(step, self._output_ids)
         self._output_ids.extend(token_ids)
         return StepRow(
-            **dict(zip(_STEP_FIELDS, _STEP_VALUES(step), strict=True)),
+            **{name: getattr(step, name) for name in _STEP_FIELDS},
             token_texts=tuple(token_texts),
             bonus_text=bonus_text,
             committed_texts=tuple(self._pieces.push(token) for token in token_ids),
         )
-
-
-@contextmanager
-def record_run(
-    log: RunLog,
-    target: Target,
-    config: MethodConfig,
-    *,
-    sampling: Sampling,
-    limits: Limits,
-    prompt_ids: Sequence[int],
-    prompt_text: str = "",
-    messages: Sequence[dict[str, str]] = (),
-    stored: Mapping[str, Any] | None = None,
-    run: LiveRun | None = None,
-) -> Iterator[Recording]:
-    """Record what is `put` until the block ends; an exception ends the run as failed.
-
-    Ctrl+C, or leaving before the loop's end was put, ends it as cancelled.
-
-    Args:
-        stored: further fields of the log's `NewRun`, e.g. its labels.
-        run: told what is recorded, for a page that follows it.
-
-    Raises RecordingError: the log cannot be written, say.
-    """
-    new = NewRun(
-        target=target.name,
-        method_title=type(config).title,
-        **_settings(config, sampling, limits),
-        prompt_ids=tuple(prompt_ids),
-        prompt_text=prompt_text,
-        messages=tuple(messages),
-        dtype=target.dtype_name,
-        device=str(target.device),
-        environment=environment(target),
-    )
-    run = run or LiveRun(owner="")
-    run.log_id = log.begin(replace(new, **(stored or {})))
-    recording = Recording(log, run, target, limits)
-    fault: Fault | None = Fault("The run ended early.", expected=False)
-    try:
-        yield recording
-        fault = None
-    except KeyboardInterrupt:
-        fault = None
-        raise
-    except Exception as error:
-        fault = Fault(str(error), expected=True) if isinstance(error, PlaygroundError) else fault
-        raise
-    finally:
-        recording.stop(fault)
-    if recording.fault is not None:
-        raise RecordingError(recording.fault.sentence)
 
 
 def decode_and_record(
@@ -236,27 +174,42 @@ def decode_and_record(
     sampling: Sampling,
     limits: Limits,
     cancelled: Callable[[], bool],
+    run: LiveRun,
+    prompt_text: str = "",
+    messages: Sequence[dict[str, str]] = (),
+    stored: Mapping[str, Any] | None = None,
     before: Callable[[], None] = lambda: None,
     prefilled: Callable[[int], None] = lambda num_tokens: None,
     each: Callable[[Record], None] = lambda record: None,
     prefix_caching: bool = False,
     undisturbed: bool = False,
-    **about: Any,
 ) -> None:
-    """Decode one prompt, every record of it going to the log.
+    """Decode one prompt, and record the run in the log and in `run`.
+
+    In the log, an exception ends the run as failed, Ctrl+C as cancelled.
 
     Args:
+        stored: further fields of the log's `NewRun`, e.g. its labels.
         before: called once the run is in the log, before its prefill.
-        prefilled: told how many tokens of the prompt are in the cache so far.
-        each: called with a record that was handed to the log.
-        undisturbed: hand the records over after the last step, so that nothing but the loop runs.
-        about: further arguments of `record_run`.
+        prefilled: called with the number of prompt tokens in the cache so far.
+        each: called with every record after it was queued.
+        undisturbed: queue the records after the last step, so that nothing but the loop runs.
 
-    Raises RecordingError: the log cannot be written, say.
+    Raises StorageError: the log cannot be written.
     """
-    with record_run(
-        log, target, config, sampling=sampling, limits=limits, prompt_ids=prompt_ids, **about
-    ) as recording:
+    new = NewRun(
+        target=target.name,
+        method_title=type(config).title,
+        **_settings(config, sampling, limits),
+        prompt_ids=tuple(prompt_ids),
+        prompt_text=prompt_text,
+        messages=tuple(messages),
+        dtype=target.dtype_name,
+        device=str(target.device),
+        environment=environment(target),
+    )
+    run.log_id = log.begin(replace(new, **(stored or {})))
+    with _recording(log, run, target, limits) as recording:
         before()
         records: Iterable[Record] = decode(
             target,
@@ -273,22 +226,41 @@ def decode_and_record(
             each(record)
 
 
-def log_unbegun(log: RunLog, run: LiveRun, request: GenerateRequest, sentence: str) -> str:
-    """Log a run whose target or drafter could not be had, and why; returns its id."""
+@contextmanager
+def _recording(log: RunLog, run: LiveRun, target: Target, limits: Limits) -> Iterator[Recording]:
+    """A recording that ends with the block: failed by an exception, cancelled by Ctrl+C."""
+    recording = Recording(log, run, target, limits)
+    fault: Fault | None = Fault("The run ended early.", expected=False)
+    try:
+        yield recording
+        fault = None
+    except PlaygroundError as error:
+        fault = Fault(str(error), expected=True)
+        raise
+    except KeyboardInterrupt:
+        fault = None
+        raise
+    finally:
+        recording.stop(fault)
+    if recording.fault is not None:
+        raise StorageError(recording.fault.sentence)
+
+
+def log_failed_start(log: RunLog, run: LiveRun, request: GenerateRequest, sentence: str) -> None:
+    """Write a run to the log whose target or drafter could not be loaded, and why."""
     new = NewRun(
         target=request.target.name,
         method_title=request.title,
         **_settings(request.config, request.sampling, request.limits),
-        prompt_ids=(),
+        prompt_ids=request.prompt_ids,
         prompt_text=run.meta["prompt"],
         messages=tuple(run.messages),
         dtype=request.dtype,
         environment=machine(),
     )
-    run_id = log.begin(new)
+    run.log_id = run_id = log.begin(new)
     nothing: dict[str, Any] = {"output_ids": (), "text": "", "finish_reason": None, "metrics": {}}
     log.finish(run_id, status="failed", error=sentence, **nothing)
-    return run_id
 
 
 def _settings(config: MethodConfig, sampling: Sampling, limits: Limits) -> dict[str, Any]:

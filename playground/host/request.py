@@ -1,4 +1,4 @@
-"""Requests of a page, checked before anything runs: anybody may send a handler anything."""
+"""Requests of a page, validated before anything runs: their values are untrusted."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ class GenerateRequest:
         parent: run that this one continues as the next turn of its chat.
         repeats: run whose prompt and conversation are repeated; prompt and parent are ignored.
         prompt_ids: the prompt's tokens, in place of a raw prompt's text.
-        messages: the whole conversation, where it does not come from the log; prompt, system and
-            parent are ignored.
-        compares_with_plain: whether plain decoding is timed before and after it.
+        messages: the whole conversation, if not from the log; prompt, system and parent are then
+            ignored.
+        compares_with_plain: whether plain decoding is timed before and after the run.
     """
 
     target: TargetSpec
@@ -61,8 +61,8 @@ class GenerateRequest:
     sampling: Sampling
     limits: Limits
     mode: Mode
-    system: str
-    prompt: str
+    system: str = ""
+    prompt: str = ""
     parent: str | None = None
     repeats: str | None = None
     prompt_ids: tuple[int, ...] = ()
@@ -125,7 +125,7 @@ class FormValues(Settings):
 
     @classmethod
     def of(cls, raw: object) -> Self:
-        """Raises ConfigError: it is no form, or too large or too deep to look at."""
+        """Raises ConfigError: it is not a form, or too large or too deeply nested."""
         if raw is not None and not isinstance(raw, Mapping):
             raise ConfigError(f"The form must be a mapping of settings, got {type(raw).__name__}.")
         fields = {key: value for key, value in (raw or {}).items() if value is not None}
@@ -134,7 +134,7 @@ class FormValues(Settings):
 
 
 def check_size(values: object) -> None:
-    """Raises ConfigError: too large or too deep to look at."""
+    """Raises ConfigError: the values are not JSON, too large or too deeply nested."""
     try:
         size = len(json.dumps(values))
     except (TypeError, ValueError, RecursionError) as error:
@@ -144,12 +144,11 @@ def check_size(values: object) -> None:
 
 
 def _depth(value: object) -> int:
-    inner: list[Any] = []
-    if isinstance(value, Mapping):
-        inner = list(value.values())
-    elif isinstance(value, list):
-        inner = value
-    return 1 + max((_depth(item) for item in inner), default=0)
+    if not isinstance(value, Mapping | list):
+        return 1
+    return 1 + max(
+        map(_depth, [*value.values()] if isinstance(value, Mapping) else value), default=0
+    )
 
 
 def config_of(method: Method, raw: object) -> MethodConfig:

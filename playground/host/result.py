@@ -1,4 +1,4 @@
-"""A run's figures as text, its sentence beside plain decoding, and what is expected before it."""
+"""A run's figures as texts, its comparison with plain decoding, and predictions before a run."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from engine.metrics import (
     tokens_per_step,
 )
 from engine.steps import BYPASSES
-from playground.host.baseline import DOUBTS, DRIFT, doubt_of
-from playground.host.plain import PlainStep, step_parts
+from playground.host.baseline import DOUBTS, DRIFT
+from playground.host.plain import PlainStep, step_parts, stored_plain_step
+from storage import PLAIN
 
 if TYPE_CHECKING:  # `runs list` reads figures without torch
     from engine.drafters.method import MethodConfig
     from engine.tuning.experience import ExperienceStore
 
-LEAST_STEPS = 4
-"""Steps that a sentence needs: the first ones differ from the rest."""
-SURE_STEPS, SURE_SHARE = 16, 0.8
-"""Undisturbed steps, and their share of all, below which the result is uncertain."""
+MIN_STEPS = 4
+"""Steps that a comparison needs: the first ones are not typical."""
+MIN_QUIET_STEPS, MIN_QUIET_SHARE = 16, 0.8
+"""Undisturbed steps, and their share of all steps, below which a result is uncertain."""
 COSTS = {"draft": "drafting", "verify": "verifying", "other": "the rest"}
 ADVICE = {
     "draft": "Drafting dominates. Draft fewer tokens or choose a method that needs no model.",
@@ -38,30 +39,23 @@ NO_DRAFTS = "Hardly any draft is accepted on this text."
 SOURCES = {
     "around": "Plain decoding: {} tok/s, timed briefly before and after this run.",
     "before": "Plain decoding: {} tok/s, timed briefly before this run.",
-    "run": "Plain decoding: {} tok/s, from a run in the log.",
     "own": "Plain decoding: {} tok/s, by the steps of this run that drafted nothing.",
     "measured": "Plain decoding: {} tok/s, timed briefly after a run.",
 }
-RUN_DOUBTS = {
-    "busy": "the machine was busy with something else during {disturbed} of {steps} steps; "
-    "the others were about {others} plain decoding.",
-    "few": "only {quiet} steps could be compared.",
-}
-"""Doubts about the run rather than its baseline."""
 UNCERTAIN = "Uncertain: {} For a reliable figure, use Compare."
 
 
 def result_of(
     metrics: Mapping[str, Any], plain: PlainStep | None, *, is_plain: bool
 ) -> dict[str, str] | None:
-    """The sentence in parts: `mood`, `head`, `text`, `advice`, `source`; None where there is none.
+    """The result of a run as texts: `mood`, `head`, `text`, `advice`, `source`; None if too short.
 
     Args:
-        metrics: of the run, so far or in the end.
-        is_plain: whether it is plain decoding itself.
+        metrics: the run's figures so far.
+        is_plain: whether the run is plain decoding itself.
     """
     tok_s = metrics.get("tok_s")
-    if not tok_s or (metrics.get("num_steps") or 0) < LEAST_STEPS:
+    if not tok_s or (metrics.get("num_steps") or 0) < MIN_STEPS:
         return None
     if is_plain:
         each = formats.duration(1000 / tok_s)
@@ -73,16 +67,16 @@ def result_of(
     plain = comparison.plain
     kind = "before" if plain.source == "around" and plain.drift is None else plain.source
     source = SOURCES[kind].format(formats.tok_s(plain.tok_s))
-    said = (drafting_sentence(metrics), comparison.remark, source)
-    return _compared(comparison, " ".join(filter(None, said)))
+    sentences = (drafting_sentence(metrics), comparison.remark, source)
+    return _compared(comparison, " ".join(filter(None, sentences)))
 
 
 def too_short(metrics: Mapping[str, Any]) -> dict[str, str] | None:
-    """Why a run that is over has no result: it made too few steps; None for others."""
+    """The result of a finished run that has too few steps; None for longer runs."""
     steps = metrics.get("num_steps") or 0
-    if steps >= LEAST_STEPS:
+    if steps >= MIN_STEPS:
         return None
-    text = f"{formats.plural(steps, 'step')}; a speedup needs {LEAST_STEPS} at least."
+    text = f"{formats.plural(steps, 'step')}; a speedup needs {MIN_STEPS} at least."
     return _parts("same", "Too short to compare with plain decoding:", text)
 
 
@@ -93,8 +87,8 @@ class PlainComparison:
     Attributes:
         plain: the baseline in use: the given one, or the run's own undrafted steps.
         speedup: tok/s over plain decoding's; None where the baseline is wrong.
-        is_sure: whether it is given to two decimals, and recommended.
-        remark: why not; empty where there is nothing to say.
+        is_sure: whether the speedup is reliable to two decimals.
+        remark: why it is not; empty if it is.
     """
 
     plain: PlainStep
@@ -107,7 +101,7 @@ class PlainComparison:
 def compare_with_plain(
     metrics: Mapping[str, Any], plain: PlainStep | None
 ) -> PlainComparison | None:
-    """A run's balance, by the wall clock: its speedup is the ratio of the tok/s that are shown."""
+    """Compare a run with plain decoding; the speedup is the ratio of the displayed tok/s."""
     own, steps = step_parts(metrics), metrics.get("num_steps")
     if plain is None or own is None or not steps:
         return None
@@ -115,27 +109,33 @@ def compare_with_plain(
     tokens = tokens_per_step(metrics["num_new_tokens"], steps)
     assert tokens is not None
     balance = Balance.of(tokens, own, plain.parts)
-    doubt = doubt_of(plain.evidence(sum(own)))
+    doubt = plain.doubt(sum(own))
     words = DOUBTS[doubt] if doubt else _doubt_of_run(metrics, balance, plain)
     speedup = None if doubt == "cheap step" else balance.formula
     remark = UNCERTAIN.format(words) if words else ""
     return PlainComparison(plain, balance, speedup, not words, remark)
 
 
+def sure_speedup(metrics: Mapping[str, Any]) -> float | None:
+    """A run's speedup over the baseline stored with it; None where it is not reliable."""
+    comparison = compare_with_plain(metrics, stored_plain_step(metrics))
+    return comparison.speedup if comparison and comparison.is_sure else None
+
+
 def _doubt_of_run(metrics: Mapping[str, Any], balance: Balance, plain: PlainStep) -> str:
-    """Whether other work on the machine, or too few steps, make the run's own timing unreliable."""
+    """Why the run's own timing is unreliable: other work on the machine, or too few steps."""
     plain_s = sum(plain.parts)
     step_s = plain_s * (1 + balance.total)
     steps, disturbed = metrics["num_steps"], metrics.get("num_disturbed", 0)
     quiet, split = steps - disturbed, stored_figures(metrics).get("quiet_split")
     quiet_s = TimeSplit(**split).total_s if split else step_s
-    is_busy = quiet < SURE_SHARE * steps or step_s > DRIFT * quiet_s
-    doubt = "busy" if is_busy else "few" if quiet < SURE_STEPS else None
-    if doubt is None:
-        return ""
-    others = formats.figure(balance.mat * plain_s / quiet_s, 1, "×")
-    counts = {"steps": steps, "disturbed": disturbed, "quiet": quiet}
-    return RUN_DOUBTS[doubt].format(**counts, others=others)
+    if quiet < MIN_QUIET_SHARE * steps or step_s > DRIFT * quiet_s:
+        others = formats.figure(balance.mat * plain_s / quiet_s, 1, "×")
+        return (
+            f"the machine was busy with something else during {disturbed} of {steps} steps; "
+            f"the others were about {others} plain decoding."
+        )
+    return f"only {quiet} steps could be compared." if quiet < MIN_QUIET_STEPS else ""
 
 
 def _compared(comparison: PlainComparison, source: str) -> dict[str, str]:
@@ -143,12 +143,8 @@ def _compared(comparison: PlainComparison, source: str) -> dict[str, str]:
     tokens = formats.mat(balance.mat)
     if speedup is None:
         return _parts("same", "No speedup is given:", f"{tokens} tokens a step.", source)
-    text_x = (
-        formats.speedup(speedup)
-        if comparison.is_sure
-        else f"About {formats.figure(speedup, 1, '×')}"
-    )
-    head = f"{text_x} plain decoding:"
+    about = f"About {formats.figure(speedup, 1, '×')}"
+    head = f"{formats.speedup(speedup) if comparison.is_sure else about} plain decoding:"
     costs = f"a step takes {formats.speedup(1 + balance.total)} as long as a plain step"
     if speedup > 1 + SAME:
         return _parts("faster", head, f"{tokens} tokens a step, and {costs}.", source)
@@ -168,7 +164,7 @@ def bypass_sentence(metrics: Mapping[str, Any]) -> str | None:
     """Why a run drafted nothing, or not where its draft model's context was too short.
 
     Args:
-        metrics: the run's `Metrics` as plain values, of an older version perhaps.
+        metrics: the run's `Metrics` as plain values, possibly of an older version.
     """
     bypasses = metrics.get("bypasses") or {}
     drafted = bool(metrics.get("num_drafted"))
@@ -181,7 +177,7 @@ def bypass_sentence(metrics: Mapping[str, Any]) -> str | None:
 
 
 def drafting_sentence(metrics: Mapping[str, Any]) -> str:
-    """How much was drafted by a run whose drafting decided for itself; empty for others."""
+    """How much a run with drafting: auto drafted; empty for other runs."""
     steps, expected = metrics.get("num_steps"), metrics.get("expected_tok_s")
     if not steps or expected is None or not metrics.get("num_drafted"):
         return ""
@@ -194,15 +190,15 @@ def drafting_sentence(metrics: Mapping[str, Any]) -> str:
 
 
 WARNED_STEPS = 20
-"""Steps after which a drafter whose drafts are hardly accepted is warned of."""
-MOST_PREDICTABLE = 1.0
-"""Temperature above which few drafts are accepted, whoever makes them."""
+"""Steps after which a warning says that hardly any draft is accepted."""
+MAX_PREDICTABLE = 1.0
+"""Temperature above which few drafts of any drafter are accepted."""
 
 
 def warning_of(metrics: Mapping[str, Any], meta: Mapping[str, Any]) -> str | None:
     """A warning where nothing was drafted, or hardly any draft of a trained drafter was accepted.
 
-    Methods that look up are exempt: their text may just not repeat itself.
+    Lookup methods are exempt: the text may simply not repeat itself.
     """
     if bypassed := bypass_sentence(metrics):
         return bypassed
@@ -210,20 +206,17 @@ def warning_of(metrics: Mapping[str, Any], meta: Mapping[str, Any]) -> str | Non
     drafted = meta.get("trained") and metrics.get("num_drafted")
     if not drafted or steps < WARNED_STEPS or mat is None or not hardly_drafts(mat):
         return None
-    if meta.get("temperature", 0.0) > MOST_PREDICTABLE:
-        return (
-            f"MAT is {formats.mat(mat)} over {steps} steps. At temperature {meta['temperature']:g} "
-            "the target's own tokens can hardly be predicted, by any drafter."
-        )
+    cause = "the drafter was made for another target, or does not suit this text"
+    if (temperature := meta.get("temperature", 0.0)) > MAX_PREDICTABLE:
+        cause = f"temperature {temperature:g} is too high for any drafter"
     return (
         f"MAT is {formats.mat(mat)} over {steps} steps: hardly any draft was accepted, so drafting "
-        "only cost time. Most likely the drafter was made for another target, or does not suit "
-        "this text."
+        f"only cost time. Most likely {cause}."
     )
 
 
 def figure_texts(figures: Mapping[str, Any]) -> dict[str, str]:
-    """The text of every figure; a dash where a run is too short to define one.
+    """The text of every figure; a dash where it is undefined.
 
     Args:
         figures: as `engine.metrics.stored_figures` gives them.
@@ -231,23 +224,20 @@ def figure_texts(figures: Mapping[str, Any]) -> dict[str, str]:
     cached, prompt = figures.get("num_cached") or 0, figures.get("num_prompt_tokens") or 0
     kinds = ("tok_s", "mat", "draft_acceptance", "ttft_s", "itl_ms")
     steps_ms = figures.get("step_p50_ms"), figures.get("step_p95_ms")
+    split = figures.get("time_split")
+    split_text = formats.time_split(TimeSplit(**split).ms) if split else "time split"
     return {
         **{name: formats.of_kind(name)(figures.get(name)) for name in kinds},
         "num_prompt_tokens": f"{prompt - cached} / {cached}",
         "step_p95_ms": formats.durations(*steps_ms),
         "num_new_tokens": f"{figures.get('num_new_tokens') or 0} / {figures.get('num_steps') or 0}",
-        "time_split": "; ".join((_split_text(figures), *remarks(figures))),
+        "time_split": "; ".join((split_text, *remarks(figures))),
         "steps": steps_text(figures),
     }
 
 
-def _split_text(figures: Mapping[str, Any]) -> str:
-    split = figures.get("time_split")
-    return formats.time_split(TimeSplit(**split).ms) if split else "time split"
-
-
 def remarks(figures: Mapping[str, Any]) -> list[str]:
-    """Remarks where a run's counts differ from its text."""
+    """Remarks where a run's counts do not match its text."""
     cut, beyond = figures.get("num_cut") or 0, figures.get("num_beyond_end") or 0
     texts = [f"{formats.plural(cut, 'draft')} cut by the grammar"] if cut else []
     if beyond:
@@ -256,7 +246,7 @@ def remarks(figures: Mapping[str, Any]) -> list[str]:
 
 
 def steps_text(figures: Mapping[str, Any]) -> str:
-    """Sums over the steps of a run, all or some: tokens, rates, time split."""
+    """Tokens, rates and time split over all or some steps of a run."""
     split, steps = figures.get("time_split"), figures.get("num_steps") or 0
     if not split or not steps:
         return ""
@@ -275,17 +265,15 @@ def steps_text(figures: Mapping[str, Any]) -> str:
 
 # ---- before a run
 
-NOT_KNOWN = (
-    "What drafting as set brings here is not known yet: a run with drafting: auto finds out."
-)
+NOT_KNOWN = "The speedup of drafting as set is not known yet: a run with drafting: auto finds out."
 
 
 def as_set_sentence(experience: ExperienceStore, target: str, config: MethodConfig) -> str:
-    """× plain, expected from what earlier runs have learnt; empty where drafting is not as set."""
-    if config.drafting != "as set" or config.decoding_type == "Autoregressive":
+    """The speedup expected from earlier runs; empty unless drafting is as set."""
+    if config.drafting != "as set" or config.decoding_type == PLAIN:
         return ""
-    known = experience.stored(target, config)
-    expected = known and known.as_set(config)
+    stored = experience.find(target, config)
+    expected = stored and stored.predict_as_set(config)
     if not expected:
         return NOT_KNOWN
     step = expected.mat / expected.speedup

@@ -17,6 +17,8 @@ from engine.safe_text import json_text, unwritable
 from engine.steps import End, Record, Step
 from storage import StoredRun
 
+STEP_FIELDS = ("index", "tokens", "parents", "accepted", "bonus", "bypass", "draft_s", "verify_s")
+
 
 class TraceFile:
     """Writes a run's records as they arrive; a context manager."""
@@ -47,7 +49,7 @@ class TraceFile:
                 "type": "run",
                 "target": target.name,
                 "method": method.model_dump(mode="json"),
-                "prompt_ids": list(prompt_ids),
+                "prompt_ids": prompt_ids,
                 "sampling": sampling.model_dump(mode="json"),
                 "dtype": target.dtype_name,
                 "device": str(target.device),
@@ -65,13 +67,14 @@ class TraceFile:
         """Append a record; the prefill has no line of its own."""
         self._tally.add(record)
         if isinstance(record, Step):
-            self._line(step_line(record))
+            line = {"type": "step", **{name: getattr(record, name) for name in STEP_FIELDS}}
+            self._line({**line, "other_s": record.accept_s + record.other_s})
         elif isinstance(record, End):
             metrics = self._tally.metrics
             self._line(
                 {
                     "type": "end",
-                    "output_ids": list(record.output_ids),
+                    "output_ids": record.output_ids,
                     "text": whole_text(self._tokenizer, record.output_ids, self._limits),
                     "finish_reason": record.finish_reason,
                     "steps": record.num_steps,
@@ -92,22 +95,6 @@ class TraceFile:
 
 def _unwritable(path: Path, error: OSError) -> ConfigError:
     return ConfigError(f"--trace: {unwritable(path, error)}")
-
-
-def step_line(step: Step) -> dict[str, Any]:
-    """One step; accepting counts as `other_s`."""
-    return {
-        "type": "step",
-        "index": step.index,
-        "tokens": list(step.tokens),
-        "parents": list(step.parents),
-        "accepted": list(step.accepted),
-        "bonus": step.bonus,
-        "bypass": step.bypass,
-        "draft_s": step.draft_s,
-        "verify_s": step.verify_s,
-        "other_s": step.accept_s + step.other_s,
-    }
 
 
 def chrome_trace(stored: StoredRun) -> str:

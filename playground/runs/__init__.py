@@ -1,1 +1,1 @@
-"""What the Runs page and the command line ask of the log."""
+"""Queries and tables of the run log, for the Runs page and the command line."""

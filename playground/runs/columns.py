@@ -1,4 +1,4 @@
-"""How the figures of runs are written, and the columns of the tables of runs and of groups."""
+"""Notation of the figures of runs, and the columns of the tables of runs and of groups."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Kind = Literal["text", "number", "when", "method", "prompt", "tags", "status"]
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A figure's name, and how it is written.
+    """The title and notation of a figure.
 
     Attributes:
-        scale: what it is multiplied by, for the unit of its title.
-        best: which of several is better, if either is.
+        scale: factor from the stored unit to that of the title.
+        best: `max` or `min`, whichever picks the better value, if either does.
     """
 
     title: str
@@ -57,7 +57,7 @@ FIGURES: dict[str, Figure] = {
     "other_s": Figure("other ms", scale=1000),
 }
 SPLIT = ("draft_s", "verify_s", "accept_s", "other_s")
-"""The parts of a step, as means."""
+"""Mean seconds of the parts of a step."""
 
 
 def formula(name: str) -> str:
@@ -75,9 +75,9 @@ class Column:
     """A column of the table of runs.
 
     Attributes:
-        kind: how the page's module draws its cells.
-        sort: what its head sorts by; None if it does not.
-        usual: whether it is on at first.
+        kind: the type of its cells, for the page's module.
+        sort: the field that its head sorts by, if any.
+        default: whether it is shown by default.
     """
 
     key: str
@@ -85,12 +85,12 @@ class Column:
     kind: Kind = "text"
     sort: str | None = None
     help: str = ""
-    usual: bool = False
+    default: bool = False
 
 
-def _figure(key: str, usual: bool = False) -> Column:
+def _figure(key: str, default: bool = False) -> Column:
     sort = "tok_s" if key == "speedup" else key
-    return Column(key, FIGURES[key].title, "number", sort, formula(key), usual)
+    return Column(key, FIGURES[key].title, "number", sort, formula(key), default)
 
 
 def _field(key: str, title: str = "") -> Column:
@@ -99,26 +99,26 @@ def _field(key: str, title: str = "") -> Column:
 
 NAMED = "the run's name, if it has one, and its prompt; sorts by name"
 COLUMNS: tuple[Column, ...] = (
-    Column("created_at", "when", "when", "created_at", usual=True),
-    Column("method_title", "method", "method", "method_title", usual=True),
-    Column("settings", "settings", help="settings that differ from their defaults", usual=True),
+    Column("created_at", "when", "when", "created_at", default=True),
+    Column("method_title", "method", "method", "method_title", default=True),
+    Column("settings", "settings", help="settings that differ from their defaults", default=True),
     _field("target"),
-    Column("prompt", "prompt", "prompt", "name", NAMED, usual=True),
-    Column("tags", "tags", "tags", usual=True),
+    Column("prompt", "prompt", "prompt", "name", NAMED, default=True),
+    Column("tags", "tags", "tags", default=True),
     Column("note", "note"),
     Column("labels", "labels", help="what a benchmark groups by"),
     Column("benchmark_id", "benchmark"),
     _figure("num_prompt_tokens"),
-    _figure("num_new_tokens", usual=True),
+    _figure("num_new_tokens", default=True),
     _figure("num_steps"),
-    *(_figure(key, usual=True) for key in ("tok_s", "speedup", "mat")),
+    *(_figure(key, default=True) for key in ("tok_s", "speedup", "mat")),
     *map(_figure, ("draft_acceptance", "ttft_s", "itl_ms", "step_p50_ms", "step_p95_ms")),
     *map(_figure, SPLIT),
     Column("temperature", "temperature"),
     Column("seed", "seed"),
     _field("dtype"),
     _field("device"),
-    Column("status", "run status", "status", "status", usual=True),
+    Column("status", "run status", "status", "status", default=True),
     _field("finish_reason", "ended by"),
 )
 GROUP_FIGURES = ("tok_s", "mat", "draft_acceptance", "ttft_s")

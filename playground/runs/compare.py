@@ -9,17 +9,17 @@ from statistics import fmean, stdev
 
 from engine.errors import ConfigError
 from engine.metrics import ratio
-from playground.runs.columns import SPLIT
 from playground.runs.settings import (
-    SettingTexts,
-    Types,
-    chosen,
-    defaults,
+    MethodTypes,
+    changed_settings,
     differences,
+    flatten,
     machine,
     non_default,
+    run_settings,
+    setting_texts,
 )
-from playground.runs.table import Divisor
+from playground.runs.table import Baselines
 from storage import RunDetail, RunLog, Spread
 
 FIGURES = (
@@ -32,10 +32,10 @@ Values = Sequence[float | None]
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """Compared runs of equal settings but for the seed: repeats, or several prompts.
+    """Compared runs with equal settings except the seed: repeats, or several prompts.
 
     Attributes:
-        values: of every figure, a value per run; None where a run has none.
+        values: a value per run of every figure; None where a run has none.
         decode_s: seconds from first to last commit, per run; None where a run has no speed.
     """
 
@@ -48,33 +48,29 @@ class Configuration:
     values: Mapping[str, Values]
     decode_s: Values
 
-    @property
-    def name(self) -> str:
-        return " · ".join(filter(None, (self.title, self.settings)))
-
     def spread(self, figure: str) -> Spread | None:
         """Mean and sample standard deviation over the runs that have the figure.
 
-        The mean of a rate is weighted by the runs' seconds: tokens of all runs over the seconds of
-        all runs, so that the baseline is 1.00 times itself.
+        The mean of a rate is weighted by the runs' seconds, and so equals the tokens of all runs
+        over their seconds: the speedup of the baseline is 1.00.
         """
         pairs = zip(self.values[figure], self.decode_s, strict=True)
-        having = [(value, seconds) for value, seconds in pairs if value is not None]
-        if not having:
+        timed = [(value, seconds) for value, seconds in pairs if value is not None]
+        if not timed:
             return None
-        values = [value for value, _ in having]
-        weights = [seconds or 0.0 for _, seconds in having] if figure in RATES else None
+        values = [value for value, _ in timed]
+        weights = [seconds or 0.0 for _, seconds in timed] if figure in RATES else None
         mean = fmean(values, weights)
         return Spread(mean, stdev(values) if len(values) > 1 else None, len(values))
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedRuns:
-    """What the ticked runs have different, and how fast they were.
+    """How the selected runs differ, and how fast they were.
 
     Attributes:
         differences: texts per configuration of every setting that differs.
-        machine: the same of versions and machines.
+        machine: texts per configuration of every version or machine fact that differs.
     """
 
     configurations: tuple[Configuration, ...]
@@ -82,36 +78,36 @@ class ComparedRuns:
     machine: Mapping[str, Sequence[str]]
 
 
-def compare_runs(log: RunLog, ids: Sequence[str], types: Types) -> ComparedRuns:
+def compare_runs(log: RunLog, ids: Sequence[str], types: MethodTypes) -> ComparedRuns:
     """Raises ConfigError: too many, or fewer than two of them are in the log."""
     if len(ids) > MAX_RUNS:
         raise ConfigError(f"At most {MAX_RUNS} runs can be compared, got {len(ids)}.")
     runs = list(log.details(ids))
     if len(runs) < 2:
         raise ConfigError("Select at least two runs to compare.")
-    base = Divisor.of(log, runs)
+    baselines = Baselines.of(log, runs)
     groups: dict[str, list[RunDetail]] = {}
     for run in runs:
         groups.setdefault(run.setup_id, []).append(run)
-    machines = [SettingTexts.of([machine(run) for run in group]) for group in groups.values()]
+    settings = [
+        setting_texts(
+            run_settings(run) | {"prompt": " ".join(run.prompt_text.split())} for run in group
+        )
+        for group in groups.values()
+    ]
+    heads = [group[0] for group in groups.values()]
+    at_defaults = {name for run in heads for name in flatten(run.method)} - {"decoding_type"}
+    at_defaults -= {name for run in heads for name in changed_settings(run, types)}
     return ComparedRuns(
-        tuple(_configuration(group, types, base) for group in groups.values()),
-        differences([_settings(group, types) for group in groups.values()]),
-        differences(machines),
+        tuple(_configuration(group, types, baselines) for group in groups.values()),
+        differences(settings, {f"method.{name}" for name in at_defaults}),
+        differences([setting_texts(map(machine, group)) for group in groups.values()]),
     )
 
 
-def _settings(group: Sequence[RunDetail], types: Types) -> SettingTexts:
-    """A configuration's settings, and which prompts and labels its runs have."""
-    run = group[0]
-    usual = defaults(run.decoding_type, types)
-    same = frozenset(f"method.{k}" for k, v in usual.items() if run.method.get(k) == v)
-    prompts = [{"prompt": " ".join(run.prompt_text.split())} for run in group]
-    settings = [chosen(run) | prompt for run, prompt in zip(group, prompts, strict=True)]
-    return SettingTexts.of(settings, same)
-
-
-def _configuration(group: Sequence[RunDetail], types: Types, base: Divisor) -> Configuration:
+def _configuration(
+    group: Sequence[RunDetail], types: MethodTypes, baselines: Baselines
+) -> Configuration:
     run = group[0]
     return Configuration(
         setup_id=run.setup_id,
@@ -122,9 +118,10 @@ def _configuration(group: Sequence[RunDetail], types: Types, base: Divisor) -> C
         num_prompts=len({run.prompt_id for run in group}),
         values={
             name: [
-                _finite(base.speedup(r) if name == "speedup" else getattr(r, name)) for r in group
+                _finite(baselines.speedup(r) if name == "speedup" else getattr(r, name))
+                for r in group
             ]
-            for name in (*FIGURES, *SPLIT)
+            for name in FIGURES
         },
         decode_s=[ratio(r.num_new_tokens - 1, r.tok_s) for r in group],
     )

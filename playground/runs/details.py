@@ -1,4 +1,4 @@
-"""Facts about one run, its annotation, changes of several at once, and a run as a request again."""
+"""Facts about one run, changes of one or several runs, and requests that repeat a run."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field
 
 from engine.config import Limits, Sampling, Settings
-from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError, PromptError
-from playground.host.catalog import TYPE_PREFIX, Catalog
+from playground.host.catalog import Catalog
 from playground.host.live import RunId
 from playground.host.request import DTYPES, GenerateRequest
-from playground.host.stream import stored_run as stored_run
 from playground.runs.query import RunIds, Text
 from playground.runs.settings import flatten, machine, short
 from storage import MAX_NAME_CHARS, MAX_NOTE_CHARS, MAX_TAG_CHARS, MAX_TAGS, RunDetail, RunLog
@@ -32,7 +30,7 @@ Tags = Annotated[
 
 
 class Annotation(Settings):
-    """New name, note or tags of a run; None leaves a field as it is."""
+    """New name, note or tags of a run; None leaves a field unchanged."""
 
     id: RunId
     name: Annotated[Text, Field(max_length=MAX_NAME_CHARS)] | None = None
@@ -50,7 +48,7 @@ class Annotation(Settings):
 
 
 class Selection(Settings):
-    """Ticked runs and a change that applies to all of them."""
+    """Selected runs, and a change that applies to all of them."""
 
     ids: Annotated[RunIds, Field(min_length=1)]
     add: Tags = ()
@@ -66,12 +64,12 @@ class Selection(Settings):
 
 
 def split_tags(text: str | None) -> tuple[str, ...]:
-    """Tags as people type them, with commas between; in order. None is what an empty box may be."""
+    """Sorted tags from a comma-separated text; an empty box may be None."""
     return tuple(sorted(_clean(tuple((text or "").split(",")))))
 
 
 def facts(run: RunDetail) -> dict[str, Sequence[tuple[str, str]]]:
-    """All settings of a run and where it ran: tables of names and short texts, by title."""
+    """All settings and the environment of a run: tables of names and short texts, by title."""
     general = {
         "id": run.id,
         "began": run.created_at.isoformat(timespec="seconds"),
@@ -103,11 +101,11 @@ def facts(run: RunDetail) -> dict[str, Sequence[tuple[str, str]]]:
 
 
 def request_again(catalog: Catalog, run: RunDetail) -> GenerateRequest:
-    """The same prompt, conversation and settings once more.
+    """A request that repeats a run: the same prompt, conversation and settings.
 
     Raises:
-        ConfigError: the target or a setting is not known here any more.
-        PromptError: the run has no text to ask again.
+        ConfigError: the target or a setting no longer exists.
+        PromptError: the run's prompt has no text.
     """
     if not run.messages and not run.prompt_text:
         raise PromptError(
@@ -120,9 +118,9 @@ def request_again(catalog: Catalog, run: RunDetail) -> GenerateRequest:
 
 
 def request_of(catalog: Catalog, run: RunDetail) -> GenerateRequest:
-    """A run's settings and prompt; of a chat, its last question.
+    """A request with a run's settings and prompt; of a chat, its last user message.
 
-    Raises ConfigError: the target, the method or a setting is not known here any more.
+    Raises ConfigError: the target, the method or a setting no longer exists.
     """
     cls = catalog.types.get(run.decoding_type)
     if cls is None:
@@ -143,25 +141,3 @@ def request_of(catalog: Catalog, run: RunDetail) -> GenerateRequest:
         system=system,
         prompt=run.prompt_text,
     )
-
-
-def nearest_method(catalog: Catalog, target: str, title: str, config: MethodConfig) -> str:
-    """The entry of the method picker that is nearest to these settings.
-
-    Raises ConfigError: the picker has none of this method.
-    """
-    keys = [key for _, key in catalog.method_choices(target)]
-    same = [key for key in keys if type(catalog.method(key).config) is type(config)]
-    if not same:
-        raise ConfigError(
-            f"The method {config.decoding_type} is not offered for {target}. "
-            "Its weights may have to be named on the command line."
-        )
-
-    def rank(key: str) -> tuple[bool, bool, bool]:
-        method = catalog.method(key)
-        other_title = method.title != title
-        other, is_type = method.config != config, key.startswith(TYPE_PREFIX)
-        return other, other_title, is_type != other  # the picker hides a type that equals a preset
-
-    return min(same, key=rank)

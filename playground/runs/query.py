@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Annotated, Any, cast, get_args
+from typing import Annotated, Any, Final, Literal, get_args
 
 from pydantic import AfterValidator, Field
 
@@ -13,37 +13,27 @@ from engine.config import Settings
 from engine.errors import ConfigError
 from engine.safe_text import read_json
 from playground.host.live import RunId
-from storage import EQUAL, LABEL_PREFIX, Figure, GroupKey, RunQuery, SortKey, Status, names_of
+from storage import EQUAL, LABEL_PREFIX, Figure, GroupKey, RunQuery, SortKey, Status
 
 PAGE_SIZE = 50
 MAX_LINK_CHARS = 20_000
 FLAT = "run"
-"""Groups by nothing: requests of experiments stand among the others."""
+"""No grouping: requests of experiments are listed like single runs."""
 OWN_MENU = ("target", "method_title", "status")
 PICKED = ("tag", *(name for name in EQUAL if name not in OWN_MENU))
-"""Filters that are picked in one menu."""
-NUM_RUNS = "num_runs"
-"""Orders groups by their size; runs by time."""
+"""Filters that share one menu."""
+NUM_RUNS: Final = "num_runs"
+"""Sorts groups by their size, and runs by time."""
 
 
-def _storable(text: str) -> str:
-    if "\x00" in text:
-        raise ValueError("text must not contain NUL characters")
-    return text
+def _known_group(value: str) -> str:
+    names = (FLAT, "tag", *get_args(GroupKey))
+    if value not in names and not value.startswith(LABEL_PREFIX):
+        raise ValueError(f"group must be one of {', '.join(names)} or {LABEL_PREFIX}KEY")
+    return value
 
 
-def _one_of(name: str, allowed: Iterable[str], prefix: str = "\x00") -> Callable[[str], str]:
-    names = tuple(allowed)
-
-    def check(value: str) -> str:
-        if value not in names and not value.startswith(prefix):
-            raise ValueError(f"{name} must be one of {', '.join(filter(None, names))}")
-        return value
-
-    return check
-
-
-Text = Annotated[str, Field(max_length=600), AfterValidator(_storable)]
+Text = Annotated[str, Field(max_length=600, pattern=r"^[^\x00]*$")]
 RunIds = Annotated[
     tuple[RunId, ...],
     Field(strict=False, max_length=500),
@@ -51,18 +41,13 @@ RunIds = Annotated[
 ]
 Bound = Annotated[float, Field(allow_inf_nan=False)] | None
 Range = Annotated[tuple[Bound, Bound], Field(strict=False)]
-StatusName = Annotated[str, AfterValidator(_one_of("status", ("", *get_args(Status))))]
-SortName = Annotated[str, AfterValidator(_one_of("sort", (NUM_RUNS, *names_of(SortKey))))]
-GroupName = Annotated[
-    Text, AfterValidator(_one_of("group", (FLAT, *names_of(GroupKey), "tag"), LABEL_PREFIX))
-]
 
 
 class TableQuery(Settings):
     """Filters, grouping, order and page of the table; empty filters match every run."""
 
     text: Annotated[Text, Field(max_length=200)] = ""
-    status: StatusName | None = None
+    status: Literal[Status, "", None] = None
     deleted: bool = False
     target: Text | None = None
     decoding_type: Text | None = None
@@ -77,8 +62,8 @@ class TableQuery(Settings):
     labels: Annotated[dict[Text, Text], Field(max_length=16)] = {}
     ranges: dict[Figure, Range] = {}
     ids: RunIds | None = None
-    group: GroupName | None = None
-    sort: SortName = "created_at"
+    group: Annotated[Text, AfterValidator(_known_group)] | None = None
+    sort: Literal[SortKey, "num_runs"] = "created_at"
     descending: bool = True
     page: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     compare: RunIds | None = None
@@ -89,19 +74,18 @@ class TableQuery(Settings):
 
     @property
     def folded(self) -> bool:
-        """Whether an experiment is one row; not where some runs or one experiment are picked."""
+        """Whether an experiment is one row; not if certain runs or one experiment are selected."""
         picked = (self.experiment, self.benchmark_id, self.setup_id, self.prompt_id, self.ids)
         return not self.group and not any(picked) and "compare" not in self.labels
 
     def run_query(self, **changes: Any) -> RunQuery:
-        """The query of the log."""
+        """The corresponding query of the log."""
         filters: dict[str, Any] = {name: getattr(self, name) or None for name in (*EQUAL, "tag")}
-        filters |= {name: getattr(self, name) for name in ("text", "labels", "ranges", "ids")}
+        others = ("text", "labels", "ranges", "ids", "deleted", "descending")
+        filters |= {name: getattr(self, name) for name in others}
         query = RunQuery(
             **filters,
-            only_deleted=self.deleted,
-            sort=cast(SortKey, "created_at" if self.sort == NUM_RUNS else self.sort),
-            descending=self.descending,
+            sort="created_at" if self.sort == NUM_RUNS else self.sort,
             limit=PAGE_SIZE,
             offset=PAGE_SIZE * self.page,
         )
@@ -109,24 +93,22 @@ class TableQuery(Settings):
 
     def in_group(self, value: str | None) -> TableQuery:
         """The runs of one of the groups that this query makes, newest first."""
-        by, changes = (
-            self.group or "experiment",
-            dict[str, Any]({self.group or "experiment": value}),
-        )
+        by = self.group or "experiment"
+        changes: dict[str, Any] = {by: value}
         if by.startswith(LABEL_PREFIX):
             changes = {"labels": {**self.labels, by.removeprefix(LABEL_PREFIX): value}}
         first = {"group": None, "page": 0, "sort": "created_at", "descending": True}
         return self.parse({**self.model_dump(), **first, **changes})
 
     def after(self, before: TableQuery) -> TableQuery:
-        """Back on the first page if the filters have changed, in the usual order if the groups."""
+        """Back on the first page if filters changed; in the default order if the grouping did."""
         if self.group != before.group:
-            usual = NUM_RUNS if self.grouped else "created_at"
-            return self.replace(page=0, sort=usual, descending=True)
+            sort = NUM_RUNS if self.grouped else "created_at"
+            return self.replace(page=0, sort=sort, descending=True)
         return self if self.filters == before.filters else self.replace(page=0)
 
     def sorted_by(self, sort: str) -> TableQuery:
-        """In another order, largest first; in the same one turned round."""
+        """Sorted by another column, largest first; by the same one, in reverse."""
         return self.replace(page=0, sort=sort, descending=self.sort != sort or not self.descending)
 
     @property
@@ -137,7 +119,7 @@ class TableQuery(Settings):
 
     @property
     def link_values(self) -> dict[str, Any]:
-        """What differs from the table as it opens: short enough for an address."""
+        """Values that differ from the initial table's, to keep the address short."""
         return {
             name: value
             for name, value in self.model_dump(mode="json", exclude_defaults=True).items()
@@ -174,9 +156,9 @@ def read_filters(texts: Iterable[str], titles: Mapping[str, str]) -> dict[str, A
     """Values of a `TableQuery` for filters as written by `filter_texts` or by hand.
 
     Args:
-        titles: the names under which figures are shown, which are taken for theirs.
+        titles: titles of figures by name; filters may use either.
 
-    Raises ConfigError: one of them is no filter.
+    Raises ConfigError: a text is not a filter.
     """
     keys = {title.casefold(): key for key, title in titles.items()}
     filters: dict[str, Any] = {"labels": {}, "ranges": {}}
@@ -191,9 +173,12 @@ def read_filters(texts: Iterable[str], titles: Mapping[str, str]) -> dict[str, A
             filters["ids"] = value.split(",")
         elif sign == "=" and name.startswith(LABEL_PREFIX):
             filters["labels"][name.removeprefix(LABEL_PREFIX)] = value
-        elif sign in (">=", "<=") and name in names_of(Figure):
+        elif sign in (">=", "<=") and name in get_args(Figure):
             least, most = filters["ranges"].get(name, (None, None))
-            bound = _number(text, value)
+            try:
+                bound = float(value)
+            except ValueError as error:
+                raise ConfigError(f"{text!r:.80} must end with a number.") from error
             filters["ranges"][name] = (bound, most) if sign == ">=" else (least, bound)
         else:
             raise ConfigError(
@@ -201,10 +186,3 @@ def read_filters(texts: Iterable[str], titles: Mapping[str, str]) -> dict[str, A
                 f"{text!r:.80}."
             )
     return filters
-
-
-def _number(text: str, value: str) -> float:
-    try:
-        return float(value)
-    except ValueError as error:
-        raise ConfigError(f"{text!r:.80} must end with a number.") from error

@@ -1,21 +1,20 @@
-"""A run's settings as flat names and short texts, and which of them differ between runs."""
+"""A run's settings as flat names and short texts, and their differences between runs."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
-from pydantic_core import to_jsonable_python
-
 from engine.drafters.method import MethodConfig
+from engine.errors import ConfigError
 from storage import RunDetail, RunSummary
 
 MAX_VALUE_CHARS = 80
 ABSENT = "–"
-Types = Mapping[str, type[MethodConfig]]
+MethodTypes = Mapping[str, type[MethodConfig]]
 
 
 def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -31,7 +30,7 @@ def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def short(value: Any) -> str:
-    """A setting's value in at most `MAX_VALUE_CHARS`; different values give different texts."""
+    """A setting's value in at most `MAX_VALUE_CHARS`; different values have different texts."""
     if value is None:
         return "none"
     if isinstance(value, bool):
@@ -53,10 +52,10 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, default=str).encode()).hexdigest()[:4]
 
 
-def chosen(run: RunSummary) -> dict[str, Any]:
-    """All that was chosen for a run, flat: `method.max_draft_len`, `sampling.top_k`, `label.turn`.
+def run_settings(run: RunSummary) -> dict[str, Any]:
+    """All settings of a run, flat: `method.max_draft_len`, `sampling.top_k`, `label.turn`.
 
-    A greedy run comes without its seed, which decides nothing.
+    Without the seed of a greedy run, which has no effect.
     """
     sampling = dict(run.sampling)
     if not sampling.get("temperature"):
@@ -68,85 +67,52 @@ def chosen(run: RunSummary) -> dict[str, Any]:
 
 
 def machine(run: RunDetail) -> dict[str, Any]:
-    """Where a run ran, flat: `versions.torch`, …"""
+    """The environment of a run, flat: `versions.torch`, …"""
     shown_elsewhere = {"target", "dtype", "device"}
     return flatten({k: v for k, v in run.environment.items() if k not in shown_elsewhere})
 
 
-def non_default(run: RunSummary, types: Types) -> str:
-    """What tells a run's method and sampling from their defaults, in one line."""
-    own = _changed(run.method, defaults(run.decoding_type, types), types)
+def non_default(run: RunSummary, types: MethodTypes) -> str:
+    """The settings of a run that differ from their defaults, in one line."""
+    own = changed_settings(run, types)
     if temperature := run.sampling.get("temperature"):
         own["temperature"] = temperature
     return " · ".join(f"{key} {short(value)}" for key, value in own.items())
 
 
-def _changed(
-    method: Mapping[str, Any], usual: Mapping[str, Any], types: Types, prefix: str = ""
-) -> dict[str, Any]:
-    """A method's settings that are not `usual`, flat; of a method within first its type."""
-    changes: dict[str, Any] = {}
-    for key, value in method.items():
-        if key == "decoding_type" or usual.get(key) == value:
-            continue
-        name, kind = f"{prefix}{key}", None
-        if isinstance(value, Mapping):
-            kind = value.get("decoding_type")
-        changes[name] = kind or value
-        if isinstance(kind, str):
-            changes |= _changed(value, defaults(kind, types), types, f"{name}.")
-    return changes
+def changed_settings(run: RunSummary, types: MethodTypes) -> dict[str, Any]:
+    """The method's settings that differ from their defaults, flat; all of an unknown method's."""
+    cls = types.get(run.decoding_type)
+    with suppress(ConfigError):  # as of another version
+        if cls is not None:
+            return cls.parse(run.method).changed_flat
+    return {name: v for name, v in flatten(run.method).items() if name != "decoding_type"}
 
 
-def defaults(decoding_type: str, types: Types) -> dict[str, Any]:
-    """A method's default settings as stored; of an unknown one none."""
-    cls = types.get(decoding_type)
-    fields = cls.model_fields.items() if cls else ()
-    usual = {name: field.get_default() for name, field in fields}
-    return dict(to_jsonable_python(usual, serialize_unknown=True))
+Texts = Mapping[str, Collection[str]]
+"""The distinct values of each setting in the runs of a configuration, as short texts."""
 
 
-@dataclass(frozen=True, slots=True)
-class SettingTexts:
-    """The settings of some runs: the different values of each, as short texts.
-
-    Attributes:
-        usual: names whose value is their method's default; where others lack such a setting, that
-            alone is no difference.
-    """
-
-    values: Mapping[str, Sequence[str]]
-    usual: frozenset[str] = frozenset()
-
-    @classmethod
-    def of(
-        cls, all_settings: Sequence[Mapping[str, Any]], usual: frozenset[str] = frozenset()
-    ) -> SettingTexts:
-        texts: dict[str, dict[str, None]] = {}
-        for settings in all_settings:
-            for name, value in settings.items():
-                texts.setdefault(name, {})[short(value)] = None
-        return cls({name: tuple(values) for name, values in texts.items()}, usual)
+def setting_texts(all_settings: Iterable[Mapping[str, Any]]) -> Texts:
+    texts: dict[str, set[str]] = {}
+    for settings in all_settings:
+        for name, value in settings.items():
+            texts.setdefault(name, set()).add(short(value))
+    return texts
 
 
-def differences(configurations: Sequence[SettingTexts]) -> dict[str, list[str]]:
-    """The settings that are not the same in all configurations, or not in all runs of the only one.
+def differences(
+    configurations: Sequence[Texts], ignored: Collection[str] = ()
+) -> dict[str, list[str]]:
+    """The settings that differ between configurations, or between the runs of a single one.
 
     Returns:
         A text per configuration for each name; a dash where a configuration lacks it.
     """
-    names = dict.fromkeys(name for each in configurations for name in each.values)
+    names = dict.fromkeys(name for each in configurations for name in each if name not in ignored)
+    rows = {name: [sorted(each.get(name, [ABSENT])) for each in configurations] for name in names}
     return {
-        name: [", ".join(sorted(each.values.get(name, (ABSENT,)))) for each in configurations]
-        for name in names
-        if _differs(name, configurations)
+        name: [", ".join(texts) for texts in row]
+        for name, row in rows.items()
+        if any(texts != row[0] for texts in row) or (len(row) == 1 and len(row[0]) > 1)
     }
-
-
-def _differs(name: str, configurations: Sequence[SettingTexts]) -> bool:
-    having = [each for each in configurations if name in each.values]
-    different = {frozenset(each.values[name]) for each in having}
-    if len(configurations) == 1:
-        return any(len(values) > 1 for values in different)
-    lacking = len(having) < len(configurations)
-    return len(different) > 1 or (lacking and any(name not in each.usual for each in having))

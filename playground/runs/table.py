@@ -1,4 +1,4 @@
-"""The table of the Runs page: a page of the log or groups of it, drawn in columns."""
+"""The table of the Runs page: a page of runs or groups of the log, in columns."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from urllib.parse import urlencode
 from engine import formats
 from engine.formats import DASH
 from engine.metrics import ratio, speedup, step_ms_of, tokens_per_step
-from playground.host.baseline import Evidence, doubt_of, pooled_tok_s, trusted_speedup
-from playground.host.plain import stored_plain_step
-from playground.host.result import compare_with_plain
+from playground.host.baseline import doubt_of, pooled_tok_s, trusted_speedup
+from playground.host.result import sure_speedup
 from playground.runs.columns import COLUMNS, FIGURES, GROUP_COLUMNS, GROUP_FIGURES, Column
 from playground.runs.query import FLAT, NUM_RUNS, PAGE_SIZE, TableQuery
-from playground.runs.settings import Types, non_default
+from playground.runs.settings import MethodTypes, non_default
 from storage import (
     LABEL_PREFIX,
     PLAIN,
-    Circumstance,
+    ComparisonKey,
     DecodeTotals,
     ExperimentRow,
     RunGroup,
@@ -34,9 +33,9 @@ KINDS = {
     "compare": "Comparison",
     "replay": "Replay",
 }
-"""What an experiment's row is called."""
+"""Titles of the kinds of experiments."""
 REPORTS = ("benchmark", "compare")
-"""Kinds whose report has an address by id."""
+"""Kinds of experiments whose report has an address."""
 MAX_GROUPS = 200
 GROUPS = {
     "method_title": "method",
@@ -55,21 +54,21 @@ class RunTable:
         types: config class of each decoding type; settings at their defaults are not shown.
     """
 
-    def __init__(self, log: RunLog, types: Types | None = None) -> None:
+    def __init__(self, log: RunLog, types: MethodTypes | None = None) -> None:
         self.log = log
         self.types = types or {}
 
     def view(self, query: TableQuery, columns: Collection[str] = ()) -> dict[str, Any]:
-        """What the page's module draws: heads, rows of cells, how many there are."""
+        """The table as the page's module draws it: heads, rows of cells, number of rows."""
         if query.grouped:
             return self._grouped_view(query)
-        shown_columns = [c for c in COLUMNS if c.key in columns or (c.usual and not columns)]
+        shown_columns = [c for c in COLUMNS if c.key in columns or (c.default and not columns)]
         run_query = query.run_query()
         page = self.log.experiments.page(run_query) if query.folded else self.log.find(run_query)
         single = [row for row in page.rows if isinstance(row, RunSummary)]
-        base = Divisor.of(self.log, single)
+        baselines = Baselines.of(self.log, single)
         rows = [
-            self._row(row, base) if isinstance(row, RunSummary) else experiment_row(row)
+            self._row(row, baselines) if isinstance(row, RunSummary) else experiment_row(row)
             for row in page.rows
         ]
         if "benchmark_id" in columns:
@@ -88,7 +87,7 @@ class RunTable:
             "total": page.total,
         }
 
-    def _row(self, run: RunSummary, base: Divisor) -> dict[str, Any]:
+    def _row(self, run: RunSummary, baselines: Baselines) -> dict[str, Any]:
         """The cells of a run by column."""
         row = asdict(run) | {
             "created_at": run.created_at.isoformat(),
@@ -98,7 +97,7 @@ class RunTable:
             "labels": " · ".join(f"{key} {value}" for key, value in run.labels.items()),
             "temperature": run.sampling.get("temperature"),
             "seed": run.sampling.get("seed"),
-            "speedup": base.speedup(run),
+            "speedup": baselines.speedup(run),
         }
         return row | {name: figure.text(row[name]) for name, figure in FIGURES.items()}
 
@@ -132,7 +131,7 @@ class RunTable:
     def _group_title(
         self, group: RunGroup, by: str, benchmarks: Mapping[str, str]
     ) -> tuple[str, str]:
-        """What a group has in common, and a remark beside it."""
+        """The common value of a group, and a remark beside it."""
         run, value = group.example, group.value
         if value is None:
             return "none", ""
@@ -147,7 +146,7 @@ class RunTable:
         """Titles and values that can be filtered and grouped by.
 
         Args:
-            chosen: filters to list in any case.
+            chosen: selected filters, listed even where the log has no such value.
         """
         facets = self.log.facets()
         filters = {f"tag = {tag}": f"tag {tag}" for tag in facets.tags}
@@ -156,19 +155,17 @@ class RunTable:
         filters |= {f"benchmark_id = {i}": f"benchmark {n}" for i, n in facets.benchmarks.items()}
         groups = [("experiment", ""), ("single requests", FLAT)]
         groups += [(title, key) for key, title in GROUPS.items()]
+        groups += [(key, LABEL_PREFIX + key) for key in facets.labels]
         return {
             "targets": [("any", ""), *((name, name) for name in facets.targets)],
             "methods": [("any", ""), *((name, name) for name in facets.methods)],
             "filters": [(filters.get(v, v), v) for v in dict.fromkeys([*filters, *chosen])],
-            "groups": [
-                *groups,
-                *((k, LABEL_PREFIX + k) for k in facets.labels),
-            ],
+            "groups": groups,
         }
 
 
 def experiment_row(experiment: ExperimentRow) -> dict[str, Any]:
-    """The cells of an experiment: what it was, how much of it is done, and its speedups."""
+    """The cells of an experiment: its kind, how much of it is done, and its speedups."""
     run = experiment.example
     begin = " ".join(run.prompt_text.split())
     num_completed, num_runs = experiment.num_completed, experiment.num_runs
@@ -192,7 +189,7 @@ def experiment_row(experiment: ExperimentRow) -> dict[str, Any]:
 
 
 def _range(counts: Sequence[SpeedupCounts]) -> str:
-    """Least and largest speedup of an experiment, of those that can be trusted."""
+    """Smallest and largest reliable speedup of an experiment."""
     speedups = [one for one in map(trusted_speedup, counts) if one is not None]
     if not speedups:
         return DASH
@@ -202,30 +199,26 @@ def _range(counts: Sequence[SpeedupCounts]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Divisor:
-    """Plain decoding, which speedups of some runs divide by.
+class Baselines:
+    """What plain decoding took, to compute the speedups of some runs.
 
     Attributes:
-        totals: its tokens and seconds by circumstance.
-        own_speedups: of runs that plain decoding was timed around, as in the runs' own summaries;
-            uncertain ones are left out.
+        totals: its tokens and seconds in comparable runs.
+        own_speedups: reliable speedups of runs with a baseline of their own, timed around them.
     """
 
-    totals: Mapping[Circumstance, DecodeTotals]
+    totals: Mapping[ComparisonKey, DecodeTotals]
     own_speedups: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, log: RunLog, rows: Sequence[RunSummary]) -> Self:
-        own_speedups = {}
-        for run_id, metrics in log.metrics([run.id for run in rows if not run.experiment]).items():
-            if plain := stored_plain_step(metrics):
-                comparison = compare_with_plain(metrics, plain)
-                if comparison and comparison.is_sure and comparison.speedup is not None:
-                    own_speedups[run_id] = comparison.speedup
-        return cls(log.decode_totals([run.prompt_id for run in rows], PLAIN), own_speedups)
+        metrics = log.metrics([run.id for run in rows if not run.experiment])
+        speedups = {run_id: sure_speedup(own) for run_id, own in metrics.items()}
+        sure = {run_id: one for run_id, one in speedups.items() if one is not None}
+        return cls(log.decode_totals([run.prompt_id for run in rows], PLAIN), sure)
 
     def speedup(self, run: RunSummary) -> float | None:
-        """As its sentence says, or tok/s over plain decoding's in the same circumstance.
+        """As in the run's own summary, or tok/s over plain decoding's in comparable runs.
 
         None without any, and for plain decoding itself: its scatter is no speedup.
         """
@@ -233,20 +226,20 @@ class Divisor:
             return None
         if run.id in self.own_speedups:
             return self.own_speedups[run.id]
-        where = Circumstance(run.target, run.prompt_id, run.dtype, run.device, run.experiment)
-        totals = self.totals.get(where)
+        key = ComparisonKey(run.target, run.prompt_id, run.dtype, run.device, run.experiment)
+        totals = self.totals.get(key)
         if totals is None:
             return None
         step_ms = step_ms_of(tokens_per_step(run.num_new_tokens, run.num_steps), run.tok_s)
         step_s = None if step_ms is None else step_ms / 1000
         base_tok_s = pooled_tok_s(totals)
-        if doubt_of(Evidence(step_s, ratio(1, base_tok_s))):
+        if doubt_of(step_s, ratio(1, base_tok_s)):
             return None
         return speedup(run.tok_s, base_tok_s)
 
 
 def _heads(columns: Sequence[Column], sort: str, descending: bool) -> list[dict[str, Any]]:
-    """The head row; of columns that sort by the same figure only its own is marked."""
+    """The head row; of two columns that sort by the same figure only one is marked."""
     order = "descending" if descending else "ascending"
     return [
         asdict(column)
@@ -263,7 +256,7 @@ def _cells(row: Mapping[str, Any], columns: Sequence[Column]) -> dict[str, Any]:
 
 
 def _ordered(groups: Sequence[RunGroup], sort: str, descending: bool) -> list[RunGroup]:
-    """Groups by a mean, their size or their newest run; those without that figure come last."""
+    """Groups sorted by a mean, their size or their newest run; those without the figure last."""
 
     def key(group: RunGroup) -> Any:
         if sort in GROUP_FIGURES:

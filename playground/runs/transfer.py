@@ -1,12 +1,11 @@
-"""Runs as files: JSON with every step, in and out; CSV tables of runs and of steps, out.
+"""Runs as files: export and import as JSON with all steps, export as CSV tables of runs or steps.
 
-The JSON is one object with a run per line, so that a file of any size is written and read one run
-at a time. A float that JSON has no word for is {"$float": "nan"}.
+The JSON is one object with a run per line, so that files of any size are written and read one run
+at a time. A float that JSON cannot represent is {"$float": "nan"}.
 """
 
 from __future__ import annotations
 
-import functools
 import gzip
 import io
 import json
@@ -16,16 +15,26 @@ import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC
+from itertools import chain, islice
 from pathlib import Path
-from typing import IO, Any, Literal, cast
+from typing import IO, Any, Literal, cast, get_args
 
 from pydantic import TypeAdapter, ValidationError
 
 from engine.errors import ConfigError
 from engine.safe_text import MAX_CHARS, csv_line, read_json, short, unwritable
-from storage import Figure, RunDetail, RunLog, RunSummary, StepRow, StoredRun, names_of
+from storage import (
+    MAX_NAME_CHARS,
+    MAX_NOTE_CHARS,
+    Figure,
+    RunDetail,
+    RunLog,
+    RunSummary,
+    StepRow,
+    StoredRun,
+)
 
 Kind = Literal["json", "csv", "steps"]
 """Whole runs, a line per run, a line per step."""
@@ -33,13 +42,14 @@ FORMAT = "speculative-decoding-playground/runs"
 VERSION = 1
 HEAD = json.dumps({"format": FORMAT, "version": VERSION})[:-1] + ', "runs": [\n'
 TAIL = "\n]}\n"
-GZIP_MAGIC = b"\x1f\x8b"
-ODD_FLOATS = ("nan", "inf", "-inf")
-DERIVED = ("setup_id", "prompt_id")
-"""Follow from the rest; a log computes them anew."""
-BATCH = 200
 LINE_CHARS = 32
-"""What a line counts for at least: it takes time, too."""
+"""The least that a line counts for, however short: reading it takes time, too."""
+GZIP_MAGIC = b"\x1f\x8b"
+NON_FINITE = ("nan", "inf", "-inf")
+DERIVED = ("setup_id", "prompt_id")
+"""Derived from the other fields; a log computes them again."""
+BATCH = 20
+"""Runs that are added at a time."""
 RUN_COLUMNS = (
     "id created_at status target decoding_type method_title lossless dtype device finish_reason "
     "name note benchmark_id"
@@ -55,8 +65,8 @@ STEP_COLUMNS = (
 
 
 def export_runs(log: RunLog, run_ids: Sequence[str], stream: IO[str], kind: Kind) -> Iterator[int]:
-    """Write runs; yields how many are written, after each."""
-    runs = [*RUN_COLUMNS, *names_of(Figure), "tags", *JSON_COLUMNS, "prompt", "text"]
+    """Write runs; yields the number written so far, after each."""
+    runs = [*RUN_COLUMNS, *get_args(Figure), "tags", *JSON_COLUMNS, "prompt", "text"]
     steps = ["run_id", *STEP_COLUMNS, "num_drafted", "num_accepted", "committed_text"]
     stream.write({"json": HEAD, "csv": csv_line(runs), "steps": csv_line(steps)}[kind])
     for number, run_id in enumerate(run_ids):
@@ -74,9 +84,9 @@ def export_runs(log: RunLog, run_ids: Sequence[str], stream: IO[str], kind: Kind
 
 @contextmanager
 def writing(file: Path) -> Iterator[IO[str]]:
-    """A text stream into a file that appears only when all is written; gzip if it ends in .gz.
+    """A text stream into a file that is created only once complete; gzip if it ends in .gz.
 
-    What is no ordinary file (`/dev/stdout`, a pipe) is written to as it is, never replaced.
+    A special file (`/dev/stdout`, a pipe) is written to directly, never replaced.
 
     Raises ConfigError: the file cannot be written.
     """
@@ -102,30 +112,30 @@ def run_line(stored: StoredRun) -> str:
     try:
         return json.dumps(values, allow_nan=False)
     except ValueError:
-        return json.dumps(_without_odd_floats(values), allow_nan=False)
+        return json.dumps(_encode_non_finite(values), allow_nan=False)
 
 
 def run_values(run: RunSummary) -> dict[str, Any]:
     """A run as plain values, without its steps."""
     values = {key: value for key, value in asdict(run).items() if key not in DERIVED}
-    plain: dict[str, Any] = _without_odd_floats(values | {"created_at": run.created_at.isoformat()})
+    plain: dict[str, Any] = _encode_non_finite(values | {"created_at": run.created_at.isoformat()})
     return plain
 
 
-def _without_odd_floats(value: Any) -> Any:
+def _encode_non_finite(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return {"$float": str(value)}
     if isinstance(value, Mapping):
-        return {key: _without_odd_floats(inner) for key, inner in value.items()}
+        return {key: _encode_non_finite(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_without_odd_floats(inner) for inner in value]
+        return [_encode_non_finite(inner) for inner in value]
     return value
 
 
 def _run_row(run: RunDetail) -> str:
     values: list[Any] = [getattr(run, name) for name in RUN_COLUMNS]
     values[1] = run.created_at.astimezone(UTC).isoformat()
-    values += [getattr(run, name) for name in names_of(Figure)]
+    values += [getattr(run, name) for name in get_args(Figure)]
     values.append(";".join(run.tags))
     values += [json.dumps(getattr(run, name)) for name in JSON_COLUMNS]
     return csv_line([*values, run.prompt_text, run.text])
@@ -142,54 +152,31 @@ def _step_row(run_id: str, step: StepRow) -> str:
 
 @dataclass(slots=True)
 class ImportCounts:
-    """What became of the runs of a file: added, known already, added under a new id."""
+    """Numbers of imported runs that were added, and that were already present."""
 
     added: int = 0
     present: int = 0
-    renamed: dict[str, str] = field(default_factory=dict)
-    """New ids by the given ones, which other runs have."""
 
 
 def import_runs(log: RunLog, lines: Iterable[str]) -> Iterator[ImportCounts]:
-    """Add the runs of an export, a batch at a time; each batch arrives whole or not at all.
+    """Add the runs of an export in batches, each in one transaction.
 
     Raises:
-        ConfigError: it is no export, or a run in it is malformed; names the run.
+        ConfigError: it is not an export, or one of its runs is malformed; names the run.
         StorageError: the log refuses a value.
     """
-    counts = ImportCounts()
-    for batch in _batches(lines):
-        for result in log.write_whole(batch):
-            counts.added += result.kind != "present"
-            counts.present += result.kind == "present"
-            if result.kind == "renamed":
-                counts.renamed[result.source_id] = result.id
+    counts, runs = ImportCounts(), read_runs(lines)
+    while batch := list(islice(runs, BATCH)):
+        num_added = log.write_whole(batch)
+        counts.added += num_added
+        counts.present += len(batch) - num_added
         yield counts
-
-
-def _batches(lines: Iterable[str]) -> Iterator[list[StoredRun]]:
-    """Runs in batches that fit into memory."""
-    num_chars, batch = 0, list[StoredRun]()
-
-    def counted() -> Iterator[str]:
-        nonlocal num_chars
-        for line in lines:
-            num_chars += len(line)
-            yield line
-
-    for run in read_runs(counted()):
-        batch.append(run)
-        if len(batch) == BATCH or num_chars > MAX_CHARS:
-            yield batch
-            num_chars, batch = 0, []
-    if batch:
-        yield batch
 
 
 def read_lines(file: Path) -> Iterator[str]:
     """The lines of a file, gzip or not.
 
-    Raises ConfigError: it cannot be read, is no text, or has a line longer than any run.
+    Raises ConfigError: it cannot be read, is not text, or has a line longer than any run.
     """
     try:
         with file.open("rb") as raw:
@@ -197,46 +184,49 @@ def read_lines(file: Path) -> Iterator[str]:
             with gzip.open(raw) if packed else raw as plain:
                 stream = io.TextIOWrapper(cast(Any, plain), encoding="utf-8")
                 while line := stream.readline(MAX_CHARS + 1):
-                    _check_length(len(line), file.name)
+                    if len(line) > MAX_CHARS:
+                        raise ConfigError(
+                            f"{file.name} has more than {MAX_CHARS} characters in one line. Keep "
+                            "the file as the playground writes it: one run per line."
+                        )
                     yield line
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise ConfigError(f"{file.name} cannot be read: {error}.") from error
 
 
-def _check_length(num_chars: int, where: str) -> None:
-    if num_chars > MAX_CHARS:
-        raise ConfigError(
-            f"{where} has more than {MAX_CHARS} characters in one line. Export fewer runs, and "
-            "keep the file as the playground writes it: one run per line."
-        )
-
-
 def read_runs(lines: Iterable[str]) -> Iterator[StoredRun]:
-    """The runs of an export, one at a time; a reformatted one is read as a whole.
+    """The runs of an export, one at a time; a reformatted file is read as a whole.
 
-    Raises ConfigError: it is no export, or a run in it is malformed; names the run.
+    Raises ConfigError: it is not an export, or one of its runs is malformed; names the run.
     """
     source = iter(lines)
-    first = next(source, "")
-    if not first.strip().endswith('"runs": ['):
-        parts, num_chars = [first], len(first)
-        for line in source:
-            parts.append(line)
-            num_chars += max(len(line), LINE_CHARS)
-            _check_length(num_chars, "The file")
-        document = _json("".join(parts), "The file")
+    first = next(source, "").rstrip()
+    if not first.endswith('"runs": ['):
+        document = _json("".join(_bounded(chain([first], source))), "The file")
         _check_head(document)
-        for number, raw in enumerate(document["runs"], start=1):
-            yield _stored(raw, number)
+        yield from (_checked(raw, number) for number, raw in enumerate(document["runs"], start=1))
         return
     _check_head(_json(first + "]}", "The file"))
     for number, line in enumerate(source, start=1):
         text = line.strip().removesuffix(",")
         if text == "]}":
             return
-        if text or number > 1:  # an export of nothing has an empty line
-            yield _stored(_json(text, f"Run {number} of the file"), number)
+        if text or number > 1:  # an export without runs has an empty line
+            yield _checked(_json(text, f"Run {number} of the file"), number)
     raise ConfigError("The file is incomplete. Copy or export it again.")
+
+
+def _bounded(lines: Iterable[str]) -> Iterator[str]:
+    """Raises ConfigError: the lines are too long to be read as a whole."""
+    num_chars = 0
+    for line in lines:
+        num_chars += max(len(line), LINE_CHARS)
+        if num_chars > MAX_CHARS:
+            raise ConfigError(
+                f"The file has more than {MAX_CHARS} characters. Keep it as the playground writes "
+                "it: one run per line."
+            )
+        yield line
 
 
 def _check_head(document: Any) -> None:
@@ -251,70 +241,54 @@ def _check_head(document: Any) -> None:
 
 
 def _json(text: str, what: str) -> Any:
-    return read_json(text, what=what, object_hook=_odd_float)
+    return read_json(text, what=what, object_hook=_parse_non_finite)
 
 
-def _odd_float(value: dict[str, Any]) -> Any:
+def _parse_non_finite(value: dict[str, Any]) -> Any:
     if value.keys() != {"$float"}:
         return value
-    if value["$float"] not in ODD_FLOATS:
-        raise ConfigError(f"$float must be one of {', '.join(ODD_FLOATS)}.")
+    if value["$float"] not in NON_FINITE:
+        raise ConfigError(f"$float must be one of {', '.join(NON_FINITE)}.")
     return float(value["$float"])
 
 
-def _stored(raw: Any, number: int) -> StoredRun:
-    if not isinstance(raw, dict):
-        raise ConfigError(f"Run {number} of the file must be an object.")
-    values = {key: value for key, value in raw.items() if key != "steps"}
-    where = f"Run {raw.get('id', number)!s:.40} of the file"
-    return checked_run({**values, **dict.fromkeys(DERIVED, "")}, raw.get("steps", []), where)
-
-
-# ---- checks of what comes in: types, sizes, tree shapes
+# ---- validation of imported runs: types, sizes, tree shapes
 
 ID = re.compile(r"[0-9A-Za-z_-]{1,32}")
-FIELD_CHARS = {
-    "target": 255,
-    "decoding_type": 64,
-    "method_title": 255,
-    "dtype": 32,
-    "device": 64,
-    "finish_reason": 32,
-    "benchmark_id": 32,
-    "name": 255,
-    "note": 20_000,
-}
 YEARS = (1970, 9000)
 MAX_COUNT = 2**31 - 1
-COUNTS = ("num_prompt_tokens", "num_new_tokens", "num_steps")
 
 
-@functools.cache
-def _adapters() -> tuple[TypeAdapter[RunDetail], TypeAdapter[tuple[StepRow, ...]]]:
-    return TypeAdapter(RunDetail), TypeAdapter(tuple[StepRow, ...])
+STORED_RUN = TypeAdapter(StoredRun)
 
 
-def checked_run(values: Mapping[str, Any], rows: Any, where: str) -> StoredRun:
+def _checked(raw: Any, number: int) -> StoredRun:
     """A run and its steps from plain data.
 
     Raises ConfigError: naming the run, the field and what is wrong.
     """
-    run_type, steps_type = _adapters()
+    if not isinstance(raw, dict):
+        raise ConfigError(f"Run {number} of the file must be an object.")
+    where = f"Run {raw.get('id', number)!s:.40} of the file"
+    values = {**raw, **dict.fromkeys(DERIVED, "")}
+    steps = values.pop("steps", [])
     try:
-        run, steps = run_type.validate_python(values), steps_type.validate_python(rows)
+        stored = STORED_RUN.validate_python({"run": values, "steps": steps})
     except RecursionError as error:
         raise ConfigError(f"{where}: its values are nested too deeply.") from error
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        field = ".".join(str(part) for part in first["loc"]) or "it"
+        field = ".".join(str(part) for part in first["loc"]).removeprefix("run.")
         raise ConfigError(
             f"{where}: {field} is refused: {first['msg']}, got {short(first['input'], 60)}."
         ) from error
-    for fault in (*_run_faults(run), *(f for n, s in enumerate(steps) for f in _step_faults(n, s))):
+    run = stored.run
+    step_faults = (_step_faults(index, step) for index, step in enumerate(stored.steps))
+    for fault in chain(_run_faults(run), *step_faults):
         raise ConfigError(f"{where}: {fault}")
     zone = run.created_at.tzinfo or UTC
     created_at = run.created_at.replace(tzinfo=zone).astimezone(UTC)
-    return StoredRun(replace(run, created_at=created_at), steps)
+    return replace(stored, run=replace(run, created_at=created_at))
 
 
 def _run_faults(run: RunDetail) -> Iterator[str]:
@@ -322,15 +296,16 @@ def _run_faults(run: RunDetail) -> Iterator[str]:
         yield f"id must be letters and digits, at most 32, got {run.id!r:.60}."
     if not YEARS[0] <= run.created_at.year <= YEARS[1]:
         yield f"created_at must be in the years {YEARS[0]} to {YEARS[1]}."
-    for name, most in FIELD_CHARS.items():
-        if len(getattr(run, name) or "") > most:
-            yield f"{name} must have at most {most} characters, got {len(getattr(run, name))}."
+    for name in RUN_COLUMNS:
+        text, most = getattr(run, name), MAX_NOTE_CHARS if name == "note" else MAX_NAME_CHARS
+        if isinstance(text, str) and len(text) > most:
+            yield f"{name} must have at most {most} characters, got {len(text)}."
     if run.method.get("decoding_type") != run.decoding_type:
         yield f"method must be of decoding_type {run.decoding_type!r:.60}."
     if not all(isinstance(turn.get("role"), str) for turn in run.messages):
         yield "every message must have a role and content."
-    counts = [getattr(run, name) for name in COUNTS]
-    yield from _number_faults(*counts, run.first_token_id or 0, *run.prompt_ids, *run.output_ids)
+    yield from _number_faults(run.num_prompt_tokens, run.num_new_tokens, run.num_steps)
+    yield from _number_faults(run.first_token_id or 0, *run.prompt_ids, *run.output_ids)
 
 
 def _number_faults(*numbers: int) -> Iterator[str]:
@@ -340,7 +315,7 @@ def _number_faults(*numbers: int) -> Iterator[str]:
 
 
 def _step_faults(index: int, step: StepRow) -> Iterator[str]:
-    """What is wrong with a step: the viewer walks its tree and relies on the shape."""
+    """What is wrong with a step; the viewer walks its tree and relies on its shape."""
     num_nodes = len(step.tokens)
     columns = (step.parents, step.ranks, step.draft_probs, step.target_probs)
     if step.index != index:

@@ -1,4 +1,4 @@
-"""Training a drafter: what is asked for, its folder, its work, and the jobs of one server."""
+"""Training a drafter: its plan, its folder, its work, and the jobs of one server."""
 
 ABOUT = {
     "method": "medusa, eagle, eagle3, redrafter or draft_target.",

@@ -1,4 +1,4 @@
-"""The curves of a training, by optimizer step: loss, right guesses by position, MAT and speed."""
+"""The curves of a training by optimizer step: loss, top-1 accuracy by position, MAT and speed."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from playground.training.work import predicted_mat
 Points = Sequence[Mapping[str, Any]]
 Curve = Mapping[str, Points]
 CHAIN = 5
-"""Draft tokens that a drafter with one share for all depths is predicted with."""
+"""Chain length for the predicted MAT of a drafter with one accuracy for all depths."""
 
 
 def gain_figure(curve: Curve) -> go.Figure:
-    """MAT as predicted for a chain and as measured with a tree, and the speedup, as they rise."""
+    """Predicted MAT of a chain, measured MAT with a tree, and speedup over the training."""
     figure, points, measured = go.Figure(), _held_out(curve), curve.get("measured", ())
     chain = [predicted_mat(point["top1"], max(len(point["top1"]), CHAIN)) for point in points]
     _line(figure, "MAT predicted (chain)", points, chain, GREY)
@@ -28,7 +28,7 @@ def gain_figure(curve: Curve) -> go.Figure:
 
 
 def guesses_figure(curve: Curve) -> go.Figure:
-    """Per position of the draft, how often its best guess is right on held-out texts."""
+    """Top-1 accuracy of each draft position on held-out texts."""
     figure, points = go.Figure(), _held_out(curve)
     for depth in range(max((len(point["top1"]) for point in points), default=0)):
         shares = [point["top1"][depth] for point in points]
@@ -38,7 +38,7 @@ def guesses_figure(curve: Curve) -> go.Figure:
 
 
 def loss_figure(curve: Curve) -> go.Figure:
-    """The mean loss of a step's packs."""
+    """The mean loss of every step."""
     figure, points = go.Figure(), curve.get("loss", ())
     _line(figure, "loss", points, [point["loss"] for point in points], HUES[0])
     return _finished(figure, "loss")

@@ -1,18 +1,17 @@
-"""A training's folder: the plan, how it stands, its curve; beside them the weights and the card.
+"""The folder of a training: its plan, standing and curve, and the drafter's weights and card.
 
-    training/plan.json        what is trained
-    training/standing.json    how far it is, or how it ended
-    training/curve.jsonl      losses, ranks on held-out texts, MAT and speed, line by line
+    training/plan.json        the plan
+    training/standing.json    its progress, or how it ended
+    training/curve.jsonl      losses, ranks on held-out texts, MAT and speed, a point per line
     training/training.pt      the trainer's checkpoint
     card.json, README.md, …   the drafter, from the first evaluation on
 
-A process that dies leaves `running` behind, and a lock that nobody holds.
+The folder of a process that died says `running`, but its lock is free.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -25,7 +24,7 @@ from filelock import FileLock, Timeout
 from engine.drafters import parse_method
 from engine.errors import ConfigError
 from engine.model.files import read_settings
-from engine.model.sources import writing
+from engine.model.sources import atomic_write, writing
 from engine.safe_text import read_json
 from playground.training.plan import KINDS, TrainPlan
 from presets import MethodPreset
@@ -36,11 +35,11 @@ CARD = "card.json"
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How far a training is.
+    """The progress of a training, or how it ended.
 
     Attributes:
-        seconds: of writing; the trainer counts its own.
-        corpus_tokens: written so far, or found.
+        seconds: time spent writing texts; the trainer counts its own.
+        corpus_tokens: tokens in the corpus so far.
         text: the newest text of the target.
         num_steps: 0 until the texts are written.
     """
@@ -58,7 +57,7 @@ class Standing:
 
 
 class TrainingFolder:
-    """Reads and writes one training's files; several processes may read."""
+    """Reads and writes the files of one training; several processes may read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -82,11 +81,11 @@ class TrainingFolder:
     def write_plan(self, plan: TrainPlan) -> None:
         self._write("plan.json", plan.model_dump_json(indent=2))
 
-    # ---- how it stands
+    # ---- the standing
 
     @property
     def standing(self) -> Standing:
-        """The last standing; `interrupted` where its process has ended without a word."""
+        """The last standing; `interrupted` if its process died."""
         file = self._own / "standing.json"
         if not file.is_file():
             return Standing("interrupted")
@@ -110,9 +109,9 @@ class TrainingFolder:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Hold the folder while this process trains into it.
+        """Lock the folder while this process trains into it.
 
-        Raises ConfigError: another process does.
+        Raises ConfigError: another process trains into it.
         """
         with writing(self.path):
             self._own.mkdir(parents=True, exist_ok=True)
@@ -131,7 +130,7 @@ class TrainingFolder:
             file.write(line + "\n")
 
     def curve(self) -> dict[str, list[dict[str, Any]]]:
-        """The points by kind; those that a resumed training has passed again are replaced."""
+        """The points by kind; a resumed training replaces those of repeated steps."""
         curve: dict[str, dict[int, dict[str, Any]]] = {}
         file = self._own / "curve.jsonl"
         for line in file.read_text(encoding="utf-8").split("\n")[:-1] if file.is_file() else ():
@@ -167,9 +166,6 @@ class TrainingFolder:
         )
 
     def _write(self, name: str, text: str) -> None:
-        """Replace a file whole."""
-        with writing(self.path):
-            self._own.mkdir(parents=True, exist_ok=True)
-            partial = self._own / f"{name}.partial"
+        """Replace a file atomically."""
+        with atomic_write(self._own / name) as partial:
             partial.write_text(text, encoding="utf-8")
-            os.replace(partial, self._own / name)

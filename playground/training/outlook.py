@@ -1,4 +1,4 @@
-"""What a training will take on this machine, and what to expect of it."""
+"""Estimates of a training: its time and disk space on this machine, and the MAT to expect."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import presets
 from engine.formats import plural
 from engine.model.corpus import DIALOGUES
 from engine.model.files import read_settings
-from playground.experiments.job import about
+from playground.experiments.job import approximate_duration
 from playground.host.catalog import Catalog
 from playground.training.folder import CARD
 from playground.training.plan import PART_OF_MINUTES, TrainPlan
 from playground.training.work import Speeds
-from storage import RunLog, RunQuery
+from storage import PLAIN, RunLog, RunQuery
 
 CORPUS_BYTES, STATE_BYTES = 5, 14
-"""On disk: of a token, and of a parameter with its optimizer's state."""
+"""Bytes on disk of a token, and of a parameter with its optimizer state."""
 WRITING, LEARNING = 3.0, 8.0
-"""Speeds over plain decoding's, before they are measured."""
+"""Assumed speeds relative to plain decoding, until they are measured."""
 
 
 def outlook(plan: TrainPlan, catalog: Catalog, log: RunLog, speeds: Speeds) -> str:
-    """What a plan will take on this machine, and what to expect, in sentences."""
+    """Time, disk space and expected MAT of a plan on this machine, in sentences."""
     cards = _cards(plan, catalog)
     takes = _takes(plan, log, speeds, int(cards[0]["num_parameters"]) if cards else 0)
     if plan.prompts and plan.learn_from != "shipped":
@@ -40,32 +40,32 @@ def outlook(plan: TrainPlan, catalog: Catalog, log: RunLog, speeds: Speeds) -> s
 
 
 def _takes(plan: TrainPlan, log: RunLog, speeds: Speeds, num_parameters: int) -> str:
-    """Minutes and disk, by the speeds measured with this target, else by plain decoding's."""
-    known = speeds.read(plan.target.name)
-    query = RunQuery(target=plan.target.name, decoding_type="Autoregressive", limit=1)
+    """Time and disk space, from speeds measured with this target or from plain decoding's."""
+    measured = speeds.read(plan.target.name)
+    query = RunQuery(target=plan.target.name, decoding_type=PLAIN, limit=1)
     plain = next((run.tok_s for run in log.rows(query) if run.tok_s), 0.0)
-    write = known.get("write") or WRITING * plain
-    learn = known.get(plan.method) or LEARNING * plain
-    there, epochs = _tokens_in(plan.corpus), plan.recipe.epochs
-    if not learn or (not write and there < (plan.budget.tokens or 1)):
+    write = measured.get("write") or WRITING * plain
+    learn = measured.get(plan.method) or LEARNING * plain
+    present, epochs = _tokens_in(plan.corpus), plan.recipe.epochs
+    if not learn or (not write and present < (plan.budget.tokens or 1)):
         return "Not measured with this target yet: the first steps measure it."
     most = plan.budget.tokens or 10**12
     if plan.budget.minutes is not None:
         left_s = 60 * PART_OF_MINUTES * plan.budget.minutes
-        spare_s = left_s - there * epochs / learn
+        spare_s = left_s - present * epochs / learn
         new = spare_s / (1 / write + epochs / learn) if write else 0.0
-        most = min(most, int(there + new if spare_s > 0 else left_s * learn / epochs))
-    written = max(0, most - there)
+        most = min(most, int(present + new if spare_s > 0 else left_s * learn / epochs))
+    written = max(0, most - present)
     size: float = CORPUS_BYTES * written + STATE_BYTES * num_parameters
     size += min(plan.session.feature_gib * 2**30, most * 2**12)
-    is_measured = plan.method in known and (not written or "write" in known)
-    writing = (
-        f"{about(written / write)} of writing ({written:,} tokens)" if written else "no writing"
-    )
+    is_measured = plan.method in measured and (not written or "write" in measured)
+    writing = "no writing"
+    if written:
+        writing = f"{approximate_duration(written / write)} of writing ({written:,} tokens)"
     by = "as measured here" if is_measured else "estimated from plain decoding"
     return (
-        f"{writing.capitalize()}, {about(most * epochs / learn)} of training, which reads "
-        f"{most * epochs:,.0f} tokens, {size / 1e6:,.0f} MB of disk; {by}."
+        f"{writing.capitalize()}, {approximate_duration(most * epochs / learn)} of training, which "
+        f"reads {most * epochs:,.0f} tokens, {size / 1e6:,.0f} MB of disk; {by}."
     )
 
 
@@ -79,6 +79,6 @@ def _cards(plan: TrainPlan, catalog: Catalog) -> list[Mapping[str, Any]]:
 
 
 def _tokens_in(corpus: Path) -> int:
-    """About how many tokens are written, without reading them."""
+    """Approximate number of tokens in a corpus, from its file size."""
     file = corpus / DIALOGUES
     return int(file.stat().st_size / CORPUS_BYTES) if file.is_file() else 0

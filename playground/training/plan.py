@@ -1,4 +1,4 @@
-"""What is to be trained: the target, the kind of head, the texts, the budget; and what fits it."""
+"""The plan of a training: target, kind of head, texts and budget, and settings that fit it."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ PAGE_SESSION = SessionSettings(evals=4, eval_prompts=1, eval_tokens=64, looks=24
 MAX_RUNS = 1_000
 MAX_PROMPT_FILE = 8_000_000
 PART_OF_MINUTES = 0.9
-"""Of the minutes, what writing and training may take; the rest is for measuring."""
+"""Share of the minutes for writing and training; the rest is for measuring."""
 
 
 class Budget(Settings):
-    """How long a training may take."""
+    """The time and tokens that a training may take."""
 
     main_settings: ClassVar[str] = "minutes tokens"
 
@@ -63,11 +63,11 @@ class TrainPlan(Settings):
 
     Attributes:
         corpus: folder of the texts that the target writes.
-        prompts: of people, which the target answers besides those that it makes itself, or alone.
-        eval_prompts: measured on, instead of held-out dialogues.
-        rows: texts written at a time; None = as memory allows.
-        whole_corpus: learn from all of a corpus that has more than `tokens`.
-        fitted: whether the settings fit the budget, as they do once the texts are written.
+        prompts: given prompts that the target answers, besides or instead of its own.
+        eval_prompts: prompts to measure on, instead of held-out dialogues.
+        rows: batch size of writing; None = as memory allows.
+        whole_corpus: use all of a corpus that has more than `tokens`.
+        fitted: whether the settings were fitted to the budget, after the texts were written.
     """
 
     model_config = ConfigDict(strict=False)
@@ -93,11 +93,11 @@ class TrainPlan(Settings):
         return training_settings(self.method, {"seed": self.seed, **self.settings})
 
     def is_written(self, num_tokens: int, left_s: float, tok_s: float | None) -> bool:
-        """Whether so many tokens are enough to learn from.
+        """Whether the corpus has enough tokens.
 
         Args:
-            left_s: of the time that writing and training may take.
-            tok_s: how fast it learns; None where that is not known.
+            left_s: remaining time for writing and training.
+            tok_s: speed of training; None if unknown.
         """
         budget = self.budget
         if budget.tokens is not None and num_tokens >= budget.tokens:
@@ -107,7 +107,7 @@ class TrainPlan(Settings):
         return num_tokens * self.recipe.epochs / tok_s >= left_s
 
     def fit(self, num_tokens: int, left_s: float, tok_s: float | None) -> TrainPlan:
-        """The plan with as many passes over so many tokens as its budget allows."""
+        """The plan with as many epochs over the tokens as its budget allows."""
         budget, recipe = self.budget, self.recipe
         epochs = recipe.epochs
         if budget.tokens is not None and not self.whole_corpus:
@@ -119,7 +119,7 @@ class TrainPlan(Settings):
         return self.replace(settings={**self.settings, "epochs": epochs}, fitted=True)
 
 
-# ---- what to learn from
+# ---- the texts
 
 
 def given_prompts(suites: Iterable[PromptSuite]) -> tuple[GivenPrompt, ...]:
@@ -142,7 +142,7 @@ def prompts_of_runs(log: RunLog, target: str) -> tuple[GivenPrompt, ...]:
 
 
 def corpus_folder(folder: Path, target: TargetSpec, prompts: Sequence[GivenPrompt]) -> Path:
-    """The corpus of a target's texts: the shipped one, or one of its own per set of prompts."""
+    """The corpus folder of a target: the shipped one, or one per set of prompts."""
     shipped = presets.FOLDER / "corpora" / target.name
     if not prompts and (shipped / MANIFEST).is_file():
         return shipped
@@ -160,7 +160,7 @@ def slug(name: str) -> str:
 
 
 class TrainForm(Settings):
-    """What the page's components hold; settings as their controls hold them."""
+    """Values of the page's components; settings are raw values of their controls."""
 
     target: str
     dtype: str

@@ -1,4 +1,4 @@
-"""The trainings of one server: started, watched, stopped, resumed; their drafters as methods."""
+"""The trainings of one server: start, watch, stop, resume, and use their drafters as methods."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 from engine.drafters.base import BuildContext
 from engine.errors import ConfigError
 from engine.model.target import Target
-from engine.training.session import Evaluation, HeldOut
+from engine.training.session import Evaluation, HeldOutRates
 from engine.training.speculators import write_speculators
 from playground.errors import attempt
 from playground.experiments.job import Job, Jobs, Progress, State, submit, time_left
@@ -27,9 +27,9 @@ from playground.training.work import Event, Speeds, TrainingWork
 
 NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,99}")
 DRAFT_LEN = 3
-"""Tokens that a serving engine drafts with an exported head, unless it is told otherwise."""
+"""Default draft length of an exported head in a serving engine."""
 STATUS_WORDS = {
-    "interrupted": "its process ended; Resume goes on from the last checkpoint",
+    "interrupted": "interrupted; Resume goes on from the last checkpoint",
     "cancelled": "stopped; Resume goes on where it stopped",
     "failed": "failed; Resume tries again",
     "completed": "done",
@@ -38,7 +38,7 @@ EXPORTED = ("*.json", "*.safetensors", "README.md", "tokenizer*", "*.txt", "*.ji
 
 
 class Training(Job):
-    """One training, in turns: it leaves the engine to whoever waits for it, between two steps."""
+    """One training, which yields the engine to waiting jobs between two steps."""
 
     def __init__(self, host: EngineHost, plan: TrainPlan, work: TrainingWork) -> None:
         super().__init__(work.folder.name, owner=f"training {work.folder.name}")
@@ -47,14 +47,15 @@ class Training(Job):
         self._target: Target | None = None
         self._events: Generator[Event] | None = None
 
-    def conduct(self) -> State:
-        """Train to the end; says in the folder how it ended.
+    def run(self) -> State:
+        """Train to the end; the folder records how it ended.
 
-        Raises CancelledError: it was stopped before.
+        Raises CancelledError: it was stopped.
         """
         with self.work.recorded():
             try:
-                while not submit(self._host, self, self.plan, self._turn, patient=True)():
+                on = self.plan.target, self.plan.dtype
+                while not submit(self._host, self, *on, self._turn, wait_for_room=True)():
                     if self.cancelled():
                         raise CancelledError
             except ClosingError as error:  # between two turns
@@ -64,7 +65,7 @@ class Training(Job):
         return "completed"
 
     def _turn(self, context: BuildContext) -> bool:
-        """Work until somebody else waits; whether all is done."""
+        """Train until another job waits for the engine; whether the training is complete."""
         if self._events is None or context.target is not self._target:
             self._close()
             self._target, self._events = context.target, self.work.run(context.target)
@@ -72,17 +73,17 @@ class Training(Job):
             event = next(self._events, None)
             if event is None:
                 return True
-            if isinstance(event, HeldOut | Evaluation):
+            if isinstance(event, HeldOutRates | Evaluation):
                 continue  # the step's own event follows: only between two steps is nothing lost
             if self.cancelled():
                 return False
             if self._host.occupancy[1]:
-                self.tell(Progress(0, 1, "paused for other runs", None))
+                self.update(Progress(0, 1, "paused for other runs", None))
                 return False
-            self.tell(Progress(0, 1, "running", None))
+            self.update(Progress(0, 1, "running", None))
 
     def _close(self) -> None:
-        """Write the checkpoint, and let go of the target."""
+        """Write the checkpoint, and release the target."""
         if self._events is not None:
             self._events.close()
         self._target = self._events = None
@@ -90,13 +91,13 @@ class Training(Job):
 
 @dataclass(frozen=True, slots=True)
 class TrainingState:
-    """A training as it stands.
+    """The current state of a training.
 
     Attributes:
-        job: while this server runs it.
+        job: its job, if this server runs it.
         curve: points by kind: `loss`, `held out`, `measured`.
         card: None before the first evaluation.
-        where: the folder.
+        where: its folder.
     """
 
     plan: TrainPlan
@@ -108,12 +109,12 @@ class TrainingState:
 
     @property
     def results(self) -> TrainingState:
-        """What the report is drawn from."""
+        """The data of the report."""
         return self
 
     @property
     def version(self) -> str:
-        """Changes with what the report shows; losses count by the half dozen."""
+        """Differs whenever the report does; losses count in sixes."""
         counts = {kind: len(points) for kind, points in self.curve.items()}
         losses, others, now = counts.pop("loss", 0) // 6, sum(counts.values()), self.standing
         return repr((now.status, now.phase, losses, others, now.text))
@@ -128,7 +129,7 @@ class TrainingState:
 
     @property
     def text(self) -> str:
-        """What it is doing, and how far it is, or how it ended."""
+        """Its current activity and progress, or how it ended."""
         now, job = self.standing, self.job
         if now.status != "running":
             return STATUS_WORDS[now.status]
@@ -143,7 +144,7 @@ class TrainingState:
 
     @property
     def share(self) -> float | None:
-        """How much is done: of the writing, then of the training."""
+        """The completed share of the writing, later of the training."""
         now, tokens = self.standing, self.plan.budget.tokens
         if now.status != "running":
             return None
@@ -153,7 +154,7 @@ class TrainingState:
 
     @property
     def resume(self) -> str:
-        """What going on is called; empty where it cannot be."""
+        """Label of the button that resumes it; empty if it cannot be resumed."""
         can = self.job is None and self.status in ("interrupted", "cancelled", "failed")
         return "Resume" if can else ""
 
@@ -167,25 +168,25 @@ class Trainings:
         self.speeds = Speeds(self.folder / "speeds.json")
         self._host, self._jobs = host, Jobs()
         host.before_close(self._jobs.close)
-        for name in self.newest():  # a damaged one is said to be so where it is looked at
+        for name in self.newest():  # a damaged one is reported when it is opened
             one = TrainingFolder(self._heads / name)
             attempt(partial(self._offer, one), where="listing a trained drafter")
 
     # ---- running
 
     def start(self, plan: TrainPlan) -> str:
-        """Begin a training; returns its name. Raises ConfigError: one is running."""
+        """Start a training; returns its name. Raises ConfigError: one is running."""
         folder = new_folder(self._heads, plan.method, plan.target.name)
         self._launch(folder, plan)
         return folder.name
 
     def resume(self, name: str) -> None:
-        """Go on with a training. Raises ConfigError: there is none, or one is running."""
+        """Resume a training. Raises ConfigError: there is none, or one is running."""
         folder = self._folder(name)
         self._launch(folder, folder.plan)
 
     def stop(self, name: str) -> None:
-        """End a training that runs here; what is done is kept."""
+        """Stop a training that runs here; it can be resumed."""
         job = self._jobs.get(name)
         if job is None:
             raise ConfigError("Another process runs this training. Stop it there.")
@@ -200,7 +201,7 @@ class Trainings:
 
         def conduct() -> State:
             try:
-                return job.conduct()
+                return job.run()
             finally:
                 self._offer(folder)
 
@@ -215,7 +216,7 @@ class Trainings:
         return [file.parents[1].name for file in ordered]
 
     def look(self, name: str) -> TrainingState:
-        """Raises ConfigError: there is none of this name."""
+        """The state of a training. Raises ConfigError: none has this name."""
         folder = self._folder(name)
         self._offer(folder)  # from its first measurement on
         now, job = folder.standing, self._jobs.get(name)
@@ -236,7 +237,7 @@ class Trainings:
     # ---- the drafter
 
     def _offer(self, folder: TrainingFolder) -> bool:
-        """List a drafter among the methods of its target, if it has been measured."""
+        """Add a drafter to the methods of its target, if it has been measured."""
         preset = folder.preset()
         if preset is not None:
             self.catalog.admit(str(folder.path))
@@ -256,7 +257,7 @@ class Trainings:
     def export(self, name: str, into: Path) -> Path:
         """Weights, config and card in the layout of published drafters, as one .zip file.
 
-        Of an EAGLE-3 head the layout of `speculators` besides, in a folder of its own.
+        For an EAGLE-3 head also in the layout of `speculators`, in a folder of its own.
 
         Raises ConfigError: it has not been measured yet.
         """
@@ -276,7 +277,7 @@ class Trainings:
 
 
 def new_folder(heads: Path, method: str, target: str) -> TrainingFolder:
-    """A folder for a training: `eagle3-smollm2-135m-instruct-1`, the first number that is free."""
+    """A new folder for a training, with the first free number: `eagle3-smollm2-135m-instruct-1`."""
     start = f"{method.replace('_', '-')}-{slug(target)}"
     number = 1
     while (heads / f"{start}-{number}").exists():

@@ -16,62 +16,61 @@ import presets
 from engine.config import Limits
 from engine.decode import decode
 from engine.drafters import parse_method
-from engine.drafters.base import BuildContext, Drafter
+from engine.drafters.base import BuildContext
 from engine.drafters.method import MethodConfig
 from engine.errors import PlaygroundError
-from engine.metrics import measure
+from engine.metrics import Metrics, measure
 from engine.model.corpus import MANIFEST, Corpus
 from engine.model.files import read_settings
-from engine.model.sources import writing
+from engine.model.sources import atomic_write
 from engine.model.target import Target
 from engine.model.tokenizer import decode as text_of
 from engine.training import session
-from engine.training.corpus.writer import corpus_settings, grow
-from engine.training.packs import split
-from engine.training.session import Evaluation, HeldOut, Question, Score
+from engine.training.corpus.writer import corpus_settings, extend_corpus
+from engine.training.packs import split_held_out
+from engine.training.session import Evaluation, HeldOutRates, Question, Score
 from engine.training.trainer import Trainer, TrainMetrics
 from engine.tuning.controller import build_drafter
+from playground.host.baseline import trusted_speedup
 from playground.training.folder import CARD, Standing, TrainingFolder
 from playground.training.plan import PART_OF_MINUTES, TrainPlan
-from storage import StorageError
+from storage import PLAIN, DecodeTotals, SpeedupCounts, StorageError
 
 SAMPLE_DIALOGUES, SAMPLE_STEPS = 24, 3
-"""What is trained on, and how long, to know the speed of training."""
+"""Dialogues and steps of the measurement of the training speed."""
 NOTE_S = 0.5
-"""Between two notes of the standing."""
+"""Seconds between two writes of the standing."""
 TEXT_CHARS = 1500
-PLAIN = "Autoregressive"
-Event = Standing | TrainMetrics | HeldOut | Evaluation
+Event = Standing | TrainMetrics | HeldOutRates | Evaluation
 
 
 class Speeds:
-    """Tokens per second that targets wrote and methods learnt on this machine; a file."""
+    """A file of measured speeds on this machine: tokens per second of writing and of training."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
 
     def read(self, target: str) -> dict[str, float]:
-        """`write`, and a method's name each; what has been measured."""
+        """Measured speeds of a target: `write`, and one per method."""
         return dict(self._all().get(target, {}))
 
     def note(self, target: str, name: str, tok_s: float) -> None:
         values = self._all() | {target: self.read(target) | {name: tok_s}}
-        with writing(self._file):
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            self._file.write_text(json.dumps(values, indent=2), encoding="utf-8")
+        with atomic_write(self._file) as partial:
+            partial.write_text(json.dumps(values, indent=2), encoding="utf-8")
 
     def _all(self) -> dict[str, Any]:
         try:
             return read_settings(self._file)
-        except PlaygroundError:  # nothing is measured yet, or a kill cut it short
+        except PlaygroundError:  # missing or damaged
             return {}
 
 
 class TrainingWork:
-    """One training's work; a later object goes on where an earlier one stopped.
+    """The work of one training; a new object continues where an earlier one stopped.
 
     Attributes:
-        plan: fits its budget once the texts are written.
+        plan: fitted to its budget once the texts are written.
     """
 
     def __init__(
@@ -86,9 +85,9 @@ class TrainingWork:
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
-        """Hold the folder meanwhile, and write down how the training ended.
+        """Lock the folder within the block, and record how the training ended.
 
-        Raises ConfigError: another process trains there.
+        Raises ConfigError: another process trains into the folder.
         """
         ended: dict[str, Any] = {"status": "failed"}
         with self.folder.running():
@@ -107,13 +106,13 @@ class TrainingWork:
                 self.note(left_s=None, **ended)
 
     def run(self, target: Target) -> Generator[Event]:
-        """All of it, a step at a time; closing the iterator keeps what is done."""
+        """All of the work, a step at a time; closing the generator saves a checkpoint."""
         if not self.plan.fitted:
             yield from self._write(target)
         yield from self._train(target)
 
     def scores(self, target: Target, tell: Callable[[Event], None]) -> dict[str, Score]:
-        """Train to the end; the last evaluation's scores."""
+        """Train to the end; returns the scores of the last evaluation."""
         scores: dict[str, Score] = {}
         with self.recorded(), closing(self.run(target)) as events:
             for event in events:
@@ -123,7 +122,7 @@ class TrainingWork:
         return scores
 
     def note(self, *, at_once: bool = True, **changes: object) -> Standing:
-        """Write down how it stands, now or when it is due again."""
+        """Update the standing, and write it at once or at the next interval."""
         self._standing = replace(self._standing, **changes)  # type: ignore[arg-type]
         if at_once or time.monotonic() - self._noted_s > NOTE_S:
             self.folder.write_standing(self._standing)
@@ -133,7 +132,7 @@ class TrainingWork:
     # ---- the texts
 
     def _write(self, target: Target) -> Generator[Event]:
-        """Let the target write until there is enough; then fit the plan to the budget."""
+        """Let the target write enough texts, then fit the plan to the budget."""
         plan, key = self.plan, target.name
         tok_s = self._speeds.read(key).get(plan.method)
         began, before = time.monotonic(), self._standing.seconds
@@ -176,14 +175,14 @@ class TrainingWork:
         return PART_OF_MINUTES * 60 * (self.plan.budget.minutes or 0.0) - seconds
 
     def _learning_speed(self, target: Target, corpus: Corpus) -> float | None:
-        """Tokens per second of a few steps on the first texts; None where there is one text."""
+        """Tokens per second of a few steps on the first texts; None if there is only one text."""
         some = Corpus(corpus.folder, corpus.manifest, corpus.entries[:SAMPLE_DIALOGUES])
         if len(some.entries) < 2:
             return None
         with TemporaryDirectory(prefix="training-speed-") as folder:
             trainer = Trainer(target, some, self.plan.recipe, Path(folder))
             recipe = self.plan.recipe
-            with closing(trainer), closing(trainer.steps(report_every=1)) as steps:
+            with closing(trainer), closing(trainer.steps()) as steps:
                 times = [one.seconds for one, _ in zip(steps, range(SAMPLE_STEPS), strict=False)]
             per_step = (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else times[0]
             tokens = trainer.num_train_tokens * recipe.epochs / trainer.num_steps
@@ -205,14 +204,13 @@ class TrainingWork:
             self.plan.session,
             cache_dir=self._cache_dir,
             eval_prompts=self.plan.eval_prompts,
-            report_every=1,
         )
         with closing(events):
             for event in events:
                 if isinstance(event, TrainMetrics):
                     began = began or event
                     self._note_step(event, began)
-                elif isinstance(event, HeldOut):
+                elif isinstance(event, HeldOutRates):
                     self.folder.add("held out", event.step, top1=[r[0] for r in event.rates])
                 else:
                     self._note_evaluation(target, corpus, event)
@@ -236,12 +234,12 @@ class TrainingWork:
             self._speeds.note(target.name, self.plan.method, tok_s)
 
     def _note_evaluation(self, target: Target, corpus: Corpus, event: Evaluation) -> None:
-        """Write down MAT, and how fast the drafter decodes beside plain decoding."""
+        """Record the MAT, and the speedup over plain decoding."""
         card = json.loads((self.folder.path / CARD).read_text("utf-8"))
         values = {**card["evaluated_with"], "speculative_model": str(self.folder.path)}
         config = parse_method(values | {"drafting": "auto"})
         settings = self.plan.session
-        held_out = split(corpus, len(corpus.entries))[1]
+        held_out = split_held_out(corpus, len(corpus.entries))[1]
         questions = session.held_out_questions(corpus, held_out, 1, settings.eval_tokens)
         with session.build_context(target, self._cache_dir) as context:
             speedup = speed_beside_plain(context, config, questions, settings.eval_tokens)
@@ -250,15 +248,11 @@ class TrainingWork:
 
 
 def texts(plan: TrainPlan, target: Target) -> Generator[Corpus]:
-    """The corpus, after every step of its writing; once where it is large enough."""
-    if (plan.corpus / MANIFEST).is_file():
-        corpus = Corpus.open(plan.corpus)
-        corpus.check_made_by(target)
-        yield corpus
+    """The corpus after every step of writing; only once if it is already large enough."""
     settings = corpus_settings(plan.corpus, target, seed=plan.seed)
     if plan.learn_from != "shipped" and not (plan.corpus / MANIFEST).is_file():
         settings = settings.replace(given_share=1.0)
-    yield from grow(
+    yield from extend_corpus(
         target,
         plan.corpus,
         settings,
@@ -266,7 +260,6 @@ def texts(plan: TrainPlan, target: Target) -> Generator[Corpus]:
         num_tokens=plan.budget.tokens or 10**12,
         rows=plan.rows,
         prompts=plan.prompts,
-        every_step=True,
     )
 
 
@@ -279,30 +272,34 @@ def _text(target: Target, corpus: Corpus) -> str:
 def speed_beside_plain(
     context: BuildContext, config: MethodConfig, questions: Sequence[Question], num_tokens: int
 ) -> float | None:
-    """Tok/s of a method, drafting as it decides itself, over plain decoding's on the same prompts.
+    """Speedup of a method over plain decoding, alternating on each prompt.
 
-    None where the texts are too short to tell.
+    None if the texts are too short, or the baseline is unreliable.
     """
     limits = Limits(max_new_tokens=num_tokens, ignore_eos=True)
+    plain = parse_method({"decoding_type": PLAIN}).build(context)
+    drafters = build_drafter(config, context), plain
+    runs = [
+        [measure(decode(context.target, one, each.prompt_ids, limits=limits)) for one in drafters]
+        for each in questions
+    ]
+    own, beside = (_totals([turn[side] for turn in runs]) for side in (0, 1))
+    return trusted_speedup(SpeedupCounts(own, beside))
 
-    def tok_s(drafter: Drafter) -> float:
-        with closing(drafter):
-            decoded = (
-                decode(context.target, drafter, q.prompt_ids, limits=limits) for q in questions
-            )
-            runs = [measure(run) for run in decoded]
-        seconds = sum(run.decode_s for run in runs)
-        return sum(max(0, run.num_new_tokens - 1) for run in runs) / seconds if seconds else 0.0
 
-    plain = tok_s(parse_method({"decoding_type": PLAIN}).build(context))
-    drafted = tok_s(build_drafter(config, context))
-    return drafted / plain if plain and drafted else None
+def _totals(runs: Sequence[Metrics]) -> DecodeTotals:
+    return DecodeTotals(
+        len(runs),
+        sum(max(0, run.num_new_tokens - 1) for run in runs),
+        sum(run.decode_s for run in runs),
+        sum(run.num_steps for run in runs),
+    )
 
 
 def predicted_mat(top1: Sequence[float], depth: int) -> float:
-    """MAT of a chain of the best guesses: 1 + Σ over depths of the product of their shares.
+    """MAT of a chain of top-1 tokens: 1 + Σ over depths of the product of their accuracies.
 
-    A drafter with one share guesses with it at every depth.
+    A drafter with a single accuracy has it at every depth.
     """
     shares = [*top1, *[*top1[-1:]] * max(0, depth - len(top1))]
     alive = mat = 1.0

@@ -1,4 +1,4 @@
-"""Dynamic trees as runs recorded them, and what fewer of their nodes would have accepted."""
+"""Recorded dynamic trees, and how many tokens fewer of their nodes would have accepted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from playground.trees.sources import is_greedy
 from storage import RunLog, StepRow
 
 MAX_PATHS = 64
-"""Paths drawn of dynamic trees: those drafted most."""
+"""Paths of dynamic trees that are shown: the most frequent ones."""
 MAX_RUNS = 100
 
 
@@ -24,11 +24,11 @@ class DraftedTrees:
     """Counts over the trees of a method's steps.
 
     Attributes:
-        sizes, depths: trees with so many nodes below the root, and levels.
-        drafted, accepted: how many had a node at a path of ranks, and accepted it.
-        lengths: steps by the number of draft tokens that they accepted.
-        places: accepted nodes by their place among the most probable of their tree: a tree of n
-            nodes keeps those at places 0 to n - 1.
+        sizes, depths: number of trees by number of nodes below the root, and by depth.
+        drafted, accepted: number of trees that had a node at a path of ranks, and accepted it.
+        lengths: number of steps by number of accepted draft tokens.
+        places: number of accepted nodes by probability rank in their tree: a tree cut to n nodes
+            would keep ranks 0 to n - 1.
     """
 
     def __init__(self) -> None:
@@ -54,8 +54,8 @@ class DraftedTrees:
     def row(self, config: MethodConfig) -> dict[str, Any]:
         """Figures and shapes as the page's `DynamicCard` reads them; plain JSON.
 
-        A path comes with the steps that drafted it and those that accepted it, its parent before
-        it; `smaller` are MATs of the most probable nodes alone, by their number, at these steps.
+        A path has the numbers of steps that drafted and accepted it, and follows its parent;
+        `smaller` has the MAT of these steps with only the n most probable nodes, by n.
         """
         steps, accepted = self.lengths.total(), self.places.total()
         most = sorted(self.drafted.items(), key=lambda item: (-item[1], len(item[0]), item[0]))
@@ -76,11 +76,10 @@ class DraftedTrees:
         }
 
 
-def recorded(log: RunLog, run_ids: Sequence[str], config: MethodConfig) -> dict[str, Any] | None:
-    """What these runs drafted, of those made with the settings of the first.
+def drafts_of(log: RunLog, run_ids: Sequence[str], config: MethodConfig) -> dict[str, Any] | None:
+    """The dynamic trees of those runs that share the settings of the first; None without any.
 
-    Runs that drafted as set come first: those under the controller drafted what paid.
-    None where none of them grew a dynamic tree of this method.
+    Runs that drafted as set come first: under the controller, only what paid off was drafted.
     """
     configs = {
         run_id: parse_method(run.method, where=f"run {run_id}")

@@ -1,4 +1,4 @@
-"""Requests of the Tree page; each is checked here before anything runs."""
+"""Requests of the Tree page, validated before anything runs."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from engine.config import Settings
-from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from engine.tree import MAX_NODES
 from engine.tuning.ranks import RankTable
-from engine.tuning.search import SIZES, CurvePoint
+from engine.tuning.search import SIZES, BestTree, best_trees, fastest_trees
+from playground.experiments.forms import slot_of
 from playground.host.bounded import BoundedCache
+from playground.host.catalog import Catalog
 from playground.host.runner import EngineHost
-from playground.trees.drafted import recorded
+from playground.trees.drafted import drafts_of
 from playground.trees.files import (
-    ANY,
+    NO_LIMITS,
+    TITLES,
     forget_tree,
-    formats,
     read_growmap,
     read_paths,
     read_text,
@@ -28,14 +29,13 @@ from playground.trees.files import (
     tree_rows,
     write_text,
 )
-from playground.trees.fitting import best_trees
-from playground.trees.measurements import TEXT_TOKENS, Jobs, Measurements, Work
+from playground.trees.measurements import TEXT_TOKENS, EngineJobs, Measurements, Work
 from playground.trees.methods import TreeMethod, tree_method, tree_methods
 from playground.trees.sources import Sources, runs_with
-from playground.trees.tables import Examples, describe, pack
+from playground.trees.tables import describe, example_step, has_examples, pack
 
 MAX_TABLE_BYTES = 128_000_000
-"""Memory for rank tables that are kept ready."""
+"""Memory for cached rank tables."""
 NOT_DRAFTED = (
     "None of these runs grew a tree with this method. Run it here (below) or in Generate: the "
     "figures then rest on the trees that were recorded."
@@ -43,8 +43,8 @@ NOT_DRAFTED = (
 Id = Annotated[str, Field(min_length=1, max_length=120, pattern=r"^[^\x00-\x1f\x7f]*$")]
 
 
-class Question(Settings):
-    """The fields of a request; each request needs some of them."""
+class TreeRequest(Settings):
+    """The fields of all requests; each request needs some of them."""
 
     target: Id | None = None
     method: Id | None = None
@@ -65,9 +65,11 @@ class Question(Settings):
     file: str | None = None
     format: str = ""
     name: str = ""
+    where: str = ""
+    weights: str | None = None
 
     def require(self, field: str) -> str:
-        """A field that this question cannot do without. Raises ConfigError: it is not there."""
+        """A field that this request needs. Raises ConfigError: it is missing."""
         value: str | None = getattr(self, field)
         if value is None:
             raise ConfigError(f"{field} is missing. Pick one from the list.")
@@ -75,7 +77,7 @@ class Question(Settings):
 
     @property
     def bounds(self) -> dict[str, Any]:
-        """What confines the search of a tree."""
+        """Limits of the search for the best tree."""
         return self.model_dump(include={"category", "max_depth", "max_width"})
 
 
@@ -85,7 +87,7 @@ class TreeEditor:
     Every method may raise ConfigError (or a subclass) with a sentence for the user.
 
     Args:
-        text_tokens: new tokens of every text that is written to be measured.
+        text_tokens: number of new tokens of every text that is written for a measurement.
     """
 
     def __init__(self, host: EngineHost, *, text_tokens: int = TEXT_TOKENS) -> None:
@@ -94,12 +96,11 @@ class TreeEditor:
         self._catalog = host.catalog
         self._sources = Sources(host.log, host.catalog)
         self._measurements = Measurements(host, self._sources, text_tokens=text_tokens)
-        self._jobs = Jobs(host)
-        self._examples = Examples(host.log)
+        self._jobs = EngineJobs(host)
         self._tables: BoundedCache[str, RankTable]
         self._tables = BoundedCache(MAX_TABLE_BYTES, lambda table: table.num_bytes)
 
-    def start(self, question: Question) -> dict[str, Any]:
+    def start(self, request: TreeRequest) -> dict[str, Any]:
         """All menus of the page."""
         targets = self._catalog.target_choices()
         methods = {
@@ -109,16 +110,16 @@ class TreeEditor:
         return {
             "targets": [{"key": key, "title": title} for title, key in targets if methods[key]],
             "methods": {key: [one.row() for one in offered] for key, offered in methods.items()},
-            "formats": formats(),
+            "formats": list(TITLES.items()),
             "trees": tree_rows(self._log),
         }
 
-    # ---- what a tree is replayed on
+    # ---- sources to replay a tree on
 
-    def sources(self, question: Question) -> dict[str, Any]:
-        """The rank tables of a method on a target, and what tables can be measured over."""
-        method = self._method(question)
-        rows, pick = self._sources.rows(method, question.wanted)
+    def sources(self, request: TreeRequest) -> dict[str, Any]:
+        """The rank tables of a method on a target, and the texts that one can be measured over."""
+        method = self._method(request)
+        rows, pick = self._sources.rows(method, request.wanted)
         return {
             "sources": rows,
             "pick": pick,
@@ -127,129 +128,137 @@ class TreeEditor:
             "limits": method.limits_row(),
         }
 
-    def table(self, question: Question) -> dict[str, Any]:
+    def table(self, request: TreeRequest) -> dict[str, Any]:
         """A rank table, packed, and the latency that goes with it."""
-        table = self._table(question)
+        table = self._table(request)
         return {
             "table": pack(table),
             "text": describe(table),
-            "examples": self._examples.known_for(table),
-            "speed": self._measurements.speed(self._method(question)),
+            "examples": has_examples(self._log, table),
+            "speed": self._measurements.speed(self._method(request)),
         }
 
-    def drafted(self, question: Question) -> dict[str, Any]:
+    def drafted(self, request: TreeRequest) -> dict[str, Any]:
         """The dynamic trees that a source's runs drafted; `drafted` is None where they did not."""
-        method, source, drafts = self._method(question), question.require("source"), None
+        method, source, drafts = self._method(request), request.require("source"), None
         if not source.startswith("suite:"):
             run_ids, _ = self._sources.run_ids(source, method)
-            drafts = recorded(self._log, run_ids, method.config)
+            drafts = drafts_of(self._log, run_ids, method.config)
         text, speed = "" if drafts else NOT_DRAFTED, self._measurements.speed(method)
         return {"drafted": drafts, "text": text, "speed": speed}
 
-    def example(self, question: Question) -> dict[str, Any]:
+    def example(self, request: TreeRequest) -> dict[str, Any]:
         """A step of the log as text; `tokens` is empty where the log lacks it."""
-        table = self._table(question)
-        example = None
-        if question.position < table.num_positions:
-            example = self._examples.example(table, question.position, question.depth)
-        return example or {"before": "", "tokens": [], "run": None}
+        table = self._table(request)
+        return example_step(self._log, table, request.position, request.depth)
 
     # ---- optimise
 
-    def optimise(self, question: Question) -> dict[str, Any]:
-        return {"tree": self._best(question, (question.nodes,))[0].tree.as_lists()}
+    def optimise(self, request: TreeRequest) -> dict[str, Any]:
+        return {"tree": self._best(request, (request.nodes,))[0].tree.as_lists()}
 
-    def curve(self, question: Question) -> dict[str, Any]:
+    def curve(self, request: TreeRequest) -> dict[str, Any]:
         """The best tree of every size: MAT, and what it drafts."""
         points: list[dict[str, Any]] = []
-        for point in self._best(question, SIZES):
+        for point in self._best(request, SIZES):
             if points and len(point.tree) == points[-1]["size"]:
                 continue
             size = len(point.tree)
             points.append({"size": size, "depth": point.tree.depth, "mat": point.mat})
         return {"points": points}
 
-    def _best(self, question: Question, sizes: Sequence[int]) -> tuple[CurvePoint, ...]:
-        method = self._method(question)
-        latency = self._host.experience.latency(method.target, method.config)
-        return best_trees(self._table(question), method.config, sizes, latency, **question.bounds)
+    def _best(self, request: TreeRequest, sizes: Sequence[int]) -> tuple[BestTree, ...]:
+        """The best tree of every size: by MAT, or where depth costs time by tok/s."""
+        method, table = self._method(request), self._table(request)
+        latency = self._host.experience.step_latency(method.target, method.config)
+        if latency is None or latency.verify.trees is None:
+            return best_trees(table, sizes, **request.bounds)
+
+        def tok_s(point: BestTree) -> float:
+            return latency.predict_config(method.config.with_tree(point.tree), point.mat).tok_s
+
+        return fastest_trees(table, sizes, tok_s, **request.bounds)
 
     # ---- trees in and out
 
-    def read(self, question: Question) -> dict[str, Any]:
+    def read(self, request: TreeRequest) -> dict[str, Any]:
         """A tree from text, or from the bytes of a growmap file, that the drafter can take."""
-        limits = self._method(question).limits() if question.method else ANY
-        if question.file is not None:
-            return read_growmap(question.file, limits)
-        return read_text(question.text, limits)
+        limits = self._method(request).limits() if request.method else NO_LIMITS
+        if request.file is not None:
+            return read_growmap(request.file, limits)
+        return read_text(request.text, limits)
 
-    def write(self, question: Question) -> dict[str, Any]:
-        kind = self._method(question).config.decoding_type if question.method else "Medusa"
-        return write_text(read_paths(question.tree), question.format, decoding_type=kind)
+    def write(self, request: TreeRequest) -> dict[str, Any]:
+        kind = self._method(request).config.decoding_type if request.method else "Medusa"
+        return write_text(read_paths(request.tree), request.format, decoding_type=kind)
 
-    def save(self, question: Question) -> dict[str, Any]:
+    def save(self, request: TreeRequest) -> dict[str, Any]:
         """Keep a tree under a name."""
-        tree = read_paths(question.tree)
-        title = self._method(question).title if question.method else ""
-        name = save_tree(self._log, question.name, tree, {"method": title})
+        tree = read_paths(request.tree)
+        title = self._method(request).title if request.method else ""
+        name = save_tree(self._log, request.name, tree, {"method": title})
         return {"text": f"Saved as {name}.", "trees": tree_rows(self._log)}
 
-    def forget(self, question: Question) -> dict[str, Any]:
-        name = forget_tree(self._log, question.name)
+    def forget(self, request: TreeRequest) -> dict[str, Any]:
+        name = forget_tree(self._log, request.name)
         return {"text": f"Deleted {name}.", "trees": tree_rows(self._log)}
 
-    def measured(self, question: Question) -> dict[str, Any]:
+    def measured(self, request: TreeRequest) -> dict[str, Any]:
         """Finished runs with this tree, this draft length, or dynamic trees of this size."""
-        method = self._method(question)
-        return runs_with(self._log, self._edited(question, method), method.target)
+        method = self._method(request)
+        config = method.edited(request.tree, request.settings)
+        return runs_with(self._log, config, method.target)
 
     # ---- long actions
 
-    def measure(self, question: Question) -> dict[str, Any]:
-        """Begin a measurement: `job` says how far it is, `stop` ends it."""
-        method, measurements = self._method(question), self._measurements
+    def measure(self, request: TreeRequest) -> dict[str, Any]:
+        """Begin a measurement; `job` reports its progress, `stop` ends it."""
+        method, measurements = self._method(request), self._measurements
         work: Work
-        if question.kind == "latency":
+        if request.kind == "latency":
             work = partial(measurements.latency, method=method)
-        elif question.kind == "ranks":
-            work = partial(measurements.ranks, method=method, source=question.require("source"))
+        elif request.kind == "ranks":
+            work = partial(measurements.ranks, method=method, source=request.require("source"))
         else:
-            config, source = self._edited(question, method), question.source or ""
+            config = method.edited(request.tree, request.settings)
+            source = request.source or ""
             work = partial(measurements.runs, method=method, config=config, source=source)
-        return {"job": self._jobs.start(work, owner=f"{question.tab}/tree")}
+        return {"job": self._jobs.start(work, owner=f"{request.tab}/tree")}
 
-    def job(self, question: Question) -> dict[str, Any]:
-        """How far a measurement is."""
-        return self._jobs.state(question.require("job"))
+    def job(self, request: TreeRequest) -> dict[str, Any]:
+        """The progress of a measurement."""
+        return self._jobs.state(request.require("job"))
 
-    def stop(self, question: Question) -> dict[str, Any]:
-        """Ask a measurement to end."""
-        self._jobs.stop(question.require("job"))
+    def stop(self, request: TreeRequest) -> dict[str, Any]:
+        """Stop a measurement."""
+        self._jobs.stop(request.require("job"))
         return {}
 
-    # ---- parts of a question
+    # ---- parts of a request
 
-    def _method(self, question: Question) -> TreeMethod:
-        return self._sources.effective(tree_method(self._catalog, question.method, question.target))
+    def _method(self, request: TreeRequest) -> TreeMethod:
+        return self._sources.resolve(tree_method(self._catalog, request.method, request.target))
 
-    def _edited(self, question: Question, method: TreeMethod) -> MethodConfig:
-        """The method with the tree, or the size of its dynamic tree, that the page shows."""
-        if method.kind == "dynamic":
-            return method.with_settings(question.settings)
-        return method.config.with_tree(read_paths(question.tree))
-
-    def _table(self, question: Question) -> RankTable:
-        source = question.require("source")
-        return self._tables.read(source, lambda _: self._sources.table(source))
+    def _table(self, request: TreeRequest) -> RankTable:
+        source = request.require("source")
+        return self._tables.get_or_compute(source, lambda _: self._sources.table(source))
 
 
-QUESTIONS = tuple(name for name in vars(TreeEditor) if not name.startswith("_"))
+def read_tree_choice(catalog: Catalog, raw: Mapping[str, Any]) -> tuple[str, str, dict[str, Any]]:
+    """Target, method and changed settings that the Tree page sends to another page.
+
+    Raises ConfigError: the method is not offered for the target, or refuses the tree.
+    """
+    sent = TreeRequest.parse(raw, where="the tree page")
+    method = tree_method(catalog, sent.method, sent.target)
+    config = method.edited(sent.tree, sent.settings)
+    if sent.weights and getattr(config, "speculative_model", "") is None:
+        config = config.replace(speculative_model=sent.weights)
+    key, _ = slot_of(catalog, config, method.target)
+    own = catalog.method(key).config.model_dump()
+    changed = {name: value for name, value in config.model_dump().items() if value != own[name]}
+    return method.target, key, changed
+
+
+REQUESTS = tuple(name for name in vars(TreeEditor) if not name.startswith("_"))
 """The page's requests."""
-
-
-def ask(editor: TreeEditor, name: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The answer to one of `QUESTIONS`, whose fields are checked first."""
-    assert name in QUESTIONS
-    question = Question.parse(fields, where="the tree page")
-    answer: dict[str, Any] = getattr(editor, name)(question)
-    return answer

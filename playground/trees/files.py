@@ -37,49 +37,34 @@ NOTES = {
     "yaml": _LISTS,
     "lists": _LISTS,
 }
-SUFFIXES = {
-    "yaml": "yaml",
-    "preset": "yaml",
-    "pbtxt": "pbtxt",
-    "sequoia": "json",
-    "buffers": "json",
-}
-ANY = ChoiceLimits()
+SUFFIXES = dict(yaml="yaml", preset="yaml", pbtxt="pbtxt", sequoia="json", buffers="json")
+NO_LIMITS = ChoiceLimits()
 TITLES: dict[str, str] = {form.name: form.title for form in FORMATS}
-
-
-def formats() -> list[dict[str, str]]:
-    return [{"name": form.name, "title": form.title} for form in FORMATS]
+"""Of the formats."""
 
 
 def read_paths(raw: object) -> ChoiceTree:
-    """A tree as the page holds it: lists of ranks. Raises TreeError: it is no tree."""
+    """A tree from the page's lists of ranks. Raises TreeError: it is not a tree."""
     if not isinstance(raw, list) or len(raw) > MAX_NODES:
         raise TreeError(f"The tree must be a list of at most {MAX_NODES} paths.")
     return ChoiceTree.parse(raw, form="candidates")
 
 
-def read_text(raw: str, limits: ChoiceLimits = ANY) -> dict[str, Any]:
+def read_text(raw: str, limits: ChoiceLimits = NO_LIMITS) -> dict[str, Any]:
     """A tree from text in any known format.
 
-    Raises TreeError: it is none, or the drafter cannot take it; names the place.
+    Raises TreeError: it is not a tree, or exceeds the drafter's limits; names the position.
     """
     if len(raw) > MAX_TEXT_CHARS:
         raise TreeError(f"The text has {len(raw)} characters; at most {MAX_TEXT_CHARS} are read.")
-    tree = parse_tree(
-        raw,
-        read_yaml=partial(parse_yaml, where="The text"),
-        max_depth=limits.depth,
-        num_ranks=limits.ranks,
-        what=limits.what,
-    )
-    return {"tree": tree.as_lists(), "format": TITLES[detect_format(raw)]}
+    tree = parse_tree(raw, read_yaml=partial(parse_yaml, where="The text"))
+    return _fitting(tree, limits, TITLES[detect_format(raw)])
 
 
-def read_growmap(raw: str, limits: ChoiceLimits = ANY) -> dict[str, Any]:
+def read_growmap(raw: str, limits: ChoiceLimits = NO_LIMITS) -> dict[str, Any]:
     """A tree from the bytes of Sequoia's .pt file, in base64.
 
-    Raises TreeError: it is none, or the drafter cannot take it.
+    Raises TreeError: it is not a growmap, or exceeds the drafter's limits.
     """
     if len(raw) > 2 * MAX_TEXT_CHARS:
         raise TreeError(f"A growmap file must have at most {MAX_TEXT_CHARS} bytes.")
@@ -94,9 +79,13 @@ def read_growmap(raw: str, limits: ChoiceLimits = ANY) -> dict[str, Any]:
             tree = read_growmap_file(file)
         except TreeError as error:
             raise TreeError(str(error).replace(str(file), "The file")) from error
+    return _fitting(tree, limits, "a Sequoia growmap")
+
+
+def _fitting(tree: ChoiceTree, limits: ChoiceLimits, format: str) -> dict[str, Any]:
     depth, ranks = limits.depth or tree.depth, limits.ranks or tree.max_rank + 1
     tree.check_fits(depth=depth, ranks=ranks, what=limits.what)
-    return {"tree": tree.as_lists(), "format": "a Sequoia growmap"}
+    return {"tree": tree.as_lists(), "format": format}
 
 
 def write_text(tree: ChoiceTree, format: str, *, decoding_type: str) -> dict[str, Any]:
@@ -107,24 +96,21 @@ def write_text(tree: ChoiceTree, format: str, *, decoding_type: str) -> dict[str
 
     Raises:
         ConfigError: no such format.
-        TreeError: the format cannot say this tree.
+        TreeError: the format cannot represent this tree.
     """
     if (form := one_of("format", format, TITLES)) == OWN_FORMAT:
-        name, title = (
-            f"tree-{len(tree)}-depth-{tree.depth}",
-            f"{len(tree)} nodes, {tree.depth} deep",
+        preset = TreePreset(
+            name=f"tree-{len(tree)}-depth-{tree.depth}",
+            title=f"{len(tree)} nodes, {tree.depth} deep",
+            methods=(decoding_type,),
+            candidates=tree.paths,
         )
-        methods = (decoding_type,)
-        text = tree_yaml(TreePreset(name=name, title=title, methods=methods, candidates=tree.paths))
+        text = tree_yaml(preset)
     else:
         text = format_tree(tree, form)
     if decoding_type == "Eagle":
         text = text.replace("medusa_choices", "eagle_choices")
-    return {
-        "text": text,
-        "suffix": SUFFIXES.get(form, "txt"),
-        "note": NOTES.get(form, ""),
-    }
+    return {"text": text, "suffix": SUFFIXES.get(form, "txt"), "note": NOTES.get(form, "")}
 
 
 # ---- presets
@@ -160,9 +146,9 @@ def _saved_row(artifact: Artifact) -> dict[str, Any] | None:
 
 
 def save_tree(log: RunLog, name: str, tree: ChoiceTree, about: Mapping[str, Any]) -> str:
-    """Keep a tree under a name, in place of an older one of that name; returns the name.
+    """Save a tree under a name, replacing an older one; returns the normalized name.
 
-    Raises ConfigError: no name, or too long a one.
+    Raises ConfigError: the name is empty or too long.
     """
     clean_name = _name(name)
     meta = {**about, "tree": tree.as_lists()}
@@ -173,13 +159,10 @@ def save_tree(log: RunLog, name: str, tree: ChoiceTree, about: Mapping[str, Any]
 def forget_tree(log: RunLog, name: str) -> str:
     """Delete the saved tree of a name. Raises ConfigError: there is none."""
     clean_name = _name(name)
-    saved = log.artifacts.find(KIND, {"name": clean_name})
-    if not saved:
+    if not log.artifacts.forget(KIND, {"name": clean_name}):
         raise ConfigError(
             f"No tree is saved as {clean_name!r}. Shipped trees cannot be deleted here."
         )
-    for artifact in saved:
-        log.artifacts.delete(artifact.id)
     return clean_name
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from engine.config import Limits, Sampling
@@ -11,21 +11,20 @@ from engine.drafters.base import Drafter
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError, one_of
 from engine.tuning import OnProgress, StoppedError
-from engine.tuning.latency import StepLatency
 from playground.experiments.plan import Item
-from playground.experiments.prompts import evenly, items_of
+from playground.experiments.prompts import items_of, sample_evenly
 from playground.host.live import LiveRun
 from playground.host.recording import decode_and_record
 from playground.host.runner import EngineHost
-from playground.trees.drafted import recorded
+from playground.trees.drafted import drafts_of
 from playground.trees.methods import TreeMethod
-from playground.trees.sources import RECENT, Sources, depths_for, require_greedy
+from playground.trees.sources import RECENT, Sources, require_greedy
 from playground.trees.tables import make_table
 
 Work = Callable[[LiveRun], dict[str, Any]]
 """Runs on the engine's thread; the page receives its return value."""
 TEXT_TOKENS = 128
-"""New tokens of every text that is written to be measured."""
+"""New tokens of every text that is written for a measurement."""
 
 
 class Measurements:
@@ -42,51 +41,38 @@ class Measurements:
 
     def ranks(self, run: LiveRun, method: TreeMethod, source: str) -> dict[str, Any]:
         self._prepare(run, method.target)
-        is_suite = source.startswith("suite:")
-        run_ids, benchmark = self._texts(run, method, source, share=0.6)
+        benchmark_id = None
+        if source.startswith("suite:"):
+            config = method.config if method.config.lossless else AutoregressiveConfig()
+            run_ids = self._write(run, config, source.removeprefix("suite:"))
+        else:
+            run_ids, benchmark_id = self._sources.run_ids(source, method)
+            require_greedy(self._host.log, run_ids)
         artifact_id, table = make_table(
             self._host.log,
             method.config,
             self._host.build_context(),
-            run_ids=() if benchmark else run_ids,
-            benchmark_id=benchmark,
-            depths=depths_for(method),
-            on_progress=progress_of(
-                run, "ranking every true token", begin=0.6 if is_suite else 0.0
-            ),
+            run_ids=run_ids,
+            benchmark_id=benchmark_id,
+            depths=8 if method.kind == "tree" else max(16, method.tree.depth),
+            on_progress=progress_of(run, "ranking every true token"),
         )
         text = f"measured {table.num_positions:,} positions of {table.num_texts} texts"
         return {"source": f"table:{artifact_id}", "text": text}
 
-    def _texts(
-        self, run: LiveRun, method: TreeMethod, source: str, *, share: float
-    ) -> tuple[list[str], str | None]:
-        """Greedy runs behind a source, and its benchmark if it is one; a suite's are made now."""
-        if source.startswith("suite:"):
-            suite, config = source.removeprefix("suite:"), method.config
-            config = config if config.lossless else AutoregressiveConfig()
-            return self._write(run, config, suite, share), None
-        run_ids, benchmark = self._sources.run_ids(source, method)
-        require_greedy(self._host.log, run_ids)
-        return run_ids, benchmark
-
-    def _write(self, run: LiveRun, config: MethodConfig, suite: str, share: float) -> list[str]:
-        """Let the target answer a suite's prompts with a method; ids of the runs."""
-        items = self._items(suite)
+    def _write(self, run: LiveRun, config: MethodConfig, suite: str) -> list[str]:
+        """Let the target answer prompts of all categories of a suite; returns the run ids."""
+        suites = self._host.catalog.suites
+        items = sample_evenly(items_of(suites[one_of("suite", suite, suites)]), RECENT)
         drafter = self._host.drafter(config)
         run_ids = []
         for number, item in enumerate(items):
-            if run.cancel_asked.is_set():
+            if run.cancel_requested.is_set():
                 raise StoppedError(f"Stopped; {number} texts were written and are in the log.")
             run.state, run.activity = "running", f"writing text {number + 1} of {len(items)}"
-            run.progress = share * number / len(items)
+            run.progress = number / len(items)
             run_ids.append(self._answer(run, config, drafter, item))
         return run_ids
-
-    def _items(self, suite: str) -> Sequence[Item]:
-        """At most `RECENT` prompts of a suite, from its categories in turn."""
-        suites = self._host.catalog.suites
-        return evenly(items_of(suites[one_of("suite", suite, suites)]), RECENT)
 
     def _answer(self, run: LiveRun, config: MethodConfig, drafter: Drafter, item: Item) -> str:
         """Write one text; returns its id in the log."""
@@ -102,14 +88,14 @@ class Measurements:
             target.encode_chat(messages) if messages else target.encode(prompt),
             sampling=Sampling(),
             limits=Limits(max_new_tokens=self._text_tokens),
-            cancelled=run.cancel_asked.is_set,
+            cancelled=run.cancel_requested.is_set,
             prefix_caching=True,
             prompt_text=prompt,
             messages=messages,
             stored={"labels": {"suite": item.suite, "category": item.category, "prompt": item.id}},
             run=answer,
         )
-        if run.cancel_asked.is_set():
+        if run.cancel_requested.is_set():
             raise StoppedError("Stopped; what was written so far is in the log.")
         assert answer.log_id is not None
         return answer.log_id
@@ -125,25 +111,25 @@ class Measurements:
 
     def speed(self, method: TreeMethod) -> dict[str, Any] | None:
         """What steps take here, as the page reads it."""
-        latency = self._host.experience.latency(method.target, method.config)
-        return None if latency is None else speed_row(latency)
+        latency = self._host.experience.step_latency(method.target, method.config)
+        return None if latency is None else latency.to_dict()
 
     # ---- dynamic trees
 
     def runs(
         self, run: LiveRun, method: TreeMethod, config: MethodConfig, source: str
     ) -> dict[str, Any]:
-        """Answer a suite's prompts with these settings, as set, where no table can tell.
+        """Answer a suite's prompts with these settings, as set, if no table can predict them.
 
         Args:
-            source: a suite; a small one is taken in place of any other source.
+            source: a suite; the first suite replaces any other source.
         """
         self._prepare(run, method.target)
         suites = self._host.catalog.suites
         suite = source.removeprefix("suite:") if source.startswith("suite:") else next(iter(suites))
-        ids = self._write(run, config.replace(drafting="as set"), suite, share=1.0)
+        ids = self._write(run, config.replace(drafting="as set"), suite)
         text = f"{len(ids)} prompts of {suites[suite].title} answered"
-        return {"drafted": recorded(self._host.log, ids, config), "text": text}
+        return {"drafted": drafts_of(self._host.log, ids, config), "text": text}
 
     # ---- the target
 
@@ -151,20 +137,19 @@ class Measurements:
         self._host.prepare(run, self._host.catalog.target(target), self._dtype(target))
 
     def _dtype(self, target: str) -> str:
-        """The dtype that the target is loaded in, if it is the one in memory."""
+        """The dtype of the target if it is loaded, else auto."""
         spec, loaded = self._host.catalog.target(target), self._host.loaded
-        same = loaded is not None and loaded.name == (spec.title or spec.name)
-        return loaded.dtype if loaded is not None and same else "auto"
+        return loaded.dtype_name if loaded is not None and loaded.name == spec.name else "auto"
 
 
-class Jobs:
-    """The page's long actions by id: they run on the engine's thread and can be stopped."""
+class EngineJobs:
+    """The page's long-running jobs by id, which run on the engine's thread and can be stopped."""
 
     def __init__(self, host: EngineHost) -> None:
         self._host = host
 
     def start(self, work: Work, *, owner: str) -> str:
-        """Queue it; an unfinished job of the same owner is stopped.
+        """Queue a job; an unfinished one of the same owner is stopped.
 
         Raises QueueFullError: too many are waiting.
         """
@@ -181,7 +166,7 @@ class Jobs:
         run.end("completed")
 
     def state(self, job: str) -> dict[str, Any]:
-        """State of a job: text, progress, whether it is over, its error, its result.
+        """The state of a job: text, progress, whether it is over, error, result.
 
         Raises ConfigError: there is no such job.
         """
@@ -189,7 +174,7 @@ class Jobs:
         over = run.over.is_set()
         ahead = 0 if over else self._host.ahead_of(run)
         return {
-            "text": run.doing(ahead),
+            "text": run.status_text(ahead),
             "progress": run.progress,
             "over": over,
             "error": run.error,
@@ -207,34 +192,12 @@ class Jobs:
         return run
 
 
-def progress_of(run: LiveRun, words: str, *, begin: float = 0.0, end: float = 1.0) -> OnProgress:
-    """Reports the progress of a part of a job, and raises StoppedError once it is cancelled."""
+def progress_of(run: LiveRun, words: str) -> OnProgress:
+    """A callback that shows a job's progress, and raises StoppedError once it is cancelled."""
 
     def on_progress(fraction: float) -> None:
-        if run.cancel_asked.is_set():
+        if run.cancel_requested.is_set():
             raise StoppedError
-        run.state, run.activity = "running", words
-        run.progress = begin + (end - begin) * fraction
+        run.state, run.activity, run.progress = "running", words, fraction
 
     return on_progress
-
-
-def speed_row(latency: StepLatency) -> dict[str, Any]:
-    """The curves as the page's `predict` reads them; plain JSON."""
-    verify, trees = latency.verify, latency.verify.trees
-    return {
-        "verify": _points(verify.rows, verify.ms),
-        "trees": trees
-        and {
-            "star": _points(trees.rows, trees.star_ms),
-            "level": _points(trees.rows, trees.level_ms),
-        },
-        "start_ms": latency.start_ms,
-        "level_ms": latency.level_ms,
-        "text": f"With about {verify.context_len} tokens of context, as measured on this machine "
-        "and kept up to date by runs.",
-    }
-
-
-def _points(rows: tuple[int, ...], ms: tuple[float, ...]) -> list[list[float]]:
-    return [list(pair) for pair in zip(rows, ms, strict=True)]

@@ -1,11 +1,11 @@
-"""Sources of the Tree page: rank tables, texts to measure over, runs and the trees they drafted."""
+"""Sources of the Tree page: rank tables, texts to measure over, and runs with drafted trees."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import presets
@@ -23,7 +23,7 @@ SHIPPED = presets.FOLDER / "ranks"
 NEWEST_RUNS = 12
 MAX_SEARCHED_RUNS, MAX_LISTED_RUNS = 80, 5
 RECENT = 24
-"""Texts of the newest runs that are measured together."""
+"""Number of newest runs whose texts are measured together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,8 @@ class Source:
     Attributes:
         id: `table:ID` or `shipped:NAME`, ready to replay; `recent:`, `run:ID`, `benchmark:ID` or
             `suite:NAME`, to be measured first.
-        what: the texts, in words, for the sentence that offers to measure.
-        examples: whether the log has the texts behind it.
+        what: its texts in words, for the offer to measure over them.
+        examples: whether the log has its texts.
     """
 
     id: str
@@ -46,13 +46,12 @@ class Source:
 
 
 class Sources:
-    def __init__(self, log: RunLog, catalog: Catalog, shipped: Path = SHIPPED) -> None:
+    def __init__(self, log: RunLog, catalog: Catalog) -> None:
         self._log = log
         self._catalog = catalog
-        self._shipped = shipped
 
-    def effective(self, method: TreeMethod) -> TreeMethod:
-        """The method; where it names no weights, with those of its newest run here."""
+    def resolve(self, method: TreeMethod) -> TreeMethod:
+        """The method; if it names no weights, with those of its newest run."""
         config = method.config
         if getattr(config, "speculative_model", "") is None:
             query = RunQuery(target=method.target, decoding_type=config.decoding_type, limit=1)
@@ -65,29 +64,29 @@ class Sources:
     def rows(
         self, method: TreeMethod, pick: str | None = None
     ) -> tuple[list[dict[str, Any]], str | None]:
-        """The menu for a method, ready sources first, and the one to pick, if any.
+        """The menu for a method, ready sources first, and the one to select, if any.
 
         Args:
-            pick: a source to have among them; of a benchmark its table, if there is one.
+            pick: a source to include; for a benchmark, its table if there is one.
         """
         config, target = method.config, method.target
         if not config.offline:
             return [], None
-        sources: list[Source] = []
+        tables, shipped = list[Artifact](), list[Source]()
         if method.kind != "dynamic":
             tables = find_tables(self._log, target=target, config=config)
-            sources = [*map(self._stored, tables), *self._shipped_for(method)]
-        sources += self._texts(method)
+            shipped = self._shipped_for(method)
+        sources = [*map(self._table_source, tables), *shipped, *self._text_sources(method)]
         kind, _, name = (pick or "").partition(":")
-        if kind == "benchmark" and pick not in {source.id for source in sources}:
-            sources += self._benchmark(name, target)
-        if kind == "benchmark" and method.kind != "dynamic":
-            tables = find_tables(self._log, target=target, config=config, benchmark_id=name)
-            pick = f"table:{tables[0].id}" if tables else pick
+        if kind == "benchmark":
+            if pick not in {source.id for source in sources}:
+                sources += self._benchmark(name, target)
+            ready = (f"table:{table.id}" for table in tables if table.benchmark_id == name)
+            pick = next(ready, pick)
         return [asdict(source) for source in sources], pick
 
     def remark(self, method: TreeMethod) -> str:
-        """Why there is nothing to replay on; empty where there may be something."""
+        """Why the method cannot be replayed; empty if it can."""
         if method.config.offline:
             return ""
         return (
@@ -97,12 +96,12 @@ class Sources:
 
     # ---- ready
 
-    def _stored(self, table: Artifact) -> Source:
+    def _table_source(self, table: Artifact) -> Source:
         meta, day = table.meta, table.created_at.strftime("%b %d, %H:%M")
         texts = meta.get("texts", 0)
         of = f"{texts} texts" if texts != 1 else "one run"
         if table.benchmark_id is not None:
-            benchmark = self._log.benchmarks.get(table.benchmark_id)
+            benchmark = self._log.benchmarks.head(table.benchmark_id)
             of = f"benchmark {benchmark.name}" if benchmark else of
         title = f"{of} · {meta.get('positions', 0):,} positions · {day}"
         return Source(f"table:{table.id}", title, "Measured here", ready=True, examples=True)
@@ -115,7 +114,7 @@ class Sources:
         return [Source(f"shipped:{method.key}", title, "Shipped", ready=True)]
 
     def _shipped_table(self, method: str) -> RankTable | None:
-        file = self._shipped / f"{method}.npz"
+        file = SHIPPED / f"{method}.npz"
         if method not in self._catalog.presets or not file.is_file():
             return None
         return RankTable.from_bytes(file.read_bytes())
@@ -136,8 +135,8 @@ class Sources:
 
     # ---- to measure
 
-    def _texts(self, method: TreeMethod) -> list[Source]:
-        target, runs = method.target, self._usable(method)
+    def _text_sources(self, method: TreeMethod) -> list[Source]:
+        target, runs = method.target, self._usable_runs(method)
         sources = []
         if len(runs) > 1:
             many = f"the newest {len(runs)} greedy texts"
@@ -149,21 +148,22 @@ class Sources:
             what = f"up to {RECENT} prompts of {suite.title}, which the target answers first"
             sources.append(Source(f"suite:{name}", title, MEASURE, False, what))
         for run in runs[:NEWEST_RUNS]:
-            title = f"run \u201c{_short(run.name or run.prompt_text)}\u201d"
+            name = textwrap.shorten(run.name or run.prompt_text, 40, placeholder="\u2026")
+            title = f"run \u201c{name}\u201d"
             sources.append(Source(f"run:{run.id}", title, MEASURE, False, "this run's text"))
         return sources
 
     def _benchmark(self, benchmark_id: str, target: str) -> list[Source]:
-        """The benchmark, if it has a run of this target."""
-        benchmark = self._log.benchmarks.get(benchmark_id)
+        """The benchmark as a source, if it has a run of this target."""
+        benchmark = self._log.benchmarks.head(benchmark_id)
         query = RunQuery(benchmark_id=benchmark_id, target=target, limit=1)
         if benchmark is None or not self._log.rows(query):
             return []
         title = f"benchmark {benchmark.name}"
         return [Source(f"benchmark:{benchmark_id}", title, MEASURE, False, title)]
 
-    def _usable(self, method: TreeMethod) -> list[RunSummary]:
-        """The newest greedy runs, one of every prompt; for dynamic trees those of the method."""
+    def _usable_runs(self, method: TreeMethod) -> list[RunSummary]:
+        """The newest greedy runs, one per prompt; for dynamic trees, those of the method."""
         own = method.config.decoding_type if method.kind == "dynamic" else None
         query = RunQuery(
             target=method.target, decoding_type=own, status="completed", limit=MAX_SEARCHED_RUNS
@@ -175,21 +175,21 @@ class Sources:
         return list(texts.values())[:RECENT]
 
     def run_ids(self, source: str, method: TreeMethod) -> tuple[list[str], str | None]:
-        """Runs behind a source of texts, and its benchmark if it is one; no suites.
+        """The run ids of a source of texts other than a suite, and its benchmark's id, if any.
 
-        Raises ConfigError: there is no such source, or nothing usable in it.
+        Raises ConfigError: there is no such source, or it has no usable run.
         """
         kind, _, name = source.partition(":")
         if kind == "run":
             return [name], None
         if kind == "recent":
-            recent = [run.id for run in self._usable(method)]
+            recent = [run.id for run in self._usable_runs(method)]
             if not recent:
                 raise ConfigError("There is no finished greedy run of this target yet. Make one.")
             return recent, None
         if kind == "benchmark":
-            rows = self._log.rows(RunQuery(benchmark_id=name, target=method.target, limit=500))
-            return [row.id for row in rows], name
+            query = RunQuery(benchmark_id=name, target=method.target, descending=False)
+            return list(self._log.ids(query)), name
         if kind == "table":
             return [str(run) for run in load_table(self._log, name).about.get("sources", ())], None
         raise ConfigError(f"There are no texts {source!r:.80}. Pick one from the list.")
@@ -199,19 +199,9 @@ MEASURE = "Measure over"
 
 
 def is_greedy(run: RunSummary) -> bool:
-    """Whether the run took the likeliest token throughout: only such texts replay exactly."""
+    """Whether the run was greedy: only such texts replay exactly."""
     temperature = run.sampling.get("temperature", 0.0)
     return isinstance(temperature, int | float) and temperature < 1e-5
-
-
-def depths_for(method: TreeMethod) -> int:
-    """How deep a table should be for a method."""
-    return 8 if method.kind == "tree" else max(16, method.tree.depth)
-
-
-def _short(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= 40 else line[:39] + "\u2026"
 
 
 def require_greedy(log: RunLog, run_ids: Sequence[str]) -> None:
@@ -224,47 +214,32 @@ def require_greedy(log: RunLog, run_ids: Sequence[str]) -> None:
             )
 
 
-# ---- runs made with the tree on show
+# ---- runs with the displayed tree
 
 
 def runs_with(log: RunLog, config: MethodConfig, target: str) -> dict[str, Any]:
     """Rows of the newest greedy, completed runs of a target with these settings.
 
-    `text` says why there are none.
+    If there are none, `text` says so.
     """
-    settings = _compared(config)
+    settings = _effective_settings(config)
     kind = config.decoding_type
     query = RunQuery(target=target, decoding_type=kind, status="completed", limit=MAX_SEARCHED_RUNS)
-    runs = log.rows(query)
-    greedy = [run for run in runs if is_greedy(run)]
-    mine = (run for run in greedy if _settings_of(run) == settings)
+    mine = (r for r in log.rows(query) if is_greedy(r) and _settings_of(r) == settings)
     rows = [_row(run) for run in islice(mine, MAX_LISTED_RUNS)]
-    if rows or not runs:
-        text = "" if rows else "No run of this method with this target is in the log yet."
-    elif not greedy:
-        text = f"The newest {len(runs)} runs of this method were sampled; greedy ones compare."
-    else:
-        others = [_differences(settings, _settings_of(run)) for run in greedy]
-        names = ", ".join(sorted(others, key=len)[0])
-        text = f"The newest {len(greedy)} greedy runs of this method have another {names}."
+    text = "" if rows else "No greedy run with these settings is among the newest of the log."
     return {"runs": rows, "text": text}
-
-
-def _differences(one: Mapping[str, Any], other: Mapping[str, Any] | None) -> list[str]:
-    """Names of settings; never none."""
-    names = [name for name, value in one.items() if other and other.get(name) != value]
-    return names or ["version"]
 
 
 def _settings_of(run: RunSummary) -> dict[str, Any] | None:
     try:
-        return _compared(parse_method(run.method, where=f"run {run.id}"))
+        return _effective_settings(parse_method(run.method, where=f"run {run.id}"))
     except ConfigError:
-        return None  # of another version, or of a method that is not offered here
+        return None  # of another version, or of a method that is not available
 
 
-def _compared(config: MethodConfig) -> dict[str, Any]:
-    """The settings that have an effect: a static tree's size does not, if the tree is grown."""
+def _effective_settings(config: MethodConfig) -> dict[str, Any]:
+    """The settings that have an effect: with a dynamic tree, the static one has none."""
     settings = config.model_dump(exclude={"num_medusa_heads", "drafting"})
     if "use_dynamic_tree" in settings and "eagle_choices" in settings:
         ignored = ("eagle_choices",) if settings["use_dynamic_tree"] else DYNAMIC_FIELDS

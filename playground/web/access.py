@@ -24,32 +24,32 @@ from playground.api.routes import is_endpoint, refusal
 logger = logging.getLogger(__name__)
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-"""Addresses that mean every interface, and the one under which this machine reaches them."""
+WILDCARD_ADDRESSES = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+"""Addresses of all interfaces, each with the loopback address that reaches it from here."""
 
-HOST = re.compile(r"([\w.-]+|\[[0-9a-fA-F:.]+\])(?::\d+)?", re.ASCII)
+HOST_HEADER = re.compile(r"([\w.-]+|\[[0-9a-fA-F:.]+\])(?::\d+)?", re.ASCII)
 STARTUP = "/gradio_api/startup-events"
 """Gradio requests this from itself, without a token, to learn whether it has started."""
-OPEN = (STARTUP, "/manifest.json")
-"""Need no token: browsers fetch the manifest, which has the title alone, without cookies."""
+TOKENLESS = (STARTUP, "/manifest.json")
+"""Paths that need no token. Browsers fetch the manifest without cookies; it has only the title."""
 UPLOAD = "/gradio_api/upload"
 MAX_UPLOAD_BYTES = 40_000_000
 MAX_BODY_BYTES = 8_000_000
-"""For every body but an upload."""
+"""Limit for all bodies but uploads."""
 
-CLOSE = {"connection": "close"}
-"""A refusal leaves the request's body unread, so its connection cannot serve another request."""
+CLOSE_CONNECTION = {"connection": "close"}
+"""A refusal leaves the request's body unread, so the connection cannot be reused."""
 STALE_PAGE = "The call does not match the page being served. Reload it; details are in the log."
 TOKEN_FORM = """<!doctype html><html lang="en"><title>Speculative decoding playground</title>
 <p>This page needs its token: open the address that the program printed when it started.</p>
 <form><label>Token <input name="token" type="password" autofocus></label>
 <button>Open</button></form>
-<p>Followed a link here, and have opened the page before? <a href="">Continue</a>.</p></html>"""
+<p>Followed a link, and have opened the page before? <a href="">Continue</a>.</p></html>"""
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Where the page listens, and who may call it.
+    """The address that the page listens on, and who may call it.
 
     Attributes:
         address: name or address to listen on; IPv6 without brackets.
@@ -82,18 +82,18 @@ class Access:
 
     @property
     def host_names(self) -> frozenset[str]:
-        """Accepted in the Host header; a foreign name that resolves to this machine is not."""
-        local = self.is_loopback or self.address in ANY_ADDRESS
+        """Names accepted in the Host header; other names may resolve to this machine, too."""
+        local = self.is_loopback or self.address in WILDCARD_ADDRESSES
         names = (self.address, *self.names, *(LOOPBACK if local else ()))
         return frozenset(name.lower().strip("[]") for name in names)
 
     def url(self, port: int) -> str:
-        """The page's address with its token, to open in a browser."""
+        """The page's URL with its token, to open in a browser."""
         query = f"?token={self.token}" if self.token else ""
         return f"{self.base_url(port)}/{query}"
 
     def base_url(self, port: int) -> str:
-        return f"http://{bracketed(ANY_ADDRESS.get(self.address, self.address))}:{port}"
+        return f"http://{bracketed(WILDCARD_ADDRESSES.get(self.address, self.address))}:{port}"
 
 
 def bracketed(name: str) -> str:
@@ -102,7 +102,7 @@ def bracketed(name: str) -> str:
 
 
 class AccessControl:
-    """Passes a request on, or refuses it in one sentence; plain ASGI, streams are not buffered."""
+    """Forwards a request or refuses it in one sentence; plain ASGI, so streams are not buffered."""
 
     def __init__(self, app: ASGIApp, *, access: Access) -> None:
         self._app = app
@@ -120,11 +120,11 @@ class AccessControl:
             path = scope["path"].rstrip("/")
             limit = MAX_UPLOAD_BYTES if path == UPLOAD else MAX_BODY_BYTES
             call = self._app if is_endpoint(scope["path"]) else self._call_gradio
-            await call(scope, limited(receive, limit), send)
+            await call(scope, limit_body(receive, limit), send)
 
     async def _call_gradio(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Gradio's response. It fails with 500 at a call that does not fit its components, before
-        a handler of the playground begins; handlers do not fail (`playground.errors`)."""
+        """Forward a call to Gradio, which fails with 500 if the call does not match its components;
+        the handlers of the playground do not fail (`playground.errors`)."""
         stale = _refused(422, STALE_PAGE, scope["path"])
         has_begun = False
 
@@ -147,7 +147,7 @@ class AccessControl:
             await stale(scope, receive, send)
 
     def _refusal(self, request: Request) -> Response | None:
-        """The response to a request that may not pass; None if it may."""
+        """The response that refuses a request; None if it is allowed."""
         path = request.scope["path"]
         if "content-length" in request.headers and "transfer-encoding" in request.headers:
             return _refused(400, "A request must not state its length in two ways.", path)
@@ -157,31 +157,31 @@ class AccessControl:
                 "The page is not served under this host name; add it with --allowed-host.",
                 path,
             )
-        if is_foreign(request):
+        if is_cross_origin(request):
             return _refused(403, "Only the playground's own pages may request this.", path)
         if path == "/" and "token" in request.query_params:
             return self._set_cookie(request)
-        if path not in OPEN and not self._is_authorized(request):
+        if path not in TOKENLESS and not self._is_authorized(request):
             return _unauthorized(request)
         return None
 
     def _has_own_host(self, request: Request) -> bool:
         """Whether the Host header is one of the page's names, or the address of the connection.
 
-        Nobody else can make an address resolve to this machine; a name they can.
+        Others can make a name resolve to this machine, but not an address.
         """
         hosts = request.headers.getlist("host")
-        match = HOST.fullmatch(hosts[0]) if len(hosts) == 1 else None
+        match = HOST_HEADER.fullmatch(hosts[0]) if len(hosts) == 1 else None
         address, _ = request.scope.get("server") or ("", 0)
         return match is not None and match[1].strip("[]").lower() in {*self._host_names, address}
 
     def _set_cookie(self, request: Request) -> Response:
-        """Exchange the token in the address for a cookie, and redirect to the address without."""
+        """Exchange the token in the URL for a cookie, and redirect to the URL without it."""
         if not self._is_token(request.query_params["token"]):
             return _unauthorized(request)
         query = request.query_params.multi_items()
-        rest = urlencode([(name, value) for name, value in query if name != "token"])
-        response = RedirectResponse(f"/?{rest}" if rest else "/", status_code=303)
+        others = urlencode([(name, value) for name, value in query if name != "token"])
+        response = RedirectResponse(f"/?{others}" if others else "/", status_code=303)
         if self._access.token is not None:
             response.set_cookie(
                 cookie_name(request),
@@ -193,7 +193,7 @@ class AccessControl:
         return response
 
     def _is_authorized(self, request: Request) -> bool:
-        """Whether it carries the token, or for an endpoint the API key where one is set."""
+        """Whether it carries the token or, for an endpoint, the API key if one is set."""
         key, bearer = self._access.api_key, _bearer(request)
         if is_endpoint(request.scope["path"]):
             if key is None and self._access.is_loopback:
@@ -216,10 +216,10 @@ def _equal(text: str, secret: str) -> bool:
     return secrets.compare_digest(text.encode(), secret.encode())
 
 
-def is_foreign(request: Request) -> bool:
+def is_cross_origin(request: Request) -> bool:
     """Whether a page of another origin sent it; another port of this machine is another origin.
 
-    Foreign pages may link to the playground, nothing else. Programs send neither header.
+    Other origins may link to the playground, nothing else. Programs send neither header.
     """
     headers = request.headers
     origin = headers.get("origin")
@@ -235,13 +235,13 @@ def is_foreign(request: Request) -> bool:
 
 
 def cookie_name(request: Request) -> str:
-    """One per port: browsers send a host's cookies to all of its ports."""
+    """A name per port, because browsers send a host's cookies to all of its ports."""
     _, port = request.scope.get("server") or ("", 0)
     return f"playground-{port}"
 
 
-def limited(receive: Receive, max_bytes: int) -> Receive:
-    """The body as it arrives; HTTPException 413 once it is longer than this."""
+def limit_body(receive: Receive, max_bytes: int) -> Receive:
+    """Receives the body as it arrives. Raises HTTPException 413 beyond `max_bytes`."""
     total = 0
 
     async def receive_limited() -> Message:
@@ -249,7 +249,8 @@ def limited(receive: Receive, max_bytes: int) -> Receive:
         message = await receive()
         total += len(message.get("body", b""))
         if total > max_bytes:
-            raise HTTPException(413, f"A request may have at most {max_bytes} bytes.", CLOSE)
+            sentence = f"A request may have at most {max_bytes} bytes."
+            raise HTTPException(413, sentence, CLOSE_CONNECTION)
         return message
 
     return receive_limited
@@ -257,10 +258,10 @@ def limited(receive: Receive, max_bytes: int) -> Receive:
 
 def _unauthorized(request: Request) -> Response:
     if request.method == "GET" and "text/html" in request.headers.get("accept", ""):
-        return HTMLResponse(TOKEN_FORM, status_code=401, headers=CLOSE)
+        return HTMLResponse(TOKEN_FORM, status_code=401, headers=CLOSE_CONNECTION)
     sentence = "The token is missing or wrong: send it as Authorization: Bearer TOKEN."
     return _refused(401, sentence, request.scope["path"])
 
 
 def _refused(status: int, sentence: str, path: str) -> Response:
-    return refusal(path, status, sentence, CLOSE)
+    return refusal(path, status, sentence, CLOSE_CONNECTION)

@@ -1,7 +1,7 @@
-"""The page's address: which tab it opens, and with what. `static/address.js` follows the tabs.
+"""The page's URL: which tab it opens, and its parameters. `static/address.js` keeps it up to date.
 
-A tab named by `tab` has the rest of the parameters to itself; a permalink names its tab by the
-first parameter alone.
+If `tab` names the tab, all other parameters are that tab's; a permalink selects its tab by the
+name of its first parameter.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from typing import Any
 
 import gradio as gr
 
+from playground.web.components import hidden_value
+
 PERMALINKS = ("compare", "tree", "benchmark", "sweep", "train", "deploy")
-"""Parameters that open the tab of the same name. `run` opens Runs, and `runs` Runs or Compare."""
+"""Parameters that open the tab of the same name; `run` and `runs` open Runs."""
 ADDRESS_JS = """(...values) => {
   const query = Object.fromEntries(%(names)s.map((name, i) => [name, values[i]]));
   document.dispatchEvent(new CustomEvent("pg-address", { detail: { tab: %(tab)s, query } }));
@@ -28,11 +30,11 @@ SWITCH_JS = """watch("value", () => document.dispatchEvent(
 def tab_switch() -> gr.HTML:
     """A component whose value selects a tab: what `switch_to` returns.
 
-    Gradio's own `gr.Tabs` would do; but once it has been the output of an event, Gradio copies the
-    state of every component within it whenever any event reports progress: 50 ms of the browser's
-    time for each message of a stream.
+    Gradio's own `gr.Tabs` would do, but once it is the output of an event, Gradio copies the state
+    of every component within it whenever any event reports progress: 50 ms of the browser's time
+    for each message of a stream.
     """
-    return gr.HTML(None, html_template="", js_on_load=SWITCH_JS, elem_classes="pg-none")
+    return hidden_value(js=SWITCH_JS)
 
 
 def switch_to(tab: str) -> dict[str, Any]:
@@ -44,19 +46,17 @@ def tab_of(query: Mapping[str, str]) -> str:
     """The tab that an address opens."""
     if tab := query.get("tab"):
         return tab
-    if "run" in query:
+    if "run" in query or query.get("runs"):
         return "runs"
-    if runs := query.get("runs"):
-        return "runs" if runs.startswith("{") else "compare"
     return next((tab for tab in PERMALINKS if query.get(tab)), "generate")
 
 
-def link_to(tab: str, query: Mapping[str, str]) -> dict[str, str]:
-    """The parameters of an address that opens a tab; empty for an address of another tab."""
-    own = {name: value for name, value in query.items() if name not in ("tab", "__theme")}
-    return own if tab_of(query) == tab else {}
+def link_params(tab: str, query: Mapping[str, str]) -> dict[str, str]:
+    """The parameters of a URL that opens a tab; empty for the URL of another tab."""
+    params = {name: value for name, value in query.items() if name not in ("tab", "__theme")}
+    return params if tab_of(query) == tab else {}
 
 
 def address_js(tab: str, *names: str) -> str:
-    """JavaScript that writes values into the address of a tab as these parameters."""
+    """JavaScript that writes values into the URL of a tab as these parameters."""
     return ADDRESS_JS % {"tab": json.dumps(tab), "names": json.dumps(names)}

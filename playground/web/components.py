@@ -1,7 +1,7 @@
-"""The page's own components: `gr.HTML` with a constant template, drawn by a module of `static/`.
+"""The page's own components: `gr.HTML` with a constant template, rendered by a module of `static/`.
 
-Model text never enters a template: it travels as JSON in `value`, and the modules put it into text
-nodes. Values that come back are input from outside, and are checked where they are read.
+Model text never enters a template: it is sent as JSON in `value`, and the modules put it into text
+nodes. Values that come back are untrusted input, validated where they are read.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ from starlette.types import Scope
 
 from engine.metrics import FORMULAS
 from playground.host.stream import History
-from playground.web.rpc import Served, panel_functions
+from playground.web.rpc import ServerFunction, panel_functions
 
 STATIC = Path(__file__).parent / "static"
 PLOTLY = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
-FOREVER = {"cache-control": "public, max-age=31536000, immutable"}
-"""The address of a module contains the hash of them all, so its content never changes."""
+CACHE_FOREVER = {"cache-control": "public, max-age=31536000, immutable"}
+"""A module's URL contains the hash of all modules, so its content never changes."""
 
 
-def drawn_by(
+def module_component(
     module: str,
     *,
     template: str,
     css: Sequence[str],
-    functions: Sequence[Served] = (),
+    functions: Sequence[ServerFunction] = (),
     events: Sequence[str] = (),
     arguments: dict[str, Any] | None = None,
     value: Any = None,
     elem_id: str,
 ) -> gr.HTML:
-    """A component drawn by a module's `mount(component, arguments)`.
+    """A component rendered by a module's `mount(component, arguments)`.
 
-    The arguments are in the script itself: a component in a tab that is opened later does not get
-    the properties that it was created with. Gradio finds the `events` that a module triggers by
-    their names in the script.
+    The arguments are part of the script, because a component in a tab that is opened later does not
+    get the properties it was created with. The script names the `events` that the module triggers,
+    because Gradio looks for them there.
     """
     address, triggers = json.dumps(module_address(module)), json.dumps(list(events))
     return gr.HTML(
@@ -61,15 +61,26 @@ def drawn_by(
     )
 
 
+def hidden_value(value: Any = None, *, js: str = "") -> gr.HTML:
+    """An invisible component that holds a value; `js` runs when it is mounted."""
+    return gr.HTML(value, html_template="", js_on_load=js, elem_classes="pg-none")
+
+
+def text_of(value: Any, key: str) -> str:
+    """The text under a key of a component's value; empty if there is none."""
+    text = value.get(key) if isinstance(value, dict) else None
+    return text if isinstance(text, str) else ""
+
+
 def token_panels(
     history: History, *, placeholder: str, elem_id: str, tab: str | None = None
 ) -> gr.HTML:
-    """Runs side by side: text with every token coloured, live figures, the speedup, the steps.
+    """Runs side by side: text with every token coloured, live figures, speedup and steps.
 
-    Its value is a message of `host.stream`; it triggers `compare` with a run of the log, and on a
-    page with a `tab`, whose address names the displayed run, `by_text` to draft by text instead.
+    Its value is a message of `host.stream`. It triggers `compare` with a run of the log and, with a
+    `tab`, whose URL names the displayed run, `by_text` to run again drafting by text.
     """
-    return drawn_by(
+    return module_component(
         "panel/panels.js",
         template='<div class="panels" data-count="1"></div>',
         css=["panel/panel.css"],
@@ -82,11 +93,11 @@ def token_panels(
 
 @cache
 def static_text(*names: str) -> str:
-    """Files of `static/`, one after another."""
+    """The text of files of `static/`, concatenated."""
     return "\n".join((STATIC / name).read_text(encoding="utf-8") for name in names)
 
 
-# ---- modules: served beside the page, under an address that changes with them
+# ---- modules: served beside the page, under a URL that changes with their content
 
 
 @cache
@@ -99,16 +110,16 @@ def modules_hash() -> str:
 
 
 def module_address(module: str) -> str:
-    """Address of a module, relative to the page."""
+    """URL of a module, relative to the page."""
     return f"modules/{modules_hash()}/{module}"
 
 
 class Modules(StaticFiles):
-    """The modules, which browsers may cache for ever."""
+    """The modules, which browsers may cache forever."""
 
     def file_response(self, *args: Any, **kwargs: Any) -> Response:
         response = super().file_response(*args, **kwargs)
-        response.headers.update(FOREVER)
+        response.headers.update(CACHE_FOREVER)
         return response
 
     async def get_response(self, path: str, scope: Scope) -> Response:
@@ -122,6 +133,6 @@ def module_routes() -> list[BaseRoute]:
     root = f"/modules/{modules_hash()}"
 
     def plotly_script(_: Any) -> Response:
-        return FileResponse(PLOTLY, media_type="text/javascript", headers=FOREVER)
+        return FileResponse(PLOTLY, media_type="text/javascript", headers=CACHE_FOREVER)
 
     return [Route(f"{root}/plotly.min.js", plotly_script), Mount(root, Modules(directory=STATIC))]

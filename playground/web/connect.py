@@ -1,4 +1,4 @@
-"""The Connect page: an engine that runs elsewhere, live and under load."""
+"""The Connect page: the counters of a running engine, live and under load."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from anyio.to_thread import run_sync
 from pydantic import ConfigDict, Field
 
 from engine.config import Settings
-from engine.errors import ConfigError
+from engine.errors import one_of
 from playground.connect.client import Client
 from playground.connect.readings import ENGINES, Reading, between
 from playground.connect.replay import MAX_CONCURRENCY, Load, read_concurrencies, sample_prompts
@@ -21,19 +21,18 @@ from playground.connect.session import Address, measure
 from playground.errors import fault_of
 from playground.host.catalog import Catalog
 from playground.plots import HUES, styled
-from playground.web.forms import QUEUED
-from playground.web.results import HTML, Cell, saying, table_html
+from playground.web.forms import QUEUED, UNQUEUED, Updates
+from playground.web.results import HTML, Cell, sentence_html, table_html
 from presets import PromptSuite
 from storage import RunLog
 
-EVERY_S = 2.0
+POLL_S = 2.0
 WHERE = "connecting to an engine"
 MAX_PROMPTS, MAX_TOKENS = 200, 2048
-TIMED: dict[str, Any] = {**QUEUED, "queue": False}
 ABOUT = (
     "Watches or measures a running engine: "
     + ", ".join(engine.title for engine in ENGINES)
-    + ". Requests go only to the address that you give."
+    + ". Requests are sent only to the address that you enter."
 )
 LIVE = HTML.from_string("""
 <dl class="pg-live" role="status">
@@ -49,7 +48,7 @@ SENTENCES = HTML.from_string("""
 
 
 class EngineFields(Settings):
-    """The fields that name an engine."""
+    """Form fields: the engine."""
 
     model_config = ConfigDict(str_strip_whitespace=True, str_max_length=2000)
 
@@ -59,7 +58,7 @@ class EngineFields(Settings):
 
 
 class MeasureFields(EngineFields):
-    """The fields of a measurement."""
+    """Form fields: the engine and the load."""
 
     model_config = ConfigDict(strict=False)
 
@@ -71,12 +70,8 @@ class MeasureFields(EngineFields):
     seconds: float = Field(ge=1, le=3600)
 
     def load(self, suites: Mapping[str, PromptSuite]) -> Load:
-        """Raises ConfigError: the suite or the concurrencies are invalid."""
-        if self.suite not in suites:
-            raise ConfigError(
-                f"Prompts must be one of {', '.join(suites)}, got {self.suite!r:.80}."
-            )
-        prompts = sample_prompts(suites[self.suite], self.count)
+        """The load to measure. Raises ConfigError: invalid suite or concurrencies."""
+        prompts = sample_prompts(suites[one_of("Prompts", self.suite, suites)], self.count)
         return Load(prompts, read_concurrencies(self.levels), self.tokens, self.seconds)
 
 
@@ -92,7 +87,7 @@ class ConnectPage:
             with gr.Column(scale=4, elem_classes="pg-main"):
                 self._results()
         self.last_reading = gr.State(None)
-        self.timer = gr.Timer(EVERY_S, active=False)
+        self.timer = gr.Timer(POLL_S, active=False)
         self._listen()
 
     # ---- layout
@@ -107,11 +102,11 @@ class ConnectPage:
                 label="API key", type="password", info="only if required", max_lines=1
             )
             self.model = gr.Textbox(
-                label="Model", info="empty = the first model that it lists", max_lines=1
+                label="Model", info="empty = the first model that the engine lists", max_lines=1
             )
         with gr.Row():
             self.watch = gr.Button("Watch", variant="primary", elem_id="pg-connect-watch")
-            self.leave = gr.Button("Stop watching", elem_id="pg-connect-leave")
+            self.unwatch = gr.Button("Stop watching", elem_id="pg-connect-leave")
 
     def _load(self) -> None:
         suites = [(suite.title, name) for name, suite in self._catalog.suites.items()]
@@ -121,7 +116,7 @@ class ConnectPage:
                 info="same model and engine with drafting off; needed for speedups and advice",
                 elem_id="pg-connect-plain",
             )
-            self.suite = gr.Dropdown(suites, value=suites[0][1], label="Prompts")
+            self.suite = gr.Dropdown(suites, label="Prompts")
             self.count = gr.Slider(1, MAX_PROMPTS, value=12, step=1, label="Number of prompts")
             self.tokens = gr.Slider(1, MAX_TOKENS, value=128, step=1, label="New tokens per answer")
             self.levels = gr.Textbox(
@@ -135,7 +130,7 @@ class ConnectPage:
                 self.stop = gr.Button("Stop", elem_id="pg-connect-stop")
 
     def _results(self) -> None:
-        self.message = gr.HTML(saying("Not connected."), elem_id="pg-connect-message")
+        self.message = gr.HTML(sentence_html("Not connected."), elem_id="pg-connect-message")
         self.live = gr.HTML(elem_id="pg-connect-live")
         self.sentences = gr.HTML(elem_id="pg-connect-sentences")
         self.table = gr.HTML(elem_id="pg-connect-table")
@@ -146,52 +141,48 @@ class ConnectPage:
     def _listen(self) -> None:
         engine = [self.url, self.key, self.model]
         watched = [self.message, self.live, self.last_reading, self.timer]
-        self.watch.click(self.begin, engine, watched, **QUEUED)
-        self.url.submit(self.begin, engine, watched, **QUEUED)
-        self.timer.tick(self.look, [*engine, self.last_reading], watched, **TIMED)
-        self.leave.click(lambda: gr.Timer(active=False), None, self.timer, **TIMED)
+        gr.on([self.watch.click, self.url.submit], self.poll, engine, watched, **QUEUED)
+        self.timer.tick(self.poll, [*engine, self.last_reading], watched, **UNQUEUED)
+        self.unwatch.click(lambda: gr.Timer(active=False), None, self.timer, **UNQUEUED)
         load = [self.plain, self.suite, self.count, self.tokens, self.levels, self.seconds]
         results = [self.message, self.sentences, self.table, self.plot]
-        running = self.start.click(
-            self.measure, [*engine, *load], results, concurrency_limit=None, **QUEUED
-        )
+        running = self.start.click(self.measure, [*engine, *load], results, **QUEUED)
         self.stop.click(
-            lambda: saying("Stopped. The answers received so far are in the log."),
+            lambda: sentence_html("Stopped. The answers received so far are in the log."),
             None,
             self.message,
             cancels=[running],
-            **TIMED,
+            **UNQUEUED,
         )
 
-    async def begin(self, url: Any, key: Any, model: Any) -> tuple[Any, ...]:
-        """Identify the engine, read its counters and start the timer."""
-        try:
-            where, reading = await _read(url, key, model)
-        except Exception as error:
-            return saying(fault_of(error, where=WHERE)), "", None, gr.Timer(active=False)
-        live = LIVE.render(figures=reading_figures(reading, None), note="Since its start.")
-        return saying(where), live, (time.monotonic(), reading), gr.Timer(active=True)
+    async def poll(self, url: Any, key: Any, model: Any, last: Any = None) -> Updates:
+        """Show how much the counters grew since the last reading, or since the engine's start.
 
-    async def look(self, url: Any, key: Any, model: Any, last: Any) -> tuple[Any, ...]:
-        """The growth of the counters since the last reading; unchanged if nothing was decoded."""
-        if not isinstance(last, tuple):
-            return gr.skip(), gr.skip(), gr.skip(), gr.Timer(active=False)
+        The figures stay as they are if nothing was decoded in between.
+        """
         try:
-            where, after = await _read(url, key, model)
+            where, reading = await _read_counters(url, key, model)
         except Exception as error:
-            return saying(fault_of(error, where=WHERE)), gr.skip(), last, gr.skip()
-        now_s, (last_s, before) = time.monotonic(), last
-        growth, restarted = between(before, after)
-        if not growth.steps and not growth.generated and not restarted:
-            return saying(where), gr.skip(), (now_s, after), gr.skip()
-        seconds = now_s - last_s
-        note = "The engine was restarted." if restarted else f"In the last {seconds:.0f} s."
-        live = LIVE.render(figures=reading_figures(growth, seconds), note=note)
-        return saying(where), live, (now_s, after), gr.skip()
+            return {self.message: sentence_html(fault_of(error, where=WHERE))} | (
+                {} if last else {self.live: "", self.timer: gr.Timer(active=False)}
+            )
+        now_s = time.monotonic()
+        updates: Updates = {self.message: sentence_html(where), self.last_reading: (now_s, reading)}
+        if not isinstance(last, tuple):
+            live = LIVE.render(figures=reading_figures(reading, None), note="Since its start.")
+            return updates | {self.live: live, self.timer: gr.Timer(active=True)}
+        last_s, before = last
+        growth, restarted = between(before, reading)
+        if growth.steps or growth.generated or restarted:
+            seconds = now_s - last_s
+            note = "The engine was restarted." if restarted else f"In the last {seconds:.0f} s."
+            live = LIVE.render(figures=reading_figures(growth, seconds), note=note)
+            updates[self.live] = live
+        return updates
 
     async def measure(self, *values: Any) -> AsyncIterator[tuple[Any, ...]]:
-        """A row per concurrency as soon as it is measured, and the advice."""
-        yield saying("Measuring …"), "", "", gr.update(visible=False)
+        """Yield message, sentences, table and plot whenever a concurrency has been measured."""
+        yield sentence_html("Measuring …"), "", "", gr.update(visible=False)
         try:
             fields = MeasureFields.parse(
                 dict(zip(MeasureFields.model_fields, values, strict=False))
@@ -200,12 +191,12 @@ class ConnectPage:
             address = Address(fields.url, fields.key, fields.model, fields.plain)
             async for report in measure(address, load, self._log):
                 done = f"{len(report.drafting)} of {len(load.concurrencies)} levels measured"
-                yield saying(done), *(await run_sync(_results, report))
+                yield sentence_html(done), *(await run_sync(_results, report))
         except Exception as error:
-            yield saying(fault_of(error, where=WHERE)), gr.skip(), gr.skip(), gr.skip()
+            yield sentence_html(fault_of(error, where=WHERE)), gr.skip(), gr.skip(), gr.skip()
 
 
-async def _read(url: Any, key: Any, model: Any) -> tuple[str, Reading]:
+async def _read_counters(url: Any, key: Any, model: Any) -> tuple[str, Reading]:
     """An engine's description and its current counters."""
     fields = EngineFields.parse({"url": url, "key": key, "model": model})
     async with Client.at(fields.url, fields.key) as client:
@@ -222,7 +213,7 @@ def _results(report: Report) -> tuple[str, str, Any]:
 
 
 def advice_figure(report: Report) -> go.Figure | None:
-    """Predicted tok/s over the draft length, a line per concurrency; None without advice."""
+    """Predicted tok/s by draft length, a line per concurrency; None without advice."""
     if not report.advice:
         return None
     figure = go.Figure()

@@ -1,10 +1,8 @@
-"""The Deploy page: export to other engines, and import of their configs."""
+"""The Deploy page: export a method to other engines, and import their configs."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import gradio as gr
@@ -16,7 +14,6 @@ from playground.deploy import (
     ExportForm,
     Exports,
     ExportSource,
-    changed_settings,
     exports_of,
     matrix,
     method_yaml,
@@ -26,19 +23,20 @@ from playground.deploy import (
 )
 from playground.errors import Fault, attempt
 from playground.host.runner import EngineHost
-from playground.web.address import link_to, switch_to
-from playground.web.forms import QUIET
+from playground.runs.settings import short
+from playground.web.address import link_params, switch_to
+from playground.web.forms import LATEST, UNQUEUED, Updates
 from playground.web.generate import GeneratePage
 from playground.web.method_file import uploaded_text
-from playground.web.results import HTML
+from playground.web.results import HTML, Cell, download_of, sentence_html, show_fault_in, table_html
 
 TITLES = [(engine.title, engine.name) for engine in ENGINES.values()]
-MARKS = {"exact": "✓", "with losses": "~", "not supported": "✕"}
+MARKS = {"exact": ("✓", "good"), "with losses": ("~", "warn"), "not supported": ("✕", "dim")}
+"""Sign and CSS class of every verdict."""
+LEGEND = "✓ complete · ~ with losses · ✕ not supported; default releases, default settings."
 FIRST_FILES, MAX_FILES = 2, 8
-"""Files in view, and in all."""
+"""Number of files shown at once, and of all files."""
 LANGUAGES: dict[str, Any] = {"json": "json", "yaml": "yaml", "bash": "shell", "python": "python"}
-Updates = dict[Any, Any]
-"""New values by component."""
 WRITE_LINK = """(query) => {
   if (!query?.startsWith("deploy=")) return;
   const params = Object.fromEntries(new URLSearchParams(query));
@@ -51,23 +49,25 @@ NO_RUNS = "No run of a drafting method yet. Generate with one, or pick a method 
 class DeployPage:
     """Components and listeners of the page."""
 
-    def __init__(self, host: EngineHost, tab: gr.Tab) -> None:
+    def __init__(self, host: EngineHost, tab: gr.Tab, tabs: gr.HTML) -> None:
+        """`tabs` selects a page."""
         self._log, self._catalog, self._menu = host.log, host.catalog, host.menu
         with gr.Row(equal_height=False, elem_id="pg-deploy"):
-            with gr.Column(scale=1, elem_id="pg-deploy-side", min_width=290):
-                self._choice()
-                self._reader()
+            with gr.Column(scale=1, elem_id="pg-deploy-side", elem_classes="pg-side"):
+                self._export_form()
+                self._import_form()
             with gr.Column(scale=3, elem_id="pg-deploy-main"):
-                self._result()
+                self._export_view()
         self.inputs = [self.kind, self.run, self.target, self.method, self.engine, self.version]
         self.inputs.append(self.part)
         self.outputs = [*self.inputs, self.summary, self.verdict, *self.files, self.more]
         self.outputs += [self.downloads, self.notes, self.command, self.link]
+        self.open_outputs, self._tabs = [tabs, *self.outputs], tabs
         self._listen(tab)
 
     # ---- layout
 
-    def _choice(self) -> None:
+    def _export_form(self) -> None:
         targets = self._catalog.target_choices()
         methods = self._menu.drafting(targets[0][1])
 
@@ -85,13 +85,13 @@ class DeployPage:
             )
             self.run = menu("run", [], value=None)
             self.target = menu("target", targets, visible=False)
-            self.method = menu("method", methods, value=methods[0][1], visible=False)
+            self.method = menu("method", methods, visible=False)
             self.part = gr.Radio(
                 [], value=None, label="Of this combination", visible=False, elem_id="pg-deploy-part"
             )
             self.summary = gr.HTML(elem_id="pg-deploy-summary", padding=True)
 
-    def _reader(self) -> None:
+    def _import_form(self) -> None:
         hidden: dict[str, Any] = {"visible": False}
         with gr.Group(elem_id="pg-deploy-reader"):
             self.source = gr.Dropdown(
@@ -105,14 +105,14 @@ class DeployPage:
                 elem_id="pg-deploy-paste",
             )
             self.imported = gr.HTML(elem_id="pg-deploy-found", padding=True, **hidden)
-        self.yaml = code("pg-deploy-yaml", label="Method file", language="yaml")
+        self.yaml = code_view("pg-deploy-yaml", label="Method file", language="yaml")
         with gr.Row(elem_id="pg-deploy-buttons"):
             self.upload = gr.UploadButton("Open file", size="sm", min_width=90)
             self.use = gr.Button(
                 "Use in Generate", variant="primary", size="sm", elem_id="pg-deploy-use", **hidden
             )
 
-    def _result(self) -> None:
+    def _export_view(self) -> None:
         first = next(iter(ENGINES.values()))
         self.engine = gr.Radio(TITLES, value=first.name, label="Engine", elem_id="pg-deploy-engine")
         self.version = gr.Dropdown(
@@ -124,10 +124,10 @@ class DeployPage:
         )
         self.verdict = gr.HTML(elem_id="pg-deploy-told")
         places = [f"pg-deploy-file-{i}" for i in range(MAX_FILES)]
-        self.files = [code(place, buttons=["copy"]) for place in places[:FIRST_FILES]]
+        self.files = [code_view(place, buttons=["copy"]) for place in places[:FIRST_FILES]]
         self.more = gr.Accordion("", open=False, visible=False, elem_id="pg-deploy-more")
         with self.more:
-            self.files += [code(place, buttons=["copy"]) for place in places[FIRST_FILES:]]
+            self.files += [code_view(place, buttons=["copy"]) for place in places[FIRST_FILES:]]
         self.downloads = gr.File(
             label="Download",
             file_count="multiple",
@@ -157,69 +157,61 @@ class DeployPage:
         sources = [part.input for part in (self.kind, self.run, self.target, self.method)]
         rest = [self.version.input, self.part.input]
         exports = [
-            gr.on(sources, self._export, self.inputs[:4], self.outputs, **QUIET),
-            gr.on(rest, self._export, self.inputs, self.outputs, **QUIET),
-            self.engine.input(change_engine, self.inputs, self.outputs, **QUIET),
-            tab.select(self.come_into_view, [self.link, *self.inputs], self.outputs, **QUIET),
+            gr.on(sources, self._export, self.inputs[:4], self.outputs, **LATEST),
+            gr.on(rest, self._export, self.inputs, self.outputs, **LATEST),
+            self.engine.input(change_engine, self.inputs, self.outputs, **LATEST),
+            tab.select(self.on_select, [self.link, *self.inputs], self.outputs, **UNQUEUED),
         ]
         for event in exports:
-            event.then(None, self.link, None, js=WRITE_LINK, **QUIET)
-        self.all.expand(lambda: method_table(self._catalog), None, self.table, **QUIET)
+            event.then(None, self.link, None, js=WRITE_LINK, **UNQUEUED)
+        self.all.expand(lambda: method_table(self._catalog), None, self.table, **UNQUEUED)
         gr.on(
             [self.paste.change, self.source.input],
-            self._read,
+            self._preview_import,
             [self.source, self.paste],
             [self.paste, self.imported, self.yaml, self.use],
-            trigger_mode="always_last",
-            **QUIET,
+            **LATEST,
         )
-        self.upload.upload(_text_of, self.upload, [self.paste, self.imported], **QUIET)
 
-    def listen_to_links(self, page: gr.Blocks) -> None:
-        """Open the run or method of the address."""
+        @show_fault_in(self.imported, where="reading a config", render=_alert)
+        def open_file(path: str) -> Updates:
+            return {self.paste: uploaded_text(path)}
 
-        def load(request: gr.Request) -> Updates:
-            return self._open_link(request) or {self.outputs[0]: gr.skip()}
+        self.upload.upload(open_file, self.upload, [self.paste, self.imported], **UNQUEUED)
 
-        page.load(load, None, self.outputs, **QUIET)
-
-    def listen_to_use(self, tabs: gr.HTML, generate: GeneratePage) -> None:
+    def listen_to_use(self, generate: GeneratePage) -> None:
         """Use an imported config on the Generate page."""
 
-        def use_config(engine: Any, text: Any, target: Any) -> list[Any]:
-            fields = attempt(
-                lambda: generate.form_values.of_method(
-                    *use(self._catalog, engine, str(text), target)
-                ),
-                where="using a config",
-            )
-            if isinstance(fields, Fault):
-                return [_alert(fields.sentence), *[gr.skip()] * 4]
-            return [gr.skip(), switch_to("generate"), *fields]
+        @show_fault_in(self.imported, where="using a config", render=_alert)
+        def use_config(engine: Any, text: Any, target: Any) -> Updates:
+            return generate.open(*use(self._catalog, engine, str(text), target))
 
-        outputs = [self.imported, tabs, generate.target, generate.method, generate.form.spec]
-        self.use.click(use_config, [self.source, self.paste, generate.target], outputs, **QUIET)
+        pasted = [self.source, self.paste, generate.target]
+        self.use.click(use_config, pasted, [self.imported, *generate.open_outputs], **UNQUEUED)
 
     # ---- export
 
-    def come_into_view(self, request: gr.Request, link: Any, *values: Any) -> Updates:
-        """The first export, unless the address has opened one already."""
+    def on_select(self, request: gr.Request, link: Any, *values: Any) -> Updates:
+        """Show the first export, unless one is open already."""
         if link:
             return {self.run: gr.Dropdown(self._runs(values[1]))}
         kind = "run" if offered_runs(self._log) else "method"
         return self._open_link(request) or self._export(kind, *values[1:4])
 
     def _open_link(self, request: gr.Request) -> Updates:
-        """The export of the page's address; empty if it opens another page."""
-        link = link_to("deploy", request.query_params)
+        """The export that the page's URL names; empty if the URL opens another page."""
+        link = link_params("deploy", request.query_params)
         form = attempt(lambda: ExportForm.of_link(link), where="opening a link")
         if isinstance(form, Fault):
-            return self._no_export(form.sentence)
-        return {} if form is None else self.open(form)
+            return self._no_export(form)
+        return {} if form is None else self._show(form)
 
     def open(self, form: ExportForm) -> Updates:
-        """Updates of `outputs` that show the export of a form."""
-        return self._export(*(getattr(form, name) for name in ExportForm.model_fields))
+        """Updates of `open_outputs`: this page with the export of a form."""
+        return {self._tabs: switch_to("deploy"), **self._show(form)}
+
+    def _show(self, form: ExportForm) -> Updates:
+        return self._export(*form.model_dump().values())
 
     def _export(self, *fields: Any) -> Updates:
         texts = ("" if value is None else value for value in fields)
@@ -231,11 +223,9 @@ class DeployPage:
         }
         inputs |= {part: gr.Dropdown(visible=not is_run) for part in (self.target, self.method)}
         if is_run and not values["run"] and not offered_runs(self._log):
-            return inputs | self._no_export("")
+            return inputs | self._no_export()
         updates = attempt(lambda: self._updates(ExportForm.parse(values)), where="the Deploy page")
-        if isinstance(updates, Fault):
-            return inputs | self._no_export(updates.sentence)
-        return inputs | updates
+        return inputs | (self._no_export(updates) if isinstance(updates, Fault) else updates)
 
     def _updates(self, form: ExportForm) -> Updates:
         exports = exports_of(form, self._log, self._catalog)
@@ -251,7 +241,7 @@ class DeployPage:
                 self._runs(form.run, source), value=form.run or None, visible=is_run
             ),
             self.target: gr.update(value=form.target, visible=not is_run),
-            # Of a run it stays as it is: the menu may have no entry for what the form fills in.
+            # For a run the choices stay: its method may not be among them.
             self.method: gr.Dropdown(visible=False)
             if is_run
             else gr.Dropdown(methods, value=form.method, visible=True),
@@ -269,44 +259,37 @@ class DeployPage:
         }
 
     def _runs(self, run_id: Any, source: ExportSource | None = None) -> list[tuple[str, str]]:
-        """The runs of the menu, with the selected one."""
+        """Titles and ids of the offered runs, including the selected one."""
         runs = offered_runs(self._log)
         if run_id and run_id not in [key for _, key in runs]:
             title = f"{source.title} · {source.target} · " if source else "run "
             runs.insert(0, (f"{title}{run_id}", run_id))
         return runs
 
-    def _no_export(self, error: str) -> Updates:
-        """Shows the error, or that there are no runs yet."""
+    def _no_export(self, fault: Fault | None = None) -> Updates:
+        """An empty export with the error, or the hint that there are no runs yet."""
+        no_runs = html_update(ALERT.render(kind="dim", text=NO_RUNS))
         return {
             self.summary: "",
             self.notes: html_update(""),
             self.command: "",
-            self.verdict: _alert(error) if error else _alert(NO_RUNS, "dim"),
-            self.link: "fault" if error else "",
+            self.verdict: _alert(fault) if fault else no_runs,
+            self.link: "fault" if fault else "",
             **self._files(),
         }
 
     def _files(self, files: Sequence[File] = ()) -> Updates:
-        """Each file with a copy button, and a download of all."""
+        """Updates of the file views and of the download of all files."""
         updates: Updates = {code: gr.Code(value="", visible=False) for code in self.files}
         for code, file in zip(self.files, files, strict=False):
             language = LANGUAGES.get(file.language)
             updates[code] = gr.Code(file.text, language, label=file.name, visible=True)
         more = [file.name for file in files[FIRST_FILES:]]
         updates[self.more] = gr.Accordion(label=", ".join(more), visible=bool(more))
-        paths = [self._saved(file.name, file.text) for file in files]
+        paths = [download_of(file.name, file.text) for file in files]
         return updates | {self.downloads: gr.File(paths or None, visible=bool(paths))}
 
-    def _saved(self, name: str, text: str) -> str:
-        # Among Gradio's own files, which it hands out and which go when the server ends.
-        digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-        folder = Path(self.downloads.GRADIO_CACHE) / f"deploy-{digest}"
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text, encoding="utf-8")
-        return str(folder / name)
-
-    def _read(self, engine: Any, text: Any) -> Updates:
+    def _preview_import(self, engine: Any, text: Any) -> Updates:
         example = ENGINES[engine].sample if engine in ENGINES else ""
         sample = {self.paste: gr.Textbox(placeholder=example)}
         hidden = {p: gr.update(visible=False) for p in (self.imported, self.yaml, self.use)}
@@ -314,7 +297,7 @@ class DeployPage:
             return sample | hidden
         config = attempt(lambda: read_config(engine, text), where="reading a config")
         if isinstance(config, Fault):
-            return sample | hidden | {self.imported: _alert(config.sentence)}
+            return sample | hidden | {self.imported: _alert(config)}
         return sample | {
             self.imported: html_update(imported_html(config)),
             self.yaml: gr.Code(method_yaml(config.config, engine), visible=True),
@@ -322,24 +305,18 @@ class DeployPage:
         }
 
 
-def code(elem_id: str, **about: Any) -> gr.Code:
+def code_view(elem_id: str, **options: Any) -> gr.Code:
     """A file view, hidden until there is a file."""
-    return gr.Code(lines=1, visible=False, show_line_numbers=False, elem_id=elem_id, **about)
+    return gr.Code(lines=1, visible=False, show_line_numbers=False, elem_id=elem_id, **options)
 
 
 def html_update(text: str) -> Any:
-    """Shows a text; hides the component if it is empty."""
+    """An update of an HTML component, which is hidden if the text is empty."""
     return gr.HTML(value=text, visible=bool(text))
 
 
-def _alert(text: str, kind: str = "alert") -> Any:
-    return html_update(ALERT.render(kind=kind, text=text))
-
-
-def _text_of(path: str) -> tuple[Any, Any]:
-    """The uploaded text, or an error message."""
-    text = attempt(lambda: uploaded_text(path), where="reading a config")
-    return (gr.skip(), _alert(text.sentence)) if isinstance(text, Fault) else (text, gr.skip())
+def _alert(fault: Fault) -> Any:
+    return html_update(ALERT.render(kind="pg-alert", text=fault.sentence))
 
 
 def versions(engine: str) -> list[tuple[str, str]]:
@@ -347,12 +324,12 @@ def versions(engine: str) -> list[tuple[str, str]]:
 
 
 def engine_choice(export: Export, common: str) -> tuple[str, str]:
-    """An engine's verdict as one line without the `common` warning, and its name."""
+    """Choice of an engine: its verdict in one line, without the `common` warning; and its name."""
     engine = ENGINES[export.engine]
     own = (one for one in export.warnings if one != common)
     rest = "Only the weights differ." if export.warnings else f"Trees: {engine.trees}."
     first = export.refusal or next(own, rest)
-    return f"{engine.title} · {MARKS[export.verdict]} {export.verdict} · {first}", export.engine
+    return f"{engine.title} · {MARKS[export.verdict][0]} {export.verdict} · {first}", export.engine
 
 
 # ---- HTML, escaped by the templates
@@ -378,33 +355,21 @@ MACROS: Any = HTML.from_string(
 <div class="told refusal"><p>{{ export.refusal }}</p>
 {% if export.nearest %}<p><b>Nearest:</b> {{ export.nearest }}</p>{% endif %}</div>
 {% endmacro %}
-{% macro methods(engines, rows, marks) %}
-<p class="dim">✓ complete · ~ with losses · ✕ not supported; default releases, default settings.</p>
-<div class="frame"><table><thead><tr><th scope="col">method</th>
-{% for engine in engines.values() %}<th scope="col">{{ engine.title }}</th>{% endfor %}
-</tr></thead><tbody>
-{% for title, exports in rows %}<tr><th scope="row">{{ title }}</th>
-{% for export in exports %}
-{% set verdict %}{{ title }} in {{ engines[export.engine].title }}: {{ export.verdict }}.
-{{- " " ~ (export.refusal or export.warnings | first) if export.refusal or export.warnings }}
-{{- " Nearest: " ~ export.nearest if export.nearest }}{% endset %}
-<td data-verdict="{{ export.verdict }}" title="{{ verdict }}"><span aria-hidden="true">
-{{- marks[export.verdict] }}</span><span class="unseen">{{ verdict }}</span></td>
-{% endfor %}</tr>{% endfor %}
-</tbody></table></div>
-{% endmacro %}
+{% macro mark(sign, words) %}{{ sign }}<span class="unseen">{{ words }}</span>{% endmacro %}
 """,
-    globals={"changed": changed_settings},
+    globals={
+        "changed": lambda config: {k: short(value) for k, value in config.changed_flat.items()}
+    },
 ).module
 ALERT = HTML.from_string('<p class="{{ kind }}">{{ text }}</p>')
 
 
 def verdict_html(exports: Exports) -> str:
-    """Why the engine refuses the method, or what is lost."""
+    """Why the engine refuses the method, or what the export loses."""
     export, part = exports.shown, exports.source.config.title
     if export.refusal:
         return str(MACROS.refusal(export))
-    alone = f"No engine runs this combination as it is: below is {part} alone. Choose on the left."
+    alone = f"No engine runs this combination as it is. Below is {part}; choose a part on the left."
     told = ALERT.render(kind="dim", text=alone) if exports.chosen else ""
     own = [one for one in export.warnings if one != exports.gguf]
     return told + str(MACROS.list("warning", "What changes in this engine", own))
@@ -429,5 +394,18 @@ def imported_html(imported: ImportedMethod) -> str:
 
 
 def method_table(catalog: Any) -> str:
-    """Methods down, engines across; tooltips explain every verdict."""
-    return str(MACROS.methods(ENGINES, matrix(catalog), MARKS))
+    """A row per method, a column per engine; tooltips explain every verdict."""
+    heads = {"method": "", **{engine.title: "" for engine in ENGINES.values()}}
+    rows = [
+        [Cell(title), *(_mark(title, one) for one in exports)] for title, exports in matrix(catalog)
+    ]
+    return sentence_html(LEGEND) + table_html("Every method in every engine", heads, rows)
+
+
+def _mark(method: str, export: Export) -> Cell:
+    mark, mood = MARKS[export.verdict]
+    words = f"{method} in {ENGINES[export.engine].title}: {export.verdict}."
+    nearest = f"Nearest: {export.nearest}" if export.nearest else ""
+    why = export.refusal or next(iter(export.warnings), "")
+    words = " ".join(filter(None, (words, why, nearest)))
+    return Cell(MACROS.mark(mark, words), mood=mood, hint=words)

@@ -1,9 +1,8 @@
-"""Two example runs by one click, on the empty Generate page: the fastest, and a draft tree."""
+"""Two example runs on the empty Generate page: the fastest method, and a draft tree."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from functools import partial
 from typing import Any
 
 import gradio as gr
@@ -11,17 +10,17 @@ import gradio as gr
 from playground.errors import Fault, attempt
 from playground.host.catalog import Catalog
 from playground.host.stream import refusal
-from playground.web.forms import QUEUED, QUIET, or_skip
+from playground.web.forms import QUEUED, UNQUEUED, Page, skip_on_fault
 from playground.web.memory import chat_of
 
-Begin = Callable[[gr.Request, dict[str, Any], Any, Any], AsyncIterator[dict[str, Any]]]
-"""Begins a run, and yields its messages: request, input of `read_request`, panel, tab."""
+RunStarter = Callable[[gr.Request, dict[str, Any], Any, Any], AsyncIterator[dict[str, Any]]]
+"""Starts a run and yields its messages; takes request, input of `read_request`, panel and tab."""
 
 
 def example_of(catalog: Catalog, target: Any, *, draws_tree: bool) -> tuple[str, dict[str, Any]]:
-    """Method of an example, and the settings that differ from its own; a tree is drafted as set.
+    """Method of an example, and the settings that differ from its own.
 
-    Raises ConfigError: the target is not offered here.
+    Raises ConfigError: the target is not available here.
     """
     name = catalog.target(target).name
     tree = catalog.tree_method(name) if draws_tree else None
@@ -41,7 +40,7 @@ class Examples:
             )
 
     def _about(self, target: Any) -> dict[str, Any]:
-        """Text and visibility of the button that shows a draft tree on a target."""
+        """Text and visibility of the button for a draft tree on a target."""
         key = self._catalog.tree_method(target) if isinstance(target, str) else None
         if key is None:
             return {"value": "A draft tree", "visible": False}
@@ -49,62 +48,52 @@ class Examples:
         return {"value": f"A draft tree ({name} as in the paper)", "visible": True}
 
     def listen(
-        self,
-        inputs: Sequence[Any],
-        panel: gr.HTML,
-        filled: Sequence[Any],
-        *,
-        take: Callable[[str, str, dict[str, Any]], Any],
-        begin: Begin,
+        self, page: Page, start: RunStarter, inputs: Sequence[Any], panel: gr.HTML
     ) -> list[Any]:
-        """Run an example in the panel, and fill the form with it; returns the events that stream.
+        """Run an example in the panel and fill in the page's form; returns the streaming events.
 
         Args:
+            start: starts the run of an example.
             inputs: target, dtype, mode, prompt, panel, tab.
-            filled: target, method and form, whose values `take` returns.
         """
-
-        def fill(draws_tree: bool, target: Any) -> Any:
-            def values() -> Any:
-                return take(target, *example_of(self._catalog, target, draws_tree=draws_tree))
-
-            return or_skip(values, where="an example", outputs=len(filled))
-
-        def running(draws_tree: bool) -> Callable[..., AsyncIterator[dict[str, Any]]]:
-            async def run_example(request: gr.Request, *values: Any) -> Any:
-                async for message in self._run(begin, request, values, draws_tree=draws_tree):
-                    yield message
-
-            return run_example
-
         streams = []
         for button, draws_tree in ((self._fast, False), (self._tree, True)):
-            run = running(draws_tree)
-            streams.append(button.click(run, inputs, panel, concurrency_limit=None, **QUEUED))
-            button.click(partial(fill, draws_tree), self._target, list(filled), **QUIET)
+            run, fill = self._listeners(page, start, draws_tree)
+            streams.append(button.click(run, inputs, panel, **QUEUED))
+            button.click(fill, self._target, page.open_outputs, **UNQUEUED)
         self._target.change(
-            lambda target: gr.update(**self._about(target)), self._target, self._tree, **QUIET
+            lambda target: gr.update(**self._about(target)), self._target, self._tree, **UNQUEUED
         )
         return streams
 
-    async def _run(
-        self, begin: Begin, request: gr.Request, values: tuple[Any, ...], *, draws_tree: bool
-    ) -> AsyncIterator[dict[str, Any]]:
-        """Stream an example, on the prompt in the box or on one that drafts well."""
-        target, dtype, mode, prompt, panel, tab = values
-        example = attempt(
-            lambda: example_of(self._catalog, target, draws_tree=draws_tree), where="an example"
-        )
-        if isinstance(example, Fault):
-            yield refusal(example.sentence, chat_of(panel))
-            return
-        raw = {
-            "target": target,
-            "dtype": dtype,
-            "method": example[0],
-            "mode": mode,
-            "prompt": str(prompt or "").strip() or self._catalog.first_prompt(),
-            "form": {"values": {"method": example[1]}},
-        }
-        async for message in begin(request, raw, panel, tab):
-            yield message
+    def _listeners(
+        self, page: Page, start: RunStarter, draws_tree: bool
+    ) -> tuple[Callable[..., AsyncIterator[dict[str, Any]]], Callable[[Any], Any]]:
+        def example(target: Any) -> tuple[str, dict[str, Any]]:
+            return example_of(self._catalog, target, draws_tree=draws_tree)
+
+        async def run(request: gr.Request, *values: Any) -> AsyncIterator[dict[str, Any]]:
+            """Stream an example, on the prompt in the box or else the first example prompt."""
+            target, dtype, mode, prompt, panel, tab = values
+            chosen = attempt(lambda: example(target), where="an example")
+            if isinstance(chosen, Fault):
+                yield refusal(chosen.sentence, chat_of(panel))
+                return
+            raw = {
+                "target": target,
+                "dtype": dtype,
+                "method": chosen[0],
+                "mode": mode,
+                "prompt": str(prompt or "").strip() or self._catalog.first_prompt(),
+                "form": {"values": {"method": chosen[1]}},
+            }
+            async for message in start(request, raw, panel, tab):
+                yield message
+
+        def fill(target: Any) -> Any:
+            outputs = len(page.open_outputs)
+            return skip_on_fault(
+                lambda: page.open(target, *example(target)), where="an example", outputs=outputs
+            )
+
+        return run, fill

@@ -1,4 +1,4 @@
-"""What the Benchmark and Sweep pages share: start, pick, watch, stop and resume an experiment."""
+"""Base of the Benchmark, Sweep and Train pages: start, select, follow, stop and resume a job."""
 
 from __future__ import annotations
 
@@ -10,141 +10,138 @@ import gradio as gr
 
 from engine.errors import ConfigError
 from playground.errors import Fault, attempt
-from playground.experiments.cluster import Pool
-from playground.experiments.job import about
+from playground.experiments.cluster import PoolConfig
+from playground.experiments.job import approximate_duration
 from playground.experiments.plan import ExperimentPlan
 from playground.experiments.service import Experiments, ExperimentState
 from playground.host.runner import EngineHost
 from playground.training.service import TrainingState
 from playground.web.address import address_js
-from playground.web.forms import QUIET, RAW, or_skip
-from playground.web.results import saying, state_html, table_html
+from playground.web.forms import RAW, RAW_LATEST, Updates, dropdown_of, skip_on_fault
+from playground.web.results import fault_html, sentence_html, show_fault_in, state_html, table_html
 from storage import RunQuery
 
-Shown = ExperimentState | TrainingState
+JobState = ExperimentState | TrainingState
 MAX_KEY, MAX_WORKERS = 100, 1000
 STATUS = {"completed": "done", "cancelled": "stopped"}
 PLACES = {"local": "Ray on this machine"}
 WORKERS = {"worker": "machine and process id", "device": "", "measures": ""}
 
 
-def state_of(now: Shown) -> str:
-    """Where an experiment stands, with the workers that measure it."""
+def state_of(now: JobState) -> str:
+    """The status of a job as HTML, with the workers that measure it."""
     head = state_html(now.status, now.text, share=now.share, error=now.error)
     rows = now.job.workers() if now.job else ()
-    refused = "".join(map(saying, now.job.refused)) if now.job else ""
+    refused = "".join(map(sentence_html, now.job.worker_rejections)) if now.job else ""
     return head + (table_html("Workers", WORKERS, rows) if rows else "") + refused
 
 
 class ExperimentPage(ABC):
-    """A form that starts experiments, the one that is picked, where it stands, and its report.
+    """A form that starts jobs; a picker of jobs; status and report of the selected one.
 
     Attributes:
         name: of its tab, and of its parameter in the page's address.
         fields: components of the form by name.
-        parts: components of the report.
-        choosers: of these, those by which a person chooses what it shows.
+        report_outputs: components of the report.
+        report_controls: those of them that select what the report shows.
     """
 
     name: ClassVar[str]
     empty: ClassVar[str]
     fields: dict[str, Any]
-    parts: list[Any]
-    choosers: list[Any]
+    report_outputs: list[Any]
+    report_controls: list[Any]
 
     def __init__(self, host: EngineHost, experiments: Experiments, tab: gr.Tab) -> None:
-        self.catalog, self.method_menu, self.experiments = host.catalog, host.menu, experiments
-        self.log = host.log
+        self.host, self.catalog, self.method_menu = host, host.catalog, host.menu
+        self.experiments, self.log = experiments, host.log
         with gr.Row(equal_height=False, elem_id=f"pg-{self.name}"):
             with gr.Column(scale=1, elem_classes="pg-side"):
                 self._setup()
-                self._foot(self.catalog.clusters)
+                self._start_controls(self.catalog.clusters)
             with gr.Column(scale=4, elem_classes="pg-main"):
-                self._bar()
+                self._report_bar()
                 report_id = f"pg-{self.name}-report"
                 with gr.Column(visible=False, elem_id=report_id) as self.report_column:
                     self._report()
         self._listen_to_setup()
         self._listen(tab)
 
-    # ---- what a page says of its experiments
+    # ---- what each page defines
 
     @abstractmethod
     def _setup(self) -> None:
-        """Draw the form."""
+        """Lay out the form."""
 
     @abstractmethod
     def _listen_to_setup(self) -> None:
-        """What the form's components change in each other."""
+        """Connect the components of the form to each other."""
 
     @abstractmethod
     def _report(self) -> None:
-        """Draw the report."""
+        """Lay out the report."""
 
     @abstractmethod
-    def read(self, key: str) -> Shown:
-        """Where one stands; raises a sentence if there is none of this key."""
+    def read(self, key: str) -> JobState:
+        """The state of a job. Raises ConfigError: there is none with this key."""
 
     @abstractmethod
-    def report(self, results: Any, *choices: Any) -> list[Any]:
-        """Values of `parts`."""
+    def report(self, results: Any, *options: Any) -> list[Any]:
+        """Values of `report_outputs`; `options` are the values of `report_controls`."""
 
     @abstractmethod
     def plan(self, values: Mapping[str, Any]) -> ExperimentPlan:
-        """The plan that the form describes; raises a sentence if it cannot be run."""
+        """The plan that the form describes. Raises ConfigError: it cannot be run."""
 
     @abstractmethod
-    def extent(self, plan: Any, pool: Pool | None) -> str:
-        """How much a plan would run."""
+    def extent(self, plan: Any, pool: PoolConfig | None) -> str:
+        """A sentence on how much a plan would run."""
 
     def choices(self) -> list[tuple[str, str]]:
-        """The experiments to pick from, newest first: title and key."""
+        """Titles and keys of the jobs, newest first."""
         titles = []
         for one in self.experiments.newest(sweeps=self.name == "sweep"):
             status = STATUS.get(one.status, one.status)
             titles.append((f"{one.name} · {status} · {one.created_at:%d %b %H:%M}", one.id))
         return titles
 
-    def end(self, key: str) -> None:
-        """Stop one."""
+    def stop_job(self, key: str) -> None:
+        """Stop a job."""
         self.experiments.stop(key)
 
-    def go_on(self, key: str, pool: Pool | None) -> None:
-        """Resume one."""
+    def resume_job(self, key: str, pool: PoolConfig | None) -> None:
+        """Resume a job; `pool`: the workers, None = this process."""
         self.experiments.resume(key, pool)
 
-    def outlook(self, values: Mapping[str, Any]) -> str:
-        """What the form would run, and for how long; raises a sentence if it cannot."""
+    def estimate(self, values: Mapping[str, Any]) -> str:
+        """How much the form would run, and the longest time it takes. Raises ConfigError."""
         plan = self.plan(values)
         extent = self.extent(plan, self.pool(values["place"], values["workers"]))
         query = RunQuery(target=plan.target.name, status="completed", limit=1)
         tok_s = next((run.tok_s for run in self.log.rows(query)), None)
         if not tok_s:
             return extent
-        seconds = plan.num_answers * plan.limits.max_new_tokens / tok_s
-        return f"{extent} {about(seconds).capitalize()} if all answers are as long as they may be."
+        duration = approximate_duration(plan.num_answers * plan.limits.max_new_tokens / tok_s)
+        return f"{extent} {duration.capitalize()} if every answer reaches its maximum length."
 
-    def begin(self, values: Mapping[str, Any]) -> str:
-        """Start what the form describes; returns its key."""
+    def start_job(self, values: Mapping[str, Any]) -> str:
+        """Start the plan that the form describes, and return the job's key."""
         pool = self.pool(values["place"], values["workers"])
         return self.experiments.start(self.plan(values), pool=pool).id
 
     def pick_target(self, target: Any, method: Any) -> Any:
-        """The methods of a target; that which is picked stays if it is among them."""
-
-        def pick() -> Any:
-            menu = self.method_menu.drafting(target)
-            keys = [key for _, key in menu]
-            return gr.Dropdown(menu, value=method if method in keys else keys[0])
-
-        return or_skip(pick, where="listing the methods")
+        """An update of the method picker for another target."""
+        return skip_on_fault(
+            lambda: dropdown_of(self.method_menu.drafting(target), method),
+            where="listing the methods",
+        )
 
     # ---- layout
 
-    def _foot(self, clusters: Sequence[str]) -> None:
-        """Under the form: where to run it, and the button that starts it."""
+    def _start_controls(self, clusters: Sequence[str]) -> None:
+        """Below the form: where to run it, and the button that starts it."""
         places = [("This process", ""), *((PLACES.get(a, f"Ray at {a}"), a) for a in clusters)]
-        self.place = gr.Dropdown(places, value="", label="Run on", elem_id=f"pg-{self.name}-place")
+        self.place = gr.Dropdown(places, label="Run on", elem_id=f"pg-{self.name}-place")
         self.num_workers = gr.Number(
             None,
             label="Workers",
@@ -160,8 +157,8 @@ class ExperimentPage(ABC):
             f"Start {self.name}", variant="primary", elem_id=f"pg-{self.name}-start"
         )
 
-    def _bar(self) -> None:
-        """Over the report."""
+    def _report_bar(self) -> None:
+        """Above the report: the picker of jobs, Stop, Resume and the status."""
         with gr.Row(elem_classes="pg-bar"):
             self.picker = gr.Dropdown(
                 [], label=self.name, container=False, scale=3, elem_id=f"pg-{self.name}-picker"
@@ -170,32 +167,34 @@ class ExperimentPage(ABC):
             self.resume = gr.Button("Resume", visible=False, elem_id=f"pg-{self.name}-resume")
         self.state = gr.HTML(state_html("", self.empty), elem_id=f"pg-{self.name}-state")
         self.timer = gr.Timer(1, active=False)
-        self.seen = gr.State()
+        self.shown_version = gr.State()
 
     # ---- listeners
 
     def _listen(self, tab: gr.Tab) -> None:
         fields = list(self.fields.values())
         for field in fields:
-            field.change(self._look_ahead, fields, [self.message, self.start], **RAW)
-        begun = [self.message, self.picker]
-        self.start.click(self._begin, fields, begun, **RAW)
+            field.change(self._check_form, fields, [self.message, self.start], **RAW)
+        start_outputs = [self.message, self.picker]
+        start = show_fault_in(self.message, where=f"starting a {self.name}")(self._start)
+        self.start.click(start, fields, start_outputs, **RAW)
         self.outputs = [self.state, self.stop, self.resume, self.timer, self.report_column]
-        self.outputs += [self.picker, self.seen, *self.parts]
-        self.inputs = [self.picker, *self.choosers, self.seen]
+        self.outputs += [self.picker, self.shown_version, *self.report_outputs]
+        self.inputs = [self.picker, *self.report_controls, self.shown_version]
         tab.select(self._select, self.inputs, self.outputs, **RAW)
-        looks = [self.timer.tick, self.picker.change]
-        looks += [component.input for component in self.choosers]
-        for look in looks:
-            look(self.look, self.inputs, self.outputs, **RAW)
+        events = [self.timer.tick, self.picker.change]
+        events += [component.input for component in self.report_controls]
+        for event in events:
+            event(self.refresh, self.inputs, self.outputs, **RAW_LATEST)
         self.picker.change(None, self.picker, None, js=address_js(self.name, self.name), **RAW)
-        self.stop.click(self.acting(self.end), self.inputs, self.outputs, **RAW)
+        self.stop.click(self.on_picked(self.stop_job), self.inputs, self.outputs, **RAW)
         placed = [self.place, self.num_workers]
         self.resume.click(self._resume, [*placed, *self.inputs], self.outputs, **RAW)
-        self.place.change(_show_workers, self.place, self.num_workers, **RAW)
+        shows = lambda place: gr.Number(visible=bool(place))  # noqa: E731
+        self.place.change(shows, self.place, self.num_workers, **RAW)
 
-    def pool(self, place: Any, num_workers: Any) -> Pool | None:
-        """The chosen workers; None = it is measured in this process.
+    def pool(self, place: Any, num_workers: Any) -> PoolConfig | None:
+        """The chosen workers; None = this process.
 
         Raises ConfigError: the page does not offer this cluster, or not so many workers.
         """
@@ -209,120 +208,104 @@ class ExperimentPage(ABC):
         is_count = isinstance(num_workers, int) and 1 <= num_workers <= MAX_WORKERS
         if num_workers is not None and not is_count:
             raise ConfigError(f"Workers must be in [1, {MAX_WORKERS}], got {num_workers!r:.40}.")
-        return Pool(place, num_workers)
+        return PoolConfig(place, num_workers)
 
-    def _resume(self, place: Any, num_workers: Any, *values: Any) -> list[Any]:
-        act = self.acting(lambda key: self.go_on(key, self.pool(place, num_workers)))
+    def _resume(self, place: Any, num_workers: Any, *values: Any) -> Updates:
+        act = self.on_picked(lambda key: self.resume_job(key, self.pool(place, num_workers)))
         return act(*values)
 
-    def _look_ahead(self, *values: Any) -> tuple[Any, Any]:
-        """What would be run, or why it cannot."""
-        named = self._values(values)
-        form, method = named.get("form"), named.get("method")
+    def _check_form(self, *values: Any) -> tuple[Any, Any]:
+        """What the form would run, or why it cannot; and whether it can be started."""
+        form_values = self._values(values)
+        form, method = form_values.get("form"), form_values.get("method")
         if method and isinstance(form, dict) and form.get("method") not in (None, method):
             return gr.skip(), gr.skip()  # the method has changed, its form has not yet
-        results = attempt(lambda: self.outlook(named), where=f"checking a {self.name}")
-        return saying(results), gr.Button(interactive=not isinstance(results, Fault))
+        message = attempt(lambda: self.estimate(form_values), where=f"checking a {self.name}")
+        return sentence_html(message), gr.Button(interactive=not isinstance(message, Fault))
 
-    def _begin(self, *values: Any) -> tuple[Any, Any]:
-        begun = attempt(lambda: self.begin(self._values(values)), where=f"starting a {self.name}")
-        return (
-            (saying(begun), gr.skip())
-            if isinstance(begun, Fault)
-            else (gr.skip(), self.menu(begun))
-        )
+    def _start(self, *values: Any) -> Updates:
+        return {self.picker: self.menu(self.start_job(self._values(values)))}
 
     def _values(self, values: Sequence[Any]) -> dict[str, Any]:
-        """What the form's components hold, by name."""
+        """The values of the form's components by name."""
         return dict(zip(self.fields, values, strict=True))
 
     def menu(self, picked: str | None) -> Any:
-        """The picker; a link may name an experiment that is gone, and the page says so."""
+        """The picker's choices; also a key of a link whose experiment no longer exists."""
         choices = self.choices()
         if picked and picked not in [key for _, key in choices]:
             choices.append((picked, picked))
         return gr.Dropdown(choices, value=picked or (choices[0][1] if choices else None))
 
-    def _select(self, request: gr.Request, picked: Any, *values: Any) -> list[Any]:
-        """As `look`; what the address names while the picker does not have it yet."""
-        return self.look(picked or self._linked(request), *values)
+    def _select(self, request: gr.Request, picked: Any, *values: Any) -> Updates:
+        """As `refresh`; the key in the address until the picker has a value."""
+        return self.refresh(picked or self._key_in_address(request), *values)
 
-    def look(self, picked: Any, *values: Any) -> list[Any]:
-        """Where the picked experiment stands; its report where another is on show."""
-        *choices, seen = values
+    def refresh(self, picked: Any, *values: Any) -> Updates:
+        """Status of the selected job; its report if that is new or another."""
+        *options, shown_version = values
 
-        def read() -> list[Any]:
+        def read() -> Updates:
             newest = picked or next((key for _, key in self.choices()), None)
             if newest is None:
-                return self._nothing(state_html("", self.empty), self.menu(None))
+                return self._no_report(state_html("", self.empty)) | {self.picker: self.menu(None)}
             key = read_key(newest)
             now = self.read(key)
-            version = (key, now.version, *choices)
-            if version == seen:
-                menu, parts = gr.skip(), [gr.skip()] * len(self.parts)
-            else:
-                menu, parts = self.menu(key), self.report(now.results, *choices)
-            return [
-                state_of(now),
-                gr.Button(visible=now.job is not None),
-                gr.Button(now.resume or "Resume", visible=bool(now.resume)),
-                gr.Timer(active=now.status == "running" or now.job is not None),
-                gr.Column(visible=True),
-                menu,
-                version,
-                *parts,
-            ]
+            updates: Updates = {
+                self.state: state_of(now),
+                self.stop: gr.Button(visible=now.job is not None),
+                self.resume: gr.Button(now.resume or "Resume", visible=bool(now.resume)),
+                self.timer: gr.Timer(active=now.status == "running" or now.job is not None),
+                self.report_column: gr.Column(visible=True),
+            }
+            version = (key, now.version, *options)
+            if version != shown_version:
+                updates |= {self.picker: self.menu(key), self.shown_version: version}
+                updates |= zip(self.report_outputs, self.report(now.results, *options), strict=True)
+            return updates
 
         results = attempt(read, where=f"reading a {self.name}")
         if isinstance(results, Fault):
-            return self._nothing(state_html("failed", "", error=results.sentence), gr.skip())
+            return self._no_report(state_html("failed", "", error=results.sentence))
         return results
 
-    def _nothing(self, state: str, menu: Any) -> list[Any]:
-        """Values of `outputs` where there is nothing but a sentence."""
-        hidden, parts = gr.Button(visible=False), [gr.skip()] * len(self.parts)
-        timer = gr.Timer(active=False)
-        return [state, hidden, hidden, timer, gr.Column(visible=False), menu, None, *parts]
+    def _no_report(self, state: str) -> Updates:
+        """A status without a report."""
+        return {
+            self.state: state,
+            **dict.fromkeys([self.stop, self.resume], gr.Button(visible=False)),
+            self.timer: gr.Timer(active=False),
+            self.report_column: gr.Column(visible=False),
+            self.shown_version: None,
+        }
 
-    def acting(self, act: Callable[[str], Any], *, gone: bool = False) -> Callable[..., list[Any]]:
-        """A listener that does something to the picked experiment, or says why it cannot.
+    def on_picked(
+        self, act: Callable[[str], Any], *, removes: bool = False
+    ) -> Callable[..., Updates]:
+        """A listener that applies `act` to the selected job, or shows why that failed.
 
         Args:
-            gone: the newest one comes next, as this one is no more.
+            removes: whether `act` removes the job; the newest one is then selected.
         """
 
-        def acting(picked: Any, *values: Any) -> list[Any]:
+        def listener(picked: Any, *values: Any) -> Updates:
             if not picked:
-                return [gr.skip()] * len(self.outputs)
+                return {self.state: gr.skip()}
             done = attempt(lambda: act(read_key(picked)), where=f"a {self.name}")
-            outputs = self.look(None if gone and not isinstance(done, Fault) else picked, *values)
             if isinstance(done, Fault):
-                outputs[0] = state_html("", "", error=done.sentence)
-            return outputs
+                return self.refresh(picked, *values) | {self.state: fault_html(done)}
+            return self.refresh(None if removes else picked, *values)
 
-        return acting
+        return listener
 
-    def listen_to_links(self, page: gr.Blocks) -> None:
-        """Fill the page for addresses with its name as a parameter."""
-
-        def load(request: gr.Request) -> Any:
-            linked = self._linked(request)
-            return self.menu(linked) if linked else gr.skip()
-
-        page.load(load, None, self.picker, **QUIET)
-
-    def _linked(self, request: gr.Request) -> str:
-        """The key in the page's address; empty where it names none, or a run of an experiment."""
+    def _key_in_address(self, request: gr.Request) -> str:
+        """The key in the page's address; empty if it has none, or names a single run."""
         query = dict(request.query_params)
         return "" if query.get("run") else query.get(self.name, "")[:MAX_KEY]
 
 
-def _show_workers(place: Any) -> Any:
-    return gr.Number(visible=bool(place))
-
-
 def read_key(raw: object) -> str:
-    """Raises ConfigError: nothing is kept under such a key."""
+    """The key of a job that the browser sent. Raises ConfigError: no job can have it."""
     if not isinstance(raw, str) or not 0 < len(raw) <= MAX_KEY or not raw.isprintable():
         raise ConfigError(f"Choose an experiment from the list; there is no {raw!r:.80}.")
     return raw

@@ -1,8 +1,7 @@
-"""Find the fastest: one click tries what fits on the prompt at hand, and says which to use."""
+"""Find the fastest: one click tries the available methods on the prompt and recommends one."""
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,32 +19,31 @@ from playground.experiments.report.report import Section
 from playground.experiments.service import Experiments
 from playground.host.runner import EngineHost
 from playground.trees.methods import tree_method
-from playground.web.address import switch_to
-from playground.web.forms import RAW
-from playground.web.results import leads, state_html, table_html
+from playground.web.forms import RAW, Page, Updates
+from playground.web.results import open_on_click, state_html, table_html
 
 OWNER = "fastest"
-"""A search takes the whole machine: the server has one, and another one ends it."""
+"""A search needs the whole machine, so the server has one at a time; a new one ends the old."""
 HEADS = {
     "method": "every trained method that fits the target and needs no download",
     "speedup": COLUMNS["speedup"].formula,
     "MAT": COLUMNS["mat"].formula,
     "answers": "how many times it answered every prompt; each round, the slower half drops out",
-    "engines": "which can run it on this target, as it is; more with losses, which Deploy names",
+    "engines": "engines that run it on this target unchanged; with losses: see Deploy",
     "state": "running, or kept to the end; waiting; dropped because it was slower; failed",
 }
 INTERRUPTED = (
     "The server stopped during the search. Its answers are in the log as the benchmark “{}”: read "
     "or resume it on the Benchmark page, or search again."
 )
-Raw = Callable[..., dict[str, Any]]
+RawRequest = Callable[..., dict[str, Any]]
 
 
 class FastestPanel:
     """A button, and the panel that it opens.
 
     Attributes:
-        leads: buttons that take the fastest method elsewhere.
+        page_buttons: buttons that open the fastest method on another page, by name.
     """
 
     def __init__(self, host: EngineHost, experiments: Experiments) -> None:
@@ -56,17 +54,17 @@ class FastestPanel:
     # ---- layout
 
     def button(self) -> None:
-        """Beside Generate."""
+        """Lay out the button, beside Generate."""
         self.start = gr.Button("Find the fastest", elem_id="pg-fastest-start")
 
     def panel(self) -> None:
-        """Below the buttons."""
+        """Lay out the panel, below the buttons."""
         with gr.Column(visible=False, elem_id="pg-fastest") as self.column:
             self.state = gr.HTML(elem_id="pg-fastest-state")
             self.table = gr.HTML(elem_id="pg-fastest-table")
             with gr.Row(elem_id="pg-fastest-leads"):
                 names = {"use": "Use it", "tune": "Tune its tree", "deploy": "Deploy it"}
-                self.leads = {
+                self.page_buttons = {
                     name: gr.Button(title, visible=False, elem_id=f"pg-fastest-{name}")
                     for name, title in names.items()
                 }
@@ -76,45 +74,46 @@ class FastestPanel:
 
     # ---- listeners
 
-    def listen(self, fields: Sequence[Any], raw: Raw) -> None:
-        """`raw` makes of what the fields hold what `read_request` takes."""
-        self.outputs = [self.column, self.state, self.table, *self.leads.values()]
+    def listen(self, fields: Sequence[Any], raw_request: RawRequest) -> None:
+        """`raw_request` makes the input of `host.request.read_request` from the fields' values."""
+        self.outputs = [self.column, self.state, self.table, *self.page_buttons.values()]
         self.outputs += [self.stop, self.close, self.timer]
 
-        def begin(*values: Any) -> list[Any]:
-            result = attempt(lambda: self._begin(raw(*values)), where="finding the fastest")
+        def start(*values: Any) -> Updates:
+            result = attempt(lambda: self._start(raw_request(*values)), where="finding the fastest")
             if isinstance(result, Fault):
-                return self._ended(state_html("failed", "", error=result.sentence))
-            return self.look()
+                return self._message_only(state_html("failed", "", error=result.sentence))
+            return self.refresh()
 
-        self.start.click(begin, list(fields), self.outputs, **RAW)
-        self.timer.tick(self.look, None, self.outputs, **RAW)
+        self.start.click(start, list(fields), self.outputs, **RAW)
+        self.timer.tick(self.refresh, None, self.outputs, **RAW)
         self.stop.click(self._stop, None, self.outputs, **RAW)
         self.close.click(self._close, None, self.column, **RAW)
 
     def listen_to_page(self, page: gr.Blocks) -> None:
-        """Show the server's search where the page is opened, until somebody closes it."""
-        page.load(self.reopened, None, self.outputs, **RAW)
+        """Show the server's search when the page is loaded, unless it has been closed."""
+        page.load(self.on_page_load, None, self.outputs, **RAW)
 
-    def reopened(self) -> list[Any]:
-        """What a page shows that was opened now.
+    def on_page_load(self) -> Updates:
+        """The panel of a page that was just loaded.
 
-        Its answer may come after that of a click on the button: only a search that goes on starts
-        the timer, and nothing stops it.
+        This may arrive after the response to a click on the button, so it may start the timer,
+        but never stops it.
         """
         if self._closed or (self._search is None and not self._interrupted()):
-            return [gr.skip()] * len(self.outputs)
-        *updates, _ = self.look()
-        over = self._search is None or self._search.over.is_set()
-        return [*updates, gr.skip() if over else gr.Timer(active=True)]
+            return {self.column: gr.skip()}
+        updates = self.refresh()
+        if self._search is None or self._search.over.is_set():
+            del updates[self.timer]
+        return updates
 
     def _interrupted(self) -> str:
-        """Name of the newest experiment, if it is a search whose process ended."""
+        """Name of the newest experiment if it is an interrupted search, else empty."""
         head = next(iter(self.experiments.newest()), None)
         is_search = head is not None and head.name.startswith("Fastest method")
         return head.name if head and is_search and head.status == "interrupted" else ""
 
-    def _begin(self, values: dict[str, Any]) -> Experiment:
+    def _start(self, values: dict[str, Any]) -> Experiment:
         plan = plan_of(self.host.catalog, values)
         self._search = self.experiments.start(plan, owner=OWNER)
         self._closed = False
@@ -124,47 +123,54 @@ class FastestPanel:
         self._closed = True
         return gr.Column(visible=False)
 
-    def forget(self) -> Any:
-        """Hide what was found for another target; a search that goes on stays."""
+    def hide_finished(self) -> Any:
+        """Hide a finished search, whose target is no longer picked."""
         over = self._search is None or self._search.over.is_set()
         return self._close() if over else gr.skip()
 
-    def _stop(self) -> list[Any]:
+    def _stop(self) -> Updates:
         if self._search is not None:
             self._search.cancel()
-        return self.look()
+        return self.refresh()
 
-    def look(self) -> list[Any]:
-        """Values of `shown`: always the newest search, whichever the page was told of last."""
+    def refresh(self) -> Updates:
+        """Updates of `outputs` for the newest search."""
         search = self._search
         if search is None:
             name = self._interrupted()
-            shown = self._ended(state_html("interrupted", INTERRUPTED.format(name)))
-            return shown if name else [gr.Column(visible=False), *shown[1:]]
+            updates = self._message_only(state_html("interrupted", INTERRUPTED.format(name)))
+            return updates | {self.column: gr.Column(visible=bool(name))}
         over, standings = search.over.is_set(), Standings(search)
         leader = standings.leader
         offered = {"use": True, "tune": leader and self._has_tree(search, leader), "deploy": True}
-        leads = [gr.Button(visible=bool(over and leader and offered[name])) for name in self.leads]
-        return [
-            gr.Column(visible=True),
-            self._state(search, standings),
-            self._table(search, standings),
-            *leads,
-            gr.Button(visible=not over),
-            gr.Button(visible=over),
-            gr.Timer(active=not over),
-        ]
+        return {
+            self.column: gr.Column(visible=True),
+            self.state: self._state(search, standings),
+            self.table: self._table(search, standings),
+            self.stop: gr.Button(visible=not over),
+            self.close: gr.Button(visible=over),
+            self.timer: gr.Timer(active=not over),
+            **{
+                button: gr.Button(visible=bool(over and leader and offered[name]))
+                for name, button in self.page_buttons.items()
+            },
+        }
 
-    def _ended(self, state: str) -> list[Any]:
-        """Values of `shown`: a sentence, and a button that closes it."""
-        hidden = [gr.Button(visible=False)] * (len(self.leads) + 1)
-        closes = [gr.Button(visible=True), gr.Timer(active=False)]
-        return [gr.Column(visible=True), state, "", *hidden, *closes]
+    def _message_only(self, state: str) -> Updates:
+        """The panel with a message and the button Close only."""
+        return {
+            self.column: gr.Column(visible=True),
+            self.state: state,
+            self.table: "",
+            **dict.fromkeys([*self.page_buttons.values(), self.stop], gr.Button(visible=False)),
+            self.close: gr.Button(visible=True),
+            self.timer: gr.Timer(active=False),
+        }
 
     def _state(self, search: Experiment, standings: Standings) -> str:
         if search.over.is_set():
             return state_html(search.state, standings.advice, error=search.error or "")
-        left_s = search.chooser.left_s or 0.0
+        left_s = search.chooser.remaining_s or 0.0
         left = "" if search.cancelled() else time_left(left_s)
         text = " · ".join(filter(None, (search.message, left)))
         return state_html("running", text, share=1 - left_s / BUDGET_S)
@@ -192,59 +198,44 @@ class FastestPanel:
         if isinstance(engines, Fault):
             return Cell("")
         exact, losses = engines
-        neither = "its parts alone" if config.within() else "none"
+        neither = "its parts alone" if config.nested() else "none"
         return Cell(exact or neither * (not losses), losses and f"with losses: {losses}")
 
-    # ---- the way to other pages
+    # ---- links to other pages
 
-    def picked(self) -> tuple[Experiment, Section, str]:
-        """What the search found to be fastest, and its key in the method picker."""
+    def winner(self) -> tuple[Experiment, Section, str]:
+        """Search, fastest configuration, and its key in the method picker. Raises ConfigError."""
         search = self._search
         leader = Standings(search).leader if search else None
         if search is None or leader is None:
             raise ConfigError("The search has no result yet. Wait, or start it again.")
-        target = search.plan.target.name
-        return search, leader, methods_to_try(self.host.catalog, target)[leader.name]
+        return search, leader, self._method_key(search, leader)
 
-    def _has_tree(self, search: Experiment, one: Section) -> bool:
-        target = search.plan.target.name
-        method = methods_to_try(self.host.catalog, target)[one.name]
-        result = attempt(
-            lambda: tree_method(self.host.catalog, method, target), where="looking for a tree"
-        )
-        return not isinstance(result, Fault)
+    def _method_key(self, search: Experiment, section: Section) -> str:
+        return methods_to_try(self.host.catalog, search.plan.target.name)[section.name]
 
-    def listen_to_leads(
-        self,
-        tabs: gr.HTML,
-        form: Sequence[Any],
-        take: Callable[..., tuple[Any, ...]],
-        tree: gr.HTML,
-        deploy: Callable[[ExportForm], dict[Any, Any]],
-        deploy_outputs: Sequence[Any],
-    ) -> None:
-        """Put what was found into the form (`take` fills it), the tree editor or Deploy."""
+    def _has_tree(self, search: Experiment, section: Section) -> bool:
+        catalog, key = self.host.catalog, self._method_key(search, section)
+        read = lambda: tree_method(catalog, key, search.plan.target.name)  # noqa: E731
+        return not isinstance(attempt(read, where="looking for a tree"), Fault)
 
-        def use() -> dict[Any, Any]:
-            search, _, method = self.picked()
-            filled = zip(form, take(search.plan.target.name, method, {}), strict=True)
-            return {self.column: gr.Column(visible=False), **dict(filled)}
+    def listen_to_page_buttons(self, generate: Page, tree: Page, deploy: Page) -> None:
+        """Open the fastest method in the form, the tree editor or Deploy."""
 
-        def tune() -> dict[Any, Any]:
-            search, _, method = self.picked()
-            link = {"tree": "", "method": method, "target": search.plan.target.name}
-            value = {"rev": secrets.token_urlsafe(6), "link": link}
-            return {tabs: switch_to("tree"), tree: value}
+        def use() -> Updates:
+            search, _, method = self.winner()
+            opened = generate.open(search.plan.target.name, method, {})
+            return {self.column: gr.Column(visible=False), **opened}
 
-        def hand_over() -> dict[Any, Any]:
-            _, leader, _ = self.picked()
-            opened = deploy(ExportForm(run=leader.example_run or ""))
-            return {tabs: switch_to("deploy"), **opened}
+        def tune() -> Updates:
+            search, _, method = self.winner()
+            return tree.open(method=method, target=search.plan.target.name)
 
-        outputs = {
-            "use": (use, [self.column, *form]),
-            "tune": (tune, [tabs, tree]),
-            "deploy": (hand_over, [tabs, *deploy_outputs]),
-        }
-        for name, (lead, changed) in outputs.items():
-            leads(self.leads[name], lead, [], changed, self.state)
+        def export() -> Updates:
+            _, leader, _ = self.winner()
+            return deploy.open(ExportForm(run=leader.example_run or ""))
+
+        buttons, outputs = self.page_buttons, [self.column, *generate.open_outputs]
+        open_on_click(buttons["use"], use, [], outputs, self.state)
+        open_on_click(buttons["tune"], tune, [], tree.open_outputs, self.state)
+        open_on_click(buttons["deploy"], export, [], deploy.open_outputs, self.state)

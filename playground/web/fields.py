@@ -1,4 +1,4 @@
-"""Controls as Gradio's components: the main ones, the folded ones, and the text under each."""
+"""Controls as Gradio's components: main ones, folded ones, and the text under each."""
 
 from __future__ import annotations
 
@@ -7,30 +7,44 @@ from html import escape
 from typing import Any
 
 import gradio as gr
+from jinja2 import Environment
 
+from engine.formats import plural
 from engine.grammar import TITLES
-from engine.safe_text import visible
+from engine.safe_text import visible, visible_value
+from engine.tree import ChoiceTree
+from playground.errors import Fault, attempt
 from playground.host.controls import Control, FormState
-from playground.web.tree_picture import tree_picture
+
+STEP_X, STEP_Y, MARGIN = 26, 7, 5
+PICTURE = Environment(autoescape=True, finalize=visible_value).from_string("""
+<figure class="pg-tree-picture"><b>{{ label }}</b>
+{% if fault %}<figcaption class="faulty">{{ fault }}</figcaption>{% else %}
+<svg viewBox="0 0 {{ width }} {{ height }}" width="{{ width }}" role="img" aria-label="{{ text }}">
+{% for x1, y1, x2, y2 in edges %}<path d="M{{ x1 }} {{ y1 }}L{{ x2 }} {{ y2 }}"/>{% endfor %}
+{% for x, y in nodes %}<circle cx="{{ x }}" cy="{{ y }}" r="2.5"/>{% endfor %}
+</svg><figcaption>{{ text }}</figcaption>{% endif %}
+</figure>
+""")
 
 
 class Fields:
-    """Controls, drawn in the current context: the main ones, the others in an accordion.
+    """Controls in the current context: the main ones, and the others in an accordion.
 
     Attributes:
-        parts: the component of every control, by name.
-        edits: buttons that open a tree on the Tree page, by the control that holds it.
+        components: the component of every control, by name.
+        edit_buttons: open open a tree on the Tree page, by the control that holds it.
         outputs: the components of `updates`.
     """
 
     def __init__(
         self, controls: Sequence[Control], values: Mapping[str, Any], state: FormState
     ) -> None:
-        self.parts: dict[str, Any] = {}
-        self.edits: dict[str, gr.Button] = {}
+        self.components: dict[str, Any] = {}
+        self.edit_buttons: dict[str, gr.Button] = {}
         self._controls = {control.name: control for control in controls}
         self._pictures: dict[str, gr.HTML] = {}
-        self._boxes: list[tuple[gr.Column | gr.Accordion, list[str]]] = []
+        self._containers: list[tuple[gr.Column | gr.Accordion, list[str]]] = []
         self._fault = gr.HTML(**self._fault_text(state), padding=False)
         for section in dict.fromkeys(control.section for control in controls):
             inside = [control for control in controls if control.section == section]
@@ -39,8 +53,8 @@ class Fields:
                     self._section(inside, values, state)
             else:
                 self._section(inside, values, state)
-        boxes = [box for box, _ in self._boxes]
-        self.outputs = [self._fault, *self.parts.values(), *self._pictures.values(), *boxes]
+        boxes = [box for box, _ in self._containers]
+        self.outputs = [self._fault, *self.components.values(), *self._pictures.values(), *boxes]
 
     def _section(
         self, controls: Sequence[Control], values: Mapping[str, Any], state: FormState
@@ -52,15 +66,15 @@ class Fields:
         if not more:
             return
         names = [control.name for control in more]
-        fold = {"open": False, **fold_of(names, state)}
+        fold = {"open": False, **accordion_state(names, state)}
         with gr.Accordion("More settings", elem_classes="pg-more", **fold) as accordion:
             for control in more:
                 self._control(control, values[control.name], state)
-        self._boxes.append((accordion, names))
+        self._containers.append((accordion, names))
 
     def _control(self, control: Control, value: Any, state: FormState) -> None:
         if control.kind != "tree":
-            self.parts[control.name] = component(control, value, state)
+            self.components[control.name] = component(control, value, state)
             return
         with gr.Column(elem_classes="pg-tree-field", **visibility([control.name], state)) as box:
             self._pictures[control.name] = gr.HTML(
@@ -68,39 +82,39 @@ class Fields:
             )
             if not control.section:
                 edit = gr.Button("Edit on the Tree page", size="sm", elem_classes="pg-edit-tree")
-                self.edits[control.name] = edit
-            fold = {"open": False, **fold_of([control.name], state)}
+                self.edit_buttons[control.name] = edit
+            fold = {"open": False, **accordion_state([control.name], state)}
             with gr.Accordion("List of paths", elem_classes="pg-more", **fold) as paths:
-                self.parts[control.name] = component(control, value, state)
-        self._boxes += [(box, [control.name]), (paths, [control.name])]
+                self.components[control.name] = component(control, value, state)
+        self._containers += [(box, [control.name]), (paths, [control.name])]
 
     def updates(self, values: Mapping[str, Any], state: FormState) -> list[Any]:
-        """Updates of `outputs`; visibility does not change while values are refused."""
+        """Updates of `outputs`; visibility does not change while the values are invalid."""
         controls = self._controls
         updates = [self._fault_text(state)]
-        updates += [about(controls[name], state) for name in self.parts]
+        updates += [info_and_visibility(controls[name], state) for name in self.components]
         for name in self._pictures:
             updates.append({"value": tree_picture(controls[name].label, values[name])})
-        for box, names in self._boxes:
+        for box, names in self._containers:
             is_fold = isinstance(box, gr.Accordion)
-            updates.append(fold_of(names, state) if is_fold else visibility(names, state))
+            updates.append(accordion_state(names, state) if is_fold else visibility(names, state))
         return [gr.update(**update) for update in updates]
 
     def _fault_text(self, state: FormState) -> dict[str, Any]:
-        """Faults that no control is to blame for."""
+        """Value and visibility of the faults that belong to no control."""
         text = " ".join(text for name, text in state.faults.items() if name not in self._controls)
         return {"value": f'<p class="pg-alert">{escape(visible(text))}</p>', "visible": bool(text)}
 
 
 def component(control: Control, value: Any, state: FormState) -> Any:
-    """Gradio's component for a control, with a value."""
-    common = {"label": control.label, "interactive": True, **about(control, state)}
+    """Gradio's component for a control, with its value."""
+    common = {"label": control.label, "interactive": True, **info_and_visibility(control, state)}
     kind = control.kind
     bounds: dict[str, Any] = {"minimum": control.min, "maximum": control.max}
     if kind == "flag":
         return gr.Checkbox(value, **common)
     if kind == "choice":
-        choices = [(in_words(one), one) for one in control.choices]
+        choices = [(choice_label(one), one) for one in control.choices]
         return gr.Dropdown(choices, value=value, **common)
     if kind == "ticks":
         titles = [str(choice) for choice in control.choices]
@@ -113,18 +127,18 @@ def component(control: Control, value: Any, state: FormState) -> Any:
     return gr.Textbox(value, lines=lines, placeholder=control.placeholder, **common)
 
 
-def in_words(choice: object) -> str:
-    """The label of a choice; names of methods are unchanged."""
+def choice_label(choice: object) -> str:
+    """The label of a choice; names of methods stay as they are."""
     if choice is None:
         return "none"
     text = str(choice)
     return TITLES.get(text) or (text.replace("_", " ") if text.islower() else text)
 
 
-def about(control: Control, state: FormState) -> dict[str, Any]:
+def info_and_visibility(control: Control, state: FormState) -> dict[str, Any]:
     """The text under a control, and its visibility."""
     fault = state.faults.get(control.name)
-    text = unlinked(fault or control.help)
+    text = without_links(fault or control.help)
     classes = ["pg-field", f"pg-field-{control.name.replace('.', '-')}"]
     return {
         "info": text if fault or control.label == control.name else f"{text} `{control.name}`",
@@ -133,19 +147,49 @@ def about(control: Control, state: FormState) -> dict[str, Any]:
     }
 
 
-def fold_of(names: Sequence[str], state: FormState) -> dict[str, Any]:
-    """An accordion is hidden when all controls in it are, and open when one of them is at fault."""
+def accordion_state(names: Sequence[str], state: FormState) -> dict[str, Any]:
+    """Of an accordion: hidden if all its controls are, open if one of them is invalid."""
     is_open = {"open": True} if state.faults.keys() & {*names} else {}
     return {**is_open, **visibility(names, state)}
 
 
 def visibility(names: Iterable[str], state: FormState) -> dict[str, Any]:
-    """Hidden controls stay on the page with their values; no change while values are refused."""
+    """Hidden controls stay on the page with their values; no change while values are invalid."""
     if state.hidden is None:
         return {}
     return {"visible": "hidden" if state.hidden.issuperset(names) else True}
 
 
-def unlinked(text: str) -> str:
-    """Text without Markdown links, which Gradio's descriptions render: it may quote user input."""
+def without_links(text: str) -> str:
+    """Text without Markdown links, which Gradio would render: the text may quote user input."""
     return text.replace("](", "] (")
+
+
+def tree_picture(label: str, raw: Any) -> str:
+    """A picture of the tree in a control, or the reason why its value is not a tree."""
+    tree = attempt(lambda: ChoiceTree.parse(raw), where="drawing a tree")
+    if isinstance(tree, Fault):
+        return PICTURE.render(label=label, fault=tree.sentence)
+    places = _node_positions(tree)
+    edges = [(*places[path[:-1]], *places[path]) for path in tree.paths]
+    return PICTURE.render(
+        label=label,
+        width=2 * MARGIN + STEP_X * tree.depth,
+        height=2 * MARGIN + STEP_Y * (len(tree.leaves) - 1),
+        text=f"{plural(len(tree), 'node')}, {tree.depth} deep",
+        edges=edges,
+        nodes=places.values(),
+    )
+
+
+def _node_positions(tree: ChoiceTree) -> dict[tuple[int, ...], tuple[int, float]]:
+    """Pixel position (x, y) of every node: leaves in a column, parents between their children."""
+    below: dict[tuple[int, ...], list[float]] = {}
+    places: dict[tuple[int, ...], tuple[int, float]] = {}
+    rows = {leaf: MARGIN + STEP_Y * row for row, leaf in enumerate(sorted(tree.leaves))}
+    for path in [*reversed(tree.paths), ()]:
+        inner = below.get(path)
+        y = (inner[0] + inner[-1]) / 2 if inner else float(rows[path])
+        places[path] = MARGIN + STEP_X * len(path), y
+        below.setdefault(path[:-1], []).append(y)
+    return places

@@ -1,17 +1,17 @@
-"""Settings as a form of Gradio's components: a slider per bounded number, and so on per field.
+"""Settings as a form of Gradio's components: a slider per bounded number, a box per text.
 
-A form is drawn from a `controls.FormSpec`, so that one function draws the settings of every method,
-and its values are read from one component. Every edit is parsed as a run would parse it: faults
-stand at their controls, controls without an effect are hidden, and a method is called lossy as soon
-as its settings make it so.
+A form is drawn from a `controls.FormSpec`, and its values are read from one component, so one class
+serves the settings of every method. Every edit is parsed as a run would parse it: faults appear
+at their controls, controls without effect are hidden, and the title says whether the settings make
+the method lossy.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import gradio as gr
 from gradio.renderable import Renderable
@@ -28,19 +28,25 @@ from playground.host.controls import (
     state_of,
 )
 from playground.host.request import FormValues
+from playground.web.components import hidden_value
 from playground.web.fields import Fields
 
 QUEUED: dict[str, Any] = {
     "show_progress": "hidden",
     "show_progress_on": [],
     "api_visibility": "private",
+    "concurrency_limit": None,
 }
-"""For listeners that wait in Gradio's queue. The empty list keeps it from telling every output of
-every listener of each message of a stream."""
-QUIET: dict[str, Any] = {**QUEUED, "queue": False}
-RAW: dict[str, Any] = {**QUIET, "preprocess": False}
-"""For listeners that check their inputs. Gradio's own check responds with 500 to a value that has
-just left a dropdown's choices."""
+"""For listeners that wait in Gradio's queue. The empty list keeps Gradio from updating the progress
+of all outputs of all listeners at each message of a stream."""
+UNQUEUED: dict[str, Any] = {**QUEUED, "queue": False}
+RAW: dict[str, Any] = {**UNQUEUED, "preprocess": False}
+"""For listeners that check their inputs themselves. Gradio's preprocessing responds with 500 to a
+value that has just been removed from a dropdown's choices."""
+LATEST: dict[str, Any] = {**UNQUEUED, "trigger_mode": "always_last"}
+RAW_LATEST: dict[str, Any] = {**LATEST, "preprocess": False}
+"""For listeners to user input. While one event is in flight, Gradio drops further ones (except
+`change`), and the page would keep showing the result of the first."""
 VALUES_JS = """(spec) => ({ method: spec.method ?? null,
   groups: spec.groups.map((group) => [group.name, group.method ?? null]),
   values: Object.fromEntries(spec.groups.map(({ name, fields }) => [name, Object.fromEntries(
@@ -48,32 +54,50 @@ VALUES_JS = """(spec) => ({ method: spec.method ?? null,
 REMOVE_JS = """(spec, form) => ({ ...spec, values: form.values,
   groups: spec.groups.filter((group) => group.name !== %s) })"""
 EDIT_JS = """(form, ...values) => {
-  const names = %s, group = %s, held = form.values[group] ?? {};
-  const ours = (form.method ?? null) === %s && names.every((name) => name in held);
-  if (!ours) return form;
+  const names = %s, group = %s, current = form.values[group] ?? {};
+  const isCurrent = (form.method ?? null) === %s && names.every((name) => name in current);
+  if (!isCurrent) return form;
   const fields = Object.fromEntries(names.map((name, i) => [name, values[i]]));
   return { ...form, values: { ...form.values, [group]: fields } };
 }"""
-"""An event of fields that were drawn for another method may arrive late: it changes nothing."""
+"""A late event of fields that were drawn for another method changes nothing."""
 
 TREE_JS = """(form) => ({ rev: Math.random(), method: %s ?? form.method ?? null,
   tree: form.values[%s][%s] })"""
 
-FOLLOW_JS = """(theirs) => {
-  const prompt = document.querySelector("#%s .panels")?.dataset.asked;
+FOLLOW_JS = """(typed) => {
+  const prompt = document.querySelector("#%s .panels")?.dataset.prompt;
   const carried = sessionStorage.getItem("pg-carried") ?? %s;
-  if ((theirs ?? "") !== carried || !prompt?.trim()) return theirs;
+  if ((typed ?? "") !== carried || !prompt?.trim()) return typed;
   sessionStorage.setItem("pg-carried", prompt);
   return prompt;
 }"""
-"""Another page's prompt goes along until something else is written there."""
+"""Copies another page's prompt into the box until the user types something else there."""
 
-BARE: dict[str, Any] = {"show_label": False, "container": False}
+UNLABELLED: dict[str, Any] = {"show_label": False, "container": False}
 NO_EXAMPLE = ""
 
+Updates = dict[Any, Any]
+"""New values by component; the other outputs of a listener stay as they are."""
 
-def or_skip(work: Callable[[], Any], *, where: str, outputs: int = 1) -> Any:
-    """What a listener's work gives; where it fails, its outputs stay as they are."""
+
+class Page(Protocol):
+    """A page that others open: `open` returns updates of `open_outputs`. Raises ConfigError."""
+
+    @property
+    def open_outputs(self) -> Sequence[Any]: ...
+    @property
+    def open(self) -> Callable[..., Updates]: ...
+
+
+def dropdown_of(choices: Sequence[tuple[str, Any]], value: Any) -> Any:
+    """An update of a dropdown; a value that is not among the choices becomes the first one."""
+    keys = [key for _, key in choices]
+    return gr.Dropdown(choices, value=value if value in keys else keys[0])
+
+
+def skip_on_fault(work: Callable[[], Any], *, where: str, outputs: int = 1) -> Any:
+    """The values of a listener's outputs; if computing them fails, the outputs stay as they are."""
     result = attempt(work, where=where)
     if not isinstance(result, Fault):
         return result
@@ -92,7 +116,7 @@ class FormRenderer(Renderable):
 
 
 class SettingsForm:
-    """A form over groups of settings.
+    """A form of groups of settings.
 
     Attributes:
         spec: a `FormSpec` as JSON; set it to draw the form anew. A group that has a `method` can be
@@ -105,19 +129,17 @@ class SettingsForm:
     def __init__(
         self, spec: dict[str, Any], *, elem_id: str, classes: Iterable[type[Settings]] = ()
     ) -> None:
-        """`classes`: of the settings in it, besides sampling and limits."""
+        """`classes`: the settings classes of its groups, besides sampling and limits."""
         self._elem_id = elem_id
         every: list[type[Settings]] = [Sampling, Limits, *classes]
         self._classes = {cls.__name__: cls for cls in every}
-        # It triggers its own drawing when its tab is first opened: until then a form costs nothing.
-        self.spec = gr.HTML(
-            spec, html_template="", js_on_load='trigger("change");', elem_classes="pg-none"
-        )
-        self.values, self.tree = (
-            gr.HTML(None, html_template="", js_on_load="", elem_classes="pg-none") for _ in "12"
-        )
-        self.spec.change(None, self.spec, self.values, js=VALUES_JS, **QUIET)
-        with gr.Column(elem_id=elem_id, elem_classes="pg-form"):
+        # The form is drawn when its tab is first opened; until then it costs nothing.
+        self.spec = hidden_value(spec, js='trigger("change");')
+        self.values, self.tree = hidden_value(), hidden_value()
+        self.spec.change(None, self.spec, self.values, js=VALUES_JS, **UNQUEUED)
+        # The style sheet reserves space by the number of groups until the form is drawn.
+        space = f"pg-groups-{len(spec['groups'])}"
+        with gr.Column(elem_id=elem_id, elem_classes=["pg-form", space]):
             FormRenderer(
                 self._draw,
                 [self.spec],
@@ -145,7 +167,7 @@ class SettingsForm:
                 if group.method:
                     remove = gr.Button("Remove", size="sm", elem_classes="pg-remove")
                     js = REMOVE_JS % json.dumps(group.name)
-                    remove.click(None, [self.spec, self.values], self.spec, js=js, **QUIET)
+                    remove.click(None, [self.spec, self.values], self.spec, js=js, **UNQUEUED)
                 if group.note:
                     gr.Markdown(group.note, elem_classes="pg-note")
                 if not group.fields:
@@ -154,32 +176,31 @@ class SettingsForm:
             self._listen(group, accordion, fields, spec.method)
 
     def _listen(self, group: Group, accordion: gr.Accordion, fields: Fields, method: Any) -> None:
-        """Store what is edited, then update the group."""
-        if not fields.parts:
+        """Store every edit, then update the group."""
+        if not fields.components:
             return
-        parts, names = list(fields.parts.values()), list(fields.parts)
+        parts, names = [*fields.components.values()], [*fields.components]
         edit = gr.on(
             [part.change for part in parts],
             None,
             [self.values, *parts],
             self.values,
             js=EDIT_JS % tuple(map(json.dumps, (names, group.name, method))),
-            **QUIET,
+            **UNQUEUED,
         )
         if group.settings in self._classes:
             update = partial(self._update, group, fields)
-            # After the form is drawn anew, an event of its old fields may still arrive: the same
-            # key leads it to the new ones.
+            # A late event of fields that were since drawn anew reaches the new ones by this key.
             key, outputs = (self._elem_id, group.name), [accordion, *fields.outputs]
-            edit.then(update, self.values, outputs, key=key, trigger_mode="always_last", **RAW)
-        for name, button in fields.edits.items():
+            edit.then(update, self.values, outputs, key=key, **RAW_LATEST)
+        for name, button in fields.edit_buttons.items():
             js = TREE_JS % tuple(map(json.dumps, (group.method, group.name, name)))
-            button.click(None, self.values, self.tree, js=js, **QUIET)
-        for name, part in fields.parts.items():
+            button.click(None, self.values, self.tree, js=js, **UNQUEUED)
+        for name, part in fields.components.items():
             setting, _, inner = name.rpartition(".")
             if inner == INNER_TYPE:
                 swap = partial(self._swap, group.name, setting)
-                part.input(swap, [part, self.spec, self.values], self.spec, **RAW)
+                part.input(swap, [part, self.spec, self.values], self.spec, **RAW_LATEST)
 
     def _state(self, group: Group, values: Mapping[str, Any]) -> FormState:
         cls = self._classes.get(group.settings or "")
@@ -197,7 +218,9 @@ class SettingsForm:
             title = gr.skip() if state.hidden is None else gr.update(label=heading(group, state))
             return [title, *fields.updates(values, state)]
 
-        updates: list[Any] = or_skip(read, where="updating a form", outputs=1 + len(fields.outputs))
+        updates: list[Any] = skip_on_fault(
+            read, where="updating a form", outputs=1 + len(fields.outputs)
+        )
         return updates
 
     def _swap(self, name: str, setting: str, decoding_type: Any, spec: Any, form: Any) -> Any:
@@ -210,13 +233,9 @@ class SettingsForm:
             new = group.with_inner(setting, inner_controls(cls, setting, decoding_type))
             own = {k: v for k, v in values.get(name, {}).items() if not k.startswith(f"{setting}.")}
             groups = [new if one is group else one for one in old.groups]
-            return {
-                "method": old.method,
-                "groups": [one.plain() for one in groups],
-                "values": {**values, name: own},
-            }
+            return old.replace(groups=groups, values={**values, name: own}).model_dump()
 
-        return or_skip(swap, where="choosing an inner method")
+        return skip_on_fault(swap, where="choosing an inner method")
 
 
 def heading(group: Group, state: FormState) -> str:
@@ -225,7 +244,7 @@ def heading(group: Group, state: FormState) -> str:
 
 
 class PromptForm:
-    """A prompt and what kind it is; `head` and `body` are laid out by the page.
+    """A prompt and its format; the page places `head` and `body`.
 
     Attributes:
         mode: `chat`, or `raw` for a text to continue.
@@ -233,24 +252,24 @@ class PromptForm:
     """
 
     def __init__(self, catalog: Catalog, prefix: str) -> None:
-        """`prefix`: of the components' ids."""
+        """`prefix` of the components' ids."""
         self._catalog, self._prefix = catalog, prefix
 
     def head(self) -> None:
-        """Kind and examples, in the row around it."""
+        """Format and examples, in the current row."""
         self.mode = gr.Radio(
             [("Chat", "chat"), ("Completion", "raw")],
             value="chat",
             elem_id=f"{self._prefix}-mode",
             label="prompt format",
-            **BARE,
+            **UNLABELLED,
         )
         self.example = gr.Dropdown(
             [("Example prompts …", NO_EXAMPLE), *self._catalog.examples()],
             value=NO_EXAMPLE,
             elem_id=f"{self._prefix}-example",
             label="example prompts",
-            **BARE,
+            **UNLABELLED,
         )
 
     def body(self, *, about_system: str, lines: int, autofocus: bool = False) -> None:
@@ -261,7 +280,7 @@ class PromptForm:
             elem_id=f"{self._prefix}-system",
             label="system prompt",
             placeholder=f"System prompt ({about_system})",
-            **BARE,
+            **UNLABELLED,
         )
         self.prompt = gr.Textbox(
             lines=lines,
@@ -271,15 +290,17 @@ class PromptForm:
             placeholder="Prompt",
             value=self._catalog.first_prompt(),
             autofocus=autofocus,
-            **BARE,
+            **UNLABELLED,
         )
         picked = [self.prompt, self.mode]
-        self.example.input(self.pick_example, self.example, picked, **QUIET)
+        self.example.input(self.pick_example, self.example, picked, **LATEST)
+        shown = lambda mode: gr.update(visible=mode == "chat")  # noqa: E731
+        self.mode.change(shown, self.mode, self.system, **UNQUEUED)
 
     def follow(self, panel: Any) -> None:
-        """Take the prompt of another page's token panels whenever a run begins there."""
+        """Take over the prompt of another page's token panels whenever a run begins there."""
         js = FOLLOW_JS % (panel.elem_id, json.dumps(self._catalog.first_prompt()))
-        panel.begun(None, self.prompt, self.prompt, js=js, **QUIET)
+        panel.begun(None, self.prompt, self.prompt, js=js, **UNQUEUED)
 
     def pick_example(self, key: Any) -> Any:
         """Values of prompt and mode."""
@@ -290,4 +311,4 @@ class PromptForm:
             text, is_raw = self._catalog.example(key)
             return text, "raw" if is_raw else "chat"
 
-        return or_skip(pick, where="picking an example", outputs=2)
+        return skip_on_fault(pick, where="picking an example", outputs=2)

@@ -1,12 +1,12 @@
-"""The Generate page: pick a target and a method, prompt, watch the tokens, walk the steps."""
+"""The Generate page: pick target and method, prompt, watch the tokens, inspect the steps."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import gradio as gr
+from anyio.to_thread import run_sync
 
 from engine import formats
 from engine.model.facts import has_chat_template
@@ -25,16 +25,23 @@ from playground.host.request import (
 from playground.host.result import as_set_sentence
 from playground.host.runner import EngineHost
 from playground.host.stream import History, RunStream, adopt, follow, refusal
-from playground.web.address import address_js, link_to
+from playground.web.address import address_js, link_params, switch_to
 from playground.web.components import static_text, token_panels
 from playground.web.examples import Examples
 from playground.web.fastest import FastestPanel
-from playground.web.forms import QUEUED, QUIET, PromptForm, SettingsForm, or_skip
-from playground.web.generate_form import GenerateForm, by_text, join_forms, method_form, run_form
-from playground.web.memory import Memory, chat_of, last_of, owner_of
+from playground.web.forms import QUEUED, UNQUEUED, PromptForm, SettingsForm, Updates, skip_on_fault
+from playground.web.generate_form import (
+    GenerateForm,
+    join_forms,
+    method_form,
+    run_form,
+    with_text_drafting,
+)
+from playground.web.memory import Memory, chat_of, last_run_of, last_shown_js, owner_of
 from playground.web.method_file import MethodFile
-from playground.web.results import HTML, saying
+from playground.web.results import HTML, sentence_html
 from playground.web.target import TargetOpener
+from storage import RunDetail
 
 PLACEHOLDER = "Write a prompt above and generate. Every token is coloured by where it came from."
 FIELDS = ("target", "dtype", "method", "mode", "system", "prompt")
@@ -47,28 +54,36 @@ UNFIT = HTML.from_string("""
 """)
 MACHINE = HTML.from_string("""
 <dl class="pg-machine">
-{% for name, text in found.facts %}<dt>{{ name }}</dt><dd>{{ text }}</dd>{% endfor %}
-{% for text in found.advice %}<dt class="bad">slow</dt><dd>{{ text }}</dd>{% endfor %}
+{% for name, text in diagnosis.facts %}<dt>{{ name }}</dt><dd>{{ text }}</dd>{% endfor %}
+{% for text in diagnosis.advice %}<dt class="bad">slow</dt><dd>{{ text }}</dd>{% endfor %}
 </dl>
 """)
 
 CLEAR_CHAT_PROMPT = """(mode) => {
   const typed = document.querySelector("#pg-prompt textarea")?.value ?? "";
-  const sent = document.querySelector("#pg-panel .panels")?.dataset.asked ?? "";
+  const sent = document.querySelector("#pg-panel .panels")?.dataset.prompt ?? "";
   return mode === "chat" && typed.trim() === sent.trim() ? "" : typed;
 }"""
-"""Clears the box of a prompt that was sent, and keeps what was typed since then."""
+"""Clears the box of the prompt that was sent, and keeps what was typed since."""
 
 
 class GeneratePage:
-    """Components and listeners of the page."""
+    """Components and listeners of the page.
+
+    Attributes:
+        open_outputs: components that `open` updates.
+    """
 
     def __init__(
-        self, host: EngineHost, experiments: Experiments, history: History, tab: gr.HTML
+        self,
+        host: EngineHost,
+        experiments: Experiments,
+        history: History,
+        tab: gr.HTML,
+        tabs: gr.HTML,
     ) -> None:
-        """`tab`: tells browser tabs apart."""
-        self.host = host
-        self.tab = tab
+        """`tab` identifies the browser tab; `tabs` selects a page."""
+        self.host, self.tab, self.tabs = host, tab, tabs
         self.catalog: Catalog = host.catalog
         self.history = history
         self.form_values = GenerateForm(host)
@@ -80,9 +95,12 @@ class GeneratePage:
                 self._main()
         self.form_parts = [self.target, self.method, self.form.spec, self.dtype]
         self.form_parts += [self.run_form.spec, self.mode, self.system, self.prompt]
+        self.method_inputs = [self.target, self.method, self.form.values]
+        self.status_outputs = [self.target_state, self.method, self.expected]
         memorized = {name: getattr(self, name) for name in FIELDS}
         memorized |= {"form": self.form.values, "run_form": self.run_form.values}
-        self.memory = Memory("generate", memorized, parameter="run")
+        self.memory = Memory(memorized)
+        self.open_outputs = [tabs, self.target, self.method, self.form.spec]
         self._listen()
 
     # ---- layout
@@ -92,12 +110,10 @@ class GeneratePage:
         first = targets[0][1]
         methods = self.host.menu.choices(first)
         with gr.Group():
-            self.target = gr.Dropdown(targets, value=first, label="Target", elem_id="pg-target")
+            self.target = gr.Dropdown(targets, label="Target", elem_id="pg-target")
             self.opener = TargetOpener(self.host)
             with gr.Row(elem_id="pg-load-row"):
-                self.dtype = gr.Dropdown(
-                    list(DTYPES), value="auto", label="dtype", elem_id="pg-dtype", min_width=120
-                )
+                self.dtype = gr.Dropdown(DTYPES, label="dtype", elem_id="pg-dtype", min_width=120)
                 self.load = gr.Button("Load now", elem_id="pg-load", min_width=80)
             self.target_state = gr.HTML(self.describe_target(), elem_id="pg-target-state")
             picked = self.catalog.first_method(first)
@@ -123,7 +139,7 @@ class GeneratePage:
         self.system, self.prompt = self.prompts.system, self.prompts.prompt
         self.mode_note = gr.HTML(elem_id="pg-mode-note", padding=False)
         self.mode_parts = [self.target, self.mode, gr.State(False), self.mode_note]
-        """The third: whether the page chose Completion, and not the user."""
+        """The third: whether the page, not the user, chose Completion."""
         self._buttons()
         self.examples = Examples(self.catalog, self.target)
         self.fastest.panel()
@@ -146,108 +162,73 @@ class GeneratePage:
     def _listen(self) -> None:
         fields = [getattr(self, name) for name in FIELDS]
         inputs = [*fields, self.form.values, self.run_form.values, self.panel, self.tab]
-        here = [self.tab, self.panel]
         self.streams: list[Any] = []
         for event, name, run in (
             (self.generate.click, "run", self.run()),
             (self.again.click, "run_again", self.run(again=True)),
-            (self.panel.by_text, "run_by_text", self.run(again=True, adapt=by_text)),
+            (self.panel.by_text, "run_by_text", self.run(again=True, adapt=with_text_drafting)),
         ):
-            about = {"concurrency_limit": None, "api_name": name, **QUEUED}
-            self._append_stream(event(run, inputs, self.panel, **about))
+            self._append_stream(event(run, inputs, self.panel, api_name=name, **QUEUED))
 
         def draft_by_text(spec: Any, form: Any) -> Any:
-            match spec, by_text(form):
+            match spec, with_text_drafting(form):
                 case {"groups": _}, {"values": values}:
                     return {**spec, "values": values}
             return gr.skip()
 
         form = [self.form.spec, self.form.values]
-        self.panel.by_text(draft_by_text, form, self.form.spec, **QUIET)
-        examples = self.examples.listen(
-            [self.target, self.dtype, self.mode, self.prompt, self.panel, self.tab],
-            self.panel,
-            [self.target, self.method, self.form.spec],
-            take=self.form_values.of_method,
-            begin=self._follow_new,
-        )
-        for stream in examples:
+        self.panel.by_text(draft_by_text, form, self.form.spec, **UNQUEUED)
+        example = [self.target, self.dtype, self.mode, self.prompt, self.panel, self.tab]
+        for stream in self.examples.listen(self, self.start_and_follow, example, self.panel):
             self._append_stream(stream)
-        self.panel.begun(None, self.mode, self.prompt, js=CLEAR_CHAT_PROMPT, **QUIET)
-        self.stop.click(self.stop_runs, here, None, api_name="stop", **QUIET)
+        self.panel.begun(None, self.mode, self.prompt, js=CLEAR_CHAT_PROMPT, **UNQUEUED)
+        self.stop.click(self.stop_runs, [self.tab, self.panel], None, api_name="stop", **UNQUEUED)
         self.fastest.listen(inputs[:-1], self._search_request)
         self._listen_to_pickers()
 
     def _append_stream(self, stream: Any) -> None:
-        """An event that runs; afterwards it is known what is loaded, and how fast."""
+        """Register an event that streams a run; the status is updated after it."""
         self.streams.append(stream)
-        after = stream.then(self.describe_target, None, self.target_state, **QUIET)
-        after.then(self.renew_menu, self.target, self.method, **QUIET)
-        drafting = [self.target, self.method, self.form.values]
-        after.then(self.describe_expected, drafting, self.expected, **QUIET)
+        stream.then(self.describe_status, self.method_inputs, self.status_outputs, **UNQUEUED)
 
     def _listen_to_pickers(self) -> None:
-        loaded = self.load.click(
-            self.load_target,
-            [self.target, self.dtype, self.tab],
-            self.target_state,
-            concurrency_limit=None,
-            api_name="load",
-            **QUEUED,
+        self.machine.expand(self.describe_machine, None, self.diagnosis, **UNQUEUED)
+        picked, js = [self.target, self.method], address_js("generate", "target", "method")
+        gr.on([part.change for part in picked], None, picked, None, js=js, **UNQUEUED)
+        self.target.change(
+            self.pick_target, [self.target, self.method], [self.method, self.unfit], **UNQUEUED
         )
-        self.machine.expand(self.describe_machine, None, self.diagnosis, **QUIET)
-        picked = [self.target, self.method]
-        gr.on(
-            [part.change for part in picked],
-            None,
-            picked,
-            None,
-            js=address_js("generate", "target", "method"),
-            **QUIET,
-        )
-        self.target.change(self.pick_target, [self.target, self.method], self.method, **QUIET)
-        for event in (self.target.change, loaded.then):
-            event(self.fit_mode, self.mode_parts[:3], self.mode_parts[1:], **QUIET)
-        self.mode.input(lambda: (False, ""), None, self.mode_parts[2:], **QUIET)
-        self.target.change(self.describe_unfit, self.target, self.unfit, **QUIET)
-        self.target.input(self.fastest.forget, None, self.fastest.column, **QUIET)
-        self.method.change(self.pick_method, [self.method, self.form.spec], self.form.spec, **QUIET)
-        drafting = [self.target, self.method, self.form.values]
-        gr.on(
-            [self.target.change, self.form.values.change],
-            self.describe_expected,
-            drafting,
-            self.expected,
-            **QUIET,
-        )
-        self.file.listen(self.target, self.form_values.of_file, [self.method, self.form.spec])
-        self.mode.change(
-            lambda mode: gr.update(visible=mode == "chat"), self.mode, self.system, **QUIET
-        )
+        self.mode.input(lambda: (False, ""), None, self.mode_parts[2:], **UNQUEUED)
+        self.target.input(self.fastest.hide_finished, None, self.fastest.column, **UNQUEUED)
+        form = [self.method, self.form.spec]
+        self.method.change(self.pick_method, form, self.form.spec, **UNQUEUED)
+        changes = [self.target.change, self.form.values.change]
+        gr.on(changes, self.describe_expected, self.method_inputs, self.expected, **UNQUEUED)
+        self.file.listen(self.target, self.form_values.of_file, form)
 
     def run(
         self, *, again: bool = False, adapt: Callable[[Any], Any] = lambda form: form
     ) -> Callable[..., AsyncIterator[dict[str, Any]]]:
-        """A listener that streams a run. Leaving the page closes its generator; the run goes on.
+        """A listener that streams a run. Leaving the page closes its generator, not the run.
 
         Args:
-            again: of the last prompt once more, with the current settings.
-            adapt: makes of the values of the method's form those that it runs with.
+            again: run the last prompt again, with the current settings.
+            adapt: changes the values of the method's form for this run.
         """
 
         async def stream(request: gr.Request, *values: Any) -> AsyncIterator[dict[str, Any]]:
             *fields, form, run_form, panel, tab = values
-            past = {"repeats": last_of(panel)} if again else {"parent": chat_of(panel)}
+            past = {"repeats": last_run_of(panel)} if again else {"parent": chat_of(panel)}
             raw = self._raw_request(*fields, adapt(form), run_form) | past
-            async for message in self._follow_new(request, raw, panel, tab):
+            async for message in self.start_and_follow(request, raw, panel, tab):
                 yield message
 
         return stream
 
-    async def _follow_new(
+    async def start_and_follow(
         self, request: gr.Request, raw: dict[str, Any], panel: Any, tab: Any
     ) -> AsyncIterator[dict[str, Any]]:
-        """Begin a run, and yield its messages."""
+        """Start a run, and yield its messages."""
         owner = owner_of(tab, request)
         started = await attempt_aside(
             lambda: self.host.generate(read_request(self.catalog, raw), owner=owner),
@@ -265,7 +246,7 @@ class GeneratePage:
         return {**dict(zip(FIELDS, fields, strict=True)), "form": join_forms(form, run_form)}
 
     def _search_request(self, *values: Any) -> dict[str, Any]:
-        """The same; with the chat's last question where the chat has emptied the prompt box."""
+        """The same, with the chat's last question if sending it has emptied the prompt box."""
         *fields, panel = values
         raw, chat = self._raw_request(*fields), chat_of(panel)
         if str(raw["prompt"] or "").strip() or not isinstance(chat, str):
@@ -277,14 +258,14 @@ class GeneratePage:
     async def follow_link(
         self, tab: Any, own: Any, last: Any, request: gr.Request
     ) -> AsyncIterator[dict[str, Any]]:
-        """Show the address's run, and follow it if it goes on.
+        """Show the URL's run, and follow it while it is running.
 
         Args:
-            own: the run that this tab showed last, for an address without one.
-            last: the run that this browser showed last; followed only if it goes on and no other
-                tab shows it.
+            own: the run that this tab showed last, for a URL without one.
+            last: the run that this browser showed last; followed only if it is still running and
+                no other tab shows it.
         """
-        link = link_to("generate", request.query_params)
+        link = link_params("generate", request.query_params)
         linked_id = link["run"] if "run" in link else own
         run_id = attempt(lambda: read_run_id(linked_id or last or "none"), where="following a link")
         run = None if isinstance(run_id, Fault) else self.history.unfinished(run_id)
@@ -294,7 +275,7 @@ class GeneratePage:
                 yield message
         elif linked_id:
             opened = await attempt_aside(
-                lambda: self.history.opened(read_run_id(linked_id)), where="opening a run"
+                lambda: self.history.show(read_run_id(linked_id)), where="opening a run"
             )
             if isinstance(opened, Fault):
                 yield refusal(opened.sentence, None)
@@ -306,7 +287,7 @@ class GeneratePage:
     async def load_target(
         self, target: Any, dtype: Any, tab: Any, request: gr.Request
     ) -> AsyncIterator[str]:
-        """Stream the progress of the loading as text."""
+        """Load a target; yields the progress as HTML."""
         started = await attempt_aside(
             lambda: self.host.load(
                 self.catalog.target(target), read_dtype(dtype), owner=owner_of(tab, request)
@@ -314,25 +295,35 @@ class GeneratePage:
             where="loading the target",
         )
         if isinstance(started, Fault):
-            yield saying(started)
+            yield sentence_html(started)
             return
         async for message in follow(RunStream([started], self.host.ahead_of)):
             status = message["status"][started.id]
             share = status["progress"]
             done = "" if share is None else f" … {formats.percent(share)}"
-            yield saying(f"{status['text']}{done}")
-        yield saying(started.error) if started.error else self.describe_target()
+            yield sentence_html(f"{status['text']}{done}")
+        yield (
+            sentence_html(started.error) if started.error else await run_sync(self.describe_target)
+        )
 
     def describe_target(self) -> str:
         """The loaded target in one line."""
         loaded = self.host.loaded
         if loaded is None:
-            return saying("Nothing is loaded yet; the first run loads its target.")
-        facts = asdict(loaded)
-        return saying("{name} · {dtype} · {device} · context {context_len}".format(**facts))
+            return sentence_html("Nothing is loaded yet; the first run loads its target.")
+        spec = self.catalog.targets.get(loaded.name)
+        facts = [spec.title if spec and spec.title else loaded.name, loaded.dtype_name]
+        return sentence_html(
+            " · ".join([*facts, loaded.device_name, f"context {loaded.context_len}"])
+        )
+
+    def describe_status(self, target: Any, method: Any, form: Any) -> tuple[str, Any, str]:
+        """The loaded target, the method menu with measured speedups, and the expected cost."""
+        menu = gr.update(choices=self.host.menu.choices(target))
+        return self.describe_target(), menu, self.describe_expected(target, method, form)
 
     def describe_expected(self, target: Any, method: Any, form: Any) -> str:
-        """What drafting as set is expected to cost; empty where drafting decides for itself."""
+        """The expected cost of `drafting: as set`; empty for `drafting: auto`."""
 
         def read() -> str:
             values = FormValues.of(form).values.get("method", {})
@@ -340,17 +331,19 @@ class GeneratePage:
             return as_set_sentence(self.host.experience, self.catalog.target(target).name, config)
 
         sentence = attempt(read, where="predicting a run")
-        return "" if isinstance(sentence, Fault) or not sentence else saying(sentence)
+        return "" if isinstance(sentence, Fault) or not sentence else sentence_html(sentence)
 
     def describe_machine(self) -> str:
-        """What this machine brings for decoding, and what is slow on it."""
-        found = attempt(
+        """What this machine offers for decoding, and what is slow on it."""
+        diagnosis = attempt(
             lambda: diagnose(self.host.cache_dir, self.host.device), where="looking at the machine"
         )
-        return saying(found) if isinstance(found, Fault) else MACHINE.render(found=found)
+        if isinstance(diagnosis, Fault):
+            return sentence_html(diagnosis)
+        return MACHINE.render(diagnosis=diagnosis)
 
     def stop_runs(self, tab: Any, panel: Any, request: gr.Request) -> None:
-        """Stop the tab's runs, and the displayed one, which may be of another tab."""
+        """Stop the tab's runs and the displayed one, which may be of another tab."""
         self.host.cancel_owner(owner_of(tab, request))
         chat = chat_of(panel)
         run = self.history.unfinished(chat) if isinstance(chat, str) else None
@@ -361,86 +354,82 @@ class GeneratePage:
         self.stop_runs(tab, panel, request)
         return None, ""
 
-    def pick_target(self, target: Any, method: Any) -> Any:
-        """Methods for the target; the picked one stays if it is among them."""
+    def pick_target(self, target: Any, method: Any) -> tuple[Any, str]:
+        """An update of the method picker for a target, and the unavailable methods as HTML."""
         choices = self.host.menu.choices(target)
         keys = [key for _, key in choices]
         value = method if method in keys else self.catalog.first_method(str(target))
-        return gr.update(choices=choices, value=value)
+        return gr.update(choices=choices, value=value), self.describe_unfit(target)
 
     def fit_mode(self, target: Any, mode: Any, chosen_here: Any) -> tuple[Any, bool, str]:
-        """Completion for a target without a chat template, and back to Chat after one.
+        """Switch to Completion for a target without a chat template, and later back to Chat.
 
         Args:
-            chosen_here: whether the page chose the mode, and not the user.
+            chosen_here: whether the page, not the user, chose the mode.
 
         Returns:
             Values of `mode_parts` without the target.
         """
         spec, loaded = self.catalog.targets.get(target), self.host.loaded
-        if loaded is not None and loaded.key == target:
-            chats: bool | None = loaded.chat
+        if loaded is not None and loaded.name == target:
+            chats: bool | None = loaded.has_chat_template
         else:
             chats = None if spec is None else has_chat_template(spec)
         if chats is False and mode == "chat":
             note = "This model has no chat template, so its prompt is continued as it is."
-            return "raw", True, saying(note)
+            return "raw", True, sentence_html(note)
         if chats is not False and chosen_here:
             return "chat", False, ""
         return gr.skip(), bool(chosen_here), gr.skip()
 
-    def renew_menu(self, target: Any) -> Any:
-        """The same methods, with the speedups measured since."""
-        return gr.update(choices=self.host.menu.choices(target))
-
     def describe_unfit(self, target: Any) -> str:
-        """The methods that are not available for the target, and why."""
-        rows = self.catalog.unfit(target if isinstance(target, str) else "")
+        """The methods that are not available for the target, and why, as HTML."""
+        rows = self.catalog.unavailable(target if isinstance(target, str) else "")
         return UNFIT.render(rows=rows)
 
     def pick_method(self, key: Any, form: Any) -> Any:
-        """The method's form, unless it is displayed already: `take` filled it in."""
+        """The method's form, unless it is displayed already, e.g. filled in from a file."""
         if isinstance(form, dict) and form.get("method") == key:
             return gr.skip()
         picked = lambda: method_form(self.catalog.method(key), key)  # noqa: E731
-        return or_skip(picked, where="picking a method")
+        return skip_on_fault(picked, where="picking a method")
 
-    # ---- what an address and this browser bring back
+    # ---- opened by other pages, by URLs and after a reload
+
+    def open(self, target: str, method: str, settings: dict[str, Any]) -> Updates:
+        """Updates of `open_outputs`: this page with a method. Raises ConfigError."""
+        filled = self.form_values.of_method(target, method, settings)
+        return dict(zip(self.open_outputs, (switch_to("generate"), *filled), strict=True))
+
+    def open_run(self, run: RunDetail) -> Updates:
+        """Updates of `tabs` and all of `form_parts`: this page, ready to repeat a stored run."""
+        updates = dict(zip(self.form_parts, self.form_values.of_run(run), strict=True))
+        return {self.tabs: switch_to("generate"), **updates}
 
     def listen_to_opener(self, page: gr.Blocks, others: Sequence[gr.Dropdown]) -> None:
-        """Open targets by their place; what is picked here is picked on the other pages too."""
+        """Open targets by path or hub id; a target picked here is picked on all pages."""
         opened = self.opener.listen(self.dtype, self.target, others)
-        loaded = opened.success(
-            self.load_target,
-            [self.target, self.dtype, self.tab],
-            self.target_state,
-            concurrency_limit=None,
-            **QUEUED,
-        )
-        loaded.then(self.fit_mode, self.mode_parts[:3], self.mode_parts[1:], **QUIET)
+        loads = [self.target, self.dtype, self.tab]
+        for event in (self.load.click, opened.success):
+            loaded = event(self.load_target, loads, self.target_state, api_name="load", **QUEUED)
+            loaded.then(self.fit_mode, self.mode_parts[:3], self.mode_parts[1:], **UNQUEUED)
+        self.target.change(self.fit_mode, self.mode_parts[:3], self.mode_parts[1:], **UNQUEUED)
         same = f"(target) => Array({len(others)}).fill(target)"
-        self.target.input(None, self.target, list(others), js=same, **QUIET)
+        self.target.input(None, self.target, list(others), js=same, **UNQUEUED)
         pickers = [self.target, *others]
-        page.load(lambda: self.opener.menus(pickers), None, pickers, **QUIET)
+        page.load(lambda: self.opener.menus(pickers), None, pickers, **UNQUEUED)
 
     def listen_to_links(self, page: gr.Blocks) -> None:
-        """Fill the form with what it held, or as the address's run had it; show that run."""
-        read = self.memory.listen(page, self.form_values.reopened, self.form_parts)
-        read.then(self.describe_target, None, self.target_state, **QUIET)
-        read.then(self.renew_menu, self.target, self.method, **QUIET)
-        followed = read.then(
-            self.follow_link,
-            [self.tab] * 3,
-            self.panel,
-            js=self.memory.last_js,
-            concurrency_limit=None,
-            **QUEUED,
-        )
+        """Restore the form, or fill it in from the URL's run; show that run."""
+        read = self.memory.listen(page, self.form_values.initial_values, self.form_parts)
+        read.then(self.describe_status, self.method_inputs, self.status_outputs, **UNQUEUED)
+        js = last_shown_js("generate", "run")
+        followed = read.then(self.follow_link, [self.tab] * 3, self.panel, js=js, **QUEUED)
         self.new_chat.click(
             self.clear,
             [self.tab, self.panel],
             [self.panel, self.prompt],
             cancels=[*self.streams, followed],
             api_name="new_chat",
-            **QUIET,
+            **UNQUEUED,
         )

@@ -1,4 +1,4 @@
-"""Values of the Generate page's form: of a method, a stored run, a file, this browser's memory."""
+"""Values of the Generate page's form: from a method, a stored run, a file, or the browser."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import gradio as gr
 from engine.config import Limits, Sampling
 from engine.drafters.method import MethodConfig
 from playground.errors import Fault, attempt
+from playground.experiments.forms import slot_of
 from playground.host.catalog import Method
 from playground.host.controls import changed_controls, controls_of, group_of, settings_from
 from playground.host.request import (
@@ -21,9 +22,10 @@ from playground.host.request import (
     read_run_id,
 )
 from playground.host.runner import EngineHost
-from playground.runs.details import nearest_method, request_of, stored_run
-from playground.web.address import link_to
-from playground.web.memory import is_anything, memory_choice, memory_settings, memory_text
+from playground.host.stream import stored_run
+from playground.runs.details import request_of
+from playground.web.address import link_params
+from playground.web.memory import memory_choice, memory_settings, memory_text
 from storage import RunDetail
 
 NUM_PARTS = 8
@@ -32,7 +34,7 @@ NUM_PARTS = 8
 def method_form(
     method: Method, key: str, values: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The form of a method's settings; `values` are of the controls that differ from these."""
+    """The form of a method's settings; `values` of the controls that differ from them."""
     config = method.config
     group = group_of("method", type(config).title, config, note=method.summary, values=values)
     return {"groups": [group], "values": {"method": values} if values else {}, "method": key}
@@ -48,7 +50,7 @@ def run_form() -> dict[str, Any]:
 
 
 def join_forms(*forms: Any) -> dict[str, Any]:
-    """The groups of several forms in one; `read_request` checks them."""
+    """The values of several forms as those of one; `read_request` validates them."""
     values: dict[str, Any] = {}
     for form in forms:
         groups = form.get("values") if isinstance(form, dict) else None
@@ -57,8 +59,8 @@ def join_forms(*forms: Any) -> dict[str, Any]:
     return {"values": values}
 
 
-def by_text(form: Any) -> Any:
-    """Values of a method's form whose draft models, of any vocabulary, draft by their text."""
+def with_text_drafting(form: Any) -> Any:
+    """The form's values with `vocabulary: text`, so that a draft model of any vocabulary fits."""
     match form:
         case {"values": {"method": dict(settings)} as groups}:
             names = [name for name in settings if name.rpartition(".")[2] == "vocabulary"]
@@ -76,10 +78,10 @@ class GenerateForm:
     def __init__(self, host: EngineHost) -> None:
         self._host, self._catalog = host, host.catalog
 
-    def reopened(self, memory: Mapping[str, Any], params: Mapping[str, str]) -> list[Any]:
-        """Values of the link's run, else the browser's memory, else unchanged."""
-        link = link_to("generate", params)
-        if not is_anything(memory) and not link:
+    def initial_values(self, memory: Mapping[str, Any], params: Mapping[str, str]) -> list[Any]:
+        """Values of the URL's run, else those that the browser stored, else no change."""
+        link = link_params("generate", params)
+        if not link and not memory.keys() - {"foreign"}:
             return [gr.skip()] * NUM_PARTS
         if link.get("run") and memory.get("foreign"):
             run = attempt(
@@ -92,7 +94,7 @@ class GenerateForm:
         return self._remembered({**memory, **picked})
 
     def _remembered(self, memory: Mapping[str, Any]) -> list[Any]:
-        """Values from a browser's memory; the start value for what is invalid."""
+        """Values that a browser stored; the initial value for what is invalid."""
         names = list(self._catalog.targets)
         target = memory_choice(memory, "target", names, names[0])
         choices = self._host.menu.choices(target)
@@ -130,7 +132,7 @@ class GenerateForm:
             name: {control.name: control.value for control in controls_of(settings)}
             for name, settings in (("sampling", request.sampling), ("limits", request.limits))
         }
-        key = nearest_method(self._catalog, request.target.name, run.method_title, request.config)
+        key, _ = slot_of(self._catalog, request.config, request.target.name)
         settings = request.config.model_dump(exclude={"decoding_type"})
         picked = self.of_method(request.target.name, key, settings)
         return *picked, request.dtype, form, request.mode, request.system, request.prompt
@@ -141,7 +143,7 @@ class GenerateForm:
         Raises ConfigError: the target or the method is not offered here.
         """
         name = self._catalog.target(target).name
-        key = nearest_method(self._catalog, name, "", config)
+        key, _ = slot_of(self._catalog, config, name)
         return self.of_method(name, key, config.model_dump(exclude={"decoding_type"}))[1:]
 
     def of_method(self, target: str, method: str, settings: dict[str, Any]) -> tuple[Any, Any, Any]:

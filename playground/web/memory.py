@@ -1,7 +1,7 @@
-"""What a browser stores of a page: the identity of a tab, and the values of a form before a reload.
+"""What a browser stores: the identity of a tab, and the values of the form across a reload.
 
-Stored values are input from outside. They are read field by field; those of an older version, or
-that anybody else wrote there, are ignored where they are invalid.
+Stored values are untrusted input: they are read field by field, and invalid ones, for example of
+an older version, are ignored.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import gradio as gr
 from engine.config import Settings
 from playground.errors import Fault, attempt
 from playground.host.request import FormValues
-from playground.web.forms import QUIET
+from playground.web.components import hidden_value, text_of
+from playground.web.forms import UNQUEUED
 
 MAX_TAB_CHARS = 64
 TAB_JS = """
@@ -26,63 +27,69 @@ if (!id) {
 }
 props.value = id;"""
 READ_JS = """() => {
+  document.querySelectorAll("#pg-side, #pg-main").forEach((part) => { part.inert = true; });
   let memory = {};
-  try { memory = JSON.parse(localStorage.getItem(%(key)s)) ?? {}; } catch { /* not ours */ }
-  const linked = new URLSearchParams(location.search).get(%(parameter)s);
-  return [{ ...memory, foreign: linked !== null && linked !== localStorage.getItem(%(last)s) }];
+  try { memory = JSON.parse(localStorage.getItem("pg-generate")) ?? {}; } catch { /* not ours */ }
+  const linked = new URLSearchParams(location.search).get("run");
+  const last = localStorage.getItem("pg-generate-run");
+  return [{ ...memory, foreign: linked !== null && linked !== last }];
 }"""
-LAST_JS = """(tab) =>
-  [tab, sessionStorage.getItem(%(last)s), localStorage.getItem(%(last)s)]"""
-BEGIN_JS = "() => { document.body.classList.add(%(key)s); return []; }"
+LAST_JS = """(tab) => [tab, ...[sessionStorage, localStorage].map((store) => store.getItem(%s))]"""
+BEGIN_JS = """() => {
+  document.querySelectorAll("#pg-side, #pg-main").forEach((part) => { part.inert = false; });
+  document.body.classList.add("pg-generate");
+  return [];
+}"""
 WRITE_JS = """(...values) => {
-  if (!document.body.classList.contains(%(key)s)) return [];
-  const memory = Object.fromEntries(%(names)s.map((name, i) => [name, values[i]]));
-  try { localStorage.setItem(%(key)s, JSON.stringify(memory)); } catch { /* full or blocked */ }
+  if (!document.body.classList.contains("pg-generate")) return [];
+  const memory = JSON.stringify(Object.fromEntries(%s.map((name, i) => [name, values[i]])));
+  try { localStorage.setItem("pg-generate", memory); } catch { /* full or blocked */ }
   return [];
 }"""
 
 
 def tab_identity() -> gr.HTML:
     """A component whose value identifies a browser tab, the same after a reload."""
-    return gr.HTML(None, html_template="", js_on_load=TAB_JS, elem_classes="pg-none")
+    return hidden_value(js=TAB_JS)
 
 
 def owner_of(tab: object, request: gr.Request) -> str:
-    """Whose runs a new run replaces: the tab's, or for a program without tabs the session's."""
+    """The owner of runs: the tab, or the session of a program; a new run replaces its last one."""
     if isinstance(tab, str) and 0 < len(tab) <= MAX_TAB_CHARS:
         return tab
     return str(getattr(request, "session_hash", None) or "no session")
 
 
 def chat_of(panel: Any) -> Any:
-    """The run of a panel that a next turn continues; not checked, it may be of any type."""
+    """The run of a panel that the next turn continues; not validated, of any type."""
     return panel.get("chat") if isinstance(panel, dict) else None
 
 
-def last_of(panel: Any) -> Any:
-    """The last run of a panel, with or without an answer; not checked either."""
+def last_run_of(panel: Any) -> Any:
+    """The last run of a panel, with or without an answer; not validated either."""
     match panel:
         case {"runs": [*_, {"id": run}]}:
             return run
     return chat_of(panel)
 
 
+def last_shown_js(tab: str, parameter: str) -> str:
+    """JavaScript: the browser tab's identity; what a page displayed last in it, and in any tab.
+
+    Args:
+        parameter: parameter of the page's URL that names what it displays.
+    """
+    return LAST_JS % json.dumps(f"pg-{tab}-{parameter}")
+
+
 class Memory:
-    """The form of one page, written to the browser's local storage whenever it changes."""
+    """The Generate page's form, saved in the browser's local storage whenever it changes."""
 
-    def __init__(self, tab: str, fields: Mapping[str, Any], *, parameter: str) -> None:
-        """Stores the fields under their names.
-
-        Args:
-            tab: of the page.
-            parameter: of the page's address, that names what it displays.
-        """
-        self._memory = gr.HTML(None, html_template="", js_on_load="", elem_classes="pg-none")
-        names = {"key": f"pg-{tab}", "last": f"pg-{tab}-{parameter}", "parameter": parameter}
-        self._js = {name: json.dumps(text) for name, text in names.items()}
-        self._js["names"] = json.dumps(list(fields))
-        parts = list(fields.values())
-        gr.on([part.change for part in parts], None, parts, None, js=WRITE_JS % self._js, **QUIET)
+    def __init__(self, fields: Mapping[str, Any]) -> None:
+        """Save the fields under their names."""
+        self._memory = hidden_value()
+        parts, js = list(fields.values()), WRITE_JS % json.dumps(list(fields))
+        gr.on([part.change for part in parts], None, parts, None, js=js, **UNQUEUED)
 
     def listen(
         self,
@@ -90,50 +97,41 @@ class Memory:
         fill: Callable[[Mapping[str, Any], Mapping[str, str]], Any],
         outputs: Sequence[Any],
     ) -> Any:
-        """Fill the form when the page is opened; changes are stored from then on.
+        """Fill in the form when the page is loaded; changes are saved from then on.
+
+        Until then the form takes no input, because the stored values would replace it.
 
         Args:
-            fill: takes the stored values and the address's parameters, and returns updates of
-                `outputs`. `foreign` among the stored values: the address names something else than
+            fill: takes the stored values and the URL's parameters, and returns updates of
+                `outputs`. `foreign` among the stored values: the URL names another run than
                 this browser displayed last.
 
         Returns:
-            The event, to chain others to.
+            The event, for further listeners.
         """
 
         def restore(memory: Any, request: gr.Request) -> Any:
             return fill(memory if isinstance(memory, dict) else {}, dict(request.query_params))
 
-        js = READ_JS % self._js
-        read = page.load(restore, self._memory, list(outputs), js=js, **QUIET)
-        read.then(None, None, None, js=BEGIN_JS % self._js, **QUIET)
+        read = page.load(restore, self._memory, list(outputs), js=READ_JS, **UNQUEUED)
+        read.then(None, None, None, js=BEGIN_JS, **UNQUEUED)
         return read
-
-    @property
-    def last_js(self) -> str:
-        """JavaScript: the tab's identity, what the page displayed last in it and in any tab."""
-        return LAST_JS % self._js
-
-
-def is_anything(memory: Mapping[str, Any]) -> bool:
-    """Whether a browser has stored a form."""
-    return bool(memory.keys() - {"foreign"})
 
 
 def memory_text(memory: Mapping[str, Any], name: str, max_chars: int) -> str:
-    """A stored text; empty where there is none, or a longer one."""
-    text = memory.get(name)
-    return text if isinstance(text, str) and len(text) <= max_chars else ""
+    """A stored text; empty if there is none, or if it is too long."""
+    text = text_of(memory, name)
+    return text if len(text) <= max_chars else ""
 
 
 def memory_choice(memory: Mapping[str, Any], name: str, choices: Sequence[Any], start: Any) -> Any:
-    """A stored choice; `start` where there is none, or one that is not available."""
+    """A stored choice; `start` if there is none, or if it is not available."""
     value = memory.get(name)
     return value if value in choices else start
 
 
 def memory_settings(form: Any, group: str, parse: Callable[[dict[str, Any]], Settings]) -> Any:
-    """The stored values of a form's group, without the fields that `parse` refuses."""
+    """The stored values of a form's group without those that `parse` refuses."""
     values = attempt(lambda: FormValues.of(form).values.get(group, {}), where="a stored form")
     if isinstance(values, Fault):
         return {}

@@ -12,10 +12,11 @@ from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from engine.interop.export_files import MAX_CHARS
 from engine.safe_text import read_text
-from playground.errors import Fault, attempt
+from playground.errors import Fault
 from playground.host.methods import read_method
-from playground.web.fields import unlinked
-from playground.web.forms import QUEUED, RAW
+from playground.web.fields import without_links
+from playground.web.forms import QUEUED, RAW, Updates
+from playground.web.results import show_fault_in
 
 SAMPLE = """speculative_config:
   decoding_type: NGram
@@ -35,53 +36,48 @@ class MethodFile:
                 max_lines=12,
                 placeholder=SAMPLE,
                 elem_id="pg-method-file-text",
-                **_about(""),
+                info="",
+                elem_classes=["pg-field", "pg-field-method_file"],
             )
             self._open = gr.UploadButton("Open file", size="sm", elem_id="pg-method-file-open")
 
     def listen(
-        self, target: gr.Dropdown, take: Callable[[Any, MethodConfig], Any], outputs: Sequence[Any]
+        self, target: gr.Dropdown, fill: Callable[[Any, MethodConfig], Any], outputs: Sequence[Any]
     ) -> None:
         """Read the box whenever it changes.
 
         Args:
-            take: values of `outputs` for the picked target and a method's settings.
+            fill: returns values of `outputs` for the picked target and a method's settings.
         """
 
-        def read(text: Any, picked: Any) -> list[Any]:
-            nothing = [gr.skip() for _ in outputs]
+        @show_fault_in(self._text, where="reading a method file", render=_remark)
+        def read(text: Any, picked: Any) -> Updates:
             if not isinstance(text, str) or not text.strip():
-                return [gr.Textbox(**_about("")), *nothing]
-            updates = attempt(lambda: self._read(text, picked, take), where="reading a method file")
-            if isinstance(updates, Fault):
-                return [gr.Textbox(**_about(updates)), *nothing]
-            return updates
+                return {self._text: _remark("")}
+            config, remarks = read_method(text, where="the file")
+            summary = f"Read as {type(config).title}; its settings are in the form below."
+            summary = " ".join([summary, *(remark.removeprefix("note: ") for remark in remarks)])
+            updates = dict(zip(outputs, fill(picked, config), strict=True))
+            return {self._text: _remark(summary), **updates}
 
-        def read_file(path: Any) -> Any:
-            text = attempt(lambda: uploaded_text(path), where="opening a file")
-            return gr.Textbox(**_about(text)) if isinstance(text, Fault) else text
+        @show_fault_in(self._text, where="opening a file", render=_remark)
+        def read_file(path: Any) -> Updates:
+            return {self._text: uploaded_text(path)}
 
         self._open.upload(read_file, self._open, self._text, **QUEUED)
         self._text.change(read, [self._text, target], [self._text, *outputs], **RAW)
 
-    @staticmethod
-    def _read(text: str, picked: Any, take: Callable[[Any, MethodConfig], Any]) -> list[Any]:
-        config, remarks = read_method(text, where="the file")
-        summary = f"Read as {type(config).title}; its settings are in the form below."
-        text = " ".join([summary, *(remark.removeprefix("note: ") for remark in remarks)])
-        return [gr.Textbox(**_about(text)), *take(picked, config)]
-
 
 def uploaded_text(path: object) -> str:
-    """Raises ConfigError: it is no text; names the file without its temporary folder."""
+    """The text of an uploaded file. Raises ConfigError, naming it without its temporary folder."""
     if not isinstance(path, str):
         raise ConfigError("Open a file.")
     return read_text(Path(path), most=MAX_CHARS, what=Path(path).name)
 
 
-def _about(remark: str | Fault) -> dict[str, Any]:
-    """The text under the box, as under a setting."""
+def _remark(remark: str | Fault) -> Any:
+    """An update of the text under the box."""
     faulty = isinstance(remark, Fault)
     text = remark.sentence if isinstance(remark, Fault) else remark
     classes = ["pg-field", "pg-field-method_file", *["faulty"] * faulty]
-    return {"info": unlinked(text), "elem_classes": classes}
+    return gr.update(info=without_links(text), elem_classes=classes)

@@ -1,4 +1,4 @@
-"""The report of an experiment as HTML: what the Compare and Benchmark pages draw it from."""
+"""The report of an experiment as HTML, for the Compare and Benchmark pages."""
 
 from __future__ import annotations
 
@@ -6,21 +6,23 @@ from typing import Any
 
 from engine import formats
 from engine.formats import figure, plural
+from playground.experiments.finished import plain_pairs
 from playground.experiments.report.columns import Cell, summary
 from playground.experiments.report.report import FORMULAS, Results, Section
 from playground.experiments.report.statistics import LATENCY_ROWS, speedups_by_prompt
 from playground.experiments.report.verdict import CAUSES, Divergence
 from playground.host.methods import stored_badge
+from playground.host.stream import pieces
 from playground.web.results import HTML, table_html, term
 from storage import RunLog
 
 MAX_SKIPPED = 50
 MAX_PROMPTS = 20
-"""Prompts whose own speedups are listed."""
+"""Maximum number of prompts whose speedups are listed one by one."""
 SHOWN_TOKENS, SHOWN_BEFORE = 16, 12
 STATISTICS = ("avg", "min", "max", "p99", "p90", "p75")
 HTML.filters["visible"] = lambda text: text.translate({10: "⏎", 9: "⇥", 32: "·"})
-"""White space that differs can be seen."""
+"""Makes white space visible, since texts may differ in nothing else."""
 HEAD = HTML.from_string("""
 <div class="pg-card">
 <h3>{{ name }}</h3>
@@ -36,7 +38,7 @@ CARDS = HTML.from_string("""
 {% macro to(run, text) %}
 <a href="?run={{ run | urlencode }}" target="_blank" rel="noopener">{{ text }}</a>
 {%- endmacro %}
-{% for one, why, sentences, parting, differing in cards %}
+{% for one, why, sentences, excerpt, differing in cards %}
 <div class="pg-card" data-why="{{ one.name }}">
 <h4>{{ one.name }}
   {%- if one.example_run and not one.reference %} · <a
@@ -50,9 +52,9 @@ CARDS = HTML.from_string("""
 {% endif %}
 {% for sentence in sentences %}<p class="remark">{{ sentence }}</p>
 {% endfor %}
-{% if parting %}
-<dl class="pg-parting">{{ side("plain decoding", parting[0], parting[2]) }}
-{{ side("this one", parting[0], parting[1]) }}</dl>
+{% if excerpt %}
+<dl class="pg-parting">{{ side("plain decoding", excerpt[0], excerpt[2]) }}
+{{ side("this one", excerpt[0], excerpt[1]) }}</dl>
 {% endif %}
 {% if differing %}
 <details><summary>{{ plural(differing | length, "answer") }} that differ from plain
@@ -116,15 +118,15 @@ def summary_html(results: Results) -> str:
 
 
 def cards_html(results: Results, log: RunLog) -> str:
-    """Why every configuration is faster or slower, whether its answers are plain decoding's."""
+    """Why every configuration is faster or slower, and where its answers differ."""
     cards = []
     for section in results.report.configurations:
         verdict = section.verdict
         differing = verdict.divergences if verdict else ()
         sentences = _sentences(results, section)
         if section.fault or section.why or sentences or differing:
-            parting = _parting(log, differing[0]) if differing else None
-            cards.append((section, section.why, sentences, parting, differing))
+            excerpt = _divergence_excerpt(log, differing[0]) if differing else None
+            cards.append((section, section.why, sentences, excerpt, differing))
     return CARDS.render(
         cards=cards,
         plural=plural,
@@ -134,7 +136,7 @@ def cards_html(results: Results, log: RunLog) -> str:
 
 
 def report_html(results: Results | None, log: RunLog) -> str:
-    """All of it, as the Compare page shows it; empty before there is a report."""
+    """The whole report, as the Compare page shows it; empty if there is none yet."""
     if results is None:
         return ""
     return head_html(results) + summary_html(results) + cards_html(results, log)
@@ -146,26 +148,18 @@ def _sentences(results: Results, section: Section) -> list[str]:
         sentences += section.verdict.divergences[0].gap
     items = {item.id: item.turns[0] for item in results.plan.items}
     if 1 < len(items) <= MAX_PROMPTS and not section.reference:
-        speedups = speedups_by_prompt(results.pairs(section.name))
-        each = [f"{items[prompt]:.32} {formats.speedup(one)}" for prompt, one in speedups.items()]
-        sentences += [f"speedup by prompt: {' · '.join(each)}"] if each else []
+        speedups = speedups_by_prompt(plain_pairs(results.requests, section.name, results.plan))
+        parts = [f"{items[prompt]:.32} {formats.speedup(one)}" for prompt, one in speedups.items()]
+        sentences += [f"speedup by prompt: {' · '.join(parts)}"] if parts else []
     return list(filter(None, sentences))
 
 
-def _parting(log: RunLog, first: Divergence) -> tuple[str, str, str]:
-    """Where two texts part: the last words in common, and what each says next."""
+def _divergence_excerpt(log: RunLog, first: Divergence) -> tuple[str, str, str]:
+    """Where two texts diverge: the last text in common, then each one's next tokens."""
     own, plain = pieces(log, first.run_id), pieces(log, first.reference_run_id)
-    at = first.at
-    after = slice(at, at + SHOWN_TOKENS)
-    before = plain[max(0, at - SHOWN_BEFORE) : at]
-    return "".join(before), "".join(own[after]), "".join(plain[after])
-
-
-def pieces(log: RunLog, run_id: str) -> list[str]:
-    """A stored run's text, one piece per token."""
-    detail = log.get(run_id)
-    first = [] if detail is None else [detail.first_text]
-    return first + [piece for row in log.steps(run_id) for piece in row.committed_texts]
+    after = slice(first.at, first.at + SHOWN_TOKENS)
+    common = plain[max(0, first.at - SHOWN_BEFORE) : first.at]
+    return "".join(common), "".join(own[after]), "".join(plain[after])
 
 
 def latency_html(section: Section) -> str:

@@ -1,24 +1,29 @@
-"""What pages show of results: figures as text, tables with formulas, cards, files to save.
+"""HTML of results: tables with formulas, states and messages; buttons that navigate or save.
 
-Tables are escaped HTML: `gr.Dataframe` has no place for the formula of a column, nor for a second
-line in a cell.
+Tables are escaped HTML: `gr.Dataframe` has no place for a column's formula or a second line in a
+cell.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import wraps
+from pathlib import Path
 from typing import Any
 
 import gradio as gr
+from gradio.utils import get_upload_folder
 from jinja2 import Environment
 from markupsafe import Markup, escape
 
 from engine.safe_text import visible, visible_value
 from playground.errors import Fault, attempt
 from playground.experiments.report.columns import Cell as Cell
-from playground.experiments.report.columns import Table
-from playground.web.forms import RAW
+from playground.web.forms import RAW, Updates
 
+Listener = Callable[..., Updates]
+Components = Sequence[Any]
 HTML = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, finalize=visible_value)
 TERM = HTML.from_string(
     '<span class="pg-term" tabindex="0" data-about="{{ about }}">{{ title }}</span>'
@@ -26,7 +31,7 @@ TERM = HTML.from_string(
 
 
 def term(title: str, about: str) -> Markup:
-    """A heading or label with its definition, under the pointer and for the keyboard."""
+    """A heading or label with its definition, shown on hover and on keyboard focus."""
     return (
         Markup(TERM.render(title=title, about=about)) if about and title else escape(visible(title))
     )
@@ -52,29 +57,23 @@ TABLE = HTML.from_string("""
 </tbody></table></div>
 """)
 STATE = HTML.from_string("""
+{% if state or text %}
 <div class="pg-state" data-state="{{ state }}">
 {% if share is not none %}<progress value="{{ share }}" max="1"></progress>{% endif %}
 <span class="text" role="status">{{ text }}</span>
 </div>
+{% endif %}
 {% if error %}<div class="pg-alert" role="alert">{{ error }}</div>{% endif %}
 """)
-SAYING = HTML.from_string(
+SENTENCE = HTML.from_string(
     '<span class="pg-said{{ " faulty" if faulty }}" role="status">{{ text }}</span>'
 )
-SAVE_JS = """(file) => {
+DOWNLOAD_JS = """(file) => {
   if (!file) return [];
-  const url = URL.createObjectURL(new Blob([file.text]));
   const link = document.createElement("a");
-  Object.assign(link, { href: url, download: file.name }).click();
-  setTimeout(() => URL.revokeObjectURL(url), 10000);
+  Object.assign(link, { href: file.url, download: file.orig_name }).click();
   return [];
 }"""
-
-
-def report_table(label: str, table: Table) -> str:
-    """A table over the configurations of a report."""
-    rows = [[Cell(s.name, hint=s.title), *cells] for s, cells in table.rows]
-    return table_html(label, {"configuration": "", **table.heads}, rows)
 
 
 def table_html(
@@ -84,61 +83,91 @@ def table_html(
     *,
     best: str | None = None,
 ) -> str:
-    """A table; `heads` gives every column's definition.
+    """A table; `heads` maps titles of columns to their definitions.
 
     Args:
-        best: first cell of the row that stands out.
+        best: text of the first cell of the row to highlight.
     """
     cells = [[one if isinstance(one, Cell) else Cell(one) for one in row] for row in rows]
     return TABLE.render(label=label, heads=heads, rows=cells, best=best)
 
 
 def state_html(state: str, text: str, *, share: float | None = None, error: str = "") -> str:
-    """Where something long is, how much of it is done, and what broke it."""
+    """The state of a long task: its progress from 0 to 1, and the error that ended it."""
     return STATE.render(state=state, text=text, share=share, error=error)
 
 
-def saying(text: str | Fault) -> str:
-    """A sentence under a form; a fault in another colour."""
+def fault_html(fault: Fault) -> str:
+    """A fault in place of a state."""
+    return state_html("", "", error=fault.sentence)
+
+
+def sentence_html(text: str | Fault) -> str:
+    """A sentence below a form; a fault has another colour."""
     if isinstance(text, Fault):
-        return SAYING.render(text=text.sentence, faulty=True)
-    return SAYING.render(text=text, faulty=False)
+        return SENTENCE.render(text=text.sentence, faulty=True)
+    return SENTENCE.render(text=text, faulty=False)
 
 
-def definitions(formulas: Mapping[str, str]) -> str:
-    """Every figure with its formula, as Markdown."""
-    return "\n".join(f"- **{name.replace('_', ' ')}**: {text}" for name, text in formulas.items())
+def message_html(message: str | Fault) -> str:
+    """A sentence below buttons; a fault has a frame."""
+    return fault_html(message) if isinstance(message, Fault) else sentence_html(message)
 
 
-def leads(
-    button: gr.Button,
-    lead: Callable[..., dict[Any, Any]],
-    inputs: Sequence[Any],
-    outputs: Sequence[Any],
-    state: gr.HTML,
+def formula_list(formulas: Mapping[str, str]) -> None:
+    """Lay out every figure with its formula, folded."""
+    lines = [f"- **{name.replace('_', ' ')}**: {text}" for name, text in formulas.items()]
+    with gr.Accordion("How every figure is computed", open=False):
+        gr.Markdown("\n".join(lines), elem_classes="pg-note")
+
+
+def show_fault_in(
+    message: Any, *, where: str, render: Callable[[Fault], Any] = sentence_html
+) -> Callable[[Listener], Listener]:
+    """Decorates a listener: if it fails, `message` shows why and no other output changes."""
+
+    def decorate(listener: Listener) -> Listener:
+        @wraps(listener)
+        def listen(*values: Any) -> Updates:
+            updates = attempt(lambda: listener(*values), where=where)
+            return {message: render(updates)} if isinstance(updates, Fault) else updates
+
+        return listen
+
+    return decorate
+
+
+def open_on_click(
+    button: gr.Button, listener: Listener, inputs: Components, outputs: Components, state: gr.HTML
 ) -> None:
-    """Make a button go to another page by the updates that `lead` gives, or say why it cannot."""
-
-    def go(*values: Any) -> dict[Any, Any]:
-        updates = attempt(lambda: lead(*values), where="opening another page")
-        if isinstance(updates, Fault):
-            return {state: state_html("", "", error=updates.sentence)}
-        return updates
-
+    """Let a button open another page by a listener's updates; `state` shows why it cannot."""
+    go = show_fault_in(state, where="opening another page", render=fault_html)(listener)
     button.click(go, list(inputs), [state, *outputs], **RAW)
 
 
-def saves(
-    button: gr.Button, read: Callable[..., tuple[str, str]], inputs: Sequence[Any], message: gr.HTML
+def save_on_click(
+    button: gr.Button, read: Callable[..., tuple[str, str]], inputs: Components, message: gr.HTML
 ) -> None:
-    """Make a button save what `read` gives, a file's name and text; or say why not."""
-    file = gr.JSON(visible=False)
+    """Let a button save the file whose name and text `read` returns; `message` shows a fault."""
+    file = gr.File(visible=False)
 
-    def prepare(*values: Any) -> tuple[Any, str]:
-        file = attempt(lambda: read(*values), where="saving a file")
-        if isinstance(file, Fault):
-            return None, saying(file)
-        return {"name": file[0], "text": file[1]}, ""
+    @show_fault_in(message, where="saving a file")
+    def save(*values: Any) -> Updates:
+        return {file: download_of(*read(*values)), message: ""}
 
-    made = button.click(prepare, list(inputs), [file, message], **RAW)
-    made.then(None, file, None, js=SAVE_JS, **RAW)
+    saved = button.click(
+        lambda *values: {file: None, **save(*values)}, list(inputs), [file, message], **RAW
+    )
+    saved.then(None, file, None, js=DOWNLOAD_JS, **RAW)
+
+
+def download_of(name: str, text: str) -> str:
+    """Path of a new file that a browser may download.
+
+    It is in Gradio's own folder, which is served, and deleted when the server ends.
+    """
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    folder = Path(get_upload_folder()) / f"download-{digest}"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(text, encoding="utf-8")
+    return str(folder / name)

@@ -1,20 +1,14 @@
-"""The comparison of selected runs: a table of the settings that differ and of their figures."""
+"""The comparison of selected runs: a table of differing settings and of figures."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import gradio as gr
-
 from engine.formats import plural
-from playground.errors import Fault, attempt
 from playground.runs.columns import FIGURES, formula
 from playground.runs.compare import FIGURES as COMPARED
-from playground.runs.compare import ComparedRuns, compare_runs
-from playground.runs.query import TableQuery
-from playground.runs.table import RunTable
+from playground.runs.compare import ComparedRuns
 from playground.web.results import HTML
-from playground.web.run_details import message_html
 
 TABLE = HTML.from_string("""
 <h3>{{ title }}</h3>
@@ -45,35 +39,8 @@ TABLE = HTML.from_string("""
 """)
 
 
-class ComparisonView:
-    """Components of the comparison.
-
-    Attributes:
-        outputs: what `show` fills, in its order.
-    """
-
-    def __init__(self, runs: RunTable) -> None:
-        self.runs = runs
-        with gr.Column(visible=False, elem_id="pg-runs-compare") as self.column:
-            self.table = gr.HTML(elem_id="pg-runs-table", apply_default_css=False)
-            self.close = gr.Button("Close", size="sm", elem_id="pg-runs-close")
-        self.outputs = [self.column, self.table]
-
-    def show(self, query: TableQuery) -> list[Any]:
-        """The runs that the query compares, or the sentence why they are not."""
-        if not query.compare:
-            return [gr.Column(visible=False), ""]
-        ids = query.compare
-        compared = attempt(
-            lambda: compare_runs(self.runs.log, ids, self.runs.types), where="comparing runs"
-        )
-        if isinstance(compared, Fault):
-            return [gr.Column(visible=True), message_html(compared)]
-        return [gr.Column(visible=True), comparison_html(compared)]
-
-
 def comparison_html(compared: ComparedRuns) -> str:
-    """A column per configuration, a row per setting that differs and per figure."""
+    """A column per configuration, a row per differing setting and per figure."""
     configurations = compared.configurations
     runs = sum(len(each.run_ids) for each in configurations)
     figures = [

@@ -1,4 +1,4 @@
-"""Runs to files and back: the Runs page's export and import."""
+"""Export and import of runs on the Runs page."""
 
 from __future__ import annotations
 
@@ -16,33 +16,20 @@ from engine.safe_text import unwritable
 from playground.errors import Fault, attempt
 from playground.runs.query import TableQuery
 from playground.runs.transfer import ImportCounts, Kind, export_runs, import_runs, read_lines
-from playground.web.forms import QUEUED, QUIET
-from playground.web.run_details import message_html
+from playground.web.forms import QUEUED, UNLABELLED, UNQUEUED
+from playground.web.results import DOWNLOAD_JS, fault_html, message_html
 from storage import RunLog
 
 KINDS = [("JSON, whole runs", "json"), ("CSV, one line per run", "csv")]
 KINDS += [("CSV, one line per step", "steps")]
-DOWNLOAD = """(file) => {
-  if (!file) return [];
-  const link = document.createElement("a");
-  Object.assign(link, { href: file.url, download: file.orig_name }).click();
-  return [];
-}"""
 
 
 class RunFiles:
-    """Buttons of export and import, with a way to stop either."""
+    """Buttons for export and import, and to stop either."""
 
     def __init__(self, log: RunLog, query: Callable[[Sequence[Any]], TableQuery]) -> None:
         self.log, self.query = log, query
-        self.kind = gr.Dropdown(
-            KINDS,
-            value="json",
-            label="Export as",
-            elem_id="pg-runs-kind",
-            show_label=False,
-            container=False,
-        )
+        self.kind = gr.Dropdown(KINDS, label="Export as", elem_id="pg-runs-kind", **UNLABELLED)
         self.export = gr.Button("Export all", size="sm", elem_id="pg-runs-export")
         self.upload = gr.UploadButton(
             "Import …", size="sm", file_types=[".json", ".gz"], elem_id="pg-runs-import"
@@ -51,25 +38,25 @@ class RunFiles:
         self.file = gr.File(visible=False)
 
     def listen(self, inputs: list[Any], message: gr.HTML) -> Any:
-        """Export the runs that the page's components select; returns the event of an import."""
+        """Connect the buttons; `inputs` select the runs. Returns the event of an import."""
         status = [message, self.stop]
         saved = [*status, self.file]
         exporting = self.export.click(self.export_file, [self.kind, *inputs], saved, **QUEUED)
-        exporting.then(None, self.file, None, js=DOWNLOAD, **QUIET)
+        exporting.then(None, self.file, None, js=DOWNLOAD_JS, **UNQUEUED)
         importing = self.upload.upload(self.import_file, self.upload, status, **QUEUED)
         self.stop.click(
             lambda: (message_html("Stopped."), gr.Button(visible=False)),
             None,
             status,
             cancels=[exporting, importing],
-            **QUIET,
+            **UNQUEUED,
         )
         return importing
 
     def matching(self, kind: Kind, inputs: Sequence[Any]) -> Sequence[str]:
-        """The ticked runs, or all that match, oldest first.
+        """Ids of the ticked runs, or of all that match the filters, oldest first.
 
-        Raises ConfigError: there are none, or they are not exported as this.
+        Raises ConfigError: there are none, or the kind of export is unknown.
         """
         ticked = inputs[0].get("ticked") if isinstance(inputs[0], Mapping) else None
         query = TableQuery.parse({"ids": ticked}) if ticked else self.query(inputs)
@@ -79,14 +66,14 @@ class RunFiles:
         return ids
 
     def export_file(self, kind: Kind, *inputs: Any) -> Generator[list[Any], None, None]:
-        """Write runs; the browser then saves them."""
+        """Write runs to a file, which the browser then saves; yields the progress."""
         ids = attempt(lambda: self.matching(kind, inputs), where="exporting runs")
         if isinstance(ids, Fault):
             yield [message_html(ids), gr.skip(), None]
             return
         name = f"runs-{datetime.now():%Y-%m-%d-%H-%M-%S}{'-steps' if kind == 'steps' else ''}"
-        # Among Gradio's own files, which go with the process: a generator that a client leaves is
-        # closed by the garbage collector, on any thread, so it must have nothing to clean up.
+        # In Gradio's own folder, deleted with the process: a generator that a client abandons
+        # is closed by the garbage collector, on any thread, so it must have nothing to clean up.
         Path(self.file.GRADIO_CACHE).mkdir(parents=True, exist_ok=True)
         folder = mkdtemp(dir=self.file.GRADIO_CACHE)
         file = Path(folder) / f"{name}.{'json' if kind == 'json' else 'csv'}"
@@ -104,14 +91,14 @@ class RunFiles:
         yield [done, gr.Button(visible=False), str(file)]
 
     def import_file(self, file: str) -> Iterator[list[Any]]:
-        """Add the runs of an export; what came before a fault stays."""
+        """Add the runs of an export; those before a fault are kept."""
         last = ImportCounts()
         batches = import_runs(self.log, read_lines(Path(file)))
         while True:
             batch = attempt(lambda: next(batches, None), where="importing runs")
             if isinstance(batch, Fault):
                 rest = f"{_imported(last)} The rest was not imported."
-                yield [message_html(rest, batch), gr.Button(visible=False)]
+                yield [fault_html(batch) + message_html(rest), gr.Button(visible=False)]
                 return
             last = batch or last
             yield [message_html(_imported(last)), gr.Button(visible=batch is not None)]
@@ -120,9 +107,5 @@ class RunFiles:
 
 
 def _imported(imported: ImportCounts) -> str:
-    parts = [f"Imported {plural(imported.added, 'run')}"]
-    if imported.present:
-        parts.append(f"{imported.present} were already here")
-    if imported.renamed:
-        parts.append(f"{len(imported.renamed)} got a new id, because the id in the file was taken")
-    return "; ".join(parts) + "."
+    present = f"; {imported.present} were already here" if imported.present else ""
+    return f"Imported {plural(imported.added, 'run')}{present}."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, get_args
 
@@ -16,20 +16,22 @@ from playground.host.request import texts
 from playground.host.runner import EngineHost
 from playground.host.stream import History
 from playground.runs.columns import COLUMNS, FIGURES
+from playground.runs.compare import compare_runs
 from playground.runs.details import Selection, split_tags
 from playground.runs.query import TableQuery, filter_texts, read_filters, read_link
 from playground.runs.table import RunTable
-from playground.web.address import link_to
-from playground.web.components import drawn_by
-from playground.web.forms import QUEUED, QUIET
-from playground.web.run_comparison import ComparisonView
-from playground.web.run_details import OpenRun, message_html
+from playground.web.address import link_params, switch_to
+from playground.web.components import module_component
+from playground.web.forms import LATEST, QUEUED, UNLABELLED, UNQUEUED, Updates
+from playground.web.results import message_html
+from playground.web.run_comparison import comparison_html
+from playground.web.run_details import OpenRun
 from playground.web.run_files import RunFiles
 from storage import Status
 
 DELETED = "deleted"
-PLACE = ("sort", "descending", "page", "compare")
-"""Parts of the table's query that survive a change of filters."""
+KEPT_KEYS = ("sort", "descending", "page", "compare")
+"""Keys of the table's query that survive a change of filters."""
 COPY_LINK = "() => { navigator.clipboard?.writeText(location.href); return []; }"
 
 
@@ -38,18 +40,19 @@ class RunsPage:
 
     Attributes:
         inputs: the table and the components that select its rows, in the order of `query`.
+        open_outputs: components that `open` updates.
     """
 
-    def __init__(self, host: EngineHost, history: History, tab: gr.HTML) -> None:
-        """`tab`: tells browser tabs apart."""
-        self.host, self.log, self.tab = host, host.log, tab
+    def __init__(self, host: EngineHost, history: History, tab: gr.HTML, tabs: gr.HTML) -> None:
+        """`tab` identifies the browser tab; `tabs` selects a page."""
+        self.host, self.log, self.tab, self.tabs = host, host.log, tab, tabs
         self.runs = RunTable(host.log, host.catalog.types)
         with gr.Row(elem_id="pg-runs-filters"):
             self._filters()
         with gr.Row(elem_id="pg-runs-actions"):
             self._actions()
         self.message = gr.HTML(elem_id="pg-runs-message", apply_default_css=False)
-        self.table = drawn_by(
+        self.table = module_component(
             "runs/table.js",
             template='<div class="runs"></div>',
             css=[],
@@ -60,15 +63,18 @@ class RunsPage:
         with gr.Accordion("Columns", open=False, elem_id="pg-runs-columns"):
             self.columns = gr.CheckboxGroup(
                 [(column.title, column.key) for column in COLUMNS],
-                value=[column.key for column in COLUMNS if column.usual],
-                show_label=False,
-                container=False,
+                value=[column.key for column in COLUMNS if column.default],
+                **UNLABELLED,
             )
-        self.comparison = ComparisonView(self.runs)
+        with gr.Column(visible=False, elem_id="pg-runs-compare") as comparison:
+            table = gr.HTML(elem_id="pg-runs-table", apply_default_css=False)
+            self.close = gr.Button("Close", size="sm", elem_id="pg-runs-close")
+        self.compared = [comparison, table]
         self.open_run = OpenRun(host, history)
         self.filters: list[Any] = [self.search, self.status, self.target, self.method, self.further]
         self.filters.append(self.group)
         self.outputs = [self.table, *self.filters]
+        self.open_outputs = [tabs, *self.outputs]
         self.inputs = [*self.outputs, self.columns]
         self._listen()
 
@@ -76,9 +82,8 @@ class RunsPage:
 
     def _filters(self) -> None:
         def menu(name: str, label: str, choices: Any, **more: Any) -> gr.Dropdown:
-            start = [] if more else choices[0][1]
             about: dict[str, Any] = {"label": label, "elem_id": f"pg-runs-{name}", **more}
-            return gr.Dropdown(choices, value=start, allow_custom_value=True, **about)
+            return gr.Dropdown(choices, allow_custom_value=True, **about)
 
         everything = [("any", "")]
         states = [*everything, *((name, name) for name in (*get_args(Status), DELETED))]
@@ -97,9 +102,7 @@ class RunsPage:
             return gr.Button(label, size="sm", elem_id=f"pg-runs-{name}", **more)
 
         self.compare = button("do-compare", "Compare", variant="primary", interactive=False)
-        self.tag_names = gr.Textbox(
-            label="tags", placeholder="comma-separated tags", show_label=False, container=False
-        )
+        self.tag_names = gr.Textbox(label="tags", placeholder="comma-separated tags", **UNLABELLED)
         self.tag = button("tag", "Tag", interactive=False)
         self.untag = button("untag", "Untag", interactive=False)
         self.delete = button("delete", "Delete", interactive=False)
@@ -112,65 +115,60 @@ class RunsPage:
     # ---- listeners
 
     def _listen(self) -> None:
-        fast = QUIET
         inputs, table, message, run = self.inputs, self.table, self.message, self.open_run
-        compared = self.comparison.outputs
         buttons = [self.compare, self.tag, self.untag, self.delete, self.files.export]
 
         # Gradio's `input` misses what is pasted, and filters that are typed.
         typed = [part.change for part in (*self.filters, self.columns)]
-        gr.on(typed, self.draw, inputs, table, trigger_mode="always_last", **fast)
-        table.turn(self.draw_page, inputs, table, **fast)
-        table.narrow(self.narrow, inputs, [table, *self.filters], **fast)
-        table.tick(self.enable, [table, self.status], buttons, **fast)
-        table.open(self.open, table, [run.panel, *run.outputs], **fast)
+        gr.on(typed, self.draw, inputs, table, **LATEST)
+        table.turn(self.draw_page, inputs, table, **LATEST)
+        table.narrow(self.narrow, inputs, [table, *self.filters], **LATEST)
+        table.tick(self.enable, [table, self.status], buttons, **LATEST)
+        table.open(self.show_run, table, run.outputs, **LATEST)
         menus = [self.target, self.method, self.further, self.group]
         for refresh in (table.refresh, self.refresh.click):
-            refresh(self.draw, inputs, table, **fast).then(
-                self.fill_menus, self.further, menus, **fast
-            )
-        self.copy.click(None, None, None, js=COPY_LINK, **fast)
+            drawn = refresh(self.draw, inputs, table, **UNQUEUED)
+            drawn.then(self.fill_menus, self.further, menus, **UNQUEUED)
+        self.copy.click(None, None, None, js=COPY_LINK, **UNQUEUED)
 
-        self.compare.click(self.start_comparison, inputs, table, **fast).then(
-            self.compare_runs, inputs, compared, **fast
-        )
-        self.comparison.close.click(partial(self.draw, compare=None), inputs, table, **fast).then(
-            self.compare_runs, inputs, compared, **fast
-        )
+        hide = partial(self.draw, compare=None)
+        for event, change in (
+            (self.compare.click, self.start_comparison),
+            (self.close.click, hide),
+        ):
+            drawn = event(change, inputs, table, **UNQUEUED)
+            drawn.then(self.show_comparison, inputs, self.compared, **UNQUEUED)
+
+        def redraw_after(event: Any) -> None:
+            event.then(self.draw, inputs, table, **UNQUEUED)
+
         for button, act in ((self.tag, "add"), (self.untag, "remove")):
-            change = partial(self.retag, act)
-            button.click(change, [table, self.tag_names], message, **fast).then(
-                self.draw, inputs, table, **fast
-            )
+            retag, tagged = partial(self.retag, act), [table, self.tag_names]
+            redraw_after(button.click(retag, tagged, message, **UNQUEUED))
         undoable = [message, self.deleted, self.undo]
-        self.delete.click(self.delete_ticked, [table, self.status], undoable, **fast).then(
-            self.draw_unticked, inputs, table, **fast
-        ).then(self.enable, [table, self.status], buttons, **fast)
-        self.undo.click(
-            partial(self.set_deleted, deleted=False), self.deleted, undoable, **fast
-        ).then(self.draw, inputs, table, **fast)
-
-        importing = self.files.listen(inputs, message)
-        importing.then(self.draw, inputs, table, **fast)
-
-        leaves: list[Any] = [part.submit for part in (run.name, run.tags)]
-        leaves += [part.blur for part in (run.name, run.tags, run.note)]
-        gr.on(leaves, run.save, run.texts, message, **fast).then(self.draw, inputs, table, **fast)
-        repeated = [run.panel, run.again, run.stop, run.id]
-        run.again.click(
-            run.run_again, [run.id, self.tab], repeated, concurrency_limit=None, **QUEUED
-        ).then(run.show, run.id, run.outputs, **fast).then(
-            self.draw_repeated, [run.id, *inputs], table, **fast
-        )
-        run.stop.click(run.stop_runs, self.tab, None, **fast)
+        self.delete.click(self.delete_ticked, [table, self.status], undoable, **UNQUEUED).then(
+            self.draw_unticked, inputs, table, **UNQUEUED
+        ).then(self.enable, [table, self.status], buttons, **UNQUEUED)
+        restore = partial(self.set_deleted, deleted=False)
+        redraw_after(self.undo.click(restore, self.deleted, undoable, **UNQUEUED))
+        redraw_after(self.files.listen(inputs, message))
+        for field, part in {"name": run.name, "tags": run.tags, "note": run.note}.items():
+            leaves = [part.blur] if field == "note" else [part.submit, part.blur]
+            save, texts = partial(run.save, field), [run.id, part]
+            redraw_after(gr.on(leaves, save, texts, message, **LATEST))
+        repeated = [*run.outputs, run.again, run.stop]
+        run.again.click(run.run_again, [run.id, self.tab], repeated, **QUEUED).then(
+            run.show, run.id, run.outputs, **UNQUEUED
+        ).then(self.draw_repeated, [run.id, *inputs], table, **UNQUEUED)
+        run.stop.click(run.stop_runs, self.tab, None, **UNQUEUED)
 
     # ---- the table
 
     def query(self, inputs: Sequence[Any], **changes: Any) -> TableQuery:
-        """The query that the components make. Raises ConfigError: a filter is none."""
+        """The query that the components describe. Raises ConfigError: a filter is invalid."""
         table, search, status, target, method, further, group, _ = inputs
         before = _mapping(_mapping(table).get("query"))
-        values = {key: before[key] for key in PLACE if key in before}
+        values = {key: before[key] for key in KEPT_KEYS if key in before}
         values |= {"text": search or "", "target": target or None, "method_title": method or None}
         values |= {"status": None if status == DELETED else status or None}
         values |= {"deleted": status == DELETED, "group": group or None}
@@ -179,10 +177,13 @@ class RunsPage:
         return query.replace(**changes) if changes else query
 
     def draw(self, *inputs: Any, **changes: Any) -> dict[str, Any]:
-        """The table's new value; a fault is shown above the old rows."""
-        value = attempt(
-            lambda: self.value(self.query(inputs, **changes), inputs[-1]), where="the run log"
-        )
+        """The table's new value; a fault appears above the old rows."""
+        return self._table_value(inputs, lambda: self.query(inputs, **changes))
+
+    def _table_value(
+        self, inputs: Sequence[Any], query: Callable[[], TableQuery]
+    ) -> dict[str, Any]:
+        value = attempt(lambda: self.value(query(), inputs[-1]), where="the run log")
         return _with_fault(inputs, value) if isinstance(value, Fault) else value
 
     def value(self, query: TableQuery, columns: Any, **more: Any) -> dict[str, Any]:
@@ -196,48 +197,49 @@ class RunsPage:
     def draw_repeated(self, run_id: str, *inputs: Any) -> dict[str, Any]:
         return {**self.draw(*inputs), "opened": run_id}
 
-    def open(self, table: Any) -> list[Any]:
-        return self.open_run.opened(_mapping(_mapping(table).get("asked")).get("id"))
+    def show_run(self, table: Any) -> Updates:
+        return self.open_run.opened(_mapping(_mapping(table).get("event_data")).get("id"))
 
     def draw_page(self, *inputs: Any) -> dict[str, Any]:
         """Another page, or another order."""
-        request = _mapping(_mapping(inputs[0]).get("asked"))
+        request = _mapping(_mapping(inputs[0]).get("event_data"))
         if "sort" not in request:
             return self.draw(*inputs, page=request.get("page", 0))
-        query = attempt(lambda: self.query(inputs).sorted_by(request["sort"]), where="the run log")
-        if isinstance(query, Fault):
-            return _with_fault(inputs, query)
-        return self.value(query, inputs[-1])
+        return self._table_value(inputs, lambda: self.query(inputs).sorted_by(request["sort"]))
 
-    def narrow(self, *inputs: Any) -> list[Any]:
-        """Show the runs of the group that was picked."""
-        value = _mapping(_mapping(inputs[0]).get("asked")).get("value")
+    def narrow(self, *inputs: Any) -> Updates:
+        """Show the runs of the group that was clicked."""
+        value = _mapping(_mapping(inputs[0]).get("event_data")).get("value")
         query = attempt(lambda: self.query(inputs).in_group(value), where="the run log")
         if isinstance(query, Fault):
-            return [_with_fault(inputs, query), *[gr.skip()] * len(self.filters)]
+            return {self.table: _with_fault(inputs, query)}
         return self.restored(query, inputs[-1])
 
-    def restored(self, query: TableQuery, columns: Any = (), **more: Any) -> list[Any]:
-        """Updates of the table and all filters that show a query."""
+    def restored(self, query: TableQuery, columns: Any = (), **more: Any) -> Updates:
+        """Updates of the table and all filters for a query."""
         further = filter_texts(query)
         menus = self.runs.menus(further)
-        return [
-            self.value(query, columns, **more),
-            query.text,
-            DELETED if query.deleted else query.status or "",
-            gr.Dropdown(choices=menus["targets"], value=query.target or ""),
-            gr.Dropdown(choices=menus["methods"], value=query.method_title or ""),
-            gr.Dropdown(choices=menus["filters"], value=further),
-            gr.Dropdown(choices=menus["groups"], value=query.group or ""),
-        ]
+        return {
+            self.table: self.value(query, columns, **more),
+            self.search: query.text,
+            self.status: DELETED if query.deleted else query.status or "",
+            self.target: gr.Dropdown(choices=menus["targets"], value=query.target or ""),
+            self.method: gr.Dropdown(choices=menus["methods"], value=query.method_title or ""),
+            self.further: gr.Dropdown(choices=menus["filters"], value=further),
+            self.group: gr.Dropdown(choices=menus["groups"], value=query.group or ""),
+        }
 
     def fill_menus(self, further: Any) -> list[Any]:
         return [gr.Dropdown(choices=menu) for menu in self.runs.menus(texts(further)).values()]
 
+    def open(self, query: TableQuery) -> Updates:
+        """Updates of `open_outputs`: this page with the runs that a query selects."""
+        return {self.tabs: switch_to("runs"), **self.restored(query)}
+
     # ---- ticked runs
 
     def enable(self, table: Any, status: str) -> list[Any]:
-        """Enable the buttons for the ticked runs."""
+        """Updates of the buttons for the ticked runs."""
         ticked = len(_ticked(table))
         return [
             gr.Button(f"Compare {ticked or ''}", interactive=ticked > 1),
@@ -247,7 +249,7 @@ class RunsPage:
         ]
 
     def retag(self, act: str, table: Any, names: str) -> str:
-        """Add tags to the ticked runs, or take them off."""
+        """Add tags to the ticked runs, or remove them."""
 
         def change() -> str:
             tags = split_tags(names)
@@ -265,7 +267,7 @@ class RunsPage:
         return self.set_deleted(_ticked(table), status != DELETED)
 
     def set_deleted(self, ids: Any, deleted: bool) -> list[Any]:
-        """Hide runs, or show them again; what was hidden can be brought back by one click."""
+        """Delete or restore runs; a deletion can be undone by one click."""
 
         def change() -> str:
             Selection.parse({"ids": ids, "deleted": deleted}).apply(self.log)
@@ -280,29 +282,32 @@ class RunsPage:
     def start_comparison(self, *inputs: Any) -> dict[str, Any]:
         return self.draw(*inputs, compare=_ticked(inputs[0]))
 
-    def compare_runs(self, *inputs: Any) -> list[Any]:
-        """Updates of the comparison."""
-        query = attempt(lambda: self.query(inputs), where="comparing runs")
-        if isinstance(query, Fault):
-            return [gr.skip()] * len(self.comparison.outputs)
-        return self.comparison.show(query)
+    def show_comparison(self, *inputs: Any) -> list[Any]:
+        """The comparison of the query's runs, or why there is none."""
+
+        def read() -> str:
+            ids = self.query(inputs).compare
+            return comparison_html(compare_runs(self.log, ids, self.runs.types)) if ids else ""
+
+        html = attempt(read, where="comparing runs")
+        text = message_html(html) if isinstance(html, Fault) else html
+        return [gr.Column(visible=bool(text)), text]
 
     # ---- links
 
     def listen_to_links(self, page: gr.Blocks) -> None:
         """`?run=ID` opens that run, `?runs=…` that table; other links leave the page as it is."""
-        run = self.open_run
-        # Outside the tab: in one that was never opened it would not be read.
+        # Outside the tab, because in a tab that was never opened it would not be read.
         memory = gr.BrowserState([], storage_key="pg-runs", secret="pg-runs")
-        self.columns.input(lambda names: [names], self.columns, memory, **QUIET)
-        outputs = [self.message, self.columns, *self.outputs, run.panel, *run.outputs]
-        page.load(self.follow_link, memory, outputs, **QUIET).then(
-            self.compare_runs, self.inputs, self.comparison.outputs, **QUIET
+        self.columns.input(lambda names: [names], self.columns, memory, **LATEST)
+        outputs = [self.message, self.columns, *self.outputs, *self.open_run.outputs]
+        page.load(self.follow_link, memory, outputs, **UNQUEUED).then(
+            self.show_comparison, self.inputs, self.compared, **UNQUEUED
         )
 
-    def follow_link(self, memory: Any, request: gr.Request) -> list[Any]:
-        """What a link, and what this browser remembers, make of the page."""
-        params = link_to("runs", request.query_params)
+    def follow_link(self, memory: Any, request: gr.Request) -> Updates:
+        """Updates for the URL's parameters and the columns that this browser stored."""
+        params = link_params("runs", request.query_params)
         run_id, link = params.get("run"), params.get("runs")
         columns = memory[0] if isinstance(memory, list) and memory else None
         parsed = attempt(
@@ -310,10 +315,13 @@ class RunsPage:
         )
         message = message_html(parsed) if isinstance(parsed, Fault) else ""
         query = TableQuery() if isinstance(parsed, Fault) else parsed
-        columns = texts(columns) or [column.key for column in COLUMNS if column.usual]
-        run = self.open_run
-        opened = run.opened(run_id) if run_id else [gr.skip()] * (1 + len(run.outputs))
-        return [message, columns, *self.restored(query, columns, opened=run_id), *opened]
+        columns = texts(columns) or [column.key for column in COLUMNS if column.default]
+        return {
+            self.message: message,
+            self.columns: columns,
+            **self.restored(query, columns, opened=run_id),
+            **(self.open_run.opened(run_id) if run_id else {}),
+        }
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
@@ -321,7 +329,7 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 
 def _with_fault(inputs: Sequence[Any], fault: Fault) -> dict[str, Any]:
-    """The table as it was, under a sentence."""
+    """The table's old value with a fault."""
     return {**_mapping(inputs[0]), "fault": fault.sentence}
 
 

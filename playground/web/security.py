@@ -1,4 +1,4 @@
-"""How the page is served: access control, content security policy, limits on connections."""
+"""Serving the page: access control, content security policy, limit on connections."""
 
 from __future__ import annotations
 
@@ -24,18 +24,14 @@ from playground.web.components import module_address, module_routes, static_text
 from playground.web.theme import theme
 
 STREAMS_END_S = 1
-"""Seconds that open streams have to end by themselves when the server shuts down."""
+"""Time that open streams have to end by themselves when the server shuts down."""
 MAX_CONNECTIONS = 256
-MAX_SILENCE_S = 10.0
-"""Until a connection must have sent the head of a request, and between two checks of a body."""
-MIN_BODY_BYTES = 1 << 16
-"""Bytes of a body that must arrive between two checks."""
 INLINE_SCRIPT = re.compile(rb"<script(?![^>]*\ssrc=)[^>]*>(.*?)</script>", re.DOTALL)
 HEADERS = ((b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"no-referrer"))
 
 
-def policy(page: bytes = b"") -> bytes:
-    """A content security policy: loads from this server only, and only the page's inline scripts.
+def content_security_policy(page: bytes = b"") -> bytes:
+    """A policy that allows loading from this server only, and no inline scripts but the page's.
 
     Gradio compiles functions from strings (`unsafe-eval`) and writes styles into the page.
     """
@@ -51,9 +47,9 @@ def policy(page: bytes = b"") -> bytes:
 
 
 class SecurityHeaders:
-    """Adds the headers to every HTTP response; plain ASGI, so that streams are not buffered.
+    """Adds the headers to every HTTP response; plain ASGI, so streams are not buffered.
 
-    The page itself is buffered: its policy lists the hashes of its scripts.
+    The page itself is buffered, because its policy lists the hashes of its scripts.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -69,12 +65,12 @@ class SecurityHeaders:
                 if scope["path"] == "/":
                     page_start = message
                     return
-                message = _with_headers(message, policy())
+                message = _with_headers(message, content_security_policy())
             elif page_start is not None:
                 body += message.get("body", b"")
                 if message.get("more_body"):
                     return
-                await send(_with_headers(page_start, await run_sync(policy, body)))
+                await send(_with_headers(page_start, await run_sync(content_security_policy, body)))
                 message = {"type": "http.response.body", "body": body}
             await send(message)
 
@@ -91,8 +87,31 @@ def launch(page: gr.Blocks, access: Access, port: int, routes: Sequence[BaseRout
 
     Raises OSError: the port is in use, or permission is denied.
     """
-    options = launch_options(access, routes)
-    page.launch(server_port=port, prevent_thread_lock=True, **options)
+    address = json.dumps(module_address("page.js"))
+    page.launch(
+        server_port=port,
+        prevent_thread_lock=True,
+        server_name=bracketed(access.address),
+        share=False,
+        quiet=True,
+        show_error=False,
+        run_history=False,
+        enable_monitoring=False,
+        footer_links=[],
+        max_file_size=MAX_UPLOAD_BYTES,
+        state_session_capacity=200,
+        ssr_mode=False,
+        app_kwargs={
+            "middleware": [Middleware(SecurityHeaders), Middleware(AccessControl, access=access)],
+            "routes": [*module_routes(), *routes],
+            "openapi_url": None,
+            "docs_url": None,
+            "redoc_url": None,
+        },
+        theme=theme(),
+        css=static_text("page.css", "runs/runs.css"),
+        js=f"() => {{ import(new URL({address}, document.baseURI)); }}",
+    )
     # Gradio's CORS middleware admits other local pages; AccessControl checks the origin instead.
     app, cors = page.app, cast(Any, CustomCORSMiddleware)
     app.user_middleware = [m for m in app.user_middleware if m.cls is not cors]
@@ -103,90 +122,29 @@ def launch(page: gr.Blocks, access: Access, port: int, routes: Sequence[BaseRout
 
 
 class Connection(H11Protocol):
-    """A connection that is closed when no request arrives on it, or arrives too slowly.
+    """One of at most MAX_CONNECTIONS, which leaves file descriptors for everything else.
 
-    At most MAX_CONNECTIONS are open, which leaves file descriptors for everything else. Beyond
-    that, the one that has waited longest for its client is closed, so that idle clients lock
-    nobody out.
+    Beyond that, the connection that has waited longest for its client is closed, so idle and slow
+    clients lock nobody out.
     """
 
-    _timer: asyncio.TimerHandle | None = None
     _waits_since_s = 0.0
-    _num_received = 0
-    _num_received_before: int | None = None
-    """At the last check, if a body was arriving then."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._wait()
+        self._waits_since_s = self.loop.time()
         if len(self.connections) > MAX_CONNECTIONS:
             own = (other for other in self.connections if isinstance(other, Connection))
-            waiting = [other for other in own if other._is_idle or other._is_sending]
+            waiting = [other for other in own if other._waits_for_client]
             longest = min(waiting, key=lambda other: other._waits_since_s, default=self)
             longest.transport.abort()
 
-    def data_received(self, data: bytes) -> None:
-        self._num_received += len(data)
-        super().data_received(data)
-
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self._wait()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        if self._timer is not None:
-            self._timer.cancel()
+        self._waits_since_s = self.loop.time()
 
     @property
-    def _is_idle(self) -> bool:
-        return self.cycle is None or self.cycle.response_complete
-
-    @property
-    def _is_sending(self) -> bool:
-        """Whether more of a body is to come, and the server waits for the client to send it."""
-        return self.conn.their_state is h11.SEND_BODY and not self.flow.read_paused
-
-    def _wait(self) -> None:
-        self._waits_since_s, self._num_received_before = self.loop.time(), None
-        self._schedule_check()
-
-    def _schedule_check(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self.loop.call_later(MAX_SILENCE_S, self._check)
-
-    def _check(self) -> None:
-        before, self._num_received_before = self._num_received_before, self._num_received
-        is_slow = before is not None and self._num_received - before < MIN_BODY_BYTES
-        if self._is_idle or (self._is_sending and is_slow):
-            self.transport.close()
-        elif self.conn.their_state is h11.SEND_BODY:
-            self._schedule_check()
-
-
-def launch_options(access: Access, routes: Sequence[BaseRoute] = ()) -> dict[str, Any]:
-    """Arguments of `Blocks.launch`: local, private, quiet, with our theme, styles and keys."""
-    address = json.dumps(module_address("page.js"))
-    return {
-        "server_name": bracketed(access.address),
-        "share": False,
-        "quiet": True,
-        "show_error": False,
-        "run_history": False,
-        "enable_monitoring": False,
-        "footer_links": [],
-        "max_file_size": MAX_UPLOAD_BYTES,
-        "state_session_capacity": 200,
-        "ssr_mode": False,
-        "app_kwargs": {
-            "middleware": [Middleware(SecurityHeaders), Middleware(AccessControl, access=access)],
-            "routes": [*module_routes(), *routes],
-            "openapi_url": None,
-            "docs_url": None,
-            "redoc_url": None,
-        },
-        "theme": theme(),
-        "css": static_text("page.css", "compare_page.css", "runs/runs.css"),
-        "js": f"() => {{ import(new URL({address}, document.baseURI)); }}",
-    }
+    def _waits_for_client(self) -> bool:
+        """Whether the next request, or the rest of its body, is still to come."""
+        is_idle = self.cycle is None or self.cycle.response_complete
+        return is_idle or (self.conn.their_state is h11.SEND_BODY and not self.flow.read_paused)

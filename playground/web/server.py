@@ -1,4 +1,4 @@
-"""Serves the page on this machine; sends nothing anywhere else."""
+"""Serves the page; contacts no other machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from engine.drafters import parse_method
 from engine.errors import ConfigError
 from playground.host.catalog import OWN_DRAFTERS, Catalog
-from playground.host.methods import register_own
+from playground.host.methods import register_drafter
 from playground.host.runner import EngineHost
 from playground.web.access import Access
 from presets import MethodPreset
@@ -26,13 +26,13 @@ from storage import RunLog
 QUEUE_POLL_S = 0.02
 """Interval of Gradio's event loop; its default of 1 ms takes a tenth of the engine's core."""
 FIRST_DRAW_S = 2.0
-"""Until the browser has drawn the page, and imports no longer delay it."""
+"""Delay before heavy imports, in which the browser draws the page."""
 TRIM_S = 30.0
-"""Between two attempts to return memory to the system."""
+"""Interval between attempts to return memory to the system."""
 M_ARENA_MAX = -8
 """glibc's number for the option of that name, in malloc.h."""
 CLOSE_S = 1.0
-"""Limit for waiting for the current job at the end: a load cannot be stopped."""
+"""Longest wait for the current job at shutdown; loading a model cannot be stopped."""
 
 
 def serve(
@@ -67,7 +67,7 @@ def serve(
         page._queue.sleep_when_free = QUEUE_POLL_S
         stack.callback(page.close, verbose=False)
         stack.callback(engine.close, CLOSE_S)  # before the page, so that streams end
-        # Streams that do not end are cut off after a second, which is no error then.
+        # Streams that do not end by then are cut off, which is not an error at shutdown.
         stack.callback(logging.getLogger("uvicorn.error").setLevel, logging.CRITICAL)
         try:
             launch(page, access, port, api_routes(engine, log))
@@ -89,7 +89,7 @@ def serve(
         import_models()
         while True:
             threading.Event().wait(TRIM_S)
-            if engine.occupancy == (0, 0):  # it would pause a run
+            if engine.occupancy == (0, 0):  # trimming would pause a run
                 trim_memory()
 
 
@@ -119,9 +119,9 @@ def quiet_gradio() -> None:
 
 
 def private_files() -> TemporaryDirectory[str]:
-    """A folder for uploads and downloads of this process alone; Gradio's default is shared.
+    """A folder for this process's uploads and downloads; Gradio's default one is shared.
 
-    Call it before Gradio is imported, and clean the folder up at the end.
+    Call it before Gradio is imported; the caller cleans the folder up.
     """
     folder = TemporaryDirectory(prefix="playground-files-", ignore_cleanup_errors=True)
     os.environ["GRADIO_TEMP_DIR"] = folder.name
@@ -129,14 +129,14 @@ def private_files() -> TemporaryDirectory[str]:
 
 
 def with_own_drafters(catalog: Catalog, drafters: Sequence[str]) -> Catalog:
-    """The catalog with the user's own drafters among its presets. Runs the code they name.
+    """The catalog with the user's own drafters among its presets. Imports their modules.
 
     Raises:
         DrafterError: there is no such class.
     """
     own = {}
     for place in drafters:
-        values = {"decoding_type": OWN_DRAFTERS, "drafter": register_own(place)}
+        values = {"decoding_type": OWN_DRAFTERS, "drafter": register_drafter(place)}
         config = parse_method(values, where="--drafter")
         own[place] = MethodPreset(name=place, title=place, config=config)
     return dataclasses.replace(catalog, presets={**catalog.presets, **own})

@@ -1,4 +1,4 @@
-"""The frame around the pages: tabs, and links that open a run."""
+"""The frame around the pages: tabs, and the links between the pages."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from storage import RunLog
 
 TITLE = "Speculative decoding playground"
 DELETE_CACHE_S = (600, 3600)
-"""Interval in which uploads and downloads are deleted, and the age at which they are."""
+"""Interval of deleting uploads and downloads, and their minimum age."""
 
 
 @contextmanager
@@ -51,15 +51,14 @@ def build_shell(host: EngineHost, log: RunLog, trained: Path | None = None) -> g
         title=TITLE, analytics_enabled=False, fill_width=True, delete_cache=DELETE_CACHE_S
     ) as page:
         _heading(f"<h1>{TITLE}</h1>")
-        tab_id = tab_identity()
-        tabs = tab_switch()
+        tab_id, tabs = tab_identity(), tab_switch()
         with gr.Tabs():
             with _page("Generate"):
-                generate = GeneratePage(host, experiments, history, tab_id)
+                generate = GeneratePage(host, experiments, history, tab_id, tabs)
             with _page("Compare"):
-                compare = ComparePage(host, experiments, history, tab_id)
+                compare = ComparePage(host, experiments, history, tab_id, tabs)
             with _page("Tree"):
-                tree = TreePage(host)
+                tree = TreePage(host, tabs)
             with _page("Benchmark") as tab:
                 bench = BenchmarkPage(host, experiments, tab)
             with _page("Sweep") as tab:
@@ -67,51 +66,36 @@ def build_shell(host: EngineHost, log: RunLog, trained: Path | None = None) -> g
             with _page("Train") as tab:
                 train = TrainPage(host, experiments, Trainings(host, trained), tab)
             with _page("Runs"):
-                runs = RunsPage(host, history, tab_id)
+                runs = RunsPage(host, history, tab_id, tabs)
             with _page("Deploy") as tab:
-                deploy = DeployPage(host, tab)
+                deploy = DeployPage(host, tab, tabs)
             with _page("Connect"):
                 ConnectPage(host.catalog, log)
-
-        pickers = [compare.target, bench.target, sweep.fields["target"], deploy.target]
-        pickers.append(train.target)
-        menus = [(generate.target, generate.method, host.menu.choices)]
-        menus += [(compare.target, method, host.menu.choices) for method in compare.methods]
-        drafting = [(bench.target, bench.adder), (sweep.target, sweep.method)]
-        drafting.append((deploy.target, deploy.method))
-        menus += [(target, method, host.menu.drafting) for target, method in drafting]
-        generate.listen_to_opener(page, pickers)
-        generate.listen_to_links(page)
+        for linked in (generate, runs, compare, tree):
+            linked.listen_to_links(page)
+        bench.listen(runs, tree, deploy)
+        sweep.listen(generate)
+        deploy.listen_to_use(generate)
+        tree.listen_to_use(generate, compare)
         generate.fastest.listen_to_page(page)
-        runs.listen_to_links(page)
-        runs.open_run.listen_to_generate(tabs, generate, runs.message)
-        compare.listen_to_links(page)
+        generate.fastest.listen_to_page_buttons(generate, tree, deploy)
+        runs.open_run.listen_to_generate(generate, runs.message)
         compare.prompts.follow(generate.panel)
         for panel in (generate.panel, runs.open_run.panel):
-            compare.listen_to_runs(tabs, panel)
-        tree.listen_to_links(page)
-        bench.listen_to_links(page)
-        bench.listen(tabs, runs, tree.component, deploy)
-        tree.listen_to_use(tabs, generate, compare)
-        tree.listen_to_forms(tabs, generate.target, generate.method, generate.form)
-        for method, form in zip(compare.methods, compare.forms, strict=True):
-            tree.listen_to_forms(tabs, compare.target, method, form)
-        tree.listen_to_forms(tabs, bench.target, None, bench.form)
-        tree.listen_to_forms(tabs, sweep.target, sweep.method, sweep.form)
-        sweep.listen_to_links(page)
-        sweep.listen(tabs, generate)
-        picked = [generate.target, generate.method, generate.form.spec]
-        generate.fastest.listen_to_leads(
-            tabs,
-            picked,
-            generate.form_values.of_method,
-            tree.component,
-            deploy.open,
-            deploy.outputs,
-        )
-        train.listen_to_links(page)
-        train.listen(page, tabs, generate, compare, menus)
-        deploy.listen_to_links(page)
-        deploy.listen_to_use(tabs, generate)
-        Palette(tabs, generate, runs)
+            compare.listen_to_runs(panel)
+        for target, picker, form in (
+            (generate.target, generate.method, generate.form),
+            (compare.target, None, compare.form),
+            (bench.target, None, bench.configurations.form),
+            (sweep.target, sweep.method, sweep.form),
+        ):
+            tree.listen_to_forms(target, picker, form)
+        pickers = [one.target for one in (compare, bench, sweep, deploy, train)]
+        generate.listen_to_opener(page, pickers)
+        drafting = [(one.target, one.configurations.adder) for one in (compare, bench)]
+        drafting += [(one.target, one.method) for one in (sweep, deploy)]
+        menus = [(target, method, host.menu.drafting) for target, method in drafting]
+        menus.append((generate.target, generate.method, host.menu.choices))
+        train.listen(page, generate, compare, menus)
+        Palette(generate, runs)
     return page

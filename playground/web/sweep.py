@@ -1,4 +1,4 @@
-"""The Sweep page: choose what varies, watch the trials, take the best settings along."""
+"""The Sweep page: choose settings to vary, follow the trials, use the best settings."""
 
 from __future__ import annotations
 
@@ -12,20 +12,26 @@ from engine.errors import ConfigError
 from engine.formats import plural
 from engine.safe_text import file_name
 from playground.errors import Fault, attempt
-from playground.experiments.cluster import Pool
+from playground.experiments.cluster import PoolConfig
+from playground.experiments.forms import SweepForm
 from playground.experiments.service import ExperimentState
 from playground.experiments.space import setting_text, tunables_of
-from playground.experiments.sweep.plan import OBJECTIVES, SweepForm, SweepPlan, plan_of_form
+from playground.experiments.sweep.plan import OBJECTIVES, SweepPlan
 from playground.experiments.sweep.plots import NOTES, sweep_figure
 from playground.experiments.sweep.report import FORMULAS, SweepReport
 from playground.experiments.sweep.trials import Trial
 from playground.host.controls import Control, group_of
 from playground.host.request import DTYPES, FormValues, texts
-from playground.web.address import switch_to
 from playground.web.experiment import ExperimentPage, read_key
-from playground.web.forms import RAW, SettingsForm, or_skip
-from playground.web.generate import GeneratePage
-from playground.web.results import HTML, definitions, leads, saves, saying, table_html
+from playground.web.forms import RAW, RAW_LATEST, Page, SettingsForm, Updates, skip_on_fault
+from playground.web.results import (
+    HTML,
+    formula_list,
+    open_on_click,
+    save_on_click,
+    sentence_html,
+    table_html,
+)
 
 BEST = "best"
 RANGE = "low:high, low:high:step, low:high:log (1, 2, 4, 8), or values separated by commas"
@@ -45,7 +51,7 @@ CARD = HTML.from_string("""
 
 FORM = SweepForm(target="", dtype="", method="", vary=[""])
 PICKED = ("target", "dtype", "method", "objective", "suite")
-"""What has a picker of its own; the plan's form draws the rest."""
+"""Fields with a picker of their own; the form of the plan has the others."""
 
 
 class SweepPage(ExperimentPage):
@@ -66,20 +72,20 @@ class SweepPage(ExperimentPage):
         suite = SweepForm.model_fields["suite"].default
         suite = suite if suite in self.catalog.suites else suites[0][1]
         with gr.Group():
-            self.target = gr.Dropdown(targets, value=targets[0][1], label="Target")
+            self.target = gr.Dropdown(targets, label="Target")
             self.method = gr.Dropdown(
                 methods, value=first, label="Method", elem_id="pg-sweep-method"
             )
             self.suite = gr.Dropdown(suites, value=suite, label="Prompts")
             with gr.Row():
-                self.objective = gr.Dropdown(titles, value="tok_s", label="Maximise", min_width=90)
-                self.dtype = gr.Dropdown(list(DTYPES), value="auto", label="dtype", min_width=90)
+                self.objective = gr.Dropdown(titles, label="Maximise", min_width=90)
+                self.dtype = gr.Dropdown(DTYPES, label="dtype", min_width=90)
             tunables, varied = self._tunables(first)
             self.vary = gr.CheckboxGroup(
                 tunables, value=varied, label="Settings to vary", elem_id="pg-sweep-vary"
             )
         types = self.catalog.types.values()
-        drawn = self._drawn(first, varied)
+        drawn = self._form_spec(first, varied)
         self.form = SettingsForm(drawn, elem_id="pg-sweep-form", classes=types)
         group = group_of("plan", "Plan", FORM, skip=(*PICKED, "settings", "vary"))
         self.plan_form = SettingsForm({"groups": [group]}, elem_id="pg-sweep-plan")
@@ -90,7 +96,7 @@ class SweepPage(ExperimentPage):
         card = gr.HTML(elem_id="pg-sweep-card")
         with gr.Row(elem_classes="pg-bar"):
             self.trial = gr.Dropdown(
-                [BEST], value=BEST, label="trial", container=False, elem_id="pg-sweep-trial"
+                [BEST], label="trial", container=False, elem_id="pg-sweep-trial"
             )
             self.use = gr.Button("Use in Generate", variant="primary", elem_id="pg-sweep-use")
             self.export = gr.Button("Export YAML", elem_id="pg-sweep-export")
@@ -99,77 +105,76 @@ class SweepPage(ExperimentPage):
         plot_kind = gr.Radio(list(NOTES), value="history", label="Plot")
         self.note = gr.HTML(elem_id="pg-sweep-note")
         plot = gr.Plot(show_label=False, elem_id="pg-sweep-plot")
-        with gr.Accordion("How every figure is computed", open=False):
-            gr.Markdown(definitions(FORMULAS), elem_classes="pg-note")
-        self.choosers = [self.trial, plot_kind]
-        self.parts = [card, self.trial, table, self.note, plot]
+        formula_list(FORMULAS)
+        self.report_controls = [self.trial, plot_kind]
+        self.report_outputs = [card, self.trial, table, self.note, plot]
 
-    # ---- what to sweep
+    # ---- the form
 
     def _tunables(self, key: Any) -> tuple[list[tuple[str, str]], list[str]]:
-        """The settings that can vary, label and name; the first that has a range to start from."""
+        """Labels and names of the settings that can vary; names of those varied at the start."""
         tunables = tunables_of(self.catalog.method(key).config)
         return [(k.label, k.field) for k in tunables], [
             k.field for k in tunables if k.is_number and k.suggested
         ][:1]
 
-    def _drawn(self, key: Any, varied: Sequence[str], values: Any = None) -> dict[str, Any]:
-        """The form of a method's settings: what is varied over what, and a value of the rest."""
+    def _form_spec(self, key: Any, varied: Sequence[str], values: Any = None) -> dict[str, Any]:
+        """The form of a method's settings: ranges of the varied ones, values of the others."""
         method = self.catalog.method(key)
-        over = [
+        ranges = [
             asdict(Control(one.field, one.label, RANGE, "text", one.suggested))
             for one in tunables_of(method.config)
             if one.field in varied
         ]
-        vary = {"name": "vary", "title": "Ranges", "open": True, "fields": over}
+        vary = {"name": "vary", "title": "Ranges", "open": True, "fields": ranges}
         title, note = "Fixed settings", method.summary
         fixed = group_of("settings", title, method.config, is_open=False, note=note, skip=varied)
-        groups = [vary, fixed] if over else [fixed]
+        groups = [vary, fixed] if ranges else [fixed]
         return {"method": key, "values": values or {}, "groups": groups}
 
     def _listen_to_setup(self) -> None:
         self.target.change(self.pick_target, [self.target, self.method], self.method, **RAW)
         self.method.change(self.pick_method, self.method, [self.vary, self.form.spec], **RAW)
         drawn = [self.method, self.vary, self.form.values]
-        self.vary.input(self.pick_varied, drawn, self.form.spec, **RAW)
-        saves(self.export, self.file_of, [self.picker, self.trial], self.message)
+        self.vary.input(self.pick_varied, drawn, self.form.spec, **RAW_LATEST)
+        save_on_click(self.export, self.file_of, [self.picker, self.trial], self.message)
 
     def _listen(self, tab: gr.Tab) -> None:
         super()._listen(tab)
-        forgets = self.acting(lambda key: self.experiments.sweeps.delete(key), gone=True)
+        forgets = self.on_picked(lambda key: self.experiments.sweeps.delete(key), removes=True)
         self.forget.click(forgets, self.inputs, self.outputs, js=CONFIRM, **RAW)
 
     def plan(self, values: Mapping[str, Any]) -> SweepPlan:
-        return plan_of_form(self.catalog, form_of(values))
+        return SweepForm.of(form_of(values)).plan(self.catalog)
 
-    def extent(self, plan: SweepPlan, pool: Pool | None) -> str:
+    def extent(self, plan: SweepPlan, pool: PoolConfig | None) -> str:
         points = plan.space.num_points
         many = "Any number of combinations" if points is None else plural(points, "combination")
-        factors = plan.space.factors(search=plan.chooser.mode == "search")
+        log_values = plan.space.log_values(search=plan.chooser.mode == "search")
         return (
             f"{many}; {plural(plan.num_trials, 'trial')}, each with "
-            f"{plural(plan.num_turns, 'answer')} by the method and the same by plain decoding. "
-            f"{factors}".rstrip()
+            f"{plural(plan.num_turns, 'answer')} by the method and the same by plain decoding."
+            f"{log_values}"
         )
 
     def pick_method(self, key: Any) -> Any:
         def read() -> tuple[Any, Any]:
             tunables, varied = self._tunables(key)
-            return gr.CheckboxGroup(tunables, value=varied), self._drawn(key, varied)
+            return gr.CheckboxGroup(tunables, value=varied), self._form_spec(key, varied)
 
-        return or_skip(read, where="picking a method", outputs=2)
+        return skip_on_fault(read, where="picking a method", outputs=2)
 
     def pick_varied(self, key: Any, varied: Any, form: Any) -> Any:
-        drawn = lambda: self._drawn(key, texts(varied), FormValues.of(form).values)  # noqa: E731
-        return or_skip(drawn, where="choosing what varies")
+        drawn = lambda: self._form_spec(key, texts(varied), FormValues.of(form).values)  # noqa: E731
+        return skip_on_fault(drawn, where="choosing what varies")
 
-    # ---- its results
+    # ---- the report
 
     def read(self, key: str) -> ExperimentState:
         return self.experiments.look_at_sweep(key)
 
-    def report(self, results: SweepReport, *choices: Any) -> list[Any]:
-        trial, kind = choices
+    def report(self, results: SweepReport, *options: Any) -> list[Any]:
+        trial, kind = options
         numbers = [str(one.number) for one in results.trials]
         trial = trial if trial in numbers else BEST
         picked = results.best if trial == BEST else results.trial(int(trial))
@@ -179,7 +184,7 @@ class SweepPage(ExperimentPage):
             "" if picked is None else card_html(results, picked),
             gr.Dropdown([BEST, *numbers], value=trial),
             table_html("Trials", *results.table(), best=best),
-            saying(drawn if isinstance(drawn, Fault) else NOTES[kind]),
+            sentence_html(drawn if isinstance(drawn, Fault) else NOTES[kind]),
             None if isinstance(drawn, Fault) else drawn,
         ]
 
@@ -187,36 +192,34 @@ class SweepPage(ExperimentPage):
         report = SweepReport.of(self.experiments.sweeps.load(read_key(picked)))
         return f"{file_name(report.sweep.row.name)}.yaml", report.preset_yaml(number_of(trial))
 
-    def listen(self, tabs: gr.HTML, generate: GeneratePage) -> None:
-        """Take a trial to the Generate page."""
+    def listen(self, generate: Page) -> None:
+        """Open a trial's settings on the Generate page."""
 
-        def use(picked: Any, trial: Any) -> dict[Any, Any]:
+        def use(picked: Any, trial: Any) -> Updates:
             report = SweepReport.of(self.experiments.sweeps.load(read_key(picked)))
             method = report.plan.swept.name
             start = self.catalog.method(method).config.model_dump(mode="json")
-            own = report.config(number_of(trial)).model_dump(mode="json")
-            changed = {key: value for key, value in own.items() if start.get(key) != value}
-            filled = generate.form_values.of_method(report.plan.target.name, method, changed)
-            return {tabs: switch_to("generate"), **dict(zip(form, filled, strict=True))}
+            values = report.config(number_of(trial)).model_dump(mode="json")
+            changed = {key: value for key, value in values.items() if start.get(key) != value}
+            return generate.open(report.plan.target.name, method, changed)
 
-        form = [generate.target, generate.method, generate.form.spec]
-        leads(self.use, use, [self.picker, self.trial], [tabs, *form], self.state)
+        open_on_click(self.use, use, [self.picker, self.trial], generate.open_outputs, self.state)
 
 
 def form_of(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What `plan_of_form` takes, from what the page's components hold."""
+    """Input of `SweepForm` from the values of the page's components."""
     plan, form = (FormValues.of(values[name]).values for name in ("plan", "form"))
-    varied, over = texts(values["vary"] or []), form.get("vary", {})
+    varied, ranges = texts(values["vary"] or []), form.get("vary", {})
     return {
         **plan.get("plan", {}),
         **{name: values[name] for name in PICKED},
         "settings": {k: v for k, v in form.get("settings", {}).items() if k not in varied},
-        "vary": [f"{name}={over.get(name, '')}" for name in varied],
+        "vary": [f"{name}={ranges.get(name, '')}" for name in varied],
     }
 
 
 def number_of(trial: object) -> int | None:
-    """Number of a trial; None for the best. Raises ConfigError: it is none."""
+    """Number of a trial; None for the best. Raises ConfigError: it is not a trial."""
     if trial in (None, BEST):
         return None
     if not isinstance(trial, str) or not trial.isdecimal() or len(trial) > 9:
@@ -225,7 +228,7 @@ def number_of(trial: object) -> int | None:
 
 
 def card_html(report: SweepReport, trial: Trial) -> str:
-    """The picked trial: its settings, figures, and a remark."""
+    """A trial: its settings, figures, and a remark."""
     is_best = trial == report.best
     remark = report.verdict if is_best else ""
     if reason := report.reason(trial):

@@ -1,4 +1,4 @@
-"""Opening a target by path or hub id: its facts and its drafters, before it is loaded."""
+"""Opening a target by path or hub id: facts and drafters of a target before it is loaded."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from playground.host.catalog import Catalog
 from playground.host.local_drafters import draft_models_of, heads_of
 from playground.host.request import read_dtype
 from playground.host.runner import EngineHost
-from playground.web.forms import RAW
-from playground.web.results import HTML, saying
+from playground.web.forms import RAW, Updates
+from playground.web.results import HTML, sentence_html, show_fault_in
 from presets import same_model
 
 FACTS = HTML.from_string("""
@@ -24,7 +24,7 @@ FACTS = HTML.from_string("""
 </dl>
 {% if fault %}<div class="pg-alert" role="alert">{{ fault }}</div>{% endif %}
 """)
-MOST_DRAFTERS = 6
+MAX_DRAFTERS = 6
 
 
 class TargetOpener:
@@ -44,7 +44,7 @@ class TargetOpener:
                 elem_id="pg-open-place",
             )
             with gr.Row():
-                self.look = gr.Button("Inspect it", min_width=80, elem_id="pg-open-look")
+                self.inspect = gr.Button("Inspect it", min_width=80, elem_id="pg-open-look")
                 self.open = gr.Button(
                     "Open",
                     min_width=80,
@@ -55,55 +55,53 @@ class TargetOpener:
             self.facts = gr.HTML(elem_id="pg-open-facts")
 
     def listen(self, dtype: gr.Dropdown, target: gr.Dropdown, others: Sequence[Any]) -> Any:
-        """Inspect a place, and open it as the picked target.
+        """Inspect a path or hub id, and open it as the picked target.
 
         Args:
-            others: target pickers of other pages, which list it from then on.
+            others: target pickers of other pages, which then list it, too.
 
         Returns:
             The event that opens it.
         """
-        looks = [self.look.click, self.place.submit]
-        # A request of the hub may take seconds until it fails.
-        gr.on(looks, lambda: saying("Looking …"), None, self.facts, **RAW).then(
+        events = [self.inspect.click, self.place.submit]
+        # A request to the hub may take seconds to fail.
+        gr.on(events, lambda: sentence_html("Looking …"), None, self.facts, **RAW).then(
             self.show, [self.place, dtype], [self.facts, self.open], **RAW
         )
         self.place.input(lambda: gr.Button(interactive=False), None, self.open, **RAW)
-        target.input(lambda: "", None, self.facts, **RAW)  # of another target than the picked one
-        outputs = [self.facts, target, *others]
+        target.input(lambda: "", None, self.facts, **RAW)  # they are another target's
 
-        def add(place: Any) -> list[Any]:
-            spec = attempt(lambda: self._catalog.open(place), where="opening a target")
-            if isinstance(spec, Fault):
-                return [saying(spec), *[gr.skip()] * (1 + len(others))]
-            picked = gr.update(choices=self._catalog.target_choices(), value=spec.name)
-            return [gr.skip(), picked, *self.menus(others)]
+        @show_fault_in(self.facts, where="opening a target")
+        def add(place: Any) -> Updates:
+            name = self._catalog.open(place).name
+            picked = gr.update(choices=self._catalog.target_choices(), value=name)
+            return {target: picked, **dict(zip(others, self.menus(others), strict=True))}
 
-        return self.open.click(add, self.place, outputs, **RAW)
+        return self.open.click(add, self.place, [self.facts, target, *others], **RAW)
 
     def menus(self, pickers: Sequence[Any]) -> list[Any]:
-        """Updates of target pickers: all current targets."""
+        """Updates of target pickers with all current targets."""
         choices = self._catalog.target_choices()
         return [gr.update(choices=choices) for _ in pickers]
 
     def show(self, place: Any, dtype: Any) -> tuple[str, Any]:
-        """The facts of a place, and whether it can be opened."""
+        """The facts of a target, and the button Open, enabled if it can be opened."""
 
         def read() -> tuple[TargetSpec, TargetFacts]:
-            spec, host = self._catalog.named(place), self._host
+            spec, host = self._catalog.find_target(place), self._host
             kind = read_dtype(dtype)
             return spec, facts_of(spec, dtype=kind, device=host.device, cache_dir=host.cache_dir)
 
         target = attempt(read, where="inspecting a target")
         if isinstance(target, Fault):
-            return saying(target), gr.Button(interactive=False)
+            return sentence_html(target), gr.Button(interactive=False)
         spec, facts = target
         html = FACTS.render(rows=rows_of(self._catalog, spec, facts), fault=facts.fault)
         return html, gr.Button(interactive=facts.fault is None)
 
 
 def rows_of(catalog: Catalog, spec: TargetSpec, facts: TargetFacts) -> list[tuple[str, str]]:
-    """Facts as text, by name."""
+    """Names of facts, and the facts as text."""
     free = "" if facts.free_bytes is None else f", {size(facts.free_bytes)} free"
     if facts.shares:
         free = f": {', '.join(share.text for share in facts.shares)}"
@@ -116,19 +114,19 @@ def rows_of(catalog: Catalog, spec: TargetSpec, facts: TargetFacts) -> list[tupl
         *([("quantization", ", ".join(facts.quantization))] if facts.quantization else []),
         *([("speed", f"Slow: {facts.slow}.")] if facts.slow else []),
         ("context", context),
-        ("licence", facts.licence or "not stated"),
+        *([("licence", facts.licence)] if facts.licence else []),
         ("drafters", drafters_of(catalog, spec)),
     ]
 
 
 def drafters_of(catalog: Catalog, spec: TargetSpec) -> str:
-    """The drafters made for a target; without any, what works on every target."""
-    own = same_model(spec)
-    shipped = [preset.title for preset in catalog.presets.values() if preset.target in own]
-    here = (*heads_of(spec), *draft_models_of(spec, catalog.targets.values()))
-    made = list(dict.fromkeys([*(preset.title for preset in here), *shipped]))
-    more = len(made) - MOST_DRAFTERS
-    names = ", ".join(made[:MOST_DRAFTERS]) + (f" and {more} more" if more > 0 else "")
+    """A sentence on the drafters that were made for a target, and what works on any target."""
+    names_of_model = same_model(spec)
+    shipped = [p for p in catalog.presets.values() if p.target in names_of_model]
+    local = (*heads_of(spec), *draft_models_of(spec, catalog.targets.values()))
+    made = list(dict.fromkeys(preset.title for preset in (*local, *shipped)))
+    more = len(made) - MAX_DRAFTERS
+    names = ", ".join(made[:MAX_DRAFTERS]) + (f" and {more} more" if more > 0 else "")
     return (
         f"{names or 'none made for it'}; methods without weights work on any target, any small "
         "model can draft for it (by text where its vocabulary is another), and Train makes one"
@@ -140,5 +138,5 @@ def millions(count: int) -> str:
 
 
 def size(count: int) -> str:
-    """Bytes as text."""
+    """A number of bytes as text."""
     return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"

@@ -1,8 +1,9 @@
-"""The Train page: a head for a target of one's own, its curves, and the way to use it."""
+"""The Train page: train a drafter for a target, follow its curves, use and export it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,7 @@ from engine.formats import plural
 from engine.training.methods import METHODS
 from engine.training.recipe import TrainSettings
 from engine.training.session import SessionSettings
-from playground.experiments.cluster import Pool
-from playground.experiments.compare.form import method_form as compare_form
+from playground.experiments.cluster import PoolConfig
 from playground.experiments.service import Experiments
 from playground.host.controls import group_of
 from playground.host.request import DTYPES, FormValues
@@ -24,16 +24,15 @@ from playground.training.figures import FIGURES
 from playground.training.outlook import outlook
 from playground.training.plan import KINDS, PAGE_SESSION, Budget, plan_of_form
 from playground.training.service import Trainings, TrainingState
-from playground.web.address import switch_to
-from playground.web.compare import ComparePage
-from playground.web.deploy import Updates
+from playground.web.components import hidden_value
 from playground.web.experiment import ExperimentPage, read_key
-from playground.web.forms import QUIET, RAW, SettingsForm
-from playground.web.generate import GeneratePage
-from playground.web.results import HTML, leads
+from playground.web.forms import RAW, UNQUEUED, Page, SettingsForm, Updates
+from playground.web.results import HTML, open_on_click
 from playground.web.sweep import CARD
 
 MAX_LISTED = 100
+PICKED = ("target", "dtype", "method", "learn_from", "file")
+"""Fields with a picker of their own; the settings form has the others."""
 SOURCES = {
     "shipped": "Shipped prompts",
     "prompts": "A file of prompts",
@@ -43,7 +42,7 @@ TEXT = HTML.from_string("""
 {% if text %}<h4>Written by the target</h4><pre class="pg-text" tabindex="0">{{ text }}</pre>
 {% endif %}""")
 Menus = Sequence[tuple[Any, Any, Any]]
-"""A page's target picker, its method picker, and what lists the methods of a target."""
+"""Per page: target picker, method picker, and the function that lists a target's methods."""
 
 
 class TrainPage(ExperimentPage):
@@ -68,13 +67,9 @@ class TrainPage(ExperimentPage):
         targets = self.catalog.target_choices()
         kinds = [(title, name) for name, title in KINDS.items()]
         with gr.Group():
-            self.target = gr.Dropdown(
-                targets, value=targets[0][1], label="Target", elem_id="pg-train-target"
-            )
-            self.dtype = gr.Dropdown(list(DTYPES), value="auto", label="dtype")
-            self.method = gr.Dropdown(
-                kinds, value=kinds[0][1], label="Kind of head", elem_id="pg-train-method"
-            )
+            self.target = gr.Dropdown(targets, label="Target", elem_id="pg-train-target")
+            self.dtype = gr.Dropdown(DTYPES, label="dtype")
+            self.method = gr.Dropdown(kinds, label="Kind of head", elem_id="pg-train-method")
             self.learn_from = gr.Radio(
                 [(title, name) for name, title in SOURCES.items()],
                 value="shipped",
@@ -86,10 +81,9 @@ class TrainPage(ExperimentPage):
                 label="File of prompts", visible=False, height=120, elem_id="pg-train-file"
             )
         classes: list[type[Settings]] = [Budget, SessionSettings, *METHODS.values()]
-        spec = drawn(kinds[0][1])
+        spec = training_form(kinds[0][1])
         self.form = SettingsForm(spec, elem_id="pg-train-form", classes=classes)
-        names = ("target", "dtype", "method", "learn_from", "file")
-        self.fields = {name: getattr(self, name) for name in names}
+        self.fields = {name: getattr(self, name) for name in PICKED}
         self.fields["form"] = self.form.values
 
     def _report(self) -> None:
@@ -107,38 +101,37 @@ class TrainPage(ExperimentPage):
                 for name in FIGURES
             ]
         text = gr.HTML(elem_id="pg-train-text")
-        self.known = gr.HTML(None, html_template="", js_on_load="", elem_classes="pg-none")
-        self.choosers = []
-        self.parts = [card, buttons, *plots, text, self.known]
+        self.drafter_list = hidden_value()
+        self.report_controls = []
+        self.report_outputs = [card, buttons, *plots, text, self.drafter_list]
 
     # ---- the form
 
     def _listen_to_setup(self) -> None:
-        self.method.change(lambda method: drawn(method), self.method, self.form.spec, **RAW)
+        self.method.change(training_form, self.method, self.form.spec, **RAW)
         self.learn_from.change(
             lambda source: gr.File(visible=source == "prompts"), self.learn_from, self.file, **RAW
         )
 
     def plan(self, values: Mapping[str, Any]) -> Any:  # a TrainPlan, which no cluster runs
-        names = ("target", "dtype", "method", "learn_from", "file")
-        form = {name: values[name] for name in names}
+        form = {name: values[name] for name in PICKED}
         drawn_for = values["form"].get("method") if isinstance(values["form"], dict) else None
         groups = FormValues.of(values["form"]).values if drawn_for == values["method"] else {}
         return plan_of_form(self.catalog, self.log, self.trainings.corpora, form | groups)
 
-    def extent(self, plan: Any, pool: Pool | None) -> str:
+    def extent(self, plan: Any, pool: PoolConfig | None) -> str:
         return outlook(plan, self.catalog, self.log, self.trainings.speeds)
 
-    def outlook(self, values: Mapping[str, Any]) -> str:
+    def estimate(self, values: Mapping[str, Any]) -> str:
         return self.extent(self.plan(values), None)
 
-    def begin(self, values: Mapping[str, Any]) -> str:
+    def start_job(self, values: Mapping[str, Any]) -> str:
         return self.trainings.start(self.plan(values))
 
-    def go_on(self, key: str, pool: Pool | None) -> None:
+    def resume_job(self, key: str, pool: PoolConfig | None) -> None:
         self.trainings.resume(key)
 
-    def end(self, key: str) -> None:
+    def stop_job(self, key: str) -> None:
         self.trainings.stop(key)
 
     # ---- a training
@@ -149,65 +142,50 @@ class TrainPage(ExperimentPage):
     def read(self, key: str) -> TrainingState:
         return self.trainings.look(key)
 
-    def report(self, state: TrainingState, *choices: Any) -> list[Any]:
+    def report(self, state: TrainingState, *options: Any) -> list[Any]:
         figures = [draw(state.curve) for draw in FIGURES.values()]
         plots = [gr.Plot(one, visible=bool(one.data)) for one in figures]
         buttons = gr.Row(visible=state.card is not None)
         text = TEXT.render(text=state.standing.text)
-        return [card_html(state), buttons, *plots, text, self._known()]
+        return [card_html(state), buttons, *plots, text, self._trained_drafters()]
 
-    def _known(self) -> dict[str, Any]:
-        """The trained drafters that method menus list."""
+    def _trained_drafters(self) -> dict[str, Any]:
+        """Names of the trained drafters, which are entries of the method menus."""
         return {"known": [name for name in self.trainings.newest() if name in self.catalog.presets]}
 
-    # ---- the way to other pages
+    # ---- links to other pages
 
-    def listen(
-        self,
-        page: gr.Blocks,
-        tabs: gr.HTML,
-        generate: GeneratePage,
-        compare: ComparePage,
-        menus: Menus,
-    ) -> None:
-        """Take a drafter to Generate or Compare, save it, and list it in the pages' menus."""
+    def listen(self, page: gr.Blocks, generate: Page, compare: Page, menus: Menus) -> None:
+        """Open a drafter on Generate or Compare, export it, and list it in the pages' menus."""
 
-        def use(picked: Any) -> Updates:
-            filled = generate.form_values.of_method(*self.trainings.method(read_key(picked)), {})
-            return {tabs: switch_to("generate"), **dict(zip(in_generate, filled, strict=True))}
-
-        def compare_it(picked: Any) -> Updates:
-            target, key = self.trainings.method(read_key(picked))
-            method = gr.update(choices=self.method_menu.choices(target), value=key)
-            filled = (target, method, compare_form(self.catalog.method(key)))
-            return {tabs: switch_to("compare"), **dict(zip(in_compare, filled, strict=True))}
+        def open_on(page: Page, picked: Any) -> Updates:
+            return page.open(*self.trainings.method(read_key(picked)), {})
 
         def save(picked: Any) -> Updates:
             into = Path(self.download.GRADIO_CACHE) / "drafters"
             file = self.trainings.export(read_key(picked), into)
             return {self.download: gr.File(str(file), visible=True)}
 
-        in_generate = [generate.target, generate.method, generate.form.spec]
-        in_compare = [compare.target, compare.methods[0], compare.forms[0].spec]
         picked = [self.picker]
-        leads(self.use, use, picked, [tabs, *in_generate], self.state)
-        leads(self.compare, compare_it, picked, [tabs, *in_compare], self.state)
-        leads(self.export, save, picked, [self.download], self.state)
+        for button, other in ((self.use, generate), (self.compare, compare)):
+            listener = partial(open_on, other)
+            open_on_click(button, listener, picked, other.open_outputs, self.state)
+        open_on_click(self.export, save, picked, [self.download], self.state)
         self.picker.change(lambda: gr.File(visible=False), None, self.download, **RAW)
 
-        def renew(*targets: Any) -> list[Any]:
+        def update_menus(*targets: Any) -> list[Any]:
             listed = zip(menus, targets, strict=True)
             return [gr.update(choices=menu(target)) for (_, _, menu), target in listed]
 
         targets, pickers = [one[0] for one in menus], [one[1] for one in menus]
-        self.known.change(renew, targets, pickers, **RAW)
-        page.load(self._known, None, self.known, **QUIET)
+        self.drafter_list.change(update_menus, targets, pickers, **RAW)
+        page.load(self._trained_drafters, None, self.drafter_list, **UNQUEUED)
 
 
-def drawn(method: Any) -> dict[str, Any]:
+def training_form(method: Any) -> dict[str, Any]:
     """The form of a training's settings."""
-    known = method if isinstance(method, str) and method in METHODS else next(iter(KINDS))
-    recipe: TrainSettings = METHODS[known]()
+    name = method if isinstance(method, str) and method in METHODS else next(iter(KINDS))
+    recipe: TrainSettings = METHODS[name]()
     return {
         "method": method,
         "values": {},
@@ -220,7 +198,7 @@ def drawn(method: Any) -> dict[str, Any]:
 
 
 def card_html(state: TrainingState) -> str:
-    """The newest figures, and what it was trained on."""
+    """The newest figures of a training, and what it was trained on."""
     plan, now, curve, card = state.plan, state.standing, state.curve, state.card
     measured, losses = curve.get("measured", ()), curve.get("loss", ())
     figures: list[tuple[str, str, str, str]] = []

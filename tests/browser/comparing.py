@@ -9,6 +9,7 @@ from tests.browser.pages import WAIT_MS, GeneratePage
 
 RESULTS = "#pg-cmp-results"
 TABLE = "#pg-cmp-table"
+FORM = "#pg-cmp-form"
 COMPARE_MS = 3 * WAIT_MS
 """Longest wait for a comparison: it is many runs."""
 
@@ -24,36 +25,48 @@ class ComparePage:
         self.tab.get_by_role("tab", name="Compare").click()
         self.tab.wait_for_selector(f"{RESULTS} .panel")
 
-    def choose(self, count: int) -> None:
-        """How many configurations beside plain decoding."""
-        self.tab.locator("#pg-cmp-count").get_by_label(str(count), exact=True).check()
-        self.tab.wait_for_selector(f"#pg-cmp-method-{count - 1} input")
+    @property
+    def configurations(self) -> Any:
+        """Groups of the form, one per configuration."""
+        return self.tab.locator(f"{FORM} .pg-group")
+
+    def leave(self, count: int) -> None:
+        """Remove all configurations behind the first ones."""
+        self.configurations.first.wait_for()
+        for left in range(self.configurations.count(), count, -1):
+            last = self.configurations.nth(left - 1)
+            if last.locator("> button:not(.open)").count():
+                last.locator("> button").click()
+            last.get_by_role("button", name="Remove").click()
+            last.wait_for(state="detached")
 
     def pick(self, picker: str, text: str) -> None:
-        """Choose in one of the pickers: target, dtype, suite, example, method-0 …"""
+        """Choose in one of the pickers: target, dtype, suite, example, method."""
         self.tab.click(f"#pg-cmp-{picker} input")
         self.tab.locator("ul[role=listbox] li", has_text=re.compile(re.escape(text))).first.click()
 
-    def pick_method(self, slot: int, text: str, first_field: str) -> None:
-        self.pick(f"method-{slot}", text)
-        self.field(f"#pg-cmp-form-{slot}", first_field)
+    def add(self, text: str) -> None:
+        """Add a configuration."""
+        before = self.configurations.count()
+        self.pick("method", text)
+        self.tab.click("#pg-cmp-add")
+        self.configurations.nth(before).wait_for()
 
-    def field(self, form: str, name: str) -> Any:
-        """A setting of a form, once it is drawn; opens the groups that are folded."""
-        self.tab.wait_for_selector(f"{form} .pg-group")
-        found = self.tab.locator(f"{form} .pg-field-{name}")
+    def field(self, number: int | None, name: str) -> Any:
+        """A setting of a configuration, or (None) one that all share; opens its group."""
+        groups = self.tab.locator("#pg-cmp-run-form .pg-group") if number is None else None
+        found = (groups or self.configurations.nth(number)).locator(f".pg-field-{name}")
         for _ in range(100):
-            for folded in self.tab.locator(f"{form} .pg-group > button:not(.open)").all():
-                folded.click()
+            for folded in (groups or self.configurations.nth(number)).all():
+                if folded.locator("> button:not(.open)").count():
+                    folded.locator("> button").click()
             if found.count():
                 break
             self.tab.wait_for_timeout(50)
         return found
 
-    def set(self, slot: int | None, name: str, value: str | bool) -> None:
-        """Set a configuration's setting, or (slot None) one that all share."""
-        form = "#pg-cmp-run-form" if slot is None else f"#pg-cmp-form-{slot}"
-        control = self.field(form, name).locator("input, textarea").first
+    def set(self, number: int | None, name: str, value: str | bool) -> None:
+        control = self.field(number, name).locator("input, textarea").first
         if isinstance(value, bool):
             control.set_checked(value)
         else:

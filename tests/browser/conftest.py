@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from playground.trees.tables import keep_table
+from playground.trees.tables import save_table
 from storage import RunLog
 from tests.browser.pages import GeneratePage
 from tests.browser.trees import PROMPTS, TreePage, Tuned
@@ -74,7 +74,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tuned]:
     with torch.inference_mode():
         catalog = tree_catalog(folder)
     table = made_up_table()
-    keep_table(log, catalog.method("medusa").config, table)
+    save_table(log, catalog.method("medusa").config, table)
     with serving(catalog, log, folder / "cache") as served:
         for prompt in PROMPTS:
             finished(start(served.host, method="plain", mode="raw", prompt=prompt))

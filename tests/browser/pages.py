@@ -34,6 +34,7 @@ class GeneratePage:
         page._listen(url)
         page.tab.goto(with_token(url + path))
         page.tab.wait_for_selector("#pg-panel .panel", state="attached")
+        page.wait_filled()
         try:
             yield page
         finally:
@@ -57,12 +58,30 @@ class GeneratePage:
         self.tab.on("pageerror", lambda error: self.complaints.append(str(error)))
         self.tab.on("request", request)
 
+    def wait_filled(self) -> None:
+        """Wait until the form has what the browser stored, and takes input."""
+        self.tab.wait_for_selector("body.pg-generate", state="attached")
+
     def reload(self) -> None:
-        """In the middle of anything: that requests end with the page is no complaint."""
+        """In the middle of anything."""
+        with self.leaving():
+            self.tab.reload()
+        self.wait_filled()
+
+    @contextmanager
+    def leaving(self) -> Iterator[None]:
+        """What the old page says of requests that end with it is no complaint."""
         before = len(self.complaints)
-        self.tab.reload()
-        new = self.complaints[before:]
-        self.complaints[before:] = [one for one in new if "Connection errored out" not in one]
+
+        def forget(_: Any) -> None:
+            del self.complaints[before:]
+
+        def stay(_: Any) -> None:
+            self.tab.remove_listener("framenavigated", forget)
+
+        self.tab.on("framenavigated", forget)
+        self.tab.once("domcontentloaded", stay)
+        yield
 
     def check_clean(self) -> None:
         assert self.foreign == [], "asked other servers"
@@ -140,3 +159,16 @@ class GeneratePage:
 
     def count(self, selector: str) -> int:
         return int(self.tab.locator(selector).count())
+
+
+@contextmanager
+def held_back(tab: Any) -> Iterator[None]:
+    """Nothing reaches the server until the end."""
+    waiting: list[Any] = []
+    tab.route("**/gradio_api/run/**", lambda route: waiting.append(route))
+    yield
+    tab.wait_for_timeout(300)
+    assert waiting
+    for route in waiting:
+        route.continue_()
+    tab.unroute("**/gradio_api/run/**")

@@ -141,6 +141,10 @@ def test_stop_keeps_what_is_done_and_resume_completes_it_in_another_tab(
 ) -> None:
     leave_out(bench)
     add(bench, "Scripted tree", "slow", delay_ms="60")
+    bench.locator("#pg-benchmark-form .pg-group").last.locator(
+        ".pg-field-drafting input"
+    ).first.click()
+    bench.locator("ul[role=listbox] li", has_text="as set").click()
     set_extent(bench, repeats="3", max_new_tokens="12")
     start(bench)
     bench.wait_for_function(

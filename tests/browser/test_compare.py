@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from playground.experiments.report.statistics import NO_INTERVAL
-from playground.web.report import pieces
+from playground.host.stream import pieces
 from storage import RunLog
 from tests.browser.comparing import COMPARE_MS, RESULTS, ComparePage
 from tests.browser.pages import NARROW, GeneratePage
@@ -65,8 +65,18 @@ def test_the_prompt_of_generate_goes_along_until_another_is_written(page: Compar
             box.blur()
 
 
+def test_the_arrow_of_a_title_of_several_lines_stays_within_the_form(page: ComparePage) -> None:
+    room = page.tab.locator("#pg-cmp-form .pg-group > button").first.evaluate(
+        """(button) => {
+          button.querySelector("span").textContent = "a title of several lines ".repeat(6);
+          const icon = button.querySelector(".icon").getBoundingClientRect();
+          return button.closest(".pg-group").getBoundingClientRect().right - icon.right; }"""
+    )
+    assert room >= 0
+
+
 def test_two_configurations_race_on_their_stored_clocks(page: ComparePage, served: Served) -> None:
-    page.choose(1)
+    page.leave(1)
     page.set(0, "delay_ms", "4")
     page.short(40)
     page.compare("On your marks.")
@@ -105,12 +115,12 @@ def follow_race(page: ComparePage, served: Served, clocks: list[list[float]]) ->
 
 
 def test_the_race_plays_pauses_and_changes_speed(page: ComparePage) -> None:
-    page.choose(1)
+    page.leave(1)
     page.set(0, "delay_ms", "100")
     page.short(30, repeats=1)
     page.compare("Get set.")
     moment = f"Number(document.querySelector('{RESULTS} .race-bar input[type=range]').value)"
-    page.tab.select_option(f"{RESULTS} .race-speed", label="1/8×")
+    page.tab.select_option(f"{RESULTS} .race-bar > select", label="1/8×")
     page.tab.click(f"{RESULTS} .race-play")
     page.tab.wait_for_function(f"{moment} > 10 && {moment} < 1000")
     page.tab.click(f"{RESULTS} .race-play")
@@ -118,19 +128,18 @@ def test_the_race_plays_pauses_and_changes_speed(page: ComparePage) -> None:
     assert (
         page.tab.evaluate(f"new Promise(done => setTimeout(() => done({moment}), 150))") == paused
     )
-    page.tab.select_option(f"{RESULTS} .race-speed", label="4×")
+    page.tab.select_option(f"{RESULTS} .race-bar > select", label="4×")
     page.tab.locator(f"{RESULTS} .race-play").press("Space")
     page.wait_raced(2)
     assert page.tab.inner_text(f"{RESULTS} .race-play") == "▶ Race"
 
 
 def test_four_configurations_on_a_suite(page: ComparePage, served: Served) -> None:
-    page.choose(4)
-    page.set(1, "max_draft_len", "2")
-    page.pick_method(1, "Corrupted", "wrong_at")
-    for slot, length in ((2, "2"), (3, "5")):
-        page.pick_method(slot, SCRIPTED, "max_draft_len")
-        page.set(slot, "max_draft_len", length)
+    page.leave(1)
+    page.add("Corrupted")
+    for number, length in ((2, "2"), (3, "5")):
+        page.add(SCRIPTED)
+        page.set(number, "max_draft_len", length)
     page.set(3, "note", "lossy")
     page.pick("suite", "Starter")
     page.short()
@@ -180,7 +189,7 @@ def test_panels_stream_and_show_steps_on_demand(page: ComparePage) -> None:
 
 
 def test_stop_keeps_what_ran(page: ComparePage, served: Served) -> None:
-    page.choose(1)
+    page.leave(1)
     page.set(0, "delay_ms", "60")
     page.short(400)
     page.begin("Never mind.")
@@ -195,7 +204,7 @@ def test_stop_keeps_what_ran(page: ComparePage, served: Served) -> None:
 
 
 def test_a_permalink_shows_it_all_again(page: ComparePage, chromium: Any, served: Served) -> None:
-    page.choose(1)
+    page.leave(1)
     page.set(0, "max_draft_len", "4")
     page.short()
     page.compare("Linked to.")
@@ -208,7 +217,7 @@ def test_a_permalink_shows_it_all_again(page: ComparePage, chromium: Any, served
         assert again.tab.inner_text("#pg-cmp-table") == table
         assert again.shown_text(0) == page.shown_text(0)
         assert again.tab.input_value("#pg-cmp-prompt textarea") == "Linked to."
-        length = again.field("#pg-cmp-form-0", "max_draft_len").locator("input").first
+        length = again.field(0, "max_draft_len").locator("input").first
         assert length.input_value() == "4"
         again.set(0, "max_draft_len", "2")
         again.compare()
@@ -221,7 +230,7 @@ def test_a_comparison_is_saved_as_a_page_that_opens_offline(
 ) -> None:
     page.tab.click("#pg-cmp-share")
     page.tab.locator("#pg-cmp-share-message", has_text="Run one first").wait_for()
-    page.choose(1)
+    page.leave(1)
     page.short(24, repeats=2)
     page.compare("</pre><script>document.title = 'taken over'</script><img src=x onerror=alert(1)>")
     with page.tab.expect_download() as download:
@@ -255,7 +264,7 @@ def test_a_link_of_runs_fills_the_form(chromium: Any, served: Served) -> None:
         page = ComparePage(opened)
         page.tab.wait_for_selector(f"{RESULTS} .panel")
         assert page.tab.input_value("#pg-cmp-prompt textarea") == "Take me."
-        lengths = [page.field(f"#pg-cmp-form-{i}", "max_draft_len") for i in range(2)]
+        lengths = [page.field(i, "max_draft_len") for i in range(2)]
         assert [field.locator("input").first.input_value() for field in lengths] == ["2", "7"]
         opened.check_clean()
 
@@ -266,10 +275,11 @@ def test_a_dead_link_says_so(chromium: Any, served: Served) -> None:
 
 
 def test_an_error_is_one_sentence_and_keeps_what_is_on_show(page: ComparePage) -> None:
-    page.pick_method(1, SCRIPTED, "max_draft_len")
+    page.leave(1)
+    page.add(SCRIPTED)
     page.begin("Twice the same.")
     assert "are the same" in page.alert()
-    page.choose(1)
+    page.leave(1)
     page.short(8)
     page.compare("Say something.")
     text, rows = page.shown_text(1), page.rows()
@@ -284,7 +294,8 @@ def test_no_sideways_scrolling(chromium: Any, served: Served, shots: Path) -> No
     with GeneratePage.opened(chromium, served.url, viewport=NARROW) as opened:
         page = ComparePage(opened)
         page.go()
-        page.pick_method(1, "Corrupted", "wrong_at")
+        page.leave(1)
+        page.add("Corrupted")
         page.short()
         page.compare("Say hello.")
         page.wait_raced(3)

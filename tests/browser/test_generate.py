@@ -5,22 +5,19 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from playground.host.catalog import Catalog
 from playground.host.methods import NEAR_TIES
-from storage import RunLog, RunQuery
-from tests.browser.pages import NARROW, GeneratePage
-from tests.playground.serving import Served, serving, with_token
+from storage import RunQuery
+from tests.browser.pages import GeneratePage
+from tests.playground.serving import Served
 from tests.storage.conftest import finished_run
 
 pytestmark = pytest.mark.browser
 DRAFTS = "#pg-panel .tokens .draft"
-WIDE = {"width": 1440, "height": 1000}
 OWN = "#pg-panel .tokens :is(.bonus, .recovered, .prefill)"
 
 
@@ -43,7 +40,7 @@ def test_scrubbing_shows_the_tree_of_each_step(page: GeneratePage, served: Serve
     page.pick_method("Scripted tree", "max_draft_len")
     page.short()
     page.generate("Scrub me.")
-    rows = list(served.host.runs.all()[-1].rows)
+    rows = served.host.runs.all()[-1].rows.read(0) or []
     slider = page.tab.locator("#pg-panel .scrubber input")
     slider.focus()
     page.tab.keyboard.press("Home")
@@ -88,7 +85,9 @@ def test_every_answer_is_compared_with_plain_decoding(page: GeneratePage) -> Non
     page.tab.wait_for_function(
         "document.querySelector('#pg-cmp-prompt textarea').value === 'Worth it?'"
     )
-    assert page.tab.input_value("#pg-cmp-method-0 input").startswith("Scripted tree")
+    configurations = page.tab.locator("#pg-cmp-form .pg-group > button")
+    configurations.first.wait_for()
+    assert configurations.count() == 1 and "Scripted tree" in configurations.inner_text()
 
 
 def test_fastest_is_found_for_the_prompt_at_hand(page: GeneratePage, served: Served) -> None:
@@ -132,7 +131,7 @@ def test_rejected_drafts_show_without_moving_the_text(page: GeneratePage) -> Non
     assert not rejected.is_visible()
     assert page.tab.evaluate(places) == shown
     page.tab.locator("#pg-panel .tokens .recovered").first.hover()
-    assert "rejected" in page.tab.inner_text("#pg-panel .tip")
+    assert "rejected" in page.tab.inner_text("#pg-about")
     page.reload()
     page.tab.wait_for_selector("#pg-panel .toggle input", state="attached")
     assert not page.tab.locator("#pg-panel .toggle input").is_checked()
@@ -176,8 +175,8 @@ def test_a_step_under_the_mouse_says_what_was_decided(page: GeneratePage) -> Non
     page.short()
     page.generate("Say a few words.")
     page.tab.hover("#pg-panel .timeline canvas")
-    page.tab.wait_for_selector("#pg-panel .timeline-card .card-why:not(:empty)")
-    said = page.tab.inner_text("#pg-panel .timeline-card")
+    page.tab.wait_for_selector("#pg-about .why:not(:empty)")
+    said = page.tab.inner_text("#pg-about")
     assert said.startswith("Step ") and "in the cache before it" in said and "verify " in said
     assert "height = tokens committed" in page.tab.inner_text("#pg-panel .timeline-key")
 
@@ -188,7 +187,7 @@ def test_a_run_opens_on_a_step_that_shows_acceptance_and_rejection(
     page.pick_method("Scripted tree", "max_draft_len")
     page.short()
     page.generate("Show me.")
-    rows = list(served.host.runs.all()[-1].rows)
+    rows = served.host.runs.all()[-1].rows.read(0) or []
     mixed = [row for row in rows if 0 < len(row.accepted) < len(row.tokens) - 1]
     best = max(mixed, key=lambda row: (len(row.accepted), len(row.tokens), -row.index))
     label = page.tab.locator("#pg-panel .step-label", has_text=f"step {best.index + 1} of")
@@ -243,7 +242,7 @@ def test_acceptance_by_length_is_one_click_away_and_a_run_is_saved_as_a_trace(
     page.generate("How long?")
     page.tab.locator("#pg-panel .timeline-line .quiet", has_text="acceptance").click()
     bars = page.tab.locator("#pg-panel .bars").nth(1).locator(".bar")
-    rows = list(served.host.runs.all()[-1].rows)
+    rows = served.host.runs.all()[-1].rows.read(0) or []
     none = sum(not row.accepted for row in rows)
     assert bars.first.inner_text().split() == [f"{round(100 * none / len(rows))}%", "0"]
     with page.tab.expect_download() as saved:
@@ -262,7 +261,7 @@ def test_timeline_finds_the_best_step_and_adds_up_some(page: GeneratePage, serve
     page.pick_method("Scripted tree", "max_draft_len")
     page.short()
     page.generate("Time it.")
-    rows = list(served.host.runs.all()[-1].rows)
+    rows = served.host.runs.all()[-1].rows.read(0) or []
     words = page.tab.locator("#pg-panel .timeline-words")
     assert words.inner_text().startswith(f"{len(rows)} steps: 39 tokens")
     page.tab.locator("#pg-panel .scrubber input").focus()
@@ -270,9 +269,9 @@ def test_timeline_finds_the_best_step_and_adds_up_some(page: GeneratePage, serve
     page.tab.keyboard.press("Shift+ArrowRight")
     page.tab.keyboard.press("Shift+ArrowRight")
     page.tab.wait_for_function(
-        "document.querySelector('#pg-panel .timeline-words').textContent.startsWith('selected')"
+        "document.querySelector('#pg-panel .timeline-words').textContent"
+        ".startsWith('selected, 1 to 3, 3 steps')"
     )
-    assert "selected, 1 to 3, 3 steps" in words.inner_text()
     worth = [
         (0 < len(r.accepted) < len(r.tokens) - 1, len(r.accepted), len(r.tokens)) for r in rows
     ]
@@ -459,89 +458,6 @@ def test_lost_batches_are_fetched_again(page: GeneratePage, served: Served) -> N
     run = served.host.runs.all()[-1]
     assert run.finish is not None and page.text() == run.finish.text
     assert page.count("#pg-panel .tokens [data-n]") > 0
-
-
-def test_nothing_moves_while_streaming(page: GeneratePage) -> None:
-    page.pick_method("Scripted tree", "max_draft_len")
-    page.short(300)
-    page.generate("Warm up.")
-    page.tab.evaluate(
-        """() => {
-          window.shift = 0;
-          new PerformanceObserver((list) => {
-            for (const entry of list.getEntries()) window.shift += entry.value;
-          }).observe({ type: "layout-shift" });
-        }"""
-    )
-    page.generate("Now hold still.")
-    assert page.tab.evaluate("window.shift") < 0.1
-
-
-def show_tab(tab: Any, name: str) -> None:
-    """Click a tab; those that a narrow window has no room for are in a menu."""
-    shown = tab.get_by_role("tab", name=name, exact=True)
-    if not shown.is_visible():
-        tab.locator(".overflow-menu > button").click()
-        shown = tab.locator(".overflow-dropdown button", has_text=name)
-    shown.click()
-
-
-def test_no_sideways_scrolling(chromium: Any, served: Served, shots: Path) -> None:
-    with GeneratePage.opened(chromium, served.url, viewport=NARROW) as page:
-        page.generate("Say hello.")
-        page.check_width(shots, "generate")
-        show_tab(page.tab, "Runs")
-        page.tab.locator("#pg-runs tbody tr").first.click()
-        page.wait_done("pg-run-panel")
-        page.check_width(shots, "runs")
-        page.check_clean()
-
-
-@pytest.fixture(scope="module")
-def shipped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """The page with all presets, whose first method and prompt take more room."""
-    folder = tmp_path_factory.mktemp("shipped")
-    log = RunLog.open(str(folder / "runs.db"))
-    with serving(Catalog.shipped(), log, folder / "cache") as served:
-        yield served
-    log.close()
-
-
-@pytest.mark.parametrize("viewport", [WIDE, NARROW], ids=["wide", "narrow"])
-@pytest.mark.parametrize("page_of", ["served", "shipped"])
-def test_nothing_moves_while_pages_load(
-    chromium: Any, request: pytest.FixtureRequest, page_of: str, viewport: Any
-) -> None:
-    served: Served = request.getfixturevalue(page_of)
-    context = chromium.new_context(viewport=viewport)
-    context.add_init_script(
-        """window.shift = 0;
-        new PerformanceObserver((list) => {
-          for (const entry of list.getEntries()) window.shift += entry.value;
-        }).observe({ type: "layout-shift", buffered: true });"""
-    )
-    tab, shifts = context.new_page(), {}
-    for name in ("Generate", "Benchmark"):
-        loads = []
-        for _ in range(2):  # on a busy machine a frame now and then shows half of a form
-            tab.goto(with_token(f"{served.url}/?tab={name.lower()}"))
-            tab.wait_for_selector("#pg-panel .panel", state="attached", timeout=60_000)
-            tab.wait_for_timeout(3000)
-            loads.append(tab.evaluate("window.shift"))
-        shifts[f"address of {name}"] = min(loads)
-    for name in ("Compare", "Tree", "Sweep", "Runs", "Deploy", "Connect", "Generate"):
-        tab.evaluate("window.shift = 0")
-        show_tab(tab, name)
-        tab.wait_for_timeout(2000)
-        shifts[name] = tab.evaluate("window.shift")
-    assert {name: moved for name, moved in shifts.items() if moved >= 0.02} == {}
-    assert not tab.is_visible("#pg-panel .timeline, #pg-panel .tree"), "an idle page shows steps"
-    tab.locator("#pg-welcome button").click()
-    tab.reload()
-    tab.wait_for_selector("#pg-panel .panel")
-    tab.wait_for_timeout(1500)
-    assert tab.locator("#pg-welcome section").is_hidden()
-    context.close()
 
 
 def test_a_method_file_is_pasted_opened_and_run(page: GeneratePage, tmp_path: Path) -> None:

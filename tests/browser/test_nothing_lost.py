@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.browser.comparing import ComparePage
-from tests.browser.pages import WAIT_MS, GeneratePage
+from tests.browser.pages import WAIT_MS, GeneratePage, held_back
 from tests.faults.children import Child
 from tests.faults.children import page as serve_page
 from tests.playground.serving import Served, free_port
@@ -35,7 +35,7 @@ def begin(page: GeneratePage, prompt: str = "Do not lose me.", tokens: int = 90)
 def begin_comparison(opened: GeneratePage, tokens: int = 160) -> ComparePage:
     page = ComparePage(opened)
     page.go()
-    page.choose(1)
+    page.leave(1)
     page.set(0, "delay_ms", "60")
     page.short(tokens)
     page.begin("Compare me.")
@@ -48,17 +48,9 @@ def reopened(page: GeneratePage, url: str) -> GeneratePage:
     tab = page.tab.context.new_page()
     tab.goto(url)
     tab.wait_for_selector(f"{PANEL} .panel", state="attached")
-    return GeneratePage(tab)
-
-
-def reload(page: GeneratePage) -> None:
-    """As a person does it. Gradio complains of a stream that breaks off with the page."""
-    page.reload()
-    page.complaints[:] = [said for said in page.complaints if not is_of_the_end(said)]
-
-
-def is_of_the_end(said: str) -> bool:
-    return any(sign in said for sign in ("network error", "Connection errored out", "at http"))
+    shown = GeneratePage(tab)
+    shown.wait_filled()
+    return shown
 
 
 def value_of(page: GeneratePage, field: str) -> str:
@@ -70,7 +62,7 @@ def test_a_reload_finds_the_run_that_goes_on(page: GeneratePage, served: Served)
     begin(page, tokens=260)
     page.tab.fill("#pg-prompt textarea", "The next question, unsent.")
     page.tab.wait_for_function(STORED, arg="The next question, unsent.", timeout=2000)
-    reload(page)
+    page.reload()
     page.wait_state("running")
     run = served.host.runs.all()[-1]
     page.wait_done()
@@ -80,7 +72,7 @@ def test_a_reload_finds_the_run_that_goes_on(page: GeneratePage, served: Served)
     assert page.tab.input_value("#pg-method input").startswith("Scripted tree")
     assert value_of(page, "delay_ms") == "60" and value_of(page, "max_new_tokens") == "260"
     assert f"run={run.log_id}" in page.tab.url
-    reload(page)
+    page.reload()
     page.wait_done()
     assert page.text() == run.finish.text
     page.set("delay_ms", "0")
@@ -95,7 +87,7 @@ def test_stop_works_after_a_reload_and_in_another_tab(page: GeneratePage, served
         if second:
             shown = reopened(page, page.tab.url)
         else:
-            reload(page)
+            page.reload()
             shown = page
         shown.wait_state("running")
         shown.tab.keyboard.press("Escape")
@@ -106,7 +98,7 @@ def test_stop_works_after_a_reload_and_in_another_tab(page: GeneratePage, served
 def test_a_second_tab_shows_the_run_and_its_own_run_leaves_it_alone(
     page: GeneratePage, served: Served
 ) -> None:
-    begin(page, tokens=400)
+    begin(page, tokens=150)
     run = served.host.runs.all()[-1]
     other = reopened(page, page.tab.url)
     other.wait_state("running")
@@ -119,12 +111,25 @@ def test_a_second_tab_shows_the_run_and_its_own_run_leaves_it_alone(
 
 
 def test_a_new_tab_begins_its_own_chat_while_another_shows_the_run(page: GeneratePage) -> None:
-    begin(page, tokens=400)
+    begin(page, tokens=150)
     other = reopened(page, page.tab.url.partition("?")[0])
     other.short(8)
     other.generate("My own.")
     assert "Do not lose me." not in other.tab.inner_text(f"{PANEL} .text")
     page.wait_state("completed")
+
+
+def test_the_form_takes_no_input_until_it_is_filled(page: GeneratePage) -> None:
+    page.tab.fill("#pg-prompt textarea", "Before the reload.")
+    page.tab.wait_for_function(STORED, arg="Before the reload.", timeout=2000)
+    with held_back(page.tab):
+        with page.leaving():
+            page.tab.reload()
+        page.tab.wait_for_selector("#pg-main[inert]")
+        assert page.tab.input_value("#pg-prompt textarea") == "", "nothing has arrived"
+    page.wait_filled()
+    page.tab.wait_for_selector("#pg-main:not([inert])")
+    assert page.tab.input_value("#pg-prompt textarea") == "Before the reload."
 
 
 def test_earlier_turns_keep_their_colours_after_a_reload(page: GeneratePage) -> None:
@@ -134,7 +139,7 @@ def test_earlier_turns_keep_their_colours_after_a_reload(page: GeneratePage) -> 
     first = page.tab.inner_html(f"{PANEL} .tokens")
     page.generate("Two.")
     answers = page.tab.locator(f"{PANEL} .tokens")
-    reload(page)
+    page.reload()
     page.wait_done()
     page.tab.wait_for_function(
         "(panel) => document.querySelector(panel + ' .tokens .draft')?.dataset.n", arg=PANEL
@@ -183,7 +188,7 @@ def test_back_leads_from_tab_to_tab_and_from_a_permalink_to_what_was_there(
     assert selected(page) == "Generate" and page.tab.url == here and page.text() == text
     page.tab.go_forward()
     assert selected(page) == "Compare"
-    reload(page)
+    page.reload()
     page.tab.wait_for_selector("#pg-cmp-run")
     assert selected(page) == "Compare"
     page.tab.go_back()
@@ -225,7 +230,7 @@ def test_what_an_older_version_left_is_taken_field_by_field(
 ) -> None:
     for kept in OLDER:
         page.tab.evaluate("kept => localStorage.setItem('pg-generate', kept)", kept)
-        reload(page)
+        page.reload()
         page.tab.wait_for_selector("body.pg-generate .pg-field-max_new_tokens", state="attached")
         assert int(value_of(page, "max_new_tokens")) > 0
     assert page.tab.input_value("#pg-prompt textarea") == "Kept."
@@ -238,7 +243,7 @@ def test_a_reload_finds_the_comparison_that_goes_on(page: GeneratePage, served: 
     comparing = begin_comparison(page)
     url = page.tab.url
     assert "compare=" in url
-    reload(page)
+    page.reload()
     comparing.wait_drafts()
     assert selected(page) == "Compare" and page.tab.url == url
     comparing.wait_final()
@@ -356,6 +361,6 @@ def test_a_search_whose_server_is_killed_is_an_interrupted_benchmark_that_resume
         page.tab.click("#pg-benchmark-resume")
         page.tab.wait_for_selector("#pg-benchmark-state [data-state=completed]", timeout=120_000)
         page.check_clean()
-        reload(page)
+        page.reload()
         page.tab.wait_for_selector("#pg-benchmark-state [data-state=completed]")
         assert page.tab.locator("#pg-fastest").count() == 0, "it is resumed: nothing is left to say"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.browser.pages import WAIT_MS, GeneratePage
+from tests.browser.pages import WAIT_MS, GeneratePage, held_back
 from tests.playground.asks import finished, start
 from tests.playground.serving import Served
 from tests.storage.conftest import finished_run
@@ -41,7 +41,7 @@ def shows(page: GeneratePage, text: str, *, rows: int | None = None) -> None:
 
 
 def said(page: GeneratePage, words: str) -> None:
-    page.tab.wait_for_selector(f"#pg-runs-message .said >> text={words}", timeout=WAIT_MS)
+    page.tab.wait_for_selector(f"#pg-runs-message .pg-said >> text={words}", timeout=WAIT_MS)
 
 
 def choose(page: GeneratePage, file: Path) -> None:
@@ -186,16 +186,49 @@ def test_name_tags_and_note_are_kept_and_found(page: GeneratePage, served: Serve
     page.tab.keyboard.press("Enter")
     page.tab.fill("#pg-run-note textarea", "by hand <b>not markup</b>")
     page.tab.locator("#pg-run-note textarea").blur()
-    said(page, "Saved.")
+    for _ in range(400):  # three fields are saved one after the other
+        stored = served.log.get(run.log_id or "")
+        if stored is not None and stored.note and stored.tags:
+            break
+        page.tab.wait_for_timeout(50)
+    assert stored is not None and stored.note == "by hand <b>not markup</b>"
     page.tab.fill(SEARCH, "ÜNIQUE ONE")
     shows(page, "The Ünique one", rows=1)
     row = page.tab.locator(ROWS).first
     assert row.locator(".tag").all_inner_texts() == ["fast", "keep"]
-    stored = served.log.get(run.log_id or "")
-    assert stored is not None and stored.note == "by hand <b>not markup</b>"
     page.tab.click("#pg-run-all >> text=settings and machine")
     facts = page.tab.inner_text("#pg-run-facts .facts")
     assert "max_draft_len" in facts and "versions.torch" in facts
+
+
+def test_nothing_typed_or_ticked_is_lost_on_a_slow_line(page: GeneratePage, served: Served) -> None:
+    run = finished(start(served.host, prompt="Slowly."))
+    finished(start(served.host, prompt="Slowly, too."))
+    opened(page, "Slowly")
+    shows(page, "Slowly", rows=2)
+    ticks = page.tab.locator(f"{ROWS} .tick input")
+    with held_back(page.tab):
+        ticks.first.check()
+        ticks.nth(1).check()
+    page.tab.wait_for_selector("#pg-runs-do-compare:enabled")
+    page.tab.locator(ROWS).nth(1).locator("td button").first.click()
+    page.tab.wait_for_selector("#pg-run-name", state="visible")
+    page.wait_done("pg-run-panel")
+    name, tags = "#pg-run-name :is(input, textarea)", "#pg-run-tags :is(input, textarea)"
+    with held_back(page.tab):
+        for box, text in ((name, "First"), (name, "Second"), (tags, "slow")):
+            page.tab.fill(box, text)
+            page.tab.keyboard.press("Enter")
+        page.tab.fill("#pg-run-note textarea", "all of it")
+        page.tab.locator("#pg-run-note textarea").blur()
+    wanted = ("Second", ("slow",), "all of it")
+    stored = None
+    for _ in range(400):
+        stored = served.log.get(run.log_id or "")
+        if stored is not None and (stored.name, stored.tags, stored.note) == wanted:
+            break
+        page.tab.wait_for_timeout(50)
+    assert stored is not None and (stored.name, stored.tags, stored.note) == wanted
 
 
 def test_deleted_runs_come_back(page: GeneratePage, served: Served) -> None:
@@ -250,9 +283,8 @@ def test_an_experiment_is_one_row_that_opens_its_requests(
         finished_run(served.log, labels={"compare": "folded"}, prompt_text="Folded away.")
     finished_run(served.log, prompt_text="Folded away, but alone.")
     opened(page, "Folded away")
-    row = page.tab.locator("#pg-runs tr.group", has_text="Comparison")
-    row.wait_for()
     shows(page, "Folded away", rows=1)
+    row = page.tab.locator("#pg-runs tr.group", has_text="Comparison")
     assert "3 requests" in row.inner_text() and row.locator("input").count() == 0
     assert row.get_by_role("link", name="report").get_attribute("href") == "?compare=folded"
     page.tab.screenshot(path=shots / "runs-folded.png", full_page=True)
@@ -329,10 +361,10 @@ def test_runs_are_carried_away_and_back(page: GeneratePage, served: Served, tmp_
     assert len(document["runs"][0]["steps"]) == len(run.rows)
     choose(page, file)
     said(page, "Imported 0 runs; 1 were already here.")
-    document["runs"][0]["prompt_text"] = "Carry me. Changed."
+    document["runs"][0] |= {"id": "another", "prompt_text": "Carry me. Changed."}
     file.write_text(json.dumps(document))
     choose(page, file)
-    said(page, "Imported 1 run; 1 got a new id")
+    said(page, "Imported 1 run.")
     shows(page, "Carry me.", rows=2)
     file.write_text('{"format": "something else"}')
     choose(page, file)
@@ -340,7 +372,7 @@ def test_runs_are_carried_away_and_back(page: GeneratePage, served: Served, tmp_
     page.tab.click("#pg-runs-refresh")
     page.tab.fill(SEARCH, "Carry me. Changed.")
     shows(page, "Carry me. Changed.", rows=1)
-    alert = page.tab.locator("#pg-runs-message .alert", has_text="is not an export of runs")
+    alert = page.tab.locator("#pg-runs-message .pg-alert", has_text="is not an export of runs")
     assert alert.is_visible(), "loading the table must not wipe it"
 
 

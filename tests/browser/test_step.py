@@ -56,7 +56,7 @@ def test_the_wheel_zooms_at_the_cursor_and_a_map_shows_where(step: Any) -> None:
     after = box_of(node)
     assert after.width == pytest.approx(1.25 * before.width, rel=0.05)
     assert (after.x, after.y) == pytest.approx((before.x, before.y), abs=8), "it stays there"
-    step.locator("#pg-panel .tree").get_by_role("button", name="fit the tree").click()
+    step.locator("#pg-panel .tree").get_by_role("button", name="fit").click()
     step.wait_for_selector("#pg-panel .tree-map", state="hidden")
 
 

@@ -53,11 +53,12 @@ def small(tab: Any, tokens: int = 6) -> None:
 
 
 def pause(tab: Any, delay_ms: int) -> None:
-    """Make every step of the method wait."""
-    tab.locator(f"{FORM} .pg-group", has_text="Fixed settings").locator(
-        "button.label-wrap"
-    ).first.click()
-    tab.locator(f"{FORM} .pg-field-delay_ms input").first.fill(str(delay_ms))
+    """Make every step of the method draft and wait: the controller would not draft so slowly."""
+    fixed = tab.locator(f"{FORM} .pg-group", has_text="Fixed settings")
+    fixed.locator("button.label-wrap").first.click()
+    fixed.locator(".pg-field-delay_ms input").first.fill(str(delay_ms))
+    fixed.locator(".pg-field-drafting input").first.click()
+    tab.locator("ul[role=listbox] li", has_text="as set").click()
 
 
 def picked(tab: Any) -> str:
@@ -133,15 +134,16 @@ def test_the_best_of_a_sweep_is_used_in_generate(tab: Any, tmp_path: Path) -> No
     )
 
 
-def test_a_sweep_goes_on_after_reload_stop_and_resume(tab: Any) -> None:
+def test_a_sweep_goes_on_after_reload_stop_and_resume(page: GeneratePage) -> None:
+    tab = opened(page)
     vary(tab, "max_draft_len", 1, 3)
     small(tab)
-    pause(tab, 600)
+    pause(tab, 300)
     wait_outlook(tab, "3 c")
     name = start(tab)
     wait_words(tab, "answered")
     tab.wait_for_url(lambda url: "sweep=" in url, wait_until="commit")
-    tab.reload()
+    page.reload()
     tab.wait_for_selector(f"{SWEEP}-stop", timeout=WAIT_MS)
     assert picked(tab) == name
     tab.click(f"{SWEEP}-stop")
@@ -187,7 +189,6 @@ def fill(served: Served) -> None:
     what: dict[str, Any] = {"trials": 16, "prune": True, "objective": "tok_s"}
     what["configurations"] = [Configuration("scripted", "Scripted tree", ScriptedConfig())]
     swept(store, *ranges, name="shown", **what)
-    store.close()
 
 
 def test_plots_are_drawn_and_nothing_scrolls_sideways(

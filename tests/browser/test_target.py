@@ -48,13 +48,11 @@ def test_a_folder_is_looked_at_opened_and_found_again(
         assert "LlamaForCausalLM" in tab.inner_text("#pg-open-facts")
         page.pick("target", "Tiny")
         tab.locator("#pg-open-facts", has_text="LlamaForCausalLM").wait_for(state="detached")
+        wait_kept(tab, "tiny")
         page.pick("target", "other")
-        assert served.host.loaded is not None and served.host.loaded.name == "other"
-        tab.wait_for_function(
-            "folder => Object.values(localStorage).some(one => one.includes(folder))",
-            arg=f'"target":"{other}"',
-        )
-        tab.reload()
+        assert served.host.loaded is not None and Path(served.host.loaded.name).name == "other"
+        wait_kept(tab, str(other))
+        page.reload()
         page.wait_done()
         tab.wait_for_function("document.querySelector('#pg-target input')?.value === 'other'")
         assert "other" in tab.inner_text("#pg-target-state"), "it is loaded still"
@@ -65,6 +63,15 @@ def test_a_folder_is_looked_at_opened_and_found_again(
         tab.keyboard.press("Escape")
         page.complaints.clear()
     log.close()
+
+
+def wait_kept(tab: Any, target: str) -> None:
+    """Until the browser keeps this target for the next visit, and the address names it."""
+    tab.wait_for_function(
+        "target => JSON.parse(localStorage.getItem('pg-generate'))?.target === target"
+        " && new URLSearchParams(location.search).get('target') === target",
+        arg=target,
+    )
 
 
 def other_vocabulary(folder: Path) -> Path:

@@ -72,7 +72,7 @@ def test_a_head_is_trained_found_again_and_used(
         tab.wait_for_function("!document.querySelector('#pg-train-form .faulty')")
         tab.click(f"{TRAIN}-start:enabled")
         tab.wait_for_url(lambda url: "train=" in url, wait_until="commit")
-        tab.reload()
+        page.reload()
         wait_words(tab, "done")
         tab.wait_for_selector(f"{TRAIN}-gain .main-svg")
         tab.wait_for_selector(f"{TRAIN}-loss .main-svg")

@@ -80,7 +80,7 @@ def test_the_tree_goes_to_compare(tree: TreePage) -> None:
     tree.host.locator('[data-key="0"]').click()
     tree.press("Delete")
     tree.host.get_by_role("button", name="Use in Compare").click()
-    form = tree.tab.locator("#pg-cmp-form-0")
+    form = tree.tab.locator("#pg-cmp-form")
     form.locator(".pg-group > button").click()
     form.get_by_role("button", name="List of paths").click()
     field = form.locator(".pg-field-medusa_choices textarea")
@@ -106,7 +106,7 @@ def test_ranks_are_measured_with_progress_and_stop(
     answer = Measurements._answer
 
     def until_stopped(self: Measurements, run: LiveRun, *more: Any) -> str:
-        assert run.cancel_asked.wait(60.0), "nobody pressed Stop"
+        assert run.cancel_requested.wait(60.0), "nobody pressed Stop"
         return answer(self, run, *more)
 
     tree.pick("method", "Tiny EAGLE")
@@ -124,7 +124,7 @@ def test_ranks_are_measured_with_progress_and_stop(
     run = next(o for o in tree.host.locator("[data-picker=source] option").all_inner_texts()
                if o.startswith("suite"))  # fmt: skip
     assert run == label
-    tree.tab.reload()
+    tree.page.reload()
     tree.tab.get_by_role("tab", name="Tree", exact=True).click()
     tree.ready()
     tree.pick("method", "Tiny EAGLE")

@@ -61,25 +61,24 @@ class Pick:
     """A method as both pages offer it.
 
     Attributes:
-        title, first_field: on the Compare page.
+        title: on the Compare page.
         key: on the Benchmark page.
         name: what it is called there.
         max_draft_len: set to this; None = as it comes.
     """
 
     title: str
-    first_field: str
     key: str
     name: str
     max_draft_len: int | None = None
 
 
-SHORT = Pick("N-gram lookup", "max_matching_ngram_size", "ngram", "short", 2)
-LONG = Pick("N-gram lookup", "max_matching_ngram_size", "ngram", "long", 10)
-SUFFIX = Pick("Suffix automaton", "max_tree_depth", "suffix", "suffix")
-EAGLE3 = Pick("EAGLE-3", "max_draft_len", "eagle3-smollm2-135m", "eagle3", 3)
-DRAFT = Pick("Draft model", "max_draft_len", "draft-smollm2-135m", "small", 3)
-MEDUSA = Pick("Medusa heads", "medusa_choices", "medusa-smollm2-135m", "medusa")
+SHORT = Pick("N-gram lookup", "ngram", "short", 2)
+LONG = Pick("N-gram lookup", "ngram", "long", 10)
+SUFFIX = Pick("Suffix automaton", "suffix", "suffix")
+EAGLE3 = Pick("EAGLE-3", "eagle3-smollm2-135m", "eagle3", 3)
+DRAFT = Pick("Draft model", "draft-smollm2-135m", "small", 3)
+MEDUSA = Pick("Medusa heads", "medusa-smollm2-135m", "medusa")
 
 
 def test_from_three_methods_to_a_deployed_config(
@@ -130,11 +129,11 @@ def compare_three(
     compare.go()
     if dtype:
         compare.pick("dtype", dtype)
-    compare.choose(3)
-    for slot, pick in enumerate(picks):
-        compare.pick_method(slot, pick.title, pick.first_field)
+    compare.leave(0)
+    for number, pick in enumerate(picks):
+        compare.add(pick.title)
         if pick.max_draft_len is not None:
-            compare.set(slot, "max_draft_len", str(pick.max_draft_len))
+            compare.set(number, "max_draft_len", str(pick.max_draft_len))
     compare.short(32)
     compare.begin(prompt)
     final = f'{RESULTS} [data-final="true"]'
@@ -195,7 +194,7 @@ def benchmark_two(
     tab.locator("#pg-benchmark-extent .pg-field-ignore_eos input").check()
     outlook = tab.locator("#pg-benchmark-outlook", has_text="3 configurations")
     outlook.wait_for()
-    assert "if all answers are as long as they may be" in outlook.inner_text()
+    assert "if every answer reaches its maximum length" in outlook.inner_text()
     tab.click("#pg-benchmark-start:enabled")
     tab.wait_for_selector('#pg-benchmark-state [data-state="completed"]', timeout=WALK_MS)
     table = tab.locator("#pg-benchmark-summary")

@@ -61,7 +61,7 @@ class TreePage:
         self.ready()
 
     def said(self) -> str:
-        return str(self.host.locator(".live").text_content())
+        return str(self.host.locator("[data-part=live]").text_content())
 
     def wait_figure(self, name: str, wanted: str) -> None:
         self.tab.wait_for_function(

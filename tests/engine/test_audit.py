@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from engine.metrics import first_divergence
-from engine.model.audit import Audit, audit, disagreement, reference_logits, spacing
+from engine.model.audit import Audit, audit, forward_mismatch, reference_logits, spacing
 from engine.model.forward import ModulesForward
 from engine.model.target import Target
 from engine.proposal import TargetOutput
@@ -158,8 +158,8 @@ class Changed(ModulesForward):
         ("positions", "logits differ"),
         ("one row", "logits differ"),
         ("not a number", "logits are not numbers"),
-        ("argmax", "likeliest token"),
-        ("totals", "normalises"),
+        ("argmax", "most probable token"),
+        ("totals", "its logsumexp"),
         ("raises", "it failed: no such instruction"),
     ],
 )
@@ -167,5 +167,7 @@ class Changed(ModulesForward):
 def test_a_wrong_forward_is_found_out(fault: str, message: str | None, dtype: torch.dtype) -> None:
     model = tiny_model().to(dtype)
     expected = reference_logits(Target(model, None, name="plain"))
-    result = disagreement(Target(model, None, name="fast", forward=Changed(model, fault)), expected)
+    result = forward_mismatch(
+        Target(model, None, name="fast", forward=Changed(model, fault)), expected
+    )
     assert result is None if message is None else message in str(result)

@@ -10,7 +10,7 @@ import pytest
 
 from engine.errors import SourceError
 from engine.kernels.cpu.gguf import GGUFFile
-from engine.kernels.cpu.gguf_model import quick_reader
+from engine.kernels.cpu.gguf_model import fast_gguf_reader
 from tests.engine.cpu.tiny_gguf import random_blocks
 
 KINDS = ("Q4_0", "Q4_K", "Q8_0", "Q6_K")
@@ -52,12 +52,12 @@ def test_tensors_are_the_files(kind: str, file: GGUFFile, matrices: dict[str, np
 
 
 def test_the_header(file: GGUFFile) -> None:
-    assert file.names == (*KINDS, "floats")
+    assert tuple(file.entries) == (*KINDS, "floats")
     assert file.metadata["general.name"] == "some"
     assert file.metadata["theta"] == 0.5 and file.metadata["flag"] is True
-    assert "numbers" not in file.metadata and file.values("numbers") == [1, 2, 3]
-    assert file.values("tokenizer.ggml.tokens") == ["a", "", "ü" * 40]
-    assert file.values("nowhere") == []
+    assert "numbers" not in file.metadata and file.array("numbers") == [1, 2, 3]
+    assert file.array("tokenizer.ggml.tokens") == ["a", "", "ü" * 40]
+    assert file.array("nowhere") == []
     assert file.bits == 4 and file.weights_by_type["Q6_K"] == ROWS * COLUMNS
 
 
@@ -77,7 +77,7 @@ def test_other_files_are_read_as_ever(file: GGUFFile, tmp_path: Path) -> None:
     other = tmp_path / "other.gguf"
     other.write_bytes(file.path.read_bytes())
     plain = gguf.GGUFReader
-    with quick_reader(file):
+    with fast_gguf_reader(file):
         assert not isinstance(gguf.GGUFReader(file.path), plain)
         assert isinstance(gguf.GGUFReader(other), plain)
     assert gguf.GGUFReader is plain
@@ -93,7 +93,7 @@ def test_a_model_in_several_files_is_one(tmp_path: Path) -> None:
         writer.write_tensors_to_file()
         writer.close()
     whole = GGUFFile(tmp_path / "m-00001-of-00002.gguf")
-    assert whole.names == ("part0", "part1") and whole.floats("part1").min() == 1
+    assert [*whole.entries] == ["part0", "part1"] and whole.floats("part1").min() == 1
     with pytest.raises(SourceError, match="Give the first, whose name ends with -00001-of-00002"):
         GGUFFile(tmp_path / "m-00002-of-00002.gguf")
     (tmp_path / "m-00002-of-00002.gguf").unlink()

@@ -14,9 +14,9 @@ from transformers import AutoConfig, AutoModelForImageTextToText
 from engine.drafters import parse_method
 from engine.errors import TargetError
 from engine.metrics import measure
-from engine.model.kinds import check_can_roll_back, is_recurrent
+from engine.model.layer_types import check_can_roll_back, is_recurrent
 from engine.model.loading import load_target
-from engine.model.recurrent import Way
+from engine.model.recurrent import Traversal
 from engine.model.sources import TargetSpec
 from engine.model.target import Target
 from engine.proposal import Needs, Proposal
@@ -32,7 +32,7 @@ from tests.models import HYBRIDS, VOCAB, alike, build_context, plain_greedy, tin
 NEW_TOKENS = 12
 PROMPT = [7, 8, 9, 10, 7, 8, 9, 10, 7, 8, 9, 10, 11, 7, 8, 9, 10, 7, 8]
 """Longer than a chunk of any layer and than the convolutions are wide."""
-WAYS: tuple[Way, ...] = ("levels", "branches")
+WAYS: tuple[Traversal, ...] = ("levels", "branches")
 KINDS = ("qwen3_5_text", "lfm2", "jamba", "granitemoehybrid")
 """One family each of delta rule, convolution, state space and its second form."""
 ONE_OF_EACH_KIND = [family if family in KINDS else slow(family) for family in HYBRIDS]
@@ -60,14 +60,14 @@ def draft_model(family: str) -> Target:
     return alike(family, 0.01, eos_token_id=None)
 
 
-def ways_of(target: Target) -> list[Way]:
+def ways_of(target: Target) -> list[Traversal]:
     """What its layers can do, each set in turn."""
-    ways: list[Way] = []
-    for way in WAYS if len(target.recurrent) else WAYS[:1]:
-        target.recurrent.go(way)
-        if len(target.recurrent) == 0 or target.recurrent.way == way:
-            ways.append(way)
-    return ways
+    traversals: list[Traversal] = []
+    for traversal in WAYS if len(target.recurrent) else WAYS[:1]:
+        target.recurrent.set_traversal(traversal)
+        if len(target.recurrent) == 0 or target.recurrent.traversal == traversal:
+            traversals.append(traversal)
+    return traversals
 
 
 def same_states(target: Target, ours: Any, text: list[int]) -> None:
@@ -77,7 +77,7 @@ def same_states(target: Target, ours: Any, text: list[int]) -> None:
     assert ours.length == fresh.length == len(text)
     assert ours._slots.keys() == fresh._slots.keys()
     for layer in fresh._slots:  # buffers can have slots that no layer fills
-        for mine, other in zip(ours.rows_of(layer), fresh.rows_of(layer), strict=True):
+        for mine, other in zip(ours.layer_kv(layer), fresh.layer_kv(layer), strict=True):
             assert_close(mine[:, :, : len(text)], other[:, :, : len(text)])
     if ours.recurrent is not None:
         assert fresh.recurrent is not None
@@ -92,8 +92,8 @@ def same_states(target: Target, ours: Any, text: list[int]) -> None:
 def test_a_row_follows_its_own_path_and_a_commit_leaves_its_state(family: str) -> None:
     target, rng = target_of(family), random.Random(7)
     assert is_recurrent(target.config) == (len(target.recurrent) > 0)
-    for way in ways_of(target):
-        target.recurrent.go(way)
+    for traversal in ways_of(target):
+        target.recurrent.set_traversal(traversal)
         text, cache = list(PROMPT), target.new_cache(8)
         target.prefill(text, cache, Needs())
         for turn in range(3):
@@ -112,21 +112,21 @@ def test_a_row_follows_its_own_path_and_a_commit_leaves_its_state(family: str) -
 @pytest.mark.parametrize("family", ONE_OF_EACH_KIND)
 def test_greedy_output_equals_transformers_generate(family: str) -> None:
     target = target_of(family)
-    for way in ways_of(target):
-        target.recurrent.go(way)
+    for traversal in ways_of(target):
+        target.recurrent.set_traversal(traversal)
         for truth, shape in ((0.0, "any"), (0.7, "any"), (1.0, "chain")):
             drafter = ScriptedDrafter(
                 expected(family), vocab=target.vocab_size, shape=SHAPES[shape], truth=truth
             )
             text = write(target, drafter, PROMPT, tokens=NEW_TOKENS)
-            assert text.output == expected(family), (way, truth)
+            assert text.output == expected(family), (traversal, truth)
             assert (text.num_accepted > 0) == (truth > 0)
 
 
 @pytest.mark.parametrize("family", ONE_OF_EACH_KIND)
 def test_every_method_drafts_for_it(family: str, tmp_path: Path) -> None:
     target = target_of(family)
-    target.recurrent.go(None)
+    target.recurrent.set_traversal(None)
     save_medusa(tmp_path, target, 3)
     for name, settings in METHODS.items():
         where = {"speculative_model": str(tmp_path)} if name == "Medusa" else {}
@@ -160,8 +160,8 @@ def test_drafts_are_read_as_single_tokens_are(family: str) -> None:
     """transformers limits time steps where it reads many tokens at once, and only there."""
     target = tiny_target(family, eos_token_id=None, time_step_min=2.0)
     output = plain_greedy(target, PROMPT, NEW_TOKENS)
-    for way in ways_of(target):
-        target.recurrent.go(way)
+    for traversal in ways_of(target):
+        target.recurrent.set_traversal(traversal)
         for truth, shape in ((0.7, "any"), (1.0, "chain")):
             drafter = ScriptedDrafter(output, vocab=VOCAB, shape=SHAPES[shape], truth=truth)
             assert write(target, drafter, PROMPT, tokens=NEW_TOKENS).output == output
@@ -215,6 +215,7 @@ def test_a_model_that_also_sees_loads_as_its_language_model(
     config = AutoConfig.for_model(
         wrapper, text_config=text, vision_config={**eyes, **sizes, "num_attention_heads": 2}
     )
+    torch.manual_seed(0)
     AutoModelForImageTextToText.from_config(config).save_pretrained(tmp_path / "both")
     spec = TargetSpec(name=wrapper, path=str(tmp_path / "both"))
     target = load_target(spec, dtype="float32", device="cpu", cache_dir=tmp_path)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import dataclasses
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +29,13 @@ from engine.errors import (
     SourceError,
     TargetError,
 )
-from engine.kernels.cpu.weights import pack
 from engine.model import loading
 from engine.model.facts import facts_of
 from engine.model.files import check_sizes, read_settings
 from engine.model.forward import ModulesForward, _window
 from engine.model.loading import load_target, pick_device, pick_dtype
-from engine.model.packed import num_weights
-from engine.model.reading import empty_model, explain
+from engine.model.packed import num_weights, pack
+from engine.model.reading import empty_model, load_error
 from engine.model.sources import TargetSpec
 from engine.model.target import Target
 from engine.proposal import TargetOutput
@@ -178,7 +176,7 @@ def test_transformers_exceptions_become_a_sentence(
     text: str, kind: type[Exception], says: str
 ) -> None:
     spec = TargetSpec.of_path_or_hub("a/b")
-    error = explain(spec, OSError(text))
+    error = load_error(spec, OSError(text))
     assert isinstance(error, kind)
     assert says in str(error) and "\n" not in str(error)
 
@@ -221,41 +219,6 @@ def test_half_precision_targets_write(folder: Path, name: str) -> None:
     *_, end = decode(target, drafter, [1, 2, 3], limits=Limits(max_new_tokens=6, ignore_eos=True))
     assert isinstance(end, End) and len(end.output_ids) == 6
     assert target.dtype_name == name
-
-
-def _cut(file: Path) -> None:
-    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-
-
-def _flip(file: Path) -> None:
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 1
-    file.write_bytes(data)
-
-
-@pytest.mark.parametrize(
-    ("name", "damage"),
-    [
-        *(("tokenizer.json", damage) for damage in (_cut, _flip, Path.unlink)),
-        *(("config.json", damage) for damage in (_cut, _flip, Path.unlink)),
-        *(("digests.json", damage) for damage in (_cut, Path.unlink)),
-    ],
-)
-def test_a_damaged_description_is_named_and_made_again(
-    name: str, damage: Callable[[Path], None], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    spec = TargetSpec(name="tiny", path=str(write_gguf(tmp_path / "tiny.gguf")))
-    how: dict[str, Any] = {"dtype": "float32", "device": "cpu", "cache_dir": tmp_path / "cache"}
-    load_target(spec, **how).close()
-    (folder,) = (tmp_path / "cache" / "described").iterdir()
-    tokenizer = (folder / "tokenizer.json").read_bytes()
-    damage(folder / name)
-    load_target(spec, **how).close()
-    assert name in caplog.text and str(folder) in caplog.text
-    assert (folder / "tokenizer.json").read_bytes() == tokenizer
-    caplog.clear()
-    load_target(spec, **how).close()
-    assert caplog.text == ""
 
 
 def test_files_of_one_name_keep_their_own_tokenizers(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from engine.drafters import parse_method
 from engine.errors import ConfigError, OutOfMemoryError
 from engine.model.facts import facts_of
 from engine.model.loading import load_target
-from engine.model.placement import placed
+from engine.model.placement import place_layers
 from engine.model.reading import empty_model
 from engine.model.sources import TargetSpec
 from engine.steps import End
@@ -40,7 +40,6 @@ def answer(folder: Path, device: str, method: dict[str, Any], cache_dir: Path) -
     *_, end = decode(target, drafter, [1, 2, 3, 1, 2, 3, 1, 2], limits=limits)
     assert isinstance(end, End)
     name = target.device_name
-    drafter.close()
     target.close()
     assert name == "cpu + disk" if "disk" in device else "threads" in name
     return end.output_ids
@@ -66,13 +65,13 @@ def test_two_cards_share_a_model_without_cutting_a_layer(
     monkeypatch.setattr("accelerate.utils.modeling.get_max_memory", lambda memory: memory)
     model = empty(folder)
     free = {"cuda:0": 2 * ROOM, "cuda:1": 2 * ROOM, "cpu": 1 << 40}
-    placement = placed(model, "cuda:0,cuda:1", torch.float32, free)
+    placement = place_layers(model, "cuda:0,cuda:1", torch.float32, free)
     layers = {k: v for k, v in placement.device_map.items() if ".layers." in k}
     assert list(layers.values()) == sorted(layers.values()) and set(layers.values()) == {0, 1}
     assert all(k.count(".") == 2 for k in layers)
-    assert all(0 < share.num_bytes <= (share.room or 0) for share in placement.shares)
-    limited = placed(model, "cuda:1=2MiB,cpu", torch.float32, free)
-    assert [share.room for share in limited.shares] == [2 * 2**20, 1 << 40]
+    assert all(0 < share.num_bytes <= (share.limit_bytes or 0) for share in placement.shares)
+    limited = place_layers(model, "cuda:1=2MiB,cpu", torch.float32, free)
+    assert [share.limit_bytes for share in limited.shares] == [2 * 2**20, 1 << 40]
 
 
 def test_what_does_not_fit_names_every_device(
@@ -82,7 +81,7 @@ def test_what_does_not_fit_names_every_device(
     model = empty(folder)
     free = {"cuda:0": ROOM // 2, "cuda:1": ROOM // 2, "cpu": 1 << 40}
     with pytest.raises(OutOfMemoryError, match=r"cuda:0 .* cuda:1 .* too much\. Add a device"):
-        placed(model, "cuda:0,cuda:1", torch.float32, free)
+        place_layers(model, "cuda:0,cuda:1", torch.float32, free)
 
 
 def test_the_picker_knows_what_goes_where(folder: Path, tmp_path: Path) -> None:
@@ -107,4 +106,4 @@ def test_the_picker_knows_what_goes_where(folder: Path, tmp_path: Path) -> None:
 )
 def test_what_is_not_here_is_refused(device: str, message: str, folder: Path) -> None:
     with pytest.raises(ConfigError, match=message):
-        placed(empty(folder), device, torch.float32, {"cpu": 1 << 40})
+        place_layers(empty(folder), device, torch.float32, {"cpu": 1 << 40})

@@ -25,7 +25,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from engine.accept import Acceptance, Lossless, Relaxed, Rule, Typical, Verified, greedy
+from engine.accept import Acceptance, Lossless, Relaxed, Rule, Typical, VerifiedTree, greedy
 from engine.config import Limits, Sampling
 from engine.decode import decode
 from engine.drafters.base import Drafter
@@ -34,7 +34,7 @@ from engine.drafters.lookup.ngram import NGramConfig
 from engine.errors import TargetError
 from engine.model.target import Target
 from engine.proposal import DraftDists
-from engine.sampling import FEW, Draws, SeededDraws, inverse_cdf, probabilities
+from engine.sampling import NUCLEUS_CANDIDATES, Draws, SeededDraws, inverse_cdf, probabilities
 from engine.steps import End, Step
 from engine.tree import TreeShape
 from tests.engine.scripted import Parents, SamplingDrafter, draw_tree
@@ -111,10 +111,12 @@ def test_inverse_cdf_of_a_large_vocabulary_equals_the_plain_sum() -> None:
 @pytest.mark.parametrize("spread", [0.01, 3.0])
 def test_nucleus_of_a_large_vocabulary_equals_transformers(spread: float) -> None:
     """A flat distribution's nucleus has more tokens than are looked at first."""
-    logits = torch.randn(4, 5 * FEW, generator=torch.Generator().manual_seed(0)) * spread
+    logits = (
+        torch.randn(4, 5 * NUCLEUS_CANDIDATES, generator=torch.Generator().manual_seed(0)) * spread
+    )
     probs = probabilities(logits, Sampling(temperature=1.0, top_p=0.9))
     expected = TopPLogitsWarper(0.9)(None, logits).softmax(-1)
-    assert ((probs[0] > 0).sum() > FEW) == (spread < 1)
+    assert ((probs[0] > 0).sum() > NUCLEUS_CANDIDATES) == (spread < 1)
     # Where a sum over thousands meets the bound, rounding decides about the last token or two.
     assert ((probs > 0) != (expected > 0)).sum(-1).max() <= 2
     torch.testing.assert_close(probs, expected, atol=2e-4, rtol=1e-3)
@@ -150,7 +152,7 @@ def two_tokens(
         dists.row_of_parent.pop(1)
     paths = [tuple(tokens[i] for i in (0, *tree.path_to(n))) for n in range(len(tree))]
     logits = torch.stack([target_logits(path) for path in paths])
-    accepted = rule(Verified(tokens, tree, logits, dists), draws)
+    accepted = rule(VerifiedTree(tokens, tree, logits, dists), draws)
     text = [*(tokens[node] for node in accepted.path), accepted.next_token]
     if len(text) == 1:
         text.append(draws.pick(probabilities(target_logits((0, text[0])), sampling)))
@@ -227,7 +229,7 @@ def test_block_verification_accepts_by_the_papers_formulas(length: int) -> None:
         mass = math.prod(float(probs[i, token]) for i, token in enumerate(drafted))
         logits = torch.stack([target(path).log() for path in paths])
         dists = DraftDists(probs, {i: i for i in range(length)})
-        verified = Verified([0, *drafted], TreeShape.chain(length), logits, dists)
+        verified = VerifiedTree([0, *drafted], TreeShape.chain(length), logits, dists)
         for block in (True, False):
             left = mass
             for kept, accepts, rest in prefixes(verified, Lossless(sampling, block), length):
@@ -245,7 +247,7 @@ def test_block_verification_accepts_by_the_papers_formulas(length: int) -> None:
 
 
 def prefixes(
-    verified: Verified, rule: Lossless, length: int
+    verified: VerifiedTree, rule: Lossless, length: int
 ) -> Iterator[tuple[int, float, torch.Tensor]]:
     """Longest first: a prefix, how likely it stays if no longer one does, what follows it.
 
@@ -268,7 +270,7 @@ def prefixes(
         yield kept, low, draws.law
 
 
-def token_chance(verified: Verified, kept: int) -> float:
+def token_chance(verified: VerifiedTree, kept: int) -> float:
     """That token verification keeps exactly so many, given that it keeps no more."""
     assert verified.dists is not None
     rates = [
@@ -316,7 +318,7 @@ class NoResidual:
 
     sampling: Sampling
 
-    def __call__(self, verified: Verified, draws: Draws) -> Acceptance:
+    def __call__(self, verified: VerifiedTree, draws: Draws) -> Acceptance:
         at, path = 0, list[int]()
         while True:
             probs = probabilities(verified.logits[at], self.sampling)
@@ -346,7 +348,7 @@ def test_power_wrong_verifiers_fail_the_same_test() -> None:
 class Replacing:
     """Takes siblings for independent draws: a rejected one stays in their distribution."""
 
-    def __call__(self, verified: Verified, draws: Draws) -> Acceptance:
+    def __call__(self, verified: VerifiedTree, draws: Draws) -> Acceptance:
         dists = verified.dists
         assert dists is not None
         target, draft = verified.logits[0].softmax(-1), dists.probs[0]
@@ -370,7 +372,7 @@ def test_siblings_are_verified_as_drawn_without_replacement(rule: Rule, lawful: 
     seen = [0, 0, 0]
     for _ in range(RUNS):
         tokens, dists = draw_tree(star, lambda path: draft, 0, draws.generator)
-        accepted = rule(Verified(tokens, star, target.log().expand(3, 3), dists), draws)
+        accepted = rule(VerifiedTree(tokens, star, target.log().expand(3, 3), dists), draws)
         seen[tokens[accepted.path[0]] if accepted.path else accepted.next_token] += 1
     assert seen[0] == 0
     found = float(chisquare(seen[1:], [0.6 * RUNS, 0.4 * RUNS]).pvalue)
@@ -380,7 +382,9 @@ def test_siblings_are_verified_as_drawn_without_replacement(rule: Rule, lawful: 
 def test_greedy_follows_the_worked_example() -> None:
     logits = torch.zeros(4, 10)
     logits[0, 7] = logits[2, 9] = 1.0
-    assert greedy(Verified([1, 5, 7, 3], TreeShape([-1, 0, 0, 2]), logits)) == Acceptance((2,), 9)
+    assert greedy(VerifiedTree([1, 5, 7, 3], TreeShape([-1, 0, 0, 2]), logits)) == Acceptance(
+        (2,), 9
+    )
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -395,7 +399,7 @@ def test_no_rule_chooses_among_logits_that_are_not_finite(value: float, sampling
         *((typical, None), (relaxed, None)),
     ]
     for rule, drawn in rules:
-        verified = Verified([0, 1], TreeShape.chain(1), logits, drawn)
+        verified = VerifiedTree([0, 1], TreeShape.chain(1), logits, drawn)
         with pytest.raises(TargetError, match="not finite"):
             for seed in range(20):  # where the draft is not accepted, nothing is wrong yet
                 rule(verified, SeededDraws(seed))
@@ -403,10 +407,10 @@ def test_no_rule_chooses_among_logits_that_are_not_finite(value: float, sampling
 
 def test_tokens_that_are_ruled_out_rule_out_nothing_else() -> None:
     logits = torch.tensor([[-math.inf, 1.0, 0.0]])
-    verified = Verified([0], TreeShape.chain(0), logits)
+    verified = VerifiedTree([0], TreeShape.chain(0), logits)
     assert greedy(verified).next_token == 1
     with pytest.raises(TargetError, match="not finite"):
-        greedy(Verified([0], TreeShape.chain(0), torch.full((1, 3), -math.inf)))
+        greedy(VerifiedTree([0], TreeShape.chain(0), torch.full((1, 3), -math.inf)))
 
 
 # ---- through the decode loop

@@ -16,13 +16,13 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from engine.accept import Lossless, Verified
+from engine.accept import Lossless, VerifiedTree
 from engine.config import Limits, Sampling
-from engine.constraint import Structured, allowed_after, constraint_of
+from engine.constraint import GrammarConstraint, allowed_after, build_constraint
 from engine.decode import decode
 from engine.drafters import parse_method
 from engine.errors import ConfigError, TargetError
-from engine.grammar import Matcher, choice_grammar, compiled
+from engine.grammar import Matcher, choice_grammar, compile_grammar
 from engine.metrics import measure
 from engine.model.audit import audit
 from engine.model.target import Target
@@ -71,10 +71,10 @@ def prompt_ids() -> list[int]:
 
 
 def matcher_after(sampling: Sampling, tokens: list[int]) -> Matcher:
-    grammar = compiled(sampling.structured_output, sampling.grammar)
+    grammar = compile_grammar(sampling.structured_output, sampling.grammar)
     matcher = Matcher(target().token_texts, grammar)
     for token in tokens:
-        matcher.go(token)
+        matcher.advance(token)
     return matcher
 
 
@@ -164,7 +164,7 @@ def test_every_node_is_masked_by_its_own_path_alone() -> None:
             for child, token in zip(children, rng.sample(letters, 5), strict=False):
                 tokens[child] = token
         proposal = Proposal(torch.tensor(tokens), shape)
-        constraint = constraint_of(target(), sampling)
+        constraint = build_constraint(target(), sampling)
         constraint.commit(begun)
         pruned = constraint.prune(proposal, max_depth=9)
         logits = torch.zeros(len(pruned.shape), VOCAB)
@@ -244,14 +244,14 @@ def first_pair(
 ) -> tuple[int, ...]:
     """The two letters after a root that the grammar does not see, by one verified step."""
     sampling = Sampling(temperature=1.0)
-    constraint = Structured(Matcher(target().token_texts, pairs(letters)), target().eos_ids)
+    constraint = GrammarConstraint(Matcher(target().token_texts, pairs(letters)), target().eos_ids)
     tree = TreeShape(parents)
     tokens, dists = draw_tree(tree, draft_law, 0, draws.generator, likeliest=certain)
     proposal = constraint.prune(Proposal(torch.tensor(tokens), tree, dists=dists), max_depth=2)
     kept, shape = proposal.tokens.tolist(), proposal.shape
     paths = [tuple(kept[i] for i in (0, *shape.path_to(n))) for n in range(len(shape))]
     output = constraint.mask(TargetOutput(torch.stack([target_logits(path) for path in paths])))
-    accepted = Lossless(sampling)(Verified(kept, shape, output.logits, proposal.dists), draws)
+    accepted = Lossless(sampling)(VerifiedTree(kept, shape, output.logits, proposal.dists), draws)
     text = [*(kept[node] for node in accepted.path), accepted.next_token]
     constraint.commit(text[:2])
     if len(text) == 1:
@@ -262,7 +262,7 @@ def first_pair(
 
 @functools.cache
 def pairs(letters: str) -> str:
-    return compiled("regex", "[{}][{}]".format(*letters.split()))
+    return compile_grammar("regex", "[{}][{}]".format(*letters.split()))
 
 
 @pytest.mark.parametrize(
@@ -340,4 +340,4 @@ def test_without_the_library_the_sentence_says_what_to_install(
 def test_a_target_without_tokenizer_says_that_it_cannot_follow() -> None:
     bare = Target(tiny_model("llama"), None, name="bare")
     with pytest.raises(TargetError, match="needs a target with a tokenizer"):
-        constraint_of(bare, SAMPLINGS["regex"])
+        build_constraint(bare, SAMPLINGS["regex"])

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from engine.config import Limits
-from engine.model.labels import StepLabels, token_label
+from engine.model.labels import TokenLabels
 from engine.model.text import REPLACEMENT, Detokenizer, StopStrings, whole_text
 from engine.steps import Step
 from tests.models import tiny_tokenizer
@@ -93,16 +93,13 @@ def test_byte_fallback_tokens_and_leading_spaces_stream_whole() -> None:
 
 def test_a_part_of_a_character_is_labelled_by_its_bytes() -> None:
     tokenizer = tiny_tokenizer()
-    assert [token_label(tokenizer, token) for token in tokenizer.encode("é")] == [
-        "1 of 2 bytes",
-        "byte A9",
-    ]
-    assert token_label(tokenizer, tokenizer.encode("x")[0]) == "x"
-    assert token_label(tokenizer, 9999) == "⟨9999⟩"
+    lead, rest, x = map(TokenLabels(tokenizer), tokenizer.encode("éx"))
+    assert (lead, rest, x) == ("1 of 2 bytes", "byte A9", "x")
+    assert TokenLabels(tokenizer)(9999) == TokenLabels(None)(9999) == "⟨9999⟩"
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_end|>"]})
     tokenizer.add_tokens(["<b>"])
     added: Any = tokenizer.convert_tokens_to_ids(["<|im_end|>", "<b>"])
-    assert [token_label(tokenizer, token) for token in added] == ["⟨|im_end|⟩", "<b>"]
+    assert [*map(TokenLabels(tokenizer), added)] == ["⟨|im_end|⟩", "<b>"]
 
 
 @pytest.mark.parametrize(
@@ -112,12 +109,12 @@ def test_a_part_of_a_character_names_the_character_of_its_path(tokenizer: Any) -
     """🙂: one token before the step, its root, a draft, the target's own; beside it, ü."""
     one, two, three, four = byte_tokens(tokenizer, "🙂".encode())
     lead, rest = byte_tokens(tokenizer, "ü".encode())
-    step = drafted([two, three, lead, rest], [-1, 0, 0, 2], accepted=[1], bonus=four)
-    labels, bonus = StepLabels(tokenizer).of(step, [7, one, two])
-    part = "1 of 4 bytes of 🙂"
-    assert labels == [part, part, "1 of 2 bytes of ü", "1 of 2 bytes of ü"] and bonus == part
+    step = drafted([two, lead, rest, three], [-1, 0, 1, 0], accepted=[3], bonus=four)
+    labels = TokenLabels(tokenizer).of_step(step, [7, one, two])
+    part, beside = "1 of 4 bytes of 🙂", "1 of 2 bytes of ü"
+    assert labels == [part, beside, beside, part, part]
     open_end = drafted([two, three], [-1, 0], accepted=[], bonus=7)
-    assert StepLabels(tokenizer).of(open_end, [7, one, two])[0] == ["1 of 4 bytes"] * 2
+    assert TokenLabels(tokenizer).of_step(open_end, [7, one, two])[:2] == ["1 of 4 bytes"] * 2
 
 
 def byte_tokens(tokenizer: Any, data: bytes) -> list[int]:

@@ -60,7 +60,7 @@ def test_a_node_sees_itself_and_its_ancestors(seed: int) -> None:
 def test_the_mask_is_ancestry_within_the_window(seed: int, committed: int) -> None:
     window = FAMILIES["gemma3_text"]["sliding_window"]
     builder = MaskBuilder(tiny_model("gemma3_text", num_hidden_layers=1, layer_types=None))
-    builder.per_kind, builder.additive = True, False
+    builder.is_per_type, builder.additive = True, False
     rng = random.Random(seed)
     parents = random_parents(rng, rng.randint(2, 24))
     shape = TreeShape(parents)
@@ -107,7 +107,7 @@ def test_the_cache_after_commits_equals_a_fresh_prefill(family: str) -> None:
     assert cache.length == fresh.length == len(text)
     assert cache._slots.keys() == fresh._slots.keys()
     for layer in cache._slots:  # buffers can have slots that no layer fills
-        for ours, theirs in zip(cache.rows_of(layer), fresh.rows_of(layer), strict=True):
+        for ours, theirs in zip(cache.layer_kv(layer), fresh.layer_kv(layer), strict=True):
             assert_close(ours[:, :, : len(text)], theirs[:, :, : len(text)])
 
 
@@ -178,7 +178,7 @@ def test_greedy_output_equals_target_alone_on_any_tree(
 
 
 @pytest.mark.parametrize(
-    "family", [*SOME_FAMILIES, "qwen3_5_text", *map(slow, ("jamba", "mamba2"))]
+    "family", [*SOME_FAMILIES, "qwen3_5_text", *map(slow, ("jamba", "mamba2", "llama4_text"))]
 )
 def test_texts_of_a_batch_show_what_each_shows_alone(family: str) -> None:
     target, rng = tiny_target(family), random.Random(5)

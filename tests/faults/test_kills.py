@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from playground.experiments.sweep.store import SweepStore
-from playground.experiments.sweep.trials import runs_id
+from playground.experiments.sweep.trials import trial_benchmark_id
 from storage import RunLog
 from tests.faults.children import Child, command, page, words
 from tests.faults.conftest import Tally
@@ -208,25 +208,17 @@ def statuses_of(db: Path) -> list[str]:
 
 def statuses(log: RunLog) -> list[str]:
     """How its sweeps stand."""
-    store = SweepStore(log)
-    try:
-        return [head.status for head in store.heads()]
-    finally:
-        store.close()
+    return [head.status for head in SweepStore(log).heads()]
 
 
 def swept(db: Path) -> dict[Any, Any]:
     """Every point, how it ended, and what was answered there."""
     with opened(db) as log:
-        store = SweepStore(log)
-        try:
-            sweep = store.load("s")
-            return {
-                trial.key: (trial.outcome, answers(log, runs_id(sweep.row.id, trial.point)))
-                for trial in sweep.trials()
-            }
-        finally:
-            store.close()
+        sweep = SweepStore(log).load("s")
+        return {
+            trial.key: (trial.outcome, answers(log, trial_benchmark_id(sweep.row.id, trial.point)))
+            for trial in sweep.trials
+        }
 
 
 def _wrongly_marked(log: RunLog) -> int:

@@ -125,7 +125,7 @@ def test_a_run_goes_on_while_the_logs_server_is_away(
     room: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(recording, "MAX_WAITING", room)
+    monkeypatch.setattr(recording, "MAX_QUEUED", room)
     log = RunLog.open(mortal)
     host = EngineHost(log, tiny_catalog(tiny_folder), cache_dir=tmp_path / "cache", device="cpu")
     run = start(host, settings={"delay_ms": "20"}, limits={"max_new_tokens": "200"})

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from engine.drafters.blocks.dflash import BlockShape, DFlashModel
+from engine.drafters.blocks.dflash import DFlashModel
 from engine.drafters.heads.layer import HeadSpec
 from engine.model.target import Target
 from tests.engine.cpu.tiny_gguf import write_gguf
@@ -124,7 +124,7 @@ def save_dflash(folder: Path, target: Target) -> None:
         "layers.0.input_layernorm.weight": torch.ones(size),
         **layer_tensors(size, size, "layers.0"),
     }
-    assert len(DFlashModel(BlockShape((spec,), 2)).layers) == 1
+    assert len(DFlashModel((spec,), 2, None).layers) == 1
     config = config_of(target, num_hidden_layers=1, block_size=4)
     config |= {"dflash_config": {"mask_token_id": 11, "target_layer_ids": [0, 1]}}
     write(folder, tensors, config)
@@ -325,8 +325,6 @@ HEAD_CONFIG: dict[str, tuple[Any, ...]] = {
     "transformer_layer_config": ({}, 5, []),
     "partial_rotary_factor": (0, 2, "x", [], 0.01),
     "rope_parameters": ({"partial_rotary_factor": "x"}, {"partial_rotary_factor": -1}, 5),
-    "is_neox_style": ("x", 5, False),
-    "use_gemma_norm": ("x", True),
     "use_sliding_window": ("x", False),
     "draft_vocab_size": ("x", 0, 10**12),
     "architectures": (5, [5], "DominoDraftModel", {"a": 1}),

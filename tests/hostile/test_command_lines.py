@@ -71,12 +71,6 @@ class Lines:
         yield from self.options(sweep, "vary", [*TEXTS, *RANGES])
         varied = [*sweep, "--vary", "max_draft_len=1:2"]
         yield from self.options(varied, "trials objective seed name resume output set", TEXTS)
-        yield from self.options(["tune", "fit", *self.log], "nodes table category name", TEXTS)
-        yield from self.options(["tune", "fit", *self.log], "max-depth max-width held-out", TEXTS)
-        ranks = ["tune", "ranks", *self.model, *self.log, "--method", "NGram"]
-        yield from self.options(ranks, "runs benchmark depths set", TEXTS)
-        cost = ["tune", "latency", "--method", "NGram", "--target", "no/such", *self.log]
-        yield from self.options(cost, "context dtype set", TEXTS)
         train = ["train", "--method", "medusa", "--output", str(self.folder / "o")]
         train += ["--target", "no/such"]
         yield from self.options(train, "set tokens rows prompts features evals seed", TEXTS)
@@ -86,9 +80,6 @@ class Lines:
             yield ["runs", "export", *self.log, "--", text]
             yield ["runs", "export", *self.log, "--", str(self.folder / "x.json"), text]
             yield ["runs", "import", *self.log, "--", text]
-            yield ["runs", "tag", *self.log, "--add", text, "--", text]
-            yield ["runs", "delete", *self.log, "--", text]
-            yield ["runs", "restore", *self.log, "--", text]
             yield ["export", *self.log, "--to", "vllm", "--method", text]
             yield ["import", "--from", "vllm", "--", text]
             yield [text]

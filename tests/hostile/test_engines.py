@@ -169,7 +169,7 @@ COUNTERS: dict[str, tuple[Parts, str]] = {
 def test_no_counters_freeze_or_fill_the_server(served: Served, case: str) -> None:
     parts, sentence = COUNTERS[case]
     with engine(metrics=parts) as fake:
-        shown = meanwhile(served, lambda: connect(served, "begin", [fake.url, "", ""])[-1])
+        shown = meanwhile(served, lambda: connect(served, "poll", [fake.url, "", ""])[-1])
     assert sentence in shown[0] and "Something broke" not in shown[0]
     assert fake.sent < 16 << 20
 
@@ -177,7 +177,7 @@ def test_no_counters_freeze_or_fill_the_server(served: Served, case: str) -> Non
 @pytest.mark.parametrize("body", [FLOOD, repeat(b"[" * 65536), drip(b" ")], ids=range(3))
 def test_no_list_of_models_freezes_or_fills_the_server(served: Served, body: Body) -> None:
     with engine(models=("", body)) as fake:
-        shown = meanwhile(served, lambda: connect(served, "begin", [fake.url, "", ""])[-1])
+        shown = meanwhile(served, lambda: connect(served, "poll", [fake.url, "", ""])[-1])
     assert "must be at most" in shown[0] or "did not answer within" in shown[0]
     assert fake.sent < 16 << 20
 
@@ -301,7 +301,7 @@ def test_an_odd_engine_is_a_sentence_on_the_page_and_on_the_terminal(
     served: Served, parts: dict[str, Parts]
 ) -> None:
     with engine(**parts) as fake:
-        shown = connect(served, "begin", [fake.url, "", ""])[-1]
+        shown = connect(served, "poll", [fake.url, "", ""])[-1]
         said = CliRunner().invoke(app, ["connect", fake.url, "--readings", "1", "--every", "0.1"])
     assert "must" in shown[0] or "valid JSON" in shown[0] or "nests deeper" in shown[0]
     assert said.exit_code == 2 and isinstance(said.exception, SystemExit)

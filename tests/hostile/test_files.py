@@ -93,10 +93,7 @@ class Bases:
         values = {"decoding_type": base.split()[0], **fixed, place: str(folder)}
         context = BuildContext(self.target, TargetSpec.of_path_or_hub, load_spec)
         drafter = parse_method(values, where=base).build(context)
-        try:
-            return written(self.target, drafter)
-        finally:
-            drafter.close()
+        return written(self.target, drafter)
 
 
 def load_spec(spec: TargetSpec) -> Target:

@@ -170,5 +170,5 @@ def test_a_full_disk_is_named_by_the_log(log: RunLog) -> None:
 
 def test_a_full_disk_is_named_where_kernels_are_compiled() -> None:
     said = "fatal error: error writing to /tmp/x.s: No space left on device"
-    with pytest.raises(compiling.NotNative, match="cannot be written: the disk is full"):
+    with pytest.raises(compiling.NoKernels, match="cannot be written: the disk is full"):
         compiling._compile(["sh", "-c", f"echo 'In file a.cpp:'; echo '{said}' >&2; exit 1"])

@@ -229,7 +229,7 @@ def test_every_hostile_file_is_a_sentence(page: Page) -> None:
             at = 0 if taker == "import_file" else 1
             for value in (given, [given]):
                 page.listener(takers[taker], at, value)
-        page.listener(takers["_text_of"], 0, given)
+        page.listener(takers["open_file"], 0, given)
 
 
 def _bytes(text: str | bytes) -> bytes:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from starlette.datastructures import QueryParams
 
-from playground.web.address import link_to, tab_of
+from playground.web.address import link_params, tab_of
 
 CASES = json.loads((Path(__file__).parents[1] / "scripts/addresses.json").read_text())
 
@@ -18,10 +18,10 @@ def test_an_address_opens_one_tab(query: str, tab: str) -> None:
     params = QueryParams(query)
     assert tab_of(params) == tab
     tabs = {*CASES.values()}
-    assert all(link_to(other, params) == {} for other in tabs - {tab})
+    assert all(link_params(other, params) == {} for other in tabs - {tab})
 
 
 def test_a_link_has_the_parameters_of_its_tab() -> None:
     params = QueryParams("tab=generate&run=abc&__theme=dark")
-    assert link_to("generate", params) == {"run": "abc"}
-    assert link_to("runs", QueryParams("run=abc")) == {"run": "abc"}
+    assert link_params("generate", params) == {"run": "abc"}
+    assert link_params("runs", QueryParams("run=abc")) == {"run": "abc"}

@@ -15,11 +15,11 @@ from typer.testing import CliRunner
 
 from playground.cli.main import app
 from playground.experiments.cluster import connected
-from playground.experiments.finished import finished_requests, in_pairs
+from playground.experiments.finished import finished_requests, pair_requests
 from playground.experiments.service import Experiments
 from playground.host.runner import EngineHost
 from playground.web.benchmark import BenchmarkPage
-from playground.web.experiment import ExperimentPage, Shown, state_of
+from playground.web.experiment import ExperimentPage, JobState, state_of
 from playground.web.sweep import SweepPage
 from storage import RunLog
 from tests.playground.bench import test_service as benchmarks
@@ -58,7 +58,7 @@ def test_a_benchmark_on_ray_measures_what_one_process_measures(
     assert answers[0] == answers[1] and answers[0]
     own = [request for request in found if request.configuration == "ngram"]
     plain = [request for request in found if request.configuration != "ngram"]
-    assert len(in_pairs(own, plain)) == len(own)  # each was timed against the same worker
+    assert len(pair_requests(own, plain)) == len(own)  # each was timed against the same worker
     assert len({request.worker for request in found} - {""}) == 2
 
 
@@ -69,7 +69,7 @@ def test_what_workers_could_not_write_to_is_refused(tiny_folder: Path, tmp_path:
     assert "need --ray ADDRESS" in result.output
 
 
-def followed(page: ExperimentPage, key: str) -> tuple[Shown, str]:
+def followed(page: ExperimentPage, key: str) -> tuple[JobState, str]:
     """How an experiment ended, and what the page showed while it was measured."""
     shown, until = "", time.monotonic() + WAIT_S
     while (now := page.read(key)).job is not None or now.status == "running":

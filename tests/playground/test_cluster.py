@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -16,12 +19,12 @@ import torch
 from engine.errors import ConfigError, OutOfMemoryError
 from engine.model.sources import TargetSpec
 from playground.experiments import cluster
-from playground.experiments.cluster import Pool, Workers, connected, workers
+from playground.experiments.cluster import PoolConfig, Workers, connected, workers
 from playground.experiments.worker import TaskContext, WorkerConfig, program
 
 pytest.importorskip("ray", reason="Ray is not installed")
 pytestmark = pytest.mark.slow
-TWO = Pool("local", workers=2, cpus=1)
+TWO = PoolConfig("local", workers=2, cpus=1)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -45,14 +48,14 @@ def two(local_ray: None, worker_config: WorkerConfig) -> Iterator[Workers]:
 
 
 def where(context: TaskContext, number: int) -> tuple[str, int, str]:
-    context.tell(number)
-    return context.name, torch.get_num_threads(), context.bench.target.name
+    context.send(number)
+    return context.name, torch.get_num_threads(), context.build_context.target.name
 
 
 def test_every_worker_keeps_a_target_and_its_own_cores(two: Workers) -> None:
     told: list[tuple[str, Any]] = []
     tasks = {str(n): partial(where, number=n) for n in range(4)}
-    found = two.do_all(tasks, tell=lambda *message: told.append(message))
+    found = two.run_all(tasks, on_message=lambda *message: told.append(message))
     names = {name for name, *_ in two.rows()}
     assert len(names) == 2 and {name for name, *_ in found.values()} <= names
     assert {rest for _, *rest in found.values() for rest in [tuple(rest)]} == {(1, "tiny")}
@@ -71,7 +74,7 @@ def test_a_task_whose_worker_dies_is_done_by_another(
 ) -> None:
     before = {name for name, *_ in two.rows()}
     mark = tmp_path / "mark"
-    done = two.do_all({"a": partial(dies_once, mark=mark)}, tell=lambda *message: None)
+    done = two.run_all({"a": partial(dies_once, mark=mark)}, on_message=lambda *message: None)
     after = {name for name, *_ in two.rows()}
     assert len(two.rows()) == 2 and mark.read_text() in before - after and done["a"] in after
     assert any(f"Worker {mark.read_text()} is gone: " in one for one in caplog.messages)
@@ -86,7 +89,7 @@ def test_a_task_that_kills_every_worker_is_given_up(
 ) -> None:
     monkeypatch.setattr(cluster, "MAX_LOST", 2)
     with pytest.raises(cluster.WorkerLostError, match="is gone"):
-        two.do_all({"a": dies}, tell=lambda *message: None)
+        two.run_all({"a": dies}, on_message=lambda *message: None)
     assert len(two.rows()) == 2
 
 
@@ -96,19 +99,33 @@ def out_of_memory(context: TaskContext) -> None:
 
 def test_what_a_task_raises_is_raised_here(two: Workers) -> None:
     with pytest.raises(OutOfMemoryError, match=r"^tiny needs 900 GiB\.$"):
-        two.do(out_of_memory)
-    assert two.do(partial(where, number=1))[2] == "tiny"
+        two.run(out_of_memory)
+    assert two.run(partial(where, number=1))[2] == "tiny"
 
 
 def test_workers_of_another_version_are_refused_with_both(
     worker_config: WorkerConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cluster, "program", lambda: "0.0.9 (sources 00000000)")
-    with pytest.raises(ConfigError) as caught, workers(Pool("local", 1, 1), worker_config):
+    with pytest.raises(ConfigError) as caught, workers(PoolConfig("local", 1, 1), worker_config):
         pass
     assert program() in str(caught.value) and "this is 0.0.9 (sources 00000000)" in str(
         caught.value
     )
+
+
+def test_a_worker_whose_node_lacks_the_program_is_refused(
+    worker_config: WorkerConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only_here = ModuleType("only_here")
+    device = type("Device", (str,), {"__module__": "only_here"})
+    vars(only_here)["Device"] = device
+    monkeypatch.setitem(sys.modules, "only_here", only_here)
+    with (
+        pytest.raises(ConfigError, match="is not installed on its node. Install the same version"),
+        workers(PoolConfig("local", 1, 1), replace(worker_config, device=device("cpu"))),
+    ):
+        pass
 
 
 def test_workers_without_the_model_are_refused(worker_config: WorkerConfig, tmp_path: Path) -> None:
@@ -117,12 +134,12 @@ def test_workers_without_the_model_are_refused(worker_config: WorkerConfig, tmp_
         nowhere, "float32", worker_config.log_url, "cpu", worker_config.cache_dir
     )
     with pytest.raises(ConfigError, match=r"No worker can be used\. Worker .* is not used: .*gone"):
-        with workers(Pool("local", 1, 1), lacking):
+        with workers(PoolConfig("local", 1, 1), lacking):
             pass
 
 
 def test_more_than_the_cluster_has_is_refused_at_once(worker_config: WorkerConfig) -> None:
-    for pool in (Pool("local", workers=99, cpus=1), Pool("local", gpus=1)):
+    for pool in (PoolConfig("local", workers=99, cpus=1), PoolConfig("local", gpus=1)):
         with (
             pytest.raises(ConfigError, match="Ask for fewer or smaller workers"),
             workers(pool, worker_config),
@@ -136,7 +153,7 @@ def test_cores_that_others_hold_are_not_waited_for_long(
     ray = pytest.importorskip("ray")
     held = ray.util.placement_group([{"CPU": 1}])
     assert held.wait(60)
-    monkeypatch.setattr(cluster, "QUEUE_S", 0.5)
+    monkeypatch.setattr(cluster, "PLACEMENT_TIMEOUT_S", 0.5)
     try:
         with pytest.raises(ConfigError, match=r"within 0\.5 s; others may hold them"):
             Workers(TWO, worker_config)
@@ -149,8 +166,8 @@ def test_cores_that_others_hold_are_not_waited_for_long(
 def test_an_experiment_without_workers_ends_and_blames_no_task(
     worker_config: WorkerConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with workers(Pool("local", 1, 1), worker_config) as alone:
+    with workers(PoolConfig("local", 1, 1), worker_config) as alone:
         monkeypatch.setattr(Workers, "_start", lambda self: None)
         for _ in range(2):
             with pytest.raises(cluster.NoWorkerError, match="No worker is left"):
-                alone.do(dies)
+                alone.run(dies)

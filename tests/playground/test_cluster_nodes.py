@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import pytest
 
-from playground.experiments.finished import finished_requests, in_pairs
+from playground.experiments.finished import finished_requests, pair_requests
 from playground.experiments.worker import program
 from storage import RunLog
 from tests.postgres import Server
@@ -44,7 +44,7 @@ CLUSTER = (
 COMMAND = (
     "from playground.cli.main import app\n"
     "from playground.experiments import cluster\n"
-    "cluster.QUEUE_S = 5.0\n"  # so long are the cores of a lost node waited for
+    "cluster.PLACEMENT_TIMEOUT_S = 5.0\n"  # so long are the cores of a lost node waited for
     "app()\n"
 )
 
@@ -181,5 +181,5 @@ def test_what_a_lost_node_was_doing_is_done_by_another(
     assert len(set(keys)) == len(keys) == json.loads(found.shown)["report"]["num_done"] > 0
     own = [request for request in requests if request.configuration == "ngram"]
     plain = [request for request in requests if request.configuration != "ngram"]
-    assert len(in_pairs(own, plain)) == len(own) == len(plain)
+    assert len(pair_requests(own, plain)) == len(own) == len(plain)
     assert found.said.count(" is gone: ") == 1

@@ -11,6 +11,8 @@ from engine.config import Limits, Sampling, Settings
 from engine.drafters import methods
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
+from engine.training.methods import METHODS
+from engine.training.session import SessionSettings
 from playground.host.controls import (
     Control,
     changed_controls,
@@ -19,6 +21,7 @@ from playground.host.controls import (
     settings_from,
     state_of,
 )
+from playground.training.plan import Budget
 
 
 class Everything(Settings):
@@ -123,6 +126,12 @@ def test_rules_name_settings_and_values_that_exist(cls: type[Settings]) -> None:
         assert getattr(cls.parse({**values}), next(iter(values))) == next(iter(values.values()))
         named += [*values, *without_effect.split()]
     assert set(named) <= set(fields)
+
+
+@pytest.mark.parametrize("cls", [*ALL, *METHODS.values(), SessionSettings, Budget])
+def test_every_control_has_a_title_that_is_not_made_from_its_name(cls: type[Settings]) -> None:
+    names = {name for name in cls.model_fields if name != "decoding_type"}
+    assert {name for name in names if not cls.model_fields[name].title} == set()
 
 
 @pytest.mark.parametrize("cls", ALL)

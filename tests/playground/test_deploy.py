@@ -39,6 +39,7 @@ from playground.deploy import (
 from playground.host.catalog import Catalog
 from playground.host.methods import choose_method
 from playground.host.runner import EngineHost
+from playground.web.address import tab_switch
 from playground.web.deploy import DeployPage, engine_choice, verdict_html
 from storage import NewRun, RunLog
 from tests.engine.interop.schemas import same_effect
@@ -398,16 +399,16 @@ def test_targets_with_recurrent_layers_are_marked_as_such() -> None:
 def test_an_address_opens_the_same_whichever_answer_comes_last(host: EngineHost) -> None:
     async def drawn() -> DeployPage:  # Gradio leaves event loops unclosed unless one is running
         with gr.Blocks(analytics_enabled=False), gr.Tab() as tab:
-            return DeployPage(host, tab)
+            return DeployPage(host, tab, tab_switch())
 
     finished(start(host))
     page = asyncio.run(drawn())
     held = ["run", None, "tiny", "scripted", "trtllm", ""]
     asked: Any = SimpleNamespace(query_params={"deploy": "vllm", "of": "method:scripted"})
-    shown = page.come_into_view(asked, "", *held)
+    shown = page.on_select(asked, "", *held)
     assert shown[page.kind] == "method" and shown[page.engine].value == "vllm"
     plain: Any = SimpleNamespace(query_params={})
-    assert page.come_into_view(plain, "", *held)[page.kind] == "run"
+    assert page.on_select(plain, "", *held)[page.kind] == "run"
 
 
 def test_the_engines_that_run_a_method_are_named_by_how_well() -> None:

@@ -30,7 +30,7 @@ def values_of(listener: dict[str, Any], held: dict[int, Any], run_id: str) -> li
     values = [held[part] for part in listener["inputs"]]
     special: dict[str, list[Any]] = {
         "follow_link": [LINKS] * 3,
-        "show": [SHOWN, LINKS],
+        "predict": [LINKS, SHOWN],
         "measure": ["http://127.0.0.1:9"],
     }
     for name, own in special.items():
@@ -66,7 +66,7 @@ def test_no_message_of_a_stream_makes_the_browser_copy_other_components(tmp_path
         for fn in config["dependencies"]
         if fn["show_progress_on"] != [] and fn["api_name"].rstrip("_0123456789") not in forms
     ]
-    assert not told, "spread playground.web.forms.QUIET, QUEUED or RAW into these listeners"
+    assert not told, "spread playground.web.forms.UNQUEUED, QUEUED or RAW into these listeners"
     kinds = {part["id"]: part["type"] for part in config["components"]}
     assert "tabs" not in {kinds.get(out) for fn in config["dependencies"] for out in fn["outputs"]}
 

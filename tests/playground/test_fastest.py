@@ -109,7 +109,7 @@ def test_time_ends_it_with_what_is_known(host: EngineHost) -> None:
     began_s = time.monotonic()
     search = searched(host, plan_of(catalog, ask(method="plain")), budget_s=1.0)
     assert time.monotonic() - began_s < 20
-    assert search.state == "completed" and search.chooser.left_s == 0
+    assert search.state == "completed" and search.chooser.remaining_s == 0
 
 
 def told(
@@ -135,7 +135,7 @@ def told(
 
 def answer(search: Experiment, request: FinishedRequest) -> None:
     search.chooser.add(request, search.faults)
-    search.tell(Progress(1, 9, "", None, last=request))
+    search.update(Progress(1, 9, "", None, last=request))
 
 
 def told_standings(host: EngineHost, *methods: str, **more: Any) -> Standings:
@@ -189,21 +189,25 @@ def test_search_is_found_from_any_tab_until_it_is_closed(host: EngineHost) -> No
         return panel
 
     panel = asyncio.run(drawn())
-    nothing = [gr.skip()] * len(panel.outputs)
-    assert panel.reopened() == nothing
-    first = panel._begin(ask(method="plain"))
-    column, *_, timer = panel.reopened()
-    assert column.visible and timer.active
+    nothing = {panel.column: gr.skip()}
+    assert panel.on_page_load() == nothing
+    first = panel._start(ask(method="plain"))
+    opened = panel.on_page_load()
+    assert opened[panel.column].visible and opened[panel.timer].active
     panel._stop()
     assert first.over.wait(120)
-    assert panel.reopened()[-1] == gr.skip(), "a late answer stops no timer that a click started"
-    second = panel._begin(ask(method="plain"))
-    assert panel.look()[-1].active, "a page that followed the first follows the second"
-    assert panel.forget() == gr.skip(), "a search that goes on stays, whatever target is picked"
+    assert panel.timer not in panel.on_page_load(), (
+        "a late answer stops no timer that a click started"
+    )
+    second = panel._start(ask(method="plain"))
+    assert panel.refresh()[panel.timer].active, "a page that followed the first follows the second"
+    assert panel.hide_finished() == gr.skip(), (
+        "a search that goes on stays, whatever target is picked"
+    )
     panel._stop()
-    assert second.over.wait(120) and not panel.look()[-1].active
-    assert panel.forget().visible is False, "what was found for another target goes"
-    assert panel.reopened() == nothing
+    assert second.over.wait(120) and not panel.refresh()[panel.timer].active
+    assert panel.hide_finished().visible is False, "what was found for another target goes"
+    assert panel.on_page_load() == nothing
 
 
 def test_advice_has_figure_interval_reason_and_what_it_was_tried_on(host: EngineHost) -> None:

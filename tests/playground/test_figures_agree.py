@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from engine import formats
 from engine.metrics import speedup, tok_s
 from playground.cli.main import app
-from playground.experiments.compare.race import race_clocks
+from playground.experiments.comparison import race_clocks
 from playground.experiments.finished import FinishedRequest, finished_requests
 from playground.experiments.report.export import requests_csv, speedup_csv
 from playground.experiments.report.page import page_html
@@ -36,8 +36,8 @@ from playground.runs.transfer import Kind, export_runs
 from playground.web.report import summary_html
 from storage import PLAIN as PLAIN_TYPE
 from storage import ExperimentRow, RunDetail, RunLog, RunQuery, StepRow, StoredRun, new_id
-from tests.playground.api.test_meters import samples
 from tests.playground.api.test_openai import CHAT
+from tests.playground.api.test_prometheus import samples
 from tests.playground.bench.requests import plan_of
 from tests.playground.serving import Served, serving_tiny
 from tests.playground.tiny import save_tiny_llama

@@ -6,7 +6,7 @@ import asyncio
 
 import gradio as gr
 
-from playground.experiments.compare.form import first_methods
+from playground.experiments.forms import first_methods
 from playground.host.catalog import Catalog
 from playground.host.menu import RECOMMENDED, MethodMenu
 from playground.web.forms import PromptForm

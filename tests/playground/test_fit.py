@@ -14,14 +14,14 @@ EMBEDDED = "smollm2-135m-instruct"
 def test_every_preset_is_either_offered_or_explained(target: str) -> None:
     catalog = Catalog.shipped()
     offered = {key for _, key in catalog.method_choices(target)}
-    explained = {title for title, _ in catalog.unfit(target)}
+    explained = {title for title, _ in catalog.unavailable(target)}
     for name, preset in catalog.presets.items():
         assert (name in offered) != (preset.title in explained), name
         assert (name in offered) == (preset.target in (None, target))
 
 
 def test_reason_names_the_target_that_a_drafter_belongs_to() -> None:
-    reasons = dict(Catalog.shipped().unfit(EMBEDDED))
+    reasons = dict(Catalog.shipped().unavailable(EMBEDDED))
     assert reasons["Medusa heads for Vicuna 7B"] == "made for vicuna-7b-v1.3"
     assert "MTP" in reasons["MTP"]
 

@@ -40,7 +40,7 @@ def after(kind: str, **changes: Any) -> dict[str, dict[str, Any]]:
     _, fields, values = drawn(kind)
     values |= changes
     updates = fields.updates(values, state_of(methods()[kind], values))
-    return dict(zip(fields.parts, updates[1:], strict=False))
+    return dict(zip(fields.components, updates[1:], strict=False))
 
 
 def test_an_edit_shows_and_hides_controls() -> None:
@@ -69,7 +69,7 @@ def form() -> SettingsForm:
 
 def test_another_method_within_a_method_brings_its_own_controls(form: SettingsForm) -> None:
     group, _, values = drawn("Combined")
-    asked = {"groups": [group.plain()], "values": {}, "method": "combined"}
+    asked = {"groups": [group.model_dump()], "values": {}, "method": "combined"}
     held = {"values": {"method": {**values, "min_match_len": 3}}}
     swapped = form._swap("method", "model", "NGram", asked, held)
     names = [control["name"] for control in swapped["groups"][0]["fields"]]
@@ -82,6 +82,6 @@ def test_another_method_within_a_method_brings_its_own_controls(form: SettingsFo
 @pytest.mark.parametrize("kind", ["Combined", "nothing", None, 3])
 def test_no_such_method_within_a_method_changes_nothing(form: SettingsForm, kind: Any) -> None:
     group, _, values = drawn("Combined")
-    asked = {"groups": [group.plain()], "values": {}}
+    asked = {"groups": [group.model_dump()], "values": {}}
     swapped = form._swap("method", "model", kind, asked, {"values": {"method": values}})
     assert "groups" not in swapped

@@ -8,8 +8,8 @@ import tracemalloc
 import pytest
 
 from engine.errors import ConfigError
-from playground.experiments.compare.race import race_clocks
-from playground.host.live import First, LiveRun, LiveRuns, RecentSteps
+from playground.experiments.comparison import race_clocks
+from playground.host.live import FirstToken, LiveRun, LiveRuns, RecentSteps
 from playground.host.runner import EngineHost
 from playground.host.stream import History, RunStream
 from storage import RunLog, StepRow
@@ -65,20 +65,17 @@ def test_a_run_keeps_its_newest_steps_within_its_bytes() -> None:
     assert steps.accepted == {1: 50} and steps.longest == 64
 
 
-def test_all_runs_keep_their_steps_within_the_bytes_of_the_store() -> None:
-    store = LiveRuns(max_bytes=200_000)
+def test_finished_runs_keep_no_steps_once_another_begins() -> None:
+    store = LiveRuns()
     over, running = [LiveRun("tab") for _ in range(3)], LiveRun("tab")
     for run in (*over, running):
         store.add(run)
-        run.add_steps([wide(index) for index in range(6)])
+        run.rows.extend([wide(index) for index in range(6)])
         if run is not running:
             run.end("completed")
-        assert sum(each.rows.num_bytes for each in store.all()) <= 200_000
-    for index in range(6, 30):
-        running.add_steps([wide(index)])
-        assert sum(each.rows.num_bytes for each in store.all()) <= 200_000
     assert all(store.get(run.id) is run and len(run.rows) == 6 for run in over)
-    assert not any(list(run.rows) for run in over) and len(running.rows) == 30
+    assert not any(run.rows.read(run.rows.first) for run in over)
+    assert len(running.rows.read(0) or ()) == 6
 
 
 def test_what_is_in_memory_no_more_is_answered_from_the_log(
@@ -94,20 +91,20 @@ def test_what_is_in_memory_no_more_is_answered_from_the_log(
 
     before = answers()
     run.rows.drop(1 << 40)
-    assert list(run.rows) == [] and answers() == before
+    assert run.rows.read(run.rows.first) == [] and answers() == before
     with pytest.raises(ConfigError, match="has no step"):
         history.step(run.id, len(run.rows))
 
 
 def test_a_stream_that_lags_behind_memory_goes_on_and_the_page_asks_for_the_rest() -> None:
-    run = LiveRun("tab", first=First(5, "a", 3, 0.1))
+    run = LiveRun("tab", first=FirstToken(5, "a", 3, 0.1))
     stream = RunStream([run], lambda run: 0)
-    run.add_steps([wide(index) for index in range(4)])
+    run.rows.extend([wide(index) for index in range(4)])
     run.rows.drop(2 * run.rows.num_bytes // 4)
     message = stream.next()
     assert message is not None
     assert [event[1] for event in json.loads(message["ev"])] == [3, 4]
     assert run.pieces() == [] and len(run.pieces(3)) == 2
-    run.add_steps([wide(4)])
+    run.rows.extend([wide(4)])
     message = stream.next()
     assert message is not None and [e[1] for e in json.loads(message["ev"])] == [5]

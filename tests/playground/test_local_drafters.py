@@ -6,10 +6,9 @@ from pathlib import Path
 
 from engine.model.sources import TargetSpec
 from playground.experiments.fastest import methods_to_try
-from playground.host.catalog import Catalog
+from playground.host.catalog import Catalog, catalog_within
 from playground.host.local_drafters import draft_models_of
 from playground.host.menu import GROUPS, LOCAL, MethodMenu
-from playground.host.reach import catalog_within
 from storage import RunLog
 
 

@@ -18,6 +18,7 @@ from playground.experiments.service import Experiments
 from playground.host.controls import settings_from
 from playground.host.runner import EngineHost
 from playground.host.stream import History, RunStream, adopt, follow
+from playground.web.address import tab_switch
 from playground.web.generate import GeneratePage
 from playground.web.memory import memory_settings, owner_of, tab_identity
 from tests.playground.asks import finished, start
@@ -31,7 +32,7 @@ SLOW: dict[str, Any] = {"settings": {"delay_ms": "20"}, "limits": {"max_new_toke
 def page(host: EngineHost, history: History) -> GeneratePage:
     async def build() -> GeneratePage:  # Gradio leaves event loops unclosed unless one is running
         with gr.Blocks(analytics_enabled=False):
-            return GeneratePage(host, Experiments(host), history, tab_identity())
+            return GeneratePage(host, Experiments(host), history, tab_identity(), tab_switch())
 
     return asyncio.run(build())
 
@@ -138,19 +139,19 @@ def test_the_form_comes_back_as_it_was_kept_or_as_the_address_s_run_had_it(
         "mode": "raw",
         "prompt": "Unsent.",
     }
-    target, method, form, dtype, _, mode, system, prompt = page.form_values.reopened(kept, {})
+    target, method, form, dtype, _, mode, system, prompt = page.form_values.initial_values(kept, {})
     picked = (target["value"], method["value"], dtype, mode)
     assert picked == ("tiny", "scripted", "auto", "raw")
     assert form["values"] == {"method": {"max_draft_len": 3}}
     assert (system, prompt) == ("", "Unsent.")
     run = finished(start(host, prompt="Asked.", limits={"max_new_tokens": "7"}))
     address = {"tab": "generate", "run": run.log_id or ""}
-    *_, run_form, mode, system, prompt = page.form_values.reopened(
+    *_, run_form, mode, system, prompt = page.form_values.initial_values(
         {**kept, "foreign": True}, address
     )
     assert run_form["values"]["limits"]["max_new_tokens"] == 7
     assert (mode, prompt) == ("chat", "Asked.")
-    assert page.form_values.reopened(kept, address)[-1] == "Unsent.", (
+    assert page.form_values.initial_values(kept, address)[-1] == "Unsent.", (
         "a reload: what was typed since"
     )
 

@@ -71,8 +71,8 @@ def test_a_head_is_offered_for_its_model_from_any_place(spec: dict[str, str]) ->
     catalog.targets["other"] = TargetSpec(name="other", path="/models/x.gguf", title="Other 1B")
     assert head in [key for _, key in catalog.method_choices("own")]
     assert head not in [key for _, key in catalog.method_choices("other")]
-    assert "Its head" not in [title for title, _ in catalog.unfit("own")]
-    assert ("Its head", f"made for {values['target']}") in catalog.unfit("other")
+    assert "Its head" not in [title for title, _ in catalog.unavailable("own")]
+    assert ("Its head", f"made for {values['target']}") in catalog.unavailable("other")
 
 
 def test_random_targets_stand_last_and_start_with_their_own_drafter(log: RunLog) -> None:

@@ -9,7 +9,6 @@ import pytest
 
 from engine.drafters import parse_method
 from engine.drafters.method import MethodConfig
-from engine.model.loading import pick_dtype
 from engine.model.sources import TargetSpec
 from playground.host.bounded import BoundedCache
 from playground.host.models import Models
@@ -49,15 +48,17 @@ def test_a_draft_model_goes_with_the_last_drafter_and_job_that_draw_on_it(models
     drafter = drafting_with("d").build(models.build_context())
     models.release()
     assert draft_models(models) == {"b", "c", "d"}, "the next job may want it again"
-    drafter.close()
+    del drafter
     models.release(idle=True)
     assert draft_models(models) == {"b", "c"}
 
 
-def test_a_dtype_spelled_auto_loads_nothing_anew(models: Models, tiny_folder: Path) -> None:
-    spec, loaded = TargetSpec(name="tiny", path=str(tiny_folder)), models._target
-    assert loaded is not None
-    picked = str(pick_dtype("auto", loaded.device)).removeprefix("torch.")
+def test_the_same_dtype_loads_nothing_anew(models: Models, tiny_folder: Path) -> None:
+    spec = TargetSpec(name="tiny", path=str(tiny_folder))
+    first = models.target(spec, "auto", lambda *told: None)
+    picked = first.dtype_name
+    assert models.target(spec, picked, lambda *told: None) is first
+    models.close()
     first = models.target(spec, picked, lambda *told: None)
     assert models.target(spec, "auto", lambda *told: None) is first
     other = {"float32": "bfloat16", "bfloat16": "float32"}[picked]
@@ -71,9 +72,12 @@ def test_a_bounded_cache_keeps_what_was_used_last_within_its_bytes() -> None:
         cache.get("a")
     assert (cache.get("a"), cache.get("b"), cache.get("c")) == ("aaaa", None, "cccc")
     cache.put("large", 50 * "x")
-    assert cache.num_bytes == 50 and cache.get("large") and cache.get("a") is None
+    assert cache.get("large") and cache.get("a") is None
     assert (
-        cache.read("large", lambda kept: f"{kept}?", stale=lambda kept: len(kept) == 50)[-1] == "?"
+        cache.get_or_compute(
+            "large", lambda kept: f"{kept}?", is_stale=lambda kept: len(kept) == 50
+        )[-1]
+        == "?"
     )
 
 
@@ -85,5 +89,5 @@ def test_threads_that_want_one_value_have_it_made_once() -> None:
         made.append(1)
         return made
 
-    assert errors_at_once(lambda _: cache.read("key", make)) == []
+    assert errors_at_once(lambda _: cache.get_or_compute("key", make)) == []
     assert made == [1]

@@ -8,9 +8,8 @@ import pytest
 
 import presets
 from engine.errors import SourceError
-from playground.host.catalog import Catalog
+from playground.host.catalog import Catalog, catalog_within
 from playground.host.models import Models
-from playground.host.reach import catalog_within
 from tests.playground.tiny import save_tiny_llama
 
 

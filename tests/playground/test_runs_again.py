@@ -10,10 +10,11 @@ import pytest
 
 from engine.errors import ConfigError, PromptError
 from engine.model.sources import TargetSpec
+from playground.experiments.forms import slot_of
 from playground.host.environment import _nvidia_driver, machine, weights_digest
 from playground.host.request import read_request
 from playground.host.runner import EngineHost
-from playground.runs.details import nearest_method, request_again, request_of
+from playground.runs.details import request_again, request_of
 from storage import RunDetail, RunLog
 from tests.playground.asks import ask, finished, start
 
@@ -39,7 +40,7 @@ def test_a_run_fills_the_generate_page(host: EngineHost) -> None:
     asked = ask(prompt="Fill in.", system="Be brief.", settings={"note": "x"})
     run = stored(host, finished(host.generate(read_request(host.catalog, asked), owner="a")).log_id)
     fields = request_of(host.catalog, run)
-    method = nearest_method(host.catalog, "tiny", run.method_title, fields.config)
+    method, _ = slot_of(host.catalog, fields.config, "tiny")
     assert (fields.target.name, method, fields.dtype) == ("tiny", "scripted", "float32")
     assert (fields.mode, fields.system, fields.prompt) == ("chat", "Be brief.", "Fill in.")
     assert fields.config.model_dump()["note"] == "x" and fields.limits.max_new_tokens == 24

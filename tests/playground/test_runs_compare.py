@@ -12,7 +12,7 @@ from engine.drafters import methods
 from engine.errors import ConfigError
 from engine.metrics import FORMULAS
 from playground.runs.compare import compare_runs
-from playground.runs.settings import SettingTexts, differences, flatten, non_default, short
+from playground.runs.settings import differences, flatten, non_default, short
 from playground.web.run_comparison import comparison_html
 from storage import RunLog
 from tests.storage.conftest import timed_run
@@ -55,11 +55,11 @@ def test_only_settings_that_differ_are_shown(log: RunLog) -> None:
 
 
 def test_values_that_differ_between_runs_of_one_configuration_are_told() -> None:
-    repeats = SettingTexts({"sampling.seed": ("0", "1"), "a": ("x",)})
+    repeats = {"sampling.seed": ("0", "1"), "a": ("x",)}
     assert list(differences([repeats])) == ["sampling.seed"]
-    other = SettingTexts({"sampling.seed": ("1", "0"), "a": ("y",)})
+    other = {"sampling.seed": ("1", "0"), "a": ("y",)}
     assert list(differences([repeats, other])) == ["a"]
-    fewer = SettingTexts({"sampling.seed": ("0",)})
+    fewer = {"sampling.seed": ("0",)}
     assert differences([repeats, fewer]) == {"sampling.seed": ["0, 1", "0"], "a": ["x", "–"]}
 
 

@@ -8,7 +8,8 @@ import pytest
 
 from engine.config import Settings
 from engine.errors import ConfigError
-from playground.runs.details import Annotation, Selection, facts, split_tags, stored_run
+from playground.host.stream import stored_run
+from playground.runs.details import Annotation, Selection, facts, split_tags
 from storage import RunLog, UnknownRunError
 from tests.storage.conftest import finish, finished_run, new_run
 

@@ -13,6 +13,8 @@ import pytest
 
 from engine.errors import ConfigError
 from playground.runs.transfer import (
+    HEAD,
+    TAIL,
     ImportCounts,
     Kind,
     export_runs,
@@ -86,7 +88,6 @@ def test_a_newer_version_and_a_cut_file_are_refused(log: RunLog) -> None:
         list(read_runs(io.StringIO(text[:-80])))
 
 
-HEAD = {"format": "speculative-decoding-playground/runs", "version": 1}
 BROKEN: list[tuple[str, Any]] = [
     ("id", "a/b"),
     ("id", 3),
@@ -137,7 +138,7 @@ def test_a_malformed_step_is_named(log: RunLog, changes: dict[str, Any]) -> None
 def refused_in_a_sentence(log: RunLog, raw: dict[str, Any]) -> None:
     before = log.find().total
     with pytest.raises(ConfigError, match=r"^Run .* of the file: .*\.$"):
-        taken_in(log, json.dumps({**HEAD, "runs": [raw]}))
+        taken_in(log, f"{HEAD}{json.dumps(raw)}{TAIL}")
     assert log.find().total == before
 
 

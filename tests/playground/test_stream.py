@@ -69,7 +69,9 @@ def messages_of(host: EngineHost, **changes: Any) -> tuple[LiveRun, list[dict[st
 
 def streamed(run: LiveRun) -> str:
     assert run.first is not None
-    return run.first.text + "".join(t for row in run.rows for t in row.committed_texts)
+    return run.first.text + "".join(
+        t for row in run.rows.read(0) or () for t in row.committed_texts
+    )
 
 
 def test_messages_in_order_make_the_whole_text(host: EngineHost, history: History) -> None:
@@ -132,7 +134,7 @@ def test_a_stored_run_keeps_its_method_s_badge(
     kind = {"target": "tiny", "method": method, "method_title": "", "lossless": lossless}
     kind |= {"environment": {} if exact is None else {"exact": exact}}
     run = host.log.begin(NewRun(**kind, sampling={}, limits={}, prompt_ids=(1,)))
-    (meta,) = History(LiveRuns(), host.log).opened(run)["runs"]
+    (meta,) = History(LiveRuns(), host.log).show(run)["runs"]
     assert meta["badge"] == badge
 
 
@@ -143,7 +145,7 @@ def test_a_badge_promises_what_the_target_computes(
     """The tiny target has no kernels: in bfloat16 a row is rounded differently among others."""
     run = finished(start(host, dtype=dtype))
     assert status_of(run, 0)["badge"] == badge
-    (meta,) = History(LiveRuns(), host.log).opened(run.log_id or "")["runs"]
+    (meta,) = History(LiveRuns(), host.log).show(run.log_id or "")["runs"]
     assert meta["badge"] == badge
 
 

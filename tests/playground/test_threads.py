@@ -31,12 +31,12 @@ def test_a_worker_loses_no_message_that_comes_while_it_is_looked_at(
 
     def task(context: TaskContext) -> None:
         for number in range(num_messages):
-            context.tell(number)
+            context.send(number)
 
-    thread = threading.Thread(target=worker.do, args=(task,))
+    thread = threading.Thread(target=worker.run_task, args=(task,))
     thread.start()
     messages: list[Any] = []
     while thread.is_alive():
-        messages += worker.look()
-    messages += worker.look()
-    assert messages == list(range(num_messages)) and worker.look() == []
+        messages += worker.take_messages()
+    messages += worker.take_messages()
+    assert messages == list(range(num_messages)) and worker.take_messages() == []

@@ -7,24 +7,24 @@ from typing import Any
 import pytest
 
 from engine.config import Limits, Sampling
-from engine.decode import decode
 from engine.drafters.autoregressive import AutoregressiveConfig
 from engine.drafters.lookup.ngram import NGramConfig
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from engine.tree import ChoiceTree
 from engine.tuning import StoppedError
-from engine.tuning.replay import replay, replay_chain
-from playground.host.recording import record_run
+from engine.tuning.replay import replay
+from playground.host.live import LiveRun
+from playground.host.recording import decode_and_record
 from playground.trees.tables import (
     find_tables,
     load_table,
     make_table,
-    texts_of_benchmark,
     texts_of_runs,
 )
-from storage import RunLog, UnknownBenchmarkError, UnknownRunError
+from storage import RunLog, RunQuery, UnknownRunError
 from tests.engine.tuning.runs import Case, golden, ran, stopped
+from tests.engine.tuning.tables import replay_chain
 from tests.models import build_context, tiny_target
 
 LIMITS = Limits(max_new_tokens=14)
@@ -35,27 +35,31 @@ def case() -> Case:
     return golden("medusa")
 
 
+def tables_for(log: RunLog, case: Case, config: MethodConfig) -> list[str]:
+    """Ids of the tables that answer for a method on the case's target."""
+    return [table.id for table in find_tables(log, target=case.bench.target.name, config=config)]
+
+
 def stored_run(
     log: RunLog, case: Case, prompt: list[int], config: MethodConfig | None = None, **stored: Any
 ) -> str:
     """A real run in the log; returns its id."""
     config = config or AutoregressiveConfig()
-    target = case.bench.target
-    sampling = Sampling()
-    recorded = record_run(
+    run = LiveRun(owner="")
+    decode_and_record(
         log,
-        target,
+        case.bench.target,
+        config.build(case.bench),
         config,
-        sampling=sampling,
+        prompt,
+        sampling=Sampling(),
         limits=LIMITS,
-        prompt_ids=prompt,
+        cancelled=lambda: False,
         stored=stored,
+        run=run,
     )
-    with recorded as recording:
-        drafter = config.build(case.bench)
-        for record in decode(target, drafter, prompt, sampling=sampling, limits=LIMITS):
-            recording.put(record)
-    return recording.run_id
+    assert run.log_id is not None
+    return run.log_id
 
 
 def stored_benchmark(log: RunLog, case: Case) -> str:
@@ -87,10 +91,13 @@ def test_a_benchmark_s_table_has_one_text_per_prompt_and_its_categories(
     log: RunLog, case: Case
 ) -> None:
     benchmark = stored_benchmark(log, case)
-    artifact_id, table = make_table(log, case.config, case.bench, benchmark_id=benchmark)
+    ids = log.ids(RunQuery(benchmark_id=benchmark, descending=False))
+    artifact_id, table = make_table(
+        log, case.config, case.bench, run_ids=ids, benchmark_id=benchmark
+    )
     assert table.num_texts == 3 and table.categories == ("x", "y", "x")
     assert replay(table.only("x"), ChoiceTree.chain(2)).num_steps > 0
-    (found,) = find_tables(log, benchmark_id=benchmark, config=case.config)
+    (found,) = find_tables(log, target=case.bench.target.name, config=case.config)
     assert found.id == artifact_id and found.benchmark_id == benchmark
 
 
@@ -101,13 +108,17 @@ def test_measuring_again_replaces_the_table_and_other_trees_find_it(
     older, _ = make_table(log, case.config, case.bench, run_ids=run_ids, depths=2)
     newer, _ = make_table(log, case.config, case.bench, run_ids=run_ids, depths=3)
     other_tree = case.config.with_tree(ChoiceTree.chain(3))
-    assert [a.id for a in find_tables(log, config=other_tree)] == [newer] != [older]
+    assert tables_for(log, case, other_tree) == [newer] != [older]
     one, _ = make_table(log, case.config, case.bench, run_ids=run_ids[:1])
     again, _ = make_table(log, case.config, case.bench, run_ids=run_ids[:1])
-    assert {a.id for a in find_tables(log, config=other_tree)} == {newer, again}
+    assert {*tables_for(log, case, other_tree)} == {
+        newer,
+        again,
+    }
     assert [a.id for a in log.artifacts.find("ranks", run_id=run_ids[0])] == [again] != [one]
-    assert find_tables(log, config=case.config.replace(speculative_model="other")) == ()
-    assert find_tables(log, target="other") == ()
+    weights = case.config.replace(speculative_model="other")
+    assert tables_for(log, case, weights) == []
+    assert find_tables(log, target="other", config=case.config) == []
 
 
 def test_look_up_methods_keep_their_steps(log: RunLog, case: Case) -> None:
@@ -130,17 +141,12 @@ def test_runs_that_cannot_be_used_are_left_out_or_named(log: RunLog, case: Case)
         texts_of_runs(log, [unusable])
     with pytest.raises(UnknownRunError, match="'nowhere'"):
         texts_of_runs(log, [good, "nowhere"])
-    with pytest.raises(UnknownBenchmarkError, match="'nowhere'"):
-        texts_of_benchmark(log, "nowhere")
     with pytest.raises(ConfigError, match="medusa/case_a, but tiny-llama is loaded"):
         make_table(log, NGramConfig(), build_context(tiny_target()), run_ids=[good])
-    for chosen in ({}, {"run_ids": [good], "benchmark_id": "b"}):
-        with pytest.raises(ConfigError, match="either runs or a benchmark"):
-            make_table(log, case.config, case.bench, **chosen)  # type: ignore[arg-type]
 
 
 def test_a_stopped_measurement_leaves_nothing(log: RunLog, case: Case) -> None:
     run_id = stored_run(log, case, case.prompts[0])
     with pytest.raises(StoppedError):
         make_table(log, case.config, case.bench, run_ids=[run_id], on_progress=stopped)
-    assert find_tables(log) == ()
+    assert log.artifacts.find("ranks") == ()

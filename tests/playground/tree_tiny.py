@@ -16,7 +16,7 @@ from engine.drafters.lookup.token_recycling import TokenRecyclingConfig
 from engine.model.loading import load_target
 from engine.model.sources import TargetSpec
 from engine.tree import ChoiceTree
-from engine.tuning.ranks import NOT_KEPT, RankTable
+from engine.tuning.ranks import NO_RANK, RankTable
 from playground.host.catalog import Catalog
 from presets import MethodPreset, Prompt, PromptSuite
 from tests.engine.drafters.eagle_heads import save_eagle
@@ -89,7 +89,7 @@ def made_up_table(
     for depth in range(depths):
         column = draw.geometric(0.62 - 0.05 * depth, size=positions) - 1
         column = np.where(luck[:, 0] < 0.15, column + 3, column)
-        columns.append(np.where(column < ranks, column, NOT_KEPT))
+        columns.append(np.where(column < ranks, column, NO_RANK))
     starts = tuple(int(i) for i in np.linspace(0, positions, texts, endpoint=False))
     lengths = np.diff([*starts, positions])
     token_starts = tuple(int(i) for i in np.cumsum([0, *(lengths + 1)])[:-1])

@@ -3,14 +3,15 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { numReached } from "../../playground/web/static/compare/race.js";
-import { clip, duration, neighbourOf, number, percent, probability, visible }
+import { clip, duration, number, percent, probability, visible }
   from "../../playground/web/static/kit.js";
-import { lengthCounts } from "../../playground/web/static/panel/acceptance.js";
-import { folded, layoutTree, withBonus }
+import { foldImprobable, layoutTree, withBonus }
   from "../../playground/web/static/panel/draft_tree.js";
+import { lengthCounts } from "../../playground/web/static/panel/panel.js";
 import { firstChoices, framesOf } from "../../playground/web/static/panel/walk.js";
-import { columnsOf, ranked, wasted } from "../../playground/web/static/panel/timeline.js";
-import { Track, tailKept } from "../../playground/web/static/panel/text.js";
+import { columnsOf, mostInstructive, mostWasteful } from "../../playground/web/static/panel/timeline.js";
+import { neighbourOf } from "../../playground/web/static/trees.js";
+import { Track, dimTail } from "../../playground/web/static/panel/text.js";
 
 function track(pieces, end = null) {
   const made = new Track({ id: "r" }, null);
@@ -32,12 +33,17 @@ test("an incomplete character at the very end comes with the end", () => {
   assert.equal(track(["ab"], { units: 2, tail: "ab" }).missing, "");
 });
 
-test("the tail that is dimmed ends in the middle of a piece", () => {
-  assert.deepEqual(tailKept([3, 4, 2], 0), []);
-  assert.deepEqual(tailKept([3, 4, 2], 1), [1]);
-  assert.deepEqual(tailKept([3, 4, 2], 2), [0]);
-  assert.deepEqual(tailKept([3, 4, 2], 5), [0, 1]);
-  assert.deepEqual(tailKept([3], 9), [0]);
+test("the tail that is dimmed begins in the middle of a piece", async () => {
+  const dimmed = (texts, units) => onPage(() => {
+    const spans = texts.map((textContent) => ({ textContent, classList: { contains: () => false }, after() {} }));
+    dimTail({ children: spans }, units);
+    return spans.map(({ textContent, className }) => className === "cut" ? "" : textContent);
+  });
+  assert.deepEqual(await dimmed(["abc", "defg", "hi"], 0), ["abc", "defg", "hi"]);
+  assert.deepEqual(await dimmed(["abc", "defg", "hi"], 1), ["abc", "defg", "h"]);
+  assert.deepEqual(await dimmed(["abc", "defg", "hi"], 2), ["abc", "defg", ""]);
+  assert.deepEqual(await dimmed(["abc", "defg", "hi"], 5), ["abc", "d", ""]);
+  assert.deepEqual(await dimmed(["abc"], 9), [""]);
 });
 
 const STEP = {
@@ -72,27 +78,27 @@ function wide(children) {
 
 test("the least probable siblings are folded into one node, never the accepted path", () => {
   const nodes = withBonus(wide(20));
-  assert.equal(folded(nodes, 30, new Set()).length, nodes.length);
-  const few = folded(nodes, 6, new Set());
+  assert.equal(foldImprobable(nodes, 30, new Set()).length, nodes.length);
+  const few = foldImprobable(nodes, 6, new Set());
   assert.deepEqual(few.map(({ label }) => label), ["r", "c0", "e", "c1", "c2", "c3", "c4", "+15"]);
-  assert.equal(layoutTree(few).placed.filter(({ below }) => !below.length).length, 6);
-  assert.equal(folded(nodes, 6, new Set([0])).length, nodes.length, "opened");
+  assert.equal(layoutTree(few).placed.filter(({ children }) => !children.length).length, 6);
+  assert.equal(foldImprobable(nodes, 6, new Set([0])).length, nodes.length, "opened");
   const chain = { ...wide(1), token_texts: Array(30).fill("x"), parents: Array.from({ length: 30 }, (_, i) => i - 1),
     accepted: Array.from({ length: 29 }, (_, i) => i + 1), draft_probs: Array(30).fill(0.01),
     target_probs: Array(30).fill(0.01), tokens: Array(30).fill(7), ranks: Array(30).fill(0) };
-  assert.equal(folded(withBonus(chain), 1, new Set()).length, 31);
+  assert.equal(foldImprobable(withBonus(chain), 1, new Set()).length, 31);
 });
 
 test("what lies below a folded node is counted with it", () => {
   const nodes = withBonus({ ...STEP, token_texts: [...STEP.token_texts, "x"], tokens: [1, 2, 3, 4, 9],
     parents: [...STEP.parents, 2], draft_probs: [...STEP.draft_probs, 0.9],
     target_probs: [...STEP.target_probs, 0.9], ranks: [...STEP.ranks, 0] });
-  const more = folded(nodes, 1, new Set()).find(({ kind }) => kind === "more");
+  const more = foldImprobable(nodes, 1, new Set()).find(({ kind }) => kind === "more");
   assert.equal(more?.label, "+2");
 });
 
 test("a tree of 59 nodes fills the width, its labels at full size", () => {
-  const step = wide(59), nodes = folded(withBonus(step), 14, new Set());
+  const step = wide(59), nodes = foldImprobable(withBonus(step), 14, new Set());
   const { placed, width, height } = layoutTree(nodes, 1000);
   assert.ok(height <= 14 * 26 + 6 && width <= 1000);
   assert.ok(Math.max(...placed.map(({ x }) => x)) > 300, "columns are spread");
@@ -104,7 +110,7 @@ test("a tree of 59 nodes fills the width, its labels at full size", () => {
 
 test("with the root on top depth goes down", () => {
   const { placed } = layoutTree(withBonus(STEP), 600, true);
-  for (const item of placed.slice(1)) assert.ok(item.y > item.above.y);
+  for (const item of placed.slice(1)) assert.ok(item.y > item.parentItem.y);
   assert.ok(placed[1].x < placed[2].x && placed[1].y === placed[2].y);
 });
 
@@ -158,11 +164,11 @@ test("a column is a step, or several with the most tokens of them", () => {
 });
 
 test("the best step has the most accepted drafts beside a rejected one", () => {
-  assert.deepEqual(ranked(STEPS), [1, 2, 0]);
+  assert.deepEqual(mostInstructive(STEPS), [1, 2, 0]);
   const whole = ["r", 4, Array(5).fill("x"), 4, 1, [], 4, [1, 8, 0, 1, 0]];
   const large = ["r", 5, ["x", "x"], 1, 2, ["y"], 59, [1, 8, 0, 1, 0]];
-  assert.deepEqual(ranked([...STEPS, whole, large]), [1, 4, 2, 3, 0]);
-  assert.deepEqual(wasted([...STEPS, whole, large])[0], 4);
+  assert.deepEqual(mostInstructive([...STEPS, whole, large]), [1, 4, 2, 3, 0]);
+  assert.deepEqual(mostWasteful([...STEPS, whole, large])[0], 4);
 });
 
 test("a layout puts depth on x and no two leaves on one row", () => {
@@ -180,6 +186,7 @@ test("arrow keys walk the draft tree", () => {
   assert.equal(neighbourOf(placed, placed[1], "ArrowDown"), placed[2]);
   assert.equal(neighbourOf(placed, placed[2], "ArrowLeft"), placed[0]);
   assert.equal(neighbourOf(placed, placed[0], "ArrowUp"), undefined);
+  assert.equal(neighbourOf(placed, placed[0], "ArrowDown", true), placed[1], "the root on top");
 });
 
 test("the race counts the commits that have happened", () => {
@@ -212,22 +219,28 @@ function anyNode() {
   });
 }
 
-async function triggeredBy(messages) {
+/** What some work gives where there is a page. */
+async function onPage(work) {
   const before = { document: globalThis.document, location: globalThis.location };
   Object.assign(globalThis, { document: anyNode(), location: { search: "", href: "http://x/" } });
+  const result = await work();
+  Object.assign(globalThis, before);
+  return result;
+}
+
+const triggeredBy = (messages) => onPage(async () => {
   const { Panels } = await import("../../playground/web/static/panel/panels.js");
   const events = [];
   const panels = Object.create(Panels.prototype, { isSilent: { value: false } });
   Object.assign(panels, {
     component: { trigger: (name) => events.push(name), element: { dataset: {} }, server: {} },
-    given: {}, host: { dataset: {} }, panels: [{ open() {}, status() {}, text: { unread: [] } }], stream: null, seq: -1,
-    byRun: new Map(), ends: new Map(), live: new Map(), dropped: new Set(),
+    options: {}, host: { dataset: {} }, panels: [{ open() {}, status() {}, text: { unread: [] } }], stream: null, seq: -1,
+    byRun: new Map(), ends: new Map(), live: new Map(), replacedStreams: new Set(),
     setCount() {}, resync: () => events.push("resync"),
   });
   for (const message of messages) panels.receive(message);
-  Object.assign(globalThis, before);
   return events;
-}
+});
 
 const MESSAGE = { stream: "s", runs: [{ id: "r", mode: "chat", prompt: "p" }], status: {}, ev: "[]" };
 

@@ -14,10 +14,9 @@ from engine.drafters.heads.medusa import MedusaConfig
 from engine.tree import ChoiceTree
 from engine.tuning.latency import LatencyCurve, StepLatency, TreeLatency
 from engine.tuning.ranks import ChainSteps, RankTable
-from engine.tuning.replay import replay, replay_chain
-from playground.trees.measurements import speed_row
+from engine.tuning.replay import replay
 from playground.trees.tables import pack
-from tests.engine.tuning.tables import slow_steps
+from tests.engine.tuning.tables import position_rates, replay_chain, slow_steps
 from tests.playground.tree_tiny import made_up_table, random_tree
 from tests.scripts.conftest import Scripts
 
@@ -58,7 +57,7 @@ def test_every_figure_equals_the_engines(
         assert found["numSteps"] == wanted.num_steps
         assert found["numAccepted"] == wanted.num_accepted
         assert found["mat"] == wanted.mat
-        assert tuple(found["rates"]) == wanted.position_rates
+        assert tuple(found["rates"]) == position_rates(wanted)
         assert found["sizes"] == [[len(tree), 1]]
 
 
@@ -74,9 +73,9 @@ def test_look_up_chains_equal_the_engines(scripts: Scripts) -> None:
                 continue
             wanted = replay_chain(table.only(category), length)
             assert (found["mat"], found["numSteps"]) == (wanted.mat, wanted.num_steps)
-            assert tuple(found["rates"]) == wanted.position_rates
+            assert tuple(found["rates"]) == position_rates(wanted)
             drafted = sum(size * share for size, share in found["sizes"])
-            assert drafted == pytest.approx(wanted.num_drafted / wanted.num_steps)
+            assert drafted == pytest.approx(table.only(category).chains[length].drafted.mean())
 
 
 def looked_up(table: RankTable) -> RankTable:
@@ -106,7 +105,7 @@ def test_the_prediction_equals_the_engines(
     clock = StepLatency(
         LatencyCurve((1, 4, 16, 64), (20.0, 21.5, 30.0, 71.0), 256, trees), 0.7, 0.3
     )
-    speed = json.loads(json.dumps(speed_row(clock)))
+    speed = json.loads(json.dumps(clock.to_dict()))
     for n in (1, 9, 40, 100):
         tree = ChoiceTree.chain(min(n, 9)) if chain else random_tree(n, depth=6, ranks=9, seed=n)
         found = scripts.evaluate(

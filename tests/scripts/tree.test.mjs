@@ -2,8 +2,9 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { Choices, EDITS, EditHistory, fromLink, layoutChoices, linkOf, neighbour }
+import { Choices, EDITS, EditHistory, fromLink, layoutChoices, linkOf }
   from "../../playground/web/static/tree/model.js";
+import { neighbourOf } from "../../playground/web/static/trees.js";
 
 const TREE = Choices.closed([[0, 0, 0, 0], [0, 1, 0], [1, 0], [1, 1]]);
 
@@ -50,15 +51,13 @@ test("a link carries the leaves", () => {
 });
 
 test("no two nodes of a layout share a place, and arrows follow it", () => {
-  for (const root of ["left", "top"]) {
-    const layout = layoutChoices(TREE, new Set(), root);
-    const places = new Set(layout.order.map(({ x, y }) => `${x} ${y}`));
-    assert.equal(places.size, TREE.size + 1);
-    const [deeper, next] = root === "left" ? ["ArrowRight", "ArrowDown"] : ["ArrowDown", "ArrowRight"];
-    assert.equal(neighbour(layout, "", deeper, root), "0");
-    assert.equal(neighbour(layout, "0", next, root), "1");
-  }
-  const folded = layoutChoices(TREE, new Set(["0"]), "left");
+  const layout = layoutChoices(TREE, new Set());
+  const places = new Set(layout.order.map(({ x, y }) => `${x} ${y}`));
+  assert.equal(places.size, TREE.size + 1);
+  const to = (key, arrow) => neighbourOf(layout.order, layout.items.get(key), arrow)?.key;
+  assert.equal(to("", "ArrowRight"), "0");
+  assert.equal(to("0", "ArrowDown"), "1");
+  const folded = layoutChoices(TREE, new Set(["0"]));
   assert.equal(folded.items.get("0").folded, 5);
   assert.equal(folded.items.has("0.0"), false);
 });

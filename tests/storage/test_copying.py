@@ -16,7 +16,7 @@ from storage import RunLog, RunQuery, copying
 from tests.playground.sweeps.scripted import resumed, swept
 from tests.storage.conftest import finish, finished_run, new_run, odd_run, step, whole
 
-ALL = RunQuery(include_deleted=True, descending=False)
+ALL = RunQuery(deleted=None, descending=False)
 
 
 @pytest.fixture(params=["file to server", "server to file", "file to file"])
@@ -100,19 +100,20 @@ def test_sweeps_come_along_with_their_trials(tmp_path: Path, postgres: object) -
         sweep = swept(theirs, trials=3, name="s")
         source.benchmarks.resume(sweep.row.id)
         list(into.copy_from(source))
-        assert (ours.copy_from(theirs), ours.heads()) == (0, ()), "it is going on"
+        assert ours.heads() == () and ours.trials(sweep.row.id) == (), "it is going on"
         source.benchmarks.finish(sweep.row.id, "completed", {})
         swept(ours, trials=2, name="s")
-        for num_copied in (1, 0):
-            list(into.copy_from(source))
-            assert ours.copy_from(theirs) == num_copied
+        for num_copied in (3, 0):
+            *_, progress = into.copy_from(source)
+            assert progress.artifacts == num_copied
         copy = ours.load(sweep.row.id)
-        assert copy.trials() == theirs.load("s").trials()
+        assert copy.trials == theirs.load("s").trials
         assert copy.plan.to_dict() == sweep.plan.to_dict()
-        resumed(theirs, "s", trials=4)
-        assert ours.copy_from(theirs) == 1, "it has more trials by now"
-        assert len(ours.load(sweep.row.id).trials()) == 4
-        for one in (theirs, ours, source, into):
+        assert resumed(theirs, "s", trials=4).plan.num_trials == 4
+        list(into.copy_from(source))
+        again = ours.load(sweep.row.id)
+        assert again.plan.num_trials == len(again.trials) == 4, "it has more trials by now"
+        for one in (source, into):
             one.close()
 
 

@@ -113,7 +113,7 @@ def test_ranges_leave_out_what_is_outside_or_no_number(log: RunLog) -> None:
 def test_ids_and_deleted_runs_can_be_asked_for(log: RunLog) -> None:
     first, second, third = (finished_run(log) for _ in range(3))
     log.delete(first, second)
-    assert {row.id for row in log.find(RunQuery(only_deleted=True)).rows} == {first, second}
+    assert {row.id for row in log.find(RunQuery(deleted=True)).rows} == {first, second}
     assert [row.id for row in log.find(RunQuery(ids=(second, third))).rows] == [third]
     log.restore(first)
     assert log.find().total == 2

@@ -7,7 +7,7 @@ from statistics import harmonic_mean, stdev
 
 import pytest
 
-from storage import Circumstance, DecodeTotals, RunLog, RunQuery, StorageError
+from storage import ComparisonKey, DecodeTotals, RunLog, RunQuery, StorageError
 from tests.storage.conftest import finish, finished_run, new_run, timed_run
 
 
@@ -66,6 +66,6 @@ def test_totals_are_of_equal_circumstances_only(log: RunLog) -> None:
     run = log.get(failed)
     assert run is not None
     totals = log.decode_totals([run.prompt_id], "Autoregressive")
-    where = Circumstance("tiny", run.prompt_id, "float32", "")
+    where = ComparisonKey("tiny", run.prompt_id, "float32", "")
     assert totals == {where: DecodeTotals(2, num_tokens=40, decode_s=1.5, num_steps=0)}
     assert log.decode_totals([], "Autoregressive") == {}

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from playground.experiments.sweep.store import open_storage
 from storage import RunLog, RunQuery, StorageError, database, dialects
 from storage.records import OutOfReachError
 from storage.schema import runs
@@ -65,10 +64,6 @@ def test_a_password_is_never_printed(url: str) -> None:
     with pytest.raises(StorageError) as refused:
         RunLog.open(url)
     assert "hunt" not in str(refused.value) and "er2" not in str(refused.value)
-    if ":port" not in url:
-        with pytest.raises(StorageError) as refused:
-            open_storage(sa.make_url(url))
-        assert "hunter2" not in str(refused.value)
 
 
 def test_the_usual_ways_to_write_the_url_open_it(pg: str) -> None:

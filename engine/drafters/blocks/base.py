@@ -14,31 +14,30 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import replace
-from typing import Any, ClassVar, Self
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from engine.config import setting
-from engine.drafters.base import chain, root_only
+from engine.drafters.base import FeatureDrafter, chain, root_only
 from engine.drafters.eagle.trees import Candidates, kept_tree
-from engine.drafters.heads.features import FeatureDrafter
 from engine.drafters.heads.layer import HeadCache
 from engine.drafters.heads.vocabulary import Vocabulary
 from engine.drafters.method import MethodConfig
 from engine.kernels.cpu.operators import topk
 from engine.proposal import Budget, Proposal
 
-TREE = "dynamic_tree_max_topK max_total_draft_tokens"
-"""Settings of a block's tree."""
 AT_ONCE = ", all in one forward"
 
 
 class BlockMethod(MethodConfig):
     """The settings of methods that draft a block in one forward."""
 
-    main_settings: ClassVar[str] = "drafting max_draft_len use_dynamic_tree"
-    without_effect: ClassVar[Any] = (({"use_dynamic_tree": False}, TREE),)
+    main_settings = "drafting max_draft_len use_dynamic_tree"
+    without_effect = (
+        ({"use_dynamic_tree": False}, "dynamic_tree_max_topK max_total_draft_tokens"),
+    )
 
     mask_token_id: int | None = setting(
         None, "Mask token", "token id of the mask; None = what the checkpoint says", ge=0
@@ -98,10 +97,6 @@ class BlockDrafter(FeatureDrafter):
         Args:
             features: `(n, width)` of the target; `tokens (n,)` follow them, the last is the root.
         """
-
-    def close(self) -> None:
-        self.finish()
-        self._cache.free()
 
 
 def _paths(ids: Tensor, log_probs: Tensor, keep: int) -> Candidates:

@@ -13,7 +13,8 @@ Source: arXiv:2602.06036, section 4; z-lab/dflash.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 import torch
@@ -28,12 +29,12 @@ from engine.drafters.heads.vocabulary import DraftOutput, TokenEmbedding
 from engine.drafters.method import draft_len
 from engine.errors import DrafterError
 from engine.kernels.cpu.operators import pack_linears
-from engine.model.kinds import FULL, SLIDING
+from engine.model.layer_types import FULL, SLIDING
 from engine.proposal import Budget, Needs, Proposal
 from engine.tree import upload
 
 OF_TRANSFORMERS = "muse_glimmer_assistant"
-"""Type of the one such model that transformers itself has, whose windows are its own."""
+"""Type of the one such model that transformers itself has."""
 
 
 class FeatureBlockMethod(BlockMethod):
@@ -58,12 +59,12 @@ class FeatureBlockMethod(BlockMethod):
 class DFlashConfig(FeatureBlockMethod):
     """Settings of DFlash; named as in TensorRT-LLM."""
 
-    title: ClassVar[str] = "DFlash"
-    summary: ClassVar[str] = (
+    title = "DFlash"
+    summary = (
         "A small block-diffusion model reads the target's hidden states and drafts a whole block "
         "in one forward."
     )
-    paper: ClassVar[str | None] = "2602.06036"
+    paper = "2602.06036"
 
     decoding_type: Literal["DFlash"] = "DFlash"
 
@@ -71,61 +72,46 @@ class DFlashConfig(FeatureBlockMethod):
         return DFlashDrafter(self, self.checkpoint(context))
 
 
-@dataclass(frozen=True, slots=True)
-class BlockShape:
-    """Sizes of a block model.
-
-    Attributes:
-        layers: what each layer is.
-        num_features: layers of the target that are read.
-        num_outputs: rows of an output matrix of its own; None = the target's.
-    """
-
-    layers: tuple[HeadSpec, ...]
-    num_features: int
-    num_outputs: int | None = None
-
-    @property
-    def spec(self) -> HeadSpec:
-        return self.layers[0]
-
-
-def layer_specs(checkpoint: HeadCheckpoint) -> tuple[HeadSpec, ...]:
+def layers_of(checkpoint: HeadCheckpoint) -> tuple[HeadSpec, ...]:
     """A checkpoint's layers; DrafterError for layers that no such model has.
 
     Layers of the type sliding_attention are causal and others are not, unless the config says
     otherwise; `use_swa` gives the others windows alone. As vLLM's qwen3_dflash.py reads it.
     """
-    config, spec = checkpoint.config, checkpoint.layer_spec(checkpoint.target.hidden_size)
-    count = checkpoint.required("num_hidden_layers")
-    windows = checkpoint.windows(count, config.swa_window_size, all_slide=config.use_swa)
+    config, specs = checkpoint.config, checkpoint.layer_specs(checkpoint.target.hidden_size)
     flags = (config.is_causal, config.causal, config.dflash_query_causal)
     causal = next((flag for flag in flags if flag is not None), None)
-    kinds = config.layer_types or FULL[:1] * count
+    kinds = config.layer_types or FULL[:1] * len(specs)
     bidirectional = config.sliding_window_non_causal
-    if checkpoint.model_type == OF_TRANSFORMERS:  # a window does not count the row itself
-        bidirectional, windows = True, tuple(window and window + 1 for window in windows)
+    if checkpoint.model_type == OF_TRANSFORMERS:  # its windows do not count the row itself
+        bidirectional = True
+        specs = tuple(replace(spec, window=spec.window and spec.window + 1) for spec in specs)
     defaults = [kind in SLIDING and not bidirectional for kind in kinds]
     return tuple(
-        replace(spec, window=window, causal=default if causal is None else causal)
-        for window, default in zip(windows, defaults, strict=True)
+        replace(spec, causal=default if causal is None else causal)
+        for spec, default in zip(specs, defaults, strict=True)
     )
 
 
 class DFlashModel(nn.Module):
     """Decoder layers that all read the same context."""
 
-    def __init__(self, shape: BlockShape) -> None:
+    def __init__(
+        self, layers: tuple[HeadSpec, ...], num_features: int, num_outputs: int | None
+    ) -> None:
+        """Args:
+        num_features: layers of the target that are read.
+        num_outputs: rows of an output matrix of its own; None = the target's.
+        """
         super().__init__()
-        spec, count = shape.spec, len(shape.layers)
-        norms = (nn.RMSNorm(spec.hidden, eps=spec.eps) for _ in range(count))
-        layers = (HeadLayer(own, spec.hidden, index) for index, own in enumerate(shape.layers))
-        self.fc = nn.Linear(shape.num_features * spec.hidden, spec.hidden, bias=False)
-        self.hidden_norm = nn.RMSNorm(spec.hidden, eps=spec.eps)
-        self.input_norms, self.layers = nn.ModuleList(norms), nn.ModuleList(layers)
-        self.norm, self.specs = nn.RMSNorm(spec.hidden, eps=spec.eps), shape.layers
-        if shape.num_outputs is not None:
-            self.lm_head = nn.Linear(spec.hidden, shape.num_outputs, bias=False)
+        self.specs, count = layers, len(layers)
+        hidden, eps = layers[0].hidden, layers[0].eps
+        self.fc = nn.Linear(num_features * hidden, hidden, bias=False)
+        self.hidden_norm, self.norm = nn.RMSNorm(hidden, eps=eps), nn.RMSNorm(hidden, eps=eps)
+        self.input_norms = nn.ModuleList(nn.RMSNorm(hidden, eps=eps) for _ in range(count))
+        self.layers = nn.ModuleList(HeadLayer(own, hidden, i) for i, own in enumerate(layers))
+        if num_outputs is not None:
+            self.lm_head = nn.Linear(hidden, num_outputs, bias=False)
         self.aliases = {f"input_norms.{i}": f"layers.{i}.input_layernorm" for i in range(count)}
 
     def forward(self, features: Tensor, block: Tensor, past: HeadCache) -> Tensor:
@@ -159,39 +145,41 @@ class DFlashDrafter(BlockDrafter):
 
     def __init__(self, config: FeatureBlockMethod, checkpoint: HeadCheckpoint) -> None:
         self.config, self._target = config, checkpoint.target
-        self._device = self._target.device
+        self._device, hidden_size = self._target.device, self._target.hidden_size
         hint = "It is not a DFlash checkpoint."
         block_size = checkpoint.required("block_size", hint=hint)
         self._masks = [checkpoint.mask_token(config.mask_token_id)] * (block_size - 1)
+        checkpoint.check_is(config.decoding_type)
         inputs = _layer_inputs(checkpoint, config)
-        checkpoint.check_vocabulary()
         self.needs = Needs(layers=inputs)
         anchor = checkpoint.config.sample_from_anchor
         self._first = 0 if (self.from_anchor if anchor is None else anchor) else 1
         self._max_len = min(block_size - self._first, config.max_draft_len or block_size)
         self._vocabulary, own_output = checkpoint.vocabulary()
         num_outputs = self._vocabulary.size if own_output else None
-        shape = BlockShape(layer_specs(checkpoint), len(inputs), num_outputs)
-        self._model = self._load(checkpoint, shape)
-        self._embedding = self._own_embedding(checkpoint)
+        layers = layers_of(checkpoint)
+        self._model = checkpoint.load(
+            lambda: self._network(checkpoint, DFlashModel(layers, len(inputs), num_outputs))
+        )
+        module = self._target.embedding
+        self._embedding: Callable[[Tensor], Tensor] = module
+        if self.from_anchor or checkpoint.has("embed_tokens.weight"):
+            self._embedding = checkpoint.embedding(hidden_size)
+        elif hasattr(module, "embed_norm"):  # a norm that some targets put on their embeddings
+            self._embedding = TokenEmbedding.of(module)
         self._output = DraftOutput(self._target, self._vocabulary)
         checkpoint.check_all_read()
         pack_linears(self._model, self._target.kernels)
         self._cache = HeadCache(len(self._model.layers))
 
-    def _load(self, checkpoint: HeadCheckpoint, shape: BlockShape) -> DFlashModel:
-        config = checkpoint.config
-        self._scale = config.output_multiplier * config.logit_scale
-        self._softcap = config.final_logit_softcapping
-        return checkpoint.load(lambda: DFlashModel(shape))
-
-    def _own_embedding(self, checkpoint: HeadCheckpoint) -> TokenEmbedding | None:
-        has_own = checkpoint.has("embed_tokens.weight")
-        return checkpoint.embedding(self._target.hidden_size) if has_own else None
+    def _network(self, checkpoint: HeadCheckpoint, model: DFlashModel) -> DFlashModel:
+        """The model with all parts of the method, whose settings are read."""
+        self._softcap = checkpoint.config.final_logit_softcapping
+        return model
 
     def _block(self, features: Tensor, tokens: Tensor, budget: Budget) -> Proposal:
         block = upload(torch.tensor([self.text[-1], *self._masks]), self._device)
-        outputs = self._model(features, self._embedded(block), self._cache)
+        outputs = self._model(features, self._embedding(block), self._cache)
         # The block's own keys and values are dropped.
         self._cache.length += len(features)
         return self._drafted(outputs[self._first :][: budget.depth], budget)
@@ -199,8 +187,6 @@ class DFlashDrafter(BlockDrafter):
     def _drafted(self, outputs: Tensor, budget: Budget) -> Proposal:
         """The draft from hidden vectors `(positions, hidden)` of a block."""
         logits = self._logits(outputs)
-        if self._scale != 1:
-            logits = logits * self._scale
         if self._softcap:
             logits = self._softcap * torch.tanh(logits / self._softcap)
         return self.config.fill(self.text[-1], logits, self._vocabulary)
@@ -211,18 +197,6 @@ class DFlashDrafter(BlockDrafter):
         logits: Tensor = self._output(outputs) if own is None else own(outputs)
         return logits
 
-    def _embedded(self, ids: Tensor) -> Tensor:
-        """Embeddings `(n, hidden)`: its own, or the target's without the norm some put on them."""
-        if self._embedding is not None:
-            return self._embedding(ids)
-        module = self._target.embedding
-        rows: Tensor = (TokenEmbedding.of(module) if hasattr(module, "embed_norm") else module)(ids)
-        return rows
-
-    def close(self) -> None:
-        super().close()
-        del self._model
-
 
 def _layer_inputs(checkpoint: HeadCheckpoint, method: FeatureBlockMethod) -> tuple[int, ...]:
     """Layers of the target whose inputs the model reads; input i is output i - 1.
@@ -230,12 +204,7 @@ def _layer_inputs(checkpoint: HeadCheckpoint, method: FeatureBlockMethod) -> tup
     Raises DrafterError: neither names them, or it was made for another target.
     """
     config, location, target = checkpoint.config, checkpoint.location, checkpoint.target
-    advice = "This draft model was made for another target."
-    if config.hidden_size != target.hidden_size:
-        raise DrafterError(
-            f"{location} has hidden size {config.hidden_size}, but {target.name} has "
-            f"{target.hidden_size}. {advice}"
-        )
+    checkpoint.agree(hidden_size=target.hidden_size)
     # speculators names the layers' inputs; NVIDIA both.
     candidates = (config.aux_hidden_state_layer_ids, config.eagle_aux_hidden_state_layer_ids)
     outputs = tuple(i - 1 for i in candidates[0] or candidates[1]) or None
@@ -245,6 +214,6 @@ def _layer_inputs(checkpoint: HeadCheckpoint, method: FeatureBlockMethod) -> tup
     if not all(0 <= layer < target.num_layers - 1 for layer in layers):
         raise DrafterError(
             f"{location} reads target layers {list(layers)}, but {target.name} offers 0 to "
-            f"{target.num_layers - 2}. {advice}"
+            f"{target.num_layers - 2}. This draft model was made for another target."
         )
     return tuple(layer + 1 for layer in layers)

@@ -15,24 +15,17 @@ Source: arXiv:2607.05147, section 3; layouts of deepseek-ai (DeepSpec) and of sp
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from engine.drafters.base import BuildContext
-from engine.drafters.blocks.dflash import (
-    BlockShape,
-    DFlashDrafter,
-    DFlashModel,
-    FeatureBlockMethod,
-)
+from engine.drafters.blocks.dflash import DFlashDrafter, DFlashModel, FeatureBlockMethod
 from engine.drafters.eagle.trees import DynamicTree
 from engine.drafters.heads.checkpoint import HeadCheckpoint
-from engine.drafters.heads.vocabulary import TokenEmbedding, Vocabulary
+from engine.drafters.heads.vocabulary import Vocabulary
 from engine.errors import DrafterError
-from engine.kernels.cpu.operators import topk
 from engine.proposal import Budget, Proposal
 
 _KINDS = ("vanilla", "gated", "rnn")
@@ -42,12 +35,12 @@ _UNREAD = "confidence_head."
 class DSparkConfig(FeatureBlockMethod):
     """Settings of DSpark; named as in TensorRT-LLM."""
 
-    title: ClassVar[str] = "DSpark"
-    summary: ClassVar[str] = (
+    title = "DSpark"
+    summary = (
         "DFlash's block with a small head beside it, so that every drafted token follows from the "
         "one before."
     )
-    paper: ClassVar[str | None] = "2607.05147"
+    paper = "2607.05147"
 
     decoding_type: Literal["DSpark"] = "DSpark"
 
@@ -84,33 +77,16 @@ class MarkovHead(nn.Module):
         return self.markov_w2(latent), state
 
 
-class DSparkModel(DFlashModel):
-    """DFlash's layers and a Markov head."""
-
-    def __init__(self, shape: BlockShape, markov: MarkovHead) -> None:
-        super().__init__(shape)
-        self.markov_head = markov
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class _Block:
     """A block as a `TreeSource`: outputs are the Markov head's states."""
 
-    head: MarkovHead
-    vocabulary: Vocabulary
-    hidden: Tensor
-    base: Tensor
-    root: Tensor
-    output: Tensor
-    logits: Tensor
-
-    @classmethod
-    def of(
-        cls, head: MarkovHead, vocabulary: Vocabulary, hidden: Tensor, base: Tensor, root: Tensor
-    ) -> _Block:
+    def __init__(
+        self, head: MarkovHead, vocabulary: Vocabulary, hidden: Tensor, base: Tensor, root: Tensor
+    ) -> None:
+        self.head, self.vocabulary, self.hidden, self.base = head, vocabulary, hidden, base
         start = base.new_zeros(1, head.markov_w1.embedding_dim)
-        added, state = head(root, hidden[:1], start)
-        return cls(head, vocabulary, hidden, base, root, state, base[:1] + added)
+        added, self.output = head(root, hidden[:1], start)
+        self.root, self.logits = root, base[:1] + added
 
     def expand(
         self, hidden: Tensor, tokens: Tensor, depth: int, ancestors: Tensor | None
@@ -118,10 +94,6 @@ class _Block:
         position = self.hidden[depth].expand(len(tokens), -1)
         added, state = self.head(tokens, position, hidden)
         return state, self.base[depth] + added
-
-    def topk(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        ranked = topk(logits, count)
-        return self.vocabulary.target_ids(ranked.ids), ranked.log_probs
 
 
 class DSparkDrafter(DFlashDrafter):
@@ -132,34 +104,26 @@ class DSparkDrafter(DFlashDrafter):
 
     from_anchor = True
 
-    def _load(self, checkpoint: HeadCheckpoint, shape: BlockShape) -> DSparkModel:
+    def _network(self, checkpoint: HeadCheckpoint, model: DFlashModel) -> DFlashModel:
         config, location = checkpoint.config, checkpoint.location
         if config.markov_head_type not in _KINDS:
             raise DrafterError(
                 f"{location}'s config.json says markov_head_type "
                 f"{config.markov_head_type[:40]!a}; it may be {', '.join(_KINDS)}."
             )
-        if not checkpoint.has("markov_head.markov_w1.weight"):
-            raise DrafterError(
-                f"{location} has no markov_head. Choose the method DFlash for block models "
-                "without one."
-            )
         rank = checkpoint.size("markov_head.markov_w1.weight", 1)
         checkpoint.agree(markov_rank=rank, dspark_markov_rank=rank)
         for name in [name for name in checkpoint.unread if name.startswith(_UNREAD)]:
             checkpoint.unread.pop(name)
-        sizes = (self._target.vocab_size, self._vocabulary.size, rank, shape.spec.hidden)
-        kind = config.markov_head_type
-        return checkpoint.load(lambda: DSparkModel(shape, MarkovHead(kind, *sizes)))
-
-    def _own_embedding(self, checkpoint: HeadCheckpoint) -> TokenEmbedding:
-        return checkpoint.embedding(self._target.hidden_size)
+        sizes = (self._target.vocab_size, self._vocabulary.size, rank, self._target.hidden_size)
+        model.markov_head = MarkovHead(config.markov_head_type, *sizes)
+        return model
 
     def _drafted(self, outputs: Tensor, budget: Budget) -> Proposal:
-        model, base, config = self._model, self._logits(outputs), self.config
-        assert isinstance(model, DSparkModel)
+        config, head = self.config, self._model.markov_head
+        assert isinstance(head, MarkovHead)
         root = torch.full((1,), self.text[-1], device=outputs.device)
-        block = _Block.of(model.markov_head, self._vocabulary, outputs, base, root)
+        block = _Block(head, self._vocabulary, outputs, self._logits(outputs), root)
         top_k, levels = config.top_k(self._vocabulary), len(outputs)
         keep = config.max_total_draft_tokens if config.use_dynamic_tree else levels
         return DynamicTree(top_k, levels, keep, top_k).expand(block, budget)

@@ -13,9 +13,7 @@ Checkpoints as AWS (`ptd_token_id`) and speculators (`mask_token_id`) write them
 
 from __future__ import annotations
 
-import functools
-from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -23,12 +21,7 @@ from torch import Tensor, nn
 from engine.config import setting
 from engine.drafters.base import BuildContext
 from engine.drafters.blocks.base import AT_ONCE, BlockDrafter, BlockMethod
-from engine.drafters.eagle.checkpoint import (
-    CapturedLayers,
-    check_is_eagle3,
-    layer_windows,
-    load_eagle3_network,
-)
+from engine.drafters.eagle.checkpoint import CapturedLayers, load_eagle3_network
 from engine.drafters.eagle.head import Eagle3Head, Eagle3Spec, OutputMatrix
 from engine.drafters.heads.checkpoint import HeadCheckpoint
 from engine.drafters.heads.layer import HeadCache, HeadLayer, within
@@ -41,12 +34,12 @@ from engine.proposal import Budget, Needs, Proposal
 class ParallelEagleConfig(BlockMethod):
     """Settings of P-EAGLE; named as EAGLE-3's."""
 
-    title: ClassVar[str] = "P-EAGLE"
-    summary: ClassVar[str] = (
+    title = "P-EAGLE"
+    summary = (
         "An EAGLE-3 head with mask tokens drafts a whole block from the target's hidden states in "
         "one forward."
     )
-    paper: ClassVar[str | None] = "2602.01469"
+    paper = "2602.01469"
 
     decoding_type: Literal["P_EAGLE"] = "P_EAGLE"
     speculative_model: str | None = setting(
@@ -57,10 +50,24 @@ class ParallelEagleConfig(BlockMethod):
 
     def build(self, context: BuildContext) -> ParallelEagleDrafter:
         location = context.weights(self.speculative_model, "a P-EAGLE head")
-        checkpoint = HeadCheckpoint.read(location, context.target)
-        head, needs = load_parallel_head(checkpoint, self)
-        pack_linears(head, context.target.kernels)
-        return ParallelEagleDrafter(self, head, needs, checkpoint.notes())
+        target, checkpoint = context.target, HeadCheckpoint.read(location, context.target)
+        checkpoint.check_is("P_EAGLE")
+        mask_hidden = checkpoint.take("mask_hidden").flatten()
+        mask_token = checkpoint.mask_token(self.mask_token_id)
+        captured = self.eagle3_layers_to_capture
+        head, needs = load_eagle3_network(ParallelHead, checkpoint, captured)
+        width = head.spec.feature_width * max(1, head.spec.num_features)
+        if len(mask_hidden) != width:
+            raise DrafterError(
+                f"{location}: mask_hidden has {len(mask_hidden)} numbers, but {width} are read "
+                "from the target. It is damaged; copy it again."
+            )
+        head.mask_token = mask_token
+        head.mask_hidden = mask_hidden[None].to(target.device, target.dtype)
+        pack_linears(head, target.kernels)
+        drafter = ParallelEagleDrafter(self, head, needs)
+        drafter.notes = checkpoint.notes()
+        return drafter
 
 
 class ParallelHead(Eagle3Head):
@@ -68,22 +75,14 @@ class ParallelHead(Eagle3Head):
 
     mask_hidden: Tensor
     mask_token: int
+    max_layers = 1024
 
-    def __init__(
-        self,
-        windows: tuple[int | None, ...],
-        spec: Eagle3Spec,
-        lm_head: OutputMatrix | None = None,
-    ) -> None:
-        """`windows`: as `HeadSpec.window`, of every layer."""
+    def __init__(self, spec: Eagle3Spec, lm_head: OutputMatrix | None = None) -> None:
         super().__init__(spec, lm_head)
-        layer, others, self._windows = spec.layer, range(1, len(windows)), windows[1:]
-        specs = [replace(layer, window=window) for window in self._windows]
-        self.norms = nn.ModuleList(nn.RMSNorm(layer.hidden, eps=layer.eps) for _ in others)
-        self.layers = nn.ModuleList(
-            HeadLayer(own, layer.hidden, index) for index, own in enumerate(specs, 1)
-        )
-        names = {f"norms.{i - 1}": f"layers.{i}.input_layernorm" for i in others}
+        hidden, numbered = spec.layer.hidden, list(enumerate(spec.others, start=1))
+        self.norms = nn.ModuleList(nn.RMSNorm(hidden, eps=spec.layer.eps) for _ in numbered)
+        self.layers = nn.ModuleList(HeadLayer(own, hidden, index) for index, own in numbered)
+        names = {f"norms.{i - 1}": f"layers.{i}.input_layernorm" for i, _ in numbered}
         self.aliases = {**Eagle3Head.aliases, **names}
 
     def fill(self, features: Tensor, tokens: Tensor, past: HeadCache, length: int) -> Tensor:
@@ -98,55 +97,20 @@ class ParallelHead(Eagle3Head):
         positions = torch.arange(begin, begin + len(x), device=x.device)
         visible = torch.arange(begin + len(x), device=x.device) <= positions[:, None]
         out = self.layer(x, out, positions, past, within(visible, self.layer.spec.window))
-        for norm, layer, window in zip(self.norms, self.layers, self._windows, strict=True):
-            out = layer(norm(out), out, positions, past, within(visible, window))
+        for norm, layer, own in zip(self.norms, self.layers, self.spec.others, strict=True):
+            out = layer(norm(out), out, positions, past, within(visible, own.window))
         past.length = begin + n
         return self.logits(self.norm(out[n - 1 :]) if self.spec.norm_output else out[n - 1 :])
 
 
-def load_parallel_head(
-    checkpoint: HeadCheckpoint, config: ParallelEagleConfig
-) -> tuple[ParallelHead, Needs]:
-    """As `load_eagle3`, of a head with any number of layers and a vector for masked features."""
-    check_is_eagle3(checkpoint)
-    if not checkpoint.has("mask_hidden"):
-        raise DrafterError(
-            f"{checkpoint.location} has no mask_hidden, so it does not draft blocks. Choose the "
-            "method Eagle3."
-        )
-    target, windows = checkpoint.target, layer_windows(checkpoint, max_layers=1024)
-    mask_hidden = checkpoint.take("mask_hidden").flatten()
-    mask_token = checkpoint.mask_token(config.mask_token_id)
-    make, captured = functools.partial(ParallelHead, windows), config.eagle3_layers_to_capture
-    head, needs = load_eagle3_network(make, checkpoint, captured, windows[0])
-    width = head.spec.feature_width * max(1, head.spec.num_features)
-    if len(mask_hidden) != width:
-        raise DrafterError(
-            f"{checkpoint.location}: mask_hidden has {len(mask_hidden)} numbers, but {width} are "
-            "read from the target. It is damaged; copy it again."
-        )
-    head.mask_token = mask_token
-    head.mask_hidden = mask_hidden[None].to(target.device, target.dtype)
-    return head, needs
-
-
 class ParallelEagleDrafter(BlockDrafter):
-    def __init__(
-        self,
-        config: ParallelEagleConfig,
-        head: ParallelHead,
-        needs: Needs,
-        notes: tuple[str, ...],
-    ) -> None:
+    """Keeps the base entries, and fills one block per step."""
+
+    def __init__(self, config: ParallelEagleConfig, head: ParallelHead, needs: Needs) -> None:
         self._config, self._head, self._max_len = config, head, config.max_draft_len
-        self.needs, self.notes = needs, notes
-        self._device = head.embedding.device
+        self.needs, self._device = needs, head.embedding.device
         self._cache = HeadCache(1 + len(head.layers))
 
     def _block(self, features: Tensor, tokens: Tensor, budget: Budget) -> Proposal:
         logits = self._head.fill(features, tokens, self._cache, budget.depth)
         return self._config.fill(self.text[-1], logits, self._head.vocabulary)
-
-    def close(self) -> None:
-        super().close()
-        del self._head

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Annotated, TypeVar
 
 from pydantic import Field
 
-from engine.drafters.eagle.head import DraftHead, Eagle1Head, Eagle3Head, Eagle3Spec
+from engine.drafters.eagle.head import Eagle1Head, Eagle3Head, Eagle3Spec
 from engine.drafters.heads.checkpoint import HeadCheckpoint
 from engine.drafters.heads.vocabulary import DraftOutput, Vocabulary
 from engine.errors import DrafterError
 from engine.proposal import Needs
 
-_Head = TypeVar("_Head", bound=DraftHead)
 _Eagle3 = TypeVar("_Eagle3", bound=Eagle3Head)
 
 CapturedLayers = Annotated[
@@ -37,15 +35,16 @@ def load_eagle1(
     Args:
         draft_vocab, token_map: as `size` and `file` of `Vocabulary.beside`.
     """
-    location, target = checkpoint.location, checkpoint.target
-    if checkpoint.has("layers.0.hidden_norm.weight"):
-        raise DrafterError(f"{location} is an EAGLE-3 head. Choose the method Eagle3.")
-    window = layer_windows(checkpoint)[0]
-    spec = replace(checkpoint.layer_spec(target.hidden_size), window=window)
-    bias = checkpoint.config.bias
-    output = DraftOutput(target, Vocabulary.beside(location, target, draft_vocab, token_map))
+    target = checkpoint.target
+    checkpoint.check_is("Eagle")
+    checkpoint.check_vocabulary()
+    (spec,) = checkpoint.layer_specs(target.hidden_size, most=1)
+    vocabulary = Vocabulary.beside(checkpoint.location, target, draft_vocab, token_map)
+    output, bias = DraftOutput(target, vocabulary), checkpoint.config.bias
     head = checkpoint.load(lambda: Eagle1Head(spec, output, vocab=target.vocab_size, bias=bias))
-    return _with_embedding(head, checkpoint, spec.hidden)
+    head.embedding = checkpoint.embedding(spec.hidden)
+    checkpoint.check_config_read()
+    return head
 
 
 def load_eagle3(
@@ -56,35 +55,23 @@ def load_eagle3(
     Args:
         captured: layers of the target whose outputs it reads; None = as its config says.
     """
-    if checkpoint.has("mask_hidden"):
-        raise DrafterError(f"{checkpoint.location} is a P-EAGLE head. Choose the method P_EAGLE.")
-    check_is_eagle3(checkpoint)
-    windows = layer_windows(checkpoint)
-    return load_eagle3_network(Eagle3Head, checkpoint, captured, windows[0])
-
-
-def check_is_eagle3(checkpoint: HeadCheckpoint) -> None:
-    if not checkpoint.has("layers.0.hidden_norm.weight"):
-        raise DrafterError(
-            f"{checkpoint.location} is not an EAGLE-3 head: it has no hidden_norm. Choose the "
-            "method Eagle for EAGLE-1/2 heads."
-        )
+    checkpoint.check_is("Eagle3")
+    return load_eagle3_network(Eagle3Head, checkpoint, captured)
 
 
 def load_eagle3_network(
-    make: Callable[[Eagle3Spec, DraftOutput | None], _Eagle3],
-    checkpoint: HeadCheckpoint,
-    captured: Sequence[int] | None,
-    window: int | None,
+    kind: type[_Eagle3], checkpoint: HeadCheckpoint, captured: Sequence[int] | None
 ) -> tuple[_Eagle3, Needs]:
-    """As `load_eagle3`, of any network that has EAGLE-3's parts; `window` of its first layer."""
+    """As `load_eagle3`, of any network that has EAGLE-3's parts."""
+    target = checkpoint.target
     vocabulary, own_output = checkpoint.vocabulary()
-    if not own_output and vocabulary.ids is not None:
+    spec = _eagle3_spec(checkpoint, vocabulary.size, kind.max_layers)
+    is_narrow = spec.layer.hidden != target.hidden_size
+    if not own_output and (vocabulary.ids is not None or is_narrow):
         raise DrafterError(
-            f"{checkpoint.location} drafts tokens of its own (d2t), but lacks lm_head.weight. "
-            "It is damaged; copy it again."
+            f"{checkpoint.location} drafts tokens of its own (d2t), or has another hidden size "
+            f"than {target.name}, but lacks lm_head.weight. It is damaged; copy it again."
         )
-    spec = _eagle3_spec(checkpoint, vocabulary.size, window)
     needs = Needs(hidden=True)
     if spec.num_features:
         needs = Needs(layers=_captured_inputs(checkpoint, captured, spec.num_features))
@@ -93,23 +80,12 @@ def load_eagle3_network(
             f"{checkpoint.location} reads the target's last hidden state only "
             "(use_aux_hidden_state is false). Leave eagle3_layers_to_capture out."
         )
-    lm_head = None if own_output else DraftOutput(checkpoint.target)
-    head = checkpoint.load(lambda: make(spec, lm_head))
+    lm_head = None if own_output else DraftOutput(target)
+    head = checkpoint.load(lambda: kind(spec, lm_head))
     head.vocabulary = vocabulary
-    return _with_embedding(head, checkpoint, spec.layer.hidden), needs
-
-
-def layer_windows(checkpoint: HeadCheckpoint, *, max_layers: int = 1) -> tuple[int | None, ...]:
-    """The window of each layer; refuses too many layers, and heads of another vocabulary."""
-    numbered = (name.split(".") for name in checkpoint.unread if name.startswith("layers."))
-    count = len({number for _, number, *_ in numbered})
-    if count > max_layers:
-        raise DrafterError(
-            f"{checkpoint.location} has {count} layers, but EAGLE heads have {max_layers} layer."
-        )
-    checkpoint.agree(num_hidden_layers=count)
-    checkpoint.check_vocabulary()
-    return checkpoint.windows(count)
+    head.embedding = checkpoint.embedding(spec.layer.hidden)
+    checkpoint.check_config_read()
+    return head, needs
 
 
 def _captured_inputs(
@@ -133,49 +109,35 @@ def _captured_inputs(
         )
     else:
         layers = (2, target.num_layers // 2, target.num_layers - 3)
-    correct = "Correct eagle3_layers_to_capture."
-    if len(layers) != count:
+    if len(layers) != count or not all(0 <= layer <= target.num_layers for layer in layers):
         raise DrafterError(
-            f"{checkpoint.location} reads {count} layers of the target, but {len(layers)} are "
-            f"captured. {correct}"
-        )
-    beyond = [layer - 1 for layer in layers if not 0 <= layer <= target.num_layers]
-    if beyond:
-        raise DrafterError(
-            f"{checkpoint.location} reads the output of layer {beyond[0]}, but {target.name} has "
-            f"layers 0 to {target.num_layers - 1}. {correct}"
+            f"{checkpoint.location} reads the outputs of {count} layers, and {target.name} has "
+            f"layers 0 to {target.num_layers - 1}, but {', '.join(str(i - 1) for i in layers)} "
+            "are captured. Correct eagle3_layers_to_capture."
         )
     return layers
 
 
-def _eagle3_spec(
-    checkpoint: HeadCheckpoint, draft_vocab_size: int, window: int | None
-) -> Eagle3Spec:
+def _eagle3_spec(checkpoint: HeadCheckpoint, draft_vocab_size: int, max_layers: int) -> Eagle3Spec:
     config, location, target = checkpoint.config, checkpoint.location, checkpoint.target
-    width = target.hidden_size
-    reads_layers, has_fc = config.use_aux_hidden_state, checkpoint.has("fc.weight")
-    if has_fc and not reads_layers:
+    width, reads_layers = target.hidden_size, config.use_aux_hidden_state
+    if checkpoint.has("fc.weight") and not reads_layers:
         raise DrafterError(
             f"{location}'s config.json says that use_aux_hidden_state is false, but fc.weight "
             "fuses several layers. It is damaged; copy it again."
         )
-    inputs = checkpoint.size("fc.weight", 1) if reads_layers else 0
+    hidden, inputs = checkpoint.take("fc.weight", None, None).shape if reads_layers else (width, 0)
     if inputs % width:
         raise DrafterError(
             f"{location}: fc reads {inputs} numbers, no multiple of the hidden size {width} of "
             f"{target.name}. This drafter was made for another model."
         )
-    layer = checkpoint.layer_spec(checkpoint.size("fc.weight", 0) if reads_layers else width)
-    if not checkpoint.has("lm_head.weight") and layer.hidden != width:
-        raise DrafterError(
-            f"{location} has no lm_head and hidden size {layer.hidden}, so it cannot use the "
-            f"target's, which needs {width}."
-        )
+    layer, *others = checkpoint.layer_specs(hidden, most=max_layers)
     before_residual = config.norm_before_residual
     if before_residual is None:
         before_residual = checkpoint.is_speculators
     return Eagle3Spec(
-        layer=replace(layer, window=window),
+        layer=layer,
         num_features=inputs // width,
         feature_width=width,
         draft_vocab_size=draft_vocab_size,
@@ -183,10 +145,5 @@ def _eagle3_spec(
         norm_before_fc=checkpoint.option("norm_before_fc", "input_norm.weight"),
         norm_each_feature=checkpoint.option("fc_norm", "fc_norm.0.weight"),
         norm_output=config.norm_output,
+        others=tuple(others),
     )
-
-
-def _with_embedding(head: _Head, checkpoint: HeadCheckpoint, width: int) -> _Head:
-    head.embedding = checkpoint.embedding(width)
-    checkpoint.check_config_read()
-    return head

@@ -17,7 +17,7 @@ import ctypes
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from engine.drafters.heads.layer import HeadCache, HeadLayer, HeadSpec, Past, within
 from engine.drafters.heads.vocabulary import DraftOutput, TokenEmbedding, Vocabulary
 from engine.kernels.cpu.decoder import Decoder, DecoderWeights, Factors, HeadInput, KVSlots
-from engine.kernels.cpu.operators import NativeLinear, pack_linears, topk
+from engine.kernels.cpu.operators import NativeLinear, pack_linears
 
 OutputMatrix = Callable[[Tensor], Tensor]
 """Hidden vectors `(…, hidden)` → logits `(…, vocab)`."""
@@ -42,6 +42,8 @@ class DraftHead(nn.Module):
     embedding: TokenEmbedding
     vocabulary: Vocabulary
     decoder: Decoder | None = None
+    feeds_normed = False
+    """Whether an output is normalised before the next depth is fed with it."""
 
     def use_kernels(self, kernels: ctypes.CDLL | None) -> None:
         """Let compiled kernels run it in 8 bits, one call per level of the draft, if they can.
@@ -53,11 +55,6 @@ class DraftHead(nn.Module):
         if kernels is not None:
             parts = self.parts()
             self.decoder = None if parts is None else Decoder(kernels, parts)
-
-    @property
-    def feeds_normed(self) -> bool:
-        """Whether an output is normalised before the next depth is fed with it."""
-        return False
 
     @abstractmethod
     def parts(self) -> DecoderWeights | None:
@@ -75,7 +72,7 @@ class DraftHead(nn.Module):
             heads=spec.heads,
             kv_heads=spec.kv_heads,
             head_dim=spec.head_dim,
-            width=spec.intermediate,
+            intermediate=spec.intermediate,
             eps=spec.eps,
             factors=Factors(query=spec.head_dim**-0.5),
             norm=norm,
@@ -83,13 +80,13 @@ class DraftHead(nn.Module):
             lm_head=lm_head.matrix,
             vocab=self.vocabulary.size,
             rotary=self.layer.rotary,
-            rotated=spec.head_dim,
+            rotary_dim=spec.head_dim,
             head_input=head_input,
         )
 
-    @abstractmethod
     def fuse(self, features: Tensor) -> Tensor:
         """Target features `(n, feature width)` → the hidden vectors of entries."""
+        return features
 
     @abstractmethod
     def join(self, hidden: Tensor, embedded: Tensor) -> tuple[Tensor, Tensor]:
@@ -146,7 +143,7 @@ class DraftHead(nn.Module):
             return out, self.logits(out)
         past.reserve(len(tokens))
         spec, num_outputs = self.layer.spec, 1 if last_only else len(tokens)
-        buffer = past.whole(spec.kv_heads, spec.head_dim, torch.bfloat16)
+        buffer = past.shared_buffer(spec.kv_heads, spec.head_dim)
         place = KVSlots(buffer, past.length, visible)
         result = self.decoder.run(
             tokens, positions, place, states=hidden, taps=(1,), num_logits=num_outputs
@@ -184,9 +181,6 @@ class Eagle1Head(DraftHead):
         self.vocabulary = lm_head.vocabulary if isinstance(lm_head, DraftOutput) else whole
         self._shared = (lm_head,)
 
-    def fuse(self, features: Tensor) -> Tensor:
-        return features
-
     def join(self, hidden: Tensor, embedded: Tensor) -> tuple[Tensor, Tensor]:
         x = self.fc(torch.cat([embedded, hidden], dim=-1))
         return x, x
@@ -211,6 +205,7 @@ class Eagle3Spec:
         norm_before_fc: one norm over all captured layers before they are fused.
         norm_each_feature: a norm per captured layer before they are fused.
         norm_output: the normed output is what the next depth is fed (EAGLE-3.1).
+        others: further layers (P-EAGLE).
     """
 
     layer: HeadSpec
@@ -221,17 +216,19 @@ class Eagle3Spec:
     norm_before_fc: bool = False
     norm_each_feature: bool = False
     norm_output: bool = False
+    others: tuple[HeadSpec, ...] = ()
 
 
 class Eagle3Head(DraftHead):
     """EAGLE-3: several layers' features fused, own norm and output matrix, own vocabulary."""
 
     aliases: Mapping[str, str] = {n: f"layers.0.{n}" for n in ("hidden_norm", "input_layernorm")}
+    max_layers: ClassVar[int] = 1
 
     def __init__(self, spec: Eagle3Spec, lm_head: OutputMatrix | None = None) -> None:
         super().__init__()
         layer, width = spec.layer, spec.num_features * spec.feature_width
-        self.spec = spec
+        self.spec, self.feeds_normed = spec, spec.norm_output
         self.vocabulary = Vocabulary(None, spec.draft_vocab_size)
         if spec.norm_before_fc:
             self.input_norm = nn.RMSNorm(width, eps=layer.eps)
@@ -276,10 +273,6 @@ class Eagle3Head(DraftHead):
         logits: Tensor = lm_head(outputs if self.spec.norm_output else self.norm(outputs))
         return logits
 
-    @property
-    def feeds_normed(self) -> bool:
-        return self.spec.norm_output
-
     def parts(self) -> DecoderWeights | None:
         head_input = HeadInput(
             None,
@@ -310,7 +303,7 @@ class HeadSession:
     root: Tensor
 
     def __init__(self, head: DraftHead) -> None:
-        self.head = head
+        self.head, self.vocabulary = head, head.vocabulary
         self._cache = HeadCache(1)
         self._num_base = 0
 
@@ -356,7 +349,7 @@ class HeadSession:
         cache.truncate(begin)
         cache.reserve(len(tokens) + levels)
         spec = head.layer.spec
-        buffer = cache.whole(spec.kv_heads, spec.head_dim, torch.bfloat16)
+        buffer = cache.shared_buffer(spec.kv_heads, spec.head_dim)
         drafts = decoder.chain(
             tokens,
             begin,
@@ -385,8 +378,3 @@ class HeadSession:
         outputs = self.head.predict(hidden, tokens, positions, self._cache, ancestors)
         self._cache.length += len(tokens)
         return outputs
-
-    def topk(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """The best tokens of each row, best first: ids and log-probs, `(n, count)`."""
-        ranked = topk(logits, count)
-        return self.head.vocabulary.target_ids(ranked.ids), ranked.log_probs

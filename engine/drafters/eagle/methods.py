@@ -7,23 +7,22 @@ All use one drafter: it keeps the head's base entries in step with the target, a
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, ClassVar, Literal, Self
+from typing import Literal, Self
 
 import torch
 from pydantic import model_validator
 from torch import Tensor
 
 from engine.config import setting
-from engine.drafters.base import BuildContext, Start, chain, root_only
+from engine.drafters.base import BuildContext, FeatureDrafter, Start, chain, features_of, root_only
 from engine.drafters.eagle.checkpoint import CapturedLayers, load_eagle1, load_eagle3
 from engine.drafters.eagle.head import DraftHead, HeadSession
 from engine.drafters.eagle.trees import DynamicTree, StaticTree
 from engine.drafters.heads.checkpoint import HeadCheckpoint
-from engine.drafters.heads.features import FeatureDrafter, features_of
 from engine.drafters.heads.layer import HeadCache
 from engine.drafters.heads.vocabulary import DraftVocab
 from engine.drafters.method import DraftShape, MethodConfig
-from engine.drafters.texts import ROWS, TargetTrace
+from engine.drafters.texts import MAX_LOGIT_ROWS, TargetTrace
 from engine.errors import DrafterError
 from engine.proposal import Budget, Needs, Proposal
 from engine.tree import ChoicePaths, ChoiceTree
@@ -90,14 +89,17 @@ class _EagleMethod(MethodConfig):
         )
 
     def draft_shape(self) -> DraftShape:
-        return self.dynamic_tree.draft_shape
+        tree = self.dynamic_tree
+        return DraftShape(min(tree.levels, tree.keep), tree.keep)
 
     def build(self, context: BuildContext) -> EagleDrafter:
         location = context.weights(self.speculative_model, "an EAGLE head")
         checkpoint = HeadCheckpoint.read(location, context.target)
         head, needs = self._load(checkpoint, context)
         head.use_kernels(context.target.kernels)
-        return EagleDrafter(head, self._tree_for(head, location), needs, checkpoint.notes())
+        drafter = EagleDrafter(head, self._tree_for(head, location), needs)
+        drafter.notes = checkpoint.notes()
+        return drafter
 
     @abstractmethod
     def _load(self, checkpoint: HeadCheckpoint, context: BuildContext) -> tuple[DraftHead, Needs]:
@@ -116,15 +118,15 @@ class _EagleMethod(MethodConfig):
 class EagleConfig(_EagleMethod):
     """EAGLE-1 drafts a static choice tree, EAGLE-2 a dynamic tree; the same heads serve both."""
 
-    title: ClassVar[str] = "EAGLE"
-    summary: ClassVar[str] = (
+    title = "EAGLE"
+    summary = (
         "One small layer continues the target's last hidden state; EAGLE-1 fills a fixed tree, "
         "EAGLE-2 grows a tree where the draft is confident."
     )
-    paper: ClassVar[str | None] = "2401.15077, 2406.16858"
-    main_settings: ClassVar[str] = "drafting use_dynamic_tree eagle_choices max_total_draft_tokens"
+    paper = "2401.15077, 2406.16858"
+    main_settings = "drafting use_dynamic_tree eagle_choices max_total_draft_tokens"
 
-    without_effect: ClassVar[Any] = (
+    without_effect = (
         ({"use_dynamic_tree": True}, "eagle_choices"),
         ({"use_dynamic_tree": False}, f"max_draft_len {DYNAMIC}"),
     )
@@ -167,15 +169,15 @@ class EagleConfig(_EagleMethod):
 class Eagle3Config(_EagleMethod):
     """EAGLE-3 drafts a chain, or with `use_dynamic_tree` EAGLE-2's dynamic tree."""
 
-    title: ClassVar[str] = "EAGLE-3"
-    summary: ClassVar[str] = (
+    title = "EAGLE-3"
+    summary = (
         "One small layer drafts from three layers of the target, in a vocabulary of its own; "
         "a chain, or a tree grown where the draft is confident."
     )
-    paper: ClassVar[str | None] = "2503.01840"
-    main_settings: ClassVar[str] = "drafting use_dynamic_tree max_draft_len"
+    paper = "2503.01840"
+    main_settings = "drafting use_dynamic_tree max_draft_len"
 
-    without_effect: ClassVar[Any] = (({"use_dynamic_tree": False}, DYNAMIC),)
+    without_effect = (({"use_dynamic_tree": False}, DYNAMIC),)
 
     decoding_type: Literal["Eagle3"] = "Eagle3"
     max_draft_len: int = setting(
@@ -202,17 +204,10 @@ class Eagle3Config(_EagleMethod):
 
 
 class EagleDrafter(FeatureDrafter):
-    def __init__(
-        self,
-        head: DraftHead,
-        tree: StaticTree | DynamicTree,
-        needs: Needs,
-        notes: tuple[str, ...] = (),
-    ) -> None:
-        self.head, self.tree, self.needs, self.notes = head, tree, needs, notes
+    def __init__(self, head: DraftHead, tree: StaticTree | DynamicTree, needs: Needs) -> None:
+        self.head, self.tree, self.needs = head, tree, needs
         self._chain = tree.chain()
         self.branches = self._chain is not tree
-        self.num_ranks = head.vocabulary.size
         self._device = head.embedding.device
         self._session = HeadSession(head)
 
@@ -234,6 +229,8 @@ class EagleDrafter(FeatureDrafter):
             self._session.feed_base(*unread)
         if budget.depth < 1:
             return root_only(self.text[-1], self._device)
+        if isinstance(tree, DynamicTree):
+            return tree.expand(self._session, budget)
         return tree.draft(self._session, budget, self._sampling, self._draws)
 
     def ranks(self, trace: TargetTrace, depths: int) -> Tensor:
@@ -249,8 +246,8 @@ class EagleDrafter(FeatureDrafter):
         first, end = trace.first - 1, trace.first - 1 + len(labels)
         cache = HeadCache(1)
         ranks = []
-        for begin in range(0, end, ROWS):
-            entries = torch.arange(begin, min(begin + ROWS, end), device=self._device)
+        for begin in range(0, end, MAX_LOGIT_ROWS):
+            entries = torch.arange(begin, min(begin + MAX_LOGIT_ROWS, end), device=self._device)
             fused = self.head.fuse(features[entries.cpu()].to(self._device))
             visible = torch.arange(len(entries) + begin, device=self._device) <= entries[:, None]
             roots = entries >= first
@@ -282,7 +279,3 @@ class EagleDrafter(FeatureDrafter):
                 cache.length += len(entries)
         cache.truncate(base)
         return torch.stack(columns, dim=1)
-
-    def close(self) -> None:
-        self.finish()
-        del self.head, self._session

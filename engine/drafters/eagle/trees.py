@@ -26,7 +26,7 @@ from torch import Tensor
 
 from engine.config import Sampling
 from engine.drafters.eagle.head import HeadSession
-from engine.drafters.method import DraftShape
+from engine.drafters.heads.vocabulary import Vocabulary
 from engine.kernels.cpu.operators import topk
 from engine.proposal import Budget, DraftDists, Proposal
 from engine.sampling import SeededDraws, probabilities
@@ -83,7 +83,7 @@ class StaticTree:
         that are drawn, the number must not depend on what was drawn.
         """
         min_prob = budget.min_prob if sampling.greedy else 0.0
-        vocabulary, tokens = session.head.vocabulary, [session.root]
+        vocabulary, tokens = session.vocabulary, [session.root]
         draft_probs, dists = [session.output.new_ones(1).float()], []
         hidden, logits, grid = session.output, session.logits, session.root[None]
         probs, paths = session.output.new_ones(1, 1).float(), session.output.new_ones(1).float()
@@ -113,11 +113,10 @@ class StaticTree:
         expanded = [node for level in self._levels[: len(dists)] for node in level.nodes]
         row_of = {node: row for row, node in enumerate(expanded)}
         drafted = torch.cat(tokens)
-        whole = len(drafted) == len(self.tree.shape)
         return Proposal(
             tokens=drafted,
             # Nodes are in the order of their depths: the drafted ones come first.
-            shape=self.tree.shape if whole else self.tree.shape.keep(range(len(drafted))),
+            shape=self.tree.shape.keep(range(len(drafted))),
             ranks=self.tree.ranks[: len(drafted)],
             draft_probs=torch.cat(draft_probs),
             dists=DraftDists(torch.cat(dists), row_of) if dists else None,
@@ -188,7 +187,11 @@ class DynamicTree:
     @property
     def num_candidates(self) -> int:
         """Nodes that exist before the rerank: top_k + (levels - 1) · top_k² if it expands top_k."""
-        return self.top_k * sum(self._rows(self.levels))
+        rows, total = 1, 1
+        for _ in range(1, self.levels):
+            rows = min(self.expanded, rows * self.top_k)
+            total += rows
+        return self.top_k * total
 
     def chain(self) -> DynamicTree:
         """As `StaticTree.chain`."""
@@ -199,31 +202,10 @@ class DynamicTree:
         """As `StaticTree.chain_len`."""
         return min(self.levels, self.keep) if self.top_k == 1 else 0
 
-    @property
-    def draft_shape(self) -> DraftShape:
-        return DraftShape(min(self.levels, self.keep), self.keep)
-
-    def _rows(self, levels: int) -> tuple[int, ...]:
-        """Expanded nodes per level, the root first."""
-        rows = [1]
-        for _ in range(1, levels):
-            rows.append(min(self.expanded, rows[-1] * self.top_k))
-        return tuple(rows)
-
     def within(self, budget: Budget) -> DynamicTree:
         """The same tree, not larger than the budget, nor deeper than the kept nodes can reach."""
         keep = min(self.keep, budget.nodes)
         return replace(self, levels=min(self.levels, budget.depth, keep), keep=keep)
-
-    def draft(
-        self,
-        session: HeadSession,
-        budget: Budget,
-        sampling: Sampling,
-        draws: SeededDraws,
-    ) -> Proposal:
-        """As `expand`; sampling has no effect."""
-        return self.expand(session, budget)
 
     def expand(self, source: TreeSource, budget: Budget) -> Proposal:
         """A tree below the source's root; nodes less probable than `min_prob` are not expanded."""
@@ -261,17 +243,18 @@ class TreeSource(Protocol):
     def logits(self) -> Tensor: ...
     @property
     def root(self) -> Tensor: ...
+    @property
+    def vocabulary(self) -> Vocabulary: ...
 
     def expand(
         self, hidden: Tensor, tokens: Tensor, depth: int, ancestors: Tensor | None
     ) -> tuple[Tensor, Tensor]: ...
-    def topk(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]: ...
 
 
 def expand_candidates(source: TreeSource, size: DynamicTree, min_prob: float = 0.0) -> Candidates:
     """Expand level by level, each in one batch; less probable nodes are not expanded."""
     k, output = size.top_k, source.output
-    tokens, log_probs = source.topk(source.logits, k)
+    tokens, log_probs = _best(source, source.logits, k)
     root = torch.full_like(tokens[0], -1)
     levels = [Candidates(tokens[0], log_probs[0], log_probs[0], root)]
     hidden, ancestors, first = output, None, 0
@@ -288,7 +271,7 @@ def expand_candidates(source: TreeSource, size: DynamicTree, min_prob: float = 0
             itself = torch.eye(len(frontier), dtype=torch.bool, device=output.device)
             ancestors = itself if ancestors is None else torch.cat([ancestors[rows], itself], 1)
         hidden, logits = source.expand(hidden[rows], last.tokens[frontier], depth, ancestors)
-        tokens, log_probs = source.topk(logits, k)
+        tokens, log_probs = _best(source, logits, k)
         scores = (last.scores[frontier, None] + log_probs).flatten()
         parents = (first + frontier).repeat_interleave(k)
         first += len(last.tokens)
@@ -296,6 +279,12 @@ def expand_candidates(source: TreeSource, size: DynamicTree, min_prob: float = 0
         if depth + 1 < size.levels:
             frontier = scores.topk(min(size.expanded, len(scores))).indices
     return Candidates(*(torch.cat(column) for column in zip(*levels, strict=True)))
+
+
+def _best(source: TreeSource, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The best tokens of each row, best first: ids and log-probs, `(n, count)`."""
+    ranked = topk(logits, count)
+    return source.vocabulary.target_ids(ranked.ids), ranked.log_probs
 
 
 def kept_tree(root: Tensor, candidates: Candidates, keep: int, top_k: int) -> Proposal:

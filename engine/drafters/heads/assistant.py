@@ -18,23 +18,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
-import transformers
 from torch import Tensor
 
 from engine.config import setting
-from engine.drafters.base import BuildContext, Start, chain, root_only
+from engine.drafters.base import BuildContext, LastRowDrafter, Start, chain, root_only
 from engine.drafters.heads.config import beyond_transformers, check_unread
-from engine.drafters.heads.features import LastRowDrafter
 from engine.drafters.method import MethodConfig, draft_len
 from engine.errors import DrafterError
 from engine.kernels.cpu.operators import topk
 from engine.model.files import check_folder
 from engine.model.forward import prepare_attention
-from engine.model.kinds import FULL, SLIDING
-from engine.model.reading import read_weights, reading, translate_errors
+from engine.model.layer_types import FULL, SLIDING
+from engine.model.reading import read_config, read_weights, translate_errors
 from engine.model.sources import TargetSpec, Weights
 from engine.model.target import Target
 from engine.proposal import Budget, Needs, Outcome, Proposal, SharedRows
@@ -46,14 +44,14 @@ MODEL_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
 class AssistantConfig(MethodConfig):
     """Settings of an assistant."""
 
-    title: ClassVar[str] = "Gemma 4 assistant"
-    summary: ClassVar[str] = (
+    title = "Gemma 4 assistant"
+    summary = (
         "A few layers published beside the target draft a chain from the target's own keys and "
         "values."
     )
-    paper: ClassVar[str | None] = "Gemma 4 MTP"
-    main_settings: ClassVar[str] = "drafting max_draft_len"
-    requires: ClassVar[str | None] = "an assistant, as Gemma 4 has"
+    paper = "Gemma 4 MTP"
+    main_settings = "drafting max_draft_len"
+    requires = "an assistant, as Gemma 4 has"
 
     decoding_type: Literal["MTP_Assistant"] = "MTP_Assistant"
     speculative_model: str | None = setting(
@@ -78,7 +76,7 @@ def load_assistant(location: str, target: Target) -> Any:
     if weights.local:
         check_folder(Path(weights.location))
     with translate_errors(spec):
-        config = transformers.AutoConfig.from_pretrained(weights.location, **reading(weights))
+        config = read_config(weights)
     if config.model_type not in MODEL_TYPES:
         raise DrafterError(
             f"{location} is of the type {config.model_type}; an assistant is of one of "
@@ -193,7 +191,3 @@ class AssistantDrafter(LastRowDrafter):
     def finish(self) -> None:
         super().finish()
         self._rows = ()
-
-    def close(self) -> None:
-        self.finish()
-        self._model = None

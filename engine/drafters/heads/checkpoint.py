@@ -15,18 +15,19 @@ Apple (ReDrafter)     rnn_w, rnn_u, input_proj, lm_head.N.*
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from engine.drafters.heads.config import ConfigReader
+from engine.drafters.heads.config import SECTIONS, HeadConfig, check_unread, flat_config
 from engine.drafters.heads.layer import HeadLayer, HeadSpec
 from engine.drafters.heads.vocabulary import TokenEmbedding, Vocabulary
-from engine.errors import DrafterError, VocabularyError, first_line
+from engine.errors import ConfigError, DrafterError, VocabularyError, first_line
 from engine.model.checkpoints import Checkpoint, read_checkpoint
-from engine.model.files import UNREADABLE
-from engine.model.kinds import ATTENTION, FULL, SLIDING
+from engine.model.files import READ_ERRORS
+from engine.model.layer_types import ATTENTION, FULL, SLIDING
 from engine.model.target import Target
 from engine.safe_text import short
 
@@ -40,6 +41,14 @@ _RENAMED = {
     "encoder.fc.": "fc.",
     "encoder.output_norm_enc.": "hidden_norm.",
 }
+METHODS = {
+    "markov_head.markov_w1.weight": "DSpark",
+    "mask_hidden": "P_EAGLE",
+    "layers.0.hidden_norm.weight": "Eagle3",
+    "hidden_norm.weight": "DFlash",
+    "layers.0.self_attn.q_proj.weight": "Eagle",
+}
+"""Tensors that tell which method's checkpoint it is, and its `decoding_type`; the first decides."""
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 _EMBEDDING, _LM_HEAD = "embed_tokens.weight", "lm_head.weight"
 _Network = TypeVar("_Network", bound=nn.Module)
@@ -55,9 +64,15 @@ class HeadCheckpoint:
 
     def __init__(self, checkpoint: Checkpoint, target: Target) -> None:
         self.location, self.target = checkpoint.location, target
-        self._reader = ConfigReader(checkpoint.config, checkpoint.location)
-        self.config, self.is_speculators = self._reader.settings, self._reader.is_nested
+        self._settings = flat_config(checkpoint.config, checkpoint.location)
+        try:
+            self.config = HeadConfig.parse(
+                self._settings, where=f"{checkpoint.location}/config.json"
+            )
+        except ConfigError as error:
+            raise DrafterError(str(error)) from error
         self.model_type = checkpoint.config.get("model_type")
+        self.is_speculators = bool(checkpoint.config.get(SECTIONS[0]))
         tensors = {_renamed(name): tensor for name, tensor in checkpoint.tensors.items()}
         self.tensors = Checkpoint(checkpoint.location, checkpoint.config, tensors)
         self.unread = dict.fromkeys(tensors)
@@ -79,6 +94,14 @@ class HeadCheckpoint:
         return self.take(name, None, None).shape[dim]
 
     # ---- the config against the tensors and the target
+
+    def check_is(self, method: str) -> None:
+        """DrafterError if its tensors are those of another method (`decoding_type`)."""
+        own = next((kind for tensor, kind in METHODS.items() if self.has(tensor)), method)
+        if own != method:
+            raise DrafterError(
+                f"{self.location} is not a checkpoint for {method}. Choose the method {own}."
+            )
 
     def required(self, name: str, *values: Any, hint: str = "Add it.") -> Any:
         """The first value that is not None; DrafterError if the config has none either."""
@@ -124,13 +147,13 @@ class HeadCheckpoint:
                 )
 
     def check_config_read(self, *also: str) -> None:
-        """Raises DrafterError: its config has a setting that was never read (`ConfigReader`)."""
-        self._reader.check_all_read(*also)
+        """DrafterError if the config has settings, other than `also`, that were never read."""
+        check_unread(self.config.unread(self._settings), self.location, *also)
 
     def check_all_read(self, *also: str) -> None:
         """DrafterError if tensors, or settings other than `also`, were never read."""
         names = [name for name in self.unread if not name.startswith(UNUSED)]
-        self.tensors.check_read(self.tensors.tensors.keys() - names)
+        self.tensors.check_all_used(self.tensors.tensors.keys() - names)
         self.check_config_read(*also)
 
     def notes(self) -> tuple[str, ...]:
@@ -149,8 +172,12 @@ class HeadCheckpoint:
 
     # ---- the parts of a network
 
-    def layer_spec(self, width: int) -> HeadSpec:
-        """The layers' sizes and constants; DrafterError for what such layers cannot compute."""
+    def layer_specs(self, width: int, *, most: int = 1024) -> tuple[HeadSpec, ...]:
+        """Sizes and constants of each layer; DrafterError for what such layers cannot compute.
+
+        Args:
+            most: layers that the method's networks have at most.
+        """
         from transformers.activations import ACT2FN  # takes seconds: not at the page's start
 
         config = self.config
@@ -164,7 +191,7 @@ class HeadCheckpoint:
             )
         attention, head_dim = "layers.0.self_attn", config.head_dim or max(1, width // heads)
         rope, rotary_dim = self._rope(head_dim)
-        return HeadSpec(
+        spec = HeadSpec(
             hidden=width,
             intermediate=config.intermediate_size or self.size("layers.0.mlp.gate_proj.weight", 0),
             heads=heads,
@@ -177,32 +204,29 @@ class HeadCheckpoint:
             o_bias=self.has(f"{attention}.o_proj.bias"),
             qk_norm=self.option("use_qk_norm", f"{attention}.q_norm.weight"),
             rotary_dim=rotary_dim,
-            interleaved=not config.is_neox_style,
-            value_scale=config.attention_value_scale,
         )
+        return tuple(replace(spec, window=window) for window in self._windows(most))
 
-    def windows(
-        self, count: int, size: int | None = None, *, all_slide: bool = False
-    ) -> tuple[int | None, ...]:
-        """How many rows each of `count` layers attends to, its own included; None = all.
-
-        Args:
-            size: the window, where another setting than `sliding_window` names it.
-            all_slide: whether all layers slide where `layer_types` names no sliding one.
-
-        Raises DrafterError: it describes layers that no such network has.
-        """
+    def _windows(self, most: int) -> tuple[int | None, ...]:
+        """How many rows each layer attends to, its own included; None = all."""
         config = self.config
+        count = len({n.split(".")[1] for n in self.tensors.tensors if n.startswith("layers.")})
+        if not 1 <= count <= most:
+            raise DrafterError(
+                f"{self.location} has {count} layers (layers.N.…), but this method's networks have "
+                f"{'1' if most == 1 else f'1 to {most}'}. Choose another method or checkpoint."
+            )
+        self.agree(num_hidden_layers=count)
         kinds = config.layer_types or FULL[:1] * count
         if len(kinds) != count or not set(kinds) <= ATTENTION:
             raise DrafterError(
                 f"{self.location}: layer_types in config.json must name {count} layers, each one "
                 f"of {', '.join(sorted(ATTENTION))}."
             )
-        if all_slide and SLIDING[0] not in kinds:
+        if config.use_swa and SLIDING[0] not in kinds:
             kinds = SLIDING[:1] * count
         own_window = config.sliding_window or 0
-        window = (size or own_window) if config.use_sliding_window else 0
+        window = (config.swa_window_size or own_window) if config.use_sliding_window else 0
         if SLIDING[0] in kinds and window < 1:
             raise DrafterError(
                 f"{self.location}'s config.json has sliding_attention among its layer_types, but "
@@ -240,6 +264,7 @@ class HeadCheckpoint:
 
         By `d2t`, which holds target id - draft id; where there are as many, they are the same.
         """
+        self.check_vocabulary()
         target, own_output = self.target, self.has(_LM_HEAD)
         size = target.vocab_size
         if own_output:
@@ -295,20 +320,17 @@ class HeadCheckpoint:
         try:
             with torch.device("meta"):
                 network = make()
-        except UNREADABLE as error:
+        except READ_ERRORS as error:
             raise DrafterError(
                 f"{self.location}: no network can be built from its config.json: "
                 f"{first_line(error)}."
             ) from error
-        names, gemma = published_names(network), self.config.use_gemma_norm
-        state = {}
+        names, state = published_names(network), {}
         for name, empty in network.state_dict().items():
             module, _, kind = name.rpartition(".")
             parts = names.get(module, {module: len(empty)}).items()
             tensors = [self.take(f"{part}.{kind}", n, *empty.shape[1:]) for part, n in parts]
             state[name] = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
-            if gemma and isinstance(network.get_submodule(module), nn.RMSNorm):
-                state[name] = 1 + state[name].float()
         network.load_state_dict(state, strict=True, assign=True)
         return network.requires_grad_(False).eval().to(device=target.device, dtype=target.dtype)
 

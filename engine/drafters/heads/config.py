@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import ConfigDict, Field, PrivateAttr
 
 from engine.config import Settings
-from engine.errors import ConfigError, DrafterError
-from engine.model.files import UNREADABLE
+from engine.errors import DrafterError
+from engine.model.files import READ_ERRORS
 from engine.safe_text import short, visible
 
 SECTIONS = ("transformer_layer_config", "eagle_config", "dflash_config")
@@ -49,31 +49,29 @@ HARMLESS = frozenset(
     "has_embed_tokens has_lm_head num_aux_layers num_eagle_features".split()
 )
 """Keys of published configs that do not affect the network."""
+_OFF = (
+    "add_full_attention_sink_bias add_swa_attention_sink_bias attention_sink_bias bias "
+    "dspark_bonus_anchor mlp_bias mtp_use_dedicated_embeddings sample_from_anchor use_gemma_norm "
+    "use_mtp_layernorm"
+)
+_ON = (
+    "is_causal is_neox_style next_layer_regular use_input_layernorm_in_first_layer "
+    "use_last_layernorm"
+)
+_ONE = "attention_value_scale input_embedding_scale logit_scale output_multiplier"
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "add_full_attention_sink_bias": (False,),
-    "add_swa_attention_sink_bias": (False,),
+    **dict.fromkeys(_OFF.split(), (False,)),
+    **dict.fromkeys(_ON.split(), (True,)),
+    **dict.fromkeys(_ONE.split(), (1,)),
     "attention_mode": ("gqa", "mha"),
-    "attention_sink_bias": (False,),
-    "bias": (False,),
-    "dspark_bonus_anchor": (False,),
     "dspark_fixup_head_type": ("markov",),
-    "input_embedding_scale": (1,),
-    "is_causal": (True,),
-    "logit_scale": (1,),
-    "mlp_bias": (False,),
-    "mtp_use_dedicated_embeddings": (False,),
-    "next_layer_regular": (True,),
     "num_lookback_tokens": (-1,),
-    "output_multiplier": (1,),
     "parallel_draft_heads_num_layers": (0,),
     "parallel_draft_step": (1,),
     "projector_type": ("dflash", "dspark"),
-    "sample_from_anchor": (False,),
-    "use_input_layernorm_in_first_layer": (True,),
-    "use_last_layernorm": (True,),
-    "use_mtp_layernorm": (False,),
 }
 """Values of other keys that do not affect the network."""
+METHOD_KEYS = "architectures model_type speculators_model_type projector_type algorithm".split()
 OTHER_METHODS = {
     "dflash2": "DFlash-2",
     "domino": "Domino",
@@ -82,7 +80,6 @@ OTHER_METHODS = {
     "xpress": "XPress",
 }
 """Methods whose checkpoints resemble those of a supported one, by a part of their names."""
-
 _Count = Annotated[int, Field(ge=1, le=1 << 24)]
 _Layers = Annotated[tuple[Annotated[int, Field(ge=-1, le=4096)], ...], Field(strict=False)]
 _Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
@@ -107,15 +104,12 @@ class HeadConfig(Settings):
     intermediate_size: _Count | None = None
     hidden_act: str = "silu"
     rms_norm_eps: float = Field(1e-6, ge=0.0, lt=1.0)
-    use_gemma_norm: bool = False
     rope_theta: _Positive = 10000.0
     rope_parameters: dict[str, Any] = {}
     rope_scaling: dict[str, Any] = {}
     partial_rotary_factor: float | None = Field(None, gt=0.0, le=1.0)
-    is_neox_style: bool = True
     attention_bias: bool | None = None
     use_qk_norm: bool | None = None
-    attention_value_scale: _Positive = 1.0
     layer_types: Annotated[tuple[str, ...], Field(strict=False)] = ()
     sliding_window: int | None = Field(None, ge=-1)
     use_sliding_window: bool = True
@@ -148,8 +142,6 @@ class HeadConfig(Settings):
     use_swa: bool = False
     swa_window_size: int | None = Field(None, ge=-1)
     sample_from_anchor: bool | None = None
-    output_multiplier: _Positive = 1.0
-    logit_scale: _Positive = 1.0
     final_logit_softcapping: float = Field(0.0, ge=0.0, allow_inf_nan=False)
     markov_head_type: str = "vanilla"
     markov_rank: _Count | None = None
@@ -174,71 +166,39 @@ class HeadConfig(Settings):
         return {key: values[key] for key in values.keys() - self._read - defaults}
 
 
-class ConfigReader:
-    """A config.json of any format as one flat set of settings.
+def flat_config(config: Mapping[str, Any], location: str) -> dict[str, Any]:
+    """The settings of a config.json of any format without its sections.
 
-    Attributes:
-        settings: the supported ones.
-        is_nested: whether the layers' settings have a section, as speculators writes them.
+    Raises DrafterError: two sections disagree over a setting that matters, or they name a method
+    that is not supported.
     """
-
-    def __init__(self, config: Mapping[str, Any], location: str) -> None:
-        """Raises DrafterError: a setting has another type, or the method is not supported."""
-        self._location = location
-        top = {key: value for key, value in config.items() if key not in SECTIONS}
-        nested = [self._section(config, name) for name in SECTIONS]
-        self.is_nested = bool(nested[0])
-        self._values = self._merged([nested[0], top, *nested[1:]])
-        self._check_method([top, *nested])
-        try:
-            self.settings = HeadConfig.parse(self._values, where=f"{location}/config.json")
-        except ConfigError as error:
-            raise DrafterError(str(error)) from error
-
-    def _section(self, config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-        section = config.get(name) or {}
+    layers, *others = (config.get(name) or {} for name in SECTIONS)
+    top = {key: value for key, value in config.items() if key not in SECTIONS}
+    values: dict[str, Any] = {}
+    for section in (layers, top, *others):
         if not isinstance(section, Mapping):
-            raise DrafterError(f"{self._location}: {name} in config.json must be a mapping.")
-        return section
-
-    def _merged(self, sections: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-        """All sections' values; DrafterError where two disagree over a setting that matters."""
-        values: dict[str, Any] = {}
-        for section in sections:
-            own = {key: value for key, value in section.items() if value not in (None, [], {})}
-            for key in (values.keys() & own.keys()) - HARMLESS:
-                if values[key] != own[key]:
-                    raise DrafterError(
-                        f"{self._location}/config.json says {key} twice: {short(values[key])} and "
-                        f"{short(own[key])}. Remove the wrong one."
-                    )
-            values |= own
-        return values
-
-    def _check_method(self, sections: Sequence[Mapping[str, Any]]) -> None:
-        """DrafterError for a checkpoint of a method that is not supported."""
-        keys = ("architectures", "model_type", "speculators_model_type", "projector_type")
-        values = [section.get(key) for section in sections for key in keys]
-        speculators = sections[0].get("speculators_config")
-        if isinstance(speculators, Mapping):
-            values.append(speculators.get("algorithm"))
-        names = [name for v in values for name in (v if isinstance(v, list) else [v])]
-        for name in names:
-            word = re.sub(r"[^a-z0-9]", "", name.lower()) if isinstance(name, str) else ""
-            other = next((method for key, method in OTHER_METHODS.items() if key in word), None)
-            if other is not None:
+            raise DrafterError(f"{location}: a section of config.json must be a mapping.")
+        own = {key: value for key, value in section.items() if value not in (None, [], {})}
+        for key in (values.keys() & own.keys()) - HARMLESS:
+            if values[key] != own[key]:
                 raise DrafterError(
-                    f"{self._location} is a {other} checkpoint ({short(name)} in its config.json), "
-                    "which no method supports. Choose another drafter."
+                    f"{location}/config.json says {key} twice: {short(values[key])} and "
+                    f"{short(own[key])}. Remove the wrong one."
                 )
+        values |= own
+    _check_method([layers, top, *others, top.get("speculators_config")], location)
+    return values
 
-    def check_all_read(self, *also: str) -> None:
-        """Raises DrafterError: it has a setting that was never read and may matter.
 
-        Args:
-            also: further keys that do not matter.
-        """
-        check_unread(self.settings.unread(self._values), self._location, *also)
+def _check_method(sections: Iterable[Any], location: str) -> None:
+    sections = [section for section in sections if isinstance(section, Mapping)]
+    names = str([section.get(key) for section in sections for key in METHOD_KEYS]).lower()
+    for word, method in OTHER_METHODS.items():
+        if word in re.sub(r"[^a-z0-9,]", "", names):
+            raise DrafterError(
+                f"{location} is a {method} checkpoint by its config.json, which no method "
+                "supports. Choose another drafter."
+            )
 
 
 def check_unread(values: Mapping[str, Any], location: str, *also: str) -> None:
@@ -268,6 +228,6 @@ def beyond_transformers(config: Any) -> dict[str, Any]:
     """Settings of a transformers config that its class lacks, so its model ignores them."""
     fields = type(config).__dataclass_fields__.keys() | type(config).attribute_map.keys()
     fields |= {"per_layer_config"}
-    with contextlib.suppress(*UNREADABLE):  # of what some classes compute, an example knows
+    with contextlib.suppress(*READ_ERRORS):  # of what some classes compute, an example knows
         fields |= type(config)().to_dict().keys()
     return {key: value for key, value in config.to_dict().items() if key not in fields}

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.kernels.cpu.decoder import Layer
-from engine.kernels.cpu.operators import EVEN, NativeLinear
+from engine.kernels.cpu.operators import MULTIPLE, NativeLinear
 from engine.model.cache import TreeCache
 from engine.model.forward import tree_attention
 from engine.tree import upload
@@ -26,8 +26,6 @@ class HeadSpec:
     Attributes:
         rope: transformers' `rope_parameters`; positions start at 0 whatever the target does.
         rotary_dim: leading dimensions of a head that RoPE rotates; None = all.
-        interleaved: RoPE rotates neighbouring dimensions, not the two halves.
-        value_scale: factor of the values (MiMo).
         window: rows that a row attends to, itself included; None = all.
         causal: whether rows after it are masked.
     """
@@ -44,8 +42,6 @@ class HeadSpec:
     o_bias: bool = False
     qk_norm: bool = False
     rotary_dim: int | None = None
-    interleaved: bool = False
-    value_scale: float = 1.0
     window: int | None = None
     causal: bool = True
 
@@ -107,14 +103,13 @@ class HeadLayer(nn.Module):
 
     def published(self) -> dict[str, dict[str, int]]:
         """Per module: the names of its parts in checkpoints, and the rows of each."""
-        spec, attention = self.spec, "self_attn"
-        kv = spec.kv_heads * spec.head_dim
-        qkv = {"q_proj": spec.heads * spec.head_dim, "k_proj": kv, "v_proj": kv}
+        spec = self.spec
+        q, kv = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
         return {
-            "qkv": {f"{attention}.{name}": rows for name, rows in qkv.items()},
-            "o_proj": {f"{attention}.o_proj": spec.hidden},
-            "q_norm": {f"{attention}.q_norm": spec.head_dim},
-            "k_norm": {f"{attention}.k_norm": spec.head_dim},
+            "qkv": {"self_attn.q_proj": q, "self_attn.k_proj": kv, "self_attn.v_proj": kv},
+            "o_proj": {"self_attn.o_proj": spec.hidden},
+            "q_norm": {"self_attn.q_norm": spec.head_dim},
+            "k_norm": {"self_attn.k_norm": spec.head_dim},
             "gate_up": {f"mlp.{name}_proj": spec.intermediate for name in ("gate", "up")},
             "down_proj": {"mlp.down_proj": spec.hidden},
             "post_attention_norm": {"post_attention_layernorm": spec.hidden},
@@ -149,8 +144,6 @@ class HeadLayer(nn.Module):
         rotated = self._rotate(rotated.transpose(0, 1), positions)
         query, keys = rotated[: spec.heads, n - m :], rotated[spec.heads :]
         values = qkv[:, num_rotated:].transpose(0, 1)
-        if spec.value_scale != 1:
-            values = values * spec.value_scale
         attend = attention if past is None else past.attend
         attended = attend(self, query, keys, values, mask)
         hidden = residual + self.o_proj(attended.reshape(m, -1))
@@ -166,31 +159,21 @@ class HeadLayer(nn.Module):
         cos = (angles.cos() * self._rope_scale).to(x.dtype)
         sin = (angles.sin() * self._rope_scale).to(x.dtype)
         x, rest = x[..., : self.spec.rotated_dim], x[..., self.spec.rotated_dim :]
-        interleaved = self.spec.interleaved
-        first, second = (x[..., ::2], x[..., 1::2]) if interleaved else x.chunk(2, dim=-1)
-        pairs = [first * cos - second * sin, second * cos + first * sin]
-        if interleaved:
-            pairs = [torch.stack(pairs, dim=-1).flatten(-2)]
-        return torch.cat([*pairs, rest], dim=-1)
+        first, second = x.chunk(2, dim=-1)
+        rotated = (first * cos - second * sin, second * cos + first * sin, rest)
+        return torch.cat(rotated, dim=-1)
 
     def packed(self) -> Layer | None:
         """Its packed weights for the kernels; None where they cannot run all of it."""
         linears = (self.qkv, self.o_proj, self.gate_up, self.down_proj)
         matrices = [one.matrix for one in linears if isinstance(one, NativeLinear)]
         spec = self.spec
-        if len(matrices) < len(linears) or spec.activation != "silu":
+        if len(matrices) < len(linears) or spec.activation != "silu" or spec.window:
             return None
-        if (
-            spec.rotated_dim < spec.head_dim
-            or spec.interleaved
-            or spec.value_scale != 1
-            or spec.window
-        ):
-            return None
-        if any(size % EVEN for size in (self.spec.hidden, self.spec.head_dim)):
+        if spec.rotated_dim < spec.head_dim or spec.hidden % MULTIPLE or spec.head_dim % MULTIPLE:
             return None
         qkv, out, gate_up, down = matrices
-        norms = [self.q_norm, self.k_norm] if self.spec.qk_norm else [None, None]
+        norms = [self.q_norm, self.k_norm] if spec.qk_norm else [None, None]
         query_norm, key_norm = (None if n is None else n.weight.detach().float() for n in norms)
         return Layer(
             [qkv],

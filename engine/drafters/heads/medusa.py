@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from ctypes import CDLL
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -19,12 +19,11 @@ from torch.nn.functional import silu
 
 from engine.accept import Rule, Typical
 from engine.config import Sampling, setting
-from engine.drafters.base import BuildContext, Start, root_only
+from engine.drafters.base import BuildContext, LastRowDrafter, Start, root_only
 from engine.drafters.heads.checkpoint import HeadCheckpoint
-from engine.drafters.heads.features import LastRowDrafter
 from engine.drafters.heads.vocabulary import DraftOutput, DraftVocab, Vocabulary
 from engine.drafters.method import ChoiceLimits, DraftShape, MethodConfig
-from engine.drafters.texts import ROWS, TargetTrace
+from engine.drafters.texts import MAX_LOGIT_ROWS, TargetTrace
 from engine.errors import DrafterError, SourceError
 from engine.kernels.cpu.operators import NativeLinear, packed_linear, topk
 from engine.model.checkpoints import read_checkpoint, tensor_names
@@ -42,17 +41,15 @@ _CONFIG = ("base_model_name_or_path", "medusa_num_heads", "medusa_num_layers", "
 class MedusaConfig(MethodConfig):
     """Settings of Medusa; the default tree is the example of TensorRT-LLM's documentation."""
 
-    title: ClassVar[str] = "Medusa"
-    summary: ClassVar[str] = (
+    title = "Medusa"
+    summary = (
         "Extra heads on the target's last hidden state each guess one token further ahead; "
         "a choice tree says which guesses to verify."
     )
-    paper: ClassVar[str | None] = "2401.10774"
-    main_settings: ClassVar[str] = "drafting medusa_choices acceptance"
+    paper = "2401.10774"
+    main_settings = "drafting medusa_choices acceptance"
 
-    without_effect: ClassVar[Any] = (
-        ({"acceptance": "lossless"}, "posterior_threshold posterior_alpha"),
-    )
+    without_effect = (({"acceptance": "lossless"}, "posterior_threshold posterior_alpha"),)
 
     decoding_type: Literal["Medusa"] = "Medusa"
     speculative_model: str | None = setting(
@@ -93,12 +90,9 @@ class MedusaConfig(MethodConfig):
         location = context.weights(self.speculative_model, "the Medusa heads")
         heads = read_heads(location, context.target, self.draft_vocab, self.num_medusa_heads)
         what = f"{self.speculative_model} with its {heads.count} Medusa heads"
-        return MedusaDrafter(self, heads, self._tree_for(heads, context.target, what))
-
-    def _tree_for(self, heads: MedusaHeads, target: Target, what: str) -> ChoiceTree:
         tree = ChoiceTree(self.medusa_choices)
-        tree.check_fits(depth=heads.count, ranks=target.vocab_size, what=what)
-        return tree
+        tree.check_fits(depth=heads.count, ranks=context.target.vocab_size, what=what)
+        return MedusaDrafter(self, heads, tree)
 
     def draft_shape(self) -> DraftShape:
         return DraftShape.of(ChoiceTree(self.medusa_choices))
@@ -170,7 +164,7 @@ class MedusaHeads:
     def ranks(self, hidden: Tensor, token_ids: Tensor) -> Tensor:
         """Rank that head d gives to the token in column d of `token_ids (rows, depths)`."""
         depths = token_ids.shape[1]
-        ranks, size = [], max(1, ROWS // depths)
+        ranks, size = [], max(1, MAX_LOGIT_ROWS // depths)
         for rows, labels in zip(hidden.split(size), token_ids.split(size), strict=True):
             logits = self.logits(rows, depths)
             ranks.append(self.lm_head.vocabulary.rank_of(logits, labels.T).T)
@@ -273,10 +267,10 @@ class MedusaDrafter(LastRowDrafter):
         root = ids.new_full((1,), self.text[-1])
         # Nodes are in the order of their depths: those of the first heads come first.
         num_nodes = self._num_nodes[depth]
-        slots, whole = self._slots[:num_nodes], depth == tree.depth
+        slots = self._slots[:num_nodes]
         return Proposal(
             torch.cat([root, ids.flatten()])[slots],
-            tree.shape if whole else tree.shape.keep(range(num_nodes)),
+            tree.shape.keep(range(num_nodes)),
             tree.ranks[:num_nodes],
             torch.cat([probs.new_ones(1), probs.flatten()])[slots],
         )
@@ -294,9 +288,6 @@ class MedusaDrafter(LastRowDrafter):
         hidden = trace.hidden_before_roots().to(self._slots.device)
         tokens = trace.true_tokens(min(depths, self.heads.count)).clamp_min(0)
         return self.heads.ranks(hidden, tokens.to(hidden.device)).cpu()
-
-    def close(self) -> None:
-        self.heads = replace(self.heads, layers=(), output=None)
 
 
 def choice_slots(tree: ChoiceTree, num_choices: int) -> Tensor:

@@ -19,7 +19,7 @@ Source: arXiv:2412.19437, section 2.2; TensorRT-LLM's "MTP Vanilla" (several lay
 from __future__ import annotations
 
 import re
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 import transformers
@@ -27,16 +27,15 @@ from torch import Tensor
 
 from engine.accept import Lossless, Relaxed, Rule, ThinkingPhase
 from engine.config import Sampling, setting
-from engine.drafters.base import BuildContext, Start, chain, root_only
+from engine.drafters.base import BuildContext, FeatureDrafter, Start, chain, root_only
 from engine.drafters.heads.config import beyond_transformers, check_unread
-from engine.drafters.heads.features import FeatureDrafter
 from engine.drafters.method import MethodConfig, draft_len
 from engine.errors import DrafterError, first_line
 from engine.kernels.cpu.operators import topk
 from engine.model.cache import TreeCache
-from engine.model.files import UNREADABLE
+from engine.model.files import READ_ERRORS
 from engine.model.forward import MaskBuilder, cache_argument
-from engine.model.kinds import ATTENTION
+from engine.model.layer_types import ATTENTION
 from engine.model.target import Target
 from engine.proposal import Budget, Needs, Outcome, Proposal
 
@@ -46,18 +45,16 @@ THINKING = ("begin_thinking_phase_token", "end_thinking_phase_token")
 class MTPConfig(MethodConfig):
     """Settings of multi-token prediction, named as in TensorRT-LLM."""
 
-    title: ClassVar[str] = "MTP"
-    summary: ClassVar[str] = (
+    title = "MTP"
+    summary = (
         "The target's own multi-token prediction layers (DeepSeek-V3, Qwen3.5 …) draft a chain."
     )
-    paper: ClassVar[str | None] = "2412.19437"
-    main_settings: ClassVar[str] = (
-        "drafting max_draft_len use_relaxed_acceptance_for_thinking relaxed_topk"
-    )
+    paper = "2412.19437"
+    main_settings = "drafting max_draft_len use_relaxed_acceptance_for_thinking relaxed_topk"
 
-    requires: ClassVar[str | None] = "next-token (MTP) layers of its own, as DeepSeek V3 has"
+    requires = "next-token (MTP) layers of its own, as DeepSeek V3 has"
 
-    without_effect: ClassVar[Any] = (
+    without_effect = (
         (
             {"use_relaxed_acceptance_for_thinking": False},
             "relaxed_topk relaxed_delta relaxed_rule begin_thinking_phase_token "
@@ -123,15 +120,10 @@ class MTPConfig(MethodConfig):
 def load_layers(target: Target, max_draft_len: int) -> Any:
     """transformers' `MtpModel` of a target, on its device and in its dtype.
 
-    DrafterError if the target has none or fewer than `max_draft_len`, or transformers has not.
+    DrafterError if the target has none or fewer than `max_draft_len`.
     """
-    try:
-        from transformers.modeling_layers import MtpModel
-    except ImportError as error:
-        raise DrafterError(
-            f"transformers {transformers.__version__} has no MTP layers (MtpModel). "
-            "Install a newer release: pip install -U transformers."
-        ) from error
+    from transformers.modeling_layers import MtpModel
+
     kind: Any = MtpModel
     reason = UNSUPPORTED.get(target.config.model_type)
     if reason is not None:
@@ -156,7 +148,7 @@ def load_layers(target: Target, max_draft_len: int) -> Any:
     model._keys_to_ignore_on_load_unexpected = weight_patterns(target, count)
     try:
         layers = kind.from_pretrained(model, device_map={"": target.device})
-    except UNREADABLE as error:
+    except READ_ERRORS as error:
         raise DrafterError(
             f"{target.name}'s checkpoint ({model.config.name_or_path}) has no MTP weights that "
             f"transformers can read: {first_line(error)}."
@@ -328,8 +320,3 @@ class MTPDrafter(FeatureDrafter):
         topk, delta = config.relaxed_topk, config.relaxed_delta
         logs = config.relaxed_rule == "log_probability"
         return Relaxed(strict, topk, delta, lambda: self._thinking.active, logs)
-
-    def close(self) -> None:
-        self.finish()
-        self._cache.free()
-        self._layers = None

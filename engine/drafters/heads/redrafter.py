@@ -12,19 +12,18 @@ own: a state s is fed one drafted token at a time, and [c; s] is projected to th
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal, NamedTuple, Self
+from typing import Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from engine.config import setting
-from engine.drafters.base import BuildContext, root_only
+from engine.drafters.base import BuildContext, LastRowDrafter, root_only
 from engine.drafters.heads.checkpoint import HeadCheckpoint
-from engine.drafters.heads.features import LastRowDrafter
 from engine.drafters.heads.vocabulary import DraftVocab, Vocabulary
 from engine.drafters.method import DraftShape, MethodConfig
-from engine.drafters.texts import ROWS, TargetTrace
+from engine.drafters.texts import MAX_LOGIT_ROWS, TargetTrace
 from engine.kernels.cpu.operators import pack_linears
 from engine.model.target import Target
 from engine.proposal import Budget, Proposal
@@ -37,13 +36,13 @@ NUM_CANDIDATES = 50
 class ReDrafterConfig(MethodConfig):
     """Settings of ReDrafter, named as in Apple's code."""
 
-    title: ClassVar[str] = "ReDrafter"
-    summary: ClassVar[str] = (
+    title = "ReDrafter"
+    summary = (
         "A recurrent head drafts by beam search from the target's last hidden state; "
         "the beams are merged into one prefix tree."
     )
-    paper: ClassVar[str | None] = "2403.09919"
-    main_settings: ClassVar[str] = "drafting beam_width beam_length"
+    paper = "2403.09919"
+    main_settings = "drafting beam_width beam_length"
 
     decoding_type: Literal["ReDrafter"] = "ReDrafter"
     speculative_model: str | None = setting(
@@ -217,8 +216,6 @@ def best_candidates(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class ReDrafterDrafter(LastRowDrafter):
-    num_ranks = NUM_CANDIDATES
-
     def __init__(self, config: ReDrafterConfig, head: RecurrentHead) -> None:
         self._config = config
         self.head = head
@@ -249,7 +246,8 @@ class ReDrafterDrafter(LastRowDrafter):
         contexts = trace.hidden_before_roots().to(device)
         labels = trace.true_tokens(depths).clamp_min(0).to(device)
         roots = trace.tokens[trace.first :][: len(labels)].to(device)
-        parts = zip(contexts.split(ROWS), roots.split(ROWS), labels.split(ROWS), strict=True)
+        chunks = (tensor.split(MAX_LOGIT_ROWS) for tensor in (contexts, roots, labels))
+        parts = zip(*chunks, strict=True)
         ranks = []
         for context, tokens, true in parts:
             state, columns = torch.zeros_like(context), []
@@ -260,9 +258,6 @@ class ReDrafterDrafter(LastRowDrafter):
                 tokens = label
             ranks.append(torch.stack(columns, dim=1))
         return torch.cat(ranks).cpu()
-
-    def close(self) -> None:
-        del self.head
 
 
 def merge(beams: Beams, root: int) -> Proposal:

@@ -21,7 +21,7 @@ from engine.errors import DrafterError, first_line
 from engine.kernels.cpu.operators import Matrix, NativeEmbedding, NativeLinear, packed_linear
 from engine.model.checkpoints import local_file
 from engine.model.files import read_json, read_pickle
-from engine.model.packed import PackedEmbedding, rows_of, weight_of
+from engine.model.packed import weight_of, weight_rows
 from engine.model.target import Target
 
 FILE = "draft_vocab.json"
@@ -128,13 +128,13 @@ class TokenEmbedding:
         table: `(tokens, hidden)`, or the target's packed module.
     """
 
-    def __init__(self, table: Tensor | PackedEmbedding) -> None:
+    def __init__(self, table: Tensor | NativeEmbedding) -> None:
         self.table = table
 
     @classmethod
     def of(cls, module: nn.Module) -> TokenEmbedding:
         """The target's."""
-        return cls(module if isinstance(module, PackedEmbedding) else weight_of(module))
+        return cls(module if isinstance(module, NativeEmbedding) else weight_of(module))
 
     def __call__(self, tokens: Tensor) -> Tensor:
         if isinstance(self.table, Tensor):
@@ -157,7 +157,7 @@ class TokenEmbedding:
         if isinstance(self.table, NativeEmbedding):
             return self.table.matrix
         is_plain = isinstance(self.table, Tensor) and self.table.dtype == torch.bfloat16
-        return self.table if is_plain else None  # type: ignore[return-value]
+        return self.table if is_plain else None
 
 
 class DraftOutput:
@@ -175,7 +175,7 @@ class DraftOutput:
         self._whole, self._part = target.output, torch.empty(0)
         head: nn.Module | None = target.lm_head
         if self.vocabulary.ids is not None:
-            self._part = rows_of(target.lm_head, self.vocabulary.ids)
+            self._part = weight_rows(target.lm_head, self.vocabulary.ids)
             head = packed_linear(self._part, None, target.kernels)
         self.packed = head if isinstance(head, NativeLinear) else None
 
@@ -184,5 +184,5 @@ class DraftOutput:
             return self._whole(hidden)
         if self.packed is None:
             return linear(hidden, self._part)
-        rows = self.packed.float_product(hidden.reshape(-1, hidden.shape[-1]))
+        rows = self.packed.matrix.product(hidden.reshape(-1, hidden.shape[-1]))
         return rows.view(*hidden.shape[:-1], self.vocabulary.size)

@@ -14,8 +14,6 @@ construction); Mohri, Moreno, Weinstein, General suffix automaton construction a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 ROOT = 0
 """The state of the empty string."""
 _NONE = -1
@@ -31,6 +29,8 @@ class SuffixAutomaton:
         link: the state of its longest suffix that occurs at more positions.
         length: tokens of its longest string; its shortest has length[link] + 1.
         count: occurrences; kept for strings of at most `max_depth` tokens only.
+
+    `suffix` is the state of the sequence's last tokens, at most `max_depth` of them.
     """
 
     def __init__(self, max_depth: int) -> None:
@@ -41,17 +41,12 @@ class SuffixAutomaton:
         self.length: list[int] = [0]
         self.count: list[int] = [0]
         self._last = ROOT
-        self._near = ROOT
-        self._near_len = 0
+        self.suffix = ROOT
+        self._suffix_len = 0
 
     @property
     def num_bytes(self) -> int:
         return STATE_BYTES * len(self.next)
-
-    @property
-    def suffix(self) -> int:
-        """State of the sequence's last tokens, at most `max_depth` of them."""
-        return self._near
 
     def shortest(self, state: int) -> int:
         """Tokens of the state's shortest string."""
@@ -69,21 +64,15 @@ class SuffixAutomaton:
 
     def end_sequence(self) -> None:
         """The next token begins a new sequence."""
-        self._last, self._near, self._near_len = ROOT, ROOT, 0
-
-    def extend(self, tokens: Iterable[int]) -> None:
-        """Append tokens to the current sequence."""
-        for token in tokens:
-            self.append(token)
+        self._last, self.suffix, self._suffix_len = ROOT, ROOT, 0
 
     def append(self, token: int) -> None:
         """Append one token to the current sequence."""
         self.num_tokens += 1
         self._last = self._add_state(token)
-        near = self.next[self.shortened(self._near, self._near_len)][token]
-        self._near_len = min(self._near_len + 1, self.max_depth)
-        self._near = self.shortened(near, self._near_len)
-        state = self._near
+        longer = self.next[self.shortened(self.suffix, self._suffix_len)][token]
+        self._suffix_len = min(self._suffix_len + 1, self.max_depth)
+        state = self.suffix = self.shortened(longer, self._suffix_len)
         while state != _NONE:
             self.count[state] += 1
             state = self.link[state]
@@ -143,14 +132,6 @@ class Cursor:
         self.automaton = automaton
         self.state = ROOT
         self.length = 0
-
-    @classmethod
-    def at_end(cls, automaton: SuffixAutomaton) -> Cursor:
-        """At the end of the automaton's own text, which continues in another automaton."""
-        cursor = cls(automaton)
-        cursor.state = automaton.suffix
-        cursor.length = min(automaton.length[cursor.state], automaton.max_depth)
-        return cursor
 
     def advance(self, token: int) -> None:
         """Append a token to the text. Amortised O(1)."""

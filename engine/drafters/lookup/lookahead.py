@@ -19,8 +19,8 @@ predictions after verified tokens are guessed too.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import ClassVar, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -31,10 +31,7 @@ from engine.drafters.lookup.bounded import ENTRY_BYTES, BoundedTable, tokens_byt
 from engine.drafters.method import MethodConfig
 from engine.proposal import Budget, ExtraRows, Outcome, Proposal
 from engine.sampling import Draws
-from engine.tree import TreeShape, merge_prefixes, upload
-
-DrawWindow = Callable[[Sequence[int], int, Draws], list[int]]
-"""(prompt ids, number of tokens, the run's draws) → the first level of the window."""
+from engine.tree import merge_prefixes, upload
 
 
 class LookaheadConfig(MethodConfig):
@@ -44,13 +41,13 @@ class LookaheadConfig(MethodConfig):
     keys are dropped first.
     """
 
-    title: ClassVar[str] = "Lookahead"
-    summary: ClassVar[str] = (
+    title = "Lookahead"
+    summary = (
         "The target guesses its own future in a window of parallel rows; n-grams found there are "
         "verified later. No weights."
     )
-    paper: ClassVar[str | None] = "2402.02057"
-    main_settings: ClassVar[str] = "drafting max_window_size max_ngram_size"
+    paper = "2402.02057"
+    main_settings = "drafting max_window_size max_ngram_size"
 
     decoding_type: Literal["Lookahead"] = "Lookahead"
     max_window_size: int = setting(
@@ -201,24 +198,17 @@ class LookaheadDrafter(Drafter):
     For a budget of width 1 it has a window of one column, and verifies one guess.
     """
 
-    def __init__(
-        self,
-        context: BuildContext,
-        config: LookaheadConfig,
-        *,
-        draw_window: DrawWindow | None = None,
-    ) -> None:
+    def __init__(self, context: BuildContext, config: LookaheadConfig) -> None:
         self.config = config
         self.branches = config.max_window_size > 1
         self._device = context.target.device
-        self._draw_window = draw_window or draw_from_prompt
 
     def start(self, start: Start) -> None:
         super().start(start)
         config = self.config
         # Every pass that fills the window uses up one token; W - 1 remain.
         count = config.max_window_size + config.max_ngram_size - 3
-        first = self._draw_window(start.prompt_ids, count, start.draws)
+        first = draw_from_prompt(start.prompt_ids, count, start.draws)
         size, narrow = config.max_ngram_size, first[: config.max_ngram_size - 2]
         self._window = self._whole = JacobiWindow(first, ngram_size=size)
         self._narrow = JacobiWindow(narrow, ngram_size=size) if self.branches else self._whole
@@ -250,22 +240,16 @@ class LookaheadDrafter(Drafter):
     def _learn_from_rows(self, outcome: Outcome) -> None:
         """What the target predicts after the verified tree and the window's rows."""
         root, proposal = self.text[-1], outcome.proposal
-        best = outcome.argmax()
-        self._learn_from_tree(proposal.shape, outcome.tokens(), best)
+        best, tokens = outcome.argmax(), outcome.tokens()
+        for node, parent in enumerate(proposal.shape.parents):
+            self._pool.add((tokens[node], best[node]))
+            if node and self.config.max_ngram_size > 2:
+                self._pool.add((tokens[parent], tokens[node], best[node]))
         if (proposal.extra is None) == (self._window.num_rows == 0):
             results = self._window.results(best, len(proposal.shape))
             for column in self._window.advance(root, results):
                 for begin in range(len(column) - 1):
                     self._pool.add(column[begin:])
-
-    def _learn_from_tree(
-        self, shape: TreeShape, tokens: Sequence[int], best: Sequence[int]
-    ) -> None:
-        """The predictions after each verified token, with the token and its parent as keys."""
-        for node, parent in enumerate(shape.parents):
-            self._pool.add((tokens[node], best[node]))
-            if node and self.config.max_ngram_size > 2:
-                self._pool.add((tokens[parent], tokens[node], best[node]))
 
     def _learn_from_text(self, count: int) -> None:
         """The n-grams that end with each of the text's last `count` tokens."""

@@ -12,7 +12,7 @@ There are two sets of rules: TensorRT-LLM's pool and transformers' prompt lookup
 from __future__ import annotations
 
 from itertools import takewhile
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Literal
 
 import torch
 
@@ -34,13 +34,13 @@ class NGramConfig(MethodConfig):
     recently used entries are dropped first.
     """
 
-    title: ClassVar[str] = "N-gram lookup"
-    summary: ClassVar[str] = "Proposes what followed the last tokens earlier in the text."
-    paper: ClassVar[str | None] = "prompt-lookup-decoding"
-    main_settings: ClassVar[str] = "drafting max_draft_len max_matching_ngram_size"
-    looks_up: ClassVar[bool] = True
+    title = "N-gram lookup"
+    summary = "Proposes what followed the last tokens earlier in the text."
+    paper = "prompt-lookup-decoding"
+    main_settings = "drafting max_draft_len max_matching_ngram_size"
+    looks_up = True
 
-    without_effect: ClassVar[Any] = (
+    without_effect = (
         ({"lookup": "transformers"}, "is_keep_all is_use_oldest is_public_pool"),
         ({"lookup": "pool", "is_keep_all": False}, "is_use_oldest"),
     )
@@ -81,16 +81,6 @@ class NGramConfig(MethodConfig):
         return DraftShape(self.max_draft_len, self.max_draft_len)
 
 
-class Lookup(Protocol):
-    """Rules that turn a growing sequence into a draft."""
-
-    def begin(self, end: int, eos_ids: frozenset[int]) -> None:
-        """Start a sequence that has at most `end` tokens and ends after one of `eos_ids`."""
-
-    def draft(self, sequence: list[int]) -> list[int]:
-        """Tokens after `sequence`, which only grows from call to call; may be empty."""
-
-
 class NGramDrafter(Drafter):
     def __init__(self, config: NGramConfig, context: BuildContext) -> None:
         self._target = context.target
@@ -109,6 +99,7 @@ class NGramDrafter(Drafter):
 
     def propose(self, budget: Budget) -> Proposal:
         draft = self._lookup.draft(self.text)[: min(budget.depth, budget.nodes)]
+        self.match_len = self._lookup.size
         tokens = upload(torch.tensor([self.text[-1], *draft]), self._target.device)
         bypass: Bypass | None = "room" if len(self.text) + 1 >= self._end else None
         return Proposal(tokens, TreeShape.chain(len(draft)), bypass=bypass)
@@ -127,6 +118,8 @@ class PoolLookup:
     suffix `1` gives the draft `2 3`. After one more token 9, `3 → (1, 9)` and `1` also → `(9)`.
     """
 
+    size = 0
+
     def __init__(self, config: NGramConfig) -> None:
         self._config = config
         self._pool = BoundedTable[Tokens, _Matches]()
@@ -141,7 +134,7 @@ class PoolLookup:
         self._sequence, self._learned, self._length, self._end = [], 0, 0, end
 
     def draft(self, sequence: list[int]) -> list[int]:
-        room = self._end - 1 - len(sequence)
+        self.size, room = 0, self._end - 1 - len(sequence)
         if room <= 0:
             return []
         self._sequence, self._length = sequence, len(sequence)
@@ -157,6 +150,7 @@ class PoolLookup:
         for size in range(longest, 0, -1):
             matches = self._pool.get(tuple(sequence[-size:]))
             if matches is not None:
+                self.size = size
                 return list(matches.pick(oldest=self._config.is_use_oldest))[:room]
         return []
 
@@ -220,6 +214,8 @@ class PromptLookup:
     Source: transformers 5, PromptLookupCandidateGenerator.
     """
 
+    size = 0
+
     def __init__(self, config: NGramConfig) -> None:
         self._config = config
         self.begin(0, frozenset())
@@ -231,10 +227,11 @@ class PromptLookup:
 
     def draft(self, sequence: list[int]) -> list[int]:
         self._index(sequence)
-        n, config = len(sequence), self._config
+        self.size, n, config = 0, len(sequence), self._config
         for size in range(min(config.max_matching_ngram_size, n), 0, -1):
             begin = self._first_end.get(tuple(sequence[-size:]))
             if begin is not None and begin < min(n, self._end) and n + 1 != self._end:
+                self.size = size
                 draft = sequence[begin : min(begin + config.max_draft_len, self._end)]
                 return list(takewhile(lambda token: token not in self._eos_ids, draft))
         return []
@@ -249,5 +246,6 @@ class PromptLookup:
         self._indexed = len(sequence)
 
 
-def lookup_of(config: NGramConfig) -> Lookup:
+def lookup_of(config: NGramConfig) -> PromptLookup | PoolLookup:
+    """Rules that turn a growing text into a draft."""
     return PromptLookup(config) if config.lookup == "transformers" else PoolLookup(config)

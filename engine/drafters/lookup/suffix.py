@@ -20,11 +20,11 @@ import functools
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from engine.config import setting
 from engine.drafters.base import BuildContext, Drafter, Start
-from engine.drafters.lookup.array import SuffixArray, array_bytes
+from engine.drafters.lookup.array import SuffixArray, token_type
 from engine.drafters.lookup.automaton import ROOT, Cursor, SuffixAutomaton
 from engine.drafters.lookup.mixing import Context, Memory, TargetPredictions, mixed
 from engine.drafters.lookup.paths import Continuation, most_probable_paths
@@ -42,22 +42,21 @@ TEXT_BYTES, RUNS_BYTES, STORE_BYTES = 256 << 20, 1 << 30, 2 << 30
 class SuffixConfig(MethodConfig):
     """Settings of suffix decoding, named as in ArcticInference and vLLM.
 
-    Memory is bounded: a text's automata at `TEXT_BYTES` (of a longer text the newer part is kept),
-    those of earlier runs at `RUNS_BYTES` (the oldest are dropped first), a corpus's array at
-    `STORE_BYTES` (a larger one is refused). Caches of predictions and of a corpus's continuations
-    take 64 MiB each.
+    Memory is bounded: a text's automaton at `TEXT_BYTES` (then it begins anew), those of earlier
+    runs at `RUNS_BYTES` (the oldest are dropped first), a corpus's array at `STORE_BYTES` (a larger
+    one is refused). Caches of predictions and of a corpus's continuations take 64 MiB each.
     """
 
-    title: ClassVar[str] = "Suffix"
-    summary: ClassVar[str] = (
+    title = "Suffix"
+    summary = (
         "Drafts what followed the longest matching context in the prompt, the output and, if "
         "wanted, earlier runs. No weights."
     )
-    paper: ClassVar[str | None] = "2411.04975"
-    main_settings: ClassVar[str] = "drafting max_draft_len use_tree_spec"
-    looks_up: ClassVar[bool] = True
+    paper = "2411.04975"
+    main_settings = "drafting max_draft_len use_tree_spec"
+    looks_up = True
 
-    without_effect: ClassVar[Any] = (
+    without_effect = (
         ({"use_tree_spec": False}, "max_total_draft_tokens mix_contexts escape text_weight"),
         ({"mix_contexts": False}, "escape text_weight"),
         ({"use_tree_spec": True, "mix_contexts": True}, "max_spec_factor"),
@@ -161,7 +160,7 @@ def _corpus_array(folder: Path, stamp: int, depth: int) -> SuffixArray:
     """
     corpus = Corpus.open(folder)
     vocab = int(corpus.manifest["vocab_size"])
-    num_bytes = array_bytes(corpus.num_tokens, depth, vocab)
+    num_bytes = corpus.num_tokens * depth * token_type(vocab).itemsize
     if num_bytes > STORE_BYTES:
         raise ConfigError(
             f"datastore must take at most {STORE_BYTES / 2**30:.0f} GiB in memory, got "
@@ -195,8 +194,6 @@ class GlobalPool:
 
 class SuffixDrafter(Drafter):
     _cursors: list[Cursor]
-    _before: Cursor | None
-    """Cursor of a long text's previous part."""
 
     def __init__(
         self, context: BuildContext, config: SuffixConfig, store: SuffixArray | None = None
@@ -216,7 +213,6 @@ class SuffixDrafter(Drafter):
         self._predictions = TargetPredictions()
         automata = self._pool.automata if self.config.use_global_pool else []
         self._cursors = [Cursor(automaton) for automaton in automata]
-        self._before = None
         self._read(self.text)
 
     def propose(self, budget: Budget) -> Proposal:
@@ -240,7 +236,7 @@ class SuffixDrafter(Drafter):
                 functools.partial(_shares, match.memory),
                 room=room,
                 max_depth=min(budget.depth, config.max_draft_len, match.max_depth),
-                min_prob=config.min_token_prob,
+                min_prob=max(config.min_token_prob, budget.min_prob),
                 chain=not config.use_tree_spec,
                 newest_first=True,
             )
@@ -267,7 +263,7 @@ class SuffixDrafter(Drafter):
             successors,
             room=min(config.max_total_draft_tokens, budget.nodes),
             max_depth=min(budget.depth, config.max_draft_len),
-            min_prob=config.min_token_prob,
+            min_prob=max(config.min_token_prob, budget.min_prob),
         )
         draft.match_len = contexts[-1].length if contexts and draft.tokens else 0
         return draft
@@ -303,26 +299,16 @@ class SuffixDrafter(Drafter):
     def finish(self) -> None:
         if self.config.use_global_pool:
             self._pool.add(self.text)
-        self.text, self._cursors, self._before = [], [], None
+        self.text, self._cursors = [], []
         self._local = SuffixAutomaton(self.config.max_tree_depth)
-
-    def close(self) -> None:
-        self._pool = GlobalPool(self.config.global_pool_size, self.config.max_tree_depth)
 
     def _read(self, tokens: Iterable[int]) -> None:
         for token in tokens:
-            if self._local.num_bytes >= TEXT_BYTES // 2:
-                self._begin_part()
+            if self._local.num_bytes >= TEXT_BYTES:
+                self._local = SuffixAutomaton(self.config.max_tree_depth)
             self._local.append(token)
             for cursor in self._cursors:
                 cursor.advance(token)
-
-    def _begin_part(self) -> None:
-        """Continue the text in a new automaton; of earlier ones, only the last is kept."""
-        cursors = [cursor for cursor in self._cursors if cursor is not self._before]
-        self._before = Cursor.at_end(self._local)
-        self._cursors = [self._before, *cursors]
-        self._local = SuffixAutomaton(self.config.max_tree_depth)
 
     def _matches(self) -> Iterator[Context]:
         """Every matched context, per memory longest first."""

@@ -17,10 +17,9 @@ Source: arXiv:2408.08696, section 3.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import model_validator
@@ -28,6 +27,7 @@ from torch import Tensor
 
 from engine.config import setting
 from engine.drafters.base import BuildContext, Drafter, Start
+from engine.drafters.lookup.paths import most_probable_paths
 from engine.drafters.method import ChoiceLimits, MethodConfig
 from engine.kernels.cpu.operators import topk
 from engine.proposal import Budget, Outcome, Proposal
@@ -44,15 +44,12 @@ def most_probable_tree(num_nodes: int, rank_probs: Sequence[float]) -> ChoiceTre
 
     Assumes that rank r is right with probability `rank_probs[r]` at every depth.
     """
-    heap: list[tuple[float, Path]] = [(-prob, (rank,)) for rank, prob in enumerate(rank_probs)]
-    heapq.heapify(heap)
-    paths: list[Path] = []
-    while len(paths) < num_nodes:
-        negated, path = heapq.heappop(heap)
-        paths.append(path)
-        for rank, prob in enumerate(rank_probs):
-            heapq.heappush(heap, (negated * prob, (*path, rank)))
-    return ChoiceTree.parse(paths, form="candidates")
+    ranks = [(rank, prob, None) for rank, prob in enumerate(rank_probs)]
+    tree = most_probable_paths(None, lambda _: ranks, room=num_nodes)
+    paths: list[Path] = [()]
+    for rank, parent in zip(tree.tokens, tree.parents, strict=True):
+        paths.append((*paths[parent], rank))
+    return ChoiceTree.parse(paths[1:], form="candidates")
 
 
 class TokenRecyclingConfig(MethodConfig):
@@ -61,13 +58,13 @@ class TokenRecyclingConfig(MethodConfig):
     The matrix takes 8 bytes · vocabulary · `matrix_top_k`.
     """
 
-    title: ClassVar[str] = "Token recycling"
-    summary: ClassVar[str] = (
+    title = "Token recycling"
+    summary = (
         "Fills a static tree from a matrix that holds, for each token, the tokens that "
         "the target last ranked highest after it. No weights."
     )
-    paper: ClassVar[str | None] = "2408.08696"
-    main_settings: ClassVar[str] = "drafting recycling_choices matrix_top_k"
+    paper = "2408.08696"
+    main_settings = "drafting recycling_choices matrix_top_k"
 
     decoding_type: Literal["Token_Recycling"] = "Token_Recycling"
     matrix_top_k: int = setting(
@@ -143,9 +140,6 @@ class TokenRecyclingDrafter(Drafter):
         else:
             self._recycle([root, *outcome.committed])
 
-    def close(self) -> None:
-        self._matrix = self._empty()
-
     def _write(self, ids: Sequence[int], logits: Tensor, path: Sequence[int] = ()) -> None:
         """Replace the rows of n tokens by the best of `logits` `(n, vocab)`.
 
@@ -171,20 +165,17 @@ class TokenRecyclingDrafter(Drafter):
         if not successors:
             return
         index = upload(torch.tensor(list(successors)), self._target.device)
-        rows = zip(successors.values(), self._matrix[index].tolist(), strict=True)
-        ranked = [_ranked([*reversed(own), *row], len(row)) for own, row in rows]
-        self._matrix[index] = upload(torch.tensor(ranked), self._target.device)
+        rows = self._matrix[index].tolist()
+        for own, row in zip(successors.values(), rows, strict=True):
+            # Unknown entries are at the end of a row, and stay there.
+            ids = list(dict.fromkeys([*reversed(own), *row]))[: len(row)]
+            row[:] = ids + [UNKNOWN] * (len(row) - len(ids))
+        self._matrix[index] = upload(torch.tensor(rows), self._target.device)
 
     def _empty(self) -> Tensor:
         """A matrix without successors; its last row is that of `UNKNOWN` itself."""
         shape = self._target.vocab_size + 1, self.config.matrix_top_k
         return torch.full(shape, UNKNOWN, device=self._target.device)
-
-
-def _ranked(successors: Sequence[int], count: int) -> list[int]:
-    """The first `count` distinct ones, filled up with `UNKNOWN`."""
-    ids = [token for token in dict.fromkeys(successors) if token != UNKNOWN][:count]
-    return ids + [UNKNOWN] * (count - len(ids))
 
 
 def _levels(tree: ChoiceTree, device: torch.device) -> list[tuple[int, int, Tensor, Tensor]]:

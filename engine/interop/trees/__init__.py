@@ -1,6 +1,6 @@
-"""Choice trees as text: every format that other tools write, in and out, with detection.
+"""Choice trees as text: reads and writes the formats of other tools, with detection.
 
-`parse_tree` detects the format, and names the place of a fault:
+`parse_tree` detects the format:
 
     [[0], [0, 0], [1]]                        Medusa, EAGLE, TensorRT-LLM; also `name = [...]`
     [(0,), (0, 0), (1,)]                      vLLM until 0.20
@@ -8,9 +8,9 @@
     [1, 7, 6]                                 Cartesian: 1 root, 7 choices below it, 6 below each
     {"Successors": [[1, 2], [3], [], []]}     Sequoia's growmap as JSON
     medusa_choices: [[0], [0, 0], [1]]        YAML, in flow or block style
-    {"choices": …, "retrieve_indices": …}     what an engine computes of it (`buffers`), as JSON
+    {"choices": …, "retrieve_indices": …}     the tables that engines compute (`buffers`), as JSON
 
-Lists hold every candidate, or only the ends of paths (`ChoiceTree.parse` tells them apart).
+Lists contain every candidate, or only the ends of paths (`ChoiceTree.parse` tells them apart).
 """
 
 from __future__ import annotations
@@ -23,11 +23,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from engine.errors import ConfigError, TreeError
+from engine.errors import ConfigError, TreeError, one_of
 from engine.interop.export_files import ReadYaml
 from engine.interop.trees.brackets import (
     Item,
-    Placed,
     data_items,
     product_paths,
     read_brackets,
@@ -44,19 +43,19 @@ _CHILDREN |= dict.fromkeys("4 5 6 7 8 9 03 04 05 06 07 20".split(), 1)
 MC_SIM_7B_63 = ChoiceTree.parse(
     [[*map(int, path), rank] for path, count in _CHILDREN.items() for rank in range(count)]
 )
-"""Medusa's tree of 63 nodes, from the children of each node; EAGLE's of that name is another one.
+"""Medusa's tree of 63 nodes, from the children per node; EAGLE's of that name is another tree.
 
-TensorRT-LLM drafts with it where Medusa or EAGLE-1 names no tree.
+TensorRT-LLM's default for Medusa and EAGLE-1.
 """
 OWN_KEYS = ("candidates", "choices", "tree")
-"""Keys of files of this playground's own."""
+"""Keys in this playground's own files."""
 _METHOD_KEYS = ("medusa_choices", "eagle_choices", "recycling_choices", "speculative_token_tree")
 TREE_KEYS = (*_METHOD_KEYS, *OWN_KEYS)
-"""Keys under which YAML, JSON and pbtxt files keep a tree."""
+"""Keys of trees in YAML, JSON and pbtxt files."""
 _KEYS = "|".join(TREE_KEYS)
 _YAML_KEY = re.compile(rf"^([ \t]*)(?:- )?[\"']?({_KEYS})[\"']?[ \t]*:(?=\s)(.*)$", re.MULTILINE)
-_PBTXT = re.compile(
-    rf"key\s*:\s*\"({_KEYS})\"\s*(?:,\s*)?value\s*(?::\s*)?\{{\s*string_value\s*:\s*\"([^\"]*)\""
+_PARAMETER = re.compile(
+    r"key\s*:\s*\"([^\"]*)\"\s*(?:,\s*)?value\s*(?::\s*)?\{\s*string_value\s*:\s*\"([^\"]*)\""
 )
 _ASSIGNED = re.compile(r"\A(?:\s|#[^\n]*\n)*[A-Za-z_]\w*\s*(?::[^=\n]*)?=\s*(?=[\[(])")
 _FLAT_LIST = re.compile(r"[\[(][\s\d,]*[\])]\Z")
@@ -72,6 +71,12 @@ def _braces(tree: ChoiceTree) -> str:
 def pbtxt_parameter(key: str, value: str) -> str:
     """One parameter of Triton's config.pbtxt."""
     return f'parameters: {{ key: "{key}"  value: {{ string_value: "{value}" }} }}'
+
+
+def pbtxt_parameters(text: str) -> dict[str, str]:
+    """The parameters of a config.pbtxt that have a value."""
+    parameters = {key: value.strip() for key, value in _PARAMETER.findall(text)}
+    return {key: value for key, value in parameters.items() if value and "${" not in value}
 
 
 def _yaml_list(tree: ChoiceTree, key: str = "medusa_choices", indent: str = "") -> str:
@@ -112,7 +117,7 @@ def children_per_depth(tree: ChoiceTree) -> list[int] | None:
 
 
 def tensorrt_sizes(tree: ChoiceTree) -> dict[str, Any]:
-    """What the TensorRT backend must know of a drawn tree; its draft length counts nodes."""
+    """Sizes of a static tree for the TensorRT backend, whose draft length counts nodes."""
     shape = tree.shape
     inner = [int(shape.depths[node]) for node, kids in enumerate(shape.children) if kids]
     return {
@@ -124,7 +129,7 @@ def tensorrt_sizes(tree: ChoiceTree) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class TreeFormat:
-    """A way to write a choice tree; `write` raises a TreeError where it cannot express the tree."""
+    """A text format; `write` raises TreeError where it cannot express the tree."""
 
     name: str
     title: str
@@ -166,9 +171,7 @@ def format_tree(tree: ChoiceTree, format: str) -> str:
 
 def _format(name: str) -> TreeFormat:
     formats = {form.name: form for form in FORMATS}
-    if name not in formats:
-        raise ConfigError(f"format must be one of {', '.join(formats)}, got {name!r:.40}.")
-    return formats[name]
+    return formats[one_of("format", name, formats)]
 
 
 # ---- reading
@@ -182,43 +185,37 @@ def parse_tree(
     *,
     read_yaml: ReadYaml = _read_json,
     format: str = "auto",
-    max_depth: int | None = None,
-    num_ranks: int | None = None,
-    what: str = "the drafter",
 ) -> ChoiceTree:
     """Read a tree.
 
     Args:
-        read_yaml: plain data of a YAML text; the default reads JSON alone.
-        format: the format; `auto` detects it.
-        max_depth, num_ranks: what the drafter offers, e.g. its number of heads; None = any.
-        what: the drafter's name in the message when the tree does not fit it.
+        read_yaml: plain data of a YAML text; the default reads JSON only.
+        format: its name; `auto` detects it.
 
     Raises:
         ConfigError: there is no such format.
-        TreeError: not a tree; names the path and its place.
+        TreeError: it is not a tree; names the path, or the position of the fault.
     """
     name = detect_format(text) if format == "auto" else _format(format).name
-    tree, places = _read(text, name, read_yaml)
-    for path, where in places.items():
-        if max_depth is not None and len(path) > max_depth:
-            raise TreeError(
-                f"Path {list(path)} ({where}) has depth {len(path)}, but {what} "
-                f"drafts {max_depth} tokens deep. Shorten it, or use a drafter with more heads."
-            )
-        if num_ranks is not None and max(path) >= num_ranks:
-            raise TreeError(
-                f"Path {list(path)} ({where}) uses rank {max(path)}, but {what} "
-                f"offers ranks 0 to {num_ranks - 1}. Use lower ranks."
-            )
-    return tree
+    if name == "pbtxt":
+        return tree_of(_in_pbtxt(text), "triton")
+    if name in ("sequoia", "yaml", "preset", "buffers"):
+        try:
+            values = _read_json(text) if text.lstrip().startswith("{") else read_yaml(text)
+        except ConfigError as error:
+            raise TreeError(str(error)) from error
+        if name == "sequoia" and isinstance(values, dict):
+            return read_growmap(values)
+        return tree_of(_in_data(values), "lists")
+    items = read_brackets(text)
+    return read_cartesian(items) if name == "cartesian" else tree_of(items, name)
 
 
 def detect_format(text: str) -> str:
-    """Which format a text is in, from its outermost signs.
+    """The name of a text's format, from its outermost characters.
 
     Raises:
-        TreeError: it is none of them.
+        TreeError: it has none of the formats.
     """
     named = _ASSIGNED.match(text) is not None
     start = _ASSIGNED.sub("", text, count=1).strip().strip("\"'").strip()
@@ -234,7 +231,7 @@ def detect_format(text: str) -> str:
     if start[0] == "{":
         return "triton"
     if start[0] in "[(])}":
-        if _FLAT_LIST.match(start) and any(sign.isdigit() for sign in start):
+        if _FLAT_LIST.match(start) and any(char.isdigit() for char in start):
             return "cartesian"
         return "tuples" if start.startswith(("[(", "((")) else "lists"
     raise TreeError(
@@ -248,39 +245,20 @@ def is_pbtxt(text: str) -> bool:
     return "string_value" in text or re.search(r"\bparameters\s*(?::\s*)?\{", text) is not None
 
 
-def _read(text: str, format: str, read_yaml: ReadYaml) -> Placed:
-    if format == "pbtxt":
-        return tree_of(_in_pbtxt(text), "triton")
-    if format in ("sequoia", "yaml", "preset", "buffers"):
-        try:
-            values = _read_json(text) if text.lstrip().startswith("{") else read_yaml(text)
-        except ConfigError as error:
-            raise TreeError(str(error)) from error
-        if format == "sequoia" and isinstance(values, dict):
-            tree = read_growmap(values)
-            return tree, {path: f"node {node}" for node, path in enumerate(tree.paths, 1)}
-        return tree_of(_in_data(values), "lists")
-    items = read_brackets(text)
-    return read_cartesian(items) if format == "cartesian" else tree_of(items, format)
-
-
 def _in_pbtxt(text: str) -> list[Item]:
-    """The braces of the one tree parameter that is filled in."""
-    filled = [m for m in _PBTXT.finditer(text) if "$" not in m[2] and m[2].strip()]
-    if len(filled) != 1:
-        names = " and ".join(match[1] for match in filled) or "none that is filled in"
+    """The braces of the only tree parameter that has a value."""
+    trees = {k: value for k, value in pbtxt_parameters(text).items() if k in TREE_KEYS}
+    if len(trees) != 1:
+        names = " and ".join(trees) or "none that is filled in"
         raise TreeError(
             "A config.pbtxt must have one parameter with a tree, medusa_choices or eagle_choices, "
             f'such as string_value: "{{0}}, {{0, 0}}"; got {names}.'
         )
-    start = filled[0].start(2)
-    return read_brackets(
-        filled[0][2], text.count("\n", 0, start) + 1, start - text.rfind("\n", 0, start)
-    )
+    return read_brackets(*trees.values())
 
 
 def _in_data(values: object) -> list[Item]:
-    """The list under the one key that has a tree, at any depth."""
+    """The list under the only tree key, at any depth."""
     trees = list(_trees(values))
     keys = ", ".join(key for key, _ in trees)
     if not trees:

@@ -1,72 +1,61 @@
-"""Nested brackets as choice trees: Python's lists and tuples, Triton's braces, Cartesian counts."""
+"""Choice trees in nested brackets: Python's lists and tuples, Triton's braces, Cartesian counts."""
 
 from __future__ import annotations
 
 import ast
 import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.errors import TreeError
-from engine.tree import MAX_NODES, ChoiceTree, Path
-
-MAX_CHARS = 200_000
-Placed = tuple[ChoiceTree, Mapping[Path, str]]
-"""A tree, and where each of its listed paths is."""
+from engine.tree import MAX_NODES, ChoiceTree, GapError, Path, check_length
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A number, or text in its place; or a bracket with the items inside."""
+    """A number, or other text; or a bracket with its items."""
 
     text: str
     place: str
     items: list[Item] | None = None
 
 
-def read_brackets(text: str, line: int = 1, column: int = 1) -> list[Item]:
-    """The items of a text: all that it lists at the top, without `name =` and quotes around it.
+def read_brackets(text: str) -> list[Item]:
+    """The top-level items of a text, without `name =` and surrounding quotes.
 
-    Lists, tuples and Triton's braces are Python's own syntax, so that Python parses them.
-
-    Args:
-        line, column: where the text begins.
+    Lists, tuples and Triton's braces are Python syntax, so Python parses them.
     """
-    if len(text) > MAX_CHARS:
-        raise TreeError(f"Choice tree text has {len(text)} characters; {MAX_CHARS} are allowed.")
-    indent = text[: len(text) - len(text.lstrip())]
-    line, first = line + indent.count("\n"), len(indent) - indent.rfind("\n") - 1
-    first += 0 if "\n" in indent else column - 1
-
-    def place(row: int, at: int) -> str:
-        return f"line {line + row - 1}, column {at + (first if row == 1 else 0)}"
-
+    check_length(text)
     try:
         statements = ast.parse(text.strip()).body
         nodes = [getattr(statement, "value", None) or statement for statement in statements]
         match nodes:
             case [ast.Constant(value=str(quoted))]:
-                return read_brackets(quoted, line, first + 2)
-        return [_item(node, place) for node in nodes]
+                return read_brackets(quoted)
+        return [_item(node) for node in nodes]
     except SyntaxError as error:
-        at = place(error.lineno or 1, error.offset or 1)
+        at = _place(error.lineno or 1, error.offset or 1)
         raise TreeError(f"The tree is malformed at {at}: {error.msg}.") from error
     except (ValueError, RecursionError, MemoryError) as error:
         raise TreeError("The tree is malformed: it is not a list of paths.") from error
 
 
-def _item(node: ast.AST, place: Callable[[int, int], str]) -> Item:
-    at = place(getattr(node, "lineno", 1), getattr(node, "col_offset", 0) + 1)
+def _place(line: int, column: int) -> str:
+    return f"line {line}, column {column}"
+
+
+def _item(node: ast.AST) -> Item:
+    at = _place(getattr(node, "lineno", 1), getattr(node, "col_offset", 0) + 1)
     match node:
         case ast.List(elts=parts) | ast.Tuple(elts=parts) | ast.Set(elts=parts):
-            return Item("", at, [_item(part, place) for part in parts])
+            return Item("", at, [_item(part) for part in parts])
         case ast.Dict(keys=[]):  # empty braces
             return Item("", at, [])
         case ast.Constant(value=value):
             return Item(repr(value), at)
         case ast.Subscript(slice=part) | ast.Call(args=[part, *_]):  # [0] [1] and [0] (1)
-            raise TreeError(f"A comma is missing before {place(part.lineno, part.col_offset)}.")
+            raise TreeError(f"A comma is missing before {_place(part.lineno, part.col_offset)}.")
     return Item(ast.unparse(node), at)
 
 
@@ -78,15 +67,12 @@ def data_items(values: Sequence[object]) -> list[Item]:
     ]
 
 
-def tree_of(items: Sequence[Item], format: str) -> Placed:
-    """Paths from one outer list, or from the groups at the top (Triton's braces)."""
+def tree_of(items: Sequence[Item], format: str) -> ChoiceTree:
+    """A tree from the paths in one outer list, or in top-level groups (Triton's braces)."""
     inner = items[0].items if len(items) == 1 else None
     if inner is not None:
         is_outer = bool(inner) and all(item.items is not None for item in inner)
         items = inner if is_outer or format != "triton" else items
-    if not items:
-        raise TreeError("Choice tree must have at least one path, got an empty list.")
-    _check_size(len(items))
     places: dict[Path, str] = {}
     for number, item in enumerate(items, 1):
         path, where = _path(number, item), f"entry {number}, {item.place}"
@@ -96,29 +82,14 @@ def tree_of(items: Sequence[Item], format: str) -> Placed:
                 "them."
             )
         places[path] = where
-    if format == "leaves":
-        return ChoiceTree.parse(list(places), form="leaves"), places
-    _check_connected(places)
-    return ChoiceTree.parse(list(places)), places
-
-
-def _check_size(num_nodes: int) -> None:
-    if num_nodes > MAX_NODES:
-        raise TreeError(f"Choice tree must have at most {MAX_NODES} nodes, got {num_nodes}.")
-
-
-def _check_connected(places: Mapping[Path, str]) -> None:
-    """Refuse a gap, unless no path leads through another one: then only the ends are listed."""
-    inner: set[Path] = set()
-    for path in places:
-        inner.update(path[:depth] for depth in range(1, len(path)))
-        _check_size(len(inner))
-    for path, where in () if inner.isdisjoint(places) else places.items():
-        if path[:-1] and path[:-1] not in places:
-            raise TreeError(
-                f"Path {list(path)} ({where}) is not connected: its parent {list(path[:-1])} is "
-                "not in the tree. Add it, or list only the ends of paths."
-            )
+    try:
+        return ChoiceTree.parse(list(places))
+    except GapError as error:
+        where = places[error.path]
+        raise TreeError(
+            f"Path {list(error.path)} ({where}) is not connected: its parent "
+            f"{list(error.path[:-1])} is not in the tree. Add it, or list only the ends of paths."
+        ) from error
 
 
 def _path(number: int, item: Item) -> Path:
@@ -129,7 +100,6 @@ def _path(number: int, item: Item) -> Path:
         )
     if not item.items:
         raise TreeError(f"The path at {item.place} (entry {number}) is empty. Give it a rank.")
-    _check_size(len(item.items))
     for part in item.items:
         if part.items is not None:
             raise TreeError(f"The brackets at {part.place} (entry {number}) nest too deep.")
@@ -144,8 +114,8 @@ def _integer(item: Item, what: str) -> int:
     return int(item.text)
 
 
-def read_cartesian(items: Sequence[Item]) -> Placed:
-    """`[1, 7, 6]`: one root (the target's own token), 7 choices below it, 6 below each of them."""
+def read_cartesian(items: Sequence[Item]) -> ChoiceTree:
+    """A tree from counts: `[1, 7, 6]` is the root, 7 choices below it, 6 below each of them."""
     inner = items[0].items if len(items) == 1 else None
     numbers = items if inner is None else inner
     if not numbers or any(item.items is not None for item in numbers):
@@ -159,12 +129,13 @@ def read_cartesian(items: Sequence[Item]) -> Placed:
         )
     if len(counts) == 1:
         raise TreeError("Cartesian shorthand [1] is the root alone. Add counts, e.g. [1, 7, 6].")
-    for item, count in zip(numbers, counts, strict=True):
-        if count < 1:
-            raise TreeError(f"The shorthand has 0 at {item.place}; every count is at least 1.")
-    _check_size(sum(itertools.accumulate(counts[1:], lambda a, b: min(a * b, 10**9))))
-    tree = ChoiceTree.parse(product_paths(counts[1:]), form="candidates")
-    return tree, {path: numbers[len(path)].place for path in tree.paths}
+    if 0 in counts:
+        place = numbers[counts.index(0)].place
+        raise TreeError(f"The shorthand has 0 at {place}; every count is at least 1.")
+    size = sum(itertools.accumulate(counts[1:], lambda a, b: min(a * b, 10**9)))
+    if size > MAX_NODES:
+        raise TreeError(f"Choice tree must have at most {MAX_NODES} nodes, got {size}.")
+    return ChoiceTree.parse(product_paths(counts[1:]), form="candidates")
 
 
 def product_paths(widths: Sequence[int]) -> list[Path]:

@@ -1,4 +1,4 @@
-"""The tables that attention and verifiers take for a draft tree, under their names in the code."""
+"""The tables of a draft tree that other engines' attention and verification use, by their names."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ def tree_buffers(shape: TreeShape) -> dict[str, list[int] | list[list[int]]]:
     """The tables of a tree by their names in TensorRT-LLM, Medusa and EAGLE, and SGLang.
 
     Bit j of a row's packed mask: the row attends to row j. Bit 0 of the first int32 is the root.
-    Paths to the leaves run from the last leaf to the first, filled up with -1; so do a node's first
-    child and next sibling where there is none.
+    Paths to the leaves are ordered from the last leaf to the first, padded with -1, which also
+    stands for a missing child or sibling.
 
     Worked example, parents `[-1, 0, 0, 1]`:
 

@@ -1,8 +1,8 @@
 """Sequoia's growmaps: a tree as lists of successors, without ranks.
 
 A growmap numbers its nodes level by level, the root first, and lists the successors of each node
-from the most probable on; the rank of a node is its place in that list. UMbreLLa keeps the same
-keys in JSON, Sequoia in a .pt file.
+in order of probability; the rank of a node is its index in that list. UMbreLLa stores the same keys
+in JSON, Sequoia in a .pt file.
 Source: arXiv:2402.12374; github Infini-AI-Lab/Sequoia, tree_search.py.
 
 Example: the tree [0], [1], [0, 0] has successors [[1, 2], [3], [], []].
@@ -26,17 +26,15 @@ Numbers = Annotated[list[int], Field(max_length=MAX_NODES + 1)]
 
 
 class Growmap(Settings):
-    """The keys that make the tree; roots, branches and mask follow from them."""
+    """The key that defines the tree; all others are derived from it."""
 
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
 
-    Successors: Annotated[list[Numbers], Field(max_length=MAX_NODES + 1)]
-    depth: Numbers | None = None
-    size: int | None = Field(None, ge=2, le=MAX_NODES + 1)
+    Successors: list[Numbers] = Field(min_length=2, max_length=MAX_NODES + 1)
 
 
 def write_growmap(tree: ChoiceTree) -> dict[str, Any]:
-    """The growmap of a tree, every key that Sequoia writes.
+    """The growmap of a tree, with every key that Sequoia writes.
 
     Raises:
         TreeError: the tree skips a rank, which a growmap cannot express.
@@ -61,21 +59,16 @@ def write_growmap(tree: ChoiceTree) -> dict[str, Any]:
 
 
 def read_growmap(values: Mapping[str, Any]) -> ChoiceTree:
-    """The tree that a growmap's successors make; size and depth are checked where they are there.
+    """The tree of a growmap's successors.
 
     Raises:
-        TreeError: naming the node that is wrong.
+        TreeError: naming the invalid node.
     """
     try:
-        growmap = Growmap.parse(values)
+        successors = Growmap.parse(values).Successors
     except ConfigError as error:
         raise TreeError(f"The growmap is malformed: {error}") from error
-    successors = growmap.Successors
     size = len(successors)
-    if not 2 <= size <= MAX_NODES + 1:
-        raise TreeError(
-            f"A growmap must have 2 to {MAX_NODES + 1} nodes, the root among them, got {size}."
-        )
     paths: list[Path | None] = [(), *[None] * (size - 1)]
     for node, children in enumerate(successors):
         above = paths[node]
@@ -90,21 +83,14 @@ def read_growmap(values: Mapping[str, Any]) -> ChoiceTree:
             if paths[child] is not None:
                 raise TreeError(f"Growmap node {child} is the successor of two nodes.")
             paths[child] = (*above, rank)
-    nodes = [path for path in paths if path]
-    if growmap.size not in (None, size):
-        raise TreeError(
-            f"The growmap has size {growmap.size}, but its successors make {size} nodes."
-        )
-    if growmap.depth not in (None, [0, *map(len, nodes)]):
-        raise TreeError("The growmap's depth does not agree with its successors.")
-    return ChoiceTree.parse(nodes, form="candidates")
+    return ChoiceTree.parse([path for path in paths if path], form="candidates")
 
 
 def read_growmap_file(file: FilePath) -> ChoiceTree:
-    """The tree of Sequoia's .pt file, read without executing anything in the file.
+    """The tree in Sequoia's .pt file, whose code is never run.
 
     Raises:
-        TreeError: not such a file, or too large.
+        TreeError: it is not such a file, or too large.
     """
     try:
         values = read_pickle(file, torch.device("meta"))
@@ -112,5 +98,4 @@ def read_growmap_file(file: FilePath) -> ChoiceTree:
         raise TreeError(f"No growmap could be read: {error}") from error
     if not isinstance(values, Mapping):
         raise TreeError(f"{file} must hold a growmap's keys, got {type(values).__name__}.")
-    lists = {str(key): value for key, value in values.items() if not torch.is_tensor(value)}
-    return read_growmap({key: value for key, value in lists.items() if value is not None})
+    return read_growmap({"Successors": values.get("Successors")})

@@ -1,9 +1,9 @@
 """TensorRT-LLM: the `speculative_config` block of its YAML file.
 
-Two lines of releases: from 1.3 on only the PyTorch backend is left, with NGram, SA, Draft_Target,
-Eagle3, MTP (since 1.4 with an assistant's weights, too), PARD, DFlash and DSpark. Until 1.2 there
-was the TensorRT backend beside it, with Medusa, Lookahead and EAGLE-1/2 and their choice trees.
-Source: tensorrt_llm/llmapi/llm_args.py of both lines.
+There are two lines of releases: from 1.3 on, only the PyTorch backend, with NGram, SA,
+Draft_Target, Eagle3, MTP (since 1.4 also with an assistant's weights), PARD, DFlash and DSpark.
+Until 1.2 there was also the TensorRT backend, with Medusa, Lookahead and EAGLE-1/2 and their choice
+trees. Source: tensorrt_llm/llmapi/llm_args.py of both lines.
 
 A dynamic tree must satisfy max_draft_len ≤ max_total_draft_tokens ≤ topK · max_draft_len there.
 """
@@ -18,13 +18,13 @@ from engine.errors import ConfigError
 from engine.interop import table
 from engine.interop.conversion import Reader, Writer
 from engine.interop.export_files import ReadYaml, read_mapping
-from engine.interop.table import Codec, Engine, Field, Ignored, Refusal, Values, method, same
+from engine.interop.table import Codec, Engine, Field, Ignored, Refusal, Values, method, same_name
 from engine.interop.trtllm import legacy
 from engine.interop.trtllm.files import CONFIG_CLASS, TYPE, read_program, write_files
 from engine.interop.trtllm.legacy import CURRENT, EAGLE_1, EAGLE_ROWS, WEIGHTS
 
 SUFFIX_FIRST = ("sa_config", "use_sa_spec", "sa_spec_threshold")
-"""Suffix lookup before another method: as the code has it, and as the guide of 1.3 has it."""
+"""Suffix lookup before another method, by the keys of the code and of 1.3's guide."""
 COMMON = (
     Ignored(
         "decoding_type max_draft_len max_total_draft_tokens speculative_model "
@@ -46,17 +46,8 @@ SUFFIX_ONLY = "max_spec_factor min_token_prob max_tree_depth"
 # ---- codecs
 
 
-def _write_draft_target(writer: Writer, values: Values) -> None:
-    if not writer.at_least(*CURRENT):
-        writer.notes.append("Some 1.2 builds spell the type DraftTarget.")
-    if "use_rejection_sampling" in values:
-        writer.notes.append(
-            "use_rejection_sampling is a prototype feature; greedy requests ignore it."
-        )
-
-
-def _for_one(schedule: dict[Any, Any]) -> object:
-    """The draft length for one request: of the least batch size, up to which it is drafted."""
+def _one_request(schedule: dict[Any, Any]) -> object:
+    """The draft length for one request: that of the smallest batch size in the schedule."""
     try:
         lengths = {int(size): int(length) for size, length in schedule.items()}
         return lengths[min(lengths)]
@@ -67,7 +58,7 @@ def _for_one(schedule: dict[Any, Any]) -> object:
 
 
 def _write_eagle3(writer: Writer, values: Values) -> None:
-    """A dynamic tree within TensorRT-LLM's bounds; every change is a warning."""
+    """Limits a dynamic tree to TensorRT-LLM's bounds; warns of every change."""
     if not writer.config.use_dynamic_tree:
         return
     names = ("max_draft_len", "max_total_draft_tokens", "dynamic_tree_max_topK")
@@ -105,8 +96,8 @@ def _read_mtp(reader: Reader) -> None:
         )
 
 
-def _keep_one(writer: Writer, values: Values) -> None:
-    """Without `is_keep_all` TensorRT-LLM's guide and code differ."""
+def _write_ngram(writer: Writer, values: Values) -> None:
+    """Without `is_keep_all`, TensorRT-LLM's guide and code differ."""
     if writer.config.lookup == "pool_as_coded":
         writer.used.add("lookup")
     elif writer.config.lookup == "pool" and not writer.config.is_keep_all:
@@ -125,7 +116,7 @@ def _read_ngram(reader: Reader) -> None:
         )
 
 
-def _write_own(writer: Writer, values: Values) -> None:
+def _write_user(writer: Writer, values: Values) -> None:
     if tensorrt_llm_class(writer.config.drafter) is None:
         raise table.UnsupportedError(
             "TensorRT-LLM runs a drafter that is a class with its method prepare_draft_tokens; "
@@ -136,10 +127,10 @@ def _write_own(writer: Writer, values: Values) -> None:
 
 
 def _write_combined(writer: Writer, values: Values) -> None:
-    """Suffix lookup before Eagle3 or MTP is `sa_config`."""
+    """Suffix lookup before Eagle3, MTP or PARD is `sa_config`."""
     first, second = writer.take("retrieval"), writer.take("model")
     fits = first.decoding_type == "Suffix" and second.decoding_type in ("Eagle3", "MTP", "PARD")
-    if not writer.at_least(*CURRENT) or not fits:
+    if writer.version < CURRENT or not fits:
         raise table.UnsupportedError(
             f"TensorRT-LLM cannot combine {first.decoding_type} with {second.decoding_type}.",
             "From 1.3 on it combines Suffix with Eagle3, MTP or PARD (sa_config).",
@@ -149,7 +140,7 @@ def _write_combined(writer: Writer, values: Values) -> None:
         f"{first.max_draft_len}, and knows no max_spec_factor, min_token_prob or max_tree_depth: "
         "these settings of Suffix are dropped."
     )
-    look_up, model = writer.part(first), writer.part(second)
+    look_up, model = writer.nested(first), writer.nested(second)
     values |= model.values()
     pool = look_up.take("use_global_pool")
     values["sa_config"] = {"threshold": writer.take("min_match_len"), "enable_global_pool": pool}
@@ -162,7 +153,7 @@ def _read_combined(reader: Reader) -> None:
     reader.notes.append("Suffix lookup before the method (sa_config) is Combined here.")
     config = reader.values.get("sa_config")
     extra = dict(config) if isinstance(config, Mapping) else {}
-    model = reader.read(_named(reader))
+    model = reader.read(_method_by_name(reader))
     pool = {"decoding_type": "Suffix", "use_global_pool": extra.pop("enable_global_pool", False)}
     threshold = extra.pop("threshold", reader.values.get("sa_spec_threshold") or 4)
     if extra:
@@ -174,32 +165,31 @@ def _read_combined(reader: Reader) -> None:
 # ---- the table
 
 
-def _switch(name: str, key: str = "", **rest: Any) -> Field:
+def _switch_field(name: str, key: str = "", **rest: Any) -> Field:
     return Field(name, key or name, encode=lambda on: on or None, **rest)
 
 
 NO_LENGTH = "TensorRT-LLM asks for max_draft_len, which is missing here: add it before serving."
-SCHEDULE = table.read_only("max_draft_len", "draft_len_schedule", decode=_for_one, kind=dict)
+SCHEDULE = table.read_only("max_draft_len", "draft_len_schedule", decode=_one_request, kind=dict)
 LENGTH = (Field("max_draft_len", "max_draft_len", note=NO_LENGTH), SCHEDULE)
-BLOCK_TREE = table.drops_block_tree("TensorRT-LLM")
+BLOCK_TREE = table.drops_tree("TensorRT-LLM")
 BLOCK = (
     Field("max_draft_len", "max_draft_len", requirement=table.BLOCK, note=NO_LENGTH),
     SCHEDULE,
-    WEIGHTS,
-    *same("mask_token_id"),
+    *WEIGHTS,
+    *same_name("mask_token_id"),
     Field("target_layer_ids", "target_layer_ids", encode=list),
     BLOCK_TREE,
 )
 DRAFT_MODEL = (
     *LENGTH,
-    WEIGHTS,
-    _switch("use_draft_probs", "use_rejection_sampling", since=CURRENT, default=False),
+    *WEIGHTS,
+    _switch_field("use_draft_probs", "use_rejection_sampling", since=CURRENT, default=False),
     table.drops_draft_probs(
         ": this release accepts a drafted token only where the target draws the same one; when "
         "sampling, acceptance falls.",
         until=CURRENT,
     ),
-    Codec((), _write_draft_target),
 )
 SUFFIX = (
     *LENGTH,
@@ -213,30 +203,27 @@ SUFFIX = (
     Ignored("global_pool_size"),
     Refusal("max_matching_ngram_size", "n-grams of one size are looked up", ("-1",)),
 )
-CAPTURED = Field("eagle3_layers_to_capture", "eagle3_layers_to_capture", encode=list)
+CAPTURED_LAYERS = Field("eagle3_layers_to_capture", "eagle3_layers_to_capture", encode=list)
 EAGLE3 = (
     *LENGTH,
-    WEIGHTS,
-    _switch("use_dynamic_tree"),
-    *same(*table.DYNAMIC.split(), switch="use_dynamic_tree"),
-    CAPTURED,
+    *WEIGHTS,
+    _switch_field("use_dynamic_tree"),
+    *same_name(*table.DYNAMIC.split(), switch="use_dynamic_tree"),
+    CAPTURED_LAYERS,
     *EAGLE_ROWS,
     Refusal("eagle_choices", "EAGLE-3 drafts a drawn tree, here a chain or a dynamic one"),
     Codec(SUFFIX_FIRST, _write_eagle3, _read_eagle3),
 )
-EAGLE3_CHAIN = Field(
-    "max_draft_len",
-    "max_draft_len",
-    build=lambda writer: writer.chain_of_levels("Until 1.2, the PyTorch backend drafts"),
-)
+CHAIN = table.drops_tree("TensorRT-LLM 1.2", table.DYNAMIC)
+EAGLE3_CHAIN = (*same_name("max_draft_len"), *WEIGHTS, CAPTURED_LAYERS, CHAIN)
 RELAXED = "relaxed_topk relaxed_delta begin_thinking_phase_token end_thinking_phase_token"
 NEXTN = "num_nextn_predict_layers"
 MTP = (
     Field("max_draft_len", "max_draft_len", (NEXTN,)),
     Field("max_draft_len", NEXTN, decode=None),  # the guide: it must equal max_draft_len
     SCHEDULE,
-    _switch("use_relaxed_acceptance_for_thinking"),
-    *same(*RELAXED.split(), switch="use_relaxed_acceptance_for_thinking"),
+    _switch_field("use_relaxed_acceptance_for_thinking"),
+    *same_name(*RELAXED.split(), switch="use_relaxed_acceptance_for_thinking"),
     table.read_only(
         "",
         "use_mtp_vanilla",
@@ -250,29 +237,35 @@ MTP = (
 )
 DFLASH_KEYS = Ignored("attention_backend context_recompute_tail skip_ctx_buffer_budget_check")
 DSPARK_KEYS = Ignored(f"{DFLASH_KEYS.keys} block_size markov_rank markov_head_type")
-PARD = (*LENGTH, WEIGHTS, *same("mask_token_id"), BLOCK_TREE, Codec(SUFFIX_FIRST))
-READ_ASSISTANT = "MTP with speculative_model is read as the target's assistant."
+PARD = (*LENGTH, *WEIGHTS, *same_name("mask_token_id"), BLOCK_TREE, Codec(SUFFIX_FIRST))
+ASSISTANT_NOTE = "MTP with speculative_model is read as the target's assistant."
 ASSISTANT = method(
-    "MTP_Assistant", "MTP", *LENGTH, WEIGHTS, since=(1, 4), read_notes=(READ_ASSISTANT,)
+    "MTP_Assistant", "MTP", *LENGTH, *WEIGHTS, since=(1, 4), read_notes=(ASSISTANT_NOTE,)
 )
 NGRAM = (
     *LENGTH,
-    *same("max_matching_ngram_size", *table.POOL_RULES.split()),
-    Codec((), _keep_one, _read_ngram),
+    *same_name("max_matching_ngram_size", *table.POOL_RULES.split()),
+    Codec((), _write_ngram, _read_ngram),
 )
-DEEPSEEK = "TensorRT-LLM's guide names DeepSeek alone for MTP; check another target with a release."
-OWN = (*same("max_draft_len", "drafter"), Ignored("resource_manager"), Codec((), _write_own))
-OWN_NOTE = "The drafter itself is named at the start: --drafter module:Class."
+MTP_NOTE = "TensorRT-LLM's guide names DeepSeek alone for MTP; check another target with a release."
+USER = (*same_name("max_draft_len", "drafter"), Ignored("resource_manager"), Codec((), _write_user))
+USER_NOTE = "The drafter itself is named at the start: --drafter module:Class."
 COMBINED = method("Combined", "", Codec((), _write_combined, _read_combined))
-CONFIDENT = "SA copies max_draft_len tokens always; Suffix here as long as it is confident."
+SUFFIX_NOTE = "SA copies max_draft_len tokens always; Suffix here as long as it is confident."
 METHODS = (
-    method("Draft_Target", "Draft_Target", *DRAFT_MODEL, aliases=("DraftTarget",)),
+    method(
+        "Draft_Target",
+        "Draft_Target",
+        *DRAFT_MODEL,
+        aliases=("DraftTarget",),
+        notes=("Sampled drafts (use_rejection_sampling) are a prototype feature since 1.3.",),
+    ),
     method("NGram", "NGram", *NGRAM),
-    method("Suffix", "SA", *SUFFIX, since=CURRENT, read_notes=(CONFIDENT,)),
+    method("Suffix", "SA", *SUFFIX, since=CURRENT, read_notes=(SUFFIX_NOTE,)),
     *legacy.METHODS,
     method("Eagle3", "Eagle3", *EAGLE3, since=CURRENT),
-    method("Eagle3", "Eagle", EAGLE3_CHAIN, WEIGHTS, CAPTURED, until=CURRENT),
-    method("MTP", "MTP", *MTP, notes=(DEEPSEEK,)),
+    method("Eagle3", "Eagle", *EAGLE3_CHAIN, until=CURRENT),
+    method("MTP", "MTP", *MTP, notes=(MTP_NOTE,)),
     ASSISTANT,
     method("PARD", "PARD", *PARD, since=CURRENT),
     method("DFlash", "DFlash", *BLOCK, DFLASH_KEYS, since=CURRENT),
@@ -280,9 +273,9 @@ METHODS = (
     method(
         "User_Provided",
         "User_Provided",
-        *OWN,
+        *USER,
         aliases=("UserProvided",),
-        read_notes=(OWN_NOTE,),
+        read_notes=(USER_NOTE,),
     ),
     COMBINED,
 )
@@ -290,7 +283,7 @@ AUTO_NOTE = "AUTO is NGram, with these sizes for up to 4 requests at once."
 AUTO_SIZES = {"max_draft_len": 5, "max_matching_ngram_size": 3}
 """Source: tensorrt_llm/_torch/speculative/auto_heuristic.py"""
 READ_ONLY = (method("NGram", "AUTO", implied=AUTO_SIZES, read_notes=(AUTO_NOTE,)),)
-"""Methods that are never exported."""
+"""Methods that are only read, never exported."""
 
 
 def parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | None]:
@@ -309,7 +302,7 @@ def parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | None
 
 def find_method(reader: Reader) -> table.Method:
     """The method of a `speculative_config`."""
-    method = _named(reader)
+    method = _method_by_name(reader)
     if reader.find("draft_len_schedule"):
         reader.notes.append("draft_len_schedule: the length for one request is drafted here.")
     is_dynamic = reader.find("dynamic_tree_max_topK") and not reader.find("eagle_choices")
@@ -324,8 +317,8 @@ def find_method(reader: Reader) -> table.Method:
     return COMBINED if combines and set(SUFFIX_FIRST) <= set(method.keys) else method
 
 
-def _named(reader: Reader) -> table.Method:
-    """By name; Eagle means EAGLE-1/2 only with what the TensorRT backend alone had."""
+def _method_by_name(reader: Reader) -> table.Method:
+    """The method by name; Eagle is EAGLE-1/2 only with keys of the TensorRT backend."""
     name = str(reader.values[TYPE])
     model = str(reader.values.get("speculative_model", reader.values.get("speculative_model_dir")))
     if name == "Eagle" and (

@@ -1,24 +1,20 @@
-"""TensorRT-LLM's files: YAML and the commands that take it, and the same as a Python program."""
+"""TensorRT-LLM's files: YAML, the commands that use it, and an equivalent Python program."""
 
 from __future__ import annotations
 
 import ast
 import shlex
-import textwrap
-from typing import Any
 
 from engine.drafters.user_provided import tensorrt_llm_class
 from engine.errors import ConfigError
 from engine.interop.conversion import Writer
-from engine.interop.export_files import File, command, yaml_block
+from engine.interop.export_files import File, command, read_python, yaml_block
 from engine.interop.table import Values
 from engine.interop.trtllm.legacy import CURRENT, EAGLE_1, LEGACY
 
 TYPE = "decoding_type"
 CONFIG_CLASS = "DecodingConfig"
-"""How the names of the Python classes end."""
-
-
+"""Suffix of the names of the Python classes."""
 BENCHMARK = """# dataset.jsonl: python app.py suites export humaneval --to trtllm-bench
 trtllm-bench --model {model} latency \\
   --backend pytorch \\
@@ -27,7 +23,7 @@ trtllm-bench --model {model} latency \\
 """
 """One request at a time, where drafting gains most."""
 DISAGGREGATED = ("Eagle3", "MTP")
-"""Methods for which TensorRT-LLM and Dynamo document it."""
+"""Methods for which TensorRT-LLM and Dynamo document disaggregated serving."""
 DISAGGREGATED_FILES = {
     "disagg_config.yaml": """hostname: localhost
 port: 8000
@@ -65,10 +61,8 @@ WORKER: Values = {
     "disable_overlap_scheduler": True,
     "cache_transceiver_config": {"backend": "DEFAULT", "max_tokens_in_buffer": 16384},
 }
-"""Both workers need the `speculative_config`: the drafter's cache is transferred, too."""
-
-
-OFFLINE = """from tensorrt_llm{package} import LLM
+"""Both workers need the `speculative_config`, since the drafter's cache is transferred, too."""
+PYTHON_PROGRAM = """from tensorrt_llm{package} import LLM
 from tensorrt_llm.llmapi import {name}
 {drafter}
 llm = LLM(
@@ -81,14 +75,15 @@ print(llm.generate("Write a haiku.").outputs[0].text)
 """The quick start of TensorRT-LLM's guide."""
 
 
-def _offline(writer: Writer, values: Values, beside: Values) -> File:
+def _python_program(writer: Writer, values: Values, whole: Values) -> File:
     """The method as a Python program."""
+    beside = {key: value for key, value in whole.items() if key != "speculative_config"}
     arguments = {key: repr(value) for key, value in values.items() if key != TYPE}
     drafter = ""
     if writer.config.decoding_type == "User_Provided":
         module, name = tensorrt_llm_class(writer.config.drafter) or ("", "")
         drafter, arguments["drafter"] = f"from {module} import {name}\n", f"{name}()"
-    text = OFFLINE.format(
+    text = PYTHON_PROGRAM.format(
         package="._tensorrt_engine" if writer.config.decoding_type in LEGACY else "",
         name=values[TYPE].replace("_", "") + CONFIG_CLASS,
         drafter=drafter,
@@ -114,23 +109,21 @@ def document(writer: Writer, values: Values) -> Values:
 
 def write_files(writer: Writer, values: Values) -> tuple[File, ...]:
     model, kind = shlex.quote(writer.target), writer.config.decoding_type
-    bench = File("bench.sh", BENCHMARK.format(model=model, option=""), "bash")
+    backend = f"--backend {'tensorrt' if kind in LEGACY else 'pytorch'}"
+    option = "--config" if writer.version >= CURRENT else "--extra_llm_api_options"
+    options = [f"{option} config.yaml"] if values else []
+    serve = File("serve.sh", command(f"trtllm-serve {model}", backend, *options), "bash")
+    line = "".join(f" \\\n  {one}" for one in options)
+    bench = File("bench.sh", BENCHMARK.format(model=model, option=line), "bash")
     if not values:
-        plain = command(f"trtllm-serve {model}", "--backend pytorch")
-        return File("serve.sh", plain, "bash"), bench
-    backend = "tensorrt" if kind in LEGACY else "pytorch"
-    option = "--config" if writer.at_least(*CURRENT) else "--extra_llm_api_options"
+        return serve, bench
     whole = document(writer, values)
-    serve = command(f"trtllm-serve {model}", f"--backend {backend}", f"{option} config.yaml")
-    beside = {key: value for key, value in whole.items() if key != "speculative_config"}
-    offline = _offline(writer, values, beside)
+    offline = _python_program(writer, values, whole)
     if kind == "User_Provided":
         return (offline,)
-    files = [File("config.yaml", yaml_block(whole), "yaml"), File("serve.sh", serve, "bash")]
-    files.append(offline)
-    if backend == "pytorch":
-        line = f" \\\n  {option} config.yaml"
-        files.append(File("bench.sh", BENCHMARK.format(model=model, option=line), "bash"))
+    files = [File("config.yaml", yaml_block(whole), "yaml"), serve, offline]
+    if kind not in LEGACY:
+        files.append(bench)
     if kind in DISAGGREGATED:
         writer.notes.append(
             "In prefill.yaml and decode.yaml, max_tokens_in_buffer must exceed the longest prompt."
@@ -145,47 +138,24 @@ def write_files(writer: Writer, values: Values) -> tuple[File, ...]:
 
 
 def read_program(text: str) -> tuple[Values, str | None]:
-    """What a Python program passes to a `…DecodingConfig`, and to `LLM`; it is not run.
+    """The arguments of a Python program's `…DecodingConfig`, and the model of its `LLM`.
 
     Raises:
-        ConfigError: not Python.
+        ConfigError: it is not Python, or has no such call.
     """
-    try:
-        return _passed(list(ast.walk(ast.parse(textwrap.dedent(text).strip()))), text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise ConfigError(f"The program is not valid Python: {error!s:.80}.") from error
-
-
-def _passed(nodes: list[ast.AST], text: str) -> tuple[Values, str | None]:
-    names: Values = {}
-    for node in nodes:
-        match node:
-            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=value)):
-                names[name] = value
-
-    def value_of(node: ast.expr) -> Any:
-        match node:
-            case ast.Name(id=name):
-                return names.get(name, name)
-            case ast.Call(func=func):
-                return ast.unparse(func)
-        try:
-            return ast.literal_eval(node)
-        except (ValueError, TypeError):
-            return None
-
+    nodes, value_of = read_python(text)
     calls: dict[str, Values] = {}
     for call in (node for node in nodes if isinstance(node, ast.Call)):
         words = {word.arg: value_of(word.value) for word in call.keywords if word.arg}
         words |= {"model": value_of(call.args[0])} if call.args else {}
         calls.setdefault(ast.unparse(call.func).rpartition(".")[2], words)
     llm = calls.get("LLM", {})
-    made = next((made for made in calls if made.endswith(CONFIG_CLASS)), None)
-    if made is None:
+    config = next((name for name in calls if name.endswith(CONFIG_CLASS)), None)
+    if config is None:
         raise ConfigError(f"The program calls no …{CONFIG_CLASS}.")
-    kind = made.removesuffix(CONFIG_CLASS)
+    kind = config.removesuffix(CONFIG_CLASS)
     if kind == "Eagle" and ("_tensorrt_engine" in text or llm.get("backend") == "tensorrt"):
         kind = EAGLE_1
     target = llm.get("model")
-    values = {TYPE: "AUTO" if kind == "Auto" else kind, **calls[made]}
+    values = {TYPE: "AUTO" if kind == "Auto" else kind, **calls[config]}
     return values, target if isinstance(target, str) else None

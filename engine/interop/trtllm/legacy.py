@@ -1,6 +1,6 @@
 """TensorRT-LLM's TensorRT backend, until 1.2: Medusa, EAGLE-1/2 and Lookahead.
 
-The PyTorch backend that replaced it has none of them, and no choice trees.
+The PyTorch backend that replaced it has neither these nor choice trees.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from engine.interop.trees import MC_SIM_7B_63, parse_tree, tensorrt_sizes
 from engine.tree import ChoiceTree
 
 CURRENT = (1, 3)
-"""First release that has the PyTorch backend only."""
+"""First release with only the PyTorch backend."""
 EAGLE_ROWS = (
     table.Ignored(
         "posterior_threshold use_dynamic_tree dynamic_tree_max_topK num_eagle_layers "
@@ -24,11 +24,14 @@ EAGLE_ROWS = (
     ),
     Refusal("greedy_sampling", "false accepts any plausible token", ("true", "none")),
 )
-WEIGHTS = table.weights("speculative_model", old="speculative_model_dir", renamed=CURRENT)
+WEIGHTS = (
+    table.weights("speculative_model", since=CURRENT),
+    table.weights("speculative_model_dir", until=CURRENT),
+)
 
 
 def read_tree(reader: Reader, name: str) -> None:
-    """The tree under a key, lists or a text in any format; what counts its nodes must hold them.
+    """Read the tree under a key, as lists or a text in any format, and check sizes beside it.
 
     Raises:
         ConfigError: the tree is malformed, or larger than another key allows.
@@ -45,18 +48,17 @@ def read_tree(reader: Reader, name: str) -> None:
     sizes |= {"max_total_draft_tokens": len(tree), "num_medusa_heads": tree.depth}
     if name == "eagle_choices":  # from 1.2 on, max_draft_len counts the levels
         sizes["max_draft_len"] = tree.depth
-    for key, least in sizes.items():
-        if reader.find(key):
-            if (given := reader.typed(key, int)) < least:
-                raise ConfigError(
-                    f"{key} must be at least {least} for the tree of {len(tree)} nodes "
-                    f"({name}{' is not set' if value is None else ''}), got {given}."
-                )
-            reader.used.update([key] if given == least else [])
+    for key in filter(reader.find, sizes):
+        if (size := reader.typed(key, int)) < sizes[key]:
+            raise ConfigError(
+                f"{key} must be at least {sizes[key]} for the tree of {len(tree)} nodes "
+                f"({name}{' is not set' if value is None else ''}), got {size}."
+            )
+        reader.used.update([key] if size == sizes[key] else [])
 
 
 def _write_eagle(writer: Writer, values: Values) -> None:
-    """A drawn tree, whose nodes max_draft_len counts, or EAGLE-2's, whose levels it counts."""
+    """Writes a static tree, where max_draft_len counts nodes, or EAGLE-2's, where it is levels."""
     if not writer.take("use_dynamic_tree"):
         tree = ChoiceTree(writer.take("eagle_choices"))
         values |= {**tensorrt_sizes(tree), "eagle_choices": tree.as_lists()}
@@ -83,8 +85,8 @@ def _read_eagle(reader: Reader) -> None:
         if expanded != reader.settings.get("dynamic_tree_max_topK"):
             reader.settings["max_non_leaves_per_layer"] = expanded
     keys = ("max_total_draft_tokens", "max_draft_len", "num_eagle_layers")
-    own = keys if reader.find(keys[0]) else keys[1:]
-    for setting, key in zip(keys[:2], own, strict=False):
+    sizes = keys if reader.find(keys[0]) else keys[1:]
+    for setting, key in zip(keys[:2], sizes, strict=False):
         if reader.find(key):
             reader.settings[setting] = reader.typed(key, int)
             reader.used.add(key)
@@ -103,8 +105,8 @@ MEDUSA = (
         build=lambda writer: len(writer.config.medusa_choices),
         decode=None,
     ),
-    *table.same("num_medusa_heads"),
-    WEIGHTS,
+    *table.same_name("num_medusa_heads"),
+    *WEIGHTS,
     Field(
         "medusa_choices",
         "medusa_choices",
@@ -115,13 +117,13 @@ MEDUSA = (
 )
 EAGLE_SIZES = ("eagle_choices", "max_draft_len", "num_eagle_layers", "max_non_leaves_per_layer")
 EAGLE = (
-    WEIGHTS,
+    *WEIGHTS,
     read_only("use_dynamic_tree", "use_dynamic_tree"),
     read_only("dynamic_tree_max_topK", "dynamic_tree_max_topK", switch="use_dynamic_tree"),
     *EAGLE_ROWS,
     Codec(EAGLE_SIZES, _write_eagle, _read_eagle),
 )
-LOOKAHEAD = table.same("max_window_size", "max_ngram_size", "max_verification_set_size")
+LOOKAHEAD = table.same_name("max_window_size", "max_ngram_size", "max_verification_set_size")
 REMOVED = (
     "TensorRT-LLM removed {} with its TensorRT backend in July 2026; 1.2 is the last release that "
     "has it."
@@ -133,11 +135,11 @@ NO_EAGLE = (
     f"{HEADS}; EAGLE-1 and EAGLE-2 ran until 1.2.",
 )
 NO_LOOKAHEAD = (REMOVED.format("lookahead"), "NGram or SA: they need no weights either.")
-VICUNA = "TensorRT-LLM documents Medusa for Vicuna and LLaMA, and decodes greedily with it."
-BUILDS = "It runs on the TensorRT backend, which builds an engine when it starts."
-RELEASES: Any = {"until": CURRENT, "notes": (BUILDS,)}
+MEDUSA_NOTE = "TensorRT-LLM documents Medusa for Vicuna and LLaMA, and decodes greedily with it."
+ENGINE_BUILD_NOTE = "It runs on the TensorRT backend, which builds an engine when it starts."
+RELEASES: Any = {"until": CURRENT, "notes": (ENGINE_BUILD_NOTE,)}
 EAGLE_1 = "EAGLE-1"
-"""What the reader calls it: the type Eagle alone is EAGLE-3 where nothing says otherwise."""
+"""The reader's name for it, since `Eagle` alone means EAGLE-3."""
 METHODS = (
     method(
         "Medusa",
@@ -145,7 +147,7 @@ METHODS = (
         *MEDUSA,
         removal=NO_MEDUSA,
         until=CURRENT,
-        notes=(BUILDS, VICUNA),
+        notes=(ENGINE_BUILD_NOTE, MEDUSA_NOTE),
     ),
     method(
         "Eagle",

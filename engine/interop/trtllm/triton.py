@@ -1,11 +1,10 @@
 """Triton: config.pbtxt parameters of the engine backend, model.yaml of the LLM API backend.
 
-The engine backend (inflight_batcher_llm) went away in July 2026 with TensorRT-LLM's TensorRT
+The engine backend (inflight_batcher_llm) was removed in July 2026 with TensorRT-LLM's TensorRT
 backend; containers up to TensorRT-LLM 1.2 have it. Its parameters name the decoding mode and the
-choice tree in braces; the weights are built into the engine before. A draft model is a second
-engine there: a model in Python (BLS) lets one draft for the other, and each request says how many
-tokens. What replaces it serves through TensorRT-LLM's LLM API and takes the same
-`speculative_config`.
+choice tree in braces; the weights are built into the engine. A draft model is a second engine: a
+Python model (BLS) drafts with it, and each request gives the number of tokens. Its replacement
+serves through TensorRT-LLM's LLM API and takes the same `speculative_config`.
 Source: Triton's tutorial Feature_Guide/Speculative_Decoding/TRT-LLM; TensorRT-LLM 0.18,
 examples/draft_target_model.
 """
@@ -15,7 +14,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from engine.drafters import methods
@@ -33,31 +32,30 @@ from engine.interop.table import (
     method,
     read_only,
 )
-from engine.interop.trees import format_tree, is_pbtxt, pbtxt_parameter, tensorrt_sizes
+from engine.interop.trees import (
+    format_tree,
+    is_pbtxt,
+    pbtxt_parameter,
+    pbtxt_parameters,
+    tensorrt_sizes,
+)
 from engine.interop.trtllm import legacy
 from engine.interop.trtllm.files import TYPE, document
 from engine.interop.trtllm.legacy import LEGACY
 from engine.tree import ChoiceTree
 
 MODE = "decoding_mode"
-DRAFTS = "num_draft_tokens"
-WHERE = "all_models/llmapi/tensorrt_llm/1/model.yaml"
-ENGINE_WHERE = "all_models/inflight_batcher_llm/tensorrt_llm/config.pbtxt"
+N_DRAFT = "num_draft_tokens"
+MODEL_YAML = "all_models/llmapi/tensorrt_llm/1/model.yaml"
+CONFIG_PBTXT = "all_models/inflight_batcher_llm/tensorrt_llm/config.pbtxt"
 FAST_LOGITS = "speculative_decoding_fast_logits"
-PAIR = (
-    FAST_LOGITS,
-    "participant_ids",
-    "tensorrt_llm_draft_model_name",
-)
-"""Parameters of two engines of which one drafts for the other."""
+PAIR_KEYS = (FAST_LOGITS, "participant_ids", "tensorrt_llm_draft_model_name")
+"""Parameters of a pair of engines, one of which drafts for the other."""
 PLAIN_MODES = ("top_k", "top_p", "top_k_top_p", "beam_search", "auto")
-_PARAMETER = re.compile(
-    r"key\s*:\s*\"([^\"]*)\"\s*(?:,\s*)?value\s*(?::\s*)?\{\s*string_value\s*:\s*\"([^\"]*)\""
-)
 _SPECULATIVE = re.compile(
     "decoding_mode|medusa|eagle|lookahead|redrafter|speculative|draft|participant"
 )
-"""In the names of parameters that bear on drafting; a template has fifty others."""
+"""Matches names of parameters that affect drafting; a template has fifty others."""
 
 
 # ---- file templates of the engine backend, as in the tutorial
@@ -162,8 +160,8 @@ def _family(name: str) -> str:
     return next(folders, "")
 
 
-def _weights(writer: Writer, model: str, name: str, out: str) -> str:
-    """The command that converts a model by the script of its family."""
+def _weights_command(writer: Writer, model: str, name: str, out: str) -> str:
+    """The command that converts a model by its family's script."""
     folder = _family(name)
     if not folder:
         writer.warnings.append(
@@ -173,8 +171,8 @@ def _weights(writer: Writer, model: str, name: str, out: str) -> str:
     return WEIGHTS.format(model=model, family=folder or "FAMILY", options=options, out=out)
 
 
-def _build(writer: Writer, draft: str, *commands: str) -> None:
-    """Adds what turns the weights into engines, and the options of both scripts."""
+def _add_build_files(writer: Writer, draft: str, *commands: str) -> None:
+    """Add the script that builds the engines, and the settings of both scripts."""
     two = int(writer.config.decoding_type == "Draft_Target")
     models = {"target": shlex.quote(writer.target), "draft": shlex.quote(draft) if draft else ""}
     settings = SETTINGS.format(**models, device=two, fraction=0.5 if two else 0.9)
@@ -188,20 +186,14 @@ def _build(writer: Writer, draft: str, *commands: str) -> None:
     )
 
 
-def _one_engine(writer: Writer, draft: str, convert: str, mode: str, more: str = "") -> None:
-    options = f"--speculative_decoding_mode {mode}{more}"
-    engine = ENGINE_BUILD.format(checkpoint="checkpoint", out="engine", options=options)
-    _build(writer, draft, convert, engine)
-
-
-def _heads(example: str, **options: object) -> str:
+def _heads_command(example: str, models: str, **sizes: object) -> str:
     """The command that converts a target with its heads."""
-    words = " ".join(f"--{key} {value}" for key, value in options.items())
-    return HEADS.format(example=example, options=words)
+    words = [f"--{key} {value}" for key, value in sizes.items()]
+    return HEADS.format(example=example, options=" ".join([models, *words]))
 
 
-def _serve(writer: Writer, values: Values) -> File:
-    """Fills the repository, the parameters of the decoding mode included, and starts the server."""
+def _serve_script(writer: Writer, values: Values) -> File:
+    """The script that fills the model repository and starts the server."""
     script = REPOSITORY.format(before="", bls="")
     script += ENGINE_MODEL.format(model="tensorrt_llm", engine="engine", more="", gpu="TARGET")
     script += "".join(f"put tensorrt_llm {key} '{value}'\n" for key, value in values.items())
@@ -212,15 +204,15 @@ def _serve(writer: Writer, values: Values) -> File:
 
 
 def _write_draft_target(writer: Writer, values: Values) -> None:
-    """Two engines, and a repository in which one drafts for the other."""
-    logits, length, draft = bool(values["use_draft_logits"]), values[DRAFTS], writer.model()
+    """Writes scripts for two engines, and a repository in which one drafts for the other."""
+    logits, length, draft = bool(values["use_draft_logits"]), values[N_DRAFT], writer.model()
     both = "--use_paged_context_fmha enable" + " --gather_generation_logits" * logits
     target = f"{both} --speculative_decoding_mode draft_tokens_external --max_draft_len {length}"
-    _build(
+    _add_build_files(
         writer,
         draft,
-        _weights(writer, "DRAFT", draft, "checkpoint-draft"),
-        _weights(writer, "TARGET", writer.target, "checkpoint"),
+        _weights_command(writer, "DRAFT", draft, "checkpoint-draft"),
+        _weights_command(writer, "TARGET", writer.target, "checkpoint"),
         ENGINE_BUILD.format(checkpoint="checkpoint-draft", out="engine-draft", options=both),
         ENGINE_BUILD.format(checkpoint="checkpoint", out="engine", options=target),
     )
@@ -244,76 +236,69 @@ def _write_draft_target(writer: Writer, values: Values) -> None:
     )
 
 
-def _write_medusa(writer: Writer, values: Values) -> None:
+def _build_medusa(writer: Writer) -> tuple[str, str]:
     depth, heads = ChoiceTree(writer.config.medusa_choices).depth, writer.take("num_medusa_heads")
     if heads is None:
         writer.notes.append(f"build.sh converts {depth} heads, as many as the tree is deep.")
     limits = writer.notes if _family(writer.target) == LLAMA else writer.warnings
-    limits.append(legacy.VICUNA)
-    convert = _heads("medusa", **HEADS_OF["medusa"], num_medusa_heads=heads or depth)
-    _one_engine(writer, writer.model(), convert, "medusa")
+    limits.append(legacy.MEDUSA_NOTE)
+    models = '--model_dir "$TARGET" --medusa_model_dir "$DRAFT"'
+    return _heads_command("medusa", models, num_medusa_heads=heads or depth), "medusa"
 
 
-def _write_eagle(writer: Writer, values: Values) -> None:
+def _build_eagle(writer: Writer) -> tuple[str, str]:
     if writer.take("use_dynamic_tree"):
         raise UnsupportedError(
             "Triton's config.pbtxt has no parameter for a dynamic tree (EAGLE-2).",
             "A drawn tree (EAGLE-1), or TensorRT-LLM 1.2's own server.",
         )
     sizes = tensorrt_sizes(ChoiceTree(writer.config.eagle_choices))
-    convert = _heads("eagle", **HEADS_OF["eagle"], **sizes)
-    _one_engine(writer, writer.model(), convert, "eagle", " --use_paged_context_fmha enable")
+    models = '--model_dir "$TARGET" --eagle_model_dir "$DRAFT"'
+    return _heads_command("eagle", models, **sizes), "eagle --use_paged_context_fmha enable"
 
 
-def _write_lookahead(writer: Writer, values: Values) -> None:
+def _build_lookahead(writer: Writer) -> tuple[str, str]:
     config = writer.config
     size, columns = config.max_ngram_size, config.max_window_size + config.max_verification_set_size
-    # What one step verifies: the window's rows and the guesses, N - 1 tokens each.
+    # Rows that one step verifies: the window's and the candidate n-grams', N - 1 tokens each.
     rows = max(size - 2, 0) + (columns - 1) * (size - 1)
-    convert = _weights(writer, "TARGET", writer.target, "checkpoint")
-    _one_engine(writer, "", convert, "lookahead_decoding", f" --max_draft_len {rows}")
+    convert = _weights_command(writer, "TARGET", writer.target, "checkpoint")
+    return convert, f"lookahead_decoding --max_draft_len {rows}"
 
 
-def _write_redrafter(writer: Writer, values: Values) -> None:
+def _build_redrafter(writer: Writer) -> tuple[str, str]:
     width, length = writer.take("beam_width"), writer.take("beam_length")
     writer.notes.append(
         f"beam_width={width} and beam_length={length} are fixed when build.sh builds the engine; "
         "config.pbtxt does not have them."
     )
     sizes = {"redrafter_num_beams": width, "redrafter_draft_len_per_beam": length - 1}
-    convert = _weights(writer, "TARGET", writer.target, "base")
-    convert += _heads("redrafter", **HEADS_OF["redrafter"], **sizes)
-    _one_engine(writer, writer.model(), convert, "explicit_draft_tokens")
-
-
-HEADS_OF: Mapping[str, Mapping[str, str]] = {
-    "medusa": {"model_dir": '"$TARGET"', "medusa_model_dir": '"$DRAFT"'},
-    "eagle": {"model_dir": '"$TARGET"', "eagle_model_dir": '"$DRAFT"'},
-    "redrafter": {"base_model_checkpoint_dir": "base", "drafter_model_dir": '"$DRAFT"'},
-}
+    convert = _weights_command(writer, "TARGET", writer.target, "base")
+    models = '--base_model_checkpoint_dir base --drafter_model_dir "$DRAFT"'
+    return convert + _heads_command("redrafter", models, **sizes), "explicit_draft_tokens"
 
 
 # ---- the table
 
 
 NO_WEIGHTS = "config.pbtxt names no drafter weights: they are in the engine. Set speculative_model."
-NO_WEIGHTS_EITHER = "NGram: it needs no weights either."
+NGRAM_INSTEAD = "NGram: it needs no weights either."
 REMOVED = (
     "Triton served {} through TensorRT-LLM's engine backend, which was removed in July 2026; "
     "containers with TensorRT-LLM 1.2 still have it."
 )
 NO_BEAMS = "Its beams are fixed in the engine; the defaults are used here."
-NO_MODEL = "A request names no draft model: it is an engine. Set speculative_model."
+ENGINE_NOTE = "A request names no draft model: it is an engine. Set speculative_model."
 LOOKAHEAD = tuple(
     Field(f"max_{name}_size", f"lookahead_{name}_size")
     for name in ("window", "ngram", "verification_set")
 )
 PARAMETERS = Ignored("medusa_choices eagle_choices " + " ".join(row.key for row in LOOKAHEAD))
 REQUEST = (
-    Field("max_draft_len", DRAFTS, note=f"Each request says {DRAFTS}; the default is used here."),
+    Field("max_draft_len", N_DRAFT, note=f"Each request says {N_DRAFT}; the default is used here."),
     Field("use_draft_probs", "use_draft_logits", default=False),
     read_only("use_draft_probs", FAST_LOGITS, kind=bool),
-    Ignored(f"{' '.join(PAIR)} {MODE}"),
+    Ignored(f"{' '.join(PAIR_KEYS)} {MODE}"),
     Ignored(
         "text_input max_tokens stream bad_words stop_words end_id pad_id top_k top_p temperature "
         "length_penalty repetition_penalty min_length presence_penalty frequency_penalty "
@@ -324,11 +309,27 @@ REQUEST = (
 
 
 def _mode(
-    decoding_type: str, what: str, write: Any, *rows: table.Row, note: str = ""
+    decoding_type: str,
+    what: str,
+    commands: Callable[[Writer], tuple[str, str]],
+    *rows: table.Row,
+    note: str = "",
 ) -> table.Method:
-    """A method of the engine backend; `note` is added to what is said of its weights."""
+    """A method of the engine backend.
+
+    Args:
+        commands: returns the command that converts the weights, and trtllm-build's options.
+        note: an additional note on reading.
+    """
     has_weights = "speculative_model" in methods()[decoding_type].model_fields
-    nearest = "EAGLE-3 heads for the same target." if has_weights else NO_WEIGHTS_EITHER
+
+    def write(writer: Writer, values: Values) -> None:
+        convert, options = commands(writer)
+        options = f"--speculative_decoding_mode {options}"
+        engine = ENGINE_BUILD.format(checkpoint="checkpoint", out="engine", options=options)
+        _add_build_files(writer, writer.model() if has_weights else "", convert, engine)
+
+    nearest = "EAGLE-3 heads for the same target." if has_weights else NGRAM_INSTEAD
     return method(
         decoding_type,
         "",
@@ -342,8 +343,8 @@ def _mode(
     )
 
 
-def _tree(name: str) -> tuple[table.Row, ...]:
-    """A tree in braces."""
+def _tree_rows(name: str) -> tuple[table.Row, ...]:
+    """Rows for a tree in braces."""
     return (
         Field(
             name,
@@ -356,27 +357,27 @@ def _tree(name: str) -> tuple[table.Row, ...]:
 
 
 MODES = {
-    "medusa": _mode("Medusa", "Medusa", _write_medusa, *_tree("medusa_choices")),
-    "eagle": _mode("Eagle", "EAGLE-1 and EAGLE-2", _write_eagle, *_tree("eagle_choices")),
-    "lookahead": _mode("Lookahead", "lookahead", _write_lookahead, *LOOKAHEAD),
-    "redrafter": _mode("ReDrafter", "ReDrafter", _write_redrafter, note=NO_BEAMS),
+    "medusa": _mode("Medusa", "Medusa", _build_medusa, *_tree_rows("medusa_choices")),
+    "eagle": _mode("Eagle", "EAGLE-1 and EAGLE-2", _build_eagle, *_tree_rows("eagle_choices")),
+    "lookahead": _mode("Lookahead", "lookahead", _build_lookahead, *LOOKAHEAD),
+    "redrafter": _mode("ReDrafter", "ReDrafter", _build_redrafter, note=NO_BEAMS),
 }
-DRAFT_TARGET = method("Draft_Target", "", *REQUEST, until=(1, 3), read_notes=(NO_MODEL,))
+DRAFT_TARGET = method("Draft_Target", "", *REQUEST, until=(1, 3), read_notes=(ENGINE_NOTE,))
 NOT_SERVED = (*LEGACY, "User_Provided")
-LLM_API = tuple(own for own in trtllm.METHODS if own.decoding_type not in NOT_SERVED)
+LLM_API = tuple(one for one in trtllm.METHODS if one.decoding_type not in NOT_SERVED)
 
 
 def _files(writer: Writer, values: Values) -> tuple[File, ...]:
-    if DRAFTS in values:
+    if N_DRAFT in values:
         request = {"text_input": "Write a haiku.", "max_tokens": 128, **values, "stream": False}
         return (File("request.json", json.dumps(request, indent=2) + "\n", "json"),)
     if MODE in values:
         writer.notes += [
-            f"serve.sh puts these parameters into {ENGINE_WHERE}, in place of the ones it has.",
+            f"serve.sh puts these parameters into {CONFIG_PBTXT}, in place of the ones it has.",
             "The drafter's weights are built into the engine by build.sh, not named here.",
         ]
         lines = [pbtxt_parameter(key, str(value)) for key, value in values.items()]
-        writer.files.append(_serve(writer, values))
+        writer.files.append(_serve_script(writer, values))
         return (File("config.pbtxt", "\n".join(lines) + "\n", "protobuf"),)
     whole = {
         "model": writer.target,
@@ -384,22 +385,18 @@ def _files(writer: Writer, values: Values) -> tuple[File, ...]:
         **document(writer, values),
         "triton_config": {"max_batch_size": 0, "decoupled": False},
     }
-    writer.notes.append(f"Copy it over {WHERE} of TensorRT-LLM's triton_backend.")
+    writer.notes.append(f"Copy it over {MODEL_YAML} of TensorRT-LLM's triton_backend.")
     return (File("model.yaml", yaml_block(whole), "yaml"),)
 
 
 def _parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | None]:
-    if DRAFTS in text and TYPE not in text:
-        return read_mapping(text, read_yaml, (), f"A request must have {DRAFTS}")
+    if N_DRAFT in text and TYPE not in text:
+        return read_mapping(text, read_yaml, (), f"A request must have {N_DRAFT}")
     if not is_pbtxt(text):
         return trtllm.parse(text, read_yaml)
-    parameters = {key: value.strip() for key, value in _PARAMETER.findall(text)}
-    values = {
-        key: value
-        for key, value in parameters.items()
-        if value and "${" not in value and _SPECULATIVE.search(key)
-    }
-    if values.get(MODE) in (*PLAIN_MODES, None) and not values.keys().isdisjoint(PAIR):
+    parameters = pbtxt_parameters(text)
+    values = {key: value for key, value in parameters.items() if _SPECULATIVE.search(key)}
+    if values.get(MODE) in (*PLAIN_MODES, None) and not values.keys().isdisjoint(PAIR_KEYS):
         return {key: value for key, value in values.items() if key != MODE}, None
     trees = [mode for mode in ("medusa", "eagle") if f"{mode}_choices" in values]
     mode = values.get(MODE) or (trees[0] if len(trees) == 1 else "none")
@@ -408,7 +405,7 @@ def _parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | Non
 
 def _find_method(reader: Reader) -> table.Method:
     mode = reader.values.get(MODE)
-    if reader.find(DRAFTS, *PAIR) and mode is None:
+    if reader.find(N_DRAFT, *PAIR_KEYS) and mode is None:
         return DRAFT_TARGET
     if mode is None:
         return trtllm.find_method(reader)
@@ -438,7 +435,7 @@ ENGINE = Engine(
     files=_files,
     parse=_parse,
     find_method=_find_method,
-    rows=(*trtllm.COMMON, Ignored(" ".join(PAIR))),
+    rows=(*trtllm.COMMON, Ignored(" ".join(PAIR_KEYS))),
     strict=True,
     reasons={
         **trtllm.ENGINE.reasons,

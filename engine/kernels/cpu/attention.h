@@ -1,8 +1,8 @@
 // Attention of new rows to the keys and values in a cache, by all threads at once.
 //
-// Rows of one text are taken together, and with each head of keys all heads of queries that use it:
-// keys are transposed into the layout of a matrix once for all of them, values are read once for
-// SUMMED.
+// Rows of one text are processed together, and with each key head all query heads that use it: keys
+// are transposed into the layout of a matrix once for all of them, and values are read once per
+// QUERIES_PER_SUM queries.
 #pragma once
 
 #include <sched.h>
@@ -15,25 +15,24 @@ namespace {
 
 constexpr int SPINS = 4096;
 
-// What the layers of a decoder are like.
+// Attention heads of a decoder's layers.
 struct Heads {
     int32_t heads, kv_heads, head_dim;
 
     int group() const { return heads / kv_heads; }
 };
 
-// New rows, where their keys and values are kept, and what each of them sees.
+// New rows, where their keys and values are stored, and which keys each of them sees.
 struct NewRows {
     int32_t n;               // new rows
     int32_t context;         // rows in the cache before them
     int32_t num_masked;      // the last of those, seen as `visible` says; the others are seen by all
-    int32_t unused;
     const uint8_t* visible;  // (n, num_masked + n), null = causal
     int64_t capacity;        // rows of the cache
-    // Rows of many texts at once, each with its own stretch of the cache; null = one text.
-    // Row r is kept in column columns[r] and sees begins[r] ... columns[r]; `visible` is ignored,
-    // and context + n is what the longest text spans.
-    const int64_t* begins;
+    // Rows of many texts at once, each with its own segment of the cache; null = one text.
+    // Row r is stored in column columns[r] and sees text_starts[r] ... columns[r]; `visible` is
+    // ignored, and context + n is the length of the longest text.
+    const int64_t* text_starts;
     const int64_t* columns;
 };
 
@@ -58,15 +57,15 @@ struct Barrier {
 
 #ifdef __AVX512F__
 constexpr int KEYS = 2 * LANES;  // keys whose scores are computed together
-constexpr int SUMMED = 8;        // queries that share one reading of values
+constexpr int QUERIES_PER_SUM = 8;  // queries that share one reading of values
 #else
 constexpr int KEYS = LANES;
-constexpr int SUMMED = 2;
+constexpr int QUERIES_PER_SUM = 2;
 #endif
-constexpr int SCORED = Tile<16>::rows;  // queries whose scores are computed together
-constexpr int BATCH = 16;        // rows whose scores are held at once
-constexpr int SLICE = BLOCK;     // columns of values that are summed together
-constexpr int FETCHED = 32;      // values that are on their way from memory
+constexpr int QUERIES_PER_TILE = Tile<16>::rows;  // queries whose scores are computed together
+constexpr int BATCH = 16;              // rows whose scores are in memory at once
+constexpr int SLICE = BLOCK;           // columns of values that are summed together
+constexpr int PREFETCH_DISTANCE = 32;  // values prefetched from memory
 
 // to [width / 2][16][2] = 16 rows of (width,), of which the first `count` are there.
 #ifdef __AVX512F__
@@ -113,18 +112,19 @@ void transpose_keys(const bf16* keys, int count, int width, bf16* to) {
 }
 #endif
 
-// Softmax in place, of scores that end at `cap`; returns 1 / sum.
+// Softmax in place, without the division by the sum, of scores soft-capped at `cap`; returns 1 / sum.
 float softmax_(float* scores, int count, float cap) {
     F most = set1(-INFINITY), total = zero();
     for (int i = 0; cap != 0.0f && i < count; i += LANES)
-        store_some(scores + i, count - i, capped(load_some(scores + i, count - i, 0.0f), cap));
+        store_partial(scores + i, count - i,
+                      softcap(load_partial(scores + i, count - i, 0.0f), cap));
     for (int i = 0; i < count; i += LANES)
-        most = max(most, load_some(scores + i, count - i, -INFINITY));
+        most = max(most, load_partial(scores + i, count - i, -INFINITY));
     const F highest = set1(reduce_max(most));
     for (int i = 0; i < count; i += LANES) {
-        const F e = exp(sub(load_some(scores + i, count - i, -INFINITY), highest));
-        store_some(scores + i, count - i, e);
-        total = add(total, load_some(scores + i, count - i, 0.0f));
+        const F e = exp(sub(load_partial(scores + i, count - i, -INFINITY), highest));
+        store_partial(scores + i, count - i, e);
+        total = add(total, load_partial(scores + i, count - i, 0.0f));
     }
     return 1.0f / reduce_add(total);
 }
@@ -137,7 +137,7 @@ void accumulate_values(const float* scores, int64_t stride, const bf16* values, 
     for (int q = 0; q < Q; ++q)
         for (int c = 0; c < 2; ++c) acc[q][c] = load(sums + q * SLICE + c * LANES);
     for (int j = 0; j < count; ++j) {
-        __builtin_prefetch(values + (j + FETCHED) * width);
+        __builtin_prefetch(values + (j + PREFETCH_DISTANCE) * width);
         const F low = load_bf16(values + j * width), high = load_bf16(values + j * width + LANES);
         for (int q = 0; q < Q; ++q) {
             const F weight = set1(scores[q * stride + j]);
@@ -153,117 +153,118 @@ void accumulate_values(const float* scores, int64_t stride, const bf16* values, 
 struct RowGroup {
     int first, count;  // rows
     int64_t begin;     // column of the text's first key
-    int keys;          // that any of the rows sees lie before this one, counted from there
-    int low;           // and not before this one, a multiple of KEYS
+    int end_key;       // all keys seen by any of the rows are before this one, counted from `begin`
+    int first_key;     // and none of them before this one, a multiple of KEYS
 };
 
-// One layer's attention, by all threads at once. A row sees the first keys of its text (`prefix`)
-// and, in a tree, of the new ones those in its list: their order is the order of the text.
+// One layer's attention, by all threads at once. A row sees a prefix of its text's keys and, in a
+// tree, those of the new keys that are in its list, in the order of the text.
 struct Attention {
     const Heads& shape;
-    const NewRows& fresh;
+    const NewRows& new_rows;
     const bf16 *keys, *values;  // (kv_heads, capacity, head_dim)
     const bf16* queries;        // (kv_heads, n, heads / kv_heads, head_dim)
-    Rows out;                   // (n, heads * head_dim)
-    int wants;                  // as the matrix wants them that they meet
+    Activations out;            // (n, heads * head_dim)
+    int formats;                // of `out`
     int window;                 // keys that a row sees at most, the last ones; 0 = all
     float cap;                  // of scores; 0 = none
     float* scores;              // (kv_heads, BATCH, heads / kv_heads, stride)
     float* factors;             // (kv_heads, BATCH, heads / kv_heads): 1 / sum of the scores
     int64_t stride;
     bf16* transposed;           // (KEYS, head_dim), this thread's
-    int32_t* list;              // (num_masked + n,), this thread's
+    int32_t* visible_list;      // (num_masked + n,), this thread's
     Barrier& barrier;
     int thread, threads;
 
     void run() {
-        for (int first = 0; first < fresh.n; first += BATCH) {
-            const int end = std::min(fresh.n, first + BATCH);
+        for (int first = 0; first < new_rows.n; first += BATCH) {
+            const int end = std::min(new_rows.n, first + BATCH);
             if (first) barrier.wait(threads);
-            each_group(first, end, [&](const RowGroup& g, int index) { score(g, first, index); });
+            for_each_group(first, end, [&](auto& group, int i) { score(group, first, i); });
             barrier.wait(threads);
-            each_group(first, end, [&](const RowGroup& g, int index) { softmax(g, first, index); });
+            for_each_group(first, end, [&](auto& group, int i) { softmax(group, first, i); });
             barrier.wait(threads);
-            each_group(first, end,
-                       [&](const RowGroup& g, int index) { sum_values(g, first, index); });
+            for_each_group(first, end, [&](auto& group, int i) { sum_values(group, first, i); });
         }
     }
 
     template <class Function>
-    void each_group(int first, int end, Function f) const {
+    void for_each_group(int first, int end, Function f) const {
         for (int index = 0; first < end; ++index) {
             RowGroup group{first, end - first, 0, 0, 0};
-            if (fresh.columns) {
-                group.begin = fresh.begins[first];
+            if (new_rows.columns) {
+                group.begin = new_rows.text_starts[first];
                 int last = first + 1;
-                while (last < end && fresh.begins[last] == group.begin) ++last;
+                while (last < end && new_rows.text_starts[last] == group.begin) ++last;
                 group.count = last - first;
             }
-            int shortest = prefix(group.first);
+            int shortest = prefix_len(group.first);
             for (int r = group.first; r < group.first + group.count; ++r) {
-                group.keys = std::max(group.keys, prefix(r) + (fresh.visible ? width() : 0));
-                shortest = std::min(shortest, prefix(r));
+                const int num_keys = prefix_len(r) + (new_rows.visible ? width() : 0);
+                group.end_key = std::max(group.end_key, num_keys);
+                shortest = std::min(shortest, prefix_len(r));
             }
-            if (window) group.low = std::max(0, shortest - window) / KEYS * KEYS;
+            if (window) group.first_key = std::max(0, shortest - window) / KEYS * KEYS;
             f(group, index);
             first += group.count;
         }
     }
 
-    int prefix(int row) const {
-        if (fresh.columns) return int(fresh.columns[row] - fresh.begins[row]) + 1;
-        return fresh.visible ? fresh.context - fresh.num_masked : fresh.context + row + 1;
+    int prefix_len(int row) const {
+        if (new_rows.columns) return int(new_rows.columns[row] - new_rows.text_starts[row]) + 1;
+        return new_rows.context + (new_rows.visible ? -new_rows.num_masked : row + 1);
     }
 
-    // Keys that `visible` speaks of.
-    int width() const { return fresh.num_masked + fresh.n; }
+    // Keys that `visible` covers.
+    int width() const { return new_rows.num_masked + new_rows.n; }
 
-    // Those of the new keys that a row of a tree sees, as places in its text.
-    int seen(int row) const {
-        if (fresh.columns || !fresh.visible) return 0;
-        const uint8_t* visible = fresh.visible + int64_t(row) * width();
+    // Lists the new keys that a row of a tree sees, as positions in its text; returns their number.
+    int visible_keys(int row) const {
+        if (new_rows.columns || !new_rows.visible) return 0;
+        const uint8_t* visible = new_rows.visible + int64_t(row) * width();
         int count = 0;
         for (int j = 0; j < width(); j += 8) {
             uint64_t sees = 0;  // a byte a key
             std::memcpy(&sees, visible + j, std::min(8, width() - j));
             for (; sees; sees &= sees - 1)
-                list[count++] = prefix(row) + j + __builtin_ctzll(sees) / 8;
+                visible_list[count++] = prefix_len(row) + j + __builtin_ctzll(sees) / 8;
         }
         return count;
     }
 
-    // This thread's share; of neighbouring groups not always the same end.
-    Range mine(int items, int index) const {
+    // This thread's share, rotated by the group's index to balance the remainders.
+    Range thread_share(int items, int index) const {
         return share(items, (thread + index) % threads, threads);
     }
 
-    // Place of a group's first query in the batch.
-    int64_t place(const RowGroup& group, int batch, int head) const {
+    // Row of `scores` of a group's first query.
+    int64_t score_row(const RowGroup& group, int batch, int head) const {
         return (int64_t(head) * BATCH + group.first - batch) * shape.group();
     }
 
     // Queries times keys.
     void score(const RowGroup& group, int batch, int index) {
-        const int dim = shape.head_dim, chunks = (group.keys - group.low + KEYS - 1) / KEYS;
+        const int dim = shape.head_dim, span = group.end_key - group.first_key;
+        const int chunks = (span + KEYS - 1) / KEYS;
         const int num_queries = group.count * shape.group();
-        const int groups = (num_queries + SCORED - 1) / SCORED;
-        const Range items = mine(shape.kv_heads * chunks, index);
+        const int groups = (num_queries + QUERIES_PER_TILE - 1) / QUERIES_PER_TILE;
+        const Range items = thread_share(shape.kv_heads * chunks, index);
         for (int item = items.begin; item < items.end; ++item) {
-            const int head = item / chunks, first = group.low + item % chunks * KEYS;
-            const bf16* from = keys + (head * fresh.capacity + group.begin + first) * dim;
+            const int head = item / chunks, first = group.first_key + item % chunks * KEYS;
+            const bf16* from = keys + (head * new_rows.capacity + group.begin + first) * dim;
             for (int i = 0; i < KEYS; i += LANES) {
-                transpose_keys(from + int64_t(i) * dim, std::min(LANES, group.keys - first - i), dim,
-                          transposed + i * dim);
+                const int count = std::min(LANES, group.end_key - first - i);
+                transpose_keys(from + int64_t(i) * dim, count, dim, transposed + i * dim);
             }
             const bf16* query =
-                queries + (int64_t(head) * fresh.n + group.first) * shape.group() * dim;
-            float* to = scores + place(group, batch, head) * stride + first;
+                queries + (int64_t(head) * new_rows.n + group.first) * shape.group() * dim;
+            float* to = scores + score_row(group, batch, head) * stride + first;
             for (int g = 0; g < groups; ++g) {
                 const Range range = share(num_queries, g, groups);
                 for (int q = range.begin; q < range.end; ++q)
                     std::memset(to + q * stride, 0, KEYS * sizeof(float));
-                with_constant<SCORED>(range.end - range.begin, [&](auto count) {
-                    const Ahead next{(const uint8_t*)(from + KEYS * dim), g ? 0 : dim, dim / 2};
+                with_constant<QUERIES_PER_TILE>(range.end - range.begin, [&](auto count) {
+                    const Prefetch next{(const uint8_t*)(from + KEYS * dim), g ? 0 : dim, dim / 2};
                     bf16_tile<decltype(count)::value, KEYS / LANES>(
                         (const uint8_t*)transposed, int64_t(dim) * 2 * LANES,
                         query + int64_t(range.begin) * dim, dim, dim / 2,
@@ -273,19 +274,19 @@ struct Attention {
         }
     }
 
-    // Softmax of what each row sees.
+    // Softmax over the keys that each row sees.
     void softmax(const RowGroup& group, int batch, int index) {
-        const Range rows = mine(group.count * shape.kv_heads, index);
+        const Range rows = thread_share(group.count * shape.kv_heads, index);
         for (int item = rows.begin; item < rows.end; ++item) {
-            const int row = item / shape.kv_heads, known = prefix(group.first + row);
-            const int count = seen(group.first + row);
-            const int64_t at = place(group, batch, item % shape.kv_heads) + row * shape.group();
+            const int row = item / shape.kv_heads, prefix = prefix_len(group.first + row);
+            const int count = visible_keys(group.first + row);
+            const int64_t at = score_row(group, batch, item % shape.kv_heads) + row * shape.group();
             for (int64_t q = at; q < at + shape.group(); ++q) {
-                float* of = scores + q * stride;
-                for (int i = 0; i < count; ++i) of[known + i] = of[list[i]];
-                const int begin = window ? std::max(0, known + count - window) : 0;
-                std::fill(of + group.low, of + std::max(group.low, begin), 0.0f);
-                factors[q] = softmax_(of + begin, known + count - begin, cap);
+                float* row_scores = scores + q * stride;
+                for (int i = 0; i < count; ++i) row_scores[prefix + i] = row_scores[visible_list[i]];
+                const int begin = window ? std::max(0, prefix + count - window) : 0;
+                for (int i = group.first_key; i < begin; ++i) row_scores[i] = 0.0f;
+                factors[q] = softmax_(row_scores + begin, prefix + count - begin, cap);
             }
         }
     }
@@ -294,44 +295,44 @@ struct Attention {
     void sum_values(const RowGroup& group, int batch, int index) {
         const int slices = shape.head_dim / SLICE;
         const int num_queries = group.count * shape.group();
-        const int groups = (num_queries + SUMMED - 1) / SUMMED;
-        const Range items = mine(shape.kv_heads * slices * groups, index);
+        const int groups = (num_queries + QUERIES_PER_SUM - 1) / QUERIES_PER_SUM;
+        const Range items = thread_share(shape.kv_heads * slices * groups, index);
         for (int item = items.begin; item < items.end; ++item) {
             const int head = item / (slices * groups), slice = item / groups % slices;
             const Range range = share(num_queries, item % groups, groups);
-            sum_values(group, head, slice * SLICE, range, place(group, batch, head));
+            sum_values(group, head, slice * SLICE, range, score_row(group, batch, head));
         }
     }
 
     void sum_values(const RowGroup& group, int head, int column, Range queries, int64_t place) {
         const int64_t dim = shape.head_dim;
-        const bf16* from = values + (head * fresh.capacity + group.begin) * dim + column;
-        alignas(64) float sums[SUMMED * SLICE] = {};
+        const bf16* from = values + (head * new_rows.capacity + group.begin) * dim + column;
+        alignas(64) float sums[QUERIES_PER_SUM * SLICE] = {};
         const float* weights = scores + (place + queries.begin) * stride;
-        int shared = group.keys;
+        int shared = group.end_key;
         for (int q = queries.begin; q < queries.end; ++q)
-            shared = std::min(shared, prefix(group.first + q / shape.group()));
-        with_constant<SUMMED>(queries.end - queries.begin, [&](auto count) {
-            accumulate_values<decltype(count)::value>(weights + group.low, stride,
-                                                      from + group.low * dim, dim,
-                                                      shared - group.low, sums);
+            shared = std::min(shared, prefix_len(group.first + q / shape.group()));
+        with_constant<QUERIES_PER_SUM>(queries.end - queries.begin, [&](auto count) {
+            accumulate_values<decltype(count)::value>(weights + group.first_key, stride,
+                                                      from + group.first_key * dim, dim,
+                                                      shared - group.first_key, sums);
         });
         for (int q = queries.begin; q < queries.end; ++q, weights += stride) {
-            const int row = group.first + q / shape.group(), known = prefix(row), count = seen(row);
+            const int row = group.first + q / shape.group();
+            const int prefix = prefix_len(row), count = visible_keys(row);
             float* sum = sums + (q - queries.begin) * SLICE;
             accumulate_values<1>(weights + shared, stride, from + shared * dim, dim,
-                                 known - shared, sum);
+                                 prefix - shared, sum);
             for (int i = 0; i < count; ++i)
-                accumulate_values<1>(weights + known + i, stride, from + list[i] * dim, dim, 1,
-                                     sum);
+                accumulate_values<1>(weights + prefix + i, stride, from + visible_list[i] * dim,
+                                     dim, 1, sum);
             const int64_t at =
                 (int64_t(row) * shape.kv_heads + head) * shape.group() + q % shape.group();
             const F factor = set1(factors[place + q]);
-            store_activation(mul(load(sum), factor), mul(load(sum + LANES), factor), wants,
+            store_activation(mul(load(sum), factor), mul(load(sum + LANES), factor), formats,
                              at * dim + column, out);
         }
     }
 };
-
 
 }  // namespace

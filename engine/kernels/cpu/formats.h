@@ -1,12 +1,12 @@
-// The formats of packed matrices, and how blocks of a GGUF file, or floats, become one of them.
+// The formats of packed matrices, and the conversion of GGUF blocks and floats to them.
 //
 // A matrix (out, in) is stored by blocks of 16 rows, so that one instruction meets 16 columns of the
 // product. bfloat16 is [in / 2][16][2]. All others have, per block of rows,
 //
 //     factors   scales, then minima if there are any, one per row and `group` columns: float16
 //               [in / group][16]; or int8 [in / group][16] in units of a float16 [in / 256][16]
-//     codes     per 32 columns `base` bits of each [32 / 4][16][4], several groups of four columns to
-//               a byte, lowest first; then a plane [8][16][4] for each further bit
+//     codes     quantized values: per 32 columns `base` bits of each [32 / 4][16][4], several groups
+//               of four columns to a byte, lowest first; then a plane [8][16][4] per further bit
 //
 //     value = scale * (code - offset)       formats without minima
 //     value = scale * code + minimum        the others
@@ -20,7 +20,7 @@
 
 namespace {
 
-constexpr int BLOCK = 32;   // columns that a row's activations share a scale over
+constexpr int BLOCK = 32;   // columns of a row's activations that share a scale
 constexpr int SUPER = 256;  // columns of a block of the K formats
 
 struct Layout {
@@ -28,7 +28,7 @@ struct Layout {
     bool minimum;
     int group;         // columns under one scale
     bool bytes;        // whether factors are bytes in units of a float16
-    bool table;        // whether codes are places in TABLE
+    bool table;        // whether codes are indices into TABLE
 
     constexpr int bits() const { return base + planes; }
     constexpr int offset() const { return minimum ? 0 : table ? 128 : 1 << (bits() - 1); }
@@ -36,7 +36,7 @@ struct Layout {
     constexpr int unit() const { return BLOCK * LANES * base / 8 + 64 * planes; }
 };
 
-// Products of those up to Q8_0 are compiled with the forward, the others in rare.cpp.
+// Matmuls of formats up to Q8_0 are compiled with the forward, the others in rare.cpp.
 enum Format { BF16, U4, U8, Q4_0, Q8_0, Q5_0, Q5_1, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS };
 constexpr Layout LAYOUTS[] = {
     {16, 0, false, 32, false, false},  // BF16
@@ -62,18 +62,18 @@ alignas(64) constexpr uint8_t TABLE[16] = {1,   24,  45,  63,  79,  93,  106, 11
 struct Matrix {
     const uint8_t* data;
     const float* bias;  // (out,) or null
-    int32_t out, in;    // filled up to whole blocks of 16 and 32
+    int32_t out, in;    // padded to whole blocks of 16 and 32
     int32_t format;
-    int32_t unused;
 
     const Layout& layout() const { return LAYOUTS[format]; }
 };
 
-// Where the parts of a block of 16 rows begin.
-struct Parts {
-    int64_t supers, factors, codes, end;  // supers: of one kind, scales or minima; factors: the same
+// Byte offsets within a block of 16 rows.
+struct Offsets {
+    // The first two are the size of one kind of factors, scales or minima.
+    int64_t supers, factors, codes, end;
 
-    constexpr Parts(const Layout& l, int32_t in)
+    constexpr Offsets(const Layout& l, int32_t in)
         : supers(l.bytes ? in / SUPER * LANES * 2 : 0),
           factors(in / BLOCK * (BLOCK / l.group) * LANES * (l.bytes ? 1 : 2)),
           codes((l.minimum ? 2 : 1) * (supers + factors)),
@@ -82,7 +82,7 @@ struct Parts {
     }
 };
 
-int64_t column_bytes(const Matrix& m) { return Parts(m.layout(), m.in).end; }
+int64_t column_bytes(const Matrix& m) { return Offsets(m.layout(), m.in).end; }
 
 const uint8_t* column(const Matrix& m, int block) { return m.data + block * column_bytes(m); }
 
@@ -95,8 +95,8 @@ inline bf16 float_to_bf16(float x) {
     return bf16((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-// Codes of a row's next columns, and their factors as the layout keeps them.
-struct Decoded {
+// Codes of a row's next columns, and their factors as stored in the layout.
+struct QuantBlock {
     uint8_t codes[SUPER];
     uint16_t scale, minimum;            // float16: of all columns, or the unit of the bytes
     int8_t scales[16], minima[16];
@@ -108,28 +108,28 @@ enum Type {
     T2_K = 10, T3_K, T4_K, T5_K, T6_K, T4_NL = 20, T4_XS = 23, TBF16 = 30,
 };
 
-inline uint16_t u16(const uint8_t* p) {
+inline uint16_t read_u16(const uint8_t* p) {
     uint16_t value;
     std::memcpy(&value, p, 2);
     return value;
 }
 
-// 32 codes: low halves of 16 bytes, then high halves; bit i of `fifths` on top of code i.
-inline void nibbles(const uint8_t* from, uint8_t* to, int count = 16) {
+// 32 codes: the low halves of 16 bytes, then the high halves. A fifth bit is added to each.
+inline void unpack_nibbles(const uint8_t* from, uint8_t* to, int count = 16) {
     for (int i = 0; i < count; ++i) {
         to[i] = from[i] & 15;
         to[count + i] = from[i] >> 4;
     }
 }
-inline void fifth_bits(const uint8_t* from, uint8_t* to) {
+inline void add_fifth_bits(const uint8_t* from, uint8_t* to) {
     uint32_t bits;
     std::memcpy(&bits, from, 4);
     for (int i = 0; i < 32; ++i) to[i] |= (bits >> i & 1) << 4;
 }
 
 // Eight scales and minima of 6 bits in 12 bytes (Q4_K, Q5_K): the low 6 bits of four scales, of four
-// minima, then the low 4 bits of the other four of each, whose high 2 bits top the first 8 bytes.
-inline void six_bits(const uint8_t* p, int8_t* scales, int8_t* minima) {
+// minima, then the low 4 bits of the other four of each, whose high 2 bits are in the first 8 bytes.
+inline void unpack_six_bits(const uint8_t* p, int8_t* scales, int8_t* minima) {
     for (int i = 0; i < 4; ++i) {
         scales[i] = p[i] & 63;
         minima[i] = p[4 + i] & 63;
@@ -138,35 +138,35 @@ inline void six_bits(const uint8_t* p, int8_t* scales, int8_t* minima) {
     }
 }
 
-// A block of the type.
-void decode(int type, const uint8_t* p, Decoded& d) {
+// Unpacks a block of a GGML type.
+void unpack_block(int type, const uint8_t* p, QuantBlock& d) {
     switch (type) {
         case T4_0: case T4_NL:
-            d.scale = u16(p);
-            return nibbles(p + 2, d.codes);
+            d.scale = read_u16(p);
+            return unpack_nibbles(p + 2, d.codes);
         case T4_1:
-            d.scale = u16(p), d.minimum = u16(p + 2);
-            return nibbles(p + 4, d.codes);
+            d.scale = read_u16(p), d.minimum = read_u16(p + 2);
+            return unpack_nibbles(p + 4, d.codes);
         case T5_0:
-            d.scale = u16(p);
-            nibbles(p + 6, d.codes);
-            return fifth_bits(p + 2, d.codes);
+            d.scale = read_u16(p);
+            unpack_nibbles(p + 6, d.codes);
+            return add_fifth_bits(p + 2, d.codes);
         case T5_1:
-            d.scale = u16(p), d.minimum = u16(p + 2);
-            nibbles(p + 8, d.codes);
-            return fifth_bits(p + 4, d.codes);
+            d.scale = read_u16(p), d.minimum = read_u16(p + 2);
+            unpack_nibbles(p + 8, d.codes);
+            return add_fifth_bits(p + 4, d.codes);
         case T8_0:
-            d.scale = u16(p);
+            d.scale = read_u16(p);
             for (int i = 0; i < 32; ++i) d.codes[i] = p[2 + i] ^ 128;
             return;
         case T2_K:
-            d.scale = u16(p + 80), d.minimum = u16(p + 82);
+            d.scale = read_u16(p + 80), d.minimum = read_u16(p + 82);
             for (int i = 0; i < 16; ++i) d.scales[i] = p[i] & 15, d.minima[i] = p[i] >> 4;
             for (int i = 0; i < SUPER; ++i)
                 d.codes[i] = p[16 + i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3;
             return;
         case T3_K:
-            d.scale = u16(p + 108);
+            d.scale = read_u16(p + 108);
             for (int i = 0; i < 16; ++i) {
                 const int low = p[96 + i % 8] >> (i / 8 * 4) & 15;
                 const int high = p[104 + i % 4] >> (i / 4 * 2) & 3;
@@ -178,16 +178,16 @@ void decode(int type, const uint8_t* p, Decoded& d) {
             }
             return;
         case T4_K: case T5_K: {
-            d.scale = u16(p), d.minimum = u16(p + 2);
-            six_bits(p + 4, d.scales, d.minima);
+            d.scale = read_u16(p), d.minimum = read_u16(p + 2);
+            unpack_six_bits(p + 4, d.scales, d.minima);
             const uint8_t* low = p + (type == T4_K ? 16 : 48);
-            for (int i = 0; i < 4; ++i) nibbles(low + 32 * i, d.codes + 64 * i, 32);
+            for (int i = 0; i < 4; ++i) unpack_nibbles(low + 32 * i, d.codes + 64 * i, 32);
             for (int i = 0; type == T5_K && i < SUPER; ++i)
                 d.codes[i] |= (p[16 + i % 32] >> (i / 32) & 1) << 4;
             return;
         }
         case T6_K:
-            d.scale = u16(p + 208);
+            d.scale = read_u16(p + 208);
             std::memcpy(d.scales, p + 192, 16);
             for (int i = 0; i < SUPER; ++i) {
                 const int half = i / 128, part = i % 128 / 32, at = i % 32;
@@ -196,61 +196,62 @@ void decode(int type, const uint8_t* p, Decoded& d) {
             }
             return;
         case T4_XS:
-            d.scale = u16(p);
+            d.scale = read_u16(p);
             for (int i = 0; i < 8; ++i) {
-                const int low = p[4 + i / 2] >> (i % 2 * 4) & 15, high = u16(p + 2) >> (2 * i) & 3;
+                const int low = p[4 + i / 2] >> (i % 2 * 4) & 15;
+                const int high = read_u16(p + 2) >> (2 * i) & 3;
                 d.scales[i] = int8_t((low | high << 4) - 32);
-                nibbles(p + 8 + 16 * i, d.codes + 32 * i);
+                unpack_nibbles(p + 8 + 16 * i, d.codes + 32 * i);
             }
             return;
     }
 }
 
-// 32 floats in so many bits, from the least to the largest of them, in the precision that factors
-// are kept in; the scale is never 0, so that codes are finite.
-void encode(const float* values, int bits, Decoded& d) {
+// Quantizes 32 floats to `bits` over the range of their values, at the precision of the stored
+// factors; the scale is never 0, so that codes are finite.
+void quantize_block(const float* values, int bits, QuantBlock& d) {
     const float steps = float((1 << bits) - 1);
-    float least = values[0], most = values[0], sum = 0.0f;
+    float low = values[0], high = values[0], sum = 0.0f;
     for (int i = 0; i < BLOCK; ++i) {
-        least = std::min(least, values[i]);
-        most = std::max(most, values[i]);
+        low = std::min(low, values[i]);
+        high = std::max(high, values[i]);
         sum += values[i];
     }
-    d.scale = float_to_half(std::max((most - least) / steps, 0x1p-24f));
-    d.minimum = float_to_half(sum - sum == 0.0f ? least : NAN);  // NaN must not vanish
+    d.scale = float_to_half(std::max((high - low) / steps, 0x1p-24f));
+    d.minimum = float_to_half(sum - sum == 0.0f ? low : NAN);  // NaN must not vanish
     const float scale = half_to_float(d.scale), minimum = half_to_float(d.minimum);
     for (int i = 0; i < BLOCK; ++i)
         d.codes[i] = uint8_t(
             std::min(std::max(0.0f, std::nearbyint((values[i] - minimum) / scale)), steps));
 }
 
-inline int type_columns(int type) {
+inline int block_columns(int type) {
     return (type >= T2_K && type <= T6_K) || type == T4_XS ? SUPER : BLOCK;
 }
 
-inline float float_of(int type, const uint8_t* p, int64_t i) {
+inline float read_float(int type, const uint8_t* p, int64_t i) {
     if (type == F32) {
         float value;
         std::memcpy(&value, p + 4 * i, 4);
         return value;
     }
-    const uint16_t bits = u16(p + 2 * i);
-    return type == F16 ? half_to_float(bits) : from_bf16(bits);
+    const uint16_t bits = read_u16(p + 2 * i);
+    return type == F16 ? half_to_float(bits) : bf16_to_float(bits);
 }
 
-// `count` columns of row `lane` of a block of rows, from column `k` on; the codes' place is zero yet.
-void scatter(const Layout& l, const Parts& parts, const Decoded& d, int lane, int64_t k, int count,
-             uint8_t* to) {
+// Writes `count` columns of row `lane` of a block of rows, from column `k` on, into zeroed memory.
+void pack_block(const Layout& l, const Offsets& offsets, const QuantBlock& d, int lane, int64_t k,
+                int count, uint8_t* to) {
     const auto put_half = [&](int64_t at, uint16_t value) { std::memcpy(to + at, &value, 2); };
-    const int64_t minima = parts.supers + parts.factors;  // as far behind the scales
+    const int64_t minima = offsets.supers + offsets.factors;  // as far behind the scales
     if (l.bytes) {
         put_half((k / SUPER * LANES + lane) * 2, d.scale);
-        const int64_t from = (l.minimum ? 2 : 1) * parts.supers;
-        if (l.minimum) put_half(parts.supers + (k / SUPER * LANES + lane) * 2, d.minimum);
+        const int64_t from = (l.minimum ? 2 : 1) * offsets.supers;
+        if (l.minimum) put_half(offsets.supers + (k / SUPER * LANES + lane) * 2, d.minimum);
         for (int i = 0; i < count / l.group; ++i) {
             const int64_t at = from + (k / l.group + i) * LANES + lane;
             to[at] = uint8_t(d.scales[i]);
-            if (l.minimum) to[at + parts.factors] = uint8_t(d.minima[i]);
+            if (l.minimum) to[at + offsets.factors] = uint8_t(d.minima[i]);
         }
     } else {
         const int64_t at = (k / l.group * LANES + lane) * 2;
@@ -258,15 +259,15 @@ void scatter(const Layout& l, const Parts& parts, const Decoded& d, int lane, in
         if (l.minimum) put_half(minima + at, d.minimum);
     }
     for (int i = 0; i < count; i += 4) {
-        uint32_t four, held;
+        uint32_t four, packed;
         std::memcpy(&four, d.codes + i, 4);
         const int group = int((k + i) % BLOCK / 4), per_byte = 8 / l.base;
-        uint8_t* unit = to + parts.codes + (k + i) / BLOCK * l.unit();
+        uint8_t* unit = to + offsets.codes + (k + i) / BLOCK * l.unit();
         uint8_t* at = unit + group / per_byte * 64 + lane * 4;
         const uint32_t mask = l.base == 8 ? ~0u : l.base == 4 ? 0x0f0f0f0fu : 0x03030303u;
-        std::memcpy(&held, at, 4);
-        held |= (four & mask) << (group % per_byte * l.base);
-        std::memcpy(at, &held, 4);
+        std::memcpy(&packed, at, 4);
+        packed |= (four & mask) << (group % per_byte * l.base);
+        std::memcpy(at, &packed, 4);
         for (int p = 0; p < l.planes; ++p) {
             const uint32_t ones = four >> (l.base + p) & 0x01010101u;
             const uint32_t bits = ones * 0x01020408u >> 24 & 15;  // one after the other
@@ -276,13 +277,13 @@ void scatter(const Layout& l, const Parts& parts, const Decoded& d, int lane, in
     }
 }
 
-// Rows of a matrix as a file has them, or as floats, into `m`, whose memory is zero.
+// Packs a block of rows, of a GGML type or floats, into `m`, whose memory is zero.
 //
-// `order`: the place of each row in `from`, or null. `columns`: of a row in `from`, at most m.in.
+// `order`: the row of `from` for each row, or null. `columns`: of a row in `from`, at most m.in.
 void pack_rows(const Matrix& m, int type, const uint8_t* from, int64_t row_bytes, int rows,
                int columns, const int64_t* order, int block) {
     const Layout& l = m.layout();
-    const Parts parts(l, m.in);
+    const Offsets offsets(l, m.in);
     uint8_t* to = const_cast<uint8_t*>(column(m, block));
     const bool floats = type == F32 || type == F16 || type == TBF16;
     for (int lane = 0; lane < LANES && block * LANES + lane < rows; ++lane) {
@@ -290,55 +291,55 @@ void pack_rows(const Matrix& m, int type, const uint8_t* from, int64_t row_bytes
         const uint8_t* p = from + (order ? order[row] : row) * row_bytes;
         if (m.format == BF16) {
             for (int k = 0; k < columns; ++k) {
-                const bf16 value = float_to_bf16(float_of(type, p, k));
+                const bf16 value = float_to_bf16(read_float(type, p, k));
                 std::memcpy(to + ((k / 2 * LANES + lane) * 2 + k % 2) * 2, &value, 2);
             }
             continue;
         }
-        Decoded d;
+        QuantBlock d;
         if (floats) {
             for (int k = 0; k < columns; k += BLOCK) {
                 float values[BLOCK] = {};
                 for (int i = 0; i < std::min(BLOCK, columns - k); ++i)
-                    values[i] = float_of(type, p, k + i);
-                encode(values, l.bits(), d);
-                scatter(l, parts, d, lane, k, BLOCK, to);
+                    values[i] = read_float(type, p, k + i);
+                quantize_block(values, l.bits(), d);
+                pack_block(l, offsets, d, lane, k, BLOCK, to);
             }
             continue;
         }
-        const int count = type_columns(type);
+        const int count = block_columns(type);
         const int64_t size = row_bytes / (columns / count);
         for (int k = 0; k < columns; k += count, p += size) {
-            decode(type, p, d);
-            scatter(l, parts, d, lane, k, count, to);
+            unpack_block(type, p, d);
+            pack_block(l, offsets, d, lane, k, count, to);
         }
     }
 }
 
-// A row of a packed matrix, (in,), as every reader of the format computes it.
+// A row of a packed matrix, (in,), with exactly the values that matmuls use.
 void unpack_row(const Matrix& m, int64_t row, float* to) {
     const Layout& l = m.layout();
-    const Parts parts(l, m.in);
+    const Offsets offsets(l, m.in);
     const uint8_t* from = column(m, int(row / LANES));
     const int lane = int(row % LANES);
     if (m.format == BF16) {
         for (int k = 0; k < m.in; ++k)
-            to[k] = from_bf16(u16(from + ((k / 2 * LANES + lane) * 2 + k % 2) * 2));
+            to[k] = bf16_to_float(read_u16(from + ((k / 2 * LANES + lane) * 2 + k % 2) * 2));
         return;
     }
-    const int64_t factors = l.bytes ? (l.minimum ? 2 : 1) * parts.supers : 0;
+    const int64_t factors = l.bytes ? (l.minimum ? 2 : 1) * offsets.supers : 0;
     const auto factor = [&](int64_t k, bool minimum) {
-        const int64_t at = k / l.group * LANES + lane, more = minimum ? parts.factors : 0;
-        if (!l.bytes) return half_to_float(u16(from + more + 2 * at));
-        const int64_t super = (minimum ? parts.supers : 0) + (k / SUPER * LANES + lane) * 2;
-        return half_to_float(u16(from + super)) * float(int8_t(from[factors + more + at]));
+        const int64_t at = k / l.group * LANES + lane, more = minimum ? offsets.factors : 0;
+        if (!l.bytes) return half_to_float(read_u16(from + more + 2 * at));
+        const int64_t super = (minimum ? offsets.supers : 0) + (k / SUPER * LANES + lane) * 2;
+        return half_to_float(read_u16(from + super)) * float(int8_t(from[factors + more + at]));
     };
     const int per_byte = 8 / l.base, mask = (1 << l.base) - 1;
     for (int k = 0; k < m.in; k += l.group) {
         const float scale = factor(k, false);
         const float minimum = !l.minimum ? 0.0f : l.bytes ? -factor(k, true) : factor(k, true);
         for (int i = k; i < k + l.group; ++i) {
-            const uint8_t* unit = from + parts.codes + i / BLOCK * l.unit();
+            const uint8_t* unit = from + offsets.codes + i / BLOCK * l.unit();
             const int group = i % BLOCK / 4, byte = lane * 4 + i % 4;
             int code = unit[group / per_byte * 64 + byte] >> (group % per_byte * l.base) & mask;
             for (int p = 0; p < l.planes; ++p) {

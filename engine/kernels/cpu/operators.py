@@ -1,56 +1,61 @@
-"""Single operators of `native.cpp`: products with packed matrices, and the most probable tokens.
+"""Single operators of `native.cpp`: matmuls with packed matrices, and top-k.
 
-The kernels read a matrix in blocks of 16 of its rows; `formats.h` says how each format lies there.
+The kernels read a matrix in blocks of 16 of its rows; `formats.h` describes their layouts.
 """
 
 from __future__ import annotations
 
+import copy
 import ctypes
+import mmap
+import threading
+from contextlib import suppress
 from ctypes import Structure, c_int32, c_int64, c_void_p
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
 
-from engine.kernels.cpu.compile import has_rare, loaded_library
+from engine.kernels.cpu.compile import has_rare_formats, loaded_library
 from engine.kernels.cpu.gguf import GGUFFile, RawTensor
-from engine.kernels.cpu.memory import zeros
-from engine.kernels.cpu.weights import replace_linears
-from engine.model.packed import PackedEmbedding, PackedLinear
-
-if TYPE_CHECKING:  # seconds of importing, which the page's start does without
-    from transformers import PreTrainedModel
+from engine.model.packed import Packed, PackedLinear, replace_linears
 
 LANES = 16
-EVEN = 32
-"""Layers and heads must be a multiple of this wide."""
+MULTIPLE = 32
+"""Widths of layers and heads must be multiples of this."""
 BLOCK, BLOCK_BYTES = 32, 16
-"""Activations under one scale, and bytes of a `Block` in the kernels."""
+"""Activations per scale, and bytes of a `Block` in the kernels."""
 FORMATS = {16: 0, 4: 1, 8: 2}
-"""Bits → `Format` in the kernels, of what is made on loading."""
-FILE_FORMATS = {0: 0, 1: 0, 30: 0, 2: 3, 3: 1, 8: 4, 6: 5, 7: 6}
-FILE_FORMATS |= {10: 7, 11: 8, 12: 9, 13: 10, 14: 11, 20: 12, 23: 13}
-"""GGML's number of a type → the `Format` that holds it in its own width."""
-COMMON = 4
-"""Formats up to this one are compiled with the forward, the others when a model has one."""
-FLOATS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 30}
-"""GGML's numbers of dtypes."""
-MOST = 64
-"""More than so many most probable tokens are sorted faster by torch."""
+"""Bits → `Format` in the kernels, for matrices quantized on loading."""
+GGML_FORMATS = {0: 0, 1: 0, 30: 0, 2: 3, 3: 1, 8: 4, 6: 5, 7: 6}
+GGML_FORMATS |= {10: 7, 11: 8, 12: 9, 13: 10, 14: 11, 20: 12, 23: 13}
+"""GGML's type id → the `Format` of the same quantization."""
+LAST_COMMON_FORMAT = 4
+"""Formats up to this one are compiled with the forward, the others when a model needs one."""
+FLOAT_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 30}
+"""dtype → GGML's type id."""
+MAX_K = 64
+"""For a larger k, torch's topk is faster."""
+HUGE_PAGE = 2 << 20
+CHUNK = 32 * HUGE_PAGE
+"""Bytes of a mapping shared by smaller matrices; it is freed with the last of them."""
+LINE = 64
+
+_lock = threading.Lock()
+_free = torch.empty(0, dtype=torch.uint8)
+
+
+def fields(ctype: type[Any], names: str) -> list[tuple[str, type[Any]]]:
+    """Fields of one C type, for `_fields_`; `names` are separated by blanks."""
+    return [(name, ctype) for name in names.split()]
 
 
 class MatrixStruct(Structure):
     """`Matrix` of the kernels."""
 
-    _fields_ = [
-        ("data", c_void_p),
-        ("bias", c_void_p),
-        ("out", c_int32),
-        ("columns", c_int32),
-        ("format", c_int32),
-        ("unused", c_int32),
-    ]
+    _fields_ = [*fields(c_void_p, "data bias"), *fields(c_int32, "out columns format")]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,9 +63,9 @@ class Matrix:
     """A packed matrix.
 
     Attributes:
-        shape: `(out, in)` without what fills up the last blocks.
+        shape: `(out, in)`, without padding to whole blocks.
         format: `Format` in the kernels.
-        bias: `(out,)` float32, filled up to whole blocks like the rows.
+        bias: `(out,)` float32, padded to whole blocks like the rows.
         packed: uint8.
     """
 
@@ -74,19 +79,20 @@ class Matrix:
     def of(
         cls, kernels: ctypes.CDLL, weight: Tensor, bias: Tensor | None = None, *, bits: int = 16
     ) -> Matrix:
-        """Pack floats `(out, in)`: in bfloat16, or rounded to 8 or 4 bits.
+        """Pack floats `(out, in)`: in bfloat16, or quantized to 8 or 4 bits.
 
-        Quantized ones have a scale and a minimum per 32 columns, from least to largest value.
+        Quantized ones have a scale and a minimum per 32 columns.
         """
         weight = weight.detach().contiguous()
-        if weight.dtype not in FLOATS:
+        if weight.dtype not in FLOAT_TYPES:
             weight = weight.float()
-        matrix = cls._empty(kernels, (len(weight), weight.shape[1]), FORMATS[bits], bias)
-        matrix._fill(FLOATS[weight.dtype], weight.data_ptr(), weight.stride(0) * weight.itemsize)
-        return matrix
+        kind, row_bytes = FLOAT_TYPES[weight.dtype], weight.stride(0) * weight.itemsize
+        shape = (len(weight), weight.shape[1])
+        data = weight.data_ptr()
+        return cls._packed(kernels, shape, FORMATS[bits], bias, kind, data, row_bytes)
 
     @classmethod
-    def of_file(
+    def from_gguf(
         cls,
         kernels: ctypes.CDLL,
         tensor: RawTensor,
@@ -94,57 +100,64 @@ class Matrix:
         *,
         order: Tensor | None = None,
     ) -> Matrix | None:
-        """Pack a matrix of a file in its own width; None if the kernels do not have its type.
+        """Pack a file's matrix in its own quantization; None if the kernels lack its type.
 
         Args:
-            order: `(out,)` int64, the file's row that each row is; None = as they are.
+            order: `(out,)` int64, the file's row for each row; None = the same.
         """
-        form = FILE_FORMATS.get(tensor.kind)
-        if form is None or (form > COMMON and not has_rare(kernels)):
+        format = GGML_FORMATS.get(tensor.type_id)
+        if format is None or (format > LAST_COMMON_FORMAT and not has_rare_formats(kernels)):
             return None
         out, columns = tensor.shape
-        matrix = cls._empty(kernels, (out, columns), form, bias)
         order = None if order is None else order.contiguous()
-        matrix._fill(tensor.kind, tensor.data.ctypes.data, tensor.data.shape[1], order)
-        return matrix
+        data, row_bytes = tensor.data.ctypes.data, tensor.data.shape[1]
+        rows = (tensor.type_id, data, row_bytes, order)
+        return cls._packed(kernels, (out, columns), format, bias, *rows)
 
     @classmethod
-    def _empty(
-        cls, kernels: ctypes.CDLL, shape: tuple[int, int], form: int, bias: Tensor | None
+    def _packed(
+        cls,
+        kernels: ctypes.CDLL,
+        shape: tuple[int, int],
+        format: int,
+        bias: Tensor | None,
+        kind: int,
+        data: int,
+        row_bytes: int,
+        order: Tensor | None = None,
     ) -> Matrix:
-        filled = None
         if bias is not None:
-            filled = torch.nn.functional.pad(bias.detach().float(), (0, -shape[0] % LANES))
-        none = cls(kernels, shape, form, filled, torch.empty(0, dtype=torch.uint8))
-        return replace(none, packed=zeros(kernels.packed_bytes(ctypes.byref(none.struct))))
-
-    def _fill(self, kind: int, data: int, row_bytes: int, order: Tensor | None = None) -> None:
-        self.kernels.pack(
-            ctypes.byref(self.struct),
+            bias = torch.nn.functional.pad(bias.detach().float(), (0, -shape[0] % LANES))
+        empty = cls(kernels, shape, format, bias, torch.empty(0, dtype=torch.uint8))
+        num_bytes = kernels.packed_bytes(ctypes.byref(empty.struct))
+        matrix = replace(empty, packed=aligned_zeros(num_bytes))
+        kernels.pack(
+            ctypes.byref(matrix.struct),
             kind,
             c_void_p(data),
             c_int64(row_bytes),
-            *self.shape,
+            *shape,
             None if order is None else c_void_p(order.data_ptr()),
             torch.get_num_threads(),
         )
+        return matrix
 
     @property
     def columns(self) -> int:
-        """`in`, filled up to whole blocks."""
-        return -(-self.shape[1] // EVEN) * EVEN
+        """`in`, padded to whole blocks."""
+        return -(-self.shape[1] // MULTIPLE) * MULTIPLE
 
     @property
     def struct(self) -> MatrixStruct:
-        """For the kernels; valid as long as this matrix is."""
+        """For the kernels; valid for this matrix's lifetime."""
         bias = None if self.bias is None else self.bias.data_ptr()
         out = -(-self.shape[0] // LANES) * LANES
-        return MatrixStruct(self.packed.data_ptr(), bias, out, self.columns, self.format, 0)
+        return MatrixStruct(self.packed.data_ptr(), bias, out, self.columns, self.format)
 
     def product(self, x: Tensor) -> Tensor:
         """`(n, in)` bfloat16 → `(n, out)` float32."""
-        lacking = self.columns - x.shape[1]
-        x = torch.nn.functional.pad(x, (0, lacking)) if lacking else x.contiguous()
+        padding = self.columns - x.shape[1]
+        x = torch.nn.functional.pad(x, (0, padding)) if padding else x.contiguous()
         struct = self.struct
         y = torch.empty(len(x), struct.out)
         size = 0 if self.format == FORMATS[16] else x.numel()
@@ -185,60 +198,97 @@ class Matrix:
         return values
 
 
+def aligned_zeros(num_bytes: int) -> Tensor:
+    """Zeros `(num_bytes,)` uint8, aligned to cache lines, in huge pages where the system has them.
+
+    A plain step reads all weights once. In pages of 4 KiB every 64th cache line waits for the page
+    table, prefetched or not.
+    """
+    global _free
+    size = -(-num_bytes // LINE) * LINE
+    if size > CHUNK // 2:
+        return _mapped(size)[:num_bytes]
+    with _lock:
+        if size > len(_free):
+            _free = _mapped(CHUNK)
+        memory, _free = _free[:num_bytes], _free[size:]
+    return memory
+
+
+def _mapped(size: int) -> Tensor:
+    """Zeros `(size,)` uint8, aligned to a huge page."""
+    memory = mmap.mmap(-1, size + HUGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    whole = torch.frombuffer(memory, dtype=torch.uint8)
+    begin = -whole.data_ptr() % HUGE_PAGE
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # the system has none
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return whole[begin : begin + size]
+
+
 class NativeLinear(PackedLinear):
-    """A matrix that the compiled kernels multiply."""
+    """A linear module that the compiled kernels run."""
 
     def __init__(self, plain: nn.Linear, matrix: Matrix, *, keep: bool = False) -> None:
         super().__init__(plain, keep=keep)
-        self.matrix = matrix
-
-    @property
-    def num_bytes(self) -> int:
-        return self.matrix.packed.nbytes
-
-    def float_product(self, x: Tensor) -> Tensor:
-        """As `product`, in float32."""
-        return self.matrix.product(x)
+        self.matrix, self.num_bytes = matrix, matrix.packed.nbytes
 
     def product(self, x: Tensor) -> Tensor:
-        return self.float_product(x).to(x.dtype)
+        return self.matrix.product(x).to(x.dtype)
 
-    def unpacked(self) -> Tensor:
+    def unpack(self) -> Tensor:
         return self.matrix.rows()
 
     def rows(self, ids: Tensor) -> Tensor:
         return super().rows(ids) if self._kept else self.matrix.rows(ids)
 
 
-class NativeEmbedding(PackedEmbedding):
-    """An embedding whose rows the compiled kernels unpack."""
+class NativeEmbedding(Packed):
+    """An embedding whose rows the compiled kernels unpack, scaled by its `embed_scale`."""
 
     def __init__(self, plain: nn.Embedding, matrix: Matrix) -> None:
-        super().__init__(plain)
-        self.matrix = matrix
+        super().__init__()
+        self.num_embeddings, self.embedding_dim = plain.num_embeddings, plain.embedding_dim
+        self.matrix, self.num_bytes = matrix, matrix.packed.nbytes
+        self.num_weights = self.num_embeddings * self.embedding_dim
+        self._template = (plain,)  # in a tuple, so that it is not registered as a submodule
 
-    @property
-    def num_bytes(self) -> int:
-        return self.matrix.packed.nbytes
-
-    def rows(self, ids: Tensor | None) -> Tensor:
+    def rows(self, ids: Tensor) -> Tensor:
+        """`(n,)` tokens → `(n, hidden)`, unscaled."""
         return self.matrix.rows(ids)
 
+    @property
+    def weight(self) -> Tensor:
+        return self.matrix.rows()
 
-def wants_rare(file: GGUFFile) -> bool:
-    """Whether a file has matrices in formats that `whole_library` has and `library` has not."""
-    return any(FILE_FORMATS.get(kind, 0) > COMMON for kind in file.matrix_kinds)
+    @property
+    def scale(self) -> float:
+        return float(getattr(self._template[0], "scalar_embed_scale", 1.0))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        rows = self.rows(ids.flatten()).view(*ids.shape, self.embedding_dim)
+        return rows if self.scale == 1.0 else rows * torch.tensor(self.scale, dtype=rows.dtype)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Embedding:
+        plain = copy.deepcopy(self._template[0], memo)
+        plain.weight = nn.Parameter(self.weight, requires_grad=False)
+        return plain
 
 
-def pack_native(model: PreTrainedModel, kernels: ctypes.CDLL, bits: int) -> None:
-    """Let the kernels multiply a model's matrices, in bfloat16 or rounded to 8 or 4 bits.
+def needs_rare_formats(file: GGUFFile) -> bool:
+    """Whether a file has matrices in formats that only `full_library` has."""
+    return any(GGML_FORMATS.get(kind, 0) > LAST_COMMON_FORMAT for kind in file.matrix_types)
 
-    The output matrix has 8 bits at least: it moves the probabilities most.
+
+def pack_native(model: transformers.PreTrainedModel, kernels: ctypes.CDLL, bits: int) -> None:
+    """Pack a model's matrices for the kernels, in bfloat16 or quantized to 8 or 4 bits.
+
+    The output matrix has at least 8 bits: it affects the probabilities most.
     """
     output = model.get_output_embeddings()
     embedding = getattr(model.get_input_embeddings(), "weight", None)
 
-    def make(_name: str, plain: nn.Linear) -> NativeLinear:
+    def make(plain: nn.Linear) -> NativeLinear:
         own_bits = max(bits, 8) if plain is output else bits
         matrix = Matrix.of(kernels, plain.weight, plain.bias, bits=own_bits)
         keep = plain.weight is embedding or (plain is output and bits == 16)
@@ -248,27 +298,21 @@ def pack_native(model: PreTrainedModel, kernels: ctypes.CDLL, bits: int) -> None
 
 
 def pack_linears(module: nn.Module, kernels: ctypes.CDLL | None) -> None:
-    """Let the kernels multiply, in 8 bits, for a module that is done with training: a drafter's.
+    """Pack a drafter's linear modules in 8 bits, for inference only.
 
     Args:
         kernels: as `Target.kernels`; None = change nothing.
     """
-    for owner in list(module.modules()):
-        for name, child in list(owner.named_children()):
-            if type(child) is not nn.Linear:
-                continue
-            packed = packed_linear(child.weight.detach(), child.bias, kernels)
-            if packed is not None:
-                setattr(owner, name, packed)
+    replace_linears(module, lambda plain: packed_linear(plain.weight.detach(), plain.bias, kernels))
 
 
 def packed_linear(
     weight: Tensor, bias: Tensor | None, kernels: ctypes.CDLL | None
 ) -> NativeLinear | None:
-    """A linear module in 8 bits; None where the kernels do not multiply.
+    """A linear module in 8 bits; None where the kernels cannot run it.
 
     Args:
-        weight: `(out, in)`; in other dtypes than bfloat16 it stays as it is.
+        weight: `(out, in)`; only bfloat16 is packed.
     """
     if kernels is None or weight.dtype != torch.bfloat16 or weight.device.type != "cpu":
         return None
@@ -279,13 +323,13 @@ def packed_linear(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Ranked:
-    """The best k of each row, best first.
+class TopK:
+    """The k most probable tokens of each row, best first.
 
     Attributes:
         logits: `(n, k)` float32.
         ids: `(n, k)` int64.
-        logsumexp: `(n, 1)` float32, logsumexp of all of the row's logits; None if not asked for.
+        logsumexp: `(n, 1)` float32, over all of the row's logits; None = not computed.
     """
 
     logits: Tensor
@@ -299,8 +343,8 @@ class Ranked:
         return self.logits - self.logsumexp
 
 
-def topk(logits: Tensor, k: int, *, with_logsumexp: bool = True) -> Ranked:
-    """The k most probable tokens of each row of `logits` `(n, vocab)`, by any kernels there are.
+def topk(logits: Tensor, k: int, *, with_logsumexp: bool = True) -> TopK:
+    """The k most probable tokens per row of `logits` `(n, vocab)`, by the kernels if loaded.
 
     Args:
         with_logsumexp: whether to compute it.
@@ -308,9 +352,9 @@ def topk(logits: Tensor, k: int, *, with_logsumexp: bool = True) -> Ranked:
     kernels = loaded_library()
     logits = logits.float()
     fits = logits.device.type == "cpu" and logits.stride(-1) == 1
-    if kernels is None or not fits or not 0 < k <= min(MOST, logits.shape[-1]):
+    if kernels is None or not fits or not 0 < k <= min(MAX_K, logits.shape[-1]):
         best, ids = logits.topk(k, dim=-1)
-        return Ranked(best, ids, logits.logsumexp(dim=-1, keepdim=True) if with_logsumexp else None)
+        return TopK(best, ids, logits.logsumexp(dim=-1, keepdim=True) if with_logsumexp else None)
     n, vocab = logits.shape
     best, logsumexp = torch.empty(n, k), torch.empty(n, 1) if with_logsumexp else None
     ids = torch.empty(n, k, dtype=torch.int64)
@@ -325,4 +369,4 @@ def topk(logits: Tensor, k: int, *, with_logsumexp: bool = True) -> Ranked:
         None if logsumexp is None else c_void_p(logsumexp.data_ptr()),
         torch.get_num_threads(),
     )
-    return Ranked(best, ids, logsumexp)
+    return TopK(best, ids, logsumexp)

@@ -1,7 +1,7 @@
 // Sixteen numbers at once: one register of AVX-512, two of AVX2, or four of NEON.
 //
-// registers/ has, of each kind of processor, what one register does that GCC's and Clang's vector
-// types do not say; several are `Two` halves, of which all is done to both.
+// registers/ has, per instruction set, the operations on one register that GCC's and Clang's vector
+// types do not provide; several registers are `Two` halves, and operations apply to both.
 //
 // Integer products take four bytes a lane: by AVX-512 VNNI, AVX-VNNI, NEON's dot products, or the
 // multiply-add of bytes that every AVX2 processor has. All of them are exact, so a sum never
@@ -21,12 +21,12 @@
 using bf16 = uint16_t;
 constexpr int LANES = 16;
 
-// How large codes are: sums of the products of up to 4 bits fit 16 bits, those of a pair of up to 6
-// bits do, and those of 8 bits do where 128 is taken off the code, whose sign moves to the other
+// The width of codes: sums of products of up to 4 bits fit 16 bits, those of a pair of up to 6 bits
+// do, and those of 8 bits do once 128 is subtracted from the code and its sign moved to the other
 // factor.
 enum class Width { narrow, middle, wide };
 
-inline float from_bf16(bf16 x) {
+inline float bf16_to_float(bf16 x) {
     const uint32_t bits = uint32_t(x) << 16;
     float value;
     std::memcpy(&value, &bits, 4);
@@ -49,11 +49,11 @@ typedef int32_t Ints __attribute__((vector_size(REGISTER)));  // or four bytes a
 typedef uint32_t Words __attribute__((vector_size(REGISTER)));
 #ifdef __aarch64__
 using Shift = uint8_t;
-#else  // which has no shift of single bytes
+#else  // x86 cannot shift single bytes
 using Shift = uint16_t;
 #endif
 typedef Shift Shifted __attribute__((vector_size(REGISTER)));
-// At any address.
+// Unaligned.
 typedef float FloatsAt __attribute__((vector_size(REGISTER), aligned(4), may_alias));
 typedef int32_t IntsAt __attribute__((vector_size(REGISTER), aligned(1), may_alias));
 
@@ -179,22 +179,17 @@ inline I load_bytes(const uint8_t* p) {
 }
 inline F zero() { return set1(0.0f); }
 
-template <class Half>
-inline void store(float* p, Two<Half> x) {
-    store(p, x.a);
-    store(p + lanes(x), x.b);
-}
-template <class Half>
-inline void store_bf16(bf16* p, Two<Half> x) {
-    store_bf16(p, x.a);
-    store_bf16(p + lanes(x), x.b);
-}
-// Numbers of -127 ... 127 as bytes.
-template <class Half>
-inline void store_int8(int8_t* p, Two<Half> x) {
-    store_int8(p, x.a);
-    store_int8(p + lanes(x), x.b);
-}
+#define STORE_BOTH(name, Number)                 \
+    template <class Half>                        \
+    inline void name(Number* p, Two<Half> x) {   \
+        name(p, x.a);                            \
+        name(p + lanes(x), x.b);                 \
+    }
+STORE_BOTH(store, float)
+STORE_BOTH(store_bf16, bf16)
+STORE_BOTH(store_int8, int8_t)  // numbers of -127 ... 127 as bytes
+#undef STORE_BOTH
+
 template <class Half>
 inline float reduce_add(Two<Half> x) { return reduce_add(add(x.a, x.b)); }
 template <class Half>
@@ -210,13 +205,13 @@ inline uint32_t greater(Two<Half> x, Two<Half> y) {
 }
 #ifndef __AVX512F__
 // The first `count` numbers at p, then `rest`.
-inline F load_some(const float* p, int count, float rest) {
+inline F load_partial(const float* p, int count, float rest) {
     if (count >= LANES) return load(p);
     float all[LANES];
     for (int i = 0; i < LANES; ++i) all[i] = i < count ? p[i] : rest;
     return load(all);
 }
-inline void store_some(float* p, int count, F x) {
+inline void store_partial(float* p, int count, F x) {
     if (count >= LANES) return store(p, x);
     float all[LANES];
     store(all, x);
@@ -228,30 +223,32 @@ template <int BITS, class Half>
 inline Two<Half> bits_of(Two<Half> x, int place) {
     return {bits_of<BITS>(x.a, place), bits_of<BITS>(x.b, place)};
 }
-// Sets a bit in the bytes that 64 bits at p say.
+// Sets a bit in the bytes selected by the bits at p.
 template <class Half>
 inline Two<Half> set_bits(Two<Half> x, const uint8_t* p, int bit) {
     return {set_bits(x.a, p, bit), set_bits(x.b, p + sizeof(Half) / 8, bit)};
 }
-// The byte of the table that each byte, below 16, is the place of.
+// Each byte, below 16, replaced by the table's byte at that index.
 template <class Half>
-inline Two<Half> look_up(Two<Half> x, const uint8_t* table) {
-    return {look_up(x.a, table), look_up(x.b, table)};
+inline Two<Half> table_lookup(Two<Half> x, const uint8_t* table) {
+    return {table_lookup(x.a, table), table_lookup(x.b, table)};
 }
 
-// Two bfloat16 a lane, times a pair that every lane meets.
+// Two bfloat16 a lane, multiplied by a pair that is the same in every lane.
 using Pairs = I;
 inline Pairs load_pairs(const void* p) { return load_bytes((const uint8_t*)p); }
 #ifndef __AVX512BF16__
 struct Pair { F low, high; };
-inline Pair same_pair(const bf16* p) { return {set1(from_bf16(p[0])), set1(from_bf16(p[1]))}; }
+inline Pair broadcast_pair(const bf16* p) {
+    return {set1(bf16_to_float(p[0])), set1(bf16_to_float(p[1]))};
+}
 inline F dot(F sum, Pairs w, Pair x) {
     return fma(high_bf16(w), x.high, fma(low_bf16(w), x.low, sum));
 }
 #endif
 
 using Four = Ints;
-inline Four same_four(const int8_t* p) {
+inline Four broadcast_four(const int8_t* p) {
     int32_t four;
     std::memcpy(&four, p, 4);
     return Ints{} + four;
@@ -300,7 +297,7 @@ inline F sigmoid(F x) {
 }
 
 // cap * tanh(x / cap); cap 0 = none
-inline F capped(F x, float cap) {
+inline F softcap(F x, float cap) {
     if (cap == 0.0f) return x;
     const F half = sub(sigmoid(mul(x, set1(2.0f / cap))), set1(0.5f));
     return mul(half, set1(2.0f * cap));

@@ -1,1 +1,1 @@
-"""Graphs: what a forward launches is captured once per size and replayed as a whole."""
+"""CUDA graphs: a forward is captured once per bucket and replayed as a whole."""

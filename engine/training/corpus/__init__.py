@@ -1,1 +1,1 @@
-"""Makes corpora: dialogues that the target writes, each from a seed and its number alone."""
+"""Generates corpora: dialogues of the target, each determined by a seed and its number."""

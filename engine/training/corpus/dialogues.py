@@ -1,6 +1,6 @@
 """Specifications of dialogues: fixed text, completions of the user's text, answers.
 
-A dialogue follows from a seed and its number alone, so a corpus can be interrupted and resumed.
+A dialogue is determined by a seed and its number, so a corpus can be interrupted and resumed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LONG_TOKENS: dict[Kind, int] = {**_INFILL_TOKENS, "passage": 220, "article": 64
 _LONG_BLOCK, _LONG_EVERY = 128, 5
 """Every fifth block of 128 dialogues has long texts, which are then generated together."""
 _ANSWER_TEMPERATURES = (0.0, 0.0, 0.0, 0.0, 0.3, 0.7)
-"""Mostly greedy, the most frequent use of drafters; some sampled, for variety."""
+"""Mostly greedy, as drafters are mostly used; some sampled, for variety."""
 _USER_TEMPERATURES = (0.7, 0.8, 0.9, 1.0)
 _SLOT = re.compile(r"\{(\w+)\}")
 _INFILL = re.compile(r" ?\[(line|question|turn|passage|article)\]")
@@ -38,7 +38,7 @@ _Texts = Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """Text that the target generates: its answer, or a part of the user's turn."""
+    """Text that the target generates: an answer, or part of a user's turn."""
 
     kind: Kind
     max_tokens: int
@@ -55,7 +55,7 @@ Segment = str | Completion
 
 @dataclass(frozen=True, slots=True)
 class DialogueSpec:
-    """One dialogue; `seed` determines all of its random draws."""
+    """One dialogue; `seed` determines all of its random choices."""
 
     number: int
     category: str
@@ -65,7 +65,7 @@ class DialogueSpec:
 
 @dataclass(frozen=True, slots=True)
 class GivenPrompt:
-    """A question of a file: its category and the user's turns."""
+    """A prompt from a file: its category and the user's turns."""
 
     category: str
     turns: tuple[str, ...]
@@ -73,7 +73,7 @@ class GivenPrompt:
 
 @dataclass(frozen=True, slots=True)
 class ChatFormat:
-    """The texts of a chat template around turns: head USER to_answer ANSWER to_user USER …"""
+    """The chat template's texts between turns: head USER to_answer ANSWER to_user USER …"""
 
     head: str
     to_answer: str
@@ -81,9 +81,9 @@ class ChatFormat:
 
     @classmethod
     def of(cls, target: Target) -> ChatFormat:
-        """The target's format; three empty strings for a model without a chat template.
+        """The target's format; three empty strings without a chat template.
 
-        Raises PromptError: it has no tokenizer, or its template changes the turns' text.
+        Raises PromptError: it has no tokenizer, or its template alters the turns' text.
         """
         if target.tokenizer is None:
             raise PromptError(
@@ -102,7 +102,7 @@ class ChatFormat:
 
 
 class CorpusSettings(Settings):
-    """Settings of dialogues, stored with the corpus: it is extended only with the same."""
+    """Settings of dialogues, stored with the corpus, which is extended only with the same."""
 
     seed: int = Field(0, ge=0, le=2**31 - 1, description="seed of all dialogues")
     max_len: int = Field(
@@ -119,8 +119,8 @@ class CorpusSettings(Settings):
 class DialogueTemplates(Settings):
     """Templates of generated dialogues.
 
-    In openings and follow-ups, `{slot}` stands for a text of that slot and `[kind]` for a
-    completion by the target.
+    In openings and follow-ups, `{slot}` is replaced by a text of that slot and `[kind]` by the
+    target's completion.
     """
 
     shares: dict[str, Annotated[float, Field(gt=0.0)]] = Field(
@@ -149,37 +149,38 @@ class DialogueTemplates(Settings):
         self, chat: ChatFormat, number: int, *, seed: int, answer_tokens: int
     ) -> DialogueSpec:
         """Dialogue `number` of an endless stream."""
-        own = seed_of(seed, "dialogue", number)
-        draw = random.Random(own)
+        dialogue_seed = seed_of(seed, "dialogue", number)
+        draw = random.Random(dialogue_seed)
         category = draw.choices(list(self.shares), list(self.shares.values()))[0]
         long = number // _LONG_BLOCK % _LONG_EVERY == _LONG_EVERY - 1
-        opening = self._filled(draw.choice(self.openings[category]), draw)
+        opening = self._fill_slots(draw.choice(self.openings[category]), draw)
         answer = Completion("answer", answer_tokens, draw.choice(_ANSWER_TEMPERATURES))
-        segments = [chat.head, *_user_turn(opening, draw, long), chat.to_answer, answer]
+        segments = [chat.head, *_user_segments(opening, draw, long), chat.to_answer, answer]
         share = self.follow_up_shares.get(category, 0.0)
         if share and chat.to_user and draw.random() < share:
-            follow_up = _user_turn(self._filled(draw.choice(self.follow_ups), draw), draw, long)
+            text = self._fill_slots(draw.choice(self.follow_ups), draw)
+            follow_up = _user_segments(text, draw, long)
             segments += [chat.to_user, *follow_up, chat.to_answer, answer]
-        return DialogueSpec(number, category, own, tuple(segments))
+        return DialogueSpec(number, category, dialogue_seed, tuple(segments))
 
-    def _filled(self, text: str, draw: random.Random) -> str:
-        """Fill every slot, again and again until none is left."""
+    def _fill_slots(self, text: str, draw: random.Random) -> str:
+        """Fill slots, and slots in their texts, until none is left."""
 
-        def one(match: re.Match[str]) -> str:
+        def slot_text(match: re.Match[str]) -> str:
             value = draw.choice(self.slots[_slot(match[1])])
             return value[0].upper() + value[1:] if match[1].endswith("_c") else value
 
         while _SLOT.search(text):
-            text = _SLOT.sub(one, text)
+            text = _SLOT.sub(slot_text, text)
         return text
 
 
 def _slot(name: str) -> str:
-    """The slot behind `topic_c` (with a capital) and `name2` (another one)."""
+    """The slot that `topic_c` (capitalised) or `name2` (a second one) refers to."""
     return {"name2": "name", "name3": "name"}.get(name, name.removesuffix("_c"))
 
 
-def _user_turn(text: str, draw: random.Random, long: bool) -> list[Segment]:
+def _user_segments(text: str, draw: random.Random, long: bool) -> list[Segment]:
     """The fixed texts and completions of a user's turn."""
     segments: list[Segment] = []
     temperature = draw.choice(_USER_TEMPERATURES)
@@ -188,8 +189,8 @@ def _user_turn(text: str, draw: random.Random, long: bool) -> list[Segment]:
         if match.start() > at:
             segments.append(text[at : match.start()])
         kind: Kind = match[1]  # type: ignore[assignment]
-        most = (_LONG_TOKENS if long else _INFILL_TOKENS)[kind]
-        segments.append(Completion(kind, int(most * draw.uniform(0.6, 1.0)), temperature))
+        limit = (_LONG_TOKENS if long else _INFILL_TOKENS)[kind]
+        segments.append(Completion(kind, int(limit * draw.uniform(0.6, 1.0)), temperature))
         at = match.end()
     return [*segments, text[at:]] if at < len(text) else segments
 
@@ -198,13 +199,13 @@ def given_dialogue(
     chat: ChatFormat, prompt: GivenPrompt, number: int, *, seed: int, answer_tokens: int
 ) -> DialogueSpec:
     """A dialogue whose user turns come from a file."""
-    own = seed_of(seed, "given", number)
-    temperature = random.Random(own).choice(_ANSWER_TEMPERATURES)
+    dialogue_seed = seed_of(seed, "given", number)
+    temperature = random.Random(dialogue_seed).choice(_ANSWER_TEMPERATURES)
     answer = Completion("answer", answer_tokens, temperature)
     segments: list[Segment] = []
     for i, turn in enumerate(prompt.turns if chat.to_user else prompt.turns[:1]):
         segments += [(chat.to_user if i else chat.head) + turn + chat.to_answer, answer]
-    return DialogueSpec(number, prompt.category, own, tuple(segments))
+    return DialogueSpec(number, prompt.category, dialogue_seed, tuple(segments))
 
 
 def dialogue_specs(
@@ -214,21 +215,21 @@ def dialogue_specs(
     prompts: Sequence[GivenPrompt],
     done: frozenset[int],
 ) -> Iterator[DialogueSpec]:
-    """An endless stream of dialogues, without those that are done."""
+    """An endless stream of dialogues, except those that are done."""
     share = settings.given_share if prompts else 0.0
-    how = {"seed": settings.seed, "answer_tokens": settings.answer_tokens}
+    options = {"seed": settings.seed, "answer_tokens": settings.answer_tokens}
     for number in count():
         if number in done:
             continue
-        # Every k-th is given: an even share over any stretch of the stream.
+        # Dialogues from prompts are spread evenly over the stream.
         if int((number + 1) * share) > int(number * share):
             prompt = prompts[int(number * share) % len(prompts)]
-            yield given_dialogue(chat, prompt, number, **how)
+            yield given_dialogue(chat, prompt, number, **options)
         else:
-            yield templates.dialogue(chat, number, **how)
+            yield templates.dialogue(chat, number, **options)
 
 
 def seed_of(*parts: object) -> int:
-    """A seed in [0, 2^63) that depends on every part, the same on every machine."""
+    """A seed in [0, 2^63) derived from all parts, the same on every machine."""
     digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1

@@ -1,6 +1,6 @@
-"""Generates many dialogues at once: every row of the batch has its own dialogue and position.
+"""Generates dialogues by continuous batching: every row has its own dialogue and position.
 
-A row that ends continues with the next dialogue, so the batch never waits for its longest text.
+A row whose dialogue ends starts the next one, so the batch never waits for its longest text.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from engine.errors import ConfigError, TargetError
 from engine.kernels.cpu.operators import topk
-from engine.model.batch import Text, TextBatch
+from engine.model.batch import RowTokens, TextBatch
 from engine.model.target import Target
 from engine.model.tokenizer import decode, encode
 from engine.proposal import TargetOutput
@@ -21,14 +21,14 @@ from engine.sampling import NOT_FINITE
 from engine.training.corpus.dialogues import Completion, DialogueSpec
 
 CHUNK = 1024
-"""Tokens of beginnings and fixed texts that are read in a step, at most."""
+"""Maximum tokens of prompts and fixed texts that are read in a step."""
 TOP_K, TOP_P = 64, 0.95
-"""Sampling is limited to likely tokens; greedy rows take the first."""
+"""Limits of sampling; greedy rows take the most probable token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dialogue:
-    """A finished dialogue: `[start, end)` of its answers, and whether the last one has its end."""
+    """A finished dialogue: the `[start, end)` of its answers, and whether the last is complete."""
 
     spec: DialogueSpec
     token_ids: tuple[int, ...]
@@ -46,34 +46,34 @@ class BatchGenerator:
             )
         self._device = target.device
         self._max_len = max_len
-        self._endings = _Endings(target)
+        self._endings = _EndingTokens(target)
         self._batch = TextBatch(target, rows, max_len)
         self._rows: list[_Sequence | None] = [None] * rows
         self._uniforms = torch.zeros(rows, max_len, device=target.device)
 
     @torch.inference_mode()
     def run(self, specs: Iterator[DialogueSpec]) -> Iterator[Dialogue | None]:
-        """Yield dialogues as they finish, and None after every step, until `specs` are used up."""
+        """Yield dialogues as they finish, and None after every step, until `specs` is exhausted."""
         rows = self._rows = [None] * len(self._rows)
-        # Where beginnings need a forward of their own, some rows are admitted together.
-        refill = 1 if self._batch.mixes_lengths else max(1, min(64, len(rows) // 8))
+        # Where prompts need a separate forward, several rows are refilled together.
+        refill = 1 if self._batch.is_ragged else max(1, min(64, len(rows) // 8))
         more = True
         while True:
             free = [i for i, row in enumerate(rows) if row is None]
             if more and (len(free) >= refill or len(free) == len(rows)):
-                more = self._admit(free, specs)
-            busy = [(i, row) for i, row in enumerate(rows) if row is not None]
-            if not busy and not more:
+                more = self._start_dialogues(free, specs)
+            active = [(i, row) for i, row in enumerate(rows) if row is not None]
+            if not active and not more:
                 return
-            self._step([(i, row) for i, row in busy if not row.finished])
-            for i, row in busy:
+            self._step([(i, row) for i, row in active if not row.finished])
+            for i, row in active:
                 if row.finished:
                     rows[i] = None
                     yield row.dialogue()
             yield None
 
-    def _admit(self, free: list[int], specs: Iterator[DialogueSpec]) -> bool:
-        """Give free rows the next dialogues; False when none is left."""
+    def _start_dialogues(self, free: list[int], specs: Iterator[DialogueSpec]) -> bool:
+        """Start the next dialogues in free rows; False when none is left."""
         for i in free:
             spec = next(specs, None)
             if spec is None:
@@ -83,24 +83,26 @@ class BatchGenerator:
             self._uniforms[i] = torch.rand(self._max_len, generator=generator)
         return True
 
-    def _step(self, busy: list[tuple[int, _Sequence]]) -> None:
-        """Read what is new of every text, beginnings and fixed texts included, and add a token."""
-        if not busy:
+    def _step(self, active: list[tuple[int, _Sequence]]) -> None:
+        """Read every text's unread tokens, prompts and fixed texts included, and sample a token."""
+        if not active:
             return
-        texts: list[Text] = []
-        room = CHUNK if self._batch.mixes_lengths else self._max_len * len(busy)
-        for i, row in busy:
-            one_token = row.num_read and not self._batch.mixes_lengths
-            count = 1 + (0 if one_token else room)
+        texts: list[RowTokens] = []
+        room = CHUNK if self._batch.is_ragged else self._max_len * len(active)
+        for i, row in active:
+            is_single = row.num_read and not self._batch.is_ragged
+            count = 1 + (0 if is_single else room)
             new = row.tokens[row.num_read : row.num_read + count]
             room -= len(new) - 1
             texts.append((i, row.num_read, new))
-        sampled = self._sample(self._batch.advance(texts), texts, [row for _, row in busy])
-        for (_, row), (_, _, read), token in zip(busy, texts, sampled, strict=True):
+        sampled = self._sample(self._batch.advance(texts), texts, [row for _, row in active])
+        for (_, row), (_, _, read), token in zip(active, texts, sampled, strict=True):
             row.push(token, len(read))
 
-    def _sample(self, output: TargetOutput, texts: list[Text], rows: list[_Sequence]) -> list[int]:
-        """The target's next token of every text: the likeliest, or drawn among the likely ones.
+    def _sample(
+        self, output: TargetOutput, texts: list[RowTokens], rows: list[_Sequence]
+    ) -> list[int]:
+        """The target's next token of every text, greedy or sampled.
 
         Raises TargetError: logits are not finite.
         """
@@ -108,11 +110,11 @@ class BatchGenerator:
         places = torch.tensor(best, device=device)[:, None]
         if not output.logits.gather(1, places).isfinite().all():
             raise TargetError(NOT_FINITE)
-        drawn = [k for k, row in enumerate(rows) if row.temperature > 0 or row.too_early]
+        drawn = [k for k, row in enumerate(rows) if row.temperature > 0 or row.is_below_minimum]
         if not drawn:
             return best
         logits = output.logits[torch.tensor(drawn, device=device)]
-        early = [k for k, at in enumerate(drawn) if rows[at].too_early]
+        early = [k for k, at in enumerate(drawn) if rows[at].is_below_minimum]
         if early and self._endings.eos_ids:
             eos = torch.tensor(sorted(self._endings.eos_ids), device=device)
             logits[torch.tensor(early, device=device)[:, None], eos] = -torch.inf
@@ -126,23 +128,22 @@ class BatchGenerator:
 
 
 def _draw(logits: Tensor, temperatures: Tensor, uniforms: Tensor) -> Tensor:
-    """A token per row `(rows,)`: the likeliest where the temperature is 0, else drawn."""
+    """A token per row `(rows,)`: the most probable where the temperature is 0, else sampled."""
     best = topk(logits, min(TOP_K, logits.shape[-1]), with_logsumexp=False)
     probs = (best.logits / temperatures.clamp_min(1e-3)).softmax(dim=-1)
     before = probs.cumsum(dim=-1) - probs
     probs = probs.masked_fill(before >= TOP_P, 0.0)
-    reached = probs.cumsum(dim=-1)
-    rank = (reached < uniforms * reached[:, -1:]).sum(dim=-1, keepdim=True)
+    cumulative = probs.cumsum(dim=-1)
+    rank = (cumulative < uniforms * cumulative[:, -1:]).sum(dim=-1, keepdim=True)
     rank = rank.clamp_max(best.ids.shape[-1] - 1) * (temperatures > 0)
     return best.ids.gather(1, rank)[:, 0]
 
 
-class _Endings:
+class _EndingTokens:
     def __init__(self, target: Target) -> None:
         tokenizer = target.tokenizer
         assert tokenizer is not None
         self._tokenizer = tokenizer
-        self._encoded: dict[str, list[int]] = {}
         pieces = [decode(tokenizer, [i]) for i in range(len(tokenizer))]
 
         def ending(*marks: str) -> frozenset[int]:
@@ -153,12 +154,8 @@ class _Endings:
         self.question, self.sentence = ending("?"), ending(".", "!", "?")
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of fixed text, much of which comes again and again."""
-        if text not in self._encoded:
-            if len(self._encoded) > 4096:
-                self._encoded.clear()
-            self._encoded[text] = encode(self._tokenizer, text) if text else []
-        return self._encoded[text]
+        """Token ids of fixed text."""
+        return encode(self._tokenizer, text) if text else []
 
 
 @dataclass(slots=True)
@@ -166,7 +163,7 @@ class _Sequence:
     """An unfinished dialogue; its first `num_read` tokens are in the cache."""
 
     spec: DialogueSpec
-    endings: _Endings
+    endings: _EndingTokens
     max_len: int
     tokens: list[int] = field(default_factory=list)
     spans: list[tuple[int, int]] = field(default_factory=list)
@@ -175,13 +172,13 @@ class _Sequence:
     complete: bool = False
     _next_segment: int = 0
     _completion: Completion | None = None
-    _began: int = 0
+    _start: int = 0
 
     def __post_init__(self) -> None:
         self._advance()
         if not self.tokens:
             self.tokens = [min(self.endings.eos_ids, default=0)]
-            self._began = 1
+            self._start = 1
         self.finished = len(self.tokens) >= self.max_len
 
     @property
@@ -190,15 +187,15 @@ class _Sequence:
 
     @property
     def _num_generated(self) -> int:
-        return len(self.tokens) - self._began
+        return len(self.tokens) - self._start
 
     @property
-    def too_early(self) -> bool:
-        """Whether the text is below its minimum length."""
+    def is_below_minimum(self) -> bool:
+        """Whether the completion is below its minimum length."""
         return self._completion is not None and self._num_generated < self._completion.min_tokens
 
     def push(self, token: int, num_read: int) -> None:
-        """The target's token after the next `num_read` ones; ignored within fixed text."""
+        """Take the target's token after reading `num_read` more; ignored within fixed text."""
         self.num_read += num_read
         if self.num_read < len(self.tokens):
             return
@@ -223,9 +220,9 @@ class _Sequence:
             self._advance()
 
     def _cut_at_sentence(self) -> None:
-        """Cut the text after its last sentence, if that leaves half of it."""
-        least = self._began + self._num_generated // 2
-        for end in range(len(self.tokens), least, -1):
+        """Cut the text after its last sentence, if at least half of it remains."""
+        min_end = self._start + self._num_generated // 2
+        for end in range(len(self.tokens), min_end, -1):
             if self.tokens[end - 1] in self.endings.sentence:
                 del self.tokens[end:]
                 return
@@ -235,7 +232,7 @@ class _Sequence:
         eos = token in self.endings.eos_ids
         if not eos and self._num_generated < part.max_tokens:
             return
-        self.spans.append((self._began, len(self.tokens)))
+        self.spans.append((self._start, len(self.tokens)))
         if eos and self._next_segment < len(self.spec.segments):
             self._advance()
         else:
@@ -252,19 +249,19 @@ class _Sequence:
                 self._completion = segment
             else:
                 text += segment
-        # Tokens that were cut off are in the cache, but fixed text will take their places.
+        # Tokens that were cut off are still cached; fixed text overwrites them.
         self.num_read = min(self.num_read, len(self.tokens))
         ids = self.endings.encode(text)
-        # The answer's own end-of-text token is the first of what the template puts behind it.
+        # The template repeats the end-of-text token that ends the answer.
         if ids and self.tokens and self.tokens[-1] == ids[0] and ids[0] in self.endings.eos_ids:
             ids = ids[1:]
         self.tokens.extend(ids)
-        self._began = len(self.tokens)
+        self._start = len(self.tokens)
         self.num_read = min(self.num_read, len(self.tokens) - 1)
 
     def dialogue(self) -> Dialogue:
         tokens, spans = self.tokens[: self.max_len], self.spans
         if not self.complete and self._completion and self._completion.kind == "answer":
-            spans = [*spans, (self._began, len(tokens))]
+            spans = [*spans, (self._start, len(tokens))]
         spans = [(a, min(b, len(tokens))) for a, b in spans if a < len(tokens)]
         return Dialogue(self.spec, tuple(tokens), tuple(spans), self.complete)

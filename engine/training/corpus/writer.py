@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +18,7 @@ from filelock import FileLock, Timeout
 from engine.errors import ConfigError
 from engine.model.corpus import DIALOGUES, MANIFEST, Corpus, Entry
 from engine.model.placement import free_bytes
-from engine.model.sources import writing
+from engine.model.sources import atomic_write, writing
 from engine.model.target import Target
 from engine.training.corpus.dialogues import (
     ChatFormat,
@@ -36,21 +35,29 @@ class CorpusWriter:
     """Appends dialogues to a corpus, which it creates if necessary."""
 
     def __init__(self, folder: Path, target: Target, settings: CorpusSettings) -> None:
-        """Open for appending, and drop a last line that was not finished.
+        """Open for appending, dropping a partial last line.
 
-        Raises ConfigError: it is another target's, of other settings, or open in another process.
+        Raises ConfigError: it is another target's, has other settings, or is open elsewhere.
         """
         with writing(folder), ExitStack() as stack:
             folder.mkdir(parents=True, exist_ok=True)
-            stack.callback(_locked(folder).release)
-            self.corpus = _opened(folder, target, settings)
+            # The system releases the lock when the process dies.
+            lock = FileLock(folder / "writing.lock", thread_local=False)
+            try:
+                stack.enter_context(lock.acquire(blocking=False))
+            except Timeout as error:
+                raise ConfigError(
+                    f"The corpus in {folder} is being written by another process. Wait for it, or "
+                    "give another folder."
+                ) from error
+            self.corpus = _open_or_create(folder, target, settings)
             self._file = (folder / DIALOGUES).open("ab")
             whole = (folder / DIALOGUES).read_bytes().rpartition(b"\n")
             self._file.truncate(len(whole[0]) + len(whole[1]))
             self._closing = stack.pop_all()
 
     def append(self, dialogue: Dialogue) -> None:
-        """Store one dialogue; on disk (in the system's hands) when this returns."""
+        """Write one dialogue; it is passed to the system when this returns."""
         spec, spans, token_ids = dialogue.spec, dialogue.spans, dialogue.token_ids
         line = {"n": spec.number, "category": spec.category, "seed": spec.seed, "answers": spans}
         line |= {"complete": dialogue.complete, "tokens": token_ids}
@@ -61,71 +68,54 @@ class CorpusWriter:
         self.corpus.entries.append(entry)
 
     def close(self) -> None:
-        """Close the file, safely on disk; others may write then."""
+        """Flush the file to disk and release the lock."""
         with self._closing, writing(self.corpus.folder), self._file:
             self._file.flush()
             os.fsync(self._file.fileno())
 
 
-def _locked(folder: Path) -> FileLock:
-    """A lock that the system releases when the process dies."""
-    lock = FileLock(folder / "writing.lock", thread_local=False)
-    try:
-        lock.acquire(blocking=False)
-    except Timeout as error:
-        raise ConfigError(
-            f"The corpus in {folder} is being written by another process. Wait for it, or "
-            "give another folder."
-        ) from error
-    return lock
-
-
-def _opened(folder: Path, target: Target, settings: CorpusSettings) -> Corpus:
+def _open_or_create(folder: Path, target: Target, settings: CorpusSettings) -> Corpus:
     """The corpus in a folder, created if necessary; raises as `CorpusWriter`."""
-    manifest, file = _manifest(target, settings), folder / MANIFEST
-    if not file.is_file():
-        partial = file.with_suffix(".partial")
-        partial.write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
-        os.replace(partial, file)
+    ours = settings.model_dump(mode="json")
+    if not (folder / MANIFEST).is_file():
+        manifest = {
+            "target": target.name,
+            "weights": target.provenance.get("weights"),
+            "vocab_size": target.vocab_size,
+            "hidden_size": target.hidden_size,
+            "num_layers": target.num_layers,
+            "dtype": target.dtype_name,
+            "settings": ours,
+            "versions": versions(),
+        }
+        with atomic_write(folder / MANIFEST) as partial:
+            partial.write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
     corpus = Corpus.open(folder)
     corpus.check_made_by(target)
     theirs = corpus.manifest["settings"]
-    if theirs != manifest["settings"]:
+    if theirs != ours:
         raise ConfigError(
-            f"The corpus in {folder} was made with {theirs}, but the settings are "
-            f"{manifest['settings']}. Give the same, or another folder."
+            f"The corpus in {folder} was made with {theirs}, but the settings are {ours}. Give the "
+            "same, or another folder."
         )
     return corpus
 
 
-def _manifest(target: Target, settings: CorpusSettings) -> dict[str, Any]:
-    return {
-        "target": target.name,
-        "weights": target.provenance.get("weights"),
-        "vocab_size": target.vocab_size,
-        "hidden_size": target.hidden_size,
-        "num_layers": target.num_layers,
-        "dtype": target.dtype_name,
-        "settings": settings.model_dump(mode="json"),
-        "versions": versions(),
-    }
-
-
 def versions() -> dict[str, str]:
-    """Versions of Python and the libraries."""
+    """Versions of Python, torch and transformers."""
     libraries = {module.__name__: module.__version__ for module in (torch, transformers)}
     return {"python": platform.python_version(), **libraries}
 
 
 def corpus_settings(folder: Path, target: Target, *, seed: int = 0) -> CorpusSettings:
-    """Settings to extend a corpus with: those of the existing one, or new ones that fit."""
+    """The settings of an existing corpus, or new ones that fit the target."""
     if (folder / MANIFEST).is_file():
         return CorpusSettings.parse(Corpus.open(folder).manifest["settings"], where=str(folder))
     new = CorpusSettings(seed=seed)
     return new.replace(max_len=min(new.max_len, target.context_len))
 
 
-def grow(
+def extend_corpus(
     target: Target,
     folder: Path,
     settings: CorpusSettings,
@@ -134,25 +124,24 @@ def grow(
     num_tokens: int,
     rows: int | None = None,
     prompts: Sequence[GivenPrompt] = (),
-    every_step: bool = False,
 ) -> Generator[Corpus, None, None]:
-    """Extend a corpus to `num_tokens`; yields after every dialogue.
+    """Extend a corpus to `num_tokens`; yields it at the start, after every dialogue and every step.
 
-    Dialogues follow from the settings' seed and their number, and are stored in order, so an
-    interrupted and resumed corpus becomes the same. Closing the iterator loses unfinished dialogues
-    and those that wait for one of them.
+    Dialogues are determined by the settings' seed and their number, and stored in order, so an
+    interrupted and resumed corpus is the same. Closing the iterator drops unfinished dialogues and
+    finished ones that come after them.
 
     Args:
-        rows: dialogues written at a time; None = as memory allows.
-        every_step: yield after every step of the target as well, for callers that take turns.
+        rows: dialogues generated at a time; None = as memory allows.
 
     Raises ConfigError, PromptError: the corpus is another target's, or the target cannot chat.
     """
     if (folder / MANIFEST).is_file():
-        # A corpus that is large enough is only read: another process may be writing to it.
-        there = Corpus.open(folder)
-        there.check_made_by(target)
-        if there.num_tokens >= num_tokens:
+        # A corpus that is large enough is only read, since another process may be writing it.
+        corpus = Corpus.open(folder)
+        corpus.check_made_by(target)
+        yield corpus
+        if corpus.num_tokens >= num_tokens:
             return
     chat = ChatFormat.of(target)
     with closing(CorpusWriter(folder, target, settings)) as writer:
@@ -162,14 +151,9 @@ def grow(
         generator = BatchGenerator(target, rows=rows, max_len=settings.max_len)
         specs = dialogue_specs(chat, settings, templates, prompts, done)
         for dialogue in _in_order(generator, specs):
-            if dialogue is None:
-                if every_step:
-                    yield writer.corpus
-                continue
-            if not dialogue.spans:
-                continue
-            writer.append(dialogue)
-            stored += len(dialogue.token_ids)
+            if dialogue is not None and dialogue.spans:
+                writer.append(dialogue)
+                stored += len(dialogue.token_ids)
             yield writer.corpus
             if stored >= num_tokens:
                 return
@@ -178,7 +162,7 @@ def grow(
 def _in_order(
     generator: BatchGenerator, specs: Iterator[DialogueSpec]
 ) -> Iterator[Dialogue | None]:
-    """Dialogues in the order of `specs`; they finish in another. None after every step."""
+    """Finished dialogues, reordered as in `specs`; None after every step."""
     numbers: deque[int] = deque()
     finished: dict[int, Dialogue] = {}
 
@@ -197,12 +181,12 @@ def _in_order(
 
 
 def _default_rows(target: Target, max_len: int) -> int:
-    """Dialogues to write at a time: many on an accelerator, as far as half of the free memory goes.
+    """Dialogues to generate at a time: many on an accelerator, using up to half of its free memory.
 
-    Beyond 32 rows a processor computes no more of them per second, and dialogues only finish later.
+    Beyond 32 rows a CPU's throughput no longer grows, and dialogues only finish later.
     """
-    most = 32 if target.device.type == "cpu" else 512
+    limit = 32 if target.device.type == "cpu" else 512
     free = free_bytes(target.device)
     if free is None:
-        return most
-    return max(1, min(most, free // 2 // (max(1, target.kv_bytes) * max_len)))
+        return limit
+    return max(1, min(limit, free // 2 // (max(1, target.kv_bytes) * max_len)))

@@ -1,8 +1,8 @@
 """Trains a small language model to draft: distilled from the target, with its tokenizer.
 
-The embedding begins as the target's, projected onto its principal directions, and is tied to the
-output. Every row of a text learns the target's whole distribution (arXiv:2211.17192 leaves open
-where the draft model comes from; the recipe is plain distillation, arXiv:1503.02531).
+The embedding is initialised to the target's, projected onto its principal directions, and tied to
+the output. Every row of a text learns the target's distribution (arXiv:2211.17192 leaves open where
+the draft model comes from; the recipe is plain distillation, arXiv:1503.02531).
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import model_validator
 from torch import Tensor
 
+from engine.config import setting
 from engine.drafters.draft_target import DraftTargetConfig
 from engine.drafters.heads.vocabulary import Vocabulary
 from engine.model.corpus import Entry
@@ -26,7 +27,7 @@ from engine.training.packs import Pack, visible
 from engine.training.recipe import Student, TrainSettings, principal_directions
 
 NUM_OTHERS = 2048
-"""Tokens drawn per pack beside the vocabulary of the loss."""
+"""Tokens sampled per pack in addition to the loss's vocabulary."""
 
 
 class DraftModelTraining(TrainSettings):
@@ -35,12 +36,14 @@ class DraftModelTraining(TrainSettings):
     method: ClassVar[str] = "draft_target"
     paper: ClassVar[str] = "2211.17192, 1503.02531"
 
-    answers_only: bool = Field(False, description="learn from the target's answers only")
-    hidden_size: int = Field(96, ge=8, le=8192, description="width of the model")
-    layers: int = Field(4, ge=1, le=64, description="decoder layers")
-    heads: int = Field(4, ge=1, le=128, description="attention heads; they divide the width")
-    intermediate_size: int = Field(384, ge=8, le=1 << 16, description="width of the MLP")
-    max_draft_len: int = Field(5, ge=1, le=64, description="tokens drafted when evaluating")
+    answers_only: bool = setting(False, "Answers only", "learn from the target's answers only")
+    hidden_size: int = setting(96, "Hidden size", "width of the model", ge=8, le=8192)
+    layers: int = setting(4, "Layers", "decoder layers", ge=1, le=64)
+    heads: int = setting(
+        4, "Attention heads", "number of attention heads; it divides the hidden size", ge=1, le=128
+    )
+    intermediate_size: int = setting(384, "MLP size", "width of the MLP", ge=8, le=1 << 16)
+    max_draft_len: int = setting(5, "Draft length", "tokens drafted when evaluating", ge=1, le=64)
 
     @model_validator(mode="after")
     def _fits(self) -> DraftModelTraining:
@@ -63,10 +66,9 @@ class DraftModelTraining(TrainSettings):
 
 
 class DraftModelStudent(Student):
-    """A small Llama with tied embedding, in float32 while it learns."""
+    """A small Llama with tied embedding, in float32 during training."""
 
     settings: DraftModelTraining
-    drafts_vocabulary = True
 
     def __init__(
         self, settings: DraftModelTraining, target: Target, vocabulary: Vocabulary
@@ -96,19 +98,19 @@ class DraftModelStudent(Student):
         config._attn_implementation = "sdpa"
         self.model = LlamaForCausalLM(config)
         self.to(target.device)
-        self.model.tie_weights()  # some devices make parameters anew, and two of one
-        self._begin()
+        self.model.tie_weights()  # moving to some devices unties them
+        self._init_weights()
 
     @torch.no_grad()
-    def _begin(self) -> None:
-        ours, theirs = self._embedding, weight_of(self.target.embedding).float()
-        width = min(ours.shape[1], theirs.shape[1])
-        ours.zero_()
-        ours[:, :width] = theirs @ principal_directions(theirs, width)
+    def _init_weights(self) -> None:
+        own, source = self._embedding, weight_of(self.target.embedding).float()
+        width = min(own.shape[1], source.shape[1])
+        own.zero_()
+        own[:, :width] = source @ principal_directions(source, width)
 
     @property
     def _embedding(self) -> Tensor:
-        """Of tokens read and of tokens predicted."""
+        """The tied matrix of embedding and output."""
         weight = self.model.get_output_embeddings().weight
         assert isinstance(weight, Tensor)
         return weight
@@ -116,7 +118,7 @@ class DraftModelStudent(Student):
     def predictions(self, pack: Pack, generator: torch.Generator | None) -> Iterator[Prediction]:
         ids = self.vocabulary.ids
         if ids is not None and generator is not None:
-            # Output and embedding are one: some of the other tokens must learn to be unlikely.
+            # The matrix is tied: some tokens outside the vocabulary must learn to be improbable.
             others = torch.randint(self.target.vocab_size, (NUM_OTHERS,), generator=generator)
             others = others.to(ids.device)
             ids = torch.cat([ids, others[self.vocabulary.index(others) < 0].unique()])
@@ -129,7 +131,7 @@ class DraftModelStudent(Student):
         rows = pack.rows_before(1)
         at = pad_rows(rows)
         head = LMHead(self._embedding if ids is None else self._embedding[ids])
-        yield self.predicted(pack, at, 1, out[at], head, num_rows=len(rows))
+        yield self.prediction(pack, at, 1, out[at], head, num_rows=len(rows))
 
     def published(self) -> Mapping[str, Tensor]:
         return dict(self.model.named_parameters())
@@ -145,10 +147,3 @@ class DraftModelStudent(Student):
         if self.target.tokenizer is not None:
             self.target.tokenizer.save_pretrained(folder)
         self.save_vocabulary(folder)
-
-    def describe(self) -> Mapping[str, Any]:
-        return {
-            "width": self.settings.hidden_size,
-            "layers": self.settings.layers,
-            "embedding": "tied; begun from the target's principal directions",
-        }

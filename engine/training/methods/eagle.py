@@ -1,6 +1,6 @@
-"""Trains EAGLE heads by the drafter's own forward, fed its own outputs over several depths.
+"""Trains EAGLE heads on the drafter's own forward, fed its own outputs over several depths.
 
-Saved in the layout of yuhuili's heads, without an embedding, which is the target's.
+Saved in the layout of yuhuili's heads, without the embedding, which is the target's.
 
 Sources: arXiv:2401.15077, section 4 (features and tokens, noise); arXiv:2408.15766 (several depths
 for EAGLE-1/2); arXiv:2503.01840, section 3.2 (training-time test).
@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import torch
-from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import smooth_l1_loss
 
+from engine.config import setting
 from engine.drafters.eagle.checkpoint import load_eagle3
 from engine.drafters.eagle.head import DraftHead, Eagle1Head, Eagle3Head, Eagle3Spec
 from engine.drafters.eagle.methods import Eagle3Config, EagleConfig
@@ -26,7 +26,7 @@ from engine.drafters.heads.layer import HeadSpec
 from engine.drafters.heads.vocabulary import TokenEmbedding, Vocabulary
 from engine.errors import ConfigError
 from engine.model.corpus import Entry
-from engine.model.packed import rows_of
+from engine.model.packed import weight_rows
 from engine.model.target import Target
 from engine.proposal import Needs
 from engine.training.losses import LMHead, Prediction, pad_rows
@@ -40,24 +40,25 @@ _MLP_RATIO = 4
 
 
 class _EagleTraining(TrainSettings):
-    depth_decay: float = Field(
-        0.8, gt=0.0, le=1.0, description="weight of a depth's loss relative to the one before it"
+    depth_decay: float = setting(
+        0.8, "Loss decay", "weight of a depth's loss relative to the one before it", gt=0.0, le=1.0
     )
-    chain_share: float = Field(
+    chain_share: float = setting(
         1.0,
+        "Unrolled positions",
+        "share of positions that are unrolled beyond the first depth; less is faster",
         gt=0.0,
         le=1.0,
-        description="share of positions that are unrolled beyond the first depth; less is faster",
     )
-    intermediate_size: int | None = Field(
-        None, ge=1, le=1 << 17, description="width of the head's MLP; None = as the target's"
+    intermediate_size: int | None = setting(
+        None, "MLP size", "width of the head's MLP; None = the target's", ge=1, le=1 << 17
     )
-    levels: int = Field(6, ge=1, le=32, description="drafted levels when evaluating")
-    total_tokens: int = Field(59, ge=1, le=1024, description="drafted nodes when evaluating")
-    top_k: int = Field(10, ge=1, le=64, description="children per node when evaluating")
+    levels: int = setting(6, "Tree depth", "drafted levels when evaluating", ge=1, le=32)
+    total_tokens: int = setting(59, "Draft tokens", "drafted nodes when evaluating", ge=1, le=1024)
+    top_k: int = setting(10, "Children per node", "children per node when evaluating", ge=1, le=64)
 
     def _tree(self, folder: Path) -> dict[str, Any]:
-        """Settings of a drafter that decodes with a dynamic tree."""
+        """A drafter's settings for decoding with a dynamic tree."""
         return {
             "speculative_model": str(folder),
             "use_dynamic_tree": True,
@@ -73,13 +74,19 @@ class EagleTraining(_EagleTraining):
     method: ClassVar[str] = "eagle"
     paper: ClassVar[str] = "2401.15077, 2406.16858, 2408.15766"
 
-    depths: int = Field(
-        3, ge=1, le=16, description="depths unrolled in training; 1 = EAGLE-1's own recipe"
+    depths: int = setting(
+        3, "Unrolled depths", "depths unrolled in training; 1 = EAGLE-1's own recipe", ge=1, le=16
     )
-    feature_weight: float = Field(1.0, ge=0.0, le=100.0, description="weight of the feature loss")
-    token_weight: float = Field(0.1, ge=0.0, le=100.0, description="weight of the token loss")
-    noise: float = Field(
-        0.1, ge=0.0, le=10.0, description="noise on features, ± so many standard deviations"
+    feature_weight: float = setting(
+        1.0, "Feature loss", "weight of the feature loss", ge=0.0, le=100.0
+    )
+    token_weight: float = setting(0.1, "Token loss", "weight of the token loss", ge=0.0, le=100.0)
+    noise: float = setting(
+        0.1,
+        "Feature noise",
+        "uniform noise on the features, ± this many standard deviations",
+        ge=0.0,
+        le=10.0,
     )
 
     def student(self, target: Target, entries: Sequence[Entry]) -> Student:
@@ -93,13 +100,13 @@ class Eagle3Training(_EagleTraining):
     method: ClassVar[str] = "eagle3"
     paper: ClassVar[str] = "2503.01840"
 
-    depths: int = Field(6, ge=1, le=16, description="depths of the training-time test")
-    draft_vocab: int | None = Field(
+    depths: int = setting(6, "Unrolled depths", "depths of the training-time test", ge=1, le=16)
+    draft_vocab: int | None = setting(
         8192,
+        "Draft vocabulary",
+        "tokens it can draft, the corpus's most frequent; None = all, by the target's lm_head",
         ge=16,
         le=1 << 20,
-        description="tokens it can draft, the corpus's most frequent; None = all, by the target's "
-        "lm_head",
     )
 
     def student(self, target: Target, entries: Sequence[Entry]) -> Student:
@@ -109,16 +116,16 @@ class Eagle3Training(_EagleTraining):
                 f"{target.name} has {target.num_layers}. Train the method eagle for it."
             )
         if self.draft_vocab is None or self.draft_vocab >= target.vocab_size:
-            return Eagle3Student(self, target, self.vocabulary(target, entries), own=False)
+            return Eagle3Student(self, target, self.vocabulary(target, entries), has_lm_head=False)
         ids = self._initial_ids(target)
         if ids is None:
             ids = frequent_tokens(entries, self.draft_vocab, target.vocab_size)
             ids = ids.sort().values
-        own = Vocabulary(ids.to(target.device), target.vocab_size)
-        return Eagle3Student(self, target, own, own=True)
+        vocabulary = Vocabulary(ids.to(target.device), target.vocab_size)
+        return Eagle3Student(self, target, vocabulary, has_lm_head=True)
 
     def _initial_ids(self, target: Target) -> Tensor | None:
-        """The draft vocabulary of `begin_with`, if it has its own."""
+        """The draft vocabulary of `begin_with`, if it has one."""
         if self.begin_with is None:
             return None
         head, _ = load_eagle3(HeadCheckpoint.read(self.begin_with, target))
@@ -142,23 +149,23 @@ class _EagleStudent(Student):
     def _unrolled(
         self, fused: Tensor, pack: Pack, generator: torch.Generator | None
     ) -> Iterator[tuple[Tensor, Tensor, int]]:
-        """Depth by depth: outputs with a loss, their rows, and how many count.
+        """Per depth: the outputs with a loss, their rows, and the number that are not padding.
 
-        With a smaller `chain_share`, chains start in some dialogues, everywhere in these: few
+        With a smaller `chain_share`, chains start at every position of some dialogues: few
         dialogues are faster than few rows of each.
         """
         starts, count = pack.rows_before(2), len(pack.tokens)
         has_loss = torch.zeros(count, dtype=torch.bool, device=starts.device)
         has_loss[starts] = True
         if generator is not None and self.chain_share < 1:
-            starts = _of_some_dialogues(starts, pack.segments, self.chain_share, generator)
+            starts = _sample_dialogues(starts, pack.segments, self.chain_share, generator)
         chains = pad_rows(starts)
         for depth, (at, out) in enumerate(unroll(self.head, fused, pack, self.depths, chains)):
             mask = has_loss[at]
             if depth:
-                here = at[: len(starts)]
+                entries = at[: len(starts)]
                 mask = mask[: len(starts)] & (starts + depth < count)
-                mask &= pack.segments[here] == pack.segments[starts]
+                mask &= pack.segments[entries] == pack.segments[starts]
             rows = mask.nonzero()[:, 0]
             padded = pad_rows(rows)
             yield out[padded].float(), at[padded], len(rows)
@@ -187,14 +194,13 @@ class EagleStudent(_EagleStudent):
     """Learns the target's next feature, and through it the next token."""
 
     needs = Needs(hidden=True)
-    drafts_vocabulary = True
     settings: EagleTraining
     head: Eagle1Head
 
     def __init__(self, settings: EagleTraining, target: Target, vocabulary: Vocabulary) -> None:
         super().__init__(settings, target, vocabulary)
-        self.head = fresh_eagle1(target, settings.intermediate_size)
-        # Its output is the layer's residual, which autocast would leave in bfloat16.
+        self.head = new_eagle1_head(target, settings.intermediate_size)
+        # It computes the layer's residual stream, which autocast would leave in bfloat16.
         self.head.fc.register_forward_hook(lambda module, args, out: out.float())
         self._lm_head = LMHead.of(target, vocabulary)
 
@@ -202,16 +208,16 @@ class EagleStudent(_EagleStudent):
         settings, scale = self.settings, pack.hidden[: pack.length].std()
         fused = self.head.fuse(pack.hidden)
         if generator is not None and settings.noise:
-            draws = torch.rand(fused.shape, generator=generator).to(fused.device)
-            fused = fused + (2 * draws - 1) * settings.noise * scale
+            uniform = torch.rand(fused.shape, generator=generator).to(fused.device)
+            fused = fused + (2 * uniform - 1) * settings.noise * scale
         for out, at, count in self._unrolled(fused, pack, generator):
-            near, far = out[:count] / scale, pack.hidden[at[:count] + 1] / scale
-            feature_loss = smooth_l1_loss(near, far, reduction="sum") / max(1, near.numel())
-            tokens = self.predicted(pack, at, 2, out, self._lm_head, num_rows=count)
+            features, labels = out[:count] / scale, pack.hidden[at[:count] + 1] / scale
+            loss = smooth_l1_loss(features, labels, reduction="sum") / max(1, features.numel())
+            tokens = self.prediction(pack, at, 2, out, self._lm_head, num_rows=count)
             yield replace(
                 tokens,
                 weight=settings.token_weight,
-                auxiliary=settings.feature_weight * feature_loss,
+                auxiliary=settings.feature_weight * loss,
             )
 
     def published(self) -> Mapping[str, Tensor]:
@@ -220,42 +226,40 @@ class EagleStudent(_EagleStudent):
     def config(self) -> dict[str, Any]:
         return super().config() | {"bias": True}
 
-    def describe(self) -> Mapping[str, Any]:
-        return {"layers": 1, "embedding": "the target's", "depths": self.depths}
-
 
 class Eagle3Student(_EagleStudent):
     """Learns the target's distribution over its own vocabulary, or over the target's."""
 
+    drafts_vocabulary = False
     head: Eagle3Head
 
     def __init__(
-        self, settings: Eagle3Training, target: Target, vocabulary: Vocabulary, *, own: bool
+        self, settings: Eagle3Training, target: Target, vocabulary: Vocabulary, *, has_lm_head: bool
     ) -> None:
-        """Args: own: whether `vocabulary` is the drafter's, with an output matrix of its own."""
+        """`has_lm_head`: whether it has an output matrix of its own, over `vocabulary`."""
         super().__init__(settings, target, vocabulary)
         count = target.num_layers
         self.needs = Needs(hidden=True, layers=(2, count // 2, count - 3))
-        self._draft_ids = vocabulary.ids if own else None
-        self.head = fresh_eagle3(target, self._draft_ids, settings.intermediate_size)
-        self._shared = None if own else LMHead.of(target, vocabulary)
+        self._draft_ids = vocabulary.ids if has_lm_head else None
+        self.head = new_eagle3_head(target, self._draft_ids, settings.intermediate_size)
+        self._shared = None if has_lm_head else LMHead.of(target, vocabulary)
 
     def predictions(self, pack: Pack, generator: torch.Generator | None) -> Iterator[Prediction]:
         assert pack.layers is not None
         fused = self.head.fuse(pack.layers).float()
         lm_head = self._shared or LMHead(self.head.lm_head.weight)
         for out, at, count in self._unrolled(fused, pack, generator):
-            tokens = self.predicted(pack, at, 2, self.head.norm(out), lm_head, num_rows=count)
-            # Where the true token cannot be drafted, the rest of the distribution misleads.
+            tokens = self.prediction(pack, at, 2, self.head.norm(out), lm_head, num_rows=count)
+            # Rows whose true token cannot be drafted would mislead.
             teacher = tokens.teacher.weighted((tokens.labels >= 0).float())
             yield replace(tokens, teacher=teacher)
 
     def load(self, folder: Path) -> None:
-        """Raises ConfigError besides: it reads other layers of the target."""
+        """As `Student.load`; ConfigError if the checkpoint reads other layers of the target."""
         head, needs = load_eagle3(HeadCheckpoint.read(str(folder), self.target))
         if needs.layers != self.needs.layers:
             raise ConfigError(
-                f"{folder} reads layers {needs.layers}, but this training shows "
+                f"{folder} reads layers {needs.layers}, but this training provides "
                 f"{self.needs.layers}. Leave begin_with out."
             )
         self.head.load_state_dict(head.state_dict())
@@ -264,8 +268,8 @@ class Eagle3Student(_EagleStudent):
         tensors = published_tensors(self.head).items()
         return {name.replace("layers.0.", "midlayer."): tensor for name, tensor in tensors}
 
-    def stored(self, dtype: torch.dtype) -> dict[str, Tensor]:
-        tensors = super().stored(dtype)
+    def export_weights(self, dtype: torch.dtype) -> dict[str, Tensor]:
+        tensors = super().export_weights(dtype)
         if self._draft_ids is not None:
             ids = self._draft_ids.cpu()
             drafted = torch.zeros(self.target.vocab_size, dtype=torch.bool)
@@ -276,28 +280,18 @@ class Eagle3Student(_EagleStudent):
     def config(self) -> dict[str, Any]:
         return super().config() | {"draft_vocab_size": self.head.vocabulary.size}
 
-    def describe(self) -> Mapping[str, Any]:
-        own = self._draft_ids is not None
-        return {
-            "layers": 1,
-            "draft vocabulary": self.head.vocabulary.size,
-            "output": "its own" if own else "shares the target's lm_head",
-            "layers read (inputs of)": list(self.needs.layers),
-            "depths": self.depths,
-        }
 
-
-def _of_some_dialogues(
+def _sample_dialogues(
     starts: Tensor, segments: Tensor, share: float, generator: torch.Generator
 ) -> Tensor:
-    """The starts in randomly drawn dialogues, about that share of all."""
+    """The starts in randomly sampled dialogues, on average this share of all."""
     numbers, counts = segments[starts].unique(return_counts=True)
     order = torch.randperm(len(numbers), generator=generator).to(numbers.device)
     before = counts[order].cumsum(0) - counts[order]
-    # The dialogue that crosses the mark is included as often as keeps the share right on average.
-    left = share * len(starts) - before
-    uniform = torch.rand(len(numbers), generator=generator).to(left.device)
-    included = numbers[order][left / counts[order] > uniform]
+    # The dialogue that crosses the limit is included with the probability that keeps the average.
+    room = share * len(starts) - before
+    uniform = torch.rand(len(numbers), generator=generator).to(room.device)
+    included = numbers[order][room / counts[order] > uniform]
     return starts[torch.isin(segments[starts], included)]
 
 
@@ -305,10 +299,10 @@ def _head_spec(target: Target, intermediate: int | None) -> HeadSpec:
     """A layer as wide as the target's, with its attention heads."""
     config = target.config
     heads = int(config.num_attention_heads)
-    own = getattr(config, "intermediate_size", None) or _MLP_RATIO * target.hidden_size
+    default = getattr(config, "intermediate_size", None) or _MLP_RATIO * target.hidden_size
     return HeadSpec(
         hidden=target.hidden_size,
-        intermediate=int(intermediate or own),
+        intermediate=int(intermediate or default),
         heads=heads,
         kv_heads=int(getattr(config, "num_key_value_heads", None) or heads),
         head_dim=int(getattr(config, "head_dim", None) or target.hidden_size // heads),
@@ -317,22 +311,22 @@ def _head_spec(target: Target, intermediate: int | None) -> HeadSpec:
     )
 
 
-def fresh_eagle1(target: Target, intermediate: int | None) -> Eagle1Head:
-    """An EAGLE-1 head, initialised to pass the target's feature on."""
+def new_eagle1_head(target: Target, intermediate: int | None) -> Eagle1Head:
+    """An EAGLE-1 head, initialised to copy the target's feature."""
     spec = _head_spec(target, intermediate)
     head = Eagle1Head(spec, target.lm_head, vocab=target.vocab_size, bias=True)
     with torch.no_grad():
         head.fc.weight.mul_(0.1)
         head.fc.weight[:, spec.hidden :] += torch.eye(spec.hidden)
         head.fc.bias.zero_()
-    return _placed(head, target)
+    return _init_layer(head, target)
 
 
-def fresh_eagle3(target: Target, ids: Tensor | None, intermediate: int | None) -> Eagle3Head:
-    """An EAGLE-3 head, initialised to read its deepest layer with the target's output matrix.
+def new_eagle3_head(target: Target, ids: Tensor | None, intermediate: int | None) -> Eagle3Head:
+    """An EAGLE-3 head, initialised to copy its deepest layer to the target's output matrix.
 
     Args:
-        ids: the tokens it drafts, with an output matrix of its own; None = all, by the target's.
+        ids: the tokens it drafts by an output matrix of its own; None = all, by the target's.
     """
     spec = _head_spec(target, intermediate)
     count = target.vocab_size if ids is None else len(ids)
@@ -342,17 +336,17 @@ def fresh_eagle3(target: Target, ids: Tensor | None, intermediate: int | None) -
         head.fc.weight.mul_(0.1)
         head.fc.weight[:, 2 * spec.hidden :] += torch.eye(spec.hidden)
         if ids is not None:
-            head.lm_head.weight.copy_(rows_of(target.lm_head, ids).float().cpu())
+            head.lm_head.weight.copy_(weight_rows(target.lm_head, ids).float().cpu())
         norm = getattr(target.model.get_decoder(), "norm", None)
         weight = getattr(norm, "weight", None)
         if isinstance(weight, Tensor) and weight.shape == head.norm.weight.shape:
             head.norm.weight.copy_(weight.detach().float().cpu())
-    return _placed(head, target)
+    return _init_layer(head, target)
 
 
 @torch.no_grad()
-def _placed(head: _Head, target: Target) -> _Head:
-    """On the target's device with its embedding; attention and MLP add nothing at first."""
+def _init_layer(head: _Head, target: Target) -> _Head:
+    """Move a head to the target's device, share its embedding; attention and MLP start as zero."""
     head.layer.o_proj.weight.zero_()
     head.layer.down_proj.weight.zero_()
     head = head.to(target.device)

@@ -1,8 +1,8 @@
-"""Runs an EAGLE head over a whole pack as it drafts: fed its own outputs, several depths at once.
+"""Runs an EAGLE head over a whole pack as in drafting: fed its own outputs, over several depths.
 
 At depth 0 every entry of the pack is fed the target's feature. A chain then starts at entry i and
-is fed its own outputs: its row of depth k is entry i + k. It sees the target's features up to
-where it started, and its own rows, as when drafting; chains never see each other.
+is fed its own outputs: its row of depth k is entry i + k. It attends to the base rows up to its
+start and to its own rows, as in drafting; chains never see each other.
 
     chain from entry 1     depth 1 = entry 2 sees base 0 1 and itself
                            depth 2 = entry 3 sees base 0 1, its rows of depth 1 and 2
@@ -26,13 +26,13 @@ def unroll(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield `entries (m,)` and the head's outputs `(m, hidden)` there, for depth 0, 1, …
 
-    Entry j is fed the token after it. Depth 0 is of all n entries, deeper ones are of the chains
-    in order; a chain that has left its dialogue goes on at its last entry, without meaning.
+    Entry j is fed the token after it. Depth 0 has all n entries, deeper ones have the chains in
+    order; rows of a chain that has left its dialogue are to be ignored.
 
     Args:
         fused: `(n, hidden)` fused features of the pack.
-        starts: `(m,)` ascending entries where chains start; None = everywhere. Without any, there
-            are no deeper depths.
+        starts: `(m,)` ascending entries where chains start; None = all. If empty, only depth 0 is
+            yielded.
     """
     entries = torch.arange(len(pack.tokens), device=fused.device)
     starts = entries if starts is None else starts
@@ -60,9 +60,9 @@ class _Chains:
     def attend(
         self, layer: HeadLayer, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None
     ) -> Tensor:
-        """Dialogue by dialogue, for a dialogue is much shorter than a pack.
+        """Attention per dialogue, which is much shorter than a pack.
 
-        In float32: in bfloat16, kernels would be made anew for the length of every dialogue.
+        In float32: in bfloat16, kernels would be compiled for the length of every dialogue.
         """
         with torch.autocast(query.device.type, enabled=False):
             query, keys, values = query.float(), keys.float(), values.float()
@@ -97,13 +97,13 @@ class _Chains:
             if not count:
                 continue
             columns = torch.arange(base.start, base.stop, device=query.device)
-            late = columns[None] > self._starts[rows, None]
+            is_later = columns[None] > self._starts[rows, None]
             scores = torch.einsum("hgmd,hnd->hgmn", grouped[:, :, rows], self._base[0][:, base])
-            scores = scores.masked_fill(late, -torch.inf)
+            scores = scores.masked_fill(is_later, -torch.inf)
             weights = torch.cat([scores, own[:, :, rows]], dim=-1).softmax(dim=-1)
-            there, here = weights.split([size, keys.shape[2]], dim=-1)
+            base_weights, own_weights = weights.split([size, keys.shape[2]], dim=-1)
             outputs.append(
-                torch.einsum("hgmn,hnd->hgmd", there, self._base[1][:, base])
-                + torch.einsum("hgmk,hmkd->hgmd", here, values[:, rows])
+                torch.einsum("hgmn,hnd->hgmd", base_weights, self._base[1][:, base])
+                + torch.einsum("hgmk,hmkd->hgmd", own_weights, values[:, rows])
             )
         return torch.cat(outputs, dim=2).reshape(heads, m, width).transpose(0, 1)

@@ -1,7 +1,7 @@
 """Trains a ReDrafter head by distillation from the target's distributions.
 
-Row t is a context; the recurrence reads the tokens t + 1 … t + d, and its guess of token t + 1 + d
-learns the target's distribution at row t + d. Source: arXiv:2403.09919, section 3.4.
+Row t is a context; the recurrence reads the tokens t + 1 … t + d, and its prediction of token
+t + 1 + d learns the target's distribution at row t + d. Source: arXiv:2403.09919, section 3.4.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import embedding, silu
 
+from engine.config import setting
 from engine.drafters.heads.redrafter import ReDrafterConfig
 from engine.drafters.heads.vocabulary import Vocabulary
 from engine.model.corpus import Entry
@@ -26,21 +26,25 @@ from engine.training.recipe import Student, TrainSettings, principal_directions
 
 
 class ReDrafterTraining(TrainSettings):
-    """Apple's recurrent head; a narrow exit keeps it small."""
+    """Apple's recurrent head, kept small by a narrow projection before the output."""
 
     method: ClassVar[str] = "redrafter"
     paper: ClassVar[str] = "2403.09919"
 
-    depths: int = Field(5, ge=1, le=16, description="tokens drafted ahead in training")
-    layers: int = Field(2, ge=0, le=8, description="residual blocks")
-    exit_dim: int = Field(
-        64, ge=2, le=1 << 15, description="width before the output matrix (vocabulary × exit_dim)"
+    depths: int = setting(5, "Unrolled depths", "tokens drafted ahead in training", ge=1, le=16)
+    layers: int = setting(2, "Residual blocks", "number of residual blocks", ge=0, le=8)
+    exit_dim: int = setting(
+        64,
+        "Output width",
+        "width before the output matrix (vocabulary × exit_dim)",
+        ge=2,
+        le=1 << 15,
     )
-    depth_decay: float = Field(
-        0.9, gt=0.0, le=1.0, description="weight of a depth's loss relative to the one before it"
+    depth_decay: float = setting(
+        0.9, "Loss decay", "weight of a depth's loss relative to the one before it", gt=0.0, le=1.0
     )
-    beam_width: int = Field(4, ge=1, le=50, description="beams when evaluating")
-    beam_length: int = Field(5, ge=2, le=17, description="beam length when evaluating")
+    beam_width: int = setting(4, "Beams", "number of beams when evaluating", ge=1, le=50)
+    beam_length: int = setting(5, "Beam length", "beam length when evaluating", ge=2, le=17)
 
     def student(self, target: Target, entries: Sequence[Entry]) -> Student:
         return ReDrafterStudent(self, target, self.vocabulary(target, entries))
@@ -54,11 +58,10 @@ class ReDrafterTraining(TrainSettings):
 class ReDrafterStudent(Student):
     """The recurrence, the exit projection, residual blocks and an output matrix of its own.
 
-    The output matrix begins as the best approximation of the target's `lm_head` at that width.
+    The output matrix is initialised to the target's `lm_head`, approximated at that width.
     """
 
     settings: ReDrafterTraining
-    drafts_vocabulary = True
 
     def __init__(self, settings: ReDrafterTraining, target: Target, vocabulary: Vocabulary) -> None:
         super().__init__(settings, target, vocabulary, settings.depths)
@@ -70,10 +73,10 @@ class ReDrafterStudent(Student):
         self.output = nn.Linear(width, target.vocab_size, bias=False)
         self.to(target.device)
         self._embedding = weight_of(target.embedding).float()
-        self._begin(weight_of(target.lm_head).float())
+        self._init_weights(weight_of(target.lm_head).float())
 
     @torch.no_grad()
-    def _begin(self, lm_head: Tensor) -> None:
+    def _init_weights(self, lm_head: Tensor) -> None:
         size, width = self.target.hidden_size, self.settings.exit_dim
         main = principal_directions(lm_head, min(width, size))
         self.input_proj.weight.mul_(0.1)
@@ -96,7 +99,7 @@ class ReDrafterStudent(Student):
             x = self.input_proj(torch.cat([pack.hidden[at], state[at]], dim=-1))
             for block in self.blocks:
                 x = x + silu(block(x))
-            yield self.predicted(pack, at, 1 + depth, x, head, num_rows=len(rows))
+            yield self.prediction(pack, at, 1 + depth, x, head, num_rows=len(rows))
 
     def published(self) -> Mapping[str, Tensor]:
         """Apple's layout: with `input_proj` only where exit_dim is not twice the hidden size."""
@@ -111,10 +114,10 @@ class ReDrafterStudent(Student):
             for part, value in module.named_parameters()
         }
 
-    def stored(self, dtype: torch.dtype) -> dict[str, Tensor]:
-        tensors = super().stored(dtype)
+    def export_weights(self, dtype: torch.dtype) -> dict[str, Tensor]:
+        tensors = super().export_weights(dtype)
         if self.vocabulary.ids is not None:
-            # The other tokens are untrained: a score of 0 keeps them out of every beam.
+            # The other tokens are untrained: a logit of 0 keeps them out of every beam.
             others = torch.ones(self.target.vocab_size, dtype=torch.bool)
             others[self.vocabulary.ids.cpu()] = False
             tensors[f"lm_head.{self.settings.layers}.weight"][others] = 0
@@ -131,6 +134,3 @@ class ReDrafterStudent(Student):
             "num_lookback_tokens": -1,
             "rnn": True,
         }
-
-    def describe(self) -> Mapping[str, Any]:
-        return {"exit width": self.settings.exit_dim, "residual blocks": self.settings.layers}

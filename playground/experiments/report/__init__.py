@@ -1,1 +1,1 @@
-"""What came of an experiment: figures, verdicts, explanations, plots and files."""
+"""The report of an experiment: figures, verdicts, explanations, plots and files."""

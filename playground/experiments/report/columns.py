@@ -1,6 +1,6 @@
-"""The figures of a configuration: each once, with its title, its formula and how it is written.
+"""The figures of a configuration: title, formula and notation of each, defined once.
 
-The tables of the pages and of the command line and the HTML report are drawn from these.
+The tables of the pages, of the command line and of the HTML report are made from these.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from playground.experiments.report.verdict import CAUSES
 from playground.host.baseline import DOUBTS
 
 BARS = "▁▂▃▄▅▆▇█"
-MOST_BARS, MOST_RATES = 10, 3
+MAX_BARS, MAX_RATES = 10, 3
 
 
 class Cell(NamedTuple):
@@ -27,7 +27,7 @@ class Cell(NamedTuple):
     Attributes:
         small: a second line.
         mood: good, warn or bad, for its colour.
-        hint: shown under the pointer.
+        hint: tooltip.
     """
 
     text: str
@@ -42,10 +42,10 @@ class Cell(NamedTuple):
 
 
 def speedup_cell(speedup: Speedup | None, *, reference: bool = False) -> Cell:
-    """A speedup over its interval; its mood follows from the interval, never from the ratio alone.
+    """A speedup with its interval; the mood follows from the interval, never from the ratio alone.
 
     Args:
-        reference: plain decoding's own, which is 1 and has no interval.
+        reference: whether it is plain decoding's own, which is 1 and has no interval.
     """
     if reference:
         return Cell(formats.speedup(1.0))
@@ -58,33 +58,37 @@ def speedup_cell(speedup: Speedup | None, *, reference: bool = False) -> Cell:
     return Cell(speedup.text, speedup.interval, mood, hint)
 
 
-def _mat(figures: Figures, reference: bool = False) -> Cell:
+def _speedup(section: Section, figures: Figures) -> Cell:
+    return speedup_cell(figures.speedup, reference=section.reference)
+
+
+def _mat(section: Section, figures: Figures) -> Cell:
     if not figures.num_steps:
         return Cell(DASH)
     return Cell(formats.mat(figures.mat), f"{figures.num_new_tokens} / {figures.num_steps}")
 
 
-def _rates(section: Section) -> Cell:
+def _rates(section: Section, figures: Figures) -> Cell:
     """A bar per draft token, and the first rates as numbers."""
-    rates = section.position_rates[:MOST_BARS]
+    rates = section.position_rates[:MAX_BARS]
     bars = "".join(BARS[round(rate * (len(BARS) - 1))] for rate in rates)
     hint = "\n".join(
         f"at least {plural(i, 'draft token')} accepted in {percent(rate)} of steps"
         for i, rate in enumerate(rates, start=1)
     )
     return (
-        Cell(bars, ", ".join(map(percent, rates[:MOST_RATES])), hint=hint) if rates else Cell(DASH)
+        Cell(bars, ", ".join(map(percent, rates[:MAX_RATES])), hint=hint) if rates else Cell(DASH)
     )
 
 
-def _step(section: Section) -> Cell:
+def _step(section: Section, figures: Figures) -> Cell:
     split = section.time_split
     text = duration(section.overall.step_ms)
     return Cell(text, formats.time_split(split.ms)) if split else Cell(DASH)
 
 
-def _answers(section: Section) -> Cell:
-    """Whether its answers are plain decoding's."""
+def _answers(section: Section, figures: Figures) -> Cell:
+    """Whether its answers equal plain decoding's."""
     verdict = section.verdict
     if section.reference:
         unsteady = section.num_unsteady
@@ -104,50 +108,41 @@ def _answers(section: Section) -> Cell:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One figure of a configuration.
-
-    Attributes:
-        by_group: the same over one kind of task, where there is such a table.
-    """
+    """One figure of a configuration, over all prompts or over one kind of task."""
 
     title: str
     formula: str
-    cell: Callable[[Section], Cell]
-    by_group: Callable[[Figures, bool], Cell] | None = None
+    cell: Callable[[Section, Figures], Cell]
 
 
 COLUMNS: dict[str, Column] = {
     "speedup": Column(
         "speedup",
         f"{FORMULAS['speedup']}; below it: {FORMULAS['interval']}",
-        lambda s: speedup_cell(s.overall.speedup, reference=s.reference),
-        lambda figures, reference: speedup_cell(figures.speedup, reference=reference),
+        _speedup,
     ),
     "request_speedup": Column(
         "request speedup",
         FORMULAS["request_speedup"],
-        lambda s: Cell(formats.speedup(1.0 if s.reference else s.overall.request_speedup)),
+        lambda s, f: Cell(formats.speedup(1.0 if s.reference else f.request_speedup)),
     ),
-    "tok_s": Column("tok/s", FORMULAS["tok_s"], lambda s: Cell(formats.tok_s(s.overall.tok_s))),
-    "mat": Column(
-        "MAT",
-        f"{FORMULAS['mat']}; below it: new tokens / steps",
-        lambda s: _mat(s.overall),
-        _mat,
+    "tok_s": Column(
+        "tok/s", FORMULAS["tok_s"], lambda s, figures: Cell(formats.tok_s(figures.tok_s))
     ),
+    "mat": Column("MAT", f"{FORMULAS['mat']}; below it: new tokens / steps", _mat),
     "draft_acceptance": Column(
-        "accepted", FORMULAS["draft_acceptance"], lambda s: Cell(percent(s.draft_acceptance))
+        "accepted", FORMULAS["draft_acceptance"], lambda s, _: Cell(percent(s.draft_acceptance))
     ),
     "position_rates": Column("position rates", FORMULAS["position_rates"], _rates),
     "time_split": Column("time per step", FORMULAS["time_split"], _step),
-    "ttft_ms": Column("TTFT", FORMULAS["ttft_ms"], lambda s: Cell(duration(s.ttft_ms))),
-    "itl_ms": Column("ITL", FORMULAS["itl_ms"], lambda s: Cell(duration(s.itl_ms))),
+    "ttft_ms": Column("TTFT", FORMULAS["ttft_ms"], lambda s, _: Cell(duration(s.ttft_ms))),
+    "itl_ms": Column("ITL", FORMULAS["itl_ms"], lambda s, _: Cell(duration(s.itl_ms))),
     "verdict": Column("answers", FORMULAS["verdict"], _answers),
 }
 
 
 class Table(NamedTuple):
-    """Columns with their formulas; of every row its name and cells."""
+    """Column titles with their formulas, and the cells of every configuration."""
 
     heads: Mapping[str, str]
     rows: Sequence[tuple[Section, Sequence[Cell]]]
@@ -158,27 +153,24 @@ def summary(report: Report) -> Table:
     heads = {column.title: column.formula for column in COLUMNS.values()}
     return Table(
         heads,
-        [(s, [column.cell(s) for column in COLUMNS.values()]) for s in report.configurations],
+        [
+            (s, [column.cell(s, s.overall) for column in COLUMNS.values()])
+            for s in report.configurations
+        ],
     )
-
-
-BY_GROUP = tuple(name for name, column in COLUMNS.items() if column.by_group is not None)
-"""Figures that have a table by kind of task."""
 
 
 def by_group(report: Report, name: str, titles: Mapping[str, str]) -> Table:
     """Spec-Bench's table of one figure: a column per kind of task, and one overall.
 
     Args:
-        titles: of the groups, in words.
+        titles: titles of the groups.
     """
-    column = COLUMNS[one_of("the figure", name, BY_GROUP)]
-    draw = column.by_group
-    assert draw is not None
+    column = COLUMNS[one_of("the figure", name, ("speedup", "mat"))]
     heads = {group: f"{titles.get(group, group)}: {column.formula}" for group in report.groups}
     rows = []
     for section in report.configurations:
-        figures = [section.groups.get(group) for group in report.groups]
-        cells = [Cell(DASH) if one is None else draw(one, section.reference) for one in figures]
-        rows.append((section, [*cells, column.cell(section)]))
+        figures = [*(section.groups.get(group) for group in report.groups), section.overall]
+        cells = [Cell(DASH) if one is None else column.cell(section, one) for one in figures]
+        rows.append((section, cells))
     return Table({**heads, "overall": column.formula}, rows)

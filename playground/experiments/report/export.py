@@ -9,12 +9,11 @@ from typing import Any
 
 from engine import safe_text
 from engine.safe_text import csv_line, file_name
-from playground.experiments.finished import SPLIT, FinishedRequest
+from playground.experiments.finished import PARTS, FinishedRequest
 from playground.experiments.report.page import page_html
-from playground.experiments.report.report import FORMULAS, Figures, Results, Section
+from playground.experiments.report.report import FORMULAS, Results
 from playground.experiments.report.statistics import LATENCY_ROWS, LatencyTable, Statistic
 
-OVERALL = "overall"
 GENAI_PERF = "profile_export_genai_perf"
 GENAI_UNITS = {"ms": "ms", "length": "tokens"}
 """By the end of a row's name."""
@@ -22,9 +21,11 @@ _STATISTICS = tuple(field.name for field in fields(Statistic))
 
 
 def json_text(results: Results) -> str:
-    """The whole report, with what was run and how each figure is defined."""
+    """The whole report, with its plan and the definition of each figure."""
     benchmark = results.benchmark
     plan = {key: value for key, value in results.plan.to_dict().items() if key != "items"}
+    names = [f.name for f in fields(FinishedRequest) if f.name not in ("output_ids", "text")]
+    names += ["latency_s", "tok_s", "mat", "step_s"]
     whole = {
         "benchmark": benchmark.id,
         "name": benchmark.name,
@@ -36,19 +37,18 @@ def json_text(results: Results) -> str:
         "num_prompts": len(results.plan.items),
         "skipped": benchmark.summary.get("skipped", []),
         "definitions": FORMULAS,
-        "report": results.report.to_dict(),
-        "requests": [_request(request) for request in results.requests],
+        "report": asdict(results.report),
+        "requests": [
+            {name: getattr(request, name) for name in names} for request in results.requests
+        ],
     }
     return safe_text.json_text(whole, indent=1)
 
 
-def _request(request: FinishedRequest) -> dict[str, Any]:
-    facts = {k: v for k, v in asdict(request).items() if k not in ("output_ids", "text")}
-    return facts | {k: getattr(request, k) for k in ("latency_s", "tok_s", "mat", "step_s")}
-
-
 def speedup_csv(results: Results) -> str:
     """One line per configuration and group, and one per configuration overall."""
+    measured = ("num_requests", "num_new_tokens", "num_steps", "mat", "tok_s", "step_ms")
+    compared = ("ratio", "low", "high", "num_prompts", "num_repeats", "num_pairs", "doubt")
     head = (
         "configuration,decoding_type,lossless,group,requests,new_tokens,steps,mat,tok_s,step_ms,"
         "speedup,speedup_low,speedup_high,prompts,repeats,pairs,doubt"
@@ -56,25 +56,19 @@ def speedup_csv(results: Results) -> str:
     return _csv(
         head.split(","),
         [
-            _speedup_row(section, group, cell)
+            [
+                *(section.name, section.decoding_type, section.lossless, group),
+                *(getattr(figures, name) for name in measured),
+                *(getattr(figures.speedup, name, None) for name in compared),
+            ]
             for section in results.report.configurations
-            for group, cell in [*section.groups.items(), (OVERALL, section.overall)]
+            for group, figures in {**section.groups, "overall": section.overall}.items()
         ],
     )
 
 
-def _speedup_row(section: Section, group: str, cell: Figures) -> list[Any]:
-    known = ("ratio", "low", "high", "num_prompts", "num_repeats", "num_pairs", "doubt")
-    return [
-        *(section.name, section.decoding_type, section.lossless, group),
-        *(cell.num_requests, cell.num_new_tokens, cell.num_steps),
-        *(cell.mat, cell.tok_s, cell.step_ms),
-        *(getattr(cell.speedup, name, None) for name in known),
-    ]
-
-
 def latency_csv(results: Results) -> str:
-    """genai-perf's table of every configuration, one under the other."""
+    """genai-perf's tables of all configurations, one below the other."""
     rows: list[list[Any]] = []
     for section in results.report.configurations:
         table = section.latency
@@ -90,7 +84,7 @@ def latency_csv(results: Results) -> str:
 
 
 def genai_perf_files(results: Results) -> dict[str, str]:
-    """What genai-perf leaves of a run, JSON and CSV, in a folder per configuration."""
+    """The files that genai-perf writes, JSON and CSV, in a folder per configuration."""
     files: dict[str, str] = {}
     config = {"model": results.environment.get("target"), "concurrency": 1}
     for section in results.report.configurations:
@@ -105,7 +99,7 @@ def genai_perf_files(results: Results) -> dict[str, str]:
 
 
 def _genai_perf(latency: LatencyTable) -> tuple[dict[str, Any], str]:
-    """The values as its JSON has them, and its two tables one under the other.
+    """The values of its JSON file, and its two CSV tables one below the other.
 
     Source: genai-perf, export_data/json_exporter.py and csv_exporter.py.
     """
@@ -139,7 +133,7 @@ def requests_csv(results: Results) -> str:
     names = [f.name for f in fields(FinishedRequest) if f.name not in left_out]
     names += ["latency_s", "tok_s", "mat"]
     rows = [[*(getattr(r, n) for n in names), *r.split_s] for r in results.requests]
-    return _csv([*names, *SPLIT], rows)
+    return _csv([*names, *PARTS], rows)
 
 
 def _csv(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

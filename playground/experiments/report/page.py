@@ -1,23 +1,20 @@
-"""A report as one HTML file: for a README's link or a colleague, opened anywhere, offline.
+"""A report as one self-contained HTML file, to link from a README or send to a colleague.
 
-It holds everything it shows: its style, and its chart as SVG. plotly inlined would be 4.7 MB; drawn
-here it is a few kilobytes. It has no script, and its policy lets none run: what models wrote enters
-through a template that escapes it and shows its control characters.
+Its style and its chart (SVG) are inline: plotly would add 4.7 MB, the SVG a few kilobytes. It has
+no script, and its content security policy allows none: model output passes through a template that
+escapes it and shows control characters.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from jinja2 import Environment
 
 from engine.errors import ConfigError
-from engine.formats import DASH
 from engine.safe_text import json_text, visible_value
 from playground.experiments.finished import FinishedRequest
 from playground.experiments.plan import ExperimentPlan, Item
@@ -26,30 +23,16 @@ from playground.experiments.report.report import FORMULAS, Report, Results
 from playground.plots import GREY, HUES
 
 MAX_ANSWERS = 40
-"""Prompts whose answers are shown; the file of prompts has all."""
+"""Prompts whose answers are shown; the file of prompts has all of them."""
 MAX_CHARS = 6000
 PROMPTS = "prompts.yaml"
 BAR, GAP, LEFT, WIDTH = 22, 12, 210, 820
 """Heights of a bar and of the space below it, and where the bars begin and end, in pixels."""
-IDENTITY = "SHA-256 of all answers' token ids, in order; equal answers have equal digests"
 _PAGES = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, finalize=visible_value)
 
 
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """A configuration in the chart; lengths in pixels."""
-
-    name: str
-    y: int
-    width: float
-    low: float | None
-    high: float | None
-    text: str
-    colour: str
-
-
 def page_html(results: Results) -> str:
-    """Everything that a colleague wants to see of an experiment, in one file."""
+    """The report as an HTML page."""
     plan, report, requests = results.plan, results.report, results.requests
     bars, end = _bars(report)
     return PAGE.render(
@@ -66,10 +49,8 @@ def page_html(results: Results) -> str:
         height=(BAR + GAP) * len(bars) + 24,
         summary=summary(report),
         groups=by_group(report, "speedup", {}) if len(report.groups) > 1 else None,
-        digests={s.name: _digest(s.name, requests) for s in report.configurations},
         answers=_answers(plan.items, report, requests),
         formulas={name: FORMULAS[name] for name in SHOWN},
-        identity=IDENTITY,
     )
 
 
@@ -77,7 +58,7 @@ SHOWN = ("speedup", "interval", "tok_s", "mat", "step_ms", "draft_acceptance", "
 
 
 def command(plan: ExperimentPlan) -> str:
-    """What repeats the experiment with a file of its prompts; empty where a method is unknown."""
+    """The command that repeats the experiment; empty if a method is unknown."""
     methods = []
     try:
         for configuration in plan.configurations[1:]:
@@ -110,7 +91,7 @@ def prompts_file(plan: ExperimentPlan) -> str:
 
 
 def _machine(plan: ExperimentPlan, environment: Mapping[str, Any]) -> dict[str, str]:
-    """What the figures hold for."""
+    """The machine and settings that the figures hold for."""
     versions = environment.get("versions") or {}
     facts = {
         "target": plan.target.title or plan.target.name,
@@ -126,8 +107,8 @@ def _machine(plan: ExperimentPlan, environment: Mapping[str, Any]) -> dict[str, 
     return {name: str(text) for name, text in facts.items() if text}
 
 
-def _bars(report: Report) -> tuple[list[Bar], float]:
-    """Every speedup as a bar with its interval, and where 1× lies."""
+def _bars(report: Report) -> tuple[list[dict[str, Any]], float]:
+    """Every speedup as a bar with its interval, and the position of 1×, in pixels."""
     measured = [
         (section, fast, fast.ratio)
         for section in report.configurations
@@ -143,20 +124,15 @@ def _bars(report: Report) -> tuple[list[Bar], float]:
     for n, (section, fast, ratio) in enumerate(measured):
         low, high = (None, None) if section.reference else (at(fast.low), at(fast.high))
         colour = GREY if section.reference else HUES[(n - 1) % len(HUES)]
-        y = n * (BAR + GAP) + 4
-        bars.append(Bar(section.name, y, unit * ratio, low, high, fast.text, colour))
+        bar = {"name": section.name, "text": fast.text, "colour": colour, "low": low, "high": high}
+        bars.append({**bar, "y": n * (BAR + GAP) + 4, "width": unit * ratio})
     return bars, LEFT + unit
-
-
-def _digest(name: str, requests: Sequence[FinishedRequest]) -> str:
-    own = sorted((r.pair, r.output_ids) for r in requests if r.configuration == name)
-    return hashlib.sha256(json.dumps(own).encode()).hexdigest()[:16] if own else DASH
 
 
 def _answers(
     items: Sequence[Item], report: Report, requests: Sequence[FinishedRequest]
 ) -> list[dict[str, Any]]:
-    """The first prompts with plain decoding's answers, and the answers that differ from them."""
+    """The first prompts with plain decoding's answers, and those that differ from them."""
     plain = report.configurations[0].name
     first = {(r.prompt, r.turn, r.configuration): r for r in requests if r.repeat == 0}
     answers = []
@@ -177,15 +153,14 @@ def _answers(
 
 
 PAGE = _PAGES.from_string("""
-{%- macro table(of, digests) %}
+{%- macro table(of) %}
 <div class="wide"><table><thead><tr><th>configuration</th>
 {% for title, formula in of.heads.items() %}<th title="{{ formula }}">{{ title }}</th>{% endfor %}
-{% if digests %}<th title="{{ identity }}">digest</th>{% endif %}</tr></thead><tbody>
+</tr></thead><tbody>
 {% for section, cells in of.rows %}
 <tr><td>{{ section.name }}{% if not section.lossless %} (lossy){% endif %}</td>
 {% for cell in cells %}<td title="{{ cell.hint }}">{{ cell.text }}
-{%- if cell.small %}<small>{{ cell.small }}</small>{% endif %}</td>{% endfor %}
-{% if digests %}<td><small>{{ digests[section.name] }}</small></td>{% endif %}</tr>
+{%- if cell.small %}<small>{{ cell.small }}</small>{% endif %}</td>{% endfor %}</tr>
 {% endfor %}
 </tbody></table></div>
 {% endmacro -%}
@@ -233,10 +208,10 @@ pre { white-space: pre-wrap; overflow-wrap: anywhere; border: 1px solid var(--li
 {% endfor %}
 </svg>
 <h2>Figures</h2>
-{{ table(summary, digests) }}
+{{ table(summary) }}
 {% if groups %}
 <h2>Speedup by kind of task</h2>
-{{ table(groups, none) }}
+{{ table(groups) }}
 {% endif %}
 <h2>Why</h2>
 <dl>{% for section in report.configurations if section.why %}

@@ -1,4 +1,4 @@
-"""Figures of a report, built by plotly: one style that is readable on light and on dark.
+"""Plotly figures of a report, readable in light and dark mode.
 
 Plain decoding is grey; every other configuration keeps its colour from plot to plot.
 """
@@ -6,8 +6,6 @@ Plain decoding is grey; every other configuration keeps its colour from plot to 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
 
 import plotly.graph_objects as go
 
@@ -18,21 +16,14 @@ from playground.experiments.report.statistics import Speedup
 from playground.plots import GREY, HUES, TEXT, styled
 
 TALLEST = 2.0
-"""Height of the picture over a bar's, at most."""
+"""Largest height of the plot over that of the tallest bar."""
 LEVELS = (1, 2, 4)
-"""Speedups whose lines are drawn where MAT meets the cost of a step."""
+"""Speedups whose lines are drawn in the plot of MAT against step time."""
 NARROW_PX, LINE_PX, SYMBOL_PX, CHAR_PX = 640, 19, 46, 6
-"""Of a legend: the width that is reckoned with, and what a line, a symbol and a letter take."""
+"""Assumed width of a legend, and sizes of its lines, symbols and letters."""
+CONTEXT = "tokens of context: prompt + half of the answer"
 Requests = Sequence[FinishedRequest]
-
-
-@dataclass(frozen=True, slots=True)
-class Plot:
-    """A figure that can be asked for, with its title and a note on what it shows."""
-
-    title: str
-    note: str
-    draw: Callable[[Report, Requests], go.Figure]
+Points = Sequence[tuple[float, float]]
 
 
 def _colour(report: Report, section: Section) -> str:
@@ -63,30 +54,22 @@ def _speedups(report: Report, requests: Requests) -> go.Figure:
             hovertemplate=f"{section.name} %{{x}}: %{{y:.2f}}×<extra></extra>",
         )
     figure.add_hline(y=1, line={"width": 1, "dash": "dot", "color": GREY})
-    highest = max((_top(one) for one in drawn), default=1.0)
+    # The interval of two prompts may exceed any plot.
+    tops = [min(one.high or 0.0, TALLEST * one.ratio) for one in drawn if one.ratio]
+    highest = max([1.0, *(one.ratio or 0.0 for one in drawn), *tops])
     return figure.update_layout(barmode="group", bargap=0.25, yaxis={"range": [0, 1.08 * highest]})
-
-
-def _top(fast: Speedup) -> float:
-    """Where its bar is drawn to; the whisker of two prompts may reach out of any picture."""
-    ratio = fast.ratio or 0.0
-    return max(1.0, ratio if fast.high is None else min(fast.high, TALLEST * ratio))
 
 
 def _cost(report: Report, requests: Requests) -> go.Figure:
     figure = go.Figure()
-    points = [
-        (section, section.overall.mat, section.overall.step_ms)
-        for section in report.configurations
-        if section.overall.mat is not None and section.overall.step_ms
-    ]
-    longest = 1.12 * max((step_ms or 0 for *_, step_ms in points), default=1)
-    highest = 1.15 * max((mat or 0 for _, mat, _ in points), default=1.5)
-    for section, mat, step_ms in points:
+    measured = [section for section in report.configurations if section.overall.num_steps]
+    longest = 1.12 * max((one.overall.step_ms or 0 for one in measured), default=1)
+    highest = 1.15 * max((one.overall.mat or 0 for one in measured), default=1.5)
+    for section in measured:
         figure.add_scatter(
             name=section.name,
-            x=[step_ms],
-            y=[mat],
+            x=[section.overall.step_ms],
+            y=[section.overall.mat],
             mode="markers",
             marker={"size": 11, "color": _colour(report, section)},
             hovertemplate=f"{section.name}: MAT %{{y:.2f}}, %{{x:.2f}} ms a step<extra></extra>",
@@ -103,21 +86,16 @@ def _cost(report: Report, requests: Requests) -> go.Figure:
 
 
 def _lines(
-    points: Callable[[Section], Sequence[tuple[float, float | None]]],
-    x_title: str,
-    y_title: str,
-    report: Report,
-    requests: Requests,
+    report: Report, x_title: str, y_title: str, points_of: Callable[[Section], Points]
 ) -> go.Figure:
     """A line per configuration that has points."""
     figure = go.Figure()
     for section in report.configurations:
-        drawn = [(x, y) for x, y in points(section) if y is not None]
-        if drawn:
+        if points := points_of(section):
             figure.add_scatter(
                 name=section.name,
-                x=[x for x, _ in drawn],
-                y=[y for _, y in drawn],
+                x=[x for x, _ in points],
+                y=[y for _, y in points],
                 mode="lines+markers",
                 line={"color": _colour(report, section), "width": 2},
                 marker={"size": 5},
@@ -126,18 +104,39 @@ def _lines(
     return figure.update_yaxes(title=y_title, rangemode="tozero")
 
 
+def _positions(report: Report, requests: Requests) -> go.Figure:
+    def points(section: Section) -> Points:
+        return [(at, 100 * rate) for at, rate in enumerate(section.position_rates, 1)]
+
+    return _lines(report, "draft tokens accepted (at least)", "% of steps", points)
+
+
+def _tok_s_by_context(report: Report, requests: Requests) -> go.Figure:
+    def points(section: Section) -> Points:
+        return [(one.context_len, one.tok_s) for one in section.by_context]
+
+    return _lines(report, CONTEXT, "tok/s", points)
+
+
+def _mat_by_context(report: Report, requests: Requests) -> go.Figure:
+    def points(section: Section) -> Points:
+        bins = () if section.reference else section.by_context
+        return [(one.context_len, one.mat) for one in bins if one.mat is not None]
+
+    return _lines(report, CONTEXT, "MAT", points)
+
+
 def _split(report: Report, requests: Requests) -> go.Figure:
     figure = go.Figure()
     splits = {s.name: s.time_split.ms for s in report.configurations if s.time_split}
-    colours = {"draft": HUES[2], "verify": HUES[0], "accept": HUES[3], "other": GREY}
-    colours["roll-back"] = HUES[4]
+    colours = {"draft": HUES[2], "verify": HUES[0], "accept": HUES[3], "roll-back": HUES[4]}
     for part in dict.fromkeys(name for split in splits.values() for name in split):
         figure.add_bar(
             name=part,
             y=list(splits),
             x=[split.get(part, 0.0) for split in splits.values()],
             orientation="h",
-            marker_color=colours[part],
+            marker_color=colours.get(part, GREY),
         )
     figure.update_layout(barmode="stack", yaxis={"autorange": "reversed"})
     return figure.update_xaxes(title="ms per step")
@@ -153,68 +152,35 @@ def _latency(report: Report, requests: Requests) -> go.Figure:
     return figure.update_layout(showlegend=False)
 
 
-BINNED = "requests binned by prompt length + half the answer length"
-PLOTS: dict[str, Plot] = {
-    "speedup": Plot(
-        "Speedup over plain decoding",
-        "bars: speedup; whiskers: its 95% interval, where there are enough answers for one",
-        _speedups,
-    ),
-    "cost": Plot("MAT against step time", "dotted lines: speedup = MAT × plain step / step", _cost),
-    "positions": Plot(
-        "Acceptance by position",
-        "share of steps that accepted at least this many draft tokens",
-        partial(
-            _lines,
-            lambda s: [(i, 100 * rate) for i, rate in enumerate(s.position_rates, start=1)],
-            "draft tokens accepted (at least)",
-            "% of steps",
-        ),
-    ),
-    "split": Plot("Where a step's time goes", "mean milliseconds of a step", _split),
-    "latency": Plot(
-        "Request latency", "box: quartiles; whiskers: 1.5 × the interquartile range", _latency
-    ),
-    "context": Plot(
-        "tok/s over context length",
-        BINNED,
-        partial(
-            _lines,
-            lambda s: [(one.context_len, one.tok_s) for one in s.by_context],
-            "tokens of context",
-            "tok/s",
-        ),
-    ),
-    "mat_by_context": Plot(
-        "MAT over context length",
-        BINNED,
-        partial(
-            _lines,
-            lambda s: [] if s.reference else [(one.context_len, one.mat) for one in s.by_context],
-            "tokens of context",
-            "MAT",
-        ),
-    ),
+PLOTS: dict[str, tuple[str, Callable[[Report, Requests], go.Figure]]] = {
+    "speedup": ("Speedup over plain decoding", _speedups),
+    "cost": ("MAT against step time", _cost),
+    "positions": ("Acceptance by position", _positions),
+    "split": ("Where a step's time goes", _split),
+    "latency": ("Request latency", _latency),
+    "context": ("tok/s over context length", _tok_s_by_context),
+    "mat_by_context": ("MAT over context length", _mat_by_context),
 }
+"""Title of each figure, and how it is drawn."""
 
 
 def report_figure(report: Report, requests: Requests, kind: str) -> go.Figure:
     """One of `PLOTS`."""
-    figure = styled(PLOTS[one_of("plot", kind, PLOTS)].draw(report, requests))
-    return _with_legend_below(figure)
+    _, draw = PLOTS[one_of("plot", kind, PLOTS)]
+    return _with_legend_below(styled(draw(report, requests)))
 
 
 def _with_legend_below(figure: go.Figure) -> go.Figure:
-    """The figure, higher by what its legend takes where the page is narrow: it covers no whisker.
+    """The figure with its legend below, and high enough for it on a narrow page.
 
-    A wider page needs fewer lines, and the plot takes what they leave; a legend that needs more
-    lines scrolls.
+    On a wider page the legend needs fewer lines and the plot fills the rest; a longer legend
+    scrolls.
     """
     names = [trace.name for trace in figure.data]
     if not names or figure.layout.showlegend is False:
         return figure
     columns = max(1, NARROW_PX // (SYMBOL_PX + CHAR_PX * max(map(len, names))))
     lines = max(min(3, len(names)), -(-len(names) // columns))
-    taken_px = LINE_PX * (lines + 1)  # one for what is around them
-    legend = {"yref": "container", "y": 0, "yanchor": "bottom", "maxheight": taken_px}
-    return figure.update_layout(height=figure.layout.height + taken_px, legend=legend)
+    legend_px = LINE_PX * (lines + 1)  # one for the margins
+    legend = {"yref": "container", "y": 0, "yanchor": "bottom", "maxheight": legend_px}
+    return figure.update_layout(height=figure.layout.height + legend_px, legend=legend)

@@ -1,12 +1,13 @@
-"""What came of an experiment, from its finished requests alone: figures, ratios, verdicts.
+"""The report of an experiment, from its finished requests alone: figures, ratios, verdicts.
 
-`FORMULAS` says how each figure is computed; it travels with every report.
+`FORMULAS` defines each figure; every exported report contains it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
@@ -17,10 +18,9 @@ from playground.experiments.finished import (
     FinishedRequest,
     Pair,
     finished_requests,
-    in_pairs,
-    pairs_of,
+    pair_requests,
 )
-from playground.experiments.plan import Configuration, ExperimentPlan, Types
+from playground.experiments.plan import Configuration, ExperimentPlan
 from playground.experiments.prompts import in_order
 from playground.experiments.report.explain import Explanation, explain
 from playground.experiments.report.statistics import (
@@ -36,12 +36,10 @@ from playground.experiments.report.statistics import (
 )
 from playground.experiments.report.verdict import (
     LOSSY,
-    LOSSY_SAMPLED,
     SAMPLED,
     UNSTEADY,
     Audits,
     Contender,
-    Headline,
     Verdict,
     audits_of,
     headline,
@@ -49,6 +47,7 @@ from playground.experiments.report.verdict import (
     trust_in,
     verdict_of,
 )
+from playground.host.catalog import MethodTypes
 from storage import Benchmark, RunDetail, RunLog, RunQuery
 
 FORMULAS: dict[str, str] = {
@@ -80,7 +79,7 @@ FORMULAS: dict[str, str] = {
     **{key: definition for key, (_, definition) in LATENCY_ROWS.items()},
     "verdict": "greedy answers identical, token for token, to plain decoding's / answers",
 }
-CONTEXT_EDGES = (0, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
+CONTEXT_EDGES = (0, *(2**power for power in range(7, 17)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,19 +105,19 @@ class ContextBin:
     num_requests: int
     context_len: float
     tok_s: float
-    mat: float | None = None
+    mat: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Everything about one configuration.
+    """The report on one configuration.
 
     Attributes:
-        settings: those that are not the method's defaults.
-        num_unsteady: prompts to which it gave another greedy answer in another repeat.
-        why: what made it faster or slower than plain decoding.
-        example_run: one of its runs in the log.
-        fault: why it could not go on.
+        settings: those that differ from the method's defaults.
+        num_unsteady: prompts with different greedy answers in different repeats.
+        why: why it is faster or slower than plain decoding.
+        example_run: id of one of its runs.
+        fault: why it failed; empty if it did not.
     """
 
     name: str
@@ -141,25 +140,19 @@ class Section:
     num_unsteady: int
     why: Explanation | None
     example_run: str | None
-    fault: str = ""
+    fault: str
 
     @property
     def verdict_sentence(self) -> str:
-        """What can be said of its answers beside plain decoding's; empty where there is nothing."""
+        """How its answers compare with plain decoding's; empty where there is nothing to say."""
         verdict = self.verdict
         if self.reference:
             many = f"{self.num_unsteady} of {self.num_prompts} prompts"
             return UNSTEADY.format(many) if self.num_unsteady else ""
         if verdict is None:
-            unsure = SAMPLED if self.lossless else LOSSY_SAMPLED
-            return unsure if self.overall.speedup else ""
-        if self.lossless:
-            return verdict.sentence
-        return (
-            f"Lossy by design, yet {verdict.sentence}"
-            if verdict.identical
-            else (f"{LOSSY} {verdict.place}.")
-        )
+            sampled = SAMPLED if self.lossless else LOSSY
+            return sampled if self.overall.speedup else ""
+        return verdict.sentence if self.lossless else f"{LOSSY} {verdict.place}."
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,9 +174,6 @@ class Report:
     def section(self, name: str) -> Section:
         return next(section for section in self.configurations if section.name == name)
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def make_report(
     plan: ExperimentPlan,
@@ -194,53 +184,24 @@ def make_report(
     faults: Mapping[str, str] | None = None,
     running: Collection[str] | None = None,
 ) -> Report:
-    """The report over a plan and what is finished of it.
+    """The report on the finished requests of a plan.
 
     Args:
         audits: of answers that differ from plain decoding's.
-        planned: how many requests there will be, while they are not all done.
-        faults: why configurations could not go on, by name.
-        running: those that a search has not dropped; all, where nothing is searched for.
-
-    Where several kinds of device have measured, each has sections of its own.
+        planned: total number of requests, while the experiment is unfinished.
+        faults: why configurations failed, by name.
+        running: configurations that a search has not dropped; None = all.
     """
-    greedy = plan.sampling.greedy
-    examined = (audits or {}) if greedy else None
+    examined = (audits or {}) if plan.sampling.greedy else None
     is_whole = planned is None or len(requests) >= planned
-    preliminary = "" if is_whole else f"{len(requests)} of {planned} requests"
-    by_device: dict[str, list[FinishedRequest]] = {}
-    for request in requests:
-        by_device.setdefault(request.device, []).append(request)
-    groups = tuple(in_order(request.group for request in requests))
-    every: list[Section] = []
-    texts: list[str] = []
-    best = Headline("")
-    for device, own in (by_device or {"": []}).items():
-        configurations: Sequence[Configuration] = plan.configurations
-        if len(by_device) > 1:
-            configurations = [replace(c, name=f"{c.name} on {device}") for c in configurations]
-            own = [replace(r, configuration=f"{r.configuration} on {device}") for r in own]
-        sections, best = _on_one_device(configurations, own, examined, preliminary, running)
-        every += [replace(one, fault=(faults or {}).get(one.name, "")) for one in sections]
-        if best.text:
-            texts.append(f"{device}: {best.text}" if len(by_device) > 1 else best.text)
-    fastest = best.fastest if len(by_device) < 2 else None
-    return Report(tuple(every), groups, len(requests), greedy, " ".join(texts), fastest)
-
-
-def _on_one_device(
-    configurations: Sequence[Configuration],
-    requests: Sequence[FinishedRequest],
-    audits: Audits | None,
-    preliminary: str,
-    running: Collection[str] | None,
-) -> tuple[tuple[Section, ...], Headline]:
-    """Every configuration on one kind of device, and which is fastest there."""
-    by_name: dict[str, list[FinishedRequest]] = {c.name: [] for c in configurations}
+    by_name: dict[str, list[FinishedRequest]] = {name: [] for name in plan.names}
     for request in requests:
         by_name.setdefault(request.configuration, []).append(request)
-    plain = by_name[configurations[0].name]
-    sections = tuple(_section(c, by_name[c.name], plain, audits=audits) for c in configurations)
+    plain = by_name[plan.reference.name]
+    sections = tuple(
+        _section(one, by_name[one.name], plain, examined, (faults or {}).get(one.name, ""))
+        for one in plan.configurations
+    )
     contenders = [
         Contender(
             s.name,
@@ -250,26 +211,28 @@ def _on_one_device(
         )
         for s in sections[1:]
     ]
-    best = headline(
-        sections[0].name,
+    text, fastest = headline(
+        plan.reference.name,
         contenders,
-        lambda one, other: ratio_of(in_pairs(by_name[one], by_name[other]), len(contenders)),
-        preliminary=preliminary,
+        lambda one, other: ratio_of(pair_requests(by_name[one], by_name[other]), len(contenders)),
+        preliminary="" if is_whole else f"{len(requests)} of {planned} requests",
     )
-    return sections, best
+    groups = tuple(in_order(request.group for request in requests))
+    greedy = plan.sampling.greedy
+    return Report(sections, groups, len(requests), greedy, text, fastest)
 
 
 def _section(
     configuration: Configuration,
     requests: Sequence[FinishedRequest],
     plain: Sequence[FinishedRequest],
-    *,
     audits: Audits | None,
+    fault: str,
 ) -> Section:
-    """One configuration; without `audits` its answers are not compared with plain decoding's."""
+    """The section of a configuration; without `audits`, answers are not compared."""
     reference = requests is plain
-    pairs = in_pairs(requests, plain)
-    pool = Totals.of(requests)
+    pairs = pair_requests(requests, plain)
+    totals = Totals.of(requests)
     itl = [r.itl_s for r in requests if r.itl_s is not None]
     return Section(
         name=configuration.name,
@@ -287,8 +250,8 @@ def _section(
         },
         latency=latency_table(requests),
         position_rates=position_rates(requests),
-        draft_acceptance=pool.draft_acceptance,
-        time_split=pool.time_split,
+        draft_acceptance=totals.draft_acceptance,
+        time_split=totals.time_split,
         itl_ms=1000 * fmean(itl) if itl else None,
         ttft_ms=1000 * fmean([r.ttft_s for r in requests]) if requests else None,
         by_context=by_context(requests),
@@ -297,11 +260,12 @@ def _section(
         num_unsteady=0 if audits is None else num_unsteady(requests),
         why=None if reference else explain(pairs),
         example_run=requests[0].run_id if requests else None,
+        fault=fault,
     )
 
 
 def _settings_text(configuration: Configuration) -> str:
-    """The settings that are not the method's defaults; a tree by its size."""
+    """The settings that differ from the method's defaults; trees by their size."""
 
     def short(value: Any) -> str:
         is_long = isinstance(value, list) and len(str(value)) > 24
@@ -315,14 +279,14 @@ def _settings_text(configuration: Configuration) -> str:
 
 
 def _figures(requests: Sequence[FinishedRequest], pairs: Sequence[Pair]) -> Figures:
-    pool = Totals.of(requests)
+    totals = Totals.of(requests)
     return Figures(
-        num_requests=pool.num_requests,
-        num_new_tokens=pool.num_new_tokens,
-        num_steps=pool.num_steps,
-        mat=pool.mat,
-        tok_s=pool.tok_s,
-        step_ms=None if pool.step_s is None else 1000 * pool.step_s,
+        num_requests=totals.num_requests,
+        num_new_tokens=totals.num_new_tokens,
+        num_steps=totals.num_steps,
+        mat=totals.mat,
+        tok_s=totals.tok_s,
+        step_ms=None if totals.step_s is None else 1000 * totals.step_s,
         speedup=speedup_of(pairs),
         request_speedup=request_speedup_of(pairs),
     )
@@ -331,21 +295,21 @@ def _figures(requests: Sequence[FinishedRequest], pairs: Sequence[Pair]) -> Figu
 def by_context(requests: Sequence[FinishedRequest]) -> tuple[ContextBin, ...]:
     """tok/s and MAT by length of context (prompt + half the answer), in bins that double."""
     bins = []
-    for low, high in zip(CONTEXT_EDGES, CONTEXT_EDGES[1:], strict=False):
+    for low, high in pairwise(CONTEXT_EDGES):
         members = [r for r in requests if r.decode_s > 0 and low <= r.context_len < high]
-        pool = Totals.of(members)
-        if pool.tok_s is not None:
+        totals = Totals.of(members)
+        if totals.tok_s is not None:
             middle = fmean([r.context_len for r in members])
-            bins.append(ContextBin(low, high, len(members), middle, pool.tok_s, pool.mat))
+            bins.append(ContextBin(low, high, len(members), middle, totals.tok_s, totals.mat))
     return tuple(bins)
 
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """An experiment, its finished requests and the report over them.
+    """An experiment, its finished requests and the report on them.
 
     Attributes:
-        environment: where its first request ran; empty before it.
+        environment: that of its first run; empty before it.
     """
 
     benchmark: Benchmark
@@ -356,7 +320,7 @@ class Results:
 
     @property
     def about(self) -> str:
-        """What is the same for every configuration."""
+        """The settings that all configurations share, in one line."""
         plan, here = self.plan, self.environment
         sampling = plan.sampling
         parts = (
@@ -368,27 +332,23 @@ class Results:
         )
         return " · ".join(filter(None, map(str, parts)))
 
-    def pairs(self, name: str) -> list[Pair]:
-        """A configuration's answers beside plain decoding's."""
-        return pairs_of(self.requests, name, self.plan)
-
 
 def read_results(
     log: RunLog,
     benchmark_id: str,
     requests: Iterable[FinishedRequest] | None = None,
-    types: Types | None = None,
+    types: MethodTypes | None = None,
     faults: Mapping[str, str] | None = None,
 ) -> Results:
-    """Everything that an experiment has shown so far.
+    """The results of an experiment so far.
 
     Args:
-        requests: its finished requests where they are at hand; else they are read from the log.
-        faults: configurations that could not go on, where the experiment is not over.
+        requests: its finished requests; by default read from the log.
+        faults: configurations that failed, while the experiment runs; by default from the log.
     """
     row, plan = stored_experiment(log, benchmark_id, types)
     runs = RunQuery(benchmark_id=benchmark_id)
-    finished = tuple(finished_requests(log, runs) if requests is None else requests)
+    finished = tuple(finished_requests(log, benchmark_id) if requests is None else requests)
     faults = row.summary.get("faults", {}) if faults is None else faults
     planned = None if row.status == "completed" else plan.num_requests
     audits = audits_of(log, benchmark_id)
@@ -397,11 +357,11 @@ def read_results(
 
 
 def stored_experiment(
-    log: RunLog, benchmark_id: str, types: Types | None = None
+    log: RunLog, benchmark_id: str, types: MethodTypes | None = None
 ) -> tuple[Benchmark, ExperimentPlan]:
-    """Its row, and its plan.
+    """The row of an experiment and its plan.
 
-    Raises ConfigError: no such experiment is in the log, or it is a sweep, which has a store.
+    Raises ConfigError: no such experiment is in the log, or it is a sweep (see `SweepStore`).
     """
     row = log.benchmarks.get(benchmark_id)
     if row is None or row.plan.get("kind") == "sweep":
@@ -415,22 +375,24 @@ def unknown_experiment(benchmark_id: str) -> ConfigError:
 
 def first_run(log: RunLog, benchmark_id: str) -> RunDetail:
     """Raises ConfigError: no such experiment is in the log, or none of its runs."""
-    ids = log.ids(RunQuery(benchmark_id=benchmark_id, descending=False))
-    run = log.get(ids[0]) if ids else None
-    if run is None:
+    if (run := _first_of(log, RunQuery(benchmark_id=benchmark_id))) is None:
         raise unknown_experiment(benchmark_id)
     return run
 
 
 def environment_of(log: RunLog, runs: RunQuery) -> Mapping[str, Any]:
-    """Where the first of an experiment's runs was made; empty before it."""
+    """The environment of an experiment's first run; empty before it."""
+    first = _first_of(log, runs)
+    return {} if first is None else first.environment
+
+
+def _first_of(log: RunLog, runs: RunQuery) -> RunDetail | None:
     first = next(iter(log.rows(replace(runs, descending=False, limit=1))), None)
-    detail = None if first is None else log.get(first.id)
-    return {} if detail is None else detail.environment
+    return None if first is None else log.get(first.id)
 
 
 def default_name(plan: ExperimentPlan) -> str:
-    """What an experiment is called that nobody named."""
+    """The name of an experiment that the user did not name."""
     words = " ".join(plan.items[0].turns[0].split())[:40]
     if plan.kind in ("compare", "fastest"):
         return f"{'Comparison' if plan.kind == 'compare' else 'Fastest method'} · {words}"

@@ -1,6 +1,6 @@
-"""Figures over several requests: each formula stands here once.
+"""Figures over several requests; each formula is defined here once.
 
-Times and tokens are added up before they are divided, so that a long request counts for more than a
+Times and tokens are added up before they are divided, so that a long request weighs more than a
 short one.
 """
 
@@ -14,24 +14,24 @@ from statistics import fmean, stdev
 from typing import Literal, NamedTuple, Self
 
 from engine import formats, metrics
-from engine.metrics import TimeSplit, mat, percentile, tok_s
-from playground.experiments.finished import SPLIT, FinishedRequest, Pair
+from engine.metrics import TimeSplit, mat, percentile, speedup, tok_s
+from playground.experiments.finished import PARTS, FinishedRequest, Pair
 from playground.host import baseline
 
 PERCENTILES = (99, 90, 75, 95, 50, 25)
-WIDEST = 10.0
-"""Upper over lower bound of the widest interval that is given: beyond it nothing is known."""
+MAX_INTERVAL_RATIO = 10.0
+"""Upper over lower bound of an interval; wider ones say nothing and are not given."""
 NORMAL = 1.96
 """97.5% quantile of the normal distribution: Student's with any number of answers."""
-Cause = Literal["few", "scatter"]
-NO_INTERVAL: dict[Cause, str] = {
+NoIntervalCause = Literal["few", "scatter"]
+NO_INTERVAL: dict[NoIntervalCause, str] = {
     "few": "too few answers for an interval",
     "scatter": "answers that scatter too widely for an interval",
 }
 
 
 def position_rates(requests: Sequence[FinishedRequest]) -> tuple[float, ...]:
-    """Over all requests."""
+    """Steps that accepted at least 1, 2, … draft tokens / steps, over all requests."""
     deepest = max((len(r.at_least) for r in requests), default=0)
     counts = [sum(r.at_least[i] for r in requests if i < len(r.at_least)) for i in range(deepest)]
     return metrics.position_rates(counts, sum(r.num_steps for r in requests))
@@ -39,12 +39,12 @@ def position_rates(requests: Sequence[FinishedRequest]) -> tuple[float, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Requests added up; figures are None where nothing defines them.
+    """Sums over requests; figures are None where they are undefined.
 
     Attributes:
         num_committed: tokens after each request's first, counted after any cut.
         decode_s: first commit → last commit.
-        split_s: seconds in each part of `SPLIT`.
+        split_s: seconds in each part of `PARTS`.
     """
 
     num_requests: int
@@ -67,7 +67,7 @@ class Totals:
             num_drafted=sum(r.num_drafted for r in requests),
             num_accepted=sum(r.num_accepted for r in requests),
             decode_s=sum(r.decode_s for r in decoded),
-            split_s=tuple(sum(r.split_s[part] for r in requests) for part in range(len(SPLIT))),
+            split_s=tuple(sum(r.split_s[part] for r in requests) for part in range(len(PARTS))),
         )
 
     @property
@@ -80,7 +80,7 @@ class Totals:
 
     @property
     def wall_step_s(self) -> float | None:
-        """A step with what lies between it and the next."""
+        """Mean time from one step to the next, the time between steps included."""
         return self.decode_s / self.num_steps if self.num_steps else None
 
     @property
@@ -89,14 +89,19 @@ class Totals:
 
     @property
     def step_s(self) -> float | None:
-        """The step's own clock, without what lies between steps."""
+        """Mean duration of a step by its own clock, without the time between steps."""
         return None if self.time_split is None else self.time_split.total_s
 
     @property
     def time_split(self) -> TimeSplit | None:
-        """Mean of a step."""
+        """Mean seconds of each part of a step."""
         steps = self.num_steps
         return TimeSplit(*(seconds / steps for seconds in self.split_s)) if steps else None
+
+
+def totals_of(pairs: Sequence[Pair]) -> tuple[Totals, Totals]:
+    """Totals of the requests as a configuration answered them, and as plain decoding did."""
+    return Totals.of([own for own, _ in pairs]), Totals.of([plain for _, plain in pairs])
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +109,10 @@ class Speedup:
     """How much faster than plain decoding, over `num_pairs` requests that both answered.
 
     Attributes:
-        ratio: of pooled tok/s; None where `doubt` says that plain decoding was timed badly.
+        ratio: of pooled tok/s; None where `doubt` says that the baseline is unreliable.
         low, high: 95% interval of `ratio`; None where there is none.
-        cause: why there is no interval: the answers are too few, as those of a single measurement,
-            or scatter so much that even many like them would leave it wider than `WIDEST`.
+        cause: why there is no interval: the answers are too few (a single measurement, say),
+            or scatter so widely that more of them would not help.
     """
 
     ratio: float | None
@@ -116,7 +121,7 @@ class Speedup:
     num_prompts: int
     num_repeats: int
     num_pairs: int
-    cause: Cause | None = None
+    cause: NoIntervalCause | None = None
     doubt: baseline.Doubt | None = None
 
     @property
@@ -145,12 +150,12 @@ class Speedup:
 
 
 def speedup_of(pairs: Sequence[Pair]) -> Speedup | None:
-    """`ratio_of` over plain decoding: without a number where its timing is in doubt."""
+    """`ratio_of` over plain decoding; without a number where the baseline is unreliable."""
     both = _decoded(pairs)
     if (ratio := ratio_of(both)) is None:
         return None
-    own, plain = (Totals.of(side).wall_step_s for side in zip(*both, strict=True))
-    doubt = baseline.doubt_of(baseline.Evidence(own, plain))
+    own, plain = totals_of(both)
+    doubt = baseline.doubt_of(own.wall_step_s, plain.wall_step_s)
     return replace(ratio, ratio=None, low=None, high=None, doubt=doubt) if doubt else ratio
 
 
@@ -169,50 +174,50 @@ def request_speedup_of(pairs: Sequence[Pair]) -> float | None:
 def ratio_of(pairs: Sequence[Pair], num_comparisons: int = 1) -> Speedup | None:
     """Ratio of pooled tok/s with its interval, over the requests that both sides decoded.
 
-    None where there is none. This is the one estimator of bars, tables, races and verdicts:
+    None without any. Bars, tables, races and verdicts all use this estimator:
 
         ratio = (Σ tokens / Σ seconds) / (Σ plain tokens / Σ plain seconds)
 
-    Requests of one prompt, its turns and its repeats, are no independent evidence, so that the
-    scatter is that between prompts; of a single prompt it is that between its repeats, and the
-    interval then holds for this prompt alone. With u the change of log ratio that a prompt
-    accounts for (its share of the tokens less its share of the seconds, less the same of plain
-    decoding), se = sqrt(n / (n - 1) · Σ u²) and the interval is ratio · exp(± t · se), t being
-    Student's 97.5% quantile for n - 1 degrees of freedom.
+    Turns and repeats of one prompt are not independent, so the scatter is measured between
+    prompts. With a single prompt it is measured between its repeats, and the interval holds for
+    this prompt alone. With u a prompt's contribution to the log ratio (its share of the tokens
+    minus its share of the seconds, minus the same for plain decoding), the standard error is
+    se = sqrt(n / (n - 1) · Σ u²) and the interval is ratio · exp(± t · se), t being Student's 97.5%
+    quantile for n - 1 degrees of freedom.
 
-    It holds the truth in 92 to 94 % of simulated benchmarks of 2 to 24 prompts, where a percentile
-    bootstrap over prompts does in 51 to 91 %.
+    It covers the true ratio in 92 to 94 % of simulated benchmarks of 2 to 24 prompts; a percentile
+    bootstrap over prompts covers it in 51 to 91 %.
     Source: Cochran, Sampling Techniques (1977), 6.4: the variance of a ratio by linearisation.
 
-    Where several workers of a cluster have measured, every worker's seconds count in units of its
-    own plain decoding (`on_one_clock`): one that is slow at everything moves no ratio.
+    Where several workers of a cluster have measured, each worker's seconds are in units of its own
+    plain decoding (`normalize_clocks`), so that a slow worker does not change the ratio.
 
     Worked example: one prompt of 10 tokens, plain decoding 1 s, in two repeats 0.5 s and 0.48 s:
     ratio 2 / 0.98 = 2.04; u = ±(0.5 - 0.48 / 0.98) = ±0.0102, se = 0.0204, t = 12.71: 1.57 … 2.64.
-    With 0.4 s in the second it would be 0.54 … 9.12, which is wider than `WIDEST`: none is given.
+    With 0.4 s in the second it would be 0.54 … 9.12, which is too wide to be given.
     """
     both = _decoded(pairs)
     if not both:
         return None
-    ours, plain = (Totals.of(side).tok_s for side in zip(*both, strict=True))
-    assert ours is not None and plain
-    ratio = ours / plain
-    prompts = in_units(both, lambda own: (own.suite, own.prompt))
-    repeats = in_units(both, lambda own: own.repeat)
+    own, plain = totals_of(both)
+    ratio = speedup(own.tok_s, plain.tok_s)
+    assert ratio is not None
+    prompts = group_pairs(both, lambda own: (own.suite, own.prompt))
+    repeats = group_pairs(both, lambda own: own.repeat)
     units = [Counts.of(unit) for unit in (prompts if len(prompts) > 1 else repeats)]
     low, high, cause = _interval(ratio, units, num_comparisons)
     return Speedup(ratio, low, high, len(prompts), len(repeats), len(both), cause)
 
 
 def speedups_by_prompt(pairs: Sequence[Pair]) -> dict[str, float]:
-    """Every prompt's own speedup, where it has one, in the order of the prompts."""
-    prompts = in_units(pairs, lambda own: own.prompt)
+    """The speedup of every prompt that has one, in the order of the prompts."""
+    prompts = group_pairs(pairs, lambda own: own.prompt)
     speedups = {unit[0][0].prompt: speedup_of(unit) for unit in prompts}
     return {prompt: one.ratio for prompt, one in speedups.items() if one and one.ratio is not None}
 
 
 def _decoded(pairs: Sequence[Pair]) -> list[Pair]:
-    return on_one_clock([(o, p) for o, p in pairs if o.decode_s > 0 and p.decode_s > 0])
+    return normalize_clocks([(o, p) for o, p in pairs if o.decode_s > 0 and p.decode_s > 0])
 
 
 class Counts(NamedTuple):
@@ -225,61 +230,61 @@ class Counts(NamedTuple):
 
     @classmethod
     def of(cls, unit: Sequence[Pair]) -> Self:
-        own, plain = (Totals.of(side) for side in zip(*unit, strict=True))
+        own, plain = totals_of(unit)
         return cls(own.num_committed, own.decode_s, plain.num_committed, plain.decode_s)
 
 
-def counts_by_prompt(pairs: Sequence[Pair]) -> dict[str, Counts]:
-    """What can be kept of a measurement for `is_apart`."""
-    prompts = in_units(_decoded(pairs), lambda own: (own.suite, own.prompt))
+def prompt_counts(pairs: Sequence[Pair]) -> dict[str, Counts]:
+    """Counts by prompt, as `differ` compares them."""
+    prompts = group_pairs(_decoded(pairs), lambda own: (own.suite, own.prompt))
     return {"/".join((u[0][0].suite, u[0][0].prompt)): Counts.of(u) for u in prompts}
 
 
-def is_apart(
+def differ(
     ours: Mapping[str, Counts], theirs: Mapping[str, Counts], num_comparisons: int = 1
 ) -> bool:
-    """Whether two speedups on the same prompts differ by more than they scatter.
+    """Whether two speedups on the same prompts differ by more than their scatter.
 
-    What makes one prompt faster than another cancels out: with u a prompt's change of the ratio of
-    the two speedups, as in `ratio_of`, they are apart where |log ratio| > t · se. On fewer than two
-    prompts nothing is.
+    Differences between prompts cancel out: with u a prompt's contribution to the ratio of the two
+    speedups, as in `ratio_of`, they differ where |log ratio| > t · se. False for fewer than two
+    prompts.
     """
     shared = [prompt for prompt in ours if prompt in theirs]
     if len(shared) < 2:
         return False
     a, b = ([side[prompt] for prompt in shared] for side in (ours, theirs))
     logs = [sign * math.log(rate) for sign, units in ((1, a), (-1, b)) for rate in _rates(units)]
-    se = _error([x - y for x, y in zip(_changes(a), _changes(b), strict=True)])
+    se = _standard_error([x - y for x, y in zip(_contributions(a), _contributions(b), strict=True)])
     return abs(math.fsum(logs)) > student_t(len(shared) - 1, num_comparisons) * se
 
 
 def _rates(units: Sequence[Counts]) -> tuple[float, float]:
-    """Pooled tok/s, and what divides them as a factor: seconds per token of plain decoding."""
+    """Pooled tok/s, and the seconds per token of plain decoding; their product is the speedup."""
     tokens, seconds, plain_tokens, plain_seconds = map(math.fsum, zip(*units, strict=True))
     return tokens / seconds, plain_seconds / plain_tokens
 
 
 def _interval(
     ratio: float, units: Sequence[Counts], num_comparisons: int
-) -> tuple[float, float, None] | tuple[None, None, Cause]:
-    """Of the pooled ratio, or why there is none."""
+) -> tuple[float, float, None] | tuple[None, None, NoIntervalCause]:
+    """The bounds of the pooled ratio, or why there are none."""
     if len(units) < 2:
         return None, None, "few"
-    se = _error(_changes(units))
+    se = _standard_error(_contributions(units))
     reach = student_t(len(units) - 1, num_comparisons) * se
-    if 2 * reach > math.log(WIDEST):
-        return None, None, "scatter" if 2 * NORMAL * se > math.log(WIDEST) else "few"
+    if 2 * reach > math.log(MAX_INTERVAL_RATIO):
+        return None, None, "scatter" if 2 * NORMAL * se > math.log(MAX_INTERVAL_RATIO) else "few"
     return ratio / math.exp(reach), ratio * math.exp(reach), None
 
 
-def _error(changes: Sequence[float]) -> float:
-    """Standard error of a log ratio, from the change that each of at least two units makes."""
+def _standard_error(changes: Sequence[float]) -> float:
+    """Standard error of a log ratio, from the contributions of at least two units."""
     squares = math.fsum(change**2 for change in changes)
     return math.sqrt(len(changes) / (len(changes) - 1) * squares)
 
 
-def _changes(units: Sequence[Counts]) -> list[float]:
-    """The change of the log ratio that every unit accounts for, u of `ratio_of`."""
+def _contributions(units: Sequence[Counts]) -> list[float]:
+    """The contribution of each unit to the log ratio, u of `ratio_of`."""
     tokens, seconds, plain_tokens, plain_seconds = map(math.fsum, zip(*units, strict=True))
     return [
         (u.num_tokens / tokens - u.decode_s / seconds)
@@ -288,13 +293,13 @@ def _changes(units: Sequence[Counts]) -> list[float]:
     ]
 
 
-def on_one_clock(pairs: Sequence[Pair]) -> list[Pair]:
+def normalize_clocks(pairs: Sequence[Pair]) -> list[Pair]:
     """The pairs with each machine's seconds times the tok/s of plain decoding there.
 
     Pairs of a single machine stay as they are. Worked example: a prompt of 10 tokens takes one
     worker 1 s plain and 0.5 s with the method, another worker 4 s and 2 s. Both become 10 and 5.
     """
-    machines = in_units(pairs, lambda own: own.machine)
+    machines = group_pairs(pairs, lambda own: own.machine)
     if len(machines) < 2:
         return list(pairs)
     scale = {
@@ -307,10 +312,10 @@ def on_one_clock(pairs: Sequence[Pair]) -> list[Pair]:
     return [(scaled(own), scaled(plain)) for own, plain in pairs]
 
 
-def in_units(
+def group_pairs(
     pairs: Sequence[Pair], unit: Callable[[FinishedRequest], Hashable]
 ) -> list[list[Pair]]:
-    """Pairs by what `unit` says of them, in the order of their first."""
+    """Pairs grouped by a key of the configuration's request, in order of first appearance."""
     units: dict[Hashable, list[Pair]] = {}
     for pair in pairs:
         units.setdefault(unit(pair[0]), []).append(pair)
@@ -318,25 +323,25 @@ def in_units(
 
 
 @lru_cache
-def student_t(freedom: int, num_comparisons: int = 1) -> float:
+def student_t(dof: int, num_comparisons: int = 1) -> float:
     """Student's quantile at 97.5%, or beyond 2.5% / `num_comparisons` (Bonferroni).
 
-    Whoever picks the largest of several has compared it with all of them.
+    Picking the largest of several compares it with all the others.
     Source: Abramowitz and Stegun, 26.7.3 and 26.7.4, by bisection of the angle atan(t / sqrt(n)).
     """
     inside, low, high = 1 - 0.05 / num_comparisons, 0.0, math.pi / 2
     for _ in range(60):
         angle = (low + high) / 2
-        low, high = (angle, high) if _share_within(angle, freedom) < inside else (low, angle)
-    return math.sqrt(freedom) * math.tan(low)
+        low, high = (angle, high) if _central_probability(angle, dof) < inside else (low, angle)
+    return math.sqrt(dof) * math.tan(low)
 
 
-def _share_within(angle: float, freedom: int) -> float:
-    """P(|t| < sqrt(freedom) · tan(angle)) of Student's distribution."""
-    odd, squared = freedom % 2, math.cos(angle) ** 2
+def _central_probability(angle: float, dof: int) -> float:
+    """P(|t| < sqrt(dof) · tan(angle)) of Student's distribution."""
+    odd, squared = dof % 2, math.cos(angle) ** 2
     term = math.cos(angle) if odd else 1.0
-    total = term if freedom > 1 else 0.0
-    for k in range(2 + odd, freedom, 2):
+    total = term if dof > 1 else 0.0
+    for k in range(2 + odd, dof, 2):
         term *= squared * (k - 1) / k
         total += term
     whole = math.sin(angle) * total

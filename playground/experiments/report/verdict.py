@@ -1,7 +1,7 @@
-"""Whether a configuration's texts are plain decoding's, why not, and which one is fastest.
+"""Whether a configuration's texts equal plain decoding's, why not, and which one is fastest.
 
-In half precision a near-tie between two tokens can fall either way, in any engine. An audit, for
-which the target is evaluated once more, tells that from a fault; see `engine.model.audit`.
+In half precision, a near-tie between two tokens can go either way in any engine. An audit evaluates
+the target once more to tell a near-tie from a fault; see `engine.model.audit`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from pydantic import TypeAdapter
 
 from engine.config import Sampling
 from engine.constraint import allowed_after
+from engine.formats import plural
 from engine.metrics import first_divergence
-from engine.model.audit import Audit, View, audit
+from engine.model.audit import Audit, LogitGap, audit
 from engine.model.target import Target
 from playground.errors import Fault, attempt
 from playground.experiments.finished import FinishedRequest, Pair
@@ -26,24 +27,22 @@ from storage import RunLog
 
 MAX_LISTED = 20
 Cause = Literal["near ties", "fault", "unknown"]
-"""Why answers differ; `unknown` = not looked into."""
-Trust = Literal["identical", "near ties", "fault", "unknown", "sampled", "lossy"]
-TRUST_SENTENCES: dict[Trust, str] = {
-    "identical": "Its answers are token-identical to plain decoding’s.",
+"""Why answers differ; `unknown` = not audited."""
+TRUST: dict[Cause | None, str] = {
+    None: "Its answers are token-identical to plain decoding’s.",
     "near ties": "Its answers differ from plain decoding’s only at near-ties, where rounding "
     "decides.",
     "fault": "Do not use it: its answers differ from plain decoding’s, and rounding is not the "
     "cause.",
     "unknown": "Its answers differ from plain decoding’s; the cause has not been examined.",
-    "sampled": "",
-    "lossy": "It is lossy: it may keep tokens that the target would not choose.",
 }
+"""Sentences on a lossless method's answers."""
 CAUSES: dict[Cause, tuple[str, str, str]] = {
     "near ties": ("near-ties", "warn", "a near-tie, which rounding alone can flip"),
     "fault": ("a fault", "bad", "rounding is not the cause, so the method is at fault"),
     "unknown": ("unexplained", "warn", "the cause has not been examined"),
 }
-"""A cause in a word or two, how bad it is, and in a sentence."""
+"""Short name, mood and sentence of each cause."""
 UNSTEADY = (
     "Plain decoding's own text changes from repeat to repeat for {}: this device rounds "
     "differently each time, so other texts may change too."
@@ -54,7 +53,6 @@ SAMPLED = (
     "Set temperature to 0 to compare them."
 )
 LOSSY = "Lossy by design: it may keep tokens that the target would not choose."
-LOSSY_SAMPLED = "Lossy by design, and sampled: the texts cannot be compared token by token."
 UNSURE = "These are {}: add prompts or repeats to see how certain it is."
 NOT_APART = "The measurements do not separate it from {}; more prompts or repeats would."
 NO_NUMBER = "No speedup is given for {}: {} Measure again."
@@ -66,7 +64,7 @@ class Divergence:
 
     Attributes:
         cause: whether rounding explains it.
-        gap: what the target says of the two tokens there, in sentences.
+        gap: the target's logits of the two tokens there, a sentence per dtype.
     """
 
     suite: str
@@ -82,13 +80,13 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Of `num_compared` greedy answers, `num_identical` are plain decoding's token for token.
+    """Of `num_compared` greedy answers, `num_identical` equal plain decoding's token for token.
 
     Attributes:
-        num_tokens: of all answers compared.
+        num_tokens: tokens of all compared answers.
         divergences: the first answers that differ.
-        cause: one answer that no rounding explains is a fault; else all that were examined
-            count. None if nothing differs.
+        cause: a fault if any answer has one, else near-ties if any was audited; None if nothing
+            differs.
     """
 
     num_compared: int
@@ -103,20 +101,18 @@ class Verdict:
 
     @property
     def place(self) -> str:
-        """In how many texts it differs, and where the first one does."""
-        compared = self.num_compared
-        num = f"{compared - self.num_identical} of {compared} texts"
-        texts = num if compared > 1 else "the text"
-        return (
-            f"Differs from plain decoding in {texts}, first at token {self.divergences[0].at + 1}"
-        )
+        """How many texts differ, if any, and where the first one does."""
+        texts = plural(self.num_compared, "text")
+        if self.identical:
+            return f"{self.num_tokens} tokens in {texts}, all identical to plain decoding's"
+        num, at = self.num_compared - self.num_identical, self.divergences[0].at
+        return f"Differs from plain decoding in {num} of {texts}, first at token {at + 1}"
 
     @property
     def sentence(self) -> str:
-        """Whether a lossless method's texts are plain decoding's, and why not."""
+        """Whether a lossless method's texts equal plain decoding's, and why not."""
         if self.identical:
-            texts = f"{self.num_compared} texts" if self.num_compared > 1 else "1 text"
-            return f"{self.num_tokens} tokens in {texts}, all identical to plain decoding's."
+            return f"{self.place}."
         return f"{self.place}: {CAUSES[self.divergences[0].cause][2]}."
 
 
@@ -127,8 +123,8 @@ def verdict_of(pairs: Sequence[Pair], audits: Audits) -> Verdict | None:
     differences = [_divergence(pair, at, audits) for pair, at in divergences(pairs)]
     cause: Cause | None = None
     if differences:
-        seen = {one.cause for one in differences}
-        cause = next(one for one in ("fault", "near ties", "unknown") if one in seen)
+        causes = {one.cause for one in differences}
+        cause = next(one for one in ("fault", "near ties", "unknown") if one in causes)
     num_tokens = sum(len(own.output_ids) for own, _ in pairs)
     same = len(pairs) - len(differences)
     return Verdict(len(pairs), same, num_tokens, tuple(differences[:MAX_LISTED]), cause)
@@ -138,54 +134,40 @@ def _divergence(pair: Pair, at: int, audits: Audits) -> Divergence:
     own, plain = pair
     audit = audits.get((own.run_id, plain.run_id))
     if audit is None:
-        return Divergence(*own.pair, at, own.run_id, plain.run_id)
+        return Divergence(*own.pair_key, at, own.run_id, plain.run_id)
     cause: Cause = "near ties" if audit.view.near_tie else "fault"
-    return Divergence(*own.pair, at, own.run_id, plain.run_id, cause, gap_sentences(audit))
+    gap = tuple(_gap_sentence(audit, view) for view in (audit.view, audit.exact) if view)
+    return Divergence(*own.pair_key, at, own.run_id, plain.run_id, cause, gap)
 
 
 def num_unsteady(requests: Sequence[FinishedRequest]) -> int:
-    """Prompts to which greedy decoding gave another answer in another repeat."""
+    """Number of prompts with different greedy answers in different repeats."""
     texts: dict[tuple[str, str, int], set[tuple[int, ...]]] = {}
     for r in requests:
         texts.setdefault((r.suite, r.prompt, r.turn), set()).add(r.output_ids)
     return sum(len(answers) > 1 for answers in texts.values())
 
 
-def trust_in(verdict: Verdict | None, *, lossless: bool) -> Trust:
-    """What can be said of a configuration's texts; None = they cannot be compared."""
+def trust_in(verdict: Verdict | None, *, lossless: bool) -> str:
+    """A sentence on a configuration's texts; empty where they cannot be compared."""
     if not lossless:
-        return "lossy"
-    if verdict is None:
-        return "sampled"
-    return verdict.cause or "identical"
+        return "It is lossy: it may keep tokens that the target would not choose."
+    return "" if verdict is None else TRUST[verdict.cause]
 
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A configuration beside plain decoding; no speedup where nothing could be compared.
+    """A drafting configuration; its speedup is None where nothing could be compared.
 
     Attributes:
+        trust: a sentence on its answers.
         dropped: whether a search dropped it because it was slower.
     """
 
     name: str
     speedup: Speedup | None
-    trust: Trust
+    trust: str
     dropped: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Headline:
-    """Which configuration is fastest, and whether to trust it.
-
-    Attributes:
-        text: sentences; empty while nothing is measured.
-        fastest: the configuration whose interval lies above every other's, plain decoding's
-            included; None while that is open.
-    """
-
-    text: str
-    fastest: str | None = None
 
 
 def headline(
@@ -194,30 +176,30 @@ def headline(
     over: Callable[[str, str], Speedup | None],
     *,
     preliminary: str = "",
-) -> Headline:
-    """What the figures so far allow to be said.
+) -> tuple[str, str | None]:
+    """A conclusion from the figures so far, in sentences, and the fastest configuration.
+
+    The latter is None unless the intervals separate it from all others, plain decoding included.
+    The conclusion is empty while nothing is measured.
 
     Args:
         plain: name of plain decoding's configuration.
         over: speedup of one configuration over another, plain decoding's included, on the requests
             that both answered; its interval allows for as many comparisons as there are contenders.
-        preliminary: how much is done, while it is not all: `4 of 24 requests`.
+        preliminary: progress of an unfinished experiment: `4 of 24 requests`.
     """
     measured = [(one, one.speedup) for one in contenders if one.speedup is not None]
     reliable = [(one, fast, fast.ratio) for one, fast in measured if fast.ratio is not None]
-    doubted: dict[str, list[str]] = {}
-    for one, fast in measured:
-        if fast.doubt:
-            doubted.setdefault(DOUBTS[fast.doubt], []).append(one.name)
-    doubts = [NO_NUMBER.format(", ".join(names), why) for why, names in doubted.items()]
+    doubted = ", ".join(one.name for one, fast in measured if fast.ratio is None)
+    doubts = [NO_NUMBER.format(doubted, DOUBTS["cheap step"])] if doubted else []
     if not reliable:
-        return Headline(" ".join(doubts))
+        return " ".join(doubts), None
     best, fast, ratio = max(reliable, key=lambda one: one[2])
     if preliminary:
         leads = f"{best.name} leads at" if ratio > 1 else f"plain decoding leads; {best.name} is at"
-        return Headline(f"Preliminary ({preliminary}): {leads} {fast.text}.")
-    ranked = _ranked(plain, [one for one, _ in measured], best, fast, over)
-    return Headline(" ".join((ranked.text, *doubts)), ranked.fastest)
+        return f"Preliminary ({preliminary}): {leads} {fast.text}.", None
+    text, fastest = _ranked(plain, [one for one, _ in measured], best, fast, over)
+    return " ".join((text, *doubts)), fastest
 
 
 def _ranked(
@@ -226,78 +208,71 @@ def _ranked(
     best: Contender,
     fast: Speedup,
     over: Callable[[str, str], Speedup | None],
-) -> Headline:
-    """Which is the fastest, where `best` has the highest speedup of those that have one."""
-    reached = f"{best.name} reaches {fast.text} plain decoding ({extent(fast, len(contenders))})"
+) -> tuple[str, str | None]:
+    """The conclusion where `best` has the highest speedup."""
+    reached = f"{best.name} reaches {fast.text} plain decoding ({evidence(fast, len(contenders))})"
     if fast.low is None:
-        return Headline(f"{reached}. {UNSURE.format(fast.interval)}")
+        return f"{reached}. {UNSURE.format(fast.interval)}", None
 
     def ahead(one: str, other: str) -> bool:
         return bool((ratio := over(one, other)) and ratio.faster)
 
     if all(ahead(plain, one.name) for one in contenders):
-        return Headline(f"Plain decoding is the fastest here. Next, {reached}.", plain)
+        return f"Plain decoding is the fastest here. Next, {reached}.", plain
     if not ahead(best.name, plain):
         if fast.ratio is not None and fast.ratio < 1:
-            return Headline(f"No gain over plain decoding: {reached}.")
+            return f"No gain over plain decoding: {reached}.", None
         many = len(contenders)
         allowing = f", allowing for the choice among {many}" if many > 1 else ""
-        return Headline(f"{reached}. {NOT_APART.format(f'plain decoding{allowing}')}")
-    trust = TRUST_SENTENCES[best.trust]
+        return f"{reached}. {NOT_APART.format(f'plain decoding{allowing}')}", None
     rivals = [one for one in contenders if one is not best and not one.dropped]
     behind = [one for one in rivals if not ahead(best.name, one.name)]
-    # Of disjoint intervals nobody says that they are not separated.
-    level = [o for o in behind if not (o.speedup and o.speedup.high and o.speedup.high < fast.low)]
-    if level:
-        sentences = [f"{reached}, the highest speedup.", *_not_apart(best.name, level, over), trust]
-        return Headline(" ".join(filter(None, sentences)))
+    # Disjoint intervals are never called inseparable.
+    ties = [o for o in behind if not (o.speedup and o.speedup.high and o.speedup.high < fast.low)]
+    if ties:
+        unclear = " ".join(_not_apart(best.name, ties, over))
+        return f"{reached}, the highest speedup. {unclear} {best.trust}".rstrip(), None
     text = f"{best.name} is the fastest: {fast.text} plain decoding"
-    text += f" ({extent(fast, len(contenders))})."
-    return Headline(" ".join(filter(None, (text, trust))), best.name)
+    return f"{text} ({evidence(fast, len(contenders))}). {best.trust}".rstrip(), best.name
 
 
 def _not_apart(
-    best: str, level: Sequence[Contender], over: Callable[[str, str], Speedup | None]
+    best: str, ties: Sequence[Contender], over: Callable[[str, str], Speedup | None]
 ) -> list[str]:
-    """What the measurements leave open, and of what they say nothing and why."""
+    """Sentences on the contenders that the measurements do not separate from the best."""
     causes = {
         one.name: ratio.interval if ratio else "no requests in common"
-        for one in level
+        for one in ties
         if (ratio := over(best, one.name)) is None or ratio.low is None
     }
-    alike = [one.name for one in level if one.name not in causes]
+    alike = [one.name for one in ties if one.name not in causes]
     sentences = [NOT_APART.format(", ".join(alike))] if alike else []
     listed = ", ".join(f"{name} ({cause})" for name, cause in causes.items())
     return [*sentences, f"How far it is ahead of {listed} is not known."] if causes else sentences
 
 
-def extent(fast: Speedup, num_contenders: int = 1) -> str:
-    """The interval and what it comes from; of one picked as the best of several, exploratory."""
-    parts = [
-        f"{number} {noun}{'s' * (number > 1)}"
-        for number, noun in ((fast.num_prompts, "prompt"), (fast.num_repeats, "repeat"))
-    ]
+def evidence(fast: Speedup, num_contenders: int = 1) -> str:
+    """The interval, and the number of prompts and repeats behind it."""
+    answers = f"{plural(fast.num_prompts, 'prompt')} × {plural(fast.num_repeats, 'repeat')}"
     if fast.low is None:
-        return " × ".join(parts)
+        return answers
     interval = f"95% interval {fast.interval}"
     if num_contenders > 1:
         interval = f"exploratory {interval}, best of {num_contenders}"
-    return f"{interval}; {' × '.join(parts)}"
+    return f"{interval}; {answers}"
 
 
 # ---- audits
 
 ARTIFACT = "audit"
 """Kind of an audit in the log; its key names the two runs."""
-AUDITS_EACH = 8
-"""Answers of a configuration that are looked into, where they differ from plain decoding's."""
 Audits = Mapping[tuple[str, str], Audit]
 """By run and plain decoding's run."""
 _AUDIT = TypeAdapter(Audit)
 
 
 def divergences(pairs: Sequence[Pair]) -> Iterator[tuple[Pair, int]]:
-    """The pairs whose texts differ, and at which token."""
+    """The pairs whose texts differ, each with the index of the first differing token."""
     for own, plain in pairs:
         at = first_divergence(own.output_ids, plain.output_ids)
         if at is not None:
@@ -309,22 +284,24 @@ def audit_divergences(
     log: RunLog,
     pairs: Sequence[Pair],
     *,
-    benchmark_id: str | None,
-    most: int = AUDITS_EACH,
-    tell: Callable[[], None] = lambda: None,
+    benchmark_id: str,
+    most: int,
+    on_audit: Callable[[], None] = lambda: None,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Audit the first answers of a configuration that differ, and keep what was found.
+    """Audit the first differing answers of a configuration, and store the audits.
 
-    The very first is also checked on a float32 copy, where the target is small.
+    The very first is also checked on a float32 copy, if the target is small.
     """
-    for n, ((own, plain), _) in enumerate(list(divergences(pairs))[:most]):
+    differing = list(divergences(pairs))[:most]
+    known = log.wait_for(partial(audits_of, log, benchmark_id)) if differing else {}
+    for n, ((own, plain), _) in enumerate(differing):
         if cancelled():
             return
         stored = log.wait_for(partial(log.get, plain.run_id))
-        if stored is None or log.wait_for(partial(_find, log, own, plain)) is not None:
+        if stored is None or (own.run_id, plain.run_id) in known:
             continue
-        tell()
+        on_audit()
         texts = plain.output_ids, own.output_ids
         allowed = partial(allowed_after, target, Sampling.parse(stored.sampling))
         result = attempt(
@@ -343,22 +320,12 @@ def audit_divergences(
 
 
 def audits_of(log: RunLog, benchmark_id: str) -> Audits:
-    kept = log.artifacts.find(ARTIFACT, benchmark_id=benchmark_id)
-    return {(one.key["own"], one.key["plain"]): _AUDIT.validate_python(one.meta) for one in kept}
+    stored = log.artifacts.find(ARTIFACT, benchmark_id=benchmark_id)
+    return {(one.key["own"], one.key["plain"]): _AUDIT.validate_python(one.meta) for one in stored}
 
 
-def _find(log: RunLog, own: FinishedRequest, plain: FinishedRequest) -> Audit | None:
-    kept = log.artifacts.find(ARTIFACT, {"own": own.run_id, "plain": plain.run_id})
-    return _AUDIT.validate_python(kept[0].meta) if kept else None
-
-
-def gap_sentences(audit: Audit) -> tuple[str, ...]:
-    """What the target says at the place where two texts part, one sentence per dtype."""
-    views = [audit.view] if audit.exact is None else [audit.view, audit.exact]
-    return tuple(_gap_sentence(audit, view) for view in views)
-
-
-def _gap_sentence(audit: Audit, view: View) -> str:
+def _gap_sentence(audit: Audit, view: LogitGap) -> str:
+    """The target's logits where two texts diverge, in a sentence."""
     behind = view.plain_logit - view.own_logit
     return (
         f"{view.dtype}: top-2 logit gap {view.gap:.3g} ({view.best!r} over {view.second!r}; "

@@ -1,36 +1,26 @@
-"""What a sweep is to do: a method, what varies in it, what is measured on which prompts."""
+"""The plan of a sweep: a method, its varied settings, the objective and the prompts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, Self
+from typing import Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import model_validator
 
-from engine.config import Limits, setting
 from engine.drafters.method import MethodConfig
-from engine.errors import ConfigError
 from playground.experiments.plan import (
     Configuration,
+    EveryConfiguration,
     ExperimentPlan,
     Kind,
     UnknownMethod,
-    Workload,
 )
-from playground.experiments.prompts import choose_items
 from playground.experiments.space import (
-    MAX_VARIED,
     Objective,
     OptunaSearch,
-    SearchSettings,
     Space,
 )
-from playground.host.catalog import Catalog
-from playground.host.controls import settings_from
-from playground.host.request import check_size, config_of, read_dtype
 
-MAX_LIMIT = 1000
 METHOD = "trial"
 """Configuration name of the method in the runs of a trial; plain decoding keeps its own."""
 OBJECTIVES: dict[Objective, tuple[str, str]] = {
@@ -45,7 +35,7 @@ OBJECTIVES: dict[Objective, tuple[str, str]] = {
     ),
     "mat": ("MAT", "1 + accepted draft tokens / steps, before any cut by EOS or length"),
 }
-"""What a sweep may maximise: its name, and its formula."""
+"""Title and formula of each objective that a sweep may maximise."""
 
 
 class SweepPlan(ExperimentPlan):
@@ -79,7 +69,7 @@ class SweepPlan(ExperimentPlan):
 
     @property
     def num_trials(self) -> int:
-        """How many trials it plans; a small space may be exhausted before."""
+        """Number of planned trials; a small space may be exhausted earlier."""
         if self.chooser.mode == "grid":
             return self.space.num_grid or 0
         most = self.space.num_points
@@ -87,7 +77,7 @@ class SweepPlan(ExperimentPlan):
 
     @property
     def num_answers(self) -> int:
-        """Answers of all trials, plain decoding's beside them included."""
+        """Number of answers of all trials, including plain decoding's."""
         return 2 * self.num_trials * self.num_turns
 
     @property
@@ -100,66 +90,13 @@ class SweepPlan(ExperimentPlan):
         return f"{target} · {self.swept.title} · {self.chooser.mode} · {space} · {prompts}"
 
     def trial(self, config: MethodConfig) -> ExperimentPlan:
-        """What one trial is: the method at a point, beside plain decoding."""
-        workload = {name: getattr(self, name) for name in Workload.model_fields}
+        """The plan of one trial: the method at a point, and plain decoding."""
         if all(vary.field != "drafting" for vary in self.chooser.varied):
-            config = config.replace(drafting="as set")  # as an engine drafts that is given them
+            config = config.replace(drafting="as set")  # as an engine with these settings drafts
         own = Configuration(METHOD, self.swept.title, config)
-        return ExperimentPlan.parse({**workload, "kind": "trial", "configurations": [own]})
+        trial = {"kind": "trial", "chooser": EveryConfiguration(), "configurations": [own]}
+        return ExperimentPlan.parse({**dict(self), **trial})
 
     def with_trials(self, trials: int) -> Self:
         """The same plan with another number of trials."""
         return self.parse({**dict(self), "chooser": self.chooser.replace(trials=trials)})
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON, its kind first: by that the log tells sweeps from other experiments."""
-        return {"kind": self.kind, **super().to_dict()}
-
-
-class SweepForm(SearchSettings):
-    """What the Sweep page's form holds; ranges are written as on the command line."""
-
-    target: str
-    dtype: str
-    method: str
-    settings: dict[str, Any] = {}
-    vary: list[str] = Field(max_length=MAX_VARIED)
-    suite: str = "quick"
-    limit: int = setting(
-        1, "Prompts of each kind", "how many prompts of each kind of task", le=MAX_LIMIT
-    )
-    max_new_tokens: int = setting(
-        64, "Tokens per answer", "maximum number of new tokens per answer"
-    )
-
-    @field_validator("vary")
-    @classmethod
-    def _some(cls, vary: list[str]) -> list[str]:
-        if not vary:
-            raise ValueError("Tick at least one setting to vary")
-        return vary
-
-    def plan(self, catalog: Catalog) -> SweepPlan:
-        """Raises ConfigError: naming what is wrong."""
-        method = catalog.method(self.method)
-        if self.suite not in catalog.suites:
-            known = ", ".join(catalog.suites)
-            raise ConfigError(f"suite must be one of {known}, got {self.suite!r:.60}.")
-        search = {name: getattr(self, name) for name in SearchSettings.model_fields}
-        own = Configuration(self.method, method.title, config_of(method, self.settings))
-        return SweepPlan.parse(
-            {
-                "target": catalog.target(self.target),
-                "dtype": read_dtype(self.dtype),
-                "chooser": OptunaSearch.parse({**search, "varied": self.vary}),
-                "configurations": [own],
-                "items": choose_items([catalog.suites[self.suite]], limit_per_category=self.limit),
-                "limits": settings_from(Limits, {"max_new_tokens": self.max_new_tokens}),
-            }
-        )
-
-
-def plan_of_form(catalog: Catalog, sent: Mapping[str, Any]) -> SweepPlan:
-    """The plan that a form asks for."""
-    check_size(sent)
-    return SweepForm.parse(sent).plan(catalog)

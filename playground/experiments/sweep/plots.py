@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
+import optuna
 import optuna.visualization as draw
 import plotly.graph_objects as go
 from optuna.importance import PedAnovaImportanceEvaluator
+from optuna.trial import TrialState
 from plotly.colors import sample_colorscale
 
 from engine.errors import ConfigError, one_of
 from playground.experiments.sweep.plan import OBJECTIVES
-from playground.experiments.sweep.store import StoredSweep, database_errors
-from playground.experiments.sweep.trials import by_record
+from playground.experiments.sweep.store import StoredSweep
+from playground.experiments.sweep.trials import study_of
 from playground.plots import styled
 
 MIN_FOR_IMPORTANCE = 6
@@ -32,41 +34,36 @@ NOTES: dict[str, str] = {
 
 def sweep_figure(sweep: StoredSweep, kind: str) -> go.Figure:
     """Optuna's plot of a sweep."""
-    plot = DRAWN[one_of("plot", kind, DRAWN)]
-    values = sorted((t.value for t in sweep.trials() if t.value is not None), reverse=True)
-    if not values:
+    plot = PLOTS[one_of("plot", kind, PLOTS)]
+    if all(trial.value is None for trial in sweep.trials):
         raise ConfigError("Nothing has been measured yet.")
-    with database_errors():
-        figure = plot(sweep, OBJECTIVES[sweep.plan.chooser.objective][0], values)
+    study = study_of(sweep.plan, sweep.trials)
+    fields = [vary.field for vary in sweep.plan.chooser.varied]
+    figure = plot(study, fields, OBJECTIVES[sweep.plan.chooser.objective][0])
     figure.layout.title = None
     if kind in ("history", "slice"):  # a difference of a thousandth is no cliff
         figure.update_yaxes(rangemode="tozero")
     return styled(figure, height=300)
 
 
-def _numbers(sweep: StoredSweep, records: Iterable[int]) -> list[int]:
-    """Numbers of trials, by Optuna's numbers of them."""
-    trials = by_record(sweep.study.get_trials(deepcopy=False))
-    return [trials[record].number for record in records]
+def _from_one(numbers: Sequence[int]) -> list[int]:
+    """Optuna counts trials from 0."""
+    return [number + 1 for number in numbers]
 
 
-def _fields(sweep: StoredSweep) -> list[str]:
-    return [vary.field for vary in sweep.plan.chooser.varied]
-
-
-def _history(sweep: StoredSweep, title: str, values: list[float]) -> go.Figure:
-    figure = draw.plot_optimization_history(sweep.study, target_name=title)
+def _history(study: optuna.Study, fields: list[str], title: str) -> go.Figure:
+    figure = draw.plot_optimization_history(study, target_name=title)
     figure.data = [trace for trace in figure.data if trace.name != "Infeasible Trial"]
     for trace in figure.data:
-        trace.x = _numbers(sweep, trace.x)
+        trace.x = _from_one(trace.x)
     figure.update_traces(marker_color=SCALE[1][1], selector={"mode": "markers"})
     figure.update_traces(name="best so far", line_color=BEST, selector={"mode": "lines"})
     return figure
 
 
-def _parallel(sweep: StoredSweep, title: str, values: list[float]) -> go.Figure:
-    figure = draw.plot_parallel_coordinate(sweep.study, params=_fields(sweep), target_name=title)
-    figure.layout.xaxis.ticktext = (title, *sorted(_fields(sweep)))  # it cuts long names
+def _parallel(study: optuna.Study, fields: list[str], title: str) -> go.Figure:
+    figure = draw.plot_parallel_coordinate(study, params=fields, target_name=title)
+    figure.layout.xaxis.ticktext = (title, *sorted(fields))  # it cuts long names
     figure.update_traces(marker_colorscale=SCALE, marker_reversescale=False)
     for trace in figure.data:
         if trace.mode == "lines":
@@ -75,14 +72,16 @@ def _parallel(sweep: StoredSweep, title: str, values: list[float]) -> go.Figure:
     return figure
 
 
-def _slice(sweep: StoredSweep, title: str, values: list[float]) -> go.Figure:
-    figure = draw.plot_slice(sweep.study, params=_fields(sweep), target_name=title)
+def _slice(study: optuna.Study, fields: list[str], title: str) -> go.Figure:
+    figure = draw.plot_slice(study, params=fields, target_name=title)
     for trace in figure.data:
-        trace.marker.color = _numbers(sweep, trace.marker.color)
+        trace.marker.color = _from_one(trace.marker.color)
     return figure.update_traces(marker_colorscale=SCALE)
 
 
-def _importance(sweep: StoredSweep, title: str, values: list[float]) -> go.Figure:
+def _importance(study: optuna.Study, fields: list[str], title: str) -> go.Figure:
+    measured = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    values = sorted((one.value or 0.0 for one in measured), reverse=True)
     if len(values) < MIN_FOR_IMPORTANCE:
         raise ConfigError(
             f"Importance needs {MIN_FOR_IMPORTANCE} measured trials; there are {len(values)}."
@@ -91,11 +90,11 @@ def _importance(sweep: StoredSweep, title: str, values: list[float]) -> go.Figur
     if values[math.ceil(share * len(values)) - 1] == values[-1]:
         raise ConfigError("All trials came out equal, so no setting matters more than another.")
     judge = PedAnovaImportanceEvaluator(target_quantile=share)
-    figure = draw.plot_param_importances(sweep.study, evaluator=judge, target_name=title)
+    figure = draw.plot_param_importances(study, evaluator=judge, target_name=title)
     return figure.update_traces(marker_color=SCALE[1][1])
 
 
-DRAWN: dict[str, Callable[[StoredSweep, str, list[float]], go.Figure]] = {
+PLOTS: dict[str, Callable[[optuna.Study, list[str], str], go.Figure]] = {
     "history": _history,
     "parallel": _parallel,
     "slice": _slice,

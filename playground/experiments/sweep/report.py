@@ -1,12 +1,12 @@
-"""What a sweep has shown so far: its trials, the best of them, and that one as a method file.
+"""The results of a sweep so far: its trials, the best of them, and its settings as a method file.
 
-Every trial answers the same prompts, so trials are compared prompt by prompt (`is_apart`). The best
-is picked on the data that it is compared on, so it is compared with Bonferroni's correction for the
-number of the others.
+Every trial answers the same prompts, so trials are compared prompt by prompt. The best is chosen on
+the same data, so the comparisons use Bonferroni's correction for the number of the others.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -18,27 +18,31 @@ from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from engine.formats import DASH
 from playground.experiments.report.columns import Cell
-from playground.experiments.report.statistics import is_apart
+from playground.experiments.report.statistics import differ
 from playground.experiments.space import Objective, point_text, setting_text
 from playground.experiments.sweep.plan import OBJECTIVES, SweepPlan
 from playground.experiments.sweep.store import StoredSweep
 from playground.experiments.sweep.trials import Trial, key_of, num_done
 from playground.host.baseline import DOUBTS
 
-FIGURE_TITLES = {
-    "speedup": "speedup",
-    "tok_s": "tok/s measured",
-    "plain_tok_s": "plain tok/s",
-    "mat": "MAT",
+FIGURES: dict[str, tuple[str, str]] = {
+    "speedup": OBJECTIVES["speedup"],
+    "tok_s": (
+        "tok/s measured",
+        "new tokens after the first / seconds of decoding, over all answers of the trial",
+    ),
+    "plain_tok_s": (
+        "plain tok/s",
+        "the same for plain decoding, which takes turns with the method on every prompt",
+    ),
+    "mat": OBJECTIVES["mat"],
 }
-MOST_NAMED = 5
+"""Figures of a trial: their titles and formulas."""
+MAX_NAMED = 5
 """Trials that the verdict names."""
 FORMULAS: dict[str, str] = {
     "value": "what the sweep maximises",
-    "speedup": OBJECTIVES["speedup"][1],
-    "tok_s": "new tokens after the first / seconds of decoding, over all answers of the trial",
-    "plain_tok_s": "the same for plain decoding, which takes turns with the method on every prompt",
-    "mat": OBJECTIVES["mat"][1],
+    **{name: formula for name, (_, formula) in FIGURES.items()},
     "same": "answers identical to plain decoding's / answers compared",
     "seconds": "from the trial's start to its end, including loading the drafter",
     "as_good": "its speedup is not shown to differ from the best trial's, compared prompt by "
@@ -49,43 +53,45 @@ FORMULAS: dict[str, str] = {
 
 def best_of(trials: Sequence[Trial]) -> Trial | None:
     """The trial with the largest value; the earlier one of two equal ones."""
-    measured = [(t.value, -t.number, t) for t in trials if t.value is not None]
-    return max(measured, key=lambda one: one[:2])[2] if measured else None
+    measured = [trial for trial in trials if trial.value is not None]
+    return max(measured, key=lambda one: (one.value or 0.0, -one.number), default=None)
 
 
 def as_good(best: Trial, trials: Sequence[Trial], objective: Objective) -> list[Trial]:
-    """Measured trials that cannot be told from the best one; none for MAT, which has no noise."""
+    """Measured trials that do not differ significantly from the best; none for MAT (no noise)."""
     if objective == "mat" or best.figures is None:
         return []
     others = [t for t in trials if t.value is not None and t.figures and t.number != best.number]
     ours = best.figures.counts
-    return [t for t in others if t.figures and not is_apart(ours, t.figures.counts, len(others))]
+    return [t for t in others if t.figures and not differ(ours, t.figures.counts, len(others))]
 
 
 @dataclass(frozen=True, slots=True)
 class SweepReport:
-    """A sweep as it stands.
+    """The current results of a sweep.
 
     Attributes:
-        trials: those that have begun, by number.
-        ties: numbers of those that are as good as the best.
+        ties: numbers of the trials that are as good as the best.
     """
 
     sweep: StoredSweep
-    trials: tuple[Trial, ...]
     best: Trial | None
     ties: tuple[int, ...]
 
     @classmethod
     def of(cls, sweep: StoredSweep) -> SweepReport:
-        trials, objective = sweep.trials(), sweep.plan.chooser.objective
+        trials, objective = sweep.trials, sweep.plan.chooser.objective
         best = best_of(trials)
         ties = () if best is None else (t.number for t in as_good(best, trials, objective))
-        return cls(sweep, tuple(trials), best, tuple(ties))
+        return cls(sweep, best, tuple(ties))
 
     @property
     def plan(self) -> SweepPlan:
         return self.sweep.plan
+
+    @property
+    def trials(self) -> tuple[Trial, ...]:
+        return self.sweep.trials
 
     @property
     def num_done(self) -> int:
@@ -93,7 +99,7 @@ class SweepReport:
 
     @property
     def more_to_try(self) -> bool:
-        """Whether a finished search would find points that it has not measured."""
+        """Whether a finished search has left points unmeasured."""
         search, most = self.plan.chooser, self.plan.space.num_points
         return search.mode == "search" and (most is None or most > search.trials)
 
@@ -116,14 +122,14 @@ class SweepReport:
     # ---- its words
 
     def outcome(self, trial: Trial) -> str:
-        """What a trial came to; one that runs although the sweep does not was broken off."""
+        """The outcome of a trial; one still running in a stopped sweep was interrupted."""
         status = self.sweep.row.status
         if trial.outcome == "running" and status != "running":
             return "stopped" if status == "cancelled" else "interrupted"
         return trial.outcome
 
     def standing(self, trial: Trial) -> str:
-        """The outcome of a trial, or how it compares with the best one."""
+        """The outcome of a trial, or its comparison with the best one."""
         if trial.outcome != "measured":
             return self.outcome(trial)
         if self.best is not None and trial.number == self.best.number:
@@ -131,23 +137,19 @@ class SweepReport:
         return "≈ best" if trial.number in self.ties else ""
 
     def reason(self, trial: Trial) -> str:
-        """Why it came to nothing, or has no number."""
+        """Why a trial has no result, or no speedup."""
         doubt = trial.figures and trial.figures.doubt
         return trial.reason or (f"No speedup is given: {DOUBTS[doubt]}" if doubt else "")
 
     @property
     def columns(self) -> list[tuple[str, str, str]]:
-        """Every figure of a trial: its name, title and formula; what is maximised comes first."""
+        """Name, title and formula of every figure of a trial, the objective first."""
         objective = self.plan.chooser.objective
-        others = [
-            (name, title, FORMULAS[name])
-            for name, title in FIGURE_TITLES.items()
-            if name != objective or name == "tok_s"
-        ]
-        return [("value", *OBJECTIVES[objective]), *others]
+        others = [name for name in FIGURES if name != objective or name == "tok_s"]
+        return [("value", *OBJECTIVES[objective]), *((name, *FIGURES[name]) for name in others)]
 
     def figure(self, trial: Trial, name: str) -> str:
-        """A figure of a trial as its kind is written; `value` is of the kind that is maximised."""
+        """A figure of a trial as text; `value` is the objective."""
         kind = self.plan.chooser.objective if name == "value" else name
         return formats.of_kind(kind)(getattr(trial.figures, name, None))
 
@@ -158,7 +160,10 @@ class SweepReport:
         heads |= {title: formula for _, title, formula in self.columns}
         heads |= {"same text": FORMULAS["same"]}
         rows = []
-        for trial in sorted(self.trials, key=_by_value) if best_first else self.trials:
+        trials = list(self.trials)
+        if best_first:
+            trials.sort(key=lambda t: (t.outcome != "measured", -(t.value or -math.inf)))
+        for trial in trials:
             figures = trial.figures
             same = f"{figures.num_same}/{figures.num_prompts}" if figures else DASH
             rows.append(
@@ -174,7 +179,7 @@ class SweepReport:
 
     @property
     def verdict(self) -> str:
-        """What the best trial means, in a sentence or two; empty before there is one."""
+        """The best trial and what it is worth, in sentences; empty before there is one."""
         best, plan = self.best, self.plan
         if best is None or best.figures is None:
             return ""
@@ -182,9 +187,8 @@ class SweepReport:
         reached = f"{OBJECTIVES[objective][0]} {self.figure(best, 'value')}{self._gain(best)}"
         parts = [f"Best so far: {point_text(best.point)}, with {reached}."]
         if ties := self.ties:
-            more = f" and {len(ties) - MOST_NAMED} more" if len(ties) > MOST_NAMED else ""
-            named = ", ".join(map(str, ties[:MOST_NAMED]))
-            parts.append(f"As good within the noise: trial{'s' * (len(ties) > 1)} {named}{more}.")
+            named = ", ".join(map(str, ties[:MAX_NAMED])) + ", …" * (len(ties) > MAX_NAMED)
+            parts.append(f"As good within the noise: trial{'s' * (len(ties) > 1)} {named}.")
         num_measured = sum(t.value is not None for t in self.trials)
         if num_measured > 1 and objective != "mat":
             parts.append(f"Exploratory: picked from {num_measured} trials on the same prompts.")
@@ -198,7 +202,7 @@ class SweepReport:
         return " ".join(parts)
 
     def _gain(self, best: Trial) -> str:
-        """How much better the best is than the settings that the sweep began from."""
+        """The best trial compared with the settings that the sweep began from."""
         key = key_of(self.plan.space.start)
         start = next((t for t in self.trials if t.value and t.key == key), None)
         if start is None or not start.value or not best.value:
@@ -233,8 +237,9 @@ class SweepReport:
 
     def _row(self, trial: Trial) -> dict[str, Any]:
         row = asdict(trial) | {"outcome": self.outcome(trial), "reason": self.reason(trial)}
-        if row["figures"] is not None:
-            del row["figures"]["counts"], row["figures"]["told"]
+        del row["bounds"]
+        for name in ("counts", "told", "reference_tok_s"):
+            (row["figures"] or {}).pop(name, None)
         return row
 
     def preset_yaml(self, number: int | None = None) -> str:
@@ -252,7 +257,3 @@ class SweepReport:
             "config": {"decoding_type": config.decoding_type, **config.changed},
         }
         return yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=100)
-
-
-def _by_value(trial: Trial) -> tuple[bool, float]:
-    return trial.outcome != "measured", -(trial.value or float("-inf"))

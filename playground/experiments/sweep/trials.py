@@ -1,17 +1,18 @@
-"""The trials of a sweep: what came of each, and which point is next.
+"""The trials of a sweep: the outcome of each, and the choice of the next point.
 
-A trial that was stopped or whose process died is still running to Optuna; when the sweep is resumed
-its point is tried again, from the answers that it had: they belong to the point.
+For the log, a trial that was stopped or whose process died is still running. When the sweep is
+resumed, its measurement continues from the answers that the log has.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import random
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal, Self
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import optuna
 from optuna.distributions import (
@@ -20,48 +21,43 @@ from optuna.distributions import (
     FloatDistribution,
     IntDistribution,
 )
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import TrialState, create_trial
 
 from engine.errors import ConfigError, PlaygroundError
 from playground.experiments.finished import Pair
-from playground.experiments.report.statistics import Counts, Totals, counts_by_prompt, speedup_of
-from playground.experiments.space import Mode, Objective, Point, Space, Tunable, Vary
+from playground.experiments.report.statistics import Counts, prompt_counts, speedup_of, totals_of
+from playground.experiments.space import Mode, Objective, Point, Space, Tunable, VariedSetting
 from playground.experiments.sweep.plan import SweepPlan
 from playground.host.baseline import Doubt
 
 MAX_REFUSED = 100
-"""Refusals in a row after which a search is given up."""
+"""Refused trials in a row after which a search gives up."""
 MAX_FAILED = 3
-"""Failures in a row after which any sweep is given up."""
+"""Failed trials in a row after which any sweep gives up."""
 MAX_REPEATED = 8
-"""Draws of known points in a row before a point that was never tried is taken."""
+"""Draws of known points in a row before an unmeasured point is chosen at random."""
 PRUNE_AFTER = 5
 """Finished trials before any is pruned."""
 MIN_PAIRS = 2
 """Prompts that a trial answers before it may be pruned."""
-REFERENCE = "reference_tok_s"
-"""Attribute of a study: tok/s of plain decoding in its first trial."""
 Outcome = Literal["running", "measured", "pruned", "refused", "failed"]
-STATES: dict[TrialState, tuple[Outcome, ...]] = {
-    TrialState.RUNNING: ("running",),
-    TrialState.COMPLETE: ("measured",),
-    TrialState.PRUNED: ("pruned", "refused"),
-    TrialState.FAIL: ("failed",),
+STATES: dict[Outcome, TrialState] = {
+    "running": TrialState.RUNNING,
+    "measured": TrialState.COMPLETE,
+    "pruned": TrialState.PRUNED,
+    "refused": TrialState.PRUNED,
+    "failed": TrialState.FAIL,
 }
-"""Optuna's states, and what a trial in one of them may have come to."""
-TOLD: dict[Outcome, TrialState] = {one: state for state, ones in STATES.items() for one in ones}
-"""What Optuna is told."""
-OUTCOME, REASON, FIGURES, SECONDS, WORKER = "outcome", "reason", "figures", "seconds", "worker"
-"""Names of the attributes that a trial carries."""
+"""Optuna's states of the outcomes."""
 
 
 class SweepError(PlaygroundError):
-    """The sweep as a whole cannot go on, whatever the point."""
+    """The sweep as a whole cannot continue."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What was measured in one trial, over all prompts that both methods answered.
+    """The measurements of one trial, over all prompts that both methods answered.
 
     Attributes:
         value: the objective; None where `doubt` leaves no speedup.
@@ -69,9 +65,11 @@ class Figures:
         speedup: their ratio.
         num_prompts: answers compared.
         num_same: of these, answers that are token-identical to plain decoding's.
-        counts: what the speedup is made of, by prompt; sweeps of older versions have none.
+        counts: tokens and seconds by prompt; empty in sweeps of older versions.
         doubt: why no speedup is given.
-        told: what a search goes on from: the objective or, where it is in doubt, its bound by MAT.
+        told: the value reported to Optuna: the objective or, where it is in doubt, its upper bound
+            by MAT.
+        reference_tok_s: of plain decoding in the sweep's first trial.
     """
 
     value: float | None
@@ -84,13 +82,7 @@ class Figures:
     counts: Mapping[str, Counts] = field(default_factory=dict)
     doubt: Doubt | None = None
     told: float | None = None
-
-    @classmethod
-    def stored(cls, values: Mapping[str, Any]) -> Self:
-        """As JSON has it, without what other versions kept."""
-        values_by_name = {one.name: values[one.name] for one in fields(cls) if one.name in values}
-        counts = {key: Counts(*each) for key, each in values.get("counts", {}).items()}
-        return cls(**{**values_by_name, "counts": counts})
+    reference_tok_s: float | None = None
 
 
 def figures_of(
@@ -101,12 +93,13 @@ def figures_of(
     Args:
         reference_tok_s: tok/s of plain decoding in the sweep's first trial; None in that trial.
     """
-    own, plain = Totals.of([own for own, _ in pairs]), Totals.of([plain for _, plain in pairs])
+    own, plain = totals_of(pairs)
     fast = speedup_of(pairs)
     speedup = None if fast is None else fast.ratio
     told = own.mat if objective == "mat" or (fast and fast.doubt) else speedup
+    reference_tok_s = reference_tok_s or plain.tok_s
     if objective == "tok_s" and told is not None:
-        told *= reference_tok_s or plain.tok_s or 0.0
+        told *= reference_tok_s or 0.0
     if told is None:
         raise ConfigError(
             "The answers end after their first token, so nothing can be measured. Choose other "
@@ -116,9 +109,10 @@ def figures_of(
     return Figures(
         told if objective == "mat" or speedup is not None else None,
         *(own.tok_s, plain.tok_s, speedup, own.mat, len(pairs), same),
-        counts_by_prompt(pairs),
+        prompt_counts(pairs),
         None if fast is None else fast.doubt,
         told,
+        reference_tok_s,
     )
 
 
@@ -128,8 +122,9 @@ class Trial:
 
     Attributes:
         number: 1, 2, 3 … in the order in which the trials began.
-        seconds: from its start, or from where it was continued, to its end.
-        worker: which worker of a cluster measured it.
+        seconds: from its start, or from its last continuation, to its end.
+        worker: the worker of a cluster that measured it.
+        bounds: its value by number of answered prompts, to prune other trials by.
     """
 
     number: int
@@ -139,6 +134,7 @@ class Trial:
     reason: str = ""
     seconds: float | None = None
     worker: str = ""
+    bounds: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def key(self) -> str:
@@ -146,28 +142,8 @@ class Trial:
 
     @property
     def value(self) -> float | None:
-        """The objective; None unless it was measured to the end, on a baseline to be trusted."""
+        """The objective; None unless it was measured completely, with a reliable baseline."""
         return self.figures.value if self.figures and self.outcome == "measured" else None
-
-    @classmethod
-    def stored(cls, record: FrozenTrial, number: int) -> Self | None:
-        """None for what is no trial: a draw that was dropped again."""
-        attributes, outcomes = record.user_attrs, STATES.get(record.state, ())
-        outcome = attributes.get(OUTCOME) if record.state.is_finished() else "running"
-        if outcome not in outcomes:
-            return None
-        figures, seconds = attributes.get(FIGURES), attributes.get(SECONDS)
-        if seconds is None and record.duration is not None:
-            seconds = record.duration.total_seconds()
-        return cls(
-            number,
-            dict(record.params),
-            outcome,
-            None if figures is None else Figures.stored(figures),
-            str(attributes.get(REASON, "")),
-            seconds,
-            str(attributes.get(WORKER, "")),
-        )
 
 
 def key_of(point: Mapping[str, Any]) -> str:
@@ -175,22 +151,13 @@ def key_of(point: Mapping[str, Any]) -> str:
     return json.dumps(dict(sorted(point.items())))
 
 
-def runs_id(sweep_id: str, point: Mapping[str, Any]) -> str:
-    """What the runs of a point carry as their benchmark, the same for every try."""
+def trial_benchmark_id(sweep_id: str, point: Mapping[str, Any]) -> str:
+    """The benchmark id of the runs of a point, equal for every attempt at it."""
     return f"{sweep_id}-{hashlib.sha256(key_of(point).encode()).hexdigest()[:8]}"
 
 
-def by_record(records: Iterable[FrozenTrial]) -> dict[int, Trial]:
-    """The trials that have begun, by Optuna's numbers, without draws that repeated a point."""
-    trials: dict[int, Trial] = {}
-    for record in records:
-        if (trial := Trial.stored(record, len(trials) + 1)) is not None:
-            trials[record.number] = trial
-    return trials
-
-
 def num_done(trials: Iterable[Trial], mode: Mode) -> int:
-    """How much of a plan is behind these trials: a grid's refused points are, a search's not."""
+    """The number of trials that count as done; refused ones count in a grid only."""
     open_ones = ("running",) if mode == "grid" else ("running", "refused")
     return sum(trial.outcome not in open_ones for trial in trials)
 
@@ -199,45 +166,46 @@ def num_done(trials: Iterable[Trial], mode: Mode) -> int:
 
 
 class OptunaChooser:
-    """Hands out the trials of a sweep and keeps what came of them; not safe to share unlocked.
+    """Chooses the trials of a sweep and stores their outcomes; callers must hold a lock.
 
     Attributes:
         trials: those that have begun, by number.
     """
 
-    def __init__(self, study: optuna.Study, plan: SweepPlan, *, parallel: int = 1) -> None:
-        self._study, self._plan, self._space = study, plan, plan.space
+    def __init__(
+        self,
+        plan: SweepPlan,
+        trials: Iterable[Trial],
+        save: Callable[[Trial], object],
+        *,
+        parallel: int = 1,
+    ) -> None:
+        """`trials` are those of earlier processes; `save` stores one when it begins and ends."""
+        self._plan, self._space, self._save = plan, plan.space, save
+        self.trials = {trial.number: trial for trial in trials}
+        ended = [trial for trial in self.trials.values() if trial.outcome != "running"]
+        self._unfinished = [trial for trial in self.trials.values() if trial.outcome == "running"]
+        figures = (trial.figures for trial in ended if trial.figures)
+        self._reference_tok_s = next((one.reference_tok_s for one in figures), None)
         self._distributions = distributions(plan.space)
-        search, num_begun = plan.chooser, len(study.get_trials(deepcopy=False))
-        self._random = random.Random(search.seed + num_begun)
-        # A tree-structured Parzen estimator after some random trials; resumed, it draws on afresh.
-        study.sampler = optuna.samplers.TPESampler(
-            seed=search.seed + num_begun,
+        self._study = study_of(plan, ended)
+        # A tree-structured Parzen estimator after some random trials.
+        search, seed = plan.chooser, plan.chooser.seed + len(self.trials)
+        self._random = random.Random(seed)
+        self._study.sampler = optuna.samplers.TPESampler(
+            seed=seed,
             n_startup_trials=max(3, min(10, plan.num_trials // 3)),
-            constant_liar=parallel > 1,  # what others are measuring counts as poor meanwhile
+            constant_liar=parallel > 1,  # running trials count as poor until they end
         )
-        study.pruner = optuna.pruners.NopPruner()
+        self._study.pruner = optuna.pruners.NopPruner()
         if search.prune:
-            study.pruner = optuna.pruners.MedianPruner(
+            self._study.pruner = optuna.pruners.MedianPruner(
                 n_startup_trials=PRUNE_AFTER, n_warmup_steps=MIN_PAIRS
             )
-        self._left = self._left_behind()
-        self.trials = {one.number: one for one in by_record(study.get_trials()).values()}
-        self._last, self._num_in_a_row = "", 0
-
-    def _left_behind(self) -> list[Point]:
-        """Points to try again; one whose process died while it was drawn is dropped."""
-        for _ in self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
-            self._study.ask()
-        records = self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-        for record in records:
-            self._study.tell(record.number, state=TrialState.FAIL)
-        names = self._distributions.keys()
-        return [dict(record.params) for record in records if record.params.keys() == names]
+        self._last, self._num_in_row = "", 0
 
     @property
     def num_done(self) -> int:
-        """How much of the plan is behind: a grid's refused points are, a search's are not."""
         return num_done(self.trials.values(), self._plan.chooser.mode)
 
     @property
@@ -251,76 +219,92 @@ class OptunaChooser:
         return sum(taken) / len(taken) if taken else None
 
     def figures(self, pairs: Sequence[Pair]) -> Figures:
-        """A trial's figures; tok/s are counted from plain decoding's in the first trial."""
-        reference = self._study.user_attrs.get(REFERENCE)
-        figures = figures_of(pairs, self._plan.chooser.objective, reference)
-        if reference is None and figures.plain_tok_s:
-            self._study.set_user_attr(REFERENCE, figures.plain_tok_s)
+        """A trial's figures; tok/s are relative to plain decoding's in the first trial."""
+        figures = figures_of(pairs, self._plan.chooser.objective, self._reference_tok_s)
+        self._reference_tok_s = figures.reference_tok_s
         return figures
 
-    def next(self) -> tuple[int, optuna.Trial] | None:
-        """A trial that nobody else measures, with its number; None when all planned are begun."""
-        trial = self._fixed(self._left.pop(0)) if self._left else self._new()
-        if trial is None:
+    def next(self) -> tuple[Trial, optuna.Trial] | None:
+        """The next trial and Optuna's object for it; None when all have begun."""
+        if self._unfinished:
+            trial = self._unfinished.pop(0)
+            return trial, self._trial_at(trial.point)
+        if (optuna_trial := self._draw_trial()) is None:
             return None
-        number = len(self.trials) + 1
-        self.trials[number] = Trial(number, dict(trial.params), "running")
-        return number, trial
+        trial = Trial(len(self.trials) + 1, dict(optuna_trial.params), "running")
+        self._save(trial)
+        self.trials[trial.number] = trial
+        return trial, optuna_trial
 
-    def _new(self) -> optuna.Trial | None:
-        """The first is where the method is now; a search of few points takes each of them once."""
+    def _draw_trial(self) -> optuna.Trial | None:
+        """The first has the method's own settings; in a small space, each point is drawn once."""
         if self.num_left <= sum(one.outcome == "running" for one in self.trials.values()):
             return None
-        known = {trial.key for trial in self.trials.values()}
-        if self._plan.chooser.mode == "grid":
-            left = (point for point in self._space.grid() if key_of(point) not in known)
-            return self._fixed(next(left, None))
-        if not known and self._space.holds(self._space.start):
-            return self._fixed(self._space.start)
-        for _ in range(MAX_REPEATED):
-            trial = self._study.ask(self._distributions)
-            if key_of(trial.params) not in known:
-                return trial
-            self._study.tell(trial, state=TrialState.FAIL)
-        points = self._space.points()
+        known, space = {trial.key for trial in self.trials.values()}, self._space
+        is_grid = self._plan.chooser.mode == "grid"
+        if not is_grid:
+            if not known and space.contains(space.start):
+                return self._trial_at(space.start)
+            for _ in range(MAX_REPEATED):
+                trial = self._study.ask(self._distributions)
+                if key_of(trial.params) not in known:
+                    return trial
+                self._study.tell(trial, state=TrialState.FAIL)
+        points = space.grid() if is_grid else space.points()
         if points is None:
             return self._study.ask(self._distributions)
-        unknown = [point for point in points if key_of(point) not in known]
-        return self._fixed(self._random.choice(unknown) if unknown else None)
-
-    def _fixed(self, point: Point | None) -> optuna.Trial | None:
-        if point is None:
+        left = [point for point in points if key_of(point) not in known]
+        if not left:
             return None
+        return self._trial_at(left[0] if is_grid else self._random.choice(left))
+
+    def _trial_at(self, point: Point) -> optuna.Trial:
         self._study.enqueue_trial(point)
         return self._study.ask(self._distributions)
 
-    def end(self, trial: optuna.Trial, ended: Trial) -> None:
-        """Write down what came of a trial.
+    def end(self, optuna_trial: optuna.Trial, ended: Trial) -> None:
+        """Store the outcome of a trial.
 
-        Raises SweepError: trial after trial comes to nothing; naming what the last one said.
+        Raises SweepError: too many trials in a row failed; quotes the last error.
         """
-        figures = ended.figures
-        values = {
-            FIGURES: None if figures is None else asdict(figures),
-            REASON: ended.reason,
-            WORKER: ended.worker,
-            SECONDS: ended.seconds,
-            OUTCOME: ended.outcome,
-        }
-        for name, value in values.items():
-            if value:
-                trial.set_user_attr(name, value)
-        bound = figures.told if figures is not None and ended.outcome == "measured" else None
-        self._study.tell(trial, bound, state=TOLD[ended.outcome])
+        record = self._study.tell(optuna_trial, _value(ended), state=STATES[ended.outcome])
+        ended = replace(ended, bounds=record.intermediate_values)
+        self._save(ended)
         self.trials[ended.number] = ended
-        self._num_in_a_row = self._num_in_a_row + 1 if ended.outcome == self._last else 1
+        self._num_in_row = self._num_in_row + 1 if ended.outcome == self._last else 1
         self._last = ended.outcome
-        most = {"failed": MAX_FAILED, "refused": MAX_REFUSED}.get(ended.outcome)
-        endless = ended.outcome == "failed" or self._plan.chooser.mode != "grid"
-        if most is not None and self._num_in_a_row >= most and endless:
+        limits = {"failed": MAX_FAILED}
+        if self._plan.chooser.mode != "grid":
+            limits["refused"] = MAX_REFUSED
+        most = limits.get(ended.outcome)
+        if most is not None and self._num_in_row >= most:
             raise SweepError(
                 f"{most} combinations in a row {ended.outcome}; the last one: {ended.reason}"
             )
+
+
+# ---- in Optuna's terms
+
+
+def study_of(plan: SweepPlan, trials: Iterable[Trial]) -> optuna.Study:
+    """A sweep's trials as a study, for Optuna's samplers, pruners and plots."""
+    logging.getLogger("optuna").setLevel(logging.WARNING)
+    study, ranges = optuna.create_study(direction="maximize"), distributions(plan.space)
+    study.add_trials(
+        create_trial(
+            state=STATES[trial.outcome],
+            params=trial.point,
+            distributions=ranges,
+            value=_value(trial),
+            intermediate_values=dict(trial.bounds),
+        )
+        for trial in trials
+    )
+    return study
+
+
+def _value(trial: Trial) -> float | None:
+    return trial.figures.told if trial.figures and trial.outcome == "measured" else None
 
 
 def distributions(space: Space) -> dict[str, BaseDistribution]:
@@ -328,12 +312,12 @@ def distributions(space: Space) -> dict[str, BaseDistribution]:
     return {v.field: _distribution(v, k) for v, k in zip(space.varied, space.tunables, strict=True)}
 
 
-def _distribution(vary: Vary, tunable: Tunable) -> BaseDistribution:
+def _distribution(vary: VariedSetting, tunable: Tunable) -> BaseDistribution:
     if vary.values:
         return CategoricalDistribution(vary.values)
     low, high = vary.ends
     if vary.step is not None:
-        high = low + int((high - low) / vary.step + 1e-9) * vary.step
+        high = float(f"{low + int((high - low) / vary.step + 1e-9) * vary.step:.12g}")
     if tunable.kind == "int":
         return IntDistribution(int(low), int(high), log=vary.log, step=int(vary.step or 1))
     return FloatDistribution(float(low), float(high), log=vary.log, step=vary.step)

@@ -1,25 +1,34 @@
-// Definitions: an element shows its `data-about` beside itself, on hover and on keyboard focus.
+// Tooltips: an element's definition, `data-about`, on hover and on keyboard focus, or other content.
 import { h } from "./kit.js";
 
 const GAP = 4, MARGIN = 8;
-/** @type {HTMLElement} */
 let tip;
-/** @type {Element | null} */
+/** @type {Element | null} the element whose definition is shown */
 let owner = null;
 
-function show(next) {
-  if (next === owner) return;
+/**
+ * Shows content beside a rectangle of the screen; null hides the tooltip.
+ * @param {{ left: number, top: number, bottom: number } | null | undefined} place
+ * @param {(Node | string)[]} content
+ */
+export function showTip(place, ...content) {
   owner?.removeAttribute("aria-describedby");
-  owner = next;
+  owner = null;
   tip.hidePopover();
-  if (!next) return;
-  tip.textContent = next.getAttribute("data-about");
-  next.setAttribute("aria-describedby", tip.id);
+  if (!place) return;
+  tip.replaceChildren(...content);
   tip.showPopover();
-  const box = next.getBoundingClientRect(), own = tip.getBoundingClientRect();
-  const below = box.bottom + GAP, above = box.top - GAP - own.height;
-  tip.style.top = `${below + own.height > innerHeight && above > 0 ? above : below}px`;
-  tip.style.left = `${Math.max(MARGIN, Math.min(box.left, innerWidth - own.width - MARGIN))}px`;
+  const box = tip.getBoundingClientRect();
+  const below = place.bottom + GAP, above = place.top - GAP - box.height;
+  tip.style.top = `${below + box.height > innerHeight && above > 0 ? above : below}px`;
+  tip.style.left = `${Math.max(MARGIN, Math.min(place.left, innerWidth - box.width - MARGIN))}px`;
+}
+
+function explain(/** @type {Element | null} */ next) {
+  if (next === owner) return;
+  showTip(next?.getBoundingClientRect(), next?.getAttribute("data-about") ?? "");
+  owner = next;
+  next?.setAttribute("aria-describedby", tip.id);
 }
 
 const termOf = (target) => target instanceof Element ? target.closest("[data-about]") : null;
@@ -27,11 +36,11 @@ const termOf = (target) => target instanceof Element ? target.closest("[data-abo
 export function explainTerms() {
   tip = h("div", { id: "pg-about", role: "tooltip", popover: "manual" });
   document.body.append(tip);
-  document.addEventListener("pointerover", ({ target }) => show(termOf(target)));
+  document.addEventListener("pointerover", ({ target }) => explain(termOf(target)));
   document.addEventListener("focusin", ({ target }) => {
-    if (target instanceof Element && target.matches(":focus-visible")) show(termOf(target));
+    if (target instanceof Element && target.matches(":focus-visible")) explain(termOf(target));
   });
-  document.addEventListener("focusout", () => show(null));
-  document.addEventListener("keydown", ({ key }) => { if (key === "Escape") show(null); });
-  addEventListener("scroll", () => show(null), { capture: true, passive: true });
+  document.addEventListener("focusout", () => explain(null));
+  document.addEventListener("keydown", ({ key }) => { if (key === "Escape") showTip(null); });
+  addEventListener("scroll", () => explain(null), { capture: true, passive: true });
 }

@@ -1,36 +1,29 @@
-// The address of the page: the selected tab and its parameters. A change of tab is an entry of the
-// browser's history; other parameters replace the entry, so that Back leads from tab to tab.
-
-/** @typedef {Record<string, string | null | undefined>} Query */
+// The page's URL: the selected tab and its parameters. A change of tab adds an entry to the browser's
+// history; other changes replace the entry, so Back leads from tab to tab.
+import { remember } from "./kit.js";
 
 /** @type {Record<string, URLSearchParams>} the parameters of every tab */
 const queries = {};
-/** The parameter that a reload without the address restores, by tab. */
+/** By tab, the parameter that is restored when the page is opened without it. */
 const REMEMBERED = { generate: "run", compare: "compare" };
 const PERMALINKS = ["compare", "tree", "benchmark", "sweep", "train", "deploy"];
 
-/** The tab that an address opens, by the rule of `web/address.py`. */
+/** The tab that a URL opens, by the rule of `web/address.py`. */
 export function tabOf(/** @type {URLSearchParams} */ query) {
   const named = query.get("tab");
   if (named) return named;
-  if (query.has("run")) return "runs";
-  if (query.get("runs")) return query.get("runs")?.startsWith("{") ? "runs" : "compare";
+  if (query.has("run") || query.get("runs")) return "runs";
   return PERMALINKS.find((tab) => query.get(tab)) ?? "generate";
 }
 
 function addressOf(tab) {
-  const query = new URLSearchParams(queries[tab]), theme = here().get("__theme");
+  let query = new URLSearchParams(queries[tab]);
   query.delete("tab");
   if (tabOf(query) !== tab || tab === "generate" && query.size) {
-    const rest = [...query];
-    return url(new URLSearchParams([["tab", tab], ...rest]), theme);
+    query = new URLSearchParams([["tab", tab], ...query]);
   }
-  return url(query, theme);
-}
-
-function url(query, theme) {
+  const theme = here().get("__theme"), address = new URL(location.href);
   if (theme) query.set("__theme", theme);
-  const address = new URL(location.href);
   address.search = query.toString();
   return address.href;
 }
@@ -45,9 +38,9 @@ function selectedTab() {
 /**
  * Changes the parameters of a tab.
  * @param {string} tab
- * @param {Query} changes parameters; one without a value is removed
- * @param {boolean} whole whether these are all of them
- * @returns {string} the address that leads there
+ * @param {Record<string, string | null | undefined>} changes parameters; those without a value are removed
+ * @param {boolean} whole whether to remove all other parameters
+ * @returns {string} the URL of the tab with these parameters
  */
 export function show(tab, changes, whole = false) {
   const query = whole ? new URLSearchParams() : queries[tab] ?? new URLSearchParams();
@@ -56,16 +49,12 @@ export function show(tab, changes, whole = false) {
   }
   queries[tab] = query;
   const name = REMEMBERED[tab];
-  if (name && name in changes) remember(`pg-${tab}-${name}`, query.get(name) ?? "");
+  for (const store of name && name in changes ? ["sessionStorage", "localStorage"] : []) {
+    remember(`pg-${tab}-${name}`, query.get(name) ?? "", store);
+  }
   const address = addressOf(tab);
   if (tabOf(here()) === tab && address !== location.href) history.replaceState(null, "", address);
   return address;
-}
-
-function remember(name, value) {
-  try {
-    for (const store of [sessionStorage, localStorage]) store.setItem(name, value);
-  } catch { /* storage is blocked */ }
 }
 
 /** Selects a tab. */
@@ -76,7 +65,7 @@ export function select(tab) {
   if (button instanceof HTMLElement && tab !== selectedTab()) button.click();
 }
 
-/** Selects the tab of the address, and follows the tabs from now on. */
+/** Selects the tab that the URL names, and keeps the URL up to date from then on. */
 export function follow() {
   const first = tabOf(here());
   queries[first] = here();

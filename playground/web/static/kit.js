@@ -1,26 +1,25 @@
-// Shared by every component: elements created without innerHTML, figures as text, calls of the
-// server, plotly in the page's colours.
+// Shared by all components: elements created without innerHTML, figures as text, calls of the server.
 
 /**
  * Gradio's arguments to a component.
- * @typedef {object} Component
- * @property {HTMLElement} element
- * @property {Record<string, any>} props
- * @property {Record<string, (question: object) => Promise<any>>} server
- * @property {(event: string, data?: object) => void} trigger
- * @property {(name: string, changed: () => void) => void} watch
+ * @typedef {{ element: HTMLElement, props: Record<string, any>,
+ *   server: Record<string, (question: object) => Promise<any>>,
+ *   trigger: (event: string, data?: object) => void,
+ *   watch: (name: string, changed: () => void) => void }} Component
  */
 
 /** @typedef {Node | string | null | undefined} Child */
 /** @typedef {Record<string, any>} Attributes */
 
 /** @param {Attributes} attributes `onclick: work` listens; null and false leave an attribute out. */
-function setAttributes(node, attributes) {
+function fill(node, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) {
     if (value === undefined || value === null || value === false) continue;
     if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
     else node.setAttribute(name, value === true ? "" : String(value));
   }
+  node.append(...children.filter((child) => child !== null && child !== undefined));
+  return node;
 }
 
 /**
@@ -32,83 +31,78 @@ function setAttributes(node, attributes) {
  * @returns {HTMLElementTagNameMap[Tag]}
  */
 export function h(tag, attributes = {}, ...children) {
-  const node = document.createElement(tag);
-  setAttributes(node, attributes);
-  node.append(...children.filter((child) => child !== null && child !== undefined));
-  return node;
+  return fill(document.createElement(tag), attributes, children);
 }
 
-/**
- * An SVG element.
- * @template {keyof SVGElementTagNameMap} Tag
- * @param {Tag} tag
- * @param {Attributes} [attributes]
- * @param {(Node | string)[]} children
- * @returns {SVGElementTagNameMap[Tag]}
- */
+/** An SVG element. @returns {SVGElement} */
 export function s(tag, attributes = {}, ...children) {
-  const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
-  setAttributes(node, attributes);
-  node.append(...children);
-  return node;
+  return fill(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
 }
 
-/** The part of a component's template with this class. */
+/** Calls `receive` with the component's value, now and whenever it changes. */
+export function onValue(component, receive) {
+  component.watch("value", () => receive(component.props.value));
+  receive(component.props.value);
+}
+
+/** The element of a component's template that matches a selector. */
 export function part(element, selector) {
   const child = element.querySelector(selector);
   if (!(child instanceof HTMLElement)) throw new Error(`the template has no ${selector}`);
   return child;
 }
 
-// ---- trees on the screen
-
-/**
- * Sets `depth` and `slot` of a tree's items: leaves take a slot each, a parent stands between its
- * first and its last child. An item has its children in `below`.
- * @returns {number} slots taken
- */
-export function placeInSlots(root) {
-  let slots = 0;
-  const place = (item, depth) => {
-    item.depth = depth;
-    const { below } = item;
-    for (const child of below) place(child, depth + 1);
-    item.slot = below.length ? (below[0].slot + below[below.length - 1].slot) / 2 : slots++;
-  };
-  place(root, 0);
-  return slots;
-}
-
-/** The item that an arrow key leads to from another one, the root on the left. */
-export function neighbourOf(items, item, arrow) {
-  const level = items.filter(({ depth }) => depth === item.depth).sort((a, b) => a.slot - b.slot);
-  const at = level.indexOf(item);
-  return { ArrowLeft: item.above, ArrowRight: item.below[0], ArrowUp: level[at - 1],
-    ArrowDown: level[at + 1] }[arrow];
-}
-
 // ---- controls
 
-/** What this browser keeps under a name; null where it keeps nothing. */
+const COPIED_MS = 2000;
+
+/** The value that this browser stores under a name; null if there is none. */
 export function remembered(name) {
   try { return localStorage.getItem(name); } catch { return null; }
 }
 
-export function remember(name, value) {
-  try { localStorage.setItem(name, value); } catch { /* private windows keep nothing */ }
+export function remember(name, value, store = "localStorage") {
+  try { window[store].setItem(name, value); } catch { /* private windows store nothing */ }
 }
 
-/** A button that looks like text, with its name as its title. */
-export function quietButton(text, name, work, more = {}) {
-  return h("button", { type: "button", class: "quiet", title: name, "aria-label": name, onclick: work, ...more }, text);
+/** Shows a sentence in an alert; without one, hides the alert. */
+export function showAlert(alert, sentence) {
+  alert.hidden = !sentence;
+  alert.textContent = sentence ?? "";
 }
 
-/** A figure of a strip, with its formula as `about.js` shows it. */
-export function figure(formula, ...inside) {
-  return h("div", { class: "figure", tabindex: "0", "data-about": formula }, ...inside);
+/** A button that looks like text; if its text is a symbol, the title is its accessible name. */
+export function textButton(text, title, work, more = {}) {
+  return h("button", { type: "button", class: "quiet", title, onclick: work,
+    "aria-label": /[a-z]/.test(text) ? null : title, ...more }, text);
 }
 
-/** Presses the first of these buttons that is visible; returns whether one is. */
+/** A figure with its name, and its formula for `about.js`. */
+export function figure(formula, value, name) {
+  return h("div", { class: "figure", tabindex: "0", "data-about": formula }, value,
+    name instanceof Node ? name : h("span", { class: "name" }, name));
+}
+
+/** An entry of a legend: its colours and words. */
+export function swatch(words, ...kinds) {
+  return h("span", { class: "swatch" }, ...kinds.map((kind) => h("i", { class: kind })), ` ${words}`);
+}
+
+/** @param {{ cells: (Node | string)[], on?: boolean, [attribute: string]: any }[]} rows */
+export function table(titles, rows) {
+  const heads = titles.map((title) => h("th", { scope: "col" }, title));
+  const lines = rows.map(({ cells, on, ...more }) => h("tr", { class: on ? "on" : null, ...more },
+    ...cells.map((cell) => h("td", {}, cell))));
+  return h("table", {}, h("thead", {}, h("tr", {}, ...heads)), h("tbody", {}, ...lines));
+}
+
+/** A menu of playback speeds. */
+export function speedMenu(name, factors) {
+  return h("select", { "aria-label": name }, ...factors.map((factor) => h("option",
+    { value: factor, selected: factor === 1 }, `${factor < 1 ? `1/${1 / factor}` : factor}\u00d7`)));
+}
+
+/** Presses the first visible button of these; returns whether there is one. */
 export function press(ids) {
   for (const id of ids) {
     const holder = document.getElementById(id);
@@ -120,7 +114,7 @@ export function press(ids) {
   return false;
 }
 
-/** Sets a `.progress` to a share; null = unknown. */
+/** Sets a `.progress` bar to a share from 0 to 1; null = unknown. */
 export function showProgress(host, share) {
   host.classList.toggle("unknown", share === null);
   host.firstElementChild.style.width = share === null ? "" : `${100 * share}%`;
@@ -135,19 +129,24 @@ export function download(name, text) {
   setTimeout(() => URL.revokeObjectURL(url), 10_000);
 }
 
+/** A button that copies a text, and shows whether the browser allowed it. */
+export function copyButton(name, textOf) {
+  const button = textButton(name, null, async () => {
+    button.textContent = await toClipboard(textOf()) ? "copied"
+      : "not copied: the browser does not allow it here";
+    setTimeout(() => { button.textContent = name; }, COPIED_MS);
+  }, { "aria-live": "polite" });
+  return button;
+}
+
 /** Copies a text; returns whether the browser allowed it. */
-export async function toClipboard(text) {
-  try {
-    await navigator.clipboard.writeText(text);
-    return true;
-  } catch {
-    return false;
-  }
+export function toClipboard(text) {
+  return navigator.clipboard.writeText(text).then(() => true, () => false);
 }
 
 /**
- * The server's answer to a question, or an error: Gradio answers nothing when a call fails.
- * @returns {Promise<any>} with `error`, a sentence, for a fault; with `gone` too if the server does
+ * The server's answer to a question; Gradio returns nothing if a call fails.
+ * @returns {Promise<any>} has `error`, a sentence, in case of a fault; and `gone` if the server does
  *   not respond
  */
 export async function ask(answer) {
@@ -165,15 +164,13 @@ const GONE = { gone: true, error: "The server does not respond. The runs shown h
 
 export const DASH = "\u2013";
 
-/** @typedef {number | null | undefined} Figure */
-
 export function number(value, digits) {
   return Number.isFinite(value) ? Number(value).toFixed(digits) : DASH;
 }
 
 export function speedup(value) { return Number.isFinite(value) ? `${number(value, 2)}\u00d7` : DASH; }
 
-/** Without their unit: 3.1, 72, 1302. */
+/** Milliseconds without the unit: 3.1, 72, 1302. */
 export function milliseconds(value) { return number(value, Number(value) < 20 ? 1 : 0); }
 
 export function duration(ms) {
@@ -203,29 +200,4 @@ export function visible(label) {
 export function clip(text, length) {
   const letters = Array.from(text);
   return letters.length <= length ? text : letters.slice(0, length - 1).join("") + "\u2026";
-}
-
-// ---- plotly, from this server, loaded when the first chart is drawn
-
-/** @type {Promise<any> | null} */
-let plotly = null;
-
-export function loadPlotly() {
-  plotly ??= new Promise((resolve, reject) => {
-    const script = h("script", { src: new URL("plotly.min.js", import.meta.url).href });
-    script.addEventListener("load", () => resolve(Reflect.get(window, "Plotly")));
-    script.addEventListener("error", () => {
-      plotly = null;
-      script.remove();
-      reject(new Error("plotly did not load"));
-    });
-    document.head.append(script);
-  });
-  return plotly;
-}
-
-/** Calls back whenever the page turns dark or light. */
-export function followTheme(changed) {
-  new MutationObserver(changed)
-    .observe(document.body, { attributes: true, attributeFilter: ["class"] });
 }

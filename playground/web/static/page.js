@@ -1,8 +1,8 @@
-// Keys and address of the whole page: Ctrl+Enter presses the main button of the selected tab, Esc its
-// Stop (or closes an open list). Buttons are looked up each time: Gradio creates and removes them.
+// Shortcuts and URL of the page: Ctrl+Enter presses the main button of the selected tab, Esc its Stop
+// (or closes an open list). Buttons are looked up each time, because Gradio creates and removes them.
 import { explainTerms } from "./about.js";
 import { follow } from "./address.js";
-import { press } from "./kit.js";
+import { press, remember, remembered } from "./kit.js";
 
 const MAIN = ["pg-generate", "pg-cmp-run"];
 const STOP = ["pg-fastest-stop", "pg-stop", "pg-cmp-stop", "pg-run-stop", "pg-runs-stop"];
@@ -17,8 +17,8 @@ document.addEventListener("keydown", (event) => {
     press(STOP);
   } else if (key === "Tab" && target instanceof Element && target.matches("[role=combobox]")
     && !target.closest("dialog")) {
-    // Gradio's list handles the key after it has lost the focus, and opens again; Chromium would give
-    // the focus to the list itself, which closes then, because it can be scrolled.
+    // Gradio's list would handle the key after losing the focus, and reopen; Chromium would focus the
+    // list itself, because it can be scrolled.
     event.stopImmediatePropagation();
     const lists = [...document.querySelectorAll("ul[role=listbox]")];
     for (const list of lists) list.toggleAttribute("inert", true);
@@ -31,15 +31,16 @@ function isTyping({ target, ctrlKey, metaKey, altKey }) {
     && target.matches("input:not([type=range]):not([type=checkbox]), textarea, select, [contenteditable=true]");
 }
 
-/** Presses the visible button of the step on show that names this key. */
+/** Presses the visible button that has this shortcut. */
 function pressLettered(key) {
-  const shown = [...document.querySelectorAll(`[data-key="${key}"]`)].find((one) =>
-    one instanceof HTMLButtonElement && !one.disabled && (one.offsetParent || one.hidden && one.parentElement?.offsetParent));
-  if (shown instanceof HTMLElement) shown.click();
-  return Boolean(shown);
+  /** @type {any[]} */
+  const buttons = [...document.querySelectorAll(`button[data-key="${key}"]:enabled`)];
+  const button = buttons.find((one) => one.offsetParent || one.hidden && one.parentElement.offsetParent);
+  button?.click();
+  return Boolean(button);
 }
 
-// The text under a setting describes its control; screen readers announce it when it changes.
+// The text under a setting describes its control; screen readers announce changes of it.
 let numDescriptions = 0;
 document.addEventListener("focusin", ({ target }) => {
   const control = /** @type {Element} */ (target);
@@ -51,13 +52,11 @@ document.addEventListener("focusin", ({ target }) => {
 });
 // An introduction for newcomers, until they close it.
 const WELCOME = "pg-welcome";
-try {
-  document.documentElement.toggleAttribute("data-newcomer", !localStorage.getItem(WELCOME));
-} catch { /* storage is blocked */ }
+document.documentElement.toggleAttribute("data-newcomer", !remembered(WELCOME));
 document.addEventListener("click", ({ target }) => {
   if (!(target instanceof Element) || !target.closest("#pg-welcome button")) return;
   document.documentElement.removeAttribute("data-newcomer");
-  try { localStorage.setItem(WELCOME, "closed"); } catch { /* storage is blocked */ }
+  remember(WELCOME, "closed");
 });
 explainTerms();
 follow();

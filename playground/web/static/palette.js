@@ -1,4 +1,4 @@
-// Ctrl+K: pages, methods, recent runs and actions in one list, filtered by words.
+// The command palette (Ctrl+K): pages, methods, recent runs and actions, filtered by words.
 import { select, show } from "./address.js";
 import { h, press } from "./kit.js";
 
@@ -14,52 +14,41 @@ const BUTTONS = [
   ["Load the target now", "generate", "pg-load"],
   ["Run the comparison", "compare", "pg-cmp-run"],
 ];
-const MOST_SHOWN = 60, TRIES = 40, EVERY_MS = 50;
+const MAX_SHOWN = 60, TRIES = 40, EVERY_MS = 50;
 
-/** The buttons of a tab appear some time after it is first selected. */
+/** Selects a tab and presses its button, which appears some time after the first selection. */
 function pressOn(tab, id, tries = TRIES) {
   select(tab);
   if (!press([id]) && tries) setTimeout(() => pressOn(tab, id, tries - 1), EVERY_MS);
 }
 
-/** Whether every word occurs. */
-const fits = (words) => (/** @type {Entry} */ { title, kind }) => {
-  const text = `${title} ${kind}`.toLowerCase();
-  return words.every((/** @type {string} */ word) => text.includes(word));
-};
+/** Whether every word occurs in the entry. */
+const fits = (words) => (/** @type {Entry} */ { title, kind }) =>
+  words.every((word) => `${title} ${kind}`.toLowerCase().includes(word));
 
 class Palette {
   constructor(component) {
     this.component = component;
-    /** @type {HTMLDialogElement | null} */
-    this.dialog = null;
     this.list = h("ul", { id: "pg-palette-list", role: "listbox", "aria-label": "results" });
     this.input = h("input", { type: "text", role: "combobox", "aria-expanded": "true",
       "aria-controls": this.list.id, "aria-label": "page, method, run or action", "aria-autocomplete": "list",
       placeholder: "A page, method, run or action", autocomplete: "off", spellcheck: "false",
       oninput: () => this.fill() });
-    /** @type {Entry[]} */
+    this.dialog = h("dialog", { id: "pg-palette", "aria-label": "Go to",
+      onkeydown: (event) => this.key(event),
+      onclick: ({ target }) => { if (target === this.dialog) this.dialog.close(); },
+      onclose: () => this.dialog.remove() }, this.input, this.list);
     this.matches = [];
     this.at = 0;
   }
 
   open() {
-    if (this.dialog) return;
+    if (this.dialog.open) return;
     this.input.value = "";
-    this.dialog = h("dialog", { id: "pg-palette", "aria-label": "Go to",
-      onkeydown: (/** @type {KeyboardEvent} */ event) => this.key(event), onclose: () => this.removeDialog(),
-      onclick: (/** @type {MouseEvent} */ event) => { if (event.target === this.dialog) this.dialog?.close(); },
-    }, this.input, this.list);
     document.body.append(this.dialog);
     this.dialog.showModal();
     this.component.trigger("opened");
     this.fill();
-  }
-
-  /** The browser returns the focus by itself. */
-  removeDialog() {
-    this.dialog?.remove();
-    this.dialog = null;
   }
 
   /** @returns {Entry[]} */
@@ -86,11 +75,11 @@ class Palette {
   }
 
   fill() {
-    if (!this.dialog) return;
+    if (!this.dialog.open) return;
     const query = this.input.value.trim().toLowerCase(), words = query.split(/\s+/);
     const starts = ({ title }) => Number(query !== "" && title.toLowerCase().startsWith(query));
     this.matches = this.entries().filter(fits(words)).sort((a, b) => starts(b) - starts(a))
-      .slice(0, MOST_SHOWN);
+      .slice(0, MAX_SHOWN);
     this.list.replaceChildren(...this.matches.map(({ title, kind }, i) => h("li", {
       role: "option", id: `pg-palette-${i}`, onclick: () => this.take(i),
       onpointermove: () => this.mark(i) }, h("span", {}, title), h("small", {}, kind))));
@@ -100,18 +89,16 @@ class Palette {
 
   mark(at) {
     this.at = at;
-    [...this.list.children].forEach((item, i) => {
-      item.setAttribute("aria-selected", String(i === at && this.matches.length > 0));
-    });
-    this.list.children[at]?.scrollIntoView({ block: "nearest" });
-    if (this.matches.length) this.input.setAttribute("aria-activedescendant", `pg-palette-${at}`);
-    else this.input.removeAttribute("aria-activedescendant");
+    const items = [...this.list.children], item = items[at];
+    for (const one of items) one.setAttribute("aria-selected", String(one === item && Boolean(item.id)));
+    item.scrollIntoView({ block: "nearest" });
+    this.input.setAttribute("aria-activedescendant", item.id);
   }
 
   take(at) {
     const entry = this.matches[at];
     if (!entry) return;
-    this.dialog?.close();
+    this.dialog.close();
     entry.act();
   }
 
@@ -119,12 +106,9 @@ class Palette {
     event.stopPropagation();
     if (event.isComposing) return;
     const by = { ArrowDown: 1, ArrowUp: -1, PageDown: 10, PageUp: -10 }[event.key];
-    const last = this.matches.length - 1;
     if (event.key === "Enter") this.take(this.at);
-    else if (by && last >= 0) {
-      const to = this.at + by;
-      this.mark(Math.abs(by) > 1 ? Math.max(0, Math.min(last, to)) : (to + last + 1) % (last + 1));
-    } else if (event.key !== "Tab") return;  // the box is all that takes the focus
+    else if (by) this.mark(Math.max(0, Math.min(this.matches.length - 1, this.at + by)));
+    else if (event.key !== "Tab") return;  // only the input takes the focus
     event.preventDefault();
   }
 }
@@ -133,8 +117,8 @@ export function mount(component) {
   const palette = new Palette(component);
   component.watch("value", () => palette.fill());
   document.addEventListener("keydown", (event) => {
-    if (event.key.toLowerCase() !== "k" || !(event.ctrlKey || event.metaKey) || event.isComposing
-      || event.altKey || event.shiftKey) return;
+    const { key, ctrlKey, metaKey, altKey, shiftKey, isComposing } = event;
+    if (key.toLowerCase() !== "k" || !(ctrlKey || metaKey) || isComposing || altKey || shiftKey) return;
     event.preventDefault();
     palette.open();
   }, true);

@@ -16,11 +16,11 @@ from typing import Any, cast
 import pytest
 import torch
 
-from engine.kernels.cpu import compile, memory
+from engine.kernels.cpu import compile, operators
 
 EMULATOR = "qemu-aarch64"
 GCC = "aarch64-linux-gnu-g++"
-CLANG = (sys.executable, "-m", compile.MODULE, "c++", "-target", "aarch64-linux-musl")
+CLANG = (sys.executable, "-m", compile.ZIG_MODULE, "c++", "-target", "aarch64-linux-musl")
 PROCESSORS = {
     "NEON": ("cortex-a72", (compile.NEON,)),
     "NEON dot products": ("max", (compile.NEON, compile.DOT_PRODUCTS)),
@@ -56,7 +56,7 @@ def arm_kernels(folder: Path, name: str) -> Iterator[ctypes.CDLL]:
     def seen_data_ptr(tensor: torch.Tensor) -> int:
         address, storage = data_ptr(tensor), tensor.untyped_storage()
         kernels.storages.pop(address, None)  # the newest is the last
-        is_piece = storage.nbytes() >= memory.CHUNK  # of a packed matrix: without its neighbours
+        is_piece = storage.nbytes() >= operators.CHUNK  # of a packed matrix: without its neighbours
         own = address, tensor.nbytes
         kernels.storages[address] = own if is_piece else (storage.data_ptr(), storage.nbytes())
         return address

@@ -15,7 +15,7 @@ import pytest
 from filelock import FileLock
 
 from engine.kernels.cpu import compile
-from engine.kernels.cpu.compile import NotNative, whole_library
+from engine.kernels.cpu.compile import NoKernels, full_library
 from tests.engine.cpu.arm import CLANG, GCC, SERVER
 
 
@@ -62,6 +62,6 @@ def compiled_once(
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     try:
-        return whole_library(tmp_path_factory.mktemp("kernels"))
-    except NotNative as error:
+        return full_library(tmp_path_factory.mktemp("kernels"))
+    except NoKernels as error:
         pytest.skip(f"no compiled kernels here: {error}")

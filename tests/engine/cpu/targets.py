@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.kernels.cpu.weights import pack
 from engine.model.forward import ModulesForward, prepare_attention
+from engine.model.packed import pack
 from engine.model.target import Target
 from tests.models import tiny_model, tiny_tokenizer
 

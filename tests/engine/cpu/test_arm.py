@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from engine.kernels.cpu import operators
-from engine.kernels.cpu.compile import NEEDED, NotNative, whole_library
+from engine.kernels.cpu.compile import REQUIRED, NoKernels, full_library
 from engine.kernels.cpu.decoder import KVSlots
 from engine.kernels.cpu.operators import Matrix, topk
 from engine.model.target import Target
@@ -37,11 +37,11 @@ def arm(
 
 @pytest.fixture(scope="module")
 def avx2(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    if not set(NEEDED) <= set(cpu_flags()):
+    if not set(REQUIRED) <= set(cpu_flags()):
         pytest.skip("this processor has no AVX2 to compare with")
     try:
-        return whole_library(tmp_path_factory.mktemp("kernels"), NEEDED)
-    except NotNative as error:
+        return full_library(tmp_path_factory.mktemp("kernels"), REQUIRED)
+    except NoKernels as error:
         pytest.skip(f"no compiled kernels here: {error}")
 
 
@@ -49,7 +49,7 @@ def avx2(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 def test_products_of_every_type(kind: str, arm: ctypes.CDLL, avx2: ctypes.CDLL) -> None:
     raw, _ = raw_of(kind)
     x = torch.randn(49, COLUMNS, generator=torch.Generator().manual_seed(2)).bfloat16()
-    theirs, ours = (Matrix.of_file(kernels, raw) for kernels in (avx2, arm))
+    theirs, ours = (Matrix.from_gguf(kernels, raw) for kernels in (avx2, arm))
     assert theirs is not None and ours is not None
     assert torch.equal(ours.packed, theirs.packed)
     for n in (1, 2, 4, 8, 16, 49):
@@ -99,7 +99,7 @@ def test_chains_of_drafts(arm: ctypes.CDLL, avx2: ctypes.CDLL) -> None:
         target = native(copy.deepcopy(model), kernels, 8)
         cache = target.new_cache(32)
         target.prefill(tokens_of(random.Random(3), 11), cache, ALL)
-        decoder = target._forward._held  # type: ignore[attr-defined]
+        decoder = target._forward.decoder  # type: ignore[attr-defined]
         slots = KVSlots(target._forward._buffer(cache), cache.length)  # type: ignore[attr-defined]
         chains.append(decoder.chain(torch.tensor([7]), cache.length, slots, levels=6))
     assert torch.equal(chains[0][0], chains[1][0]) and len(chains[0][0]) == 6

@@ -13,8 +13,8 @@ import torch
 from engine.config import Limits
 from engine.decode import decode
 from engine.drafters.autoregressive import AutoregressiveConfig
-from engine.kernels.cpu.gguf import TYPES, RawTensor
-from engine.kernels.cpu.operators import FILE_FORMATS, Matrix
+from engine.kernels.cpu.gguf import GGML_TYPES, RawTensor
+from engine.kernels.cpu.operators import GGML_FORMATS, Matrix
 from engine.model.loading import load_target
 from engine.model.sources import TargetSpec
 from engine.model.target import Target
@@ -25,7 +25,7 @@ from tests.engine.cpu.tiny_gguf import random_blocks, write_gguf
 from tests.models import build_context, tiny_model
 
 __all__ = ["any_kernels"]
-KINDS = [TYPES[kind].name for kind in FILE_FORMATS if TYPES[kind].bits < 16]
+KINDS = [GGML_TYPES[kind].name for kind in GGML_FORMATS if GGML_TYPES[kind].bits < 16]
 ROWS, COLUMNS = 37, 512
 
 
@@ -44,7 +44,7 @@ def test_values_and_products_of_every_type(kind: str, any_kernels: ctypes.CDLL) 
     order = torch.randperm(ROWS, generator=torch.Generator().manual_seed(1))
     for rows in (None, order):
         expected = values if rows is None else values[rows]
-        matrix = Matrix.of_file(any_kernels, raw, order=rows)
+        matrix = Matrix.from_gguf(any_kernels, raw, order=rows)
         assert matrix is not None
         assert torch.equal(matrix.rows(dtype=torch.float32), expected)
         assert torch.equal(matrix.rows(torch.tensor([5, 36])), expected[[5, 36]].bfloat16())
@@ -59,8 +59,8 @@ def test_values_and_products_of_every_type(kind: str, any_kernels: ctypes.CDLL) 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_type_is_held_in_about_its_own_width(kind: str, kernels: ctypes.CDLL) -> None:
     raw, _ = raw_of(kind)
-    raw = RawTensor(raw.kind, (32, COLUMNS), raw.data[:32])
-    matrix = Matrix.of_file(kernels, raw)
+    raw = RawTensor(raw.type_id, (32, COLUMNS), raw.data[:32])
+    matrix = Matrix.from_gguf(kernels, raw)
     assert matrix is not None
     assert raw.data.nbytes <= matrix.packed.nbytes <= 1.2 * raw.data.nbytes
 
@@ -75,7 +75,7 @@ def test_a_row_that_is_not_there_is_refused(kernels: ctypes.CDLL) -> None:
 def test_a_type_without_a_format_is_none(kernels: ctypes.CDLL) -> None:
     blocks = random_blocks("MXFP4", 16, 64)
     raw = RawTensor(int(gguf.GGMLQuantizationType.MXFP4), (16, 64), blocks)
-    assert Matrix.of_file(kernels, raw) is None
+    assert Matrix.from_gguf(kernels, raw) is None
 
 
 def greedy(target: Target, prompt: list[int]) -> list[int]:

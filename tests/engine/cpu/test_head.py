@@ -15,20 +15,14 @@ from torch import Tensor
 from engine.config import Limits, Sampling
 from engine.decode import decode
 from engine.drafters.autoregressive import AutoregressiveConfig
-from engine.drafters.eagle.head import (
-    DraftHead,
-    Eagle1Head,
-    Eagle3Head,
-    Eagle3Spec,
-    HeadSession,
-)
+from engine.drafters.eagle.head import DraftHead, Eagle1Head, Eagle3Head, Eagle3Spec, HeadSession
 from engine.drafters.eagle.methods import EagleDrafter
 from engine.drafters.eagle.trees import DynamicTree, StaticTree, expand_candidates
 from engine.drafters.heads.layer import HeadCache, HeadSpec
 from engine.drafters.heads.vocabulary import FILE, DraftOutput, TokenEmbedding, Vocabulary
 from engine.errors import DrafterError
 from engine.kernels.cpu.operators import Matrix, NativeEmbedding
-from engine.model.packed import rows_of, weight_of
+from engine.model.packed import weight_of, weight_rows
 from engine.model.target import Target
 from engine.proposal import Needs
 from engine.steps import End, Step
@@ -64,7 +58,10 @@ def head_of(name: str, target: Target) -> DraftHead:
         spec = HeadSpec(**SPEC, qk_norm="qk" in name)
         own = None if "own" in name else DraftOutput(target)
         size = 128 if "own" in name else target.vocab_size
-        flags = {"norm_before_residual": "normed" in name, "norm_output": "fed" in name}
+        flags: dict[str, Any] = {
+            "norm_before_residual": "normed" in name,
+            "norm_output": "fed" in name,
+        }
         head = Eagle3Head(Eagle3Spec(spec, 3, 64, size, **flags), own)
     for parameter in head.parameters():
         if parameter.ndim == 1:
@@ -132,7 +129,7 @@ def test_a_packed_embedding_is_read_without_unpacking_it(target: Target) -> None
     assert TokenEmbedding.of(packed).for_kernels is matrix
     ids = torch.tensor([7, 3, 7])
     for module in (packed, target.embedding, target.lm_head):
-        assert torch.equal(rows_of(module, ids), weight_of(module)[ids])
+        assert torch.equal(weight_rows(module, ids), weight_of(module)[ids])
 
 
 def chains(head: DraftHead, least: float, steps: int = 4) -> list[tuple[list[int], list[float]]]:

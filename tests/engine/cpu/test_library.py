@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from engine.kernels.cpu import compile
-from engine.kernels.cpu.compile import NotNative, has_rare, library
+from engine.kernels.cpu.compile import NoKernels, has_rare_formats, library
 from engine.kernels.cpu.decoder import Decoder
 from engine.kernels.cpu.gguf import RawTensor
 from engine.kernels.cpu.operators import Matrix
@@ -38,7 +38,7 @@ def test_without_a_compiler_torch_does_the_work_and_the_log_says_why(
     folder = save_tiny(tmp_path / "model", **SIZES, **WIDE["llama"])
     spec = TargetSpec(name="tiny", title="tiny", path=str(folder))
     names, notes = {}, []
-    monkeypatch.setattr(compile, "MODULE", "no_such_package")
+    monkeypatch.setattr(compile, "ZIG_MODULE", "no_such_package")
     for compilers in (compile.COMPILERS, ("no-such-compiler",)):
         library.cache_clear()
         monkeypatch.setattr(compile, "COMPILERS", compilers)
@@ -64,7 +64,7 @@ def test_a_compiler_from_the_package_index_makes_the_same_kernels(
         target = load_target(spec, dtype="q8", device="cpu", cache_dir=tmp_path)
         assert target.environment()["forward"] == "native, q8"
         texts.append(target.prefill([1, 2, 3, 4, 5], target.new_cache(8), Needs()).logits)
-        assert compilers or compile.MODULE in (compile.find_compiler() or ())
+        assert compilers or compile.ZIG_MODULE in (compile.find_compiler() or ())
     assert torch.equal(*texts)
 
 
@@ -85,7 +85,7 @@ def test_what_a_compiler_says_in_any_bytes_is_one_line(
     (tmp_path / "odd").write_text(f"#!/bin/sh\nprintf '{said.decode()}' >&2; exit 1\n")
     (tmp_path / "odd").chmod(0o700)
     monkeypatch.setattr(compile, "COMPILERS", (str(tmp_path / "odd"),))
-    with pytest.raises(NotNative, match="failed: (.*broken|no message)") as caught:
+    with pytest.raises(NoKernels, match="failed: (.*broken|no message)") as caught:
         library(tmp_path)
     assert str(caught.value).isprintable()
 
@@ -99,7 +99,7 @@ def test_a_compiler_that_makes_no_library_is_refused(
     (tmp_path / "odd").write_text(f"#!/bin/sh\n{lines}\n")
     (tmp_path / "odd").chmod(0o700)
     monkeypatch.setattr(compile, "COMPILERS", (str(tmp_path / "odd"),))
-    with pytest.raises(NotNative, match="cannot be written|could not be loaded"):
+    with pytest.raises(NoKernels, match="cannot be written|could not be loaded"):
         library(tmp_path)
 
 
@@ -150,7 +150,7 @@ def test_a_library_that_others_may_write_is_not_run(tmp_path: Path) -> None:
     for place in (made, tmp_path / "native"):
         library.cache_clear()
         place.chmod(0o777)
-        with pytest.raises(NotNative, match="others may write"):
+        with pytest.raises(NoKernels, match="others may write"):
             library(tmp_path)
         place.chmod(0o700)
 
@@ -160,7 +160,7 @@ def test_another_kind_of_machine_is_named(tmp_path: Path, monkeypatch: pytest.Mo
     for system, machine in (("Windows", "AMD64"), ("Darwin", "x86_64")):
         monkeypatch.setattr("platform.system", lambda system=system: system)
         monkeypatch.setattr("platform.machine", lambda machine=machine: machine)
-        with pytest.raises(NotNative, match=f"macOS on ARM, not {system} on {machine}"):
+        with pytest.raises(NoKernels, match=f"macOS on ARM, not {system} on {machine}"):
             library(tmp_path)
 
 
@@ -181,12 +181,12 @@ def test_rare_formats_are_compiled_for_files_that_have_them(tmp_path: Path) -> N
 def test_without_the_rare_formats_a_matrix_is_none(tmp_path: Path) -> None:
     try:
         kernels = library(tmp_path)
-    except NotNative as error:
+    except NoKernels as error:
         pytest.skip(f"no compiled kernels here: {error}")
-    assert not has_rare(kernels)
+    assert not has_rare_formats(kernels)
     kind = int(gguf.GGMLQuantizationType.Q6_K)
     raw = RawTensor(kind, (16, 256), random_blocks("Q6_K", 16, 256))
-    assert Matrix.of_file(kernels, raw) is None
+    assert Matrix.from_gguf(kernels, raw) is None
 
 
 @pytest.mark.usefixtures("kernels")

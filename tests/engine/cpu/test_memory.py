@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.kernels.cpu.memory import CHUNK, HUGE_PAGE, LINE, zeros
+from engine.kernels.cpu.operators import CHUNK, HUGE_PAGE, LINE, aligned_zeros
 
 STATM = Path("/proc/self/statm")
 
 
 def test_pieces_are_zero_and_apart() -> None:
-    pieces = [zeros(size) for size in (1, 100, LINE, CHUNK // 2, CHUNK // 2 + 1, 0, 7)]
+    pieces = [aligned_zeros(size) for size in (1, 100, LINE, CHUNK // 2, CHUNK // 2 + 1, 0, 7)]
     assert all(piece.dtype == torch.uint8 and not piece.any() for piece in pieces)
     for number, piece in enumerate(pieces, start=1):
         piece.fill_(number)
@@ -23,7 +23,7 @@ def test_pieces_are_zero_and_apart() -> None:
 
 
 def test_a_large_piece_begins_with_a_huge_page() -> None:
-    assert zeros(CHUNK).data_ptr() % HUGE_PAGE == 0
+    assert aligned_zeros(CHUNK).data_ptr() % HUGE_PAGE == 0
 
 
 @pytest.mark.skipif(not STATM.is_file(), reason="no /proc here")
@@ -31,7 +31,7 @@ def test_memory_is_given_back() -> None:
     def resident() -> int:
         return int(STATM.read_text().split()[1]) * mmap.PAGESIZE
 
-    piece = zeros(2 * CHUNK).fill_(1)
+    piece = aligned_zeros(2 * CHUNK).fill_(1)
     held = resident()
     del piece
     assert resident() < held - CHUNK

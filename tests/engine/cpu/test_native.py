@@ -21,18 +21,18 @@ from engine.decode import decode
 from engine.drafters.autoregressive import AutoregressiveConfig
 from engine.errors import TargetError
 from engine.kernels.cpu import decoder as decoder_module
-from engine.kernels.cpu.compile import AVX512, NEEDED, NotNative, best_instructions, whole_library
-from engine.kernels.cpu.native import NativeForward, why_not
+from engine.kernels.cpu.compile import AVX512, REQUIRED, NoKernels, best_instructions, full_library
+from engine.kernels.cpu.native import NativeForward, unsupported_reason
 from engine.kernels.cpu.operators import (
     BLOCK,
-    MOST,
+    MAX_K,
     Matrix,
     NativeLinear,
     pack_linears,
     pack_native,
     topk,
 )
-from engine.model.audit import disagreement, reference_logits
+from engine.model.audit import forward_mismatch, reference_logits
 from engine.model.loading import load_target
 from engine.model.sources import TargetSpec
 from engine.model.target import Target
@@ -55,7 +55,7 @@ def wide_model(name: str) -> Any:
 
 
 def native(model: Any, kernels: ctypes.CDLL, bits: int = 16) -> Target:
-    assert why_not(model) is None
+    assert unsupported_reason(model) is None
     pack_native(model, kernels, bits)
     forward = NativeForward(model, weights="" if bits == 16 else f"q{bits}")
     assert forward.name == ("native" if bits == 16 else f"native, q{bits}")
@@ -191,11 +191,11 @@ def linear_of(matrix: Matrix, weight: torch.Tensor, bias: Any) -> NativeLinear:
 
 
 INSTRUCTIONS = {
-    "AVX2": NEEDED,
-    "AVX-VNNI": (*NEEDED, "avx_vnni"),
-    "AVX-512": (*NEEDED, *AVX512),
-    "AVX-512 VNNI": (*NEEDED, *AVX512, "avx512_vnni"),
-    "AVX-512 VNNI, bf16": (*NEEDED, *AVX512, "avx512_vnni", "avx512_bf16"),
+    "AVX2": REQUIRED,
+    "AVX-VNNI": (*REQUIRED, "avx_vnni"),
+    "AVX-512": (*REQUIRED, *AVX512),
+    "AVX-512 VNNI": (*REQUIRED, *AVX512, "avx512_vnni"),
+    "AVX-512 VNNI, bf16": (*REQUIRED, *AVX512, "avx512_vnni", "avx512_bf16"),
 }
 
 
@@ -217,8 +217,8 @@ def any_kernels(
     if lacking:
         pytest.skip(f"this processor has no {', '.join(sorted(lacking))}")
     try:
-        yield whole_library(tmp_path_factory.mktemp("kernels"), wanted)
-    except NotNative as error:
+        yield full_library(tmp_path_factory.mktemp("kernels"), wanted)
+    except NoKernels as error:
         pytest.skip(f"no compiled kernels here: {error}")
 
 
@@ -231,7 +231,7 @@ def test_a_product_in_bfloat16(any_kernels: ctypes.CDLL, rows: int, columns: int
     x = torch.randn(n, columns, generator=generator).bfloat16()
     packed = linear_of(Matrix.of(any_kernels, weight, bias), weight, bias)
     expected = x.double() @ weight.double().t() + bias.double()
-    torch.testing.assert_close(packed.float_product(x).double(), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(packed.matrix.product(x).double(), expected, rtol=1e-4, atol=1e-4)
     assert packed(x).dtype == torch.bfloat16
     assert torch.equal(packed.weight, weight)
 
@@ -262,10 +262,10 @@ def test_a_product_with_rounded_weights(
     step = (steps.max - steps.min).max() / (2**bits - 1)
     assert 0 < (rounded - weight).abs().max() < 0.51 * step + 1e-3 * weight.abs().max()
     expected = in_8_bits(x) @ rounded.double().t() + bias.double()
-    found = packed.float_product(x)
+    found = packed.matrix.product(x)
     torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)
     assert torch.equal(packed.weight, rounded.bfloat16())
-    alone = torch.cat([packed.float_product(row[None]) for row in x])
+    alone = torch.cat([packed.matrix.product(row[None]) for row in x])
     assert torch.equal(alone, found)
 
 
@@ -316,7 +316,7 @@ def test_a_drafters_linear_modules_are_multiplied_by_the_kernels(kernels: ctypes
         ("llama", {}, "must be multiples of 32 wide"),
         ("cohere", {}, "CohereForCausalLM is computed by transformers' modules"),
         ("gpt_neox", {}, "GPTNeoXForCausalLM"),
-        ("gemma3_text", {"use_bidirectional_attention": True}, "see those behind them"),
+        ("gemma3_text", {"use_bidirectional_attention": True}, "attention is bidirectional"),
         ("llama", {"hidden_act": "gelu"}, "activation is gelu, not silu"),
         (
             "llama",
@@ -327,11 +327,11 @@ def test_a_drafters_linear_modules_are_multiplied_by_the_kernels(kernels: ctypes
 )
 def test_models_that_they_do_not_take(family: str, overrides: dict[str, Any], reason: str) -> None:
     model = tiny_model(family, **overrides).to(torch.bfloat16)
-    assert reason in str(why_not(model))
+    assert reason in str(unsupported_reason(model))
 
 
 def test_they_compute_in_bfloat16() -> None:
-    assert "not float32" in str(why_not(wide_model("llama").float()))
+    assert "not float32" in str(unsupported_reason(wide_model("llama").float()))
 
 
 @pytest.mark.usefixtures("kernels")
@@ -366,14 +366,14 @@ def test_positions_beyond_the_rotary_table_extend_it(
 
 
 def test_the_best_instructions_of_a_processor() -> None:
-    everything = {*NEEDED, *AVX512, "avx512_vnni", "avx512_bf16", "avx_vnni", "sse4_2"}
+    everything = {*REQUIRED, *AVX512, "avx512_vnni", "avx512_bf16", "avx_vnni", "sse4_2"}
     assert best_instructions(everything) == INSTRUCTIONS["AVX-512 VNNI, bf16"]
-    assert best_instructions({*NEEDED, *AVX512}) == INSTRUCTIONS["AVX-512"]
-    assert best_instructions({*NEEDED, "avx512f", "avx_vnni"}) == INSTRUCTIONS["AVX-VNNI"]
-    assert best_instructions(NEEDED) == INSTRUCTIONS["AVX2"]
+    assert best_instructions({*REQUIRED, *AVX512}) == INSTRUCTIONS["AVX-512"]
+    assert best_instructions({*REQUIRED, "avx512f", "avx_vnni"}) == INSTRUCTIONS["AVX-VNNI"]
+    assert best_instructions(REQUIRED) == INSTRUCTIONS["AVX2"]
     assert best_instructions({"fp", "asimd", "asimddp", "sve"}) == ("asimd", "asimddp")
     assert best_instructions({"fp", "asimd"}) == ("asimd",)
-    with pytest.raises(NotNative, match="has no fma"):
+    with pytest.raises(NoKernels, match="has no fma"):
         best_instructions({"avx2", "f16c"})
 
 
@@ -387,7 +387,7 @@ def test_greedy_decoding_ends_where_logits_are_not_finite(
     records = decode(target, drafter, [1, 2, 3], limits=Limits(max_new_tokens=8, ignore_eos=True))
     next(records), next(records)
     with torch.inference_mode():
-        norm = target._forward._held.weights.norm  # type: ignore[attr-defined]
+        norm = target._forward.decoder.weights.norm  # type: ignore[attr-defined]
         norm[5] = value
     with pytest.raises(TargetError, match="not finite"):
         list(records)
@@ -408,10 +408,10 @@ def test_texts_that_are_read_together_show_what_each_shows_alone(
     texts = [tokens_of(rng, count) for count in (9, 1, 30, 17)]
     room = target.ragged_batch(4 * 40)
     assert room is not None
-    begins = [40 * i for i, text in enumerate(texts) for _ in text[:-1]]
+    text_starts = [40 * i for i, text in enumerate(texts) for _ in text[:-1]]
     heads = [token for text in texts for token in text[:-1]]
     places = [i for text in texts for i in range(len(text) - 1)]
-    first = room.read(*map(torch.tensor, (heads, places, begins)), needs=ALL)
+    first = room.read(*map(torch.tensor, (heads, places, text_starts)), needs=ALL)
     last = room.read(
         torch.tensor([text[-1] for text in texts]),
         torch.tensor([len(text) - 1 for text in texts]),
@@ -454,7 +454,7 @@ def test_the_output_matrix_gives_hidden_states_the_logits_of_the_forward(
 @given(data())
 def test_the_likeliest_tokens_are_what_torch_finds(kernels: ctypes.CDLL, drawn: DataObject) -> None:
     rows, vocab = drawn.draw(integers(1, 5)), drawn.draw(integers(1, 70))
-    k = drawn.draw(integers(1, min(vocab, MOST)))
+    k = drawn.draw(integers(1, min(vocab, MAX_K)))
     number = sampled_from([-math.inf, -3.5, 0.0, 0.25, 7.0, 7.5]) | floats(-50, 50, width=32)
     values = drawn.draw(lists(number, min_size=rows * vocab, max_size=rows * vocab))
     logits = torch.tensor(values).view(rows, vocab)
@@ -484,4 +484,4 @@ def test_attention_scores_that_are_no_numbers_give_no_weights(
     output = broken.prefill(tokens_of(random.Random(1), 9), broken.new_cache(9), Needs())
     assert output.logits.isnan().all()
     assert all(0 <= token < VOCAB for token in output.argmax())
-    assert disagreement(broken, expected) == "its logits are not numbers"
+    assert forward_mismatch(broken, expected) == "its logits are not numbers"

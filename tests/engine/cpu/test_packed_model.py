@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig
 from engine.kernels.cpu.compile import library
 from engine.kernels.cpu.native import NativeForward
 from engine.kernels.cpu.operators import NativeEmbedding, pack_native
-from engine.kernels.cpu.packed_model import SafetensorsTensors, Unmapped, packed_model
+from engine.kernels.cpu.packed_model import SafetensorsTensors, UnmappedTensor, load_packed
 from engine.model.loading import load_target
 from engine.model.reading import empty_model
 from engine.model.sources import TargetSpec
@@ -110,8 +110,8 @@ def test_a_tensor_of_another_shape_is_no_counterpart(tmp_path: Path, kernels: ct
     config = tiny_model("llama", **{**SIZES, "intermediate_size": 128}).config
     empty = empty_model(config, None, "tiny", dtype=torch.bfloat16)
     tensors = SafetensorsTensors(empty, [str(folder / "model.safetensors")], kernels, 16)
-    with pytest.raises(Unmapped, match="gate_proj.weight is .*, but by its config"):
-        packed_model(empty, tensors, lambda share: None)
+    with pytest.raises(UnmappedTensor, match="gate_proj.weight is .*, but by its config"):
+        load_packed(empty, tensors, lambda share: None)
 
 
 @pytest.fixture(scope="module")

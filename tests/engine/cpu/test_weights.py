@@ -16,10 +16,9 @@ from engine.config import Limits
 from engine.decode import decode
 from engine.drafters.autoregressive import AutoregressiveConfig
 from engine.errors import ConfigError, TargetError
-from engine.kernels.cpu.compile import NotNative, library
-from engine.kernels.cpu.weights import OneDNNLinear, can_pack, pack
+from engine.kernels.cpu.compile import NoKernels, library
 from engine.model.loading import load_target, pick_dtype
-from engine.model.packed import PackedLinear
+from engine.model.packed import OneDNNLinear, PackedLinear, can_pack, pack
 from engine.model.sources import TargetSpec
 from engine.model.target import Target
 from engine.proposal import Needs, Proposal, TargetOutput
@@ -114,7 +113,7 @@ def test_prompts_and_trees_equal_those_of_plain_weights(name: str) -> None:
         for cache in caches.values():
             cache.commit(path)
     rows = caches[ours].length
-    for mine, other in zip(caches[ours]._buffers, caches[theirs]._buffers, strict=True):
+    for mine, other in zip(caches[ours].buffers, caches[theirs].buffers, strict=True):
         torch.testing.assert_close(mine[:, :, :rows], other[:, :, :rows], **NEAR)
 
 
@@ -208,6 +207,6 @@ def test_codes_run_on_the_processor_only() -> None:
 def coded(path: Path, dtype: str, cache_dir: Path) -> Target:
     try:
         library(cache_dir / "cache")
-    except NotNative as error:
+    except NoKernels as error:
         pytest.skip(f"no compiled kernels here: {error}")
     return load(path, dtype, cache_dir)

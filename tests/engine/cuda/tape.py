@@ -6,10 +6,9 @@ Python values, no reading of values on the host; so everything around the captur
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -54,39 +53,20 @@ def _storage(x: Tensor) -> int:
     return x.untyped_storage().data_ptr() or id(x)
 
 
-@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
-class _Tape(Generic[T]):
-    calls: tuple[_Call, ...]
-    results: T
-
-    @property
-    def num_bytes(self) -> int:
-        held = {_storage(x): x for call in self.calls for _, x in call.fresh}
-        return sum(x.untyped_storage().nbytes() for x in held.values())
-
-    def replay(self) -> None:
-        for call in self.calls:
-            out = tree_leaves(call.run())
-            for i, held in call.fresh:
-                held.copy_(out[i])
-
-
 class Tape:
     """Captures operators one by one and replays them on the same memory, on any device."""
 
     name = "a tape of operators"
 
-    def __init__(self) -> None:
-        self._tapes: weakref.WeakSet[Any] = weakref.WeakSet()
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(tape.num_bytes for tape in self._tapes)
-
     def capture(self, run: Callable[[], T]) -> Graph[T]:
         operators = _Operators()
         with operators:
             results = run()
-        tape = _Tape(tuple(operators.calls), results)
-        self._tapes.add(tape)
-        return tape
+
+        def replay() -> None:
+            for call in operators.calls:
+                out = tree_leaves(call.run())
+                for i, held in call.fresh:
+                    held.copy_(out[i])
+
+        return Graph(replay, results)

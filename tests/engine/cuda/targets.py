@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 from engine.kernels.cuda.graphs import Capturer
-from engine.kernels.cuda.runner import GraphRunner, why_not
+from engine.kernels.cuda.runner import GraphRunner, unsupported_reason
 from engine.model.forward import prepare_attention
 from engine.model.target import Target
 from tests.engine.cpu.targets import VARIANTS, variant_model
@@ -26,7 +26,7 @@ def model_of(name: str, **overrides: Any) -> Any:
 
 def captured(model: Any, capturer: Capturer | None = None) -> Target:
     """A target whose forwards are captured."""
-    assert why_not(model) is None
+    assert unsupported_reason(model) is None
     forward = GraphRunner(model, capturer or Tape())
     return Target(model, tiny_tokenizer(), name="captured", forward=forward)
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from engine.kernels.cuda import runner
-from engine.kernels.cuda.runner import GraphRunner, Inputs
+from engine.kernels.cuda.runner import GraphRunner, StaticInputs
 from engine.model import loading
 from engine.model.cache import TreeCache
 from engine.model.loading import load_target
@@ -50,7 +50,7 @@ def walk(target: Target, sizes: list[int], *, prompt: int) -> None:
 
 def sizes_of(target: Target) -> list[tuple[int, int]]:
     assert isinstance(target._forward, GraphRunner)
-    return [(size.rows, size.context) for size in target._forward.sizes]
+    return [(size.rows, size.context) for size in target._forward.buckets]
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -71,7 +71,7 @@ def test_a_length_that_is_a_number_in_the_graph_is_found(
     makes = target.new_cache
     monkeypatch.setattr(target, "new_cache", lambda rows: cache.append(makes(rows)) or cache[-1])
     places = lambda self: self._order + cache[-1].length  # noqa: E731
-    monkeypatch.setattr(Inputs, "places", places)
+    monkeypatch.setattr(StaticInputs, "cache_positions", places)
     with pytest.raises(AssertionError):
         walk(target, [1, 1, 1], prompt=17)
 
@@ -100,4 +100,4 @@ def test_loading_keeps_what_is_faster_and_says_so(
     }
     assert said["cuda_graphs"] == words[faster]
     assert isinstance(target._forward, GraphRunner) == (faster == "graphs")
-    assert runner.why_not(target.model) is None
+    assert runner.unsupported_reason(target.model) is None

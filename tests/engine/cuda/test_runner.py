@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from engine.kernels.cuda.runner import ROWS, Inputs, row_bucket
+from engine.kernels.cuda.runner import ROWS, StaticInputs, row_bucket
 from engine.kernels.cuda.static_cache import context_bucket
-from engine.model.audit import disagreement, reference_logits
+from engine.model.audit import forward_mismatch, reference_logits
 from engine.model.target import Target
 from engine.proposal import Needs, Proposal, TargetOutput
 from engine.tree import TreeShape
@@ -58,7 +58,7 @@ def test_graphs_show_what_modules_show(name: str) -> None:
     theirs, ours = plain(model), captured(model)
     assert ours.environment()["forward"] == "transformers' modules, a tape of operators"
     walk(theirs, ours, [1, 7, 1, 12, 5, 20, 1], prompt=17)
-    assert {size.rows for size in runner_of(ours).sizes} == {1, 8, 12, 6, 24}
+    assert {size.rows for size in runner_of(ours).buckets} == {1, 8, 12, 6, 24}
 
 
 def test_the_check_at_loading_takes_graphs_and_finds_a_wrong_one(
@@ -67,20 +67,22 @@ def test_the_check_at_loading_takes_graphs_and_finds_a_wrong_one(
     model = model_of("llama")
     expected = reference_logits(plain(model))
     ours = captured(model)
-    assert disagreement(ours, expected) is None
-    assert len(runner_of(ours).sizes) == 2, "one row and a tree are run by graphs"
-    monkeypatch.setattr(Inputs, "places", lambda self: self._length + self._order.flip(0))
-    assert "its logits differ" in str(disagreement(captured(model), expected))
+    assert forward_mismatch(ours, expected) is None
+    assert len(runner_of(ours).buckets) == 2, "one row and a tree are run by graphs"
+    monkeypatch.setattr(
+        StaticInputs, "cache_positions", lambda self: self._length + self._order.flip(0)
+    )
+    assert "its logits differ" in str(forward_mismatch(captured(model), expected))
 
 
 def test_contexts_cross_the_borders_of_their_sizes() -> None:
     model = model_of("llama", **LONG)
     theirs, ours = plain(model), captured(model)
     walk(theirs, ours, [30, 29, 31] * 5, prompt=215, room=500)
-    assert {size.context for size in runner_of(ours).sizes} >= {256, 384}
-    sizes = runner_of(ours).sizes
+    assert {size.context for size in runner_of(ours).buckets} >= {256, 384}
+    sizes = runner_of(ours).buckets
     walk(theirs, ours, [30, 28], prompt=260, room=500)
-    assert runner_of(ours).sizes == sizes, "a second text needs no graph of its own"
+    assert runner_of(ours).buckets == sizes, "a second text needs no graph of its own"
 
 
 def test_a_replay_depends_on_nothing_that_a_text_before_it_left_behind() -> None:
@@ -89,7 +91,7 @@ def test_a_replay_depends_on_nothing_that_a_text_before_it_left_behind() -> None
     cache = ours.new_cache(300)
     ours.prefill([1, 2, 3], cache, Needs())
     with torch.inference_mode():
-        for buffer in cache._buffers:
+        for buffer in cache.buffers:
             buffer.fill_(float("nan"))
     cache.free()
     walk(theirs, ours, [8, 1, 8], prompt=5)
@@ -109,7 +111,7 @@ def test_more_rows_than_any_size_and_prompts_are_run_eagerly() -> None:
     model = model_of("llama", **LONG)
     theirs, ours = plain(model), captured(model)
     walk(theirs, ours, [ROWS[-1] + 1, 150], prompt=20)
-    assert not runner_of(ours).sizes
+    assert not runner_of(ours).buckets
 
 
 def test_a_second_cache_at_the_same_time_is_an_ordinary_one() -> None:
@@ -117,10 +119,10 @@ def test_a_second_cache_at_the_same_time_is_an_ordinary_one() -> None:
     theirs, ours = plain(model), captured(model)
     first = ours.new_cache(64)
     walk(theirs, ours, [1, 7], prompt=9)
-    assert not runner_of(ours).sizes
+    assert not runner_of(ours).buckets
     first.free()
     walk(theirs, ours, [1, 7], prompt=9)
-    assert len(runner_of(ours).sizes) == 2
+    assert len(runner_of(ours).buckets) == 2
 
 
 def test_a_cache_that_is_dropped_without_a_word_is_lent_again() -> None:
@@ -140,18 +142,7 @@ def test_a_growing_cache_keeps_its_rows_and_forgets_its_graphs() -> None:
         ids = tokens_of(rng, count)
         assert_same(*(t.prefill(ids, caches[t], ALL) for t in (ours, theirs)))
     assert caches[ours].capacity >= 573
-    assert {size.context for size in runner_of(ours).sizes} == {768}
-
-
-def test_memory_is_accounted() -> None:
-    ours = captured(model_of("llama"))
-    assert ours.environment()["static_cache_bytes"] == 0
-    walk(plain(model_of("llama")), ours, [4], prompt=9)
-    found = ours.environment()
-    layers, slots, heads, head_dim, rows = 3, 2, 2, 8, 256
-    assert found["static_cache_bytes"] == layers * slots * heads * head_dim * rows * 4
-    assert found["graph_bytes"] > 4 * ours.vocab_size * 4
-    assert found["cuda_graphs"] == "used"
+    assert {size.context for size in runner_of(ours).buckets} == {768}
 
 
 @pytest.mark.parametrize(

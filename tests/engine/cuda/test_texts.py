@@ -113,7 +113,7 @@ def test_every_step_is_that_of_the_plain_engine(name: str, heads: dict[str, str]
             assert_same_steps(mine, other)
         end = mine[-1]
         assert isinstance(end, End) and list(end.output_ids) == plain_greedy(theirs, prompt, TOKENS)
-    assert {256, 384} <= {size.context for size in runner_of(ours).sizes}
+    assert {256, 384} <= {size.context for size in runner_of(ours).buckets}
 
 
 @pytest.mark.parametrize("name", ["plain", "eagle-tree", "eagle-dynamic", "draft-model"])
@@ -148,7 +148,7 @@ def test_a_model_that_waits_for_the_device_goes_on_without_graphs(
     for _ in range(2):
         *_, end = records(ours, drafter, prompt, tokens=30)
         assert isinstance(end, End) and list(end.output_ids) == expected
-    assert not runner_of(ours).sizes
+    assert not runner_of(ours).buckets
     assert "given up: aten" in ours.environment()["cuda_graphs"]
     assert ours.environment()["forward"] == "transformers' modules"
     assert [r.message for r in caplog.records if "Verifying without" in r.message] == [

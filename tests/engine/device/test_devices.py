@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.kernels.cpu.compile import NotNative, library
+from engine.kernels.cpu.compile import NoKernels, library
 from tests.models import VOCAB
 
 
@@ -18,7 +18,7 @@ def test_listed_tokens_are_drafted_by_a_model_on_another_device(tmp_path: Path) 
     """By the compiled kernels, token by token, and sampled."""
     try:
         library(tmp_path / "kernels")
-    except NotNative as error:
+    except NoKernels as error:
         pytest.skip(f"no compiled kernels here: {error}")
     (tmp_path / "draft_vocab.json").write_text(json.dumps([*range(VOCAB)][::-1][:200]))
     command = [sys.executable, "-m", "tests.engine.device.draft_vocab", str(tmp_path)]

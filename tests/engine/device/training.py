@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from engine.training.methods import METHODS
-from engine.training.trainer import Trainer, _Tally
+from engine.training.trainer import Trainer
 from tests.engine.device.methods import moved
 from tests.engine.device.pretend import pretend_device
 from tests.engine.training.conftest import grow, learnable_target
@@ -25,9 +25,9 @@ def main(folder: Path) -> None:
             for target in (own, moved(own, device)):
                 into = folder / f"{method}-{target.device.type}"
                 trainer = Trainer(target, corpus, settings(method), into)
-                tally = _Tally()
-                trainer._one_step(tally)  # `steps` would save it
-                losses.setdefault(method, []).append(tally.loss)
+                outputs = trainer._one_step()  # `steps` would save it
+                mean = sum(float(one.loss) for one in outputs) / len(outputs)
+                losses.setdefault(method, []).append(mean)
                 trainer.close()
     print(json.dumps(losses))
 

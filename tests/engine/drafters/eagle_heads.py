@@ -27,18 +27,16 @@ class RowFormula:
     """Norm and rotation of one row, as the papers write them."""
 
     turned: int = HEAD_DIM
-    interleaved: bool = False
-    norm_offset: float = 0.0
     eps: float = 1e-6
 
     def norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return x / (x.pow(2).mean() + self.eps).sqrt() * (weight + self.norm_offset)
+        return x / (x.pow(2).mean() + self.eps).sqrt() * weight
 
     def turn(self, x: Tensor, position: int) -> Tensor:
         out, half = x.clone(), self.turned // 2
         for pair in range(half):
             angle = position * 10_000.0 ** (-2 * pair / self.turned)
-            i, j = (2 * pair, 2 * pair + 1) if self.interleaved else (pair, pair + half)
+            i, j = pair, pair + half
             out[i] = x[i] * math.cos(angle) - x[j] * math.sin(angle)
             out[j] = x[j] * math.cos(angle) + x[i] * math.sin(angle)
         return out

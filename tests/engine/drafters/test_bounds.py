@@ -14,7 +14,6 @@ from engine.config import Sampling
 from engine.drafters import parse_method
 from engine.drafters.base import Drafter, Start
 from engine.drafters.lookup import bounded, suffix
-from engine.drafters.lookup.automaton import SuffixAutomaton
 from engine.drafters.lookup.bounded import BoundedTable
 from engine.proposal import Budget, Outcome, TargetOutput
 from engine.sampling import SeededDraws
@@ -89,25 +88,3 @@ def test_what_was_used_longest_ago_is_forgotten_first() -> None:
     assert [key in table for key in range(5)] == [False, False, False, False, True]
     table.put(4, "", 1)
     assert table.num_bytes == 1
-
-
-def test_of_a_long_text_the_newer_parts_are_matched() -> None:
-    """The part that grows and the one before it; the oldest is forgotten."""
-    drafter = parse_method({"decoding_type": "Suffix"}).build(build_context(target_of("llama")))
-    text = random.Random(1).choices(range(VOCAB), k=4000)
-    automaton, part = SuffixAutomaton(24), 0
-    while automaton.num_bytes < MOST // 2:
-        automaton.append(text[part])
-        part += 1
-
-    def matches(length: int, at: int) -> bool:
-        """Whether, after so much of the text, what stood at a place is drafted again."""
-        prompt = [*text[:length], *text[at : at + 6]]
-        shown = TargetOutput(torch.zeros(1, VOCAB))
-        drafter.start(Start(prompt[:-1], prompt[-1], shown, Sampling(), SeededDraws(0)))
-        return drafter.propose(Budget(64)).tokens[1:].tolist() == text[at + 6 : at + 12]
-
-    assert 500 < part < 1600
-    assert matches(part + part // 2, part // 2) and matches(part + part // 2, part + part // 4)
-    assert not matches(2 * part + part // 2, part // 2)
-    assert matches(2 * part + part // 2, part + part // 2)

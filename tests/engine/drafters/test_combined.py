@@ -14,7 +14,7 @@ from engine.accept import greedy
 from engine.config import Sampling
 from engine.drafters.autoregressive import AutoregressiveDrafter
 from engine.drafters.base import BuildContext, Start
-from engine.drafters.combined import CombinedConfig, CombinedDrafter, Repeats
+from engine.drafters.combined import CombinedConfig, CombinedDrafter, RepeatDetector
 from engine.drafters.heads.medusa import MedusaConfig
 from engine.drafters.lookup.suffix import SuffixConfig, SuffixDrafter
 from engine.drafters.lookup.token_recycling import TokenRecyclingConfig
@@ -101,12 +101,12 @@ def test_suffix_matches_in_earlier_runs_count():
 
 @given(st.lists(st.integers(0, 2), max_size=30), st.integers(1, 4))
 def test_repeats_equal_brute_force(text: list[int], length: int):
-    repeats = Repeats(length)
+    repeats = RepeatDetector(length)
     for end in range(1, len(text) + 1):
         repeats.extend(text[end - 1 : end])
         last = text[max(0, end - length) : end]
         before = [text[i : i + length] for i in range(end - length)]
-        assert repeats.now == (len(last) == length and last in before)
+        assert repeats.is_repeat == (len(last) == length and last in before)
 
 
 @pytest.mark.parametrize(

@@ -34,9 +34,7 @@ class Formula(RowFormula):
 
     windows: tuple[int, int] = (10**6, 10**6)
     causal: tuple[bool, bool] = (False, False)
-    value_scale: float = 1.0
     first: int = 1
-    multiplier: float = 1.0
     softcap: float = 0.0
 
     def layer(self, w: dict[str, Tensor], i: int, context: list[Tensor], block: list[Tensor]):
@@ -64,7 +62,7 @@ class Formula(RowFormula):
                 scores = torch.stack([query @ keys[j][group] for j in seen]) / HEAD_DIM**0.5
                 weights = scores.softmax(0)
                 values_seen = torch.stack([values[j][group] for j in seen])
-                heads.append(weights @ values_seen * self.value_scale)
+                heads.append(weights @ values_seen)
             hidden = block[at - begin] + take("self_attn.o_proj") @ torch.cat(heads)
             x = self.norm(hidden, take("post_attention_layernorm"))
             gated = silu(take("mlp.gate_proj") @ x) * (take("mlp.up_proj") @ x)
@@ -82,11 +80,7 @@ class Formula(RowFormula):
         for i in range(2):
             block = self.layer(w, i, context, block)
         rows = torch.stack([self.norm(row, w["norm.weight"]) for row in block[self.first :]])
-        logits = (
-            rows
-            @ w.get("lm_head.weight", target.lm_head.get_parameter("weight")).T
-            * self.multiplier
-        )
+        logits = rows @ w.get("lm_head.weight", target.lm_head.get_parameter("weight")).T
         return self.softcap * torch.tanh(logits / self.softcap) if self.softcap else logits
 
 
@@ -149,20 +143,10 @@ CASES: dict[str, tuple[dict[str, Any], Formula]] = {
         {"dflash_config": {**MASK, "sample_from_anchor": True}},
         Formula(first=0),
     ),
-    "attention_value_scale": (
-        {"dflash_config": {**MASK, "attention_value_scale": 0.3}},
-        Formula(value_scale=0.3),
-    ),
-    "output_multiplier": (
-        {"dflash_config": {**MASK, "output_multiplier": 0.2}},
-        Formula(multiplier=0.2),
-    ),
-    "logit_scale": ({"logit_scale": 0.5}, Formula(multiplier=0.5)),
     "final_logit_softcapping": (
-        {"dflash_config": {**MASK, "output_multiplier": 2.0, "final_logit_softcapping": 3.0}},
-        Formula(multiplier=2.0, softcap=3.0),
+        {"dflash_config": {**MASK, "final_logit_softcapping": 3.0}},
+        Formula(softcap=3.0),
     ),
-    "use_gemma_norm": ({"use_gemma_norm": True}, Formula(norm_offset=1.0)),
     "partial_rotary_factor": ({"partial_rotary_factor": 0.5}, Formula(turned=4)),
     "partial_rotary_factor of rope_parameters": (
         {"rope_parameters": {"rope_theta": 10_000.0, "partial_rotary_factor": 0.5}},
@@ -176,7 +160,6 @@ CASES: dict[str, tuple[dict[str, Any], Formula]] = {
         },
         Formula(turned=4),
     ),
-    "is_neox_style": ({"is_neox_style": False}, Formula(interleaved=True)),
 }
 
 

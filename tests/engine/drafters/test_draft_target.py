@@ -263,7 +263,7 @@ def test_a_drafter_of_another_vocabulary_is_refused_unless_tokens_are_shared() -
     with pytest.raises(VocabularyError, match="vocabulary=intersection"):
         drafter_of(model, translated(model))
     without = Target(tiny_model(), None, name="without")
-    with pytest.raises(VocabularyError, match="only if both have a tokenizer"):
+    with pytest.raises(VocabularyError, match="need a tokenizer each"):
         of_other_vocabulary(model, without)
 
 

@@ -167,7 +167,7 @@ def test_a_tree_s_chain_is_the_chain(tmp_path: Path) -> None:
 def test_what_is_no_dspark_model_is_refused(tmp_path: Path) -> None:
     target = judges.target_of("llama")
     plain = save_as_published(tmp_path / "plain")
-    with pytest.raises(DrafterError, match="no markov_head. Choose the method DFlash"):
+    with pytest.raises(DrafterError, match="not a checkpoint for DSpark. Choose the method DFlash"):
         DSparkConfig(speculative_model=plain).build(build_context(target))
     odd = save(tmp_path / "odd")
     config = json.loads(Path(odd, "config.json").read_text())

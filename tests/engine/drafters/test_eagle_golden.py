@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from engine.accept import Lossless, Verified
+from engine.accept import Lossless, VerifiedTree
 from engine.config import Sampling
 from engine.drafters.base import Start
 from engine.drafters.eagle.head import HeadSession
@@ -237,7 +237,7 @@ def test_sampled_runs_replay_with_the_recorded_draws(name: str) -> None:
         if prefix:
             torch.testing.assert_close(shown.logits, case.tensors[f"{prefix}.node_logits"], **FLOAT)
             probs = case.tensors[f"{prefix}.next_root_probs"]
-        verified = Verified(golden["tokens"], proposal.shape, shown.logits)
+        verified = VerifiedTree(golden["tokens"], proposal.shape, shown.logits)
         accepted = Lossless(sampling)(verified, Replay(golden, probs))
         rows = (0, *accepted.path)
         assert list(rows) == golden["accepted_path"]
@@ -261,7 +261,7 @@ def test_sampled_static_trees_verify_as_recorded() -> None:
         }
         dists = DraftDists(torch.cat(levels), rows)
         logits = case.tensors[f"{prefix}.node_logits"]
-        verified = Verified(golden["tokens"], shape, logits, dists)
+        verified = VerifiedTree(golden["tokens"], shape, logits, dists)
         replay = Replay(golden, case.tensors[f"{prefix}.next_root_probs"])
         accepted = Lossless(Sampling(temperature=record["temperature"]))(verified, replay)
         assert [0, *accepted.path] == golden["accepted_path"]

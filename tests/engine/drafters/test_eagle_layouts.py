@@ -264,7 +264,7 @@ def test_a_head_for_another_model_names_both_sizes() -> None:
         VocabularyError, "240 tokens.*256", Eagle3Config, narrow, speculative_model=heads["eagle3"]
     )
     refuse(DrafterError, "Eagle3", EagleConfig, eight, speculative_model=heads["eagle3"])
-    refuse(DrafterError, "method Eagle ", Eagle3Config, narrow, speculative_model=heads["eagle2"])
+    refuse(DrafterError, "method Eagle\\.", Eagle3Config, narrow, speculative_model=heads["eagle2"])
 
 
 def test_fused_features_of_another_width_name_both_sizes(damaged: Any) -> None:
@@ -277,7 +277,7 @@ def test_too_few_layers_name_their_number(tmp_path: Path) -> None:
     target = judges.target_of("llama")
     head = save_eagle3(tmp_path, target, (1, 2, 3), draft_vocab=20)
     refuse(DrafterError, "7 layers.*has 3", Eagle3Config, target, speculative_model=str(head))
-    for layers, match in (([0, 1], "3 layers.*2 are"), ([0, 1, 3], "layer 3.*0 to 2")):
+    for layers, match in (([0, 1], "3 layers.*0, 1 are"), ([0, 1, 3], "0 to 2.*0, 1, 3 are")):
         refuse(
             DrafterError,
             match,

@@ -145,7 +145,6 @@ CASES: dict[str, tuple[dict[str, Any], Formula]] = {
     "sliding_window": (WINDOW, Formula(window=3)),
     "a window of one row": ({**WINDOW, "sliding_window": 1}, Formula(window=1)),
     "partial_rotary_factor": ({"partial_rotary_factor": 0.5}, Formula(turned=4)),
-    "use_gemma_norm": ({"use_gemma_norm": True}, Formula(norm_offset=1.0)),
     "use_aux_hidden_state": (
         {"last_state": True, "eagle_config": {"use_aux_hidden_state": False}},
         Formula(last_state=True),

@@ -19,6 +19,7 @@ from engine.drafters.eagle.trees import (
     expand_candidates,
     rerank,
 )
+from engine.drafters.heads.vocabulary import Vocabulary
 from engine.proposal import Budget
 from engine.sampling import SeededDraws
 
@@ -35,6 +36,7 @@ class TableNet:
     def __init__(self) -> None:
         self.fed: list[tuple[int, ...]] = []
         self.root = torch.zeros(1, dtype=torch.long)
+        self.vocabulary = Vocabulary(None, VOCAB)
         self.output = self.output_of(())
         self.logits = self.log_probs(())[None]
 
@@ -65,10 +67,6 @@ class TableNet:
                 assert seen == {path[:d] for d in range(1, depth + 1)}
         hidden = torch.cat([self.output_of(path) for path in paths])
         return hidden, torch.stack([self.log_probs(path) for path in paths])
-
-    def topk(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        best = logits.topk(count)
-        return best.indices, best.values
 
 
 def by_hand(net: TableNet, size: DynamicTree) -> list[tuple[tuple[int, ...], float]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import transformers
 
+from engine.drafters.base import Drafter
 from engine.drafters.blocks.dflash import DFlashConfig
 from engine.drafters.blocks.dspark import DSparkConfig
 from engine.drafters.blocks.p_eagle import ParallelEagleConfig
@@ -121,6 +123,18 @@ def test_a_key_that_nobody_reads_is_an_error_that_names_it(tmp_path: Path, name:
         build()
     change(folder, **{key: None})
     build()
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_a_drafter_is_freed_with_the_last_reference(tmp_path: Path, name: str) -> None:
+    """Not by a later garbage collection: the next drafter's weights need the memory."""
+    target, _, build = DRAFTERS[name](tmp_path)
+    drafter = build()
+    assert isinstance(drafter, Drafter)
+    judges.write(target, drafter, [7, 8, 9, 7, 8], tokens=4)
+    own = weakref.ref(drafter)
+    del drafter
+    assert own() is None
 
 
 @pytest.mark.parametrize("section", ["eagle_config", "dflash_config", "transformer_layer_config"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.accept import Acceptance, Lossless, Rule, Verified
+from engine.accept import Acceptance, Lossless, Rule, VerifiedTree
 from engine.config import Sampling
 from engine.drafters.base import BuildContext
 from engine.drafters.lookup.lookahead import LookaheadConfig, LookaheadDrafter
@@ -21,7 +21,7 @@ class Wrong(LookaheadDrafter):
         self.tries = tries
 
     def rule(self, sampling: Sampling) -> Rule:
-        def rule(verified: Verified, draws: Draws) -> Acceptance:
+        def rule(verified: VerifiedTree, draws: Draws) -> Acceptance:
             node, path = 0, list[int]()
             while True:
                 probs = probabilities(verified.logits[node], sampling)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.accept import Acceptance, Lossless, Typical, Verified
+from engine.accept import Acceptance, Lossless, Typical, VerifiedTree
 from engine.config import Limits, Sampling
 from engine.decode import decode
 from engine.drafters.heads.medusa import MedusaConfig, MedusaDrafter, choice_slots, read_heads
@@ -124,7 +124,7 @@ def test_typical_acceptance_judges_every_edge_as_the_reference() -> None:
         rows = case.tensors[f"tree.{check['tree']}.retrieve_indices"].long()
         tokens = case.tensors[f"{check['name']}.tree_tokens"].tolist()
         logits = case.tensors[f"{check['name']}.tree_logits"]
-        verified = Verified(tokens, tree.shape, logits)
+        verified = VerifiedTree(tokens, tree.shape, logits)
         for j, result in enumerate(check["results"]):
             names = ("temperature", "posterior_threshold", "posterior_alpha")
             rule = Typical(*(result[name] for name in names))
@@ -151,7 +151,7 @@ def test_typical_acceptance_never_accepts_padding() -> None:
     logits = torch.full((4, 6), -20.0)
     logits[0, 3] = 20.0
     logits[1, 0] = logits[2, 0] = logits[3, 0] = 20.0
-    verified = Verified([5, 3, 4, 2], tree.shape, logits)
+    verified = VerifiedTree([5, 3, 4, 2], tree.shape, logits)
     assert Typical(1.0, 0.09, 0.3)(verified) == Acceptance((1,), 0)
 
 

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from engine.accept import Lossless, Relaxed, ThinkingPhase, Verified
+from engine.accept import Lossless, Relaxed, ThinkingPhase, VerifiedTree
 from engine.config import Sampling
 from engine.drafters import parse_method
 from engine.drafters.heads.mtp import MTPConfig, load_layers
@@ -187,7 +187,7 @@ def relaxed_path(
     tokens: list[int], topk: int, delta: float, *, thinking: bool = True, logs: bool = False
 ) -> Any:
     rule = Relaxed(Lossless(Sampling()), topk, delta, lambda: thinking, logs)
-    chain = Verified(tokens, TreeShape.chain(2), LOGITS)
+    chain = VerifiedTree(tokens, TreeShape.chain(2), LOGITS)
     return rule(chain, SeededDraws(0))
 
 
@@ -215,7 +215,7 @@ def test_tokens_pass_within_topk_and_delta_while_thinking(
 
 def test_of_several_children_the_likeliest_is_followed():
     rule = Relaxed(Lossless(Sampling()), 3, 0.9, lambda: True)
-    tree = Verified([9, 2, 1], TreeShape([-1, 0, 0]), LOGITS)
+    tree = VerifiedTree([9, 2, 1], TreeShape([-1, 0, 0]), LOGITS)
     assert rule(tree, SeededDraws(0)).path == (2,)
 
 

@@ -206,10 +206,10 @@ def test_speculators_layout_drafts_the_same(tmp_path: Path) -> None:
 
 def test_each_method_names_the_other_for_its_heads(tmp_path: Path) -> None:
     target = judges.target_of("llama")
-    with pytest.raises(DrafterError, match="is a P-EAGLE head. Choose the method P_EAGLE"):
+    with pytest.raises(DrafterError, match="checkpoint for Eagle3. Choose the method P_EAGLE"):
         Eagle3Config(speculative_model=str(saved())).build(build_context(target))
     save_eagle3(tmp_path, target, TAPS, draft_vocab=64)
-    with pytest.raises(DrafterError, match="no mask_hidden.*Choose the method Eagle3"):
+    with pytest.raises(DrafterError, match="checkpoint for P_EAGLE. Choose the method Eagle3"):
         config(speculative_model=str(tmp_path)).build(build_context(target))
 
 

@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.config import Limits
-from engine.drafters.blocks.pard import PardConfig, PardDrafter, branched_chain
-from engine.drafters.texts import UNRANKED, TargetTrace, Text, rank_of
+from engine.drafters.blocks.pard import PardConfig
 from engine.errors import DrafterError
 from engine.model.target import Target
 from tests.engine.drafters import judges
@@ -104,30 +102,6 @@ def test_every_committed_token_is_read_once(monkeypatch: pytest.MonkeyPatch) -> 
 def test_it_keeps_up_while_another_method_drafts() -> None:
     target = judges.target_of("llama")
     assert_keeps_up(drafts_of(4), config(max_draft_len=4), context(target))
-
-
-# ---- tuned offline
-
-
-def test_the_example_of_a_branched_chain() -> None:
-    assert branched_chain(2, 2).parents == (-1, 0, 0, 2, 1, 4)
-    assert branched_chain(3, 0).parents == (-1, 0, 1)
-
-
-def test_ranks_are_those_of_every_root_by_itself() -> None:
-    target = judges.target_of("llama")
-    prompt, output = PROMPTS[0], plain_text("llama", tuple(PROMPTS[0]), 24)
-    text = Text(tuple(prompt), tuple(output[:20]), limits=Limits())
-    reading = TargetTrace(text, torch.tensor([*prompt, *output]), context_len=target.context_len)
-    drafter = config(max_draft_len=4).build(context(target))
-    assert isinstance(drafter, PardDrafter)
-    found, wanted = drafter.ranks(reading, 4), reading.true_tokens(4)
-    assert found.shape == (19, 4)
-    for root in range(19):
-        seen = reading.tokens[: len(prompt) + root + 1].tolist()
-        logits = whole_text_logits(trained(), seen, 4)
-        assert found[root].tolist() == rank_of(logits, wanted[root].clamp_min(0)).tolist()
-    assert (found[:, 0] == 0).all() and found.max() < UNRANKED
 
 
 # ---- what cannot be

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from engine.config import Limits, Sampling
 from engine.decode import decode
 from engine.drafters.lookup import suffix
-from engine.drafters.lookup.array import MOST_FOLLOWERS, SuffixArray, array_bytes
+from engine.drafters.lookup.array import MOST_FOLLOWERS, SuffixArray
 from engine.drafters.lookup.suffix import SuffixConfig
 from engine.errors import ConfigError
 from engine.model.corpus import Corpus
@@ -40,7 +40,7 @@ def test_matches_and_counts_equal_a_search_by_hand(
     texts = [[factor * token for token in text] for text in texts]
     context = [factor * token for token in context]
     array = SuffixArray(texts, depth=depth, vocab=vocab)
-    assert array.num_tokens == sum(map(len, texts))
+    assert len(array._rows) == sum(map(len, texts))
     found = {rows.length: rows for rows in array.matches(context)}
     assert list(found) == sorted(found, reverse=True)
     for length in range(1, min(len(context), array.depth - 1) + 1):
@@ -132,10 +132,3 @@ def test_a_corpus_that_has_grown_is_read_again(corpus: Path) -> None:
     dialogues = corpus / "dialogues.jsonl"
     os.utime(dialogues, ns=(0, dialogues.stat().st_mtime_ns + 1))
     assert config.build(build_context(target))._store is not first
-
-
-def test_the_bytes_of_an_array_are_known_before_it_is_made() -> None:
-    for depth, vocab in ((4, 100), (9, 1 << 17)):
-        array = SuffixArray([range(50), range(30)], depth, vocab)
-        parts = (array._rows, array._heads, array._shared)
-        assert sum(part.nbytes for part in parts) <= array_bytes(80, depth, vocab)

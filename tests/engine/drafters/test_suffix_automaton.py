@@ -39,7 +39,8 @@ def build(texts: list[list[int]], max_depth: int) -> SuffixAutomaton:
     for i, text in enumerate(texts):
         if i:
             automaton.end_sequence()
-        automaton.extend(text)
+        for token in text:
+            automaton.append(token)
     return automaton
 
 
@@ -102,7 +103,8 @@ def test_cursor_holds_the_longest_known_suffix(
 
 def test_size_and_work_grow_linearly():
     worst = SuffixAutomaton(24)
-    worst.extend([0] * 4000 + [1] + [0] * 4000)
+    for token in [0] * 4000 + [1] + [0] * 4000:
+        worst.append(token)
     assert len(worst.next) <= 2 * worst.num_tokens
     assert sum(map(len, worst.next)) <= 3 * worst.num_tokens
     # Every occurrence was counted once by one: so many steps of work.

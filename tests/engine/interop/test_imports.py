@@ -192,7 +192,7 @@ def test_old_names_of_llama_cpp_are_read_and_pointed_out() -> None:
         ("trtllm", "x = 1  # EagleDecodingConfig(", "calls no …DecodingConfig"),
         ("trtllm", "EagleDecodingConfig(", "not valid Python"),
         ("trtllm", "a: 1", "must have speculative_config with decoding_type"),
-        ("trtllm", "decoding_type: Medusa\nmedusa_choices: '[[0], [0, 1, 0]]'", "not connected"),
+        ("trtllm", "decoding_type: Medusa\nmedusa_choices: '[[0], [0, 1, 0]]'", "is not connected"),
         ("triton", "parameters: { key: \"decoding_mode\" value: { string_value: \"top_k\" } }",
          "It drafts nothing"),
         ("triton", "parameters: { key: \"medusa_choices\" value: { string_value: \"{0\" } }",

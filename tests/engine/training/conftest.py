@@ -50,7 +50,7 @@ def grow(
     prompts: Sequence[GivenPrompt] = (),
 ) -> Generator[Corpus, None, None]:
     """A corpus of the shipped templates, as it grows."""
-    return writer.grow(
+    return writer.extend_corpus(
         target,
         folder,
         settings,

@@ -17,9 +17,9 @@ from engine.model.target import Target
 from engine.proposal import Needs
 from engine.training.losses import NUM_RANKS, LMHead, LossOutput, Prediction, TopProbs
 from engine.training.methods import METHODS, training_settings
-from engine.training.methods.eagle import fresh_eagle1, fresh_eagle3
+from engine.training.methods.eagle import new_eagle1_head, new_eagle3_head
 from engine.training.methods.eagle_unroll import unroll
-from engine.training.packs import Pack, Teacher, arrange, frequent_tokens
+from engine.training.packs import Pack, Teacher, frequent_tokens, make_packs
 from tests.engine.drafters.judges import slow
 from tests.models import tiny_target
 
@@ -100,9 +100,9 @@ def test_unrolling_in_training_is_what_the_drafter_does(
 ) -> None:
     torch.manual_seed(1)
     if version == 1:
-        head: Any = fresh_eagle1(target, None)
+        head: Any = new_eagle1_head(target, None)
     else:
-        head = fresh_eagle3(target, torch.arange(100), None)
+        head = new_eagle3_head(target, torch.arange(100), None)
     # Attention and MLP begin at zero, which would hide a wrong mask.
     torch.nn.init.normal_(head.layer.o_proj.weight, std=0.3)
     torch.nn.init.normal_(head.layer.down_proj.weight, std=0.3)
@@ -146,11 +146,11 @@ def test_fewer_chains_judge_fewer_rows_beyond_the_first_depth(
 
 
 def test_packs_hold_every_dialogue_once_and_keep_their_size(corpus: Corpus) -> None:
-    packs = arrange(corpus.entries, 300, seed=3)
+    packs = make_packs(corpus.entries, 300, seed=3)
     numbers = [entry.number for pack in packs for entry in pack]
     assert sorted(numbers) == sorted(entry.number for entry in corpus.entries)
     assert all(len(p) == 1 or sum(e.length for e in p) <= 300 for p in packs)
-    assert packs == arrange(list(reversed(corpus.entries)), 300, seed=3)
+    assert packs == make_packs(list(reversed(corpus.entries)), 300, seed=3)
 
 
 def test_the_draft_vocabulary_is_what_answers_use_most(target: Target, corpus: Corpus) -> None:

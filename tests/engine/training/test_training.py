@@ -31,7 +31,7 @@ from engine.training.session import (
     train,
 )
 from engine.training.session import card as card_of
-from engine.training.trainer import Trainer, TrainMetrics, save_state
+from engine.training.trainer import Trainer, TrainMetrics
 from tests.engine.drafters.fitted import decoded
 from tests.engine.drafters.judges import slow
 from tests.engine.training.conftest import learnable_target
@@ -114,7 +114,7 @@ def test_resuming_gives_the_weights_of_an_uninterrupted_run(
     list(whole.steps())
     for _ in range(3):
         part = trained("parts")
-        list(islice(part.steps(report_every=1), 2))
+        list(islice(part.steps(), 2))
     assert part.step == 6
     last = trained("parts")
     list(last.steps())
@@ -136,8 +136,7 @@ def test_a_run_broken_off_at_every_step_is_measured_as_often(
         return [(type(e), e.step) for e in events if not isinstance(e, TrainMetrics)]
 
     def run(folder: str) -> Generator[Any]:
-        output, home = tmp_path / folder, tmp_path
-        return train(target, corpus, output, wanted, session, cache_dir=home, report_every=1)
+        return train(target, corpus, tmp_path / folder, wanted, session, cache_dir=tmp_path)
 
     def in_parts() -> Iterator[Any]:
         over = False
@@ -160,7 +159,7 @@ def test_a_run_goes_on_with_the_dialogues_it_began_with(
 ) -> None:
     early = Corpus(corpus.folder, corpus.manifest, corpus.entries[:8])
     first = Trainer(target, early, settings("medusa"), tmp_path)
-    list(islice(first.steps(report_every=1), 1))
+    list(islice(first.steps(), 1))
     later = Trainer(target, corpus, settings("medusa"), tmp_path)
     assert later.num_train_tokens == first.num_train_tokens
     assert later.step == 1
@@ -169,7 +168,7 @@ def test_a_run_goes_on_with_the_dialogues_it_began_with(
 def test_a_run_is_not_continued_with_other_settings(
     target: Target, corpus: Corpus, tmp_path: Path
 ) -> None:
-    list(islice(Trainer(target, corpus, settings("medusa"), tmp_path).steps(report_every=1), 1))
+    list(islice(Trainer(target, corpus, settings("medusa"), tmp_path).steps(), 1))
     with pytest.raises(ConfigError, match="made with settings .*another --output"):
         Trainer(target, corpus, settings("medusa", heads=3), tmp_path)
     with pytest.raises(ConfigError, match="made with method = 'medusa', but now it is 'eagle'"):
@@ -180,20 +179,14 @@ def test_what_interrupts_a_step_saves_no_half_updated_weights(
     target: Target, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = Trainer(target, corpus, settings("medusa"), tmp_path)
-    saved: list[int] = []
-
-    def keep(folder: Path, state: Any) -> None:
-        saved.append(state["step"])
-        save_state(folder, state)
 
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("engine.training.trainer.save_state", keep)
     monkeypatch.setattr(trainer._optimizer, "step", interrupt)
     with pytest.raises(KeyboardInterrupt):
         list(trainer.steps())
-    assert saved == []
+    assert not (tmp_path / "training.pt").exists()
 
 
 def test_held_out_dialogues_are_never_trained_on(
@@ -309,7 +302,7 @@ def test_eagle3_needs_seven_layers(corpus: Corpus) -> None:
         ("medusa", {"head": 3}, "head is not a setting of MedusaTraining; did you mean heads?"),
         ("eagle", {"learning_rate": "fast"}, "learning_rate must be a valid number, got 'fast'"),
         ("draft_target", {"hidden_size": 100, "heads": 3}, "multiple of twice the 3 heads"),
-        ("medussa", {}, "must name a trainable method, got 'medussa'. Did you mean medusa?"),
+        ("medussa", {}, "draft_target, got 'medussa'. Did you mean medusa?"),
     ],
 )
 def test_bad_settings_are_one_sentence(method: str, values: dict[str, Any], message: str) -> None:
@@ -336,7 +329,7 @@ def test_a_bfloat16_target_trains_float32_weights(
     half = learnable_target()
     half.model.to(torch.bfloat16)
     trainer = Trainer(half, corpus, settings(method, epochs=0.5), tmp_path / "training")
-    reports = list(trainer.steps(report_every=2))
+    reports = list(trainer.steps())
     assert reports[-1].loss < reports[0].loss
     assert {p.dtype for p in trainer.student.parameters()} == {torch.float32}
     save_weights(trainer, tmp_path)

@@ -12,10 +12,10 @@ from engine.drafters.base import Drafter, Start
 from engine.model.target import Target
 from engine.proposal import Budget, Outcome, Proposal
 from engine.tree import MAX_NODES, ChoiceTree
-from engine.tuning.controller import ControlledDrafter, _Plan
+from engine.tuning.controller import ControlledDrafter, DraftPlan
 from engine.tuning.experience import Experience
 from engine.tuning.latency import LatencyCurve
-from engine.tuning.sleeping import Part
+from engine.tuning.lazy_drafter import LazyDrafter
 
 FLAT = LatencyCurve((1, 64), (10.0, 10.0))
 STEEP = LatencyCurve((1, 64), (10.0, 640.0))
@@ -100,21 +100,21 @@ class AtRandom(ControlledDrafter):
 
     dice: random.Random
 
-    def _plainly(self, budget: Budget) -> str:
+    def _reason_for_plain_step(self, budget: Budget) -> str:
         return "the context ends here" if budget.depth < 1 else ""
 
-    def _plan(self, part: Part, budget: Budget) -> _Plan | str:
+    def _plan_draft(self, drafter: LazyDrafter, budget: Budget) -> DraftPlan | str:
         if self.dice.random() < 0.4:
             return "plain, by the dice"
         depth = min(budget.depth, self.dice.randint(1, 8))
-        return _Plan(part, self.dice.choice(part.kinds), depth, math.inf, None)
+        return DraftPlan(drafter, self.dice.choice(drafter.kinds), depth, math.inf, None)
 
-    def _budget(self, budget: Budget, plan: _Plan) -> Budget:
-        width = 1 if plan.kind == "chain" and len(plan.part.kinds) > 1 else MAX_NODES
+    def _draft_budget(self, budget: Budget, plan: DraftPlan) -> Budget:
+        width = 1 if plan.kind == "chain" and len(plan.drafter.kinds) > 1 else MAX_NODES
         return Budget(plan.depth, self.dice.choice([2, MAX_NODES]), width)
 
-    def _best(
-        self, proposal: Proposal, chances: list[float], order: list[int], allowed: float
+    def _best_size(
+        self, proposal: Proposal, path_probs: list[float], order: list[int], max_loss_ms: float
     ) -> tuple[int, float, float]:
         count = self.dice.choice([len(order), self.dice.randint(1, len(order))])
-        return count, sum(chances[node] for node in order[:count]), 1.0
+        return count, sum(path_probs[node] for node in order[:count]), 1.0

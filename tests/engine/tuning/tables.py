@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 
+from engine import metrics
 from engine.tree import ChoiceTree
 from engine.tuning.ranks import RankTable
+from engine.tuning.replay import Replay, replay
 
 
 def made_up(
@@ -43,3 +47,17 @@ def slow_steps(table: RankTable, tree: ChoiceTree) -> list[tuple[int, tuple[int,
             steps.append((row, path))
             row += len(path) + 1
     return steps
+
+
+def replay_chain(table: RankTable, length: int) -> Replay:
+    """Every step of a greedy run that drafts chains of `length` tokens, as the page replays it."""
+    if not table.chains:
+        return replay(table, ChoiceTree.chain(length))
+    steps = table.chains[length]
+    return Replay(steps.roots, steps.accepted.astype(np.int64))
+
+
+def position_rates(result: Replay) -> tuple[float, ...]:
+    """Position rates of a replayed run."""
+    counts = metrics.at_least(Counter(result.accepted_lengths.tolist()))
+    return metrics.position_rates(counts, result.num_steps)

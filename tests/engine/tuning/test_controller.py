@@ -20,9 +20,9 @@ from engine.proposal import Budget, ExtraRows, Proposal
 from engine.steps import End, Step
 from engine.tree import ChoiceTree
 from engine.tuning.controller import ControlledDrafter, build_drafter
-from engine.tuning.experience import SHARE, Experience, ExperienceStore
+from engine.tuning.experience import MAX_LOSS_SHARE, Experience, ExperienceStore
 from engine.tuning.latency import LatencyCurve
-from engine.tuning.survival import Draft, Survival
+from engine.tuning.survival import Survival, TrackedDraft
 from tests.engine.tuning.controlled import FLAT, STEEP, OnAMachine, Oracle
 from tests.models import build_context, plain_greedy, tiny_target
 
@@ -139,18 +139,42 @@ def test_what_reading_took_on_a_busy_machine_does_not_keep_a_drafter_asleep_for_
     target = tiny_target(eos_token_id=None)
     oracle = Oracle(target, plain_greedy(target, PROMPT, 220), ALWAYS)
     drafter = OnAMachine(oracle, target, FLAT)
-    drafter.experience.costs.reading = {"chain": 60.0}
+    drafter.experience.costs.prompt_token_ms = {"chain": 60.0}
     for text in range(20):
         list(decode(target, drafter, PROMPT, limits=Limits(max_new_tokens=200, ignore_eos=True)))
         assert text or not oracle.num_started, "at first it is believed"
     assert 5 < oracle.num_started < 19
-    assert drafter.experience.costs.reading["chain"] < 20
+    assert drafter.experience.costs.prompt_token_ms["chain"] < 20
 
 
 def test_no_more_is_drafted_than_pays() -> None:
     steps, _, _ = run(LatencyCurve((1, 8), (10.0, 30.0)), lambda position: position % 3 != 2)
     late = [step.num_drafted for step in steps[20:-2] if step.num_drafted]
     assert late and sorted(late)[len(late) // 2] in (2, 3)
+
+
+class ShortSighted(Oracle):
+    """A head that is always right about one token and never about two."""
+
+    has_network = True
+
+    def propose(self, budget: Budget) -> Proposal:
+        proposal = super().propose(budget)
+        levels = next(
+            d for d in range(1, 99) if d == len(proposal.shape) - 1 or 0.8**d < budget.min_prob
+        )
+        self.levels = levels
+        self.num_proposed += levels - 1
+        proposal = proposal.keep(range(1 + levels))
+        proposal.tokens[2:] = (proposal.tokens[2:] + 1) % self._vocab
+        return replace(proposal, draft_probs=torch.full((1 + levels,), 0.8))
+
+
+def test_a_level_that_is_never_right_is_soon_no_longer_drafted() -> None:
+    a_millisecond_a_row = LatencyCurve((1, 64), (10.0, 73.0))
+    steps, _, head = run(a_millisecond_a_row, ALWAYS, kind=ShortSighted)
+    assert isinstance(head, ShortSighted) and head.levels == 1
+    assert sum(step.num_committed == 2 for step in steps) > 0.8 * len(steps)
 
 
 def test_a_text_that_begins_to_repeat_itself_is_soon_drafted_whole() -> None:
@@ -166,11 +190,14 @@ def test_a_text_that_begins_to_repeat_itself_is_soon_drafted_whole() -> None:
 
 def test_a_draft_is_judged_by_the_text_as_far_as_that_goes() -> None:
     def levels(*committed: list[int]) -> list[float]:
-        draft, survival = Draft(Proposal(torch.arange(4), ChoiceTree.chain(3).shape)), Survival()
+        draft, survival = (
+            TrackedDraft(Proposal(torch.arange(4), ChoiceTree.chain(3).shape)),
+            Survival(),
+        )
         for tokens in committed:
             if draft.is_open:
                 draft.follow(tokens)
-        survival.learn(draft)
+        survival.observe_tracked(draft)
         own = {name: counts[0] for name, counts in survival.groups.items()}
         return [own[name] for name in sorted(own) if name[0] == "l"]
 
@@ -188,9 +215,11 @@ def test_experience_goes_on_from_text_to_text_and_is_kept(tmp_path: Path) -> Non
     assert again.to_dict() == stored
     target, config = tiny_target(), parse_method({"decoding_type": "NGram"})
     store = ExperienceStore(tmp_path)
-    store.keep(config, target, drafter.experience)
-    assert ExperienceStore(tmp_path).of(config, target).to_dict() == stored
-    assert ExperienceStore(tmp_path).of(config.replace(max_draft_len=3), target).to_dict() != stored
+    store.save(config, target, drafter.experience)
+    assert ExperienceStore(tmp_path).load(config, target).to_dict() == stored
+    assert (
+        ExperienceStore(tmp_path).load(config.replace(max_draft_len=3), target).to_dict() != stored
+    )
 
 
 @pytest.mark.parametrize(
@@ -199,11 +228,11 @@ def test_experience_goes_on_from_text_to_text_and_is_kept(tmp_path: Path) -> Non
 def test_a_damaged_file_is_as_none(tmp_path: Path, content: str) -> None:
     target, config = tiny_target(), parse_method({"decoding_type": "NGram"})
     store = ExperienceStore(tmp_path)
-    store.keep(config, target, store.of(config, target))
+    store.save(config, target, store.load(config, target))
     for file in tmp_path.iterdir():
         file.write_text(content)
-    known = ExperienceStore(tmp_path).of(config, target)
-    assert not known.returns and known.costs.curve.at(1) > 0
+    known = ExperienceStore(tmp_path).load(config, target)
+    assert not known.speedups and known.costs.curve.at(1) > 0
 
 
 class Unsure(Oracle):
@@ -239,7 +268,7 @@ def test_a_combination_copies_where_its_model_does_not_pay() -> None:
         assert isinstance(end, End) and list(end.output_ids) == output[:200]
     assert drafter.lost_ms - before < -0.3 * drafter.plain_ms / 3
     assert model.num_proposed == asked, "by then it is known that it loses"
-    assert drafter.experience.of_kind("copy").speedup > 1.5
+    assert drafter.experience.speedup_of("copy").value > 1.5
 
 
 def test_every_step_says_what_was_expected_and_why() -> None:
@@ -255,7 +284,7 @@ def test_every_step_says_what_was_expected_and_why() -> None:
 def test_a_smaller_tree_keeps_a_prefix_of_siblings_and_every_parent() -> None:
     tree = ChoiceTree.parse([[0], [1], [2], [0, 0], [1, 0], [1, 1]])
     proposal = Proposal(torch.arange(7), tree.shape, tree.ranks)
-    chances = Survival({"d1 r2": [50.0, 7.0]}).paths(proposal)
+    chances = Survival({"d1 r2": [50.0, 7.0]}).path_probs(proposal)
     assert chances[3] <= chances[2] <= chances[1]
     for node, parent in enumerate(tree.shape.parents[1:], start=1):
         assert chances[node] <= chances[parent]
@@ -265,11 +294,11 @@ def test_a_drafter_that_is_too_sure_of_itself_is_corrected() -> None:
     shape = ChoiceTree.chain(2).shape
     survival = Survival()
     proposal = Proposal(torch.arange(3), shape, draft_probs=torch.tensor([1.0, 0.8, 0.8]))
-    assert survival.paths(proposal)[1] == pytest.approx(0.8)
+    assert survival.path_probs(proposal)[1] == pytest.approx(0.8)
     for _ in range(60):
         survival.observe(proposal, (0,))
-    assert survival.paths(proposal)[1] < 0.1
-    assert survival.factor < 0.1
+    assert survival.path_probs(proposal)[1] < 0.1
+    assert survival.calibration < 0.1
 
 
 def test_as_set_is_the_bare_drafter_and_auto_the_controller() -> None:
@@ -285,11 +314,11 @@ def test_as_set_is_the_bare_drafter_and_auto_the_controller() -> None:
 
 def test_what_a_text_leaves_of_its_share_is_credit_for_the_next() -> None:
     experience = Experience.new(FLAT)
-    before = experience.credit
-    experience.end_text(lost_ms=0.0, elapsed_ms=1000.0, num_tokens=100)
-    assert experience.credit == pytest.approx(before + 1000 * SHARE)
-    experience.end_text(lost_ms=500.0, elapsed_ms=1000.0, num_tokens=100)
-    assert experience.credit == 0.0
+    before = experience.credit_ms
+    experience.end_text(loss_ms=0.0, elapsed_ms=1000.0, num_tokens=100)
+    assert experience.credit_ms == pytest.approx(before + 1000 * MAX_LOSS_SHARE)
+    experience.end_text(loss_ms=500.0, elapsed_ms=1000.0, num_tokens=100)
+    assert experience.credit_ms == 0.0
 
 
 def test_settings_of_earlier_versions_are_read() -> None:
@@ -318,7 +347,7 @@ def test_hiccups_of_a_busy_machine_are_not_charged_to_drafting() -> None:
     assert all(steps[step].num_drafted for step in (2, 3)) and not steps[0].num_drafted
     drafted = [step.num_drafted > 0 for step in steps]
     assert sum(drafted) > 0.8 * len(drafted)
-    assert drafter.account.loss(drafter.experience.costs.base) < 0
+    assert drafter.account.loss_ms(drafter.experience.costs.plain_ms) < 0
 
 
 def test_a_drafter_that_holds_up_steps_itself_is_charged_for_them() -> None:

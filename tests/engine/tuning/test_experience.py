@@ -29,32 +29,32 @@ def test_as_set_is_predicted_by_what_the_controller_saw(share: float, tmp_path: 
     _, drafter, _ = run(SLOW_ROWS, random_right(share), texts=3)
     config = parse_method({"decoding_type": "NGram", "max_draft_len": 6})
     target, store = tiny_target(), ExperienceStore(tmp_path)
-    store.of(config, target)
-    store.keep(config, target, drafter.experience)
+    store.load(config, target)
+    store.save(config, target, drafter.experience)
     curve = next(file for file in tmp_path.iterdir() if "rows" in file.read_text())
     curve.write_text('{"rows": [1, 64], "ms": [10.0, 73.0]}')
-    known = ExperienceStore(tmp_path).stored(target.name, config.replace(drafting="as set"))
-    expected = known and known.as_set(config)
+    known = ExperienceStore(tmp_path).find(target.name, config.replace(drafting="as set"))
+    expected = known and known.predict_as_set(config)
     assert expected
     mat = sum(share**length for length in range(7))
     assert expected.mat == pytest.approx(mat, rel=0.2)
     assert expected.mat / expected.speedup == pytest.approx((10.0 + 6.0 + 0.2) / 10.0, rel=0.15)
-    assert store.stored("another", config) is None
-    assert store.stored(target.name, config.replace(max_draft_len=5)) is None
+    assert store.find("another", config) is None
+    assert store.find(target.name, config.replace(max_draft_len=5)) is None
 
 
 def test_nothing_is_predicted_of_what_never_drafted() -> None:
     config = parse_method({"decoding_type": "NGram"})
-    assert Experience.new(SLOW_ROWS).as_set(config) is None
+    assert Experience.new(SLOW_ROWS).predict_as_set(config) is None
     only_prior = Experience.new(SLOW_ROWS, {"survival": {"offered": [5.0, 5.0], "l1": [4.0, 5.0]}})
-    assert only_prior.as_set(config) is None
+    assert only_prior.predict_as_set(config) is None
 
 
 def test_a_level_counts_once_however_many_siblings_were_tried() -> None:
     tree = TreeShape([-1, 0, 0, 1, 1])
     survival = Survival(memory=1.0)
     for path in ((0, 2), (0, 1, 4), (0,)):
-        survival.observe_offer(True)
+        survival.observe_attempt(True)
         survival.observe(Proposal(torch.arange(5), tree), path)
     counts = {name: survival.groups[name][0] for name in ("l1", "l2")}
     tries = {name: survival.groups[name][1] / 0.6 for name in ("l1", "l2")}
@@ -68,15 +68,15 @@ def test_a_curve_that_rows_belie_is_measured_again_once_it_is_old(tmp_path: Path
     store = ExperienceStore(tmp_path)
     first = store.curve(target)
     for config in (one, other):
-        learnt = store.of(config, target)
-        learnt.costs.slope = 3.0
-        store.keep(config, target, learnt)
-    assert ExperienceStore(tmp_path).of(one, target).costs.slope == 3.0, "it is new"
+        learnt = store.load(config, target)
+        learnt.costs.row_scale = 3.0
+        store.save(config, target, learnt)
+    assert ExperienceStore(tmp_path).load(one, target).costs.row_scale == 3.0, "it is new"
     (file,) = (f for f in tmp_path.glob("*.json") if "about" not in json.loads(f.read_text()))
     os.utime(file, (0, 0))
     again = ExperienceStore(tmp_path)
-    assert again.of(one, target).costs.slope == 1.0
-    assert again.of(other, target).costs.slope == 1.0
+    assert again.load(one, target).costs.row_scale == 1.0
+    assert again.load(other, target).costs.row_scale == 1.0
     assert again.curve(target).to_dict() != first.to_dict()
 
 
@@ -97,15 +97,15 @@ def test_a_prior_serves_the_very_weights_and_settings_only(tmp_path: Path) -> No
     prior, values = prior_of(tmp_path)
     store = ExperienceStore(tmp_path / "cache", [prior])
     target, config = tiny_target(), parse_method(values)
-    assert not store.of(config, target).survival.groups
+    assert not store.load(config, target).survival.groups
     target.provenance["weights"] = "f00d"
     for drafting in ("auto", "as set"):
-        own = store.of(config.replace(drafting=drafting), target)
+        own = store.load(config.replace(drafting=drafting), target)
         assert own.survival.groups == {"p3": [7.0, 9.0]}
-    assert not own.costs.draft and not own.returns
-    assert not store.of(config.replace(max_draft_len=2), target).survival.groups
+    assert not own.costs.draft_times and not own.speedups
+    assert not store.load(config.replace(max_draft_len=2), target).survival.groups
     (tmp_path / "head" / "model.safetensors").write_bytes(b"other weights")
-    assert not store.of(config, target).survival.groups
+    assert not store.load(config, target).survival.groups
 
 
 def test_what_was_learnt_here_comes_before_a_prior(tmp_path: Path) -> None:
@@ -113,20 +113,26 @@ def test_what_was_learnt_here_comes_before_a_prior(tmp_path: Path) -> None:
     store, target = ExperienceStore(tmp_path / "cache", [prior]), tiny_target()
     target.provenance["weights"] = "f00d"
     config = parse_method(values)
-    learnt = store.of(config, target)
+    learnt = store.load(config, target)
     learnt.survival.groups["p3"] = [1.0, 2.0]
-    store.keep(config, target, learnt)
+    store.save(config, target, learnt)
     again = ExperienceStore(tmp_path / "cache", [prior])
-    assert again.of(config, target).survival.groups == {"p3": [1.0, 2.0]}
+    assert again.load(config, target).survival.groups == {"p3": [1.0, 2.0]}
+
+
+OWN_DRAFTERS = ("smollm2-135m-instruct", "qwen2.5-coder-0.5b-instruct")
+"""Targets that drafters are shipped for."""
 
 
 def test_every_shipped_drafter_has_a_prior_of_its_weights() -> None:
-    weights = presets.targets()["smollm2-135m-instruct"].wheel
-    assert weights is not None
+    cards = [
+        json.loads(file.read_text()) for file in (presets.FOLDER / "drafters").glob("*/card.json")
+    ]
+    weights = {card["target_weights"] for card in cards}
+    assert {one.weights for one in presets.priors()} == weights
     priors = {(one.drafter, str(one.method["decoding_type"])) for one in presets.priors()}
-    assert {one.weights for one in presets.priors()} == {weights.member_sha256}
     for preset in presets.methods().values():
-        own = preset.target == "smollm2-135m-instruct" and not preset.untrained
+        own = preset.target in (None, *OWN_DRAFTERS) and not preset.untrained
         if own and preset.config.decoding_type != "Autoregressive":
             digest = drafter_digest(preset.config, presets.locate)
             assert (digest, preset.config.decoding_type) in priors, preset.name

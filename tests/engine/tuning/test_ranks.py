@@ -18,8 +18,7 @@ from engine.drafters.texts import Text, rank_of
 from engine.errors import ConfigError, PromptError
 from engine.proposal import Needs
 from engine.tuning import StoppedError
-from engine.tuning.offline import read
-from engine.tuning.ranks import ChainSteps, RankTable, measure_ranks
+from engine.tuning.ranks import ChainSteps, RankTable, measure_ranks, trace_text
 from tests.engine.drafters.golden import ROOT, golden_case
 from tests.engine.tuning.runs import golden, stopped
 from tests.engine.tuning.tables import made_up
@@ -74,7 +73,7 @@ def test_rows_know_their_text_and_its_tokens() -> None:
     # The second text's outputs begin behind 3 roots, the last output and a tail of two.
     assert tokens_at(table, 3, 3) == (6, 7, 8)
     assert tokens_at(table, 6, 9) == (9, 10, 11, 12)
-    picked = table.pick([1])
+    picked = table.select([1])
     assert tokens_at(picked, 0, 2) == (6, 7) and picked.about["sources"] == ["run 1"]
 
 
@@ -92,7 +91,7 @@ def test_a_text_is_read_as_the_target_wrote_it_and_further_on() -> None:
     prompt = [5, 9, 200, 31]
     longer = plain_greedy(target, prompt, 16)
     text = Text(tuple(prompt), tuple(longer[:10]))
-    reading = read(target, text, Needs(hidden=True), tail=6)
+    reading = trace_text(target, text, Needs(hidden=True), tail=6)
     assert reading.tokens.tolist() == prompt + longer
     true = reading.true_tokens(3)
     assert true.shape == (9, 3)
@@ -103,7 +102,7 @@ def test_the_tail_ends_with_the_context() -> None:
     target = tiny_target(eos_token_id=None, max_position_embeddings=64)
     prompt = list(range(40))
     written = plain_greedy(target, prompt, 24)
-    reading = read(target, Text(tuple(prompt), tuple(written)), Needs(), tail=6)
+    reading = trace_text(target, Text(tuple(prompt), tuple(written)), Needs(), tail=6)
     assert len(reading.tokens) == 65, "one token is predicted at the last place of the context"
     true = reading.true_tokens(4)
     # The last root sits at position 62: one token fits behind it.
@@ -153,10 +152,10 @@ def test_methods_without_ranks_and_texts_without_steps_are_refused() -> None:
     ("text", "message"),
     [
         (Text((), (1, 2)), "must have a prompt and an output"),
-        (Text((1,), (2, 9999), source="run 7"), "run 7 has token 9999"),
-        (Text((1,) * 300, (2, 3), limits=Limits()), "has 302 tokens, but .* context holds 256"),
+        (Text((1,), (2, 9999), source="run 7"), "run 7 has 3 tokens between 1 and 9999"),
+        (Text((1,) * 300, (2, 3), limits=Limits()), "has 302 tokens .*, but .* context holds 256"),
     ],
 )
 def test_texts_of_other_targets_are_refused(text: Text, message: str) -> None:
     with pytest.raises(PromptError, match=message):
-        read(tiny_target(), text, Needs(), tail=2)
+        trace_text(tiny_target(), text, Needs(), tail=2)

@@ -20,9 +20,10 @@ from engine.drafters.texts import Text
 from engine.model.target import Target
 from engine.tree import ChoiceTree
 from engine.tuning.ranks import RankTable, measure_ranks
-from engine.tuning.replay import Replay, replay, replay_chain
+from engine.tuning.replay import Replay, replay
 from tests.engine.drafters.golden import ROOT, golden_case
 from tests.engine.tuning.runs import LIMITS, Case, golden, ran, random_tree, texts_of
+from tests.engine.tuning.tables import position_rates, replay_chain
 from tests.models import build_context, tiny_target
 
 NUM_TREES = 30
@@ -56,7 +57,6 @@ def assert_equals_runs(
         assert steps == list(zip(roots, real.accepted, strict=True))
         num_steps += len(real.steps)
         num_accepted += sum(real.accepted)
-    drafter.close()
     assert result.num_steps == num_steps and result.num_accepted == num_accepted
     assert result.mat == 1 + num_accepted / num_steps
 
@@ -77,7 +77,7 @@ def test_replay_of_random_trees_equals_real_runs_step_by_step(name: str) -> None
         result = replay(table, tree)
         config = case.config.with_tree(tree)
         assert_equals_runs(table, result, case.bench.target, config, case.bench, case.texts)
-        deepest = max(deepest, len(result.position_rates))
+        deepest = max(deepest, len(position_rates(result)))
     assert deepest >= 3, "the heads must be right often enough to tell trees apart"
 
 

@@ -11,13 +11,13 @@ import pytest
 from engine.errors import ConfigError
 from engine.tree import ChoiceTree, Path
 from engine.tuning.ranks import RankTable
-from engine.tuning.replay import reach, replay
-from engine.tuning.search import CurvePoint, curve, fastest, grow
+from engine.tuning.replay import deepest_nodes, replay
+from engine.tuning.search import BestTree, best_trees, fastest_trees, most_frequent_paths
 from tests.engine.tuning.tables import made_up
 
 
 def best_tree(table: RankTable, n: int, **bounds: Any) -> ChoiceTree:
-    return curve(table, (n,), **bounds)[0].tree
+    return best_trees(table, (n,), **bounds)[0].tree
 
 
 def table_of(ranks: list[list[int]]) -> RankTable:
@@ -38,27 +38,27 @@ def all_trees(paths: list[Path], n: int) -> list[ChoiceTree]:
 
 def test_where_levels_cost_time_the_fastest_tree_is_flatter_and_where_siblings_do_a_chain() -> None:
     table = made_up(np.random.default_rng(0), [400], depths=4, num_ranks=6)
-    best = curve(table, (6, 12))
+    best = best_trees(table, (6, 12))
 
-    def levels(point: CurvePoint) -> float:
+    def levels(point: BestTree) -> float:
         return point.mat / (1 + point.tree.depth)
 
-    def siblings(point: CurvePoint) -> float:
+    def siblings(point: BestTree) -> float:
         return point.mat / (1 + len(point.tree) - point.tree.depth)
 
-    flat, chains = fastest(table, (6, 12), levels), fastest(table, (6, 12), siblings)
+    flat, chains = fastest_trees(table, (6, 12), levels), fastest_trees(table, (6, 12), siblings)
     for whole, one, chain in zip(best, flat, chains, strict=True):
         assert one.tree.depth < whole.tree.depth and levels(one) > levels(whole)
         assert chain.tree.depth == len(chain.tree) < len(whole.tree)
-    as_good = fastest(table, (6, 12), lambda point: point.mat)
+    as_good = fastest_trees(table, (6, 12), lambda point: point.mat)
     assert all(one.mat >= whole.mat for one, whole in zip(as_good, best, strict=True))
 
 
 def test_worked_example() -> None:
     ranks = [[0, 0], [0, 1], [1, 0], [0, 0]]
-    grown = grow(table_of(ranks), np.arange(4), 9)
+    grown = most_frequent_paths(table_of(ranks), np.arange(4), 9)
     assert grown == ((0,), (0, 0), (1,), (0, 1), (1, 0))
-    assert grow(table_of(ranks), np.arange(4), 3) == grown[:3]
+    assert most_frequent_paths(table_of(ranks), np.arange(4), 3) == grown[:3]
 
 
 def test_no_tree_of_the_same_size_accepts_more_at_all_positions() -> None:
@@ -66,14 +66,14 @@ def test_no_tree_of_the_same_size_accepts_more_at_all_positions() -> None:
     for seed in range(8):
         table = made_up(np.random.default_rng(seed), [40], depths=3, num_ranks=2)
         for n in (2, 4, 5):
-            grown = grow(table, np.arange(40), n)
+            grown = most_frequent_paths(table, np.arange(40), n)
             tree = ChoiceTree(tuple(sorted(grown, key=lambda p: (len(p), p))))
             ours = accepted_everywhere(table, tree)
             assert ours == max(accepted_everywhere(table, t) for t in all_trees(paths, len(tree)))
 
 
 def accepted_everywhere(table: RankTable, tree: ChoiceTree) -> int:
-    return int(tree.shape.depths.numpy()[reach(table, tree)].sum())
+    return int(tree.shape.depths.numpy()[deepest_nodes(table, tree)].sum())
 
 
 def test_replay_decides_between_all_positions_and_visited_ones() -> None:
@@ -82,7 +82,7 @@ def test_replay_decides_between_all_positions_and_visited_ones() -> None:
     for seed in range(12):
         table = made_up(np.random.default_rng(seed), [150, 90], depths=4)
         for n in (3, 8):
-            grown = grow(table, np.arange(table.num_positions), n)
+            grown = most_frequent_paths(table, np.arange(table.num_positions), n)
             for_all = ChoiceTree(tuple(sorted(grown, key=lambda p: (len(p), p))))
             ours, theirs = replay(table, best_tree(table, n)).mat, replay(table, for_all).mat
             assert ours >= theirs
@@ -92,7 +92,7 @@ def test_replay_decides_between_all_positions_and_visited_ones() -> None:
 
 def test_curve_keeps_the_order_asked_for_and_its_figures_are_replayed() -> None:
     table = made_up(np.random.default_rng(5), [300], depths=4)
-    points = curve(table, (16, 1, 4, 2, 8))
+    points = best_trees(table, (16, 1, 4, 2, 8))
     assert [point.num_nodes for point in points] == [16, 1, 4, 2, 8]
     for point in points:
         assert len(point.tree) <= point.num_nodes
@@ -104,9 +104,9 @@ def test_curve_never_falls_where_a_larger_tree_shifts_steps_to_worse_places() ->
     fell = 0
     for seed in range(6):
         table = made_up(np.random.default_rng(seed), [40, 25], depths=4)
-        mats = [point.mat for point in curve(table, sizes)]
+        mats = [point.mat for point in best_trees(table, sizes)]
         assert all(a <= b for a, b in itertools.pairwise(mats))
-        alone = [curve(table, (n,))[0].mat for n in sizes]
+        alone = [best_trees(table, (n,))[0].mat for n in sizes]
         fell += sum(a > b for a, b in itertools.pairwise(alone))
     assert fell, "no search of a single size ever did worse with more nodes"
 

@@ -16,7 +16,7 @@ from engine.drafters.lookup.ngram import NGramConfig
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError, TargetError
 from engine.tree import ChoiceTree
-from engine.tuning import StoppedError
+from engine.tuning import StoppedError, timing
 from engine.tuning.costs import Costs
 from engine.tuning.experience import ExperienceStore
 from engine.tuning.latency import (
@@ -158,12 +158,11 @@ def test_drafting_is_timed_for_every_method(name: str) -> None:
     drafter, costs = config.build(bench), Costs(LatencyCurve((1, 2), (1.0, 1.0)))
     costs.time_drafts(drafter, bench.target)
     kinds = {"chain", "tree"} if drafter.branches else {"chain"}
-    assert set(costs.draft) == kinds
-    depths = {depth for seen in costs.draft.values() for depth in seen}
+    assert set(costs.draft_times) == kinds
+    depths = {depth for seen in costs.draft_times.values() for depth in seen}
     assert depths <= {0, 1, *range(2, config.largest_draft.depth + 1)}
     latency = costs.latency()
     assert latency.start_ms + latency.level_ms > 0
-    drafter.close()
 
 
 def test_measuring_can_be_stopped(tmp_path: Path) -> None:
@@ -173,20 +172,27 @@ def test_measuring_can_be_stopped(tmp_path: Path) -> None:
     store, told = ExperienceStore(tmp_path), list[float]()
     with pytest.raises(StoppedError):
         store.measure(case.config, case.bench, on_progress=stopped)
-    assert store.latency(case.bench.target.name, case.config) is None
+    assert store.step_latency(case.bench.target.name, case.config) is None
     latency = store.measure(case.config, case.bench, on_progress=told.append)
     assert told == sorted(told) and told[-1] == 1.0
     other = case.config.with_tree(ChoiceTree.chain(2))
     for config in (case.config, other):
-        known = ExperienceStore(tmp_path).latency(case.bench.target.name, config)
+        known = ExperienceStore(tmp_path).step_latency(case.bench.target.name, config)
         assert known == latency, "a tree changes nothing about the machine"
-    assert store.latency(case.bench.target.name, NGramConfig()) is None
-    assert store.latency("another", case.config) is None
+    assert store.step_latency(case.bench.target.name, NGramConfig()) is None
+    assert store.step_latency("another", case.config) is None
 
 
 def test_a_slower_machine_scales_what_was_measured() -> None:
     curve = replace(LATENCY.verify, trees=TreeLatency((4, 16), (30.0, 60.0), (5.0, 10.0)))
     costs = Costs(curve)
-    costs.base, costs.slope = 2 * curve.at(1), 3.0
+    costs.plain_ms, costs.row_scale = 2 * curve.at(1), 3.0
     now = costs.latency().verify
     assert [now.at(n, d) for n, d in ((1, None), (11, None), (16, 2))] == [20.0, 40.0, 140.0]
+
+
+def test_one_row_that_was_held_up_takes_no_longer_than_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    held_up = {1: 0.009, 2: 0.004, 4: 0.005}
+    monkeypatch.setattr(timing, "_time_verify", lambda target, cache, shape: held_up[len(shape)])
+    curve = measure_curve(tiny_target(), rows=(1, 2, 4), context_len=8)
+    assert curve.ms == pytest.approx((4.0, 4.0, 5.0))

@@ -11,8 +11,8 @@ from statistics import fmean
 import httpx
 import pytest
 
-from tests.playground.api.test_meters import samples
 from tests.playground.api.test_openai import idle
+from tests.playground.api.test_prometheus import samples
 from tests.playground.serving import Served
 
 pytestmark = [pytest.mark.network, pytest.mark.slow]

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from scipy.stats import t as student
 
 from engine.metrics import first_divergence, percentile
-from engine.model.audit import Audit, View
-from playground.experiments.finished import Pair, in_pairs
+from engine.model.audit import Audit, LogitGap
+from playground.experiments.finished import Pair, pair_requests
 from playground.experiments.report.columns import Cell, speedup_cell, summary
 from playground.experiments.report.plots import report_figure
 from playground.experiments.report.report import make_report
@@ -274,8 +274,8 @@ def test_the_cause_of_differences_follows_from_their_audits(
     assert not looked or "top-2 logit gap 0.125" in gaps[0][0]
 
 
-def view(*, near_tie: bool) -> View:
-    return View("bfloat16", "c", "x", 0.125, 16.0, 15.875, 2, 0.125, near_tie)
+def view(*, near_tie: bool) -> LogitGap:
+    return LogitGap("bfloat16", "c", "x", 0.125, 16.0, 15.875, 2, 0.125, near_tie)
 
 
 def test_no_request_at_all_is_a_report_of_nothing() -> None:
@@ -319,20 +319,6 @@ def test_a_slow_worker_moves_no_ratio() -> None:
 
 def test_times_of_two_machines_are_never_divided_by_one_another() -> None:
     own, plain = measured("fast", worker="a"), measured(worker="b")
-    assert in_pairs([own], [plain]) == []
+    assert pair_requests([own], [plain]) == []
     elsewhere = measured(worker="a", device="other")
-    assert in_pairs([own], [elsewhere]) == []
-
-
-def test_each_kind_of_device_has_sections_of_its_own() -> None:
-    requests = [
-        measured(name, decode_s=seconds * times, device=device, worker=device, prompt=device)
-        for device, times in (("A", 1.0), ("B", 7.0))
-        for name, seconds in (("plain", 0.4), ("fast", 0.2 if device == "A" else 0.1))
-    ]
-    report = make_report(plan_of("plain", "fast"), requests)
-    ratios = {s.name: s.overall.speedup.ratio for s in report.configurations if s.overall.speedup}
-    assert ratios == pytest.approx(
-        {"plain on A": 1.0, "fast on A": 2.0, "plain on B": 1.0, "fast on B": 4.0}
-    )
-    assert report.fastest is None and "A: fast on A reaches 2.00×" in report.headline
+    assert pair_requests([own], [elsewhere]) == []

@@ -6,12 +6,12 @@ import pytest
 
 from playground.experiments.report.report import Report, make_report
 from playground.experiments.report.statistics import Speedup
-from playground.experiments.report.verdict import Contender, Trust, headline
+from playground.experiments.report.verdict import TRUST, Contender, headline, trust_in
 from tests.playground.bench.requests import measured, plan_of
 
 
 def one(
-    name: str, ratio: float, low: float | None, high: float | None, *, trust: Trust = "identical"
+    name: str, ratio: float, low: float | None, high: float | None, *, trust: str = TRUST[None]
 ) -> Contender:
     return Contender(name, Speedup(ratio, low, high, 6, 2, 12), trust)
 
@@ -32,8 +32,7 @@ def said(
         ends = (fast.high and 1 / fast.high, fast.low and 1 / fast.low)
         return Speedup(1 / fast.ratio, *ends, 6, 2, 12)
 
-    found = headline("plain", contenders, over, preliminary=preliminary)
-    return found.text, found.fastest
+    return headline("plain", contenders, over, preliminary=preliminary)
 
 
 def test_the_fastest_is_named_with_its_interval_and_its_verdict() -> None:
@@ -62,7 +61,7 @@ def test_disjoint_intervals_are_never_said_not_to_be_separated() -> None:
 
 
 def test_what_has_no_baseline_is_named_without_a_number() -> None:
-    doubtful = Contender("c", Speedup(None, None, None, 6, 2, 12, doubt="cheap step"), "identical")
+    doubtful = Contender("c", Speedup(None, None, None, 6, 2, 12, doubt="cheap step"), "")
     text, fastest = said(one("a", 1.24, 1.14, 1.33), doubtful, apart=False)
     assert fastest is None and "No speedup is given for c: a step took less time" in text
     text, fastest = said(doubtful)
@@ -99,16 +98,17 @@ def test_a_verdict_waits_for_all_requests() -> None:
 
 
 def test_a_fault_is_not_recommended() -> None:
-    assert "Do not use it" in said(one("a", 3.0, 2.9, 3.1, trust="fault"))[0]
-    assert "near-ties" in said(one("a", 3.0, 2.9, 3.1, trust="near ties"))[0]
-    assert "It is lossy" in said(one("a", 3.0, 2.9, 3.1, trust="lossy"))[0]
+    assert "Do not use it" in said(one("a", 3.0, 2.9, 3.1, trust=TRUST["fault"]))[0]
+    assert "near-ties" in said(one("a", 3.0, 2.9, 3.1, trust=TRUST["near ties"]))[0]
+    lossy = trust_in(None, lossless=False)
+    assert "It is lossy" in said(one("a", 3.0, 2.9, 3.1, trust=lossy))[0]
 
 
 def test_plain_decoding_may_be_the_fastest() -> None:
     text, fastest = said(one("a", 0.6, 0.5, 0.7), one("b", 0.8, 0.7, 0.9))
     assert fastest == "plain"
     assert text.startswith("Plain decoding is the fastest here. Next, b reaches 0.80×")
-    assert said() == said(Contender("a", None, "identical")) == ("", None)
+    assert said() == said(Contender("a", None, "")) == ("", None)
 
 
 def report(seconds: dict[str, list[float]], *, planned: int | None = None) -> Report:

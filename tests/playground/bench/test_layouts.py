@@ -8,7 +8,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 from typer.testing import CliRunner
@@ -20,7 +19,7 @@ from playground.experiments import prompts
 from playground.experiments.prompts import (
     GROUPS,
     choose_items,
-    choose_suite,
+    find_suite,
     group_of,
     items_of,
     read_suite_file,
@@ -77,20 +76,14 @@ ROWS = [
 ]  # fmt: skip
 
 
-class DatasetServer(BaseHTTPRequestHandler):
-    """Answers as the hub's /rows does, at most `length` rows at once."""
+class FileServer(BaseHTTPRequestHandler):
+    """Has the file of HumanEval, packed as it is published."""
 
     def do_GET(self) -> None:
-        asked = dict(parse_qsl(urlsplit(self.path).query))
-        start = int(asked["offset"])
-        rows = [{"row_idx": n, "row": row, "truncated_cells": []} for n, row in enumerate(ROWS)][
-            start : start + int(asked["length"])
-        ]
-        known = asked["dataset"] == "openai/openai_humaneval"
-        self.send_response(200 if known else 404)
+        self.send_response(200 if self.path == "/HumanEval.jsonl.gz" else 404)
         self.end_headers()
-        answer = {"features": [], "rows": rows, "num_rows_total": len(ROWS), "partial": False}
-        self.wfile.write(json.dumps(answer).encode())
+        lines = "\n".join(json.dumps(row) for row in ROWS)
+        self.wfile.write(gzip.compress(lines.encode()))
 
     def log_message(self, format: str, *args: Any) -> None: ...
 
@@ -101,11 +94,11 @@ def own_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("own_data")
-def test_humaneval_comes_page_by_page_and_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    with ThreadingHTTPServer(("127.0.0.1", 0), DatasetServer) as server:
+def test_humaneval_is_fetched_once_and_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), FileServer) as server:
         Thread(target=server.serve_forever, daemon=True).start()
-        monkeypatch.setattr(prompts, "ROWS", f"http://127.0.0.1:{server.server_port}/rows")
-        monkeypatch.setattr(prompts, "PAGE", 3)
+        url = f"http://127.0.0.1:{server.server_port}/HumanEval.jsonl.gz"
+        monkeypatch.setitem(prompts.PUBLIC, "humaneval", ("HumanEval", url))
         prompts.fetch_suite("humaneval")
         server.shutdown()
     suite = prompts.known_suites()["humaneval"]
@@ -114,7 +107,7 @@ def test_humaneval_comes_page_by_page_and_stays(monkeypatch: pytest.MonkeyPatch)
         [row["prompt"] for row in ROWS],
     )
     assert all(prompt.raw for prompt in suite.prompts)
-    with pytest.raises(ConfigError, match="did not send the file: .* give it with --file"):
+    with pytest.raises(ConfigError, match="could not be fetched: .* give it with --file"):
         prompts.fetch_suite("humaneval")
     lines = prompts.input_lines(suite, "trtllm-bench", 64).splitlines()
     assert json.loads(lines[6]) == {"task_id": 6, "prompt": "def f6():\n", "output_tokens": 64}
@@ -178,6 +171,19 @@ def test_genai_perf_inputs_json_with_payloads(tmp_path: Path) -> None:
     assert third.turns == ("Plain.",)
 
 
+def test_messages_and_rows_of_tensorrt_llm(tmp_path: Path) -> None:
+    parts = [{"type": "text", "text": "Hi, "}, {"type": "text", "text": "you."}]
+    file = write(
+        tmp_path / "chats.jsonl",
+        {"id": None, "messages": [{"role": "user", "content": parts}]},
+        {"input": "One two.", "instruction": "Count.", "output": "2"},
+        {"input": "", "instruction": "Write.", "output": "…"},
+    )
+    items = items_of(read_suite_file(file))
+    assert [item.turns for item in items] == [("Hi, you.",), ("One two. Count.",), ("Write.",)]
+    assert not any(item.history for item in items)
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -201,11 +207,11 @@ def test_a_file_in_no_layout_says_where_and_what(tmp_path: Path, text: str, word
 
 def test_a_suite_is_found_by_name_or_file_and_a_typo_is_pointed_out(tmp_path: Path) -> None:
     known = presets.suites()
-    assert choose_suite("quick", known).name == "quick"
+    assert find_suite("quick", known).name == "quick"
     file = write(tmp_path / "mine.jsonl", {"turns": ["x"]})
-    assert choose_suite(str(file), known).name == "mine"
+    assert find_suite(str(file), known).name == "mine"
     with pytest.raises(ConfigError, match="Did you mean quick"):
-        choose_suite("quik", known)
+        find_suite("quik", known)
 
 
 def test_a_limit_takes_from_the_categories_of_a_group_in_turn(tmp_path: Path) -> None:

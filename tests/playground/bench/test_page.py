@@ -141,8 +141,6 @@ def test_the_page_has_the_reports_figures() -> None:
         assert fast.text in page and f"{fast.low:.2f} … {fast.high:.2f}" in page
     assert "3 turns of 2 prompts × 3 configurations × 2 repeats = 18 requests" in page
     assert ">identical<" in page and ">0 of 6<" in page and "unexplained" in page
-    digests = re.findall(r"<small>([0-9a-f]{16})</small>", page)
-    assert len(digests) == 3 and digests[0] == digests[1] != digests[2]
     assert "a processor" in page and "torch 2.13" in page
     assert len(page.encode()) < 40_000, "no plotting library came along"
 

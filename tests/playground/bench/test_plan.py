@@ -11,7 +11,7 @@ from engine.config import Limits, Sampling
 from engine.drafters import parse_method
 from engine.errors import ConfigError
 from engine.model.sources import TargetSpec
-from playground.experiments.plan import BASELINE_NAME, Configuration, ExperimentPlan, Item, extent
+from playground.experiments.plan import BASELINE_NAME, Configuration, ExperimentPlan, Item
 
 TARGET = TargetSpec(name="t", hub="a/b")
 
@@ -106,7 +106,8 @@ def test_a_stored_plan_is_the_same_plan() -> None:
 
 
 def test_the_number_of_requests_is_explained_turns_and_all() -> None:
-    assert extent(21, 23, 3, 2) == (
-        "23 turns of 21 prompts × 3 configurations × 2 repeats = 138 requests"
+    assert plan("a", "b", items=4, repeats=2).extent == (
+        "6 turns of 4 prompts × 3 configurations × 2 repeats = 36 requests"
     )
-    assert extent(1, 1, 2, 1) == "1 prompt × 2 configurations × 1 repeat = 2 requests"
+    single = plan("a", items=1, repeats=1).extent
+    assert single == "1 prompt × 2 configurations × 1 repeat = 2 requests"

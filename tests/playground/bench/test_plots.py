@@ -64,3 +64,22 @@ def test_positions_split_and_latency_are_the_reports() -> None:
     boxes = drawn("latency")
     assert boxes["a"]["y"] == pytest.approx([300, 260])
     assert boxes["plain"]["marker"]["color"] == GREY != boxes["a"]["marker"]["color"]
+
+
+def test_requests_are_binned_by_their_mean_context_length() -> None:
+    requests = [
+        measured(num_prompt_tokens=126),  # half of its answer takes it into the second bin
+        measured(),
+        measured("a"),
+        measured("a", num_prompt_tokens=130, decode_s=0.2),
+        measured("a", num_prompt_tokens=190, decode_s=0.6, num_accepted=1),
+    ]
+    report = make_report(plan_of("plain", "a"), requests)
+    bins = report.section("a").by_context
+    assert [(one.low, one.high, one.num_requests) for one in bins] == [(0, 128, 1), (128, 256, 2)]
+    data = {kind: report_figure(report, [], kind).data for kind in ("context", "mat_by_context")}
+    plain, own = data["context"]
+    assert list(plain.x) == [7.5, 128.5] and list(own.x) == [7.5, 162.5]
+    assert own.y == pytest.approx([10, 8 / 0.8])
+    (mats,) = data["mat_by_context"]
+    assert mats.name == "a" and mats.y == pytest.approx([4, 1 + 4 / 2])

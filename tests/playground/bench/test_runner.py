@@ -13,7 +13,7 @@ from playground.experiments.experiment import Experiment
 from playground.experiments.finished import (
     FinishedRequest,
     finished_requests,
-    in_pairs,
+    pair_requests,
 )
 from playground.experiments.job import Progress, time_left
 from playground.experiments.measurement import Measurement, check_same_target
@@ -42,7 +42,7 @@ def go_on(
 ) -> Any:
     measurement = Measurement(plan=plan, log=log, benchmark_id=benchmark_id, **options)
     experiment = Experiment(log, plan, benchmark_id=benchmark_id)
-    return experiment.conduct(lambda: measurement.run(bench))
+    return experiment.run(lambda: measurement.run(bench))
 
 
 def test_every_request_is_a_run_with_steps_and_labels(bench: BuildContext, log: RunLog) -> None:
@@ -109,7 +109,7 @@ def test_cancelling_keeps_what_is_done_and_resuming_does_exactly_the_rest(
         plan,
         bench,
         log,
-        tell=seen.append,
+        on_progress=seen.append,
         cancelled=lambda: sum(p.last is not None for p in seen) >= 5,
     )
     assert outcome.status == "cancelled" and outcome.num_new == 5
@@ -208,9 +208,10 @@ def test_differences_are_looked_into_once(bench: BuildContext, log: RunLog) -> N
     audit_divergences(
         bench.target,
         log,
-        in_pairs(own, plain),
+        pair_requests(own, plain),
         benchmark_id=benchmark_id,
-        tell=lambda: told.append("asked"),
+        most=8,
+        on_audit=lambda: told.append("asked"),
     )
     assert told == []
     verdict = read_results(log, benchmark_id).report.section("bad").verdict
@@ -265,7 +266,7 @@ def test_progress_counts_up_to_all_and_tells_the_time_left(
     bench: BuildContext, log: RunLog
 ) -> None:
     seen: list[Progress] = []
-    run(tiny_plan(), bench, log, tell=seen.append)
+    run(tiny_plan(), bench, log, on_progress=seen.append)
     assert [p.num_done for p in seen] == sorted(p.num_done for p in seen)
     assert seen[-1].num_done == seen[-1].num_planned == 6
     assert seen[0].eta_s is None and seen[-1].eta_s == 0
@@ -304,7 +305,7 @@ def test_a_round_that_another_worker_began_is_measured_again(
     told: list[Progress] = []
     # the first worker answers one round and a half
     benchmark_id, _ = run(
-        plan, bench, log, worker="a", tell=told.append, cancelled=lambda: _new(told) >= 3
+        plan, bench, log, worker="a", on_progress=told.append, cancelled=lambda: _new(told) >= 3
     )
     go_on(plan, bench, log, benchmark_id, worker="b")
     last = finished_requests(log, benchmark_id)

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from engine.accept import Acceptance, Rule, Verified
+from engine.accept import Acceptance, Rule, VerifiedTree
 from engine.config import Sampling
 from engine.drafters.base import BuildContext
 from engine.sampling import Draws
@@ -38,7 +38,7 @@ class CorruptedDrafter(ScriptedDrafter):
     def rule(self, sampling: Sampling) -> Rule:
         right = super().rule(sampling)
 
-        def corrupted(verified: Verified, draws: Draws) -> Acceptance:
+        def corrupted(verified: VerifiedTree, draws: Draws) -> Acceptance:
             accepted = right(verified, draws)
             if self._step != self._wrong_at:
                 return accepted

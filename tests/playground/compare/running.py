@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from playground.experiments.compare.form import CompareForm
-from playground.experiments.compare.live import view_of
-from playground.experiments.compare.race import Race
+from playground.experiments.comparison import Race, view_of
 from playground.experiments.experiment import Experiment
+from playground.experiments.forms import CompareForm
 from playground.experiments.report.report import Section, read_results
 from playground.experiments.service import Experiments
 from playground.host.runner import EngineHost

@@ -15,9 +15,9 @@ from playground.experiments.report.explain import balance_of
 from playground.experiments.report.statistics import Totals
 from playground.host.runner import EngineHost
 from playground.trees.batches import batch_report, batch_speedups
-from playground.trees.measurements import Jobs
-from playground.web import concurrency
-from playground.web.concurrency import batch_report_messages
+from playground.trees.measurements import EngineJobs
+from playground.web import compare
+from playground.web.compare import batch_report_messages
 from storage import RunLog
 from tests.playground.compare.running import begun, ended
 
@@ -44,7 +44,7 @@ def test_every_part_of_a_step_grows_as_measured() -> None:
 def test_a_comparison_tells_what_is_left_once_its_machine_is_measured(
     host: EngineHost, log: RunLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(concurrency, "POLL_S", 0.0)  # a tiny model's forwards are over in no time
+    monkeypatch.setattr(compare, "POLL_S", 0.0)  # a tiny model's forwards are over in no time
     comparison = begun(host, ("scripted", {}))
     ended(comparison)
     compare_id = comparison.id
@@ -65,4 +65,4 @@ def test_no_comparison_is_a_sentence(host: EngineHost) -> None:
 
 
 async def _said(host: EngineHost, compare_id: str) -> list[str]:
-    return [html async for html in batch_report_messages(host, Jobs(host), compare_id, "tab")]
+    return [html async for html in batch_report_messages(host, EngineJobs(host), compare_id, "tab")]

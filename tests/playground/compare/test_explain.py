@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from playground.experiments.finished import FinishedRequest, in_pairs
+from playground.experiments.finished import FinishedRequest, pair_requests
 from playground.experiments.report.explain import Explanation, balance_of, explain
 from playground.experiments.report.report import make_report
 from playground.experiments.report.statistics import Totals, position_rates, speedup_of
@@ -82,7 +82,7 @@ def test_runs_that_ended_with_the_first_token_do_not_count() -> None:
 def test_a_run_is_paired_with_the_plain_run_of_its_prompt_and_repeat() -> None:
     own = [run(prompt="1"), run(prompt="2"), run(prompt="1", repeat=1)]
     others = [plain(prompt="1", repeat=1), plain(prompt="1"), plain(prompt="9")]
-    pairs = in_pairs(own, others)
+    pairs = pair_requests(own, others)
     assert [(o.prompt, o.repeat, p.prompt, p.repeat) for o, p in pairs] == [
         ("1", 0, "1", 0),
         ("1", 1, "1", 1),
@@ -122,12 +122,12 @@ def cost(**ms: float) -> FinishedRequest:
 @pytest.mark.parametrize(
     ("own", "begins", "names"),
     [
-        (cost(draft=1.0, verify=6.0), "Faster", "verifying more than one row"),
+        (cost(draft=1.0, verify=6.0), "Faster", "cost is verification"),
         (cost(draft=9.0, verify=6.0), "Slower", "drafting; without it the speedup would be 2.08"),
         (
             cost(draft=2.0, verify=6.0, other=9.0),
             "Slower",
-            "accepting and everything else",
+            "cost is the rest",
         ),
         (cost(draft=20.0, verify=18.0), "Slower", "even without it, too little is accepted"),
         (cost(draft=5.0, verify=7.4), "As fast as plain", "drafting"),

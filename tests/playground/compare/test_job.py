@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from playground.experiments.compare.race import Race
+from playground.experiments.comparison import Race
 from playground.experiments.experiment import Experiment
 from playground.experiments.plan import BASELINE_NAME
 from playground.experiments.report.report import Results, make_report
 from playground.host.runner import MAX_WAITING, EngineHost, QueueFullError
-from playground.web.report import cards_html, pieces, summary_html
+from playground.host.stream import pieces
+from playground.web.report import cards_html, summary_html
 from storage import RunDetail, RunLog, RunQuery
 from storage.records import OutOfReachError
 from tests.playground.asks import finished, start

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from engine.errors import PlaygroundError
-from playground.experiments.compare.form import CompareForm
+from playground.experiments.forms import CompareForm
 from playground.experiments.plan import BASELINE_NAME
 from playground.host.catalog import Catalog
 from presets import Prompt, PromptSuite

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from engine.errors import ConfigError
-from playground.experiments.compare.form import CompareForm, from_comparison, from_runs
-from playground.experiments.compare.live import fault_message, reopened, stream
-from playground.experiments.compare.race import race_clocks
+from playground.experiments.comparison import fault_message, race_clocks, reopened, stream
 from playground.experiments.experiment import Experiment
+from playground.experiments.forms import CompareForm, from_comparison, from_runs
 from playground.experiments.plan import BASELINE_NAME
 from playground.host.live import LiveRuns
 from playground.host.runner import EngineHost

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine.metrics import chain_mat
-from playground.connect.client import Reply
+from playground.connect.client import DraftCounts, Reply
 from playground.connect.readings import ENGINES
 from playground.connect.replay import Level, Outcome, ReplayPrompt
 from playground.connect.report import (
@@ -16,7 +16,6 @@ from playground.connect.report import (
     best_length,
     equal_rates,
 )
-from playground.connect.responses import DraftCounts
 
 RATES = (0.8, 0.5, 0.2, 0.05)
 

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from engine.errors import ConfigError
-from playground.connect.readings import ENGINES, Engine, Reading, between, engine_of
+from playground.connect.readings import ENGINES, Engine, ModelList, Reading, between, engine_of
 from playground.connect.report import reading_figures
-from playground.connect.responses import ModelList
 
 RECORDED = {
     "vllm": """\
@@ -123,6 +122,7 @@ def test_sglang_s_own_mat_is_recent_and_that_of_its_counters_is_of_the_window() 
     assert grown.mat == 4 and first.mat == 2.5
     shown = {title: text for title, text, _ in reading_figures(grown, 2.0)}
     assert shown["MAT"] == "4.00" and shown["drafter's steps"] == "3.0"
+    assert shown["draft tokens"] == "4.0"
     assert shown["verified window"] == "3.50" and "MAT of blocks" not in shown
     old = engine.read(text.replace("sglang:spec_verify_calls", "x").encode())
     assert old.steps is None and old.mat == old.mean_mat == 2.5

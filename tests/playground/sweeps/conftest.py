@@ -20,9 +20,7 @@ from tests.playground.tiny import tiny_catalog
 @pytest.fixture
 def store() -> Iterator[SweepStore]:
     with RunLog.open() as log:
-        store = SweepStore(log)
-        yield store
-        store.close()
+        yield SweepStore(log)
 
 
 def ngram_catalog(folder: Path) -> Catalog:

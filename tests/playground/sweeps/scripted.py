@@ -109,7 +109,7 @@ class Scripted:
         while num_answers < NUM_PROMPTS and not trial.is_over():
             for request in self.pair(config, num_answers):
                 progress = Progress(0, 0, f"prompt {num_answers}", None, last=request)
-                trial.tell(progress)
+                trial.update(progress)
             num_answers += 1
         self.num_answers.append(num_answers)
         return Summary(trial.is_over(), num_answers, 0, ())
@@ -121,7 +121,7 @@ def swept(
     """A sweep, run to its end."""
     sweep = Sweep(store, plan(*vary, **changes))
     sweep.begin(name)
-    sweep.conduct(partial(sweep.search, measure or Scripted()))
+    sweep.run(partial(sweep.search, measure or Scripted()))
     return store.load(sweep.id)
 
 
@@ -132,7 +132,7 @@ def resumed(
     stored = store.reopen(key, trials)
     sweep = Sweep(store, stored.plan, benchmark_id=stored.row.id)
     store.log.benchmarks.resume(sweep.id)
-    sweep.conduct(partial(sweep.search, measure or Scripted()))
+    sweep.run(partial(sweep.search, measure or Scripted()))
     return store.load(sweep.id)
 
 
@@ -140,11 +140,7 @@ def resumed(
 def open_store(folder: Path) -> Iterator[SweepStore]:
     """The sweeps of a run log in a file."""
     with RunLog.open(str(folder / "runs.sqlite3")) as log:
-        store = SweepStore(log)
-        try:
-            yield store
-        finally:
-            store.close()
+        yield SweepStore(log)
 
 
 def state_of(sweep: StoredSweep) -> dict[str, Any]:

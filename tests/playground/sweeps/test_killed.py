@@ -10,14 +10,11 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-import optuna
 import pytest
 
 from engine.errors import ConfigError
-from playground.experiments.sweep.search import Sweep
-from playground.experiments.sweep.store import SweepStore
-from playground.experiments.sweep.trials import OUTCOME, OptunaChooser, key_of
-from tests.playground.sweeps.scripted import Scripted, open_store, plan, resumed, state_of, swept
+from playground.experiments.sweep.trials import key_of
+from tests.playground.sweeps.scripted import Scripted, open_store, resumed, state_of, swept
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 WAIT_S = 60.0
@@ -91,43 +88,15 @@ def test_resume_after_kills_does_exactly_what_was_planned(tmp_path: Path, mode: 
     with open_store(tmp_path) as store:
         sweep, measure = store.load("s"), Scripted()
         assert sweep.row.status == "interrupted"
-        assert [t.outcome for t in sweep.trials()] == ["measured", "measured", "running"]
+        assert [t.outcome for t in sweep.trials] == ["measured", "measured", "running"]
         assert [row["outcome"] for row in state_of(sweep)["trials"]][-1] == "interrupted"
         done = resumed(store, "s", measure)
     tried = [key_of({"max_draft_len": c.max_draft_len}) for c in measure.configs]
     assert tried[0] == interrupted and len(tried) == len(set(tried)) == 4
     assert done.row.status == "completed"
-    assert [t.outcome for t in done.trials()] == ["measured"] * 6
-    assert [t.number for t in done.trials()] == [1, 2, 3, 4, 5, 6]
-    assert sorted(int(t.point["max_draft_len"] or 0) for t in done.trials()) == [1, 2, 3, 4, 5, 6]
-
-
-def test_a_trial_noted_but_not_told_to_optuna_is_measured(store: SweepStore) -> None:
-    """The process died between the two writes that end a trial."""
-    sweep = Sweep(store, plan("max_draft_len=1:3", mode="grid"))
-    sweep.begin("s")
-    begun = OptunaChooser(store.study(sweep.id), sweep.plan).next()
-    assert begun is not None
-    begun[1].set_user_attr(OUTCOME, "measured")
-    store.log.benchmarks.finish(sweep.id, "failed", {})
-    measure = Scripted()
-    resumed(store, "s", measure)
-    assert [c.max_draft_len for c in measure.configs] == [1, 2, 3]
-
-
-def test_a_trial_without_its_settings_is_dropped(store: SweepStore) -> None:
-    """The process died while the point was being chosen."""
-    sweep = Sweep(store, plan("max_draft_len=1:3", "lookup=pool,transformers", mode="grid"))
-    sweep.begin("s")
-    study: optuna.Study = store.study(sweep.id)
-    study.enqueue_trial({"max_draft_len": 1, "lookup": "pool"})
-    study.ask().suggest_int("max_draft_len", 1, 3)
-    study.enqueue_trial({"max_draft_len": 1, "lookup": "pool"})
-    store.log.benchmarks.finish(sweep.id, "failed", {})
-    measure = Scripted()
-    done = resumed(store, "s", measure)
-    assert len(measure.configs) == len({key_of(c.model_dump()) for c in measure.configs}) == 6
-    assert len(done.trials()) == 6
+    assert [t.outcome for t in done.trials] == ["measured"] * 6
+    assert [t.number for t in done.trials] == [1, 2, 3, 4, 5, 6]
+    assert sorted(int(t.point["max_draft_len"] or 0) for t in done.trials) == [1, 2, 3, 4, 5, 6]
 
 
 def test_two_processes_never_run_one_sweep(tmp_path: Path) -> None:

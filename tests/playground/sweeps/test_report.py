@@ -6,6 +6,7 @@ import json
 import math
 import random
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import presets
 from engine.drafters.eagle.methods import EagleConfig
 from engine.errors import ConfigError
 from playground.experiments.finished import Pair
-from playground.experiments.report.statistics import Counts, counts_by_prompt, is_apart
+from playground.experiments.report.statistics import Counts, differ, prompt_counts
 from playground.experiments.sweep.plots import MIN_FOR_IMPORTANCE, NOTES, sweep_figure
 from playground.experiments.sweep.report import as_good, best_of
 from playground.experiments.sweep.search import Sweep
@@ -29,6 +30,7 @@ from tests.playground.sweeps.scripted import (
     pair,
     plan,
     preset_yaml,
+    resumed,
     state_of,
     swept,
 )
@@ -44,7 +46,7 @@ class Noisy(Scripted):
 
 def test_the_best_trial_is_the_one_with_the_largest_value(store: SweepStore) -> None:
     sweep = swept(store, "max_draft_len=3:7", "lookup=pool,transformers", mode="grid")
-    best = best_of(sweep.trials())
+    best = best_of(sweep.trials)
     assert best is not None
     assert best.point == {"max_draft_len": 5, "lookup": "pool"}, "the earlier of two equal ones"
     state = state_of(sweep)
@@ -54,7 +56,7 @@ def test_the_best_trial_is_the_one_with_the_largest_value(store: SweepStore) -> 
 
 def test_equal_settings_are_as_good_and_slower_ones_are_not(store: SweepStore) -> None:
     sweep = swept(store, "max_draft_len=4:6", "lookup=pool,transformers", mode="grid")
-    trials = sweep.trials()
+    trials = sweep.trials
     best = best_of(trials)
     assert best is not None
     equal = as_good(best, trials, "speedup")
@@ -78,16 +80,16 @@ def counted(**ratios: float) -> dict[str, Counts]:
 
 def test_two_trials_are_compared_prompt_by_prompt() -> None:
     ours = counted(a=2.0, b=1.5, c=1.0)
-    assert is_apart(ours, counted(a=1.8, b=1.4, c=0.9)), "what prompts have in common cancels out"
-    assert not is_apart(ours, counted(a=2.2, b=1.4, c=1.0))
-    assert not is_apart(ours, ours)
+    assert differ(ours, counted(a=1.8, b=1.4, c=0.9)), "what prompts have in common cancels out"
+    assert not differ(ours, counted(a=2.2, b=1.4, c=1.0))
+    assert not differ(ours, ours)
 
 
 def test_few_prompts_never_tell_settings_apart() -> None:
     ours = counted(a=2.0, b=1.5)
-    assert not is_apart(ours, counted(a=1.0)), "one prompt shows no scatter"
-    assert not is_apart(ours, counted(a=1.4, b=1.5)), "two that scatter"
-    assert not is_apart({}, {}), "a sweep of a version that kept nothing by prompt"
+    assert not differ(ours, counted(a=1.0)), "one prompt shows no scatter"
+    assert not differ(ours, counted(a=1.4, b=1.5)), "two that scatter"
+    assert not differ({}, {}), "a sweep of a version that kept nothing by prompt"
 
 
 def test_turns_and_repeats_of_a_prompt_tell_settings_no_further_apart() -> None:
@@ -100,8 +102,8 @@ def test_turns_and_repeats_of_a_prompt_tell_settings_no_further_apart() -> None:
 
     def num_apart(copies: int) -> int:
         draw = random.Random(5)
-        trials = [counts_by_prompt(trial(draw, copies)) for _ in range(400)]
-        return sum(is_apart(a, b) for a, b in zip(trials[::2], trials[1::2], strict=True))
+        trials = [prompt_counts(trial(draw, copies)) for _ in range(400)]
+        return sum(differ(a, b) for a, b in zip(trials[::2], trials[1::2], strict=True))
 
     assert num_apart(1) == num_apart(6) <= 20
 
@@ -113,7 +115,7 @@ def test_settings_that_are_equal_are_rarely_told_apart() -> None:
     def timed() -> dict[str, Counts]:
         return counted(**{str(i): math.exp(draw.gauss(0.1 * i, 0.1)) for i in range(5)})
 
-    apart = sum(is_apart(timed(), timed()) for _ in range(4000))
+    apart = sum(differ(timed(), timed()) for _ in range(4000))
     assert 0.025 < apart / 4000 < 0.065
     wrong = 0
     for _ in range(400):
@@ -124,7 +126,7 @@ def test_settings_that_are_equal_are_rarely_told_apart() -> None:
                 sum(c.num_tokens for c in t.values()) / sum(c.decode_s for c in t.values())
             ),
         )
-        wrong += all(is_apart(best, t, 7) for t in trials if t is not best)
+        wrong += all(differ(best, t, 7) for t in trials if t is not best)
     assert wrong / 400 < 0.05
 
 
@@ -144,7 +146,7 @@ def test_a_trial_above_its_mat_has_no_number_and_is_not_the_best(store: SweepSto
     assert wrong["figures"]["value"] is None and wrong["figures"]["speedup"] is None
     assert wrong["figures"]["doubt"] == "cheap step" and wrong["reason"].startswith("No speedup")
     assert state["best"] != wrong["number"] and wrong["number"] not in state["as_good"]
-    told = [trial.value for trial in sweep.study.trials]
+    told = [trial.figures.told for trial in sweep.trials if trial.figures]
     assert sorted(filter(None, told)) == pytest.approx([2.3, 4.0], rel=0.1), "bounded by MAT"
     mats = swept(store, "max_draft_len=5:6", mode="grid", measure=Scripted(speed), objective="mat")
     assert [row["figures"]["value"] for row in state_of(mats)["trials"]] == [4.0, 4.0]
@@ -208,7 +210,7 @@ def test_every_plot_is_plain_json_and_shows_every_measured_trial(
         base=base,
         mode="grid",
     )
-    measured = [t for t in sweep.trials() if t.outcome == "measured"]
+    measured = [t for t in sweep.trials if t.outcome == "measured"]
     assert MIN_FOR_IMPORTANCE <= len(measured) < 20, "some are refused"
     figure = json.loads(sweep_figure(sweep, kind).to_json())
     assert NOTES[kind]
@@ -227,6 +229,20 @@ def test_every_plot_is_plain_json_and_shows_every_measured_trial(
         assert figure["layout"]["yaxis"]["rangemode"] == "tozero", "a thousandth is no cliff"
         shown = traces[0]["x"] if kind == "history" else traces[0]["marker"]["color"]
         assert sorted(shown) == [trial.number for trial in measured], "not as Optuna counts"
+
+
+@pytest.mark.filterwarnings("ignore:The reported value is ignored")  # no answer is in the log
+def test_a_sweep_that_was_stopped_in_its_first_trial_has_all_plots(store: SweepStore) -> None:
+    sweep = Sweep(store, plan("max_draft_len=1:6", mode="grid"))
+    sweep.begin("s")
+    looks = iter(range(6))
+    sweep.watch(lambda progress: None, lambda: next(looks, None) is None)
+    assert sweep.run(partial(sweep.search, Scripted())).cancelled
+    done = resumed(store, "s")
+    for kind in NOTES:
+        figure = json.loads(sweep_figure(done, kind).to_json())
+        if kind == "history":
+            assert [trace["x"] for trace in figure["data"]] == [[1, 2, 3, 4, 5, 6]] * 2
 
 
 def test_plots_say_what_is_missing(store: SweepStore) -> None:

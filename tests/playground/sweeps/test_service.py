@@ -12,9 +12,9 @@ import pytest
 
 from engine.drafters.lookup.ngram import NGramConfig
 from engine.errors import ConfigError
+from playground.experiments.forms import SweepForm
 from playground.experiments.service import Experiments
 from playground.experiments.space import tunables_of
-from playground.experiments.sweep.plan import plan_of_form
 from playground.host.catalog import Catalog
 from playground.host.menu import MethodMenu
 from playground.host.runner import ClosingError, EngineHost
@@ -61,7 +61,7 @@ def slow(*vary: str, delay_ms: int) -> dict[str, Any]:
 
 def begin(service: Experiments, form: dict[str, Any], **more: Any) -> str:
     """Start what the page's form asks for; returns its id."""
-    return service.start(plan_of_form(service.catalog, form), **more).id
+    return service.start(SweepForm.of(form).plan(service.catalog), **more).id
 
 
 def look(service: Experiments, name: str) -> dict[str, Any]:
@@ -215,7 +215,7 @@ def test_a_closed_service_takes_nothing_on_and_leaves_nothing_running(
 
 
 def test_the_plan_counts_before_anything_runs(host: EngineHost) -> None:
-    made = plan_of_form(host.catalog, asked("max_draft_len=1:5", "drafting=auto,as set"))
+    made = SweepForm.of(asked("max_draft_len=1:5", "drafting=auto,as set")).plan(host.catalog)
     assert (made.space.num_points, made.num_trials, made.num_turns) == (10, 10, 2)
 
 
@@ -242,11 +242,11 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 def test_a_wrong_form_is_one_sentence(host: EngineHost) -> None:
     for changes, words in WRONG:
         with pytest.raises(ConfigError, match=words):
-            plan_of_form(host.catalog, asked(**changes))
+            SweepForm.of(asked(**changes)).plan(host.catalog)
     nothings: list[Any] = [None, [], "x", 7, {"vary": {"a": {}}}]
     for sent in nothings:
         with pytest.raises(ConfigError):
-            plan_of_form(host.catalog, sent)
+            SweepForm.of(sent).plan(host.catalog)
 
 
 def test_the_shipped_methods_can_be_swept_as_they_stand(host: EngineHost) -> None:
@@ -279,6 +279,6 @@ def test_the_components_of_the_page_hold_a_plan(host: EngineHost) -> None:
         },
         "plan": {"values": {"plan": {"mode": "grid", "max_new_tokens": "8"}}},
     }
-    plan = plan_of_form(host.catalog, form_of(values))
+    plan = SweepForm.of(form_of(values)).plan(host.catalog)
     assert [str(vary) for vary in plan.chooser.varied] == ["1:4", "pool"]
     assert plan.swept.values["is_keep_all"] is False and plan.num_trials == 4

@@ -14,7 +14,7 @@ from engine.errors import ConfigError
 from playground.experiments.space import (
     MAX_GRID,
     Space,
-    Vary,
+    VariedSetting,
     parse_vary,
     tunables_of,
 )
@@ -47,7 +47,7 @@ def test_suggested_ranges_lie_within_the_bounds_and_hold_the_value() -> None:
         for tunable in tunables_of(base):
             if tunable.suggested:
                 made = Space(base, [parse_vary(f"{tunable.field}={tunable.suggested}")])
-                assert made.holds({tunable.field: tunable.value}) or not tunable.value, tunable
+                assert made.contains({tunable.field: tunable.value}) or not tunable.value, tunable
 
 
 @pytest.mark.parametrize(
@@ -99,9 +99,10 @@ def test_huge_spaces_are_counted_but_not_listed() -> None:
 def test_a_search_by_factors_takes_the_integers_between() -> None:
     assert space("max_draft_len=1:8:log").num_points == 8
     assert len(space("max_draft_len=1:8:log").grid()) == 4
-    assert space("max_draft_len=2:8:log").factors(search=False) == "max_draft_len takes 2, 4, 8."
-    assert "any value from 2 to 8" in space("max_draft_len=2:8:log").factors(search=True)
-    assert space("max_draft_len=2:8").factors(search=False) == ""
+    factors = space("max_draft_len=2:8:log")
+    assert factors.log_values(search=False) == " max_draft_len takes 2, 4, 8."
+    assert "any value from 2 to 8" in factors.log_values(search=True)
+    assert space("max_draft_len=2:8").log_values(search=False) == ""
 
 
 @pytest.mark.parametrize(
@@ -149,7 +150,7 @@ def test_an_excluded_bound_is_refused_and_named() -> None:
 def test_ranges_survive_storing() -> None:
     for text in ("max_draft_len=1:16:3", "max_draft_len=1:16:log", "lookup=pool,transformers"):
         vary = parse_vary(text)
-        assert Vary.parse(vary.model_dump(mode="json")) == vary
+        assert VariedSetting.parse(vary.model_dump(mode="json")) == vary
         assert f"{vary.field}={vary}" == text
 
 
@@ -172,6 +173,6 @@ def test_optuna_draws_from_the_same_values() -> None:
         for field, value in point.items():
             assert found[field].to_external_repr(found[field].to_internal_repr(value)) == value
             assert found[field]._contains(found[field].to_internal_repr(value))
-    assert made.holds({"max_draft_len": 9, "lookup": "pool", "is_keep_all": True})
-    assert not made.holds({"max_draft_len": 10, "lookup": "pool", "is_keep_all": True})
-    assert not made.holds({"max_draft_len": 9, "lookup": "pool", "is_keep_all": 1})
+    assert made.contains({"max_draft_len": 9, "lookup": "pool", "is_keep_all": True})
+    assert not made.contains({"max_draft_len": 10, "lookup": "pool", "is_keep_all": True})
+    assert not made.contains({"max_draft_len": 9, "lookup": "pool", "is_keep_all": 1})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -11,17 +12,17 @@ from optuna.trial import TrialState
 
 from engine.drafters.eagle.methods import EagleConfig
 from engine.errors import ConfigError, OutOfMemoryError, SourceError
-from playground.experiments.job import BrokenOffError, Progress
+from playground.experiments.job import MeasurementFailedError, Progress
 from playground.experiments.sweep.report import best_of
 from playground.experiments.sweep.search import Sweep
 from playground.experiments.sweep.store import SweepStore
-from playground.experiments.sweep.trials import REFERENCE, SweepError, Trial
+from playground.experiments.sweep.trials import SweepError, Trial, study_of
 from tests.playground.sweeps.scripted import PLAIN_TOK_S, Scripted, plan, resumed, state_of, swept
 
 EAGLE = EagleConfig(use_dynamic_tree=True)
 
 
-def values(trials: list[Trial]) -> list[Any]:
+def values(trials: Sequence[Trial]) -> list[Any]:
     return [t.figures.value if t.figures else None for t in trials]
 
 
@@ -31,7 +32,7 @@ def test_a_grid_measures_every_combination_once(store: SweepStore) -> None:
     sweep = swept(store, *vary, measure=measure, mode="grid")
     tried = [(c.max_draft_len, c.lookup) for c in measure.configs]
     assert tried == [(n, how) for n in (1, 2, 3) for how in ("pool", "transformers")]
-    assert [t.outcome for t in sweep.trials()] == ["measured"] * 6
+    assert [t.outcome for t in sweep.trials] == ["measured"] * 6
     assert sweep.row.status == "completed"
 
 
@@ -41,9 +42,9 @@ def test_a_search_finds_the_peak_and_repeats_nothing(store: SweepStore) -> None:
     sweep = swept(store, *vary, measure=measure, trials=30)
     tried = [(c.max_draft_len, c.lookup) for c in measure.configs]
     assert len(tried) == len(set(tried)) == 30
-    assert [trial.number for trial in sweep.trials()] == [*range(1, 31)]
+    assert [trial.number for trial in sweep.trials] == [*range(1, 31)]
     assert measure.configs[0].max_draft_len == 10, "it begins where the method is"
-    best = best_of(sweep.trials())
+    best = best_of(sweep.trials)
     assert best is not None and abs(int(best.point["max_draft_len"] or 0) - 5) <= 1
 
 
@@ -54,30 +55,41 @@ def test_a_search_of_few_points_takes_each_once_and_ends(store: SweepStore) -> N
     assert sweep.plan.num_trials == 6 and sweep.row.status == "completed"
 
 
+def test_leftover_points_are_taken_at_random(
+    store: SweepStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("playground.experiments.sweep.trials.MAX_REPEATED", 0)
+    measure = Scripted()
+    swept(store, "max_draft_len=1:40", measure=measure, trials=20)
+    tried = [c.max_draft_len for c in measure.configs]
+    assert len(set(tried)) == 20 and tried[1:] != sorted(tried[1:])
+
+
 def test_what_drifts_divides_out_of_tok_s_and_speedup(store: SweepStore) -> None:
     for objective, scale in (("speedup", 1.0), ("tok_s", PLAIN_TOK_S)):
         grid = partial(swept, store, "max_draft_len=3:5", mode="grid")
         sweep = grid(measure=Scripted(drift=lambda trial: 0.5**trial), objective=objective)
-        expected = [scale * value for value in values(grid().trials())]
-        assert values(sweep.trials()) == pytest.approx(expected)
-        raw = [t.figures.tok_s or 0.0 for t in sweep.trials() if t.figures]
+        expected = [scale * value for value in values(grid().trials)]
+        assert values(sweep.trials) == pytest.approx(expected)
+        raw = [t.figures.tok_s or 0.0 for t in sweep.trials if t.figures]
         assert raw[0] > raw[1] > raw[2], "the machine did slow down"
-    assert sweep.study.user_attrs[REFERENCE] == pytest.approx(PLAIN_TOK_S)
+    references = [t.figures.reference_tok_s for t in sweep.trials if t.figures]
+    assert references == pytest.approx([PLAIN_TOK_S] * 3)
 
 
 def test_mat_counts_steps_not_time(store: SweepStore) -> None:
     sweep = swept(store, "max_draft_len=3:4", mode="grid", objective="mat")
-    assert values(sweep.trials()) == [4.0, 4.0]
+    assert values(sweep.trials) == [4.0, 4.0]
 
 
 def test_settings_that_do_not_fit_are_refused_with_their_sentence(store: SweepStore) -> None:
     measure = Scripted()
     vary = "max_draft_len=1:3", "dynamic_tree_max_topK=2,10"
     sweep = swept(store, *vary, measure=measure, base=EAGLE, mode="grid")
-    refused = [t for t in sweep.trials() if t.outcome == "refused"]
+    refused = [t for t in sweep.trials if t.outcome == "refused"]
     assert [t.point["dynamic_tree_max_topK"] for t in refused] == [2, 10, 2, 2]
     assert "max_total_draft_tokens must be at most 2," in refused[0].reason
-    states = [t.state for t in sweep.study.get_trials()]
+    states = [t.state for t in study_of(sweep.plan, sweep.trials).get_trials()]
     assert states.count(TrialState.PRUNED) == 4 and states.count(TrialState.COMPLETE) == 2
     assert len(measure.configs) == 2
 
@@ -86,7 +98,7 @@ def test_refusals_cost_a_search_nothing(store: SweepStore) -> None:
     measure = Scripted()
     vary = "max_draft_len=1:8", "dynamic_tree_max_topK=1:10"
     sweep = swept(store, *vary, measure=measure, base=EAGLE, trials=12)
-    outcomes = [t.outcome for t in sweep.trials()]
+    outcomes = [t.outcome for t in sweep.trials]
     assert outcomes.count("measured") == len(measure.configs) == 12
     assert "refused" in outcomes
 
@@ -94,7 +106,7 @@ def test_refusals_cost_a_search_nothing(store: SweepStore) -> None:
 def test_a_space_without_any_fitting_point_ends(store: SweepStore) -> None:
     sweep = swept(store, "max_draft_len=1", "dynamic_tree_max_topK=1:9", base=EAGLE)
     assert sweep.row.status == "completed"
-    assert {t.outcome for t in sweep.trials()} == {"refused"}
+    assert {t.outcome for t in sweep.trials} == {"refused"}
     with pytest.raises(SweepError, match="100 combinations in a row refused"):
         swept(store, "max_total_draft_tokens=200:1024", "max_draft_len=1", base=EAGLE, name="w")
     assert store.load("w").row.status == "failed"
@@ -134,24 +146,24 @@ def test_points_that_fail_are_told_and_three_in_a_row_are_enough(store: SweepSto
             return super().__call__(trial)
 
     grid = partial(swept, store, "max_draft_len=1:6", mode="grid")
-    for kind in (BrokenOffError, OutOfMemoryError):
-        outcomes = [(t.outcome, t.reason) for t in grid(measure=Fragile(kind, 2, 4, 5)).trials()]
+    for kind in (MeasurementFailedError, OutOfMemoryError):
+        outcomes = [(t.outcome, t.reason) for t in grid(measure=Fragile(kind, 2, 4, 5)).trials]
         assert [outcome for outcome, _ in outcomes] == [
             *("measured", "failed", "measured", "failed", "failed", "measured")
         ]
         assert outcomes[1][1] == "It broke."
     with pytest.raises(SweepError, match="3 combinations in a row failed; the last one: It broke."):
-        grid(measure=Fragile(BrokenOffError, 2, 3, 4))
+        grid(measure=Fragile(MeasurementFailedError, 2, 3, 4))
 
 
 def test_poor_trials_are_broken_off_after_the_first_prompts(store: SweepStore) -> None:
     measure, unpruned = Scripted(), Scripted()
     sweep = swept(store, "max_draft_len=1:20", measure=measure, trials=15, prune=True)
-    pruned = [t for t in sweep.trials() if t.outcome == "pruned"]
+    pruned = [t for t in sweep.trials if t.outcome == "pruned"]
     assert pruned and all("below the median after 2 of 4 prompts" in t.reason for t in pruned)
-    best = best_of(sweep.trials())
+    best = best_of(sweep.trials)
     assert best is not None and best.outcome == "measured"
-    assert set(measure.num_answers) == {2, 4} and len(sweep.trials()) == 15
+    assert set(measure.num_answers) == {2, 4} and len(sweep.trials) == 15
     swept(store, "max_draft_len=1:20", measure=unpruned, trials=15)
     assert set(unpruned.num_answers) == {4}
 
@@ -162,11 +174,11 @@ def test_stop_ends_within_an_answer_and_resume_does_the_rest(store: SweepStore) 
     sweep.begin("s")
     first, second, looks = Scripted(), Scripted(), iter(range(10))
     sweep.watch(lambda progress: None, lambda: next(looks, None) is None)
-    assert sweep.conduct(partial(sweep.search, first)).cancelled
+    assert sweep.run(partial(sweep.search, first)).cancelled
     stopped = store.load("s")
     assert stopped.row.status == "cancelled" and first.num_answers[-1] < 4
     assert state_of(stopped)["trials"][-1]["outcome"] == "stopped"
-    done = [t for t in resumed(store, "s", second).trials() if t.outcome == "measured"]
+    done = [t for t in resumed(store, "s", second).trials if t.outcome == "measured"]
     assert second.configs[0] == first.configs[-1], "the broken-off point comes first"
     assert second.groups[0] == first.groups[-1], "and finds the answers that it had"
     assert len(done) == 5 and len({t.key for t in done}) == 5
@@ -179,7 +191,7 @@ def test_more_trials_can_be_asked_of_a_finished_search(store: SweepStore) -> Non
     measure = Scripted()
     done = resumed(store, "s", measure, trials=7)
     assert len(measure.configs) == 4
-    assert len({t.key for t in done.trials()}) == done.plan.num_trials == 7
+    assert len({t.key for t in done.trials}) == done.plan.num_trials == 7
 
 
 def test_a_running_sweep_cannot_be_started_again(store: SweepStore) -> None:
@@ -192,7 +204,7 @@ def test_a_running_sweep_cannot_be_started_again(store: SweepStore) -> None:
             return super().__call__(trial)
 
     sweep = swept(store, measure=Greedy(), name="s")
-    assert [t.outcome for t in sweep.trials()] == ["measured"] * 5
+    assert [t.outcome for t in sweep.trials] == ["measured"] * 5
 
 
 def test_progress_counts_up_and_tells_what_is_left(store: SweepStore) -> None:
@@ -200,7 +212,7 @@ def test_progress_counts_up_and_tells_what_is_left(store: SweepStore) -> None:
     sweep = Sweep(store, plan("max_draft_len=1:3", mode="grid"))
     sweep.begin()
     sweep.watch(told.append, lambda: False)
-    sweep.conduct(partial(sweep.search, Scripted()))
+    sweep.run(partial(sweep.search, Scripted()))
     done = [progress.num_done for progress in told]
     assert done == sorted(done) and (done[0], done[-1]) == (0, 3)
     assert told[0].eta_s is None and told[-1].eta_s == 0.0
@@ -219,7 +231,7 @@ def test_a_trial_without_a_second_token_is_refused_with_advice(store: SweepStore
             return tuple(dataclasses.replace(answer, decode_s=0.0) for answer in made)
 
     sweep = swept(store, "max_draft_len=5", mode="grid", measure=Short())
-    assert "ignore_eos" in sweep.trials()[0].reason
+    assert "ignore_eos" in sweep.trials[0].reason
 
 
 def test_a_trial_that_nothing_answers_is_refused(store: SweepStore) -> None:
@@ -228,5 +240,5 @@ def test_a_trial_that_nothing_answers_is_refused(store: SweepStore) -> None:
             return ()
 
     sweep = swept(store, "max_draft_len=5", mode="grid", measure=Silent())
-    (trial,) = sweep.trials()
+    (trial,) = sweep.trials
     assert trial.outcome == "refused" and "No prompt was answered" in trial.reason

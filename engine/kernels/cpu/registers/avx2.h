@@ -54,7 +54,7 @@ inline Ints set_bits(Ints x, const uint8_t* p, int bit) {
     const __m256i is_set = _mm256_cmpeq_epi8(_mm256_and_si256(own, masks), masks);
     return x | (Ints)_mm256_and_si256(is_set, _mm256_set1_epi8(char(bit)));
 }
-inline Ints look_up(Ints x, const uint8_t* table) {
+inline Ints table_lookup(Ints x, const uint8_t* table) {
     const __m256i both = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)table));
     return (Ints)_mm256_shuffle_epi8(both, (__m256i)x);
 }

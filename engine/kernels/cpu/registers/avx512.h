@@ -10,10 +10,10 @@ inline float reduce_add(Floats x) { return _mm512_reduce_add_ps(x); }
 inline float reduce_max(Floats x) { return _mm512_reduce_max_ps(x); }
 
 inline __mmask16 first_lanes(int count) { return count >= 16 ? 0xffff : (1u << count) - 1; }
-inline Floats load_some(const float* p, int count, float rest) {
+inline Floats load_partial(const float* p, int count, float rest) {
     return _mm512_mask_loadu_ps(_mm512_set1_ps(rest), first_lanes(count), p);
 }
-inline void store_some(float* p, int count, Floats x) {
+inline void store_partial(float* p, int count, Floats x) {
     _mm512_mask_storeu_ps(p, first_lanes(count), x);
 }
 inline uint32_t equal(Floats a, Floats b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
@@ -47,14 +47,14 @@ inline Ints set_bits(Ints x, const uint8_t* p, int bit) {
     const __m512i with = _mm512_or_si512((__m512i)x, _mm512_set1_epi8(char(bit)));
     return (Ints)_mm512_mask_mov_epi8((__m512i)x, which, with);
 }
-inline Ints look_up(Ints x, const uint8_t* table) {
+inline Ints table_lookup(Ints x, const uint8_t* table) {
     const __m512i both = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)table));
     return (Ints)_mm512_shuffle_epi8(both, (__m512i)x);
 }
 
 #ifdef __AVX512BF16__
 struct Pair { __m512bh v; };
-inline Pair same_pair(const bf16* p) {
+inline Pair broadcast_pair(const bf16* p) {
     int32_t both;
     std::memcpy(&both, p, 4);
     return {(__m512bh)_mm512_set1_epi32(both)};

@@ -45,7 +45,7 @@ inline Ints set_bits(Ints x, const uint8_t* p, int bit) {
     const uint8x16_t own = vcombine_u8(vdup_n_u8(p[0]), vdup_n_u8(p[1]));
     return x | (Ints)vandq_u8(vtstq_u8(own, masks), vdupq_n_u8(uint8_t(bit)));
 }
-inline Ints look_up(Ints x, const uint8_t* table) {
+inline Ints table_lookup(Ints x, const uint8_t* table) {
     return (Ints)vqtbl1q_u8(vld1q_u8(table), (uint8x16_t)x);
 }
 

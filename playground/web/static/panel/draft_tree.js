@@ -1,60 +1,34 @@
-// The draft tree of a step as SVG: nodes spread over the space there is, improbable siblings folded.
-import {
-  clip, h, neighbourOf, placeInSlots, plural, probability, quietButton, remember, remembered, s, visible,
-} from "../kit.js";
+// The draft tree of a step as SVG: nodes fill the available space, improbable siblings are folded.
+import { clip, h, plural, probability, remember, remembered, s, textButton, visible } from "../kit.js";
 import { MaskView } from "../mask.js";
+import { ZOOM, curve, keepPlace, neighbourOf, pannable, placeInSlots } from "../trees.js";
 import { Minimap } from "./minimap.js";
 import { Walk } from "./walk.js";
 
-const PILL = 22, ROOMY_ROW = 40, ROW = 26, LEVEL = 62, GAP = 22, MOST_GAP = 150, SIDE_GAP = 8;
-const ROOMY_LEAVES = 9, LEAST_SLOTS = 6, MOST_LETTERS = 14;
+const PILL = 22, ROOMY_ROW = 40, ROW = 26, LEVEL = 62, GAP = 22, MAX_GAP = 150, SIDE_GAP = 8;
+const ROOMY_LEAVES = 9, MIN_SLOTS = 6, MAX_LETTERS = 14;
 const CHAR_PX = 7.3, PROBS_PX = 66;
-const ZOOM = 1.25, LEAST_ZOOM = 0.2, MOST_ZOOM = 3;
+const MIN_ZOOM = 0.2, MAX_ZOOM = 3;
 const ROOT = "pg-tree-root";
 
 /**
- * A step as the server tells it; node 0 is the root, parents come first.
- * @typedef {object} Step
- * @property {string[]} token_texts
- * @property {number[]} parents
- * @property {number[]} accepted
- * @property {(number | null)[]} draft_probs
- * @property {(number | null)[]} target_probs
- * @property {number[]} tokens
- * @property {(number | null)[]} ranks
- * @property {number} bonus the token that the target added
- * @property {string} bonus_text
- * @property {boolean} recovered whether it follows a rejection
- * @property {number} [num_committed] tokens of the path up to the end of the text; all without it
- * @property {import("../mask.js").Buffers} [buffers]
- * @property {number} [num_extra_rows]
+ * A step as the server sends it; node 0 is the root, parents precede children. `bonus` is the token that
+ * the target added, `recovered` tells whether after a rejection; `num_committed` is the number of path
+ * tokens up to the end of the text; absent = all.
+ * @typedef {{ token_texts: string[], parents: number[], accepted: number[], tokens: number[],
+ *   draft_probs: (number | null)[], target_probs: (number | null)[], ranks: (number | null)[],
+ *   bonus: number, bonus_text: string, recovered: boolean, num_committed?: number,
+ *   buffers?: import("../mask.js").Buffers, num_extra_rows?: number }} Step
  */
 
 /**
- * @typedef {object} TreeNode
- * @property {string} label
- * @property {number} node its index in the step; of the bonus token, the number of nodes
- * @property {number} parent
- * @property {"root" | "draft" | "bonus" | "recovered" | "more"} kind
- * @property {boolean} accepted
- * @property {number | null} draft probability that the drafter gave it
- * @property {number | null} target probability that the target gave it
- * @property {number} id of the token
- * @property {number | null} rank
- */
-
-/** @typedef {TreeNode & { depth: number, text: string, width: number, slot: number, x: number,
- *   y: number, above: Placed | null, below: Placed[] }} Placed */
-
-/**
- * The nodes of a draft tree, and one more: the token that the target added after the accepted path.
- * What was accepted beyond the end of the text counts as not accepted, and has no token after it.
+ * The nodes of a draft tree, and the token that the target added after the accepted path. Tokens accepted
+ * beyond the end of the text count as not accepted, and the added token is left out.
  * @param {Step} tree
  */
 export function withBonus(tree) {
   const { num_committed: committed = Infinity } = tree;
   const accepted = new Set([0, ...tree.accepted.slice(0, committed)]);
-  /** @type {TreeNode[]} */
   const nodes = tree.token_texts.map((label, node) => ({
     label, node, parent: tree.parents[node], kind: node ? "draft" : "root",
     accepted: accepted.has(node), draft: tree.draft_probs[node], target: tree.target_probs[node],
@@ -68,74 +42,68 @@ export function withBonus(tree) {
   return nodes;
 }
 
+/** @typedef {ReturnType<typeof withBonus>[number]} TreeNode */
+
 /**
- * Nodes that fit into so many rows: of the siblings, the least probable are folded into one "+12".
- * What was accepted stays.
- * @param {TreeNode[]} nodes parents come first
+ * The nodes of a tree that fits into `slots` rows: the least probable siblings are folded into one "+12".
+ * Accepted nodes are never folded.
+ * @param {TreeNode[]} nodes parents precede children
  * @param {number} slots rows for leaves
  * @param {Set<number>} opened parents whose children are never folded
- * @returns {TreeNode[]}
  */
-export function folded(nodes, slots, opened) {
-  /** @type {Map<number, TreeNode[]>} */
-  const below = new Map();
-  for (const one of nodes) below.set(one.parent, [...below.get(one.parent) ?? [], one]);
-  const chance = new Map([[0, 1]]);
+export function foldImprobable(nodes, slots, opened) {
+  /** @type {TreeNode[][]} */
+  const children = nodes.map(() => []);
+  const chance = [1], hidden = new Set();
   for (const one of nodes.slice(1)) {
-    chance.set(one.node, (chance.get(one.parent) ?? 1) * (one.draft ?? one.target ?? 0.5));
+    children[one.parent].push(one);
+    chance[one.node] = chance[one.parent] * (one.draft ?? one.target ?? 0.5);
   }
-  /** @type {Set<number>} */
-  const hidden = new Set();
   const rows = (node) => {
-    const children = below.get(node) ?? [], shown = children.filter((one) => !hidden.has(one.node));
-    const some = Number(shown.length < children.length);
+    const shown = children[node].filter((one) => !hidden.has(one));
+    const some = Number(shown.length < children[node].length);
     return shown.reduce((sum, one) => sum + rows(one.node), some) || 1;
   };
-  // The draft that was rejected in the accepted path's place stays, too: it says where the draft went wrong.
+  // The first guess after the accepted path stays, too: it shows where the draft went wrong.
   const last = nodes.findLast((one) => one.accepted && (one.kind === "draft" || one.kind === "root"));
-  const wrong = (below.get(last?.node ?? 0) ?? []).filter((one) => one.kind === "draft")
+  const wrong = children[last?.node ?? 0].filter((one) => one.kind === "draft")
     .sort((a, b) => (a.rank ?? 0) - (b.rank ?? 0))[0];
   const improbable = nodes.filter((one) => !one.accepted && one !== wrong && !opened.has(one.parent))
-    .sort((a, b) => (chance.get(a.node) ?? 0) - (chance.get(b.node) ?? 0));
+    .sort((a, b) => chance[a.node] - chance[b.node]);
   for (const one of improbable) {
     if (rows(0) <= slots) break;
-    hidden.add(one.node);
+    hidden.add(one);
   }
-  const size = (node) => (below.get(node) ?? []).reduce((sum, one) => sum + size(one.node), 1);
-  /** @type {TreeNode[]} */
-  const kept = [];
+  const size = (one) => children[one.node].reduce((sum, child) => sum + size(child), 1);
   const keep = (one) => {
-    kept.push(one);
-    const children = below.get(one.node) ?? [], away = children.filter((child) => hidden.has(child.node));
-    children.filter((child) => !hidden.has(child.node)).forEach(keep);
-    if (!away.length) return;
-    const count = away.reduce((sum, child) => sum + size(child.node), 0);
-    kept.push({ ...away[0], label: `+${count}`, kind: "more", node: -1, parent: one.node });
+    const away = children[one.node].filter((child) => hidden.has(child));
+    const shown = children[one.node].filter((child) => !hidden.has(child)).flatMap(keep);
+    const count = away.reduce((sum, child) => sum + size(child), 0);
+    return [one, ...shown, ...count
+      ? [{ ...away[0], label: `+${count}`, kind: "more", node: -1, parent: one.node }] : []];
   };
-  keep(nodes[0]);
-  return kept;
+  return keep(nodes[0]);
 }
 
-/** A part of a character in a few letters: "2 of 4 bytes of X" is X 2/4. */
+/** A short label for a part of a character: "2 of 4 bytes of X" becomes X 2/4. */
 const short = (label) => label.replace(/(\d) of (\d) bytes of (.)/u, "$3 $1/$2");
 
 /**
- * Where nodes go: depth along one axis, leaves along the other.
- * @param {TreeNode[]} nodes parents come first
- * @param {number} room pixels that depth may take (root on the left) or leaves (root on top)
+ * Positions of nodes: depth along one axis, leaves along the other.
+ * @param {TreeNode[]} nodes parents precede children
+ * @param {number} room pixels available for the depth (root on the left) or the leaves (root on top)
  * @param {boolean} onTop whether the root is on top
  */
 export function layoutTree(nodes, room = 0, onTop = false) {
-  const at = new Map(nodes.map((item, i) => [item.node, i]));
-  /** @type {Placed[]} */
+  /** @type {any[]} */
   const placed = nodes.map((item) => {
-    const text = item.kind === "more" ? item.label : clip(visible(short(item.label)), MOST_LETTERS);
-    const width = Math.max(26, Array.from(text).length * CHAR_PX + 14);
-    return { ...item, text, width, above: null, below: [], depth: 0, slot: 0, x: 0, y: 0 };
+    const text = item.kind === "more" ? item.label : clip(visible(short(item.label)), MAX_LETTERS);
+    return { ...item, text, width: Math.max(26, Array.from(text).length * CHAR_PX + 14), children: [] };
   });
+  const byNode = new Map(placed.map((item) => [item.node, item]));
   for (const item of placed.slice(1)) {
-    item.above = placed[at.get(item.parent) ?? 0];
-    item.above.below.push(item);
+    item.parentItem = byNode.get(item.parent);
+    item.parentItem.children.push(item);
   }
   const slots = placeInSlots(placed[0]), probs = onTop || slots <= ROOMY_LEAVES;
   for (const item of placed) {
@@ -146,11 +114,10 @@ export function layoutTree(nodes, room = 0, onTop = false) {
 }
 
 function fromLeft(placed, slots, room, style) {
-  /** @type {number[]} */
   const widths = [];
   for (const item of placed) widths[item.depth] = Math.max(widths[item.depth] ?? 0, item.width);
   const own = widths.reduce((sum, width) => sum + width, 16);
-  const gap = Math.min(MOST_GAP, Math.max(GAP, (room - own) / Math.max(1, widths.length - 1)));
+  const gap = Math.min(MAX_GAP, Math.max(GAP, (room - own) / Math.max(1, widths.length - 1)));
   const left = [8], row = style.probs ? ROOMY_ROW : ROW;
   widths.forEach((width, depth) => left.push(left[depth] + width + gap));
   for (const item of placed) {
@@ -161,9 +128,9 @@ function fromLeft(placed, slots, room, style) {
 }
 
 function fromTop(placed, slots, room, style) {
-  // What has several children has their room as well.
-  const widest = placed.reduce((most, { below, width }) => below.length > 1 ? most : Math.max(most, width), 0);
-  const pitch = Math.min(widest + MOST_GAP, Math.max(widest + SIDE_GAP, (room - 16) / slots));
+  // A node with several children has their space as well.
+  const widest = placed.reduce((most, { children, width }) => children.length > 1 ? most : Math.max(most, width), 0);
+  const pitch = Math.min(widest + MAX_GAP, Math.max(widest + SIDE_GAP, (room - 16) / slots));
   let depth = 0;
   for (const item of placed) {
     depth = Math.max(depth, item.depth);
@@ -174,7 +141,7 @@ function fromTop(placed, slots, room, style) {
 }
 
 export function describeNode(item) {
-  if (item.kind === "more") return `${item.label} improbable drafts; a click shows them`;
+  if (item.kind === "more") return `${item.label} improbable drafts; click to show them`;
   const what = {
     root: "root, committed before this step", bonus: "bonus token of the target",
     recovered: "recovered token, drawn by the target after the rejection",
@@ -189,138 +156,101 @@ export function describeNode(item) {
   return parts.join(" \u00b7 ");
 }
 
-function nodePill(item, style) {
+function nodePill(item, { probs }) {
+  const { kind, draft, target, width } = item, top = -PILL / 2 - (probs ? 5 : 0), foot = top + PILL;
   const group = s("g", {
-    class: `node ${item.kind} ${item.accepted ? "on" : "off"}`, role: "treeitem",
+    class: `node ${kind} ${item.accepted ? "on" : "off"}`, role: "treeitem",
     transform: `translate(${item.x},${item.y})`, tabindex: item.node === 0 ? "0" : "-1",
     "aria-level": item.depth + 1, "aria-label": describeNode(item), "data-node": item.node,
-  });
-  const top = -PILL / 2 - (style.probs ? 5 : 0);
-  group.append(s("rect", { x: 0, y: top, width: item.width, height: PILL, rx: 4 }),
-    s("text", { x: item.width / 2, y: top + PILL / 2, dy: "0.34em" }, item.text));
-  if (item.kind === "draft") appendProbs(group, item, style, top + PILL);
+  }, s("rect", { x: 0, y: top, width, height: PILL, rx: 4 }),
+  s("text", { x: width / 2, y: top + PILL / 2, dy: "0.34em" }, item.text));
+  if (kind !== "draft") return group;
+  const bar = (name, value, y) => value === null ? "" : s("rect", { class: name, x: 3, y, height: 1.8,
+    width: Math.max(0.5, (width - 6) * Math.min(1, value)) });
+  group.append(bar("p-draft", draft, foot - 4.5), bar("p-target", target, foot - 2.5));
+  if (probs) {
+    group.append(s("text", { class: "probs", x: width / 2, y: foot + 11 },
+      ...draft === null ? [] : [s("tspan", { class: "t-draft" }, probability(draft)), " "],
+      s("tspan", { class: "t-target" }, probability(target))));
+  }
   return group;
 }
 
-function appendProbs(group, item, style, y) {
-  /** @type {[string, number | null, number][]} */
-  const bars = [["p-draft", item.draft, y - 4.5], ["p-target", item.target, y - 2.5]];
-  for (const [name, value, at] of bars) {
-    if (value === null || value === undefined) continue;
-    const width = Math.max(0.5, (item.width - 6) * Math.min(1, value));
-    group.append(s("rect", { class: name, x: 3, y: at, width, height: 1.8 }));
-  }
-  if (!style.probs) return;
-  const line = s("text", { class: "probs", x: item.width / 2, y: y + 11 });
-  if (item.draft !== null && item.draft !== undefined) {
-    line.append(s("tspan", { class: "t-draft" }, probability(item.draft)), " ");
-  }
-  line.append(s("tspan", { class: "t-target" }, probability(item.target)));
-  group.append(line);
-}
-
-function connection(to, at, { probs, onTop }) {
-  const from = to.above;
+function connection(to, { probs, onTop }) {
+  const from = to.parentItem;
   const drop = probs ? 5 : 0, foot = probs && from.kind === "draft" ? 13 : 0;
-  const [x0, y0, x1, y1] = onTop
+  const ends = onTop
     ? [from.x + from.width / 2, from.y + PILL / 2 - drop + foot, to.x + to.width / 2,
       to.y - PILL / 2 - drop]
     : [from.x + from.width, from.y - drop, to.x, to.y - drop];
-  const [bendX, bendY] = onTop ? [0, (y1 - y0) / 2] : [(x1 - x0) / 2, 0];
-  const path = `M${x0},${y0} C${x0 + bendX},${y0 + bendY} ${x1 - bendX},${y1 - bendY} ${x1},${y1}`;
-  return s("path", { class: `edge ${to.kind} ${to.accepted ? "on" : "off"}`, d: path,
-    "data-at": at });
+  return s("path", { class: `edge ${to.kind} ${to.accepted ? "on" : "off"}`, d: curve(...ends, onTop) });
 }
 
-/** Arrow keys as if the root were on the left. */
-const TURNED = { ArrowUp: "ArrowLeft", ArrowDown: "ArrowRight", ArrowLeft: "ArrowUp",
-  ArrowRight: "ArrowDown" };
-
 /**
- * The picture of a tree.
+ * The picture of a tree; every item gets its `pill` and its `edge`.
  * @param {ReturnType<typeof layoutTree>} layout
- * @param {{ point: (item: Placed | null) => void, open: (parent: number) => void }} on
+ * @param {{ point: (item: any) => void, open: (parent: number) => void }} on
  */
 function pictureOf({ placed, style, width, height }, on) {
-  const svg = s("svg", { viewBox: `0 0 ${width} ${height}`, role: "tree", "aria-label": "draft tree" });
-  const drawn = placed.map((item, at) => ({ item, at })).slice(1)
-    .sort((a, b) => Number(a.item.accepted) - Number(b.item.accepted));
-  const pills = placed.map((item) => nodePill(item, style));
-  svg.append(...drawn.map(({ item, at }) => connection(item, at, style)), ...pills);
-  const itemAt = ({ target }) => placed[pills.indexOf(target.closest("[data-node]"))] ?? null;
-  svg.addEventListener("pointerover", (event) => on.point(itemAt(event)));
-  svg.addEventListener("focusin", (event) => on.point(itemAt(event)));
-  svg.addEventListener("pointerleave", () => on.point(null));
+  for (const item of placed) {
+    item.pill = nodePill(item, style);
+    item.edge = item.parentItem && connection(item, style);
+  }
+  const itemAt = ({ target }) => placed.find(({ pill }) => pill.contains(target)) ?? null;
   const open = (event) => {
     const item = itemAt(event);
     if (item?.kind === "more") on.open(item.parent);
     return item?.kind === "more";
   };
-  svg.addEventListener("click", open);
-  svg.addEventListener("keydown", (event) => {
-    if ((event.key === "Enter" || event.key === " ") && open(event)) { event.preventDefault(); return; }
-    const item = itemAt(event), key = style.onTop ? TURNED[event.key] : event.key;
-    const next = item && neighbourOf(placed, item, key);
-    if (!item || !next) return;
-    event.preventDefault();
-    event.stopPropagation();
-    pills[placed.indexOf(item)].setAttribute("tabindex", "-1");
-    pills[placed.indexOf(next)].setAttribute("tabindex", "0");
-    pills[placed.indexOf(next)].focus();
-  });
-  return svg;
+  const edges = placed.slice(1).sort((a, b) => Number(a.accepted) - Number(b.accepted));
+  return s("svg", { viewBox: `0 0 ${width} ${height}`, role: "tree", "aria-label": "draft tree",
+    onpointerover: (event) => on.point(itemAt(event)), onfocusin: (event) => on.point(itemAt(event)),
+    onpointerleave: () => on.point(null), onclick: open,
+    onkeydown: (event) => {
+      const item = itemAt(event), next = item && neighbourOf(placed, item, event.key, style.onTop);
+      const opens = (event.key === "Enter" || event.key === " ") && open(event);
+      if (!next && !opens) return;
+      event.preventDefault();
+      event.stopPropagation();
+      if (opens) return;
+      item.pill.setAttribute("tabindex", "-1");
+      next.pill.setAttribute("tabindex", "0");
+      next.pill.focus();
+    } }, ...edges.map(({ edge }) => edge), ...placed.map(({ pill }) => pill));
 }
 
-/** The tree of a step, with its tools. */
+/** The tree of a step with its toolbar. */
 export class StepTree {
-  /** @param {(node: number | null) => void} onPoint is told of the node under the pointer */
+  /** @param {(node: number | null) => void} onPoint called with the node under the pointer */
   constructor(onPoint = () => {}) {
     this.onPoint = onPoint;
-    /** @type {Step | null} */
     this.step = null;
-    this.rest = "";
-    /** @type {number | null} null fits the tree into the space there is, never larger than life */
+    this.defaultInfo = "";
+    /** @type {number | null} null fits the tree into the available space, at most at full size */
     this.scale = 1;
     /** @type {Set<number>} parents whose children are all shown */
     this.opened = new Set();
     this.onTop = remembered(ROOT) === "top";
-    /** Height of the tallest tree so far: with it nothing below moves from step to step. */
+    /** Height of the tallest tree so far, so that nothing below moves from step to step. */
     this.tallest = 0;
     this.view = h("div", { class: "tree-view" });
     this.info = h("div", { class: "tree-info" });
-    this.mask = new MaskView(() => {}, (node) => this.pointAt(node));
+    this.mask = new MaskView(() => {}, (node) => this.highlight(node));
     this.mask.show(null);
     this.map = new Minimap(this.view);
-    this.turn = quietButton("", "draw the root on the other side", () => this.turned(!this.onTop));
+    this.turn = textButton("", "draw the root on the other side", () => this.turnRoot());
     this.walk = new Walk(this);
     this.host = h("div", { class: "tree" }, h("div", { class: "tree-tools" }, this.walk.button,
       h("span", { class: "spring" }), this.turn,
-      quietButton("fit", "fit the tree into its space", () => this.zoom(null)),
-      quietButton("\u2212", "smaller (Ctrl+wheel)", () => this.zoom(1 / ZOOM)),
-      quietButton("+", "larger (Ctrl+wheel)", () => this.zoom(ZOOM)),
-      quietButton("full screen", "full screen (F)", () => this.toggleFullScreen(), { "data-key": "f" })),
+      textButton("fit", "fit the tree into its space", () => this.zoom(null)),
+      textButton("\u2212", "smaller (Ctrl+wheel)", () => this.zoom(1 / ZOOM)),
+      textButton("+", "larger (Ctrl+wheel)", () => this.zoom(ZOOM)),
+      textButton("full screen", "full screen (F)", () => this.isFull ? document.exitFullscreen()
+        : this.host.requestFullscreen(), { "data-key": "f" })),
     this.walk.host, h("div", { class: "tree-frame" }, this.view, this.map.host), this.info,
     this.mask.host);
-    this.listen();
-  }
-
-  listen() {
     const { view } = this;
-    view.addEventListener("wheel", (event) => {
-      if (!event.ctrlKey && !this.isFull) return;
-      event.preventDefault();
-      this.zoom(event.deltaY < 0 ? ZOOM : 1 / ZOOM, event);
-    }, { passive: false });
-    /** @type {{ x: number, y: number } | null} */
-    let held = null;
-    view.addEventListener("pointerdown", ({ target, clientX, clientY }) => {
-      if (target instanceof Element && target.closest("[data-node]")) return;
-      held = { x: clientX + view.scrollLeft, y: clientY + view.scrollTop };
-    });
-    view.addEventListener("pointermove", ({ clientX, clientY, buttons }) => {
-      if (!held || !buttons) { held = null; return; }
-      view.scrollTo(held.x - clientX, held.y - clientY);
-    });
+    pannable(view, (factor, at) => this.zoom(factor, at), () => this.isFull);
     document.addEventListener("fullscreenchange", () => { if (this.step) this.draw(); });
     let width = 0;
     new ResizeObserver(() => {
@@ -332,104 +262,88 @@ export class StepTree {
 
   get isFull() { return document.fullscreenElement === this.host; }
 
-  toggleFullScreen() {
-    if (this.isFull) document.exitFullscreen();
-    else this.host.requestFullscreen?.();
-  }
-
-  turned(onTop) {
-    this.onTop = onTop;
-    remember(ROOT, onTop ? "top" : "left");
+  turnRoot() {
+    this.onTop = !this.onTop;
+    remember(ROOT, this.onTop ? "top" : "left");
     this.tallest = 0;
     this.draw();
   }
 
-  hint(text) {
+  showMessage(text) {
     this.step = null;
     this.tallest = 0;
     this.view.replaceChildren(h("div", { class: "tree-hint" }, text));
     this.info.textContent = "";
-    this.walk.offer(null);
+    this.walk.setStep(null);
     this.mask.show(null);
     this.map.show(null);
   }
 
-  /**
-   * @param {Step} step
-   * @param {string} rest what is said while no node is pointed at
-   */
-  show(step, rest) {
+  /** @param {string} defaultInfo shown while no node is pointed at */
+  show(step, defaultInfo) {
     if (step !== this.step) this.opened = new Set();
     this.step = step;
-    this.rest = rest;
-    this.walk.offer(step);
+    this.defaultInfo = defaultInfo;
+    this.walk.setStep(step);
     this.draw();
-    this.info.textContent = rest;
+    this.info.textContent = defaultInfo;
     const extra = step.num_extra_rows;
     this.mask.show(step.buffers ?? null, step.token_texts, [0, ...step.accepted],
-      extra ? `Not shown: the ${plural(extra, "row")} that the method verified beside its tree.` : "");
+      extra ? `Not shown: ${plural(extra, "row")} that the method verified in addition to its tree.` : "");
   }
 
-  /**
-   * @param {number | null} factor null to fit
-   * @param {{ clientX: number, clientY: number } | null} at what stays where it is
-   */
-  zoom(factor, at = null) {
-    const { view } = this, box = view.getBoundingClientRect();
-    const x = at ? at.clientX - box.left : view.clientWidth / 2;
-    const y = at ? at.clientY - box.top : view.clientHeight / 2;
-    const before = this.shownScale ?? 1;
-    this.scale = factor === null ? null
-      : Math.min(MOST_ZOOM, Math.max(LEAST_ZOOM, factor * before));
-    const [left, top] = [view.scrollLeft + x, view.scrollTop + y];
-    this.draw();
-    const by = (this.shownScale ?? 1) / before;
-    view.scrollTo(left * by - x, top * by - y);
-  }
-
-  get most() {
-    return this.isFull ? this.view.clientHeight : parseFloat(getComputedStyle(this.view).maxHeight) || 236;
+  /** @param {number | null} factor null to fit */
+  zoom(factor, /** @type {MouseEvent | null} */ at = null) {
+    keepPlace(this.view, () => {
+      const before = this.shownScale ?? 1;
+      this.scale = factor === null ? null
+        : Math.min(MAX_ZOOM, Math.max(MIN_ZOOM, factor * before));
+      this.draw();
+      return (this.shownScale ?? 1) / before;
+    }, at);
   }
 
   draw() {
     if (!this.step) return;
-    const { view } = this, room = Math.max(200, view.clientWidth - 16), most = this.most;
+    const { view } = this, room = Math.max(200, view.clientWidth - 16);
+    const most = this.isFull ? view.clientHeight : parseFloat(getComputedStyle(view).maxHeight) || 236;
     this.turn.textContent = this.onTop ? "root on the left" : "root on top";
     const perSlot = this.onTop ? PROBS_PX + SIDE_GAP : ROW;
-    const slots = Math.max(LEAST_SLOTS, Math.floor((this.onTop ? room : most - 18) / perSlot));
-    const nodes = folded(withBonus(this.step), slots, this.opened);
+    const slots = Math.max(MIN_SLOTS, Math.floor((this.onTop ? room : most - 18) / perSlot));
+    const nodes = foldImprobable(withBonus(this.step), slots, this.opened);
     const layout = layoutTree(nodes, room, this.onTop);
-    this.picture = pictureOf(layout, { point: (item) => this.point(item),
+    this.picture = pictureOf(layout, { point: (item) => this.onItem(item),
       open: (parent) => { this.opened.add(parent); this.draw(); } });
     this.layout = layout;
     this.tallest = Math.max(this.tallest, layout.height + 14);
     view.style.height = this.isFull ? "" : `${this.tallest}px`;
     const fit = Math.min(1, room / layout.width, (view.clientHeight - 12) / layout.height);
-    const scale = this.shownScale = this.scale ?? Math.max(LEAST_ZOOM, fit);
+    const scale = this.shownScale = this.scale ?? Math.max(MIN_ZOOM, fit);
     this.picture.setAttribute("width", String(layout.width * scale));
     this.picture.setAttribute("height", String(layout.height * scale));
     view.replaceChildren(this.picture);
     const last = layout.placed.find((item) => item.kind === "bonus" || item.kind === "recovered");
     view.scrollTop = Math.max(0, scale * (last?.y ?? 0) - view.clientHeight / 2);
     this.map.show(layout);
-    this.walk.drawn();
+    this.walk.applyFrame();
   }
 
-  /** @param {Placed | null} item under the pointer or the focus */
-  point(item) {
+  /** The item under the pointer or with the focus; null = none. */
+  onItem(item) {
     const node = item && item.kind !== "more" ? item.node : null;
-    this.info.textContent = item ? describeNode(item) : this.rest;
-    this.mask.point(node);
+    this.describe(item, node);
     this.onPoint(node);
   }
 
-  /** @param {number | null} node that is pointed at elsewhere */
-  pointAt(node) {
-    const item = this.layout?.placed.find((one) => one.node === node) ?? null;
-    for (const pill of this.picture?.querySelectorAll(".node") ?? []) {
-      pill.classList.toggle("pointed", node !== null && pill.getAttribute("data-node") === String(node));
-    }
-    this.info.textContent = item ? describeNode(item) : this.rest;
-    this.mask.point(node);
+  /** @param {number | null} node the node that is pointed at elsewhere */
+  highlight(node) {
+    const placed = this.layout?.placed ?? [], item = placed.find((one) => one.node === node);
+    for (const one of placed) one.pill.classList.toggle("pointed", one === item);
+    this.describe(item, node);
+  }
+
+  describe(item, node) {
+    this.info.textContent = item ? describeNode(item) : this.defaultInfo;
+    this.mask.highlight(node);
   }
 }

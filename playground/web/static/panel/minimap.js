@@ -1,7 +1,7 @@
-// A small picture of a tree that is larger than its space, with the part that is on show.
+// A small picture of a tree that is larger than its space, with a frame around the visible part.
 import { h, s } from "../kit.js";
 
-const WIDTH = 150, MOST_HEIGHT = 90;
+const WIDTH = 150, MAX_HEIGHT = 90;
 
 export class Minimap {
   /** @param {HTMLElement} view scrolls the picture */
@@ -9,7 +9,6 @@ export class Minimap {
     this.view = view;
     this.frame = s("rect", { class: "frame" });
     this.host = h("div", { class: "tree-map", hidden: true, "aria-hidden": "true" });
-    /** @type {{ width: number, height: number } | null} */
     this.size = null;
     view.addEventListener("scroll", () => this.follow(), { passive: true });
     const go = ({ offsetX, offsetY, buttons }) => {
@@ -29,7 +28,7 @@ export class Minimap {
     this.host.hidden = !layout || !larger;
     this.size = layout;
     if (!layout || !larger) return;
-    const scale = Math.min(WIDTH / layout.width, MOST_HEIGHT / layout.height);
+    const scale = Math.min(WIDTH / layout.width, MAX_HEIGHT / layout.height);
     this.host.replaceChildren(s("svg", { viewBox: `0 0 ${layout.width} ${layout.height}`,
       width: layout.width * scale, height: layout.height * scale },
     ...layout.placed.map(({ x, y, width, kind, accepted }) => s("rect", { x, y: y - 8, width, height: 16,

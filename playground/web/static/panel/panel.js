@@ -1,44 +1,39 @@
-// A panel: one run's title and state, its figures with their formulas, its text and its steps.
+// A panel: one run's title and state, figures with their formulas, text and steps.
 import {
-  DASH, STEP_PARTS, ask, download, duration, figure, h, percent, plural, remember, remembered,
-  showProgress, toClipboard,
+  DASH, STEP_PARTS, ask, copyButton, download, duration, figure, h, percent, plural, remember,
+  remembered, showAlert, showProgress, swatch, textButton,
 } from "../kit.js";
-import { Acceptance } from "./acceptance.js";
 import { Scrubber } from "./scrubber.js";
 import { TokenText } from "./text.js";
 
-/** @type {[key: string, title: string][]} */
 const FIGURES = [
   ["tok_s", "tok/s"], ["mat", "MAT"], ["draft_acceptance", "accepted"], ["ttft_s", "TTFT"],
   ["num_prompt_tokens", "read / cached"], ["itl_ms", "ITL"], ["step_p95_ms", "step p50 / p95"],
   ["num_new_tokens", "tokens / steps"],
 ];
 const PART_KEYS = ["draft_s", "verify_s", "accept_s", "other_s", "rollback_s"];
-const MOST_RATES = 16;
-const SAID_MS = 2000;
+const MAX_RATES = 16;
 const BADGES = {
   lossless: "writes what the target alone would write",
   "may differ at near-ties": "this target is computed in 16 bits by transformers' modules, where "
-    + "a row is rounded differently among others: where two tokens are almost equally likely, the "
-    + "text may leave plain decoding's. Choose float32 for equal texts",
-  lossy: "accepts other tokens than the target's own, by design",
+    + "rounding depends on the number of rows: where two tokens are almost equally likely, the text "
+    + "may differ from plain decoding's. Choose float32 for identical texts",
+  lossy: "by design accepts tokens that the target would not have chosen",
 };
 
 /** Live figures of a run: numbers with their formulas, position rates, time split. */
 class Figures {
   constructor(formulas) {
     this.values = FIGURES.map(([key]) => h("span", { class: "value", "data-figure": key }, DASH));
-    const cells = FIGURES.map(([key, title], i) => figure(formulas[key], this.values[i],
-      h("span", { class: "name" }, title)));
+    const cells = FIGURES.map(([key, title], i) => figure(formulas[key], this.values[i], title));
     this.rates = h("div", { class: "rates" });
     this.parts = STEP_PARTS.map((name) => h("i", { class: `part ${name}` }));
     this.splitText = h("span", { class: "name" });
-    const rates = figure(formulas.position_rates, this.rates,
-      h("span", { class: "name" }, "position rates"));
-    this.split = figure(formulas.time_split,
-      h("div", { class: "split" }, ...this.parts), this.splitText);
-    for (const wide of [rates, this.split]) wide.classList.add("wide");
-    this.host = h("div", { class: "figures" }, ...cells, rates, this.split);
+    const rates = figure(formulas.position_rates, this.rates, "position rates");
+    const split = figure(formulas.time_split, h("div", { class: "split" }, ...this.parts),
+      this.splitText);
+    for (const wide of [rates, split]) wide.classList.add("wide");
+    this.host = h("div", { class: "figures" }, ...cells, rates, split);
     this.show(null);
   }
 
@@ -52,22 +47,12 @@ class Figures {
   }
 
   showRates(rates) {
-    const shown = rates.slice(0, MOST_RATES);
-    while (this.rates.children.length > shown.length) this.rates.lastChild?.remove();
-    while (this.rates.children.length < shown.length) {
-      this.rates.append(h("i", { class: "rate" }, h("b")));
-    }
-    shown.forEach((rate, i) => {
-      const bar = /** @type {HTMLElement} */ (this.rates.children[i]);
-      /** @type {HTMLElement} */ (bar.firstChild).style.height = `${Math.max(3, 100 * rate)}%`;
-      bar.dataset.about = `at least ${plural(i + 1, "draft token")} accepted in ${percent(rate)} of steps`;
-    });
+    this.rates.replaceChildren(...rates.slice(0, MAX_RATES).map((rate, i) => h("i", { class: "rate",
+      "data-about": `at least ${plural(i + 1, "draft token")} accepted in ${percent(rate)} of steps` },
+    h("b", { style: `height: ${Math.max(3, 100 * rate)}%` }))));
   }
 
-  /**
-   * @param {Record<string, number> | null} split seconds by part
-   * @param {string} text
-   */
+  /** @param {Record<string, number> | null} split seconds by part */
   showSplit(split, text) {
     STEP_PARTS.forEach((name, i) => {
       const seconds = split?.[PART_KEYS[i]] ?? 0;
@@ -78,18 +63,55 @@ class Figures {
   }
 }
 
-/** @typedef {(event: "compare" | "by_text", data?: object) => void} Trigger of the component */
+/**
+ * Steps by how many drafts they accepted: 0, 1, 2, ….
+ * @param {number[]} atLeast steps that accepted at least 1, 2, … drafts
+ */
+export function lengthCounts(atLeast, numSteps) {
+  return [numSteps, ...atLeast].map((count, i) => count - (atLeast[i] ?? 0));
+}
 
-/** What the run was worth beside plain decoding, in a sentence from the server. */
+function bars(title, shares, first) {
+  const most = Math.max(...shares, 0.01);
+  return h("figure", { class: "bars" }, h("figcaption", {}, title),
+    h("div", { class: "bars-row" }, ...shares.slice(0, MAX_RATES).map((share, i) =>
+      h("span", { class: "bar" }, h("small", {}, percent(share)),
+        h("i", { style: `height: ${Math.max(2, 56 * share / most)}px` }), h("small", {}, `${first + i}`)))));
+}
+
+/** Charts of the accepted length: a bar per position, and a bar per length. */
+class Acceptance {
+  metrics = null;
+
+  constructor() {
+    this.host = h("div", { class: "acceptance", hidden: true });
+    const title = "acceptance by position, and how many drafts steps accepted";
+    this.button = textButton("acceptance", title, () => {
+      this.host.hidden = !this.host.hidden;
+      this.button.setAttribute("aria-expanded", String(!this.host.hidden));
+      this.show(this.metrics);
+    }, { "aria-expanded": "false" });
+  }
+
+  show(metrics) {
+    this.metrics = metrics;
+    if (this.host.hidden || !metrics) return;
+    const steps = metrics.num_steps, counts = lengthCounts(metrics.at_least ?? [], steps);
+    this.host.replaceChildren(...!steps ? ["No steps yet."] : [
+      bars("Steps that accepted at least so many drafts", metrics.position_rates ?? [], 1),
+      bars(`Accepted drafts of a step, of ${plural(steps, "step")}`,
+        counts.map((count) => count / steps), 0)]);
+  }
+}
+
+/** The run's result over plain decoding, a sentence from the server. */
 class Result {
-  /** @param {Trigger | null} trigger */
-  constructor(trigger) {
+  constructor(trigger, compares) {
     this.words = h("span", { class: "result-words" });
-    this.compare = h("button", { type: "button", class: "result-compare", hidden: true,
-      onclick: () => trigger?.("compare", { run: this.run }) }, "Compare with plain");
-    this.offers = trigger !== null;
+    this.compare = h("button", { type: "button", class: "action", hidden: true,
+      onclick: () => trigger("compare", { run: this.run }) }, "Compare with plain");
+    this.offers = compares;
     this.host = h("div", { class: "result" }, this.words, this.compare);
-    this.run = "";
   }
 
   show(result) {
@@ -98,51 +120,49 @@ class Result {
       result.advice && `${result.advice} `, h("span", { class: "result-source" }, result.source)]);
   }
 
-  /** @param {string} run its id in the log, once it is over */
+  /** @param {string} run id of the finished run in the log */
   ended(run) {
     this.run = run;
     this.compare.hidden = !this.offers || this.host.dataset.mood === "plain";
   }
 }
 
-/** Whether rejected drafts are shown: one switch for all panels, remembered by the browser. */
+/** Storage key of the switch that shows rejected drafts, the same for all panels. */
 const REJECTED = "pg-rejected";
 
 export class Panel {
   /**
-   * @param {import("./panels.js").Given} given
-   * @param {import("./scrubber.js").Fetch} fetch
-   * @param {Trigger | null} [trigger]
+   * @param {{ formulas: Record<string, string>, placeholder: string, compares?: boolean,
+   *   tab?: string | null }} options
+   * @param {import("../kit.js").Component} component
    */
-  constructor(given, fetch, trigger = null) {
-    this.tab = given.tab;
+  constructor(options, { server, trigger }) {
+    this.server = server;
+    this.tab = options.tab;
     this.title = h("h3");
     this.on = h("span", { class: "on-target" });
     this.badge = h("span", { class: "badge", hidden: true });
     this.state = h("span", { class: "state" });
     this.progress = h("span", { class: "progress", hidden: true }, h("i"));
     this.link = h("a", { class: "quiet", hidden: true }, "permalink");
-    this.copy = h("button", { type: "button", class: "quiet", hidden: true, "aria-live": "polite",
-      onclick: () => this.copyText() }, "copy text");
-    this.result = new Result(trigger);
+    this.copy = copyButton("copy text", () => this.track?.text ?? "");
+    this.copy.hidden = true;
+    this.result = new Result(trigger, options.compares);
     this.alert = h("div", { class: "alert", role: "alert", hidden: true });
-    this.byText = h("button", { type: "button", class: "by-text", onclick: () => trigger?.("by_text"),
+    this.byText = h("button", { type: "button", class: "action", onclick: () => trigger("by_text"),
       title: "its text is tokenized again for the target" }, "Use text");
     this.clock = h("span", { class: "panel-clock" });
     this.notes = h("div", { class: "notes" });
-    this.figures = new Figures(given.formulas);
+    this.figures = new Figures(options.formulas);
     const text = h("div", { class: "text", role: "log", tabindex: "0", "aria-label": "text",
-      onkeydown: (/** @type {KeyboardEvent} */ event) => this.key(event) },
-    h("div", { class: "placeholder" }, given.placeholder));
-    this.text = new TokenText(text, (track, n) => this.scrubber.pick(track, n),
-      (track, n, i) => this.scrubber.pointAt(track, n, i));
-    this.scrubber = new Scrubber({ ...fetch,
-      onStep: (track, n, reveal) => this.text.mark(track, n, reveal),
-      onPoint: (track, n, i) => this.text.point(track, n, i) });
-    this.lengths = new Acceptance();
-    this.scrubber.timeline.tools.append(this.lengths.button, h("button", { type: "button", class: "quiet",
-      title: "every step as slices, for Perfetto (ui.perfetto.dev) or chrome://tracing",
-      onclick: () => this.saveTrace(fetch) }, "Chrome trace"));
+      onkeydown: (event) => this.key(event) },
+    h("div", { class: "placeholder" }, options.placeholder));
+    this.text = new TokenText(text, (track, n) => this.scrubber.showCommit(track, n),
+      (track, n, i) => this.scrubber.highlightNode(track, n, i));
+    this.scrubber = new Scrubber(server, this.text);
+    this.acceptance = new Acceptance();
+    this.scrubber.timeline.tools.append(this.acceptance.button, textButton("Chrome trace",
+      "every step as slices, for Perfetto (ui.perfetto.dev) or chrome://tracing", () => this.saveTrace()));
     const shows = remembered(REJECTED) !== "hidden";
     const showRejected = h("input", { type: "checkbox", checked: shows, onchange: () => {
       this.root.classList.toggle("show-rejected", showRejected.checked);
@@ -151,31 +171,24 @@ export class Panel {
     this.root = h("section", { class: shows ? "panel idle show-rejected" : "panel idle" },
       h("header", {}, this.title, this.on, this.badge, this.state, this.progress,
         h("span", { class: "spring" }), this.copy, this.link, this.clock),
-      this.figures.host, this.alert, this.text.frame, this.result.host, this.notes,
+      this.figures.host, this.alert, text, this.result.host, this.notes,
       h("div", { class: "legend" }, swatch("target", "prefill bonus"),
         swatch("target after a rejection", "recovered"),
         swatch("accepted draft, deeper = darker", ...[1, 3, 5, 8].map((depth) => `draft d${depth}`)),
         h("label", { class: "toggle" }, showRejected, " rejected drafts, above the text")),
-      this.scrubber.timeline.host, this.lengths.host, this.scrubber.host,
+      this.scrubber.timeline.host, this.acceptance.host, this.scrubber.host,
       h("div", { class: "legend" }, swatch("accepted path", "k-path"), swatch("rejected", "k-off"),
         swatch("draft probability", "k-draft"), swatch("target probability", "k-target"),
         swatch("bonus or recovered token", "k-bonus")),
       this.scrubber.tree.host);
-    /** @type {import("./text.js").Track | null} */
     this.track = null;
   }
 
-  async saveTrace({ fetchTrace }) {
+  async saveTrace() {
     if (!this.track) return;
-    const { error, text, name } = await ask(fetchTrace(this.track.meta.id));
+    const { error, text, name } = await ask(this.server.trace({ run: this.track.meta.id }));
     if (error) this.fault(error);
     else download(name, text);
-  }
-
-  async copyText() {
-    const copied = await toClipboard(this.track?.text ?? "");
-    this.copy.textContent = copied ? "copied" : "not copied: the browser does not allow it here";
-    setTimeout(() => { this.copy.textContent = "copy text"; }, SAID_MS);
   }
 
   key(event) {
@@ -189,8 +202,7 @@ export class Panel {
     if (!this.text.tracks.size) this.text.host.replaceChildren();
     this.root.classList.remove("idle");
     this.track = this.text.open(meta);
-    this.title.textContent = meta.title;
-    this.title.title = meta.title;
+    this.title.textContent = this.title.title = meta.title;
     this.on.textContent = this.on.title = meta.target ? `on ${meta.target}` : "";
     this.mark(meta.badge);
     this.showFigures(null);
@@ -225,20 +237,19 @@ export class Panel {
 
   showFigures(metrics) {
     this.figures.show(metrics);
-    this.lengths.show(metrics);
+    this.acceptance.show(metrics);
     this.result.show(metrics?.result);
-    this.scrubber.timeline.whole = metrics?.texts.steps ?? "";
+    this.scrubber.timeline.totalSummary = metrics?.texts.steps ?? "";
   }
 
   fault(sentence, warning = null) {
-    this.alert.hidden = !(sentence || warning);
+    showAlert(this.alert, sentence ?? warning);
     this.alert.classList.toggle("warning", !sentence && Boolean(warning));
-    this.alert.textContent = sentence ?? warning ?? "";
   }
 
   /**
-   * Takes the next commit; one that is known already is passed over.
-   * @returns {boolean} false where commits before this one are missing
+   * Adds the next commit; a known one is ignored.
+   * @returns {boolean} false if commits before this one are missing
    */
   take(event) {
     const { track } = this;
@@ -250,11 +261,7 @@ export class Panel {
   finish(end) {
     if (!this.track || this.track.end) return;
     this.text.finish(this.track, end);
-    this.scrubber.ended(this.track);
+    this.scrubber.finish(this.track);
     this.copy.hidden = false;
   }
-}
-
-function swatch(words, ...kinds) {
-  return h("span", { class: "swatch" }, ...kinds.map((kind) => h("i", { class: kind })), ` ${words}`);
 }

@@ -1,47 +1,32 @@
-// One step played back from its record: guess, mask, verify, compare, commit, and what a chain of as
-// many drafts would have done. A sentence for each picture.
-import { h, plural, probability, quietButton, s, visible } from "../kit.js";
+// One step played back from its record: guess, mask, verify, accept, commit, and what a chain of as
+// many drafts would have accepted. A sentence for each picture.
+import { h, plural, probability, s, speedMenu, textButton, visible } from "../kit.js";
 import { sees } from "../mask.js";
 
-const PACE_MS = 3200, SPEEDS = [0.5, 1, 2];
-const MOST_LEVELS = 3, MOST_NAMED = 3, MATRIX_PX = 132, LEAST_CELL = 2, LARGEST_CELL = 9;
+const PACE_MS = 3200;
+const MAX_LEVELS = 3, MAX_NAMED = 3, MATRIX_PX = 132, MIN_CELL = 2, MAX_CELL = 9;
 
-/** @typedef {import("./draft_tree.js").Step} Step */
 /**
- * @typedef {object} Frame
- * @property {string} phase
- * @property {string} text
- * @property {number} depth nodes down to this depth are drafted
- * @property {number | null} row whose row of the mask is lit
- * @property {boolean} probs whether the target's probabilities are there
- * @property {number} judged accepted nodes that have been compared
- * @property {boolean} rejected whether what follows them has been
- * @property {boolean} committed
+ * A picture: nodes down to `depth` are drafted; `row`: the highlighted row of the mask; `probs`: whether
+ * the target's probabilities are known; `judged`: number of nodes accepted so far; `rejected`: whether the
+ * nodes after the accepted path are rejected already.
+ * @typedef {{ phase: string, text: string, depth: number, row: number | null, probs: boolean,
+ *   judged: number, rejected: boolean, committed: boolean }} Frame
  */
 
 const quoted = (label) => `\u201c${visible(label)}\u201d`;
 
-function named(step, nodes) {
-  const some = nodes.slice(0, MOST_NAMED).map((node) => {
+function quotedTokens(step, nodes) {
+  const some = nodes.slice(0, MAX_NAMED).map((node) => {
     const prob = step.draft_probs[node];
     return quoted(step.token_texts[node]) + (prob === null ? "" : ` (${probability(prob)})`);
   });
-  return some.join(", ") + (nodes.length > MOST_NAMED ? " \u2026" : "");
-}
-
-export function depthsOf(step) {
-  /** @type {number[]} */
-  const depths = [];
-  step.parents.forEach((parent, node) => { depths[node] = node ? depths[parent] + 1 : 0; });
-  return depths;
+  return some.join(", ") + (nodes.length > MAX_NAMED ? " \u2026" : "");
 }
 
 const childrenOf = (step, node) => step.parents.flatMap((parent, at) => at && parent === node ? [at] : []);
 
-/**
- * Of the drafter's first choices, from the root down, how many there are and how many were accepted.
- * @param {Step} step
- */
+/** Length of the path of the drafter's first choices, and how many of them were accepted. */
 export function firstChoices(step) {
   const accepted = new Set(step.accepted);
   let node = 0, length = 0, kept = 0;
@@ -54,20 +39,17 @@ export function firstChoices(step) {
   }
 }
 
-/** Whether a tree has a node with two children. */
-export const branches = (step) => new Set(step.parents).size < step.parents.length;
-
 function chainAgainstTree(step) {
   const drafts = plural(step.parents.length - 1, "draft");
-  if (!branches(step)) {
-    return "This draft is a chain: it ends at its first wrong token. A tree spends the same rows on second "
-      + "and third guesses too; the Tree page shows when that brings more.";
+  if (new Set(step.parents).size === step.parents.length) {
+    return "This draft is a chain: it ends at its first wrong token. A tree spends some of the rows on second "
+      + "and third guesses; the Tree page shows when that accepts more.";
   }
   const { length, kept } = firstChoices(step), tree = step.accepted.length;
   const turn = step.accepted.find((node) => node !== 0
     && childrenOf(step, step.parents[node]).some((other) => (step.ranks[other] ?? 0) < (step.ranks[node] ?? 0)));
   if (kept < tree && turn !== undefined) {
-    return `Chain against tree: a chain of ${drafts} holds the drafter's first choices only. It would have `
+    return `Chain against tree: a chain of ${drafts} has the drafter's first choices only. It would have `
       + `kept ${kept} here, the tree kept ${tree}: it had ${quoted(step.token_texts[turn])}, choice `
       + `${(step.ranks[turn] ?? 0) + 1} of the drafter, as well.`;
   }
@@ -76,62 +58,61 @@ function chainAgainstTree(step) {
       + `its path. A chain of ${drafts} would have kept at least these ${kept}, and perhaps more.`;
   }
   return `Chain against tree: the drafter's first choices were right ${kept} times and then wrong, and no `
-    + "other draft was right either: a chain would have done as well here.";
+    + "other draft was right: a chain would have done as well here.";
 }
 
-function judgement(step, node, sampled) {
+function acceptanceText(step, node, sampled) {
   const label = quoted(step.token_texts[node]), parent = quoted(step.token_texts[step.parents[node]]);
   const target = probability(step.target_probs[node]), draft = step.draft_probs[node];
   const others = childrenOf(step, step.parents[node]).length - 1;
-  const rest = others ? ` The ${others === 1 ? "other guess" : `${others} other guesses`} for this place, `
-    + "and all below, are out." : "";
+  const rest = others ? ` The ${others === 1 ? "other guess" : `${others} other guesses`} for this position, `
+    + "and all nodes below, are rejected." : "";
   if (!sampled) return `After ${parent} the target's own choice is ${label}, and it was drafted: accepted.${rest}`;
   return `${label}: the target gives it ${target}${draft === null ? "" : `, the drafter gave it ${probability(draft)}`}. `
     + `The draw accepts it.${rest}`;
 }
 
-function rejection(step, sampled) {
+function rejectionText(step, sampled) {
   const last = step.accepted.at(-1) ?? 0, parent = quoted(step.token_texts[last]);
   const wrong = childrenOf(step, last), bonus = quoted(step.bonus_text);
   if (!wrong.length) {
-    return `The path is accepted to its end. The target's row after ${parent} is there already: its token `
-      + `${bonus} is a bonus, for nothing.`;
+    return `The path is accepted to its end. The target's row after ${parent} has been computed, too: its `
+      + `token ${bonus} is a bonus at no extra cost.`;
   }
-  const guesses = named(step, wrong);
+  const guesses = quotedTokens(step, wrong);
   if (!sampled) {
     return `After ${parent} the target's own choice is ${bonus}; drafted ${wrong.length > 1 ? "were" : "was"} ${guesses}: rejected, and all `
       + `below ${wrong.length > 1 ? "them" : "it"}. The target's token takes the place.`;
   }
-  return `The draws reject ${guesses}. ${bonus} is drawn from the residual, what the target gives beyond the `
-    + "drafter, rescaled: so the text follows the target's law exactly.";
+  return `The draws reject ${guesses}. ${bonus} is drawn from the residual, the part of the target's probabilities `
+    + "above the drafter's, rescaled: so the text follows the target's distribution exactly.";
 }
 
 /**
- * The pictures of a step, in turn.
- * @param {Step} step
+ * The pictures of a step, in order.
+ * @param {import("./draft_tree.js").Step} step
  * @param {boolean} sampled whether the run drew at random
- * @returns {Frame[]}
  */
 export function framesOf(step, sampled) {
-  const depths = depthsOf(step), deepest = Math.max(...depths), root = quoted(step.token_texts[0]);
-  const frame = { phase: "root", text: "", depth: 0, row: null, probs: false, judged: 0, rejected: false,
-    committed: false };
+  const depths = [0], root = quoted(step.token_texts[0]);
+  for (const parent of step.parents.slice(1)) depths.push(depths[parent] + 1);
+  const deepest = Math.max(...depths);
   /** @type {Frame[]} */
-  const frames = [{ ...frame, text: `The root ${root} is the last token of the text so far. The step begins `
-    + "after it." }];
+  const frames = [{ phase: "root", depth: 0, row: null, probs: false, judged: 0, rejected: false,
+    committed: false, text: `The root ${root} is the last token of the text so far. The step begins after it.` }];
   const add = (phase, text, changes = {}) =>
     frames.push({ ...frames[frames.length - 1], row: null, phase, text, ...changes });
   const level = (depth) => depths.flatMap((own, node) => own === depth ? [node] : []);
-  for (let depth = 1; depth <= Math.min(deepest, MOST_LEVELS); depth += 1) {
+  for (let depth = 1; depth <= Math.min(deepest, MAX_LEVELS); depth += 1) {
     const nodes = level(depth);
     add("draft", depth === 1
-      ? `The drafter guesses the next token: ${named(step, nodes)}${nodes.length > 1
+      ? `The drafter guesses the next token: ${quotedTokens(step, nodes)}${nodes.length > 1
         ? `, ${nodes.length} guesses for one place` : ""}.`
       : `Depth ${depth}: ${nodes.length === 1 ? "1 guess, after the one that it continues"
         : `${nodes.length} guesses, each after the one that it continues`}.`,
     { depth });
   }
-  if (deepest > MOST_LEVELS) {
+  if (deepest > MAX_LEVELS) {
     add("draft", `And so on, down to depth ${deepest}: ${plural(step.parents.length - 1, "draft token")} in all.`,
       { depth: deepest });
   }
@@ -140,16 +121,16 @@ export function framesOf(step, sampled) {
     const seen = step.accepted.findLast((node) => siblings(node).length) ?? step.accepted.at(-1)
       ?? level(deepest).find((node) => siblings(node).length) ?? level(deepest)[0];
     add("mask", `Every node is a row of one forward. The row of ${quoted(step.token_texts[seen])} sees the text so far, `
-      + "its own ancestors and itself: as if its path were the text.", { row: seen });
+      + "its own ancestors and itself, as if its path were the text.", { row: seen });
     const [sibling] = siblings(seen);
     if (sibling) {
-      add("mask", `${quoted(step.token_texts[sibling])} is another guess for the same place. It must not see `
-        + `${quoted(step.token_texts[seen])}: only one of them can come true.`, { row: sibling });
+      add("mask", `${quoted(step.token_texts[sibling])} is another guess for the same position. It must not see `
+        + `${quoted(step.token_texts[seen])}: only one of them can be the text.`, { row: sibling });
     }
     add("verify", `One forward of the target reads all ${step.parents.length} rows at once and gives the `
       + "probability of every draft after its own path.", { probs: true });
-    step.accepted.forEach((node, i) => add("accept", judgement(step, node, sampled), { judged: i + 1 }));
-    add("accept", rejection(step, sampled), { rejected: true });
+    step.accepted.forEach((node, i) => add("accept", acceptanceText(step, node, sampled), { judged: i + 1 }));
+    add("accept", rejectionText(step, sampled), { rejected: true });
   } else add("verify", "Nothing was drafted: the target reads the root alone.", { probs: true, rejected: true });
   const count = step.accepted.length + 1, kept = Math.min(count, step.num_committed ?? count);
   add("commit", kept < count
@@ -161,13 +142,12 @@ export function framesOf(step, sampled) {
   return frames;
 }
 
-/** The mask of a step as one picture, with a row lit. */
+/** The mask of a step as a picture with one row highlighted. */
 function matrix(mask, row) {
-  const count = mask.length, cell = Math.min(LARGEST_CELL, Math.max(LEAST_CELL, Math.floor(MATRIX_PX / count)));
-  const side = count * cell;
-  const cells = (rows) => rows.flatMap((r) => [...Array(count).keys()].filter((c) => sees(mask[r], c))
+  const count = mask.length, cell = Math.min(MAX_CELL, Math.max(MIN_CELL, Math.floor(MATRIX_PX / count)));
+  const side = count * cell, all = [...Array(count).keys()];
+  const cells = (rows) => rows.flatMap((r) => all.filter((c) => sees(mask[r], c))
     .map((c) => `M${c * cell},${r * cell}h${cell - 0.6}v${cell - 0.6}h${0.6 - cell}z`)).join("");
-  const all = [...Array(count).keys()];
   return s("svg", { width: side, height: side, class: "walk-mask", role: "img",
     "aria-label": `attention mask, row ${row} lit` },
   s("rect", { class: "no", width: side, height: side }), s("path", { class: "yes", d: cells(all) }),
@@ -175,42 +155,39 @@ function matrix(mask, row) {
   s("path", { class: "own", d: cells([row]) }));
 }
 
-/** The player of a step's frames. */
+/** Plays the frames of a step. */
 export class Walk {
   /** @param {import("./draft_tree.js").StepTree} tree */
   constructor(tree) {
     this.tree = tree;
-    /** @type {Frame[]} */
     this.frames = [];
     this.at = 0;
     this.sampled = false;
-    /** @type {ReturnType<typeof setTimeout> | undefined} */
-    this.timer = undefined;
+    this.timer = 0;
     this.playing = false;
-    this.button = h("button", { type: "button", class: "walk-start", disabled: true, "data-key": "p",
+    this.button = h("button", { type: "button", class: "action walk-start", disabled: true, "data-key": "p",
       title: "play this step, a sentence for each part (P)", onclick: () => this.toggle() },
     "\u25b6 Walk through this step");
-    this.play = quietButton("", "play or pause", () => this.pause(!this.playing));
-    this.speed = h("select", { "aria-label": "speed" },
-      ...SPEEDS.map((speed) => h("option", { value: speed, selected: speed === 1 }, `${speed}\u00d7`)));
+    this.play = textButton("", "play or pause", () => this.setPlaying(!this.playing));
+    this.speed = speedMenu("speed", [0.5, 1, 2]);
     this.text = h("p", { class: "walk-text", "aria-live": "polite" });
     this.count = h("span", { class: "walk-count" });
     this.mask = h("div", { class: "walk-matrix" });
     this.host = h("div", { class: "walk", hidden: true, role: "group", "aria-label": "walk through this step" },
       h("div", { class: "walk-words" }, h("div", { class: "walk-line" }, this.count,
-        quietButton("\u2039", "one picture back", () => this.go(this.at - 1)), this.play,
-        quietButton("\u203a", "one picture on", () => this.go(this.at + 1)), this.speed,
-        h("span", { class: "spring" }), quietButton("close", "end the walk-through (P)", () => this.toggle())), this.text),
+        textButton("\u2039", "one picture back", () => this.go(this.at - 1)), this.play,
+        textButton("\u203a", "one picture on", () => this.go(this.at + 1)), this.speed,
+        h("span", { class: "spring" }), textButton("close", "end the walk-through (P)", () => this.toggle())), this.text),
       this.mask);
   }
 
   get isOpen() { return !this.host.hidden; }
 
-  /** @param {Step | null} step that can be played */
-  offer(step) {
+  /** @param {import("./draft_tree.js").Step | null} step the step to play; null = none */
+  setStep(step) {
     if (step !== this.step) this.close();
     this.step = step;
-    /** @type {HTMLButtonElement} */ (this.button).disabled = !step;
+    this.button.disabled = !step;
   }
 
   toggle() {
@@ -220,18 +197,18 @@ export class Walk {
     this.host.hidden = false;
     this.button.hidden = true;
     this.at = 0;
-    this.pause(!matchMedia("(prefers-reduced-motion: reduce)").matches);
+    this.setPlaying(!matchMedia("(prefers-reduced-motion: reduce)").matches);
     this.tree.draw();
     this.host.scrollIntoView({ block: "nearest" });
   }
 
   close() {
-    this.pause(false);
+    this.setPlaying(false);
     this.host.hidden = true;
     this.button.hidden = false;
   }
 
-  pause(playing) {
+  setPlaying(playing) {
     clearTimeout(this.timer);
     this.playing = playing;
     this.play.textContent = playing ? "pause" : "play";
@@ -240,24 +217,24 @@ export class Walk {
   }
 
   schedule() {
-    clearTimeout(this.timer);
     this.timer = setTimeout(() => {
-      if (this.at < this.frames.length - 1) this.go(this.at + 1, true);
-      else this.pause(false);
+      if (this.at === this.frames.length - 1) { this.setPlaying(false); return; }
+      this.at += 1;
+      this.applyFrame();
+      this.schedule();
     }, PACE_MS / Number(this.speed.value));
   }
 
-  go(at, byItself = false) {
-    if (!byItself) this.pause(false);
+  go(at) {
+    this.setPlaying(false);
     this.at = Math.min(Math.max(0, at), this.frames.length - 1);
-    this.drawn();
-    if (this.playing) this.schedule();
+    this.applyFrame();
   }
 
-  /** Shows the frame in the tree's picture, which was drawn anew or not. */
-  drawn() {
-    const { picture, layout } = this.tree, { step } = this;
-    if (!this.isOpen || !picture || !layout || !step) return;
+  /** Shows the current frame in the tree's picture, e.g. after it was redrawn. */
+  applyFrame() {
+    const { layout } = this.tree, { step } = this;
+    if (!this.isOpen || !layout || !step) return;
     const frame = this.frames[this.at], accepted = step.accepted.slice(0, frame.judged);
     this.count.textContent = `${this.at + 1} of ${this.frames.length}`;
     this.text.textContent = frame.text;
@@ -266,8 +243,7 @@ export class Walk {
     const lit = new Set();
     for (let node = frame.row ?? -1; node >= 0; node = step.parents[node]) lit.add(node);
     const last = accepted.at(-1) ?? 0;
-    const pills = picture.querySelectorAll(".node");
-    layout.placed.forEach((item, i) => {
+    for (const item of layout.placed) {
       const own = item.kind === "bonus" || item.kind === "recovered";
       const judged = item.node === 0 || accepted.includes(item.node);
       const wrong = frame.rejected && !own && item.parent === last && !judged;
@@ -278,11 +254,10 @@ export class Walk {
         faded: frame.rejected && !judged && !own && !wrong,
         untold: !frame.probs,
       };
-      const edge = picture.querySelector(`.edge[data-at="${i}"]`);
       for (const [name, on] of Object.entries(states)) {
-        pills[i].classList.toggle(name, on);
-        edge?.classList.toggle(name, on);
+        item.pill.classList.toggle(name, on);
+        item.edge?.classList.toggle(name, on);
       }
-    });
+    }
   }
 }

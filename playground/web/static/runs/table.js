@@ -1,17 +1,17 @@
 // The table of runs. gr.Dataframe pages in the browser; a log of 100,000 runs is paged by the
 // database, so the server sends one page of cells at a time.
 //
-// What the server sends is the component's value. Beside it this module writes `ticked`, the ids of
-// ticked runs, which outlive a page, and `asked`, what an event is about.
+// What the server sends is the component's value. This module adds `ticked`, the ids of ticked runs on
+// all pages, and `event_data`, the data of the event that it triggers.
 import { show } from "../address.js";
-import { h, part } from "../kit.js";
+import { h, onValue, part, showAlert } from "../kit.js";
 
-/** @typedef {import("../kit.js").Component} Component */
 /**
+ * Of the component's value:
  * @typedef {{ key: string, title: string, kind: string, sort: string | null, help: string,
  *   sorted: "ascending" | "descending" | null }} Head
  * @typedef {{ id: string | null, deleted: boolean, cells: any[], experiment?: string }} Row
- * `experiment`: the row stands for the requests of one; the address of its report, if it has any.
+ * `experiment`: the row stands for the requests of an experiment; the URL of its report, if it has one.
  */
 
 class RunTable {
@@ -21,20 +21,18 @@ class RunTable {
     this.body = h("tbody");
     this.fault = h("div", { class: "alert", role: "alert", hidden: true });
     this.count = h("span", { class: "count" });
-    this.previous = h("button", { type: "button", onclick: () => this.turn(-1) }, "\u2039 previous");
-    this.next = h("button", { type: "button", onclick: () => this.turn(1) }, "next \u203a");
+    const pager = (text, by) => h("button", { type: "button", class: "action", onclick: () => this.turnPage(by) }, text);
+    this.previous = pager("\u2039 previous", -1);
+    this.next = pager("next \u203a", 1);
     this.all = h("input", { type: "checkbox", "aria-label": "select the runs of this page",
       onchange: () => this.tick(this.runs.map((row) => row.id), this.all.checked) });
-    /** @type {Set<string | null>} */
     this.ticked = new Set();
-    /** @type {string | null} */
     this.lastTicked = null;
-    /** @type {string | null} */
     this.opened = null;
     part(component.element, ".runs").append(this.fault,
       h("div", { class: "frame" }, h("table", {}, h("thead", {}, this.head), this.body)),
       h("div", { class: "pager" }, this.count, this.previous, this.next));
-    this.body.addEventListener("keydown", (event) => this.walk(event));
+    this.body.addEventListener("keydown", (event) => this.moveFocus(event));
   }
 
   get value() { return this.component.props.value ?? {}; }
@@ -45,13 +43,12 @@ class RunTable {
 
   draw() {
     const { heads, pages = [0, 1], grouped = false, fault = "", count = "", nothing = "" } = this.value;
-    this.fault.hidden = !fault;
-    this.fault.textContent = fault;
+    showAlert(this.fault, fault);
     if (!heads) return;
     if ("opened" in this.value) this.opened = this.value.opened;
     if (this.value.untick) this.ticked.clear();
     this.head.replaceChildren(...(grouped ? [] : [h("td", { class: "tick" }, this.all)]),
-      ...heads.map((/** @type {Head} */ head) => this.headCell(head)));
+      ...heads.map((head) => this.headCell(head)));
     this.body.replaceChildren(...this.rows.map((row) => grouped
       || row.experiment !== undefined ? this.groupRow(row, heads, grouped) : this.runRow(row, heads)));
     if (!this.rows.length) {
@@ -60,7 +57,7 @@ class RunTable {
     this.count.textContent = count;
     this.previous.disabled = pages[0] === 0;
     this.next.disabled = pages[0] + 1 >= pages[1];
-    this.mark();
+    this.updateMarks();
     this.rememberLink();
   }
 
@@ -75,42 +72,38 @@ class RunTable {
 
   runRow(row, heads) {
     const box = h("input", { type: "checkbox", "aria-label": "select this run",
-      onclick: (/** @type {MouseEvent} */ event) =>
-        this.tick(this.through(row.id, event.shiftKey), box.checked) });
+      onclick: ({ shiftKey }) => this.tick(this.rangeTo(row.id, shiftKey), box.checked) });
     const open = () => this.open(row.id);
-    const line = h("tr", { "data-id": row.id, class: row.deleted ? "deleted" : null },
+    return h("tr", { "data-id": row.id, class: row.deleted ? "deleted" : null, onclick: outsideControls(open) },
       h("td", { class: "tick" }, box), ...cells(row, heads, open));
-    line.addEventListener("click", ({ target }) => { if (!isControl(target)) open(); });
-    return line;
   }
 
   groupRow(row, heads, grouped) {
     const narrow = () => { if (row.id !== null) this.send("narrow", { value: row.id }); };
-    const line = h("tr", { class: "group" }, grouped ? null : h("td", { class: "tick" }),
-      ...cells(row, heads, narrow));
+    const line = h("tr", { class: "group", onclick: outsideControls(narrow) },
+      grouped ? null : h("td", { class: "tick" }), ...cells(row, heads, narrow));
     if (row.experiment) {
       line.querySelector("td.prompt")?.append(" ", h("a", { href: row.experiment }, "report"));
     }
-    line.addEventListener("click", ({ target }) => { if (!isControl(target)) narrow(); });
     return line;
   }
 
-  send(event, asked) {
-    this.component.props.value = { ...this.value, asked };
+  send(event, event_data) {
+    this.component.props.value = { ...this.value, event_data };
     this.component.trigger(event);
   }
 
-  turn(by) { this.send("turn", { page: this.value.pages[0] + by }); }
+  turnPage(by) { this.send("turn", { page: this.value.pages[0] + by }); }
 
   open(id) {
     this.opened = id;
-    this.mark();
+    this.updateMarks();
     this.rememberLink();
     this.send("open", { id });
   }
 
-  /** With Shift, all rows between this one and the last that was ticked. */
-  through(id, isRange) {
+  /** With Shift, the ids from the last ticked row to this one. */
+  rangeTo(id, isRange) {
     const ids = this.runs.map((row) => row.id);
     const at = ids.indexOf(id), from = isRange ? ids.indexOf(this.lastTicked) : -1;
     this.lastTicked = id;
@@ -119,11 +112,11 @@ class RunTable {
 
   tick(ids, on) {
     for (const id of ids) if (on) this.ticked.add(id); else this.ticked.delete(id);
-    this.mark();
+    this.updateMarks();
     this.component.trigger("tick");
   }
 
-  mark() {
+  updateMarks() {
     let here = 0;
     for (const line of this.body.querySelectorAll("tr")) {
       const box = line.querySelector("input"), id = line.dataset.id ?? "";
@@ -137,14 +130,14 @@ class RunTable {
     this.component.props.value = { ...this.value, ticked: [...this.ticked], untick: false };
   }
 
-  // The address leads to what is shown.
+  // The URL names what is shown.
   rememberLink() {
     if (!this.component.element.offsetParent) return;
     show("runs", { run: this.opened, runs: this.value.link }, true);
   }
 
-  /** Up and down walk the rows with whatever has the focus in them. */
-  walk(event) {
+  /** Up and Down move the focus to the same control of the next row. */
+  moveFocus(event) {
     if (!(event.target instanceof HTMLElement)) return;
     const line = event.target.closest("tr");
     const other = event.key === "ArrowUp" ? line?.previousElementSibling
@@ -156,7 +149,8 @@ class RunTable {
   }
 }
 
-function isControl(target) { return target instanceof Element && Boolean(target.closest("a, button, input")); }
+/** Acts on clicks outside controls. */
+const outsideControls = (act) => ({ target }) => { if (!target.closest("a, button, input")) act(); };
 
 /** The first cell is a button, for the keyboard. */
 function cells(row, heads, act) {
@@ -170,14 +164,12 @@ function cells(row, heads, act) {
   });
 }
 
-/** @returns {(Node | string | null)[]} */
 function content(kind, value) {
   if (kind === "when") return [when(value)];
-  if (kind === "tags") return value.map((/** @type {string} */ tag) => h("span", { class: "tag" }, tag));
+  if (kind === "tags") return value.map((tag) => h("span", { class: "tag" }, tag));
   if (kind === "prompt") return [value[0] ? h("b", {}, value[0]) : null, ` ${value[1]}`];
   if (kind !== "method") return [value];
-  const [title, lossless] = value;
-  return [title, lossless === false ? h("span", { class: "lossy" }, "lossy") : null];
+  return [value[0], value[1] === false ? h("span", { class: "lossy" }, "lossy") : null];
 }
 
 function when(iso) {
@@ -189,9 +181,8 @@ function when(iso) {
 
 export function mount(component) {
   const table = new RunTable(component);
-  component.watch("value", () => table.draw());
-  table.draw();
-  // Fresh whenever the table comes into view: a switch of tabs, the first time included.
+  onValue(component, () => table.draw());
+  // Refresh whenever the table becomes visible: on a switch of tabs, and the first time.
   new IntersectionObserver((entries) => {
     if (entries.some((entry) => entry.isIntersecting)) component.trigger("refresh");
   }).observe(component.element);

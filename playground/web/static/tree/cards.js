@@ -1,18 +1,16 @@
-// The cards beside the tree: draft length, dynamic tree, optimise, latency, runs made with it.
+// The cards beside the tree: draft length, dynamic tree, optimise, latency, runs, mask.
 //
 // drafted: { text, settings, mat, rates, steps, tokens, nodes, levels, counts: { nodes, depths:
 // [[value, steps], …] }, smaller: [[nodes, mat], …], paths: [[path, drafted, accepted], …] }
-import { clip, h, milliseconds, number, part, plural } from "../kit.js";
+import { clip, h, milliseconds, number, part, plural, table, textButton } from "../kit.js";
 import { MaskView } from "../mask.js";
 import { Choices, pathText } from "./model.js";
-import { Chart, Job, debounced, named, newest } from "./parts.js";
-import {
-  curveAt, deepest, draftMs, predict, predictDrafted, verifyMs,
-} from "./replay.js";
+import { Chart, Job, debounced, elementsBy, latest } from "./parts.js";
+import { draftMs, interpolate, maxDepth, predict, predictDrafted, verifyMs } from "./replay.js";
 import { READABLE } from "./view.js";
 
 const SETTLED_MS = 250;
-/** Why there are no figures: none is measured, or none can be. */
+/** Why there are no figures: none are measured, or none can be. */
 const noTable = ({ pickers }) => pickers?.remark ? "No rank table is possible for this method; see above."
   : "Needs a rank table: pick or measure one above.";
 
@@ -21,8 +19,8 @@ export function makeCards(editor) {
     optimise: new OptimiseCard(editor), latency: new LatencyCard(editor),
     runs: new RunsCard(editor), mask: new MaskCard(editor) };
   const all = Object.values(cards);
-  return { ...cards, changed: () => all.forEach((one) => one.changed()),
-    edited: () => all.forEach((one) => one.edited()) };
+  return { ...cards, onContextChange: () => all.forEach((one) => one.onContextChange()),
+    onTreeEdit: () => all.forEach((one) => one.onTreeEdit()) };
 }
 
 class Card {
@@ -31,8 +29,8 @@ class Card {
     this.host = part(editor.host, `[data-card=${name}]`);
     /** @type {any} */
     this.state = this.host.querySelector(".card-state");
-    this.fields = named(this.host, "field");
-    this.slides = named(this.host, "slide");
+    this.fields = elementsBy(this.host, "field");
+    this.slides = elementsBy(this.host, "slide");
     const chart = this.host.querySelector(".chart");
     /** @type {any} */
     this.chart = chart && new Chart(chart, onPick);
@@ -40,7 +38,7 @@ class Card {
       const { dataset, value } = /** @type {HTMLInputElement} */ (event.target);
       const twin = this.slides[dataset.field ?? ""] ?? this.fields[dataset.slide ?? ""];
       if (twin) twin.value = value;
-      if (dataset.field || dataset.slide) this.moved();
+      if (dataset.field || dataset.slide) this.onFieldInput();
     });
   }
 
@@ -49,25 +47,19 @@ class Card {
     if (name in this.slides) this.slides[name].value = value;
   }
 
-  // A field was changed; the method, the table or the latency is another one; the tree is.
-  moved() {}
-  changed() {}
-  edited() {}
-}
-
-function makeTable(titles, rows) {
-  const row = (tag, cells) => cells.map((cell) => h(tag, {}, cell));
-  return h("table", {}, h("thead", {}, h("tr", {}, ...row("th", titles))), h("tbody", {},
-    ...rows.map(({ cells, on }) => h("tr", { class: on ? "on" : "" }, ...row("td", cells)))));
+  // Hooks: a field was edited; method, table or latency changed; the tree was edited.
+  onFieldInput() {}
+  onContextChange() {}
+  onTreeEdit() {}
 }
 
 const fastest = (rows) => rows.reduce((a, b) => b.tok_s > a.tok_s ? b : a);
+const fastestText = (best, noun) =>
+  `Fastest here: ${plural(best.x, noun)}, ${number(best.tok_s, 1)} tok/s predicted`;
 
-// Draft length of a chain; the slide goes over the lengths that the table knows, so that every place
-// of it has figures.
+// Draft length of a chain; the slider covers the lengths in the table, so every position has figures.
 class LengthCard extends Card {
   lengths = [];
-  rows = [];
 
   constructor(editor) {
     super(editor, "length", (length) => this.take(length));
@@ -75,9 +67,9 @@ class LengthCard extends Card {
     this.slide.addEventListener("input", () => this.take(this.lengths[this.slide.value]));
   }
 
-  moved() { this.take(Math.round(Number(this.fields.length.value))); }
+  onFieldInput() { this.take(Math.round(Number(this.fields.length.value))); }
 
-  changed() {
+  onContextChange() {
     const { method, table } = this.editor;
     this.host.hidden = method?.kind !== "chain";
     if (this.host.hidden) return;
@@ -85,10 +77,10 @@ class LengthCard extends Card {
     this.lengths = (table?.lengths ?? Array.from({ length: most }, (_, i) => i + 1))
       .filter((length) => length <= most);
     this.slide.max = this.lengths.length - 1;
-    this.edited();
+    this.onTreeEdit();
   }
 
-  edited() {
+  onTreeEdit() {
     if (this.host.hidden) return;
     const { table, speed, tree: { depth }, now } = this.editor;
     this.fields.length.value = depth;
@@ -96,12 +88,11 @@ class LengthCard extends Card {
     this.slide.setAttribute("aria-valuetext", plural(depth, "token"));
     this.chart.host.hidden = !table;
     if (!table) { this.state.textContent = noTable(this.editor); return; }
-    const rows = this.rows = this.lengths.map((x) => ({ x, ...this.editor.worth(Choices.chain(x)) }));
+    const rows = this.lengths.map((x) => ({ x, ...this.editor.figuresOf(Choices.chain(x)) }));
     const best = speed && fastest(rows);
     this.state.textContent = !best ? "Measure the latency below to see which length is fastest."
-      : `Fastest here: ${plural(best.x, "token")}, ${number(best.tok_s, 1)} tok/s predicted`
-        + (best.speedup < 1 ? "; plain decoding is faster than any draft." : ".");
-    this.chart.showWorth(rows, { at: depth, now, speed }, "tokens drafted",
+      : fastestText(best, "token") + (best.speedup < 1 ? "; plain decoding is faster than any draft." : ".");
+    this.chart.showMatAndSpeed(rows, { at: depth, now, speed }, "tokens drafted",
       `Green: MAT.${speed ? " Blue: predicted tok/s." : ""} Click a length to use it.`);
   }
 
@@ -112,21 +103,16 @@ class LengthCard extends Card {
   }
 }
 
-const MOST_TRIES = 8;
+const MAX_TRIES = 8;
 
-// Dynamic trees (EAGLE-2/3): which were recorded, and what fewer of their nodes would have accepted.
+// Dynamic trees (EAGLE-2/3): the recorded trees, and what fewer of their nodes would have accepted.
 class DynamicCard extends Card {
   tries = [];
-  rows = [];
-  /** @type {string | null} */ of = null;
+  /** @type {string | null} */ shownKey = null;
   /** @type {any} */ shown = null;
 
   constructor(editor) {
     super(editor, "dynamic", (nodes) => this.set("max_total_draft_tokens", nodes));
-  }
-
-  worth(speed, nodes, mat) {
-    return predict(speed, mat, [[nodes, 1]], deepest(this.shown.counts));
   }
 
   settings() {
@@ -134,15 +120,15 @@ class DynamicCard extends Card {
       Object.entries(this.fields).map(([name, box]) => [name, Number(box.value)]));
   }
 
-  moved() { this.editor.cards.runs.edited(); }
+  onFieldInput() { this.editor.cards.runs.onTreeEdit(); }
 
-  changed() {
+  onContextChange() {
     const { method, source } = this.editor;
     this.host.hidden = method?.kind !== "dynamic";
     if (this.host.hidden) return;
     const now = `${method.key}/${source?.id}`;
-    if (now === this.of) { this.show(this.shown); return; }
-    this.of = now;
+    if (now === this.shownKey) { this.show(this.shown); return; }
+    this.shownKey = now;
     for (const name of Object.keys(this.fields)) this.set(name, method.settings[name]);
     this.tries = [];
     this.show(null);
@@ -150,7 +136,7 @@ class DynamicCard extends Card {
 
   take(drafted) {
     if (!drafted || this.host.hidden) return;
-    this.tries = [drafted, ...this.tries].slice(0, MOST_TRIES);
+    this.tries = [drafted, ...this.tries].slice(0, MAX_TRIES);
     this.show(drafted);
   }
 
@@ -160,95 +146,93 @@ class DynamicCard extends Card {
     this.chart.host.hidden = !drafted;
     editor.parts.tries.replaceChildren(...(this.tries.length ? [this.table()] : []));
     editor.showDrafted(drafted);
-    this.rows = (drafted?.smaller ?? []).map(([x, mat]) => ({ x, mat, ...this.worth(speed, x, mat) }));
     if (!drafted) return;
-    const best = speed && fastest(this.rows);
-    this.chart.showWorth(this.rows, { at: editor.now.nodes, now: editor.now, speed }, "nodes kept",
+    const depth = maxDepth(drafted.counts);
+    const rows = drafted.smaller.map(([x, mat]) => ({ x, mat, ...predict(speed, mat, [[x, 1]], depth) }));
+    const best = speed && fastest(rows);
+    this.chart.showMatAndSpeed(rows, { at: editor.now.nodes, now: editor.now, speed }, "nodes kept",
       `${drafted.text} Green: MAT of their most probable nodes alone, at the steps of these runs.`
-      + `${best ? ` Fastest here: ${plural(best.x, "node")}, ${number(best.tok_s, 1)} tok/s predicted.` : ""} `
+      + `${best ? ` ${fastestText(best, "node")}.` : ""} `
       + "The tree on the left shows the paths drafted most often, with the number of steps that drafted each.");
   }
 
   table() {
-    return makeTable(["kept / K / levels", "MAT", "nodes", "tok/s"], this.tries.map((one) => ({
+    return table(["kept / K / levels", "MAT", "nodes", "tok/s"], this.tries.map((one) => ({
       on: one === this.shown,
-      cells: [h("button", { type: "button", class: "quiet", onclick: () => this.show(one) },
-        Object.keys(this.fields).map((name) => one.settings[name]).join(" / ")),
-      number(one.mat, 3), number(one.nodes, 1),
+      cells: [textButton(Object.keys(this.fields).map((name) => one.settings[name]).join(" / "),
+        "show these trees", () => this.show(one)), number(one.mat, 3), number(one.nodes, 1),
       number(predictDrafted(this.editor.speed, one).tok_s, 1)] })));
   }
 }
 
 const IDLE = "Draws the best tree over yours; nothing changes until you accept it.";
 
-// The best tree of a size, and the best size for this machine, as a ghost over the current tree.
+// The best tree of a size, and the best size for this machine, as a proposal over the current tree.
 class OptimiseCard extends Card {
   /** @type {any} */ points = null;
   /** @type {any} */ bestSize = null;
-  /** @type {string | null} */ asked = null;
-  wanted = false;
+  /** @type {string | null} the question that `points` answer */ curveKey = null;
 
   constructor(editor) {
     super(editor, "optimise", (nodes) => this.propose(nodes));
-    this.newestTree = newest();
-    this.newestCurve = newest();
+    this.newestTree = latest();
     this.settled = debounced(() => {
       if (editor.ghost) this.propose();
       this.fetchCurve();
     }, SETTLED_MS);
   }
 
-  moved() {
-    this.compare();
+  onFieldInput() {
+    this.describeAlternatives();
     this.settled();
   }
 
-  // MAT of chains, by their nodes: as far as the table knows, and level from there on.
+  // MAT of chains by their length: up to the table's depth, and constant beyond.
   chain(most) {
     const { editor, editor: { table } } = this;
     const rows = Array.from({ length: Math.min(most, table?.depths ?? 0) }, (_, i) =>
-      ({ x: i + 1, mat: editor.worth(Choices.chain(i + 1)).mat }));
+      ({ x: i + 1, mat: editor.figuresOf(Choices.chain(i + 1)).mat }));
     return rows.length && most > rows.length ? [...rows, { x: most, mat: rows[rows.length - 1].mat }] : rows;
   }
 
-  // What the same number of nodes accepts as a chain, as this tree, as the best tree.
-  compare() {
+  // What as many nodes accept as a chain, as this tree, and as the best tree.
+  describeAlternatives() {
     const { editor, editor: { now, tree, table }, points } = this, { against } = editor.parts;
     const nodes = Number(this.fields.nodes.value);
     against.textContent = "";
     if (!points?.length || !table || !(nodes >= 1)) return;
     const best = points.findLast(({ size }) => size <= nodes) ?? points[0];
-    const chain = editor.worth(Choices.chain(Math.min(nodes, table.depths))).mat;
+    const chain = editor.figuresOf(Choices.chain(Math.min(nodes, table.depths))).mat;
     const ends = nodes > table.depths ? `, of which the table knows ${table.depths}` : "";
     against.textContent = `${plural(nodes, "node")} as a chain accept ${number(chain - 1, 2)} drafts a step${ends}; `
       + `as the best tree ${number(best.mat - 1, 2)}. This tree of ${tree.size}: ${number(now.mat - 1, 2)}. A chain `
       + "ends at its first wrong token; a tree has second and third guesses.";
   }
 
-  // What the best tree hangs on besides its size.
+  // What the best tree depends on besides its size.
   bounds() {
     const [max_depth, max_width] = [this.fields.max_depth, this.fields.max_width].map((box) =>
       box.value.trim() === "" ? null : Number(box.value));
     const { source, category } = this.editor;
-    return { source: source?.id, category, max_depth, max_width };
+    return { source: source?.id, category: category || null, max_depth, max_width };
   }
 
-  changed() {
+  onContextChange() {
     const { table, method, tools } = this.editor;
     this.host.hidden = method?.kind !== "tree";
-    this.drop("");
+    this.dismiss("");
     this.set("nodes", this.editor.tree.size);
-    if (!table) this.points = this.bestSize = this.asked = null;
-    const controls = [...this.host.querySelectorAll("input"), tools.best, tools["best-size"]];
-    for (const control of controls) control.disabled = !table;
+    if (!table) this.points = this.bestSize = this.curveKey = null;
+    for (const control of [...this.host.querySelectorAll("input"), tools.best]) control.disabled = !table;
+    tools["best-size"].disabled = !this.bestSize;
     this.state.textContent = table ? IDLE : noTable(this.editor);
     this.chart.host.hidden = !table;
-    this.compare();
+    this.describeAlternatives();
     if (table) this.fetchCurve();
   }
 
-  edited() {
-    if (this.editor.ghost) this.tell();
+  onTreeEdit() {
+    if (this.editor.ghost) this.describeGhost();
     else this.set("nodes", this.editor.tree.size);
     this.drawCurve();
   }
@@ -256,24 +240,16 @@ class OptimiseCard extends Card {
   async propose(nodes = Number(this.fields.nodes.value)) {
     if (!Number.isFinite(nodes)) return;
     this.set("nodes", nodes);
-    this.wanted = false;
     const answer = await this.newestTree(this.editor.ask("optimise", { ...this.bounds(), nodes }));
-    if (answer?.error) this.drop(answer.error);
+    if (answer?.error) this.dismiss(answer.error);
     if (!answer?.tree) return;
     this.editor.showGhost(Choices.closed(answer.tree));
-    this.tell();
+    this.describeGhost();
   }
 
-  proposeBestSize() {
-    if (this.bestSize) { this.propose(this.bestSize.x); return; }
-    this.wanted = this.editor.speed !== null;
-    this.state.textContent = this.wanted ? "Computing the best tree of every size first \u2026"
-      : "Measure the latency of this machine first: without it no size is better than another.";
-  }
-
-  tell() {
+  describeGhost() {
     const { tree, ghost, now, tools } = this.editor;
-    const then = this.editor.worth(ghost), same = ghost.equals(tree);
+    const then = this.editor.figuresOf(ghost), same = ghost.equals(tree);
     const speed = then.tok_s === null ? ""
       : `, ${number(now.tok_s, 1)} \u2192 ${number(then.tok_s, 1)} tok/s`;
     this.state.textContent = same ? `This is already the best tree of ${plural(ghost.size, "node")}.`
@@ -285,14 +261,13 @@ class OptimiseCard extends Card {
 
   accept() {
     const { editor, editor: { ghost } } = this;
-    this.drop();
+    this.dismiss();
     editor.adopt(ghost, "", `Now the best tree of ${plural(ghost.size, "node")}`);
     editor.view.fit(READABLE);
   }
 
-  drop(text = IDLE) {
+  dismiss(text = IDLE) {
     const { editor, editor: { tools: { accept, dismiss } } } = this;
-    this.wanted = false;
     this.newestTree(null);
     if ([accept, dismiss].includes(document.activeElement)) editor.keepFocus();
     accept.disabled = dismiss.disabled = true;
@@ -305,33 +280,34 @@ class OptimiseCard extends Card {
     const { editor } = this;
     if (!editor.table || this.host.hidden) return;
     const bounds = this.bounds();
-    const asked = JSON.stringify([editor.method.key, bounds, editor.speed?.trees ?? null]);
-    if (asked === this.asked) { this.drawCurve(); return; }
-    this.asked = asked;
+    const curveKey = JSON.stringify([editor.method.key, bounds, editor.speed?.verify.trees ?? null]);
+    if (curveKey === this.curveKey) { this.drawCurve(); return; }
+    this.curveKey = curveKey;
     this.points = this.bestSize = null;
     this.chart.note.textContent = "Computing the best tree of every size \u2026";
-    const answer = await this.newestCurve(editor.ask("curve", bounds));
-    if (!answer || asked !== this.asked) return;
+    const answer = await editor.ask("curve", bounds);
+    if (curveKey !== this.curveKey) return;
     if (answer.error) this.chart.note.textContent = answer.error;
     this.points = answer.points;
     this.drawCurve();
-    if (this.wanted) this.proposeBestSize();
   }
 
   drawCurve() {
-    const { speed, now, tree } = this.editor;
-    this.compare();
+    const { speed, now, tree, tools } = this.editor;
+    this.describeAlternatives();
     if (!this.points?.length) return;
     const chain = this.chain(this.points[this.points.length - 1].size);
     const rows = this.points.map(({ mat, size, depth }) =>
       ({ x: size, depth, mat, tok_s: predict(speed, mat, [[size, 1]], depth).tok_s }));
     const best = this.bestSize = speed && fastest(rows);
-    const others = [{ name: "MAT of a chain", x: chain.map(({ x }) => x), y: chain.map(({ mat }) => mat), colour: "--pg-prob" }];
-    this.chart.showWorth(rows, { at: tree.size, now, speed, others }, "nodes",
-      `Green: MAT of the ${speed?.trees ? "fastest" : "best"} tree of n nodes; orange: of a chain of n.`
-      + `${speed ? " Blue: its predicted tok/s." : ""} Dots: `
-      + "the tree as it is now. Click a size to see its best tree." + (best ? ` Best for this machine: `
-      + `${plural(best.x, "node")}${best.depth === best.x ? " in a row" : ""}, MAT ${number(best.mat, 2)}, ${number(best.tok_s, 1)} tok/s.` : ""));
+    tools["best-size"].disabled = !best;
+    const others = [{ name: "MAT of a chain", x: chain.map(({ x }) => x), y: chain.map(({ mat }) => mat),
+      colour: "--pg-prob" }];
+    this.chart.showMatAndSpeed(rows, { at: tree.size, now, speed, others }, "nodes",
+      `Green: MAT of the ${speed?.verify.trees ? "fastest" : "best"} tree of n nodes; orange: of a chain of n.`
+      + `${speed ? " Blue: its predicted tok/s." : ""} Dots: the tree as it is now. Click a size to see its best `
+      + "tree." + (best ? ` Best for this machine: ${plural(best.x, "node")}`
+        + `${best.depth === best.x ? " in a row" : ""}, MAT ${number(best.mat, 2)}, ${number(best.tok_s, 1)} tok/s.` : ""));
   }
 }
 
@@ -343,12 +319,12 @@ class LatencyCard extends Card {
       (end) => editor.adoptSpeed(end.speed));
   }
 
-  changed() {
+  onContextChange() {
     if (!this.editor.speed) this.job.clear();
-    this.edited();
+    this.onTreeEdit();
   }
 
-  edited() {
+  onTreeEdit() {
     const { speed, now } = this.editor, { chart } = this;
     chart.plot.hidden = !speed;
     if (!speed) {
@@ -356,58 +332,58 @@ class LatencyCard extends Card {
         + "to half a minute and turns MAT into predicted tok/s.";
       return;
     }
-    const rows = now.nodes + 1, points = [...speed.verify];
-    if (points[points.length - 1][0] < rows) points.push([rows, curveAt(points, rows)]);
+    const rows = now.nodes + 1, { verify, verify: { trees } } = speed;
+    const chain = [...verify.rows, ...verify.rows.at(-1) < rows ? [rows] : []];
     const parts = now.parts ?? { draft: draftMs(speed, now.depth),
       verify: verifyMs(speed, now.nodes, now.depth) };
     const shape = plural(Math.round(rows), "row")
-      + (speed.trees ? `, ${plural(now.depth + 1, "level")}` : "");
+      + (trees ? `, ${plural(now.depth + 1, "level")}` : "");
     chart.show([
-      { name: speed.trees ? "ms: chain" : "ms", x: points.map(([n]) => n), y: points.map(([, ms]) => ms), colour: "--pg-target",
-        mode: "lines+markers" },
-      ...!speed.trees ? [] : [{ name: "ms: 3 levels", x: speed.trees.star.map(([n]) => n),
-        y: speed.trees.star.map(([n]) => verifyMs(speed, n - 1, 2)), colour: "--pg-reject",
-        mode: "lines+markers" }],
+      { name: trees ? "ms: chain" : "ms", x: chain, colour: "--pg-target", mode: "lines+markers",
+        y: chain.map((n) => interpolate(verify.rows, verify.ms, n)) },
+      ...!trees ? [] : [{ name: "ms: 3 levels", x: trees.rows, colour: "--pg-reject", mode: "lines+markers",
+        y: trees.rows.map((n) => verifyMs(speed, n - 1, 2)) }],
       { name: "ms: this tree", x: [rows], y: [parts.verify], colour: "--pg-prob", mode: "markers" },
     ], { x: "rows of a verify forward", y: "ms" },
     `This tree: draft ${milliseconds(parts.draft)} ms + verify ${milliseconds(parts.verify)} ms `
-      + `(${shape}). ${speed.text}`);
+      + `(${shape}). With about ${verify.context_len} tokens of context, as measured on this machine and kept `
+      + "up to date by runs.");
   }
 }
 
-// What an engine computes of the tree, and is handed at every step.
+// What an engine computes from the tree, and receives at every step.
 class MaskCard extends Card {
   constructor(editor) {
     super(editor, "mask");
-    this.newest = newest();
-    this.edited = this.changed = debounced(() => this.fetch(), SETTLED_MS);
-    this.view = new MaskView((open) => { if (open) this.edited(); });
+    this.latest = latest();
+    this.onTreeEdit = this.onContextChange = debounced(() => this.fetch(), SETTLED_MS);
+    this.view = new MaskView((open) => { if (open) this.onTreeEdit(); });
     this.host.append(this.view.host);
   }
 
   async fetch() {
     const { editor, view } = this, { keys, paths } = editor.tree;
-    this.host.hidden = editor.grown;  // the drafter grows another tree at every step
-    if (editor.grown || !view.isOpen) return;
-    const { text, error } = await this.newest(editor.ask("write",
+    this.host.hidden = editor.isDynamic;  // the drafter grows another tree at every step
+    if (editor.isDynamic || !view.isOpen) return;
+    const { text, error } = await this.latest(editor.ask("write",
       { tree: paths, format: "buffers" })) ?? {};
     this.state.textContent = error ?? "";
     if (text) view.show(JSON.parse(text), ["root", ...keys.map(pathText)]);
   }
 }
 
-// What runs with this very tree measured.
+// What runs with exactly this tree measured.
 class RunsCard extends Card {
   constructor(editor) {
     super(editor, "runs");
     this.job = new Job(editor, "runs", () => ({ kind: "runs", ...this.wanted() }), ({ drafted }) => {
       editor.cards.dynamic.take(drafted);
-      this.edited();
+      this.onTreeEdit();
     });
-    this.newest = newest();
-    this.edited = this.changed = debounced(() => this.fetch(), SETTLED_MS);
+    this.latest = latest();
+    this.onTreeEdit = this.onContextChange = debounced(() => this.fetch(), SETTLED_MS);
     new IntersectionObserver((entries) => {
-      if (entries.some((entry) => entry.isIntersecting)) this.edited();
+      if (entries.some((entry) => entry.isIntersecting)) this.onTreeEdit();
     }).observe(this.host);
   }
 
@@ -419,13 +395,13 @@ class RunsCard extends Card {
   async fetch() {
     const { editor } = this;
     if (!editor.method || !this.host.isConnected) return;
-    const answer = await this.newest(editor.ask("measured", this.wanted()));
+    const answer = await this.latest(editor.ask("measured", this.wanted()));
     if (!answer) return;
     this.state.replaceChildren(answer.error ?? (answer.runs.length ? this.table(answer.runs)
       : answer.text));
   }
 
-  // MAT hangs on the prompt, the time of a step on the machine: so it shows which was off.
+  // MAT depends on the prompt, a step's time on the machine: the table shows which prediction was off.
   table(runs) {
     const { mat, step_ms, tok_s } = this.editor.now;
     const against = (measured, predicted, digits) => {
@@ -433,7 +409,7 @@ class RunsCard extends Card {
       return number(measured, digits) + (Number.isFinite(by)
         ? ` (${by >= 0 ? "+" : "\u2212"}${number(Math.abs(by), 0)}%)` : "");
     };
-    return makeTable(["", "MAT", "ms a step", "tok/s"], [
+    return table(["", "MAT", "ms a step", "tok/s"], [
       { cells: ["predicted", number(mat, 2), number(step_ms, 1), number(tok_s, 1)] },
       ...runs.map((run) => ({ cells: [
         h("a", { href: `?run=${encodeURIComponent(run.id)}`, target: "_blank", rel: "noopener",

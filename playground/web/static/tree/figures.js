@@ -1,11 +1,11 @@
-// What the tree in the editor is worth: figures of the whole tree, and what is known of every node.
+// The figures of the tree in the editor, and of each of its nodes.
 import { DASH, duration, figure, h, number, percent, plural, speedup, visible } from "../kit.js";
 import { depthOf, keyOf, parentOf, pathText, rankOf } from "./model.js";
-import { debounced, newest } from "./parts.js";
-import { deepest, predictDrafted } from "./replay.js";
+import { debounced, latest } from "./parts.js";
+import { maxDepth, predictDrafted } from "./replay.js";
 
 /**
- * Name, title, value, formula; digits of those whose difference to the tree begun with is shown.
+ * Name, title, value as text, formula; digits if the difference to the opened tree is shown.
  * @type {[string, string, (figures: any) => string, string, number?][]}
  */
 const TREE_FIGURES = [
@@ -29,11 +29,10 @@ export class TreeFigures {
     this.values = TREE_FIGURES.map(([name]) => ({ was: h("span", { class: "was" }),
       value: h("span", { class: "value", "data-figure": name }, DASH) }));
     host.append(...TREE_FIGURES.map(([, title, , formula], i) =>
-      figure(formula, h("span", { class: "pair" }, this.values[i].value, this.values[i].was),
-        h("span", { class: "name" }, title))));
+      figure(formula, h("span", { class: "pair" }, this.values[i].value, this.values[i].was), title)));
   }
 
-  // before: the figures to compare with, or null.
+  // before: figures to compare with, or null.
   show(figures, before) {
     TREE_FIGURES.forEach(([name, , format, , digits], i) => {
       const { value, was } = this.values[i], now = figures[name], then = before?.[name];
@@ -46,7 +45,7 @@ export class TreeFigures {
   }
 }
 
-// What is known of a node: { size, share, label, text, known } by key.
+// The facts of a node by its key: { size, share, label, text, known }.
 export function factsOf(tree, replay, table) {
   const steps = replay?.numSteps ?? 0;
   return (key) => {
@@ -69,9 +68,9 @@ export function factsOf(tree, replay, table) {
   };
 }
 
-// Figures of trees that a drafter grew, as the editor's `worth` gives them.
-export function worthOf(drafted, speed) {
-  const { mat, rates, nodes, steps, tokens, counts } = drafted, depth = deepest(counts);
+// Figures of recorded trees, as the editor's `figuresOf` returns them.
+export function draftedFigures(drafted, speed) {
+  const { mat, rates, nodes, steps, tokens, counts } = drafted, depth = maxDepth(counts);
   return { replay: null, mat, rates, nodes: Math.round(10 * nodes) / 10, depth, steps, tokens,
     ...predictDrafted(speed, drafted) };
 }
@@ -93,17 +92,17 @@ const fine = (share) =>
 
 const EXAMPLE_AFTER_MS = 140;
 
-// What is known of the node under the pointer or the focus.
+// The facts of the node under the pointer or with the focus.
 export class NodeInfo {
   /** @type {string | null} */ key = null;
 
   // example(key) → promise of { before, tokens: [..] } or null.
   constructor(parts, example) {
     this.parts = parts;
-    const newestExample = newest();
+    const newestExample = latest();
     this.fetch = debounced(async () => {
-      const { key } = this, found = await newestExample(example(key));
-      if (key === this.key) parts.example.replaceChildren(...(found ? quote(found) : []));
+      const { key } = this, answer = await newestExample(example(key));
+      if (key === this.key) parts.example.replaceChildren(...(answer ? quote(answer) : []));
     }, EXAMPLE_AFTER_MS);
   }
 

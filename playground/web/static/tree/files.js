@@ -1,7 +1,7 @@
-// Trees in and out: presets, saving, import with the place of every fault, export, link.
+// Presets, saving, import and export of trees.
 import { download, plural, toClipboard } from "../kit.js";
 import { Choices } from "./model.js";
-import { fillMenu, named } from "./parts.js";
+import { elementsBy, fillMenu } from "./parts.js";
 
 const MAX_FILE_BYTES = 1_000_000;
 
@@ -12,11 +12,11 @@ export class TreeFiles {
 
   constructor(editor) {
     this.editor = editor;
-    this.sheets = named(editor.host, "sheet");
+    this.sheets = elementsBy(editor.host, "sheet");
     const { save, file } = editor.parts;
     save.addEventListener("submit", (event) => {
       event.preventDefault();
-      this.keep("save");
+      this.store("save");
     });
     file.addEventListener("change", () => this.readFile(file.files[0]));
     for (const sheet of Object.values(this.sheets)) {
@@ -29,7 +29,7 @@ export class TreeFiles {
   }
 
   fill({ formats, trees }) {
-    fillMenu(this.editor.menus.format, formats.map(({ name, title }) => [name, title]));
+    fillMenu(this.editor.menus.format, formats);
     this.fillPresets(trees);
   }
 
@@ -59,18 +59,18 @@ export class TreeFiles {
     (this.opened ? this.sheets[name].querySelector(".first") : tools[name]).focus();
   }
 
-  // What a sheet says of an answer.
-  tell(name, /** @type {{ error?: string }} */ { error }, text = "") {
+  // Shows the outcome of a question in its sheet.
+  showState(name, /** @type {{ error?: string }} */ { error }, text = "") {
     const state = this.sheets[name].querySelector(".sheet-state");
     state.classList.toggle("faulty", Boolean(error));
     state.textContent = error ?? text;
   }
 
-  async keep(question) {
+  async store(question) {
     const { editor } = this;
     const answer = await editor.ask(question,
       { name: editor.parts.name.value, tree: editor.tree.paths });
-    this.tell("save", answer, answer.text);
+    this.showState("save", answer, answer.text);
     if (answer.trees) this.fillPresets(answer.trees);
   }
 
@@ -78,7 +78,7 @@ export class TreeFiles {
     const { parts } = this.editor;
     if (!file) return;
     if (file.size > MAX_FILE_BYTES) {
-      this.tell("import", { error: `${file.name} has ${file.size} bytes; a tree has at most `
+      this.showState("import", { error: `${file.name} has ${file.size} bytes; a tree has at most `
         + `${MAX_FILE_BYTES}.` });
       return;
     }
@@ -94,9 +94,9 @@ export class TreeFiles {
 
   readText() { return this.read({ text: this.editor.parts.text.value }); }
 
-  async read(asked) {
-    const { editor, editor: { parts: { text } } } = this, answer = await editor.ask("read", asked);
-    this.tell("import", answer);
+  async read(question) {
+    const { editor, editor: { parts: { text } } } = this, answer = await editor.ask("read", question);
+    this.showState("import", answer);
     text.setAttribute("aria-invalid", String(Boolean(answer.error)));
     if (answer.error) { selectFault(text, answer.error); return; }
     const tree = Choices.closed(answer.tree);
@@ -110,7 +110,7 @@ export class TreeFiles {
       { tree: editor.tree.paths, format: editor.menus.format.value });
     this.suffix = answer.suffix ?? "txt";
     editor.parts.out.value = answer.text ?? "";
-    this.tell("export", answer, answer.note);
+    this.showState("export", answer, answer.note);
   }
 
   download() { download(`choice-tree.${this.suffix}`, this.editor.parts.out.value); }
@@ -118,24 +118,18 @@ export class TreeFiles {
   async copy() {
     const { out } = this.editor.parts, copied = await toClipboard(out.value);
     if (!copied) out.select();
-    this.tell("export", {}, copied ? "Copied."
+    this.showState("export", {}, copied ? "Copied."
       : "The browser does not allow copying here. Select the text and copy it.");
-  }
-
-  async copyLink() {
-    const copied = await toClipboard(this.editor.writeLink());
-    this.editor.say(copied ? "Link copied; it carries the tree."
-      : "The address bar holds a link that carries the tree.");
   }
 }
 
-// Selects what stands at the place that a fault names.
+// Selects the text at the position that a fault names.
 function selectFault(text, sentence) {
   text.focus();
-  const found = /line (\d+), column (\d+)/.exec(sentence);
-  if (!found) return;
-  const lines = text.value.split("\n").slice(0, Number(found[1]) - 1);
-  const start = lines.reduce((sum, line) => sum + line.length + 1, 0) + Number(found[2]) - 1;
+  const position = /line (\d+), column (\d+)/.exec(sentence);
+  if (!position) return;
+  const lines = text.value.split("\n").slice(0, Number(position[1]) - 1);
+  const start = lines.reduce((sum, line) => sum + line.length + 1, 0) + Number(position[2]) - 1;
   text.setSelectionRange(start,
     start + Math.max(1, text.value.slice(start).search(/[\s,\])}]|$/)));
 }

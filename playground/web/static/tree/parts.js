@@ -1,16 +1,16 @@
-// What the editor's template is brought to life with: named elements, menus, jobs, charts.
-import { followTheme, h, loadPlotly, showProgress } from "../kit.js";
+// Building blocks of the editor: elements by name, menus, jobs, charts.
+import { h, part, showProgress } from "../kit.js";
 
 /**
- * The elements of a template by the name that their attribute `data-KIND` gives them.
+ * The elements of a template by the value of their attribute `data-KIND`.
  * @returns {Record<string, any>}
  */
-export function named(host, kind) {
-  const found = [...host.querySelectorAll(`[data-${kind}]`)];
-  return Object.fromEntries(found.map((node) => [node.dataset[kind], node]));
+export function elementsBy(host, kind) {
+  const nodes = [...host.querySelectorAll(`[data-${kind}]`)];
+  return Object.fromEntries(nodes.map((node) => [node.dataset[kind], node]));
 }
 
-// rows: [value, title, group]; those of a group, which follow each other, stand under its name.
+// rows: [value, title, group]; consecutive rows of a group become an optgroup.
 export function fillMenu(select, rows) {
   select.replaceChildren();
   let holder = select;
@@ -31,41 +31,42 @@ export function debounced(work, ms) {
   };
 }
 
-// Awaits answers of which only the last one asked for counts: null for all before it.
-export function newest() {
+// Awaits answers; null for one that a later question has superseded.
+export function latest() {
   let last = 0;
   return async (answer) => {
-    const mine = last += 1;
-    const found = await answer;
-    return mine === last ? found : null;
+    const ticket = last += 1;
+    const value = await answer;
+    return ticket === last ? value : null;
   };
 }
 
 const JOB_POLL_MS = 250;
-// Whose jobs are whose: a new one of the same tab replaces the one before.
+// Owner of this tab's jobs: a new job of the same tab replaces the last one.
 const TAB = `tree-${Math.random().toString(36).slice(2, 12)}`;
 
-// A measurement of the server: a button, how far it is, and Stop.
+// A measurement on the server: a button that starts it, its progress, and Stop.
 export class Job {
-  // wanted() → what is asked of `measure`; done(end) is told what the finished job brought.
-  constructor(editor, name, wanted, done) {
+  // question() → the question for `measure`; onDone(end) gets the results of a finished job.
+  constructor(editor, name, question, onDone) {
     this.editor = editor;
-    this.wanted = wanted;
-    this.done = done;
+    this.question = question;
+    this.onDone = onDone;
     this.id = null;
-    this.host = editor.host.querySelector(`[data-job=${name}]`);
-    const [button, progress, stopper, text] = this.host.children;
-    this.button = button;
-    this.progress = progress;
-    this.stopper = stopper;
-    this.text = text;
+    this.host = part(editor.host, `[data-job=${name}]`);
+    this.button = part(this.host, "button");
+    this.progress = h("span", { class: "progress", hidden: true, role: "progressbar", "aria-valuemin": 0,
+      "aria-valuemax": 100 }, h("i"));
+    this.stopper = h("button", { type: "button", class: "tool", hidden: true,
+      onclick: () => this.stop() }, "Stop");
+    this.text = h("span", { class: "job-text", role: "status" });
+    this.host.append(this.progress, this.stopper, this.text);
     this.button.addEventListener("click", () => this.start());
-    this.stopper.addEventListener("click", () => this.stop());
   }
 
   get running() { return this.button.hidden; }
 
-  // Forgets how the last one ended.
+  // Clears the last job's final message.
   clear() {
     if (!this.running) this.text.textContent = "";
   }
@@ -73,7 +74,7 @@ export class Job {
   async start() {
     this.show({ text: "asking \u2026", over: false });
     const answer = await this.editor.ask("measure", { source: this.editor.source?.id ?? null,
-      tab: TAB, ...this.wanted() });
+      tab: TAB, ...this.question() });
     this.id = answer.job;
     if (answer.error) this.show(answer);
     else this.poll();
@@ -83,7 +84,7 @@ export class Job {
     const state = await this.editor.ask("job", { job: this.id });
     this.show(state);
     if (state.over === false) setTimeout(() => this.poll(), JOB_POLL_MS);
-    else if (state.end) this.done(state.end);
+    else if (state.end) this.onDone(state.end);
   }
 
   stop() {
@@ -100,34 +101,34 @@ export class Job {
   }
 }
 
-// A small line chart. Drawn here, not in Python: it follows every edit without a round trip.
+// A small line chart, drawn here and not in Python so that it follows every edit without a round trip.
 export class Chart {
   /** @type {any} */ drawn = null;
   /** @type {any} */ plotly = null;
   waiting = false;
 
-  // onPick(x) is told the x of a point that was clicked.
+  // onPick(x) gets the x of a clicked point.
   constructor(host, onPick = (x) => {}) {
     this.host = host;
     this.plot = host.firstElementChild;
     this.note = host.lastElementChild;
     this.onPick = onPick;
-    followTheme(() => this.draw());
+    // A class of the body makes the page dark or light.
+    new MutationObserver(() => this.draw()).observe(document.body, { attributeFilter: ["class"] });
     new ResizeObserver(() => {
       if (this.plotly && this.plot.clientWidth) this.plotly.Plots.resize(this.plot);
     }).observe(this.plot);
   }
 
-  // lines: [{ name, x, y, colour, axis: 1 | 2, mode }], axes: { x, y, y2 } titles, and `steps`: the
-  // only x, each about twice the one before.
+  // lines: [{ name, x, y, colour, axis: 1 | 2, mode }], axes: { x, y, y2 } titles.
   show(lines, axes, note) {
     this.drawn = { lines, axes };
     this.note.textContent = note;
     this.draw();
   }
 
-  // MAT over x, and tok/s where the machine was measured; points mark the tree at hand.
-  showWorth(rows, { at, now, speed, others = [] }, title, note) {
+  // MAT over x, and tok/s if the machine was measured; points mark the current tree.
+  showMatAndSpeed(rows, { at, now, speed, others = [] }, title, note) {
     const x = rows.map((row) => row.x), lines = [...others];
     const both = (name, figure, more) => lines.push(
       { name, x, y: rows.map((row) => row[figure]), ...more },
@@ -141,12 +142,11 @@ export class Chart {
     if (!this.drawn || this.waiting) return;
     this.waiting = true;
     requestAnimationFrame(async () => {
+      this.waiting = false;
       try {
-        const plotly = await loadPlotly();
-        this.waiting = false;
-        if (this.plot.isConnected) await this.react(plotly);
+        await import(new URL("../plotly.min.js", import.meta.url).href);
+        if (this.plot.isConnected) await this.react(Reflect.get(window, "Plotly"));
       } catch {
-        this.waiting = false;
         this.note.textContent = "The chart could not be loaded; the text has all its figures.";
       }
     });
@@ -167,7 +167,7 @@ export class Chart {
     const layout = { margin: { l: 34, r: axes.y2 ? 36 : 8, t: 6, b: 30 }, showlegend: false,
       paper_bgcolor: "transparent", plot_bgcolor: "transparent", hovermode: "closest",
       font: { family: colour("--font"), size: 11, color: colour("--body-text-color-subdued") },
-      xaxis: axis(axes.x, axes.steps ? { type: "log", tickvals: axes.steps, ticktext: axes.steps } : {}), yaxis: axis(axes.y, { rangemode: axes.y2 ? "normal" : "tozero" }),
+      xaxis: axis(axes.x), yaxis: axis(axes.y, { rangemode: axes.y2 ? "normal" : "tozero" }),
       ...axes.y2 && { yaxis2: axis(axes.y2, { overlaying: "y", side: "right", showgrid: false,
         rangemode: "normal", tickmode: "auto", nticks: 5 }) } };
     await plotly.react(this.plot, data, layout, { displayModeBar: false, responsive: false });

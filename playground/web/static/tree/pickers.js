@@ -1,72 +1,70 @@
-// Which target, method and rank table the tree is replayed on.
-import { Job, fillMenu, newest } from "./parts.js";
+// Pickers of target, method, and the rank table that the tree is replayed on.
+import { Job, fillMenu, latest } from "./parts.js";
 import { unpackTable } from "./replay.js";
 
 export class TreePickers {
   // targets: [{ key, title }]; methods: { target: [{ key, title, group, kind, … }] }
-  offered = { targets: [], methods: {} };
+  /** @type {any} */ offered = { targets: [], methods: {} };
   target = null;
   sources = [];
-  waits = 0;
+  numPending = 0;
 
   constructor(editor) {
     this.editor = editor;
-    this.newestSources = newest();
-    this.newestTable = newest();
+    this.newestSources = latest();
+    this.newestTable = latest();
     this.measure = new Job(editor, "ranks", () => {
       this.measuring = editor.method?.key;
       return { kind: "ranks" };
-    }, (end) => this.findSources(this.measuring === editor.method?.key ? end.source
+    }, (end) => this.fetchSources(this.measuring === editor.method?.key ? end.source
       : editor.menus.source.value));
   }
 
-  fill(offered, link) {
+  fill(offered) {
     this.offered = offered;
-    const { targets } = offered;
-    fillMenu(this.editor.menus.target, targets.map(({ key, title }) => [key, title]));
-    const known = targets.some(({ key }) => key === link?.target);
-    return this.pickTarget(known ? link.target : targets[0]?.key, link);
+    fillMenu(this.editor.menus.target, offered.targets.map(({ key, title }) => [key, title]));
   }
 
-  // Marks the bar as busy until the work is done.
-  async during(work) {
+  // Marks the bar as busy until the work has finished.
+  async whileBusy(work) {
     const { bar } = this.editor.parts;
-    this.waits += 1;
+    this.numPending += 1;
     bar.setAttribute("aria-busy", "true");
     try {
       return await work();
     } finally {
-      this.waits -= 1;
-      bar.setAttribute("aria-busy", String(this.waits > 0));
+      this.numPending -= 1;
+      bar.setAttribute("aria-busy", String(this.numPending > 0));
     }
   }
 
-  // link: what to pick if it is offered, a method and a benchmark, whose texts to replay on.
-  pickTarget(target, link = {}) {
-    this.target = target ?? null;
-    this.editor.menus.target.value = target ?? "";
-    const methods = this.offered.methods[target] ?? [];
+  // link: a method to pick if it is available, and a benchmark whose texts to replay on.
+  pickTarget(wanted, /** @type {Record<string, any> | null} */ link = null) {
+    const { targets } = this.offered;
+    this.target = (targets.find(({ key }) => key === wanted) ?? targets[0])?.key ?? null;
+    this.editor.menus.target.value = this.target ?? "";
+    const methods = this.offered.methods[this.target ?? ""] ?? [];
     fillMenu(this.editor.menus.method, methods.map((one) => [one.key, one.title, one.group]));
-    const found = methods.find((one) => one.key === (link?.method || this.editor.method?.key))
+    const method = methods.find((one) => one.key === (link?.method || this.editor.method?.key))
       ?? methods.find((one) => one.kind === "tree") ?? methods[0];
-    return this.pickMethod(found?.key, link?.benchmark ? `benchmark:${link.benchmark}` : null);
+    return this.pickMethod(method?.key, link?.benchmark ? `benchmark:${link.benchmark}` : null);
   }
 
   pickMethod(key, /** @type {string | null} */ wanted = null) {
     const methods = this.offered.methods[this.target ?? ""] ?? [];
     this.editor.menus.method.value = key ?? "";
     this.editor.adoptMethod(methods.find((one) => one.key === key) ?? null);
-    this.tell("looking for rank tables \u2026");
-    return this.findSources(wanted);
+    this.showState("looking for rank tables \u2026");
+    return this.fetchSources(wanted);
   }
 
-  findSources(wanted) {
-    return this.during(async () => {
+  fetchSources(wanted) {
+    return this.whileBusy(async () => {
       const { editor, editor: { method, menus } } = this;
       const answer = await this.newestSources(
         method ? editor.ask("sources", { target: this.target, wanted }) : { sources: [] });
       if (!answer) return;
-      editor.complain(answer.error ?? null);
+      editor.showAlert(answer.error ?? null);
       this.sources = answer.sources ?? [];
       this.remark = answer.remark ?? "";
       this.weights = answer.weights ?? null;
@@ -81,7 +79,7 @@ export class TreePickers {
   }
 
   pickSource(id) {
-    return this.during(async () => {
+    return this.whileBusy(async () => {
       const { editor } = this, source = this.sources.find((one) => one.id === id) ?? null;
       const dynamic = editor.method?.kind === "dynamic", ready = source && (source.ready || dynamic);
       this.measure.host.hidden = !this.measure.running && (!source || ready);
@@ -90,22 +88,22 @@ export class TreePickers {
         this.newestTable(null);
         editor.adoptTable(source, null, null);
       }
-      this.tell(!source ? this.remark : !ready ? "Its ranks are not measured yet: \u201cMeasure "
+      this.showState(!source ? this.remark : !ready ? "Its ranks are not measured yet: \u201cMeasure "
         + `ranks\u201d runs the drafter along ${source.what}.` : dynamic ? ""
         : "reading the rank table \u2026");
       if (!ready) return;
-      // Of a dynamic tree there is no table, but the trees that its runs drafted.
+      // A dynamic tree has no table, but recorded trees of its runs.
       const answer = await this.newestTable(
         editor.ask(dynamic ? "drafted" : "table", { source: id }));
       if (!answer) return;
-      this.tell(answer.error ?? answer.text);
+      this.showState(answer.error ?? answer.text);
       if (answer.error) return;
       editor.adoptTable(source, dynamic ? null : unpackTable(answer.table), answer.speed);
       if (dynamic) editor.cards.dynamic.take(answer.drafted);
     });
   }
 
-  tell(text) { this.editor.parts.state.textContent = text ?? ""; }
+  showState(text) { this.editor.parts.state.textContent = text ?? ""; }
 
   showCategories(table) {
     const { parts, menus } = this.editor;
@@ -114,13 +112,13 @@ export class TreePickers {
     fillMenu(menus.category, [["", "all"], ...names.map((name) => [name, name])]);
   }
 
-  // Takes the tree to another page.
+  // Opens another page with the tree.
   use(where) {
     const { editor } = this;
     if (!editor.method) return;
     editor.writeLink();
     editor.trigger("use", { where, target: this.target, method: editor.method.key,
       tree: editor.tree.paths, settings: editor.cards.dynamic.settings(), weights: this.weights });
-    editor.say(`Sent to ${where === "generate" ? "Generate" : "Compare, as its first configuration"}.`);
+    editor.announce(`Sent to ${where === "generate" ? "Generate" : "Compare, as its first configuration"}.`);
   }
 }

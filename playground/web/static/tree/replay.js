@@ -1,30 +1,23 @@
-// The exact what-if: walks every text of a rank table with a choice tree, and predicts its speed.
+// The exact what-if: replays every text of a rank table with a choice tree, and predicts the speed.
 import { isWithin, parentOf, rankOf } from "./model.js";
 
 /** @typedef {import("./model.js").Choices} Choices */
-/** @typedef {[number, number][]} Points */
 
 /**
  * A rank table as the server packs it: `ranks` is base64 of little-endian integers of `width` bytes,
- * rank + 1 per position and depth, 0 where the true token was not among the ranks kept. `chains` are
- * the steps that a drafter which looks up made while measuring, for one draft length: by the length
- * accepted (`ends`) and by the tokens drafted.
+ * rank + 1 per position and depth, 0 if the true token is not among the stored ranks. `chains` has the
+ * steps of a lookup drafter by draft length, as measured: histograms of the accepted length (`ends`) and
+ * of the tokens drafted (`drafted`).
  * @typedef {{ depths: number, num_ranks: number, positions: number, starts: number[],
  *   categories: (string | null)[], width: number, ranks: string,
  *   chains?: { length: number, category: string, ends: number[], drafted: number[] }[] }} PackedTable
  */
 
 /**
- * `counts[node]`: steps whose accepted path goes through the node; `counts[0]` is every step.
- * `sizes`: drafted nodes, and the share of the steps that drafted so many.
- * @typedef {{ counts: number[], sizes: Points, numSteps: number, numAccepted: number,
- *   mat: number | null, rates: number[] }} Replay
- */
-
-/**
- * What a step takes on this machine: by its rows, and of a draft once and by level.
- * @typedef {{ verify: Points, trees: { star: Points, level: Points } | null, start_ms: number,
- *   level_ms: number, text: string }} Speed
+ * The time of a step on this machine, as in `engine.tuning.latency.StepLatency`: of verification by the
+ * number of rows; of drafting once per step (`start_ms`) and per level.
+ * @typedef {{ verify: { rows: number[], ms: number[], context_len: number, trees: { rows: number[],
+ *   star_ms: number[], level_ms: number[] } | null }, start_ms: number, level_ms: number }} Speed
  */
 
 /** @param {PackedTable} packed */
@@ -41,12 +34,10 @@ export function unpackTable(packed) {
 /** @typedef {ReturnType<typeof unpackTable>} RankTable */
 
 /**
- * Walks every text of the table, or of a category.
+ * Walks every text of the table, or of a category; `onStep(position, node, depth)` gets every
+ * step's root position and its deepest accepted node.
  * @param {RankTable} table
  * @param {Choices} tree
- * @param {string | null} category
- * @param {(position: number, node: number, depth: number) => void} onStep is told of
- *   every step's root position and deepest accepted node
  */
 function walkTexts(table, tree, category, onStep) {
   const { ranks, depths, starts, categories } = table;
@@ -56,7 +47,7 @@ function walkTexts(table, tree, category, onStep) {
     goes[tree.nodeOf(parentOf(key)) * width + rankOf(key) + 1] = i + 1;
   });
   for (let text = 0; text + 1 < starts.length; text += 1) {
-    if (category !== null && categories[text] !== category) continue;
+    if (category && categories[text] !== category) continue;
     let at = starts[text];
     while (at < starts[text + 1]) {
       let node = 0, depth = 0;
@@ -74,10 +65,11 @@ function walkTexts(table, tree, category, onStep) {
 }
 
 /**
- * Null where the table cannot tell: a chain of a length that was not tried.
- * @type {(table: RankTable, tree: Choices, category?: string | null) => Replay | null}
+ * Null if the table has no answer: a chain of a length that was not measured. `counts[node]`: steps whose
+ * accepted path contains the node, so `counts[0]` is all steps; `sizes`: numbers of drafted nodes, each
+ * with the share of the steps that drafted so many.
  */
-export function replayTree(table, tree, category = null) {
+export function replayTree(/** @type {RankTable} */ table, tree, category = "") {
   if (table.chains) return replayLookUps(table, tree, category);
   const counts = Array(tree.size + 1).fill(0), lengths = [];
   walkTexts(table, tree, category, (at, node, depth) => {
@@ -90,24 +82,22 @@ export function replayTree(table, tree, category = null) {
   return { counts, sizes: [[tree.size, 1]], ...tally(lengths, counts[0]) };
 }
 
-/** @returns {Replay | null} */
 function replayLookUps(table, tree, category) {
   if (!tree.isChain || !table.lengths.includes(tree.depth)) return null;
   const lengths = [], sizes = [];
   const add = (sums, counts) => counts.forEach((n, i) => { sums[i] = (sums[i] ?? 0) + n; });
   for (const row of table.chains) {
-    if (row.length !== tree.depth || (category !== null && row.category !== category)) continue;
+    if (row.length !== tree.depth || (category && row.category !== category)) continue;
     add(lengths, row.ends);
     add(sizes, row.drafted);
   }
   const counts = Array.from({ length: tree.size + 1 }, (_, depth) =>
     lengths.slice(depth).reduce((sum, count) => sum + (count ?? 0), 0));
-  /** @type {Points} */
   const shares = sizes.map((count, n) => [n, count / counts[0]]);
   return { counts, sizes: shares.filter(([, share]) => share), ...tally(lengths, counts[0]) };
 }
 
-/** @param {number[]} lengths steps by the length accepted */
+/** Figures from `lengths`, the number of steps by accepted length. */
 function tally(lengths, numSteps) {
   let numAccepted = 0;
   const rates = [];
@@ -121,57 +111,50 @@ function tally(lengths, numSteps) {
 
 /** Root positions of the first `most` steps that accepted the node. */
 export function stepsThrough(table, tree, key, most, category) {
-  const found = [];
-  if (table.chains) return found;
+  const positions = [];
+  if (table.chains) return positions;
   walkTexts(table, tree, category, (at, node) => {
-    if (found.length < most && isWithin(node ? tree.keys[node - 1] : "", key)) found.push(at);
+    if (positions.length < most && isWithin(node ? tree.keys[node - 1] : "", key)) positions.push(at);
   });
-  return found;
+  return positions;
 }
 
 // ---- prediction
 
-/** @type {(points: Points, n: number) => number} */
-export function curveAt(points, n) {
-  if (points.length === 1 || n <= points[0][0]) return points[0][1];
-  const right = points.findIndex(([rows]) => rows >= n);
-  const end = right < 1 ? points.length - 1 : right;
-  const [[r0, m0], [r1, m1]] = [points[end - 1], points[end]];
-  return m0 + (m1 - m0) / (r1 - r0) * (n - r0);
+/** Linear interpolation; constant before the first point, the last slope beyond the last point. */
+export function interpolate(rows, ms, n) {
+  if (rows.length === 1 || n <= rows[0]) return ms[0];
+  const at = rows.findIndex((row) => row >= n), right = at < 0 ? rows.length - 1 : at;
+  const slope = (ms[right] - ms[right - 1]) / (rows[right] - rows[right - 1]);
+  return ms[right - 1] + slope * (n - rows[right - 1]);
 }
 
-/**
- * A verify forward of so many nodes beside the root; recurrent layers read a tree by its depth too.
- * @type {(speed: Speed, nodes: number, depth: number) => number}
- */
-export function verifyMs({ verify, trees }, nodes, depth) {
-  if (!trees || depth >= nodes) return curveAt(verify, nodes + 1);
-  return curveAt(trees.star, nodes + 1) + (depth - 1) * curveAt(trees.level, nodes + 1);
+/** Milliseconds of a verify forward of a tree; with recurrent layers they also depend on its depth. */
+export function verifyMs({ verify: { rows, ms, trees } }, nodes, depth) {
+  if (!trees || depth >= nodes) return interpolate(rows, ms, nodes + 1);
+  return interpolate(trees.rows, trees.star_ms, nodes + 1)
+    + (depth - 1) * interpolate(trees.rows, trees.level_ms, nodes + 1);
 }
 
-/** @type {(speed: Speed, depth: number) => number} */
-export function draftMs({ start_ms, level_ms }, depth) { return start_ms + depth * level_ms; }
+export const draftMs = ({ start_ms, level_ms }, depth) => start_ms + depth * level_ms;
 
 /**
- * What a step takes and what that comes to; nulls while nothing is measured.
- * @param {Speed | null} speed
- * @param {number | null} mat
- * @param {Points} sizes drafted nodes, and the share of the steps that drafted so many
- * @param {number} depth of the deepest node
+ * Predicted step time, tok/s and speedup; nulls if no latency was measured.
+ * @param {number[][]} sizes numbers of drafted nodes, each with the share of steps that drafted so many
  */
-export function predict(speed, mat, sizes, depth) {
+export function predict(/** @type {Speed | null} */ speed, mat, sizes, depth) {
   if (!speed || mat === null) return { step_ms: null, tok_s: null, speedup: null, parts: null };
   const parts = { draft: draftMs(speed, depth),
     verify: sizes.reduce((sum, [n, share]) => sum + share * verifyMs(speed, n, depth), 0) };
-  const step = parts.draft + parts.verify, plain = curveAt(speed.verify, 1);
+  const step = parts.draft + parts.verify, plain = verifyMs(speed, 0, 0);
   return { step_ms: step, tok_s: 1000 * mat / step, speedup: mat * plain / step, parts };
 }
 
-/** Depth of the deepest of the trees that a drafter grew. */
-export function deepest({ depths }) { return Math.max(0, ...depths.map(([depth]) => depth)); }
+/** The largest depth of recorded trees. */
+export function maxDepth({ depths }) { return Math.max(0, ...depths.map(([depth]) => depth)); }
 
-/** The prediction for trees that a drafter grew, whose sizes were counted. */
+/** The prediction for recorded trees. */
 export function predictDrafted(speed, { mat, counts, steps }) {
   return predict(speed, mat, counts.nodes.map(([n, count]) => [n, count / steps]),
-    deepest(counts));
+    maxDepth(counts));
 }

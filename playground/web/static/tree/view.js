@@ -1,24 +1,23 @@
-// A choice tree as SVG that redraws only what changed; pan by scrolling or dragging, zoom by scale.
+// A choice tree as SVG that redraws only what changed; scroll or drag to pan.
 import { percent, s } from "../kit.js";
-import { ALONG, Choices, MARGIN, layoutChoices, neighbour, parentOf, rankOf } from "./model.js";
+import { curve, keepPlace, neighbourOf, pannable } from "../trees.js";
+import { COLUMN, Choices, MARGIN, layoutChoices, parentOf, rankOf } from "./model.js";
 
-const SMALLEST = 4.5, LARGEST = 10.5;
-const ZOOMS = { least: 0.15, most: 2.5 };
+const MIN_RADIUS = 4.5, MAX_RADIUS = 10.5;
+const MIN_ZOOM = 0.15, MAX_ZOOM = 2.5;
 export const READABLE = 0.85;
 const REVEALED = 36;
 const KEYS = { Enter: "child", Insert: "child", s: "next", S: "next", Delete: "remove",
   Backspace: "remove", " ": "fold" };
 
 export class TreeView {
-  // on: { select(key, byPointer), act(name, key), hover(key or null) }; act is an edit or "fold".
+  // on: { select(key), act(name, key), hover(key or null) }; `name` is an edit or "fold".
   constructor(host, on) {
     this.host = host;
     this.on = on;
-    this.root = "left";
     this.zoom = 1;
-    this.dragged = false;
     this.shapes = new Map();
-    this.layout = layoutChoices(new Choices([]), new Set(), "left");
+    this.layout = layoutChoices(new Choices([]), new Set());
     this.guides = s("g", { class: "guides", "aria-hidden": "true" });
     this.heads = s("g", { class: "heads" });
     this.band = s("rect", { class: "band" });
@@ -30,44 +29,22 @@ export class TreeView {
       if (key !== null) work(key);
     };
     this.svg = s("svg", { role: "tree", "aria-label": "choice tree",
-      onclick: withKey((key) => { if (!this.dragged) on.select(key, true); }),
-      ondblclick: withKey((key) => on.act("child", key)),
-      onfocusin: withKey((key) => on.select(key, false)),
+      ondblclick: withKey((key) => on.act("child", key)), onfocusin: withKey(on.select),
       onpointerover: (event) => on.hover(keyAt(event)), onpointerleave: () => on.hover(null),
       onkeydown: (event) => this.press(event) }, this.guides, this.edges, this.nodes, this.titles);
     host.prepend(this.svg);
     host.addEventListener("scroll", () => this.stick());
-    host.addEventListener("wheel", (event) => {
-      if (!event.ctrlKey && !event.metaKey) return;
-      event.preventDefault();
-      this.zoomBy(event.deltaY < 0 ? 1.15 : 1 / 1.15, event);
-    }, { passive: false });
-    this.listenToDrags();
-  }
-
-  listenToDrags() {
-    let from = null;
-    this.host.addEventListener("pointerdown", (event) => {
-      this.dragged = false;
-      if (event.button !== 0 || event.pointerType === "touch" || keyAt(event) !== null) return;
-      from = { x: event.clientX + this.host.scrollLeft, y: event.clientY + this.host.scrollTop };
-    });
-    this.host.addEventListener("pointermove", (event) => {
-      if (!from || !event.buttons) return;
-      this.dragged = true;
-      this.host.scrollTo(from.x - event.clientX, from.y - event.clientY);
-    });
-    window.addEventListener("pointerup", () => { from = null; });
+    pannable(host, (factor, at) => this.zoomBy(factor, at));
   }
 
   press(event) {
     const key = keyAt(event), isArrow = event.key.startsWith("Arrow");
     if (key === null || event.altKey || event.ctrlKey || event.metaKey) return;
-    const goal = event.key === "Home" ? "" : event.key === "End" ? this.layout.order.at(-1)?.key
-      : isArrow ? neighbour(this.layout, key, event.key, this.root) : undefined;
+    const { order, items } = this.layout;
+    const goal = event.key === "Home" ? "" : event.key === "End" ? order.at(-1)?.key
+      : neighbourOf(order, items.get(key), event.key)?.key;
     // An arrow that leads into a folded node unfolds it.
-    const opens = event.key === (this.root === "left" ? "ArrowRight" : "ArrowDown")
-      && this.layout.items.get(key).folded;
+    const opens = event.key === "ArrowRight" && items.get(key).folded;
     if (event.key in KEYS) this.on.act(KEYS[event.key], key);
     else if (goal !== undefined) this.focus(goal);
     else if (opens) this.on.act("fold", key);
@@ -78,7 +55,7 @@ export class TreeView {
 
   focus(key) { this.shapes.get(key)?.group.focus(); }
 
-  // Scrolls the tree so that a node is in view; the page stays where it is.
+  // Scrolls the tree, not the page, so that a node is in view.
   reveal(key) {
     const item = this.layout.items.get(key);
     if (!item) return;
@@ -88,37 +65,28 @@ export class TreeView {
       nearest(item.y * this.zoom, clientHeight, scrollTop));
   }
 
-  // Zooms and keeps what is under the pointer (or in the middle) where it is.
-  zoomBy(factor, at) {
-    const { left: x0, top: y0, width, height } = this.host.getBoundingClientRect();
-    const x = at ? at.clientX - x0 : width / 2, y = at ? at.clientY - y0 : height / 2;
-    const before = this.zoom;
-    this.zoom = Math.min(ZOOMS.most, Math.max(ZOOMS.least, before * factor));
-    const ratio = this.zoom / before;
-    const left = (this.host.scrollLeft + x) * ratio - x, top = (this.host.scrollTop + y) * ratio - y;
-    this.resize();
-    this.host.scrollTo(left, top);
+  zoomBy(factor, /** @type {MouseEvent | null} */ at = null) {
+    keepPlace(this.host, () => {
+      const before = this.zoom;
+      this.zoom = Math.min(MAX_ZOOM, Math.max(MIN_ZOOM, before * factor));
+      this.resize();
+      return this.zoom / before;
+    }, at);
   }
 
-  // Shows the whole tree, or no smaller than `least`: then the root is in view.
-  fit(least = ZOOMS.least) {
-    const { width, height, items } = this.layout;
-    const { clientWidth, clientHeight } = this.host;
+  // Shows the whole tree, but at least at scale `least`; then the root is in view.
+  fit(least = MIN_ZOOM) {
+    const { width, height, items } = this.layout, { clientWidth, clientHeight } = this.host;
     if (!clientWidth) return;
     this.zoom = Math.min(1.2, Math.max(least, Math.min((clientWidth - 2) / width,
       (clientHeight - 2) / height)));
     this.resize();
-    const { x, y } = items.get("");
-    const left = this.root === "left";
-    this.host.scrollTo(left ? 0 : x * this.zoom - clientWidth / 2,
-      left ? y * this.zoom - clientHeight / 2 : 0);
+    this.host.scrollTo(0, items.get("").y * this.zoom - clientHeight / 2);
   }
 
-  // The titles of the depths stay in view.
+  // Keeps the titles of the depths in view.
   stick() {
-    const { scrollLeft, scrollTop } = this.host;
-    change(this.titles, { transform: this.root === "left" ? `translate(0,${scrollTop / this.zoom})`
-      : `translate(${scrollLeft / this.zoom},0)` });
+    change(this.titles, { transform: `translate(0,${this.host.scrollTop / this.zoom})` });
   }
 
   resize() {
@@ -131,7 +99,7 @@ export class TreeView {
   // Draws only what changed. scene: { tree, mark(key), collapsed, selected, facts(key) → { size, share, label, text, known },
   // rates: of every depth, or null }
   render(scene) {
-    this.layout = layoutChoices(scene.tree, scene.collapsed, this.root);
+    this.layout = layoutChoices(scene.tree, scene.collapsed);
     for (const [key, shape] of this.shapes) {
       if (this.layout.items.has(key)) continue;
       shape.group.remove();
@@ -163,9 +131,9 @@ export class TreeView {
   }
 
   place({ group, circle, label, edge }, item, { tree, mark, collapsed, selected, facts }) {
-    const { key, x, y } = item, left = this.root === "left";
+    const { key, x, y } = item;
     const { size, share, known, text, label: written } = facts(key);
-    const radius = key === "" ? 8 : SMALLEST + (LARGEST - SMALLEST) * size;
+    const radius = key === "" ? 8 : MIN_RADIUS + (MAX_RADIUS - MIN_RADIUS) * size;
     const siblings = key === "" ? [""] : tree.childrenOf(parentOf(key));
     change(group, {
       class: `node ${key === "" ? "root" : "choice"} ${mark(key)} ${known ? "" : "unknown"} `
@@ -177,38 +145,30 @@ export class TreeView {
       "aria-expanded": tree.childrenOf(key).length ? !collapsed.has(key) : null,
     });
     change(circle, { r: radius.toFixed(1) });
-    // Beside the edge that comes in, so that the edges that go out stay free.
+    // Beside the incoming edge, so that outgoing edges stay visible.
     const far = radius + 4;
     change(label, item.folded ? { x: far, y: 0, class: "label folded", text: `+${item.folded}` }
-      : left ? { x: 1 - far, y: -7, class: "label end", text: written }
-        : { x: 5, y: -3 - far, class: "label", text: written });
+      : { x: 1 - far, y: -7, class: "label end", text: written });
     if (!edge) return;
-    const from = this.layout.items.get(parentOf(key)), half = ALONG[this.root] / 2;
-    const bend = left ? `${from.x + half},${from.y} ${x - half},${y}`
-      : `${from.x},${from.y + half} ${x},${y - half}`;
-    change(edge, { d: `M${from.x},${from.y}C${bend} ${x},${y}`, class: `edge ${mark(key)}`,
+    const from = this.layout.items.get(parentOf(key));
+    change(edge, { d: curve(from.x, from.y, x, y), class: `edge ${mark(key)}`,
       "stroke-width": (1 + 3 * share).toFixed(2) });
   }
 
   drawHeads(rates) {
     const { depth, width, height } = this.layout;
-    const left = this.root === "left";
-    change(this.band, left ? { width, height: 31 } : { width: 58, height });
+    change(this.band, { width, height: 31 });
     for (const group of [this.guides, this.heads]) {
       while (group.children.length > depth) group.lastElementChild?.remove();
     }
     for (let d = 1; d <= depth; d += 1) {
-      const line = this.guides.children[d - 1] ?? this.guides.appendChild(s("line"));
-      const head = this.heads.children[d - 1]
-        ?? this.heads.appendChild(s("g", {}, s("text"), s("text")));
-      const along = (left ? MARGIN.left.x : MARGIN.top.y) + d * ALONG[this.root];
-      const at = (y, more) => left ? { x: along, y } : { x: 6, y: along + more };
-      const mid = left ? "mid" : "";
-      change(line, left ? { x1: along, x2: along, y1: 30, y2: height }
-        : { x1: 60, x2: width, y1: along, y2: along });
-      change(head.firstChild, { ...at(12, -2), class: mid, text: `depth ${d}` });
-      change(head.lastChild, { ...at(25, 11), class: `rate ${mid}`,
-        text: rates ? percent(rates[d - 1] ?? 0) : "" });
+      const line = this.guides.children[d - 1] ?? this.guides.appendChild(s("line", { y1: 30 }));
+      const head = this.heads.children[d - 1] ?? this.heads.appendChild(
+        s("g", {}, s("text", { y: 12 }, `depth ${d}`), s("text", { class: "rate", y: 25 })));
+      const x = MARGIN.x + d * COLUMN;
+      change(line, { x1: x, x2: x, y2: height });
+      change(head.firstChild, { x });
+      change(head.lastChild, { x, text: rates ? percent(rates[d - 1] ?? 0) : "" });
     }
   }
 }
@@ -217,7 +177,7 @@ function keyAt(event) {
   return event.target.closest?.("[data-key]")?.getAttribute("data-key") ?? null;
 }
 
-// Sets attributes that differ from what stands, and the `text`; null takes one away.
+// Sets attributes and the `text` if they have changed; null removes an attribute.
 function change(node, attributes) {
   const drawn = node.drawn ??= {};
   for (const [name, value] of Object.entries(attributes)) {

@@ -1,10 +1,10 @@
-"""The run of one request, queued like the page's runs and followed to its end."""
+"""The answer to one request: a run that is queued like the page's runs."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 
 from engine.config import Limits, Sampling
@@ -14,10 +14,11 @@ from playground.host.live import LiveRun, Message
 from playground.host.request import GenerateRequest
 from playground.host.runner import EngineHost
 
+Disconnected = Callable[[], Awaitable[bool]]
 POLL_S = 0.005
 """Polling interval until the first token."""
 TEXT_POLL_S = 0.02
-"""Polling interval after it: text comes every 50 ms, and polling takes time from the engine."""
+"""Polling interval after it: text arrives every 50 ms, and polling costs the engine time."""
 
 
 class RunFailedError(PlaygroundError):
@@ -30,7 +31,7 @@ class RunFailedError(PlaygroundError):
 
 
 class Answer:
-    """A run and its text so far, without an end that may be the beginning of a stop string."""
+    """A run and its text, with a possible beginning of a stop string held back."""
 
     def __init__(
         self,
@@ -55,7 +56,6 @@ class Answer:
             sampling=sampling,
             limits=limits,
             mode="chat" if messages else "raw",
-            system="",
             prompt=prompt,
             prompt_ids=prompt_ids,
             messages=tuple(messages),
@@ -76,14 +76,19 @@ class Answer:
             raise
         self._check()
 
-    async def texts(self) -> AsyncGenerator[str, None]:
+    async def texts(self, disconnected: Disconnected | None = None) -> AsyncGenerator[str, None]:
         """The text, piece by piece; closing the generator cancels the run.
+
+        Args:
+            disconnected: whether the client has left, which ends the text.
 
         Raises RunFailedError: the run failed.
         """
         text, num_events, num_sent = "", 0, 0
         try:
             while not self.run.over.is_set():
+                if disconnected is not None and await disconnected():
+                    return
                 pieces = self.run.pieces(num_events)
                 num_events += len(pieces)
                 text += "".join(pieces)
@@ -97,13 +102,13 @@ class Answer:
         finally:
             self.run.cancel()
 
-    async def text(self) -> str:
+    async def text(self, disconnected: Disconnected | None = None) -> str:
         """The whole text. Raises RunFailedError: the run failed."""
-        async with aclosing(self.texts()) as pieces:
+        async with aclosing(self.texts(disconnected)) as pieces:
             return "".join([piece async for piece in pieces])
 
     def token_ids(self) -> tuple[int, ...]:
-        """The output's, once it is over; as the log has them."""
+        """The output's token ids from the log, once the run has ended."""
         stored = self._host.log.get(self.run.log_id or "")
         return () if stored is None else tuple(stored.output_ids)
 

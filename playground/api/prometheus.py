@@ -19,8 +19,8 @@ ITL_BUCKETS = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.125, 0.25, 0.5
 LATENCY_BUCKETS = (0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60, 120, 240, 480)
 
 
-class Meters:
-    """Counters of one server; a `storage.LogWatcher`."""
+class PrometheusMetrics:
+    """Metrics of one server; a `storage.LogWatcher`."""
 
     def __init__(self, host: EngineHost) -> None:
         own = self.registry = CollectorRegistry()

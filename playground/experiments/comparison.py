@@ -1,0 +1,294 @@
+"""A comparison on its page: every round streams, and finished runs can be raced.
+
+A message is one of `playground.host.stream` with two JSON texts added: `compare`, the state of the
+comparison, and `report`, its results so far. A new round is a new stream: the panels start over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import textwrap
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from engine.errors import ConfigError
+from playground.errors import Fault, attempt, attempt_aside
+from playground.experiments.experiment import Experiment
+from playground.experiments.measurement import Prompt
+from playground.experiments.plan import ExperimentPlan, Request
+from playground.experiments.report.report import Results, read_results
+from playground.host.live import LiveRun, LiveRuns
+from playground.host.runner import EngineHost
+from playground.host.stream import (
+    TICK_S,
+    History,
+    RunStream,
+    StreamMessage,
+    follow,
+    initial_message,
+    run_meta,
+    stored_run,
+)
+from storage import RunLog, RunQuery, StepRow
+
+MAX_RUNS = 8
+"""Runs that race at once."""
+RunKey = tuple[str, int, str]
+"""Prompt, repeat, configuration."""
+
+
+@dataclass(frozen=True, slots=True)
+class Race:
+    """A comparison's results, and the ids of all runs that have ended, failed ones included."""
+
+    results: Results
+    runs: Mapping[RunKey, str]
+
+    @classmethod
+    def of(cls, log: RunLog, results: Results) -> Race:
+        runs = {(r.prompt, r.repeat, r.configuration): r.run_id for r in results.requests}
+        of_comparison = RunQuery(benchmark_id=results.benchmark.id, descending=False)
+        finished, ids = set(runs.values()), log.ids(of_comparison)
+        for run in log.details([run_id for run_id in ids if run_id not in finished]):
+            labels = run.labels
+            if run.status not in ("running", "completed") and "configuration" in labels:
+                key = labels["prompt"], int(labels["repeat"]), labels["configuration"]
+                runs.setdefault(key, run.id)
+        return cls(results, runs)
+
+    @property
+    def prompts(self) -> dict[str, str]:
+        """Every prompt that was run, and its beginning, for a menu."""
+        run = {prompt for prompt, _, _ in self.runs}
+        lines = {}
+        for item in self.results.plan.items:
+            begin = textwrap.shorten(item.turns[0], 60, placeholder="…")
+            is_own = item.category == item.suite
+            lines[item.id] = begin if is_own else f"{item.category}: {begin}"
+        return {name: line for name, line in lines.items() if name in run}
+
+    def median_runs(self, prompt: str) -> list[str]:
+        """The run of each configuration on this prompt with the median decoding time.
+
+        Of an even number, the faster of the two in the middle; of a configuration that finished
+        nothing, the last run that it began.
+        """
+        run_ids: list[str] = []
+        for name in self.results.plan.names:
+            own = (prompt, name)
+            finished = [r for r in self.results.requests if (r.prompt, r.configuration) == own]
+            timed = sorted(finished, key=lambda request: request.decode_s)
+            begun = [run for (p, _, n), run in self.runs.items() if (p, n) == own]
+            run_ids += [timed[(len(timed) - 1) // 2].run_id] if timed else begun[-1:]
+        return run_ids
+
+    @property
+    def shown(self) -> list[str]:
+        """The median runs of a prompt: of those that most configurations finished, the last."""
+        finished = {(r.prompt, r.configuration) for r in self.results.requests}
+        counts = {prompt: sum(p == prompt for p, _ in finished) for prompt in self.prompts}
+        most = max(counts.values(), default=0)
+        prompt = next((p for p in reversed(counts) if counts[p] == most), None)
+        return [] if prompt is None else self.median_runs(prompt)
+
+    def to_json(self) -> str:
+        """The runs by configuration, prompt and repeat, and the speedups of the table."""
+        prompts, sections = self.prompts, self.results.report.configurations
+        speedups = [None if one.reference else one.overall.speedup for one in sections]
+        return json.dumps(
+            {
+                "setup": self.results.about,
+                "num_repeats": 1 + max((repeat for _, repeat, _ in self.runs), default=-1),
+                "configurations": [
+                    {"name": one.name, "speedup": speedup and speedup.text}
+                    for one, speedup in zip(sections, speedups, strict=True)
+                ],
+                "prompts": list(prompts.items()),
+                "runs": [[*key, run] for key, run in self.runs.items()],
+                "medians": {prompt: self.median_runs(prompt) for prompt in prompts},
+            }
+        )
+
+
+# ---- while it runs
+
+
+class LiveComparison:
+    """What the page shows of a running comparison.
+
+    Attributes:
+        round: number (from 1) and runs of the current or last round: one prompt, once by every
+            configuration that still runs, in the plan's order.
+        race: the results so far.
+        report: the same as JSON text; complete once the experiment is over.
+    """
+
+    def __init__(self, host: EngineHost, experiment: Experiment) -> None:
+        self._host, self._experiment = host, experiment
+        self.round: tuple[int, tuple[LiveRun, ...]] = 0, ()
+        self.race: Race | None = None
+        self.report = ""
+
+    def begin_round(
+        self, number: int, requests: Sequence[Request], prompt: Prompt
+    ) -> Mapping[str, LiveRun]:
+        """The live runs of a new round, which panels show from now on."""
+        if self.round[0]:
+            attempt(self.refresh, where=f"the report of comparison {self._experiment.id}")
+        plan = self._experiment.plan
+        messages = [dict(message) for message in prompt.messages]
+        runs: dict[str, LiveRun] = {}
+        for name in sorted((r.configuration for r in requests), key=plan.names.index):
+            run = runs[name] = LiveRun(self._experiment.owner, messages=messages)
+            run.meta = _panel_meta(plan, name, run.id, prompt.text, messages)
+            self._host.runs.add(run)
+        self.round = number, tuple(runs.values())
+        return runs
+
+    def refresh(self) -> None:
+        """Read the results from the log."""
+        log, one = self._host.log, self._experiment
+        types = self._host.catalog.types
+        results = read_results(log, one.id, tuple(one.requests), types, one.faults)
+        self.race = Race.of(log, results)
+        self.report = self.race.to_json()
+
+
+def view_of(job: Experiment) -> LiveComparison:
+    """The view of a comparison that runs here."""
+    assert isinstance(job.view, LiveComparison)
+    return job.view
+
+
+async def stream(
+    job: Experiment, history: History, tick_s: float = TICK_S
+) -> AsyncIterator[StreamMessage]:
+    """All messages of a comparison as they arise; the last shows the median runs, ready to race.
+
+    The comparison continues when nobody listens.
+    """
+    job.watchers += 1
+    try:
+        shown, last, view = 0, "", view_of(job)
+        planned = await asyncio.to_thread(_planned, job)  # the first call reads presets
+        waiting = initial_message(status={}, runs=planned)
+        while True:
+            over, (number, runs) = job.over.is_set(), view.round
+            if number > shown:
+                shown = number
+                async for message in follow(RunStream(runs, lambda run: 0), tick_s):
+                    yield {**message, **_texts(job)}
+                continue
+            if over:
+                break
+            texts = _texts(job)
+            if shown == 0 and texts["compare"] != last:
+                yield {**waiting, **texts}
+                last = texts["compare"]
+            await asyncio.sleep(tick_s)
+        metas = await attempt_aside(lambda: _metas(view.race, history), where="opening its runs")
+        if isinstance(metas, Fault):
+            yield {**fault_message(metas.sentence), "report": view.report}
+            return
+        yield initial_message(status={}, runs=metas, resync=True, **_texts(job, final=True))
+    finally:
+        job.watchers -= 1
+
+
+def reopened(race: Race, history: History) -> StreamMessage:
+    """A message that shows a stored comparison."""
+    row = race.results.benchmark
+    state = _state(row.id, "completed", final=True)
+    if row.status == "interrupted":
+        state |= {"state": "cancelled", "text": "interrupted; these are its measurements so far"}
+    texts = {"compare": json.dumps(state), "report": race.to_json()}
+    return initial_message(status={}, runs=_metas(race, history), resync=True, **texts)
+
+
+def fault_message(sentence: str, shown: object = None) -> StreamMessage:
+    """A message that shows an error and leaves the page otherwise unchanged.
+
+    Args:
+        shown: the page's current message; it comes from the browser and is only sent back.
+    """
+    state = {**_state("", "failed", final=True), "error": sentence}
+    current = shown if isinstance(shown, dict) and shown.get("stream") else None
+    return {**(current or initial_message(status={}, report="")), "compare": json.dumps(state)}
+
+
+def _texts(job: Experiment, *, final: bool = False) -> dict[str, str]:
+    state = {
+        **_state(job.id, job.state, final=final),
+        "text": job.message,
+        "progress": None if job.over.is_set() else (job.progress and job.progress.share) or None,
+        "error": job.error,
+    }
+    return {"compare": json.dumps(state), "report": view_of(job).report}
+
+
+def _state(compare_id: str, state: str, *, final: bool) -> dict[str, Any]:
+    """`final`: the panels show stored runs, which can be raced."""
+    nothing = {"text": "", "progress": None, "error": None}
+    return {"id": compare_id, "state": state, **nothing, "final": final}
+
+
+def _metas(race: Race | None, history: History) -> list[dict[str, Any]]:
+    """The runs to race first, as panels read them."""
+    return [meta for run in (race.shown if race else ()) for meta in history.show(run)["runs"]]
+
+
+def _planned(job: Experiment) -> list[dict[str, Any]]:
+    """Panels for the first prompt, before anything runs; the same in every message."""
+    plan, item = job.plan, job.plan.items[0]
+    prompt, history = item.turns[0], [dict(message) for message in item.history]
+    messages = [] if item.raw else [*history, {"role": "user", "content": prompt}]
+    return [
+        _panel_meta(plan, name, f"{job.id}/{i}", prompt, messages)
+        for i, name in enumerate(plan.names)
+    ]
+
+
+def _panel_meta(
+    plan: ExperimentPlan, name: str, run_id: str, prompt: str, messages: Sequence[dict[str, str]]
+) -> dict[str, Any]:
+    """The facts of a configuration's panel, before its run is in the log."""
+    configuration = plan.configuration(name)
+    return run_meta(
+        run_id,
+        title=configuration.title,
+        target=plan.target.title or plan.target.name,
+        badge=configuration.config.badge,
+        method=configuration.values,
+        prompt=prompt,
+        messages=messages,
+    )
+
+
+# ---- the recorded clocks
+
+
+def race_clocks(runs: LiveRuns, log: RunLog, run_ids: Sequence[str]) -> list[dict[str, Any]]:
+    """Of every run: `at_s`, seconds from its request to each commit, and `num` committed there.
+
+    Entry 0 is the prefill's first token; entry n is step n - 1, as the step records have it.
+    """
+    if len(run_ids) > MAX_RUNS:
+        raise ConfigError(f"At most {MAX_RUNS} runs race at once, got {len(run_ids)}.")
+    return [_clock(runs, log, run_id) for run_id in run_ids]
+
+
+def _clock(runs: LiveRuns, log: RunLog, run_id: str) -> dict[str, Any]:
+    live = runs.get(run_id)
+    ttft_s: float | None
+    rows: Sequence[StepRow] | None = None
+    if live is not None and live.first is not None:
+        ttft_s, rows = live.first.ttft_s, live.rows.read(0)
+    if rows is None:
+        detail = stored_run(log, run_id if live is None else live.log_id or run_id)
+        begun = detail.first_token_id is not None
+        ttft_s, rows = (detail.ttft_s or 0.0, log.steps(detail.id)) if begun else (None, ())
+    commits = [] if ttft_s is None else [(ttft_s, 1)]
+    commits += [(row.at_s, row.num_committed) for row in rows]
+    return {"run": run_id, "at_s": [at for at, _ in commits], "num": [num for _, num in commits]}

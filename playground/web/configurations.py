@@ -1,0 +1,133 @@
+"""Configurations besides plain decoding: a form of methods with their settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import PurePath
+from typing import Any
+
+import gradio as gr
+from pydantic import ConfigDict, Field
+
+from playground.experiments.forms import first_methods
+from playground.host.controls import Control, FormSpec, group_of
+from playground.host.menu import Choices
+from playground.host.request import FormValues
+from playground.host.runner import EngineHost
+from playground.web.forms import RAW, SettingsForm, dropdown_of, skip_on_fault
+
+NUM_FIRST = 2
+"""Number of configurations at the start: the fastest so far, and one of another kind."""
+
+
+class ConfigurationForm:
+    """A picker of methods, and a group of settings per added method.
+
+    Attributes:
+        form: its groups carry the keys of their methods; `read_configurations` reads its values.
+    """
+
+    def __init__(
+        self, host: EngineHost, target: gr.Dropdown, prefix: str, *, named: bool = False
+    ) -> None:
+        """Draw picker and form.
+
+        Args:
+            prefix: prefix of the components' ids.
+            named: whether configurations have a name that the user can change.
+        """
+        self._catalog, self._menu, self._named = host.catalog, host.menu, named
+        self.target = target
+        methods = self._menu.drafting(target.value)
+        with gr.Group():
+            self.adder = gr.Dropdown(
+                methods, label="Configurations besides plain decoding", elem_id=f"{prefix}-method"
+            )
+            self.add = gr.Button("Add", size="sm", elem_id=f"{prefix}-add")
+        types = self._catalog.types.values()
+        self.form = SettingsForm(self._first(methods), elem_id=f"{prefix}-form", classes=types)
+
+    def listen(self) -> None:
+        """Add methods, and adapt the form to the picked target."""
+        form = [self.form.spec, self.form.values]
+        self.target.change(
+            self.fit_target, [self.target, self.adder, *form], [self.adder, self.form.spec], **RAW
+        )
+        self.add.click(self.add_method, [self.adder, *form], self.form.spec, **RAW)
+
+    def spec(self, configurations: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
+        """The form of configurations: each a method's key, and values that differ from its own."""
+        groups: list[dict[str, Any]] = []
+        values = {}
+        for key, changed in configurations:
+            groups.append(self._group(key, groups, changed))
+            values[groups[-1]["name"]] = dict(changed)
+        return {"groups": groups, "values": values}
+
+    def _first(self, methods: Choices) -> dict[str, Any]:
+        keys = dict.fromkeys(first_methods(self._catalog, methods))
+        return self.spec((key, {}) for key in [*keys][:NUM_FIRST])
+
+    def _group(
+        self, key: Any, groups: Sequence[Mapping[str, Any]], changed: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """A method as a group of the form, under a unique name."""
+        method = self._catalog.method(key)
+        taken = {group["name"] for group in groups}
+        weights = key.removeprefix("type:").removeprefix("local ").partition(" for ")[0]
+        start = PurePath(weights).name
+        names = (start if n == 1 else f"{start}-{n}" for n in range(1, len(taken) + 2))
+        name = next(name for name in names if name not in taken)
+        title = f"{name} · {method.title}" if name != method.title else name
+        note = method.summary
+        group = group_of(name, title, method.config, is_open=False, note=note, values=changed)
+        if self._named:
+            named = Control("name", "name", "in tables and plots", "text", name)
+            group["fields"].insert(0, asdict(named))
+        return {**group, "method": key}
+
+    def add_method(self, key: Any, spec: Any, form: Any) -> Any:
+        """The form with one more configuration."""
+
+        def extended() -> dict[str, Any]:
+            groups = [group.model_dump() for group in FormSpec.parse(spec).groups]
+            groups.append(self._group(key, groups, {}))
+            return {"groups": groups, "values": FormValues.of(form).values}
+
+        return skip_on_fault(extended, where="adding a method")
+
+    def fit_target(self, target: Any, picked: Any, spec: Any, form: Any) -> Any:
+        """Updates of picker and form: methods that cannot run on the target are removed.
+
+        If none remains, the form has the target's default ones.
+        """
+
+        def fitting() -> list[Any]:
+            menu = self._menu.drafting(target)
+            adder, keys = dropdown_of(menu, picked), [key for _, key in menu]
+            groups = [group.model_dump() for group in FormSpec.parse(spec).groups]
+            kept = [group for group in groups if group["method"] in keys]
+            if kept == groups:
+                return [adder, gr.skip()]
+            values = FormValues.of(form).values
+            return [adder, {"groups": kept, "values": values} if kept else self._first(menu)]
+
+        return skip_on_fault(fitting, where="picking a target", outputs=2)
+
+
+class _Values(FormValues):
+    """Values of the form, with the name and the method's key of every configuration."""
+
+    model_config = ConfigDict(strict=False)
+
+    groups: list[tuple[str, Any]] = Field([], max_length=64)
+
+
+def read_configurations(form: object) -> list[tuple[str, Any, dict[str, Any]]]:
+    """Name, method's key and settings of every configuration in the form's values.
+
+    Raises ConfigError: these are not values of such a form.
+    """
+    values = _Values.of(form)
+    return [(name, key, values.values.get(name, {})) for name, key in values.groups]

@@ -1,0 +1,96 @@
+"""Nothing moves while pages load or texts stream, and nothing scrolls sideways."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from playground.host.catalog import Catalog
+from storage import RunLog
+from tests.browser.pages import NARROW, GeneratePage
+from tests.playground.serving import Served, serving, with_token
+
+pytestmark = pytest.mark.browser
+WIDE = {"width": 1440, "height": 1000}
+
+
+def test_nothing_moves_while_streaming(page: GeneratePage) -> None:
+    page.pick_method("Scripted tree", "max_draft_len")
+    page.short(300)
+    page.generate("Warm up.")
+    page.tab.evaluate(
+        """() => {
+          window.shift = 0;
+          new PerformanceObserver((list) => {
+            for (const entry of list.getEntries()) window.shift += entry.value;
+          }).observe({ type: "layout-shift" });
+        }"""
+    )
+    page.generate("Now hold still.")
+    assert page.tab.evaluate("window.shift") < 0.1
+
+
+def show_tab(tab: Any, name: str) -> None:
+    """Click a tab; those that a narrow window has no room for are in a menu."""
+    shown = tab.get_by_role("tab", name=name, exact=True)
+    if not shown.is_visible():
+        tab.locator(".overflow-menu > button").click()
+        shown = tab.locator(".overflow-dropdown button", has_text=name)
+    shown.click()
+
+
+def test_no_sideways_scrolling(chromium: Any, served: Served, shots: Path) -> None:
+    with GeneratePage.opened(chromium, served.url, viewport=NARROW) as page:
+        page.generate("Say hello.")
+        page.check_width(shots, "generate")
+        show_tab(page.tab, "Runs")
+        page.tab.locator("#pg-runs tbody tr").first.click()
+        page.wait_done("pg-run-panel")
+        page.check_width(shots, "runs")
+        page.check_clean()
+
+
+@pytest.fixture(scope="module")
+def shipped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """The page with all presets, whose first method and prompt take more room."""
+    folder = tmp_path_factory.mktemp("shipped")
+    log = RunLog.open(str(folder / "runs.db"))
+    with serving(Catalog.shipped(), log, folder / "cache") as served:
+        yield served
+    log.close()
+
+
+@pytest.mark.parametrize("viewport", [WIDE, NARROW], ids=["wide", "narrow"])
+def test_nothing_moves_while_pages_load(chromium: Any, shipped: Served, viewport: Any) -> None:
+    context = chromium.new_context(viewport=viewport)
+    context.add_init_script(
+        """window.shift = 0;
+        new PerformanceObserver((list) => {
+          for (const entry of list.getEntries()) window.shift += entry.value;
+        }).observe({ type: "layout-shift", buffered: true });"""
+    )
+    tab, shifts = context.new_page(), {}
+    for name in ("Generate", "Benchmark"):
+        loads = []
+        for _ in range(2):  # on a busy machine a frame now and then shows half of a form
+            tab.goto(with_token(f"{shipped.url}/?tab={name.lower()}"))
+            tab.wait_for_selector("#pg-panel .panel", state="attached", timeout=60_000)
+            tab.wait_for_timeout(3000)
+            loads.append(tab.evaluate("window.shift"))
+        shifts[f"address of {name}"] = min(loads)
+    for name in ("Compare", "Tree", "Sweep", "Runs", "Deploy", "Connect", "Generate"):
+        tab.evaluate("window.shift = 0")
+        show_tab(tab, name)
+        tab.wait_for_timeout(2000)
+        shifts[name] = tab.evaluate("window.shift")
+    assert {name: moved for name, moved in shifts.items() if moved >= 0.02} == {}
+    assert not tab.is_visible("#pg-panel .timeline, #pg-panel .tree"), "an idle page shows steps"
+    tab.locator("#pg-welcome button").click()
+    tab.reload()
+    tab.wait_for_selector("#pg-panel .panel")
+    tab.wait_for_timeout(1500)
+    assert tab.locator("#pg-welcome section").is_hidden()
+    context.close()
