@@ -1,16 +1,16 @@
 """Methods here against llama-server on the same GGUF file, with each of its ways to speculate.
 
     python -m benchmarks.vs_llama_cpp LLAMA_SERVER [--draft DRAFT.gguf] [--methods plain,…]
-                                        [--reading TOKENS]
+                                        [--ways ngram-simple,…] [--reading TOKENS]
 
 LLAMA_SERVER is the program as its project builds it (`cmake --build … --target llama-server`); it
 reads `--gguf`, the embedded model's file by default. DRAFT.gguf is a shipped draft model, converted
-by its `convert_hf_to_gguf.py`. Each way runs in a server of its own; a way that this build does not
-know is left out. All contestants take turns prompt by prompt: same prompts, same number of threads,
-greedy, exactly so many tokens. tok/s are of decoding, first token to last, without the prompt;
-llama-server's are those that it reports.
-Prints medians of the rounds' tok/s, and ratios;
-with `--reading`, also of reading a prompt of so many tokens.
+by its `convert_hf_to_gguf.py`. Each of its ways to speculate runs in a server of its own (none with
+`--ways ''`); a way that this build does not know is left out. All contestants take turns prompt by
+prompt: same prompts, same number of threads, greedy, exactly so many tokens. tok/s are of decoding,
+first token to last, without the prompt; llama-server's are those that it reports.
+Prints medians of the rounds' tok/s, and ratios; with `--reading`, also of reading a prompt of so
+many tokens.
 """
 
 from __future__ import annotations
@@ -145,7 +145,8 @@ def servers_of(options: argparse.Namespace, stack: ExitStack) -> dict[str, Serve
         print("No llama-server is given: the table is of the methods here.")
         return {}
     ways: dict[str, list[str]]
-    ways = {PLAIN: []} | {f"{PEER} {way}": ["--spec-type", way] for way in SPEC_TYPES}
+    kinds = filter(None, options.ways.split(","))
+    ways = {PLAIN: []} | {f"{PEER} {way}": ["--spec-type", way] for way in kinds}
     if options.draft:
         draft = ["--spec-type", DRAFT_TYPE, "--model-draft", str(options.draft)]
         ways[f"{PEER} {DRAFT_TYPE}"] = draft
@@ -168,6 +169,7 @@ def main() -> None:
         gguf=None,
         draft=None,
         methods="plain,suffix-smollm2-135m",
+        ways=",".join(SPEC_TYPES),
         dtype="auto",
         prompts=None,
         rounds=3,

@@ -179,18 +179,25 @@ def bypass_sentence(metrics: Mapping[str, Any]) -> str | None:
 def drafting_sentence(metrics: Mapping[str, Any]) -> str:
     """How much a run with drafting: auto drafted; empty for other runs."""
     steps, expected = metrics.get("num_steps"), metrics.get("expected_tok_s")
-    if not steps or expected is None or not metrics.get("num_drafted"):
+    drafted = drafted_steps(metrics)
+    if not drafted or expected is None or not metrics.get("num_drafted"):
         return ""
-    drafted = steps - sum((metrics.get("bypasses") or {}).values())
-    each = metrics["num_drafted"] / max(1, drafted)
+    each = metrics["num_drafted"] / drafted
     return (
         f"Drafted in {drafted} of {steps} steps, {each:.1f} tokens each; the controller expected "
         f"{expected:.1f} tok/s."
     )
 
 
-WARNED_STEPS = 20
-"""Steps after which a warning says that hardly any draft is accepted."""
+def drafted_steps(metrics: Mapping[str, Any]) -> int:
+    """Steps that drafted anything."""
+    steps: int = metrics.get("num_steps") or 0
+    return max(0, steps - sum((metrics.get("bypasses") or {}).values()))
+
+
+WARNED_STEPS = 10
+"""Drafted steps after which a warning says that hardly any draft is accepted: a drafter that is
+right every second time is wrong ten times running once in a thousand texts."""
 MAX_PREDICTABLE = 1.0
 """Temperature above which few drafts of any drafter are accepted."""
 
@@ -202,16 +209,17 @@ def warning_of(metrics: Mapping[str, Any], meta: Mapping[str, Any]) -> str | Non
     """
     if bypassed := bypass_sentence(metrics):
         return bypassed
-    mat, steps = metrics.get("mat"), metrics.get("num_steps") or 0
-    drafted = meta.get("trained") and metrics.get("num_drafted")
-    if not drafted or steps < WARNED_STEPS or mat is None or not hardly_drafts(mat):
+    mat, steps, drafted = metrics.get("mat"), metrics.get("num_steps"), drafted_steps(metrics)
+    if not (meta.get("trained") and metrics.get("num_drafted")) or mat is None or not steps:
+        return None
+    if drafted < WARNED_STEPS or not hardly_drafts(mat := 1 + (mat - 1) * steps / drafted):
         return None
     cause = "the drafter was made for another target, or does not suit this text"
     if (temperature := meta.get("temperature", 0.0)) > MAX_PREDICTABLE:
         cause = f"temperature {temperature:g} is too high for any drafter"
     return (
-        f"MAT is {formats.mat(mat)} over {steps} steps: hardly any draft was accepted, so drafting "
-        f"only cost time. Most likely {cause}."
+        f"MAT is {formats.mat(mat)} over the {drafted} steps that drafted: hardly any draft was "
+        f"accepted, so drafting only cost time. Most likely {cause}."
     )
 
 
