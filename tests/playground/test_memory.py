@@ -15,10 +15,12 @@ import pytest
 from engine.config import Limits
 from engine.model.sources import TargetSpec
 from playground.experiments.service import Experiments
+from playground.host.catalog import Catalog
 from playground.host.controls import settings_from
 from playground.host.runner import EngineHost
 from playground.host.stream import History, RunStream, adopt, follow
 from playground.web.address import tab_switch
+from playground.web.forms import PromptForm
 from playground.web.generate import GeneratePage
 from playground.web.memory import memory_settings, owner_of, tab_identity
 from tests.playground.asks import finished, start
@@ -50,6 +52,17 @@ def test_a_target_without_a_chat_template_is_completed(page: GeneratePage, tmp_p
         assert kept == gr.skip(), "the user's choice"
 
 
+def test_every_prompt_starts_with_an_example_that_repeats_itself() -> None:
+    async def drawn() -> PromptForm:
+        with gr.Blocks(analytics_enabled=False):
+            form = PromptForm(Catalog.shipped(), "pg-cmp")
+            form.head()
+            form.body(about_system="optional", lines=2)
+        return form
+
+    assert asyncio.run(drawn()).prompt.value.startswith("Summarise this text")
+
+
 def asked(**params: str) -> Any:
     """A request of the browser at an address."""
     return SimpleNamespace(query_params=params, session_hash="session")
@@ -62,8 +75,13 @@ async def first_of(messages: AsyncIterator[Any]) -> Any:
         return message
 
 
-async def all_of(messages: AsyncIterator[Any]) -> list[Any]:
-    return [message async for message in messages]
+def followed(page: GeneratePage, *known: str | None, **params: str) -> list[Any]:
+    """All messages to a page that opens at an address."""
+
+    async def all_of() -> list[Any]:
+        return [message async for message in page.follow_link(*known, asked(**params))]
+
+    return asyncio.run(all_of())
 
 
 def test_a_run_goes_on_when_its_page_is_left(page: GeneratePage, host: EngineHost) -> None:
@@ -79,15 +97,11 @@ def test_a_page_that_finds_a_run_follows_it_to_its_end(
     page: GeneratePage, host: EngineHost
 ) -> None:
     run = start(host, owner="gone", **SLOW)
-    messages = asyncio.run(
-        all_of(page.follow_link("mine", None, None, asked(tab="generate", run=run.id)))
-    )
+    messages = followed(page, "mine", None, None, tab="generate", run=run.id)
     assert all(message["resync"] for message in messages), "the first may not be seen"
     assert messages[-1]["ends"][run.id]["n"] == run.num_events
     assert run.owner == "mine", "nobody else watched it"
-    opened = asyncio.run(
-        all_of(page.follow_link("mine", None, None, asked(tab="generate", run=run.log_id or "")))
-    )
+    opened = followed(page, "mine", None, None, tab="generate", run=run.log_id or "")
     assert [m["chat"] for m in opened] == [run.log_id], "over: from the log, and its chat goes on"
 
 
@@ -109,12 +123,12 @@ def test_without_an_address_only_what_goes_on_is_found(
     page: GeneratePage, host: EngineHost
 ) -> None:
     over = finished(start(host))
-    (nothing,) = asyncio.run(all_of(page.follow_link("tab", None, over.log_id, asked())))
+    (nothing,) = followed(page, "tab", None, over.log_id)
     assert nothing == gr.skip()
-    (shown,) = asyncio.run(all_of(page.follow_link("tab", over.log_id, None, asked())))
+    (shown,) = followed(page, "tab", over.log_id, None)
     assert shown["chat"] == over.log_id, "a reload"
     goes_on = start(host, **SLOW)
-    assert len(asyncio.run(all_of(page.follow_link("tab", None, goes_on.id, asked())))) > 2
+    assert len(followed(page, "tab", None, goes_on.id)) > 2
 
 
 def test_stop_ends_what_is_on_show_whoever_began_it(page: GeneratePage, host: EngineHost) -> None:
@@ -163,14 +177,13 @@ def test_what_is_no_tab_is_told_apart_by_its_session(tab: object) -> None:
 
 def test_search_after_a_chat_answer_is_for_its_question(page: GeneratePage) -> None:
     run = finished(start(page.host, prompt="The question that was asked."))
-    forms: list[dict[str, Any]] = [{"values": {}}] * 2
-    fields = ["tiny", "auto", "plain", "chat", "", ""]
-    panel = {"chat": run.log_id}
-    assert page._search_request(*fields, *forms, panel)["prompt"] == "The question that was asked."
-    streamed = {"chat": run.id}  # what the panel holds while and after a run streams into it
-    assert (
-        page._search_request(*fields, *forms, streamed)["prompt"] == "The question that was asked."
-    )
-    typed = [*fields[:-1], "Another one."]
-    assert page._search_request(*typed, *forms, panel)["prompt"] == "Another one."
-    assert page._search_request(*fields, *forms, None)["prompt"] == ""
+
+    def prompt(typed: str, panel: object) -> object:
+        forms: list[dict[str, Any]] = [{"values": {}}] * 2
+        fields = ["tiny", "auto", "plain", "chat", "", typed]
+        return page._search_request(*fields, *forms, panel)["prompt"]
+
+    for shown in (run.log_id, run.id):  # the latter while and after a run streams into the panel
+        assert prompt("", {"chat": shown}) == "The question that was asked."
+    assert prompt("Another one.", {"chat": run.log_id}) == "Another one."
+    assert prompt("", None) == ""

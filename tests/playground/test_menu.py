@@ -8,14 +8,9 @@ from typing import Any
 import pytest
 
 from engine.model.sources import TargetSpec
+from playground.experiments.forms import first_methods
 from playground.host.catalog import Catalog
-from playground.host.menu import (
-    BASELINE,
-    FURTHER,
-    GROUPS,
-    RECOMMENDED,
-    MethodMenu,
-)
+from playground.host.menu import BASELINE, FURTHER, GROUPS, RECOMMENDED, MethodMenu
 from playground.host.plain import PlainStep
 from presets import method_preset
 from storage import RunLog
@@ -47,12 +42,17 @@ def test_groups_stand_together_and_hold_every_method_once(target: str, log: RunL
 
 
 def test_shipped_methods_are_in_the_groups_that_people_look_for(log: RunLog) -> None:
-    found = grouped(MethodMenu(Catalog.shipped(), log), EMBEDDED)
-    assert found[RECOMMENDED] == ["suffix-draft-smollm2-135m"] and found[BASELINE] == ["plain"]
+    catalog, first = Catalog.shipped(), "suffix-draft-smollm2-135m"
+    found = grouped(MethodMenu(catalog, log), EMBEDDED)
+    assert found[RECOMMENDED] == [first] and found[BASELINE] == ["plain"]
     assert "eagle2-smollm2-135m" in found["trained"]
     assert "suffix-smollm2-135m" in found["no weights"]
     assert found["untrained"] == ["pard-smollm2-135m"]
     assert "suffix" in found["no weights"] and "type:Medusa" in found[FURTHER]
+    assert catalog.first_method(EMBEDDED) == first
+    assert first_methods(catalog, catalog.method_choices(EMBEDDED))[0] == first
+    assert catalog.first_method(EMBEDDED, alone=True) == "suffix-smollm2-135m"
+    assert catalog.first_method("vicuna-7b-v1.3") == "ngram"
 
 
 @pytest.mark.parametrize(
@@ -176,8 +176,3 @@ def test_where_the_target_ran_last_decides_which_speedups_are_shown(log: RunLog)
     measured(log, 13.1)
     measured(log, 9.3, dtype="float32")
     assert label_of(log) == "0.93× · no weights"
-
-
-def test_an_experiment_above_its_mat_labels_nothing(log: RunLog) -> None:
-    experiment(log, 45.0)
-    assert label_of(log) == "no weights"

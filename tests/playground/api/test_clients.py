@@ -28,10 +28,6 @@ chunks = litellm.completion(**asked, stream=True)
 pieces = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
 print(json.dumps([whole.choices[0].message.content, pieces, whole.usage.total_tokens]))
 """
-TUTORIAL = (
-    '{"text_input": "What is machine learning?", "max_tokens": 20, "bad_words": "", '
-    '"stop_words": "", "pad_id": 2, "end_id": 2}'
-)
 
 
 @pytest.fixture(scope="module")
@@ -85,11 +81,3 @@ def test_litellm_reads_whole_answers_and_streams(served: Served, programs: Path)
     assert done.returncode == 0, done.stderr[-3000:]
     whole, streamed, num_tokens = json.loads(done.stdout.splitlines()[-1])
     assert whole and whole == streamed and num_tokens > 16
-
-
-def test_the_tutorials_curl_line(served: Served) -> None:
-    url = f"{served.url}/v2/models/ensemble/generate"
-    line = ["curl", "--silent", "--fail-with-body", "-X", "POST", url, "-d", TUTORIAL]
-    done = subprocess.run(line, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
-    assert json.loads(done.stdout)["text_output"].startswith("What is machine learning?")

@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import httpx
@@ -32,8 +31,7 @@ LOAD = Load(ASKED, (1, 2), max_new_tokens=16)
 
 def visited(address: Address, load: Load = LOAD, log: RunLog | None = None) -> Report:
     async def last() -> Report:
-        reports = [report async for report in measure(address, load, log)]
-        return reports[-1]
+        return [report async for report in measure(address, load, log)][-1]
 
     return asyncio.run(last())
 
@@ -75,13 +73,10 @@ def test_a_level_ends_when_its_time_is_up(served: Served) -> None:
     assert len(report.drafting[0].outcomes) < len(load.prompts)
 
 
-@pytest.mark.parametrize("url", ["ftp://x", "http://", "http://a:b@c", ""])
-def test_what_is_no_address_is_refused(url: str) -> None:
-    with pytest.raises(ConfigError, match="address"):
-        Client.at(url)
-
-
-def test_concurrencies_are_checked() -> None:
+def test_addresses_and_concurrencies_are_checked() -> None:
+    for url in ("ftp://x", "http://", "http://a:b@c", ""):
+        with pytest.raises(ConfigError, match="address"):
+            Client.at(url)
     assert read_concurrencies("1, 4,4") == (1, 4)
     for text in ("", "0", "65", "a", "1;2"):
         with pytest.raises(ConfigError, match="concurrency"):
@@ -120,20 +115,17 @@ def test_half_dead_engines_fail_their_requests_with_a_sentence(kind: str) -> Non
         await writer.drain()
         writer.close()
 
-    report = asyncio.run(_against(answer))
+    async def visit() -> Report:
+        async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            load = Load(ASKED, (2,), max_new_tokens=4)
+            address = Address(f"http://127.0.0.1:{port}")
+            return [one async for one in measure(address, load, None)][-1]
+
+    report = asyncio.run(visit())
     (level,) = report.drafting
     assert level.num_failed == len(ASKED) and level.tok_s is None
     assert any(word in " ".join(report.sentences()) for word in why.split("|"))
-
-
-async def _against(
-    answer: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
-) -> Report:
-    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
-        port = server.sockets[0].getsockname()[1]
-        load = Load(ASKED, (2,), max_new_tokens=4)
-        reports = [one async for one in measure(Address(f"http://127.0.0.1:{port}"), load, None)]
-    return reports[-1]
 
 
 LLAMA_SERVER = os.environ.get("LLAMA_SERVER", "")
@@ -151,11 +143,8 @@ def test_a_real_llama_server_is_read_and_replayed() -> None:
     with subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
             _wait_for(f"{url}/health")
-            asked = (
-                ReplayPrompt(
-                    "s", "1", "chat", "Repeat this ten times: tea for two and two for tea."
-                ),
-            )
+            text = "Repeat this ten times: tea for two and two for tea."
+            asked = (ReplayPrompt("s", "1", "chat", text),)
             report = visited(Address(url), Load(asked, (1,), max_new_tokens=64))
         finally:
             process.terminate()
