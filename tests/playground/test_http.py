@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.playground.asks import finished, start
+from tests.playground.asks import ask, finished, start
 from tests.playground.serving import Served
 
 
@@ -24,19 +24,9 @@ def call(served: Served, name: str, data: list[Any]) -> list[Any]:
 
 def held(**changes: Any) -> list[Any]:
     """What the Generate page's components hold."""
-    fields: dict[str, Any] = {
-        "target": "tiny",
-        "dtype": "float32",
-        "method": "scripted",
-        "mode": "chat",
-        "system": "",
-        "prompt": "Say hello.",
-        "form": {"groups": [], "values": {}},
-        "run_form": {"values": {"limits": {"max_new_tokens": "12", "ignore_eos": True}}},
-        "panel": None,
-        "tab": None,
-    }
-    return list({**fields, **changes}.values())
+    limits = {"values": {"limits": {"max_new_tokens": "12", "ignore_eos": True}}}
+    form = {"form": {"groups": [], "values": {}}, "run_form": limits}
+    return list({**ask(), **form, "panel": None, "tab": None, **changes}.values())
 
 
 def test_generating_over_http_streams_a_run(served: Served) -> None:
@@ -77,12 +67,8 @@ def test_too_few_values_run_nothing(served: Served) -> None:
 
 
 def test_stop_only_stops_its_own_session(served: Served) -> None:
-    run = start(
-        served.host,
-        owner="other",
-        settings={"delay_ms": "10"},
-        limits={"max_new_tokens": "60"},
-    )
+    slow: dict[str, Any] = {"settings": {"delay_ms": "10"}, "limits": {"max_new_tokens": "60"}}
+    run = start(served.host, owner="other", **slow)
     call(served, "stop", [None, None])
     assert finished(run).state == "completed"
 
