@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 import httpx
-import pytest
 
 from tests.playground.asks import ask, finished, start
 from tests.playground.serving import Served
@@ -35,35 +34,6 @@ def test_generating_over_http_streams_a_run(served: Served) -> None:
     assert status["state"] == "completed"
     (end,) = last["ends"].values()
     assert end["reason"] == "length"
-
-
-BAD: list[dict[str, Any]] = [
-    {"prompt": ""},
-    {"form": {"values": {"method": {"unheard_of": 1}}}},
-    {"run_form": {"values": {"sampling": {"temperature": "<b>hot</b>"}}}},
-    {"run_form": {"values": {"limits": {"max_new_tokens": -4}}}},
-    {"panel": {"chat": {"a": 1}}},
-]
-"""One of each part of the form; `test_request` has the others."""
-
-
-@pytest.mark.parametrize("changes", BAD, ids=range(len(BAD)))
-def test_bad_payloads_end_in_one_sentence(served: Served, changes: dict[str, Any]) -> None:
-    (status,) = call(served, "run", held(**changes))[-1][0]["status"].values()
-    assert status["state"] == "failed"
-    assert status["error"] and "Traceback" not in status["error"]
-
-
-def test_too_few_values_run_nothing(served: Served) -> None:
-    before = len(served.host.runs.all())
-    body = {"data": [], "session_hash": "tester"}
-    with served.client() as client:
-        response = client.post("/gradio_api/call/run", json=body)
-        if response.status_code == 200:
-            event = response.json()["event_id"]
-            text = client.get(f"/gradio_api/call/run/{event}").text
-            assert "event: error" in text and "Traceback" not in text
-    assert len(served.host.runs.all()) == before
 
 
 def test_stop_only_stops_its_own_session(served: Served) -> None:

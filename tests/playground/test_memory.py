@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,19 +10,16 @@ from typing import Any
 import gradio as gr
 import pytest
 
-from engine.config import Limits
 from engine.model.sources import TargetSpec
 from playground.experiments.service import Experiments
 from playground.host.catalog import Catalog
-from playground.host.controls import settings_from
 from playground.host.runner import EngineHost
 from playground.host.stream import History, RunStream, adopt, follow
 from playground.web.address import tab_switch
 from playground.web.forms import PromptForm
 from playground.web.generate import GeneratePage
-from playground.web.memory import memory_settings, owner_of, tab_identity
+from playground.web.memory import owner_of, tab_identity
 from tests.playground.asks import finished, start
-from tests.playground.test_http import held
 from tests.playground.tiny import save_tiny_llama
 
 SLOW: dict[str, Any] = {"settings": {"delay_ms": "20"}, "limits": {"max_new_tokens": "40"}}
@@ -68,43 +63,6 @@ def asked(**params: str) -> Any:
     return SimpleNamespace(query_params=params, session_hash="session")
 
 
-async def first_of(messages: AsyncIterator[Any]) -> Any:
-    """The first message; then the page is left, as Gradio leaves a generator."""
-    async for message in messages:
-        await messages.aclose()  # type: ignore[attr-defined]
-        return message
-
-
-def followed(page: GeneratePage, *known: str | None, **params: str) -> list[Any]:
-    """All messages to a page that opens at an address."""
-
-    async def all_of() -> list[Any]:
-        return [message async for message in page.follow_link(*known, asked(**params))]
-
-    return asyncio.run(all_of())
-
-
-def test_a_run_goes_on_when_its_page_is_left(page: GeneratePage, host: EngineHost) -> None:
-    limits = {"values": {"limits": {"max_new_tokens": "12", "ignore_eos": True}}}
-    run_of = page.run()(asked(), *held(run_form=limits, tab="tab"))
-    (meta,) = asyncio.run(first_of(run_of))["runs"]
-    run = host.runs.get(meta["id"])
-    assert run is not None and not run.watchers
-    assert finished(run).state == "completed"
-
-
-def test_a_page_that_finds_a_run_follows_it_to_its_end(
-    page: GeneratePage, host: EngineHost
-) -> None:
-    run = start(host, owner="gone", **SLOW)
-    messages = followed(page, "mine", None, None, tab="generate", run=run.id)
-    assert all(message["resync"] for message in messages), "the first may not be seen"
-    assert messages[-1]["ends"][run.id]["n"] == run.num_events
-    assert run.owner == "mine", "nobody else watched it"
-    opened = followed(page, "mine", None, None, tab="generate", run=run.log_id or "")
-    assert [m["chat"] for m in opened] == [run.log_id], "over: from the log, and its chat goes on"
-
-
 def test_a_run_that_is_watched_stays_its_page_s(host: EngineHost) -> None:
     run = start(host, owner="first", **SLOW)
     watching = follow(RunStream([run], host.ahead_of))
@@ -117,30 +75,6 @@ def test_a_run_that_is_watched_stays_its_page_s(host: EngineHost) -> None:
     asyncio.run(find_meanwhile())
     assert run.owner == "first" and run.watchers == 0
     finished(run)
-
-
-def test_without_an_address_only_what_goes_on_is_found(
-    page: GeneratePage, host: EngineHost
-) -> None:
-    over = finished(start(host))
-    (nothing,) = followed(page, "tab", None, over.log_id)
-    assert nothing == gr.skip()
-    (shown,) = followed(page, "tab", over.log_id, None)
-    assert shown["chat"] == over.log_id, "a reload"
-    goes_on = start(host, **SLOW)
-    assert len(followed(page, "tab", None, goes_on.id)) > 2
-
-
-def test_stop_ends_what_is_on_show_whoever_began_it(page: GeneratePage, host: EngineHost) -> None:
-    run = start(host, owner="another tab", settings={"delay_ms": "20"})
-    page.stop_runs("mine", {"chat": run.id}, asked())
-    assert finished(run).state == "cancelled"
-
-
-def test_a_kept_form_loses_only_what_does_not_fit_any_more() -> None:
-    form = {"values": {"limits": {"max_new_tokens": -1, "gone": 2, "ignore_eos": True}}}
-    kept = memory_settings(form, "limits", partial(settings_from, Limits))
-    assert kept == {"ignore_eos": True}
 
 
 def test_the_form_comes_back_as_it_was_kept_or_as_the_address_s_run_had_it(

@@ -124,15 +124,6 @@ def test_what_is_no_engine_is_refused(answer: Any) -> None:
         engine_of(ModelList.parse(answer))
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [("vllm", "<html>"), ("trtllm", "{}"), ("trtllm", "["), ("llamacpp", "a b c d")],
-)
-def test_what_are_no_counters_is_refused(name: str, text: str) -> None:
-    with pytest.raises(ConfigError, match="/metrics"):
-        BY_NAME[name].read(text.encode())
-
-
 def test_figures_are_of_the_time_between_two_readings() -> None:
     before = Reading(steps=10, drafted=30, accepted=10, at_least=(8, 2), generated=20)
     after = Reading(steps=30, drafted=90, accepted=40, at_least=(20, 15, 5), generated=70)
