@@ -55,19 +55,13 @@ def test_shipped_methods_are_in_the_groups_that_people_look_for(log: RunLog) -> 
     assert catalog.first_method("vicuna-7b-v1.3") == "ngram"
 
 
-@pytest.mark.parametrize(
-    "spec",
-    [
-        {"path": "/models/coder.gguf", "title": "Qwen2.5 Coder 0.5B Instruct AWQ"},
-        {"hub": "Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF"},
-    ],
-)
-def test_a_head_is_offered_for_its_model_from_any_place(spec: dict[str, str]) -> None:
+def test_a_head_is_offered_for_its_model_from_any_place() -> None:
     catalog, head = Catalog.shipped(), "head"
     values = {"name": head, "title": "Its head", "target": "qwen2.5-coder-0.5b-instruct"}
     config = {"decoding_type": "Eagle3", "speculative_model": "owner/head"}
     catalog.presets[head] = method_preset({**values, "config": config}, where="a test")
-    catalog.targets["own"] = TargetSpec.parse({"name": "own", **spec})
+    place = "Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF"
+    catalog.targets["own"] = TargetSpec(name="own", hub=place)
     catalog.targets["other"] = TargetSpec(name="other", path="/models/x.gguf", title="Other 1B")
     assert head in [key for _, key in catalog.method_choices("own")]
     assert head not in [key for _, key in catalog.method_choices("other")]
@@ -132,17 +126,14 @@ def test_what_was_slower_than_plain_decoding_is_not_recommended(log: RunLog) -> 
     assert RECOMMENDED not in found and "ngram" in found["no weights"]
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"method": settings("ngram", max_draft_len=6)},
-        {"method": settings("suffix")},
-        {"dtype": "float32"},
-        {"device": "cuda"},
-        {"environment": {"device_name": "a", "weights": "others"}},
-        {"environment": {"device_name": "b", "weights": "w"}},
-    ],
-)
+OTHERS: list[dict[str, Any]] = [
+    *({"method": method} for method in (settings("ngram", max_draft_len=6), settings("suffix"))),
+    *({"dtype": "float32"}, {"device": "cuda"}),
+    *({"environment": {"device_name": name, "weights": w}} for name, w in ("ax", "bw")),
+]
+
+
+@pytest.mark.parametrize("changes", OTHERS)
 def test_other_settings_weights_dtypes_and_devices_label_no_preset(
     log: RunLog, changes: dict[str, Any]
 ) -> None:

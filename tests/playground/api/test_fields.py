@@ -9,7 +9,6 @@ of release 0.9.
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -302,10 +301,3 @@ def test_messages_and_options_are_held_to_it_too(http: httpx.Client) -> None:
 def test_zero_logprobs_are_logprobs(http: httpx.Client) -> None:
     answer = http.post("/v1/completions", json={**TEXT, "logprobs": 0})
     assert answer.status_code == 400 and "logprobs must be" in answer.text
-
-
-def test_the_documentation_names_every_field() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "request-fields.md").read_text()
-    sections = page.split("\n## ")[1:]
-    for names, section in zip(ALL.values(), sections, strict=True):
-        assert [name for name in names if f"`{name}`" not in section] == []

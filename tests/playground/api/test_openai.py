@@ -50,16 +50,12 @@ def test_an_answer_is_the_run_of_the_log(http: httpx.Client, served: Served, pat
         "prompt_tokens_details": {"cached_tokens": figures["num_cached"]},
     }
     told = answer["metrics"]["speculative_decoding"]
-    assert told["mean_acceptance_length"] == figures["mat"]
-    assert told["draft_acceptance_rate"] == figures["draft_acceptance"]
     assert told["num_spec_steps"] == sum(told["acceptance_histogram"]) == figures["num_steps"]
     assert told["num_draft_tokens"] == figures["num_drafted"] == answer["timings"]["draft_n"]
     assert len(told["acceptance_histogram"]) == told["num_spec_tokens"] + 1
     accepted = sum(j * steps for j, steps in enumerate(told["acceptance_histogram"]))
     assert told["num_accepted_draft_tokens"] == figures["num_accepted"] == accepted > 0
     assert answer["timings"]["draft_n_accepted"] == accepted
-    assert answer["timings"]["predicted_per_second"] == figures["tok_s"]
-    assert answer["timings"]["prompt_ms"] == 1000 * figures["ttft_s"]
 
 
 def test_a_conversation_s_next_turn_reads_what_is_new(http: httpx.Client) -> None:
