@@ -23,8 +23,8 @@ from starlette.routing import Route
 from engine.config import Limits, Sampling
 from engine.errors import ConfigError
 from engine.grammar import choice_grammar
-from playground.api import fields, figures
-from playground.api.answer import Answer
+from playground.api import fields
+from playground.api.answer import Answer, speculative_decoding, timings, usage
 from playground.api.models import SEPARATOR, Model, list_models, model_of
 from playground.api.protocol import Endpoints, RequestBody, read_body, report_errors
 from playground.host.live import Message
@@ -315,7 +315,7 @@ class Writer:
                 yield self._chunk([self._choice(self._delta(text, first=first), None)])
                 first = False
         end = self._choice(self._delta(None, first=first), self.answer.finish_reason)
-        yield {**self._chunk([end]), "timings": figures.timings(self.answer.run)}
+        yield {**self._chunk([end]), "timings": timings(self.answer.run)}
         if with_usage:
             yield {**self._chunk([]), **self._figures}
         yield "[DONE]"
@@ -337,12 +337,12 @@ class Writer:
     @property
     def _figures(self) -> dict[str, Any]:
         run = self.answer.run
-        acceptance = figures.speculative_decoding(run) if self._drafts else None
+        acceptance = speculative_decoding(run) if self._drafts else None
         metrics = {"metrics": {"speculative_decoding": acceptance}} if acceptance else {}
         return {
-            "usage": figures.usage(run),
+            "usage": usage(run),
             **metrics,
-            "timings": figures.timings(run),
+            "timings": timings(run),
             "run_id": run.log_id,
         }
 

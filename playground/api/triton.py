@@ -18,8 +18,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from engine.config import Limits, Sampling
-from playground.api import fields, figures
-from playground.api.answer import Answer
+from playground.api import fields
+from playground.api.answer import Answer, timings
 from playground.api.models import model_of
 from playground.api.protocol import Endpoints, RequestBody, read_body, report_errors
 from playground.host.request import MAX_PROMPT_CHARS
@@ -188,7 +188,7 @@ class Triton(Endpoints):
         self, request: Request, text: str, answer: Answer | None = None
     ) -> dict[str, Any]:
         """A response; the last one has the answer's timings."""
-        end = {} if answer is None else {"timings": figures.timings(answer.run)}
+        end = {} if answer is None else {"timings": timings(answer.run)}
         return {
             "model_name": request.path_params["name"],
             "model_version": VERSION,

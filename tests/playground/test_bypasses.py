@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from engine.drafters.lookup.ngram import NGramConfig
 from engine.steps import BYPASSES
-from playground.api.figures import speculative_decoding
+from playground.api.answer import speculative_decoding
 from playground.cli.main import app
 from playground.host.live import LiveRuns
 from playground.host.runner import EngineHost

@@ -105,6 +105,11 @@ def request_of(one: OneRun) -> FinishedRequest:
     return FinishedRequest.of(replace(one.detail, labels=LABELS))
 
 
+def named(*values: Any) -> dict[str, Any]:
+    """Figures in the order of `NAMES`."""
+    return dict(zip(NAMES, values, strict=True))
+
+
 def picked(figures: Any) -> dict[str, Any]:
     return {name: figures[name] for name in NAMES}
 
@@ -154,27 +159,17 @@ def from_compared_runs(one: OneRun) -> dict[str, Any]:
 def from_report(one: OneRun) -> dict[str, Any]:
     section = make_report(PLAN, [request_of(one)]).section("Scripted")
     assert section.ttft_ms is not None
-    cell = section.overall
-    return {
-        **{name: getattr(cell, name) for name in ("mat", "tok_s", "num_new_tokens", "num_steps")},
-        "ttft_s": section.ttft_ms / 1000,
-        "itl_ms": section.itl_ms,
-        "draft_acceptance": section.draft_acceptance,
-    }
+    one_row, ttft_s = section.overall, section.ttft_ms / 1000
+    latency = ttft_s, section.itl_ms, section.draft_acceptance
+    return named(one_row.mat, one_row.tok_s, *latency, one_row.num_new_tokens, one_row.num_steps)
 
 
 def from_openai(one: OneRun) -> dict[str, Any]:
-    timings = one.answer["timings"]
-    acceptance = one.answer["metrics"]["speculative_decoding"]
-    return {
-        "mat": acceptance["mean_acceptance_length"],
-        "tok_s": timings["predicted_per_second"],
-        "ttft_s": timings["prompt_ms"] / 1000,
-        "itl_ms": one.expected["itl_ms"],
-        "draft_acceptance": acceptance["draft_acceptance_rate"],
-        "num_new_tokens": one.answer["usage"]["completion_tokens"],
-        "num_steps": acceptance["num_spec_steps"],
-    }
+    timings, tokens = one.answer["timings"], one.answer["usage"]["completion_tokens"]
+    spec = one.answer["metrics"]["speculative_decoding"]
+    latency = timings["prompt_ms"] / 1000, one.expected["itl_ms"], spec["draft_acceptance_rate"]
+    rates = spec["mean_acceptance_length"], timings["predicted_per_second"]
+    return named(*rates, *latency, tokens, spec["num_spec_steps"])
 
 
 def from_prometheus(one: OneRun) -> dict[str, Any]:
@@ -185,16 +180,10 @@ def from_prometheus(one: OneRun) -> dict[str, Any]:
         value(f"spec_decode_num_{what}_total") for what in ("drafts", "accepted_tokens")
     )
     ttft_s, tokens = value("time_to_first_token_seconds_sum"), value("generation_tokens_total")
-    latency_s = value("e2e_request_latency_seconds_sum")
-    return {
-        "mat": 1 + accepted / steps,
-        "tok_s": (tokens - 1) / (latency_s - ttft_s),
-        "ttft_s": ttft_s,
-        "itl_ms": 1000 * value("inter_token_latency_seconds_sum"),
-        "draft_acceptance": accepted / value("spec_decode_num_draft_tokens_total"),
-        "num_new_tokens": tokens,
-        "num_steps": steps,
-    }
+    rate = (tokens - 1) / (value("e2e_request_latency_seconds_sum") - ttft_s)
+    itl_ms = 1000 * value("inter_token_latency_seconds_sum")
+    acceptance = accepted / value("spec_decode_num_draft_tokens_total")
+    return named(1 + accepted / steps, rate, ttft_s, itl_ms, acceptance, tokens, steps)
 
 
 def from_race(one: OneRun) -> dict[str, Any]:

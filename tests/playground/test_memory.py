@@ -77,33 +77,6 @@ def test_a_run_that_is_watched_stays_its_page_s(host: EngineHost) -> None:
     finished(run)
 
 
-def test_the_form_comes_back_as_it_was_kept_or_as_the_address_s_run_had_it(
-    page: GeneratePage, host: EngineHost
-) -> None:
-    kept = {
-        "target": "gone",
-        "method": "scripted",
-        "form": {"method": "scripted", "values": {"method": {"max_draft_len": 3}}},
-        "mode": "raw",
-        "prompt": "Unsent.",
-    }
-    target, method, form, dtype, _, mode, system, prompt = page.form_values.initial_values(kept, {})
-    picked = (target["value"], method["value"], dtype, mode)
-    assert picked == ("tiny", "scripted", "auto", "raw")
-    assert form["values"] == {"method": {"max_draft_len": 3}}
-    assert (system, prompt) == ("", "Unsent.")
-    run = finished(start(host, prompt="Asked.", limits={"max_new_tokens": "7"}))
-    address = {"tab": "generate", "run": run.log_id or ""}
-    *_, run_form, mode, system, prompt = page.form_values.initial_values(
-        {**kept, "foreign": True}, address
-    )
-    assert run_form["values"]["limits"]["max_new_tokens"] == 7
-    assert (mode, prompt) == ("chat", "Asked.")
-    assert page.form_values.initial_values(kept, address)[-1] == "Unsent.", (
-        "a reload: what was typed since"
-    )
-
-
 @pytest.mark.parametrize("tab", [None, "", 3, {"a": 1}, "x" * 65])
 def test_what_is_no_tab_is_told_apart_by_its_session(tab: object) -> None:
     assert owner_of(tab, asked()) == "session"

@@ -129,7 +129,7 @@ def test_what_was_slower_than_plain_decoding_is_not_recommended(log: RunLog) -> 
 OTHERS: list[dict[str, Any]] = [
     *({"method": method} for method in (settings("ngram", max_draft_len=6), settings("suffix"))),
     *({"dtype": "float32"}, {"device": "cuda"}),
-    *({"environment": {"device_name": name, "weights": w}} for name, w in ("ax", "bw")),
+    *({"environment": {"device_name": name, "weights": w}} for name, w in (("a", "x"), ("b", "w"))),
 ]
 
 

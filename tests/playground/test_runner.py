@@ -64,26 +64,24 @@ def test_stop_ends_a_waiting_run_at_once_and_nobody_waits_for_it(host: EngineHos
     assert stopped.first is None and stopped.log_id is None and stopped.state == "cancelled"
 
 
-def test_a_run_that_is_refused_cancels_nothing(host: EngineHost) -> None:
-    running = start(host, owner="tab", settings=SLOW, limits={"max_new_tokens": "400"})
-    while running.first is None:
-        time.sleep(0.005)
-    waiting = [start(host, owner=f"tab {number}") for number in range(MAX_WAITING)]
-    with pytest.raises(QueueFullError, match="waiting"):
-        start(host, owner="tab")
-    assert not running.cancel_requested.is_set()
-    for run in waiting:
-        run.cancel()
-    again = start(host, owner="tab")
-    assert finished(running).state == "cancelled" and finished(again).state == "completed"
-
-
-def test_a_run_takes_the_place_of_its_owners_waiting_one_in_a_full_queue(host: EngineHost) -> None:
+def test_a_full_queue_refuses_a_run_or_takes_it_for_its_owners_waiting_one(
+    host: EngineHost,
+) -> None:
     with busy(host, full=True):
-        before = host.runs.owned_by("busy 3")
+        with pytest.raises(QueueFullError, match="waiting"):
+            start(host, owner="busy")
+        (running,) = host.runs.owned_by("busy")
+        assert not running.cancel_requested.is_set(), "what is refused cancels nothing"
+        (before,) = host.runs.owned_by("busy 3")
         run = start(host, owner="busy 3")
-        assert before[0].over.is_set() and host.ahead_of(run) == MAX_WAITING
+        assert before.over.is_set() and host.ahead_of(run) == MAX_WAITING
     assert finished(run).state == "completed"
+
+
+def test_a_run_takes_the_place_of_its_owners_running_one(host: EngineHost) -> None:
+    running = start(host, settings=SLOW, limits={"max_new_tokens": "400"})
+    again = start(host)
+    assert finished(running).state == "cancelled" and finished(again).state == "completed"
 
 
 def test_a_bug_in_the_loop_keeps_the_run_as_failed(
