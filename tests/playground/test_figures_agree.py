@@ -46,7 +46,6 @@ from storage import (
     new_id,
 )
 from tests.playground.api.test_openai import CHAT
-from tests.playground.api.test_prometheus import samples
 from tests.playground.bench.requests import plan_of
 from tests.playground.serving import Served, serving_tiny
 from tests.playground.tiny import save_tiny_llama
@@ -69,7 +68,6 @@ class OneRun:
             (row,) = self.log.find().rows
             live = self.host.runs.get(row.id)
             assert live is not None and live.over.wait(60)
-            self.metered = samples(http)
         self.live = live
         detail = self.log.get(row.id)
         assert detail is not None and detail.status == "completed"
@@ -172,20 +170,6 @@ def from_openai(one: OneRun) -> dict[str, Any]:
     return named(*rates, *latency, tokens, spec["num_spec_steps"])
 
 
-def from_prometheus(one: OneRun) -> dict[str, Any]:
-    def value(name: str) -> float:
-        return one.metered[f"vllm:{name}", ""]
-
-    steps, accepted = (
-        value(f"spec_decode_num_{what}_total") for what in ("drafts", "accepted_tokens")
-    )
-    ttft_s, tokens = value("time_to_first_token_seconds_sum"), value("generation_tokens_total")
-    rate = (tokens - 1) / (value("e2e_request_latency_seconds_sum") - ttft_s)
-    itl_ms = 1000 * value("inter_token_latency_seconds_sum")
-    acceptance = accepted / value("spec_decode_num_draft_tokens_total")
-    return named(1 + accepted / steps, rate, ttft_s, itl_ms, acceptance, tokens, steps)
-
-
 def from_race(one: OneRun) -> dict[str, Any]:
     (clock,) = race_clocks(LiveRuns(), one.log, [one.detail.id])
     tokens, at_s = sum(clock["num"]), clock["at_s"]
@@ -195,7 +179,7 @@ def from_race(one: OneRun) -> dict[str, Any]:
 
 SURFACES: list[Callable[[OneRun], dict[str, Any]]] = [
     *(from_stream, from_reopened_panel, from_json_export, from_csv_export, from_command_line),
-    *(from_compared_runs, from_report, from_openai, from_prometheus, from_race),
+    *(from_compared_runs, from_report, from_openai, from_race),
 ]
 
 

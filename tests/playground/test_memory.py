@@ -1,4 +1,4 @@
-"""What a page finds again: runs whose page was left, forms that a browser kept."""
+"""What the Generate page begins with and takes from what is on show; browser tests do the rest."""
 
 from __future__ import annotations
 
@@ -14,15 +14,13 @@ from engine.model.sources import TargetSpec
 from playground.experiments.service import Experiments
 from playground.host.catalog import Catalog
 from playground.host.runner import EngineHost
-from playground.host.stream import History, RunStream, adopt, follow
+from playground.host.stream import History
 from playground.web.address import tab_switch
 from playground.web.forms import PromptForm
 from playground.web.generate import GeneratePage
 from playground.web.memory import owner_of, tab_identity
 from tests.playground.asks import finished, start
 from tests.playground.tiny import save_tiny_llama
-
-SLOW: dict[str, Any] = {"settings": {"delay_ms": "20"}, "limits": {"max_new_tokens": "40"}}
 
 
 @pytest.fixture
@@ -58,28 +56,10 @@ def test_every_prompt_starts_with_an_example_that_repeats_itself() -> None:
     assert asyncio.run(drawn()).prompt.value.startswith("Summarise this text")
 
 
-def asked(**params: str) -> Any:
-    """A request of the browser at an address."""
-    return SimpleNamespace(query_params=params, session_hash="session")
-
-
-def test_a_run_that_is_watched_stays_its_page_s(host: EngineHost) -> None:
-    run = start(host, owner="first", **SLOW)
-    watching = follow(RunStream([run], host.ahead_of))
-
-    async def find_meanwhile() -> None:
-        await anext(watching)
-        adopt(run, "second")
-        await watching.aclose()  # type: ignore[attr-defined]
-
-    asyncio.run(find_meanwhile())
-    assert run.owner == "first" and run.watchers == 0
-    finished(run)
-
-
 @pytest.mark.parametrize("tab", [None, "", 3, {"a": 1}, "x" * 65])
 def test_what_is_no_tab_is_told_apart_by_its_session(tab: object) -> None:
-    assert owner_of(tab, asked()) == "session"
+    request: Any = SimpleNamespace(session_hash="session")
+    assert owner_of(tab, request) == "session"
 
 
 def test_search_after_a_chat_answer_is_for_its_question(page: GeneratePage) -> None:
