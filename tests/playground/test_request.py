@@ -36,14 +36,13 @@ def test_a_plain_payload_is_taken(catalog: Catalog) -> None:
     assert request.limits.max_new_tokens == 24
 
 
+NO_COUNTS: list[Any] = ["0", "-5", "1e9", "10000000", "NaN", "", None, [], True]
+NO_DTYPES: list[Any] = ["int8", {}]
 HOSTILE: list[dict[str, Any]] = [
     *({"prompt": prompt} for prompt in ("", "  \n ", None)),
-    *(
-        {"limits": {"max_new_tokens": tokens}}
-        for tokens in ("0", "-5", "1e9", "10000000", "NaN", "", None, [], True)
-    ),
+    *({"limits": {"max_new_tokens": tokens}} for tokens in NO_COUNTS),
     *({"target": target} for target in ("../../etc/passwd", None, ["tiny"])),
-    *({"dtype": dtype} for dtype in ("int8", {})),
+    *({"dtype": dtype} for dtype in NO_DTYPES),
     *({"method": method} for method in ("nothing", 7)),
     *({"mode": mode} for mode in ("both", ["chat"])),
     *({"prompt": x} for x in (7, {"a": 1}, "x" * (MAX_PROMPT_CHARS + 1), "half \ud800 pair")),

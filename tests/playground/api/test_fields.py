@@ -293,7 +293,7 @@ def test_messages_and_options_are_held_to_it_too(http: httpx.Client) -> None:
     ):
         answer = http.post("/v1/chat/completions", json={**CHAT, **fields})
         assert answer.status_code == 400 and name in answer.text, fields
-    echoed = {**message, "role": "assistant", "refusal": None, "tool_calls": []}
+    echoed: dict[str, Any] = {**message, "role": "assistant", "refusal": None, "tool_calls": []}
     talk = [message, echoed, message]
     assert http.post("/v1/chat/completions", json={**CHAT, "messages": talk}).status_code == 200
 
