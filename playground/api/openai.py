@@ -23,10 +23,10 @@ from starlette.routing import Route
 from engine.config import Limits, Sampling
 from engine.errors import ConfigError
 from engine.grammar import choice_grammar
-from playground.api import fields, figures
-from playground.api.answer import Answer
+from playground.api import fields
+from playground.api.answer import Answer, speculative_decoding, timings, usage
 from playground.api.models import SEPARATOR, Model, list_models, model_of
-from playground.api.protocol import Endpoints, RequestBody, read_body, report_errors
+from playground.api.protocol import Endpoints, RequestBody, read_body
 from playground.host.live import Message
 from playground.host.request import MAX_PROMPT_CHARS
 
@@ -228,9 +228,9 @@ class OpenAI(Endpoints):
     def routes(self) -> list[Route]:
         return [
             Route("/v1/models", self.models),
-            Route("/v1/models/{name:path}", self.model),
-            Route("/v1/chat/completions", self.chat, methods=["POST"]),
-            Route("/v1/completions", self.completions, methods=["POST"]),
+            self.route("/v1/models/{name:path}", self.model),
+            self.route("/v1/chat/completions", self.chat, "POST"),
+            self.route("/v1/completions", self.completions, "POST"),
         ]
 
     def models(self, _: Request) -> Response:
@@ -238,12 +238,10 @@ class OpenAI(Endpoints):
         names = list_models(self._host.catalog, loaded.name if loaded else None)
         return JSONResponse({"object": "list", "data": [_model_object(name) for name in names]})
 
-    @report_errors
     async def model(self, request: Request) -> Response:
         model = await run_sync(model_of, self._host.catalog, request.path_params["name"])
         return JSONResponse(_model_object(model.name))
 
-    @report_errors
     async def chat(self, request: Request) -> Response:
         body = await read_body(request, ChatRequest)
         messages = [message.message for message in body.messages]
@@ -251,7 +249,6 @@ class OpenAI(Endpoints):
             raise ConfigError(f"The messages must have at most {MAX_PROMPT_CHARS} characters.")
         return await self._complete(request, body, messages=messages)
 
-    @report_errors
     async def completions(self, request: Request) -> Response:
         body = await read_body(request, CompletionRequest)
         if not 0 < len(body.text) <= MAX_PROMPT_CHARS:
@@ -315,7 +312,7 @@ class Writer:
                 yield self._chunk([self._choice(self._delta(text, first=first), None)])
                 first = False
         end = self._choice(self._delta(None, first=first), self.answer.finish_reason)
-        yield {**self._chunk([end]), "timings": figures.timings(self.answer.run)}
+        yield {**self._chunk([end]), "timings": timings(self.answer.run)}
         if with_usage:
             yield {**self._chunk([]), **self._figures}
         yield "[DONE]"
@@ -337,12 +334,12 @@ class Writer:
     @property
     def _figures(self) -> dict[str, Any]:
         run = self.answer.run
-        acceptance = figures.speculative_decoding(run) if self._drafts else None
+        acceptance = speculative_decoding(run) if self._drafts else None
         metrics = {"metrics": {"speculative_decoding": acceptance}} if acceptance else {}
         return {
-            "usage": figures.usage(run),
+            "usage": usage(run),
             **metrics,
-            "timings": figures.timings(run),
+            "timings": timings(run),
             "run_id": run.log_id,
         }
 

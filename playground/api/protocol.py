@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import logging
 from abc import ABC, abstractmethod
@@ -16,6 +15,7 @@ from pydantic import ConfigDict, model_validator
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from engine.config import Settings
@@ -39,7 +39,7 @@ STATUSES = {
 }
 """HTTP statuses by class of error; the first match counts."""
 Body = TypeVar("Body", bound="RequestBody")
-Owner = TypeVar("Owner", bound="Endpoints")
+Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class RequestBody(Settings):
@@ -98,6 +98,19 @@ class Endpoints(ABC):
     def error_body(status: int, sentence: str) -> dict[str, Any]:
         """An HTTP status and a message as the protocol writes them."""
 
+    def route(self, path: str, endpoint: Endpoint, method: str = "GET") -> Route:
+        """A route whose errors, bugs included, are responses of the protocol."""
+
+        async def respond(request: Request) -> Response:
+            try:
+                return await endpoint(request)
+            except Exception as error:
+                status, sentence = status_of(error)
+                headers = {"retry-after": "1"} if status == 503 else None
+                return JSONResponse(self.error_body(status, sentence), status, headers)
+
+        return Route(path, respond, methods=[method])
+
     def stream(self, events: AsyncIterator[Mapping[str, Any] | str]) -> Response:
         """Server-sent events: mappings as JSON, strings verbatim; an error is the last event."""
 
@@ -113,21 +126,6 @@ class Endpoints(ABC):
             return f"data: {text}\n\n"
 
         return EventStream(lines(), media_type="text/event-stream")
-
-
-def report_errors(method: Callable[[Owner, Request], Awaitable[Response]]) -> Any:
-    """An endpoint's method whose errors, bugs included, are responses of its protocol."""
-
-    @functools.wraps(method)
-    async def respond(self: Owner, request: Request) -> Response:
-        try:
-            return await method(self, request)
-        except Exception as error:
-            status, sentence = status_of(error)
-            headers = {"retry-after": "1"} if status == 503 else None
-            return JSONResponse(self.error_body(status, sentence), status, headers)
-
-    return respond
 
 
 class EventStream(StreamingResponse):

@@ -18,10 +18,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from engine.config import Limits, Sampling
-from playground.api import fields, figures
-from playground.api.answer import Answer
+from playground.api import fields
+from playground.api.answer import Answer, timings
 from playground.api.models import model_of
-from playground.api.protocol import Endpoints, RequestBody, read_body, report_errors
+from playground.api.protocol import Endpoints, RequestBody, read_body
 from playground.host.request import MAX_PROMPT_CHARS
 from playground.host.runner import EngineHost
 
@@ -124,10 +124,10 @@ class Triton(Endpoints):
             Route("/v2", self.server),
             Route("/v2/health/live", self.healthy),
             Route("/v2/health/ready", self.healthy),
-            Route(model, self.model),
-            Route(f"{model}/ready", self.model_ready),
-            Route(f"{model}/generate", self.generate, methods=["POST"]),
-            Route(f"{model}/generate_stream", self.generate_stream, methods=["POST"]),
+            self.route(model, self.model),
+            self.route(f"{model}/ready", self.model_ready),
+            self.route(f"{model}/generate", self.generate, "POST"),
+            self.route(f"{model}/generate_stream", self.generate_stream, "POST"),
         ]
 
     async def healthy(self, _: Request) -> Response:
@@ -137,7 +137,6 @@ class Triton(Endpoints):
         server = {"name": "speculative-decoding-playground", "extensions": ["generate"]}
         return JSONResponse({**server, "version": VERSION})
 
-    @report_errors
     async def model(self, request: Request) -> Response:
         await run_sync(model_of, self._host.catalog, request.path_params["name"])
         tensors = [
@@ -155,18 +154,15 @@ class Triton(Endpoints):
             }
         )
 
-    @report_errors
     async def model_ready(self, request: Request) -> Response:
         await run_sync(model_of, self._host.catalog, request.path_params["name"])
         return Response()
 
-    @report_errors
     async def generate(self, request: Request) -> Response:
         body, answer = await self._begin(request)
         text = await answer.text(request.is_disconnected)
         return JSONResponse(self._response(request, body.prefix + text, answer))
 
-    @report_errors
     async def generate_stream(self, request: Request) -> Response:
         _, answer = await self._begin(request)
         await answer.first_token()
@@ -188,7 +184,7 @@ class Triton(Endpoints):
         self, request: Request, text: str, answer: Answer | None = None
     ) -> dict[str, Any]:
         """A response; the last one has the answer's timings."""
-        end = {} if answer is None else {"timings": figures.timings(answer.run)}
+        end = {} if answer is None else {"timings": timings(answer.run)}
         return {
             "model_name": request.path_params["name"],
             "model_version": VERSION,

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from queue import Empty, SimpleQueue
 from typing import Any, Literal
@@ -38,13 +37,19 @@ _STEP_FIELDS = [field.name for field in fields(Step)]
 
 
 class Recording:
-    """Records a run that the log already has, from its prefill to `stop`."""
+    """Records a run that the log already has, as long as its context lasts.
+
+    An exception ends the run as failed, Ctrl+C as cancelled.
+
+    Raises StorageError: at the end, the log could not be written.
+    """
 
     def __init__(self, log: RunLog, run: LiveRun, target: Target, limits: Limits) -> None:
         self.fault: Fault | None = None
         """An error of the recording itself, for example that the log cannot be written."""
         self._log = log
-        self._run = run
+        assert run.log_id is not None
+        self._run, self._run_id = run, run.log_id
         self._limits = limits
         self._tokenizer = target.tokenizer
         self._pieces = Detokenizer(self._tokenizer, hidden=limits.stop_token_ids)
@@ -56,10 +61,20 @@ class Recording:
         self._thread = threading.Thread(target=self._attempt, args=(self._follow,), daemon=True)
         self._thread.start()
 
-    @property
-    def run_id(self) -> str:
-        assert self._run.log_id is not None
-        return self._run.log_id
+    def __enter__(self) -> Recording:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Wait until all records are written, then write how the run ended."""
+        fault = None
+        if error is not None and not isinstance(error, KeyboardInterrupt):
+            expected = isinstance(error, PlaygroundError)
+            fault = Fault(str(error) if expected else "The run ended early.", expected)
+        self._inbox.put(None)
+        self._thread.join()
+        self._attempt(lambda: self._finish(self.fault or fault))
+        if error is None and self.fault is not None:
+            raise StorageError(self.fault.sentence)
 
     def put(self, record: Record) -> None:
         """Queue a record; never blocks. Too many that wait for an unreachable log end the run."""
@@ -70,16 +85,6 @@ class Recording:
         if self._inbox.qsize() > MAX_QUEUED and self.fault is None:
             sentence = f"The run log was unreachable for {MAX_QUEUED} steps, so the run ended."
             self.fault = Fault(sentence, expected=True)
-
-    def stop(self, fault: Fault | None) -> None:
-        """Wait until all records are written, then write how the run ended.
-
-        Args:
-            fault: what stopped the loop; a fault of the recording takes precedence.
-        """
-        self._inbox.put(None)
-        self._thread.join()
-        self._attempt(lambda: self._finish(self.fault or fault))
 
     def _attempt(self, work: Callable[[], None]) -> None:
         fault = attempt(work, where=f"the recording of run {self._run.id}")
@@ -92,7 +97,7 @@ class Recording:
         status: Literal["completed", "cancelled", "failed"]
         status = "failed" if fault else "cancelled" if reason == "cancelled" else "completed"
         self._log.finish(
-            self.run_id,
+            self._run_id,
             status=status,
             output_ids=self._output_ids,
             text=text,
@@ -131,7 +136,7 @@ class Recording:
                 self._end = record
         metrics = self._tally.metrics
         if rows:
-            self._log.add_steps(self.run_id, rows, asdict(metrics))
+            self._log.add_steps(self._run_id, rows, asdict(metrics))
             self._run.rows.extend(rows)
             self._run.activity = f"generating · {rows[-1].decision}".removesuffix(" · ")
         self._run.metrics = metrics
@@ -148,7 +153,7 @@ class Recording:
         )
         stored = asdict(first)
         del stored["num_cached"]  # among the run's figures, in the end
-        self._log.add_prefill(self.run_id, **stored)
+        self._log.add_prefill(self._run_id, **stored)
         self._run.first = first
         self._run.state, self._run.activity = "running", "generating"
 
@@ -186,8 +191,6 @@ def decode_and_record(
 ) -> None:
     """Decode one prompt, and record the run in the log and in `run`.
 
-    In the log, an exception ends the run as failed, Ctrl+C as cancelled.
-
     Args:
         stored: further fields of the log's `NewRun`, e.g. its labels.
         before: called once the run is in the log, before its prefill.
@@ -209,7 +212,7 @@ def decode_and_record(
         environment=environment(target),
     )
     run.log_id = log.begin(replace(new, **(stored or {})))
-    with _recording(log, run, target, limits) as recording:
+    with Recording(log, run, target, limits) as recording:
         before()
         records: Iterable[Record] = decode(
             target,
@@ -226,26 +229,6 @@ def decode_and_record(
             each(record)
 
 
-@contextmanager
-def _recording(log: RunLog, run: LiveRun, target: Target, limits: Limits) -> Iterator[Recording]:
-    """A recording that ends with the block: failed by an exception, cancelled by Ctrl+C."""
-    recording = Recording(log, run, target, limits)
-    fault: Fault | None = Fault("The run ended early.", expected=False)
-    try:
-        yield recording
-        fault = None
-    except PlaygroundError as error:
-        fault = Fault(str(error), expected=True)
-        raise
-    except KeyboardInterrupt:
-        fault = None
-        raise
-    finally:
-        recording.stop(fault)
-    if recording.fault is not None:
-        raise StorageError(recording.fault.sentence)
-
-
 def log_failed_start(log: RunLog, run: LiveRun, request: GenerateRequest, sentence: str) -> None:
     """Write a run to the log whose target or drafter could not be loaded, and why."""
     new = NewRun(
@@ -258,9 +241,9 @@ def log_failed_start(log: RunLog, run: LiveRun, request: GenerateRequest, senten
         dtype=request.dtype,
         environment=machine(),
     )
-    run.log_id = run_id = log.begin(new)
+    run.log_id = log.begin(new)
     nothing: dict[str, Any] = {"output_ids": (), "text": "", "finish_reason": None, "metrics": {}}
-    log.finish(run_id, status="failed", error=sentence, **nothing)
+    log.finish(run.log_id, status="failed", error=sentence, **nothing)
 
 
 def _settings(config: MethodConfig, sampling: Sampling, limits: Limits) -> dict[str, Any]:

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from engine.drafters.base import Drafter
 from engine.errors import PlaygroundError, PromptError
@@ -30,7 +30,7 @@ from playground.host.models import Models
 from playground.host.plain import BaselineTimer, RecentTiming
 from playground.host.recording import decode_and_record, log_failed_start
 from playground.host.request import GenerateRequest
-from playground.host.stream import PARENT, REASON_WORDS, run_meta
+from playground.host.stream import PARENT, REASON_WORDS, find_run, parent_id, run_meta
 from storage import PLAIN, RunLog
 
 MAX_WAITING = 32
@@ -292,8 +292,7 @@ class EngineHost:
             run.progress = num_tokens / whole
             run.activity = f"reading the prompt: {num_tokens:,} of {whole:,} tokens"
 
-        before = self.runs.get(run.meta["parent"] or "")
-        parent = before.log_id if before else run.meta["parent"]
+        parent = parent_id(self.runs, run)
         decode_and_record(
             self.log,
             target,
@@ -316,42 +315,28 @@ class EngineHost:
     def _conversation(self, request: GenerateRequest) -> _Conversation:
         """The conversation that the run continues."""
         if request.repeats:
-            past = self._earlier_conversation(request.repeats)
+            past = find_run(self.runs, self.log, request.repeats)
             if past is None:
                 raise PromptError("That run is no longer in the log. Write the prompt again.")
-            return past
+            return _Conversation(past.messages, past.meta["prompt"], past.meta["parent"])
         if request.messages:
             return _Conversation(list(request.messages), request.messages[-1]["content"])
         if request.mode == "raw":
             return _Conversation([], request.prompt)
-        past = self._earlier_conversation(request.parent) if request.parent else None
+        past = find_run(self.runs, self.log, request.parent) if request.parent else None
         turns: list[Message] = []
         if past is not None and past.messages:
-            turns = [*past.messages, {"role": "assistant", "content": past.answer}]
+            answer = past.finish.text if past.finish else ""
+            turns = [*past.messages, {"role": "assistant", "content": answer}]
         elif request.system.strip():
             turns = [{"role": "system", "content": request.system}]
         messages = [*turns, {"role": "user", "content": request.prompt}]
         return _Conversation(messages, request.prompt, request.parent)
 
-    def _earlier_conversation(self, run_id: str) -> _Conversation | None:
-        """A run's conversation with its answer, from memory or the log."""
-        live = self.runs.get(run_id)
-        if live is not None:
-            answer = live.finish.text if live.finish else ""
-            return _Conversation(live.messages, live.meta["prompt"], live.meta["parent"], answer)
-        stored = self.log.get(run_id)
-        if stored is None:
-            return None
-        messages = [dict(message) for message in stored.messages]
-        parent = stored.labels.get(PARENT)
-        return _Conversation(messages, stored.prompt_text, parent, stored.text)
 
-
-@dataclass(frozen=True, slots=True)
-class _Conversation:
+class _Conversation(NamedTuple):
     """Messages up to the prompt (none for a raw completion), the prompt, the previous run."""
 
     messages: list[Message]
     prompt: str
     parent: str | None = None
-    answer: str = ""

@@ -153,7 +153,7 @@ def run_meta(
     badge: str,
     method: Mapping[str, Any],
     prompt: str,
-    messages: Sequence[dict[str, str]],
+    messages: Sequence[Mapping[str, str]],
     parent: str | None = None,
     temperature: float = 0.0,
 ) -> dict[str, Any]:
@@ -410,20 +410,13 @@ class History:
 
     def _earlier_runs(self, run_id: str) -> list[str]:
         """The runs that wrote the earlier answers of a run's chat, oldest first."""
-        runs: list[str] = []
-        while (parent := self._parent(run_id)) and parent not in runs and len(runs) < MAX_TURNS:
-            runs.insert(0, parent)
-            run_id = parent
-        return runs
-
-    def _parent(self, run_id: str) -> str | None:
-        live = self._runs.get(run_id)
-        if live is None:
-            stored = self._log.get(run_id)
-            return None if stored is None else stored.labels.get(PARENT)
-        parent = live.meta.get("parent")
-        before = self._runs.get(parent) if parent else None
-        return before.log_id if before else parent
+        earlier: list[str] = []
+        while (run := find_run(self._runs, self._log, run_id)) and len(earlier) < MAX_TURNS:
+            parent = parent_id(self._runs, run)
+            if parent is None or parent in earlier:
+                break
+            earlier.insert(0, run_id := parent)
+        return earlier
 
     def _stored_figures(self, detail: RunDetail) -> dict[str, Any]:
         """A run's figures; of an interrupted run, those that the log has from its steps."""
@@ -436,6 +429,20 @@ class History:
         return {**figures, "texts": figure_texts(figures)}
 
 
+def find_run(runs: LiveRuns, log: RunLog, run_id: str) -> LiveRun | None:
+    """A run from memory, or from the log without its steps and figures."""
+    if (live := runs.get(run_id)) is not None:
+        return live
+    return None if (stored := log.get(run_id)) is None else _restored(stored)
+
+
+def parent_id(runs: LiveRuns, run: LiveRun) -> str | None:
+    """Id in the log of the run of the previous turn of a run's chat."""
+    parent = run.meta.get("parent")
+    before = runs.get(parent) if parent else None
+    return before.log_id if before else parent
+
+
 def _restored(stored: RunDetail) -> LiveRun:
     """A stored run as it was in memory, without its steps and figures."""
     words = REASON_WORDS.get(stored.finish_reason or "", stored.status)
@@ -443,6 +450,7 @@ def _restored(stored: RunDetail) -> LiveRun:
         owner="",
         id=stored.id,
         meta=_stored_meta(stored),
+        messages=[dict(message) for message in stored.messages],
         state=stored.status,
         activity=words if stored.status == "completed" else stored.status,
         error=stored.error,
@@ -467,6 +475,7 @@ def _stored_meta(detail: RunDetail) -> dict[str, Any]:
         badge=stored_badge(detail.method, detail.environment, lossless=detail.lossless),
         method=detail.method,
         prompt=detail.prompt_text,
-        messages=[dict(message) for message in detail.messages],
+        messages=detail.messages,
+        parent=detail.labels.get(PARENT),
         temperature=detail.sampling.get("temperature") or 0.0,
     )

@@ -279,6 +279,13 @@ def test_odd_counters_are_refused_in_one_sentence(name: str, body: bytes) -> Non
     assert "\n" not in str(refused.value) and len(str(refused.value)) < 400
 
 
+def test_an_engine_that_hangs_up_in_its_answer_is_said_to() -> None:
+    with engine(chat=("content-length: 9999\r\n", streamed(TEXT)[1])) as fake:
+        report = visited(fake.url)
+    (level,) = report.drafting
+    assert level.num_failed == 1 and "hung up" in report.sentences()[-1]
+
+
 def test_odd_counters_do_not_end_a_measurement() -> None:
     with engine(metrics=("", [b"vllm:num_requests_running NaN\n"])) as fake:
         (level,) = visited(fake.url).drafting
@@ -308,20 +315,12 @@ def test_an_odd_engine_is_a_sentence_on_the_page_and_on_the_terminal(
     assert said.stderr.startswith("error: ") and said.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    ("url", "key"),
-    [
-        ("http://[", ""),
-        ("http://a:99999", ""),
-        ("http://a\x00b", ""),
-        ("http://\u202e", ""),
-        ("http://a:0", ""),
-        ("http://a", "é"),
-        ("http://a", "a\nb"),
-        ("http://a", "\ud800"),
-    ],
-    ids=ascii,
-)
+ODD_URLS = "ftp://x http:// http://a:b@c http://[ http://a:99999 http://a\0b http://a:0".split(" ")
+ODD_ADDRESSES = [*((url, "") for url in ("", "http://\u202e", *ODD_URLS))]
+ODD_ADDRESSES += [("http://a", key) for key in ("é", "a\nb", "\ud800")]
+
+
+@pytest.mark.parametrize(("url", "key"), ODD_ADDRESSES, ids=ascii)
 def test_odd_addresses_and_keys_are_refused(url: str, key: str) -> None:
     with pytest.raises(ConfigError, match=r"^The (address|API key) must be"):
         Client.at(url, key)

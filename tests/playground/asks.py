@@ -11,6 +11,7 @@ from typing import Any
 from playground.host.live import LiveRun
 from playground.host.request import read_request
 from playground.host.runner import MAX_WAITING, EngineHost
+from storage import RunDetail
 
 WAIT_S = 60.0
 
@@ -43,6 +44,13 @@ def finished(run: LiveRun) -> LiveRun:
     """The run, once it is over."""
     assert run.over.wait(WAIT_S), f"run still {run.state}: {run.activity}"
     return run
+
+
+def stored(host: EngineHost, run: LiveRun) -> RunDetail:
+    """The run in the log."""
+    detail = host.log.get(run.log_id or "")
+    assert detail is not None, run.error
+    return detail
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import io
 import json
 from pathlib import Path
@@ -13,7 +12,7 @@ from typer.testing import CliRunner
 
 from engine.drafters.lookup.ngram import NGramConfig
 from engine.steps import BYPASSES
-from playground.api.figures import speculative_decoding
+from playground.api.answer import speculative_decoding
 from playground.cli.main import app
 from playground.host.live import LiveRuns
 from playground.host.runner import EngineHost
@@ -21,8 +20,7 @@ from playground.host.stream import History
 from playground.runs.transfer import export_runs
 from presets import MethodPreset
 from storage import RunLog
-from tests.playground.asks import finished, start
-from tests.playground.tiny import tiny_catalog
+from tests.playground.asks import finished, start, stored
 
 SENTENCE = (
     "Nothing was drafted: the drafter found nothing to propose (2 of 3 steps); the length limit "
@@ -32,33 +30,23 @@ COUNTS = {"no_match": 2, "room": 1}
 
 
 def test_a_run_that_drafted_nothing_says_why_on_the_page_in_the_log_and_by_the_api(
-    tiny_folder: Path, tmp_path: Path, log: RunLog
+    host: EngineHost, log: RunLog
 ) -> None:
-    catalog = tiny_catalog(tiny_folder)
     ngram = MethodPreset(name="ngram", title="N-gram", config=NGramConfig(max_draft_len=1))
-    catalog = dataclasses.replace(
-        catalog,
-        presets={**catalog.presets, "ngram": ngram},
-        types={**catalog.types, "NGram": NGramConfig},
-    )
-    host = EngineHost(log, catalog, cache_dir=tmp_path / "cache", device="cpu")
-    try:
-        limits = {"max_new_tokens": "4"}
-        run = finished(start(host, method="ngram", limits=limits, mode="raw", prompt="abcd"))
-        assert run.log_id is not None
-        live, stored = (History(runs, log) for runs in (host.runs, LiveRuns()))
-        for history in (live, stored):
-            assert history.since(run.log_id, 0)["status"]["warning"] == SENTENCE
-            assert history.step(run.log_id, 0)["bypass"] == BYPASSES["no_match"]
-            assert history.step(run.log_id, 2)["bypass"] == BYPASSES["room"]
-        detail, told = log.get(run.log_id), speculative_decoding(run)
-        assert detail is not None and detail.metrics["bypasses"] == COUNTS
-        assert told is not None and told["bypass_reasons"] == COUNTS
-        list(export_runs(log, [run.log_id], table := io.StringIO(), "steps"))
-        rows = csv.DictReader(table.getvalue().splitlines())
-        assert [row["bypass"] for row in rows] == ["no_match", "no_match", "room"]
-    finally:
-        host.close()
+    host.catalog.presets["ngram"] = ngram
+    limits = {"max_new_tokens": "4"}
+    run = finished(start(host, method="ngram", limits=limits, mode="raw", prompt="abcd"))
+    assert run.log_id is not None
+    for history in (History(host.runs, log), History(LiveRuns(), log)):
+        assert history.since(run.log_id, 0)["status"]["warning"] == SENTENCE
+        assert history.step(run.log_id, 0)["bypass"] == BYPASSES["no_match"]
+        assert history.step(run.log_id, 2)["bypass"] == BYPASSES["room"]
+    told = speculative_decoding(run)
+    assert stored(host, run).metrics["bypasses"] == COUNTS
+    assert told is not None and told["bypass_reasons"] == COUNTS
+    list(export_runs(log, [run.log_id], table := io.StringIO(), "steps"))
+    rows = csv.DictReader(table.getvalue().splitlines())
+    assert [row["bypass"] for row in rows] == ["no_match", "no_match", "room"]
 
 
 def test_the_command_line_says_why_too(tiny_folder: Path, tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from tests.engine.device.pretend import pretend_device
 
 
 @pytest.fixture
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache") / "not" / "there"
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "not" / "there"
 
 
 def test_ten_lines_say_what_there_is(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,24 +35,23 @@ from playground.runs.table import RunTable
 from playground.runs.transfer import Kind, export_runs
 from playground.web.report import summary_html
 from storage import PLAIN as PLAIN_TYPE
-from storage import ExperimentRow, RunDetail, RunLog, RunQuery, StepRow, StoredRun, new_id
+from storage import (
+    ExperimentRow,
+    RunDetail,
+    RunLog,
+    RunQuery,
+    RunSummary,
+    StepRow,
+    StoredRun,
+    new_id,
+)
 from tests.playground.api.test_openai import CHAT
-from tests.playground.api.test_prometheus import samples
 from tests.playground.bench.requests import plan_of
 from tests.playground.serving import Served, serving_tiny
 from tests.playground.tiny import save_tiny_llama
 
-LABELS = {
-    "suite": "s",
-    "category": "chat",
-    "group": "chat",
-    "prompt": "1",
-    "turn": "0",
-    "repeat": "0",
-    "configuration": "Scripted",
-    "compare": "c",
-    "place": "1",
-}
+LABELS = {"suite": "s", "category": "chat", "group": "chat", "prompt": "1", "turn": "0"}
+LABELS |= {"repeat": "0", "configuration": "Scripted", "compare": "c", "place": "1"}
 PLAN = plan_of("Plain", "Scripted")
 NAMES = ("mat", "tok_s", "ttft_s", "itl_ms", "draft_acceptance", "num_new_tokens", "num_steps")
 
@@ -69,7 +68,6 @@ class OneRun:
             (row,) = self.log.find().rows
             live = self.host.runs.get(row.id)
             assert live is not None and live.over.wait(60)
-            self.metered = samples(http)
         self.live = live
         detail = self.log.get(row.id)
         assert detail is not None and detail.status == "completed"
@@ -105,6 +103,11 @@ def request_of(one: OneRun) -> FinishedRequest:
     return FinishedRequest.of(replace(one.detail, labels=LABELS))
 
 
+def named(*values: Any) -> dict[str, Any]:
+    """Figures in the order of `NAMES`."""
+    return dict(zip(NAMES, values, strict=True))
+
+
 def picked(figures: Any) -> dict[str, Any]:
     return {name: figures[name] for name in NAMES}
 
@@ -117,11 +120,6 @@ def from_stream(one: OneRun) -> dict[str, Any]:
 
 def from_reopened_panel(one: OneRun) -> dict[str, Any]:
     return picked(History(LiveRuns(), one.log).since(one.detail.id, 0)["figures"])
-
-
-def from_row_of_the_log(one: OneRun) -> dict[str, Any]:
-    (row,) = one.log.find().rows
-    return picked(asdict(row))
 
 
 def from_json_export(one: OneRun) -> dict[str, Any]:
@@ -156,61 +154,20 @@ def from_compared_runs(one: OneRun) -> dict[str, Any]:
     return {**shown, "num_steps": one.expected["num_steps"]}
 
 
-def from_finished_request(one: OneRun) -> dict[str, Any]:
-    request = request_of(one)
-    assert request.itl_s is not None
-    return {
-        **{name: getattr(request, name) for name in ("mat", "tok_s", "ttft_s")},
-        **{name: getattr(request, name) for name in ("num_new_tokens", "num_steps")},
-        "itl_ms": 1000 * request.itl_s,
-        "draft_acceptance": request.num_accepted / request.num_drafted,
-    }
-
-
 def from_report(one: OneRun) -> dict[str, Any]:
     section = make_report(PLAN, [request_of(one)]).section("Scripted")
     assert section.ttft_ms is not None
-    cell = section.overall
-    return {
-        **{name: getattr(cell, name) for name in ("mat", "tok_s", "num_new_tokens", "num_steps")},
-        "ttft_s": section.ttft_ms / 1000,
-        "itl_ms": section.itl_ms,
-        "draft_acceptance": section.draft_acceptance,
-    }
+    one_row, ttft_s = section.overall, section.ttft_ms / 1000
+    latency = ttft_s, section.itl_ms, section.draft_acceptance
+    return named(one_row.mat, one_row.tok_s, *latency, one_row.num_new_tokens, one_row.num_steps)
 
 
 def from_openai(one: OneRun) -> dict[str, Any]:
-    timings = one.answer["timings"]
-    acceptance = one.answer["metrics"]["speculative_decoding"]
-    return {
-        "mat": acceptance["mean_acceptance_length"],
-        "tok_s": timings["predicted_per_second"],
-        "ttft_s": timings["prompt_ms"] / 1000,
-        "itl_ms": one.expected["itl_ms"],
-        "draft_acceptance": acceptance["draft_acceptance_rate"],
-        "num_new_tokens": one.answer["usage"]["completion_tokens"],
-        "num_steps": acceptance["num_spec_steps"],
-    }
-
-
-def from_prometheus(one: OneRun) -> dict[str, Any]:
-    def value(name: str) -> float:
-        return one.metered[f"vllm:{name}", ""]
-
-    steps, accepted = (
-        value(f"spec_decode_num_{what}_total") for what in ("drafts", "accepted_tokens")
-    )
-    ttft_s, tokens = value("time_to_first_token_seconds_sum"), value("generation_tokens_total")
-    latency_s = value("e2e_request_latency_seconds_sum")
-    return {
-        "mat": 1 + accepted / steps,
-        "tok_s": (tokens - 1) / (latency_s - ttft_s),
-        "ttft_s": ttft_s,
-        "itl_ms": 1000 * value("inter_token_latency_seconds_sum"),
-        "draft_acceptance": accepted / value("spec_decode_num_draft_tokens_total"),
-        "num_new_tokens": tokens,
-        "num_steps": steps,
-    }
+    timings, tokens = one.answer["timings"], one.answer["usage"]["completion_tokens"]
+    spec = one.answer["metrics"]["speculative_decoding"]
+    latency = timings["prompt_ms"] / 1000, one.expected["itl_ms"], spec["draft_acceptance_rate"]
+    rates = spec["mean_acceptance_length"], timings["predicted_per_second"]
+    return named(*rates, *latency, tokens, spec["num_spec_steps"])
 
 
 def from_race(one: OneRun) -> dict[str, Any]:
@@ -221,18 +178,8 @@ def from_race(one: OneRun) -> dict[str, Any]:
 
 
 SURFACES: list[Callable[[OneRun], dict[str, Any]]] = [
-    from_stream,
-    from_reopened_panel,
-    from_row_of_the_log,
-    from_json_export,
-    from_csv_export,
-    from_command_line,
-    from_compared_runs,
-    from_finished_request,
-    from_report,
-    from_openai,
-    from_prometheus,
-    from_race,
+    *(from_stream, from_reopened_panel, from_json_export, from_csv_export, from_command_line),
+    *(from_compared_runs, from_report, from_openai, from_race),
 ]
 
 
@@ -368,23 +315,14 @@ def test_some_steps_add_up_to_what_they_brought(one: OneRun) -> None:
     text = History(LiveRuns(), one.log).steps(one.detail.id, 2, 4)["text"]
     assert text.startswith(f"3 steps: {tokens} tokens in ")
     assert f" · {FIGURES['tok_s'].text(tokens / seconds)} tok/s · MAT " in text
-    assert text == one_live(one).steps(one.live.id, 2, 4)["text"]
+    assert text == History(one.host.runs, one.log).steps(one.live.id, 2, 4)["text"]
     assert History(LiveRuns(), one.log).steps(one.detail.id, 900, 950) == {"text": ""}
-
-
-def one_live(one: OneRun) -> History:
-    return History(one.host.runs, one.log)
 
 
 @pytest.mark.parametrize("as_json", [True, False], ids=["json", "line"])
 def test_the_command_prints_what_it_stores(tmp_path: Path, as_json: bool) -> None:
-    url = str(tmp_path / "runs.db")
-    asked = ["generate", "--target", str(save_tiny_llama(tmp_path / "tiny")), "--db", url]
-    asked += ["--prompt-ids", "1,2,3,1,2,3", "--method", "NGram", "--max-new-tokens", "20"]
-    asked += ["--ignore-eos", "--dtype", "float32", *(["--json"] if as_json else [])]
-    said = CliRunner().invoke(app, asked)
-    with RunLog.open(url) as log:
-        (run,) = log.find().rows
+    asked = ["--prompt-ids", "1,2,3,1,2,3", "--method", "NGram", "--max-new-tokens", "20"]
+    said, (run, _) = generated(tmp_path, *asked, *(["--json"] if as_json else []))
     if as_json:
         assert picked(json.loads(said.stdout)["metrics"]) == picked(asdict(run))
         return
@@ -392,20 +330,23 @@ def test_the_command_prints_what_it_stores(tmp_path: Path, as_json: bool) -> Non
     assert f" · {FIGURES['tok_s'].text(run.tok_s)} tok/s · " in said.stderr
 
 
-def test_what_is_accepted_beyond_the_end_is_said_wherever_it_is_counted(tmp_path: Path) -> None:
-    """One step accepts 16 tokens of a text that ends after two: MAT is 17."""
-    url = str(tmp_path / "runs.db")
-    tiny = str(save_tiny_llama(tmp_path / "tiny"))  # as its own draft model: all is accepted
-    asked = ["generate", "--target", tiny, "--db", url, "--prompt-ids", "1,2,3"]
-    asked += ["--method", "Draft_Target", "--set", f"speculative_model={tiny}"]
-    asked += ["--set", "max_draft_len=16", "--max-new-tokens", "2", "--ignore-eos"]
-    said = CliRunner().invoke(app, [*asked, "--dtype", "float32"]).stderr
-    assert "2 tokens in 1 step (length)" in said and "MAT 17.00" in said
-    assert "MAT counts 16 tokens beyond the end of the text" in said
+def generated(tmp_path: Path, *options: str) -> tuple[Any, tuple[RunSummary, dict[str, Any]]]:
+    """What the command printed, and the run that it stored with the figures of its panel."""
+    url, tiny = str(tmp_path / "runs.db"), str(save_tiny_llama(tmp_path / "tiny"))
+    asked = ["generate", "--target", tiny, "--db", url, "--ignore-eos", "--dtype", "float32"]
+    said = CliRunner().invoke(app, [*asked, *options])
     with RunLog.open(url) as log:
         (run,) = log.find().rows
-        figures = History(LiveRuns(), log).since(run.id, 0)["figures"]
+        return said, (run, History(LiveRuns(), log).since(run.id, 0)["figures"])
+
+
+def test_what_is_accepted_beyond_the_end_is_said_wherever_it_is_counted(tmp_path: Path) -> None:
+    """One step accepts 16 tokens of a text that ends after two: MAT is 17."""
+    tiny = str(tmp_path / "tiny")  # as its own draft model: all is accepted
+    asked = ["--prompt-ids", "1,2,3", "--method", "Draft_Target", "--max-new-tokens", "2"]
+    asked += ["--set", f"speculative_model={tiny}", "--set", "max_draft_len=16"]
+    said, (_, figures) = generated(tmp_path, *asked)
+    told = "MAT counts 16 tokens beyond the end of the text"
+    assert "2 tokens in 1 step (length)" in said.stderr and "MAT 17.00" in said.stderr
+    assert told in said.stderr and figures["texts"]["time_split"].endswith(told)
     assert (figures["num_accepted"], figures["num_beyond_end"]) == (16, 16)
-    assert figures["texts"]["time_split"].endswith(
-        "MAT counts 16 tokens beyond the end of the text"
-    )

@@ -6,9 +6,8 @@ import json
 from typing import Any
 
 import httpx
-import pytest
 
-from tests.playground.asks import finished, start
+from tests.playground.asks import ask, finished, start
 from tests.playground.serving import Served
 
 
@@ -24,19 +23,9 @@ def call(served: Served, name: str, data: list[Any]) -> list[Any]:
 
 def held(**changes: Any) -> list[Any]:
     """What the Generate page's components hold."""
-    fields: dict[str, Any] = {
-        "target": "tiny",
-        "dtype": "float32",
-        "method": "scripted",
-        "mode": "chat",
-        "system": "",
-        "prompt": "Say hello.",
-        "form": {"groups": [], "values": {}},
-        "run_form": {"values": {"limits": {"max_new_tokens": "12", "ignore_eos": True}}},
-        "panel": None,
-        "tab": None,
-    }
-    return list({**fields, **changes}.values())
+    limits = {"values": {"limits": {"max_new_tokens": "12", "ignore_eos": True}}}
+    form = {"form": {"groups": [], "values": {}}, "run_form": limits}
+    return list({**ask(), **form, "panel": None, "tab": None, **changes}.values())
 
 
 def test_generating_over_http_streams_a_run(served: Served) -> None:
@@ -47,42 +36,9 @@ def test_generating_over_http_streams_a_run(served: Served) -> None:
     assert end["reason"] == "length"
 
 
-BAD: list[dict[str, Any]] = [
-    {"prompt": ""},
-    {"form": {"values": {"method": {"unheard_of": 1}}}},
-    {"run_form": {"values": {"sampling": {"temperature": "<b>hot</b>"}}}},
-    {"run_form": {"values": {"limits": {"max_new_tokens": -4}}}},
-    {"panel": {"chat": {"a": 1}}},
-]
-"""One of each part of the form; `test_request` has the others."""
-
-
-@pytest.mark.parametrize("changes", BAD, ids=range(len(BAD)))
-def test_bad_payloads_end_in_one_sentence(served: Served, changes: dict[str, Any]) -> None:
-    (status,) = call(served, "run", held(**changes))[-1][0]["status"].values()
-    assert status["state"] == "failed"
-    assert status["error"] and "Traceback" not in status["error"]
-
-
-def test_too_few_values_run_nothing(served: Served) -> None:
-    before = len(served.host.runs.all())
-    body = {"data": [], "session_hash": "tester"}
-    with served.client() as client:
-        response = client.post("/gradio_api/call/run", json=body)
-        if response.status_code == 200:
-            event = response.json()["event_id"]
-            text = client.get(f"/gradio_api/call/run/{event}").text
-            assert "event: error" in text and "Traceback" not in text
-    assert len(served.host.runs.all()) == before
-
-
 def test_stop_only_stops_its_own_session(served: Served) -> None:
-    run = start(
-        served.host,
-        owner="other",
-        settings={"delay_ms": "10"},
-        limits={"max_new_tokens": "60"},
-    )
+    slow: dict[str, Any] = {"settings": {"delay_ms": "10"}, "limits": {"max_new_tokens": "60"}}
+    run = start(served.host, owner="other", **slow)
     call(served, "stop", [None, None])
     assert finished(run).state == "completed"
 

@@ -37,17 +37,19 @@ def test_models_of_half_the_size_draft_by_text(tmp_path: Path) -> None:
     assert draft_models_of(tiny, others.values()) == []
 
 
-def test_they_are_in_the_menu_and_tried_by_find_the_fastest(tmp_path: Path) -> None:
+def test_they_are_in_the_menu_and_tried_by_find_the_fastest(tmp_path: Path, log: RunLog) -> None:
     target, small = models(tmp_path)
     catalog = catalog_within(Catalog.shipped(), [str(target)], ())
     assert catalog.resolve(str(small)).path == str(small)
-    log = RunLog.open(None)
     labels = [label for label, _ in MethodMenu(catalog, log).choices(str(target))]
-    log.close()
     mine = [label for label in labels if label.endswith(LOCAL)]
     assert len(mine) == 2 and "by text" in mine[0] and LOCAL in GROUPS
-    tried = methods_to_try(catalog, str(target))
-    assert sum(key.startswith("local ") for key in tried.values()) == 2
+
+    def num_tried() -> int:
+        return sum(
+            key.startswith("local ") for key in methods_to_try(catalog, str(target)).values()
+        )
+
+    assert num_tried() == 2
     small.unlink()
-    tried = methods_to_try(catalog, str(target))
-    assert sum(key.startswith("local ") for key in tried.values()) == 1
+    assert num_tried() == 1

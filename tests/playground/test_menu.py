@@ -8,14 +8,9 @@ from typing import Any
 import pytest
 
 from engine.model.sources import TargetSpec
+from playground.experiments.forms import first_methods
 from playground.host.catalog import Catalog
-from playground.host.menu import (
-    BASELINE,
-    FURTHER,
-    GROUPS,
-    RECOMMENDED,
-    MethodMenu,
-)
+from playground.host.menu import BASELINE, FURTHER, GROUPS, RECOMMENDED, MethodMenu
 from playground.host.plain import PlainStep
 from presets import method_preset
 from storage import RunLog
@@ -47,27 +42,26 @@ def test_groups_stand_together_and_hold_every_method_once(target: str, log: RunL
 
 
 def test_shipped_methods_are_in_the_groups_that_people_look_for(log: RunLog) -> None:
-    found = grouped(MethodMenu(Catalog.shipped(), log), EMBEDDED)
-    assert found[RECOMMENDED] == ["suffix-draft-smollm2-135m"] and found[BASELINE] == ["plain"]
+    catalog, first = Catalog.shipped(), "suffix-draft-smollm2-135m"
+    found = grouped(MethodMenu(catalog, log), EMBEDDED)
+    assert found[RECOMMENDED] == [first] and found[BASELINE] == ["plain"]
     assert "eagle2-smollm2-135m" in found["trained"]
     assert "suffix-smollm2-135m" in found["no weights"]
     assert found["untrained"] == ["pard-smollm2-135m"]
     assert "suffix" in found["no weights"] and "type:Medusa" in found[FURTHER]
+    assert catalog.first_method(EMBEDDED) == first
+    assert first_methods(catalog, catalog.method_choices(EMBEDDED))[0] == first
+    assert catalog.first_method(EMBEDDED, alone=True) == "suffix-smollm2-135m"
+    assert catalog.first_method("vicuna-7b-v1.3") == "ngram"
 
 
-@pytest.mark.parametrize(
-    "spec",
-    [
-        {"path": "/models/coder.gguf", "title": "Qwen2.5 Coder 0.5B Instruct AWQ"},
-        {"hub": "Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF"},
-    ],
-)
-def test_a_head_is_offered_for_its_model_from_any_place(spec: dict[str, str]) -> None:
+def test_a_head_is_offered_for_its_model_from_any_place() -> None:
     catalog, head = Catalog.shipped(), "head"
     values = {"name": head, "title": "Its head", "target": "qwen2.5-coder-0.5b-instruct"}
     config = {"decoding_type": "Eagle3", "speculative_model": "owner/head"}
     catalog.presets[head] = method_preset({**values, "config": config}, where="a test")
-    catalog.targets["own"] = TargetSpec.parse({"name": "own", **spec})
+    place = "Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF"
+    catalog.targets["own"] = TargetSpec(name="own", hub=place)
     catalog.targets["other"] = TargetSpec(name="other", path="/models/x.gguf", title="Other 1B")
     assert head in [key for _, key in catalog.method_choices("own")]
     assert head not in [key for _, key in catalog.method_choices("other")]
@@ -132,17 +126,14 @@ def test_what_was_slower_than_plain_decoding_is_not_recommended(log: RunLog) -> 
     assert RECOMMENDED not in found and "ngram" in found["no weights"]
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"method": settings("ngram", max_draft_len=6)},
-        {"method": settings("suffix")},
-        {"dtype": "float32"},
-        {"device": "cuda"},
-        {"environment": {"device_name": "a", "weights": "others"}},
-        {"environment": {"device_name": "b", "weights": "w"}},
-    ],
-)
+OTHERS: list[dict[str, Any]] = [
+    *({"method": method} for method in (settings("ngram", max_draft_len=6), settings("suffix"))),
+    *({"dtype": "float32"}, {"device": "cuda"}),
+    *({"environment": {"device_name": name, "weights": w}} for name, w in (("a", "x"), ("b", "w"))),
+]
+
+
+@pytest.mark.parametrize("changes", OTHERS)
 def test_other_settings_weights_dtypes_and_devices_label_no_preset(
     log: RunLog, changes: dict[str, Any]
 ) -> None:
@@ -176,8 +167,3 @@ def test_where_the_target_ran_last_decides_which_speedups_are_shown(log: RunLog)
     measured(log, 13.1)
     measured(log, 9.3, dtype="float32")
     assert label_of(log) == "0.93× · no weights"
-
-
-def test_an_experiment_above_its_mat_labels_nothing(log: RunLog) -> None:
-    experiment(log, 45.0)
-    assert label_of(log) == "no weights"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,60 +16,37 @@ from playground.host.recording import decode_and_record
 from playground.host.request import read_request
 from playground.host.runner import MAX_WAITING, ClosingError, EngineHost, QueueFullError
 from playground.host.stream import History
-from storage import RunLog
-from tests.playground.asks import ask, busy, finished, start
+from tests.playground.asks import ask, busy, finished, start, stored
 
 SLOW = {"delay_ms": "20"}
 
 
-def test_a_run_is_in_the_log_with_every_step(host: EngineHost, log: RunLog) -> None:
-    run = finished(start(host))
-    assert run.state == "completed", run.error
-    assert run.log_id is not None and run.finish is not None
-    stored = log.get(run.log_id)
-    assert stored is not None
-    assert stored.status == "completed"
-    assert stored.text == run.finish.text
-    rows = run.rows.read(0) or []
-    assert list(log.steps(run.log_id, 0, 1000)) == rows
-    streamed = "".join(
-        [run.first.text if run.first else "", *(t for r in rows for t in r.committed_texts)]
-    )
-    assert run.finish.text.startswith(streamed)
-
-
 @pytest.mark.usefixtures("auto_drafting")
-def test_what_the_controller_decides_is_in_the_log(host: EngineHost, log: RunLog) -> None:
+def test_what_the_controller_decides_is_in_the_log(host: EngineHost) -> None:
     request = replace(read_request(host.catalog, ask()), config=NGramConfig(max_draft_len=4))
     run = finished(host.generate(request, owner="tab"))
-    stored = log.get(run.log_id or "")
-    assert run.state == "completed" and stored is not None, run.error
-    assert stored.method["drafting"] == "auto"
+    detail = stored(host, run)
+    assert run.state == "completed" and detail.method["drafting"] == "auto", run.error
     assert all(row.decision for row in run.rows.read(0) or ())
-    assert stored.metrics["expected_tok_s"] > 0
+    assert detail.metrics["expected_tok_s"] > 0
 
 
-def test_stop_ends_within_a_step_and_the_run_is_kept(host: EngineHost, log: RunLog) -> None:
+def test_stop_ends_within_a_step_and_the_run_is_kept(host: EngineHost) -> None:
     run = start(host, settings={"delay_ms": "100"}, limits={"max_new_tokens": "400"})
     while len(run.rows) < 2:
         time.sleep(0.01)
     host.cancel_owner("tab")
     asked = len(run.rows)
-    finished(run)
-    assert run.state == "cancelled"
-    assert len(run.rows) <= asked + 2
-    stored = log.get(run.log_id or "")
-    assert stored is not None and stored.status == "cancelled"
-    assert len(log.steps(run.log_id or "", 0, 1000)) == len(run.rows)
+    assert finished(run).state == stored(host, run).status == "cancelled"
+    assert len(host.log.steps(run.log_id or "")) == len(run.rows) <= asked + 2
 
 
 def test_two_tabs_take_turns_in_order(host: EngineHost) -> None:
-    first = start(host, owner="one", settings=SLOW)
-    second = start(host, owner="two", settings=SLOW)
-    third = start(host, owner="three", settings=SLOW)
+    first, second, third = (start(host, owner=name, settings=SLOW) for name in ("a", "b", "c"))
     while first.state != "running":
         time.sleep(0.005)
     assert (host.ahead_of(second), host.ahead_of(third)) == (1, 2)
+    assert second.status_text(1).startswith("waiting for the engine, 1 ahead · ")
     assert second.first is None
     for run in (first, second, third):
         assert finished(run).state == "completed"
@@ -86,39 +64,34 @@ def test_stop_ends_a_waiting_run_at_once_and_nobody_waits_for_it(host: EngineHos
     assert stopped.first is None and stopped.log_id is None and stopped.state == "cancelled"
 
 
-def test_a_run_that_is_refused_cancels_nothing(host: EngineHost) -> None:
-    running = start(host, owner="tab", settings=SLOW, limits={"max_new_tokens": "400"})
-    while running.first is None:
-        time.sleep(0.005)
-    waiting = [start(host, owner=f"tab {number}") for number in range(MAX_WAITING)]
-    with pytest.raises(QueueFullError, match="waiting"):
-        start(host, owner="tab")
-    assert not running.cancel_requested.is_set()
-    for run in waiting:
-        run.cancel()
-    again = start(host, owner="tab")
-    assert finished(running).state == "cancelled" and finished(again).state == "completed"
-
-
-def test_a_run_takes_the_place_of_its_owners_waiting_one_in_a_full_queue(host: EngineHost) -> None:
+def test_a_full_queue_refuses_a_run_or_takes_it_for_its_owners_waiting_one(
+    host: EngineHost,
+) -> None:
     with busy(host, full=True):
-        before = host.runs.owned_by("busy 3")
+        with pytest.raises(QueueFullError, match="waiting"):
+            start(host, owner="busy")
+        (running,) = host.runs.owned_by("busy")
+        assert not running.cancel_requested.is_set(), "what is refused cancels nothing"
+        (before,) = host.runs.owned_by("busy 3")
         run = start(host, owner="busy 3")
-        assert before[0].over.is_set() and host.ahead_of(run) == MAX_WAITING
+        assert before.over.is_set() and host.ahead_of(run) == MAX_WAITING
     assert finished(run).state == "completed"
 
 
+def test_a_run_takes_the_place_of_its_owners_running_one(host: EngineHost) -> None:
+    running = start(host, settings=SLOW, limits={"max_new_tokens": "400"})
+    again = start(host)
+    assert finished(running).state == "cancelled" and finished(again).state == "completed"
+
+
 def test_a_bug_in_the_loop_keeps_the_run_as_failed(
-    host: EngineHost, log: RunLog, caplog: pytest.LogCaptureFixture
+    host: EngineHost, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = finished(start(host, settings={"fail_at": "3"}))
-    assert run.state == "failed"
+    assert run.state == stored(host, run).status == "failed"
     assert run.error is not None and run.id in run.error and "scripted" not in run.error
     assert "scripted failure" in caplog.text
-    assert len(run.rows) == 3
-    stored = log.get(run.log_id or "")
-    assert stored is not None and stored.status == "failed"
-    assert len(log.steps(run.log_id or "", 0, 1000)) == 3
+    assert len(run.rows) == len(host.log.steps(run.log_id or "")) == 3
     assert finished(start(host)).state == "completed"
 
 
@@ -140,45 +113,25 @@ def test_a_long_prompt_tells_the_tokens_read(
     assert told >= {(f"reading the prompt: {n} of 100 tokens", n / 100) for n in (25, 100)}
 
 
-def test_prompt_longer_than_the_context_is_a_sentence_and_in_the_log(
-    host: EngineHost, log: RunLog
-) -> None:
+def test_prompt_longer_than_the_context_is_a_sentence_and_in_the_log(host: EngineHost) -> None:
     run = finished(start(host, prompt="word " * 400))
-    assert run.state == "failed"
-    assert run.error is not None and "context" in run.error
-    stored = log.get(run.log_id or "")
-    assert stored is not None and stored.status == "failed" and stored.error == run.error
+    assert run.state == stored(host, run).status == "failed"
+    assert run.error == stored(host, run).error and "context" in (run.error or "")
 
 
-def test_a_broken_log_ends_the_run_with_a_sentence(
-    host: EngineHost, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError("no such device")
-
-    monkeypatch.setattr(host.log, "add_steps", refuse)
-    run = finished(start(host, limits={"max_new_tokens": "400"}))
-    assert run.state == "failed" and run.error is not None and "broke" in run.error
-    monkeypatch.undo()
-    assert finished(start(host)).state == "completed"
-
-
-def test_what_is_shown_is_in_the_log(host: EngineHost, log: RunLog) -> None:
+def test_what_is_shown_is_in_the_log(host: EngineHost) -> None:
     run = start(host, settings={"delay_ms": "5"}, limits={"max_new_tokens": "200"})
     while not run.over.wait(0.02):
-        pieces = run.pieces()
-        if pieces:
-            stored = log.get(run.log_id or "")
-            steps = log.steps(run.log_id or "")
-            assert stored is not None and stored.first_text == pieces[0]
-            assert len(steps) >= len(pieces) - 1
+        if pieces := run.pieces():
+            assert stored(host, run).first_text == pieces[0]
+            assert len(host.log.steps(run.log_id or "")) >= len(pieces) - 1
     shown = "".join(run.pieces())
     assert run.finish is not None and run.finish.text.startswith(shown)
     rest = run.finish.text[len(shown) :]
     assert rest.strip("\ufffd") == "", "bytes of a character that the limit cut"
 
 
-def test_chat_continues_with_the_answer_so_far(host: EngineHost, log: RunLog) -> None:
+def test_chat_continues_with_the_answer_so_far(host: EngineHost) -> None:
     first = finished(start(host, system="Be brief."))
     second = finished(start(host, prompt="And again.", parent=first.id))
     assert first.finish is not None
@@ -188,8 +141,7 @@ def test_chat_continues_with_the_answer_so_far(host: EngineHost, log: RunLog) ->
         {"role": "assistant", "content": first.finish.text},
         {"role": "user", "content": "And again."},
     ]
-    stored = log.get(second.log_id or "")
-    assert stored is not None and list(stored.messages or []) == second.messages
+    assert list(stored(host, second).messages) == second.messages
 
 
 def test_chat_continues_from_the_log_after_a_restart(host: EngineHost, history: History) -> None:
@@ -219,21 +171,14 @@ def test_loading_is_queued_and_told(host: EngineHost) -> None:
     assert host.loaded is not None and host.loaded.dtype_name == "float32"
 
 
-def test_close_ends_every_run(host: EngineHost) -> None:
-    before = set(threading.enumerate())
+def test_close_ends_every_run_and_a_closed_host_takes_nothing_on(host: EngineHost) -> None:
+    before, ended = set(threading.enumerate()), list[str]()
     runs = [start(host, owner=str(i), limits={"max_new_tokens": "400"}) for i in range(3)]
+    for name in ("first", "second"):
+        host.before_close(partial(ended.append, name))
     host.close()
-    assert all(run.over.is_set() for run in runs)
-    left = set(threading.enumerate()) - before
-    assert not [thread for thread in left if thread.name == "engine"]
-
-
-def test_a_closed_host_takes_nothing_on(host: EngineHost) -> None:
-    ended: list[str] = []
-    host.before_close(lambda: ended.append("first"))
-    host.before_close(lambda: ended.append("second"))
-    host.close()
-    assert ended == ["first", "second"]
+    assert all(run.over.is_set() for run in runs) and ended == ["first", "second"]
+    assert "engine" not in {thread.name for thread in set(threading.enumerate()) - before}
     with pytest.raises(ClosingError, match="Start it again"):
         start(host)
 

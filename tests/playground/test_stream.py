@@ -1,11 +1,9 @@
-"""The event protocol: whatever is lost or repeated, the panel ends with the same text."""
+"""The event protocol: a stream has every event once, and what a page missed is told again."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import random
-import time
 from typing import Any
 
 import pytest
@@ -18,100 +16,35 @@ from storage import NewRun
 from tests.playground.asks import finished, start
 
 
-class Panel:
-    """What panel.js does with messages, in Python."""
-
-    def __init__(self, history: History) -> None:
-        self.history = history
-        self.stream, self.seq = "", -1
-        self.events: list[list[Any]] = []
-        self.end: dict[str, Any] | None = None
-
-    def receive(self, message: dict[str, Any]) -> None:
-        fresh = message["stream"] != self.stream
-        if not fresh and message["seq"] <= self.seq:
-            return
-        if fresh:
-            self.stream, self.seq = message["stream"], -1
-        gap = message["seq"] > self.seq + 1
-        self.seq = message["seq"]
-        whole = self._take(json.loads(message["ev"])) and not gap
-        for end in message["ends"].values():
-            self.end = end
-        if not whole or (self.end is not None and len(self.events) < self.end["n"]):
-            self.resync(message["runs"][0]["id"])
-
-    def _take(self, events: list[list[Any]]) -> bool:
-        whole = True
-        for event in events:
-            if event[1] == len(self.events):
-                self.events.append(event)
-            whole = whole and event[1] < len(self.events)
-        return whole
-
-    def resync(self, run: str) -> None:
-        answer = self.history.since(run, len(self.events))
-        assert self._take(answer["ev"])
-        self.end = answer["end"] or self.end
-
-    @property
-    def text(self) -> str:
-        return "".join(piece for event in self.events for piece in event[2])
-
-
-def messages_of(host: EngineHost, **changes: Any) -> tuple[LiveRun, list[dict[str, Any]]]:
+def test_a_stream_has_every_event_and_what_was_missed_is_told_again(
+    host: EngineHost, history: History
+) -> None:
     async def collect(run: LiveRun) -> list[dict[str, Any]]:
         return [message async for message in follow(RunStream([run], host.ahead_of), tick_s=0.01)]
 
-    run = start(host, **changes)
-    return run, asyncio.run(collect(run))
-
-
-def streamed(run: LiveRun) -> str:
-    assert run.first is not None
-    return run.first.text + "".join(
-        t for row in run.rows.read(0) or () for t in row.committed_texts
-    )
-
-
-def test_messages_in_order_make_the_whole_text(host: EngineHost, history: History) -> None:
-    run, messages = messages_of(host, settings={"delay_ms": "15"})
-    assert len(messages) > 3
-    assert [m["seq"] for m in messages] == list(range(len(messages)))
-    panel = Panel(history)
-    for message in messages:
-        panel.receive(message)
-    assert panel.text == streamed(run)
-    assert panel.end is not None and panel.end["n"] == run.num_events
+    run = start(host, settings={"delay_ms": "10"})
+    messages = asyncio.run(collect(run))
+    events = [event for message in messages for event in json.loads(message["ev"])]
+    assert [m["seq"] for m in messages] == list(range(len(messages))) and len(messages) > 3
+    assert [event[1] for event in events] == list(range(run.num_events))
+    assert "".join(piece for event in events for piece in event[2]) == "".join(run.pieces())
     assert messages[-1]["status"][run.id]["state"] == "completed"
-
-
-def test_lost_and_repeated_batches_end_in_the_same_state(
-    host: EngineHost, history: History
-) -> None:
-    run, messages = messages_of(host, settings={"delay_ms": "10"})
-    for seed in range(8):
-        rng = random.Random(seed)
-        panel = Panel(history)
-        for message in messages[:-1]:
-            for _ in range(rng.choice([0, 1, 1, 2])):
-                panel.receive(message)
-                if rng.random() < 0.3:
-                    panel.receive(rng.choice(messages[: message["seq"] + 1]))
-        panel.receive(messages[-1])
-        assert panel.text == streamed(run), seed
-        assert [event[1] for event in panel.events] == list(range(run.num_events)), seed
+    assert messages[-1]["ends"][run.id] == history.since(run.id, 0)["end"]
+    for have in (0, 1, 5):
+        assert history.since(run.id, have)["ev"] == events[have:]
 
 
 def test_the_log_tells_the_same_as_memory(host: EngineHost, history: History) -> None:
-    run = finished(start(host))
+    run = finished(start(host, sampling={"temperature": "0.7"}))
     assert run.log_id is not None
-    live = history.since(run.log_id, 0)
-    stored = History(LiveRuns(), host.log).since(run.log_id, 0)
+    live, reopened = history.since(run.log_id, 0), History(LiveRuns(), host.log)
+    stored = reopened.since(run.log_id, 0)
     assert stored["ev"] == live["ev"]
+    (meta,) = reopened.show(run.log_id)["runs"]
+    assert run.meta["temperature"] == meta["temperature"] == 0.7
     assert stored["end"] == live["end"]
     assert stored["figures"] == json.loads(json.dumps(live["figures"]))
-    assert history.step(run.log_id, 2) == History(LiveRuns(), host.log).step(run.log_id, 2)
+    assert history.step(run.log_id, 2) == reopened.step(run.log_id, 2)
 
 
 @pytest.mark.parametrize(
@@ -147,30 +80,3 @@ def test_a_badge_promises_what_the_target_computes(
     assert status_of(run, 0)["badge"] == badge
     (meta,) = History(LiveRuns(), host.log).show(run.log_id or "")["runs"]
     assert meta["badge"] == badge
-
-
-def test_closing_the_stream_frees_the_engine(host: EngineHost) -> None:
-    async def leave(run: LiveRun) -> None:
-        stream = follow(RunStream([run], host.ahead_of), tick_s=0.01)
-        try:
-            async for message in stream:
-                if json.loads(message["ev"]):
-                    return
-        finally:
-            run.cancel()
-
-    run = start(host, settings={"delay_ms": "20"}, limits={"max_new_tokens": "400"})
-    asyncio.run(leave(run))
-    assert finished(run).state == "cancelled"
-    assert finished(start(host, owner="next")).state == "completed"
-
-
-def test_a_waiting_run_shows_its_place(host: EngineHost) -> None:
-    first = start(host, owner="one", settings={"delay_ms": "20"})
-    second = start(host, owner="two")
-    while first.state != "running":
-        time.sleep(0.005)
-    message = RunStream([second], host.ahead_of).next()
-    assert message is not None
-    assert message["status"][second.id]["text"].startswith("waiting for the engine, 1 ahead · ")
-    finished(second)

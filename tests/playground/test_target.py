@@ -139,18 +139,11 @@ def test_the_card_of_a_gguf_file_says_what_its_header_says(dtype: str, tmp_path:
     elif "speed" not in rows:  # the kernels can be compiled here
         assert facts.num_bytes == path.stat().st_size and "loaded as q4" in rows["memory"]
     assert has_chat_template(spec) is True
+    assert has_chat_template(presets.resolve(str(write_gguf(tmp_path / "base.gguf")))) is False
+    assert has_chat_template(TargetSpec(name="hub", hub="owner/model")) is None
 
 
 def test_what_the_kernels_do_not_run_is_said_before_it_loads(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "file.gguf", family="starcoder2")
     facts = facts_of(presets.resolve(str(path)), dtype="auto", device="cpu", cache_dir=tmp_path)
     assert facts.fault is None and facts.slow and "starcoder2" in facts.slow
-
-
-def test_whether_a_target_chats_is_known_before_it_loads(folder: Path, tmp_path: Path) -> None:
-    assert has_chat_template(presets.resolve(str(folder))) is True
-    (folder / "chat_template.jinja").unlink()
-    assert has_chat_template(presets.resolve(str(folder))) is False
-    path = write_gguf(tmp_path / "base.gguf")
-    assert has_chat_template(presets.resolve(str(path))) is False
-    assert has_chat_template(TargetSpec(name="hub", hub="owner/model")) is None

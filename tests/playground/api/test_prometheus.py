@@ -10,6 +10,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from engine.metrics import stored_figures
 from playground.web.access import Access
 from tests.playground.api.test_openai import CHAT, TEXT, bearer, idle
 from tests.playground.serving import TOKEN, Served, serving_tiny
@@ -33,7 +34,7 @@ def test_counters_are_the_sums_of_the_log(http: httpx.Client, served: Served) ->
     idle(served)
     found = samples(http)
     runs = [served.log.get(row.id) for row in served.log.find().rows]
-    figures = [run.metrics for run in runs if run is not None]
+    figures = [stored_figures(run.metrics) for run in runs if run is not None]
     drafting = [one for one in figures if one["num_drafted"]]
 
     def total(key: str, of: list[Any] = drafting) -> float:
@@ -49,6 +50,13 @@ def test_counters_are_the_sums_of_the_log(http: httpx.Client, served: Served) ->
     assert found["vllm:prompt_tokens_total", ""] == total("num_prompt_tokens", figures)
     assert found["vllm:request_success_total", "length"] == len(figures)
     assert found["vllm:time_to_first_token_seconds_count", ""] == len(figures)
+    ttft_s, itl_s = total("ttft_s", figures), total("itl_ms", figures) / 1000
+    for name, seconds in (
+        ("time_to_first_token", ttft_s),
+        ("inter_token_latency", itl_s),
+        ("e2e_request_latency", ttft_s + total("decode_s", figures)),
+    ):
+        assert found[f"vllm:{name}_seconds_sum", ""] == pytest.approx(seconds)
     assert found["vllm:num_requests_running", ""] == found["vllm:num_requests_waiting", ""] == 0
 
 

@@ -11,14 +11,8 @@ import pytest
 from tests.playground.serving import Served
 
 GENERATE = "/v2/models/ensemble/generate"
-TUTORIAL: dict[str, Any] = {
-    "text_input": "What is machine learning?",
-    "max_tokens": 20,
-    "bad_words": "",
-    "stop_words": "",
-    "pad_id": 2,
-    "end_id": 2,
-}
+TUTORIAL: dict[str, Any] = {"text_input": "What is machine learning?", "max_tokens": 20}
+TUTORIAL |= {"bad_words": "", "stop_words": "", "pad_id": 2, "end_id": 2}
 
 
 def test_the_tutorials_line_is_answered_without_a_content_type(http: httpx.Client) -> None:

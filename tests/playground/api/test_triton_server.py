@@ -87,14 +87,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     own = next(folder.glob("lib/python*/site-packages"))
     (own / "ours.pth").write_text("\n".join([*site.getsitepackages(), str(APP.parent)]))
-    pip = [
-        str(folder / "bin" / "python"),
-        "-m",
-        "pip",
-        "install",
-        "-q",
-        "--disable-pip-version-check",
-    ]
+    pip = f"{folder}/bin/python -m pip install -q --disable-pip-version-check".split()
     subprocess.run([*pip, "nvidia-pytriton>=0.7,<1", "numpy<2"], check=True, timeout=600)
     return folder / "bin" / "python"
 
@@ -150,56 +143,27 @@ def test_grpc_client_of_the_tutorial(triton: tuple[int, int, str, str], python: 
     assert by_ids.prompt_text == PROMPT and PROMPT + by_ids.text == whole
 
 
-def test_the_guides_curl_of_the_bls_model_answers_once(triton: tuple[int, int, str, str]) -> None:
+def test_the_guides_curl_of_the_bls_model_answers_once_to_who_has_the_key(
+    triton: tuple[int, int, str, str],
+) -> None:
     """With DECOUPLED_MODE off the guide asks `tensorrt_llm_bls` by `generate`."""
     http, _, header, log = triton
     name, _, key = header.strip().partition(": ")
     address = f"http://127.0.0.1:{http}/v2/models/tensorrt_llm_bls/generate"
     body = {"text_input": PROMPT, "max_tokens": 12, "bad_words": "", "stop_words": ""}
+    drafting = {"num_draft_tokens": 1, "use_draft_logits": True, "stream": False}
+    assert httpx.post(address, json=body).status_code == 403
     told = [
         httpx.post(address, json={**body, **more}, headers={name: key}, timeout=60)
         .raise_for_status()
         .json()["text_output"]
-        for more in ({}, {"num_draft_tokens": 1}, {"num_draft_tokens": 0})
+        for more in ({}, drafting, {"num_draft_tokens": 0})
     ]
     assert told[0].startswith(PROMPT) and len(told[0]) > len(PROMPT) and len(set(told)) == 1
     with RunLog.open(log) as runs:
         newest = [runs.get(row.id) for row in runs.find().rows[:2]]
     methods = {run.decoding_type: run.method.get("max_draft_len") for run in newest if run}
     assert methods == {"Autoregressive": None, "Draft_Target": 1}
-
-
-def test_the_guides_curl_with_draft_logits(triton: tuple[int, int, str, str]) -> None:
-    """As it stands in Triton's guide to speculative decoding, by curl itself."""
-    http, _, header, log = triton
-    body = """{
-        "text_input": "Continue writing the following story: James Best, best known for his",
-        "max_tokens": 128,
-        "num_draft_tokens": 10,
-        "use_draft_logits": true,
-        "stream": false
-        }"""
-    address = f"http://localhost:{http}/v2/models/tensorrt_llm_bls/generate"
-    curl = ["curl", "-sS", "-X", "POST", address, "-H", "Content-Type: application/json"]
-    done = subprocess.run(
-        [*curl, "-H", header.strip(), "-d", body], capture_output=True, text=True, check=True
-    )
-    told = json.loads(done.stdout)
-    assert told["text_output"].startswith("Continue writing the following story: James Best,")
-    with RunLog.open(log) as runs:
-        run = runs.get(runs.find().rows[0].id)
-    assert run and run.decoding_type == "Draft_Target" and run.num_new_tokens == 128
-    assert run.method["max_draft_len"] == 10 and run.method["use_draft_probs"]
-
-
-def test_http_wants_the_key(triton: tuple[int, int, str, str]) -> None:
-    http, _, header, _ = triton
-    address = f"http://127.0.0.1:{http}/v2/models/ensemble/generate"
-    body = {"text_input": PROMPT, "max_tokens": 12, "bad_words": "", "stop_words": ""}
-    assert httpx.post(address, json=body).status_code == 403
-    name, _, key = header.strip().partition(": ")
-    told = httpx.post(address, json=body, headers={name: key}, timeout=60).raise_for_status().json()
-    assert told["text_output"].startswith(PROMPT) and told["model_name"] == "ensemble"
 
 
 def test_triton_reads_what_is_exported(python: Path, tmp_path: Path) -> None:

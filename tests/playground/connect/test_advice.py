@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from engine.metrics import chain_mat
@@ -65,18 +67,10 @@ def test_without_positions_equal_acceptance_is_assumed() -> None:
 
 def level(seconds: float, *, mat: float | None = None) -> Level:
     """One answer of 41 tokens that took so long after its first."""
-    drafting = (
-        None if mat is None else DraftCounts(steps=20, drafted=80, accepted=round(20 * (mat - 1)))
-    )
-    reply = Reply(
-        text="x",
-        num_prompt_tokens=5,
-        num_new_tokens=41,
-        ttft_s=0.1,
-        latency_s=0.1 + seconds,
-        finish_reason="length",
-        drafting=drafting,
-    )
+    drafting = mat and DraftCounts(steps=20, drafted=80, accepted=round(20 * (mat - 1)))
+    counts: dict[str, Any] = {"num_prompt_tokens": 5, "num_new_tokens": 41, "drafting": drafting}
+    times: dict[str, Any] = {"ttft_s": 0.1, "latency_s": 0.1 + seconds}
+    reply = Reply(text="x", finish_reason="length", **counts, **times)
     return Level(1, seconds, (Outcome(ReplayPrompt("s", "p", "chat", "x"), reply),))
 
 
