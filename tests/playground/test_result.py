@@ -226,19 +226,22 @@ def test_strange_figures_of_a_file_are_no_baseline(kept: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("counts", "warns"),
+    ("mat", "steps", "undrafted", "warns"),
     [
-        ((1.04, 20, 100), True),
-        ((1.05, 20, 100), False),
-        ((1.0, 19, 100), False),
-        ((1.0, 50, 0), False),
-        ((None, None, 3), False),
+        (1.04, 10, 0, True),
+        (1.05, 10, 0, False),
+        (1.0, 9, 0, False),
+        (1.0, 163, 162, False),  # one draft proves nothing
+        (1.01, 100, 80, False),  # 1.05 where it drafted
+        (1.01, 100, 70, True),
+        (None, None, 0, False),
     ],
 )
-def test_a_warning_comes_below_mat_1_05_over_20_steps_of_drafting(
-    counts: tuple[float | None, ...], warns: bool
+def test_a_warning_comes_below_mat_1_05_over_ten_drafted_steps(
+    mat: float | None, steps: int | None, undrafted: int, warns: bool
 ) -> None:
-    values = dict(zip(("mat", "num_steps", "num_drafted"), counts, strict=True))
+    values = {"mat": mat, "num_steps": steps, "num_drafted": 40}
+    values["bypasses"] = {"budget": undrafted}
     assert ("another target" in (warning_of(values, {"trained": True}) or "")) is warns
 
 
