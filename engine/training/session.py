@@ -28,10 +28,9 @@ from engine.model.sources import TargetSpec, partial_folder, writing
 from engine.model.target import Target
 from engine.training.corpus.dialogues import GivenPrompt
 from engine.training.corpus.writer import versions
-from engine.training.optimization import keep_freed_memory
 from engine.training.packs import FeatureStore
 from engine.training.recipe import TrainSettings
-from engine.training.trainer import Trainer, TrainMetrics
+from engine.training.trainer import Trainer, TrainMetrics, keep_freed_memory
 
 LOOK_PACKS, LOOK_EVERY = 2, 8
 """Packs of held-out dialogues ranked per look between two evaluations, and the minimum number of

@@ -20,9 +20,9 @@ from engine.tuning.ranks import RankTable
 from engine.tuning.replay import replay
 from playground.host.menu import GROUPS
 from playground.host.runner import EngineHost
-from playground.trees.drafted import DraftedTrees
 from playground.trees.editor import TreeEditor, TreeRequest, read_tree_choice
 from playground.trees.files import TITLES, read_text, write_text
+from playground.trees.sources import DraftedTrees
 from playground.trees.tables import load_table, pack, save_table
 from playground.web.tree import read_link
 from storage import RunLog, RunQuery, StorageError

@@ -19,26 +19,10 @@ from typing import Any
 
 from engine.drafters import methods
 from engine.errors import ConfigError
-from engine.interop import table, trtllm
+from engine.interop import table, trees, trtllm
 from engine.interop.conversion import Reader, Writer
 from engine.interop.export_files import File, ReadYaml, command, read_mapping, yaml_block
-from engine.interop.table import (
-    Codec,
-    Engine,
-    Field,
-    Ignored,
-    UnsupportedError,
-    Values,
-    method,
-    read_only,
-)
-from engine.interop.trees import (
-    format_tree,
-    is_pbtxt,
-    pbtxt_parameter,
-    pbtxt_parameters,
-    tensorrt_sizes,
-)
+from engine.interop.table import Codec, Engine, Field, Ignored, Values, method
 from engine.interop.trtllm import legacy
 from engine.interop.trtllm.files import TYPE, document
 from engine.interop.trtllm.legacy import LEGACY
@@ -248,11 +232,11 @@ def _build_medusa(writer: Writer) -> tuple[str, str]:
 
 def _build_eagle(writer: Writer) -> tuple[str, str]:
     if writer.take("use_dynamic_tree"):
-        raise UnsupportedError(
+        raise table.UnsupportedError(
             "Triton's config.pbtxt has no parameter for a dynamic tree (EAGLE-2).",
             "A drawn tree (EAGLE-1), or TensorRT-LLM 1.2's own server.",
         )
-    sizes = tensorrt_sizes(ChoiceTree(writer.config.eagle_choices))
+    sizes = trees.tensorrt_sizes(ChoiceTree(writer.config.eagle_choices))
     models = '--model_dir "$TARGET" --eagle_model_dir "$DRAFT"'
     return _heads_command("eagle", models, **sizes), "eagle --use_paged_context_fmha enable"
 
@@ -297,7 +281,7 @@ PARAMETERS = Ignored("medusa_choices eagle_choices " + " ".join(row.key for row 
 REQUEST = (
     Field("max_draft_len", N_DRAFT, note=f"Each request says {N_DRAFT}; the default is used here."),
     Field("use_draft_probs", "use_draft_logits", default=False),
-    read_only("use_draft_probs", FAST_LOGITS, kind=bool),
+    table.read_only("use_draft_probs", FAST_LOGITS, kind=bool),
     Ignored(f"{' '.join(PAIR_KEYS)} {MODE}"),
     Ignored(
         "text_input max_tokens stream bad_words stop_words end_id pad_id top_k top_p temperature "
@@ -349,7 +333,7 @@ def _tree_rows(name: str) -> tuple[table.Row, ...]:
         Field(
             name,
             name,
-            encode=lambda paths: format_tree(ChoiceTree(paths), "triton"),
+            encode=lambda paths: trees.format_tree(ChoiceTree(paths), "triton"),
             decode=None,
         ),
         Codec((name,), read=lambda reader: legacy.read_tree(reader, name)),
@@ -376,7 +360,7 @@ def _files(writer: Writer, values: Values) -> tuple[File, ...]:
             f"serve.sh puts these parameters into {CONFIG_PBTXT}, in place of the ones it has.",
             "The drafter's weights are built into the engine by build.sh, not named here.",
         ]
-        lines = [pbtxt_parameter(key, str(value)) for key, value in values.items()]
+        lines = [trees.pbtxt_parameter(key, str(value)) for key, value in values.items()]
         writer.files.append(_serve_script(writer, values))
         return (File("config.pbtxt", "\n".join(lines) + "\n", "protobuf"),)
     whole = {
@@ -392,14 +376,14 @@ def _files(writer: Writer, values: Values) -> tuple[File, ...]:
 def _parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | None]:
     if N_DRAFT in text and TYPE not in text:
         return read_mapping(text, read_yaml, (), f"A request must have {N_DRAFT}")
-    if not is_pbtxt(text):
+    if not trees.is_pbtxt(text):
         return trtllm.parse(text, read_yaml)
-    parameters = pbtxt_parameters(text)
+    parameters = trees.pbtxt_parameters(text)
     values = {key: value for key, value in parameters.items() if _SPECULATIVE.search(key)}
     if values.get(MODE) in (*PLAIN_MODES, None) and not values.keys().isdisjoint(PAIR_KEYS):
         return {key: value for key, value in values.items() if key != MODE}, None
-    trees = [mode for mode in ("medusa", "eagle") if f"{mode}_choices" in values]
-    mode = values.get(MODE) or (trees[0] if len(trees) == 1 else "none")
+    modes = [mode for mode in ("medusa", "eagle") if f"{mode}_choices" in values]
+    mode = values.get(MODE) or (modes[0] if len(modes) == 1 else "none")
     return {**values, MODE: mode}, None
 
 

@@ -13,8 +13,6 @@ from engine.drafters import parse_method
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from engine.interop import ENGINES, export_method, import_config
-from engine.interop.trees import MC_SIM_7B_63
-from engine.tree import ChoiceTree
 
 EAGLE3 = {"decoding_type": "Eagle3", "speculative_model": "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"}
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
@@ -138,13 +136,6 @@ def test_a_release_candidate_is_written_for_where_it_is_named() -> None:
     assert read("trtllm", example) == config
 
 
-def test_sglang_s_default_sizes_are_a_chain_of_three() -> None:
-    text = "--speculative-algorithm EAGLE --speculative-draft-model-path x/y"
-    result = import_config(ENGINES["sglang"], text, yaml.safe_load)
-    assert result.config.model_dump()["eagle_choices"] == ChoiceTree.chain(3).paths
-    assert any("3, 1, 4 is used here" in note for note in result.notes)
-
-
 def test_a_parallel_draft_model_goes_from_vllm_to_tensorrt_llm() -> None:
     config = read("vllm", '{"model":"a/b","num_speculative_tokens":12,"parallel_drafting":true}')
     example = (
@@ -155,9 +146,6 @@ def test_a_parallel_draft_model_goes_from_vllm_to_tensorrt_llm() -> None:
     )
     assert written("trtllm", config)["config.yaml"] == example
     assert read("trtllm", example + "  mask_token_id: 7\n") == config.replace(mask_token_id=7)
-
-
-"""Parts values as the container's fill_template.py does."""
 
 
 def test_the_converter_of_an_unknown_family_is_no_exact_export() -> None:
@@ -184,38 +172,6 @@ def test_prefill_and_decode_workers_draft_alike() -> None:
     assert "prefill.yaml" not in written("trtllm", parse_method({"decoding_type": "NGram"}))
 
 
-def test_llama_cpp_s_documented_commands() -> None:
-    eagle = read("llamacpp", "llama-server -m Q.gguf -md Q-eagle3.gguf --spec-type draft-eagle3")
-    assert eagle.model_dump()["speculative_model"] == "Q-eagle3.gguf"
-    dflash = read(
-        "llamacpp",
-        "llama-server -m Qwen3-4B.gguf -md Qwen3-4B-DFlash.gguf \\\n"
-        "    --spec-type draft-dflash --spec-draft-n-max 15 -fa on --jinja",
-    )
-    assert dflash.model_dump()["max_draft_len"] == 15
-    lookup = read(
-        "llamacpp",
-        "llama-server [...] --spec-type ngram-map-k4v --spec-ngram-map-k4v-size-n 8 "
-        "--spec-ngram-map-k4v-size-m 8 --spec-ngram-map-k4v-min-hits 2",
-    )
-    assert lookup.model_dump()["max_matching_ngram_size"] == 8
-
-
-def test_one_dspark_block_for_three_engines() -> None:
-    """As each engine's guide launches it."""
-    block = "deepseek-ai/dspark_qwen3_4b_block7"
-    config = parse_method(
-        {"decoding_type": "DSpark", "speculative_model": block, "max_draft_len": 7}
-    )
-    sglang = f"DSPARK --speculative-draft-model-path {block} --speculative-dspark-block-size 7"
-    llama = "-m Qwen3-4B.gguf -md {} --spec-type draft-dspark --spec-draft-n-max 7"
-    assert read("sglang", f"--speculative-algorithm {sglang}") == config
-    assert read("sglang", written("sglang", config)["launch.sh"]) == config
-    assert read("llamacpp", f"llama-server {llama.format(block)}") == config
-    file = f"{block.split('/')[1]}.gguf"
-    assert f"-md {file}" in written("llamacpp", config)["serve.sh"]
-
-
 def test_triton_s_lookahead_and_redrafter_builds() -> None:
     files = written("triton", parse_method({"decoding_type": "Lookahead"}), "1.2")
     for key, value in (("window", 4), ("ngram", 3), ("verification_set", 4)):
@@ -226,63 +182,6 @@ def test_triton_s_lookahead_and_redrafter_builds() -> None:
     files = written("triton", parse_method({**config, "beam_width": 4, "beam_length": 6}), "1.2")
     for option in ("num_beams 4", "draft_len_per_beam 5"):  # without the root
         assert f"--redrafter_{option}" in files["build.sh"]
-
-
-def test_an_assistant_is_recognized_by_its_name_as_the_engines_do() -> None:
-    model = "google/gemma-4-E4B-it-assistant"
-    assistant = parse_method(
-        {"decoding_type": "MTP_Assistant", "speculative_model": model, "max_draft_len": 5}
-    )
-    size = "--speculative-num-steps 5 --speculative-num-draft-tokens 6 --speculative-eagle-topk 1"
-    for name in ("NEXTN", "EAGLE", "FROZEN_KV_MTP"):
-        flags = f"--speculative-algorithm {name} --speculative-draft-model-path {model} {size}"
-        assert read("sglang", flags) == assistant
-    vllm = f'{{"method":"mtp","model":"{model}","num_speculative_tokens":5}}'
-    assert read("vllm", vllm) == assistant
-
-
-QUICK_START = """from tensorrt_llm.llmapi import Eagle3DecodingConfig
-
-model = "meta-llama/Llama-3.1-8B-Instruct"
-speculative_model = "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"
-
-speculative_config = Eagle3DecodingConfig(
-    max_draft_len=3,
-    speculative_model=speculative_model)
-
-llm = LLM(model, speculative_config=speculative_config)
-"""
-"""Of TensorRT-LLM's guide, where the names are those of variables."""
-
-
-@pytest.mark.parametrize(
-    ("snippet", "settings"),
-    [
-        (QUICK_START, {**EAGLE3, "max_draft_len": 3}),
-        ('DraftTargetDecodingConfig(\n    max_draft_len=3, speculative_model="/path/to/draft")',
-         {"decoding_type": "Draft_Target", "max_draft_len": 3,
-          "speculative_model": "/path/to/draft", "use_draft_probs": False}),
-        ("NGramDecodingConfig(\n    max_draft_len=3, max_matching_ngram_size=4)",
-         {"decoding_type": "NGram", "max_draft_len": 3, "max_matching_ngram_size": 4}),
-        ("MTPDecodingConfig(max_draft_len=3)", {"decoding_type": "MTP", "max_draft_len": 3}),
-        ("UserProvidedDecodingConfig(\n    max_draft_len=3, drafter=MyDrafter())",
-         {"decoding_type": "User_Provided", "max_draft_len": 3, "drafter": "MyDrafter"}),
-        ('PARDDecodingConfig(\n    max_draft_len=4, speculative_model="/path")',
-         {"decoding_type": "PARD", "max_draft_len": 4, "speculative_model": "/path"}),
-        ("SADecodingConfig(max_draft_len=4)", {"decoding_type": "Suffix", "max_draft_len": 4}),
-        ('EagleDecodingConfig(max_draft_len=63, num_eagle_layers=4, speculative_model_dir="/e", '
-         "max_non_leaves_per_layer=10)",
-         {"decoding_type": "Eagle", "eagle_choices": MC_SIM_7B_63.paths,
-          "speculative_model": "/e"}),
-        ("LookaheadDecodingConfig(max_window_size=4, max_ngram_size=4)",
-         {"decoding_type": "Lookahead", "max_ngram_size": 4}),
-    ],
-)  # fmt: skip
-def test_the_guide_s_python_is_read_as_its_yaml_is(
-    snippet: str, settings: dict[str, object]
-) -> None:
-    text = snippet if "import" in snippet else f"speculative_config = {snippet}"
-    assert read("trtllm", text) == parse_method(settings)
 
 
 @pytest.mark.parametrize("decoding_type", ["Eagle3", "NGram", "MTP", "Draft_Target", "Medusa"])
@@ -296,16 +195,6 @@ def test_a_python_program_is_written_and_read_back(decoding_type: str) -> None:
     compile(program, "llm.py", "exec")
     result = import_config(ENGINES["trtllm"], program, yaml.safe_load)
     assert (result.target, result.config) == (LLAMA, config)
-
-
-def test_eagle_is_eagle_1_where_the_backend_is_tensorrt() -> None:
-    """The guide: the PyTorch backend takes EAGLE-3 under either name."""
-    block = "speculative_config:\n  decoding_type: Eagle\n  speculative_model_dir: x/y\n"
-    assert read("trtllm", f"{block}backend: tensorrt\n").decoding_type == "Eagle"
-    assert read("trtllm", f"{block}backend: pytorch\n").decoding_type == "Eagle3"
-    program = 'from tensorrt_llm._tensorrt_engine import LLM\nLLM("a/b", speculative_config='
-    eagle = read("trtllm", f'{program}EagleDecodingConfig(speculative_model="x/y"))')
-    assert eagle.decoding_type == "Eagle"
 
 
 MEDUSA_PBTXT = 'parameters: { key: "decoding_mode" value: { string_value: "medusa" } }'
@@ -344,15 +233,6 @@ def test_sizes_are_checked_against_the_tree(more: str, words: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read("trtllm", f"decoding_type: {more}\nspeculative_model: a/b")
     assert words in str(caught.value)
-
-
-def test_a_tree_of_paths_only_is_said_to_be_for_the_python_runtime() -> None:
-    text = "decoding_type: Medusa\nmedusa_choices: [[0,0,0,0], [0,1,0], [1,0], [1,1]]"
-    result = import_config(ENGINES["trtllm"], text, yaml.safe_load)
-    assert len(result.config.model_dump()["medusa_choices"]) == 9
-    assert any("Python runtime alone" in note for note in result.notes)
-    whole = text.replace("[[0,0,0,0]", "[[0], [1], [0,0], [0,1], [0,0,0], [0,0,0,0]")
-    assert not import_config(ENGINES["trtllm"], whole, yaml.safe_load).notes
 
 
 PAIR = """parameters: {{

@@ -22,10 +22,9 @@ from engine.training.session import Question
 from playground.host.runner import EngineHost
 from playground.training import work
 from playground.training.folder import TrainingFolder
-from playground.training.outlook import outlook
 from playground.training.plan import TrainPlan, plan_of_form, prompts_of_runs
 from playground.training.service import Trainings
-from playground.training.work import predicted_mat
+from playground.training.work import outlook, predicted_mat
 from storage import RunLog
 from tests.models import build_context, tiny_target
 from tests.playground.asks import finished, start
