@@ -26,7 +26,7 @@ from engine.interop.table import Codec, Engine, Field, Ignored, Values, method
 from engine.interop.trtllm import legacy
 from engine.interop.trtllm.files import TYPE, document
 from engine.interop.trtllm.legacy import LEGACY
-from engine.tree import ChoiceTree
+from engine.tree import ChoicePaths, ChoiceTree
 
 MODE = "decoding_mode"
 N_DRAFT = "num_draft_tokens"
@@ -327,22 +327,15 @@ def _mode(
     )
 
 
-def _tree_rows(name: str) -> tuple[table.Row, ...]:
-    """Rows for a tree in braces."""
-    return (
-        Field(
-            name,
-            name,
-            encode=lambda paths: trees.format_tree(ChoiceTree(paths), "triton"),
-            decode=None,
-        ),
-        Codec((name,), read=lambda reader: legacy.read_tree(reader, name)),
-    )
+def _braces(paths: ChoicePaths) -> str:
+    return trees.format_tree(ChoiceTree(paths), "triton")
 
 
+MEDUSA_TREE = legacy.tree_rows("medusa_choices", _braces)
+EAGLE_TREE = legacy.tree_rows("eagle_choices", _braces)
 MODES = {
-    "medusa": _mode("Medusa", "Medusa", _build_medusa, *_tree_rows("medusa_choices")),
-    "eagle": _mode("Eagle", "EAGLE-1 and EAGLE-2", _build_eagle, *_tree_rows("eagle_choices")),
+    "medusa": _mode("Medusa", "Medusa", _build_medusa, *MEDUSA_TREE),
+    "eagle": _mode("Eagle", "EAGLE-1 and EAGLE-2", _build_eagle, *EAGLE_TREE),
     "lookahead": _mode("Lookahead", "lookahead", _build_lookahead, *LOOKAHEAD),
     "redrafter": _mode("ReDrafter", "ReDrafter", _build_redrafter, note=NO_BEAMS),
 }

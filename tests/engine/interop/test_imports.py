@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import presets
 from engine.errors import ConfigError
 from engine.interop import ENGINES, import_config
 from engine.interop.export_files import ImportedMethod, read_flags
@@ -22,34 +23,21 @@ def read(engine: str, text: str) -> ImportedMethod:
 EAGLE3 = "decoding_type: Eagle3\nmax_draft_len: 4\nspeculative_model_dir: x/y\n"
 
 
-@pytest.mark.parametrize(
-    ("text", "kind"),
-    [
-        ("vllm serve a/b --speculative-config '{\"method\": \"eagle3\", \"model\": \"x/y\", "
-         "\"num_speculative_tokens\": 2}'", "Eagle3"),
-        ("vllm serve a/b --speculative_config.method ngram "
-         "--speculative-config.num_speculative_tokens 2", "NGram"),
-        ("model: a/b\nspeculative_config:\n  method: suffix\n", "Suffix"),
-        ('{"model": "yuhuili/EAGLE-LLaMA3-8B", "num_speculative_tokens": 2}', "Eagle"),
-        ('{"model": "a/Eagle3-b", "num_speculative_tokens": 2}', "Eagle3"),
-        ('{"model": "a/some-small-model", "num_speculative_tokens": 2}', "Draft_Target"),
-        ('{"model": "[ngram]", "num_speculative_tokens": 2}', "NGram"),
-        ('{"method": "qwen3_next_mtp", "num_speculative_tokens": 2}', "MTP"),
-        ("vllm serve a/b -sc '{\"method\": \"mtp\", \"num-speculative-tokens\": 2}'", "MTP"),
-        ("vllm serve a/b --spec-method eagle3 --spec-model c/d --spec-tokens 2", "Eagle3"),
-        ("model: a/b\nspec-method: ngram\nspec-tokens: 2\n", "NGram"),
-        ("vllm serve a/b --speculative-config.method=ngram "
-         "--speculative-config.num-speculative-tokens=2", "NGram"),
-    ],
+ASSISTANT = (
+    "model = AutoModelForCausalLM.from_pretrained('a/b')\n"
+    "small = AutoModelForCausalLM.from_pretrained('c/d')\n"
+    "words = AutoTokenizer.from_pretrained('c/d')\n"
+    "model.generate(assistant_model=small, tokenizer=tokenizer, assistant_tokenizer=words"
+)
+GPU_0, RANK_1, FAST, TOP_K = (
+    f'parameters: {{\n  key: "{key}"\n  value: {{\n    string_value: "{value}"\n  }}\n}}\n'
+    for key, value in (("gpu_device_ids", "0"), ("participant_ids", "1"),
+                       ("speculative_decoding_fast_logits", "1"), ("decoding_mode", "top_k_top_p"))
 )  # fmt: skip
-def test_every_way_to_write_a_vllm_config(text: str, kind: str) -> None:
-    result = read("vllm", text)
-    assert result.config.decoding_type == kind
-    assert result.target == ("a/b" if "a/b" in text and "model: a/b" in text or "serve" in text
-                            else None)  # fmt: skip
-
-
+"""The guide's lines for a pair of engines; a mode alone drafts nothing."""
 GEMMA = "google/gemma-4-E4B-it-assistant"
+MEDUSA = 'parameters: { key: "decoding_mode" value: { string_value: "medusa" } }'
+TUTORIAL = presets.trees()["mc_sim_7b_63-medusa"].candidates
 BLOCK = "deepseek-ai/dspark_qwen3_4b_block7"
 DSPARK = {"decoding_type": "DSpark", "speculative_model": BLOCK, "max_draft_len": 7}
 QUICK_START = """from tensorrt_llm.llmapi import Eagle3DecodingConfig
@@ -69,6 +57,43 @@ llm = LLM(model, speculative_config=speculative_config)
 @pytest.mark.parametrize(
     ("engine", "text", "expected", "note"),
     [
+        ("vllm", "vllm serve a/b --speculative-config '{\"method\": \"eagle3\", "
+         "\"model\": \"x/y\", \"num_speculative_tokens\": 2}'", {"decoding_type": "Eagle3"}, ""),
+        ("vllm", "vllm serve a/b --speculative_config.method ngram "
+         "--speculative-config.num_speculative_tokens 2", {"decoding_type": "NGram"}, ""),
+        ("vllm", "model: a/b\nspeculative_config:\n  method: suffix\n",
+         {"decoding_type": "Suffix"}, ""),
+        ("vllm", '{"model": "yuhuili/EAGLE-LLaMA3-8B", "num_speculative_tokens": 2}',
+         {"decoding_type": "Eagle"}, ""),
+        ("vllm", '{"model": "a/Eagle3-b", "num_speculative_tokens": 2}',
+         {"decoding_type": "Eagle3"}, ""),
+        ("vllm", '{"model": "a/some-small-model", "num_speculative_tokens": 2}',
+         {"decoding_type": "Draft_Target"}, ""),
+        ("vllm", '{"model": "[ngram]", "num_speculative_tokens": 2}',
+         {"decoding_type": "NGram"}, ""),
+        ("vllm", '{"method": "qwen3_next_mtp", "num_speculative_tokens": 2}',
+         {"decoding_type": "MTP"}, ""),
+        ("vllm", "vllm serve a/b -sc '{\"method\": \"mtp\", \"num-speculative-tokens\": 2}'",
+         {"decoding_type": "MTP"}, ""),
+        ("vllm", "vllm serve a/b --spec-method eagle3 --spec-model c/d --spec-tokens 2",
+         {"decoding_type": "Eagle3"}, ""),
+        ("vllm", "model: a/b\nspec-method: ngram\nspec-tokens: 2\n",
+         {"decoding_type": "NGram"}, ""),
+        ("vllm", "vllm serve a/b --speculative-config.method=ngram "
+         "--speculative-config.num-speculative-tokens=2", {"decoding_type": "NGram"}, ""),
+        ("vllm", '{"method": "mtp", "num_speculative_tokens": 2, "draft_sample_method": '
+         '"probabilistic"}', {"decoding_type": "MTP"}, "draft_sample_method is ignored: whether"),
+        ("sglang", "--speculative-algorithm NEXTN --speculative-use-rejection-sampling",
+         {"decoding_type": "MTP"}, "--speculative-use-rejection-sampling is ignored: whether"),
+        ("trtllm", "decoding_type: MTP\nuse_rejection_sampling: true", {"decoding_type": "MTP"},
+         "use_rejection_sampling is ignored: whether drafts are sampled is no setting"),
+        ("trtllm", "decoding_type: MTP\nmax_draft_len: 2\nuse_mtp_vanilla: true",
+         {"max_draft_len": 2}, "use_mtp_vanilla is ignored: here a layer drafts again"),
+        ("triton", GPU_0 + RANK_1, {"decoding_type": "Draft_Target", "use_draft_probs": False}, ""),
+        ("triton", RANK_1 + FAST + TOP_K, {"use_draft_probs": True}, ""),
+        *(("transformers", f"{ASSISTANT}{sampled})",
+           {"decoding_type": "Draft_Target", "vocabulary": kind}, "")
+          for sampled, kind in (("", "text"), (", do_sample=True", "intersection"))),
         ("sglang", "python3 -m sglang.launch_server --model-path a/b --tp 2 "
          "--speculative-algorithm=EAGLE3 --speculative-draft-model-path c/d "
          "--speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4 "
@@ -134,6 +159,12 @@ llm = LLM(model, speculative_config=speculative_config)
          "EagleDecodingConfig(speculative_model='x/y'))", {"decoding_type": "Eagle"}, ""),
         ("trtllm", "decoding_type: Medusa\nmedusa_choices: [[0,0], [1]]",
          {"medusa_choices": ((0,), (1,), (0, 0))}, "Python runtime alone"),
+        *((engine, text, {name: TUTORIAL}, "mc_sim_7b_63, 63 nodes") for engine, text, name in (
+            ("triton", MEDUSA, "medusa_choices"),
+            ("triton", MEDUSA.replace("medusa", "eagle"), "eagle_choices"),
+            ("trtllm", "decoding_type: Medusa\nmax_draft_len: 63", "medusa_choices"))),
+        ("trtllm", "decoding_type: NGram\nmax_draft_len: 3\nis_keep_all: false\n",
+         {"lookup": "pool_as_coded"}, "its guide says only one is kept"),
         ("trtllm", QUICK_START, {"decoding_type": "Eagle3", "max_draft_len": 3,
          "speculative_model": "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"}, ""),
         ("trtllm", "config = DraftTargetDecodingConfig(max_draft_len=3, speculative_model='/d')",
@@ -202,7 +233,8 @@ def test_every_way_to_write_a_config(
     assert {name: values[name] for name in expected} == expected
     assert any(note in text for text in result.notes) if note else True
     assert result.target in (None, "a/b", "meta-llama/Llama-3.1-8B-Instruct")
-    assert (result.target is not None) == ("a/b" in text or text == QUICK_START)
+    names_target = "a/b" in text or "serve x" in text or text == QUICK_START
+    assert (result.target is not None) == names_target
 
 
 @pytest.mark.parametrize(
@@ -210,7 +242,7 @@ def test_every_way_to_write_a_config(
     [
         ("vllm", "", "Nothing to read. Paste a config of vLLM"),
         ("vllm", '{"method": "custom_class", "model": "a.B"}', "has no counterpart here: a propos"),
-        ("vllm", '{"method": "ngram", "num_speculative_tokens": "x"}', "must be an integer"),
+        ("vllm", '{"method": "ngram", "num_speculative_tokens": "x"}', "must be a valid integer"),
         ("sglang", "--speculative-algorithm EAGLE3 --speculative-num-steps 3", "wants all of"),
         ("sglang", "--speculative-algorithm A --speculative-algorithm B", "is given twice"),
         ("trtllm", "x = 1  # EagleDecodingConfig(", "calls no …DecodingConfig"),
@@ -234,18 +266,12 @@ def test_every_way_to_write_a_config(
          "accepts tokens that the target would not draw"),
         ("vllm", '{"method": "mtp", "num_speculative_tokens": 3, "fly_window_size": 2}',
          "fly_window_size=2 has no counterpart here: in vLLM, tokens that the target would not"),
-        ("vllm", '{"model": "a/b", "num_speculative_tokens": 3, "rejection_sample_method": "fly"}',
-         "rejection_sample_method=fly has no"),
         ("vllm", '{"method": "dflash", "model": "a/XPress", "num_speculative_tokens": 3}',
          "method=xpress has no counterpart here: DFlash's block refined"),
-        ("vllm", '{"method": "dflash", "model": "a/b", "num_speculative_tokens": 3, '
-         '"xpress_topc": 512}', "xpress_topc=512 has no"),
         ("sglang", "--speculative-algorithm UNO --speculative-num-draft-tokens 8",
          "got UNO. Others have no counterpart here"),
-        ("sglang", "--speculative-algorithm EAGLE --uno-lora-path x", "--uno-lora-path=x has no"),
         ("sglang", "SGLANG_SIMULATE_ACC_LEN=2.5 python -m sglang.launch_server --model-path a/b "
          "--speculative-algorithm NEXTN", "SGLANG_SIMULATE_ACC_LEN=2.5 has no counterpart"),
-        ("sglang", "--speculative-algorithm EAGLE3 --enable-multi-layer-eagle", "a layer of its"),
         ("sglang", "--speculative-algorithm STANDALONE --decoupled-spec-role verifier",
          "the drafter is a server of its own"),
         ("sglang", '{"1": {"candidate_steps": [3, 5]}}', "the table of SGLang's adaptive drafting"),
@@ -257,10 +283,7 @@ def test_every_way_to_write_a_config(
         ("ollama", "FROM a\nDRAFT b\nDRAFT c", "several lines for DRAFT"),
         ("trtllm", f"{EAGLE3}eagle_choices: [[0], [1]]", "a drawn tree, here a chain"),
         ("trtllm", f"{EAGLE3}sa_config: {{treshold: 3}}", "no setting sa_config.treshold"),
-    ("trtllm", "decoding_type: NGram\ndraft_len_schedule: {a: 1}", "batch sizes to lengths"),
-    ("vllm", '{"method": "eagle3", "model": "a/b", "num_speculative_tokens": 2, '
-     '"speculative_token_tree": "[(0,), (1,)]"}', "speculative_token_tree=[(0,), (1,)] has no"),
-    ("llamacpp", "-md d.gguf --spec-draft-conf-min 0.4", "--spec-draft-conf-min=0.4 has no"),
+        ("trtllm", "decoding_type: NGram\ndraft_len_schedule: {a: 1}", "batch sizes to lengths"),
         ("trtllm", "decoding_type: MTP\nmax_draft_len: 2\nnum_nextn_predict_layers: 3",
          "max_draft_len contradicts num_nextn_predict_layers. Keep one of them."),
         ("vllm", '{"model": "a/b", "num_speculative_tokens": 3, "draft_sample_method": "greedy", '
@@ -280,39 +303,6 @@ def test_what_cannot_be_read_is_one_sentence(engine: str, text: str, words: str)
     with pytest.raises(ConfigError) as caught:
         read(engine, text)
     assert words in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("engine", "text", "off", "note"),
-    [
-        ("trtllm", "decoding_type: MTP\nmax_draft_len: 2\nuse_mtp_vanilla: true", "false",
-         "use_mtp_vanilla is ignored: here a layer drafts again with its one cache"),
-    ],
-)  # fmt: skip
-def test_a_key_that_bears_on_drafts_and_is_ignored_says_how(
-    engine: str, text: str, off: str, note: str
-) -> None:
-    result, without = read(engine, text), read(engine, f"{text.rpartition(' ')[0]} {off}")
-    assert [text[: len(note)] for text in result.notes if text not in without.notes] == [note]
-    assert result.config == without.config and result.ignored == without.ignored == ()
-
-
-@pytest.mark.parametrize(
-    ("engine", "text", "key"),
-    [
-        ("trtllm", "decoding_type: MTP\nuse_rejection_sampling: true", "use_rejection_sampling"),
-        ("vllm", '{"method": "mtp", "num_speculative_tokens": 2, "draft_sample_method": '
-         '"probabilistic"}', "draft_sample_method"),
-        ("sglang", "--speculative-algorithm NEXTN --speculative-use-rejection-sampling",
-         "--speculative-use-rejection-sampling"),
-    ],
-)  # fmt: skip
-def test_a_key_for_how_drafts_are_drawn_is_not_said_to_have_no_effect(
-    engine: str, text: str, key: str
-) -> None:
-    result = read(engine, text)
-    assert f"{key} is ignored: whether drafts are sampled is no setting" in result.notes[-1]
-    assert key not in result.ignored
 
 
 SIGNS = st.sampled_from(

@@ -287,14 +287,6 @@ def test_the_tree_grows_where_paths_are_frequent() -> None:
     assert choices_by_rates(rates, 99) == ((0,), (1,), (0, 0), (0, 1), (1, 0), (1, 1))
 
 
-def test_eagle3_needs_seven_layers(corpus: Corpus) -> None:
-    from tests.models import tiny_target
-
-    small = tiny_target(num_hidden_layers=3)
-    with pytest.raises(ConfigError, match="needs at least 7, but tiny-llama has 3"):
-        settings("eagle3").student(small, corpus.entries)
-
-
 @pytest.mark.parametrize(
     ("method", "values", "message"),
     [
@@ -302,7 +294,6 @@ def test_eagle3_needs_seven_layers(corpus: Corpus) -> None:
         ("medusa", {"head": 3}, "head is not a setting of MedusaTraining; did you mean heads?"),
         ("eagle", {"learning_rate": "fast"}, "learning_rate must be a valid number, got 'fast'"),
         ("draft_target", {"hidden_size": 100, "heads": 3}, "multiple of twice the 3 heads"),
-        ("medussa", {}, "draft_target, got 'medussa'. Did you mean medusa?"),
     ],
 )
 def test_bad_settings_are_one_sentence(method: str, values: dict[str, Any], message: str) -> None:
