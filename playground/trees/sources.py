@@ -244,12 +244,7 @@ def _settings_of(run: RunSummary) -> dict[str, Any] | None:
 
 def _effective_settings(config: MethodConfig) -> dict[str, Any]:
     """The settings that have an effect: with a dynamic tree, the static one has none."""
-    settings = config.model_dump(exclude={"num_medusa_heads", "drafting"})
-    if "use_dynamic_tree" in settings and "eagle_choices" in settings:
-        ignored = ("eagle_choices",) if settings["use_dynamic_tree"] else DYNAMIC_FIELDS
-        for name in ignored:
-            del settings[name]
-    return settings
+    return config.model_dump(include=config.live_settings() - {"num_medusa_heads", "drafting"})
 
 
 def _row(run: RunSummary) -> dict[str, Any]:

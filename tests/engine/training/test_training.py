@@ -165,16 +165,6 @@ def test_a_run_goes_on_with_the_dialogues_it_began_with(
     assert later.step == 1
 
 
-def test_a_run_is_not_continued_with_other_settings(
-    target: Target, corpus: Corpus, tmp_path: Path
-) -> None:
-    list(islice(Trainer(target, corpus, settings("medusa"), tmp_path).steps(), 1))
-    with pytest.raises(ConfigError, match="made with settings .*another --output"):
-        Trainer(target, corpus, settings("medusa", heads=3), tmp_path)
-    with pytest.raises(ConfigError, match="made with method = 'medusa', but now it is 'eagle'"):
-        Trainer(target, corpus, settings("eagle"), tmp_path)
-
-
 def test_what_interrupts_a_step_saves_no_half_updated_weights(
     target: Target, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -302,12 +292,19 @@ def test_bad_settings_are_one_sentence(method: str, values: dict[str, Any], mess
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
-def test_a_corpus_of_one_dialogue_and_a_damaged_checkpoint_are_refused(
+def test_other_settings_one_dialogue_and_a_damaged_checkpoint_are_refused(
     target: Target, corpus: Corpus, tmp_path: Path
 ) -> None:
+    list(islice(Trainer(target, corpus, settings("medusa"), tmp_path).steps(), 1))
+    for other, message in (
+        (settings("medusa", heads=3), "made with settings .*another --output"),
+        (settings("eagle"), "made with method = 'medusa', but now it is 'eagle'"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            Trainer(target, corpus, other, tmp_path)
     one = Corpus(corpus.folder, corpus.manifest, corpus.entries[:1])
     with pytest.raises(ConfigError, match="has 1 dialogues; training needs at least 2"):
-        Trainer(target, one, settings("medusa"), tmp_path)
+        Trainer(target, one, settings("medusa"), tmp_path / "one")
     (tmp_path / "training.pt").write_bytes(b"no checkpoint")
     with pytest.raises(ConfigError, match="could not be read.*Remove it to start anew"):
         Trainer(target, corpus, settings("medusa"), tmp_path)
