@@ -12,7 +12,6 @@ from pathlib import Path, PurePath
 from typing import Any, Literal
 from urllib.parse import urlencode
 
-import yaml
 from huggingface_hub import try_to_load_from_cache
 from pydantic import Field
 
@@ -23,7 +22,7 @@ from engine.drafters import parse_method
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError, SourceError, one_of
 from engine.interop import ENGINES, export_method, find_engine, import_config
-from engine.interop.export_files import Export, ImportedMethod
+from engine.interop.export_files import Export, ImportedMethod, yaml_block
 from engine.model.sources import TargetSpec
 from playground.host.baseline import trusted_speedup
 from playground.host.catalog import OWN_DRAFTERS, TYPE_PREFIX, Catalog
@@ -193,20 +192,18 @@ def exports_of(form: ExportForm, log: RunLog, catalog: Catalog) -> Exports:
     source, engines = exports_of_part(name)
     takers = [one.engine for one in engines if not one.refusal]
     engine = form.engine or next(iter([*takers, *ENGINES]))
-    titles = {WHOLE: "Both together", **{n: f"{one.title} alone" for n, one in within.items()}}
     gains = _measured_here(log, whole.target) if within else {}
-    parts = tuple(
-        (_with_gain(titles[n], gains.get(whole.part(n).config.model_dump_json())), n)
-        for n in names * bool(within)
-    )
+
+    def titled(part: str) -> str:
+        title = f"{within[part].title} alone" if part in within else "Both together"
+        speedup = gains.get(whole.part(part).config.model_dump_json())
+        return f"{title} · {formats.speedup(speedup)} plain, measured here" if speedup else title
+
+    parts = tuple((titled(part), part) for part in names) if within else ()
     filled = form.replace(part=name if within else "", engine=engine)
     gguf = gguf_warning(source, catalog.resolve)
     chosen = not form.part and name != WHOLE
     return Exports(filled, source, engines, parts, chosen, gguf)
-
-
-def _with_gain(title: str, speedup: float | None) -> str:
-    return f"{title} · {formats.speedup(speedup)} plain, measured here" if speedup else title
 
 
 def _measured_here(log: RunLog, target: str) -> dict[str, float]:
@@ -431,13 +428,4 @@ def method_yaml(config: MethodConfig, engine: str) -> str:
         "title": f"{type(config).title} from {title}",
         "config": {"decoding_type": config.decoding_type, **config.changed},
     }
-    return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
-
-
-class _Dumper(yaml.SafeDumper):
-    """Writes settings one per line, and lists (such as trees) inline."""
-
-
-_Dumper.add_representer(
-    list, lambda dumper, data: dumper.represent_sequence("tag:yaml.org,2002:seq", data, True)
-)
+    return yaml_block(values)

@@ -63,10 +63,3 @@ def test_a_recipe_that_is_shipped_can_be_followed(
     CorpusSettings(**recipe.corpus), SessionSettings(**recipe.session)
     for method, values in recipe.methods.items():
         training_settings(method, values)
-
-
-def test_an_unknown_method_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(monkeypatch, tmp_path, "--methods", "medusa,eagle4") == 2
-    assert "got 'eagle4'" in capsys.readouterr().err

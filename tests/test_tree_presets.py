@@ -11,6 +11,7 @@ import presets
 from engine.drafters.eagle.methods import MC_SIM_7B_63
 from engine.drafters.heads.medusa import MedusaConfig
 from engine.errors import ConfigError
+from engine.interop.trees import parse_tree
 from presets.choice_trees import TreePreset, tree_yaml
 from tests.engine.drafters.golden import ROOT
 
@@ -21,7 +22,9 @@ def test_every_tree_loads_under_its_file_name_and_survives_its_own_text() -> Non
     assert set(presets.trees()) == {file.stem for file in FOLDER.glob("*.yaml")}
     for name, preset in presets.trees().items():
         assert preset.title and preset.source, name
-        assert TreePreset.parse(yaml.safe_load(tree_yaml(preset)), where=name) == preset
+        text = tree_yaml(preset)
+        assert TreePreset.parse(yaml.safe_load(text), where=name) == preset
+        assert parse_tree(text, read_yaml=yaml.safe_load) == preset.tree
     sizes = [len(preset.tree) for preset in presets.trees().values()]
     assert sizes == sorted(sizes)
 

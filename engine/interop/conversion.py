@@ -22,13 +22,6 @@ from engine.interop.export_files import File, Version
 from engine.interop.table import IGNORED, PLACEHOLDER, Engine, Field, Method, Values
 from engine.tree import ChoiceTree
 
-_TYPE_NAMES = {
-    int: "an integer",
-    float: "a number",
-    bool: "true or false",
-    str: "a name or path",
-    dict: "a mapping",
-}
 _EXACT = "{title} verifies exactly: fewer tokens are accepted."
 _IN_CHECKPOINT = "{title} reads it from the checkpoint."
 _ONLY_TYPICAL = "It only matters with typical acceptance."
@@ -190,7 +183,8 @@ class Reader:
                 return adapter.validate_strings(value.strip())
             return adapter.validate_python(value, strict=True)
         except ValidationError as error:
-            raise ConfigError(f"{key} must be {_TYPE_NAMES[kind]}, got {value!r:.80}.") from error
+            rule = error.errors()[0]["msg"].partition(" should ")[2].partition(",")[0]
+            raise ConfigError(f"{key} must {rule}, got {value!r:.80}.") from error
 
     def read(self, method: Method) -> Values:
         """The settings of one of the engine's methods, `decoding_type` included."""
@@ -261,5 +255,7 @@ def _setting_type(decoding_type: str, name: str) -> type | None:
     setting = methods()[decoding_type].model_fields.get(name)
     annotation = setting.annotation if setting else None
     union = get_origin(annotation) in (Union, UnionType)
-    kinds = set(get_args(annotation) if union else (annotation,)) & set(_TYPE_NAMES)
+    kinds = {int, float, bool, str, dict}.intersection(
+        get_args(annotation) if union else (annotation,)
+    )
     return kinds.pop() if kinds else None

@@ -96,7 +96,7 @@ def yaml_block(values: Mapping[str, Any], indent: int = 0) -> str:
 def _yaml_value(value: Any) -> str:
     if isinstance(value, str) and _PLAIN.fullmatch(value) and value.lower() not in _YAML_WORDS:
         return value
-    return json.dumps(value)
+    return json.dumps(value, ensure_ascii=False)
 
 
 def command(start: str, *options: str | tuple[str, object]) -> str:

@@ -28,10 +28,9 @@ from engine.model.sources import TargetSpec, partial_folder, writing
 from engine.model.target import Target
 from engine.training.corpus.dialogues import GivenPrompt
 from engine.training.corpus.writer import versions
-from engine.training.optimization import keep_freed_memory
 from engine.training.packs import FeatureStore
 from engine.training.recipe import TrainSettings
-from engine.training.trainer import Trainer, TrainMetrics
+from engine.training.trainer import Trainer, TrainMetrics, keep_freed_memory
 
 LOOK_PACKS, LOOK_EVERY = 2, 8
 """Packs of held-out dialogues ranked per look between two evaluations, and the minimum number of
@@ -261,11 +260,7 @@ class SessionSettings(Settings):
     """Settings of a session, in addition to those of training."""
 
     feature_gib: float = setting(
-        0.0,
-        "Feature cache (GiB)",
-        "disk space for the target's features, computed once; 0 = none",
-        ge=0.0,
-        le=1e5,
+        0.0, "Feature cache (GiB)", "disk for features of the target; 0 = none", ge=0.0, le=1e5
     )
     eval_prompts: int = setting(
         4, "Prompts per category", "held-out prompts per category to measure MAT on", ge=1, le=1000
@@ -274,18 +269,10 @@ class SessionSettings(Settings):
         128, "Tokens per prompt", "new tokens per held-out prompt", ge=2, le=8192
     )
     evals: int = setting(
-        1,
-        "MAT measurements",
-        "how many times MAT is measured, evenly spaced over the training",
-        ge=1,
-        le=100,
+        1, "MAT measurements", "times that MAT is measured, evenly over the training", ge=1, le=100
     )
     looks: int = setting(
-        0,
-        "Rank measurements",
-        "how many times held-out texts are ranked, evenly spaced over the training",
-        ge=0,
-        le=1000,
+        0, "Rank measurements", "times that held-out texts are ranked in training", ge=0, le=1000
     )
 
 

@@ -25,7 +25,7 @@ from typing import Any, get_args
 import presets
 from engine import formats
 from engine.errors import ConfigError, VocabularyError
-from engine.interop.trees.buffers import tree_buffers
+from engine.interop.trees import tree_buffers
 from engine.metrics import TimeSplit, measure, stored_figures
 from engine.model.random_weights import notes_of
 from engine.steps import BYPASSES, Prefill, Step

@@ -12,10 +12,9 @@ The folder of a process that died says `running`, but its lock is free.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -45,7 +44,6 @@ class Standing:
     """
 
     status: Status = "running"
-    began: float = field(default_factory=time.time)
     phase: str = "waiting"
     seconds: float = 0.0
     corpus_tokens: int = 0
@@ -89,9 +87,8 @@ class TrainingFolder:
         file = self._own / "standing.json"
         if not file.is_file():
             return Standing("interrupted")
-        values = read_settings(file)
-        known = {one.name for one in fields(Standing)}
-        now = Standing(**{key: value for key, value in values.items() if key in known})
+        names = [one.name for one in fields(Standing)]
+        now = Standing(**{key: v for key, v in read_settings(file).items() if key in names})
         if now.status != "running":
             return now
         try:

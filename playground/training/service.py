@@ -15,8 +15,8 @@ from typing import Any
 from engine.drafters.base import BuildContext
 from engine.errors import ConfigError
 from engine.model.target import Target
+from engine.training.methods.eagle import write_speculators
 from engine.training.session import Evaluation, HeldOutRates
-from engine.training.speculators import write_speculators
 from playground.errors import attempt
 from playground.experiments.job import Job, Jobs, Progress, State, submit, time_left
 from playground.host import paths

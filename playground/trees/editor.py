@@ -17,22 +17,10 @@ from playground.experiments.forms import slot_of
 from playground.host.bounded import BoundedCache
 from playground.host.catalog import Catalog
 from playground.host.runner import EngineHost
-from playground.trees.drafted import drafts_of
-from playground.trees.files import (
-    NO_LIMITS,
-    TITLES,
-    forget_tree,
-    read_growmap,
-    read_paths,
-    read_text,
-    save_tree,
-    tree_rows,
-    write_text,
-)
+from playground.trees import files, tables
 from playground.trees.measurements import TEXT_TOKENS, EngineJobs, Measurements, Work
 from playground.trees.methods import TreeMethod, tree_method, tree_methods
-from playground.trees.sources import Sources, runs_with
-from playground.trees.tables import describe, example_step, has_examples, pack
+from playground.trees.sources import Sources, drafts_of, runs_with
 
 MAX_TABLE_BYTES = 128_000_000
 """Memory for cached rank tables."""
@@ -110,8 +98,8 @@ class TreeEditor:
         return {
             "targets": [{"key": key, "title": title} for title, key in targets if methods[key]],
             "methods": {key: [one.row() for one in offered] for key, offered in methods.items()},
-            "formats": list(TITLES.items()),
-            "trees": tree_rows(self._log),
+            "formats": list(files.TITLES.items()),
+            "trees": files.tree_rows(self._log),
         }
 
     # ---- sources to replay a tree on
@@ -132,9 +120,9 @@ class TreeEditor:
         """A rank table, packed, and the latency that goes with it."""
         table = self._table(request)
         return {
-            "table": pack(table),
-            "text": describe(table),
-            "examples": has_examples(self._log, table),
+            "table": tables.pack(table),
+            "text": tables.describe(table),
+            "examples": tables.has_examples(self._log, table),
             "speed": self._measurements.speed(self._method(request)),
         }
 
@@ -150,7 +138,7 @@ class TreeEditor:
     def example(self, request: TreeRequest) -> dict[str, Any]:
         """A step of the log as text; `tokens` is empty where the log lacks it."""
         table = self._table(request)
-        return example_step(self._log, table, request.position, request.depth)
+        return tables.example_step(self._log, table, request.position, request.depth)
 
     # ---- optimise
 
@@ -183,25 +171,25 @@ class TreeEditor:
 
     def read(self, request: TreeRequest) -> dict[str, Any]:
         """A tree from text, or from the bytes of a growmap file, that the drafter can take."""
-        limits = self._method(request).limits() if request.method else NO_LIMITS
+        limits = self._method(request).limits() if request.method else files.NO_LIMITS
         if request.file is not None:
-            return read_growmap(request.file, limits)
-        return read_text(request.text, limits)
+            return files.read_growmap(request.file, limits)
+        return files.read_text(request.text, limits)
 
     def write(self, request: TreeRequest) -> dict[str, Any]:
         kind = self._method(request).config.decoding_type if request.method else "Medusa"
-        return write_text(read_paths(request.tree), request.format, decoding_type=kind)
+        return files.write_text(files.read_paths(request.tree), request.format, decoding_type=kind)
 
     def save(self, request: TreeRequest) -> dict[str, Any]:
         """Keep a tree under a name."""
-        tree = read_paths(request.tree)
+        tree = files.read_paths(request.tree)
         title = self._method(request).title if request.method else ""
-        name = save_tree(self._log, request.name, tree, {"method": title})
-        return {"text": f"Saved as {name}.", "trees": tree_rows(self._log)}
+        name = files.save_tree(self._log, request.name, tree, {"method": title})
+        return {"text": f"Saved as {name}.", "trees": files.tree_rows(self._log)}
 
     def forget(self, request: TreeRequest) -> dict[str, Any]:
-        name = forget_tree(self._log, request.name)
-        return {"text": f"Deleted {name}.", "trees": tree_rows(self._log)}
+        name = files.forget_tree(self._log, request.name)
+        return {"text": f"Deleted {name}.", "trees": files.tree_rows(self._log)}
 
     def measured(self, request: TreeRequest) -> dict[str, Any]:
         """Finished runs with this tree, this draft length, or dynamic trees of this size."""

@@ -11,25 +11,23 @@ from typing import Any
 
 import presets
 from engine.drafters.method import ChoiceLimits
-from engine.errors import ConfigError, TreeError, one_of
+from engine.errors import ConfigError, TreeError
 from engine.interop.trees import FORMATS, detect_format, format_tree, parse_tree
 from engine.interop.trees.growmap import read_growmap_file
 from engine.tree import MAX_NODES, ChoiceTree
-from presets.choice_trees import TreePreset, tree_yaml
 from presets.reading import parse_yaml
 from storage import Artifact, RunLog
 
 KIND = "tree"
 MAX_NAME_CHARS = 80
 MAX_TEXT_CHARS = 1_000_000
-OWN_FORMAT = "preset"
 _TRITON = "For TensorRT-LLM's engine backend in Triton, removed in July 2026."
 _LISTS = (
     "TensorRT-LLM takes medusa_choices up to 1.2 and drops eagle_choices with 1.4; the "
     "repositories of Medusa and EAGLE take the lists."
 )
 NOTES = {
-    OWN_FORMAT: "Save it as presets/trees/NAME.yaml and give it its own name.",
+    "preset": "Save it as presets/trees/NAME.yaml and give it its own name.",
     "triton": _TRITON,
     "pbtxt": _TRITON,
     "tuples": "vLLM took speculative_token_tree until 0.20 and has removed tree attention since.",
@@ -39,7 +37,7 @@ NOTES = {
 }
 SUFFIXES = dict(yaml="yaml", preset="yaml", pbtxt="pbtxt", sequoia="json", buffers="json")
 NO_LIMITS = ChoiceLimits()
-TITLES: dict[str, str] = {form.name: form.title for form in FORMATS}
+TITLES = {name: title for name, (title, _) in FORMATS.items()}
 """Of the formats."""
 
 
@@ -92,25 +90,14 @@ def write_text(tree: ChoiceTree, format: str, *, decoding_type: str) -> dict[str
     """The tree in a format.
 
     Args:
-        decoding_type: the method that a preset would be for.
+        decoding_type: the method that the text is for.
 
     Raises:
         ConfigError: no such format.
         TreeError: the format cannot represent this tree.
     """
-    if (form := one_of("format", format, TITLES)) == OWN_FORMAT:
-        preset = TreePreset(
-            name=f"tree-{len(tree)}-depth-{tree.depth}",
-            title=f"{len(tree)} nodes, {tree.depth} deep",
-            methods=(decoding_type,),
-            candidates=tree.paths,
-        )
-        text = tree_yaml(preset)
-    else:
-        text = format_tree(tree, form)
-    if decoding_type == "Eagle":
-        text = text.replace("medusa_choices", "eagle_choices")
-    return {"text": text, "suffix": SUFFIXES.get(form, "txt"), "note": NOTES.get(form, "")}
+    text = format_tree(tree, format, decoding_type)
+    return {"text": text, "suffix": SUFFIXES.get(format, "txt"), "note": NOTES.get(format, "")}
 
 
 # ---- presets

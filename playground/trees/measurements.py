@@ -16,9 +16,8 @@ from playground.experiments.prompts import items_of, sample_evenly
 from playground.host.live import LiveRun
 from playground.host.recording import decode_and_record
 from playground.host.runner import EngineHost
-from playground.trees.drafted import drafts_of
 from playground.trees.methods import TreeMethod
-from playground.trees.sources import RECENT, Sources, require_greedy
+from playground.trees.sources import RECENT, Sources, drafts_of, require_greedy
 from playground.trees.tables import make_table
 
 Work = Callable[[LiveRun], dict[str, Any]]

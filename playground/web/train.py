@@ -21,9 +21,9 @@ from playground.host.request import DTYPES, FormValues
 from playground.host.runner import EngineHost
 from playground.training import ABOUT
 from playground.training.figures import FIGURES
-from playground.training.outlook import outlook
 from playground.training.plan import KINDS, PAGE_SESSION, Budget, plan_of_form
 from playground.training.service import Trainings, TrainingState
+from playground.training.work import outlook
 from playground.web.components import hidden_value
 from playground.web.experiment import ExperimentPage, read_key
 from playground.web.forms import RAW, UNQUEUED, Page, SettingsForm, Updates

@@ -15,8 +15,6 @@ from playground.host.catalog import Catalog
 from playground.host.methods import choose_method, read_method
 from playground.web.generate_form import GenerateForm
 
-EAGLE3 = {"decoding_type": "Eagle3", "speculative_model": "/path/to/eagle3"}
-
 
 def written(tmp_path: Path, text: str) -> str:
     file = tmp_path / "method.yaml"
@@ -32,25 +30,6 @@ def written(tmp_path: Path, text: str) -> str:
             "  max_draft_len: 3\n  speculative_model_dir: c/d\n",
             {"decoding_type": "Draft_Target", "speculative_model": "c/d", "max_draft_len": 3,
              "use_draft_probs": False},
-        ),
-        (
-            "speculative_config:\n  decoding_type: Eagle\n  max_draft_len: 4\n"
-            "  speculative_model_dir: /path/to/eagle3\n",
-            {**EAGLE3, "max_draft_len": 4},
-        ),
-        (
-            "decoding_type: Eagle3\nmax_draft_len: 6\nspeculative_model: /path/to/eagle3\n"
-            "use_dynamic_tree: true\ndynamic_tree_max_topK: 10\nmax_concurrency: 4\n",
-            {**EAGLE3, "max_draft_len": 6, "use_dynamic_tree": True, "dynamic_tree_max_topK": 10,
-             "max_total_draft_tokens": 60},
-        ),
-        (
-            "decoding_type: UserProvided\nmax_draft_len: 3\n",
-            {"decoding_type": "User_Provided", "max_draft_len": 3},
-        ),
-        (
-            "decoding_type: NGram\nmax_draft_len: 3\n",
-            {"decoding_type": "NGram", "max_draft_len": 3},
         ),
         (
             "name: a\ntitle: b\nconfig:\n  decoding_type: NGram\n  max_draft_len: 3\n",

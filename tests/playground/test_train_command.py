@@ -63,7 +63,6 @@ def test_prompts_of_files_are_used_for_texts_and_for_measuring(
         (("--method", "medusa", "--set", "haeds=3"), "did you mean heads?"),
         (("--method", "medusa", "--set", "heads"), "--set takes field=value, got 'heads'"),
         (("--method", "medusa", "--prompts", "/nowhere.jsonl"), "could not be read"),
-        (("--method", "eagle3", *SMALL), "at least 7"),
     ],
 )
 def test_mistakes_are_one_sentence(

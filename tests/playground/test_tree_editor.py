@@ -13,16 +13,13 @@ import numpy as np
 import pytest
 import torch
 
-from engine.drafters import parse_method
 from engine.errors import ConfigError, PlaygroundError, TreeError
 from engine.tree import ChoiceTree
 from engine.tuning.ranks import RankTable
 from engine.tuning.replay import replay
 from playground.host.menu import GROUPS
 from playground.host.runner import EngineHost
-from playground.trees.drafted import DraftedTrees
 from playground.trees.editor import TreeEditor, TreeRequest, read_tree_choice
-from playground.trees.files import TITLES, read_text, write_text
 from playground.trees.tables import load_table, pack, save_table
 from playground.web.tree import read_link
 from storage import RunLog, RunQuery, StorageError
@@ -121,7 +118,7 @@ def test_packed_ranks_are_the_tables(host: EngineHost, editor: Page, source: str
     assert wide["width"] == 2
 
 
-def test_the_replay_is_what_the_runs_did(host: EngineHost, source: str) -> None:
+def test_the_replay_is_what_the_runs_did(host: EngineHost, editor: Page, source: str) -> None:
     table = table_of(host, source)
     tree = ChoiceTree.parse(DOCUMENTED, form="candidates")
     rows = host.log.find(RunQuery(decoding_type="Medusa", labels={"suite": "small"})).rows
@@ -130,6 +127,10 @@ def test_the_replay_is_what_the_runs_did(host: EngineHost, source: str) -> None:
     assert replayed.num_steps == sum(row.num_steps for row in rows)
     steps = [step for row in rows for step in host.log.steps(row.id)]
     assert replayed.num_accepted == sum(len(step.accepted) for step in steps)
+    found = editor.measured({**MEDUSA, "tree": DOCUMENTED})["runs"]
+    assert found and {run["prompt"] for run in found} <= {prompt.turns[0] for prompt in SUITE}
+    assert all(run["tok_s"] > 0 and run["mat"] >= 1 for run in found)
+    assert editor.measured({**MEDUSA, "tree": [[0], [3]]})["runs"] == []
 
 
 def test_ready_tables_come_before_texts_to_measure(editor: Page, source: str) -> None:
@@ -215,49 +216,32 @@ def test_look_up_methods_get_chains_by_length(editor: Page, host: EngineHost) ->
 
 
 def test_dynamic_trees_are_run_and_read_from_the_record(editor: Page, host: EngineHost) -> None:
+    """Fewer nodes would have accepted what trees that the drafter cuts to one node do."""
     asked = {"target": "tiny", "method": "eagle2"}
     settings = {"max_total_draft_tokens": 5, "dynamic_tree_max_topK": 2, "max_draft_len": 3}
-    small = measured(editor, **asked, kind="runs", source="suite:small", settings=settings)[
-        "drafted"
-    ]
+    ran = measured(editor, **asked, kind="runs", source="suite:small", settings=settings)
+    small = ran["drafted"]
     assert small["counts"]["nodes"] == [[5, small["steps"]]]
     assert "as set by 4 runs" in small["text"]
     first = sum(count for path, count, _ in small["paths"] if len(path) == 1)
     assert small["steps"] < first <= 2 * small["steps"]
-    mats = [mat for _, mat in small["smaller"]]
-    assert len(mats) == 5 and mats == sorted(mats) and mats[-1] == small["mat"] > mats[0]
-    recorded = editor.drafted({**asked, "source": "recent:"})["drafted"]
-    assert recorded == small
-    rows = editor.measured({**asked, "settings": settings})["runs"]
-    assert {row["how"] for row in rows} == {"as set"}
-    other = editor.measured({**asked, "settings": {**settings, "max_draft_len": 4}})
-    assert not other["runs"] and "No greedy run" in other["text"]
-
-
-def test_fewer_nodes_accept_what_a_drafter_of_that_size_would(
-    editor: Page, host: EngineHost
-) -> None:
-    """Step by step, against trees that the drafter itself cuts to the size."""
-    trees, one = DraftedTrees(), Counter[int]()
-    ids = [row.id for row in host.log.find(RunQuery(decoding_type="Eagle", limit=50)).rows]
-    steps = [step for run in ids for step in host.log.steps(run) if len(step.tokens) > 1]
+    rows = host.log.find(RunQuery(decoding_type="Eagle", labels={"suite": "small"})).rows
+    ids = [row.id for row in rows if row.method["use_dynamic_tree"]]
+    likeliest, steps = Counter[bool](), [step for one in ids for step in host.log.steps(one)]
     for step in steps:
-        trees.add(step)
         probs = [1.0]
         for parent, prob in zip(step.parents[1:], step.draft_probs[1:], strict=True):
             probs.append(probs[parent] * (prob or 0.0))
-        likeliest = max(range(1, len(probs)), key=probs.__getitem__)
-        one[step.accepted[:1] == (likeliest,)] += 1
-    config = parse_method({"decoding_type": "Eagle", "use_dynamic_tree": True})
-    smaller = dict(map(tuple, trees.row(config)["smaller"]))
-    assert one[True] and smaller[1] == pytest.approx(1 + one[True] / len(steps))
-
-
-def test_runs_with_this_very_tree_are_found(editor: Page, source: str) -> None:
-    found = editor.measured({**MEDUSA, "tree": DOCUMENTED})["runs"]
-    assert found and {run["prompt"] for run in found} <= {prompt.turns[0] for prompt in SUITE}
-    assert all(run["tok_s"] > 0 and run["mat"] >= 1 for run in found)
-    assert editor.measured({**MEDUSA, "tree": [[0], [3]]})["runs"] == []
+        likeliest[step.accepted[:1] == (max(range(1, len(probs)), key=probs.__getitem__),)] += 1
+    mats = [mat for _, mat in small["smaller"]]
+    assert likeliest[True] and mats[0] == pytest.approx(1 + likeliest[True] / len(steps))
+    assert len(mats) == 5 and mats == sorted(mats) and mats[-1] == small["mat"] > mats[0]
+    recorded = editor.drafted({**asked, "source": "recent:"})["drafted"]
+    assert recorded == small
+    found = editor.measured({**asked, "settings": settings})["runs"]
+    assert {row["how"] for row in found} == {"as set"}
+    other = editor.measured({**asked, "settings": {**settings, "max_draft_len": 4}})
+    assert not other["runs"] and "No greedy run" in other["text"]
 
 
 def test_runs_of_other_settings_are_not_taken_for_this_trees(
@@ -280,15 +264,6 @@ def test_runs_of_other_settings_are_not_taken_for_this_trees(
     eagle = host.catalog.method("eagle").config.model_dump(mode="json")["eagle_choices"]
     assert found(method="eagle", tree=eagle) == {"A fixed tree."}
     assert found(method="medusa", tree=DOCUMENTED) == set()
-
-
-@pytest.mark.parametrize("format", [*TITLES])
-def test_every_format_reads_back_equal(format: str) -> None:
-    tree = ChoiceTree.parse([[0], [1], [0, 0], [0, 1], [1, 0], [1, 1]], form="candidates")
-    for kind in ("Medusa", "Eagle"):
-        text = write_text(tree, format, decoding_type=kind)["text"]
-        assert read_text(text)["tree"] == tree.as_lists()
-        assert "medusa_choices" not in text or kind == "Medusa"
 
 
 def test_saved_trees_join_the_menu_and_leave_it(editor: Page) -> None:
@@ -382,18 +357,10 @@ def test_a_tree_becomes_settings_of_its_method(host: EngineHost) -> None:
         read_tree_choice(catalog, {"target": "tiny", "method": "nothing", "tree": DOCUMENTED})
 
 
-@pytest.mark.parametrize(
-    ("params", "link"),
-    [
-        ({"tree": "0_1", "method": "medusa"}, {"tree": "0_1", "method": "medusa", "target": ""}),
-        ({"tree": "0", "run": "abc"}, None),
-        ({"method": "medusa"}, None),
-    ],
-)
-def test_a_link_opens_the_page_only_with_a_tree(
-    params: dict[str, str], link: dict[str, str] | None
-) -> None:
-    assert read_link(params) == link
+def test_a_link_opens_the_page_only_with_a_tree() -> None:
+    link = {"tree": "0_1", "method": "medusa"}
+    assert read_link(link) == {**link, "target": ""}
+    assert read_link({"tree": "0", "run": "abc"}) is read_link({"method": "medusa"}) is None
 
 
 def test_a_growmap_file_is_read_without_running_it(editor: Page, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@
     [1, 7, 6]                                 Cartesian: 1 root, 7 choices below it, 6 below each
     {"Successors": [[1, 2], [3], [], []]}     Sequoia's growmap as JSON
     medusa_choices: [[0], [0, 0], [1]]        YAML, in flow or block style
-    {"choices": …, "retrieve_indices": …}     the tables that engines compute (`buffers`), as JSON
+    {"choices": …, "retrieve_indices": …}     what engines compute (`tree_buffers`), as JSON
 
 Lists contain every candidate, or only the ends of paths (`ChoiceTree.parse` tells them apart).
 """
@@ -19,9 +19,10 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
+
+import numpy as np
 
 from engine.errors import ConfigError, TreeError, one_of
 from engine.interop.export_files import ReadYaml
@@ -33,10 +34,9 @@ from engine.interop.trees.brackets import (
     read_cartesian,
     tree_of,
 )
-from engine.interop.trees.buffers import tree_buffers
 from engine.interop.trees.growmap import read_growmap, write_growmap
 from engine.safe_text import read_json
-from engine.tree import ChoiceTree
+from engine.tree import ChoiceTree, TreeShape
 
 _CHILDREN = {"": 10, "0": 10, "1": 7, "2": 3, "3": 2, "00": 10, "01": 3, "02": 2, "10": 2, "000": 2}
 _CHILDREN |= dict.fromkeys("4 5 6 7 8 9 03 04 05 06 07 20".split(), 1)
@@ -79,41 +79,38 @@ def pbtxt_parameters(text: str) -> dict[str, str]:
     return {key: value for key, value in parameters.items() if value and "${" not in value}
 
 
-def _yaml_list(tree: ChoiceTree, key: str = "medusa_choices", indent: str = "") -> str:
+def _setting(kind: str) -> str:
+    return "eagle_choices" if kind == "Eagle" else "medusa_choices"
+
+
+def _yaml_list(tree: ChoiceTree, key: str, indent: str = "") -> str:
     return f"{key}:\n" + "".join(f"{indent}- {json.dumps(path)}\n" for path in tree.as_lists())
 
 
-def _preset(tree: ChoiceTree) -> str:
+def _preset(tree: ChoiceTree, kind: str) -> str:
+    size, depth = len(tree), tree.depth
     return (
-        f"name: tree-{len(tree)}\ntitle: {len(tree)} nodes, depth {tree.depth}\n"
-        f"methods:\n- Medusa\n- Eagle\n{_yaml_list(tree, 'candidates', '  ')}"
+        f"name: tree-{size}-depth-{depth}\ntitle: {size} nodes, {depth} deep\n"
+        f"methods:\n- {kind}\n{_yaml_list(tree, 'candidates', '  ')}"
     )
 
 
-def _buffers(tree: ChoiceTree) -> str:
+def _buffers(tree: ChoiceTree, kind: str) -> str:
     values = {"choices": tree.as_lists(), **tree_buffers(tree.shape)}
     lines = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in values.items()]
     return "{" + ",\n ".join(lines) + "}"
 
 
-def _cartesian(tree: ChoiceTree) -> str:
-    counts = children_per_depth(tree)
-    if counts is None:
+def _cartesian(tree: ChoiceTree, kind: str) -> str:
+    levels = range(1, tree.depth + 1)
+    sizes = [sum(len(path) == depth for path in tree.paths) for depth in levels]
+    counts = [size // above for above, size in itertools.pairwise([1, *sizes])]
+    if set(product_paths(counts)) != set(tree.paths):
         raise TreeError(
             "Cartesian shorthand expresses only trees in which all nodes of a depth have the "
             "same number of children, ranks from 0 up; this tree is not one. Choose another format."
         )
     return json.dumps([1, *counts])
-
-
-def children_per_depth(tree: ChoiceTree) -> list[int] | None:
-    """Children per node at each depth, if all nodes of a depth have equally many, ranks 0 and up.
-
-    `[7, 6]` for seven choices with six below each; None for any other tree.
-    """
-    sizes = [sum(len(path) == depth for path in tree.paths) for depth in range(1, tree.depth + 1)]
-    widths = [size // above for above, size in itertools.pairwise([1, *sizes])]
-    return widths if set(product_paths(widths)) == set(tree.paths) else None
 
 
 def tensorrt_sizes(tree: ChoiceTree) -> dict[str, Any]:
@@ -127,38 +124,68 @@ def tensorrt_sizes(tree: ChoiceTree) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class TreeFormat:
-    """A text format; `write` raises TreeError where it cannot express the tree."""
+def tree_buffers(shape: TreeShape) -> dict[str, list[int] | list[list[int]]]:
+    """The tables of a tree by their names in TensorRT-LLM, Medusa and EAGLE, and SGLang.
 
-    name: str
-    title: str
-    write: Callable[[ChoiceTree], str]
+    Bit j of a row's packed mask: the row attends to row j. Bit 0 of the first int32 is the root.
+    Paths to the leaves are ordered from the last leaf to the first, padded with -1, which also
+    stands for a missing child or sibling.
+
+    Worked example, parents `[-1, 0, 0, 1]`:
+
+        spec_decoding_packed_mask       [[1], [3], [5], [11]]
+        spec_decoding_position_offsets  [0, 1, 1, 2]
+        retrieve_indices                [[0, 1, 3], [0, 2, -1]]
+        retrieve_next_token             [1, 3, -1, -1]
+        retrieve_next_sibling           [-1, 2, -1, -1]
+
+    Source: tensorrt_llm/runtime/medusa_utils.py; medusa/model/utils.py; sglang/srt/speculative.
+    """
+    bits = np.zeros((len(shape), -(-len(shape) // 32) * 32), dtype=bool)
+    bits[:, : len(shape)] = shape.ancestors.numpy()
+    words = np.packbits(bits, axis=1, bitorder="little").view("<i4")
+    leaves = [node for node, below in enumerate(shape.children) if not below]
+    paths = [[0, *shape.path_to(leaf)] for leaf in reversed(leaves)]
+    next_sibling = [-1] * len(shape)
+    for siblings in shape.children:
+        for node, after in zip(siblings, siblings[1:], strict=False):
+            next_sibling[node] = after
+    return {
+        "spec_decoding_packed_mask": words.tolist(),
+        "spec_decoding_position_offsets": shape.depths.tolist(),
+        "retrieve_indices": [path + [-1] * (shape.max_depth + 1 - len(path)) for path in paths],
+        "retrieve_next_token": [below[0] if below else -1 for below in shape.children],
+        "retrieve_next_sibling": next_sibling,
+    }
 
 
-FORMATS: tuple[TreeFormat, ...] = (
-    TreeFormat(
-        "lists",
+Write = Callable[[ChoiceTree, str], str]
+"""Writes a tree for a decoding type; raises TreeError where the format cannot express it."""
+FORMATS: dict[str, tuple[str, Write]] = {
+    "lists": (
         "Python lists, all nodes (Medusa, EAGLE, TensorRT-LLM)",
-        lambda tree: json.dumps(tree.paths),
+        lambda tree, kind: json.dumps(tree.paths),
     ),
-    TreeFormat("tuples", "Python tuples (vLLM until 0.20)", lambda tree: str(list(tree.paths))),
-    TreeFormat("yaml", "TensorRT-LLM YAML", _yaml_list),
-    TreeFormat("triton", "Triton braces", _braces),
-    TreeFormat(
-        "pbtxt",
+    "tuples": ("Python tuples (vLLM until 0.20)", lambda tree, kind: str(list(tree.paths))),
+    "yaml": ("TensorRT-LLM YAML", lambda tree, kind: _yaml_list(tree, _setting(kind))),
+    "triton": ("Triton braces", lambda tree, kind: _braces(tree)),
+    "pbtxt": (
         "Triton config.pbtxt parameter",
-        lambda tree: pbtxt_parameter("medusa_choices", _braces(tree)),
+        lambda tree, kind: pbtxt_parameter(_setting(kind), _braces(tree)),
     ),
-    TreeFormat("cartesian", "Cartesian shorthand", _cartesian),
-    TreeFormat("sequoia", "Sequoia growmap (JSON)", lambda tree: json.dumps(write_growmap(tree))),
-    TreeFormat("buffers", "Mask, positions and indices of a step (JSON)", _buffers),
-    TreeFormat("preset", "Preset of this playground (YAML)", _preset),
-)
+    "cartesian": ("Cartesian shorthand", _cartesian),
+    "sequoia": ("Sequoia growmap (JSON)", lambda tree, kind: json.dumps(write_growmap(tree))),
+    "buffers": ("Mask, positions and indices of a step (JSON)", _buffers),
+    "preset": ("Preset of this playground (YAML)", _preset),
+}
+"""Title and writer of each text format."""
 
 
-def format_tree(tree: ChoiceTree, format: str) -> str:
+def format_tree(tree: ChoiceTree, format: str, kind: str = "Medusa") -> str:
     """Write a tree; `parse_tree` reads it back equal.
+
+    Args:
+        kind: the decoding type that the text is for.
 
     Raises:
         ConfigError: there is no such format.
@@ -166,12 +193,7 @@ def format_tree(tree: ChoiceTree, format: str) -> str:
     """
     if not tree.paths:
         raise TreeError("Choice tree must have at least one path, got an empty list.")
-    return _format(format).write(tree)
-
-
-def _format(name: str) -> TreeFormat:
-    formats = {form.name: form for form in FORMATS}
-    return formats[one_of("format", name, formats)]
+    return FORMATS[one_of("format", format, FORMATS)][1](tree, kind)
 
 
 # ---- reading
@@ -180,26 +202,19 @@ def _format(name: str) -> TreeFormat:
 _read_json = partial(read_json, what="The text")
 
 
-def parse_tree(
-    text: str,
-    *,
-    read_yaml: ReadYaml = _read_json,
-    format: str = "auto",
-) -> ChoiceTree:
+def parse_tree(text: str, *, read_yaml: ReadYaml = _read_json) -> ChoiceTree:
     """Read a tree.
 
     Args:
         read_yaml: plain data of a YAML text; the default reads JSON only.
-        format: its name; `auto` detects it.
 
     Raises:
-        ConfigError: there is no such format.
         TreeError: it is not a tree; names the path, or the position of the fault.
     """
-    name = detect_format(text) if format == "auto" else _format(format).name
+    name = detect_format(text)
     if name == "pbtxt":
         return tree_of(_in_pbtxt(text), "triton")
-    if name in ("sequoia", "yaml", "preset", "buffers"):
+    if name in ("sequoia", "yaml", "preset"):
         try:
             values = _read_json(text) if text.lstrip().startswith("{") else read_yaml(text)
         except ConfigError as error:

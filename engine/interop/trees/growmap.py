@@ -15,7 +15,7 @@ from pathlib import Path as FilePath
 from typing import Annotated, Any
 
 import torch
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from engine.config import Settings
 from engine.errors import ConfigError, SourceError, TreeError
@@ -25,10 +25,8 @@ from engine.tree import MAX_NODES, ChoiceTree, Path
 Numbers = Annotated[list[int], Field(max_length=MAX_NODES + 1)]
 
 
-class Growmap(Settings):
+class Growmap(Settings, extra="ignore"):
     """The key that defines the tree; all others are derived from it."""
-
-    model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
 
     Successors: list[Numbers] = Field(min_length=2, max_length=MAX_NODES + 1)
 

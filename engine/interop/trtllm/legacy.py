@@ -6,6 +6,7 @@ The PyTorch backend that replaced it has neither these nor choice trees.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 from engine.errors import ConfigError
@@ -13,7 +14,7 @@ from engine.interop import table
 from engine.interop.conversion import Reader, Writer
 from engine.interop.table import Codec, Field, Refusal, Values, method, read_only
 from engine.interop.trees import MC_SIM_7B_63, parse_tree, tensorrt_sizes
-from engine.tree import ChoiceTree
+from engine.tree import ChoicePaths, ChoiceTree
 
 CURRENT = (1, 3)
 """First release with only the PyTorch backend."""
@@ -57,6 +58,14 @@ def read_tree(reader: Reader, name: str) -> None:
         reader.used.update([key] if size == sizes[key] else [])
 
 
+def tree_rows(
+    name: str, encode: Callable[[ChoicePaths], object], *sizes: str
+) -> tuple[table.Row, ...]:
+    """Rows for a tree, and keys of its sizes that are read with it."""
+    codec = Codec((name, *sizes), read=lambda reader: read_tree(reader, name))
+    return Field(name, name, encode=encode, decode=None), codec
+
+
 def _write_eagle(writer: Writer, values: Values) -> None:
     """Writes a static tree, where max_draft_len counts nodes, or EAGLE-2's, where it is levels."""
     if not writer.take("use_dynamic_tree"):
@@ -97,7 +106,6 @@ ONLY_LEAVES = (
     "The tree lists only the ends of paths, which TensorRT-LLM reads in its Python runtime alone; "
     "an export lists every node."
 )
-MEDUSA_SIZES = ("medusa_choices", "max_draft_len", "max_total_draft_tokens")
 MEDUSA = (
     Field(
         "medusa_choices",
@@ -107,13 +115,11 @@ MEDUSA = (
     ),
     *table.same_name("num_medusa_heads"),
     *WEIGHTS,
-    Field(
+    *tree_rows(
         "medusa_choices",
-        "medusa_choices",
-        encode=lambda paths: list(map(list, paths)),
-        decode=None,
+        lambda paths: list(map(list, paths)),
+        *("max_draft_len", "max_total_draft_tokens"),
     ),
-    Codec(MEDUSA_SIZES, read=lambda reader: read_tree(reader, "medusa_choices")),
 )
 EAGLE_SIZES = ("eagle_choices", "max_draft_len", "num_eagle_layers", "max_non_leaves_per_layer")
 EAGLE = (

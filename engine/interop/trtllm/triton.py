@@ -19,30 +19,14 @@ from typing import Any
 
 from engine.drafters import methods
 from engine.errors import ConfigError
-from engine.interop import table, trtllm
+from engine.interop import table, trees, trtllm
 from engine.interop.conversion import Reader, Writer
 from engine.interop.export_files import File, ReadYaml, command, read_mapping, yaml_block
-from engine.interop.table import (
-    Codec,
-    Engine,
-    Field,
-    Ignored,
-    UnsupportedError,
-    Values,
-    method,
-    read_only,
-)
-from engine.interop.trees import (
-    format_tree,
-    is_pbtxt,
-    pbtxt_parameter,
-    pbtxt_parameters,
-    tensorrt_sizes,
-)
+from engine.interop.table import Codec, Engine, Field, Ignored, Values, method
 from engine.interop.trtllm import legacy
 from engine.interop.trtllm.files import TYPE, document
 from engine.interop.trtllm.legacy import LEGACY
-from engine.tree import ChoiceTree
+from engine.tree import ChoicePaths, ChoiceTree
 
 MODE = "decoding_mode"
 N_DRAFT = "num_draft_tokens"
@@ -248,11 +232,11 @@ def _build_medusa(writer: Writer) -> tuple[str, str]:
 
 def _build_eagle(writer: Writer) -> tuple[str, str]:
     if writer.take("use_dynamic_tree"):
-        raise UnsupportedError(
+        raise table.UnsupportedError(
             "Triton's config.pbtxt has no parameter for a dynamic tree (EAGLE-2).",
             "A drawn tree (EAGLE-1), or TensorRT-LLM 1.2's own server.",
         )
-    sizes = tensorrt_sizes(ChoiceTree(writer.config.eagle_choices))
+    sizes = trees.tensorrt_sizes(ChoiceTree(writer.config.eagle_choices))
     models = '--model_dir "$TARGET" --eagle_model_dir "$DRAFT"'
     return _heads_command("eagle", models, **sizes), "eagle --use_paged_context_fmha enable"
 
@@ -297,7 +281,7 @@ PARAMETERS = Ignored("medusa_choices eagle_choices " + " ".join(row.key for row 
 REQUEST = (
     Field("max_draft_len", N_DRAFT, note=f"Each request says {N_DRAFT}; the default is used here."),
     Field("use_draft_probs", "use_draft_logits", default=False),
-    read_only("use_draft_probs", FAST_LOGITS, kind=bool),
+    table.read_only("use_draft_probs", FAST_LOGITS, kind=bool),
     Ignored(f"{' '.join(PAIR_KEYS)} {MODE}"),
     Ignored(
         "text_input max_tokens stream bad_words stop_words end_id pad_id top_k top_p temperature "
@@ -343,22 +327,15 @@ def _mode(
     )
 
 
-def _tree_rows(name: str) -> tuple[table.Row, ...]:
-    """Rows for a tree in braces."""
-    return (
-        Field(
-            name,
-            name,
-            encode=lambda paths: format_tree(ChoiceTree(paths), "triton"),
-            decode=None,
-        ),
-        Codec((name,), read=lambda reader: legacy.read_tree(reader, name)),
-    )
+def _braces(paths: ChoicePaths) -> str:
+    return trees.format_tree(ChoiceTree(paths), "triton")
 
 
+MEDUSA_TREE = legacy.tree_rows("medusa_choices", _braces)
+EAGLE_TREE = legacy.tree_rows("eagle_choices", _braces)
 MODES = {
-    "medusa": _mode("Medusa", "Medusa", _build_medusa, *_tree_rows("medusa_choices")),
-    "eagle": _mode("Eagle", "EAGLE-1 and EAGLE-2", _build_eagle, *_tree_rows("eagle_choices")),
+    "medusa": _mode("Medusa", "Medusa", _build_medusa, *MEDUSA_TREE),
+    "eagle": _mode("Eagle", "EAGLE-1 and EAGLE-2", _build_eagle, *EAGLE_TREE),
     "lookahead": _mode("Lookahead", "lookahead", _build_lookahead, *LOOKAHEAD),
     "redrafter": _mode("ReDrafter", "ReDrafter", _build_redrafter, note=NO_BEAMS),
 }
@@ -376,7 +353,7 @@ def _files(writer: Writer, values: Values) -> tuple[File, ...]:
             f"serve.sh puts these parameters into {CONFIG_PBTXT}, in place of the ones it has.",
             "The drafter's weights are built into the engine by build.sh, not named here.",
         ]
-        lines = [pbtxt_parameter(key, str(value)) for key, value in values.items()]
+        lines = [trees.pbtxt_parameter(key, str(value)) for key, value in values.items()]
         writer.files.append(_serve_script(writer, values))
         return (File("config.pbtxt", "\n".join(lines) + "\n", "protobuf"),)
     whole = {
@@ -392,14 +369,14 @@ def _files(writer: Writer, values: Values) -> tuple[File, ...]:
 def _parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | None]:
     if N_DRAFT in text and TYPE not in text:
         return read_mapping(text, read_yaml, (), f"A request must have {N_DRAFT}")
-    if not is_pbtxt(text):
+    if not trees.is_pbtxt(text):
         return trtllm.parse(text, read_yaml)
-    parameters = pbtxt_parameters(text)
+    parameters = trees.pbtxt_parameters(text)
     values = {key: value for key, value in parameters.items() if _SPECULATIVE.search(key)}
     if values.get(MODE) in (*PLAIN_MODES, None) and not values.keys().isdisjoint(PAIR_KEYS):
         return {key: value for key, value in values.items() if key != MODE}, None
-    trees = [mode for mode in ("medusa", "eagle") if f"{mode}_choices" in values]
-    mode = values.get(MODE) or (trees[0] if len(trees) == 1 else "none")
+    modes = [mode for mode in ("medusa", "eagle") if f"{mode}_choices" in values]
+    mode = values.get(MODE) or (modes[0] if len(modes) == 1 else "none")
     return {**values, MODE: mode}, None
 
 

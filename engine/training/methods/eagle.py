@@ -8,12 +8,14 @@ for EAGLE-1/2); arXiv:2503.01840, section 3.2 (training-time test).
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.functional import smooth_l1_loss
 
@@ -25,6 +27,7 @@ from engine.drafters.heads.checkpoint import HeadCheckpoint, published_tensors
 from engine.drafters.heads.layer import HeadSpec
 from engine.drafters.heads.vocabulary import TokenEmbedding, Vocabulary
 from engine.errors import ConfigError
+from engine.model.checkpoints import read_checkpoint
 from engine.model.corpus import Entry
 from engine.model.packed import weight_rows
 from engine.model.target import Target
@@ -44,11 +47,7 @@ class _EagleTraining(TrainSettings):
         0.8, "Loss decay", "weight of a depth's loss relative to the one before it", gt=0.0, le=1.0
     )
     chain_share: float = setting(
-        1.0,
-        "Unrolled positions",
-        "share of positions that are unrolled beyond the first depth; less is faster",
-        gt=0.0,
-        le=1.0,
+        1.0, "Unrolled positions", "share of positions unrolled; less is faster", gt=0.0, le=1.0
     )
     intermediate_size: int | None = setting(
         None, "MLP size", "width of the head's MLP; None = the target's", ge=1, le=1 << 17
@@ -82,11 +81,7 @@ class EagleTraining(_EagleTraining):
     )
     token_weight: float = setting(0.1, "Token loss", "weight of the token loss", ge=0.0, le=100.0)
     noise: float = setting(
-        0.1,
-        "Feature noise",
-        "uniform noise on the features, ± this many standard deviations",
-        ge=0.0,
-        le=10.0,
+        0.1, "Feature noise", "uniform noise on features, in standard deviations", ge=0.0, le=10.0
     )
 
     def student(self, target: Target, entries: Sequence[Entry]) -> Student:
@@ -352,3 +347,40 @@ def _init_layer(head: _Head, target: Target) -> _Head:
     head = head.to(target.device)
     head.embedding = TokenEmbedding.of(target.embedding)
     return head
+
+
+HEAD_KEYS = ("architectures", "draft_vocab_size", "torch_dtype")
+"""Settings of yuhuili's config that belong to the head, not to its layer."""
+
+
+def write_speculators(folder: Path, into: Path, *, verifier: str, draft_len: int) -> None:
+    """Write a head with nested config and renamed tensors, without the verifier's embedding.
+
+    Args:
+        verifier: hub id or name of the target.
+        draft_len: the default number of tokens to draft.
+    """
+    checkpoint = read_checkpoint(str(folder))
+    settings = dict(checkpoint.config)
+    size = settings.get("draft_vocab_size", settings["vocab_size"])
+    config: dict[str, Any] = {
+        "architectures": ["Eagle3Speculator"],
+        "speculators_model_type": "eagle3",
+        "speculators_version": "0.1.0",
+        "draft_vocab_size": size,
+        "target_hidden_size": settings["hidden_size"],
+        "norm_before_residual": False,
+        "transformer_layer_config": {k: v for k, v in settings.items() if k not in HEAD_KEYS},
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": draft_len}],
+            "verifier": {"name_or_path": verifier, "architectures": []},
+        },
+        "torch_dtype": settings.get("torch_dtype", "float32"),
+    }
+    into.mkdir(parents=True, exist_ok=True)
+    tensors = checkpoint.tensors.items()
+    renamed = {name.replace("midlayer.", "layers.0."): tensor for name, tensor in tensors}
+    save_file(renamed, into / "model.safetensors", metadata={"format": "pt"})
+    (into / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

@@ -22,7 +22,7 @@ from engine.training.packs import Pack
 
 
 def unroll(
-    head: DraftHead, fused: Tensor, pack: Pack, depths: int, starts: Tensor | None = None
+    head: DraftHead, fused: Tensor, pack: Pack, depths: int, starts: Tensor
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield `entries (m,)` and the head's outputs `(m, hidden)` there, for depth 0, 1, …
 
@@ -31,11 +31,9 @@ def unroll(
 
     Args:
         fused: `(n, hidden)` fused features of the pack.
-        starts: `(m,)` ascending entries where chains start; None = all. If empty, only depth 0 is
-            yielded.
+        starts: `(m,)` ascending entries where chains start. If empty, only depth 0 is yielded.
     """
     entries = torch.arange(len(pack.tokens), device=fused.device)
-    starts = entries if starts is None else starts
     tokens, past = pack.tokens.roll(-1), _Chains(pack, starts)
     out: Tensor = head(fused, tokens, pack.positions, past)
     yield entries, out

@@ -18,7 +18,7 @@ from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError, DrafterError, TreeError, VocabularyError
 from engine.model.target import Target
 from engine.proposal import Needs
-from engine.training.speculators import write_speculators
+from engine.training.methods.eagle import write_speculators
 from tests.engine.drafters import judges
 from tests.engine.drafters.eagle_heads import config_of, save_eagle, save_eagle3, write
 from tests.engine.drafters.golden import ROOT, golden_case

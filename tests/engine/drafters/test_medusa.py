@@ -15,7 +15,7 @@ from engine.config import Limits, Sampling
 from engine.decode import decode
 from engine.drafters.heads.medusa import MedusaConfig, MedusaDrafter, choice_slots, read_heads
 from engine.errors import ConfigError, DrafterError, TreeError, VocabularyError
-from engine.interop.trees.buffers import tree_buffers
+from engine.interop.trees import tree_buffers
 from engine.metrics import Tally
 from engine.model.target import Target
 from engine.proposal import Needs

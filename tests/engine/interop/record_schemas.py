@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -57,43 +58,21 @@ def _choices(node: ast.expr, aliases: dict[str, ast.expr]) -> list[str]:
 
 
 def sglang_flags(source: str) -> dict[str, Any]:
-    """Every --speculative-* flag: from add_argument calls, or from the fields of newer releases."""
-    tree = ast.parse(source)
+    """Every --speculative-* flag, from the fields of ServerArgs."""
     found: dict[str, Any] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
-            names = [a.value for a in node.args if isinstance(a, ast.Constant)]
-            kind = {k.arg: ast.unparse(k.value) for k in node.keywords}
-            for name in names:
-                if str(name).startswith("--speculative"):
-                    found[str(name)] = _listed(node) or _kind(
-                        kind.get("type"), kind.get("action", "")
-                    )
-        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            text = ast.unparse(node.annotation)
-            if node.target.id.startswith("speculative") and text.startswith("A["):
-                if "no_cli=True" in text:
-                    continue
-                inner = text[2:].split(",")[0].removeprefix("Optional[").rstrip("]")
-                flag = "--" + node.target.id.replace("_", "-")
-                found[flag] = "switch" if inner == "bool" else _kind(inner, "")
-                if "aliases=['--" in text:
-                    found["--" + text.split("aliases=['--")[1].split("'")[0]] = found[flag]
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
+            continue
+        text = ast.unparse(node.annotation)
+        is_flag = node.target.id.startswith("speculative") and text.startswith("A[")
+        if is_flag and "no_cli=True" not in text:
+            inner = text[2:].split(",")[0].removeprefix("Optional[").rstrip("]")
+            kinds = {"bool": "switch", "int": "int", "float": "float"}
+            flag = "--" + node.target.id.replace("_", "-")
+            found[flag] = kinds.get(inner, "str")
+            if "aliases=['--" in text:
+                found["--" + text.split("aliases=['--")[1].split("'")[0]] = found[flag]
     return dict(sorted(found.items()))
-
-
-def _listed(call: ast.Call) -> list[str]:
-    """The choices of an argument, where they are written out."""
-    for keyword in call.keywords:
-        if keyword.arg == "choices" and isinstance(keyword.value, ast.List):
-            return [str(ast.literal_eval(item)) for item in keyword.value.elts]
-    return []
-
-
-def _kind(type_text: str | None, action: str) -> str:
-    if "store_true" in action:
-        return "switch"
-    return type_text if type_text in ("int", "float") else "str"
 
 
 def main() -> None:
@@ -103,8 +82,9 @@ def main() -> None:
     for pair in pairs:
         release, _, file = pair.partition("=")
         recorded[release] = read(Path(file).read_text(encoding="utf-8"))
-    json.dump(recorded, sys.stdout, indent=1)
-    print()
+    lists = re.compile(r"\[\s*([^\[\]]*?)\s*\]")  # each on a line of its own
+    text = json.dumps(recorded, indent=1)
+    print(lists.sub(lambda items: f"[{' '.join(items[1].split())}]", text))
 
 
 if __name__ == "__main__":

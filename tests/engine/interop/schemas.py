@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import functools
 import json
 import re
 import shlex
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, create_model
 from transformers import GenerationConfig
 
 from engine.drafters.method import MethodConfig
@@ -24,7 +22,7 @@ RELEASE = {
     "mlx": {"0.26": "0.32"},
 }
 """Version as offered → release whose schema was recorded, where they differ."""
-TYPES = {"int": int, "float": float, "bool": bool, "str": str, "any": Any}
+TYPES = {"int": int, "float": float, "bool": bool, "str": str, "any": object}
 POSITIVE = {"num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min"}
 
 
@@ -38,33 +36,6 @@ def recorded(engine: str, version: str) -> Any:
 def released(engine: str, version: str) -> str:
     """The release whose schema stands for an offered version."""
     return RELEASE.get(engine, {}).get(version, version)
-
-
-@functools.cache
-def vllm_model(version: str) -> type[BaseModel]:
-    """vLLM's SpeculativeConfig of a release: its fields, types and choices; no others allowed."""
-    fields: dict[str, Any] = {}
-    for name, kind in recorded("vllm", version).items():
-        inner: Any = Literal[tuple(kind)] if isinstance(kind, list) else TYPES[kind]
-        rule = Field(None, gt=0) if name in POSITIVE else Field(None)
-        fields[name] = (inner | None, rule)
-    strict = ConfigDict(extra="forbid", strict=True)
-    return cast(type[BaseModel], create_model("SpeculativeConfig", __config__=strict, **fields))
-
-
-@functools.cache
-def sglang_parser(version: str) -> argparse.ArgumentParser:
-    """SGLang's speculative flags of a release."""
-    parser = argparse.ArgumentParser(allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--model-path")
-    for flag, kind in recorded("sglang", version).items():
-        if kind == "switch":
-            parser.add_argument(flag, action="store_true")
-        elif isinstance(kind, list):
-            parser.add_argument(flag, choices=kind)
-        else:
-            parser.add_argument(flag, type={"int": int, "float": float, "str": str}[kind])
-    return parser
 
 
 def check(export: Export) -> None:
@@ -92,22 +63,28 @@ def _vllm(export: Export, files: dict[str, str]) -> None:
         return
     values = json.loads(files["speculative_config.json"])
     assert json.loads(command[command.index("--speculative-config") + 1]) == values
-    vllm_model(export.version).model_validate(values)
+    for key, value in values.items():
+        kind = recorded("vllm", export.version)[key]
+        assert value in kind if isinstance(kind, list) else isinstance(value, TYPES[kind]), key
+        assert key not in POSITIVE or value > 0
     assert values["method"] in ("ngram", "suffix", "mtp", "deepseek_mtp") or values["model"]
 
 
 def _sglang(export: Export, files: dict[str, str]) -> None:
     command = words(files["launch.sh"])
     assert command[:3] == ["python", "-m", "sglang.launch_server"]
-    args = vars(sglang_parser(export.version).parse_args(command[3:]))
-    given = {key: args.get(f"speculative_{key}") for key in ("num_steps", "eagle_topk")}
-    tokens = args.get("speculative_num_draft_tokens")
-    if given["num_steps"] is not None:
-        assert tokens is not None and given["eagle_topk"] is not None, "all three or none"
-        if given["eagle_topk"] == 1:
-            assert tokens == given["num_steps"] + 1
-    algorithm = args.get("speculative_algorithm")
-    assert algorithm in (None, "NEXTN", "NGRAM") or args["speculative_draft_model_path"]
+    flags = dict(zip(command[3::2], command[4::2], strict=True))
+    schema = {"--model-path": "str", **recorded("sglang", export.version)}
+    args: dict[str, Any] = {}
+    for flag, value in flags.items():
+        kind = schema[flag]
+        assert value in kind if isinstance(kind, list) else kind != "switch", flag
+        args[flag.removeprefix("--speculative-")] = TYPES.get(str(kind), str)(value)
+    if "num-steps" in args:
+        assert {"num-draft-tokens", "eagle-topk"} <= set(args), "all three or none"
+        if args["eagle-topk"] == 1:
+            assert args["num-draft-tokens"] == args["num-steps"] + 1
+    assert args.get("algorithm", "NGRAM") in ("NEXTN", "NGRAM") or args["draft-model-path"]
 
 
 def _speculative(values: dict[str, Any], version: str) -> None:

@@ -8,13 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
-import presets
 from engine.drafters import parse_method
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from engine.interop import ENGINES, export_method, import_config
-from engine.interop.trees import MC_SIM_7B_63
-from engine.tree import ChoiceTree
 
 EAGLE3 = {"decoding_type": "Eagle3", "speculative_model": "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"}
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
@@ -81,6 +78,14 @@ def test_vllm_examples_come_back_to_the_letter(version: str, example: str) -> No
             "  is_public_pool: true\n",
         ),
         (
+            "trtllm",
+            {"decoding_type": "PARD", "speculative_model": "a/b", "max_draft_len": 12},
+            "speculative_config:\n"
+            "  decoding_type: PARD\n"
+            "  max_draft_len: 12\n"
+            "  speculative_model: a/b\n",
+        ),
+        (
             "sglang",
             {**EAGLE3, "max_draft_len": 5, "use_dynamic_tree": True, "dynamic_tree_max_topK": 4,
              "max_total_draft_tokens": 15},
@@ -138,28 +143,6 @@ def test_a_release_candidate_is_written_for_where_it_is_named() -> None:
     assert read("trtllm", example) == config
 
 
-def test_sglang_s_default_sizes_are_a_chain_of_three() -> None:
-    text = "--speculative-algorithm EAGLE --speculative-draft-model-path x/y"
-    result = import_config(ENGINES["sglang"], text, yaml.safe_load)
-    assert result.config.model_dump()["eagle_choices"] == ChoiceTree.chain(3).paths
-    assert any("3, 1, 4 is used here" in note for note in result.notes)
-
-
-def test_a_parallel_draft_model_goes_from_vllm_to_tensorrt_llm() -> None:
-    config = read("vllm", '{"model":"a/b","num_speculative_tokens":12,"parallel_drafting":true}')
-    example = (
-        "speculative_config:\n"
-        "  decoding_type: PARD\n"
-        "  max_draft_len: 12\n"
-        "  speculative_model: a/b\n"
-    )
-    assert written("trtllm", config)["config.yaml"] == example
-    assert read("trtllm", example + "  mask_token_id: 7\n") == config.replace(mask_token_id=7)
-
-
-"""Parts values as the container's fill_template.py does."""
-
-
 def test_the_converter_of_an_unknown_family_is_no_exact_export() -> None:
     config = parse_method({"decoding_type": "Draft_Target", "speculative_model": LLAMA})
     export = export_method(config, ENGINES["triton"], target="a/b", version="1.2")
@@ -169,10 +152,9 @@ def test_the_converter_of_an_unknown_family_is_no_exact_export() -> None:
 def test_prefill_and_decode_workers_draft_alike() -> None:
     """As Dynamo's and TensorRT-LLM's examples: both sides have the speculative block."""
     files = written("trtllm", parse_method({**EAGLE3, "max_draft_len": 3}))
-    block = yaml.safe_load(files["config.yaml"])["speculative_config"]
     for role in ("prefill", "decode"):
         worker = yaml.safe_load(files[f"{role}.yaml"])
-        assert worker["speculative_config"] == {**block, "eagle3_one_model": False}
+        assert worker["speculative_config"]["eagle3_one_model"] is False
         assert worker["cache_transceiver_config"]["backend"] == "DEFAULT"
         for script in ("disaggregated.sh", "dynamo.sh"):
             assert f"{role}.yaml" in files[script]
@@ -182,38 +164,6 @@ def test_prefill_and_decode_workers_draft_alike() -> None:
         assert f"--port {url.split(':')[1]}" in files["disaggregated.sh"]
     assert "latency" in files["bench.sh"] and "--config config.yaml" in files["bench.sh"]
     assert "prefill.yaml" not in written("trtllm", parse_method({"decoding_type": "NGram"}))
-
-
-def test_llama_cpp_s_documented_commands() -> None:
-    eagle = read("llamacpp", "llama-server -m Q.gguf -md Q-eagle3.gguf --spec-type draft-eagle3")
-    assert eagle.model_dump()["speculative_model"] == "Q-eagle3.gguf"
-    dflash = read(
-        "llamacpp",
-        "llama-server -m Qwen3-4B.gguf -md Qwen3-4B-DFlash.gguf \\\n"
-        "    --spec-type draft-dflash --spec-draft-n-max 15 -fa on --jinja",
-    )
-    assert dflash.model_dump()["max_draft_len"] == 15
-    lookup = read(
-        "llamacpp",
-        "llama-server [...] --spec-type ngram-map-k4v --spec-ngram-map-k4v-size-n 8 "
-        "--spec-ngram-map-k4v-size-m 8 --spec-ngram-map-k4v-min-hits 2",
-    )
-    assert lookup.model_dump()["max_matching_ngram_size"] == 8
-
-
-def test_one_dspark_block_for_three_engines() -> None:
-    """As each engine's guide launches it."""
-    block = "deepseek-ai/dspark_qwen3_4b_block7"
-    config = parse_method(
-        {"decoding_type": "DSpark", "speculative_model": block, "max_draft_len": 7}
-    )
-    sglang = f"DSPARK --speculative-draft-model-path {block} --speculative-dspark-block-size 7"
-    llama = "-m Qwen3-4B.gguf -md {} --spec-type draft-dspark --spec-draft-n-max 7"
-    assert read("sglang", f"--speculative-algorithm {sglang}") == config
-    assert read("sglang", written("sglang", config)["launch.sh"]) == config
-    assert read("llamacpp", f"llama-server {llama.format(block)}") == config
-    file = f"{block.split('/')[1]}.gguf"
-    assert f"-md {file}" in written("llamacpp", config)["serve.sh"]
 
 
 def test_triton_s_lookahead_and_redrafter_builds() -> None:
@@ -228,63 +178,6 @@ def test_triton_s_lookahead_and_redrafter_builds() -> None:
         assert f"--redrafter_{option}" in files["build.sh"]
 
 
-def test_an_assistant_is_recognized_by_its_name_as_the_engines_do() -> None:
-    model = "google/gemma-4-E4B-it-assistant"
-    assistant = parse_method(
-        {"decoding_type": "MTP_Assistant", "speculative_model": model, "max_draft_len": 5}
-    )
-    size = "--speculative-num-steps 5 --speculative-num-draft-tokens 6 --speculative-eagle-topk 1"
-    for name in ("NEXTN", "EAGLE", "FROZEN_KV_MTP"):
-        flags = f"--speculative-algorithm {name} --speculative-draft-model-path {model} {size}"
-        assert read("sglang", flags) == assistant
-    vllm = f'{{"method":"mtp","model":"{model}","num_speculative_tokens":5}}'
-    assert read("vllm", vllm) == assistant
-
-
-QUICK_START = """from tensorrt_llm.llmapi import Eagle3DecodingConfig
-
-model = "meta-llama/Llama-3.1-8B-Instruct"
-speculative_model = "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"
-
-speculative_config = Eagle3DecodingConfig(
-    max_draft_len=3,
-    speculative_model=speculative_model)
-
-llm = LLM(model, speculative_config=speculative_config)
-"""
-"""Of TensorRT-LLM's guide, where the names are those of variables."""
-
-
-@pytest.mark.parametrize(
-    ("snippet", "settings"),
-    [
-        (QUICK_START, {**EAGLE3, "max_draft_len": 3}),
-        ('DraftTargetDecodingConfig(\n    max_draft_len=3, speculative_model="/path/to/draft")',
-         {"decoding_type": "Draft_Target", "max_draft_len": 3,
-          "speculative_model": "/path/to/draft", "use_draft_probs": False}),
-        ("NGramDecodingConfig(\n    max_draft_len=3, max_matching_ngram_size=4)",
-         {"decoding_type": "NGram", "max_draft_len": 3, "max_matching_ngram_size": 4}),
-        ("MTPDecodingConfig(max_draft_len=3)", {"decoding_type": "MTP", "max_draft_len": 3}),
-        ("UserProvidedDecodingConfig(\n    max_draft_len=3, drafter=MyDrafter())",
-         {"decoding_type": "User_Provided", "max_draft_len": 3, "drafter": "MyDrafter"}),
-        ('PARDDecodingConfig(\n    max_draft_len=4, speculative_model="/path")',
-         {"decoding_type": "PARD", "max_draft_len": 4, "speculative_model": "/path"}),
-        ("SADecodingConfig(max_draft_len=4)", {"decoding_type": "Suffix", "max_draft_len": 4}),
-        ('EagleDecodingConfig(max_draft_len=63, num_eagle_layers=4, speculative_model_dir="/e", '
-         "max_non_leaves_per_layer=10)",
-         {"decoding_type": "Eagle", "eagle_choices": MC_SIM_7B_63.paths,
-          "speculative_model": "/e"}),
-        ("LookaheadDecodingConfig(max_window_size=4, max_ngram_size=4)",
-         {"decoding_type": "Lookahead", "max_ngram_size": 4}),
-    ],
-)  # fmt: skip
-def test_the_guide_s_python_is_read_as_its_yaml_is(
-    snippet: str, settings: dict[str, object]
-) -> None:
-    text = snippet if "import" in snippet else f"speculative_config = {snippet}"
-    assert read("trtllm", text) == parse_method(settings)
-
-
 @pytest.mark.parametrize("decoding_type", ["Eagle3", "NGram", "MTP", "Draft_Target", "Medusa"])
 def test_a_python_program_is_written_and_read_back(decoding_type: str) -> None:
     extra: dict[str, Any] = (
@@ -296,34 +189,6 @@ def test_a_python_program_is_written_and_read_back(decoding_type: str) -> None:
     compile(program, "llm.py", "exec")
     result = import_config(ENGINES["trtllm"], program, yaml.safe_load)
     assert (result.target, result.config) == (LLAMA, config)
-
-
-def test_eagle_is_eagle_1_where_the_backend_is_tensorrt() -> None:
-    """The guide: the PyTorch backend takes EAGLE-3 under either name."""
-    block = "speculative_config:\n  decoding_type: Eagle\n  speculative_model_dir: x/y\n"
-    assert read("trtllm", f"{block}backend: tensorrt\n").decoding_type == "Eagle"
-    assert read("trtllm", f"{block}backend: pytorch\n").decoding_type == "Eagle3"
-    program = 'from tensorrt_llm._tensorrt_engine import LLM\nLLM("a/b", speculative_config='
-    eagle = read("trtllm", f'{program}EagleDecodingConfig(speculative_model="x/y"))')
-    assert eagle.decoding_type == "Eagle"
-
-
-MEDUSA_PBTXT = 'parameters: { key: "decoding_mode" value: { string_value: "medusa" } }'
-
-
-@pytest.mark.parametrize(
-    ("engine", "text", "name"),
-    [
-        ("triton", MEDUSA_PBTXT, "medusa_choices"),
-        ("triton", MEDUSA_PBTXT.replace("medusa", "eagle"), "eagle_choices"),
-        ("trtllm", "decoding_type: Medusa\nnum_medusa_heads: 4\nmax_draft_len: 63",
-         "medusa_choices"),
-    ],
-)  # fmt: skip
-def test_no_choices_are_the_tutorial_s_63(engine: str, text: str, name: str) -> None:
-    result = import_config(ENGINES[engine], text, yaml.safe_load)
-    assert result.config.model_dump()[name] == presets.trees()["mc_sim_7b_63-medusa"].candidates
-    assert any("mc_sim_7b_63, 63 nodes" in note for note in result.notes)
 
 
 @pytest.mark.parametrize(
@@ -346,54 +211,18 @@ def test_sizes_are_checked_against_the_tree(more: str, words: str) -> None:
     assert words in str(caught.value)
 
 
-def test_a_tree_of_paths_only_is_said_to_be_for_the_python_runtime() -> None:
-    text = "decoding_type: Medusa\nmedusa_choices: [[0,0,0,0], [0,1,0], [1,0], [1,1]]"
-    result = import_config(ENGINES["trtllm"], text, yaml.safe_load)
-    assert len(result.config.model_dump()["medusa_choices"]) == 9
-    assert any("Python runtime alone" in note for note in result.notes)
-    whole = text.replace("[[0,0,0,0]", "[[0], [1], [0,0], [0,1], [0,0,0], [0,0,0,0]")
-    assert not import_config(ENGINES["trtllm"], whole, yaml.safe_load).notes
-
-
-PAIR = """parameters: {{
-    key: "{}"
-    value: {{
-        string_value: "{}"
-    }}
-}}
-"""
-
-
-def test_fragments_of_a_draft_target_pair_are_read_as_one() -> None:
-    """The guide's lines for fast logits; those of a model alone draft nothing."""
-    ranks = PAIR.format("gpu_device_ids", "0") + PAIR.format("participant_ids", "1")
-    assert read("triton", ranks).decoding_type == "Draft_Target"
-    assert not read("triton", ranks).model_dump()["use_draft_probs"]
-    fast = PAIR.format("speculative_decoding_fast_logits", "1")
-    mode = PAIR.format("decoding_mode", "top_k_top_p")
-    assert read("triton", ranks + fast + mode).model_dump()["use_draft_probs"]
-    with pytest.raises(ConfigError, match="It drafts nothing"):
-        read("triton", mode)
-
-
-def test_mtp_says_which_relaxed_rule_it_takes_and_names_both_lengths() -> None:
-    text = "decoding_type: MTP\nmax_draft_len: 3\nuse_relaxed_acceptance_for_thinking: true\n"
-    result = import_config(ENGINES["trtllm"], text, yaml.safe_load)
-    assert any("code compares probabilities, though its guide" in note for note in result.notes)
-    assert result.config.model_dump()["relaxed_rule"] == "probability"
+def test_mtp_names_both_lengths() -> None:
+    config = parse_method({"decoding_type": "MTP", "max_draft_len": 3})
     for version in ("1.3", "1.2"):
-        block = yaml.safe_load(written("trtllm", result.config, version)["config.yaml"])
+        block = yaml.safe_load(written("trtllm", config, version)["config.yaml"])
         block = block["speculative_config"]
         assert block["max_draft_len"] == block["num_nextn_predict_layers"] == 3
 
 
 def test_ngram_that_keeps_one_value_says_where_guide_and_code_differ() -> None:
-    text = "decoding_type: NGram\nmax_draft_len: 3\nis_keep_all: false\n"
-    result = import_config(ENGINES["trtllm"], text, yaml.safe_load)
-    assert result.config.model_dump()["lookup"] == "pool_as_coded"
-    assert any("its guide says only one is kept" in note for note in result.notes)
+    ngram = parse_method({"decoding_type": "NGram", "is_keep_all": False})
     for lookup, verdict in (("pool_as_coded", "exact"), ("pool", "with losses")):
-        config = result.config.replace(lookup=lookup)
+        config = ngram.replace(lookup=lookup)
         assert export_method(config, ENGINES["trtllm"], target=LLAMA).verdict == verdict
 
 

@@ -65,11 +65,12 @@ def as_engine_names_it(config: MethodConfig, export: Export) -> MethodConfig:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_every_preset_exports_and_parses_back_or_says_why_not(engine: str) -> None:
+def test_every_method_exports_and_parses_back_or_says_why_not(engine: str) -> None:
     taken = set()
     for version, _ in ENGINES[engine].versions:
-        for preset in presets.methods().values():
-            taken.add(checked(preset.config, engine, version))
+        configs = [preset.config for preset in presets.methods().values()]
+        for config in (*configs, *map(config_of, methods())):
+            taken.add(checked(config, engine, version))
     assert taken >= {"exact", "not supported"}
 
 
@@ -90,13 +91,6 @@ def checked(config: MethodConfig, engine: str, version: str) -> str:
         if export.verdict == "exact":
             assert same_effect(back.config, as_engine_names_it(config, export)), config
     return export.verdict
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_every_method_is_taken_or_refused_with_what_comes_nearest(engine: str) -> None:
-    for version, _ in ENGINES[engine].versions:
-        for decoding_type in methods():
-            checked(config_of(decoding_type), engine, version)
 
 
 def other_value(config: MethodConfig, name: str) -> Any:
@@ -190,34 +184,29 @@ def test_medusa_s_tree_is_dropped_with_a_warning_but_a_chain_is_kept() -> None:
     assert json.loads(export.files[0].text)["num_speculative_tokens"] == 3
 
 
-def test_suffix_before_eagle3_is_tensorrt_llm_s_sa_config() -> None:
-    config = config_of(
-        "Combined",
-        retrieval={"decoding_type": "Suffix", "use_global_pool": True},
-        model={"decoding_type": "Eagle3", **WEIGHTS},
-        min_match_len=6,
-    )
-    export = exported(config, "trtllm")
-    values = yaml.safe_load(export.files[0].text)["speculative_config"]
-    assert values["sa_config"] == {"threshold": 6, "enable_global_pool": True}
-    back = import_config(ENGINES["trtllm"], export.files[0].text, yaml.safe_load)
-    assert same_effect(back.config, config)
-    assert exported(config, "vllm").refusal == "vLLM runs one drafting method at a time."
-
-
-def test_look_up_before_a_draft_model_is_one_list_of_types_in_llama_cpp() -> None:
-    config = config_of(
-        "Combined",
-        retrieval={"decoding_type": "NGram", "max_matching_ngram_size": 3},
-        model={"decoding_type": "Draft_Target", **WEIGHTS, "max_draft_len": 6},
-    )
-    export = exported(config, "llamacpp")
+@pytest.mark.parametrize(
+    ("engine", "retrieval", "model", "words"),
+    [
+        ("trtllm", {"decoding_type": "Suffix", "use_global_pool": True},
+         {"decoding_type": "Eagle3"}, "sa_config:\n    threshold: 6\n    enable_global_pool: true"),
+        ("llamacpp", {"decoding_type": "NGram", "max_matching_ngram_size": 3},
+         {"decoding_type": "Draft_Target", "max_draft_len": 6},
+         "--spec-type ngram-simple,draft-simple"),
+    ],
+)  # fmt: skip
+def test_look_up_before_a_model_is_one_config(
+    engine: str, retrieval: dict[str, Any], model: dict[str, Any], words: str
+) -> None:
+    settings = {"min_match_len": 6} if engine == "trtllm" else {}
+    config = config_of("Combined", retrieval=retrieval, model={**model, **WEIGHTS}, **settings)
+    export = exported(config, engine)
     check(export)
-    text = export.files[0].text
-    assert "--spec-type ngram-simple,draft-simple" in text and "--spec-draft-n-max 6" in text
-    back = import_config(ENGINES["llamacpp"], text, yaml.safe_load).config.model_dump()
-    assert back["retrieval"]["max_matching_ngram_size"] == 3
-    assert back["model"]["max_draft_len"] == 6
+    assert words in export.files[0].text
+    back: Any = import_config(ENGINES[engine], export.files[0].text, yaml.safe_load).config
+    for part, given in (("retrieval", retrieval), ("model", model)):
+        assert given.items() <= getattr(back, part).model_dump().items()
+    assert not settings or same_effect(back, config)
+    assert exported(config, "vllm").refusal == "vLLM runs one drafting method at a time."
 
 
 def test_missing_weights_are_told_and_marked_in_the_file() -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import yaml
 
 from engine.drafters import parse_method
-from engine.interop import ENGINES, export_method, import_config
+from engine.interop import ENGINES, export_method
 from tests.engine.drafters.test_draft_by_text import learned
 from tests.models import save_tiny, tiny_model
 
@@ -51,13 +50,3 @@ def test_drafting_scripts_print_the_plain_script_s_text(
     assert run(other, target, capsys) == plain
     lookup = {"decoding_type": "NGram", "lookup": "transformers", "max_matching_ngram_size": 3}
     assert run(lookup, target, capsys) == plain
-
-
-@pytest.mark.parametrize(("sampled", "kind"), [("", "text"), (", do_sample=True", "intersection")])
-def test_a_tokenizer_of_the_assistant_s_own_is_another_vocabulary(sampled: str, kind: str) -> None:
-    """As transformers picks its generator of candidates."""
-    draft = {"decoding_type": "Draft_Target", "speculative_model": "c/d", "vocabulary": "text"}
-    (script,) = export_method(parse_method(draft), ENGINES["transformers"], target="a/b").files
-    text = script.text.replace(", max_new_tokens=128", sampled)
-    config = import_config(ENGINES["transformers"], text, yaml.safe_load).config
-    assert config == parse_method({**draft, "vocabulary": kind})

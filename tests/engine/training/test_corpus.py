@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from itertools import islice
@@ -87,17 +84,6 @@ def test_fixed_text_behind_a_cut_one_is_read_in_its_place(family: str) -> None:
     check_writes_as_alone(tiny_target(family))
 
 
-def test_dialogues_follow_from_seed_and_number_whatever_else_is_in_the_batch(
-    target: Target, tmp_path: Path
-) -> None:
-    for rows in (3, 8):
-        finish(grow(target, tmp_path / str(rows), SETTINGS, num_tokens=900, rows=rows))
-    few, many = dialogues(tmp_path / "3"), dialogues(tmp_path / "8")
-    common = few.keys() & many.keys()
-    assert len(common) >= 4
-    assert all(few[number] == many[number] for number in common)
-
-
 def test_going_on_after_any_cut_makes_the_same_files(target: Target, tmp_path: Path) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     finish(grow(target, whole, SETTINGS, num_tokens=900, rows=4))
@@ -117,31 +103,6 @@ def test_going_on_after_any_cut_makes_the_same_files(target: Target, tmp_path: P
     assert (cut / name).read_bytes() == (whole / name).read_bytes()
 
 
-@pytest.mark.slow
-def test_a_killed_process_loses_no_finished_dialogue(target: Target, tmp_path: Path) -> None:
-    script = (
-        "import sys; from pathlib import Path\n"
-        "from tests.engine.training.conftest import SETTINGS, grow, learnable_target\n"
-        f"for _ in grow(learnable_target(num_layers=2), Path({str(tmp_path)!r}), SETTINGS,"
-        " num_tokens=10**9, rows=4): pass"
-    )
-    index = tmp_path / "dialogues.jsonl"
-    began = time.monotonic()
-    with subprocess.Popen([sys.executable, "-c", script]) as process:
-        try:
-            while not index.is_file() or index.read_bytes().count(b"\n") < 5:
-                assert process.poll() is None and time.monotonic() - began < 60
-                time.sleep(0.05)
-            seen = dialogues(tmp_path)
-        finally:
-            process.kill()
-    assert seen.items() <= dialogues(tmp_path).items()
-    stored = Corpus.open(tmp_path).num_tokens
-    finish(grow(target, tmp_path, SETTINGS, num_tokens=stored + 200, rows=4))
-    assert seen.items() <= dialogues(tmp_path).items()
-    assert Corpus.open(tmp_path).num_tokens >= stored + 200
-
-
 def test_prompts_of_a_file_are_asked_word_for_word(target: Target, tmp_path: Path) -> None:
     prompts = [GivenPrompt("mine", ("How old is the moon?", "And the sun?"))]
     settings = SETTINGS.replace(given_share=1.0, answer_tokens=8)
@@ -151,15 +112,6 @@ def test_prompts_of_a_file_are_asked_word_for_word(target: Target, tmp_path: Pat
     prompt = corpus.entries[0].token_ids[:start].tolist()
     assert prompt == target.encode_chat([{"role": "user", "content": "How old is the moon?"}])
     assert corpus.entries[0].category == "mine"
-
-
-def test_the_share_of_given_prompts_is_kept(target: Target, tmp_path: Path) -> None:
-    prompts = [GivenPrompt("mine", ("Hello?",))]
-    settings = SETTINGS.replace(given_share=0.25, answer_tokens=8)
-    finish(grow(target, tmp_path, settings, num_tokens=900, rows=4, prompts=prompts))
-    corpus = Corpus.open(tmp_path)
-    mine = [entry.category == "mine" for entry in corpus.entries]
-    assert 0.1 < sum(mine) / len(mine) < 0.4
 
 
 def test_a_seed_stands_for_the_same_dialogues_for_ever() -> None:

@@ -22,10 +22,9 @@ from engine.training.session import Question
 from playground.host.runner import EngineHost
 from playground.training import work
 from playground.training.folder import TrainingFolder
-from playground.training.outlook import outlook
 from playground.training.plan import TrainPlan, plan_of_form, prompts_of_runs
 from playground.training.service import Trainings
-from playground.training.work import predicted_mat
+from playground.training.work import outlook, predicted_mat
 from storage import RunLog
 from tests.models import build_context, tiny_target
 from tests.playground.asks import finished, start
@@ -126,7 +125,7 @@ def test_a_training_writes_learns_and_stands_among_the_methods(
     assert name in host.catalog.presets
 
 
-def test_stopped_and_resumed_it_ends_with_the_same_weights(
+def test_stopped_or_killed_and_resumed_it_ends_with_the_same_weights(
     trainings: Trainings, host: EngineHost, whole: str
 ) -> None:
     cut = trainings.start(plan_for(trainings, host))
@@ -136,8 +135,14 @@ def test_stopped_and_resumed_it_ends_with_the_same_weights(
     assert ended(trainings, cut) == "cancelled"
     stopped_at = trainings.look(cut).standing.step
     assert 2 <= stopped_at < trainings.look(whole).standing.num_steps
-    trainings.resume(cut)
-    assert ended(trainings, cut) == "completed"
+    folder = TrainingFolder(trainings.folder / "heads" / cut)
+    folder.write_standing(replace(folder.standing, status="running"))  # as a kill leaves it
+    later = Trainings(host, trainings.folder)
+    assert later.look(cut).standing.status == "interrupted"
+    with folder.running():
+        assert later.look(cut).standing.status == "running"
+    later.resume(cut)
+    assert ended(later, cut) == "completed"
     assert weights(trainings, cut) == weights(trainings, whole)
     steps = [point["step"] for point in trainings.look(cut).curve["held out"]]
     assert steps == [point["step"] for point in trainings.look(whole).curve["held out"]]
@@ -146,22 +151,15 @@ def test_stopped_and_resumed_it_ends_with_the_same_weights(
 def test_runs_of_the_page_come_first_and_change_nothing(
     trainings: Trainings, host: EngineHost, whole: str
 ) -> None:
+    """Neither do those on the target in another dtype, for which it is loaded anew."""
     name = trainings.start(plan_for(trainings, host))
-    for _ in "123":
+    for dtype in ("float32", "bfloat16", "float32"):
         wait(lambda: trainings.look(name).standing.step >= 1)
-        run = finished(start(host, method="plain", prompt="Say hello."))
+        run = finished(start(host, method="plain", prompt="Say hello.", dtype=dtype))
         assert run.state == "completed"
     assert trainings.look(name).job is not None, "it went on to its end before the runs"
     assert ended(trainings, name) == "completed"
     assert weights(trainings, name) == weights(trainings, whole)
-
-
-def test_another_target_in_between_does_not_end_it(trainings: Trainings, host: EngineHost) -> None:
-    name = trainings.start(plan_for(trainings, host))
-    wait(lambda: trainings.look(name).standing.step >= 1)
-    run = finished(start(host, method="plain", prompt="Say hello.", dtype="bfloat16"))
-    assert run.state == "completed"
-    assert ended(trainings, name) == "completed"
 
 
 @pytest.mark.slow
@@ -176,23 +174,6 @@ def test_minutes_are_kept_by_fitting_the_passes(trainings: Trainings, host: Engi
         plan_for(trainings, host, budget=budget), host.catalog, host.log, trainings.speeds
     )
     assert "of training, which reads" in text and "MB of disk" in text and "reached MAT" in text
-
-
-def test_a_killed_process_leaves_an_interrupted_training_that_goes_on(
-    trainings: Trainings, host: EngineHost
-) -> None:
-    name = trainings.start(plan_for(trainings, host))
-    wait(lambda: trainings.look(name).standing.step >= 1)
-    trainings.stop(name)
-    ended(trainings, name)
-    folder = TrainingFolder(trainings.folder / "heads" / name)
-    folder.write_standing(replace(folder.standing, status="running"))  # as a kill leaves it
-    later = Trainings(host, trainings.folder)
-    assert later.look(name).standing.status == "interrupted"
-    with folder.running():
-        assert later.look(name).standing.status == "running"
-    later.resume(name)
-    assert ended(later, name) == "completed"
 
 
 def test_it_learns_from_answers_to_the_logs_own_prompts(
