@@ -60,11 +60,12 @@ def load(
 
 
 def build_context(target: Target) -> BuildContext:
-    """Companion models are loaded in the target's companion dtype."""
+    """Companion models are loaded beside the target, in its companion dtype."""
+    device: Literal["auto", "cpu"] = "cpu" if target.device.type == "cpu" else "auto"
     return BuildContext(
         target,
         presets.resolve,
-        lambda spec, **_: load(spec, target.companion_dtype, "cpu"),
+        lambda spec, **_: load(spec, target.companion_dtype, device),
         locate=presets.locate,
     )
 

@@ -17,6 +17,7 @@ from playground.host.runner import MAX_WAITING, ClosingError, EngineHost, QueueF
 from playground.host.stream import History
 from storage import RunLog
 from tests.playground.asks import ask, busy, finished, start
+from tests.storage.conftest import detail
 
 SLOW = {"delay_ms": "20"}
 
@@ -24,26 +25,18 @@ SLOW = {"delay_ms": "20"}
 def test_a_run_is_in_the_log_with_every_step(host: EngineHost, log: RunLog) -> None:
     run = finished(start(host))
     assert run.state == "completed", run.error
-    assert run.log_id is not None and run.finish is not None
-    stored = log.get(run.log_id)
-    assert stored is not None
+    stored = detail(log, run.log_id)
+    assert run.finish is not None and stored.text == run.finish.text
     assert stored.status == "completed"
-    assert stored.text == run.finish.text
-    rows = run.rows.read(0) or []
-    assert list(log.steps(run.log_id, 0, 1000)) == rows
-    streamed = "".join(
-        [run.first.text if run.first else "", *(t for r in rows for t in r.committed_texts)]
-    )
-    assert run.finish.text.startswith(streamed)
+    assert list(log.steps(stored.id)) == run.rows.read(0)
 
 
 @pytest.mark.usefixtures("auto_drafting")
 def test_what_the_controller_decides_is_in_the_log(host: EngineHost, log: RunLog) -> None:
     request = replace(read_request(host.catalog, ask()), config=NGramConfig(max_draft_len=4))
     run = finished(host.generate(request, owner="tab"))
-    stored = log.get(run.log_id or "")
-    assert run.state == "completed" and stored is not None, run.error
-    assert stored.method["drafting"] == "auto"
+    stored = detail(log, run.log_id)
+    assert run.state == "completed" and stored.method["drafting"] == "auto"
     assert all(row.decision for row in run.rows.read(0) or ())
     assert stored.metrics["expected_tok_s"] > 0
 
@@ -57,9 +50,8 @@ def test_stop_ends_within_a_step_and_the_run_is_kept(host: EngineHost, log: RunL
     finished(run)
     assert run.state == "cancelled"
     assert len(run.rows) <= asked + 2
-    stored = log.get(run.log_id or "")
-    assert stored is not None and stored.status == "cancelled"
-    assert len(log.steps(run.log_id or "", 0, 1000)) == len(run.rows)
+    assert detail(log, run.log_id).status == "cancelled"
+    assert len(log.steps(run.log_id or "")) == len(run.rows)
 
 
 def test_two_tabs_take_turns_in_order(host: EngineHost) -> None:
@@ -116,9 +108,8 @@ def test_a_bug_in_the_loop_keeps_the_run_as_failed(
     assert run.error is not None and run.id in run.error and "scripted" not in run.error
     assert "scripted failure" in caplog.text
     assert len(run.rows) == 3
-    stored = log.get(run.log_id or "")
-    assert stored is not None and stored.status == "failed"
-    assert len(log.steps(run.log_id or "", 0, 1000)) == 3
+    assert detail(log, run.log_id).status == "failed"
+    assert len(log.steps(run.log_id or "")) == 3
     assert finished(start(host)).state == "completed"
 
 
@@ -146,8 +137,8 @@ def test_prompt_longer_than_the_context_is_a_sentence_and_in_the_log(
     run = finished(start(host, prompt="word " * 400))
     assert run.state == "failed"
     assert run.error is not None and "context" in run.error
-    stored = log.get(run.log_id or "")
-    assert stored is not None and stored.status == "failed" and stored.error == run.error
+    stored = detail(log, run.log_id)
+    assert (stored.status, stored.error) == ("failed", run.error)
 
 
 def test_a_broken_log_ends_the_run_with_a_sentence(
@@ -168,10 +159,8 @@ def test_what_is_shown_is_in_the_log(host: EngineHost, log: RunLog) -> None:
     while not run.over.wait(0.02):
         pieces = run.pieces()
         if pieces:
-            stored = log.get(run.log_id or "")
-            steps = log.steps(run.log_id or "")
-            assert stored is not None and stored.first_text == pieces[0]
-            assert len(steps) >= len(pieces) - 1
+            assert detail(log, run.log_id).first_text == pieces[0]
+            assert len(log.steps(run.log_id or "")) >= len(pieces) - 1
     shown = "".join(run.pieces())
     assert run.finish is not None and run.finish.text.startswith(shown)
     rest = run.finish.text[len(shown) :]
@@ -188,8 +177,7 @@ def test_chat_continues_with_the_answer_so_far(host: EngineHost, log: RunLog) ->
         {"role": "assistant", "content": first.finish.text},
         {"role": "user", "content": "And again."},
     ]
-    stored = log.get(second.log_id or "")
-    assert stored is not None and list(stored.messages or []) == second.messages
+    assert list(detail(log, second.log_id).messages) == second.messages
 
 
 def test_chat_continues_from_the_log_after_a_restart(host: EngineHost, history: History) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from storage import NewRun, RunLog, StepRow, StoredRun
+from storage import NewRun, RunDetail, RunLog, StepRow, StoredRun
 from tests.postgres import Server, missing, server
 
 ROOT = Path(__file__).parents[2]
@@ -197,9 +197,14 @@ def odd_run(log: RunLog) -> StoredRun:
         text="a\x00b\r\n",
         error="it broke",
     )
-    log.rename(run_id, "=näme")
-    log.set_note(run_id, "a note")
+    log.annotate(run_id, name="=näme", note="a note")
     return whole(log, run_id)
+
+
+def detail(log: RunLog, run_id: str | None) -> RunDetail:
+    run = log.get(run_id or "")
+    assert run is not None
+    return run
 
 
 def whole(log: RunLog, run_id: str) -> StoredRun:
