@@ -177,7 +177,12 @@ BAD: dict[str, tuple[Any, ...]] = {
     "group": ("", "prompt_text", 3, "label:" + "x" * 700),
 }
 """Values that fields of a question must not have."""
-BAD_QUESTIONS = [None, [], "text", *({name: v} for name, values in BAD.items() for v in values)]
+BAD_QUESTIONS: list[Any] = [
+    None,
+    [],
+    "text",
+    *({name: v} for name, values in BAD.items() for v in values),
+]
 
 
 @pytest.mark.parametrize("asked", BAD_QUESTIONS, ids=range(len(BAD_QUESTIONS)))

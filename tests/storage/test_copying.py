@@ -86,8 +86,8 @@ def test_everything_arrives_as_it_was_and_once(logs: tuple[RunLog, RunLog]) -> N
     theirs = whole(source, going)
     for num_new in (1, 0):
         assert into.write_whole([theirs, theirs]) == num_new
-        there = detail(into, going)
-        assert there.status == "interrupted" and there.output_ids == (5, 6, 9)
+        half = detail(into, going)
+        assert half.status == "interrupted" and half.output_ids == (5, 6, 9)
 
 
 def test_what_is_there_is_not_overwritten(logs: tuple[RunLog, RunLog]) -> None:

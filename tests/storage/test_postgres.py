@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
@@ -16,25 +13,20 @@ from storage import RunLog, RunQuery, StorageError, database, dialects
 from storage.records import OutOfReachError
 from storage.schema import runs
 from tests.postgres import Server
-from tests.storage.conftest import detail, finish, finished_run, new_run, step
+from tests.storage.conftest import detail, finish, finished_run, new_run, started, step
 
-ROOT = Path(__file__).parents[2]
-WRITE_MANY = (
-    "import sys, time\n"
-    "from storage import RunLog\n"
-    "from tests.storage.conftest import finish, new_run, step\n"
-    "log, mine = RunLog.open(sys.argv[1]), sys.argv[2]\n"
-    "for number in range(int(sys.argv[3])):\n"
-    "    text = f'prompt {number}'\n"  # the same ones in every process, in its own order
-    "    new = new_run(prompt_text=text, target=f'target {number % 7}', tags=(mine,))\n"
-    "    run_id = log.begin(new)\n"
-    "    log.add_prefill(run_id, token_id=5, text='a', num_prompt_tokens=3, ttft_s=0.1)\n"
-    "    for first in range(0, 12, 4):\n"
-    "        steps = [step(first + i) for i in range(4)]\n"
-    "        log.add_steps(run_id, steps, {'num_steps': first + 4})\n"
-    "    finish(log, run_id, {'tok_s': 1.0}, output_ids=[5])\n"
-    "log.close()\n"
-)
+
+def write_many(url: str, mine: str, num_runs: int) -> None:
+    """Runs of 12 steps; every process writes the same prompts and targets, in its own time."""
+    with RunLog.open(url) as log:
+        for number in range(num_runs):
+            new = new_run(prompt_text=f"prompt {number}", target=f"t{number % 7}", tags=(mine,))
+            run_id = log.begin(new)
+            log.add_prefill(run_id, token_id=5, text="a", num_prompt_tokens=3, ttft_s=0.1)
+            for first in range(0, 12, 4):
+                steps = [step(first + i) for i in range(4)]
+                log.add_steps(run_id, steps, {"num_steps": first + 4})
+            finish(log, run_id, {"tok_s": 1.0}, output_ids=[5])
 
 
 @pytest.fixture
@@ -114,10 +106,9 @@ def test_the_released_schema_migrates(postgres: Server) -> None:
 @pytest.mark.slow
 def test_many_processes_write_one_log_while_it_is_read(pg: str, pg_log: RunLog) -> None:
     processes, num_runs, num_steps = 8, 200, 12
-    command = [sys.executable, "-c", WRITE_MANY, pg]
+    imports = f"from {__name__} import write_many"
     writers = [
-        subprocess.Popen([*command, f"w{i}", str(num_runs)], cwd=ROOT, stderr=subprocess.PIPE)
-        for i in range(processes)
+        started(imports, f"write_many({pg!r}, 'w{i}', {num_runs})") for i in range(processes)
     ]
     slowest = 0.0
     while any(writer.poll() is None for writer in writers):
@@ -126,7 +117,7 @@ def test_many_processes_write_one_log_while_it_is_read(pg: str, pg_log: RunLog) 
         pg_log.facets()
         slowest = max(slowest, time.monotonic() - asked)
         time.sleep(0.2)
-    said = [writer.communicate()[1].decode() for writer in writers]
+    said = [writer.communicate()[1] for writer in writers]
     assert said == [""] * processes
     rows = list(pg_log.details(pg_log.ids(RunQuery())))
     kept = sum(len(pg_log.steps(run.id)) for run in rows)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,21 +16,13 @@ from storage.database import Database
 from storage.dialects import foreign_keys_off
 from storage.schema import tags
 from tests.storage.conftest import (
-    ROOT,
     detail,
     errors_at_once,
     finished_run,
     new_run,
     other_process,
+    started,
     step,
-)
-
-OPEN_AT = (
-    "import sys, time, storage\n"
-    "time.sleep(max(0, float(sys.argv[2]) - time.time()))\n"
-    "log = storage.RunLog.open(sys.argv[1])\n"
-    "log.find()\n"
-    "log.close()\n"
 )
 
 
@@ -64,12 +54,11 @@ def nothing(request: pytest.FixtureRequest, path: str) -> Iterator[str]:
 
 @pytest.mark.slow
 def test_processes_that_create_the_log_at_once_all_open_it(nothing: str) -> None:
-    command = [sys.executable, "-c", OPEN_AT, nothing, str(time.time() + 3)]
-    started = [
-        subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) for _ in range(3)
-    ]
-    said = [process.communicate()[1] for process in started]
-    assert [process.returncode for process in started] == [0, 0, 0], said
+    at_once = f"time.sleep(max(0, {time.time() + 3} - time.time()))"
+    lines = (at_once, f"with RunLog.open({nothing!r}) as log: log.find()")
+    processes = [started(*lines) for _ in range(3)]
+    said = [process.communicate()[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0], said
 
 
 def test_threads_that_open_different_files_at_once_all_succeed(tmp_path: Path) -> None:
