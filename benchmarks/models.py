@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 import tempfile
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
+
+from transformers import PreTrainedModel
 
 import presets
 from benchmarks import TARGET
@@ -68,6 +71,14 @@ def build_context(target: Target) -> BuildContext:
         lambda spec, **_: load(spec, target.companion_dtype, device),
         locate=presets.locate,
     )
+
+
+def transformers_model(target: Target) -> PreTrainedModel:
+    """The same weights under transformers' own modules and attention."""
+    model: PreTrainedModel = copy.deepcopy(target.model)
+    model.set_attn_implementation("sdpa")
+    model.eval()
+    return model
 
 
 def drafter_of(target: Target, name: str) -> Drafter:
