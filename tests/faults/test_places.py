@@ -170,12 +170,3 @@ def test_clocks_that_jump_change_no_run_and_no_status(
     assert run.metrics is not None and 0 < (run.metrics.tok_s or 0) < 1e5
     created_at = detail(host.log, run.log_id).created_at
     assert abs(created_at - datetime.now(UTC)) < timedelta(days=4000)
-
-
-def test_work_that_ends_the_engines_thread_ends_its_run_alone(host: EngineHost) -> None:
-    def leave(run: Any) -> None:
-        raise SystemExit
-
-    run = finished(host.submit(leave, owner="tab"))
-    assert run.state == "failed" and "Something broke in run" in (run.error or "")
-    assert finished(start(host)).state == "completed"
