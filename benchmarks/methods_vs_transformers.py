@@ -15,18 +15,16 @@ all that `generate` shows of its steps. Prints totals, and ratios round by round
 
 from __future__ import annotations
 
-import copy
 import statistics
 import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
 
 import presets
 from benchmarks import TARGET, ratios, read_options
-from benchmarks.models import build_context, first_turns, load
+from benchmarks.models import build_context, first_turns, load, transformers_model
 from engine.config import Limits
 from engine.decode import decode
 from engine.drafters import parse_method
@@ -84,8 +82,8 @@ def _contestants(target: Target, limits: Limits) -> dict[str, Callable[[list[int
         "NGram": ngram.build(bench),
         "Draft_Target": draft.build(bench),
     }
-    model = _modules(target.model)
-    assistant = _modules(load(presets.locate(DRAFTER), target.companion_dtype).model)
+    model = transformers_model(target)
+    assistant = transformers_model(load(presets.locate(DRAFTER), target.companion_dtype))
     length = draft.model_dump()["max_draft_len"]
     assistant.generation_config.num_assistant_tokens = length
     assistant.generation_config.num_assistant_tokens_schedule = "constant"
@@ -99,14 +97,6 @@ def _contestants(target: Target, limits: Limits) -> dict[str, Callable[[list[int
     return ours | {
         name: _theirs(model, limits.max_new_tokens, more) for name, more in peers.items()
     }
-
-
-def _modules(model: PreTrainedModel) -> PreTrainedModel:
-    """The same weights under transformers' own modules and attention."""
-    plain = copy.deepcopy(model)
-    plain.set_attn_implementation("sdpa")
-    plain.eval()
-    return plain
 
 
 def _ours(target: Target, drafter: Drafter, limits: Limits) -> Callable[[list[int]], float]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 import tempfile
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
+
+from transformers import PreTrainedModel
 
 import presets
 from benchmarks import TARGET
@@ -60,13 +63,22 @@ def load(
 
 
 def build_context(target: Target) -> BuildContext:
-    """Companion models are loaded in the target's companion dtype."""
+    """Companion models are loaded beside the target, in its companion dtype."""
+    device: Literal["auto", "cpu"] = "cpu" if target.device.type == "cpu" else "auto"
     return BuildContext(
         target,
         presets.resolve,
-        lambda spec, **_: load(spec, target.companion_dtype, "cpu"),
+        lambda spec, **_: load(spec, target.companion_dtype, device),
         locate=presets.locate,
     )
+
+
+def transformers_model(target: Target) -> PreTrainedModel:
+    """The same weights under transformers' own modules and attention."""
+    model: PreTrainedModel = copy.deepcopy(target.model)
+    model.set_attn_implementation("sdpa")
+    model.eval()
+    return model
 
 
 def drafter_of(target: Target, name: str) -> Drafter:

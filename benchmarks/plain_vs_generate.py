@@ -11,7 +11,6 @@ which takes minutes to warm up on a processor.
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Callable
 from typing import Any
@@ -21,11 +20,11 @@ from transformers import CompileConfig, PreTrainedModel
 
 import presets
 from benchmarks import TARGET, ratios, read_options, spread
-from benchmarks.models import load
+from benchmarks.models import build_context, load, transformers_model
 from engine.config import Limits
 from engine.decode import decode
 from engine.drafters import parse_method
-from engine.drafters.base import BuildContext, Drafter
+from engine.drafters.base import Drafter
 from engine.metrics import measure
 from engine.model.target import Target
 
@@ -48,11 +47,11 @@ def main() -> None:
     prompts = {p.category: p for p in presets.suites()["starter"].prompts if not p.raw}
     chat, summary = prompts["chat"].turns[0], prompts["summarisation"].turns[0]
     limits = Limits(max_new_tokens=options.tokens, ignore_eos=True)
-    bench = BuildContext(target, presets.resolve, lambda spec: target)
+    bench = build_context(target)
     plain = parse_method({"decoding_type": "Autoregressive"}).build(bench)
     # A pool of each run's own: it must not remember the answer from the round before.
     ngram = presets.methods()["ngram"].config.replace(is_public_pool=False).build(bench)
-    reference = _reference(target)
+    reference = transformers_model(target)
     peers: dict[str, Contestant] = {"generate": (reference, {})}
     if options.compiled:
         everywhere = CompileConfig()
@@ -71,14 +70,6 @@ def main() -> None:
             for name, contestant in contestants.items()
         }
         _compare(title, runs, options.rounds)
-
-
-def _reference(target: Target) -> PreTrainedModel:
-    """The same weights under transformers' own modules and attention."""
-    model: PreTrainedModel = copy.deepcopy(target.model)
-    model.set_attn_implementation("sdpa")
-    model.eval()
-    return model
 
 
 def _timer(

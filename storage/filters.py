@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, get_args
+from typing import Any
 
 import sqlalchemy as sa
 
-from storage.records import RunQuery, SortKey, StorageError
+from storage.records import RunQuery, StorageError
 from storage.schema import (
     FIGURES,
     ORDERS,
@@ -97,7 +97,7 @@ def check(rule: str, value: str, allowed: Sequence[str]) -> None:
 
 def ordering(query: RunQuery) -> list[sa.ColumnElement[Any]]:
     """The sort key, with missing values last, and the columns that break ties."""
-    check("Runs must be sorted by", query.sort, get_args(SortKey))
+    check("Runs must be sorted by", query.sort, list(ORDERS))
     edge = sa.desc if query.descending else sa.asc
     keys = [runs.c[name] for name in ORDERS[query.sort]]
     return [edge(key).nulls_last() if key.nullable else edge(key) for key in keys]

@@ -8,7 +8,7 @@ from typing import Any, Literal, Self, TypeVar
 
 import sqlalchemy as sa
 
-from storage import copying, owner, writing
+from storage import copying, owner, schema, writing
 from storage.benchmarks import Artifacts, Benchmarks, Experiments
 from storage.copying import CopyProgress
 from storage.database import Database
@@ -22,7 +22,7 @@ from storage.records import (
     StoredRun,
     UnknownRunError,
 )
-from storage.schema import new_id, run_details, runs, steps, tags
+from storage.schema import new_id, run_details, runs, steps
 
 MAX_NAME_CHARS = 255
 MAX_NOTE_CHARS = 20_000
@@ -196,29 +196,32 @@ class RunLog(RunReader):
         for watcher in self.watchers:
             watcher.finished(reason=finish_reason, metrics=metrics)
 
-    def rename(self, run_id: str, name: str) -> None:
-        """Give the run a name."""
-        self._remark(run_id, "name", name, MAX_NAME_CHARS)
+    def annotate(
+        self,
+        run_id: str,
+        *,
+        name: str | None = None,
+        note: str | None = None,
+        tags: Sequence[str] | None = None,
+    ) -> None:
+        """Set the run's name, note or tags; None leaves one as it is.
 
-    def set_note(self, run_id: str, note: str) -> None:
-        """Write the run's note."""
-        self._remark(run_id, "note", note, MAX_NOTE_CHARS)
-
-    def _remark(self, run_id: str, what: str, text: str, most: int) -> None:
-        if len(text) > most:
-            raise StorageError(
-                f"A {what} must have at most {most} characters, got {len(text)}. Shorten it."
-            )
+        Raises StorageError: no such run, or too long.
+        """
+        texts = {"name": name, "note": note}
+        changes = {what: text for what, text in texts.items() if text is not None}
+        for what, text in changes.items():
+            most = MAX_NAME_CHARS if what == "name" else MAX_NOTE_CHARS
+            if len(text) > most:
+                raise StorageError(
+                    f"A {what} must have at most {most} characters, got {len(text)}. Shorten it."
+                )
+        writing.check_tags(tags or ())
         with self._database.transaction() as connection:
-            _change(connection, run_id, **{what: text})
+            _change(connection, run_id, **changes)
             writing.write_remark(connection, run_id)
-
-    def set_tags(self, run_id: str, new: Sequence[str]) -> None:
-        """Replace the run's tags."""
-        writing.check_tags(new)
-        with self._database.transaction() as connection:
-            writing.check_known(connection, [run_id])
-            writing.write_tags(connection, run_id, new)
+            if tags is not None:
+                writing.write_tags(connection, run_id, tags)
 
     def retag(
         self, run_ids: Sequence[str], *, add: Sequence[str] = (), remove: Sequence[str] = ()
@@ -227,10 +230,11 @@ class RunLog(RunReader):
         writing.check_tags(add)
         with self._database.transaction() as connection:
             writing.check_known(connection, run_ids)
-            changed = tags.c.run_id.in_(run_ids), tags.c.tag.in_({*add, *remove})
-            connection.execute(tags.delete().where(*changed))
+            of = schema.tags
+            changed = of.c.run_id.in_(run_ids), of.c.tag.in_({*add, *remove})
+            connection.execute(of.delete().where(*changed))
             new = [{"run_id": run_id, "tag": tag} for run_id in {*run_ids} for tag in {*add}]
-            writing.insert_rows(connection, tags, new)
+            writing.insert_rows(connection, of, new)
 
     def delete(self, *run_ids: str) -> None:
         """Hide runs, all of them or none; `restore` undoes it."""

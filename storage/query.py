@@ -244,9 +244,7 @@ class RunReader:
 
     def get(self, run_id: str) -> RunDetail | None:
         """A run without its steps; None if there is no such run."""
-        with self._reading() as connection:
-            stored = read_wholes(connection, [run_id], without_steps=True)
-        return stored[0].run if stored else None
+        return next(self.details([run_id]), None)
 
     def details(self, run_ids: Sequence[str]) -> Iterator[RunDetail]:
         """These runs in this order, without their steps; unknown ids are skipped.

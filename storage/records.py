@@ -253,18 +253,20 @@ Figure = Literal[
     "other_s",
 ]
 """The numbers of a run that the database sorts, bounds and averages."""
-SortKey = Literal[
-    Figure,
-    "created_at",
+NameKey = Literal[
+    "benchmark_id",
     "target",
-    "decoding_type",
     "method_title",
+    "decoding_type",
     "status",
     "name",
     "dtype",
     "device",
     "finish_reason",
 ]
+"""Columns that runs are filtered and sorted by, the most selective ones first; equal values are
+ordered by time."""
+SortKey = Literal[Figure, NameKey, "created_at"]
 GroupKey = Literal[
     "target", "method_title", "setup_id", "prompt_id", "status", "dtype", "device", "benchmark_id"
 ]

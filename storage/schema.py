@@ -20,21 +20,15 @@ from sqlalchemy import Boolean, Column, DateTime, ForeignKey, Index, Integer, St
 
 from storage.dialects import AnyText, Name, Real, readable
 from storage.owner import now
-from storage.records import Figure, StepRow, StorageError
+from storage.records import Figure, NameKey, StepRow, StorageError
 
 FIGURES = get_args(Figure)
 _STEP_FIELDS = tuple(field.name for field in fields(StepRow))
 DAMAGED = "A value in the run log is damaged. Take the log from a copy, or delete this run."
-NAMES = (
-    *("benchmark_id", "target", "method_title", "decoding_type", "status"),
-    *("name", "dtype", "device", "finish_reason"),
-)
-"""Columns that runs are filtered and sorted by, the most selective ones first; equal values are
-ordered by time."""
 ORDERS = {
     "created_at": ("created_at", "id"),
     **{name: (name, "id") for name in FIGURES},
-    **{name: (name, "created_at", "id") for name in NAMES},
+    **{name: (name, "created_at", "id") for name in get_args(NameKey)},
 }
 """The columns of each order of runs, and of its index; the id breaks ties, so that no run is on two
 pages."""

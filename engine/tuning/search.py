@@ -103,15 +103,11 @@ def fastest_trees(
     Args:
         tok_s: the predicted speed.
     """
-    candidates = [
-        best_trees(table, ns, max_depth=max_depth, max_width=max_width, category=category)
-    ]
+    table = table.only(category)
+    candidates = [best_trees(table, ns, max_depth=max_depth, max_width=max_width)]
     deepest = max(best.tree.depth for best in candidates[0])
     bounds = [(depth, max_width) for depth in range(1, deepest)] + [(max_depth, 1)]
-    for depth, width in bounds:
-        candidates.append(
-            best_trees(table, ns, max_depth=depth, max_width=width, category=category)
-        )
+    candidates += [best_trees(table, ns, max_depth=d, max_width=w) for d, w in bounds]
     return tuple(max(same_size, key=tok_s) for same_size in zip(*candidates, strict=True))
 
 

@@ -29,7 +29,7 @@ Tags = Annotated[
 ]
 
 
-class Annotation(Settings):
+class Annotation(Settings, str_strip_whitespace=True):
     """New name, note or tags of a run; None leaves a field unchanged."""
 
     id: RunId
@@ -39,12 +39,7 @@ class Annotation(Settings):
 
     def apply(self, log: RunLog) -> None:
         """Raises StorageError: no such run."""
-        if self.name is not None:
-            log.rename(self.id, self.name.strip())
-        if self.note is not None:
-            log.set_note(self.id, self.note.strip())
-        if self.tags is not None:
-            log.set_tags(self.id, self.tags)
+        log.annotate(self.id, name=self.name, note=self.note, tags=self.tags)
 
 
 class Selection(Settings):

@@ -15,9 +15,10 @@ from playground.trees.tables import save_table
 from storage import RunLog
 from tests.browser.pages import GeneratePage
 from tests.browser.trees import PROMPTS, TreePage, Tuned
+from tests.engine.tuning.tables import made_up_table
 from tests.playground.asks import finished, start
 from tests.playground.serving import Served, serving, serving_tiny
-from tests.playground.tree_tiny import made_up_table, tree_catalog
+from tests.playground.tree_tiny import tree_catalog
 
 CHROMIUM = (
     os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")

@@ -13,7 +13,7 @@ from engine.tree import ChoiceTree
 from engine.tuning.replay import replay
 from tests.browser.pages import NARROW, GeneratePage
 from tests.browser.trees import DOCUMENTED, TreePage, Tuned, keys_of, linked, shown_mat
-from tests.playground.tree_tiny import random_tree
+from tests.engine.tuning.tables import random_tree
 
 pytestmark = pytest.mark.browser
 

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from playground.experiments.finished import FinishedRequest, finished_requests
-from storage import RunDetail, RunLog
-from tests.faults.conftest import Tally
+from playground.experiments.finished import finished_requests
+from storage import RunDetail, RunLog, RunQuery, Status
 from tests.playground.serving import TOKEN
 from tests.playground.test_http import held
 
-
-@contextmanager
-def opened(db: Path) -> Iterator[RunLog]:
-    """The log as the next process sees it."""
-    with RunLog.open(str(db)) as log:
-        yield log
+MOST_RUNS = 500
 
 
 def streamed(log: RunLog, run: RunDetail) -> str:
@@ -30,24 +23,46 @@ def streamed(log: RunLog, run: RunDetail) -> str:
     return run.first_text + "".join(text for row in rows for text in row.committed_texts)
 
 
-def check_run(log: RunLog, run: RunDetail, whole: str, shown: str, tally: Tally) -> bool:
-    """Count what is missing or wrong of a killed run; whether its text is as without the kill.
+def check_run(log: RunLog, run: RunDetail, shown: str, whole: str | None = None) -> None:
+    """A killed run has all that was shown, and is marked as interrupted unless it is whole.
 
     Args:
-        whole: the text of a run that nobody killed.
-        shown: what was on show when it was killed.
+        whole: the text of a run that nobody killed, if that is known.
     """
     kept = run.text or streamed(log, run)
-    tally.unlogged += 0 if kept.startswith(shown) else max(1, len(shown) - len(kept))
-    done = run.status == "completed" and run.text == whole
-    tally.wrongly_marked += not (done or run.status == "interrupted")
-    return whole.startswith(kept)
+    assert kept.startswith(shown), "tokens were shown and are not in the log"
+    assert run.status == "interrupted" or (run.status == "completed" and run.text == whole)
+    assert whole is None or whole.startswith(kept)
+
+
+def check_marks(db: Path) -> None:
+    """Of what is not going on any more, no experiment and no run is marked as running."""
+    with RunLog.open(str(db)) as log:
+        experiments = (*log.benchmarks.list(), *log.benchmarks.list(sweeps=True))
+        assert "running" not in {one.status for one in experiments}
+        runs = log.find(RunQuery(limit=MOST_RUNS)).rows
+        assert {run.status for run in runs} <= {"completed", "interrupted"}
+
+
+def ids_of(db: Path, status: Status) -> list[str]:
+    """The runs of this status, in a log that need not be there yet."""
+    if not db.exists():
+        return []
+    with RunLog.open(str(db)) as log:
+        return list(log.ids(RunQuery(status=status)))
 
 
 def answers(log: RunLog, benchmark_id: str) -> dict[Any, tuple[int, ...]]:
     """Every finished request of an experiment, and its tokens."""
-    found: list[FinishedRequest] = finished_requests(log, benchmark_id)
+    found = finished_requests(log, benchmark_id)
     return {request.key: request.output_ids for request in found}
+
+
+def slow(*, delay_ms: int) -> dict[str, Any]:
+    """A long run of the page with a pause in every step."""
+    limits = {"limits": {"max_new_tokens": "400", "ignore_eos": True}}
+    form = {"values": {"method": {"delay_ms": str(delay_ms)}}}
+    return {"form": form, "run_form": {"values": limits}}
 
 
 def follow(url: str, on_message: Callable[[dict[str, Any]], None], **changes: Any) -> None:

@@ -6,15 +6,15 @@ import json
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from storage import RunLog
 from tests.faults.children import Child, command, words
-from tests.faults.runs import Watcher, follow, opened, streamed
-from tests.faults.test_kills import begin_page, statuses
+from tests.faults.runs import Watcher, follow, ids_of, slow, streamed
+from tests.faults.test_kills import begin_page
 from tests.playground.tiny import save_tiny_llama
+from tests.storage.conftest import detail
 
 pytestmark = pytest.mark.slow  # whole programs, started and ended
 
@@ -32,11 +32,10 @@ def test_ctrl_c_in_generate_is_a_cancelled_run_with_what_was_shown(
     assert child.until(lambda: len(child.text) > 20), child.errors
     child.interrupt()
     assert child.ended() == INTERRUPTED and "Traceback" not in child.errors
-    with opened(db) as log:
+    with RunLog.open(str(db)) as log:
         (row,) = log.find().rows
-        run = log.get(row.id)
-        assert run is not None and run.error is None
-        assert (run.status, run.finish_reason) == ("cancelled", "cancelled")
+        run = detail(log, row.id)
+        assert (run.status, run.finish_reason, run.error) == ("cancelled", "cancelled", None)
         assert run.text == child.text.removesuffix("\n")
         assert run.text.startswith(streamed(log, run))
     assert "(cancelled)" in child.errors, "the figures of what there was"
@@ -51,20 +50,13 @@ def test_ctrl_c_in_a_sweep_leaves_it_stopped_and_its_trial_to_be_tried_again(
     )
     asked = words(f"{line} --suite starter --ignore-eos --max-new-tokens 400 --name s", tiny, db)
     child = Child(tmp_path, command, *asked)
-    assert child.until(lambda: _num_completed(db) >= 1), child.errors
+    assert child.until(lambda: len(ids_of(db, "completed")) >= 1), child.errors
     child.interrupt()
     assert child.ended() == INTERRUPTED, child.errors
     assert "--resume s" in child.errors and "Traceback" not in child.errors
-    with opened(db) as log:
-        assert statuses(log) == ["cancelled"]
-        assert {row.status for row in log.find().rows} <= {"completed", "cancelled"}
-
-
-def _num_completed(db: Path) -> int:
-    if not db.exists():
-        return 0
     with RunLog.open(str(db)) as log:
-        return sum(row.status == "completed" for row in log.find().rows)
+        assert [sweep.status for sweep in log.benchmarks.list(sweeps=True)] == ["cancelled"]
+        assert {row.status for row in log.find().rows} <= {"completed", "cancelled"}
 
 
 def test_ctrl_c_ends_a_page_that_streams_to_an_open_tab(tmp_path: Path) -> None:
@@ -77,17 +69,9 @@ def test_ctrl_c_ends_a_page_that_streams_to_an_open_tab(tmp_path: Path) -> None:
     assert child.interrupt() < SOON_S
     tab.join()
     assert child.ended() == 0 and "Traceback" not in child.errors, child.errors
-    with opened(db) as log:
-        run = log.get(seen.log_id or "")
-        assert run is not None and run.status == "cancelled"
-        assert run.text.startswith(seen.shown)
-
-
-def slow(*, delay_ms: int) -> dict[str, Any]:
-    """A long run of the page with a pause in every step."""
-    limits = {"limits": {"max_new_tokens": "400", "ignore_eos": True}}
-    form = {"values": {"method": {"delay_ms": str(delay_ms)}}}
-    return {"form": form, "run_form": {"values": limits}}
+    with RunLog.open(str(db)) as log:
+        run = detail(log, seen.log_id)
+        assert run.status == "cancelled" and run.text.startswith(seen.shown)
 
 
 def test_two_pages_and_a_command_line_share_a_log_and_a_kill_hurts_only_its_own(
@@ -111,13 +95,12 @@ def test_two_pages_and_a_command_line_share_a_log_and_a_kill_hurts_only_its_own(
     for tab in tabs:
         tab.join()
     pages[1][0].interrupt()
-    with opened(db) as log:
-        found = [log.get(watcher.log_id or "") for watcher in seen]
-        found.append(log.get(json.loads(third.text)["run_id"]))
-        assert all(run is not None for run in found)
-        assert [run.status for run in found if run] == ["interrupted", "completed", "completed"]
+    with RunLog.open(str(db)) as log:
+        ids = [*(watcher.log_id for watcher in seen), json.loads(third.text)["run_id"]]
+        found = [detail(log, run_id) for run_id in ids]
+        assert [run.status for run in found] == ["interrupted", "completed", "completed"]
         for run, watcher in zip(found, seen, strict=False):
-            assert run is not None and streamed(log, run).startswith(watcher.shown)
+            assert streamed(log, run).startswith(watcher.shown)
         assert log.find().total == 3
 
 

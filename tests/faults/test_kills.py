@@ -9,6 +9,8 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +19,12 @@ import pytest
 
 from playground.experiments.sweep.store import SweepStore
 from playground.experiments.sweep.trials import trial_benchmark_id
-from storage import RunLog
+from storage import RunLog, RunQuery
 from tests.faults.children import Child, command, page, words
-from tests.faults.conftest import Tally
-from tests.faults.runs import Watcher, answers, check_run, follow, opened
+from tests.faults.runs import Watcher, answers, check_marks, check_run, follow, slow
 from tests.playground.serving import free_port
 from tests.playground.tiny import save_tiny_llama
+from tests.storage.conftest import detail
 
 pytestmark = pytest.mark.slow  # whole programs, started and ended
 
@@ -60,51 +62,43 @@ def rounds(num_kills: int) -> list[int]:
 
 
 def test_a_killed_run_of_the_command_line(
-    tiny: Path, tmp_path: Path, num_kills: dict[str, int], tally: Tally
+    tiny: Path, tmp_path: Path, num_kills: dict[str, int]
 ) -> None:
     db, draw = tmp_path / "runs.db", random.Random(SEED)
     line = "generate hello --target {} --dtype float32 --db {} --method NGram --ignore-eos"
     asked = words(f"{line} --max-new-tokens 900", tiny, db)
     timed(tmp_path, *asked)
-    with opened(db) as log:
-        whole = _newest(log).text
+    with RunLog.open(str(db)) as log:
+        whole = detail(log, log.find().rows[0].id).text
     for _ in range(num_kills["generate"]):
         child = Child(tmp_path, command, *asked)
         enough = draw.uniform(0.0, 0.9) * len(whole)
         child.until(lambda child=child, enough=enough: len(child.text) > enough)  # type: ignore[misc]
         assert child.kill(), child.errors
-        with opened(db) as log:
-            equal = check_run(log, _newest(log), whole, child.text.removesuffix("\n"), tally)
-        tally.end(1, equal=equal)
-    _nothing_lost(tally)
+        with RunLog.open(str(db)) as log:
+            run = detail(log, log.find().rows[0].id)
+            check_run(log, run, child.text.removesuffix("\n"), whole)
 
 
-def test_a_killed_run_of_the_page(tmp_path: Path, num_kills: dict[str, int], tally: Tally) -> None:
+def test_a_killed_run_of_the_page(tmp_path: Path, num_kills: dict[str, int]) -> None:
     target = save_tiny_llama(tmp_path / "tiny")
     db, draw, whole = tmp_path / "runs.db", random.Random(SEED), ""
-    limits = {"limits": {"max_new_tokens": "400", "ignore_eos": True}}
-    asked = {"form": {"values": {"method": {"delay_ms": "5"}}}, "run_form": {"values": limits}}
     for number in range(num_kills["page"] + 1):
         child, url = begin_page(tmp_path / str(number), target, db)
         seen = Watcher()
-        tab = threading.Thread(target=follow, args=(url, seen.take), kwargs=asked)
+        tab = threading.Thread(target=follow, args=(url, seen.take), kwargs=slow(delay_ms=5))
         tab.start()
         if not whole:
             tab.join()
-            whole = seen.shown
         else:
             enough = draw.uniform(0.0, 0.9) * len(whole)
             child.until(lambda seen=seen, enough=enough: len(seen.shown) > enough)  # type: ignore[misc]
         assert child.kill(), child.errors
         tab.join()
-        with opened(db) as log:
-            run = log.get(seen.log_id or "")
-            assert run is not None
-            whole = run.text if number == 0 else whole
-            equal = check_run(log, run, whole, seen.shown, tally)
-        if number:
-            tally.end(1, equal=equal)
-    _nothing_lost(tally)
+        with RunLog.open(str(db)) as log:
+            run = detail(log, seen.log_id)
+            whole = whole or run.text
+            check_run(log, run, seen.shown, whole)
 
 
 def begin_page(folder: Path, target: Path, db: Path) -> tuple[Child, str]:
@@ -123,142 +117,94 @@ def begin_page(folder: Path, target: Path, db: Path) -> tuple[Child, str]:
     return child, url
 
 
-def _newest(log: RunLog) -> Any:
-    (row, *_) = log.find().rows
-    return log.get(row.id)
+# ---- experiments and training
 
 
-# ---- experiments
+def answered(folder: Path) -> dict[Any, tuple[int, ...]]:
+    """What a benchmark that is done has answered, each request once."""
+    with RunLog.open(str(folder / "runs.db")) as log:
+        (benchmark,) = log.benchmarks.list()
+        assert benchmark.status == "completed"
+        found = answers(log, benchmark.id)
+        assert len(found) == log.count(RunQuery(status="completed")) == 12
+        return found
 
 
-def test_a_killed_benchmark(
-    tiny: Path, tmp_path: Path, num_kills: dict[str, int], tally: Tally
-) -> None:
-    draw = random.Random(SEED)
-    asked = words(
-        "bench --target {} --dtype float32 --suite starter --methods ngram --repeats 2 "
-        "--max-new-tokens 16 --categories chat --ignore-eos --db",
-        tiny,
-    )
-    seconds = timed(tmp_path, *asked, tmp_path / "whole.db")
-    with opened(tmp_path / "whole.db") as log:
-        whole = answers(log, log.benchmarks.list()[0].id)
-    assert len(whole) == 12
-    for number, most in enumerate(rounds(num_kills["bench"])):
-        db = tmp_path / f"{number}.db"
-
-        def going_on(db: Path = db) -> Sequence[object]:
-            with opened(db) as log:
-                begun = log.benchmarks.list()
-            anew = (*asked, db)
-            return ("bench", "--resume", begun[0].id, "--db", db) if begun else anew
-
-        for _ in range(most):
-            killed(tmp_path, draw, seconds, going_on)
-            with opened(db) as log:
-                begun = log.benchmarks.list()
-                tally.wrongly_marked += sum(one.status == "running" for one in begun)
-                tally.wrongly_marked += _wrongly_marked(log)
-        timed(tmp_path, *going_on())
-        with opened(db) as log:
-            (benchmark,) = log.benchmarks.list()
-            done = [row for row in log.find().rows if row.status == "completed"]
-            equal = answers(log, benchmark.id) == whole and len(done) == len(whole)
-            tally.wrongly_marked += benchmark.status != "completed"
-        tally.end(most, equal=equal)
-    _nothing_lost(tally)
-
-
-def test_a_killed_sweep(
-    tiny: Path, tmp_path: Path, num_kills: dict[str, int], tally: Tally
-) -> None:
-    draw = random.Random(SEED)
-    asked = words(
-        "sweep --target {} --dtype float32 --grid --method ngram --vary max_draft_len=1:3 --suite "
-        "starter --categories chat --max-new-tokens 16 --ignore-eos --name s --db",
-        tiny,
-    )
-    (tmp_path / "whole").mkdir()
-    seconds = timed(tmp_path, *asked, tmp_path / "whole" / "runs.db")
-    whole = swept(tmp_path / "whole" / "runs.db")
-    assert len(whole) == 3
-    for number, most in enumerate(rounds(num_kills["sweep"])):
-        db = tmp_path / str(number) / "runs.db"
-        for _ in range(most):
-            killed(tmp_path, draw, seconds, lambda db=db: _going_on(db, asked))  # type: ignore[misc]
-            with opened(db) as log:
-                tally.wrongly_marked += _wrongly_marked(log)
-                tally.wrongly_marked += "running" in statuses(log)
-        if "completed" not in statuses_of(db):
-            timed(tmp_path, *_going_on(db, asked))
-        tally.wrongly_marked += statuses_of(db) != ["completed"]
-        tally.end(most, equal=swept(db) == whole)
-    _nothing_lost(tally)
-
-
-def _going_on(db: Path, asked: Sequence[object]) -> Sequence[object]:
-    begun = db.exists() and statuses_of(db)
-    return ("sweep", "--resume", "s", "--db", db) if begun else (*asked, db)
-
-
-def statuses_of(db: Path) -> list[str]:
-    with opened(db) as log:
-        return statuses(log)
-
-
-def statuses(log: RunLog) -> list[str]:
-    """How its sweeps stand."""
-    return [head.status for head in SweepStore(log).heads()]
-
-
-def swept(db: Path) -> dict[Any, Any]:
-    """Every point, how it ended, and what was answered there."""
-    with opened(db) as log:
+def swept(folder: Path) -> dict[Any, Any]:
+    """Every point of a sweep that is done, how it ended, and what was answered there."""
+    with RunLog.open(str(folder / "runs.db")) as log:
         sweep = SweepStore(log).load("s")
+        assert [head.status for head in SweepStore(log).heads()] == ["completed"]
         return {
             trial.key: (trial.outcome, answers(log, trial_benchmark_id(sweep.row.id, trial.point)))
             for trial in sweep.trials
         }
 
 
-def _wrongly_marked(log: RunLog) -> int:
-    """Runs that are neither done nor known to have died."""
-    return sum(row.status not in ("completed", "interrupted") for row in log.find().rows)
-
-
-# ---- training
-
-
-@pytest.mark.parametrize("method", ["medusa"])
-def test_killed_corpus_writing_and_training(
-    method: str, tiny: Path, tmp_path: Path, num_kills: dict[str, int], tally: Tally
-) -> None:
-    draw = random.Random(SEED)
-    asked = words(
-        "train --target {} --dtype float32 --method {} --rows 4 --tokens 1500 "
-        "--set pack_tokens=256 --set epochs=3 --output",
-        *(tiny, method),
-    )
-    seconds = timed(tmp_path, *asked, tmp_path / "whole" / "drafter")
-    whole = made(tmp_path / "whole")
-    assert any(name.endswith(".safetensors") for name in whole)
-    for number, most in enumerate(rounds(num_kills["train"])):
-        folder = tmp_path / str(number)
-        for _ in range(most):
-            killed(tmp_path, draw, seconds, lambda to=folder: (*asked, to / "drafter"))  # type: ignore[misc]
-        timed(tmp_path, *asked, folder / "drafter")
-        assert not list(folder.rglob("partial-*"))
-        tally.end(most, equal=made(folder) == whole)
-    _nothing_lost(tally)
-
-
-def made(folder: Path) -> dict[str, bytes]:
+def trained(folder: Path) -> dict[str, bytes]:
     """Weights and corpus, byte by byte."""
-    names = ("*.safetensors", "dialogues.jsonl")
-    files = [file for name in names for file in folder.rglob(name)]
+    assert not list(folder.rglob("partial-*"))
+    files = [*folder.rglob("*.safetensors"), *folder.rglob("dialogues.jsonl")]
+    assert len(files) > 1
     return {str(file.relative_to(folder)): file.read_bytes() for file in files}
 
 
-def _nothing_lost(tally: Tally) -> None:
-    assert (tally.unlogged, tally.wrongly_marked) == (0, 0), tally.line
-    assert tally.equal == tally.resumed, tally.line
+@dataclass(frozen=True)
+class Action:
+    """A long command, and what it leaves in a folder when it is done.
+
+    Attributes:
+        line: its words; {} stands for the target, and then for what it writes.
+        written: a log or a drafter.
+    """
+
+    line: str
+    written: str
+    result: Callable[[Path], dict[Any, Any]]
+
+    def words(self, target: Path, folder: Path) -> Sequence[object]:
+        """Begin it, or go on if the log has it already."""
+        place = folder / self.written
+        begun = place.suffix == ".db" and place.exists() and self._begun(place)
+        return begun or words(self.line, target, place)
+
+    def _begun(self, db: Path) -> Sequence[object]:
+        name = self.line.split()[0]
+        with RunLog.open(str(db)) as log:
+            found = [head.id for head in log.benchmarks.list(sweeps=name == "sweep")]
+        return (name, "--resume", found[0], "--db", db) if found else ()
+
+
+ASKED = "--suite starter --categories chat --max-new-tokens 16 --ignore-eos --target {} --db {}"
+ACTIONS = {
+    "bench": Action(
+        f"bench --dtype float32 --methods ngram --repeats 2 {ASKED}", "runs.db", answered
+    ),
+    "sweep": Action(
+        f"sweep --dtype float32 --grid --method ngram --vary max_draft_len=1:3 --name s {ASKED}",
+        "runs.db",
+        swept,
+    ),
+    "train": Action(
+        "train --dtype float32 --method medusa --rows 4 --tokens 1500 --set pack_tokens=256 "
+        "--set epochs=3 --target {} --output {}",
+        "drafter",
+        trained,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ACTIONS)
+def test_what_is_killed_goes_on_and_ends_as_without_the_kills(
+    name: str, tiny: Path, tmp_path: Path, num_kills: dict[str, int]
+) -> None:
+    action, draw = ACTIONS[name], random.Random(SEED)
+    seconds = timed(tmp_path, *action.words(tiny, tmp_path / "whole"))
+    whole = action.result(tmp_path / "whole")
+    for number, most in enumerate(rounds(num_kills[name])):
+        folder = tmp_path / str(number)
+        for _ in range(most):
+            killed(tmp_path, draw, seconds, partial(action.words, tiny, folder))
+            check_marks(folder / "runs.db")
+        timed(tmp_path, *action.words(tiny, folder))
+        assert action.result(folder) == whole

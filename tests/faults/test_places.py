@@ -10,16 +10,17 @@ from typing import Any
 import pytest
 
 from playground.host import recording
+from playground.host.live import LiveRun
 from playground.host.runner import EngineHost
-from storage import RunLog, owner
+from storage import RunLog, RunQuery, owner
 from tests.engine.cpu.tiny_gguf import write_gguf
 from tests.faults.children import Child, command, command_with_room, words
-from tests.faults.conftest import Tally
-from tests.faults.runs import check_run, opened
+from tests.faults.runs import check_run
 from tests.playground.asks import finished, start
 from tests.playground.conftest import tiny_folder as tiny_folder
 from tests.playground.tiny import tiny_catalog
 from tests.postgres import Server
+from tests.storage.conftest import detail
 from tests.storage.conftest import mortal as mortal
 from tests.storage.conftest import own as own
 
@@ -36,26 +37,30 @@ def one_sentence(child: Child) -> str:
     return said[0]
 
 
+def streaming(host: EngineHost, *, delay_ms: int, max_new_tokens: int) -> LiveRun:
+    """A run that has made a few steps."""
+    settings, limits = {"delay_ms": str(delay_ms)}, {"max_new_tokens": str(max_new_tokens)}
+    run = start(host, settings=settings, limits=limits)
+    while len(run.rows) < 3:
+        assert not run.over.is_set(), run.error
+    return run
+
+
 @pytest.mark.parametrize("room_kib", [8, 240])
 def test_a_disk_that_is_full_ends_a_run_and_keeps_what_was_shown(
     room_kib: int, tiny: Path, tmp_path: Path
 ) -> None:
-    db, tally = tmp_path / "runs.db", Tally()
+    db = tmp_path / "runs.db"
     line = "generate hello --target {} --dtype float32 --db {} --ignore-eos --max-new-tokens 1500"
     asked = words(line, tiny, db)
     child = Child(tmp_path, command_with_room, room_kib * KIB, *asked)
     assert str(db) in one_sentence(child)
-    with opened(db) as log:
-        for row in log.find().rows:
-            run = log.get(row.id)
-            assert run is not None
-            check_run(log, run, "", child.text.removesuffix("\n"), tally)
-    assert (tally.unlogged, tally.wrongly_marked) == (0, 0)
+    with RunLog.open(str(db)) as log:
+        for run in log.details(log.ids(RunQuery())):
+            check_run(log, run, child.text.removesuffix("\n"))
 
 
-def test_a_disk_that_is_full_is_not_blamed_on_the_model(
-    tmp_path: Path,
-) -> None:
+def test_a_disk_that_is_full_is_not_blamed_on_the_model(tmp_path: Path) -> None:
     model = write_gguf(tmp_path / "tiny.gguf")
     asked = ("generate", "hello", "--target", model, "--dtype", "float32", "--no-save")
     child = Child(tmp_path, command_with_room, 2 * KIB, *asked, "--max-new-tokens", "4")
@@ -95,9 +100,7 @@ def test_a_log_that_cannot_be_written_is_one_sentence(
 def test_a_log_that_is_removed_ends_the_run_and_later_ones_with_a_sentence(
     host: EngineHost, tmp_path: Path
 ) -> None:
-    run = start(host, settings={"delay_ms": "20"}, limits={"max_new_tokens": "400"})
-    while len(run.rows) < 3:
-        assert not run.over.is_set(), run.error
+    run = streaming(host, delay_ms=20, max_new_tokens=400)
     (tmp_path / "runs.db").unlink()
     assert finished(run).state == "failed"
     later = finished(start(host))
@@ -128,9 +131,7 @@ def test_a_run_goes_on_while_the_logs_server_is_away(
     monkeypatch.setattr(recording, "MAX_QUEUED", room)
     log = RunLog.open(mortal)
     host = EngineHost(log, tiny_catalog(tiny_folder), cache_dir=tmp_path / "cache", device="cpu")
-    run = start(host, settings={"delay_ms": "20"}, limits={"max_new_tokens": "200"})
-    while len(run.rows) < 3:
-        assert not run.over.is_set(), run.error
+    run = streaming(host, delay_ms=20, max_new_tokens=200)
     own.stop()
     while not log.out_of_reach or room == 5000 and not run.activity.startswith("waiting for"):
         assert not run.over.is_set(), run.error
@@ -139,8 +140,8 @@ def test_a_run_goes_on_while_the_logs_server_is_away(
     assert len(run.rows) == shown, "nothing is shown that is not kept"
     own.start()
     finished(run)
-    stored = log.get(run.log_id or "")
-    assert stored is not None and len(log.steps(stored.id)) == stored.num_steps == len(run.rows)
+    stored = detail(log, run.log_id)
+    assert len(log.steps(stored.id)) == stored.num_steps == len(run.rows)
     if room == 3:
         assert stored.status == "failed" and "unreachable for 3 steps" in (stored.error or "")
     else:
@@ -161,23 +162,11 @@ def test_clocks_that_jump_change_no_run_and_no_status(
 
     calm = finished(start(host))
     monkeypatch.setattr(owner, "datetime", Jumping)
-    run = start(host, settings={"delay_ms": "10"})
-    while len(run.rows) < 3:
-        assert not run.over.is_set(), run.error
+    run = streaming(host, delay_ms=10, max_new_tokens=24)
     with RunLog.open(str(tmp_path / "runs.db")) as other:
-        seen = other.get(run.log_id or "")
-        assert seen is not None and seen.status == "running"
+        assert detail(other, run.log_id).status == "running"
     assert finished(run).state == "completed"
     assert run.finish == calm.finish
     assert run.metrics is not None and 0 < (run.metrics.tok_s or 0) < 1e5
-    stored = host.log.get(run.log_id or "")
-    assert stored is not None and abs(stored.created_at - datetime.now(UTC)) < timedelta(days=4000)
-
-
-def test_work_that_ends_the_engines_thread_ends_its_run_alone(host: EngineHost) -> None:
-    def leave(run: Any) -> None:
-        raise SystemExit
-
-    run = finished(host.submit(leave, owner="tab"))
-    assert run.state == "failed" and "Something broke in run" in (run.error or "")
-    assert finished(start(host)).state == "completed"
+    created_at = detail(host.log, run.log_id).created_at
+    assert abs(created_at - datetime.now(UTC)) < timedelta(days=4000)

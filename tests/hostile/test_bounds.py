@@ -278,7 +278,7 @@ def test_a_damaged_step_is_a_sentence(log: RunLog) -> None:
 
 def test_names_of_runs_are_shown_on_a_terminal_not_obeyed(log: RunLog, tmp_path: Path) -> None:
     run_id = finished_run(log)
-    log.rename(run_id, "\x1b[2J\x1b]0;owned\x07 \x9b31m\u202e[/red]")
+    log.annotate(run_id, name="\x1b[2J\x1b]0;owned\x07 \x9b31m\u202e[/red]")
     shown = CliRunner().invoke(app, ["runs", "list", "--db", str(tmp_path / "log.db")])
     assert shown.exit_code == 0 and r"\x1b[2J\x1b]0;owned\x07" in shown.output
     wrong = CliRunner().invoke(app, ["generate", "a", "--method", "\x1b[2J.yaml"])

@@ -107,7 +107,7 @@ def test_what_people_read_holds_no_control_characters() -> None:
 
 def test_texts_of_a_stored_run_are_shown_in_every_output(log: RunLog, tmp_path: Path) -> None:
     run_id = finished_run(log)
-    log.rename(run_id, "\x1b[2J\x7f\u202egnp.exe")
+    log.annotate(run_id, name="\x1b[2J\x7f\u202egnp.exe")
     db = ["--db", str(tmp_path / "log.db")]
     for asked in (["runs", "list"], ["runs", "list", "--json"], ["runs", "export", "-"]):
         shown = CliRunner().invoke(app, [*asked, *db])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,22 +16,17 @@ from playground.host.environment import _nvidia_driver, machine, weights_digest
 from playground.host.request import read_request
 from playground.host.runner import EngineHost
 from playground.runs.details import request_again, request_of
-from storage import RunDetail, RunLog
+from storage import RunLog
 from tests.playground.asks import ask, finished, start
-
-
-def stored(host: EngineHost, log_id: str | None) -> RunDetail:
-    run = host.log.get(log_id or "")
-    assert run is not None
-    return run
+from tests.storage.conftest import detail
 
 
 def test_a_run_again_has_the_same_settings_and_text(host: EngineHost) -> None:
     first = finished(start(host, prompt="Once more.", settings={"max_draft_len": "2"}))
     host.runs.__init__()  # type: ignore[misc]
-    run = stored(host, first.log_id)
+    run = detail(host.log, first.log_id)
     again = finished(host.generate(request_again(host.catalog, run), owner="tab"))
-    twin = stored(host, again.log_id)
+    twin = detail(host.log, again.log_id)
     assert twin.id != run.id and twin.text == run.text
     assert (twin.setup_id, twin.prompt_id) == (run.setup_id, run.prompt_id)
     assert (twin.method, twin.messages) == (run.method, run.messages)
@@ -38,7 +34,9 @@ def test_a_run_again_has_the_same_settings_and_text(host: EngineHost) -> None:
 
 def test_a_run_fills_the_generate_page(host: EngineHost) -> None:
     asked = ask(prompt="Fill in.", system="Be brief.", settings={"note": "x"})
-    run = stored(host, finished(host.generate(read_request(host.catalog, asked), owner="a")).log_id)
+    run = detail(
+        host.log, finished(host.generate(read_request(host.catalog, asked), owner="a")).log_id
+    )
     fields = request_of(host.catalog, run)
     method, _ = slot_of(host.catalog, fields.config, "tiny")
     assert (fields.target.name, method, fields.dtype) == ("tiny", "scripted", "float32")
@@ -47,15 +45,16 @@ def test_a_run_fills_the_generate_page(host: EngineHost) -> None:
 
 
 def test_what_cannot_be_run_again_is_said(host: EngineHost) -> None:
-    run = stored(host, finished(start(host)).log_id)
-    with pytest.raises(ConfigError, match="not known here"):
-        request_again(host.catalog, replace(run, decoding_type="Psychic"))
-    with pytest.raises(ConfigError, match="unheard_of"):
-        request_again(host.catalog, replace(run, method={**run.method, "unheard_of": 1}))
-    with pytest.raises(ConfigError, match="target must be one of"):
-        request_again(host.catalog, replace(run, target="/etc"))
-    with pytest.raises(PromptError, match="token ids"):
-        request_again(host.catalog, replace(run, messages=(), prompt_text=""))
+    run = detail(host.log, finished(start(host)).log_id)
+    cases: list[tuple[type[Exception], str, dict[str, Any]]] = [
+        (ConfigError, "not known here", {"decoding_type": "Psychic"}),
+        (ConfigError, "unheard_of", {"method": {**run.method, "unheard_of": 1}}),
+        (ConfigError, "target must be one of", {"target": "/etc"}),
+        (PromptError, "token ids", {"messages": (), "prompt_text": ""}),
+    ]
+    for kind, message, changes in cases:
+        with pytest.raises(kind, match=message):
+            request_again(host.catalog, replace(run, **changes))
 
 
 def test_a_run_whose_target_cannot_be_loaded_is_in_the_log(host: EngineHost, log: RunLog) -> None:
@@ -63,7 +62,7 @@ def test_a_run_whose_target_cannot_be_loaded_is_in_the_log(host: EngineHost, log
     missing = TargetSpec(name="missing", title="Missing", path="/no/such/folder")
     run = finished(host.generate(replace(request, target=missing), owner="tab"))
     assert run.state == "failed" and run.error is not None and "/no/such/folder" in run.error
-    entry = stored(host, run.log_id)
+    entry = detail(host.log, run.log_id)
     assert (entry.status, entry.error, entry.target) == ("failed", run.error, "missing")
     assert entry.prompt_text == "Never asked." and entry.method["decoding_type"] == "Scripted"
     assert entry.num_steps == 0 and log.steps(entry.id) == ()
@@ -71,7 +70,7 @@ def test_a_run_whose_target_cannot_be_loaded_is_in_the_log(host: EngineHost, log
 
 
 def test_the_surroundings_are_stored_with_every_run(host: EngineHost) -> None:
-    known = stored(host, finished(start(host)).log_id).environment
+    known = detail(host.log, finished(start(host)).log_id).environment
     for name in ("torch", "transformers", "gradio"):
         assert known["versions"][name]
     for name in ("device", "device_name", "threads", "cpu", "cpu_flags", "memory_gib", "platform"):

@@ -31,13 +31,11 @@ def invoke(*arguments: object, code: int = 0) -> Any:
 
 
 def filled(db: str) -> list[str]:
-    log = RunLog.open(db)
-    ids = [
-        finished_run(log, prompt_text="About trees.", labels={"turn": "0"}, tags=("x",)),
-        finished_run(log, prompt_text="About ships.", target="other"),
-    ]
-    log.close()
-    return ids
+    with RunLog.open(db) as log:
+        return [
+            finished_run(log, prompt_text="About trees.", labels={"turn": "0"}, tags=("x",)),
+            finished_run(log, prompt_text="About ships.", target="other"),
+        ]
 
 
 def test_list_prints_filters_and_sorts(db: str) -> None:
@@ -48,6 +46,10 @@ def test_list_prints_filters_and_sorts(db: str) -> None:
     for choice in (["--label", "turn=0"], ["--tag", "x"], ["--target", "tiny"]):
         (row,) = json.loads(invoke("list", "--db", db, "--json", *choice).stdout)
         assert row["id"] == trees and row["mat"] == 2.0, choice
+    with RunLog.open(db) as log:
+        log.delete(ships)
+    (gone,) = json.loads(invoke("list", "--status", "deleted", "--json", "--db", db).stdout)
+    assert gone["id"] == ships
 
 
 def test_export_and_import_carry_whole_runs(db: str, tmp_path: Path) -> None:
@@ -59,19 +61,9 @@ def test_export_and_import_carry_whole_runs(db: str, tmp_path: Path) -> None:
     there = str(tmp_path / "there.db")
     assert "1 runs imported, 0 were already here" in invoke("import", plain, "--db", there).stdout
     assert "1 runs imported, 1 were already here" in invoke("import", packed, "--db", there).stdout
-    first, second = RunLog.open(db), RunLog.open(there)
-    for run_id in ids:
-        assert repr(first.read_whole(run_id)) == repr(second.read_whole(run_id))
-    first.close()
-    second.close()
-
-
-def test_deleted_runs_are_listed_where_they_are_asked_for(db: str) -> None:
-    ids = filled(db)
-    with RunLog.open(db) as log:
-        log.delete(ids[0])
-    (gone,) = json.loads(invoke("list", "--status", "deleted", "--json", "--db", db).stdout)
-    assert gone["id"] == ids[0]
+    with RunLog.open(db) as first, RunLog.open(there) as second:
+        for run_id in ids:
+            assert repr(first.read_whole(run_id)) == repr(second.read_whole(run_id))
 
 
 def test_faults_are_one_sentence_and_leave_no_file(db: str, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from playground.runs.compare import compare_runs
 from playground.runs.settings import differences, flatten, non_default, short
 from playground.web.run_comparison import comparison_html
 from storage import RunLog
-from tests.storage.conftest import timed_run
+from tests.storage.conftest import detail, timed_run
 
 
 def test_runs_of_one_configuration_are_its_spread(log: RunLog) -> None:
@@ -36,14 +36,10 @@ def test_runs_of_one_configuration_are_its_spread(log: RunLog) -> None:
 
 def test_only_settings_that_differ_are_shown(log: RunLog) -> None:
     usual = methods()["NGram"].parse({}).model_dump(mode="json")
-    ids = [
-        timed_run(
-            log, 1.0, method={**usual, "max_draft_len": 5}, environment={"versions": {"t": "1"}}
-        ),
-        timed_run(
-            log, 1.0, method={**usual, "max_draft_len": 7}, environment={"versions": {"t": "2"}}
-        ),
-    ]
+    ids = []
+    for length, version in ((5, "1"), (7, "2")):
+        method, environment = {**usual, "max_draft_len": length}, {"versions": {"t": version}}
+        ids.append(timed_run(log, 1.0, method=method, environment=environment))
     found = compare_runs(log, ids, methods())
     assert found.differences == {"method.max_draft_len": ["5", "7"]}
     assert found.machine == {"versions.t": ["1", "2"]}
@@ -71,15 +67,13 @@ def test_figures_that_are_no_numbers_are_left_out(log: RunLog) -> None:
     assert spread is not None and spread.num_runs == 1
 
 
-@pytest.mark.parametrize("ids", [[], ["nope", "no"]])
-def test_fewer_than_two_runs_are_no_comparison(log: RunLog, ids: list[str]) -> None:
-    with pytest.raises(ConfigError, match="at least two"):
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [([], "at least two"), (["nope", "no"], "at least two"), (["r"] * 201, "At most 200")],
+)
+def test_too_few_or_too_many_runs_are_refused(log: RunLog, ids: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         compare_runs(log, ids, {})
-
-
-def test_too_many_runs_are_refused(log: RunLog) -> None:
-    with pytest.raises(ConfigError, match="At most 200"):
-        compare_runs(log, [f"r{i}" for i in range(201)], {})
 
 
 def test_the_table_of_a_comparison_is_text(log: RunLog) -> None:
@@ -92,8 +86,7 @@ def test_the_table_of_a_comparison_is_text(log: RunLog) -> None:
 
 def test_a_method_within_a_method_is_told_by_its_type_and_own_settings(log: RunLog) -> None:
     config = presets.methods()["suffix-draft-smollm2-135m"].config
-    run = log.get(timed_run(log, 1.0, method=config.model_dump(mode="json")))
-    assert run is not None
+    run = detail(log, timed_run(log, 1.0, method=config.model_dump(mode="json")))
     flat = {
         "model": "Draft_Target",
         "model.speculative_model": "draft-smollm2-135m",

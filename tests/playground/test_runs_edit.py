@@ -14,19 +14,18 @@ from storage import RunLog, UnknownRunError
 from tests.storage.conftest import finish, finished_run, new_run
 
 
-def annotate(log: RunLog, run_id: str, **changes: Any) -> None:
-    Annotation.parse({"id": run_id, **changes}).apply(log)
-
-
 def act(log: RunLog, ids: list[str], **changes: Any) -> None:
     Selection.parse({"ids": ids, **changes}).apply(log)
 
 
 def test_changes_are_done_and_shown(log: RunLog) -> None:
     run_id = finished_run(log)
-    annotate(log, run_id, name="  best ")
-    annotate(log, run_id, note="tuned\nby hand")
-    annotate(log, run_id, tags=[" b", "a", "b ", ""])
+    for change in (
+        {"name": "  best "},
+        {"note": "tuned\nby hand"},
+        {"tags": [" b", "a", "b ", ""]},
+    ):
+        Annotation.parse({"id": run_id, **change}).apply(log)
     now = stored_run(log, run_id)
     assert (now.name, now.note, now.tags) == ("best", "tuned\nby hand", ("a", "b"))
     assert split_tags(" b,a, b ,,") == ("a", "b")

@@ -28,9 +28,8 @@ from tests.storage.conftest import finished_run, odd_run, whole
 
 @pytest.fixture
 def other(tmp_path: Path) -> Iterator[RunLog]:
-    other = RunLog.open(str(tmp_path / "other.db"))
-    yield other
-    other.close()
+    with RunLog.open(str(tmp_path / "other.db")) as other:
+        yield other
 
 
 def document(log: RunLog, *run_ids: str) -> str:
@@ -105,41 +104,29 @@ BROKEN: list[tuple[str, Any]] = [
     ("steps", "none"),
     ("steps", [{"index": 0}]),
 ]
-BROKEN_STEPS: list[dict[str, Any]] = [
-    {"index": 3},
-    {"tokens": []},
-    {"parents": [-1, 0]},
-    {"parents": [-1, 2, 0]},
-    {"parents": [0, 0, 1]},
-    {"accepted": [2]},
-    {"accepted": [7]},
-    {"accepted": [1, 1]},
-    {"num_committed": 9},
-    {"bonus": -4},
-    {"token_texts": ["a"]},
-    {"draft_s": None},
+BROKEN_STEPS: list[tuple[str, Any]] = [
+    ("index", 3),
+    ("tokens", []),
+    ("parents", [-1, 0]),
+    ("parents", [-1, 2, 0]),
+    ("parents", [0, 0, 1]),
+    ("accepted", [2]),
+    ("accepted", [7]),
+    ("accepted", [1, 1]),
+    ("num_committed", 9),
+    ("bonus", -4),
+    ("token_texts", ["a"]),
+    ("draft_s", None),
 ]
 
 
-@pytest.mark.parametrize(("field", "value"), BROKEN, ids=[str(b)[:40] for b in BROKEN])
-def test_a_malformed_run_is_named(log: RunLog, field: str, value: Any) -> None:
+@pytest.mark.parametrize(("field", "value"), BROKEN + BROKEN_STEPS, ids=str)
+def test_a_malformed_run_or_step_is_named(log: RunLog, field: str, value: Any) -> None:
     raw = json.loads(run_line(whole(log, finished_run(log))))
-    raw[field] = value
-    refused_in_a_sentence(log, raw)
-
-
-@pytest.mark.parametrize("changes", BROKEN_STEPS, ids=[str(b) for b in BROKEN_STEPS])
-def test_a_malformed_step_is_named(log: RunLog, changes: dict[str, Any]) -> None:
-    raw = json.loads(run_line(whole(log, finished_run(log))))
-    raw["steps"][0] |= changes
-    refused_in_a_sentence(log, raw)
-
-
-def refused_in_a_sentence(log: RunLog, raw: dict[str, Any]) -> None:
-    before = log.find().total
+    (raw if (field, value) in BROKEN else raw["steps"][0])[field] = value
     with pytest.raises(ConfigError, match=r"^Run .* of the file: .*\.$"):
         taken_in(log, f"{HEAD}{json.dumps(raw)}{TAIL}")
-    assert log.find().total == before
+    assert log.find().total == 1
 
 
 def test_a_batch_arrives_whole_or_not_at_all(

@@ -24,8 +24,9 @@ from playground.trees.tables import load_table, pack, save_table
 from playground.web.tree import read_link
 from storage import RunLog, RunQuery, StorageError
 from tests.engine.drafters.fitted import Malicious
+from tests.engine.tuning.tables import made_up_table, random_tree
 from tests.playground.asks import finished, start
-from tests.playground.tree_tiny import HEADS, SUITE, made_up_table, random_tree, tree_catalog
+from tests.playground.tree_tiny import HEADS, SUITE, tree_catalog
 
 WAIT_S = 60.0
 DOCUMENTED = [[0], [1], [0, 0], [0, 1], [1, 0], [1, 1], [0, 0, 0], [0, 1, 0], [0, 0, 0, 0]]

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from engine.drafters.autoregressive import AutoregressiveConfig
 from engine.drafters.eagle.methods import EagleConfig
@@ -15,8 +12,6 @@ from engine.drafters.lookup.ngram import NGramConfig
 from engine.drafters.lookup.token_recycling import TokenRecyclingConfig
 from engine.model.loading import load_target
 from engine.model.sources import TargetSpec
-from engine.tree import ChoiceTree
-from engine.tuning.ranks import NO_RANK, RankTable
 from playground.host.catalog import Catalog
 from presets import MethodPreset, Prompt, PromptSuite
 from tests.engine.drafters.eagle_heads import save_eagle
@@ -62,47 +57,4 @@ def tree_catalog(folder: Path) -> Catalog:
         },
         suites={"small": suite},
         resolve=lambda name: spec,
-    )
-
-
-def random_tree(n: int, *, depth: int, ranks: int, seed: int) -> ChoiceTree:
-    """A tree of n nodes (fewer where no more fit), any ranks below `ranks`, gaps among them too."""
-    draw = random.Random(seed)
-    paths: list[tuple[int, ...]] = []
-    for _ in range(50 * n):
-        above = draw.choice([(), *paths])
-        path = (*above, draw.randrange(ranks))
-        if len(path) <= depth and path not in paths:
-            paths.append(path)
-        if len(paths) == n:
-            break
-    return ChoiceTree.parse(paths, form="candidates")
-
-
-def made_up_table(
-    *, positions: int = 10_000, depths: int = HEADS, texts: int = 40, ranks: int = 64, seed: int = 0
-) -> RankTable:
-    """Ranks drawn so that low ones are likely, less so the deeper; deeper ones depend on them."""
-    draw = np.random.default_rng(seed)
-    columns = []
-    luck = draw.random((positions, 1))
-    for depth in range(depths):
-        column = draw.geometric(0.62 - 0.05 * depth, size=positions) - 1
-        column = np.where(luck[:, 0] < 0.15, column + 3, column)
-        columns.append(np.where(column < ranks, column, NO_RANK))
-    starts = tuple(int(i) for i in np.linspace(0, positions, texts, endpoint=False))
-    lengths = np.diff([*starts, positions])
-    token_starts = tuple(int(i) for i in np.cumsum([0, *(lengths + 1)])[:-1])
-    return RankTable(
-        ranks=np.stack(columns, axis=1).astype(np.int16),
-        num_ranks=ranks,
-        texts=starts,
-        categories=tuple(("chat", "code", "math")[i % 3] for i in range(texts)),
-        token_ids=np.zeros(int((lengths + 1).sum()), dtype=np.int32),
-        token_starts=token_starts,
-        about={
-            "target": "tiny",
-            "dtype": "float32",
-            "sources": [f"text-{i}" for i in range(texts)],
-        },
     )

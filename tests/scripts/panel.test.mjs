@@ -3,8 +3,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { numReached } from "../../playground/web/static/compare/race.js";
-import { clip, duration, number, percent, probability, visible }
-  from "../../playground/web/static/kit.js";
+import { clip, probability, visible } from "../../playground/web/static/kit.js";
 import { foldImprobable, layoutTree, withBonus }
   from "../../playground/web/static/panel/draft_tree.js";
 import { lengthCounts } from "../../playground/web/static/panel/panel.js";
@@ -195,14 +194,7 @@ test("the race counts the commits that have happened", () => {
     [0, 1, 1, 3, 3, 4, 4]);
 });
 
-test("figures in words", () => {
-  assert.equal(number(null, 2), "\u2013");
-  assert.equal(number(0.4567, 2), "0.46");
-  assert.equal(duration(3.14), "3.1 ms");
-  assert.equal(duration(72.4), "72 ms");
-  assert.equal(duration(1302), "1.30 s");
-  assert.equal(duration(undefined), "\u2013");
-  assert.equal(percent(0.256), "26%");
+test("probabilities and tokens in few characters", () => {
   assert.equal(probability(0.0001), "<.001");
   assert.equal(probability(0.25), ".25");
   assert.equal(visible(" a\n"), "\u00b7a\u23ce");

@@ -16,8 +16,13 @@ from engine.tuning.latency import LatencyCurve, StepLatency, TreeLatency
 from engine.tuning.ranks import ChainSteps, RankTable
 from engine.tuning.replay import replay
 from playground.trees.tables import pack
-from tests.engine.tuning.tables import position_rates, replay_chain, slow_steps
-from tests.playground.tree_tiny import made_up_table, random_tree
+from tests.engine.tuning.tables import (
+    made_up_table,
+    position_rates,
+    random_tree,
+    replay_chain,
+    slow_steps,
+)
 from tests.scripts.conftest import Scripts
 
 MODULES = ("tree/model.js", "tree/replay.js")

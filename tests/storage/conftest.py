@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from storage import NewRun, RunLog, StepRow, StoredRun
+from storage import NewRun, RunDetail, RunLog, StepRow, StoredRun
 from tests.postgres import Server, missing, server
 
 ROOT = Path(__file__).parents[2]
@@ -63,13 +63,18 @@ def file_log(path: str) -> Iterator[RunLog]:
         yield log
 
 
+def started(*lines: str) -> subprocess.Popen[str]:
+    """A process that runs these lines, which have all names of this module."""
+    imports = ("import time", "from storage import RunLog", f"from {__name__} import *")
+    command = [sys.executable, "-c", "\n".join((*imports, *lines))]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=pipe, text=True)
+
+
 @contextmanager
 def other_process(url: str, *lines: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A process that runs these lines on its own `log` and then sleeps, and what it printed."""
-    imports = "import time\nfrom storage import RunLog\nfrom tests.storage.conftest import *"
-    script = "\n".join((imports, f"log = RunLog.open({url!r})", *lines, "time.sleep(60)"))
-    command = [sys.executable, "-c", script]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+    with started(f"log = RunLog.open({url!r})", *lines, "time.sleep(60)") as process:
         try:
             assert process.stdout is not None
             yield process, process.stdout.readline().strip()
@@ -197,9 +202,14 @@ def odd_run(log: RunLog) -> StoredRun:
         text="a\x00b\r\n",
         error="it broke",
     )
-    log.rename(run_id, "=näme")
-    log.set_note(run_id, "a note")
+    log.annotate(run_id, name="=näme", note="a note")
     return whole(log, run_id)
+
+
+def detail(log: RunLog, run_id: str | None) -> RunDetail:
+    run = log.get(run_id or "")
+    assert run is not None
+    return run
 
 
 def whole(log: RunLog, run_id: str) -> StoredRun:

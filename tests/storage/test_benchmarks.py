@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from storage import RunLog, RunQuery, StorageError, UnknownBenchmarkError
-from tests.storage.conftest import finished_run, new_run, other_process
+from storage import RunLog, StorageError, UnknownBenchmarkError
+from tests.storage.conftest import new_run, other_process
 
 PLAN = {"suite": "starter", "repeats": 3}
 
@@ -22,23 +22,6 @@ def test_a_benchmark_round_trips(log: RunLog) -> None:
     newer = log.benchmarks.begin("b", {})
     assert [b.id for b in log.benchmarks.list()] == [newer, benchmark_id]
     assert [b.id for b in log.benchmarks.list(1)] == [newer]
-
-
-def test_runs_are_found_by_benchmark_and_labels(log: RunLog) -> None:
-    benchmark_id = log.benchmarks.begin("b", {})
-    ids = [
-        finished_run(log, benchmark_id=benchmark_id, labels={"turn": turn, "category": "qa"})
-        for turn in ("0", "1")
-    ]
-    finished_run(log, labels={"turn": "1"})
-    (row,) = log.find(RunQuery(benchmark_id=benchmark_id, labels={"turn": "1"})).rows
-    assert (row.id, row.benchmark_id) == (ids[1], benchmark_id)
-    assert row.labels == {"turn": "1", "category": "qa"}
-    detail = log.get(ids[0])
-    assert detail is not None and detail.labels["turn"] == "0"
-    assert log.find(RunQuery(labels={"turn": "1"})).total == 2
-    assert log.find(RunQuery(labels={"turn": "1", "category": "qa"})).total == 1
-    assert log.find(RunQuery(labels={"category": "1"})).total == 0
 
 
 @pytest.mark.parametrize("labels", [{"": "x"}, {"k" * 65: "x"}, {"k": "x" * 501}, {"k": 1}])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from playground.cli.main import app
 from playground.experiments.sweep.store import SweepStore
 from storage import RunLog, RunQuery, copying
 from tests.playground.sweeps.scripted import resumed, swept
-from tests.storage.conftest import finish, finished_run, new_run, odd_run, step, whole
+from tests.storage.conftest import detail, finish, finished_run, new_run, odd_run, step, whole
 
 ALL = RunQuery(deleted=None, descending=False)
 
@@ -61,6 +62,8 @@ def test_everything_arrives_as_it_was_and_once(logs: tuple[RunLog, RunLog]) -> N
     source, into = logs
     ids = filled(source)
     going = source.begin(new_run())
+    source.add_prefill(going, token_id=5, text="a", num_prompt_tokens=3, ttft_s=0.05)
+    source.add_steps(going, [step(0)])
     source.artifacts.put("ranks", {}, meta={}, payload=b"s", run_id=going)
     for again in (False, True):
         *_, found = into.copy_from(source)
@@ -78,6 +81,27 @@ def test_everything_arrives_as_it_was_and_once(logs: tuple[RunLog, RunLog]) -> N
     assert [one.run_id for one in into.artifacts.find("ranks")] == ids[-1:]
     names = [one.name for one in into.experiments.page(RunQuery()).rows if hasattr(one, "key")]
     assert names == ["näme", ""], "the odd run came without its benchmark"
+    assert into.ids(RunQuery(text="NÄME", labels={"turn": "0"}, tag="a")) == (ids[0],)
+    assert into.ids(RunQuery(text="LINE")) == (ids[0],)
+    theirs = whole(source, going)
+    for num_new in (1, 0):
+        assert into.write_whole([theirs, theirs]) == num_new
+        half = detail(into, going)
+        assert half.status == "interrupted" and half.output_ids == (5, 6, 9)
+
+
+def test_what_is_there_is_not_overwritten(logs: tuple[RunLog, RunLog]) -> None:
+    source, into = logs
+    run_id = finished_run(source)
+    stored = whole(source, run_id)
+    into.write_whole([stored])
+    into.annotate(run_id, name="mine")
+    into.delete(run_id)
+    assert into.write_whole([replace(stored, steps=stored.steps[:1])]) == 0
+    *_, found = into.copy_from(source)
+    assert found.present == 1
+    kept = whole(into, run_id)
+    assert (kept.run.name, kept.run.deleted, kept.steps) == ("mine", True, stored.steps)
 
 
 def test_a_copy_that_was_cut_off_goes_on(

@@ -5,22 +5,18 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import pytest
 
-from storage import (
-    RunLog,
-    RunQuery,
-    SortKey,
-    StorageError,
-    UnknownRunError,
-)
+from storage import RunLog, RunQuery, SortKey, StorageError, UnknownRunError
 from tests.storage.conftest import finish, finished_run, new_run
 
 
 def test_filters_combine(log: RunLog) -> None:
     finished_run(log, target="a", prompt_text="The 100% sure Fox", tags=("x",))
-    finished_run(log, target="b", method={"decoding_type": "Medusa"})
+    marks: dict[str, Any] = {"benchmark_id": "c", "labels": {"turn": "1", "category": "qa"}}
+    finished_run(log, target="b", method={"decoding_type": "Medusa"}, **marks)
     running = log.begin(new_run(target="a", prompt_text="something else"))
     assert log.find(RunQuery(target="a")).total == 2
     assert log.find(RunQuery(decoding_type="Medusa")).total == 1
@@ -30,15 +26,9 @@ def test_filters_combine(log: RunLog) -> None:
     assert log.find(RunQuery(text="1_0%")).total == 0, "wildcards are plain characters"
     assert log.find(RunQuery(tag="x", target="a")).total == 1
     assert log.find(RunQuery(tag="x", target="b")).total == 0
-
-
-def test_text_is_found_in_name_and_note(log: RunLog) -> None:
-    run_id = finished_run(log)
-    log.rename(run_id, "The best one")
-    log.set_note(run_id, "tuned by hand")
-    log.set_tags(run_id, ["t", "t", "u"])
-    assert log.find(RunQuery(text="BEST")).total == log.find(RunQuery(text="by hand")).total == 1
-    assert log.find().rows[0].tags == ("t", "u")
+    (found,) = log.find(RunQuery(**marks)).rows
+    assert {name: getattr(found, name) for name in marks} == marks
+    assert log.find(RunQuery(labels={"turn": "1", "category": "1"})).total == 0
 
 
 def test_pages_cover_every_run_once_in_order(log: RunLog) -> None:
@@ -57,12 +47,6 @@ def test_runs_without_a_figure_come_last_either_way(log: RunLog) -> None:
         assert log.find(RunQuery(sort="mat", descending=descending)).rows[-1].id == without
 
 
-@pytest.mark.parametrize("query", [RunQuery(limit=0), RunQuery(limit=9999), RunQuery(offset=-1)])
-def test_page_out_of_range_is_refused(log: RunLog, query: RunQuery) -> None:
-    with pytest.raises(StorageError, match="limit in"):
-        log.find(query)
-
-
 @pytest.mark.parametrize(
     ("written", "asked"),
     [
@@ -77,19 +61,29 @@ def test_page_out_of_range_is_refused(log: RunLog, query: RunQuery) -> None:
 def test_search_folds_case_in_every_script(log: RunLog, written: str, asked: str) -> None:
     in_prompt = finished_run(log, prompt_text=f"x {written} y")
     in_name, in_note = finished_run(log), finished_run(log)
-    log.rename(in_name, written)
-    log.set_note(in_note, f"y {written}")
+    in_title, in_target = finished_run(log, method_title=written), finished_run(log, target=written)
+    log.annotate(in_name, name=written)
+    log.annotate(in_note, note=f"y {written}")
     finished_run(log, prompt_text="nothing of the kind")
-    assert {row.id for row in log.find(RunQuery(text=asked)).rows} == {in_prompt, in_name, in_note}
-    log.rename(in_name, "else")
-    assert log.find(RunQuery(text=asked)).total == 2
+    found = {row.id for row in log.find(RunQuery(text=asked)).rows}
+    assert found == {in_prompt, in_name, in_note, in_title, in_target}
+    log.annotate(in_name, name="else")
+    assert log.find(RunQuery(text=asked)).total == 4
 
 
-def test_search_finds_methods_and_targets(log: RunLog) -> None:
-    run_id = finished_run(log, target="Größe-1B", method_title="EAGLE-2")
-    finished_run(log)
-    for text in ("GRÖSSE", "eagle"):
-        assert [row.id for row in log.find(RunQuery(text=text)).rows] == [run_id]
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        *((query, "limit in") for query in ({"limit": 0}, {"limit": 9999}, {"offset": -1})),
+        ({"sort": "speed"}, "created_at.*got 'speed'"),
+        ({"ranges": {"created_at": (0, 1)}}, "range must be of one of"),
+    ],
+)
+def test_what_cannot_be_asked_for_is_named(
+    log: RunLog, query: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(StorageError, match=message):
+        log.find(RunQuery(**query))
 
 
 def test_ranges_leave_out_what_is_outside_or_no_number(log: RunLog) -> None:
@@ -106,8 +100,6 @@ def test_ranges_leave_out_what_is_outside_or_no_number(log: RunLog) -> None:
     assert found(None, 2.0) == {ids["1.5"]}
     assert found(None, None) == {ids["1.5"], ids["2.5"]}
     assert found(1.5, 2.5) == {ids["1.5"], ids["2.5"]}
-    with pytest.raises(StorageError, match="range must be of one of"):
-        log.find(RunQuery(ranges={"created_at": (0, 1)}))  # type: ignore[dict-item]
 
 
 def test_ids_and_deleted_runs_can_be_asked_for(log: RunLog) -> None:

@@ -8,7 +8,7 @@ from statistics import harmonic_mean, stdev
 import pytest
 
 from storage import ComparisonKey, DecodeTotals, RunLog, RunQuery, StorageError
-from tests.storage.conftest import finish, finished_run, new_run, timed_run
+from tests.storage.conftest import detail, finish, finished_run, new_run, timed_run
 
 
 def test_groups_count_and_average_what_the_filters_let_through(log: RunLog) -> None:
@@ -63,9 +63,8 @@ def test_totals_are_of_equal_circumstances_only(log: RunLog) -> None:
     timed_run(log, 99.0, prompt_text="p", dtype="float32")
     failed = log.begin(new_run(method=plain, prompt_text="p", dtype="float32"))
     finish(log, failed, {"tok_s": 1.0, "decode_s": 1.0}, status="failed", error="x")
-    run = log.get(failed)
-    assert run is not None
-    totals = log.decode_totals([run.prompt_id], "Autoregressive")
-    where = ComparisonKey("tiny", run.prompt_id, "float32", "")
+    prompt_id = detail(log, failed).prompt_id
+    totals = log.decode_totals([prompt_id], "Autoregressive")
+    where = ComparisonKey("tiny", prompt_id, "float32", "")
     assert totals == {where: DecodeTotals(2, num_tokens=40, decode_s=1.5, num_steps=0)}
     assert log.decode_totals([], "Autoregressive") == {}

@@ -15,7 +15,7 @@ from alembic.runtime.migration import MigrationContext
 from storage import ExperimentRow, NewRun, RunLog, RunQuery, SchemaError
 from storage.database import Database
 from storage.schema import metadata
-from tests.storage.conftest import step
+from tests.storage.conftest import detail, step
 
 ASSETS = Path(__file__).parent / "assets"
 RELEASED = sorted(ASSETS.glob("schema-*.sqlite3"))
@@ -39,26 +39,20 @@ def test_a_new_database_has_the_schema_of_the_code(url: str) -> None:
     assert difference(url) == []
 
 
-def test_a_migrated_database_has_the_schema_of_the_code(released: str) -> None:
+def test_a_database_of_every_released_schema_opens_and_is_as_the_code_has_it(
+    released: str,
+) -> None:
     assert difference(released) == []
-
-
-def test_there_is_a_database_of_the_first_schema() -> None:
-    assert "schema-0003" in {file.stem for file in RELEASED}
-
-
-def test_a_database_of_every_released_schema_opens(released: str) -> None:
     log = RunLog.open(released)
     page = log.find()
     assert {row.status for row in page.rows} == {"completed", "interrupted"}
     for row in page.rows:
-        run = log.get(row.id)
-        assert run is not None and len(log.steps(row.id)) == run.num_steps > 0
+        run = detail(log, row.id)
+        assert len(log.steps(row.id)) == run.num_steps > 0
         assert run.output_ids and run.prompt_ids and run.method["decoding_type"]
         assert log.find(RunQuery(text=run.prompt_text.upper(), setup_id=run.setup_id)).total == 1
         new = NewRun(**{f.name: getattr(run, f.name) for f in fields(NewRun)})
-        again = log.get(log.begin(new))
-        assert again is not None
+        again = detail(log, log.begin(new))
         assert (again.setup_id, again.prompt_id) == (run.setup_id, run.prompt_id)
     assert sum(group.num_runs for group in log.groups(RunQuery(), "setup_id")) == 2 * page.total
     log.close()
@@ -113,9 +107,8 @@ def test_what_the_first_schema_holds_comes_back_whole(tmp_path: Path) -> None:
     assert (named.name, named.note, named.tags) == ("The Übung", "a note", ("kept", "old"))
     assert named.created_at.tzinfo is not None and named.tok_s and named.verify_s
     (left,) = log.find(RunQuery(labels={"category": "qa"})).rows
-    run, (head,) = log.get(left.id), log.benchmarks.list()
-    benchmark = log.benchmarks.get(head.id)
-    assert run is not None and run.environment == {"odd": math.inf}
+    run, (head,) = detail(log, left.id), log.benchmarks.list()
+    assert run.environment == {"odd": math.inf}
     assert run.messages == ({"role": "user", "content": "héllo \x00"},)
     assert run.output_ids == (5, 6, 9, 6, 9) and run.benchmark_id == head.id
     first, second = log.steps(run.id)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,14 +15,14 @@ from storage import RunLog, SchemaError, StorageError
 from storage.database import Database
 from storage.dialects import foreign_keys_off
 from storage.schema import tags
-from tests.storage.conftest import ROOT, errors_at_once, finished_run, new_run, other_process, step
-
-OPEN_AT = (
-    "import sys, time, storage\n"
-    "time.sleep(max(0, float(sys.argv[2]) - time.time()))\n"
-    "log = storage.RunLog.open(sys.argv[1])\n"
-    "log.find()\n"
-    "log.close()\n"
+from tests.storage.conftest import (
+    detail,
+    errors_at_once,
+    finished_run,
+    new_run,
+    other_process,
+    started,
+    step,
 )
 
 
@@ -56,12 +54,11 @@ def nothing(request: pytest.FixtureRequest, path: str) -> Iterator[str]:
 
 @pytest.mark.slow
 def test_processes_that_create_the_log_at_once_all_open_it(nothing: str) -> None:
-    command = [sys.executable, "-c", OPEN_AT, nothing, str(time.time() + 3)]
-    started = [
-        subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) for _ in range(3)
-    ]
-    said = [process.communicate()[1] for process in started]
-    assert [process.returncode for process in started] == [0, 0, 0], said
+    at_once = f"time.sleep(max(0, {time.time() + 3} - time.time()))"
+    lines = (at_once, f"with RunLog.open({nothing!r}) as log: log.find()")
+    processes = [started(*lines) for _ in range(3)]
+    said = [process.communicate()[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0], said
 
 
 def test_threads_that_open_different_files_at_once_all_succeed(tmp_path: Path) -> None:
@@ -81,15 +78,13 @@ def test_creation_cut_off_half_way_leaves_nothing_behind(path: str) -> None:
             RunLog.open(path)
     finally:
         sa.event.remove(tags, "before_create", cut_off)
-    log = RunLog.open(path)
-    assert log.find().total == 0
-    log.close()
+    with RunLog.open(path) as log:
+        assert log.find().total == 0
 
 
 def test_rebuilding_a_table_in_a_migration_keeps_its_steps(path: str) -> None:
-    log = RunLog.open(path)
-    run_id = finished_run(log)
-    log.close()
+    with RunLog.open(path) as log:
+        run_id = finished_run(log)
     database = Database(path)
     with database.engine.connect() as connection:
         with foreign_keys_off(connection), connection.begin():
@@ -99,9 +94,8 @@ def test_rebuilding_a_table_in_a_migration_keeps_its_steps(path: str) -> None:
         enforced = connection.exec_driver_sql("PRAGMA foreign_keys").scalar_one()
     database.close()
     assert enforced == 1
-    log = RunLog.open(path)
-    assert len(log.steps(run_id)) == 2
-    log.close()
+    with RunLog.open(path) as log:
+        assert len(log.steps(run_id)) == 2
 
 
 def test_database_of_another_program_is_refused_and_left_alone(tmp_path: Path) -> None:
@@ -126,17 +120,19 @@ def test_killed_process_leaves_an_interrupted_run_with_its_steps(url: str, reape
     )
     with other_process(url, *lines) as (process, run_id):
         with RunLog.open(url) as alive:
-            living = alive.get(run_id)
-            assert living is not None and living.status == "running", "its process lives"
+            assert detail(alive, run_id).status == "running", "its process lives"
         process.kill()
         if reaped:
             process.wait()
         else:
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         with RunLog.open(url) as log:
-            run = log.get(run_id)
-            assert run is not None and run.status == "interrupted"
-            assert run.text == "abdbd" and run.output_ids == (5, 6, 9, 6, 9)
+            run = detail(log, run_id)
+            assert (
+                run.status == "interrupted"
+                and run.text == "abdbd"
+                and run.output_ids == (5, 6, 9, 6, 9)
+            )
             assert len(log.steps(run_id)) == 2 and run.mat == 2.0
 
 

@@ -1,9 +1,8 @@
-"""Real greedy runs to hold replays against, and random trees for them."""
+"""Real greedy runs to hold replays against."""
 
 from __future__ import annotations
 
 import functools
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +17,6 @@ from engine.drafters.method import MethodConfig
 from engine.drafters.texts import Text
 from engine.model.target import Target
 from engine.steps import End, Step
-from engine.tree import ChoiceTree, Path
 from engine.tuning import StoppedError
 from tests.engine.drafters.golden import ROOT, golden_case
 from tests.models import build_context
@@ -74,44 +72,23 @@ class Case:
 
     bench: BuildContext
     config: MethodConfig
-    field: str
     prompts: list[list[int]]
     texts: list[Text]
-
-    def with_tree(self, tree: ChoiceTree) -> Drafter:
-        return self.config.replace(**{self.field: tree.paths}).build(self.bench)
 
 
 @functools.cache
 def golden(name: str) -> Case:
     """Golden heads, which were trained on what their target writes."""
-    folder, config, field = _GOLDEN[name]
+    folder, config = _GOLDEN[name]
     case = golden_case(folder)
     values: Any = config(speculative_model=str(ROOT / folder / "head"))
     given = [p.get("ids") or p["input_ids"] for p in case.expected["prompts"]]
     prompts = [*given, given[0][2:7], given[1][4:17], given[1][:1]]
     bench = build_context(case.target)
-    return Case(bench, values, field, prompts, texts_of(bench, prompts))
+    return Case(bench, values, prompts, texts_of(bench, prompts))
 
 
-_GOLDEN: dict[str, tuple[str, Any, str]] = {
-    "medusa": ("medusa/case_a", MedusaConfig, "medusa_choices"),
-    "eagle": ("eagle/eagle1", EagleConfig, "eagle_choices"),
+_GOLDEN: dict[str, tuple[str, Any]] = {
+    "medusa": ("medusa/case_a", MedusaConfig),
+    "eagle": ("eagle/eagle1", EagleConfig),
 }
-
-
-def random_tree(rng: random.Random, max_depth: int, max_nodes: int = 40) -> ChoiceTree:
-    """A tree of random size and form; low ranks are likelier, as they are right more often."""
-    paths: set[Path] = set()
-    open_paths: list[Path] = [()]
-    goal = rng.randint(1, max_nodes)
-    reach = rng.choice([2, 4, 10])
-    while len(paths) < goal:
-        parent = rng.choice(open_paths[-8:] if rng.random() < 0.5 else open_paths)
-        path = (*parent, min(rng.randrange(reach), rng.randrange(reach)))
-        if len(path) <= max_depth and path not in paths:
-            paths.add(path)
-            open_paths.append(path)
-        elif rng.random() < 0.02:
-            break
-    return ChoiceTree(tuple(sorted(paths or {(0,)}, key=lambda p: (len(p), p))))

@@ -1,8 +1,10 @@
-"""Made-up rank tables, and the slow but plain way to replay them."""
+"""Made-up rank tables and trees, and the slow but plain way to replay them."""
 
 from __future__ import annotations
 
+import random
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 
@@ -30,6 +32,31 @@ def made_up(
         token_starts=tuple(np.cumsum([0, *tokens])[:-1].tolist()),
         about={"sources": [f"run {i}" for i in range(len(lengths))]},
     )
+
+
+def made_up_table(
+    *, positions: int = 10_000, depths: int = 5, texts: int = 40, ranks: int = 64, seed: int = 0
+) -> RankTable:
+    """Ranks of texts of equal length, of three categories in turn."""
+    lengths = np.diff(np.linspace(0, positions, texts + 1).astype(int)).tolist()
+    table = made_up(np.random.default_rng(seed), lengths, depths=depths, num_ranks=ranks)
+    categories = tuple(("chat", "code", "math")[i % 3] for i in range(texts))
+    about = {"target": "tiny", "dtype": "float32", **table.about}
+    return replace(table, categories=categories, about=about)
+
+
+def random_tree(n: int, *, depth: int, ranks: int, seed: int) -> ChoiceTree:
+    """A tree of n nodes (fewer where no more fit), any ranks below `ranks`, gaps among them too."""
+    draw = random.Random(seed)
+    paths: list[tuple[int, ...]] = []
+    for _ in range(50 * n):
+        above = draw.choice([(), *paths])
+        path = (*above, draw.randrange(ranks))
+        if len(path) <= depth and path not in paths:
+            paths.append(path)
+        if len(paths) == n:
+            break
+    return ChoiceTree.parse(paths, form="candidates")
 
 
 def slow_steps(table: RankTable, tree: ChoiceTree) -> list[tuple[int, tuple[int, ...]]]:

@@ -14,7 +14,6 @@ import torch
 from engine.config import Limits, Sampling
 from engine.decode import decode
 from engine.drafters import parse_method
-from engine.drafters.base import Drafter
 from engine.drafters.combined import CombinedConfig, CombinedDrafter
 from engine.proposal import Budget, ExtraRows, Proposal
 from engine.steps import End, Step
@@ -190,10 +189,8 @@ def test_a_text_that_begins_to_repeat_itself_is_soon_drafted_whole() -> None:
 
 def test_a_draft_is_judged_by_the_text_as_far_as_that_goes() -> None:
     def levels(*committed: list[int]) -> list[float]:
-        draft, survival = (
-            TrackedDraft(Proposal(torch.arange(4), ChoiceTree.chain(3).shape)),
-            Survival(),
-        )
+        chain, survival = Proposal(torch.arange(4), ChoiceTree.chain(3).shape), Survival()
+        draft = TrackedDraft(chain)
         for tokens in committed:
             if draft.is_open:
                 draft.follow(tokens)
@@ -211,15 +208,12 @@ def test_experience_goes_on_from_text_to_text_and_is_kept(tmp_path: Path) -> Non
     steps, drafter, _ = run(FLAT, ALWAYS, texts=2)
     assert sum(step.num_drafted > 0 for step in steps[1:]) >= len(steps) - 3
     stored = drafter.experience.to_dict()
-    again = Experience.new(FLAT, stored)
-    assert again.to_dict() == stored
+    assert Experience.new(FLAT, stored).to_dict() == stored
     target, config = tiny_target(), parse_method({"decoding_type": "NGram"})
     store = ExperienceStore(tmp_path)
     store.save(config, target, drafter.experience)
-    assert ExperienceStore(tmp_path).load(config, target).to_dict() == stored
-    assert (
-        ExperienceStore(tmp_path).load(config.replace(max_draft_len=3), target).to_dict() != stored
-    )
+    again, other = ExperienceStore(tmp_path), config.replace(max_draft_len=3)
+    assert again.load(config, target).to_dict() == stored != again.load(other, target).to_dict()
 
 
 @pytest.mark.parametrize(
@@ -303,13 +297,10 @@ def test_a_drafter_that_is_too_sure_of_itself_is_corrected() -> None:
 
 def test_as_set_is_the_bare_drafter_and_auto_the_controller() -> None:
     context = build_context(tiny_target())
-    for drafting, kind in (("as set", Drafter), ("auto", ControlledDrafter)):
-        config = parse_method({"decoding_type": "NGram", "drafting": drafting})
-        drafter = build_drafter(config, context)
-        assert isinstance(drafter, kind)
-        assert isinstance(drafter, ControlledDrafter) == (drafting == "auto")
-    plain = build_drafter(parse_method({"decoding_type": "Autoregressive"}), context)
-    assert not isinstance(plain, ControlledDrafter)
+    for kind, drafting in (("NGram", "as set"), ("NGram", "auto"), ("Autoregressive", "auto")):
+        config = parse_method({"decoding_type": kind, "drafting": drafting})
+        is_controlled = isinstance(build_drafter(config, context), ControlledDrafter)
+        assert is_controlled == ((kind, drafting) == ("NGram", "auto"))
 
 
 def test_what_a_text_leaves_of_its_share_is_credit_for_the_next() -> None:
@@ -322,12 +313,12 @@ def test_what_a_text_leaves_of_its_share_is_credit_for_the_next() -> None:
 
 
 def test_settings_of_earlier_versions_are_read() -> None:
-    old = {"decoding_type": "NGram", "adaptive": False, "size": "set"}
-    assert parse_method(old).drafting == "as set"
-    assert parse_method({**old, "adaptive": True}).drafting == "auto"
-    assert parse_method({**old, "size": "fit"}).drafting == "auto"
-    assert parse_method({"decoding_type": "NGram"}).drafting == "auto"
-    assert parse_method({"decoding_type": "NGram", "drafting": "as_set"}).drafting == "as set"
+    new: dict[str, object] = {"decoding_type": "NGram"}
+    old = {**new, "adaptive": False, "size": "set"}
+    auto = (new, {**old, "adaptive": True}, {**old, "size": "fit"})
+    assert {parse_method(values).drafting for values in auto} == {"auto"}
+    as_set = (old, {**new, "drafting": "as_set"})
+    assert {parse_method(values).drafting for values in as_set} == {"as set"}
 
 
 def test_sampling_goes_on_under_the_controller() -> None:
@@ -350,20 +341,17 @@ def test_hiccups_of_a_busy_machine_are_not_charged_to_drafting() -> None:
     assert drafter.account.loss_ms(drafter.experience.costs.plain_ms) < 0
 
 
+class Jammed(LatencyCurve):
+    """Holds up steps of several rows, and never plain ones."""
+
+    _draw = random.Random(1)
+
+    def at(self, n: float, depth: int | None = None) -> float:
+        is_held_up = n > 1 and self._draw.random() < 0.3
+        return super().at(n, depth) * (12.0 if is_held_up else 1.0)
+
+
 def test_a_drafter_that_holds_up_steps_itself_is_charged_for_them() -> None:
-    """Its drafted steps are held up and plain ones are not."""
-    target = tiny_target(eos_token_id=None)
-    oracle = Oracle(target, plain_greedy(target, PROMPT, 250), lambda position: position % 3 != 2)
-    drafter = OnAMachine(oracle, target, STEEP)
-    drafter._pace = lambda step: 1.0
-    machine = drafter._machine.at
-    rng = random.Random(1)
-
-    class Jammed:
-        def at(self, rows: int) -> float:
-            return machine(rows) * (12.0 if rows > 1 and rng.random() < 0.3 else 1.0)
-
-    drafter._machine = Jammed()  # type: ignore[assignment]
-    for _ in decode(target, drafter, PROMPT, limits=Limits(max_new_tokens=230, ignore_eos=True)):
-        pass
+    machine, right = Jammed(STEEP.rows, STEEP.ms), lambda position: position % 3 != 2
+    _, drafter, _ = run(machine, right, tokens=230, curve=STEEP)
     assert drafter.lost_ms <= 0.03 * drafter.plain_ms + 100

@@ -80,44 +80,30 @@ def test_a_curve_that_rows_belie_is_measured_again_once_it_is_old(tmp_path: Path
     assert again.curve(target).to_dict() != first.to_dict()
 
 
-def prior_of(tmp_path: Path) -> tuple[Prior, dict[str, object]]:
+def test_a_prior_serves_the_very_weights_and_settings_until_more_is_known(tmp_path: Path) -> None:
     head = tmp_path / "head"
     head.mkdir()
     (head / "model.safetensors").write_bytes(b"weights")
     values: dict[str, object] = {"decoding_type": "Draft_Target", "speculative_model": str(head)}
-    target = tiny_target()
+    target, config = tiny_target(), parse_method(values)
     target.provenance["weights"] = "f00d"
     survival = Survival({"p3": [7.0, 9.0]})
-    prior = Prior.of(parse_method(values), target, lambda name, kind="drafters": name, survival)
+    prior = Prior.of(config, target, lambda name, kind="drafters": name, survival)
     assert prior is not None
-    return prior, values
-
-
-def test_a_prior_serves_the_very_weights_and_settings_only(tmp_path: Path) -> None:
-    prior, values = prior_of(tmp_path)
-    store = ExperienceStore(tmp_path / "cache", [prior])
-    target, config = tiny_target(), parse_method(values)
+    store, target = ExperienceStore(tmp_path / "cache", [prior]), tiny_target()
     assert not store.load(config, target).survival.groups
     target.provenance["weights"] = "f00d"
     for drafting in ("auto", "as set"):
         own = store.load(config.replace(drafting=drafting), target)
-        assert own.survival.groups == {"p3": [7.0, 9.0]}
+        assert own.survival.groups == prior.survival
     assert not own.costs.draft_times and not own.speedups
     assert not store.load(config.replace(max_draft_len=2), target).survival.groups
     (tmp_path / "head" / "model.safetensors").write_bytes(b"other weights")
     assert not store.load(config, target).survival.groups
-
-
-def test_what_was_learnt_here_comes_before_a_prior(tmp_path: Path) -> None:
-    prior, values = prior_of(tmp_path)
-    store, target = ExperienceStore(tmp_path / "cache", [prior]), tiny_target()
-    target.provenance["weights"] = "f00d"
-    config = parse_method(values)
-    learnt = store.load(config, target)
-    learnt.survival.groups["p3"] = [1.0, 2.0]
-    store.save(config, target, learnt)
-    again = ExperienceStore(tmp_path / "cache", [prior])
-    assert again.load(config, target).survival.groups == {"p3": [1.0, 2.0]}
+    own.survival.groups["p3"] = [1.0, 2.0]
+    store.save(config, target, own)
+    again = ExperienceStore(tmp_path / "cache", [prior]).load(config, target)
+    assert again.survival.groups == {"p3": [1.0, 2.0]}, "what was learnt here comes first"
 
 
 OWN_DRAFTERS = ("smollm2-135m-instruct", "qwen2.5-coder-0.5b-instruct")

@@ -2,29 +2,14 @@
 
 from __future__ import annotations
 
-import random
-
 import numpy as np
 import pytest
 
 from engine.errors import ConfigError, TreeError
 from engine.tree import ChoiceTree
-from engine.tuning.ranks import ChainSteps, RankTable
+from engine.tuning.ranks import RankTable
 from engine.tuning.replay import replay
-from tests.engine.tuning.runs import random_tree
-from tests.engine.tuning.tables import made_up, position_rates, replay_chain, slow_steps
-
-
-def cases(count: int) -> list[tuple[RankTable, ChoiceTree]]:
-    found = []
-    for seed in range(count):
-        rng = np.random.default_rng(seed)
-        lengths = rng.integers(1, 30, size=int(rng.integers(1, 5))).tolist()
-        table = made_up(rng, lengths)
-        tree = random_tree(random.Random(seed), table.depths)
-        tree = ChoiceTree(tuple(p for p in tree.paths if max(p) < table.num_ranks))
-        found.append((table, tree if len(tree) else ChoiceTree.chain(2)))
-    return found
+from tests.engine.tuning.tables import made_up, position_rates, random_tree, slow_steps
 
 
 def test_worked_example() -> None:
@@ -41,7 +26,11 @@ def test_worked_example() -> None:
 
 
 def test_steps_equal_a_plain_walk_for_random_tables_and_trees() -> None:
-    for table, tree in cases(200):
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        table = made_up(rng, rng.integers(1, 30, size=int(rng.integers(1, 5))).tolist())
+        size, ranks = int(rng.integers(1, 40)), int(rng.integers(1, table.num_ranks + 1))
+        tree = random_tree(size, depth=table.depths, ranks=ranks, seed=seed)
         result = replay(table, tree)
         slow = slow_steps(table, tree)
         assert result.roots.tolist() == [row for row, _ in slow]
@@ -67,19 +56,3 @@ def test_trees_that_the_table_cannot_answer_for_are_refused() -> None:
         replay(table, ChoiceTree.chain(3))
     with pytest.raises(TreeError, match=r"uses rank 3, but the rank table offers ranks 0 to 2"):
         replay(table, ChoiceTree.parse([[3]]))
-
-
-def test_chains_of_ranks_are_chain_trees_and_looked_up_ones_are_the_steps_made() -> None:
-    table = made_up(np.random.default_rng(2), [30], depths=3)
-    for length in (1, 3):
-        whole = replay(table, ChoiceTree.chain(length))
-        assert replay_chain(table, length).roots.tolist() == whole.roots.tolist()
-    steps = ChainSteps(
-        np.array([0, 3, 4], np.int32), np.array([2, 0, 1], np.int16), np.array([4, 1, 4], np.int16)
-    )
-    table = RankTable(
-        np.empty((6, 0), np.int16), 1, (0, 3), ("a", "b"), np.arange(9), (0, 4), {4: steps}
-    )
-    assert replay_chain(table, 4).mat == 2.0
-    only = replay_chain(table.only("b"), 4)
-    assert only.roots.tolist() == [0, 1] and only.accepted_lengths.tolist() == [0, 1]

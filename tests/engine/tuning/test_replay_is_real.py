@@ -22,8 +22,8 @@ from engine.tree import ChoiceTree
 from engine.tuning.ranks import RankTable, measure_ranks
 from engine.tuning.replay import Replay, replay
 from tests.engine.drafters.golden import ROOT, golden_case
-from tests.engine.tuning.runs import LIMITS, Case, golden, ran, random_tree, texts_of
-from tests.engine.tuning.tables import position_rates, replay_chain
+from tests.engine.tuning.runs import LIMITS, Case, golden, ran, texts_of
+from tests.engine.tuning.tables import position_rates, random_tree, replay_chain
 from tests.models import build_context, tiny_target
 
 NUM_TREES = 30
@@ -61,10 +61,11 @@ def assert_equals_runs(
     assert result.mat == 1 + num_accepted / num_steps
 
 
-def trees_of(table: RankTable, count: int, max_nodes: int = 40) -> Iterator[ChoiceTree]:
+def trees_of(table: RankTable, count: int) -> Iterator[ChoiceTree]:
     rng = random.Random(7)
     for _ in range(count):
-        yield random_tree(rng, table.depths, max_nodes)
+        size, ranks = rng.randint(1, 40), rng.choice([2, 4, 10])
+        yield random_tree(size, depth=table.depths, ranks=ranks, seed=rng.randrange(1 << 30))
 
 
 @pytest.mark.parametrize("name", ["medusa", "eagle"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,10 @@ def best_tree(table: RankTable, n: int, **bounds: Any) -> ChoiceTree:
     return best_trees(table, (n,), **bounds)[0].tree
 
 
+def tree_of(paths: Iterable[Path]) -> ChoiceTree:
+    return ChoiceTree(tuple(sorted(paths, key=lambda path: (len(path), path))))
+
+
 def table_of(ranks: list[list[int]]) -> RankTable:
     """Every position its own text, so that every position is visited."""
     array = np.array(ranks, dtype=np.int16)
@@ -30,7 +35,7 @@ def table_of(ranks: list[list[int]]) -> RankTable:
 def all_trees(paths: list[Path], n: int) -> list[ChoiceTree]:
     """Every prefix-closed set of n of these paths."""
     return [
-        ChoiceTree(tuple(sorted(chosen, key=lambda p: (len(p), p))))
+        tree_of(chosen)
         for chosen in itertools.combinations(paths, n)
         if all(path[:-1] in chosen or len(path) == 1 for path in chosen)
     ]
@@ -67,7 +72,7 @@ def test_no_tree_of_the_same_size_accepts_more_at_all_positions() -> None:
         table = made_up(np.random.default_rng(seed), [40], depths=3, num_ranks=2)
         for n in (2, 4, 5):
             grown = most_frequent_paths(table, np.arange(40), n)
-            tree = ChoiceTree(tuple(sorted(grown, key=lambda p: (len(p), p))))
+            tree = tree_of(grown)
             ours = accepted_everywhere(table, tree)
             assert ours == max(accepted_everywhere(table, t) for t in all_trees(paths, len(tree)))
 
@@ -83,8 +88,8 @@ def test_replay_decides_between_all_positions_and_visited_ones() -> None:
         table = made_up(np.random.default_rng(seed), [150, 90], depths=4)
         for n in (3, 8):
             grown = most_frequent_paths(table, np.arange(table.num_positions), n)
-            for_all = ChoiceTree(tuple(sorted(grown, key=lambda p: (len(p), p))))
-            ours, theirs = replay(table, best_tree(table, n)).mat, replay(table, for_all).mat
+            theirs = replay(table, tree_of(grown)).mat
+            ours = replay(table, best_tree(table, n)).mat
             assert ours >= theirs
             better += ours > theirs
     assert better
