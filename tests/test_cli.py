@@ -54,19 +54,8 @@ def test_help_does_not_import_torch_or_gradio() -> None:
 def test_trace_has_exactly_the_documented_fields(folder: Path, tmp_path: Path) -> None:
     trace = tmp_path / "t" / "steps.jsonl"
     generate(
-        folder,
-        "--prompt-ids",
-        IDS,
-        "--method",
-        "NGram",
-        "--set",
-        "max_draft_len=3",
-        "--max-new-tokens",
-        20,
-        "--trace",
-        trace,
-        "--seed",
-        5,
+        *(folder, "--prompt-ids", IDS, "--method", "NGram", "--set", "max_draft_len=3"),
+        *("--max-new-tokens", 20, "--trace", trace, "--seed", 5),
     )
     run, *steps, end = [json.loads(line) for line in trace.read_text().splitlines()]
     assert list(run) == ["type", "target", "method", "prompt_ids", "sampling", "dtype", "device"]

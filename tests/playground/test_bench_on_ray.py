@@ -62,13 +62,6 @@ def test_a_benchmark_on_ray_measures_what_one_process_measures(
     assert len({request.worker for request in found} - {""}) == 2
 
 
-def test_what_workers_could_not_write_to_is_refused(tiny_folder: Path, tmp_path: Path) -> None:
-    result = bench(tiny_folder, tmp_path / "a.db", "--ray", "local", "--no-save", code=2)
-    assert "--ray needs a run log that its workers can reach" in result.output
-    result = bench(tiny_folder, tmp_path / "a.db", "--workers", "2", code=2)
-    assert "need --ray ADDRESS" in result.output
-
-
 def followed(page: ExperimentPage, key: str) -> tuple[JobState, str]:
     """How an experiment ended, and what the page showed while it was measured."""
     shown, until = "", time.monotonic() + WAIT_S

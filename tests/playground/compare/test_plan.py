@@ -27,21 +27,6 @@ def test_plain_decoding_is_always_the_first(catalog: Catalog) -> None:
     assert plan.configurations[0].config.decoding_type == "Autoregressive"
 
 
-def test_everybody_begins_in_turn_and_answers_every_prompt_as_often(catalog: Catalog) -> None:
-    plan = CompareForm.parse(
-        held(("scripted", {}), ("corrupted", {}), suite="starter", options={"repeats": "3"}),
-    ).plan(catalog)
-    rounds = list(plan.rounds())
-    names = [c.name for c in plan.configurations]
-    orders = [[names.index(request.configuration) for request in asked] for asked in rounds]
-    assert len(rounds) == plan.num_turns == 3 * 2
-    assert all(sorted(order) == [0, 1, 2] for order in orders)
-    assert [order[0] for order in orders] == [0, 1, 2, 0, 1, 2]
-    assert [(asked[0].repeat, asked[0].item.id) for asked in rounds] == [
-        (repeat, prompt) for repeat in range(3) for prompt in ("1", "2")
-    ]
-
-
 def test_a_method_that_stands_twice_is_named_by_what_differs(catalog: Catalog) -> None:
     plan = CompareForm.parse(
         held(("scripted", {}), ("scripted", {"max_draft_len": "5"}), ("corrupted", {})),
@@ -94,6 +79,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (held(slots=[("scripted",)]), "slots.0.1 is missing"),
     (held(slots=None), "slots must be"),
     (held(form=[]), "form"),
+    *((held(count=count), "count must be") for count in (0, 5, -1, True, "2", None, 1.0)),
+    ({"target": "tiny"}, "slots is missing"),
 ]
 
 
@@ -110,15 +97,3 @@ def test_only_the_slots_on_show_are_compared(catalog: Catalog) -> None:
     for count in (1, 2):
         plan = CompareForm.parse({**both, "count": count}).plan(catalog)
         assert len(plan.configurations) == 1 + count
-
-
-@pytest.mark.parametrize("count", [0, 5, -1, True, "2", None, 1.0])
-def test_a_count_that_the_page_does_not_offer_is_refused(count: Any) -> None:
-    with pytest.raises(PlaygroundError, match="count must be"):
-        CompareForm.parse({**held(), "count": count})
-
-
-@pytest.mark.parametrize("sent", [{}, {"target": "tiny"}])
-def test_too_few_values_are_refused(sent: dict[str, Any]) -> None:
-    with pytest.raises(PlaygroundError, match="slots is missing"):
-        CompareForm.parse(sent)

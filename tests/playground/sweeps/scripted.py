@@ -22,6 +22,7 @@ from playground.experiments.sweep.report import SweepReport
 from playground.experiments.sweep.search import RunningTrial, Sweep
 from playground.experiments.sweep.store import StoredSweep, SweepStore
 from storage import RunLog
+from tests.playground.bench.requests import measured
 
 PLAIN_TOK_S = 10.0
 NUM_PROMPTS = 4
@@ -49,32 +50,19 @@ def peak_at_5(config: Any) -> float:
     return 20.0 / (1 + abs(config.max_draft_len - 5) / 5)
 
 
-def answer(
-    tok_s: float, prompt: int, configuration: str, *, accepted: int = 15, text: int = 7
-) -> FinishedRequest:
+def answer(tok_s: float, prompt: int, configuration: str, *, accepted: int = 15) -> FinishedRequest:
     """Twenty-one tokens: the first, one per step, and those accepted."""
-    return FinishedRequest(
+    return measured(
+        configuration,
         run_id=f"{configuration}{prompt}",
-        suite="s",
-        category="chat",
-        group="chat",
         prompt=str(prompt),
-        turn=0,
-        repeat=0,
-        configuration=configuration,
-        num_prompt_tokens=3,
         num_new_tokens=21,
         num_steps=20 - accepted,
         num_drafted=20,
         num_accepted=accepted,
-        ttft_s=0.1,
         decode_s=20 / tok_s,
-        itl_s=None,
-        at_least=(),
         split_s=(0.0,) * 5,
-        output_ids=(text, prompt),
-        text="",
-        finish_reason="length",
+        output_ids=(7, prompt),
     )
 
 

@@ -130,6 +130,9 @@ def test_a_sweep_measures_every_point_on_the_engine(done: Done) -> None:
         assert figures["speedup"] == pytest.approx(figures["tok_s"] / figures["plain_tok_s"])
         reference = state["trials"][0]["figures"]["plain_tok_s"]
         assert figures["value"] == pytest.approx(reference * figures["speedup"])
+    sweep = done.service.sweeps.load(done.name)
+    assert config_of(sweep, 3) == NGramConfig(max_draft_len=7, lookup="transformers")
+    assert "max_draft_len: 7" in preset_yaml(sweep, 3)
 
 
 def test_the_figures_are_those_of_the_runs_in_the_log(done: Done) -> None:
@@ -147,12 +150,6 @@ def test_the_figures_are_those_of_the_runs_in_the_log(done: Done) -> None:
     assert figures["tok_s"] == pytest.approx(tokens / seconds)
     steps, accepted = (sum(m[key] for m in metrics) for key in ("num_steps", "num_accepted"))
     assert figures["mat"] == pytest.approx(1 + accepted / steps)
-
-
-def test_a_trial_can_be_used_elsewhere(done: Done) -> None:
-    sweep = done.service.sweeps.load(done.name)
-    assert config_of(sweep, 3) == NGramConfig(max_draft_len=7, lookup="transformers")
-    assert "max_draft_len: 7" in preset_yaml(sweep, 3)
 
 
 @pytest.mark.slow
@@ -214,11 +211,6 @@ def test_a_closed_service_takes_nothing_on_and_leaves_nothing_running(
     assert [head.status for head in service.sweeps.heads()] == ["completed"]
 
 
-def test_the_plan_counts_before_anything_runs(host: EngineHost) -> None:
-    made = SweepForm.of(asked("max_draft_len=1:5", "drafting=auto,as set")).plan(host.catalog)
-    assert (made.space.num_points, made.num_trials, made.num_turns) == (10, 10, 2)
-
-
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"vary": []}, "Tick at least one"),
     ({"vary": "max_draft_len=1:2"}, "vary must be a valid list"),
@@ -260,9 +252,8 @@ def test_the_shipped_methods_can_be_swept_as_they_stand(host: EngineHost) -> Non
 def test_a_menu_offers_everything_but_plain_decoding(host: EngineHost) -> None:
     keys = [key for _, key in host.menu.drafting("tiny")]
     assert keys == ["ngram", "scripted"]
-    tunables = {
-        tunable.field: tunable for tunable in tunables_of(host.catalog.method("scripted").config)
-    }
+    config = host.catalog.method("scripted").config
+    tunables = {tunable.field: tunable for tunable in tunables_of(config)}
     assert tunables["max_draft_len"].suggested == "1:6"
     assert "scripted_choices" not in tunables
 
@@ -281,4 +272,5 @@ def test_the_components_of_the_page_hold_a_plan(host: EngineHost) -> None:
     }
     plan = SweepForm.of(form_of(values)).plan(host.catalog)
     assert [str(vary) for vary in plan.chooser.varied] == ["1:4", "pool"]
-    assert plan.swept.values["is_keep_all"] is False and plan.num_trials == 4
+    assert plan.swept.values["is_keep_all"] is False
+    assert plan.space.num_points == plan.num_trials == 4 and plan.num_turns == 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,7 +13,6 @@ from playground.experiments.sweep.store import SweepStore
 from storage import RunLog
 from tests.playground.sweeps.scripted import (
     open_store,
-    plan,
     state_of,
     swept,
 )
@@ -70,17 +68,3 @@ def test_a_sweep_over_a_method_that_is_gone_says_so(tmp_path: Path) -> None:
         poorer = SweepStore(store.log, types)
         with pytest.raises(ConfigError, match="There is no method 'NGram' here"):
             state_of(poorer.load("s"))
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"objective": "joy"}, "objective must be 'tok_s', 'speedup' or 'mat', got 'joy'"),
-        ({"mode": "random"}, "mode must be 'search' or 'grid'"),
-        ({"trials": 0}, "trials must be greater than or equal to 1, got 0"),
-        ({"items": ()}, "no prompt"),
-    ],
-)
-def test_a_plan_that_cannot_be_run_is_refused(changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        plan(**changes)
