@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from engine.drafters.lookup.ngram import NGramConfig
-from playground.experiments.sweep.store import SweepStore
+from playground.experiments.sweep.report import SweepStore
 from playground.host.catalog import Catalog
 from playground.host.runner import EngineHost
 from presets import MethodPreset

@@ -15,12 +15,10 @@ from engine.model.sources import TargetSpec
 from playground.experiments.finished import FinishedRequest, Pair
 from playground.experiments.job import Progress
 from playground.experiments.measurement import Summary
-from playground.experiments.plan import Configuration, Item
+from playground.experiments.plan import METHOD, Configuration, Item, SweepPlan
 from playground.experiments.space import OptunaSearch, SearchSettings
-from playground.experiments.sweep.plan import METHOD, SweepPlan
-from playground.experiments.sweep.report import SweepReport
+from playground.experiments.sweep.report import SweepReport, SweepStore
 from playground.experiments.sweep.search import RunningTrial, Sweep
-from playground.experiments.sweep.store import StoredSweep, SweepStore
 from storage import RunLog
 from tests.playground.bench.requests import measured
 
@@ -105,7 +103,7 @@ class Scripted:
 
 def swept(
     store: SweepStore, *vary: str, measure: Any = None, name: str = "", **changes: Any
-) -> StoredSweep:
+) -> SweepReport:
     """A sweep, run to its end."""
     sweep = Sweep(store, plan(*vary, **changes))
     sweep.begin(name)
@@ -115,7 +113,7 @@ def swept(
 
 def resumed(
     store: SweepStore, key: str, measure: Any = None, trials: int | None = None
-) -> StoredSweep:
+) -> SweepReport:
     """The same sweep, gone on with."""
     stored = store.reopen(key, trials)
     sweep = Sweep(store, stored.plan, benchmark_id=stored.row.id)
@@ -129,15 +127,3 @@ def open_store(folder: Path) -> Iterator[SweepStore]:
     """The sweeps of a run log in a file."""
     with RunLog.open(str(folder / "runs.sqlite3")) as log:
         yield SweepStore(log)
-
-
-def state_of(sweep: StoredSweep) -> dict[str, Any]:
-    return SweepReport.of(sweep).to_dict()
-
-
-def preset_yaml(sweep: StoredSweep, number: int | None = None) -> str:
-    return SweepReport.of(sweep).preset_yaml(number)
-
-
-def config_of(sweep: StoredSweep, number: int | None = None) -> MethodConfig:
-    return SweepReport.of(sweep).config(number)

@@ -19,21 +19,10 @@ from engine.errors import ConfigError
 from playground.experiments.finished import Pair
 from playground.experiments.report.statistics import Counts, differ, prompt_counts
 from playground.experiments.sweep.plots import MIN_FOR_IMPORTANCE, NOTES, sweep_figure
-from playground.experiments.sweep.report import as_good, best_of
+from playground.experiments.sweep.report import SweepStore, as_good, best_of
 from playground.experiments.sweep.search import Sweep
-from playground.experiments.sweep.store import SweepStore
 from playground.host.methods import choose_method
-from tests.playground.sweeps.scripted import (
-    NUM_PROMPTS,
-    Scripted,
-    config_of,
-    pair,
-    plan,
-    preset_yaml,
-    resumed,
-    state_of,
-    swept,
-)
+from tests.playground.sweeps.scripted import NUM_PROMPTS, Scripted, pair, plan, resumed, swept
 
 
 def test_the_best_trial_is_the_one_with_the_largest_value(store: SweepStore) -> None:
@@ -41,7 +30,7 @@ def test_the_best_trial_is_the_one_with_the_largest_value(store: SweepStore) -> 
     best = best_of(sweep.trials)
     assert best is not None
     assert best.point == {"max_draft_len": 5, "lookup": "pool"}, "the earlier of two equal ones"
-    state = state_of(sweep)
+    state = sweep.to_dict()
     assert state["best"] == best.number
     assert json.loads(json.dumps(state)) == state
 
@@ -54,7 +43,7 @@ def test_equal_settings_are_as_good_and_slower_ones_are_not(store: SweepStore) -
     equal = as_good(best, trials, "speedup")
     assert [t.point for t in equal] == [{"max_draft_len": 5, "lookup": "transformers"}]
     assert as_good(best, trials, "mat") == []
-    assert f"As good within the noise: trial {equal[0].number}." in state_of(sweep)["verdict"]
+    assert f"As good within the noise: trial {equal[0].number}." in sweep.to_dict()["verdict"]
 
 
 def counted(**ratios: float) -> dict[str, Counts]:
@@ -110,7 +99,7 @@ def test_a_trial_above_its_mat_has_no_number_and_is_not_the_best(store: SweepSto
     """Six draft tokens come out at 5×, at MAT 4: plain decoding was timed while it was slow."""
     speed = lambda config: 50.0 if config.max_draft_len == 6 else 20.0  # noqa: E731
     sweep = swept(store, "max_draft_len=5:6", mode="grid", measure=Scripted(speed))
-    state = state_of(sweep)
+    state = sweep.to_dict()
     wrong = next(row for row in state["trials"] if row["point"]["max_draft_len"] == 6)
     assert wrong["figures"]["value"] is None and wrong["figures"]["speedup"] is None
     assert wrong["figures"]["doubt"] == "cheap step" and wrong["reason"].startswith("No speedup")
@@ -118,17 +107,17 @@ def test_a_trial_above_its_mat_has_no_number_and_is_not_the_best(store: SweepSto
     told = [trial.figures.told for trial in sweep.trials if trial.figures]
     assert sorted(filter(None, told)) == pytest.approx([2.3, 4.0], rel=0.1), "bounded by MAT"
     mats = swept(store, "max_draft_len=5:6", mode="grid", measure=Scripted(speed), objective="mat")
-    assert [row["figures"]["value"] for row in state_of(mats)["trials"]] == [4.0, 4.0]
+    assert [row["figures"]["value"] for row in mats.to_dict()["trials"]] == [4.0, 4.0]
 
 
 def test_the_verdict_says_what_was_gained_and_whether_it_pays(store: SweepStore) -> None:
     fast = swept(store, "max_draft_len=1:20", trials=12)
-    assert "× that of the settings it began from" in state_of(fast)["verdict"]
-    assert "Exploratory: picked from 12 trials" in state_of(fast)["verdict"]
+    assert "× that of the settings it began from" in fast.to_dict()["verdict"]
+    assert "Exploratory: picked from 12 trials" in fast.to_dict()["verdict"]
     slow = swept(store, "max_draft_len=9:11", mode="grid", measure=Scripted(lambda config: 8.0))
-    assert "Plain decoding is faster: the speedup is 0.9" in state_of(slow)["verdict"]
+    assert "Plain decoding is faster: the speedup is 0.9" in slow.to_dict()["verdict"]
     single = swept(store, "max_draft_len=5", mode="grid")
-    assert "Exploratory" not in state_of(single)["verdict"]
+    assert "Exploratory" not in single.to_dict()["verdict"]
 
 
 def test_texts_that_differ_from_plain_decoding_are_told(store: SweepStore) -> None:
@@ -138,7 +127,7 @@ def test_texts_that_differ_from_plain_decoding_are_told(store: SweepStore) -> No
             return (method, plain) if prompt else (replace(method, output_ids=(0,)), plain)
 
     sweep = swept(store, "max_draft_len=5", mode="grid", measure=Wrong())
-    state = state_of(sweep)
+    state = sweep.to_dict()
     assert state["trials"][0]["figures"]["num_same"] == NUM_PROMPTS - 1
     assert f"1 of {NUM_PROMPTS} answers differ from plain decoding's." in state["verdict"]
 
@@ -146,12 +135,12 @@ def test_texts_that_differ_from_plain_decoding_are_told(store: SweepStore) -> No
 def test_the_best_settings_are_a_method_file(store: SweepStore, tmp_path: Path) -> None:
     sweep = swept(store, "max_draft_len=3:7", "lookup=transformers,pool", mode="grid")
     file = tmp_path / "best.yaml"
-    file.write_text(preset_yaml(sweep))
+    file.write_text(sweep.preset_yaml())
     config = choose_method(str(file))
-    assert config == config_of(sweep) and config.model_dump()["max_draft_len"] == 5
+    assert config == sweep.config() and config.model_dump()["max_draft_len"] == 5
     preset = presets.method_preset(yaml.safe_load(file.read_text()), where="best.yaml")
     assert preset.config == config and "speedup 2" in preset.description
-    other = yaml.safe_load(preset_yaml(sweep, 1))["config"]
+    other = yaml.safe_load(sweep.preset_yaml(1))["config"]
     assert other == {"decoding_type": "NGram", "max_draft_len": 3, "lookup": "transformers"}
 
 
@@ -206,11 +195,11 @@ def test_a_sweep_that_was_stopped_in_its_first_trial_has_all_plots(store: SweepS
 def test_reports_and_plots_say_what_is_missing(store: SweepStore) -> None:
     Sweep(store, plan()).begin("s")
     empty = store.load("s")
-    assert state_of(empty)["best"] is None
+    assert empty.to_dict()["best"] is None
     with pytest.raises(ConfigError, match="measured nothing yet"):
-        config_of(empty)
+        empty.config()
     with pytest.raises(ConfigError, match="no trial 7"):
-        config_of(empty, 7)
+        empty.config(7)
     with pytest.raises(ConfigError, match="Nothing has been measured"):
         sweep_figure(empty, "history")
     sweep = swept(store, "max_draft_len=1:8", trials=2)

@@ -23,7 +23,6 @@ from storage import RunLog, RunQuery
 from tests.playground.asks import finished
 from tests.playground.asks import start as generate
 from tests.playground.sweeps.conftest import ngram_catalog
-from tests.playground.sweeps.scripted import config_of, preset_yaml, state_of
 
 WAIT_S = 180.0
 
@@ -65,7 +64,7 @@ def begin(service: Experiments, form: dict[str, Any], **more: Any) -> str:
 
 
 def look(service: Experiments, name: str) -> dict[str, Any]:
-    return state_of(service.sweeps.load(name))
+    return service.sweeps.load(name).to_dict()
 
 
 def ended(service: Experiments, name: str) -> dict[str, Any]:
@@ -131,8 +130,8 @@ def test_a_sweep_measures_every_point_on_the_engine(done: Done) -> None:
         reference = state["trials"][0]["figures"]["plain_tok_s"]
         assert figures["value"] == pytest.approx(reference * figures["speedup"])
     sweep = done.service.sweeps.load(done.name)
-    assert config_of(sweep, 3) == NGramConfig(max_draft_len=7, lookup="transformers")
-    assert "max_draft_len: 7" in preset_yaml(sweep, 3)
+    assert sweep.config(3) == NGramConfig(max_draft_len=7, lookup="transformers")
+    assert "max_draft_len: 7" in sweep.preset_yaml(3)
 
 
 def test_the_figures_are_those_of_the_runs_in_the_log(done: Done) -> None:

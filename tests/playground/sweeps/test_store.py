@@ -9,13 +9,9 @@ import pytest
 from engine.drafters import methods
 from engine.errors import ConfigError
 from playground.experiments.report.report import stored_experiment
-from playground.experiments.sweep.store import SweepStore
+from playground.experiments.sweep.report import SweepStore
 from storage import RunLog
-from tests.playground.sweeps.scripted import (
-    open_store,
-    state_of,
-    swept,
-)
+from tests.playground.sweeps.scripted import open_store, swept
 from tests.storage.conftest import path, url
 
 __all__ = ["path", "url"]
@@ -67,4 +63,4 @@ def test_a_sweep_over_a_method_that_is_gone_says_so(tmp_path: Path) -> None:
         types = {name: cls for name, cls in methods().items() if name != "NGram"}
         poorer = SweepStore(store.log, types)
         with pytest.raises(ConfigError, match="There is no method 'NGram' here"):
-            state_of(poorer.load("s"))
+            poorer.load("s").to_dict()

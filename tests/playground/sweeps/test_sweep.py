@@ -13,11 +13,10 @@ from optuna.trial import TrialState
 from engine.drafters.eagle.methods import EagleConfig
 from engine.errors import ConfigError, OutOfMemoryError, SourceError
 from playground.experiments.job import MeasurementFailedError, Progress
-from playground.experiments.sweep.report import best_of
+from playground.experiments.sweep.report import SweepStore, best_of
 from playground.experiments.sweep.search import Sweep
-from playground.experiments.sweep.store import SweepStore
 from playground.experiments.sweep.trials import SweepError, Trial, study_of
-from tests.playground.sweeps.scripted import PLAIN_TOK_S, Scripted, plan, resumed, state_of, swept
+from tests.playground.sweeps.scripted import PLAIN_TOK_S, Scripted, plan, resumed, swept
 
 EAGLE = EagleConfig(use_dynamic_tree=True)
 
@@ -120,7 +119,7 @@ def test_a_target_that_fails_ends_the_sweep_and_it_can_go_on(store: SweepStore) 
     failed = store.load("s")
     told = (failed.row.status, failed.fault)
     assert told == ("failed", "The weights are gone. Fetch them again.")
-    outcomes = [row["outcome"] for row in state_of(failed)["trials"]]
+    outcomes = [row["outcome"] for row in failed.to_dict()["trials"]]
     assert outcomes == ["measured", "measured", "interrupted"]
     measure = Scripted()
     done = resumed(store, "s", measure)
@@ -171,7 +170,7 @@ def test_stop_ends_within_an_answer_and_resume_does_the_rest(store: SweepStore) 
     assert sweep.run(partial(sweep.search, first)).cancelled
     stopped = store.load("s")
     assert stopped.row.status == "cancelled" and first.num_answers[-1] < 4
-    assert state_of(stopped)["trials"][-1]["outcome"] == "stopped"
+    assert stopped.to_dict()["trials"][-1]["outcome"] == "stopped"
     done = [t for t in resumed(store, "s", second).trials if t.outcome == "measured"]
     assert second.configs[0] == first.configs[-1], "the broken-off point comes first"
     assert second.groups[0] == first.groups[-1], "and finds the answers that it had"

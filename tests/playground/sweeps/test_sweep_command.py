@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from playground.cli.main import app
-from playground.experiments.sweep.store import SweepStore
+from playground.experiments.sweep.report import SweepStore
 from playground.host.methods import choose_method
 from storage import RunLog
 from tests.models import save_tiny
