@@ -341,15 +341,12 @@ def from_runs(catalog: Catalog, log: RunLog, link: str) -> CompareForm:
     """`?runs=a,b`: the configurations of these runs, and the prompt of the first."""
     ids = [read_run_id(part.strip()) for part in link.split(",")[: 2 * MAX_CONFIGURATIONS]]
     runs = [stored_run(log, run_id) for run_id in ids]
-    first = runs[0]
-    return _filled(
-        catalog,
-        (first.target, first.dtype),
-        [stored_config(run.method, catalog.types) for run in runs],
-        run_form(Sampling.parse(first.sampling), Limits.parse(first.limits)),
-        history=first.messages,
+    first, configs = runs[0], [stored_config(run.method, catalog.types) for run in runs]
+    return CompareForm(
+        **_setup(catalog, first.target, first.dtype, configs, first.messages),
         mode="chat" if first.messages else "raw",
         prompt=first.prompt_text,
+        form=run_form(Sampling.parse(first.sampling), Limits.parse(first.limits)),
     )
 
 
@@ -361,35 +358,24 @@ def from_comparison(catalog: Catalog, log: RunLog, compare_id: str) -> CompareFo
     options = {"repeats": min(plan.repeats, 10)}
     if suite:
         options["num_prompts"] = min(len(plan.items), 20)
-    return _filled(
-        catalog,
-        (plan.target.name, plan.dtype),
-        [c.config for c in plan.configurations],
-        run_form(plan.sampling, plan.limits, CompareOptions.parse(options)),
-        history=first.history,
+    configs = [c.config for c in plan.configurations]
+    return CompareForm(
+        **_setup(catalog, plan.target.name, plan.dtype, configs, first.history),
         mode="raw" if first.raw else "chat",
         prompt="" if suite else first.turns[0],
         suite=suite,
+        form=run_form(plan.sampling, plan.limits, CompareOptions.parse(options)),
     )
 
 
-def _filled(
+def _setup(
     catalog: Catalog,
-    setup: tuple[str, str],
+    target: str,
+    dtype: str,
     configs: Sequence[MethodConfig],
-    form: dict[str, Any],
-    *,
-    history: Sequence[Mapping[str, str]],
-    **prompt: str,
-) -> CompareForm:
-    """A form with these configurations, each once, those that draft only.
-
-    Args:
-        setup: target and dtype; where they are not on offer, the first ones.
-        form: as of `run_form`.
-        history: its system message is taken over.
-    """
-    target, dtype = setup
+    messages: Sequence[Mapping[str, str]],
+) -> dict[str, Any]:
+    """Target, dtype, system prompt and the slots of the configurations that draft, each once."""
     target = target if target in catalog.targets else next(iter(catalog.targets))
     slots: list[tuple[str, dict[str, Any] | None]] = []
     for config in configs:
@@ -399,11 +385,9 @@ def _filled(
     if not slots:
         (start, *_) = first_methods(catalog, catalog.method_choices(target))
         slots = [(start, method_form(catalog.method(start)))]
-    return CompareForm(
-        target=target,
-        dtype=dtype if dtype in DTYPES else "auto",
-        system=next((m["content"] for m in history if m["role"] == "system"), ""),
-        slots=slots[:MAX_CONFIGURATIONS],
-        form=form,
-        **prompt,
-    )
+    return {
+        "target": target,
+        "dtype": dtype if dtype in DTYPES else "auto",
+        "system": next((m["content"] for m in messages if m["role"] == "system"), ""),
+        "slots": slots[:MAX_CONFIGURATIONS],
+    }

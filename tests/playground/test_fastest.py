@@ -22,19 +22,19 @@ from playground.experiments.service import Experiments
 from playground.host.catalog import Catalog
 from playground.host.runner import EngineHost
 from playground.web.fastest import FastestPanel
-from presets import MethodPreset
 from storage import RunLog
 from tests.playground.asks import ask
 from tests.playground.compare.test_explain import plain as plain_request
 from tests.playground.compare.test_explain import run as own_request
-from tests.playground.tiny import ScriptedConfig
+from tests.playground.tiny import ScriptedConfig, offering
 
 
 def with_methods(catalog: Catalog, **configs: ScriptedConfig) -> Catalog:
-    own = {
-        name: MethodPreset(name=name, title=name, config=config) for name, config in configs.items()
-    }
-    return replace(catalog, presets={"plain": catalog.presets["plain"], **own})
+    """Only these methods, under their names, and plain decoding."""
+    only_plain = replace(catalog, presets={"plain": catalog.presets["plain"]})
+    own = offering(only_plain, **configs)
+    named = {name: preset.replace(title=name) for name, preset in own.presets.items()}
+    return replace(own, presets=named)
 
 
 def searched(
@@ -152,18 +152,14 @@ def test_what_is_left_answers_twice_before_time_ends_it(host: EngineHost) -> Non
     assert chooser.is_confirmed, "c was dropped"
 
 
-def test_where_nothing_pays_it_says_so(host: EngineHost) -> None:
+def test_the_leader_is_the_fastest_that_pays_however_certain_it_is(host: EngineHost) -> None:
     search = told_standings(host, "a", "b", seconds={"a": 0.2, "b": 0.4})
     assert search.leader is None
     assert "plain decoding is the fastest here. next, a reaches 0.50×" in search.advice.lower()
-
-
-def test_a_single_answer_recommends_nothing_but_can_be_taken_along(host: EngineHost) -> None:
     search = told_standings(host, "a", "b", seconds={"a": 0.05, "b": 0.4}, repeats=1)
     assert search.leader is not None and search.leader.name == "a"
-    assert search.report.fastest is None
+    assert search.report.fastest is None, "a single answer recommends nothing"
     assert search.advice.startswith("a reaches 2.00× plain decoding (1 prompt × 1 repeat). These")
-    assert told_standings(host, "a", seconds={"a": 0.4}, repeats=1).leader is None
 
 
 def test_what_is_faster_than_its_mat_is_neither_recommended_nor_dropped(host: EngineHost) -> None:

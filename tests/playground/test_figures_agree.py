@@ -105,27 +105,17 @@ def request_of(one: OneRun) -> FinishedRequest:
     return FinishedRequest.of(replace(one.detail, labels=LABELS))
 
 
-def picked(figures: Any) -> dict[str, Any]:
-    return {name: figures[name] for name in NAMES}
+def panel(one: OneRun) -> dict[str, Any]:
+    """Figures of a reopened panel."""
+    figures: dict[str, Any] = History(LiveRuns(), one.log).since(one.detail.id, 0)["figures"]
+    return figures
 
 
 def from_stream(one: OneRun) -> dict[str, Any]:
     message = RunStream([one.live], lambda _: 0).next()
     assert message is not None
-    return picked(message["figures"][one.live.id])
-
-
-def from_reopened_panel(one: OneRun) -> dict[str, Any]:
-    return picked(History(LiveRuns(), one.log).since(one.detail.id, 0)["figures"])
-
-
-def from_row_of_the_log(one: OneRun) -> dict[str, Any]:
-    (row,) = one.log.find().rows
-    return picked(asdict(row))
-
-
-def from_json_export(one: OneRun) -> dict[str, Any]:
-    return picked(json.loads(exported(one, "json"))["runs"][0])
+    figures: dict[str, Any] = message["figures"][one.live.id]
+    return figures
 
 
 def from_csv_export(one: OneRun) -> dict[str, Any]:
@@ -139,10 +129,10 @@ def exported(one: OneRun, kind: Kind) -> str:
     return stream.getvalue()
 
 
-def from_command_line(one: OneRun) -> dict[str, Any]:
+def listed(one: OneRun, *more: str) -> str:
+    """What the command line lists."""
     url = one.log.url.render_as_string(hide_password=False)
-    said = CliRunner().invoke(app, ["runs", "list", "--json", "--db", url])
-    return picked(json.loads(said.stdout)[0])
+    return CliRunner().invoke(app, ["runs", "list", *more, "--db", url]).stdout
 
 
 def from_compared_runs(one: OneRun) -> dict[str, Any]:
@@ -220,36 +210,33 @@ def from_race(one: OneRun) -> dict[str, Any]:
     return {**one.expected, **raced, "ttft_s": at_s[0], "num_steps": len(at_s) - 1}
 
 
-SURFACES: list[Callable[[OneRun], dict[str, Any]]] = [
-    from_stream,
-    from_reopened_panel,
-    from_row_of_the_log,
-    from_json_export,
-    from_csv_export,
-    from_command_line,
-    from_compared_runs,
-    from_finished_request,
-    from_report,
-    from_openai,
-    from_prometheus,
-    from_race,
-]
+SURFACES: dict[str, Callable[[OneRun], dict[str, Any]]] = {
+    "stream": from_stream,
+    "reopened panel": panel,
+    "row of the log": lambda one: asdict(one.log.find().rows[0]),
+    "JSON export": lambda one: json.loads(exported(one, "json"))["runs"][0],
+    "CSV export": from_csv_export,
+    "command line": lambda one: json.loads(listed(one, "--json"))[0],
+    "compared runs": from_compared_runs,
+    "finished request": from_finished_request,
+    "report": from_report,
+    "OpenAI": from_openai,
+    "Prometheus": from_prometheus,
+    "race": from_race,
+}
 
 
-@pytest.mark.parametrize("surface", SURFACES, ids=lambda surface: surface.__name__[5:])
-def test_every_surface_has_the_figures_of_the_stored_run(
-    one: OneRun, surface: Callable[[OneRun], dict[str, Any]]
-) -> None:
+@pytest.mark.parametrize("surface", SURFACES)
+def test_every_surface_has_the_figures_of_the_stored_run(one: OneRun, surface: str) -> None:
     assert one.expected["mat"] > 1.2 and one.expected["num_steps"] > 5
-    for name, value in surface(one).items():
+    figures = SURFACES[surface](one)
+    for name in NAMES:
         # A unit's factor of 1,000, there and back, may move the last bit; no digit is ever shown.
-        assert value == pytest.approx(one.expected[name], rel=1e-14), name
+        assert figures[name] == pytest.approx(one.expected[name], rel=1e-14), name
 
 
 def test_all_texts_of_a_figure_are_the_same(one: OneRun) -> None:
-    history = History(LiveRuns(), one.log)
-    figures = history.since(one.detail.id, 0)["figures"]
-    texts, num_steps = figures["texts"], one.expected["num_steps"]
+    history, texts, num_steps = History(LiveRuns(), one.log), panel(one)["texts"], len(one.steps)
     said = {name: FIGURES[name].text(one.expected[name]) for name in NAMES}
     view = RunTable(one.log).view(TableQuery(), FIGURES)
     row = dict(zip((head["key"] for head in view["heads"]), view["rows"][0]["cells"], strict=True))
@@ -263,23 +250,18 @@ def test_all_texts_of_a_figure_are_the_same(one: OneRun) -> None:
     assert history.steps(one.detail.id, 0, num_steps - 1)["text"] == texts["steps"]
     general = dict(facts(one.detail)["run"])
     assert (general["new tokens"], general["steps"]) == (said["num_new_tokens"], said["num_steps"])
-    url = one.log.url.render_as_string(hide_password=False)
-    line = CliRunner().invoke(app, ["runs", "list", "--db", url]).stdout
-    assert f"{said['tok_s']} tok/s  MAT  {said['mat']}" in line
+    assert f"{said['tok_s']} tok/s  MAT  {said['mat']}" in listed(one)
 
 
 def test_reports_write_the_figures_as_the_panel_does(one: OneRun) -> None:
-    texts = History(LiveRuns(), one.log).since(one.detail.id, 0)["figures"]["texts"]
-    request = request_of(one)
+    texts, request = panel(one)["texts"], request_of(one)
     report = make_report(PLAN, [request])
     row: Any = SimpleNamespace(name="c")
     results = Results(row, PLAN, (request,), report, {})
     for name, html in {"page": summary_html(results), "file": page_html(results)}.items():
         for figure in ("tok_s", "mat", "ttft_s", "itl_ms", "time_split", "draft_acceptance"):
-            assert f">{texts[figure].partition(';')[0]}<" in re.sub(r"\s+<", "<", html), (
-                name,
-                figure,
-            )
+            text = texts[figure].partition(";")[0]
+            assert f">{text}<" in re.sub(r"\s+<", "<", html), (name, figure)
     (line,) = csv.DictReader(io.StringIO(requests_csv(results)))
     *_, overall = csv.DictReader(io.StringIO(speedup_csv(results)))
     for row in (line, overall):
@@ -368,12 +350,8 @@ def test_some_steps_add_up_to_what_they_brought(one: OneRun) -> None:
     text = History(LiveRuns(), one.log).steps(one.detail.id, 2, 4)["text"]
     assert text.startswith(f"3 steps: {tokens} tokens in ")
     assert f" · {FIGURES['tok_s'].text(tokens / seconds)} tok/s · MAT " in text
-    assert text == one_live(one).steps(one.live.id, 2, 4)["text"]
+    assert text == History(one.host.runs, one.log).steps(one.live.id, 2, 4)["text"]
     assert History(LiveRuns(), one.log).steps(one.detail.id, 900, 950) == {"text": ""}
-
-
-def one_live(one: OneRun) -> History:
-    return History(one.host.runs, one.log)
 
 
 @pytest.mark.parametrize("as_json", [True, False], ids=["json", "line"])
@@ -386,7 +364,8 @@ def test_the_command_prints_what_it_stores(tmp_path: Path, as_json: bool) -> Non
     with RunLog.open(url) as log:
         (run,) = log.find().rows
     if as_json:
-        assert picked(json.loads(said.stdout)["metrics"]) == picked(asdict(run))
+        metrics, stored = json.loads(said.stdout)["metrics"], asdict(run)
+        assert {name: metrics[name] for name in NAMES} == {name: stored[name] for name in NAMES}
         return
     assert f" · MAT {FIGURES['mat'].text(run.mat)} · " in said.stderr
     assert f" · {FIGURES['tok_s'].text(run.tok_s)} tok/s · " in said.stderr

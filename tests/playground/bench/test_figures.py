@@ -200,18 +200,16 @@ def test_groups_are_told_apart_and_ordered() -> None:
         measured("x", decode_s=0.1),
         measured(),
         measured(group="own kind", prompt="o"),
+        measured("x", group="one side", prompt="p"),
     ]
     report = make_report(plan_of("plain", "x"), requests)
-    assert report.groups == ("chat", "maths", "own kind")
+    assert report.groups == ("chat", "maths", "one side", "own kind")
     ratios = {name: cell.speedup for name, cell in report.section("x").groups.items()}
+    alone = ratios.pop("one side")
+    assert alone is None, "what only one side answered counts in no ratio"
     assert {k: v and v.ratio for k, v in ratios.items()} == pytest.approx({"chat": 4, "maths": 2})
-    assert report.section("x").overall.num_requests == 2
-
-
-def test_a_request_that_only_one_side_answered_counts_in_no_ratio() -> None:
-    report = make_report(plan_of("plain", "x"), [measured(), measured("x", prompt="2")])
-    assert report.section("x").overall.speedup is None
-    assert report.section("x").overall.tok_s == pytest.approx(10)
+    overall = report.section("x").overall
+    assert (overall.num_requests, overall.speedup and overall.speedup.num_pairs) == (3, 2)
 
 
 def test_verdict_names_the_first_difference_and_is_silent_under_sampling() -> None:
@@ -259,12 +257,6 @@ def test_the_cause_of_differences_follows_from_their_audits(
 
 def view(*, near_tie: bool) -> LogitGap:
     return LogitGap("bfloat16", "c", "x", 0.125, 16.0, 15.875, 2, 0.125, near_tie)
-
-
-def test_no_request_at_all_is_a_report_of_nothing() -> None:
-    report = make_report(plan_of("plain", "x"), [])
-    assert report.groups == () and report.section("x").overall.mat is None
-    assert report.section("x").latency is None
 
 
 def test_a_text_of_the_csv_is_no_formula() -> None:

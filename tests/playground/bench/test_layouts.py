@@ -212,12 +212,11 @@ def test_a_file_in_no_layout_says_where_and_what(tmp_path: Path, text: str, word
 
 
 def test_a_suite_is_found_by_name_or_file_and_a_typo_is_pointed_out(tmp_path: Path) -> None:
-    known = presets.suites()
-    assert find_suite("quick", known).name == "quick"
+    assert find_suite("quick").name == "quick"
     file = write(tmp_path / "mine.jsonl", {"turns": ["x"]})
-    assert find_suite(str(file), known).name == "mine"
+    assert find_suite(str(file)).name == "mine"
     with pytest.raises(ConfigError, match="Did you mean quick"):
-        find_suite("quik", known)
+        find_suite("quik")
 
 
 def test_a_limit_takes_from_the_categories_of_a_group_in_turn(tmp_path: Path) -> None:

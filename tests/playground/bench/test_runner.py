@@ -18,10 +18,10 @@ from playground.experiments.finished import (
 from playground.experiments.job import Progress, time_left
 from playground.experiments.measurement import Measurement, check_same_target
 from playground.experiments.plan import BASELINE_NAME, Configuration, ExperimentPlan
-from playground.experiments.report.report import first_run, read_results, stored_experiment
+from playground.experiments.report.report import first_run, read_results
 from playground.experiments.report.verdict import audit_divergences, audits_of
 from storage import RunLog, StepRow
-from tests.playground.bench.conftest import TYPES, item, scripted, tiny_plan
+from tests.playground.bench.conftest import item, scripted, tiny_plan
 from tests.playground.bench.requests import runs_of
 from tests.playground.compare.corrupted import CorruptedConfig
 from tests.playground.tiny import ScriptedDrafter
@@ -173,20 +173,6 @@ def test_a_corrupted_method_is_found_out_and_audited_once(bench: BuildContext, l
         on_audit=lambda: told.append(1),
     )
     assert told == []
-
-
-def test_a_bug_in_a_drafter_ends_the_benchmark_and_leaves_it_resumable(
-    bench: BuildContext, log: RunLog
-) -> None:
-    plan = tiny_plan(scripted(fail_at=30))
-    benchmark_id = begin(log, plan)
-    with pytest.raises(RuntimeError, match="scripted failure"):
-        go_on(tiny_plan(scripted(fail_at=1)), bench, log, benchmark_id)
-    stored = log.benchmarks.get(benchmark_id)
-    assert stored is not None and stored.status == "failed"
-    log.benchmarks.resume(benchmark_id)
-    outcome = go_on(stored_experiment(log, benchmark_id, TYPES)[1], bench, log, benchmark_id)
-    assert outcome.status == "completed"
 
 
 def test_repeats_start_from_drafters_that_know_nothing(bench: BuildContext, log: RunLog) -> None:

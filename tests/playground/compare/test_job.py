@@ -173,22 +173,6 @@ def test_sampled_texts_are_not_compared_token_by_token(host: EngineHost, log: Ru
     assert seeds == {("0", 5), ("1", 6)}
 
 
-def test_stop_ends_at_once_and_keeps_what_ran(host: EngineHost, log: RunLog) -> None:
-    slow = {"delay_ms": "25"}
-    comparison = begun(host, ("scripted", slow), owner="stopper", limits={"max_new_tokens": "400"})
-    while len(stored(log, comparison)) < 2:
-        time.sleep(0.02)
-    asked = time.monotonic()
-    comparison.cancel()
-    plain = section(comparison, BASELINE_NAME)
-    assert time.monotonic() - asked < 8
-    assert comparison.state == "cancelled"
-    assert not host.runs.owned_by("stopper")
-    assert {run.status for run in stored(log, comparison)} <= {"completed", "cancelled"}
-    assert plain.overall.tok_s is not None and len(raced(comparison).runs) == 2
-    assert finished(start(host)).state == "completed"
-
-
 def test_a_configuration_that_breaks_leaves_the_others_running(
     host: EngineHost, log: RunLog
 ) -> None:

@@ -17,7 +17,7 @@ from playground.host.live import LiveRuns
 from playground.host.runner import EngineHost
 from playground.host.stream import History
 from playground.web.rpc import race_functions
-from storage import RunLog
+from storage import RunLog, RunQuery
 from tests.playground.asks import finished, start
 from tests.playground.compare.corrupted import held
 from tests.playground.compare.running import begun, ended, experiments_of, stored_race
@@ -112,7 +112,9 @@ def test_what_the_race_asks_is_answered_and_anything_else_gets_a_sentence(
         assert list(clocks(asked)) == list(metas(asked)) == ["error"], asked
 
 
-def test_stopping_on_the_way_still_ends_the_stream(host: EngineHost, history: History) -> None:
+def test_stopping_on_the_way_ends_the_stream_and_keeps_what_ran(
+    host: EngineHost, history: History, log: RunLog
+) -> None:
     async def leave(comparison: Experiment) -> Messages:
         taken = []
         async for message in stream(comparison, history, tick_s=0.01):
@@ -125,6 +127,9 @@ def test_stopping_on_the_way_still_ends_the_stream(host: EngineHost, history: Hi
     comparison = begun(host, slow, owner="leaving", limits={"max_new_tokens": "300"})
     last = json.loads(asyncio.run(leave(comparison))[-1]["compare"])
     assert last["final"] and last["state"] == "cancelled"
+    assert not host.runs.owned_by("leaving")
+    (row,) = log.rows(RunQuery(benchmark_id=comparison.id))
+    assert row.status == "cancelled" and stored_race(host, comparison.id).shown == [row.id]
 
 
 def test_a_link_of_a_comparison_fills_the_form(

@@ -151,23 +151,6 @@ def test_the_figures_are_those_of_the_runs_in_the_log(done: Done) -> None:
     assert figures["mat"] == pytest.approx(1 + accepted / steps)
 
 
-@pytest.mark.slow
-def test_stop_and_resume_lose_no_answer(service: Experiments, log: RunLog) -> None:
-    name = begin(service, slow("max_draft_len=1:2", delay_ms=20))
-    until_one_pair(service, name)
-    service.stop(name)
-    stopped = ended(service, name)
-    assert stopped["status"] == "cancelled"
-    whole = log.find(RunQuery(status="completed", limit=100)).total
-    service.resume(name)
-    state = ended(service, name)
-    assert state["status"] == "completed"
-    assert [row["outcome"] for row in state["trials"]] == ["measured"] * 2
-    done = log.find(RunQuery(status="completed", limit=100)).total
-    assert done == 2 * 2 * 2, "no answer was given twice"
-    assert 2 <= whole < done
-
-
 def test_other_runs_come_in_between_trials(service: Experiments, host: EngineHost) -> None:
     name = begin(service, slow("max_draft_len=1:2", delay_ms=20))
     until_one_pair(service, name)
@@ -213,18 +196,14 @@ def test_a_closed_service_takes_nothing_on_and_leaves_nothing_running(
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"vary": []}, "Tick at least one"),
     ({"vary": "max_draft_len=1:2"}, "vary must be a valid list"),
-    ({"vary": [7]}, "must be a valid string"),
     ({"vary": ["max_draft_len=1:99"]}, "got 99"),
-    ({"target": "other"}, "target must be one of tiny"),
     ({"method": "plain"}, "no settings to sweep"),
     ({"method": "none"}, "method must be one of"),
     ({"suite": "/etc/passwd"}, "suite must be one of starter"),
     ({"objective": "joy"}, "objective must be"),
-    ({"trials": "many"}, "trials must be a valid integer"),
     ({"trials": "0"}, "trials must be greater than"),
     ({"limit": "-1"}, "limit_per_category must be"),
     ({"max_new_tokens": "0"}, "max_new_tokens must be"),
-    ({"settings": []}, "settings must be a valid dictionary"),
     ({"settings": {"nope": 1}}, "nope is not a setting"),
     ({"dtype": "float8"}, "dtype must be one of"),
 ]
