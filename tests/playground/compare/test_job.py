@@ -76,35 +76,26 @@ def test_every_request_is_a_run_of_the_log(pair: Experiment, log: RunLog) -> Non
     assert not by_prompt["2"].messages and by_prompt["2"].prompt_text == "def f(x):"
 
 
-def test_the_race_shows_the_median_repeat_and_the_tables_speedup(
-    pair: Experiment, host: EngineHost
-) -> None:
-    drawn, race = json.loads(raced(pair).to_json()), stored_race(host, pair.id)
+def test_the_race_shows_the_tables_speedup(pair: Experiment) -> None:
+    drawn = json.loads(raced(pair).to_json())
     assert list(drawn["medians"]) == [name for name, _ in drawn["prompts"]]
-    for prompt, runs in drawn["medians"].items():
-        assert runs == race.median_runs(prompt) and len(runs) == 3
-        for name, shown in zip(race.results.plan.names, runs, strict=True):
-            timed = {
-                r.run_id: r.decode_s
-                for r in race.results.requests
-                if (r.prompt, r.configuration) == (prompt, name)
-            }
-            assert len(timed) == 2 and timed[shown] == min(timed.values())
+    assert {len(runs) for runs in drawn["medians"].values()} == {3}
     assert drawn["configurations"][0]["speedup"] is None
     for own in drawn["configurations"][1:]:
         speedup = section(pair, own["name"]).overall.speedup
         assert speedup is not None and own["speedup"] == speedup.text
 
 
-def test_of_three_repeats_the_one_in_the_middle_is_raced() -> None:
+def test_of_the_repeats_the_one_in_the_middle_or_the_faster_of_two_is_raced() -> None:
     requests = tuple(
         measured("x", run_id=f"r{n}", repeat=n, decode_s=s) for n, s in enumerate((0.5, 0.2, 0.4))
     )
     runs = {("1", n, "x"): f"r{n}" for n in range(3)} | {("1", 0, "y"): "failed"}
     row: Any = None
     plan = plan_of("x", "y")
-    race = Race(Results(row, plan, requests, make_report(plan, requests), {}), runs)
-    assert race.shown == race.median_runs("1") == ["r2", "failed"]
+    for timed, median in ((requests, "r2"), (requests[:2], "r1")):
+        race = Race(Results(row, plan, timed, make_report(plan, timed), {}), runs)
+        assert race.shown == race.median_runs("1") == [median, "failed"]
 
 
 def test_the_report_has_figures_speedups_and_reasons(pair: Experiment, log: RunLog) -> None:
@@ -112,11 +103,6 @@ def test_the_report_has_figures_speedups_and_reasons(pair: Experiment, log: RunL
     plain, scripted = race.results.report.configurations[:2]
     assert plain.reference and not plain.verdict_sentence
     assert scripted.overall.num_requests == 4 and (scripted.overall.mat or 0) > 1.2
-    speedup = scripted.overall.speedup
-    assert speedup is not None
-    if speedup.ratio is not None and scripted.overall.tok_s and plain.overall.tok_s:
-        assert speedup.ratio == pytest.approx(scripted.overall.tok_s / plain.overall.tok_s)
-        assert scripted.why is None or scripted.why.measured == pytest.approx(speedup.ratio)
     assert len(race.runs) == 12 and json.loads(race.to_json())["num_repeats"] == 2
     assert "float32" in race.results.about and "greedy" in race.results.about
     assert scripted.verdict is not None and scripted.verdict.num_compared == 4
