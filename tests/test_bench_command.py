@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from engine.errors import ConfigError
 from playground.cli.bench import configurations_of
-from playground.cli.main import app
 from playground.experiments.plan import BASELINE_NAME
 from storage import RunLog
+from tests.commands import invoke, refused
 from tests.models import save_tiny
 
 ROOT = Path(__file__).parent.parent
@@ -41,10 +40,7 @@ def questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def bench(folder: Path, *arguments: object, code: int = 0) -> Any:
-    words = ["bench", "--target", folder, "--dtype", "float32", *arguments]
-    result = CliRunner().invoke(app, [str(word) for word in words])
-    assert result.exit_code == code, result.output
-    return result
+    return invoke("bench", "--target", folder, "--dtype", "float32", *arguments, code=code)
 
 
 def test_files_of_a_configuration_stay_in_the_folder_and_are_its_own(
@@ -165,10 +161,7 @@ def test_csv_has_a_line_per_configuration_and_group_and_no_save_leaves_no_log(
 def test_bad_input_is_one_sentence(
     folder: Path, tmp_path: Path, arguments: list[str], words: str
 ) -> None:
-    result = bench(folder, "--db", tmp_path / "runs.sqlite3", *arguments, code=2)
-    errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
-    assert len(errors) == 1 and words in errors[0], result.output
-    assert "Traceback" not in result.output
+    assert words in refused("bench", "--target", folder, "--db", tmp_path / "a.db", *arguments)
 
 
 def test_configurations_have_names_and_their_own_settings(tmp_path: Path) -> None:

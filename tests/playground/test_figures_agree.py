@@ -13,11 +13,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from engine import formats
 from engine.metrics import speedup, tok_s
-from playground.cli.main import app
 from playground.experiments.comparison import race_clocks
 from playground.experiments.finished import FinishedRequest, finished_requests
 from playground.experiments.report.export import requests_csv, speedup_csv
@@ -36,6 +34,7 @@ from playground.runs.transfer import Kind, export_runs
 from playground.web.report import summary_html
 from storage import PLAIN as PLAIN_TYPE
 from storage import ExperimentRow, RunDetail, RunLog, RunQuery, StepRow, StoredRun, new_id
+from tests.commands import invoke
 from tests.playground.api.test_openai import CHAT
 from tests.playground.api.test_prometheus import samples
 from tests.playground.bench.requests import plan_of
@@ -132,7 +131,7 @@ def exported(one: OneRun, kind: Kind) -> str:
 def listed(one: OneRun, *more: str) -> str:
     """What the command line lists."""
     url = one.log.url.render_as_string(hide_password=False)
-    return CliRunner().invoke(app, ["runs", "list", *more, "--db", url]).stdout
+    return invoke("runs", "list", *more, "--db", url).stdout
 
 
 def from_compared_runs(one: OneRun) -> dict[str, Any]:
@@ -360,7 +359,7 @@ def test_the_command_prints_what_it_stores(tmp_path: Path, as_json: bool) -> Non
     asked = ["generate", "--target", str(save_tiny_llama(tmp_path / "tiny")), "--db", url]
     asked += ["--prompt-ids", "1,2,3,1,2,3", "--method", "NGram", "--max-new-tokens", "20"]
     asked += ["--ignore-eos", "--dtype", "float32", *(["--json"] if as_json else [])]
-    said = CliRunner().invoke(app, asked)
+    said = invoke(*asked)
     with RunLog.open(url) as log:
         (run,) = log.find().rows
     if as_json:
@@ -378,7 +377,7 @@ def test_what_is_accepted_beyond_the_end_is_said_wherever_it_is_counted(tmp_path
     asked = ["generate", "--target", tiny, "--db", url, "--prompt-ids", "1,2,3"]
     asked += ["--method", "Draft_Target", "--set", f"speculative_model={tiny}"]
     asked += ["--set", "max_draft_len=16", "--max-new-tokens", "2", "--ignore-eos"]
-    said = CliRunner().invoke(app, [*asked, "--dtype", "float32"]).stderr
+    said = invoke(*asked, "--dtype", "float32").stderr
     assert "2 tokens in 1 step (length)" in said and "MAT 17.00" in said
     assert "MAT counts 16 tokens beyond the end of the text" in said
     with RunLog.open(url) as log:

@@ -7,13 +7,11 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from playground.cli.main import app
 from storage import RunLog
+from tests.commands import invoke, refused
 from tests.storage.conftest import finished_run
 
 ROOT = Path(__file__).parents[2]
@@ -22,12 +20,6 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture
 def db(tmp_path: Path) -> str:
     return str(tmp_path / "log" / "runs.db")
-
-
-def invoke(*arguments: object, code: int = 0) -> Any:
-    result = CliRunner().invoke(app, ["runs", *(str(a) for a in arguments)])
-    assert result.exit_code == code, result.output
-    return result
 
 
 def filled(db: str) -> list[str]:
@@ -42,23 +34,29 @@ def filled(db: str) -> list[str]:
 
 def test_list_prints_filters_and_sorts(db: str) -> None:
     trees, ships = filled(db)
-    assert invoke("list", "--db", db).stdout.splitlines()[0].startswith(ships)
-    (line,) = invoke("list", "--db", db, "--search", "TREES").stdout.splitlines()
+    assert invoke("runs", "list", "--db", db).stdout.splitlines()[0].startswith(ships)
+    (line,) = invoke("runs", "list", "--db", db, "--search", "TREES").stdout.splitlines()
     assert trees in line and "40.0 tok/s" in line and "#x" in line
     for choice in (["--label", "turn=0"], ["--tag", "x"], ["--target", "tiny"]):
-        (row,) = json.loads(invoke("list", "--db", db, "--json", *choice).stdout)
+        (row,) = json.loads(invoke("runs", "list", "--db", db, "--json", *choice).stdout)
         assert row["id"] == trees and row["mat"] == 2.0, choice
 
 
 def test_export_and_import_carry_whole_runs(db: str, tmp_path: Path) -> None:
     ids = filled(db)
     packed, plain = tmp_path / "out" / "runs.json.gz", tmp_path / "one.json"
-    invoke("export", packed, "--db", db)
-    invoke("export", plain, ids[0], "--db", db)
+    invoke("runs", "export", packed, "--db", db)
+    invoke("runs", "export", plain, ids[0], "--db", db)
     assert len(json.loads(gzip.decompress(packed.read_bytes()))["runs"]) == 2
     there = str(tmp_path / "there.db")
-    assert "1 runs imported, 0 were already here" in invoke("import", plain, "--db", there).stdout
-    assert "1 runs imported, 1 were already here" in invoke("import", packed, "--db", there).stdout
+    assert (
+        "1 runs imported, 0 were already here"
+        in invoke("runs", "import", plain, "--db", there).stdout
+    )
+    assert (
+        "1 runs imported, 1 were already here"
+        in invoke("runs", "import", packed, "--db", there).stdout
+    )
     first, second = RunLog.open(db), RunLog.open(there)
     for run_id in ids:
         assert repr(first.read_whole(run_id)) == repr(second.read_whole(run_id))
@@ -70,7 +68,7 @@ def test_deleted_runs_are_listed_where_they_are_asked_for(db: str) -> None:
     ids = filled(db)
     with RunLog.open(db) as log:
         log.delete(ids[0])
-    (gone,) = json.loads(invoke("list", "--status", "deleted", "--json", "--db", db).stdout)
+    (gone,) = json.loads(invoke("runs", "list", "--status", "deleted", "--json", "--db", db).stdout)
     assert gone["id"] == ids[0]
 
 
@@ -93,8 +91,7 @@ def test_faults_are_one_sentence_and_leave_no_file(db: str, tmp_path: Path) -> N
         ["import", text],
     ]
     for arguments in wrong:
-        result = invoke(*arguments, "--db", db, code=2)
-        assert result.stderr.startswith("error: ") and len(result.stderr.splitlines()) == 1
+        refused("runs", *arguments, "--db", db)
     assert not file.exists() and not list(tmp_path.glob(".*"))
 
 

@@ -9,11 +9,9 @@ from typing import Any
 
 import httpx
 import pytest
-from typer.testing import CliRunner
 
 import presets
 from engine.errors import ConfigError
-from playground.cli.main import app
 from playground.experiments import prompts
 from playground.experiments.prompts import (
     GROUPS,
@@ -24,6 +22,7 @@ from playground.experiments.prompts import (
     read_suite_file,
     read_suite_text,
 )
+from tests.commands import invoke
 
 
 def write(path: Path, *rows: Any) -> Path:
@@ -171,10 +170,10 @@ def test_a_copy_may_be_packed_and_must_have_prompts(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=words):
             prompts.fetch_suite("humaneval", file)
     assert "humaneval" not in prompts.known_suites()
-    listed = CliRunner().invoke(app, ["suites", "list"]).stdout
+    listed = invoke("suites", "list").stdout
     assert "spec-bench      Spec-Bench: 1 prompts" in listed and "suites fetch humaneval" in listed
     asked = ["suites", "export", "spec-bench", "--to", "trtllm-bench", "--max-new-tokens", "9"]
-    line = json.loads(CliRunner().invoke(app, asked).stdout)
+    line = json.loads(invoke(*asked).stdout)
     assert line == {"task_id": 0, "prompt": "One.", "output_tokens": 9}
     with pytest.raises(ConfigError, match="must be one of humaneval, spec-bench"):
         prompts.fetch_suite("mt-bench")

@@ -6,7 +6,6 @@ import json
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,14 +21,11 @@ from playground.experiments.service import Experiments, ExperimentState
 from playground.host.runner import EngineHost
 from playground.web.experiment import ExperimentPage
 from storage import RunLog, StorageError
-from tests.playground.asks import busy
+from tests.playground.asks import busy, until
 from tests.playground.asks import start as generate
 from tests.playground.bench.requests import runs_of
 from tests.storage.conftest import errors_at_once
 from tests.storage.test_threads import NUM_THREADS
-
-ROOT = Path(__file__).parents[3]
-WAIT_S = 240.0
 
 
 @pytest.fixture
@@ -62,13 +58,6 @@ def plan_of(service: Experiments, form: dict[str, Any]) -> ExperimentPlan:
 def begin(service: Experiments, form: dict[str, Any]) -> str:
     """A benchmark that was started; its id."""
     return service.start(plan_of(service, form)).id
-
-
-def until(true: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not true():
-        assert time.monotonic() < deadline, "never came true"
-        time.sleep(0.02)
 
 
 def finished(service: Experiments, benchmark_id: str) -> ExperimentState:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,11 +17,8 @@ from playground.host.menu import MethodMenu
 from playground.host.runner import ClosingError, EngineHost
 from playground.web.sweep import PICKED, form_of
 from storage import RunLog, RunQuery
-from tests.playground.asks import finished
+from tests.playground.asks import finished, until
 from tests.playground.asks import start as generate
-from tests.playground.sweeps.conftest import ngram_catalog
-
-WAIT_S = 180.0
 
 
 @pytest.fixture
@@ -69,55 +63,25 @@ def look(service: Experiments, name: str) -> dict[str, Any]:
 
 def ended(service: Experiments, name: str) -> dict[str, Any]:
     """The sweep, once it runs no more."""
-    end = time.monotonic() + WAIT_S
-    while time.monotonic() < end:
-        state = look(service, name)
-        if state["status"] != "running" and service.job(name) is None:
-            return state
-        time.sleep(0.1)
-    raise AssertionError(state)
+    until(lambda: look(service, name)["status"] != "running" and service.job(name) is None)
+    return look(service, name)
 
 
 def until_one_pair(service: Experiments, name: str) -> None:
     """Wait until both methods have answered one prompt of a trial."""
-    end = time.monotonic() + WAIT_S
-    while time.monotonic() < end:
+
+    def answered() -> bool:
         now = getattr(service.job(name), "progress", None)
-        if now and " · 1 of 2 answered" in now.message:
-            return
-        time.sleep(0.05)
-    raise AssertionError(look(service, name))
+        return now is not None and " · 1 of 2 answered" in now.message
+
+    until(answered)
 
 
-@dataclass(frozen=True)
-class Done:
-    """A finished sweep of three points."""
-
-    service: Experiments
-    log: RunLog
-    name: str
-
-    @property
-    def state(self) -> dict[str, Any]:
-        return look(self.service, self.name)
-
-
-@pytest.fixture(scope="module")
-def done(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Done]:
-    folder = tmp_path_factory.mktemp("done")
-    log = RunLog.open(str(folder / "runs.db"))
-    host = EngineHost(log, ngram_catalog(tiny_folder), cache_dir=folder / "cache", device="cpu")
-    service = Experiments(host)
+def test_a_sweep_measures_every_point_on_the_engine_and_logs_its_runs(
+    service: Experiments, log: RunLog
+) -> None:
     name = begin(service, asked("max_draft_len=5:7", settings={"lookup": "transformers"}))
-    ended(service, name)
-    yield Done(service, log, name)
-    service.close()
-    host.close()
-    log.close()
-
-
-def test_a_sweep_measures_every_point_on_the_engine(done: Done) -> None:
-    state = done.state
+    state = ended(service, name)
     assert state["status"] == "completed", state["fault"]
     assert [row["outcome"] for row in state["trials"]] == ["measured"] * 3
     for row in state["trials"]:
@@ -129,21 +93,18 @@ def test_a_sweep_measures_every_point_on_the_engine(done: Done) -> None:
         assert figures["speedup"] == pytest.approx(figures["tok_s"] / figures["plain_tok_s"])
         reference = state["trials"][0]["figures"]["plain_tok_s"]
         assert figures["value"] == pytest.approx(reference * figures["speedup"])
-    sweep = done.service.sweeps.load(done.name)
+    sweep = service.sweeps.load(name)
     assert sweep.config(3) == NGramConfig(max_draft_len=7, lookup="transformers")
     assert "max_draft_len: 7" in sweep.preset_yaml(3)
-
-
-def test_the_figures_are_those_of_the_runs_in_the_log(done: Done) -> None:
-    runs = done.log.find(RunQuery(limit=100)).rows
+    runs = log.find(RunQuery(limit=100)).rows
     assert len(runs) == 12, "three points, two prompts, by the method and by plain decoding"
     assert len({run.benchmark_id for run in runs}) == 3
     first = [run for run in reversed(runs) if run.benchmark_id == runs[-1].benchmark_id]
     kinds = [run.decoding_type for run in first]
     assert kinds == ["Autoregressive", "NGram", "NGram", "Autoregressive"], "in turn"
-    own = [run for run in done.log.details([r.id for r in first]) if run.decoding_type == "NGram"]
+    own = [run for run in log.details([r.id for r in first]) if run.decoding_type == "NGram"]
     steps, accepted = (sum(r.metrics[n] for r in own) for n in ("num_steps", "num_accepted"))
-    assert done.state["trials"][0]["figures"]["mat"] == pytest.approx(1 + accepted / steps)
+    assert state["trials"][0]["figures"]["mat"] == pytest.approx(1 + accepted / steps)
 
 
 def test_other_runs_come_in_between_trials(service: Experiments, host: EngineHost) -> None:
