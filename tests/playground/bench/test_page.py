@@ -109,7 +109,8 @@ def test_what_models_and_people_wrote_stays_text() -> None:
     page = page_of(plan())
     tags = set(re.findall(r"<(\w+)", page))
     assert "table" in tags and not tags & {"script", "img", "link", "iframe", "object", "a"}
-    assert not re.search(r"<[^>]*\s(on\w+|src|href)\s*=", page)
+    unquoted = re.sub(r'"[^"]*"', "", page)
+    assert not re.search(r"<[^>]*\s(on\w+|src|href)\s*=", unquoted)
     assert "&lt;script&gt;alert(1)" in page and "{{ 1234*5 }}" in page and "6170" not in page
     assert "default-src 'none'" in page
 
