@@ -22,19 +22,20 @@ from playground.experiments.service import Experiments
 from playground.host.catalog import Catalog
 from playground.host.runner import EngineHost
 from playground.web.fastest import FastestPanel
+from presets import MethodPreset
 from storage import RunLog
 from tests.playground.asks import ask
 from tests.playground.compare.test_explain import plain as plain_request
 from tests.playground.compare.test_explain import run as own_request
-from tests.playground.tiny import ScriptedConfig, offering
+from tests.playground.tiny import ScriptedConfig
 
 
 def with_methods(catalog: Catalog, **configs: ScriptedConfig) -> Catalog:
     """Only these methods, under their names, and plain decoding."""
-    only_plain = replace(catalog, presets={"plain": catalog.presets["plain"]})
-    own = offering(only_plain, **configs)
-    named = {name: preset.replace(title=name) for name, preset in own.presets.items()}
-    return replace(own, presets=named)
+    own = {
+        name: MethodPreset(name=name, title=name, config=config) for name, config in configs.items()
+    }
+    return replace(catalog, presets={"plain": catalog.presets["plain"], **own})
 
 
 def searched(
