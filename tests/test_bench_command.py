@@ -1,29 +1,23 @@
-"""`app.py bench`: tables, files, configurations by name, and a process killed in the middle."""
+"""`app.py bench`: tables, files, configurations by name, and one that is stopped."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from engine.errors import ConfigError
 from playground.cli.bench import configurations_of
-from playground.cli.main import app
 from playground.experiments.plan import BASELINE_NAME
-from storage import RunLog, StorageError
+from storage import RunLog
+from tests.commands import invoke, refused
 from tests.models import save_tiny
-from tests.playground.bench.requests import runs_of
 
 ROOT = Path(__file__).parent.parent
 
@@ -46,10 +40,7 @@ def questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def bench(folder: Path, *arguments: object, code: int = 0) -> Any:
-    words = ["bench", "--target", folder, "--dtype", "float32", *arguments]
-    result = CliRunner().invoke(app, [str(word) for word in words])
-    assert result.exit_code == code, result.output
-    return result
+    return invoke("bench", "--target", folder, "--dtype", "float32", *arguments, code=code)
 
 
 def test_files_of_a_configuration_stay_in_the_folder_and_are_its_own(
@@ -108,47 +99,35 @@ def test_json_has_every_figure_of_every_configuration(
     written = json.loads((tmp_path / "out" / "report.json").read_text())
     assert written == shown
     rows = list(csv.DictReader(io.StringIO((tmp_path / "out" / "requests.csv").read_text())))
-    assert len(rows) == 24 and {row["configuration"] for row in rows} == {
-        BASELINE_NAME,
-        "ngram",
-        "short",
-    }
+    names = {row["configuration"] for row in rows}
+    assert len(rows) == 24 and names == {BASELINE_NAME, "ngram", "short"}
 
 
-def test_tables_show_groups_throughput_and_verdict(folder: Path, questions: Path) -> None:
-    out = bench(
-        *(folder, "--suite", questions, "--methods", "ngram", "--categories", "qa"),
-        *("--limit-per-category", 1, "--max-new-tokens", 6, "--ignore-eos", "--no-save"),
-    ).stdout
-    for words in (
-        "speedup by kind",
-        "MAT by kind of task: 1 +",
-        "qa",
-        "overall",
-        "Request latency (ms)",
-        "p99",
-    ):
-        assert words in out
-    assert "1 requests, concurrency 1" in out and "chat" not in out
-    assert "ngram: 1 of 1 answers identical to plain" in out
-
-
-def test_a_base_model_without_a_chat_template_completes_the_questions(
+def test_tables_of_a_base_model_show_groups_throughput_and_verdict(
     folder: Path, questions: Path, tmp_path: Path
 ) -> None:
+    """Without a chat template, it completes the questions."""
     base = shutil.copytree(folder, tmp_path / "base")
     (base / "chat_template.jinja").unlink()
     out = bench(
-        *(base, "--suite", questions, "--categories", "qa", "--methods", "ngram", "--no-save"),
-        *("--max-new-tokens", 5, "--ignore-eos"),
+        *(base, "--suite", questions, "--methods", "ngram", "--categories", "qa"),
+        *("--limit-per-category", 1, "--max-new-tokens", 6, "--ignore-eos", "--no-save"),
     ).stdout
-    assert "2 of 2 answers identical to plain" in out
+    for words in (
+        *("speedup by kind", "MAT by kind of task: 1 +", "qa", "overall", "Request latency (ms)"),
+        *("p99", "1 requests, concurrency 1", "ngram: 1 of 1 answers identical to plain"),
+    ):
+        assert words in out
+    assert "chat" not in out
 
 
-def test_csv_has_a_line_per_configuration_and_group(folder: Path, questions: Path) -> None:
+def test_csv_has_a_line_per_configuration_and_group_and_no_save_leaves_no_log(
+    folder: Path, questions: Path, tmp_path: Path
+) -> None:
+    db, page = tmp_path / "none.sqlite3", tmp_path / "new" / "a.html"
     out = bench(
-        *(folder, "--suite", questions, "--methods", "suffix", "--csv", "-", "--no-save"),
-        *("--max-new-tokens", 5, "--ignore-eos"),
+        *(folder, "--suite", questions, "--methods", "suffix", "--csv", "-", "--html", page),
+        *("--no-save", "--db", db, "--max-new-tokens", 5, "--ignore-eos"),
     )
     rows = list(csv.DictReader(io.StringIO(out.stdout)))
     assert [(row["configuration"], row["group"]) for row in rows] == [
@@ -156,21 +135,9 @@ def test_csv_has_a_line_per_configuration_and_group(folder: Path, questions: Pat
     ]
     assert bool(rows[-1]["speedup"]) is not bool(rows[-1]["doubt"])
     assert int(rows[-1]["pairs"]) == 4
-
-
-def test_files_are_written_beside_the_tables_and_no_save_leaves_no_log(
-    folder: Path, questions: Path, tmp_path: Path
-) -> None:
-    db, csv_file, page = (tmp_path / name for name in ("none.sqlite3", "new/a.csv", "b/a.html"))
-    out = bench(
-        *(folder, "--suite", questions, "--methods", "ngram", "--no-save", "--db", db),
-        *("--csv", csv_file, "--html", page, "--max-new-tokens", 3),
-        *("--limit-per-category", 1, "--categories", "qa"),
-    )
-    assert "speedup" in out.stdout and csv_file.read_text().startswith("configuration,")
     text = page.read_text()
     assert text.startswith("<!doctype html>") and "<script" not in text
-    assert f"--target {folder}" in text and "NGram name=ngram" in text
+    assert f"--target {folder}" in text and "Suffix name=suffix" in text
     assert not db.exists()
 
 
@@ -185,6 +152,8 @@ def test_files_are_written_beside_the_tables_and_no_save_leaves_no_log(
         (["--method", "NGram 'name=x"], "--method takes a method"),
         (["--resume", "abc"], "No experiment 'abc'"),
         (["--resume", "abc", "--no-save"], "--no-save"),
+        (["--ray", "local", "--no-save"], "--ray needs a run log that its workers can reach"),
+        (["--suite", "starter", "--workers", "2"], "need --ray ADDRESS"),
         (["--max-new-tokens", "0"], "max_new_tokens must be"),
         (["--repeats", "101"], "repeats must be less than or equal to 100"),
     ],
@@ -192,10 +161,7 @@ def test_files_are_written_beside_the_tables_and_no_save_leaves_no_log(
 def test_bad_input_is_one_sentence(
     folder: Path, tmp_path: Path, arguments: list[str], words: str
 ) -> None:
-    result = bench(folder, "--db", tmp_path / "runs.sqlite3", *arguments, code=2)
-    errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
-    assert len(errors) == 1 and words in errors[0], result.output
-    assert "Traceback" not in result.output
+    assert words in refused("bench", "--target", folder, "--db", tmp_path / "a.db", *arguments)
 
 
 def test_configurations_have_names_and_their_own_settings(tmp_path: Path) -> None:
@@ -214,50 +180,23 @@ def test_configurations_have_names_and_their_own_settings(tmp_path: Path) -> Non
         configurations_of(["NGram max_draft_length=3"])
 
 
-def started(db: Path, process: subprocess.Popen[bytes], at_least: int) -> str:
-    """The benchmark's id, once so many of its requests are done."""
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and process.poll() is None:
-        time.sleep(0.1)
-        if not db.exists():
-            continue
-        try:
-            log = RunLog.open(str(db))
-        except StorageError:  # the other process is creating it
-            continue
-        try:
-            known = log.benchmarks.list(1)
-            runs = runs_of(log, known[0].id) if known else ()
-            if sum(run.status == "completed" for run in runs) >= at_least:
-                return known[0].id
-        finally:
-            log.close()
-    raise AssertionError(f"the benchmark never got so far (exit code {process.poll()})")
-
-
-@pytest.mark.slow
-def test_ctrl_c_stops_politely_and_says_how_to_go_on(
-    folder: Path, questions: Path, tmp_path: Path
+def test_what_was_stopped_says_how_to_go_on(
+    folder: Path, questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     db = tmp_path / "runs.sqlite3"
-    words = ["bench", "--target", folder, "--dtype", "float32", "--db", db, "--suite", questions]
-    words += ["--methods", "ngram", "--repeats", 50, "--max-new-tokens", 40, "--ignore-eos"]
-    with subprocess.Popen(
-        [sys.executable, "app.py", *map(str, words)],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env={**os.environ, "COLUMNS": "200"},
-    ) as process:
-        try:
-            benchmark_id = started(db, process, at_least=2)
-            process.send_signal(signal.SIGINT)
-            out, err = process.communicate(timeout=60)
-        finally:
-            process.kill()
-    assert process.returncode == 130
-    assert "speedup by kind of task" in out.decode() and f"--resume {benchmark_id}" in err.decode()
-    log = RunLog.open(str(db))
-    stored = log.benchmarks.get(benchmark_id)
-    log.close()
-    assert stored is not None and stored.status == "cancelled"
+    monkeypatch.setattr(
+        "playground.cli.bench.until_interrupt", lambda: nullcontext(lambda: num_completed(db) > 1)
+    )
+    out = bench(
+        *(folder, "--suite", questions, "--methods", "ngram", "--db", db, "--max-new-tokens", 5),
+        code=130,
+    )
+    with RunLog.open(str(db)) as log:
+        (row,) = log.benchmarks.list()
+    assert row.status == "cancelled" and f"app.py bench --resume {row.id}" in out.stderr
+    assert "speedup by kind of task" in out.stdout
+
+
+def num_completed(db: Path) -> int:
+    with RunLog.open(str(db)) as log:
+        return sum(run.status == "completed" for run in log.find().rows)

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 import presets
-from playground.cli.main import app
 from playground.cli.options import EMBEDDED
 from storage import RunLog, RunQuery
+from tests.commands import invoke, refused
 from tests.models import save_tiny
 
 IDS = "72,101,108,108,111,72,101,108,108,111,72,101"
@@ -24,12 +23,6 @@ IDS = "72,101,108,108,111,72,101,108,108,111,72,101"
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny(tmp_path_factory.mktemp("tiny"), eos_token_id=None)
-
-
-def invoke(*arguments: object, code: int = 0) -> Any:
-    result = CliRunner().invoke(app, [str(a) for a in arguments])
-    assert result.exit_code == code, result.output
-    return result
 
 
 def generate(folder: Path, *arguments: object, code: int = 0) -> Any:
@@ -54,19 +47,8 @@ def test_help_does_not_import_torch_or_gradio() -> None:
 def test_trace_has_exactly_the_documented_fields(folder: Path, tmp_path: Path) -> None:
     trace = tmp_path / "t" / "steps.jsonl"
     generate(
-        folder,
-        "--prompt-ids",
-        IDS,
-        "--method",
-        "NGram",
-        "--set",
-        "max_draft_len=3",
-        "--max-new-tokens",
-        20,
-        "--trace",
-        trace,
-        "--seed",
-        5,
+        *(folder, "--prompt-ids", IDS, "--method", "NGram", "--set", "max_draft_len=3"),
+        *("--max-new-tokens", 20, "--trace", trace, "--seed", 5),
     )
     run, *steps, end = [json.loads(line) for line in trace.read_text().splitlines()]
     assert list(run) == ["type", "target", "method", "prompt_ids", "sampling", "dtype", "device"]
@@ -124,8 +106,6 @@ def test_method_file_and_overrides_are_read(folder: Path, tmp_path: Path) -> Non
         (["--prompt-ids", "1,99999"], "got 99999"),
         (["--prompt-ids", "-5"], "got -5"),
         (["hi", "--max-new-tokens", "0"], "max_new_tokens must be"),
-        (["hi", "--max-new-tokens", "-3"], "max_new_tokens must be"),
-        (["hi", "--max-new-tokens", "99999999999"], "max_new_tokens must be"),
         (["hi", "--temperature", "nan"], "temperature"),
         (["hi", "--top-p", "0"], "top_p must be"),
         (["hi", "--method", "NGran"], "Did you mean NGram?"),
@@ -139,10 +119,8 @@ def test_method_file_and_overrides_are_read(folder: Path, tmp_path: Path) -> Non
     ],
 )
 def test_bad_input_is_one_sentence(folder: Path, arguments: list[str], words: str) -> None:
-    result = generate(folder, *arguments, code=2)
-    error = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
-    assert len(error) == 1 and words in error[0]
-    assert "Traceback" not in result.output
+    common = ("--target", folder, "--dtype", "float32", "--db", folder / "runs.sqlite3")
+    assert words in refused("generate", *common, *arguments)
 
 
 def test_a_preset_of_another_target_names_it(folder: Path) -> None:

@@ -44,24 +44,40 @@ class TrainSettings(Settings):
         2, "Forwards per step", "packs of that many tokens per optimizer step", ge=1, le=1024
     )
     learning_rate: float = setting(
-        1e-3, "Peak learning rate", "learning rate at the end of the warm-up", gt=0.0, le=1.0
+        1e-3,
+        "Peak learning rate",
+        "highest learning rate, reached after the warm-up",
+        gt=0.0,
+        le=1.0,
     )
     warmup_share: float = setting(
         0.04, "Warm-up", "share of the steps in which the learning rate rises", ge=0.0, le=0.9
     )
     final_rate_share: float = setting(
-        0.05, "Final learning rate", "last learning rate, relative to the peak", ge=0.0, le=1.0
+        0.05,
+        "Final learning rate",
+        "learning rate at the end of the cosine, relative to the peak",
+        ge=0.0,
+        le=1.0,
     )
     weight_decay: float = setting(0.01, "Weight decay", "AdamW's weight decay", ge=0.0, le=1.0)
     clip: float = setting(
         1.0, "Gradient clipping", "gradients of a larger norm are scaled down to it", gt=0.0, le=1e6
     )
     ema: float = setting(
-        0.0, "Weight averaging", "decay of the weights' moving average; 0 = none", ge=0.0, lt=1.0
+        0.0,
+        "Weight averaging",
+        "decay of the exponential moving average of the weights; 0 = no average",
+        ge=0.0,
+        lt=1.0,
     )
     answers_only: bool = setting(True, "Answers only", "learn from the target's answers only")
     loss_vocab: int | None = setting(
-        None, "Loss vocabulary", "most used tokens, for the loss; None = all", ge=16, le=1 << 20
+        None,
+        "Loss vocabulary",
+        "number of most frequent tokens that the loss covers; None = all",
+        ge=16,
+        le=1 << 20,
     )
     begin_with: str | None = setting(
         None,

@@ -260,7 +260,11 @@ class SessionSettings(Settings):
     """Settings of a session, in addition to those of training."""
 
     feature_gib: float = setting(
-        0.0, "Feature cache (GiB)", "disk for features of the target; 0 = none", ge=0.0, le=1e5
+        0.0,
+        "Feature cache (GiB)",
+        "disk space for the target's features, computed once; 0 = none",
+        ge=0.0,
+        le=1e5,
     )
     eval_prompts: int = setting(
         4, "Prompts per category", "held-out prompts per category to measure MAT on", ge=1, le=1000
@@ -269,10 +273,18 @@ class SessionSettings(Settings):
         128, "Tokens per prompt", "new tokens per held-out prompt", ge=2, le=8192
     )
     evals: int = setting(
-        1, "MAT measurements", "times that MAT is measured, evenly over the training", ge=1, le=100
+        1,
+        "MAT measurements",
+        "how many times MAT is measured, evenly spaced over the training",
+        ge=1,
+        le=100,
     )
     looks: int = setting(
-        0, "Rank measurements", "times that held-out texts are ranked in training", ge=0, le=1000
+        0,
+        "Rank measurements",
+        "how many times held-out texts are ranked, evenly spaced over the training",
+        ge=0,
+        le=1000,
     )
 
 

@@ -63,11 +63,10 @@ class ExperimentOptions(LogOptions, SamplingOptions, TargetOptions):
 
     def items(self) -> tuple[Item, ...]:
         """Raises ConfigError: a suite or category that is not there."""
-        from playground.experiments.prompts import choose_items, find_suite, known_suites
+        from playground.experiments.prompts import choose_items, find_suite
 
-        known = known_suites()
         return choose_items(
-            [find_suite(name, known) for name in self.suites],
+            [find_suite(name) for name in self.suites],
             categories=split_list(self.categories),
             limit_per_category=self.limit_per_category,
         )

@@ -80,9 +80,9 @@ def _replay(options: ConnectOptions, address: Address) -> None:
     from playground.cli.terminal import print_wide, table
     from playground.connect.replay import Load, read_concurrencies, sample_prompts
     from playground.connect.report import COLUMNS
-    from playground.experiments.prompts import find_suite, known_suites
+    from playground.experiments.prompts import find_suite
 
-    suite = find_suite(options.suite, known_suites())
+    suite = find_suite(options.suite)
     load = Load(
         sample_prompts(suite, options.prompts),
         read_concurrencies(options.concurrency),

@@ -16,11 +16,10 @@ from playground.cli.export import export, import_
 from playground.cli.generate import generate
 from playground.cli.options import CommandGroup
 from playground.cli.runs import runs
-from playground.cli.serve import doctor, methods, models, serve
+from playground.cli.serve import doctor, methods, models, serve, triton
 from playground.cli.suites import suites
 from playground.cli.sweep import sweep
 from playground.cli.train import train
-from playground.cli.triton import triton
 
 app = typer.Typer(
     cls=CommandGroup,

@@ -67,7 +67,7 @@ def fetch(options: FetchOptions) -> None:
 @takes(ExportSuiteOptions)
 def export(options: ExportSuiteOptions) -> None:
     """Write a suite as the input file of another benchmark: the first turn of every prompt."""
-    from playground.experiments.prompts import find_suite, input_lines, known_suites
+    from playground.experiments.prompts import find_suite, input_lines
 
-    suite = find_suite(options.name, known_suites())
+    suite = find_suite(options.name)
     write_output(input_lines(suite, options.to, options.max_new_tokens), options.output)

@@ -23,8 +23,8 @@ from playground.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from playground.experiments.sweep.plan import SweepPlan
-    from playground.experiments.sweep.store import StoredSweep
+    from playground.experiments.plan import SweepPlan
+    from playground.experiments.sweep.report import SweepReport
 
 DEFAULT_TRIALS = 20
 
@@ -65,9 +65,8 @@ class SweepOptions(ExperimentOptions, MethodOptions):
         """Raises ConfigError: naming the option that is wrong."""
         import presets
         from engine.errors import ConfigError
-        from playground.experiments.plan import Configuration
+        from playground.experiments.plan import Configuration, SweepPlan
         from playground.experiments.space import OptunaSearch
-        from playground.experiments.sweep.plan import SweepPlan
 
         if self.grid and self.trials is not None:
             raise ConfigError(
@@ -101,8 +100,8 @@ class SweepOptions(ExperimentOptions, MethodOptions):
 @takes(SweepOptions)
 def sweep(options: SweepOptions) -> None:
     """Measure many settings of one method and find the best, by search or grid."""
+    from playground.experiments.sweep.report import SweepStore
     from playground.experiments.sweep.search import Sweep
-    from playground.experiments.sweep.store import SweepStore
 
     with options.open_log() as log:
         store = SweepStore(log)
@@ -121,11 +120,9 @@ def sweep(options: SweepOptions) -> None:
         raise typer.Exit(EXIT_INTERRUPTED)
 
 
-def _print_report(options: SweepOptions, sweep: StoredSweep) -> None:
+def _print_report(options: SweepOptions, report: SweepReport) -> None:
     from playground.cli.terminal import print_wide, table
-    from playground.experiments.sweep.report import SweepReport
 
-    report = SweepReport.of(sweep)
     if options.as_json:
         write_output(json_text(report.to_dict(), indent=1) + "\n", None)
     else:
@@ -134,7 +131,7 @@ def _print_report(options: SweepOptions, sweep: StoredSweep) -> None:
             [number.text, *(cell.text for cell in cells), outcome.hint or outcome.text]
             for number, outcome, *cells in rows
         ]
-        trials = table(f"Sweep {sweep.row.name}", [*heads, "outcome"], lines)
+        trials = table(f"Sweep {report.row.name}", [*heads, "outcome"], lines)
         print_wide(trials, report.verdict or "Nothing was measured.")
     if options.output is not None and report.best is not None:
         write_files(options.output.parent, {options.output.name: report.preset_yaml()})

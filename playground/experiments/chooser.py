@@ -21,67 +21,43 @@ MAX_OVERRUN = 2.0
 
 
 class Chooser:
-    """Keeps every configuration.
+    """Keeps every configuration, or within a time budget the faster half after each repeat.
 
     Attributes:
         running: names of the methods that continue, without plain decoding.
-        remaining_s: seconds until the time is up; None without a limit.
+        budget_s: None without a limit; then no method is dropped.
     """
 
-    def __init__(self, plan: ExperimentPlan) -> None:
+    def __init__(self, plan: ExperimentPlan, clock: Callable[[], float] = time.monotonic) -> None:
         self.plan = plan
         self.running = [c.name for c in plan.configurations[1:]]
-
-    def begin(self) -> None:
-        """Start the clock; the target is loaded."""
-
-    def add(self, request: FinishedRequest, faults: Collection[str]) -> None:
-        """Take a finished request into account; `faults` names the configurations that failed."""
-
-    def is_active(self, name: str) -> bool:
-        """Whether a configuration continues."""
-        return name in self.running or name == self.plan.reference.name
-
-    @property
-    def remaining_s(self) -> float | None:
-        return None
-
-    @property
-    def is_over(self) -> bool:
-        return False
-
-
-class HalvingChooser(Chooser):
-    """Drops the slower half after each repeat, within a time budget."""
-
-    def __init__(
-        self,
-        plan: ExperimentPlan,
-        budget_s: float,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        super().__init__(plan)
-        self.budget_s = budget_s
+        self.budget_s = plan.chooser.budget_s if isinstance(plan.chooser, Halving) else None
         self.requests: list[FinishedRequest] = []
         self._clock = clock
         self._begin_s: float | None = None
         self._faults: Collection[str] = ()
 
     def begin(self) -> None:
+        """Start the clock; the target is loaded."""
         self._begin_s = self._clock()
+
+    def is_active(self, name: str) -> bool:
+        """Whether a configuration continues."""
+        return name in self.running or name == self.plan.reference.name
 
     @property
     def _spent_s(self) -> float:
         return 0.0 if self._begin_s is None else self._clock() - self._begin_s
 
     @property
-    def remaining_s(self) -> float:
-        return max(0.0, self.budget_s - self._spent_s)
+    def remaining_s(self) -> float | None:
+        """Seconds until the time is up; None without a limit."""
+        return None if self.budget_s is None else max(0.0, self.budget_s - self._spent_s)
 
     @property
     def is_over(self) -> bool:
         """Whether the time is up; two answers each may take longer than the budget."""
-        if self.remaining_s:
+        if self.budget_s is None or self.remaining_s:
             return False
         return self.is_confirmed or self._spent_s > MAX_OVERRUN * self.budget_s
 
@@ -96,7 +72,13 @@ class HalvingChooser(Chooser):
         return all(twice[name] >= len(self.plan.items) for name in self.candidates)
 
     def add(self, request: FinishedRequest, faults: Collection[str]) -> None:
-        """Drop the slower half once all candidates have answered everything of this repeat."""
+        """Drop the slower half once all candidates have answered everything of this repeat.
+
+        Args:
+            faults: names of the configurations that failed.
+        """
+        if self.budget_s is None:
+            return
         self.requests.append(request)
         self._faults = faults
         candidates, repeat = self.candidates, request.repeat
@@ -112,9 +94,3 @@ class HalvingChooser(Chooser):
         pairs = plain_pairs(self.requests, name, self.plan)
         speedup = speedup_of(pairs)
         return (speedup and (speedup.ratio or Totals.of([own for own, _ in pairs]).mat)) or 0.0
-
-
-def make_chooser(plan: ExperimentPlan) -> Chooser:
-    if isinstance(plan.chooser, Halving):
-        return HalvingChooser(plan, plan.chooser.budget_s)
-    return Chooser(plan)

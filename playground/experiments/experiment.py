@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol
 from engine.drafters.base import BuildContext
 from engine.errors import ConfigError, PlaygroundError
 from playground.errors import attempt
-from playground.experiments.chooser import make_chooser
+from playground.experiments.chooser import Chooser
 from playground.experiments.cluster import Workers
 from playground.experiments.finished import finished_requests
 from playground.experiments.job import Job, Progress, submit
@@ -78,7 +78,7 @@ class Experiment(Job):
     ) -> None:
         super().__init__(benchmark_id or new_id(), owner=owner)
         self.log, self.plan = log, plan
-        self.chooser = make_chooser(plan)
+        self.chooser = Chooser(plan)
         self.requests = [] if benchmark_id is None else finished_requests(log, benchmark_id)
         self.faults: Mapping[str, str] = {}
         self.has_live_report = False

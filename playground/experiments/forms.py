@@ -10,11 +10,10 @@ from pydantic import Field, field_validator
 from engine.config import Limits, Sampling, Settings, setting
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError, one_of
-from playground.experiments.plan import Configuration, ExperimentPlan, stored_config
+from playground.experiments.plan import Configuration, ExperimentPlan, SweepPlan, stored_config
 from playground.experiments.prompts import choose_items, first_turns, typed_item
 from playground.experiments.report.report import stored_experiment
 from playground.experiments.space import MAX_VARIED, OptunaSearch, SearchSettings
-from playground.experiments.sweep.plan import SweepPlan
 from playground.host.catalog import TYPE_PREFIX, Catalog, Method
 from playground.host.controls import changed_controls, group_of, settings_from
 from playground.host.request import (
@@ -342,15 +341,11 @@ def from_runs(catalog: Catalog, log: RunLog, link: str) -> CompareForm:
     """`?runs=a,b`: the configurations of these runs, and the prompt of the first."""
     ids = [read_run_id(part.strip()) for part in link.split(",")[: 2 * MAX_CONFIGURATIONS]]
     runs = [stored_run(log, run_id) for run_id in ids]
-    first = runs[0]
-    configs = [stored_config(run.method, catalog.types) for run in runs]
+    first, configs = runs[0], [stored_config(run.method, catalog.types) for run in runs]
     return CompareForm(
-        target=_known_target(catalog, first.target),
-        dtype=first.dtype if first.dtype in DTYPES else "auto",
+        **_setup(catalog, first.target, first.dtype, configs, first.messages),
         mode="chat" if first.messages else "raw",
-        system=next((m["content"] for m in first.messages if m["role"] == "system"), ""),
         prompt=first.prompt_text,
-        slots=_slots(catalog, configs, first.target),
         form=run_form(Sampling.parse(first.sampling), Limits.parse(first.limits)),
     )
 
@@ -363,29 +358,25 @@ def from_comparison(catalog: Catalog, log: RunLog, compare_id: str) -> CompareFo
     options = {"repeats": min(plan.repeats, 10)}
     if suite:
         options["num_prompts"] = min(len(plan.items), 20)
-    system = next((m["content"] for m in first.history if m["role"] == "system"), "")
-    form = run_form(plan.sampling, plan.limits, CompareOptions.parse(options))
+    configs = [c.config for c in plan.configurations]
     return CompareForm(
-        target=_known_target(catalog, plan.target.name),
-        dtype=plan.dtype if plan.dtype in DTYPES else "auto",
+        **_setup(catalog, plan.target.name, plan.dtype, configs, first.history),
         mode="raw" if first.raw else "chat",
-        system=system,
         prompt="" if suite else first.turns[0],
         suite=suite,
-        slots=_slots(catalog, [c.config for c in plan.configurations], plan.target.name),
-        form=form,
+        form=run_form(plan.sampling, plan.limits, CompareOptions.parse(options)),
     )
 
 
-def _known_target(catalog: Catalog, target: str) -> str:
-    return target if target in catalog.targets else next(iter(catalog.targets))
-
-
-def _slots(
-    catalog: Catalog, configs: Sequence[MethodConfig], target: str
-) -> list[tuple[str, dict[str, Any] | None]]:
-    """Pickers and forms of the configurations that draft, each once."""
-    target = _known_target(catalog, target)
+def _setup(
+    catalog: Catalog,
+    target: str,
+    dtype: str,
+    configs: Sequence[MethodConfig],
+    messages: Sequence[Mapping[str, str]],
+) -> dict[str, Any]:
+    """Target, dtype, system prompt and the slots of the configurations that draft, each once."""
+    target = target if target in catalog.targets else next(iter(catalog.targets))
     slots: list[tuple[str, dict[str, Any] | None]] = []
     for config in configs:
         if config.decoding_type != PLAIN:
@@ -394,4 +385,9 @@ def _slots(
     if not slots:
         (start, *_) = first_methods(catalog, catalog.method_choices(target))
         slots = [(start, method_form(catalog.method(start)))]
-    return slots[:MAX_CONFIGURATIONS]
+    return {
+        "target": target,
+        "dtype": dtype if dtype in DTYPES else "auto",
+        "system": next((m["content"] for m in messages if m["role"] == "system"), ""),
+        "slots": slots[:MAX_CONFIGURATIONS],
+    }

@@ -152,7 +152,7 @@ class Measurement:
         self._drafters: dict[str, Drafter] = {}
         self._experience = ExperienceStore(paths.drafting(), presets.priors())
         self._notes: dict[str, tuple[str, ...]] = {}
-        self._skipped: dict[tuple[str, str, int], Skipped] = {}
+        self._skipped: dict[Skipped, None] = {}  # in order, each once
         self._num_done = self._num_new = self._num_failed = 0
         self._spent_s = 0.0
 
@@ -176,7 +176,7 @@ class Measurement:
             self.cancelled() and not whole,
             self._num_new,
             self._num_failed,
-            tuple(self._skipped.values()),
+            tuple(self._skipped),
             dict(self.faults),
             {name: notes for name, notes in self._notes.items() if notes},
         )
@@ -213,8 +213,7 @@ class Measurement:
         try:
             prompt = self._prompt(item, turn)
         except PromptError as error:
-            skipped = Skipped(item.suite, item.id, turn, str(error))
-            self._skipped[item.suite, item.id, turn] = skipped
+            self._skipped[Skipped(item.suite, item.id, turn, str(error))] = None
             self._num_done += len(missing)
             return True
         if not self._drafters and not self._make_drafters():

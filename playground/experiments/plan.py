@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field, field_serializer, field_validator
+from pydantic import ConfigDict, Field, field_serializer, field_validator, model_validator
 
 from engine.config import Limits, Sampling, Settings
 from engine.drafters import methods, parse_method
@@ -23,7 +24,7 @@ from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from engine.formats import plural
 from engine.model.sources import TargetSpec
-from playground.experiments.space import OptunaSearch
+from playground.experiments.space import Objective, OptunaSearch, Space
 from playground.host.catalog import MethodTypes
 from storage import PLAIN
 
@@ -32,6 +33,21 @@ TYPED = "own prompt"
 """Suite of a typed prompt. A target without a chat template refuses it as a chat prompt; a prompt
 of any other suite is then continued as plain text."""
 MAX_REPEATS = 100
+METHOD = "trial"
+"""Configuration name of the method in the runs of a trial; plain decoding keeps its own."""
+OBJECTIVES: dict[Objective, tuple[str, str]] = {
+    "tok_s": (
+        "tok/s",
+        "speedup of the trial × tok/s of plain decoding in the sweep's first trial, so that "
+        "drift between trials cancels out",
+    ),
+    "speedup": (
+        "speedup",
+        "tok/s over the tok/s of plain decoding, both run in turn on every prompt of the trial",
+    ),
+    "mat": ("MAT", "1 + accepted draft tokens / steps, before any cut by EOS or length"),
+}
+"""Title and formula of each objective that a sweep may maximise."""
 Kind = Literal["benchmark", "compare", "fastest", "sweep", "trial"]
 """What an experiment is for; a trial is one point of a sweep."""
 
@@ -245,11 +261,6 @@ class ExperimentPlan(Settings):
         return self.num_turns * len(self.configurations)
 
     @property
-    def num_answers(self) -> int:
-        """Number of answers of the whole experiment."""
-        return self.num_requests
-
-    @property
     def extent(self) -> str:
         """The number of requests as a product; a prompt of two turns makes two requests."""
         prompts, turns = plural(len(self.items), "prompt"), self.num_turns // self.repeats
@@ -300,3 +311,67 @@ class ExperimentPlan(Settings):
         except (KeyError, TypeError) as error:
             raise ConfigError(f"The stored plan is not a benchmark's: {error!r}.") from error
         return cls.parse({**values, "configurations": configurations}, where="the stored plan")
+
+
+class SweepPlan(ExperimentPlan):
+    """An experiment whose configurations are those of one method, chosen by Optuna or a grid.
+
+    Its second configuration is the method as it was when the sweep began; its name is the
+    method's key, for links back to it.
+    """
+
+    kind: Kind = "sweep"
+    chooser: OptunaSearch
+
+    @model_validator(mode="after")
+    def _can_be_run(self) -> Self:
+        if len(self.configurations) != 2:
+            raise ValueError("Plain decoding has no settings to sweep. Choose another method")
+        if not isinstance(self.swept.settings, UnknownMethod):
+            space = self.space
+            if self.chooser.mode == "grid":
+                space.grid()
+        return self
+
+    @property
+    def swept(self) -> Configuration:
+        return self.configurations[1]
+
+    @cached_property
+    def space(self) -> Space:
+        """Raises ConfigError: this version lacks the method."""
+        return Space(self.swept.config, self.chooser.varied)
+
+    @property
+    def num_trials(self) -> int:
+        """Number of planned trials; a small space may be exhausted earlier."""
+        if self.chooser.mode == "grid":
+            return self.space.num_grid or 0
+        most = self.space.num_points
+        return self.chooser.trials if most is None else min(self.chooser.trials, most)
+
+    @property
+    def num_requests(self) -> int:
+        """Number of answers of all trials, including plain decoding's."""
+        return 2 * self.num_trials * self.num_turns
+
+    @property
+    def about(self) -> str:
+        """The plan in one line."""
+        space = " × ".join(f"{vary.field} {vary}" for vary in self.chooser.varied)
+        target = self.target.title or self.target.name
+        suites = " + ".join(dict.fromkeys(item.suite for item in self.items))
+        prompts = f"{self.num_turns} answers of {self.limits.max_new_tokens} tokens, {suites}"
+        return f"{target} · {self.swept.title} · {self.chooser.mode} · {space} · {prompts}"
+
+    def trial(self, config: MethodConfig) -> ExperimentPlan:
+        """The plan of one trial: the method at a point, and plain decoding."""
+        if all(vary.field != "drafting" for vary in self.chooser.varied):
+            config = config.replace(drafting="as set")  # as an engine with these settings drafts
+        own = Configuration(METHOD, self.swept.title, config)
+        trial = {"kind": "trial", "chooser": EveryConfiguration(), "configurations": [own]}
+        return ExperimentPlan.parse({**dict(self), **trial})
+
+    def with_trials(self, trials: int) -> Self:
+        """The same plan with another number of trials."""
+        return self.parse({**dict(self), "chooser": self.chooser.replace(trials=trials)})

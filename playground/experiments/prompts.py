@@ -17,7 +17,7 @@ from __future__ import annotations
 import gzip
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -73,7 +73,9 @@ def in_order(groups: Iterable[str]) -> list[str]:
     return [group for group in GROUPS if group in present] + sorted(present - set(GROUPS))
 
 
-def find_suite(name: str, known: Mapping[str, PromptSuite]) -> PromptSuite:
+def find_suite(name: str) -> PromptSuite:
+    """A shipped or fetched suite by its name, or a file of prompts."""
+    known = known_suites()
     if name in known:
         return known[name]
     path = Path(name).expanduser()

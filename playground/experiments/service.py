@@ -18,7 +18,7 @@ from playground.experiments.experiment import Experiment, Version
 from playground.experiments.finished import finished_requests
 from playground.experiments.job import Job, Jobs, State, time_left
 from playground.experiments.measurement import Summary
-from playground.experiments.plan import ExperimentPlan
+from playground.experiments.plan import ExperimentPlan, SweepPlan
 from playground.experiments.prompts import read_suite_text
 from playground.experiments.report.export import FILES
 from playground.experiments.report.report import (
@@ -27,10 +27,8 @@ from playground.experiments.report.report import (
     stored_experiment,
     unknown_experiment,
 )
-from playground.experiments.sweep.plan import SweepPlan
-from playground.experiments.sweep.report import SweepReport
+from playground.experiments.sweep.report import SweepReport, SweepStore
 from playground.experiments.sweep.search import Sweep
-from playground.experiments.sweep.store import SweepStore
 from playground.experiments.worker import WorkerConfig
 from playground.host.bounded import BoundedCache
 from playground.host.runner import EngineHost
@@ -257,8 +255,8 @@ class Experiments:
 
     def look_at_sweep(self, key: str) -> ExperimentState:
         """The state of a sweep, by its id or name."""
-        report = SweepReport.of(self.sweeps.load(key))
-        row = report.sweep.row
+        report = self.sweeps.load(key)
+        row = report.row
         version = str(zlib.crc32(repr((report.trials, row.status)).encode()))
         return ExperimentState(row, self.job(row.id), version, report)
 

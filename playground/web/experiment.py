@@ -121,7 +121,7 @@ class ExperimentPage(ABC):
         tok_s = next((run.tok_s for run in self.log.rows(query)), None)
         if not tok_s:
             return extent
-        duration = approximate_duration(plan.num_answers * plan.limits.max_new_tokens / tok_s)
+        duration = approximate_duration(plan.num_requests * plan.limits.max_new_tokens / tok_s)
         return f"{extent} {duration.capitalize()} if every answer reaches its maximum length."
 
     def start_job(self, values: Mapping[str, Any]) -> str:

@@ -14,9 +14,9 @@ from engine.safe_text import file_name
 from playground.errors import Fault, attempt
 from playground.experiments.cluster import PoolConfig
 from playground.experiments.forms import SweepForm
+from playground.experiments.plan import OBJECTIVES, SweepPlan
 from playground.experiments.service import ExperimentState
 from playground.experiments.space import setting_text, tunables_of
-from playground.experiments.sweep.plan import OBJECTIVES, SweepPlan
 from playground.experiments.sweep.plots import NOTES, sweep_figure
 from playground.experiments.sweep.report import FORMULAS, SweepReport
 from playground.experiments.sweep.trials import Trial
@@ -178,7 +178,7 @@ class SweepPage(ExperimentPage):
         numbers = [str(one.number) for one in results.trials]
         trial = trial if trial in numbers else BEST
         picked = results.best if trial == BEST else results.trial(int(trial))
-        drawn = attempt(lambda: sweep_figure(results.sweep, kind), where="drawing a plot")
+        drawn = attempt(lambda: sweep_figure(results, kind), where="drawing a plot")
         best = None if results.best is None else str(results.best.number)
         return [
             "" if picked is None else card_html(results, picked),
@@ -189,14 +189,14 @@ class SweepPage(ExperimentPage):
         ]
 
     def file_of(self, picked: Any, trial: Any) -> tuple[str, str]:
-        report = SweepReport.of(self.experiments.sweeps.load(read_key(picked)))
-        return f"{file_name(report.sweep.row.name)}.yaml", report.preset_yaml(number_of(trial))
+        report = self.experiments.sweeps.load(read_key(picked))
+        return f"{file_name(report.row.name)}.yaml", report.preset_yaml(number_of(trial))
 
     def listen(self, generate: Page) -> None:
         """Open a trial's settings on the Generate page."""
 
         def use(picked: Any, trial: Any) -> Updates:
-            report = SweepReport.of(self.experiments.sweeps.load(read_key(picked)))
+            report = self.experiments.sweeps.load(read_key(picked))
             method = report.plan.swept.name
             start = self.catalog.method(method).config.model_dump(mode="json")
             values = report.config(number_of(trial)).model_dump(mode="json")

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from playground.experiments.plan import Configuration
-from playground.experiments.sweep.store import SweepStore
+from playground.experiments.sweep.report import SweepStore
 from tests.browser.pages import NARROW, WAIT_MS, GeneratePage
 from tests.playground.serving import Served
 from tests.playground.sweeps.scripted import swept

@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from playground.experiments.sweep.store import SweepStore
+from playground.experiments.sweep.report import SweepStore
 from playground.experiments.sweep.trials import trial_benchmark_id
 from storage import RunLog, RunQuery
 from tests.faults.children import Child, command, page, words

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -38,6 +38,14 @@ def ask(**changes: Any) -> dict[str, Any]:
 def start(host: EngineHost, *, owner: str = "tab", **changes: Any) -> LiveRun:
     """A queued run."""
     return host.generate(read_request(host.catalog, ask(**changes)), owner=owner)
+
+
+def until(true: Callable[[], Any]) -> None:
+    """Wait until this is true."""
+    deadline = time.monotonic() + 240.0
+    while not true():
+        assert time.monotonic() < deadline, "never came true"
+        time.sleep(0.02)
 
 
 def finished(run: LiveRun) -> LiveRun:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from playground.host.catalog import Catalog
 from playground.host.runner import EngineHost
 from playground.host.stream import History
 from storage import RunLog
@@ -27,8 +28,14 @@ def log(tmp_path: Path) -> Iterator[RunLog]:
 
 
 @pytest.fixture
-def host(tiny_folder: Path, tmp_path: Path, log: RunLog) -> Iterator[EngineHost]:
-    host = EngineHost(log, tiny_catalog(tiny_folder), cache_dir=tmp_path / "cache", device="cpu")
+def catalog(tiny_folder: Path) -> Catalog:
+    """What the host offers."""
+    return tiny_catalog(tiny_folder)
+
+
+@pytest.fixture
+def host(catalog: Catalog, tmp_path: Path, log: RunLog) -> Iterator[EngineHost]:
+    host = EngineHost(log, catalog, cache_dir=tmp_path / "cache", device="cpu")
     yield host
     host.close()
 

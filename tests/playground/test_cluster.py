@@ -20,7 +20,7 @@ from engine.errors import ConfigError, OutOfMemoryError
 from engine.model.sources import TargetSpec
 from playground.experiments import cluster
 from playground.experiments.cluster import PoolConfig, Workers, connected, workers
-from playground.experiments.worker import TaskContext, WorkerConfig, program
+from playground.experiments.worker import TaskContext, WorkerConfig
 
 pytest.importorskip("ray", reason="Ray is not installed")
 pytestmark = pytest.mark.slow
@@ -103,17 +103,6 @@ def test_what_a_task_raises_is_raised_here(two: Workers) -> None:
     assert two.run(partial(where, number=1))[2] == "tiny"
 
 
-def test_workers_of_another_version_are_refused_with_both(
-    worker_config: WorkerConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cluster, "program", lambda: "0.0.9 (sources 00000000)")
-    with pytest.raises(ConfigError) as caught, workers(PoolConfig("local", 1, 1), worker_config):
-        pass
-    assert program() in str(caught.value) and "this is 0.0.9 (sources 00000000)" in str(
-        caught.value
-    )
-
-
 def test_a_worker_whose_node_lacks_the_program_is_refused(
     worker_config: WorkerConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,16 +115,6 @@ def test_a_worker_whose_node_lacks_the_program_is_refused(
         workers(PoolConfig("local", 1, 1), replace(worker_config, device=device("cpu"))),
     ):
         pass
-
-
-def test_workers_without_the_model_are_refused(worker_config: WorkerConfig, tmp_path: Path) -> None:
-    nowhere = TargetSpec(name="gone", path=str(tmp_path / "gone"))
-    lacking = WorkerConfig(
-        nowhere, "float32", worker_config.log_url, "cpu", worker_config.cache_dir
-    )
-    with pytest.raises(ConfigError, match=r"No worker can be used\. Worker .* is not used: .*gone"):
-        with workers(PoolConfig("local", 1, 1), lacking):
-            pass
 
 
 def test_more_than_the_cluster_has_is_refused_at_once(worker_config: WorkerConfig) -> None:

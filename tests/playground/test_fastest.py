@@ -11,7 +11,6 @@ import gradio as gr
 import pytest
 
 from engine.errors import ConfigError
-from playground.experiments.chooser import HalvingChooser
 from playground.experiments.experiment import Experiment
 from playground.experiments.fastest import Standings, methods_to_try, plan_of
 from playground.experiments.finished import FinishedRequest
@@ -32,6 +31,7 @@ from tests.playground.tiny import ScriptedConfig
 
 
 def with_methods(catalog: Catalog, **configs: ScriptedConfig) -> Catalog:
+    """Only these methods, under their names, and plain decoding."""
     own = {
         name: MethodPreset(name=name, title=name, config=config) for name, config in configs.items()
     }
@@ -145,7 +145,7 @@ def told_standings(host: EngineHost, *methods: str, **more: Any) -> Standings:
 def test_what_is_left_answers_twice_before_time_ends_it(host: EngineHost) -> None:
     search = told(host, "a", "b", "c", seconds={"c": 0.4}, repeats=1)
     chooser = search.chooser
-    assert isinstance(chooser, HalvingChooser) and not chooser.is_confirmed
+    assert not chooser.is_confirmed
     second = replace(search.requests[1], repeat=1)
     answer(search, second)
     assert not chooser.is_confirmed, "b has answered once"
@@ -153,18 +153,14 @@ def test_what_is_left_answers_twice_before_time_ends_it(host: EngineHost) -> Non
     assert chooser.is_confirmed, "c was dropped"
 
 
-def test_where_nothing_pays_it_says_so(host: EngineHost) -> None:
+def test_the_leader_is_the_fastest_that_pays_however_certain_it_is(host: EngineHost) -> None:
     search = told_standings(host, "a", "b", seconds={"a": 0.2, "b": 0.4})
     assert search.leader is None
     assert "plain decoding is the fastest here. next, a reaches 0.50×" in search.advice.lower()
-
-
-def test_a_single_answer_recommends_nothing_but_can_be_taken_along(host: EngineHost) -> None:
     search = told_standings(host, "a", "b", seconds={"a": 0.05, "b": 0.4}, repeats=1)
     assert search.leader is not None and search.leader.name == "a"
-    assert search.report.fastest is None
+    assert search.report.fastest is None, "a single answer recommends nothing"
     assert search.advice.startswith("a reaches 2.00× plain decoding (1 prompt × 1 repeat). These")
-    assert told_standings(host, "a", seconds={"a": 0.4}, repeats=1).leader is None
 
 
 def test_what_is_faster_than_its_mat_is_neither_recommended_nor_dropped(host: EngineHost) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -105,6 +106,18 @@ class ScriptedDrafter(Drafter):
     def observe(self, outcome: Outcome) -> None:
         self._root = outcome.next_root
         self._at += len(outcome.committed)
+
+
+def offering(catalog: Catalog, **configs: MethodConfig) -> Catalog:
+    """The catalog with these methods on offer, too, under their names and titles."""
+    presets = {
+        name: MethodPreset(name=name, title=type(config).title, config=config)
+        for name, config in configs.items()
+    }
+    types = {config.decoding_type: type(config) for config in configs.values()}
+    return replace(
+        catalog, presets={**catalog.presets, **presets}, types={**catalog.types, **types}
+    )
 
 
 def tiny_catalog(folder: Path) -> Catalog:

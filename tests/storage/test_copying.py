@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from playground.cli.main import app
-from playground.experiments.sweep.store import SweepStore
+from playground.experiments.sweep.report import SweepStore
 from storage import RunLog, RunQuery, copying
 from tests.playground.sweeps.scripted import resumed, swept
 from tests.storage.conftest import detail, finish, finished_run, new_run, odd_run, step, whole

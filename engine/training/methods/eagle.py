@@ -47,7 +47,11 @@ class _EagleTraining(TrainSettings):
         0.8, "Loss decay", "weight of a depth's loss relative to the one before it", gt=0.0, le=1.0
     )
     chain_share: float = setting(
-        1.0, "Unrolled positions", "share of positions unrolled; less is faster", gt=0.0, le=1.0
+        1.0,
+        "Unrolled positions",
+        "share of positions that are unrolled beyond the first depth; less is faster",
+        gt=0.0,
+        le=1.0,
     )
     intermediate_size: int | None = setting(
         None, "MLP size", "width of the head's MLP; None = the target's", ge=1, le=1 << 17
@@ -81,7 +85,11 @@ class EagleTraining(_EagleTraining):
     )
     token_weight: float = setting(0.1, "Token loss", "weight of the token loss", ge=0.0, le=100.0)
     noise: float = setting(
-        0.1, "Feature noise", "uniform noise on features, in standard deviations", ge=0.0, le=10.0
+        0.1,
+        "Feature noise",
+        "uniform noise on the features, ± this many standard deviations",
+        ge=0.0,
+        le=10.0,
     )
 
     def student(self, target: Target, entries: Sequence[Entry]) -> Student:

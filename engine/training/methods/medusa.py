@@ -38,7 +38,11 @@ class MedusaTraining(TrainSettings):
         0.8, "Loss decay", "weight of a head's loss relative to the head before it", gt=0.0, le=1.0
     )
     soft_weight: float = setting(
-        0.5, "Distillation weight", "share of the target's distribution in the loss", ge=0.0, le=1.0
+        0.5,
+        "Distillation weight",
+        "weight of the target's distribution in the loss; the rest is the text's token",
+        ge=0.0,
+        le=1.0,
     )
     nodes: int = setting(63, "Tree nodes", "size of the tree used when evaluating", ge=1, le=256)
 

@@ -34,7 +34,11 @@ class ReDrafterTraining(TrainSettings):
     depths: int = setting(5, "Unrolled depths", "tokens drafted ahead in training", ge=1, le=16)
     layers: int = setting(2, "Residual blocks", "number of residual blocks", ge=0, le=8)
     exit_dim: int = setting(
-        64, "Output width", "width before the (vocabulary × exit_dim) output", ge=2, le=1 << 15
+        64,
+        "Output width",
+        "width before the output matrix (vocabulary × exit_dim)",
+        ge=2,
+        le=1 << 15,
     )
     depth_decay: float = setting(
         0.9, "Loss decay", "weight of a depth's loss relative to the one before it", gt=0.0, le=1.0

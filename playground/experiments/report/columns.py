@@ -58,10 +58,6 @@ def speedup_cell(speedup: Speedup | None, *, reference: bool = False) -> Cell:
     return Cell(speedup.text, speedup.interval, mood, hint)
 
 
-def _speedup(section: Section, figures: Figures) -> Cell:
-    return speedup_cell(figures.speedup, reference=section.reference)
-
-
 def _mat(section: Section, figures: Figures) -> Cell:
     if not figures.num_steps:
         return Cell(DASH)
@@ -119,7 +115,7 @@ COLUMNS: dict[str, Column] = {
     "speedup": Column(
         "speedup",
         f"{FORMULAS['speedup']}; below it: {FORMULAS['interval']}",
-        _speedup,
+        lambda section, figures: speedup_cell(figures.speedup, reference=section.reference),
     ),
     "request_speedup": Column(
         "request speedup",

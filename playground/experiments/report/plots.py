@@ -86,44 +86,45 @@ def _cost(report: Report, requests: Requests) -> go.Figure:
 
 
 def _lines(
-    report: Report, x_title: str, y_title: str, points_of: Callable[[Section], Points]
-) -> go.Figure:
-    """A line per configuration that has points."""
-    figure = go.Figure()
-    for section in report.configurations:
-        if points := points_of(section):
-            figure.add_scatter(
-                name=section.name,
-                x=[x for x, _ in points],
-                y=[y for _, y in points],
-                mode="lines+markers",
-                line={"color": _colour(report, section), "width": 2},
-                marker={"size": 5},
-            )
-    figure.update_xaxes(title=x_title)
-    return figure.update_yaxes(title=y_title, rangemode="tozero")
+    x_title: str, y_title: str, points_of: Callable[[Section], Points]
+) -> Callable[[Report, Requests], go.Figure]:
+    """Draws a line per configuration that has points."""
+
+    def draw(report: Report, requests: Requests) -> go.Figure:
+        figure = go.Figure()
+        for section in report.configurations:
+            if points := points_of(section):
+                figure.add_scatter(
+                    name=section.name,
+                    x=[x for x, _ in points],
+                    y=[y for _, y in points],
+                    mode="lines+markers",
+                    line={"color": _colour(report, section), "width": 2},
+                    marker={"size": 5},
+                )
+        figure.update_xaxes(title=x_title)
+        return figure.update_yaxes(title=y_title, rangemode="tozero")
+
+    return draw
 
 
-def _positions(report: Report, requests: Requests) -> go.Figure:
-    def points(section: Section) -> Points:
-        return [(at, 100 * rate) for at, rate in enumerate(section.position_rates, 1)]
-
-    return _lines(report, "draft tokens accepted (at least)", "% of steps", points)
-
-
-def _tok_s_by_context(report: Report, requests: Requests) -> go.Figure:
-    def points(section: Section) -> Points:
-        return [(one.context_len, one.tok_s) for one in section.by_context]
-
-    return _lines(report, CONTEXT, "tok/s", points)
-
-
-def _mat_by_context(report: Report, requests: Requests) -> go.Figure:
-    def points(section: Section) -> Points:
-        bins = () if section.reference else section.by_context
-        return [(one.context_len, one.mat) for one in bins if one.mat is not None]
-
-    return _lines(report, CONTEXT, "MAT", points)
+_positions = _lines(
+    "draft tokens accepted (at least)",
+    "% of steps",
+    lambda section: [(at, 100 * rate) for at, rate in enumerate(section.position_rates, 1)],
+)
+_tok_s_by_context = _lines(
+    CONTEXT, "tok/s", lambda section: [(one.context_len, one.tok_s) for one in section.by_context]
+)
+_mat_by_context = _lines(
+    CONTEXT,
+    "MAT",
+    lambda section: [
+        (one.context_len, one.mat)
+        for one in section.by_context
+        if one.mat is not None and not section.reference
+    ],
+)
 
 
 def _split(report: Report, requests: Requests) -> go.Figure:

@@ -13,8 +13,8 @@ from optuna.trial import TrialState
 from plotly.colors import sample_colorscale
 
 from engine.errors import ConfigError, one_of
-from playground.experiments.sweep.plan import OBJECTIVES
-from playground.experiments.sweep.store import StoredSweep
+from playground.experiments.plan import OBJECTIVES
+from playground.experiments.sweep.report import SweepReport
 from playground.experiments.sweep.trials import study_of
 from playground.plots import styled
 
@@ -32,7 +32,7 @@ NOTES: dict[str, str] = {
 }
 
 
-def sweep_figure(sweep: StoredSweep, kind: str) -> go.Figure:
+def sweep_figure(sweep: SweepReport, kind: str) -> go.Figure:
     """Optuna's plot of a sweep."""
     plot = PLOTS[one_of("plot", kind, PLOTS)]
     if all(trial.value is None for trial in sweep.trials):

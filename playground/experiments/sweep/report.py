@@ -1,5 +1,7 @@
 """The results of a sweep so far: its trials, the best of them, and its settings as a method file.
 
+A sweep is a row of the run log; its trials are artifacts of that row.
+
 Every trial answers the same prompts, so trials are compared prompt by prompt. The best is chosen on
 the same data, so the comparisons use Bonferroni's correction for the number of the others.
 """
@@ -7,23 +9,26 @@ the same data, so the comparisons use Bonferroni's correction for the number of 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 import yaml
+from pydantic import TypeAdapter
 
 from engine import formats
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from engine.formats import DASH
+from playground.experiments.plan import OBJECTIVES, SweepPlan
 from playground.experiments.report.columns import Cell
 from playground.experiments.report.statistics import differ
 from playground.experiments.space import Objective, point_text, setting_text
-from playground.experiments.sweep.plan import OBJECTIVES, SweepPlan
-from playground.experiments.sweep.store import StoredSweep
 from playground.experiments.sweep.trials import Trial, key_of, num_done
 from playground.host.baseline import DOUBTS
+from playground.host.catalog import MethodTypes
+from storage import Benchmark, BenchmarkHead, RunLog
 
 FIGURES: dict[str, tuple[str, str]] = {
     "speedup": OBJECTIVES["speedup"],
@@ -38,6 +43,10 @@ FIGURES: dict[str, tuple[str, str]] = {
     "mat": OBJECTIVES["mat"],
 }
 """Figures of a trial: their titles and formulas."""
+MAX_LISTED = 1000
+TRIAL, EXTENSION = "trial", "more trials"
+"""Kinds of artifacts of a sweep: a trial, and a number of trials that replaces the plan's."""
+_TRIAL = TypeAdapter(Trial)
 MAX_NAMED = 5
 """Trials that the verdict names."""
 FORMULAS: dict[str, str] = {
@@ -66,32 +75,32 @@ def as_good(best: Trial, trials: Sequence[Trial], objective: Objective) -> list[
     return [t for t in others if t.figures and not differ(ours, t.figures.counts, len(others))]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SweepReport:
-    """The current results of a sweep.
+    """A sweep as the log has it, and its results so far.
 
     Attributes:
-        ties: numbers of the trials that are as good as the best.
+        row: of the run log.
+        trials: those that have begun, by number.
     """
 
-    sweep: StoredSweep
-    best: Trial | None
-    ties: tuple[int, ...]
-
-    @classmethod
-    def of(cls, sweep: StoredSweep) -> SweepReport:
-        trials, objective = sweep.trials, sweep.plan.chooser.objective
-        best = best_of(trials)
-        ties = () if best is None else (t.number for t in as_good(best, trials, objective))
-        return cls(sweep, best, tuple(ties))
+    row: Benchmark
+    plan: SweepPlan
+    trials: tuple[Trial, ...]
 
     @property
-    def plan(self) -> SweepPlan:
-        return self.sweep.plan
+    def fault(self) -> str:
+        return str(self.row.summary.get("error") or "")
 
-    @property
-    def trials(self) -> tuple[Trial, ...]:
-        return self.sweep.trials
+    @cached_property
+    def best(self) -> Trial | None:
+        return best_of(self.trials)
+
+    @cached_property
+    def ties(self) -> tuple[int, ...]:
+        """Numbers of the trials that are as good as the best."""
+        good = self.best and as_good(self.best, self.trials, self.plan.chooser.objective)
+        return tuple(trial.number for trial in good or ())
 
     @property
     def num_done(self) -> int:
@@ -105,7 +114,7 @@ class SweepReport:
 
     def trial(self, number: int | None = None) -> Trial:
         """A trial by number; without one the best."""
-        name = self.sweep.row.name
+        name = self.row.name
         if number is None:
             if self.best is None:
                 raise ConfigError(f"Sweep {name} has measured nothing yet. Let it run longer.")
@@ -123,7 +132,7 @@ class SweepReport:
 
     def outcome(self, trial: Trial) -> str:
         """The outcome of a trial; one still running in a stopped sweep was interrupted."""
-        status = self.sweep.row.status
+        status = self.row.status
         if trial.outcome == "running" and status != "running":
             return "stopped" if status == "cancelled" else "interrupted"
         return trial.outcome
@@ -215,12 +224,12 @@ class SweepReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, as plain JSON."""
-        row, plan = self.sweep.row, self.plan
+        row, plan = self.row, self.plan
         title, formula = OBJECTIVES[plan.chooser.objective]
         return {
             "name": row.name,
             "status": row.status,
-            "fault": self.sweep.fault,
+            "fault": self.fault,
             "objective": {"key": plan.chooser.objective, "title": title, "formula": formula},
             "about": plan.about,
             "target": plan.target.name,
@@ -244,7 +253,7 @@ class SweepReport:
 
     def preset_yaml(self, number: int | None = None) -> str:
         """A trial's settings as a method file, for `--method FILE.yaml` or `presets/methods`."""
-        trial, plan, name = self.trial(number), self.plan, self.sweep.row.name
+        trial, plan, name = self.trial(number), self.plan, self.row.name
         config = plan.space.config(trial.point)
         description = f"Trial {trial.number} of sweep {name} on {plan.target.name}"
         if trial.figures is not None and trial.figures.value is not None:
@@ -257,3 +266,75 @@ class SweepReport:
             "config": {"decoding_type": config.decoding_type, **config.changed},
         }
         return yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=100)
+
+
+# ---- in the log
+
+
+class SweepStore:
+    """The sweeps of a run log; `types` are the methods that they may name, by default all."""
+
+    def __init__(self, log: RunLog, types: MethodTypes | None = None) -> None:
+        self.log, self._types = log, types
+
+    def trials(self, sweep_id: str) -> tuple[Trial, ...]:
+        """Those that have begun, by number; a copied log may have a trial twice."""
+        oldest_first = reversed(self.log.artifacts.find(TRIAL, benchmark_id=sweep_id))
+        trials = {one.meta["number"]: _TRIAL.validate_python(one.meta) for one in oldest_first}
+        return tuple(trials[number] for number in sorted(trials))
+
+    def save(self, sweep_id: str, trial: Trial) -> None:
+        """Store a trial in place of its earlier version."""
+        self._put(sweep_id, TRIAL, {"number": trial.number}, asdict(trial))
+
+    def _put(
+        self, sweep_id: str, kind: str, key: Mapping[str, int], meta: Mapping[str, Any]
+    ) -> None:
+        self.log.artifacts.put(kind, key, meta=meta, payload=b"", benchmark_id=sweep_id)
+
+    def heads(self) -> tuple[BenchmarkHead, ...]:
+        """The newest sweeps, newest first."""
+        return self.log.benchmarks.list(MAX_LISTED, sweeps=True)
+
+    def load(self, key: str) -> SweepReport:
+        """A sweep by its id, or the newest of this name."""
+        row = self.log.benchmarks.get(key)
+        if row is None or row.plan.get("kind") != "sweep":
+            heads = self.heads()
+            match = next((head for head in heads if head.name == key), None)
+            row = None if match is None else self.log.benchmarks.get(match.id)
+            if row is None:
+                known = ", ".join(head.name for head in heads[:8]) or "none yet"
+                raise ConfigError(f"No sweep is named {key!r:.100}. The newest: {known}.")
+        plan = SweepPlan.stored(row.plan, self._types)
+        if extensions := self.log.artifacts.find(EXTENSION, benchmark_id=row.id):
+            plan = plan.with_trials(extensions[0].meta["trials"])
+        return SweepReport(row, plan, self.trials(row.id))
+
+    def reopen(self, key: str, trials: int | None = None) -> SweepReport:
+        """A sweep to resume; `trials` raises the number of trials of a search."""
+        sweep = self.load(key)
+        name, planned = sweep.row.name, sweep.plan.chooser.trials
+        if sweep.row.status == "running":
+            raise ConfigError(
+                f"Sweep {name} is running already. Stop it first, or wait until it is done."
+            )
+        if trials is None:
+            return sweep
+        if sweep.plan.chooser.mode == "grid":
+            raise ConfigError(
+                f"Sweep {name} is a grid, so its number of trials is fixed. Leave out --trials."
+            )
+        if trials < planned:
+            raise ConfigError(
+                f"trials must be at least {planned}, as in the sweep so far, got {trials}."
+            )
+        self._put(sweep.row.id, EXTENSION, {}, {"trials": trials})
+        return self.load(sweep.row.id)
+
+    def delete(self, key: str) -> None:
+        """Delete a sweep; its runs stay in the run log."""
+        row = self.load(key).row
+        if row.status == "running":
+            raise ConfigError(f"Sweep {row.name} is running. Stop it first.")
+        self.log.benchmarks.delete(row.id)

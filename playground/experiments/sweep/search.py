@@ -22,10 +22,9 @@ from playground.experiments.experiment import Experiment, measure_shard
 from playground.experiments.finished import Pair, finished_requests, pair_requests
 from playground.experiments.job import MeasurementFailedError, Progress, submit
 from playground.experiments.measurement import Summary
-from playground.experiments.plan import ExperimentPlan
+from playground.experiments.plan import METHOD, ExperimentPlan, SweepPlan
 from playground.experiments.space import point_text
-from playground.experiments.sweep.plan import METHOD, SweepPlan
-from playground.experiments.sweep.store import SweepStore
+from playground.experiments.sweep.report import SweepStore
 from playground.experiments.sweep.trials import (
     MIN_PAIRS,
     Figures,

@@ -16,6 +16,9 @@ def one(
     return Contender(name, Speedup(ratio, low, high, 6, 2, 12), trust)
 
 
+DOUBTFUL = Contender("c", Speedup(None, None, None, 6, 2, 12, doubt="cheap step"), "")
+
+
 def said(
     *contenders: Contender, apart: bool = True, preliminary: str = ""
 ) -> tuple[str, str | None]:
@@ -35,37 +38,68 @@ def said(
     return headline("plain", contenders, over, preliminary=preliminary)
 
 
-def test_the_fastest_is_named_with_its_interval_and_its_verdict() -> None:
-    text, fastest = said(one("b", 1.84, 1.7, 1.9))
-    assert fastest == "b"
-    assert text == (
+TIED = "do not separate it from"
+CASES: dict[str, tuple[list[Contender], str | None, str]] = {
+    "the fastest with its interval and verdict": (
+        [one("b", 1.84, 1.7, 1.9)],
+        "b",
         "b is the fastest: 1.84× plain decoding (95% interval 1.70 … 1.90×; 6 prompts × 2 "
-        "repeats). Its answers are token-identical to plain decoding’s."
-    )
+        "repeats). Its answers are token-identical to plain decoding’s.",
+    ),
+    "the best of several is exploratory": (
+        [one("a", 1.2, 1.1, 1.3), one("b", 1.84, 1.7, 1.9)],
+        "b",
+        "(exploratory 95% interval 1.70 … 1.90×, best of 2; 6 prompts × 2 repeats)",
+    ),
+    "disjoint intervals are separated": (
+        [one("a", 1.24, 1.14, 1.33), one("b", 0.7, 0.6, 0.8)],
+        "a",
+        "a is the fastest: 1.24×",
+    ),
+    "no interval is no tie": (
+        [one("Suffix", 1.24, 1.14, 1.33), one("Recycling", 0.7, None, None)],
+        None,
+        "is ahead of Recycling (too few answers for an interval) is not known",
+    ),
+    "no baseline beside another": (
+        [one("a", 1.24, 1.14, 1.33), DOUBTFUL],
+        None,
+        "No speedup is given for c: a step took less time",
+    ),
+    "no baseline": ([DOUBTFUL], None, "No speedup is given for c"),
+    "a tie": ([one("a", 1.6, 1.5, 1.75), one("b", 1.7, 1.6, 1.9)], None, f"{TIED} a;"),
+    "a tie with plain decoding": (
+        [one("a", 1.1, 0.9, 1.3)],
+        None,
+        "a reaches 1.10× plain decoding (95% interval 0.90 … 1.30×; 6 prompts × 2 repeats). The "
+        f"measurements {TIED} plain decoding; more prompts or repeats would.",
+    ),
+    "no gain": ([one("a", 0.9, 0.7, 1.3)], None, "No gain over plain decoding: a reaches 0.90×"),
+    "too few answers": ([one("a", 1.4, None, None)], None, "too few answers for an interval"),
+    "plain decoding": (
+        [one("a", 0.6, 0.5, 0.7), one("b", 0.8, 0.7, 0.9)],
+        "plain",
+        "Plain decoding is the fastest here. Next, b reaches 0.80×",
+    ),
+    "a fault": ([one("a", 3.0, 2.9, 3.1, trust=TRUST["fault"])], "a", "Do not use it"),
+    "near-ties": ([one("a", 3.0, 2.9, 3.1, trust=TRUST["near ties"])], "a", "near-ties"),
+    "a lossy one": (
+        [one("a", 3.0, 2.9, 3.1, trust=trust_in(None, lossless=False))],
+        "a",
+        "It is lossy",
+    ),
+    "nothing": ([], None, ""),
+    "nothing measured": ([Contender("a", None, "")], None, ""),
+}
 
 
-def test_the_interval_of_the_best_of_several_is_exploratory() -> None:
-    text, fastest = said(one("a", 1.2, 1.1, 1.3), one("b", 1.84, 1.7, 1.9))
-    assert fastest == "b"
-    assert "(exploratory 95% interval 1.70 … 1.90×, best of 2; 6 prompts × 2 repeats)" in text
-
-
-def test_disjoint_intervals_are_never_said_not_to_be_separated() -> None:
-    apart = said(one("a", 1.24, 1.14, 1.33), one("b", 0.7, 0.6, 0.8), apart=False)
-    assert apart[1] == "a" and "do not separate" not in apart[0]
-    text, fastest = said(
-        one("Suffix", 1.24, 1.14, 1.33), one("Token recycling", 0.7, None, None), apart=False
-    )
-    assert fastest is None and "do not separate" not in text
-    assert "is ahead of Token recycling (too few answers for an interval) is not known" in text
-
-
-def test_what_has_no_baseline_is_named_without_a_number() -> None:
-    doubtful = Contender("c", Speedup(None, None, None, 6, 2, 12, doubt="cheap step"), "")
-    text, fastest = said(one("a", 1.24, 1.14, 1.33), doubtful, apart=False)
-    assert fastest is None and "No speedup is given for c: a step took less time" in text
-    text, fastest = said(doubtful)
-    assert fastest is None and text.startswith("No speedup is given for c")
+@pytest.mark.parametrize("case", CASES)
+def test_nothing_is_called_fastest_that_the_measurements_do_not_tell_apart(case: str) -> None:
+    contenders, fastest, words = CASES[case]
+    text, named = said(*contenders, apart=fastest is not None and "disjoint" not in case)
+    assert named == fastest and words in text
+    assert ("is the fastest" in text) == (fastest is not None)
+    assert (TIED in text) == case.startswith("a tie")
 
 
 def test_the_winner_is_compared_with_the_correction_for_its_rivals() -> None:
@@ -76,39 +110,11 @@ def test_the_winner_is_compared_with_the_correction_for_its_rivals() -> None:
     assert report({**seconds, **rivals}).fastest is None
 
 
-def test_nothing_is_called_fastest_that_the_measurements_do_not_tell_apart() -> None:
-    text, fastest = said(one("a", 1.6, 1.5, 1.75), one("b", 1.7, 1.6, 1.9), apart=False)
-    assert fastest is None and "fastest" not in text and "do not separate it from a" in text
-    text, fastest = said(one("a", 1.1, 0.9, 1.3))
-    assert fastest is None and text.startswith("a reaches 1.10× plain decoding (95% interval 0.90")
-    assert text.endswith("do not separate it from plain decoding; more prompts or repeats would.")
-    text, fastest = said(one("a", 0.9, 0.7, 1.3))
-    assert fastest is None and text.startswith("No gain over plain decoding: a reaches 0.90×")
-    text, fastest = said(one("a", 1.4, None, None))
-    assert (
-        fastest is None and "a reaches 1.40×" in text and "too few answers for an interval" in text
-    )
-
-
 def test_a_verdict_waits_for_all_requests() -> None:
     text, fastest = said(one("a", 1.6, 1.5, 1.7), preliminary="4 of 24 requests")
     assert (text, fastest) == ("Preliminary (4 of 24 requests): a leads at 1.60×.", None)
     text, fastest = said(one("a", 0.6, 0.5, 0.7), preliminary="4 of 24 requests")
     assert text == "Preliminary (4 of 24 requests): plain decoding leads; a is at 0.60×."
-
-
-def test_a_fault_is_not_recommended() -> None:
-    assert "Do not use it" in said(one("a", 3.0, 2.9, 3.1, trust=TRUST["fault"]))[0]
-    assert "near-ties" in said(one("a", 3.0, 2.9, 3.1, trust=TRUST["near ties"]))[0]
-    lossy = trust_in(None, lossless=False)
-    assert "It is lossy" in said(one("a", 3.0, 2.9, 3.1, trust=lossy))[0]
-
-
-def test_plain_decoding_may_be_the_fastest() -> None:
-    text, fastest = said(one("a", 0.6, 0.5, 0.7), one("b", 0.8, 0.7, 0.9))
-    assert fastest == "plain"
-    assert text.startswith("Plain decoding is the fastest here. Next, b reaches 0.80×")
-    assert said() == said(Contender("a", None, "")) == ("", None)
 
 
 def report(seconds: dict[str, list[float]], *, planned: int | None = None) -> Report:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import gzip
 import json
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
+import httpx
 import pytest
-from typer.testing import CliRunner
 
 import presets
 from engine.errors import ConfigError
-from playground.cli.main import app
 from playground.experiments import prompts
 from playground.experiments.prompts import (
     GROUPS,
@@ -25,24 +22,12 @@ from playground.experiments.prompts import (
     read_suite_file,
     read_suite_text,
 )
+from tests.commands import invoke
 
 
 def write(path: Path, *rows: Any) -> Path:
     path.write_text("\n".join(json.dumps(row) for row in rows) + "\n", encoding="utf-8")
     return path
-
-
-def test_spec_bench_questions_keep_turns_ids_and_categories(tmp_path: Path) -> None:
-    file = write(
-        tmp_path / "question.jsonl",
-        {"question_id": 81, "category": "writing", "turns": ["One.", "Two."]},
-        {"question_id": 161, "category": "translation", "turns": ["Hallo"], "reference": ["Hi"]},
-        {"question_id": 401, "category": "math_reasoning", "turns": ["1 + 1?"]},
-    )
-    first, second, third = items_of(read_suite_file(file))
-    assert (first.id, first.category, first.group) == ("81", "writing", "chat")
-    assert first.turns == ("One.", "Two.") and first.suite == "question"
-    assert (second.group, third.group) == ("translation", "maths")
 
 
 @pytest.mark.parametrize(
@@ -59,14 +44,79 @@ def test_categories_map_onto_the_kinds_of_task(category: str, group: str) -> Non
     assert group_of(category) == group
 
 
-def test_humaneval_prompts_are_continued_as_they_are(tmp_path: Path) -> None:
-    prompt = "def add(a, b):\n"
-    file = write(
-        tmp_path / "HumanEval.jsonl",
-        {"task_id": "HumanEval/0", "prompt": prompt, "entry_point": "add", "test": "…"},
-    )
-    (item,) = items_of(read_suite_file(file))
-    assert (item.id, item.group, item.raw, item.turns) == ("HumanEval/0", "code", True, (prompt,))
+SYSTEM = {"role": "system", "content": "Be brief."}
+PARTS = [{"type": "text", "text": "Hi, "}, {"type": "text", "text": "you."}]
+Facts = tuple[str, str, tuple[str, ...]]
+LAYOUTS: dict[str, tuple[list[Any], list[Facts]]] = {
+    "Spec-Bench": (
+        [
+            {"question_id": 81, "category": "writing", "turns": ["One.", "Two."]},
+            {"question_id": 161, "category": "translation", "turns": ["Hallo"], "reference": []},
+            {"question_id": 401, "category": "math_reasoning", "turns": ["1 + 1?"]},
+            {"question_id": 401, "turns": ["Again."]},
+        ],
+        [
+            ("81", "chat", ("One.", "Two.")),
+            ("161", "translation", ("Hallo",)),
+            ("401", "maths", ("1 + 1?",)),
+            ("401#2", "chat", ("Again.",)),
+        ],
+    ),
+    "HumanEval": (
+        [{"task_id": "HumanEval/0", "prompt": "def add(a):\n", "entry_point": "add", "test": "…"}],
+        [("HumanEval/0", "code", ("def add(a):\n",))],
+    ),
+    "genai-perf": (
+        [
+            {"text_input": "First."},
+            {"text": "Second."},
+            {"session_id": "a", "text": "Turn one."},
+            {"session_id": "b", "text": "Alone."},
+            {"session_id": "a", "delay": 1, "text": "Turn two."},
+        ],
+        [
+            ("1", "chat", ("First.",)),
+            ("2", "chat", ("Second.",)),
+            ("a", "chat", ("Turn one.", "Turn two.")),
+            ("b", "chat", ("Alone.",)),
+        ],
+    ),
+    "inputs.json": (
+        [
+            {
+                "data": [
+                    {"payload": [{"messages": [SYSTEM, {"role": "user", "content": "Hi."}]}]},
+                    {"payload": [{"prompt": ["Once upon"]}]},
+                    {"text_input": ["Plain."], "stream": [True]},
+                ]
+            }
+        ],
+        [("1", "chat", ("Hi.",)), ("2", "chat", ("Once upon",)), ("3", "chat", ("Plain.",))],
+    ),
+    "OpenAI and TensorRT-LLM": (
+        [
+            {"id": None, "messages": [{"role": "user", "content": PARTS}]},
+            {"input": "One two.", "instruction": "Count.", "output": "2"},
+            {"input": "", "instruction": "Write.", "output": "…"},
+        ],
+        [
+            ("1", "chat", ("Hi, you.",)),
+            ("2", "chat", ("One two. Count.",)),
+            ("3", "chat", ("Write.",)),
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_layout_keeps_ids_kinds_of_task_turns_and_history(tmp_path: Path, layout: str) -> None:
+    rows, expected = LAYOUTS[layout]
+    items = items_of(read_suite_file(write(tmp_path / "q.jsonl", *rows)))
+    assert [(item.id, item.group, item.turns) for item in items] == expected
+    assert {item.suite for item in items} == {"q"}
+    assert all(item.raw == (layout == "HumanEval") for item in items), "HumanEval is continued"
+    assert items[0].history == ((SYSTEM,) if layout == "inputs.json" else ())
+    assert not any(item.history for item in items[1:])
 
 
 ROWS = [
@@ -76,18 +126,6 @@ ROWS = [
 ]  # fmt: skip
 
 
-class FileServer(BaseHTTPRequestHandler):
-    """Has the file of HumanEval, packed as it is published."""
-
-    def do_GET(self) -> None:
-        self.send_response(200 if self.path == "/HumanEval.jsonl.gz" else 404)
-        self.end_headers()
-        lines = "\n".join(json.dumps(row) for row in ROWS)
-        self.wfile.write(gzip.compress(lines.encode()))
-
-    def log_message(self, format: str, *args: Any) -> None: ...
-
-
 @pytest.fixture
 def own_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
@@ -95,12 +133,15 @@ def own_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("own_data")
 def test_humaneval_is_fetched_once_and_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    with ThreadingHTTPServer(("127.0.0.1", 0), FileServer) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}/HumanEval.jsonl.gz"
-        monkeypatch.setitem(prompts.PUBLIC, "humaneval", ("HumanEval", url))
-        prompts.fetch_suite("humaneval")
-        server.shutdown()
+    packed = [gzip.compress("\n".join(json.dumps(row) for row in ROWS).encode())]
+
+    def get(url: str, **options: Any) -> httpx.Response:
+        if not packed:
+            raise httpx.ConnectError("nobody is there")
+        return httpx.Response(200, content=packed.pop(), request=httpx.Request("GET", url))
+
+    monkeypatch.setattr(httpx, "get", get)
+    prompts.fetch_suite("humaneval")
     suite = prompts.known_suites()["humaneval"]
     assert (suite.title, [p.turns[0] for p in suite.prompts]) == (
         "HumanEval",
@@ -129,59 +170,13 @@ def test_a_copy_may_be_packed_and_must_have_prompts(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=words):
             prompts.fetch_suite("humaneval", file)
     assert "humaneval" not in prompts.known_suites()
-    listed = CliRunner().invoke(app, ["suites", "list"]).stdout
+    listed = invoke("suites", "list").stdout
     assert "spec-bench      Spec-Bench: 1 prompts" in listed and "suites fetch humaneval" in listed
     asked = ["suites", "export", "spec-bench", "--to", "trtllm-bench", "--max-new-tokens", "9"]
-    line = json.loads(CliRunner().invoke(app, asked).stdout)
+    line = json.loads(invoke(*asked).stdout)
     assert line == {"task_id": 0, "prompt": "One.", "output_tokens": 9}
     with pytest.raises(ConfigError, match="must be one of humaneval, spec-bench"):
         prompts.fetch_suite("mt-bench")
-
-
-def test_genai_perf_lines_and_sessions(tmp_path: Path) -> None:
-    file = write(
-        tmp_path / "inputs.jsonl",
-        {"text_input": "First."},
-        {"text": "Second."},
-        {"session_id": "a", "text": "Turn one."},
-        {"session_id": "b", "text": "Alone."},
-        {"session_id": "a", "delay": 1, "text": "Turn two."},
-    )
-    items = items_of(read_suite_file(file))
-    assert [item.turns for item in items] == [
-        ("First.",),
-        ("Second.",),
-        ("Turn one.", "Turn two."),
-        ("Alone.",),
-    ]
-
-
-def test_genai_perf_inputs_json_with_payloads(tmp_path: Path) -> None:
-    file = tmp_path / "inputs.json"
-    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi."}]
-    rows = [
-        {"payload": [{"model": "m", "messages": chat, "max_tokens": 8}]},
-        {"payload": [{"prompt": ["Once upon"]}]},
-        {"text_input": ["Plain."], "stream": [True]},
-    ]
-    file.write_text(json.dumps({"data": rows}))
-    first, second, third = items_of(read_suite_file(file))
-    assert first.turns == ("Hi.",) and first.history == (chat[0],)
-    assert second.turns == ("Once upon",) and not second.raw
-    assert third.turns == ("Plain.",)
-
-
-def test_messages_and_rows_of_tensorrt_llm(tmp_path: Path) -> None:
-    parts = [{"type": "text", "text": "Hi, "}, {"type": "text", "text": "you."}]
-    file = write(
-        tmp_path / "chats.jsonl",
-        {"id": None, "messages": [{"role": "user", "content": parts}]},
-        {"input": "One two.", "instruction": "Count.", "output": "2"},
-        {"input": "", "instruction": "Write.", "output": "…"},
-    )
-    items = items_of(read_suite_file(file))
-    assert [item.turns for item in items] == [("Hi, you.",), ("One two. Count.",), ("Write.",)]
-    assert not any(item.history for item in items)
 
 
 @pytest.mark.parametrize(
@@ -206,12 +201,11 @@ def test_a_file_in_no_layout_says_where_and_what(tmp_path: Path, text: str, word
 
 
 def test_a_suite_is_found_by_name_or_file_and_a_typo_is_pointed_out(tmp_path: Path) -> None:
-    known = presets.suites()
-    assert find_suite("quick", known).name == "quick"
+    assert find_suite("quick").name == "quick"
     file = write(tmp_path / "mine.jsonl", {"turns": ["x"]})
-    assert find_suite(str(file), known).name == "mine"
+    assert find_suite(str(file)).name == "mine"
     with pytest.raises(ConfigError, match="Did you mean quick"):
-        find_suite("quik", known)
+        find_suite("quik")
 
 
 def test_a_limit_takes_from_the_categories_of_a_group_in_turn(tmp_path: Path) -> None:
@@ -225,27 +219,15 @@ def test_a_limit_takes_from_the_categories_of_a_group_in_turn(tmp_path: Path) ->
         choose_items([suite], categories=["maths"])
 
 
-def test_equal_ids_are_made_different(tmp_path: Path) -> None:
-    file = write(tmp_path / "q.jsonl", *[{"question_id": 1, "turns": ["x"]}] * 2)
-    assert [item.id for item in items_of(read_suite_file(file))] == ["1", "1#2"]
-
-
 def test_built_in_suites_have_twenty_prompts_of_each_kind() -> None:
-    tasks = items_of(presets.suites()["tasks"])
+    suites = presets.suites()
+    tasks, code, quick = (items_of(suites[name]) for name in ("tasks", "code", "quick"))
     counts = {group: sum(item.group == group for item in tasks) for group in GROUPS}
     assert counts.pop("code") == 0 and min(counts.values()) >= 20
     assert sum(len(item.turns) > 1 for item in tasks if item.group == "chat") >= 20
-    code = items_of(presets.suites()["code"])
     assert {item.group for item in code} == {"code"} and len(code) >= 20
-    quick = items_of(presets.suites()["quick"])
     assert {item.group for item in quick} == set(GROUPS)
-    texts = [
-        item.turns[0]
-        for name in ("tasks", "code", "quick")
-        for item in items_of(presets.suites()[name])
-    ]
+    texts = [i.turns[0] for name in ("tasks", "code", "quick") for i in items_of(suites[name])]
     assert len(set(texts)) == len(texts)
-    long = [
-        item for item in tasks if item.group == "summarisation" if len(item.turns[0].split()) >= 250
-    ]
+    long = [i for i in tasks if i.group == "summarisation" if len(i.turns[0].split()) >= 250]
     assert len(long) >= 8

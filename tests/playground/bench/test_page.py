@@ -8,7 +8,6 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from html import unescape
-from html.parser import HTMLParser
 from types import SimpleNamespace
 from typing import Any
 
@@ -100,20 +99,6 @@ def test_control_characters_of_names_and_answers_are_shown_not_obeyed() -> None:
     ), "what repeats the experiment is what was asked"
 
 
-class Tags(HTMLParser):
-    """The elements and attributes of a page."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.found: set[str] = set()
-        self.attributes: set[str] = set()
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.add(tag)
-        self.attributes |= {name for name, _ in attrs}
-
-
 def page_of(stored: ExperimentPlan) -> str:
     requests = requests_of(stored)
     environment = {"device_name": HOSTILE, "cpu": "a processor", "versions": {"torch": "2.13"}}
@@ -122,11 +107,10 @@ def page_of(stored: ExperimentPlan) -> str:
 
 def test_what_models_and_people_wrote_stays_text() -> None:
     page = page_of(plan())
-    tags = Tags(page)
-    assert not tags.found & {"script", "img", "link", "iframe", "object", "a"}
-    assert not {name for name in tags.attributes if name.startswith("on")} | (
-        tags.attributes & {"src", "href"}
-    )
+    tags = set(re.findall(r"<(\w+)", page))
+    assert "table" in tags and not tags & {"script", "img", "link", "iframe", "object", "a"}
+    unquoted = re.sub(r'"[^"]*"', "", page)
+    assert not re.search(r"<[^>]*\s(on\w+|src|href)\s*=", unquoted)
     assert "&lt;script&gt;alert(1)" in page and "{{ 1234*5 }}" in page and "6170" not in page
     assert "default-src 'none'" in page
 

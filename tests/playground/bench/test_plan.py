@@ -34,16 +34,14 @@ def make_plan(
 
 def test_every_request_comes_once_and_plain_decoding_always() -> None:
     made = plan("a", "b")
-    requests = [request for requests in made.rounds() for request in requests]
+    rounds = list(made.rounds())
+    assert all(len({(r.item.id, r.turn, r.repeat) for r in one}) == 1 for one in rounds)
+    requests = [request for one in rounds for request in one]
     assert len(requests) == made.num_requests == len({r.key for r in requests}) == 6 * 3 * 3
     assert made.reference.is_baseline and made.reference.name == BASELINE_NAME
-    assert [labelled(r.labels) for r in requests] == [r.key for r in requests]
-
-
-def labelled(labels: dict[str, str]) -> tuple[str, str, int, int, str]:
-    """The request whose run carries these labels."""
-    turn, repeat = int(labels["turn"]), int(labels["repeat"])
-    return labels["suite"], labels["prompt"], turn, repeat, labels["configuration"]
+    names = ("suite", "prompt", "turn", "repeat", "configuration")
+    for request in requests:
+        assert tuple(request.labels[name] for name in names) == tuple(map(str, request.key))
 
 
 def test_who_begins_rotates_over_prompts_and_repeats() -> None:
@@ -56,11 +54,6 @@ def test_who_begins_rotates_over_prompts_and_repeats() -> None:
     assert set(places.values()) == {6}
     by_repeat = {r[0].repeat: r[0].configuration for r in plan("a", "b", items=1).rounds()}
     assert len(set(by_repeat.values())) == 3
-
-
-def test_a_turn_is_over_before_the_next_begins() -> None:
-    for requests in plan("a").rounds():
-        assert len({(r.item.id, r.turn, r.repeat) for r in requests}) == 1
 
 
 def test_a_named_plain_configuration_is_the_baseline() -> None:

@@ -33,6 +33,7 @@ def test_every_figure_is_plain_json_without_a_background(kind: str) -> None:
     figure = json.loads(report_figure(REPORT, REQUESTS, kind).to_json())
     assert figure["data"] and figure["layout"]["paper_bgcolor"] == "rgba(0,0,0,0)"
     empty = make_report(plan_of("plain", "a"), [])
+    assert empty.groups == () and empty.section("a").latency is None
     assert report_figure(empty, [], kind).to_json()
 
 

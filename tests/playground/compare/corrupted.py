@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
@@ -12,8 +11,7 @@ from engine.config import Sampling
 from engine.drafters.base import BuildContext
 from engine.sampling import Draws
 from playground.host.catalog import Catalog
-from presets import MethodPreset
-from tests.playground.tiny import ScriptedConfig, ScriptedDrafter
+from tests.playground.tiny import ScriptedConfig, ScriptedDrafter, offering
 
 
 class CorruptedConfig(ScriptedConfig):
@@ -52,12 +50,7 @@ class CorruptedDrafter(ScriptedDrafter):
 
 def with_corrupted(catalog: Catalog) -> Catalog:
     """The catalog with this method on offer."""
-    preset = MethodPreset(name="corrupted", title="Corrupted", config=CorruptedConfig())
-    return dataclasses.replace(
-        catalog,
-        presets={**catalog.presets, "corrupted": preset},
-        types={**catalog.types, "Corrupted": CorruptedConfig},
-    )
+    return offering(catalog, corrupted=CorruptedConfig())
 
 
 def held(*slots: tuple[str, dict[str, Any]], **changes: Any) -> dict[str, Any]:

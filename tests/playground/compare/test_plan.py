@@ -27,21 +27,6 @@ def test_plain_decoding_is_always_the_first(catalog: Catalog) -> None:
     assert plan.configurations[0].config.decoding_type == "Autoregressive"
 
 
-def test_everybody_begins_in_turn_and_answers_every_prompt_as_often(catalog: Catalog) -> None:
-    plan = CompareForm.parse(
-        held(("scripted", {}), ("corrupted", {}), suite="starter", options={"repeats": "3"}),
-    ).plan(catalog)
-    rounds = list(plan.rounds())
-    names = [c.name for c in plan.configurations]
-    orders = [[names.index(request.configuration) for request in asked] for asked in rounds]
-    assert len(rounds) == plan.num_turns == 3 * 2
-    assert all(sorted(order) == [0, 1, 2] for order in orders)
-    assert [order[0] for order in orders] == [0, 1, 2, 0, 1, 2]
-    assert [(asked[0].repeat, asked[0].item.id) for asked in rounds] == [
-        (repeat, prompt) for repeat in range(3) for prompt in ("1", "2")
-    ]
-
-
 def test_a_method_that_stands_twice_is_named_by_what_differs(catalog: Catalog) -> None:
     plan = CompareForm.parse(
         held(("scripted", {}), ("scripted", {"max_draft_len": "5"}), ("corrupted", {})),
@@ -76,24 +61,20 @@ def test_a_suite_gives_prompts_of_every_category_in_turn(catalog: Catalog) -> No
 
 BAD: list[tuple[dict[str, Any], str]] = [
     (held(prompt=""), "empty"),
-    (held(prompt=3), "prompt must be"),
     (held(("plain", {})), "at least one method"),
     (held(("scripted", {}), ("scripted", {})), "are the same"),
     (held(("unheard", {})), "method must be one of"),
     (held(("scripted", {"max_draft_len": "0"})), "max_draft_len"),
     (held(("scripted", {"draft_len": "2"})), "max_draft_len"),
     (held(options={"repeats": "0"}), "repeats"),
-    (held(options={"repeats": "eleven"}), "repeats"),
     (held(options={"rounds": "3"}), "rounds"),
     (held(suite="unheard"), "suite must be one of"),
-    (held(suite=["starter"]), "suite must be"),
-    (held(target="unheard"), "target must be one of"),
     (held(slots=[]), "slots must have at least 1"),
     (held(slots=[("scripted", {})] * 5), "slots must have at most 4"),
-    (held(slots="many"), "slots must be"),
     (held(slots=[("scripted",)]), "slots.0.1 is missing"),
-    (held(slots=None), "slots must be"),
     (held(form=[]), "form"),
+    *((held(count=count), "count must be") for count in (0, 5, -1, True, "2", None, 1.0)),
+    ({"target": "tiny"}, "slots is missing"),
 ]
 
 
@@ -110,15 +91,3 @@ def test_only_the_slots_on_show_are_compared(catalog: Catalog) -> None:
     for count in (1, 2):
         plan = CompareForm.parse({**both, "count": count}).plan(catalog)
         assert len(plan.configurations) == 1 + count
-
-
-@pytest.mark.parametrize("count", [0, 5, -1, True, "2", None, 1.0])
-def test_a_count_that_the_page_does_not_offer_is_refused(count: Any) -> None:
-    with pytest.raises(PlaygroundError, match="count must be"):
-        CompareForm.parse({**held(), "count": count})
-
-
-@pytest.mark.parametrize("sent", [{}, {"target": "tiny"}])
-def test_too_few_values_are_refused(sent: dict[str, Any]) -> None:
-    with pytest.raises(PlaygroundError, match="slots is missing"):
-        CompareForm.parse(sent)

@@ -16,7 +16,8 @@ from playground.experiments.plan import BASELINE_NAME
 from playground.host.live import LiveRuns
 from playground.host.runner import EngineHost
 from playground.host.stream import History
-from storage import RunLog
+from playground.web.rpc import race_functions
+from storage import RunLog, RunQuery
 from tests.playground.asks import finished, start
 from tests.playground.compare.corrupted import held
 from tests.playground.compare.running import begun, ended, experiments_of, stored_race
@@ -38,29 +39,22 @@ def shown(host: EngineHost, history: History) -> tuple[Experiment, Messages]:
     return comparison, messages_of(comparison, history)
 
 
-def test_panels_are_there_before_anything_runs(shown: tuple[Experiment, Messages]) -> None:
-    first = shown[1][0]
+def test_every_round_is_a_stream_of_its_own_and_the_report_grows(
+    shown: tuple[Experiment, Messages],
+) -> None:
+    messages = shown[1]
+    first = messages[0]
     assert [meta["title"] for meta in first["runs"]] == [BASELINE_NAME, "Scripted tree"]
     assert first["runs"][0]["prompt"] == "Say hello." and first["report"] == ""
-
-
-def test_every_round_is_a_stream_of_its_own(shown: tuple[Experiment, Messages]) -> None:
-    comparison, messages = shown
     streams = list(dict.fromkeys(message["stream"] for message in messages))
     assert len(streams) == 1 + 2 * 2 + 1
     for message in messages[1:-1]:
-        if json.loads(message["ev"]):
-            assert {event[0] for event in json.loads(message["ev"])} <= {
-                meta["id"] for meta in message["runs"]
-            }
+        ids = {meta["id"] for meta in message["runs"]}
+        assert {event[0] for event in json.loads(message["ev"])} <= ids
     words = [json.loads(message["compare"])["text"] for message in messages]
     assert any(word.startswith("round 2 of 4") for word in words)
     assert any(word.startswith("warming up") for word in words)
-
-
-def test_the_report_grows_from_round_to_round(shown: tuple[Experiment, Messages]) -> None:
-    reports = [json.loads(m["report"]) for m in shown[1] if m["report"]]
-    counts = [len(report["runs"]) for report in reports]
+    counts = [len(json.loads(m["report"])["runs"]) for m in messages if m["report"]]
     assert counts == sorted(counts) and counts[-1] == 8 and counts[0] < 8
 
 
@@ -98,13 +92,29 @@ def test_clocks_are_the_stored_step_times(
         assert clock["at_s"] == [detail.ttft_s, *(step.at_s for step in steps)]
         assert sum(clock["num"]) == len(detail.output_ids)
     assert race_clocks(host.runs, log, runs) == race_clocks(LiveRuns(), log, runs)
-    with pytest.raises(ConfigError, match="races|race"):
-        race_clocks(host.runs, log, ["x"] * 9)
-    with pytest.raises(ConfigError, match="nothing"):
-        race_clocks(host.runs, log, ["nothing"])
 
 
-def test_stopping_on_the_way_still_ends_the_stream(host: EngineHost, history: History) -> None:
+BAD_ASKS: list[Any] = [
+    *(None, [], "x", {}, {"runs": "x"}, {"runs": []}, {"runs": ["x"] * 99}),
+    *({"runs": [3]}, {"runs": ["x" * 999]}, {"runs": ["nothing"]}),
+]
+
+
+def test_what_the_race_asks_is_answered_and_anything_else_gets_a_sentence(
+    host: EngineHost, history: History
+) -> None:
+    run = finished(start(host))
+    clocks, metas = race_functions(host, history)
+    assert [clock["run"] for clock in clocks({"runs": [run.log_id]})["clocks"]] == [run.log_id]
+    (meta,) = metas({"runs": [run.log_id]})["runs"]
+    assert meta["id"] == run.log_id and meta["title"] == "Scripted tree"
+    for asked in BAD_ASKS:
+        assert list(clocks(asked)) == list(metas(asked)) == ["error"], asked
+
+
+def test_stopping_on_the_way_ends_the_stream_and_keeps_what_ran(
+    host: EngineHost, history: History, log: RunLog
+) -> None:
     async def leave(comparison: Experiment) -> Messages:
         taken = []
         async for message in stream(comparison, history, tick_s=0.01):
@@ -117,6 +127,9 @@ def test_stopping_on_the_way_still_ends_the_stream(host: EngineHost, history: Hi
     comparison = begun(host, slow, owner="leaving", limits={"max_new_tokens": "300"})
     last = json.loads(asyncio.run(leave(comparison))[-1]["compare"])
     assert last["final"] and last["state"] == "cancelled"
+    assert not host.runs.owned_by("leaving")
+    (row,) = log.rows(RunQuery(benchmark_id=comparison.id))
+    assert row.status == "cancelled" and stored_race(host, comparison.id).shown == [row.id]
 
 
 def test_a_link_of_a_comparison_fills_the_form(

@@ -15,13 +15,12 @@ from engine.model.sources import TargetSpec
 from playground.experiments.finished import FinishedRequest, Pair
 from playground.experiments.job import Progress
 from playground.experiments.measurement import Summary
-from playground.experiments.plan import Configuration, Item
+from playground.experiments.plan import METHOD, Configuration, Item, SweepPlan
 from playground.experiments.space import OptunaSearch, SearchSettings
-from playground.experiments.sweep.plan import METHOD, SweepPlan
-from playground.experiments.sweep.report import SweepReport
+from playground.experiments.sweep.report import SweepReport, SweepStore
 from playground.experiments.sweep.search import RunningTrial, Sweep
-from playground.experiments.sweep.store import StoredSweep, SweepStore
 from storage import RunLog
+from tests.playground.bench.requests import measured
 
 PLAIN_TOK_S = 10.0
 NUM_PROMPTS = 4
@@ -49,32 +48,19 @@ def peak_at_5(config: Any) -> float:
     return 20.0 / (1 + abs(config.max_draft_len - 5) / 5)
 
 
-def answer(
-    tok_s: float, prompt: int, configuration: str, *, accepted: int = 15, text: int = 7
-) -> FinishedRequest:
+def answer(tok_s: float, prompt: int, configuration: str, *, accepted: int = 15) -> FinishedRequest:
     """Twenty-one tokens: the first, one per step, and those accepted."""
-    return FinishedRequest(
+    return measured(
+        configuration,
         run_id=f"{configuration}{prompt}",
-        suite="s",
-        category="chat",
-        group="chat",
         prompt=str(prompt),
-        turn=0,
-        repeat=0,
-        configuration=configuration,
-        num_prompt_tokens=3,
         num_new_tokens=21,
         num_steps=20 - accepted,
         num_drafted=20,
         num_accepted=accepted,
-        ttft_s=0.1,
         decode_s=20 / tok_s,
-        itl_s=None,
-        at_least=(),
         split_s=(0.0,) * 5,
-        output_ids=(text, prompt),
-        text="",
-        finish_reason="length",
+        output_ids=(7, prompt),
     )
 
 
@@ -117,7 +103,7 @@ class Scripted:
 
 def swept(
     store: SweepStore, *vary: str, measure: Any = None, name: str = "", **changes: Any
-) -> StoredSweep:
+) -> SweepReport:
     """A sweep, run to its end."""
     sweep = Sweep(store, plan(*vary, **changes))
     sweep.begin(name)
@@ -127,7 +113,7 @@ def swept(
 
 def resumed(
     store: SweepStore, key: str, measure: Any = None, trials: int | None = None
-) -> StoredSweep:
+) -> SweepReport:
     """The same sweep, gone on with."""
     stored = store.reopen(key, trials)
     sweep = Sweep(store, stored.plan, benchmark_id=stored.row.id)
@@ -141,15 +127,3 @@ def open_store(folder: Path) -> Iterator[SweepStore]:
     """The sweeps of a run log in a file."""
     with RunLog.open(str(folder / "runs.sqlite3")) as log:
         yield SweepStore(log)
-
-
-def state_of(sweep: StoredSweep) -> dict[str, Any]:
-    return SweepReport.of(sweep).to_dict()
-
-
-def preset_yaml(sweep: StoredSweep, number: int | None = None) -> str:
-    return SweepReport.of(sweep).preset_yaml(number)
-
-
-def config_of(sweep: StoredSweep, number: int | None = None) -> MethodConfig:
-    return SweepReport.of(sweep).config(number)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,12 +17,8 @@ from playground.host.menu import MethodMenu
 from playground.host.runner import ClosingError, EngineHost
 from playground.web.sweep import PICKED, form_of
 from storage import RunLog, RunQuery
-from tests.playground.asks import finished
+from tests.playground.asks import finished, until
 from tests.playground.asks import start as generate
-from tests.playground.sweeps.conftest import ngram_catalog
-from tests.playground.sweeps.scripted import config_of, preset_yaml, state_of
-
-WAIT_S = 180.0
 
 
 @pytest.fixture
@@ -65,60 +58,30 @@ def begin(service: Experiments, form: dict[str, Any], **more: Any) -> str:
 
 
 def look(service: Experiments, name: str) -> dict[str, Any]:
-    return state_of(service.sweeps.load(name))
+    return service.sweeps.load(name).to_dict()
 
 
 def ended(service: Experiments, name: str) -> dict[str, Any]:
     """The sweep, once it runs no more."""
-    end = time.monotonic() + WAIT_S
-    while time.monotonic() < end:
-        state = look(service, name)
-        if state["status"] != "running" and service.job(name) is None:
-            return state
-        time.sleep(0.1)
-    raise AssertionError(state)
+    until(lambda: look(service, name)["status"] != "running" and service.job(name) is None)
+    return look(service, name)
 
 
 def until_one_pair(service: Experiments, name: str) -> None:
     """Wait until both methods have answered one prompt of a trial."""
-    end = time.monotonic() + WAIT_S
-    while time.monotonic() < end:
+
+    def answered() -> bool:
         now = getattr(service.job(name), "progress", None)
-        if now and " · 1 of 2 answered" in now.message:
-            return
-        time.sleep(0.05)
-    raise AssertionError(look(service, name))
+        return now is not None and " · 1 of 2 answered" in now.message
+
+    until(answered)
 
 
-@dataclass(frozen=True)
-class Done:
-    """A finished sweep of three points."""
-
-    service: Experiments
-    log: RunLog
-    name: str
-
-    @property
-    def state(self) -> dict[str, Any]:
-        return look(self.service, self.name)
-
-
-@pytest.fixture(scope="module")
-def done(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Done]:
-    folder = tmp_path_factory.mktemp("done")
-    log = RunLog.open(str(folder / "runs.db"))
-    host = EngineHost(log, ngram_catalog(tiny_folder), cache_dir=folder / "cache", device="cpu")
-    service = Experiments(host)
+def test_a_sweep_measures_every_point_on_the_engine_and_logs_its_runs(
+    service: Experiments, log: RunLog
+) -> None:
     name = begin(service, asked("max_draft_len=5:7", settings={"lookup": "transformers"}))
-    ended(service, name)
-    yield Done(service, log, name)
-    service.close()
-    host.close()
-    log.close()
-
-
-def test_a_sweep_measures_every_point_on_the_engine(done: Done) -> None:
-    state = done.state
+    state = ended(service, name)
     assert state["status"] == "completed", state["fault"]
     assert [row["outcome"] for row in state["trials"]] == ["measured"] * 3
     for row in state["trials"]:
@@ -130,46 +93,18 @@ def test_a_sweep_measures_every_point_on_the_engine(done: Done) -> None:
         assert figures["speedup"] == pytest.approx(figures["tok_s"] / figures["plain_tok_s"])
         reference = state["trials"][0]["figures"]["plain_tok_s"]
         assert figures["value"] == pytest.approx(reference * figures["speedup"])
-
-
-def test_the_figures_are_those_of_the_runs_in_the_log(done: Done) -> None:
-    runs = done.log.find(RunQuery(limit=100)).rows
+    sweep = service.sweeps.load(name)
+    assert sweep.config(3) == NGramConfig(max_draft_len=7, lookup="transformers")
+    assert "max_draft_len: 7" in sweep.preset_yaml(3)
+    runs = log.find(RunQuery(limit=100)).rows
     assert len(runs) == 12, "three points, two prompts, by the method and by plain decoding"
     assert len({run.benchmark_id for run in runs}) == 3
     first = [run for run in reversed(runs) if run.benchmark_id == runs[-1].benchmark_id]
     kinds = [run.decoding_type for run in first]
     assert kinds == ["Autoregressive", "NGram", "NGram", "Autoregressive"], "in turn"
-    details = [done.log.get(run.id) for run in first if run.decoding_type == "NGram"]
-    metrics = [detail.metrics for detail in details if detail is not None]
-    tokens = sum(m["num_new_tokens"] - 1 for m in metrics)
-    seconds = sum((m["num_new_tokens"] - 1) / m["tok_s"] for m in metrics)
-    figures = done.state["trials"][0]["figures"]
-    assert figures["tok_s"] == pytest.approx(tokens / seconds)
-    steps, accepted = (sum(m[key] for m in metrics) for key in ("num_steps", "num_accepted"))
-    assert figures["mat"] == pytest.approx(1 + accepted / steps)
-
-
-def test_a_trial_can_be_used_elsewhere(done: Done) -> None:
-    sweep = done.service.sweeps.load(done.name)
-    assert config_of(sweep, 3) == NGramConfig(max_draft_len=7, lookup="transformers")
-    assert "max_draft_len: 7" in preset_yaml(sweep, 3)
-
-
-@pytest.mark.slow
-def test_stop_and_resume_lose_no_answer(service: Experiments, log: RunLog) -> None:
-    name = begin(service, slow("max_draft_len=1:2", delay_ms=20))
-    until_one_pair(service, name)
-    service.stop(name)
-    stopped = ended(service, name)
-    assert stopped["status"] == "cancelled"
-    whole = log.find(RunQuery(status="completed", limit=100)).total
-    service.resume(name)
-    state = ended(service, name)
-    assert state["status"] == "completed"
-    assert [row["outcome"] for row in state["trials"]] == ["measured"] * 2
-    done = log.find(RunQuery(status="completed", limit=100)).total
-    assert done == 2 * 2 * 2, "no answer was given twice"
-    assert 2 <= whole < done
+    own = [run for run in log.details([r.id for r in first]) if run.decoding_type == "NGram"]
+    steps, accepted = (sum(r.metrics[n] for r in own) for n in ("num_steps", "num_accepted"))
+    assert state["trials"][0]["figures"]["mat"] == pytest.approx(1 + accepted / steps)
 
 
 def test_other_runs_come_in_between_trials(service: Experiments, host: EngineHost) -> None:
@@ -214,26 +149,17 @@ def test_a_closed_service_takes_nothing_on_and_leaves_nothing_running(
     assert [head.status for head in service.sweeps.heads()] == ["completed"]
 
 
-def test_the_plan_counts_before_anything_runs(host: EngineHost) -> None:
-    made = SweepForm.of(asked("max_draft_len=1:5", "drafting=auto,as set")).plan(host.catalog)
-    assert (made.space.num_points, made.num_trials, made.num_turns) == (10, 10, 2)
-
-
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"vary": []}, "Tick at least one"),
     ({"vary": "max_draft_len=1:2"}, "vary must be a valid list"),
-    ({"vary": [7]}, "must be a valid string"),
     ({"vary": ["max_draft_len=1:99"]}, "got 99"),
-    ({"target": "other"}, "target must be one of tiny"),
     ({"method": "plain"}, "no settings to sweep"),
     ({"method": "none"}, "method must be one of"),
     ({"suite": "/etc/passwd"}, "suite must be one of starter"),
     ({"objective": "joy"}, "objective must be"),
-    ({"trials": "many"}, "trials must be a valid integer"),
     ({"trials": "0"}, "trials must be greater than"),
     ({"limit": "-1"}, "limit_per_category must be"),
     ({"max_new_tokens": "0"}, "max_new_tokens must be"),
-    ({"settings": []}, "settings must be a valid dictionary"),
     ({"settings": {"nope": 1}}, "nope is not a setting"),
     ({"dtype": "float8"}, "dtype must be one of"),
 ]
@@ -260,9 +186,8 @@ def test_the_shipped_methods_can_be_swept_as_they_stand(host: EngineHost) -> Non
 def test_a_menu_offers_everything_but_plain_decoding(host: EngineHost) -> None:
     keys = [key for _, key in host.menu.drafting("tiny")]
     assert keys == ["ngram", "scripted"]
-    tunables = {
-        tunable.field: tunable for tunable in tunables_of(host.catalog.method("scripted").config)
-    }
+    config = host.catalog.method("scripted").config
+    tunables = {tunable.field: tunable for tunable in tunables_of(config)}
     assert tunables["max_draft_len"].suggested == "1:6"
     assert "scripted_choices" not in tunables
 
@@ -281,4 +206,5 @@ def test_the_components_of_the_page_hold_a_plan(host: EngineHost) -> None:
     }
     plan = SweepForm.of(form_of(values)).plan(host.catalog)
     assert [str(vary) for vary in plan.chooser.varied] == ["1:4", "pool"]
-    assert plan.swept.values["is_keep_all"] is False and plan.num_trials == 4
+    assert plan.swept.values["is_keep_all"] is False
+    assert plan.space.num_points == plan.num_trials == 4 and plan.num_turns == 2

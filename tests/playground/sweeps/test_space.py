@@ -134,17 +134,13 @@ def test_a_wrong_range_is_one_sentence(vary: str, words: str) -> None:
         space(vary)
 
 
-def test_nothing_and_twice_the_same_are_refused() -> None:
+def test_nothing_twice_the_same_and_an_excluded_bound_are_refused() -> None:
     with pytest.raises(ConfigError, match="must vary 1 to"):
         space()
     with pytest.raises(ConfigError, match="once"):
         space("max_draft_len=1:2", "max_draft_len=3:4")
-
-
-def test_an_excluded_bound_is_refused_and_named() -> None:
-    base = SuffixConfig()
     with pytest.raises(ConfigError, match="must be greater than 0, got 0"):
-        space("max_spec_factor=0:2", base=base)
+        space("max_spec_factor=0:2", base=SuffixConfig())
 
 
 def test_ranges_survive_storing() -> None:

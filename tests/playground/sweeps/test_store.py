@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from engine.drafters import methods
 from engine.errors import ConfigError
 from playground.experiments.report.report import stored_experiment
-from playground.experiments.sweep.store import SweepStore
+from playground.experiments.sweep.report import SweepStore
 from storage import RunLog
-from tests.playground.sweeps.scripted import (
-    open_store,
-    plan,
-    state_of,
-    swept,
-)
+from tests.playground.sweeps.scripted import open_store, swept
 from tests.storage.conftest import path, url
 
 __all__ = ["path", "url"]
@@ -69,18 +63,4 @@ def test_a_sweep_over_a_method_that_is_gone_says_so(tmp_path: Path) -> None:
         types = {name: cls for name, cls in methods().items() if name != "NGram"}
         poorer = SweepStore(store.log, types)
         with pytest.raises(ConfigError, match="There is no method 'NGram' here"):
-            state_of(poorer.load("s"))
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"objective": "joy"}, "objective must be 'tok_s', 'speedup' or 'mat', got 'joy'"),
-        ({"mode": "random"}, "mode must be 'search' or 'grid'"),
-        ({"trials": 0}, "trials must be greater than or equal to 1, got 0"),
-        ({"items": ()}, "no prompt"),
-    ],
-)
-def test_a_plan_that_cannot_be_run_is_refused(changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        plan(**changes)
+            poorer.load("s").to_dict()

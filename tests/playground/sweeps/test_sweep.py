@@ -13,11 +13,10 @@ from optuna.trial import TrialState
 from engine.drafters.eagle.methods import EagleConfig
 from engine.errors import ConfigError, OutOfMemoryError, SourceError
 from playground.experiments.job import MeasurementFailedError, Progress
-from playground.experiments.sweep.report import best_of
+from playground.experiments.sweep.report import SweepStore, best_of
 from playground.experiments.sweep.search import Sweep
-from playground.experiments.sweep.store import SweepStore
 from playground.experiments.sweep.trials import SweepError, Trial, study_of
-from tests.playground.sweeps.scripted import PLAIN_TOK_S, Scripted, plan, resumed, state_of, swept
+from tests.playground.sweeps.scripted import PLAIN_TOK_S, Scripted, plan, resumed, swept
 
 EAGLE = EagleConfig(use_dynamic_tree=True)
 
@@ -75,11 +74,7 @@ def test_what_drifts_divides_out_of_tok_s_and_speedup(store: SweepStore) -> None
         assert raw[0] > raw[1] > raw[2], "the machine did slow down"
     references = [t.figures.reference_tok_s for t in sweep.trials if t.figures]
     assert references == pytest.approx([PLAIN_TOK_S] * 3)
-
-
-def test_mat_counts_steps_not_time(store: SweepStore) -> None:
-    sweep = swept(store, "max_draft_len=3:4", mode="grid", objective="mat")
-    assert values(sweep.trials) == [4.0, 4.0]
+    assert values(grid(objective="mat").trials) == [4.0] * 3, "MAT counts steps, not time"
 
 
 def test_settings_that_do_not_fit_are_refused_with_their_sentence(store: SweepStore) -> None:
@@ -122,11 +117,9 @@ def test_a_target_that_fails_ends_the_sweep_and_it_can_go_on(store: SweepStore) 
     with pytest.raises(SourceError):
         swept(store, measure=Failing(), trials=4, name="s")
     failed = store.load("s")
-    assert (failed.row.status, failed.fault) == (
-        "failed",
-        "The weights are gone. Fetch them again.",
-    )
-    outcomes = [row["outcome"] for row in state_of(failed)["trials"]]
+    told = (failed.row.status, failed.fault)
+    assert told == ("failed", "The weights are gone. Fetch them again.")
+    outcomes = [row["outcome"] for row in failed.to_dict()["trials"]]
     assert outcomes == ["measured", "measured", "interrupted"]
     measure = Scripted()
     done = resumed(store, "s", measure)
@@ -177,7 +170,7 @@ def test_stop_ends_within_an_answer_and_resume_does_the_rest(store: SweepStore) 
     assert sweep.run(partial(sweep.search, first)).cancelled
     stopped = store.load("s")
     assert stopped.row.status == "cancelled" and first.num_answers[-1] < 4
-    assert state_of(stopped)["trials"][-1]["outcome"] == "stopped"
+    assert stopped.to_dict()["trials"][-1]["outcome"] == "stopped"
     done = [t for t in resumed(store, "s", second).trials if t.outcome == "measured"]
     assert second.configs[0] == first.configs[-1], "the broken-off point comes first"
     assert second.groups[0] == first.groups[-1], "and finds the answers that it had"
@@ -224,21 +217,19 @@ def test_progress_counts_up_and_tells_what_is_left(store: SweepStore) -> None:
     assert estimates == sorted(estimates, reverse=True)
 
 
-def test_a_trial_without_a_second_token_is_refused_with_advice(store: SweepStore) -> None:
+@pytest.mark.parametrize(
+    ("answers", "reason"),
+    [
+        (lambda pair: tuple(dataclasses.replace(one, decode_s=0.0) for one in pair), "ignore_eos"),
+        (lambda pair: (), "No prompt was answered"),
+    ],
+)
+def test_a_trial_without_two_tokens_or_answers_is_refused_with_advice(
+    store: SweepStore, answers: Any, reason: str
+) -> None:
     class Short(Scripted):
         def pair(self, config: Any, prompt: int) -> Any:
-            made = super().pair(config, prompt)
-            return tuple(dataclasses.replace(answer, decode_s=0.0) for answer in made)
+            return answers(super().pair(config, prompt))
 
-    sweep = swept(store, "max_draft_len=5", mode="grid", measure=Short())
-    assert "ignore_eos" in sweep.trials[0].reason
-
-
-def test_a_trial_that_nothing_answers_is_refused(store: SweepStore) -> None:
-    class Silent(Scripted):
-        def pair(self, config: Any, prompt: int) -> Any:
-            return ()
-
-    sweep = swept(store, "max_draft_len=5", mode="grid", measure=Silent())
-    (trial,) = sweep.trials
-    assert trial.outcome == "refused" and "No prompt was answered" in trial.reason
+    (trial,) = swept(store, "max_draft_len=5", mode="grid", measure=Short()).trials
+    assert trial.outcome == "refused" and reason in trial.reason

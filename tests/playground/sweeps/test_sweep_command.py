@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from playground.cli.main import app
-from playground.experiments.sweep.store import StoredSweep, SweepStore
+from playground.experiments.sweep.report import SweepStore
 from playground.host.methods import choose_method
 from storage import RunLog
+from tests.commands import invoke, refused
 from tests.models import save_tiny
 
-ROOT = Path(__file__).parents[3]
-WAIT_S = 180.0
 SHORT = ("--suite", "starter", "--categories", "chat", "--max-new-tokens", "6")
 
 
@@ -28,12 +24,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def arguments(folder: Path, db: Path, *more: object) -> list[str]:
     common = ["sweep", "--target", folder, "--dtype", "float32", "--db", db, "--method", "ngram"]
     return [str(a) for a in (*common, *SHORT, *more)]
-
-
-def invoke(*asked: object, code: int = 0) -> Any:
-    result = CliRunner().invoke(app, [str(a) for a in asked])
-    assert result.exit_code == code, result.output
-    return result
 
 
 def test_a_grid_is_measured_printed_and_written(folder: Path, tmp_path: Path) -> None:
@@ -73,34 +63,19 @@ def test_json_has_all_and_more_trials_go_on_from_there(folder: Path, tmp_path: P
         ([], "Say what to sweep"),
         (["--method", "ngram"], "Say what to sweep"),
         (["--resume", "none"], "No sweep is named 'none'"),
-        (["--vary", "x"], "--vary takes field=low:high"),
-        (["--vary", "max_draft_len=0:3"], "must be greater than or equal to 1, got 0"),
-        (["--vary", "max_draft_length=1:3"], "cannot be varied"),
         (["--vary", "max_draft_len=1:3", "--grid", "--trials", "4"], "Drop one"),
         (["--vary", "max_draft_len=1:3", "--objective", "joy"], "objective must be"),
         (["--vary", "max_draft_len=1:3", "--suite", "nosuch"], "--suite must be one of"),
-        (["--vary", "max_draft_len=1:3", "--target", "no/such/thing"], "No preset, local path"),
-        (["--vary", "max_draft_len=1:3", "--max-new-tokens", "0"], "max_new_tokens must be"),
-        (["--vary", "max_draft_len=1:3", "--method", "plain"], "no settings to sweep"),
     ],
 )
 def test_bad_input_is_one_sentence(folder: Path, asked: list[str], words: str) -> None:
     method = [] if not asked or asked[0] in ("--method", "--resume") else ["--method", "ngram"]
-    result = invoke("sweep", "--db", folder / "bad.db", *method, *asked, code=2)
-    error = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
-    assert len(error) == 1 and words in error[0]
-    assert "Traceback" not in result.output
+    assert words in refused("sweep", "--db", folder / "bad.db", *method, *asked)
 
 
 def test_a_target_that_is_not_there_leaves_no_sweep_behind(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     asked = arguments(tmp_path / "empty", tmp_path / "runs.db", "--vary", "max_draft_len=1:3")
-    invoke(*asked, code=2)
-    assert stored(tmp_path / "runs.db") == {}
-
-
-def stored(db: Path) -> dict[str, StoredSweep]:
-    """The sweeps of a database by name."""
-    with RunLog.open(str(db)) as log:
-        store = SweepStore(log)
-        return {head.name: store.load(head.name) for head in store.heads()}
+    refused(*asked)
+    with RunLog.open(str(tmp_path / "runs.db")) as log:
+        assert SweepStore(log).heads() == ()
