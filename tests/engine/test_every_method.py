@@ -28,6 +28,7 @@ from playground.host.paths import cache_dir
 from tests.engine.drafters import judges
 from tests.engine.drafters.example_drafter import PairDrafter
 from tests.engine.drafters.heads import save_head
+from tests.engine.drafters.wrapped import Watched
 from tests.engine.prompts import ROOM, prompts
 from tests.engine.tuning.controlled import AtRandom
 from tests.models import FAMILIES, build_context, plain_greedy, tiny_target
@@ -134,6 +135,8 @@ SEPARATE = {"MTP", "MTP_Assistant"}
 MODELS = {"Draft_Target": "other", "PARD": "masked"}
 EMBEDDED = [name for name, each in CONFIGURATIONS.items() if each is not BLOCKS]
 WEIGHTLESS = {*EMBEDDED} - {"Medusa", "ReDrafter", "Eagle", "Eagle3"}
+FROM_TEXTS = WEIGHTLESS - {"Autoregressive", "Draft_Target"}
+"""Methods that draft what they have seen, and nothing that stands for "not known"."""
 WITH_HEADS = ("llama", "qwen3", "gemma3_text", "gpt_neox")
 """Families that heads are made for; methods without heads meet all families."""
 RANDOM = {"Autoregressive", "DFlash", "DSpark", "Lookahead", "User_Provided"}
@@ -208,8 +211,11 @@ def check(family: str, method: str, index: int, names: list[str]) -> int:
     target = target_of(family)
     config = configuration(family, method, index)
     drafter = config.build(build_context(target, **models_of(family)))
+    watched = Watched(drafter, getattr(config, "matrix_top_k", 8 if method == "Combined" else 1))
     if config.drafting == "auto":
         drafter = AtRandom.around(drafter, target, seed=index)
+    elif method in FROM_TEXTS and family != "embedded":
+        drafter = watched
     accepted = 0
     for name in names:
         prompt_ids, text = expected(family, name)
@@ -220,6 +226,7 @@ def check(family: str, method: str, index: int, names: list[str]) -> int:
         steps = [record for record in records if isinstance(record, Step)]
         assert all(step.bypass or step.num_drafted or not drafter.drafts for step in steps)
         accepted += sum(step.num_accepted for step in steps)
+    assert watched.unseen == [], "drafted, but never shown: a placeholder"
     return accepted
 
 

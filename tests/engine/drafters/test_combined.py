@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.accept import greedy
 from engine.config import Sampling
 from engine.drafters.autoregressive import AutoregressiveDrafter
-from engine.drafters.base import Start
-from engine.drafters.combined import CombinedConfig, CombinedDrafter, RepeatDetector
+from engine.drafters.base import Start, root_only
+from engine.drafters.combined import CombinedConfig, CombinedDrafter, MinMatchDrafter
 from engine.drafters.heads.medusa import MedusaConfig
 from engine.drafters.lookup.suffix import SuffixConfig
 from engine.drafters.lookup.token_recycling import TokenRecyclingConfig
 from engine.errors import ConfigError
-from engine.proposal import Budget, TargetOutput
+from engine.proposal import Budget, Outcome, TargetOutput
 from engine.sampling import SeededDraws
 from tests.engine.drafters import judges
 from tests.engine.drafters.fitted import save_medusa
@@ -87,14 +87,17 @@ def test_suffix_matches_in_earlier_runs_count():
     assert drafter.propose(Budget(99)).tokens.tolist() == [3, 4, 5]
 
 
-@given(st.lists(st.integers(0, 2), max_size=30), st.integers(1, 4))
-def test_repeats_equal_brute_force(text: list[int], length: int):
-    repeats = RepeatDetector(length)
-    for end in range(1, len(text) + 1):
-        repeats.extend(text[end - 1 : end])
-        last = text[max(0, end - length) : end]
-        before = [text[i : i + length] for i in range(end - length)]
-        assert repeats.is_repeat == (len(last) == length and last in before)
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 2), min_size=2, max_size=30), st.integers(1, 4), st.integers(1, 29))
+def test_repeats_equal_brute_force(text: list[int], length: int, split: int):
+    split = min(split, len(text) - 1)
+    context, shown = build_context(target_of("llama")), TargetOutput(torch.zeros(1, 288))
+    drafter = MinMatchDrafter(AutoregressiveDrafter(context), length)
+    drafter.start(Start(text[: split - 1], text[split - 1], shown, Sampling(), SeededDraws(0)))
+    proposal = root_only(text[split - 1], context.target.device)
+    drafter.observe(Outcome(proposal, shown, (0,), tuple(text[split:])))
+    before = [text[i : i + length] for i in range(len(text) - length)]
+    assert drafter.is_repeat == (len(text) >= length and text[-length:] in before)
 
 
 @pytest.mark.parametrize(

@@ -58,12 +58,6 @@ def write(target: Target, drafter: Drafter, count: int = 30, **how: Any) -> list
     return judges.write(target, drafter, PROMPT, tokens=count, **how).steps
 
 
-def test_a_drafter_equal_to_the_target_has_every_draft_accepted() -> None:
-    model = target()
-    steps = write(model, drafter_of(model, model, max_draft_len=5), 31)
-    assert [step.num_accepted for step in steps] == [5] * 5
-
-
 def test_sampled_drafts_of_the_target_itself_are_always_accepted() -> None:
     model = target()
     drafter, sampling = drafter_of(model, model), Sampling(temperature=0.9, top_k=20, top_p=0.9)

@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import rms_norm
 
-from engine.drafters.eagle.methods import Eagle3Config, EagleConfig
-from engine.drafters.method import MethodConfig
+from engine.drafters import parse_method
+from engine.drafters.eagle.methods import Eagle3Config
 from engine.errors import DrafterError, TreeError, VocabularyError
 from engine.model.target import Target
 from engine.proposal import Needs
@@ -205,59 +205,56 @@ def test_rotary_settings_are_read_in_every_spelling(
 # ---- wrong heads
 
 
-def refuse(
-    error: type[Exception], match: str, kind: type[MethodConfig], target: Target, **values: Any
-) -> None:
+def refuse(error: type[Exception], match: str, target: Target, **values: Any) -> None:
     with pytest.raises(error, match=match):
-        kind.parse(values).build(build_context(target))
+        parse_method(values).build(build_context(target))
 
 
-def test_a_head_for_another_model_names_both_sizes() -> None:
-    heads = {n: str(ROOT / "eagle" / n / "head") for n in ("eagle1", "eagle2", "eagle3")}
-    wide, narrow = golden_case("eagle/eagle1").target, golden_case("eagle/eagle2").target
-    eight = golden_case("eagle/eagle3").target
-    refuse(DrafterError, "must be 64, got 48", EagleConfig, wide, speculative_model=heads["eagle2"])
-    refuse(
-        VocabularyError, "256 tokens.*240", EagleConfig, eight, speculative_model=heads["eagle2"]
-    )
-    refuse(
-        VocabularyError, "240 tokens.*256", Eagle3Config, narrow, speculative_model=heads["eagle3"]
-    )
+@pytest.mark.parametrize(
+    ("case", "head", "kind", "error", "words"),
+    [
+        ("eagle1", "eagle2", "Eagle", DrafterError, "must be 64, got 48"),
+        ("eagle3", "eagle2", "Eagle", VocabularyError, "256 tokens.*240"),
+        ("eagle2", "eagle3", "Eagle3", VocabularyError, "240 tokens.*256"),
+    ],
+)
+def test_a_head_for_another_model_names_both_sizes(
+    case: str, head: str, kind: str, error: type[Exception], words: str
+) -> None:
+    location, target = str(ROOT / "eagle" / head / "head"), golden_case(f"eagle/{case}").target
+    refuse(error, words, target, decoding_type=kind, speculative_model=location)
 
 
-def test_too_few_layers_name_their_number(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({}, "7 layers.*has 3"),
+        ({"eagle3_layers_to_capture": [0, 1]}, "3 layers.*0, 1 are"),
+        ({"eagle3_layers_to_capture": [0, 1, 3]}, "0 to 2.*0, 1, 3 are"),
+        (
+            {"eagle3_layers_to_capture": [0, 1, 2], "use_dynamic_tree": True},
+            "topK is 10.*from 6 tokens",
+        ),
+    ],
+)
+def test_settings_beyond_the_head_and_the_target_are_refused(
+    tmp_path: Path, settings: dict[str, Any], words: str
+) -> None:
     target = judges.target_of("llama")
-    head = save_eagle3(tmp_path, target, (1, 2, 3), draft_vocab=20)
-    refuse(DrafterError, "7 layers.*has 3", Eagle3Config, target, speculative_model=str(head))
-    for layers, match in (([0, 1], "3 layers.*0, 1 are"), ([0, 1, 3], "0 to 2.*0, 1, 3 are")):
-        refuse(
-            DrafterError,
-            match,
-            Eagle3Config,
-            target,
-            speculative_model=str(head),
-            eagle3_layers_to_capture=layers,
-        )
-
-
-def test_a_wider_tree_than_the_draft_vocabulary_names_both(tmp_path: Path) -> None:
-    target = judges.sampled_target()
-    head = save_eagle3(tmp_path, target, (1,), draft_vocab=6)
-    values = {"speculative_model": str(head), "eagle3_layers_to_capture": [0]}
-    refuse(DrafterError, "topK is 10.*6", Eagle3Config, target, use_dynamic_tree=True, **values)
+    head = str(save_eagle3(tmp_path, target, (1, 2, 3), draft_vocab=6))
+    values = {"decoding_type": "Eagle3", "speculative_model": head, **settings}
+    refuse(DrafterError, words, target, **values)
 
 
 def test_a_rank_beyond_the_vocabulary_names_the_path(tmp_path: Path) -> None:
     target = judges.sampled_target()
-    head = str(save_eagle(tmp_path, target))
-    refuse(
-        TreeError, r"\[12\].*12", EagleConfig, target, speculative_model=head, eagle_choices=[[12]]
-    )
+    values = {"speculative_model": str(save_eagle(tmp_path, target)), "eagle_choices": [[12]]}
+    refuse(TreeError, r"\[12\].*12", target, decoding_type="Eagle", **values)
 
 
-def test_damaged_heads_are_refused_by_name(tmp_path: Path) -> None:
-    target = golden_case("eagle/eagle3").target
-    cases: list[tuple[dict[str, Tensor | None], str]] = [
+@pytest.mark.parametrize(
+    ("tensors", "words"),
+    [
         ({"fc.weight": torch.zeros(48, 150)}, "150.*48"),
         ({"norm.weight": None}, "norm.weight"),
         ({"d2t": None}, "d2t"),
@@ -265,9 +262,17 @@ def test_damaged_heads_are_refused_by_name(tmp_path: Path) -> None:
         ({"layers.1.mlp.up_proj.weight": torch.zeros(1)}, "2 layers"),
         ({"midlayer.self_attn.k_proj.weight": torch.zeros(12, 96)}, "12×96.*24×96"),
         ({"lm_head.weight": None}, "lacks lm_head.weight"),
-    ]
-    for tensors, match in cases:
-        ours, config = published()
-        kept = {n: t for n, t in {**ours, **tensors}.items() if t is not None}
-        head = str(write(tmp_path / "damaged", kept, config))
-        refuse(DrafterError, match, Eagle3Config, target, speculative_model=head)
+        ({"fc.weight": None, "use_aux_hidden_state": False}, "eagle3_layers_to_capture out"),
+    ],
+)
+def test_damaged_heads_are_refused_by_name(
+    tmp_path: Path, tensors: dict[str, Any], words: str
+) -> None:
+    """Tensors replaced, left out (None), or contradicted by a setting."""
+    ours, config = published()
+    changed = {**ours, **tensors}
+    config |= {name: changed.pop(name) for name in tensors if isinstance(tensors[name], bool)}
+    kept = {name: tensor for name, tensor in changed.items() if tensor is not None}
+    values = {"decoding_type": "Eagle3", "eagle3_layers_to_capture": [1, 3, 4]}
+    values["speculative_model"] = str(write(tmp_path, kept, config))
+    refuse(DrafterError, words, golden_case("eagle/eagle3").target, **values)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,6 @@ from torch import Tensor
 from engine.config import Limits
 from engine.drafters.eagle.methods import Eagle3Config
 from engine.drafters.texts import TargetTrace, Text
-from engine.errors import DrafterError
 from engine.model.target import Target
 from engine.proposal import Needs
 from tests.engine.drafters import judges
@@ -176,21 +174,3 @@ def test_ranks_along_a_text_see_the_window_alone(tmp_path: Path) -> None:
             if true in ids:
                 assert int(found[root, depth]) == int((probs > probs[true]).sum())
             rows = [*rows, (out, true)]
-
-
-def test_layers_to_capture_of_a_head_that_reads_none_are_refused(tmp_path: Path) -> None:
-    target = judges.target_of("llama")
-    head = str(save(tmp_path, target, last_state=True, use_aux_hidden_state=False))
-    config = Eagle3Config(speculative_model=head, eagle3_layers_to_capture=(0, 1))
-    with pytest.raises(DrafterError, match="Leave eagle3_layers_to_capture out"):
-        config.build(build_context(target))
-
-
-def test_a_reduced_vocabulary_without_lm_head_is_refused(tmp_path: Path) -> None:
-    head = save(tmp_path, judges.target_of("llama"))
-    tensors, settings = load_file(head / "m.safetensors"), (head / "config.json").read_text()
-    del tensors["lm_head.weight"]
-    write(head, tensors, json.loads(settings))
-    config = Eagle3Config(speculative_model=str(head), eagle3_layers_to_capture=(0, 1))
-    with pytest.raises(DrafterError, match="drafts tokens of its own .* lacks lm_head.weight"):
-        config.build(build_context(judges.target_of("llama")))
