@@ -17,7 +17,7 @@ from engine.errors import DrafterError
 from engine.model.forward import cache_argument
 from engine.model.target import Target
 from tests.engine.drafters import judges
-from tests.engine.drafters.judges import PROMPTS, SAMPLED_VOCAB, write
+from tests.engine.drafters.judges import SAMPLED_VOCAB
 from tests.models import build_context, tiny_target
 
 Model: Any = getattr(transformers, "MuseGlimmerAssistantModel", None)
@@ -132,17 +132,6 @@ def test_every_draft_equals_transformers_on_the_whole_text(
     reference = functools.partial(whole_text_draft, target, model)
     prompts = ([1, 2, 3, 1, 2, 3, 4], [5])
     assert judges.assert_drafts_equal(reference, target, drafter, prompts=prompts) > 0
-
-
-def test_published_layout_drafts_the_same(tmp_path: Path, saved: str):
-    target = judges.target_of("llama")
-    published = save_as_published(tmp_path / "published")
-    for prompt in PROMPTS:
-        ours, theirs = (
-            write(target, DFlashConfig(speculative_model=name).build(build_context(target)), prompt)
-            for name in (saved, published)
-        )
-        assert [step.tokens for step in ours.steps] == [step.tokens for step in theirs.steps]
 
 
 # ---- what cannot be
