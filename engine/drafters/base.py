@@ -17,7 +17,7 @@ from engine.errors import ConfigError
 from engine.metrics import common_len
 from engine.model.sources import Locate, TargetSpec, as_named
 from engine.model.target import Target
-from engine.proposal import Budget, Needs, Outcome, Proposal, TargetOutput
+from engine.proposal import Budget, Needs, Outcome, Proposal, SharedRows, TargetOutput
 from engine.sampling import SeededDraws
 from engine.steps import Bypass
 from engine.tree import TreeShape, upload
@@ -184,22 +184,27 @@ class FeatureDrafter(Drafter):
 
 
 class LastRowDrafter(Drafter):
-    """Drafts from the target's last hidden state at the last accepted row, `hidden (1, size)`."""
+    """Drafts from the target's last hidden state at the last accepted row, `hidden (1, size)`.
+
+    `shared` are keys and values of the layers that it needs.
+    """
 
     has_network = True
     needs = Needs(hidden=True)
     hidden = torch.empty(0)
+    shared: tuple[SharedRows, ...] = ()
 
     def start(self, start: Start) -> None:
         super().start(start)
-        self.hidden = features_of(start.output)[-1:]
+        self.hidden, self.shared = features_of(start.output)[-1:], start.output.shared
 
     def observe(self, outcome: Outcome) -> None:
         super().observe(outcome)
         self.hidden = features_of(outcome.output)[outcome.path[-1] :][:1]
+        self.shared = outcome.output.shared
 
     def finish(self) -> None:
-        self.hidden = torch.empty(0)
+        self.hidden, self.shared = torch.empty(0), ()
 
 
 def root_only(root: int, device: torch.device, bypass: Bypass | None = None) -> Proposal:

@@ -11,7 +11,7 @@ Source: arXiv:2411.10666 (suffix automaton and model drafter by match length).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, SerializeAsAny, ValidationInfo
@@ -89,7 +89,13 @@ class CombinedConfig(MethodConfig):
 
 
 class MinMatchDrafter(Drafter):
-    """Retrieval that drafts only where at least `min_match_len` last tokens match."""
+    """Retrieval that drafts only where at least `min_match_len` last tokens match.
+
+    Attributes:
+        is_repeat: whether the text's last `min_match_len` tokens occurred in it before.
+    """
+
+    is_repeat = False
 
     def __init__(self, inner: Drafter, min_match_len: int) -> None:
         self.inner, self._min_match_len = inner, min_match_len
@@ -97,20 +103,31 @@ class MinMatchDrafter(Drafter):
         self.reads_logits = inner.reads_logits
 
     def start(self, start: Start) -> None:
+        super().start(start)
         self.inner.start(start)
-        self._repeats = RepeatDetector(self._min_match_len)
-        self._repeats.extend([*start.prompt_ids, start.root])
+        self._ngrams: set[tuple[int, ...]] = set()
+        self._read(len(self.text))
 
     def propose(self, budget: Budget) -> Proposal:
         proposal = self.inner.propose(budget)
-        # N-gram lookup compares only a few tokens; the repeat detector shows whether more match.
+        # N-gram lookup compares only a few tokens; the text's own n-grams tell if more match.
         self.match_len = self.inner.match_len
-        matches = self._repeats.is_repeat or (self.match_len or 0) >= self._min_match_len
+        matches = self.is_repeat or (self.match_len or 0) >= self._min_match_len
         return proposal if matches else proposal.keep(range(1))
 
     def observe(self, outcome: Outcome) -> None:
+        super().observe(outcome)
         self.inner.observe(outcome)
-        self._repeats.extend(outcome.committed)
+        self._read(len(outcome.committed))
+
+    def _read(self, count: int) -> None:
+        """Collect the n-grams that end with each of the last `count` tokens."""
+        size, length = self._min_match_len, len(self.text)
+        for end in range(length - count + 1, length + 1):
+            ngram = tuple(self.text[max(0, end - size) : end])
+            self.is_repeat = ngram in self._ngrams
+            if len(ngram) == size:
+                self._ngrams.add(ngram)
 
     def finish(self) -> None:
         self.inner.finish()
@@ -149,21 +166,3 @@ class CombinedDrafter(Drafter):
     def finish(self) -> None:
         for part in self.parts:
             part.finish()
-
-
-class RepeatDetector:
-    """Tracks whether a growing text's last `length` tokens occurred in it before: `is_repeat`."""
-
-    def __init__(self, length: int) -> None:
-        self.is_repeat = False
-        self._length = length
-        self._last: tuple[int, ...] = ()
-        self._ngrams: set[tuple[int, ...]] = set()
-
-    def extend(self, tokens: Sequence[int]) -> None:
-        """Extend the text by these tokens."""
-        for token in tokens:
-            self._last = (*self._last, token)[-self._length :]
-            self.is_repeat = self._last in self._ngrams
-            if len(self._last) == self._length:
-                self._ngrams.add(self._last)

@@ -7,38 +7,68 @@ new tokens: one after a rejection, two after a fully accepted draft.
     committed  … r        cache  … r a b         drafts a b c (c was never fed)
     accepted a b, then x  keep   … r a b         feed x
     accepted a b c, x     keep   … r a b         feed c x
+
+A model with another vocabulary can draft too: `DraftTargetDrafter` only the tokens that both have,
+`TextDrafter` any, because it continues the text, and its output is tokenized again:
+
+    target's tokens    … "fast" "er" | root " than"
+    the model's        … "faster" " than"            the same text in its own tokens
+    its output         " the" " speed" " of"
+    drafts             " thes" …                     that text in the target's tokens
+
+Lossless: drafts that are not sampled follow from the committed text alone, and the target verifies
+its own tokens. Sources: arXiv:2211.17192; transformers' universal assisted generation
+(`assistant_tokenizer`); arXiv:2502.05202, Alg. 2.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import pad
 
 from engine.config import setting
 from engine.drafters.base import BuildContext, Drafter, Start, chain, root_only
-from engine.drafters.draft_by_text import TextDrafter
-from engine.drafters.draft_model import (
-    MODEL,
-    DraftDevice,
-    DraftDtype,
-    ModelDrafter,
-    load_draft_model,
-)
 from engine.drafters.heads.vocabulary import DraftVocab, Vocabulary
 from engine.drafters.method import DraftShape, MethodConfig, draft_len
 from engine.drafters.texts import MAX_LOGIT_ROWS, UNRANKED, TargetTrace
 from engine.metrics import common_len
 from engine.model.target import Target
-from engine.model.text import SharedTokens, common_vocabulary
+from engine.model.text import REPLACEMENT, Retokenizer, SharedTokens, common_vocabulary
 from engine.proposal import Budget, DraftDists, Needs, Outcome, Proposal
 from engine.sampling import inverse_cdf, probabilities
 from engine.steps import Bypass
 from engine.tree import TreeShape, upload
+
+MODEL = "the draft model (a target preset, a local path or a hub id)"
+HEADROOM = 512
+"""Initial rows of the cache beyond the prompt."""
+WINDOW = 64
+"""The last tokens, at least this many, are tokenized again at every step."""
+CONTEXT = 10
+"""Tokens of context with which the draft's text is tokenized again."""
+
+DraftDtype = Annotated[
+    Literal["target", "float32", "bfloat16", "float16", "q8", "q4"],
+    Field(
+        title="Draft model's dtype",
+        description="dtype of the draft model; target = the same as the target's",
+    ),
+]
+DraftDevice = Annotated[
+    str,
+    Field(
+        pattern=r"^(target|cpu|cuda(:\d{1,2})?)$",
+        title="Draft model's device",
+        description="where the draft model runs: cpu, cuda or cuda:N; target = where the target "
+        "does",
+    ),
+]
 
 
 class DraftTargetConfig(MethodConfig):
@@ -100,6 +130,46 @@ class DraftTargetConfig(MethodConfig):
 
     def draft_shape(self) -> DraftShape:
         return DraftShape(self.max_draft_len, self.max_draft_len)
+
+
+def load_draft_model(context: BuildContext, name: str | None, dtype: str, device: str) -> Target:
+    """The model with these settings; raises as `MethodConfig.build`."""
+    settings = {"dtype": dtype, "device": device}
+    changes = {key: value for key, value in settings.items() if value != "target"}
+    return context.load(context.resolve(context.weights(name, MODEL)), **changes)
+
+
+class ModelDrafter(Drafter):
+    """Keeps a model's cache in step with the text, and between runs under prefix caching."""
+
+    has_network = True
+    _ids: list[int]
+    """The text in the model's ids, as far as it may be in the cache."""
+
+    def __init__(self, target: Target, model: Target, *, rewinds: int = 0) -> None:
+        """`rewinds`: as `Target.new_cache`."""
+        self.model, self._device, self._rewinds = model, target.device, rewinds
+        self._cache, self._ids, self._keeps = model.new_cache(0), [], False
+
+    def start(self, start: Start) -> None:
+        super().start(start)
+        self._ids = self._encode(self.text)
+        rows = min(max(len(self._ids), len(self.text)) + HEADROOM, self.model.context_len)
+        self._cache = self.model.new_cache(rows, rewinds=self._rewinds)
+        self._keeps = start.num_cached is not None
+        if self._keeps and self._ids:
+            self.model.prefixes.restore(self._ids, self._cache)
+
+    def _encode(self, tokens: Sequence[int]) -> list[int]:
+        """The target's tokens in the model's ids; by default the same."""
+        last = self.model.vocab_size - 1
+        return [min(token, last) for token in tokens]
+
+    def finish(self) -> None:
+        if self._keeps:
+            self.model.prefixes.keep(self._ids, self._cache)
+        self._keeps = False
+        self._cache.free()
 
 
 class DraftTargetDrafter(ModelDrafter):
@@ -254,3 +324,84 @@ class DraftTargetDrafter(ModelDrafter):
             self._cache.truncate(len(self._ids))
         super().finish()
         self._has_drafted = False
+
+
+class TextDrafter(ModelDrafter):
+    """Drafts a chain with a model that shares only the text with the target.
+
+    Its cache keeps the prefix that its tokens have in common from step to step.
+    """
+
+    def __init__(
+        self, target: Target, model: Target, max_draft_len: int, confidence_threshold: float
+    ) -> None:
+        """Raises VocabularyError: a model has no tokenizer."""
+        super().__init__(target, model, rewinds=max_draft_len + 2)
+        self._to_model, self._to_target = Retokenizer(target, model), Retokenizer(model, target)
+        self._length, self._threshold = max_draft_len, confidence_threshold
+        self._ends = self._to_target.special | model.eos_ids
+
+    def start(self, start: Start) -> None:
+        self._settled: list[int] = []
+        self._num_settled = 0
+        super().start(start)
+        self._ids = self._ids[: self._cache.length]
+
+    def propose(self, budget: Budget) -> Proposal:
+        """Empty within a character of several tokens, and at the end of the model's context."""
+        ids = self._encode(self.text)
+        room = self.model.context_len - len(ids) + 1
+        length = min(self._length, room, budget.depth, budget.nodes)
+        drafts: list[int] = []
+        if ids and length > 0:
+            continuation = self._continuation(ids, length)
+            drafts = self._to_target.continued(ids[-CONTEXT:], continuation, self.text[-CONTEXT:])
+        if not drafts:
+            bypass: Bypass = "no_text" if room > 0 else "draft_context"
+            return root_only(self.text[-1], self._device, bypass)
+        tokens = torch.tensor([self.text[-1], *drafts[: budget.depth]])
+        return Proposal(upload(tokens, self._device), TreeShape.chain(len(tokens) - 1))
+
+    def _encode(self, tokens: Sequence[int]) -> list[int]:
+        """The text in the model's tokens; empty where it ends within a character."""
+        end = len(tokens) - WINDOW
+        if end - self._num_settled >= WINDOW:
+            while self._to_model.text(tokens[self._num_settled : end])[-1:] == REPLACEMENT:
+                end -= 1
+            self._settled += self._to_model(tokens[self._num_settled : end])
+            self._num_settled = end
+        tail = tokens[self._num_settled :]
+        if self._to_model.text(tail)[-1:] == REPLACEMENT:
+            return []
+        return [*self._settled, *self._to_model(tail)]
+
+    def _continuation(self, ids: list[int], length: int) -> list[int]:
+        """Up to `length` tokens that the model generates after these, without special ones."""
+        self._cache.truncate(common_len(self._ids, ids[:-1]))
+        device, tokens = self.model.device, list[int]()
+        inputs = upload(torch.tensor(ids[self._cache.length :]), device)
+        if not self._threshold:
+            drafts = self.model.draft_chain(inputs, self._cache, length)
+            tokens = (self._chain(inputs, length) if drafts is None else drafts[0]).tolist()
+            self._ids = [*ids, *tokens[:-1]]
+            ends = (i for i, token in enumerate(tokens) if token in self._ends)
+            return tokens[: next(ends, len(tokens))]
+        while len(tokens) < length:
+            logits = self.model.prefill(inputs, self._cache, Needs()).logits[-1]
+            best = logits.float().softmax(dim=-1).max(dim=-1)
+            confidence, token = torch.stack([best.values.double(), best.indices.double()]).tolist()
+            if confidence < self._threshold or token in self._ends:
+                break
+            tokens.append(int(token))
+            inputs = upload(torch.tensor([int(token)]), device)
+        self._ids = [*ids, *tokens][: self._cache.length]
+        return tokens
+
+    def _chain(self, inputs: Tensor, length: int) -> Tensor:
+        """`length` greedy tokens; the host reads none before the last."""
+        drafts: list[Tensor] = []
+        for _ in range(length):
+            logits = self.model.prefill(inputs, self._cache, Needs()).logits[-1:]
+            inputs = logits.argmax(dim=-1)
+            drafts.append(inputs)
+        return torch.cat(drafts)

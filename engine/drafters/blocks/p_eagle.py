@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from engine.config import setting
 from engine.drafters.base import BuildContext
 from engine.drafters.blocks.base import AT_ONCE, BlockDrafter, BlockMethod
-from engine.drafters.eagle.checkpoint import CapturedLayers, load_eagle3_network
 from engine.drafters.eagle.head import Eagle3Head, Eagle3Spec, OutputMatrix
+from engine.drafters.eagle.methods import CapturedLayers, load_eagle3
 from engine.drafters.heads.checkpoint import HeadCheckpoint
 from engine.drafters.heads.layer import HeadCache, HeadLayer, within
 from engine.drafters.method import draft_len
@@ -54,8 +54,7 @@ class ParallelEagleConfig(BlockMethod):
         checkpoint.check_is("P_EAGLE")
         mask_hidden = checkpoint.take("mask_hidden").flatten()
         mask_token = checkpoint.mask_token(self.mask_token_id)
-        captured = self.eagle3_layers_to_capture
-        head, needs = load_eagle3_network(ParallelHead, checkpoint, captured)
+        head, needs = load_eagle3(ParallelHead, checkpoint, self.eagle3_layers_to_capture)
         width = head.spec.feature_width * max(1, head.spec.num_features)
         if len(mask_hidden) != width:
             raise DrafterError(
@@ -75,6 +74,7 @@ class ParallelHead(Eagle3Head):
 
     mask_hidden: Tensor
     mask_token: int
+    method = "P_EAGLE"
     max_layers = 1024
 
     def __init__(self, spec: Eagle3Spec, lm_head: OutputMatrix | None = None) -> None:

@@ -21,7 +21,7 @@ import torch
 from engine.config import setting
 from engine.drafters.base import BuildContext, root_only
 from engine.drafters.blocks.base import AT_ONCE, BlockMethod
-from engine.drafters.draft_model import DraftDevice, DraftDtype, ModelDrafter, load_draft_model
+from engine.drafters.draft_target import DraftDevice, DraftDtype, ModelDrafter, load_draft_model
 from engine.drafters.heads.checkpoint import mask_token
 from engine.drafters.heads.config import beyond_transformers, check_unread
 from engine.drafters.heads.vocabulary import Vocabulary

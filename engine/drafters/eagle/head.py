@@ -223,6 +223,7 @@ class Eagle3Head(DraftHead):
     """EAGLE-3: several layers' features fused, own norm and output matrix, own vocabulary."""
 
     aliases: Mapping[str, str] = {n: f"layers.0.{n}" for n in ("hidden_norm", "input_layernorm")}
+    method: ClassVar[str] = "Eagle3"
     max_layers: ClassVar[int] = 1
 
     def __init__(self, spec: Eagle3Spec, lm_head: OutputMatrix | None = None) -> None:

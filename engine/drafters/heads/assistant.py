@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from engine.config import setting
-from engine.drafters.base import BuildContext, LastRowDrafter, Start, chain, root_only
+from engine.drafters.base import BuildContext, LastRowDrafter, chain, root_only
 from engine.drafters.heads.config import beyond_transformers, check_unread
 from engine.drafters.method import MethodConfig, draft_len
 from engine.errors import DrafterError
@@ -35,7 +35,7 @@ from engine.model.layer_types import FULL, SLIDING
 from engine.model.reading import read_config, read_weights, translate_errors
 from engine.model.sources import TargetSpec, Weights
 from engine.model.target import Target
-from engine.proposal import Budget, Needs, Outcome, Proposal, SharedRows
+from engine.proposal import Budget, Needs, Proposal
 
 KINDS = (FULL[0], SLIDING[0])
 MODEL_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
@@ -152,22 +152,13 @@ class AssistantDrafter(LastRowDrafter):
         self._config, self._target, self._model = config, target, model
         self._window = int(model.config.get_text_config().sliding_window)
         self.needs = Needs(hidden=True, shared=shared_layers(target))
-        self._rows: tuple[SharedRows, ...] = ()
-
-    def start(self, start: Start) -> None:
-        super().start(start)
-        self._rows = start.output.shared
-
-    def observe(self, outcome: Outcome) -> None:
-        super().observe(outcome)
-        self._rows = outcome.output.shared
 
     def propose(self, budget: Budget) -> Proposal:
         length = min(self._config.max_draft_len, budget.depth, budget.nodes)
         if length < 1:
             return root_only(self.text[-1], self._target.device)
         device, position = self._target.device, len(self.text) - 1
-        rows = [tuple(part[:, :, :position] for part in pair) for pair in self._rows]
+        rows = [tuple(part[:, :, :position] for part in pair) for pair in self.shared]
         # The root's row and `window` rows before it, as transformers counts it here.
         recent = tuple(part[:, :, -(self._window + 1) :] for part in rows[1])
         shared = dict(zip(KINDS, (rows[0], recent), strict=True))
@@ -187,7 +178,3 @@ class AssistantDrafter(LastRowDrafter):
             tokens.append(token)
             probs.append(best.log_probs[0].exp())
         return chain(self.text[-1], torch.cat(tokens), torch.cat(probs))
-
-    def finish(self) -> None:
-        super().finish()
-        self._rows = ()

@@ -20,9 +20,8 @@ from torch import Tensor
 from torch.nn.functional import smooth_l1_loss
 
 from engine.config import setting
-from engine.drafters.eagle.checkpoint import load_eagle3
 from engine.drafters.eagle.head import DraftHead, Eagle1Head, Eagle3Head, Eagle3Spec
-from engine.drafters.eagle.methods import Eagle3Config, EagleConfig
+from engine.drafters.eagle.methods import Eagle3Config, EagleConfig, load_eagle3
 from engine.drafters.heads.checkpoint import HeadCheckpoint, published_tensors
 from engine.drafters.heads.layer import HeadSpec
 from engine.drafters.heads.vocabulary import TokenEmbedding, Vocabulary
@@ -131,7 +130,7 @@ class Eagle3Training(_EagleTraining):
         """The draft vocabulary of `begin_with`, if it has one."""
         if self.begin_with is None:
             return None
-        head, _ = load_eagle3(HeadCheckpoint.read(self.begin_with, target))
+        head, _ = load_eagle3(Eagle3Head, HeadCheckpoint.read(self.begin_with, target))
         return head.vocabulary.ids
 
     def decoding(self, folder: Path, rates: Sequence[Sequence[float]]) -> Eagle3Config:
@@ -259,7 +258,7 @@ class Eagle3Student(_EagleStudent):
 
     def load(self, folder: Path) -> None:
         """As `Student.load`; ConfigError if the checkpoint reads other layers of the target."""
-        head, needs = load_eagle3(HeadCheckpoint.read(str(folder), self.target))
+        head, needs = load_eagle3(Eagle3Head, HeadCheckpoint.read(str(folder), self.target))
         if needs.layers != self.needs.layers:
             raise ConfigError(
                 f"{folder} reads layers {needs.layers}, but this training provides "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,48 +11,67 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.nn.functional import silu
 
 from engine.model.target import Target
-from engine.proposal import Needs
-from tests.engine.drafters.fitted import fit
-from tests.engine.drafters.judges import PROMPTS
-from tests.models import plain_greedy
+from tests.engine.drafters.fitted import fit, greedy_texts
 
 HEADS, KV_HEADS, INTERMEDIATE = 4, 2, 24
 HEAD_DIM = 8
 
 
 @dataclass
-class RowFormula:
-    """Norm and rotation of one row, as the papers write them."""
+class LayerFormula:
+    """What a decoder layer computes, a row at a time, as the papers write it."""
 
     turned: int = HEAD_DIM
-    eps: float = 1e-6
+    eps: float = 1e-5
+    theta: float = 10_000.0
 
     def norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return x / (x.pow(2).mean() + self.eps).sqrt() * weight
+        return x / (x.pow(2).mean(-1, keepdim=True) + self.eps).sqrt() * weight
 
     def turn(self, x: Tensor, position: int) -> Tensor:
-        out, half = x.clone(), self.turned // 2
-        for pair in range(half):
-            angle = position * 10_000.0 ** (-2 * pair / self.turned)
-            i, j = pair, pair + half
-            out[i] = x[i] * math.cos(angle) - x[j] * math.sin(angle)
-            out[j] = x[j] * math.cos(angle) + x[i] * math.sin(angle)
-        return out
+        half = self.turned // 2
+        angle = position * self.theta ** (-2 * torch.arange(half) / self.turned)
+        first, second, rest = x.split([half, half, len(x) - self.turned])
+        cos, sin = angle.cos(), angle.sin()
+        return torch.cat([first * cos - second * sin, second * cos + first * sin, rest])
 
+    def layer(
+        self,
+        w: dict[str, Tensor],
+        prefix: str,
+        inputs: Sequence[Tensor],
+        residuals: Sequence[Tensor],
+        sees: Callable[[int, int], bool],
+    ) -> list[Tensor]:
+        """Outputs of the last rows, one per residual; `sees` tells of two rows what is attended."""
 
-def texts(target: Target, needs: Needs) -> list[tuple[Tensor, Tensor]]:
-    """Per prompt: its greedy continuation included, and the target's features of all tokens."""
-    found = []
-    for prompt in PROMPTS:
-        ids = [i % target.vocab_size for i in prompt]
-        ids += plain_greedy(target, ids, 40)
-        output = target.prefill(ids, target.new_cache(len(ids)), needs)
-        features = output.layers if needs.layers else output.hidden
-        assert features is not None
-        found.append((torch.tensor(ids), features))
-    return found
+        def linear(name: str, x: Tensor) -> Tensor:
+            return w[f"{prefix}.{name}.weight"] @ x + w.get(f"{prefix}.{name}.bias", 0.0)
+
+        def heads(kind: str, row: Tensor, at: int) -> Tensor:
+            parts = linear(f"self_attn.{kind}_proj", row).view(-1, HEAD_DIM)
+            weight = w.get(f"{prefix}.self_attn.{kind}_norm.weight")
+            normed = parts if weight is None else self.norm(parts, weight)
+            return torch.stack([self.turn(part, at) for part in normed])
+
+        keys = torch.stack([heads("k", row, at) for at, row in enumerate(inputs)])
+        rows = [linear("self_attn.v_proj", row).view(-1, HEAD_DIM) for row in inputs]
+        values, outputs = torch.stack(rows), []
+        for at, residual in enumerate(residuals, start=len(inputs) - len(residuals)):
+            seen = [j for j in range(len(inputs)) if sees(at, j)]
+            mixed = []
+            for head, query in enumerate(heads("q", inputs[at], at)):
+                group = head // (HEADS // KV_HEADS)
+                scores = keys[seen, group] @ query / HEAD_DIM**0.5
+                mixed.append(scores.softmax(0) @ values[seen, group])
+            out = residual + linear("self_attn.o_proj", torch.cat(mixed))
+            x = self.norm(out, w[f"{prefix}.post_attention_layernorm.weight"])
+            gated = silu(linear("mlp.gate_proj", x)) * linear("mlp.up_proj", x)
+            outputs.append(out + linear("mlp.down_proj", gated))
+        return outputs
 
 
 def layer_tensors(hidden: int, attention_input: int, prefix: str) -> dict[str, Tensor]:
@@ -91,7 +110,7 @@ def save_eagle(folder: Path, target: Target) -> Path:
     """EAGLE-1/2 layout; `fc` is fitted to map embedding and feature to the next feature."""
     size, embedding = target.hidden_size, target.embedding.get_parameter("weight")
     inputs, wanted = [], []
-    for ids, hidden in texts(target, Needs(hidden=True)):
+    for ids, hidden in greedy_texts(target):
         inputs.append(torch.cat([embedding[ids[1:]], hidden[:-1]], dim=-1))
         wanted.append(hidden[1:])
     solved = torch.linalg.lstsq(torch.cat(inputs), torch.cat(wanted), driver="gelsd").solution
@@ -107,7 +126,7 @@ def save_eagle3(folder: Path, target: Target, layers: tuple[int, ...], *, draft_
     tensors = layer_tensors(size, 2 * size, "midlayer")
     fc = torch.randn(size, len(layers) * size, generator=torch.Generator().manual_seed(2)) / 8
     inputs, wanted = [], []
-    written = texts(target, Needs(layers=layers))
+    written = list(greedy_texts(target, layers))
     for ids, features in written:
         fused = features[:-2] @ fc.T
         inputs.append(fused * torch.rsqrt(fused.pow(2).mean(-1, keepdim=True) + 1e-5))

@@ -12,24 +12,24 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from engine.config import Limits
-from engine.decode import decode
-from engine.drafters.base import Drafter
+from engine.drafters.base import features_of
 from engine.model.target import Target
 from engine.proposal import Needs
-from engine.steps import End, Step
+from tests.engine.drafters.judges import PROMPTS
 from tests.models import plain_greedy
 
-PROMPTS = ([5, 9, 200, 31], [77], list(range(40, 60)))
 
+def greedy_texts(target: Target, layers: tuple[int, ...] = ()) -> Iterator[tuple[Tensor, Tensor]]:
+    """Per prompt: its greedy continuation included, and the target's features of all tokens.
 
-def greedy_texts(target: Target, num_tokens: int = 40) -> Iterator[tuple[Tensor, Tensor]]:
-    """Per prompt: the prompt with its greedy continuation, and the last hidden states of all."""
+    Features are the inputs of `layers`; without any, the last hidden states.
+    """
+    needs = Needs(layers=layers) if layers else Needs(hidden=True)
     for prompt in PROMPTS:
-        ids = prompt + plain_greedy(target, prompt, num_tokens)
-        output = target.prefill(ids, target.new_cache(len(ids)), Needs(hidden=True))
-        assert output.hidden is not None
-        yield torch.tensor(ids), output.hidden
+        ids = [i % target.vocab_size for i in prompt]
+        ids += plain_greedy(target, ids, 40)
+        output = target.prefill(ids, target.new_cache(len(ids)), needs)
+        yield torch.tensor(ids), features_of(output)
 
 
 def fit(inputs: list[Tensor], token_ids: list[Tensor], vocab_size: int) -> Tensor:
@@ -39,6 +39,7 @@ def fit(inputs: list[Tensor], token_ids: list[Tensor], vocab_size: int) -> Tenso
     return 8.0 * solved.T.contiguous()
 
 
+@torch.inference_mode()
 def save_medusa(folder: Path, target: Target, num_heads: int) -> Path:
     """Layout 1 with one residual layer of small random weights per head."""
     size, vocab_size = target.hidden_size, target.vocab_size
@@ -59,6 +60,7 @@ def save_medusa(folder: Path, target: Target, num_heads: int) -> Path:
     return folder
 
 
+@torch.inference_mode()
 def save_redrafter(folder: Path, target: Target, *, drafted: int = 4) -> Path:
     """Apple's layout without recurrence, input projection and residual layers."""
     inputs, wanted = [], []
@@ -73,25 +75,6 @@ def save_redrafter(folder: Path, target: Target, *, drafted: int = 4) -> Path:
     save_file(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps({"rnn": False}))
     return folder
-
-
-def decoded(
-    target: Target, drafter: Drafter, prompt: list[int], num_tokens: int = 32
-) -> tuple[tuple[int, ...], int]:
-    """Output ids of a greedy run (it may end at EOS), and how many draft tokens were accepted."""
-    *records, end = decode(target, drafter, prompt, limits=Limits(max_new_tokens=num_tokens))
-    assert isinstance(end, End)
-    return end.output_ids, sum(r.num_accepted for r in records if isinstance(r, Step))
-
-
-def accepted_in_greedy_texts(target: Target, drafter: Drafter) -> int:
-    """Every prompt is continued as by transformers alone; the number of accepted draft tokens."""
-    total = 0
-    for prompt in PROMPTS:
-        output, num_accepted = decoded(target, drafter, prompt)
-        assert list(output) == plain_greedy(target, prompt, 32)
-        total += num_accepted
-    return total
 
 
 class Malicious:

@@ -11,13 +11,9 @@ from typing import Any
 from safetensors.torch import load_file
 from torch import Tensor
 
-from engine.config import Limits, Sampling
-from engine.decode import decode
-from engine.drafters.base import Drafter
 from engine.model.loading import load_target
 from engine.model.sources import TargetSpec
 from engine.model.target import Target
-from engine.steps import End, Prefill, Step
 
 ROOT = Path(__file__).parents[2] / "golden"
 
@@ -40,15 +36,3 @@ def golden_case(name: str) -> GoldenCase:
     target = load_target(spec, dtype="float32", device="cpu", cache_dir=folder)
     expected = json.loads((folder / "expected.json").read_text())
     return GoldenCase(folder, target, expected, load_file(folder / "expected.safetensors"))
-
-
-def run(
-    case: GoldenCase, drafter: Drafter, prompt_ids: list[int], *, temperature: float = 0.0
-) -> tuple[int, list[Step], tuple[int, ...]]:
-    """First root, steps and output of a run that is a few steps longer than the golden ones."""
-    limits = Limits(max_new_tokens=64, ignore_eos=True)
-    sampling = Sampling(temperature=temperature)
-    records = list(decode(case.target, drafter, prompt_ids, sampling=sampling, limits=limits))
-    prefill, *steps, end = records
-    assert isinstance(prefill, Prefill) and isinstance(end, End)
-    return prefill.token_id, [s for s in steps if isinstance(s, Step)], end.output_ids

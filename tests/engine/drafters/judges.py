@@ -14,11 +14,10 @@ from scipy.stats import chi2
 from engine.config import Limits, Sampling
 from engine.decode import decode
 from engine.drafters.base import Drafter
-from engine.drafters.method import MethodConfig
 from engine.model.target import Target
 from engine.sampling import probabilities
 from engine.steps import End, Step
-from tests.models import build_context, plain_greedy, tiny_target
+from tests.models import plain_greedy, tiny_target
 
 slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 FAMILIES = ["llama", *map(slow, ("qwen3", "gemma3_text", "gpt_neox", "opt"))]
@@ -44,9 +43,10 @@ def write(
     tokens: int = 24,
     temperature: float = 0.0,
     seed: int = 0,
+    sampling: Sampling | None = None,
 ) -> Text:
     """Decode a text and keep its records."""
-    sampling = Sampling(temperature=temperature, seed=seed)
+    sampling = sampling or Sampling(temperature=temperature, seed=seed)
     limits = Limits(max_new_tokens=tokens, ignore_eos=True)
     records = list(decode(target, drafter, prompt, sampling=sampling, limits=limits))
     end = records[-1]
@@ -67,10 +67,14 @@ def assert_drafts_equal(
     prompts: Sequence[Sequence[int]] = PROMPTS,
     tokens: int = 30,
 ) -> int:
-    """Every draft is the reference's, up to its own length; return accepted drafts."""
+    """Every draft is the reference's, up to its own length, and the text that of plain decoding.
+
+    Returns accepted drafts.
+    """
     accepted = 0
     for prompt in prompts:
         text = write(target, drafter, prompt, tokens=tokens)
+        assert text.output == plain_greedy(target, list(prompt), tokens)
         before = [*prompt, text.output[0]]
         for step in text.steps:
             assert list(step.tokens[1:]) == reference(before)[: step.num_drafted]
@@ -88,37 +92,14 @@ def target_of(family: str) -> Target:
     return tiny_target(family, eos_token_id=None)
 
 
-@functools.cache
-def plain_text(family: str, prompt: tuple[int, ...], tokens: int) -> list[int]:
-    return plain_greedy(target_of(family), list(prompt), tokens)
-
-
-def assert_greedy_lossless(
-    config: MethodConfig,
-    family: str,
-    *,
-    prompts: Sequence[Sequence[int]] = PROMPTS,
-    tokens: int = 24,
-) -> int:
+def assert_greedy_lossless(target: Target, drafter: Drafter, *, tokens: int = 24) -> int:
     """One drafter writes all prompts in turn, as plain decoding does; return accepted drafts."""
-    target = target_of(family)
-    drafter = config.build(build_context(target))
     accepted = 0
-    for prompt in prompts:
+    for prompt in PROMPTS:
         text = write(target, drafter, prompt, tokens=tokens)
-        assert text.output == plain_text(family, tuple(prompt), tokens)
+        assert text.output == plain_greedy(target, prompt, tokens)
         accepted += text.num_accepted
     return accepted
-
-
-def assert_lossless_to_the_context_end(config: MethodConfig, family: str) -> None:
-    """A prompt just below the context length: the text fills the context exactly."""
-    target = target_of(family)
-    room = 9
-    prompt = ([7, 8, 9, 10] * 64)[: target.context_len - room]
-    text = write(target, config.build(build_context(target)), prompt, tokens=50)
-    assert text.finish_reason == "context"
-    assert text.output == plain_text(family, tuple(prompt), room)
 
 
 SAMPLED_VOCAB = 12

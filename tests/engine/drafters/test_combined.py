@@ -7,57 +7,44 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.accept import greedy
 from engine.config import Sampling
 from engine.drafters.autoregressive import AutoregressiveDrafter
-from engine.drafters.base import BuildContext, Start
-from engine.drafters.combined import CombinedConfig, CombinedDrafter, RepeatDetector
+from engine.drafters.base import Start, root_only
+from engine.drafters.combined import CombinedConfig, CombinedDrafter, MinMatchDrafter
 from engine.drafters.heads.medusa import MedusaConfig
-from engine.drafters.lookup.suffix import SuffixConfig, SuffixDrafter
+from engine.drafters.lookup.suffix import SuffixConfig
 from engine.drafters.lookup.token_recycling import TokenRecyclingConfig
 from engine.errors import ConfigError
-from engine.proposal import Budget, TargetOutput
+from engine.proposal import Budget, Outcome, TargetOutput
 from engine.sampling import SeededDraws
 from tests.engine.drafters import judges
 from tests.engine.drafters.fitted import save_medusa
-from tests.engine.drafters.judges import target_of, write
-from tests.engine.drafters.turns import Turns
+from tests.engine.drafters.judges import target_of
 from tests.models import build_context
 
 NGRAM = {"decoding_type": "NGram"}
 
 
-def sampled_bench() -> BuildContext:
-    """A target, and a draft model that agrees with it now and then."""
-    target = judges.sampled_target()
-    return build_context(target, small=judges.few_tokens(0.2, seed=1))
-
-
-def draft_target(**settings: Any) -> CombinedConfig:
-    model = {"decoding_type": "Draft_Target", "speculative_model": "small", "max_draft_len": 3}
-    return CombinedConfig.parse({"model": model, **settings})
-
-
 def test_sampled_output_follows_the_target_with_sampled_and_retrieved_drafts():
-    bench = sampled_bench()
-    drafter = Turns(draft_target(min_match_len=2), bench)
-    assert judges.p_value(bench.target, drafter, drawn=True) > 1e-3
-    assert 0.2 < len(drafter.by_model) / drafter.num_steps < 0.8
+    target = judges.sampled_target()
+    model = {"decoding_type": "Draft_Target", "speculative_model": "small", "max_draft_len": 3}
+    config = CombinedConfig.parse({"model": model, "min_match_len": 2})
+    drafter = config.build(build_context(target, small=judges.few_tokens(0.2, seed=1)))
+    turns = list[str]()
+    spy(drafter, turns, "either")
+    spy(drafter.model, turns, "model")
+    assert judges.p_value(target, drafter, drawn=True) > 1e-3
+    assert 0.2 < turns.count("model") / turns.count("either") < 0.8
 
 
-def test_draft_model_keeps_up_while_retrieval_drafts():
-    target = target_of("llama")
-    bench = build_context(target, small=target)
-    drafter = Turns(draft_target(min_match_len=3), bench)
-    prompt = [7, 8, 9, 7, 8, 9, 7, 8]
-    text = write(target, drafter, prompt, tokens=40)
-    assert text.output == judges.plain_text("llama", tuple(prompt), 40)
-    # The target as its own drafter is always right, also after steps that were not its own.
-    own = drafter.model_steps(text.steps, prompt, text.output[0])
-    assert own and all(step.num_accepted == step.num_drafted for _, step in own)
+def spy(drafter: Any, turns: list[str], name: str) -> None:
+    """Note every proposal of a drafter by this name."""
+    propose = drafter.propose
+    drafter.propose = lambda budget: turns.append(name) or propose(budget)
 
 
 def test_heads_see_every_outcome(tmp_path: Path):
@@ -67,8 +54,9 @@ def test_heads_see_every_outcome(tmp_path: Path):
         speculative_model=str(heads), medusa_choices=((0,), (1,), (0, 0), (0, 1), (1, 0))
     )
     combined = CombinedConfig(model=medusa)
-    assert combined.build(build_context(target)).needs == medusa.build(build_context(target)).needs
-    judges.assert_greedy_lossless(combined, "llama")
+    drafter = combined.build(build_context(target))
+    assert drafter.needs == medusa.build(build_context(target)).needs
+    judges.assert_greedy_lossless(target, drafter)
 
 
 def started(config: CombinedConfig, prompt: list[int]) -> CombinedDrafter:
@@ -99,14 +87,17 @@ def test_suffix_matches_in_earlier_runs_count():
     assert drafter.propose(Budget(99)).tokens.tolist() == [3, 4, 5]
 
 
-@given(st.lists(st.integers(0, 2), max_size=30), st.integers(1, 4))
-def test_repeats_equal_brute_force(text: list[int], length: int):
-    repeats = RepeatDetector(length)
-    for end in range(1, len(text) + 1):
-        repeats.extend(text[end - 1 : end])
-        last = text[max(0, end - length) : end]
-        before = [text[i : i + length] for i in range(end - length)]
-        assert repeats.is_repeat == (len(last) == length and last in before)
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 2), min_size=2, max_size=30), st.integers(1, 4), st.integers(1, 29))
+def test_repeats_equal_brute_force(text: list[int], length: int, split: int):
+    split = min(split, len(text) - 1)
+    context, shown = build_context(target_of("llama")), TargetOutput(torch.zeros(1, 288))
+    drafter = MinMatchDrafter(AutoregressiveDrafter(context), length)
+    drafter.start(Start(text[: split - 1], text[split - 1], shown, Sampling(), SeededDraws(0)))
+    proposal = root_only(text[split - 1], context.target.device)
+    drafter.observe(Outcome(proposal, shown, (0,), tuple(text[split:])))
+    before = [text[i : i + length] for i in range(len(text) - length)]
+    assert drafter.is_repeat == (len(text) >= length and text[-length:] in before)
 
 
 @pytest.mark.parametrize(
@@ -138,8 +129,3 @@ def test_the_models_rule_decides():
     config = CombinedConfig()
     drafter = CombinedDrafter(config, config.retrieval.build(bench), Own(bench))
     assert drafter.rule(Sampling(temperature=1.0)) is greedy
-
-
-def test_retrieval_of_the_default_is_suffix():
-    drafter = CombinedConfig().build(build_context(target_of("llama")))
-    assert isinstance(drafter.retrieval.inner, SuffixDrafter)

@@ -17,8 +17,7 @@ from engine.errors import DrafterError
 from engine.model.forward import cache_argument
 from engine.model.target import Target
 from tests.engine.drafters import judges
-from tests.engine.drafters.judges import PROMPTS, SAMPLED_VOCAB, write
-from tests.engine.drafters.turns import assert_keeps_up
+from tests.engine.drafters.judges import SAMPLED_VOCAB
 from tests.models import build_context, tiny_target
 
 Model: Any = getattr(transformers, "MuseGlimmerAssistantModel", None)
@@ -85,6 +84,17 @@ def save_as_published(folder: Path, **changes: Any) -> str:
     return str(folder)
 
 
+def as_speculators(location: str, **outer: Any) -> None:
+    """Nest a saved config as speculators does, which names inputs of layers, not outputs."""
+    file = Path(location, "config.json")
+    layer = json.loads(file.read_text())
+    for key in ("dflash_config", "block_size", "architectures"):
+        del layer[key]
+    outer |= {k: SETTINGS[k] for k in ("mask_token_id", "block_size")}
+    outer["aux_hidden_state_layer_ids"] = [i + 1 for i in SETTINGS["target_layer_ids"]]
+    file.write_text(json.dumps({**outer, "transformer_layer_config": layer}))
+
+
 @torch.inference_mode()
 def block_outputs(target: Target, model: Any, text: list[int]) -> torch.Tensor:
     """transformers' outputs of the block after `text`, from its beginning with an empty cache."""
@@ -124,59 +134,6 @@ def test_every_draft_equals_transformers_on_the_whole_text(
     assert judges.assert_drafts_equal(reference, target, drafter, prompts=prompts) > 0
 
 
-def test_published_layout_drafts_the_same(tmp_path: Path, saved: str):
-    target = judges.target_of("llama")
-    published = save_as_published(tmp_path / "published")
-    for prompt in PROMPTS:
-        ours, theirs = (
-            write(target, DFlashConfig(speculative_model=name).build(build_context(target)), prompt)
-            for name in (saved, published)
-        )
-        assert [step.tokens for step in ours.steps] == [step.tokens for step in theirs.steps]
-
-
-@pytest.mark.parametrize("family", judges.FAMILIES)
-@pytest.mark.parametrize("length", [None, *map(judges.slow, (1, 2, 3, 64))])
-@pytest.mark.parametrize("tree", [False, True])
-def test_greedy_output_equals_target_alone(saved: str, family: str, length: int | None, tree: bool):
-    config = DFlashConfig(speculative_model=saved, max_draft_len=length, use_dynamic_tree=tree)
-    judges.assert_greedy_lossless(config, family)
-
-
-def test_a_tree_holds_the_chain_and_accepts_as_much_at_least(saved: str):
-    target = judges.target_of("llama")
-    accepted = []
-    for tree in (False, True):
-        config = DFlashConfig(
-            speculative_model=saved, use_dynamic_tree=tree, dynamic_tree_max_topK=16
-        )
-        drafter = config.build(build_context(target))
-        texts = [write(target, drafter, prompt, tokens=60) for prompt in PROMPTS]
-        accepted.append(sum(text.num_accepted for text in texts))
-        shapes = {step.parents for text in texts for step in text.steps}
-        assert len(shapes) > 1 if tree else max(len(shape) for shape in shapes) == 5
-    assert accepted[1] > accepted[0]
-
-
-def test_context_end_is_reached_exactly(saved: str):
-    judges.assert_lossless_to_the_context_end(DFlashConfig(speculative_model=saved), "llama")
-
-
-@pytest.mark.parametrize("tree", [False, judges.slow(True)])
-@pytest.mark.slow
-def test_sampled_output_follows_the_target(tmp_path: Path, tree: bool):
-    dflash_model(*FULL).save_pretrained(tmp_path)
-    target = judges.few_tokens(0.35, layers=3)
-    config = DFlashConfig(speculative_model=str(tmp_path), use_dynamic_tree=tree)
-    assert judges.p_value(target, config.build(build_context(target))) > 1e-3
-
-
-def test_it_keeps_up_while_another_method_drafts(saved: str):
-    target = judges.target_of("llama")
-    reference = functools.partial(whole_text_draft, target, dflash_model(*FULL))
-    assert_keeps_up(reference, DFlashConfig(speculative_model=saved), build_context(target))
-
-
 # ---- what cannot be
 
 
@@ -192,21 +149,7 @@ def test_another_targets_model_is_refused(saved: str):
     refused(config, "mask token is 11.*embeds tokens 0 to 7", vocab_size=8)
 
 
-def test_a_checkpoint_that_says_too_little_is_refused(tmp_path: Path):
+def test_what_a_checkpoint_leaves_out_may_be_set(tmp_path: Path):
     silent = save_as_published(tmp_path / "silent", dflash_config={})
-    refused(DFlashConfig(speculative_model=silent), "has no mask token.*or set mask_token_id")
-    medusa = save_as_published(tmp_path / "medusa", block_size=None)
-    refused(DFlashConfig(speculative_model=medusa), "has no block_size.*not a DFlash checkpoint.$")
     told = DFlashConfig(speculative_model=silent, mask_token_id=11, target_layer_ids=(0, 1))
     assert told.build(build_context(judges.target_of("llama"))).needs.layers == (1, 2)
-
-
-def test_a_wrong_tensor_is_named(tmp_path: Path):
-    wrong = save_as_published(tmp_path / "wrong", intermediate_size=40)
-    refused(
-        DFlashConfig(speculative_model=wrong), r"layers.0.mlp.gate_proj.weight is 48×32, .* 40×32"
-    )
-    more = save_as_published(tmp_path / "more", num_hidden_layers=1, layer_types=FULL[:1])
-    refused(
-        DFlashConfig(speculative_model=more), "num_hidden_layers in config.json must be 2, got 1"
-    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,15 +12,19 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from torch.nn.functional import silu
 
 from engine.drafters.blocks.dflash import DFlashConfig
-from engine.errors import DrafterError
 from engine.model.target import Target
 from tests.engine.drafters import judges
-from tests.engine.drafters.eagle_heads import HEAD_DIM, HEADS, KV_HEADS, RowFormula
+from tests.engine.drafters.eagle_heads import LayerFormula
 from tests.engine.drafters.judges import write
-from tests.engine.drafters.test_dflash import FULL, MIXED, SETTINGS, save_as_published
+from tests.engine.drafters.test_dflash import (
+    FULL,
+    MIXED,
+    SETTINGS,
+    as_speculators,
+    save_as_published,
+)
 from tests.models import build_context
 
 PROMPT = [7, 8, 9, 7, 8, 9, 7, 8, 4, 3]
@@ -29,45 +32,18 @@ MASK = {k: SETTINGS[k] for k in ("mask_token_id", "target_layer_ids")}
 
 
 @dataclass
-class Formula(RowFormula):
+class Formula(LayerFormula):
     """What a block model computes, a row at a time."""
 
+    eps: float = 1e-6
     windows: tuple[int, int] = (10**6, 10**6)
     causal: tuple[bool, bool] = (False, False)
     first: int = 1
     softcap: float = 0.0
 
-    def layer(self, w: dict[str, Tensor], i: int, context: list[Tensor], block: list[Tensor]):
-        def take(name: str) -> Tensor:
-            return w[f"layers.{i}.{name}.weight"]
-
-        inputs = [*context, *(self.norm(row, take("input_layernorm")) for row in block)]
-        keys, values, begin = [], [], len(context)
-        for at, row in enumerate(inputs):
-            parts = (take("self_attn.k_proj") @ row).view(KV_HEADS, HEAD_DIM)
-            keys.append([self.turn(self.norm(k, take("self_attn.k_norm")), at) for k in parts])
-            values.append((take("self_attn.v_proj") @ row).view(KV_HEADS, HEAD_DIM))
-        out = []
-        for at in range(begin, len(inputs)):
-            seen = [
-                j
-                for j in range(len(inputs))
-                if abs(at - j) < self.windows[i] and (j <= at or not self.causal[i])
-            ]
-            heads = []
-            queries = (take("self_attn.q_proj") @ inputs[at]).view(HEADS, HEAD_DIM)
-            for h, query in enumerate(queries):
-                group = h // (HEADS // KV_HEADS)
-                query = self.turn(self.norm(query, take("self_attn.q_norm")), at)
-                scores = torch.stack([query @ keys[j][group] for j in seen]) / HEAD_DIM**0.5
-                weights = scores.softmax(0)
-                values_seen = torch.stack([values[j][group] for j in seen])
-                heads.append(weights @ values_seen)
-            hidden = block[at - begin] + take("self_attn.o_proj") @ torch.cat(heads)
-            x = self.norm(hidden, take("post_attention_layernorm"))
-            gated = silu(take("mlp.gate_proj") @ x) * (take("mlp.up_proj") @ x)
-            out.append(hidden + take("mlp.down_proj") @ gated)
-        return out
+    def sees(self, i: int, at: int, j: int) -> bool:
+        """Whether row `at` attends to row `j` in layer i."""
+        return abs(at - j) < self.windows[i] and (j <= at or not self.causal[i])
 
     def logits(self, target: Target, w: dict[str, Tensor], text: list[int]) -> Tensor:
         """Of every place of the block after `text`."""
@@ -78,7 +54,9 @@ class Formula(RowFormula):
         embedded = w.get("embed_tokens.weight", target.embedding.get_parameter("weight"))
         block = [embedded[token] for token in ids]
         for i in range(2):
-            block = self.layer(w, i, context, block)
+            normed = [self.norm(row, w[f"layers.{i}.input_layernorm.weight"]) for row in block]
+            sees = functools.partial(self.sees, i)
+            block = self.layer(w, f"layers.{i}", [*context, *normed], block, sees)
         rows = torch.stack([self.norm(row, w["norm.weight"]) for row in block[self.first :]])
         logits = rows @ w.get("lm_head.weight", target.lm_head.get_parameter("weight")).T
         return self.softcap * torch.tanh(logits / self.softcap) if self.softcap else logits
@@ -169,16 +147,6 @@ def test_drafts_change_as_the_formula_says(tmp_path: Path, name: str) -> None:
     assert drafted(tmp_path / "changed", changes, formula) != unchanged()
 
 
-def test_windows_need_a_size(tmp_path: Path) -> None:
-    target = judges.target_of("llama")
-    for i, window in enumerate((None, 0, -1)):
-        location = save_as_published(
-            tmp_path / str(i), layer_types=list(MIXED), sliding_window=window
-        )
-        with pytest.raises(DrafterError, match="no sliding_window. Add it"):
-            DFlashConfig(speculative_model=location).build(build_context(target))
-
-
 @torch.inference_mode()
 @pytest.mark.parametrize("own_output", [True, False])
 def test_a_reduced_vocabulary_of_speculators_loads(tmp_path: Path, own_output: bool) -> None:
@@ -186,23 +154,16 @@ def test_a_reduced_vocabulary_of_speculators_loads(tmp_path: Path, own_output: b
     those rows of the target's."""
     target, size = judges.target_of("llama"), 96
     location = Path(save_as_published(tmp_path / "own"))
-    config = json.loads((location / "config.json").read_text())
-    for key in ("dflash_config", "block_size", "architectures"):
-        del config[key]
-    outer = {
-        "architectures": ["DFlashDraftModel"],
-        "speculators_model_type": "dflash",
-        "speculators_version": "0.5.0",
-        "speculators_config": {"algorithm": "dflash", "verifier": {"name_or_path": "x"}},
-        "aux_hidden_state_layer_ids": [i + 1 for i in SETTINGS["target_layer_ids"]],
-        "mask_token_id": SETTINGS["mask_token_id"],
-        "block_size": SETTINGS["block_size"],
-        "draft_vocab_size": size,
-        "target_hidden_size": None,
-        "max_anchors": 3072,
-        "transformer_layer_config": config,
-    }
-    (location / "config.json").write_text(json.dumps(outer))
+    as_speculators(
+        str(location),
+        architectures=["DFlashDraftModel"],
+        speculators_model_type="dflash",
+        speculators_version="0.5.0",
+        speculators_config={"algorithm": "dflash", "verifier": {"name_or_path": "x"}},
+        draft_vocab_size=size,
+        target_hidden_size=None,
+        max_anchors=3072,
+    )
     weights = load_file(location / "model.safetensors")
     generator = torch.Generator().manual_seed(9)
     kept = torch.arange(size) * 3
@@ -215,14 +176,15 @@ def test_a_reduced_vocabulary_of_speculators_loads(tmp_path: Path, own_output: b
         weights["lm_head.weight"] = torch.randn(size, 32, generator=generator)
     save_file(weights, location / "model.safetensors")
     drafter = DFlashConfig(speculative_model=str(location)).build(build_context(target))
-    text = write(target, drafter, PROMPT, tokens=8)
-    seen = [*PROMPT, text.output[0]]
     if not own_output:
         weights["lm_head.weight"] = target.lm_head.get_parameter("weight")[kept]
-    for step in text.steps[:3]:
-        places = Formula().logits(target, weights, seen).argmax(-1)[: step.num_drafted]
-        assert list(step.tokens[1:]) == kept[places].tolist()
-        seen += step.committed
+    judges.assert_drafts_equal(
+        lambda text: kept[Formula().logits(target, weights, text).argmax(-1)].tolist(),
+        target,
+        drafter,
+        prompts=[PROMPT],
+        tokens=8,
+    )
 
 
 def test_a_published_config_with_everything_twice_loads(tmp_path: Path) -> None:

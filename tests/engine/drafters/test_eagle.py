@@ -1,30 +1,217 @@
-"""EAGLE's promises on tiny models: lossless, every published layout, wrong heads refused."""
+"""EAGLE on tiny models: growing, cutting and drawing trees; heads, their cache and settings."""
 
 from __future__ import annotations
 
-import functools
+import itertools
 import json
-from collections.abc import Callable
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import chisquare
 from torch import Tensor
 
-from engine.drafters.eagle import trees
 from engine.drafters.eagle.head import HeadSession
-from engine.drafters.eagle.methods import Eagle3Config, EagleConfig, EagleDrafter
+from engine.drafters.eagle.methods import Eagle3Config, EagleConfig
+from engine.drafters.eagle.trees import (
+    Candidates,
+    DynamicTree,
+    draw_without_replacement,
+    expand_candidates,
+    rerank,
+)
+from engine.drafters.heads.vocabulary import Vocabulary
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError, PlaygroundError
+from engine.proposal import Budget
+from engine.sampling import SeededDraws
 from tests.engine.drafters import judges
 from tests.engine.drafters.eagle_heads import save_eagle, save_eagle3
 from tests.engine.drafters.golden import ROOT, golden_case
-from tests.engine.tuning.controlled import AtRandom
-from tests.models import build_context, tiny_target
+from tests.models import build_context, plain_greedy, tiny_target
+
+VOCAB = 7
+
+
+class TableNet:
+    """A draft network whose distribution is a fixed function of the tokens on the path.
+
+    Its hidden vector is a hash of the path, so a child must be fed its own parent's output; every
+    call is checked against the ancestors it claims.
+    """
+
+    def __init__(self) -> None:
+        self.fed: list[tuple[int, ...]] = []
+        self.root = torch.zeros(1, dtype=torch.long)
+        self.vocabulary = Vocabulary(None, VOCAB)
+        self.output = self.output_of(())
+        self.logits = self.log_probs(())[None]
+
+    def output_of(self, path: tuple[int, ...]) -> Tensor:
+        return torch.tensor([[float(sum((t + 1) * 8**i for i, t in enumerate(path)))]])
+
+    def path_of(self, hidden: Tensor) -> tuple[int, ...]:
+        code, path = int(hidden), []
+        while code:
+            path.append(code % 8 - 1)
+            code //= 8
+        return tuple(path)
+
+    def log_probs(self, path: tuple[int, ...]) -> Tensor:
+        seed = int(self.output_of(path)) + 11
+        generator = torch.Generator().manual_seed(seed)
+        return torch.randn(VOCAB, generator=generator).log_softmax(-1)
+
+    def expand(
+        self, hidden: Tensor, tokens: Tensor, depth: int, ancestors: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        paths = [(*self.path_of(h), int(t)) for h, t in zip(hidden, tokens, strict=True)]
+        assert all(len(path) == depth for path in paths)
+        self.fed += paths
+        if ancestors is not None:
+            for path, row in zip(paths, ancestors, strict=True):
+                seen = {self.fed[i] for i in row.nonzero().flatten().tolist()}
+                assert seen == {path[:d] for d in range(1, depth + 1)}
+        hidden = torch.cat([self.output_of(path) for path in paths])
+        return hidden, torch.stack([self.log_probs(path) for path in paths])
+
+
+def by_hand(net: TableNet, size: DynamicTree) -> list[tuple[tuple[int, ...], float]]:
+    """EAGLE-2's procedure, a node at a time: kept paths with their scores, in node order."""
+    frontier: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
+    candidates: list[tuple[tuple[int, ...], float]] = []
+    for _ in range(size.levels):
+        level = []
+        for path, score in frontier:
+            values, ids = net.log_probs(path).topk(size.top_k)
+            level += [
+                ((*path, t), score + v) for t, v in zip(ids.tolist(), values.tolist(), strict=True)
+            ]
+        candidates += level
+        frontier = sorted(level, key=lambda node: -node[1])[: size.expanded]
+    best = sorted(range(len(candidates)), key=lambda i: -candidates[i][1])[: size.keep]
+    return [candidates[i] for i in sorted(best)]
+
+
+@pytest.mark.parametrize(
+    "size",
+    [
+        DynamicTree(3, 4, 12, 3),
+        DynamicTree(3, 1, 2, 3),
+        DynamicTree(2, 5, 9, 4),
+        DynamicTree(4, 3, 24, 2),
+        DynamicTree(1, 4, 4, 1),
+        DynamicTree(5, 3, 55, 5),
+    ],
+)
+def test_a_grown_tree_equals_the_procedure_done_by_hand(size: DynamicTree) -> None:
+    net = TableNet()
+    candidates = expand_candidates(net, size)
+    assert len(candidates.tokens) == size.num_candidates  # as the reference counts them
+    kept, parents = rerank(candidates, size.keep)
+    paths: list[tuple[int, ...]] = [()]
+    for number, parent in zip(kept.tolist(), parents.tolist(), strict=True):
+        paths.append((*paths[parent], int(candidates.tokens[number])))
+    wanted = by_hand(TableNet(), size)
+    assert paths[1:] == [path for path, _ in wanted]
+    assert candidates.scores[kept].tolist() == pytest.approx([s for _, s in wanted], abs=1e-5)
+
+
+@pytest.mark.parametrize("least", [0.02, 0.2, 0.5])
+def test_nodes_that_are_less_likely_are_not_expanded(least: float) -> None:
+    size = DynamicTree(3, 5, 12, 3)
+    whole, grown = expand_candidates(TableNet(), size), expand_candidates(TableNet(), size, least)
+    parents = grown.parents[grown.parents >= 0].unique()
+    assert (grown.scores[parents].exp() >= least).all()
+    assert len(grown.tokens) < len(whole.tokens)
+    expandable = (grown.scores.exp() >= least) & (torch.arange(len(grown.scores)) < 3)
+    assert set(expandable.nonzero().flatten().tolist()) <= set(parents.tolist())
+
+
+def test_the_worked_example_of_the_rerank() -> None:
+    candidates = Candidates(
+        tokens=torch.arange(6),
+        log_probs=torch.zeros(6),
+        scores=torch.tensor([-0.1, -2.4, -0.4, -1.3, -3.0, -3.1]),
+        parents=torch.tensor([-1, -1, 0, 0, 1, 1]),
+    )
+    kept, parents = rerank(candidates, 3)
+    assert kept.tolist() == [0, 2, 3]
+    assert [-1, *parents.tolist()] == [-1, 0, 1, 1]
+
+
+@settings(deadline=None)
+@given(data=st.data(), size=st.integers(2, 40))
+def test_every_kept_node_s_parent_is_kept_even_when_scores_tie(
+    data: st.DataObject, size: int
+) -> None:
+    """Probability exactly 1 makes a child score the same as its parent."""
+    parents = [-1] + [data.draw(st.integers(-1, i - 1)) for i in range(1, size)]
+    steps = data.draw(st.lists(st.sampled_from([0.0, -0.5, -1.0]), min_size=size, max_size=size))
+    scores: list[float] = []
+    for parent, step in zip(parents, steps, strict=True):
+        scores.append(step + (scores[parent] if parent >= 0 else 0.0))
+    keep = data.draw(st.integers(1, size))
+    of = torch.tensor(parents)
+    candidates = Candidates(torch.arange(size), torch.tensor(steps), torch.tensor(scores), of)
+    kept, nodes = rerank(candidates, keep)
+    for number, node in zip(kept.tolist(), nodes.tolist(), strict=True):
+        parent = parents[number]
+        assert (node == 0) if parent < 0 else kept[node - 1] == parent
+
+
+def test_a_depth_limit_shortens_the_tree() -> None:
+    size = DynamicTree(3, 6, 10, 3).within(Budget(2))
+    candidates = expand_candidates(TableNet(), size)
+    assert size.levels == 2 and len(candidates.tokens) == 3 + 9
+    assert DynamicTree(3, 6, 2, 3).within(Budget(9)).levels == 2, (
+        "two nodes reach no deeper than two"
+    )
+
+
+def test_draws_without_replacement_follow_the_ordered_law() -> None:
+    probs = torch.tensor([0.5, 0.3, 0.0, 0.15, 0.05])
+    draws, runs = SeededDraws(5), 6000
+    picked = draw_without_replacement(probs.expand(runs, -1), 3, draws)
+    seen = Counter(tuple(row) for row in picked.tolist())
+    law = {}
+    for order in itertools.permutations(range(5), 3):
+        mass, left = 1.0, 1.0
+        for i in order:
+            mass *= float(probs[i]) / left if left > 1e-9 else 0.0
+            left -= float(probs[i])
+        if mass > 0:
+            law[order] = mass
+    assert set(seen) <= set(law)
+    rare = [order for order in law if law[order] * runs < 5]
+    often = [order for order in law if order not in rare]
+    observed = [seen[o] for o in often] + [sum(seen[o] for o in rare)] * bool(rare)
+    expected = [law[o] * runs for o in often] + [sum(law[o] for o in rare) * runs] * bool(rare)
+    scale = sum(observed) / sum(expected)
+    assert chisquare(observed, [e * scale for e in expected]).pvalue > 1e-3
+
+
+def test_draws_stay_distinct_where_too_few_tokens_have_mass() -> None:
+    probs = torch.zeros(50, 9)
+    probs[:, 4] = 1.0
+    picked = draw_without_replacement(probs, 4, SeededDraws(1))
+    assert (picked[:, 0] == 4).all()
+    assert all(len(set(row)) == 4 for row in picked.tolist())
+
+
+def test_draws_depend_on_the_seed_alone() -> None:
+    probs = torch.rand(3, 20, generator=torch.Generator().manual_seed(0))
+    one, again, other = (draw_without_replacement(probs, 4, SeededDraws(s)) for s in (7, 7, 8))
+    assert torch.equal(one, again) and not torch.equal(one, other)
+
+
+# ---- heads on tiny models: broken ones, their cache, settings, token maps
 
 GOLDEN3 = ROOT / "eagle" / "eagle3" / "head"
-TREE = {"use_dynamic_tree": True}
 SMALL_TREE = {
     "use_dynamic_tree": True,
     "max_draft_len": 3,
@@ -32,59 +219,20 @@ SMALL_TREE = {
     "max_non_leaves_per_layer": 2,
     "max_total_draft_tokens": 9,
 }
-SETTINGS: dict[str, tuple[type[EagleConfig] | type[Eagle3Config], dict[str, Any]]] = {
-    "eagle1": (EagleConfig, {}),
-    "eagle1-leaves": (EagleConfig, {"eagle_choices": [[0, 0, 0], [1, 0], [5]]}),
-    "eagle2": (EagleConfig, TREE),
-    "eagle2-small": (EagleConfig, SMALL_TREE),
-    "eagle3-chain": (Eagle3Config, {"eagle3_layers_to_capture": [0, 1, 2]}),
-    "eagle3-tree": (Eagle3Config, {**SMALL_TREE, "eagle3_layers_to_capture": [0, 1, 2]}),
-}
 
 
-Heads = Callable[[str, str], Path]
-
-
-@pytest.fixture(scope="module")
-def heads(tmp_path_factory: pytest.TempPathFactory) -> Heads:
-    """A head of either kind per family; EAGLE-3's reads the last layer's output too."""
-    root = tmp_path_factory.mktemp("heads")
-
-    @functools.cache
-    def head(family: str, kind: str) -> Path:
-        target = judges.target_of(family)
-        if kind == "Eagle":
-            return save_eagle(root / family / "eagle", target)
-        return save_eagle3(root / family / "eagle3", target, (1, 2, 3), draft_vocab=140)
-
-    return head
-
-
-def config(heads: Heads, family: str, name: str) -> MethodConfig:
-    kind, settings = SETTINGS[name]
-    head = heads(family, kind.model_fields["decoding_type"].default)
-    return kind.parse({"speculative_model": str(head), **settings})
-
-
-# ---- lossless
-
-
-@pytest.mark.parametrize("name", ["eagle1", "eagle2", "eagle3-chain"])
-def test_the_text_fills_the_context_exactly(name: str, heads: Heads) -> None:
-    judges.assert_lossless_to_the_context_end(config(heads, "llama", name), "llama")
-
-
-@pytest.mark.parametrize("name", ["eagle1", "eagle3-tree"])
+@pytest.mark.parametrize("kind", [EagleConfig, Eagle3Config])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_head_that_computes_nan_costs_speed_and_nothing_else(
-    name: str,
-    temperature: float,
-    heads: Heads,
-    monkeypatch: pytest.MonkeyPatch,
+    kind: Any, temperature: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target, prompt = judges.target_of("llama"), judges.PROMPTS[0]
-    drafter = config(heads, "llama", name).build(build_context(target))
-    assert isinstance(drafter, EagleDrafter)
+    if kind is EagleConfig:
+        config = kind(speculative_model=str(save_eagle(tmp_path, target)))
+    else:
+        head = str(save_eagle3(tmp_path, target, (1, 2, 3), draft_vocab=140))
+        config = kind(speculative_model=head, eagle3_layers_to_capture=(0, 1, 2), **SMALL_TREE)
+    drafter = config.build(build_context(target))
     healthy = drafter.head.logits
 
     def broken(outputs: Tensor) -> Tensor:
@@ -96,64 +244,7 @@ def test_a_head_that_computes_nan_costs_speed_and_nothing_else(
     text = judges.write(target, drafter, prompt, temperature=temperature)
     assert len(text.output) == 24
     if temperature == 0:
-        assert text.output == judges.plain_text("llama", tuple(prompt), 24)
-
-
-@pytest.fixture(scope="module")
-def sampled_heads(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    root, target = tmp_path_factory.mktemp("sampled"), judges.sampled_target()
-    return {
-        "Eagle": save_eagle(root / "eagle", target),
-        "Eagle3": save_eagle3(root / "eagle3", target, (1,), draft_vocab=6),
-    }
-
-
-SAMPLED: dict[str, tuple[Any, dict[str, Any]]] = {
-    "eagle1": (EagleConfig, {"eagle_choices": [[0, 0], [0, 1], [1, 0], [2]]}),
-    "eagle2": (EagleConfig, {**SMALL_TREE, "dynamic_tree_max_topK": 3}),
-    "eagle3-chain": (Eagle3Config, {"max_draft_len": 2, "eagle3_layers_to_capture": [0]}),
-    "eagle3-tree": (Eagle3Config, {**SMALL_TREE, "eagle3_layers_to_capture": [0]}),
-}
-
-
-def sampled_drafter(heads: dict[str, Path], name: str) -> EagleDrafter:
-    kind, settings = SAMPLED[name]
-    head = heads[kind.model_fields["decoding_type"].default]
-    built = kind.parse({"speculative_model": str(head), **settings})
-    drafter = built.build(build_context(judges.sampled_target()))
-    assert isinstance(drafter, EagleDrafter)
-    return drafter
-
-
-@pytest.mark.parametrize(
-    "name", ["eagle1", "eagle3-tree", *map(judges.slow, ("eagle2", "eagle3-chain"))]
-)
-def test_sampled_text_follows_the_target_s_law(name: str, sampled_heads: dict[str, Path]) -> None:
-    drafter = sampled_drafter(sampled_heads, name)
-    drawn = name == "eagle1"
-    assert judges.p_value(judges.sampled_target(), drafter, drawn=drawn) > 1e-3
-
-
-@pytest.mark.parametrize("name", ["eagle1", *map(judges.slow, ("eagle2", "eagle3-chain"))])
-def test_sampled_text_follows_the_law_whatever_is_drafted_when(
-    name: str, sampled_heads: dict[str, Path]
-) -> None:
-    target = judges.sampled_target()
-    drafter = AtRandom.around(sampled_drafter(sampled_heads, name), target)
-    assert judges.p_value(target, drafter, drawn=name == "eagle1") > 1e-3
-
-
-def test_drafts_that_were_not_drawn_as_they_claim_break_the_law(
-    sampled_heads: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The power of the test above: the likeliest tokens, passed off as draws."""
-    monkeypatch.setattr(
-        trees,
-        "draw_without_replacement",
-        lambda probs, count, draws: probs.topk(count).indices,
-    )
-    drafter = sampled_drafter(sampled_heads, "eagle1")
-    assert judges.p_value(judges.sampled_target(), drafter, drawn=True) < 1e-4
+        assert text.output == plain_greedy(target, prompt, 24)
 
 
 # ---- the head's cache
@@ -180,19 +271,13 @@ def test_base_entries_fed_in_pieces_between_trees_equal_one_pass() -> None:
     torch.testing.assert_close(every[-1:], whole.output, atol=2e-5, rtol=0)
 
 
-# ---- settings
-
-
 @pytest.mark.parametrize("kind", [EagleConfig, Eagle3Config])
 def test_keeping_more_nodes_than_are_drafted_names_both_numbers(kind: type[MethodConfig]) -> None:
-    values = {**TREE, "max_draft_len": 3, "dynamic_tree_max_topK": 4}
+    values = {"use_dynamic_tree": True, "max_draft_len": 3, "dynamic_tree_max_topK": 4}
     kind.parse({**values, "max_total_draft_tokens": 4 + 2 * 16})
     with pytest.raises(ConfigError, match="at most 36.*got 37"):
         kind.parse({**values, "max_total_draft_tokens": 37})
     kind.parse({**values, "max_total_draft_tokens": 37, "use_dynamic_tree": False})
-
-
-# ---- runs
 
 
 def test_half_precision_heads_follow_the_target_s_dtype(tmp_path: Path) -> None:
@@ -211,37 +296,33 @@ def test_half_precision_heads_follow_the_target_s_dtype(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["list.pt", "tensor.pt", "list.json"])
-def test_a_token_map_of_its_own_says_which_tokens_are_drafted(
-    tmp_path: Path, heads: Heads, form: str
-) -> None:
+def test_a_token_map_of_its_own_says_which_tokens_are_drafted(tmp_path: Path, form: str) -> None:
     """As published: a list of ids from torch.save, the most frequent first."""
     target, prompt = judges.target_of("llama"), judges.PROMPTS[0]
-    written = judges.plain_text("llama", tuple(prompt), 40)
+    written = plain_greedy(target, prompt, 40)
     ids = [*dict.fromkeys(written), *(i for i in range(60) if i not in written)][:40]
     file = tmp_path / form
     if form.endswith(".json"):
         file.write_text(json.dumps(ids))
     else:
         torch.save(ids if form == "list.pt" else torch.tensor(ids), file)
-    for settings, allowed in (({}, ids), ({"draft_vocab": 20}, ids[:20])):
-        values = {"speculative_token_map": str(file), "eagle_choices": [[0, 0, 0], [1, 0]]}
-        config = EagleConfig.parse(
-            {**values, **settings, "speculative_model": str(heads("llama", "Eagle"))}
-        )
+    values = {"speculative_token_map": str(file), "eagle_choices": [[0, 0, 0], [1, 0]]}
+    values["speculative_model"] = str(save_eagle(tmp_path / "head", target))
+    for own, allowed in (({}, ids), ({"draft_vocab": 20}, ids[:20])):
+        config = EagleConfig.parse({**values, **own})
         text = judges.write(target, config.build(build_context(target)), prompt, tokens=40)
         assert text.output == written and text.num_accepted > 0
         assert {token for step in text.steps for token in step.tokens[1:]} <= set(allowed)
 
 
-def test_a_wrong_token_map_is_named(tmp_path: Path, heads: Heads) -> None:
+def test_a_wrong_token_map_is_named(tmp_path: Path) -> None:
     target = judges.target_of("llama")
+    head = str(save_eagle(tmp_path / "head", target))
     torch.save([5, 5], tmp_path / "twice.pt")
     for named, words in (
         (str(tmp_path / "twice.pt"), "twice.pt must list different token ids below 288"),
         ("nowhere.pt", "'nowhere.pt' is neither a local file nor owner/repository/file"),
     ):
-        config = EagleConfig(
-            speculative_model=str(heads("llama", "Eagle")), speculative_token_map=named
-        )
+        config = EagleConfig(speculative_model=head, speculative_token_map=named)
         with pytest.raises(PlaygroundError, match=words):
             config.build(build_context(target))

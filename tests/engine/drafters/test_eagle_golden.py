@@ -21,7 +21,8 @@ from engine.proposal import Budget, DraftDists, Outcome
 from engine.sampling import SeededDraws
 from engine.steps import Step
 from engine.tree import ChoiceTree
-from tests.engine.drafters.golden import ROOT, GoldenCase, golden_case, run
+from tests.engine.drafters.golden import ROOT, GoldenCase, golden_case
+from tests.engine.drafters.judges import write
 from tests.models import build_context
 
 CASES = ("eagle1", "eagle2", "eagle3", "eagle3_fullvocab")
@@ -149,8 +150,8 @@ def test_every_step_of_a_run_equals_the_reference(name: str, index: int) -> None
     settings = {"eagle_choices": choices_of(case, record["name"])} if static else record["params"]
     drafter = drafter_of(case, settings)
     assert drafter.notes == ()
-    root, steps, output = run(case, drafter, prompt_of(case, record))
-    assert root == record["output_new_ids"][0]
+    text = write(case.target, drafter, prompt_of(case, record), tokens=64)
+    steps, output = text.steps, text.output
     for step, golden in zip(steps, record["steps"], strict=False):
         assert list(step.tokens) == golden["tokens"]
         assert [0, *step.accepted] == golden["accepted_path"]
@@ -166,8 +167,8 @@ def test_every_step_of_a_run_equals_the_reference(name: str, index: int) -> None
     mat = 1 + sum(step.num_accepted for step in steps) / len(steps)
     assert mat == pytest.approx(record["mean_tokens_per_step"], abs=1e-6)
     golden_output = record["output_new_ids"]
-    assert list(output)[: len(golden_output)] == golden_output
-    assert list(output) == case.expected["prompts"][record["prompt"]]["greedy_new_ids"][:64]
+    assert output[: len(golden_output)] == golden_output
+    assert output == case.expected["prompts"][record["prompt"]]["greedy_new_ids"][:64]
 
 
 def scores_of(step: Step) -> list[float]:

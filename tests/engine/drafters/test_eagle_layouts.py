@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +10,22 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from torch.nn.functional import rms_norm, silu
+from torch.nn.functional import rms_norm
 
-from engine.drafters.eagle.methods import Eagle3Config, EagleConfig
-from engine.drafters.method import MethodConfig
-from engine.errors import ConfigError, DrafterError, TreeError, VocabularyError
+from engine.drafters import parse_method
+from engine.drafters.eagle.methods import Eagle3Config
+from engine.errors import DrafterError, TreeError, VocabularyError
 from engine.model.target import Target
 from engine.proposal import Needs
 from engine.training.methods.eagle import write_speculators
 from tests.engine.drafters import judges
-from tests.engine.drafters.eagle_heads import config_of, save_eagle, save_eagle3, write
+from tests.engine.drafters.eagle_heads import (
+    LayerFormula,
+    config_of,
+    save_eagle,
+    save_eagle3,
+    write,
+)
 from tests.engine.drafters.golden import ROOT, golden_case
 from tests.models import build_context
 
@@ -134,40 +139,17 @@ def test_unknown_weights_are_remarked_on(tmp_path: Path) -> None:
 
 def by_hand(w: dict[str, Tensor], features: Tensor, embedded: Tensor, theta: float) -> Tensor:
     """A head with every option on, a row at a time; `(n, hidden)` normed outputs."""
-    n, size, head_dim = len(embedded), 32, 8
+    formula = LayerFormula(theta=theta)
 
     def norm(x: Tensor, name: str) -> Tensor:
-        return rms_norm(x, (x.shape[-1],), w[name], 1e-5)
+        return formula.norm(x, w[f"{name}.weight"])
 
-    def turn(x: Tensor, position: int) -> Tensor:
-        pairs = torch.arange(head_dim // 2)
-        angle = position * theta ** (-2.0 * pairs / head_dim)
-        first, second = x[: head_dim // 2], x[head_dim // 2 :]
-        cos, sin = angle.cos(), angle.sin()
-        return torch.cat([first * cos - second * sin, second * cos + first * sin])
-
-    parts = norm(features, "input_norm.weight").chunk(2, dim=-1)
-    fused = torch.cat([norm(p, f"fc_norm.{i}.weight") for i, p in enumerate(parts)], dim=-1)
-    hidden = norm(fused @ w["fc.weight"].T, "layers.0.hidden_norm.weight")
-    x = torch.cat([norm(embedded, "layers.0.input_layernorm.weight"), hidden], dim=-1)
-    at = "layers.0.self_attn"
-    q, k, v = (x @ w[f"{at}.{m}_proj.weight"].T + w[f"{at}.{m}_proj.bias"] for m in "qkv")
-    outputs = []
-    for i in range(n):
-        seen = []
-        for h in range(4):
-            mine, group = slice(8 * h, 8 * h + 8), slice(8 * (h // 2), 8 * (h // 2) + 8)
-            query = turn(norm(q[i, mine], f"{at}.q_norm.weight"), i)
-            keys = [turn(norm(k[j, group], f"{at}.k_norm.weight"), j) for j in range(i + 1)]
-            scores = torch.stack([query @ key for key in keys]) / head_dim**0.5
-            seen.append(scores.softmax(0) @ v[: i + 1, group])
-        out = hidden[i] + torch.cat(seen) @ w[f"{at}.o_proj.weight"].T + w[f"{at}.o_proj.bias"]
-        inner = norm(out, "layers.0.post_attention_layernorm.weight")
-        gate = silu(inner @ w["layers.0.mlp.gate_proj.weight"].T)
-        up = inner @ w["layers.0.mlp.up_proj.weight"].T
-        outputs.append(out + (gate * up) @ w["layers.0.mlp.down_proj.weight"].T)
-    assert size == outputs[0].shape[-1]
-    return norm(torch.stack(outputs), "norm.weight")
+    parts = norm(features, "input_norm").chunk(2, dim=-1)
+    fused = torch.cat([norm(p, f"fc_norm.{i}") for i, p in enumerate(parts)], dim=-1)
+    hidden = norm(fused @ w["fc.weight"].T, "layers.0.hidden_norm")
+    x = torch.cat([norm(embedded, "layers.0.input_layernorm"), hidden], dim=-1)
+    outputs = formula.layer(w, "layers.0", list(x), list(hidden), lambda at, j: j <= at)
+    return norm(torch.stack(outputs), "norm")
 
 
 def test_a_head_with_every_option_equals_its_formulas_done_by_hand(tmp_path: Path) -> None:
@@ -223,113 +205,74 @@ def test_rotary_settings_are_read_in_every_spelling(
 # ---- wrong heads
 
 
-def refuse(
-    error: type[Exception], match: str, kind: type[MethodConfig], target: Target, **values: Any
-) -> None:
+def refuse(error: type[Exception], match: str, target: Target, **values: Any) -> None:
     with pytest.raises(error, match=match):
-        kind.parse(values).build(build_context(target))
+        parse_method(values).build(build_context(target))
 
 
-@pytest.fixture
-def damaged(tmp_path: Path) -> Any:
-    """Writes the golden EAGLE-3 head with some tensors and settings changed."""
-
-    def make(tensors: dict[str, Tensor | None] | None = None, **settings: Any) -> str:
-        ours, config = published()
-        for name, tensor in (tensors or {}).items():
-            if tensor is None:
-                del ours[name]
-            else:
-                ours[name] = tensor
-        return str(write(tmp_path / "damaged", ours, {**config, **settings}))
-
-    return make
-
-
-def test_no_head_is_a_sentence() -> None:
-    target = golden_case("eagle/eagle2").target
-    refuse(ConfigError, "speculative_model", EagleConfig, target)
-    refuse(ConfigError, "speculative_model", Eagle3Config, target)
+@pytest.mark.parametrize(
+    ("case", "head", "kind", "error", "words"),
+    [
+        ("eagle1", "eagle2", "Eagle", DrafterError, "must be 64, got 48"),
+        ("eagle3", "eagle2", "Eagle", VocabularyError, "256 tokens.*240"),
+        ("eagle2", "eagle3", "Eagle3", VocabularyError, "240 tokens.*256"),
+    ],
+)
+def test_a_head_for_another_model_names_both_sizes(
+    case: str, head: str, kind: str, error: type[Exception], words: str
+) -> None:
+    location, target = str(ROOT / "eagle" / head / "head"), golden_case(f"eagle/{case}").target
+    refuse(error, words, target, decoding_type=kind, speculative_model=location)
 
 
-def test_a_head_for_another_model_names_both_sizes() -> None:
-    heads = {n: str(ROOT / "eagle" / n / "head") for n in ("eagle1", "eagle2", "eagle3")}
-    wide, narrow = golden_case("eagle/eagle1").target, golden_case("eagle/eagle2").target
-    eight = golden_case("eagle/eagle3").target
-    refuse(DrafterError, "must be 64, got 48", EagleConfig, wide, speculative_model=heads["eagle2"])
-    refuse(
-        VocabularyError, "256 tokens.*240", EagleConfig, eight, speculative_model=heads["eagle2"]
-    )
-    refuse(
-        VocabularyError, "240 tokens.*256", Eagle3Config, narrow, speculative_model=heads["eagle3"]
-    )
-    refuse(DrafterError, "Eagle3", EagleConfig, eight, speculative_model=heads["eagle3"])
-    refuse(DrafterError, "method Eagle\\.", Eagle3Config, narrow, speculative_model=heads["eagle2"])
-
-
-def test_fused_features_of_another_width_name_both_sizes(damaged: Any) -> None:
-    target = golden_case("eagle/eagle3").target
-    head = damaged({"fc.weight": torch.zeros(48, 150)})
-    refuse(DrafterError, "150.*48", Eagle3Config, target, speculative_model=head)
-
-
-def test_too_few_layers_name_their_number(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({}, "7 layers.*has 3"),
+        ({"eagle3_layers_to_capture": [0, 1]}, "3 layers.*0, 1 are"),
+        ({"eagle3_layers_to_capture": [0, 1, 3]}, "0 to 2.*0, 1, 3 are"),
+        (
+            {"eagle3_layers_to_capture": [0, 1, 2], "use_dynamic_tree": True},
+            "topK is 10.*from 6 tokens",
+        ),
+    ],
+)
+def test_settings_beyond_the_head_and_the_target_are_refused(
+    tmp_path: Path, settings: dict[str, Any], words: str
+) -> None:
     target = judges.target_of("llama")
-    head = save_eagle3(tmp_path, target, (1, 2, 3), draft_vocab=20)
-    refuse(DrafterError, "7 layers.*has 3", Eagle3Config, target, speculative_model=str(head))
-    for layers, match in (([0, 1], "3 layers.*0, 1 are"), ([0, 1, 3], "0 to 2.*0, 1, 3 are")):
-        refuse(
-            DrafterError,
-            match,
-            Eagle3Config,
-            target,
-            speculative_model=str(head),
-            eagle3_layers_to_capture=layers,
-        )
-
-
-def test_a_wider_tree_than_the_draft_vocabulary_names_both(tmp_path: Path) -> None:
-    target = judges.sampled_target()
-    head = save_eagle3(tmp_path, target, (1,), draft_vocab=6)
-    values = {"speculative_model": str(head), "eagle3_layers_to_capture": [0]}
-    refuse(DrafterError, "topK is 10.*6", Eagle3Config, target, use_dynamic_tree=True, **values)
+    head = str(save_eagle3(tmp_path, target, (1, 2, 3), draft_vocab=6))
+    values = {"decoding_type": "Eagle3", "speculative_model": head, **settings}
+    refuse(DrafterError, words, target, **values)
 
 
 def test_a_rank_beyond_the_vocabulary_names_the_path(tmp_path: Path) -> None:
     target = judges.sampled_target()
-    head = str(save_eagle(tmp_path, target))
-    refuse(
-        TreeError, r"\[12\].*12", EagleConfig, target, speculative_model=head, eagle_choices=[[12]]
-    )
+    values = {"speculative_model": str(save_eagle(tmp_path, target)), "eagle_choices": [[12]]}
+    refuse(TreeError, r"\[12\].*12", target, decoding_type="Eagle", **values)
 
 
-def test_damaged_heads_are_refused_by_name(damaged: Any) -> None:
-    target = golden_case("eagle/eagle3").target
-    cases: list[tuple[dict[str, Tensor | None], dict[str, Any], str]] = [
-        ({"norm.weight": None}, {}, "norm.weight"),
-        ({"d2t": None}, {}, "d2t"),
-        ({"d2t": torch.full((152,), 200)}, {}, "token 351.*239"),
-        ({"layers.1.mlp.up_proj.weight": torch.zeros(1)}, {}, "2 layers"),
-        ({"midlayer.self_attn.k_proj.weight": torch.zeros(12, 96)}, {}, "12×96.*24×96"),
-        ({}, {"num_attention_heads": None}, "num_attention_heads"),
-        ({}, {"num_attention_heads": "four"}, "num_attention_heads"),
-        ({}, {"hidden_act": "wiggle"}, "wiggle"),
-        ({}, {"quantization_config": {"bits": 4}}, "quantized"),
-        ({}, {"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state"),
-        ({}, {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic"),
-        ({"lm_head.weight": None}, {}, "lacks lm_head.weight"),
-    ]
-    for tensors, settings, match in cases:
-        head = damaged(tensors, **settings)
-        refuse(DrafterError, match, Eagle3Config, target, speculative_model=head)
-
-
-def test_a_missing_bias_is_refused_unless_the_config_rules_it_out(tmp_path: Path) -> None:
-    """A config that says nothing about the bias means that there is one."""
-    case = golden_case("eagle/eagle2")
-    head = tmp_path / "head"
-    shutil.copytree(case.folder / "head", head)
-    settings = json.loads((head / "config.json").read_text())
-    del settings["bias"]
-    (head / "config.json").write_text(json.dumps(settings))
-    refuse(DrafterError, "fc.bias", EagleConfig, case.target, speculative_model=str(head))
+@pytest.mark.parametrize(
+    ("tensors", "words"),
+    [
+        ({"fc.weight": torch.zeros(48, 150)}, "150.*48"),
+        ({"norm.weight": None}, "norm.weight"),
+        ({"d2t": None}, "d2t"),
+        ({"d2t": torch.full((152,), 200)}, "token 351.*239"),
+        ({"layers.1.mlp.up_proj.weight": torch.zeros(1)}, "2 layers"),
+        ({"midlayer.self_attn.k_proj.weight": torch.zeros(12, 96)}, "12×96.*24×96"),
+        ({"lm_head.weight": None}, "lacks lm_head.weight"),
+        ({"fc.weight": None, "use_aux_hidden_state": False}, "eagle3_layers_to_capture out"),
+    ],
+)
+def test_damaged_heads_are_refused_by_name(
+    tmp_path: Path, tensors: dict[str, Any], words: str
+) -> None:
+    """Tensors replaced, left out (None), or contradicted by a setting."""
+    ours, config = published()
+    changed = {**ours, **tensors}
+    config |= {name: changed.pop(name) for name in tensors if isinstance(tensors[name], bool)}
+    kept = {name: tensor for name, tensor in changed.items() if tensor is not None}
+    values = {"decoding_type": "Eagle3", "eagle3_layers_to_capture": [1, 3, 4]}
+    values["speculative_model"] = str(write(tmp_path, kept, config))
+    refuse(DrafterError, words, golden_case("eagle/eagle3").target, **values)

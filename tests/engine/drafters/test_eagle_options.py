@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,24 +12,20 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from torch.nn.functional import silu
 
 from engine.config import Limits
 from engine.drafters.eagle.methods import Eagle3Config
 from engine.drafters.texts import TargetTrace, Text
-from engine.errors import DrafterError
 from engine.model.target import Target
 from engine.proposal import Needs
 from tests.engine.drafters import judges
 from tests.engine.drafters.eagle_heads import (
-    HEAD_DIM,
-    HEADS,
-    RowFormula,
+    LayerFormula,
     config_of,
     save_eagle3,
     write,
 )
-from tests.models import build_context
+from tests.models import build_context, plain_greedy
 
 PROMPT = [7, 8, 9, 7, 8, 9, 7, 8, 4, 3]
 TREE = {"use_dynamic_tree": True, "max_draft_len": 4, "dynamic_tree_max_topK": 2}
@@ -38,41 +33,29 @@ TREE |= {"max_total_draft_tokens": 9}
 
 
 @dataclass
-class Formula(RowFormula):
+class Formula(LayerFormula):
     """What a head computes, a row at a time."""
 
     window: int = 10**6
     last_state: bool = False
-    eps: float = 1e-5
 
     def output(
         self, w: dict[str, Tensor], target: Target, rows: list[tuple[Tensor, int]]
     ) -> Tensor:
         """Of the last of rows `(hidden, token)`, which sees the last ones in its window."""
-        inputs = []
-        for hidden, token in rows:
-            embedded = self.norm(
-                target.embedding.get_parameter("weight")[token],
-                w["midlayer.input_layernorm.weight"],
+        embedding = target.embedding.get_parameter("weight")
+        inputs = [
+            torch.cat(
+                [
+                    self.norm(embedding[token], w["midlayer.input_layernorm.weight"]),
+                    self.norm(hidden, w["midlayer.hidden_norm.weight"]),
+                ]
             )
-            hidden = self.norm(hidden, w["midlayer.hidden_norm.weight"])
-            inputs.append(torch.cat([embedded, hidden]))
-        at, last = "midlayer.self_attn", len(rows) - 1
-        seen = [j for j in range(len(rows)) if last - j < self.window]
-        heads = []
-        queries = (w[f"{at}.q_proj.weight"] @ inputs[last]).view(HEADS, HEAD_DIM)
-        for h, query in enumerate(queries):
-            mine = slice(HEAD_DIM * (h // 2), HEAD_DIM * (h // 2 + 1))
-            keys = [self.turn((w[f"{at}.k_proj.weight"] @ inputs[j])[mine], j) for j in seen]
-            values = torch.stack([(w[f"{at}.v_proj.weight"] @ inputs[j])[mine] for j in seen])
-            scores = torch.stack([self.turn(query, last) @ k for k in keys]) / HEAD_DIM**0.5
-            heads.append(scores.softmax(0) @ values)
-        out = rows[-1][0] + w[f"{at}.o_proj.weight"] @ torch.cat(heads)
-        x = self.norm(out, w["midlayer.post_attention_layernorm.weight"])
-        gated = silu(w["midlayer.mlp.gate_proj.weight"] @ x) * (
-            w["midlayer.mlp.up_proj.weight"] @ x
-        )
-        return out + w["midlayer.mlp.down_proj.weight"] @ gated
+            for hidden, token in rows
+        ]
+        return self.layer(w, "midlayer", inputs, [rows[-1][0]], lambda at, j: at - j < self.window)[
+            0
+        ]
 
     def base(
         self, w: dict[str, Tensor], target: Target, text: list[int]
@@ -174,7 +157,7 @@ def test_ranks_along_a_text_see_the_window_alone(tmp_path: Path) -> None:
     head = str(save(tmp_path, target, **WINDOW))
     config = Eagle3Config(speculative_model=head, eagle3_layers_to_capture=(0, 1))
     drafter = config.build(build_context(target))
-    output = judges.plain_text("llama", tuple(PROMPT), 12)
+    output = plain_greedy(target, PROMPT, 12)
     tokens = [*PROMPT, *output]
     layers = target.prefill(tokens, target.new_cache(len(tokens)), drafter.needs).layers
     text = Text(tuple(PROMPT), tuple(output), limits=Limits())
@@ -191,47 +174,3 @@ def test_ranks_along_a_text_see_the_window_alone(tmp_path: Path) -> None:
             if true in ids:
                 assert int(found[root, depth]) == int((probs > probs[true]).sum())
             rows = [*rows, (out, true)]
-
-
-@pytest.mark.parametrize(
-    ("says", "words"),
-    [
-        ({"norm_before_fc": True}, "sets norm_before_fc, but there is no tensor input_norm.weight"),
-        ({"fc_norm": True}, "sets fc_norm, but there is no tensor fc_norm.0.weight"),
-        ({"attention_bias": True}, "sets attention_bias, but there is no tensor .*q_proj.bias"),
-        ({"use_qk_norm": True}, "sets use_qk_norm, but there is no tensor .*q_norm.weight"),
-        ({"use_aux_hidden_state": False}, "use_aux_hidden_state is false, but fc.weight"),
-        ({"layer_types": ["sliding_attention"]}, "no sliding_window. Add it"),
-        ({"layer_types": ["full_attention"] * 2}, "layer_types in config.json must name 1 layers"),
-        ({"partial_rotary_factor": 0.1}, "partial_rotary_factor .* must rotate an even number"),
-        ({"num_hidden_layers": 2}, "num_hidden_layers in config.json must be 1, got 2"),
-        ({"hidden_size": 48}, "hidden_size in config.json must be 32, got 48"),
-        ({"draft_vocab_size": 21}, "draft_vocab_size in config.json must be 20, got 21"),
-        ({"target_hidden_size": 64}, "target_hidden_size in config.json must be 32, got 64"),
-    ],
-)
-def test_what_the_tensors_contradict_is_refused(
-    tmp_path: Path, says: dict[str, Any], words: str
-) -> None:
-    target = judges.target_of("llama")
-    config = Eagle3Config(speculative_model=str(save(tmp_path, target, **says)))
-    with pytest.raises(DrafterError, match=words):
-        config.build(build_context(target))
-
-
-def test_layers_to_capture_of_a_head_that_reads_none_are_refused(tmp_path: Path) -> None:
-    target = judges.target_of("llama")
-    head = str(save(tmp_path, target, last_state=True, use_aux_hidden_state=False))
-    config = Eagle3Config(speculative_model=head, eagle3_layers_to_capture=(0, 1))
-    with pytest.raises(DrafterError, match="Leave eagle3_layers_to_capture out"):
-        config.build(build_context(target))
-
-
-def test_a_reduced_vocabulary_without_lm_head_is_refused(tmp_path: Path) -> None:
-    head = save(tmp_path, judges.target_of("llama"))
-    tensors, settings = load_file(head / "m.safetensors"), (head / "config.json").read_text()
-    del tensors["lm_head.weight"]
-    write(head, tensors, json.loads(settings))
-    config = Eagle3Config(speculative_model=str(head), eagle3_layers_to_capture=(0, 1))
-    with pytest.raises(DrafterError, match="drafts tokens of its own .* lacks lm_head.weight"):
-        config.build(build_context(judges.target_of("llama")))

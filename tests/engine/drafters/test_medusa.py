@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,25 +10,18 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.accept import Acceptance, Lossless, Typical, VerifiedTree
-from engine.config import Limits, Sampling
-from engine.decode import decode
+from engine.config import Sampling
 from engine.drafters.heads.medusa import MedusaConfig, MedusaDrafter, choice_slots, read_heads
-from engine.errors import ConfigError, DrafterError, TreeError, VocabularyError
+from engine.errors import DrafterError, TreeError, VocabularyError
 from engine.interop.trees import tree_buffers
 from engine.metrics import Tally
 from engine.model.target import Target
 from engine.proposal import Needs
-from engine.steps import Step
 from engine.tree import ChoiceTree
-from tests.engine.drafters import judges
-from tests.engine.drafters.fitted import (
-    PROMPTS,
-    decoded,
-    greedy_texts,
-    save_medusa,
-)
-from tests.engine.drafters.golden import ROOT, golden_case, run
-from tests.models import build_context, plain_greedy, tiny_target
+from tests.engine.drafters.fitted import save_medusa
+from tests.engine.drafters.golden import ROOT, golden_case
+from tests.engine.drafters.judges import PROMPTS, assert_greedy_lossless, write
+from tests.models import build_context, tiny_target
 
 CASE = ROOT / "medusa" / "case_a"
 V1, V2 = CASE / "head" / "medusa_lm_head.pt", CASE / "head_v2" / "medusa_lm_head.safetensors"
@@ -97,12 +89,10 @@ def test_every_step_and_text_equal_the_reference(number: int) -> None:
     choices = case.expected["trees"][golden["tree"]]["choices"]
     drafter = build(case.target, CASE / "head", choices, **settings)
     prompt = case.expected["prompts"][golden["prompt"]]
-    root, steps, output = run(
-        case, drafter, prompt["ids"], temperature=golden.get("temperature", 0.0)
-    )
-    assert root == golden["steps"][0]["root"]
+    heat = golden.get("temperature", 0.0)
+    text = write(case.target, drafter, prompt["ids"], tokens=64, temperature=heat)
     tally = Tally()
-    for ours, theirs in zip(steps, golden["steps"], strict=False):
+    for ours, theirs in zip(text.steps, golden["steps"], strict=False):
         assert ours.context_len == theirs["committed_len"]
         assert list(ours.tokens) == theirs["tree_tokens"]
         assert [0, *ours.accepted] == theirs["accepted_nodes"]
@@ -111,9 +101,9 @@ def test_every_step_and_text_equal_the_reference(number: int) -> None:
         tally.add(ours)
     assert tally.metrics.num_steps == golden["n_steps"]
     assert tally.metrics.mat == pytest.approx(golden["mean_tokens_per_step"])
-    assert list(output[:48]) == golden["final_tokens"]
+    assert text.output[:48] == golden["final_tokens"]
     if golden["mode"] == "greedy":
-        assert list(output[:48]) == prompt["plain_greedy"]
+        assert text.output[:48] == prompt["plain_greedy"]
 
 
 def test_typical_acceptance_judges_every_edge_as_the_reference() -> None:
@@ -193,30 +183,13 @@ def test_residual_layers_beyond_the_first_are_applied_in_turn(tmp_path: Path) ->
         torch.testing.assert_close(logits[1], target.lm_head(x))
 
 
-def drop_heads(tensors: dict[str, torch.Tensor]) -> None:
-    for name in [name for name in tensors if name[0] in "34"]:
-        del tensors[name]
-
-
-def drop_one(tensors: dict[str, torch.Tensor]) -> None:
-    del tensors["2.0.linear.bias"]
-
-
-def edited_heads(tmp_path: Path, edit: Callable[[dict[str, torch.Tensor]], None]) -> Path:
-    tensors = torch.load(V1, weights_only=True)
-    edit(tensors)
-    torch.save(tensors, tmp_path / "medusa_lm_head.pt")
-    return tmp_path
-
-
-def test_tree_deeper_than_the_heads_is_refused_at_build(tmp_path: Path) -> None:
-    target = golden_case("medusa/case_a").target
-    three = edited_heads(tmp_path, drop_heads)
+def test_a_tree_beyond_the_heads_is_refused_at_build() -> None:
+    target, heads = golden_case("medusa/case_a").target, CASE / "head"
     with pytest.raises(TreeError, match=r"\[0, 0, 0, 0\] has depth 4, but .* drafts 3 tokens"):
-        build(target, three, [[0, 0, 0, 0], [1]])
-    build(target, three, [[0, 0, 0], [1]])
+        build(target, heads, [[0, 0, 0, 0], [1]], num_medusa_heads=3)
+    build(target, heads, [[0, 0, 0], [1]], num_medusa_heads=3)
     with pytest.raises(TreeError, match=r"\[256\] uses rank 256, but .* ranks 0 to 255"):
-        build(target, three, [[0], [256]])
+        build(target, heads, [[0], [256]])
 
 
 def test_heads_of_another_target_are_refused_with_both_numbers(tmp_path: Path) -> None:
@@ -224,8 +197,11 @@ def test_heads_of_another_target_are_refused_with_both_numbers(tmp_path: Path) -
         build(tiny_target(hidden_size=64), CASE / "head")
     with pytest.raises(DrafterError, match=r"0\.0\.linear\.weight is 64×64, .* needs 32×32"):
         build(tiny_target(), CASE / "head_v2")
+    tensors = torch.load(V1, weights_only=True)
+    del tensors["2.0.linear.bias"]
+    torch.save(tensors, tmp_path / "medusa_lm_head.pt")
     with pytest.raises(DrafterError, match=r"no tensor 2\.0\.linear\.bias"):
-        build(golden_case("medusa/case_a").target, edited_heads(tmp_path, drop_one))
+        build(golden_case("medusa/case_a").target, tmp_path)
     with pytest.raises(DrafterError, match=r"num_medusa_heads is 6, but .* holds 5 heads"):
         build(golden_case("medusa/case_a").target, CASE / "head", num_medusa_heads=6)
 
@@ -237,16 +213,12 @@ def test_the_first_heads_of_a_checkpoint_draft_as_all_of_them_do() -> None:
     assert (whole.heads.count, four.heads.count) == (5, 4)
     hidden = torch.randn(2, target.hidden_size, generator=torch.Generator().manual_seed(0))
     assert torch.equal(whole.heads.logits(hidden, 4), four.heads.logits(hidden, 4))
-    with pytest.raises(TreeError, match="depth 5, but .* drafts 4 tokens deep"):
-        build(target, CASE / "head", [[0] * 5], num_medusa_heads=4)
 
 
 def test_checkpoint_without_heads_is_refused() -> None:
     target = golden_case("medusa/case_a").target
     with pytest.raises(DrafterError, match="holds no Medusa heads"):
         build(target, CASE / "target")
-    with pytest.raises(ConfigError, match="speculative_model must name"):
-        MedusaConfig().build(build_context(target))
 
 
 # ---- promises
@@ -257,34 +229,24 @@ def test_heads_take_the_targets_dtype(tmp_path: Path) -> None:
     save_medusa(tmp_path, target, num_heads=2)
     target.model.to(torch.bfloat16)
     drafter = build(target, tmp_path, [[0, 0], [1]])
-    _, num_accepted = decoded(target, drafter, PROMPTS[0])
-    assert num_accepted
-
-
-def test_sampled_output_follows_the_target(tmp_path: Path) -> None:
-    target, generator = judges.sampled_target(), torch.Generator().manual_seed(3)
-    shape = judges.SAMPLED_VOCAB, target.hidden_size
-    tensors = {f"{head}.0.weight": torch.randn(shape, generator=generator) for head in range(2)}
-    save_file(tensors, tmp_path / "heads.safetensors")
-    drafter = build(target, tmp_path, [[0, 0], [0, 1], [1, 0], [2]])
-    assert judges.p_value(target, drafter) > 1e-3
+    assert write(target, drafter, PROMPTS[0]).num_accepted
 
 
 def test_typical_acceptance_is_labelled_lossy_and_off_under_greedy(tmp_path: Path) -> None:
     assert MedusaConfig().lossless
     assert not MedusaConfig(acceptance="typical").lossless
-    target = tiny_target()
+    target = tiny_target(eos_token_id=None)
     settings = {"acceptance": "typical", "posterior_threshold": 0.0}
     drafter = build(target, save_medusa(tmp_path, target, num_heads=2), [[0, 0], [1]], **settings)
     assert drafter.rule(Sampling(temperature=0.7)) == Typical(0.7, 0.0, 0.3)
     assert drafter.rule(Sampling()) == Lossless.of(Sampling())
-    assert list(decoded(target, drafter, PROMPTS[0])[0]) == plain_greedy(target, PROMPTS[0], 32)
+    assert_greedy_lossless(target, drafter)
 
 
 def test_draft_probabilities_are_the_heads_own(tmp_path: Path) -> None:
     case = golden_case("medusa/case_a")
     drafter = build(case.target, CASE / "head", [[0, 0], [3, 1]])
-    _, steps, _ = run(case, drafter, case.expected["prompts"][0]["ids"])
+    steps = write(case.target, drafter, case.expected["prompts"][0]["ids"]).steps
     probs = case.tensors["prefill.0.medusa_logits_last_v1"].softmax(dim=-1)
     best = probs.sort(dim=-1, descending=True).values
     assert steps[0].parents == (-1, 0, 0, 1, 2) and steps[0].ranks == (0, 0, 3, 0, 1)
@@ -304,18 +266,3 @@ def test_ranks_are_places_in_each_heads_sorted_logits() -> None:
     ).repeat(50, 1)
     with torch.inference_mode():
         assert torch.equal(drafter.heads.ranks(hidden, tokens), places.repeat(50, 1))
-
-
-def test_ranks_along_a_text_replay_what_a_chain_accepted(tmp_path: Path) -> None:
-    """What the exact what-if relies on: rank 0 at depths 1 … d means d tokens are accepted."""
-    target = tiny_target()
-    drafter = build(target, save_medusa(tmp_path, target, num_heads=3), [[0, 0, 0]])
-    ids, hidden = next(greedy_texts(target))
-    steps = decode(target, drafter, PROMPTS[0], limits=Limits(max_new_tokens=30, ignore_eos=True))
-    for step in steps:
-        if isinstance(step, Step):
-            row = step.context_len - 1
-            true = ids[row + 2 : row + 5][None]
-            with torch.inference_mode():
-                ranks = drafter.heads.ranks(hidden[row : row + 1], true)[0]
-            assert step.num_accepted == int((ranks == 0).cumprod(dim=0).sum())

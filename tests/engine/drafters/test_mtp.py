@@ -23,7 +23,6 @@ from engine.sampling import SeededDraws
 from engine.tree import TreeShape
 from tests.engine.drafters import judges
 from tests.engine.drafters.judges import write
-from tests.engine.drafters.turns import assert_keeps_up
 from tests.models import build_context, plain_greedy, tiny_model, tiny_target
 
 tiny_mtp = pytest.importorskip(
@@ -32,8 +31,6 @@ tiny_mtp = pytest.importorskip(
     exc_type=ImportError,
 )
 PROMPTS = ([1, 2, 3, 1, 2, 3, 4], [5], [9, 8, 7, 6, 5])
-CASES = [(1, 4), (3, 3), *(judges.slow(*case) for case in ((1, 1), (2, 2), (3, 2)))]
-"""(MTP layers of the model, max_draft_len)."""
 
 Saved = Callable[[int], Path]
 
@@ -89,8 +86,6 @@ def test_every_draft_equals_transformers_on_the_whole_text(saved: Saved, num_lay
 
 
 def test_weights_are_those_of_the_checkpoint(saved: Saved):
-    from safetensors.torch import load_file
-
     target = tiny_mtp.load_deepseek(saved(2))
     layers = MTPConfig(max_draft_len=2).build(build_context(target))._layers
     file = load_file(saved(2) / "model.safetensors")
@@ -107,6 +102,7 @@ def test_one_layer_feeds_itself_to_draft_further(saved: Saved):
     by_length = {}
     for drafter in (short, long):
         text = write(target, drafter, PROMPTS[0], tokens=30)
+        assert text.output == plain_greedy(target, PROMPTS[0], 30)
         seen, drafts = 1, {}
         for step in text.steps:
             drafts[seen] = step.tokens
@@ -115,14 +111,6 @@ def test_one_layer_feeds_itself_to_draft_further(saved: Saved):
     both = by_length[short].keys() & by_length[long].keys()
     assert both and all(by_length[long][at][:2] == by_length[short][at] for at in both)
     assert max(len(tokens) for tokens in by_length[long].values()) == 5
-
-
-@pytest.mark.parametrize(("num_layers", "length"), CASES)
-def test_greedy_output_equals_target_alone(saved: Saved, num_layers: int, length: int):
-    target = tiny_mtp.load_deepseek(saved(num_layers))
-    drafter = MTPConfig(max_draft_len=length).build(build_context(target))
-    for prompt in PROMPTS:
-        assert write(target, drafter, prompt, tokens=30).output == plain_greedy(target, prompt, 30)
 
 
 def test_context_end_is_reached_exactly(saved: Saved):
@@ -142,12 +130,6 @@ def test_sampled_output_follows_the_target(saved: Saved, num_layers: int, length
         target.lm_head.weight.mul_(0.35)
     drafter = MTPConfig(max_draft_len=length).build(build_context(target))
     assert judges.p_value(target, drafter, tokens=200) > 1e-3
-
-
-def test_it_keeps_up_while_another_method_drafts(saved: Saved):
-    context = build_context(tiny_mtp.load_deepseek(saved(3)))
-    drafts = functools.partial(whole_text_draft, *reference_of(saved(3), 3))
-    assert_keeps_up(drafts, MTPConfig(max_draft_len=3), context, PROMPTS[0])
 
 
 # ---- what cannot be

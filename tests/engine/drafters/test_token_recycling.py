@@ -127,8 +127,3 @@ def test_matrix_outlives_a_run_only_if_kept(keep: bool):
     first, again = (write(target, drafter, [3, 200, 17, 99], tokens=40) for _ in range(2))
     assert first.output == again.output
     assert (first.steps[0].tokens == again.steps[0].tokens) == (not keep)
-
-
-def test_before_anything_is_known_nothing_is_drafted():
-    drafter = started(TokenRecyclingConfig(recycle_prompt=False), [1], 77)
-    assert drafter.propose(Budget(99)).tokens.tolist() == [77]

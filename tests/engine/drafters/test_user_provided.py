@@ -59,21 +59,16 @@ def test_candidates_are_merged_into_one_tree():
 
 
 def test_candidates_are_cut_to_length_depth_and_number():
-    assert drafter_that_says([[5, 6, 7]], max_draft_len=2).propose(Budget(99)).tokens.tolist() == [
-        3,
-        5,
-        6,
-    ]
-    drafter = drafter_that_says_again([[5, 6, 7], [8], [9]])
-    assert drafter.propose(Budget(1)).tokens.tolist() == [3, 5, 8, 9]
-    drafter = drafter_that_says_again([[5, 6, 7], [8], [9]], max_total_draft_tokens=4)
-    assert drafter.propose(Budget(99)).tokens.tolist() == [3, 5, 6, 7, 8]
-    assert drafter.propose(Budget(0)).tokens.tolist() == [3]
-
-
-def drafter_that_says_again(said: Any, **settings: int) -> Drafter:
-    user_provided._factories.clear()
-    return drafter_that_says(said, **settings)
+    beams = [[5, 6, 7], [8], [9]]
+    for settings, depth, wanted in (
+        ({"max_draft_len": 2}, 99, [5, 6, 8, 9]),
+        ({}, 1, [5, 8, 9]),
+        ({"max_total_draft_tokens": 4}, 99, [5, 6, 7, 8]),
+        ({}, 0, []),
+    ):
+        user_provided._factories.clear()
+        drafter = drafter_that_says(beams, **settings)
+        assert drafter.propose(Budget(depth)).tokens.tolist() == [3, *wanted]
 
 
 def test_a_name_that_nobody_registered_is_refused():
@@ -120,26 +115,6 @@ def test_an_entry_point_is_found_by_its_name(monkeypatch: pytest.MonkeyPatch):
     assert load_user_drafter("pairs") is PairDrafter
 
 
-@pytest.mark.parametrize(
-    ("said", "words"),
-    [
-        ([[288]], "drafted token 288, but the target's vocabulary has 288"),
-        ([[5, -1]], "drafted token -1"),
-        ([["a"]], r"lists of token ids, got \['a'\]"),
-        ([7], "lists of token ids, got 7"),
-    ],
-)
-def test_nonsense_is_refused_with_a_sentence(said: Any, words: str):
-    with pytest.raises(DrafterError, match=words):
-        drafter_that_says(said).propose(Budget(99))
-
-
-def test_an_object_without_draft_is_refused():
-    register_user_drafter("mine", lambda target: object())
-    with pytest.raises(DrafterError, match="must have a method draft"):
-        NAMED.build(build_context(judges.target_of("llama")))
-
-
 # ---- how it is made, and its life
 
 
@@ -154,9 +129,16 @@ def test_it_is_made_of_the_target_or_of_nothing(factory: Any):
     assert isinstance(NAMED.build(build_context(judges.target_of("llama"))), Drafter)
 
 
-def test_what_asks_for_more_than_the_target_is_refused():
-    register_user_drafter("mine", lambda target, size: PairDrafter(target))
-    with pytest.raises(DrafterError, match="requires target, size"):
+@pytest.mark.parametrize(
+    ("factory", "words"),
+    [
+        (lambda target: object(), "must have a method draft"),
+        (lambda target, size: PairDrafter(target), "requires target, size"),
+    ],
+)
+def test_what_cannot_draft_or_asks_for_more_than_the_target_is_refused(factory: Any, words: str):
+    register_user_drafter("mine", factory)
+    with pytest.raises(DrafterError, match=words):
         NAMED.build(build_context(judges.target_of("llama")))
 
 
@@ -267,8 +249,12 @@ def test_drawn_tokens_are_verified_with_what_they_were_drawn_from():
 
 
 @pytest.mark.parametrize(
-    ("draft", "words"),
+    ("said", "words"),
     [
+        ([[288]], "drafted token 288, but the target's vocabulary has 288"),
+        ([[5, -1]], "drafted token -1"),
+        ([["a"]], r"lists of token ids, got \['a'\]"),
+        ([7], "lists of token ids, got 7"),
         (UserDraft([5, 6], [-1]), "gave 2 tokens and 1 parents"),
         (UserDraft([5, 5], [-1, -1]), "gave a node twice"),
         (UserDraft([5, 6], [0, -1]), "parents must be"),
@@ -277,9 +263,9 @@ def test_drawn_tokens_are_verified_with_what_they_were_drawn_from():
         (UserDraft([5], None, torch.ones(2, 3)), r"of shape \(1, 288\)"),
     ],
 )
-def test_a_tree_without_sense_is_refused(draft: UserDraft, words: str):
+def test_drafts_without_sense_are_refused_with_a_sentence(said: Any, words: str):
     with pytest.raises((DrafterError, ConfigError), match=words):
-        drafter_that_says(draft).propose(Budget(99))
+        drafter_that_says(said).propose(Budget(99))
 
 
 # ---- written for TensorRT-LLM
@@ -289,7 +275,8 @@ DOCUMENTED = "tests.engine.drafters.documented_drafter"
 
 def test_a_class_written_from_tensorrt_llm_s_guide_runs_unchanged():
     register_user_drafter("mine", load_user_drafter(f"{DOCUMENTED}:MyDrafter"))
-    assert judges.assert_greedy_lossless(NAMED, "llama") > 0
+    target = judges.target_of("llama")
+    assert judges.assert_greedy_lossless(target, NAMED.build(build_context(target))) > 0
     assert "tensorrt_llm" not in sys.modules
 
 

@@ -32,8 +32,7 @@ from engine.training.session import (
 )
 from engine.training.session import card as card_of
 from engine.training.trainer import Trainer, TrainMetrics
-from tests.engine.drafters.fitted import decoded
-from tests.engine.drafters.judges import slow
+from tests.engine.drafters.judges import slow, write
 from tests.engine.training.conftest import learnable_target
 from tests.models import plain_greedy
 
@@ -94,9 +93,9 @@ def test_acceptance_rises_and_what_was_saved_decodes_losslessly(
     assert after["overall"].mat > before["overall"].mat + 0.3
     drafter = config.build(bench(target, tmp_path))
     prompt = list(questions[0].prompt_ids)
-    output, accepted = decoded(target, drafter, prompt, 24)
-    assert list(output) == plain_greedy(target, prompt, 24)[: len(output)]
-    assert accepted > 0
+    text, plain = write(target, drafter, prompt), plain_greedy(target, prompt, 24)
+    assert text.output[: len(plain)] == plain
+    assert text.num_accepted > 0
     trainer.close()
 
 

@@ -1,0 +1,69 @@
+"""Drafters around drafters: what they were shown, and what they make of it."""
+
+from __future__ import annotations
+
+from engine.drafters.base import Drafter, Start, root_only
+from engine.model.target import Target
+from engine.proposal import Budget, Outcome, Proposal
+
+
+class Wrapped(Drafter):
+    """Passes every call on."""
+
+    def __init__(self, inner: Drafter) -> None:
+        self.inner, self.needs = inner, inner.needs
+
+    def start(self, start: Start) -> None:
+        super().start(start)
+        self.inner.start(start)
+
+    def propose(self, budget: Budget) -> Proposal:
+        return self.inner.propose(budget)
+
+    def observe(self, outcome: Outcome) -> None:
+        super().observe(outcome)
+        self.inner.observe(outcome)
+
+    def finish(self) -> None:
+        self.inner.finish()
+
+
+class Pausing(Wrapped):
+    """Asks for a draft every few steps only."""
+
+    def __init__(self, inner: Drafter, target: Target, every: int) -> None:
+        super().__init__(inner)
+        self._device, self._every, self._step = target.device, every, 0
+        self.drawn: dict[int, tuple[list[int], tuple[int, ...]]] = {}
+
+    def propose(self, budget: Budget) -> Proposal:
+        self._step += 1
+        if self._step % self._every:
+            return root_only(self.text[-1], self._device)
+        proposal = super().propose(budget)
+        self.drawn[len(self.text)] = (proposal.tokens.tolist(), proposal.shape.parents)
+        # The root alone is fed: every context comes up, whatever would have been accepted.
+        return proposal.keep([0])
+
+
+class Watched(Wrapped):
+    """Notes what the inner drafter was shown, and what it drafted of nothing shown."""
+
+    def __init__(self, inner: Drafter, top: int) -> None:
+        super().__init__(inner)
+        self.top, self.seen, self.unseen = top, set[int](), list[int]()
+
+    def start(self, start: Start) -> None:
+        self.seen.update(start.prompt_ids, [start.root])
+        self.seen.update(start.output.logits[-1].topk(self.top).indices.tolist())
+        super().start(start)
+
+    def propose(self, budget: Budget) -> Proposal:
+        proposal = super().propose(budget)
+        self.unseen += {*proposal.tokens[1:].tolist()} - self.seen
+        return proposal
+
+    def observe(self, outcome: Outcome) -> None:
+        self.seen.update(outcome.committed)
+        self.seen.update(outcome.output.logits.topk(self.top).indices.flatten().tolist())
+        super().observe(outcome)
