@@ -99,20 +99,3 @@ def test_a_model_in_several_files_is_one(tmp_path: Path) -> None:
     (tmp_path / "m-00002-of-00002.gguf").unlink()
     with pytest.raises(SourceError, match="m-00002-of-00002"):
         GGUFFile(tmp_path / "m-00001-of-00002.gguf")
-
-
-@pytest.mark.parametrize(
-    ("damage", "words"),
-    [
-        (lambda data: b"GGML" + data[4:], "does not begin with GGUF"),
-        (lambda data: data[:4] + b"\x07" + data[5:], "version is not 2 or 3"),
-        (lambda data: data[:60], "could not be read as a GGUF file"),
-        (lambda data: b"", "could not be read"),
-    ],
-)
-def test_a_damaged_file_is_one_sentence(file: GGUFFile, damage: object, words: str) -> None:
-    assert callable(damage)
-    broken = file.path.with_name("broken.gguf")
-    broken.write_bytes(damage(file.path.read_bytes()))
-    with pytest.raises(SourceError, match=words):
-        GGUFFile(broken)

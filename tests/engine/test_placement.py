@@ -9,8 +9,6 @@ import pytest
 import torch
 from transformers import AutoConfig, PreTrainedModel
 
-from engine.config import Limits
-from engine.decode import decode
 from engine.drafters import parse_method
 from engine.errors import ConfigError, OutOfMemoryError
 from engine.model.facts import facts_of
@@ -18,7 +16,7 @@ from engine.model.loading import load_target
 from engine.model.placement import place_layers
 from engine.model.reading import empty_model
 from engine.model.sources import TargetSpec
-from engine.steps import End
+from tests.engine.drafters.judges import write
 from tests.models import build_context, save_tiny
 
 ROOM = 2 * 2**20
@@ -32,17 +30,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
-def answer(folder: Path, device: str, method: dict[str, Any], cache_dir: Path) -> tuple[int, ...]:
+def answer(folder: Path, device: str, method: dict[str, Any], cache_dir: Path) -> list[int]:
     spec = TargetSpec(name="tiny", path=str(folder))
     target = load_target(spec, dtype="float32", device=device, cache_dir=cache_dir)
     drafter = parse_method(method).build(build_context(target))
-    limits = Limits(max_new_tokens=24, ignore_eos=True)
-    *_, end = decode(target, drafter, [1, 2, 3, 1, 2, 3, 1, 2], limits=limits)
-    assert isinstance(end, End)
-    name = target.device_name
+    output = write(target, drafter, [1, 2, 3, 1, 2, 3, 1, 2]).output
+    assert ("cpu + disk" if "disk" in device else "threads") in target.device_name
     target.close()
-    assert name == "cpu + disk" if "disk" in device else "threads" in name
-    return end.output_ids
+    return output
 
 
 def empty(folder: Path) -> PreTrainedModel:
