@@ -23,11 +23,11 @@ import torch
 
 from engine.accept import VerifiedTree
 from engine.config import Limits, Sampling
-from engine.constraint import Constraint, build_constraint
+from engine.constraint import build_constraint
 from engine.drafters.base import Drafter, Start
 from engine.errors import ConfigError, PromptError
 from engine.model.clock import PhaseClock
-from engine.model.prefixes import PrefixCache, PrefixSession
+from engine.model.prefixes import PrefixSession
 from engine.model.target import Target
 from engine.model.text import StopStrings
 from engine.proposal import Budget, Outcome, Proposal, TargetOutput
@@ -73,9 +73,7 @@ def decode(
         raise ConfigError(f"stop needs text, but {target.name} has no tokenizer. Leave it empty.")
     if sampling.constrained and limits.ignore_eos:  # the grammar ends the text
         limits = limits.replace(ignore_eos=False)
-    constraint = build_constraint(target, sampling)
-    prefixes = target.prefixes if prefix_caching else None
-    generation = _Generation(target, drafter, prompt_ids, sampling, limits, constraint, prefixes)
+    generation = _Generation(target, drafter, prompt_ids, sampling, limits, prefix_caching)
     try:
         output = generation.read_prompt(cancelled, prefilled)
         if output is not None:
@@ -119,11 +117,10 @@ class _Generation:
         prompt_ids: Sequence[int],
         sampling: Sampling,
         limits: Limits,
-        constraint: Constraint,
-        prefixes: PrefixCache | None,
+        prefix_caching: bool,
     ) -> None:
+        self.constraint = build_constraint(target, sampling)
         self.began_s = time.perf_counter()
-        self.constraint = constraint
         self.target, self.drafter = target, drafter
         self.prompt_ids, self.sampling, self.limits = list(prompt_ids), sampling, limits
         self.rule = drafter.rule(sampling)
@@ -132,6 +129,7 @@ class _Generation:
         expected = min(limits.max_new_tokens, 2048) + len(prompt_ids) + 64
         self.cache = target.new_cache(min(expected, target.context_len + 64))
         self.num_steps = 0
+        prefixes = target.prefixes if prefix_caching else None
         self.prefix = PrefixSession(prefixes, self.cache, drafter.needs)
         self._start: Start | None = None
 

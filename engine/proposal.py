@@ -79,11 +79,25 @@ class TargetOutput:
         tokens: list[int] = best.tolist()
         return tokens
 
-    def at(self, path: Sequence[int]) -> TargetOutput:
+    @property
+    def features(self) -> TargetOutput:
+        """Without logits, whose memory is not kept either."""
+        return TargetOutput(self.logits.new_empty(0), self.hidden, self.layers)
+
+    @property
+    def feature_bytes(self) -> int:
+        return sum(0 if x is None else x.nbytes for x in (self.hidden, self.layers))
+
+    def at(self, rows: Sequence[int] | slice) -> TargetOutput:
         """Logits and features of these rows alone; logits stay empty where they were dropped."""
-        rows = upload(torch.tensor(path), self.logits.device)
-        hidden, layers = (None if x is None else x[rows] for x in (self.hidden, self.layers))
-        return TargetOutput(self.logits[rows] if len(self.logits) else self.logits, hidden, layers)
+        parts = (self.logits if len(self.logits) else None, self.hidden, self.layers)
+        index: Tensor | slice = slice(0)
+        if isinstance(rows, slice):
+            index = rows
+        elif any(part is not None for part in parts):
+            index = upload(torch.tensor(rows), self.logits.device)
+        logits, hidden, layers = (part if part is None else part[index] for part in parts)
+        return TargetOutput(self.logits if logits is None else logits, hidden, layers)
 
     @classmethod
     def joined(cls, outputs: Sequence[TargetOutput]) -> TargetOutput:

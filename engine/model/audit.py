@@ -64,13 +64,10 @@ def check_packed(model: nn.Module) -> str | None:
     own spread.
     """
     packed = [module for module in model.modules() if isinstance(module, PackedLinear)]
-    formats: set[object] = set()
-    for module in packed:
+    matrices = [getattr(module, "matrix", module) for module in packed]
+    by_format = dict(zip([getattr(m, "format", None) for m in matrices], packed, strict=True))
+    for module in by_format.values():
         matrix = getattr(module, "matrix", None)
-        format = type(module) if matrix is None else matrix.format
-        if format in formats:
-            continue
-        formats.add(format)
         rows = torch.arange(min(1024, module.out_features))  # all of them may take a gigabyte
         weight = module.weight[:1024] if matrix is None else matrix.rows(rows)
         x = torch.randn(2, module.in_features, generator=torch.Generator().manual_seed(0))

@@ -72,10 +72,23 @@ class Forward(ABC):
         tokens: Tensor,
         cache: TreeCache,
         levels: int,
-        min_prob: float,
-        ids: Tensor | None,
+        min_prob: float = 0.0,
+        *,
+        ids: Tensor | None = None,
     ) -> tuple[Tensor, Tensor] | None:
-        """As `Target.draft_chain`, but commits nothing; None = not supported."""
+        """The greedy continuation of these tokens, which are not in the cache yet.
+
+        The rows of all but the last token are committed.
+
+        Args:
+            tokens: `(n,)` int64.
+            levels: maximum number of tokens; fewer once the path's probability is below `min_prob`.
+            ids: `(size,)` int64, the only tokens allowed; None = all. A matrix of their rows is
+                cached, so that the others cost nothing.
+
+        Returns:
+            Tokens `(m,)` and their log-probs; None = not supported, decode token by token.
+        """
         return None
 
     def ragged_batch(self, capacity: int) -> RaggedBatch | None:

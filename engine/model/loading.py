@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import shutil
 import tempfile
 import weakref
+from collections.abc import Callable
 from ctypes import CDLL
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,8 +125,8 @@ def load_target(
     revision = weights.revision or getattr(config, "_commit_hash", None)
     random = {} if spec.random is None else {"random_weights": True}
     provenance = {"weights": weights.fingerprint, "revision": revision, **random}
-    target = Target(model, tokenizer, name=spec.name, provenance=provenance)
-    target = _choose_forward(target, spec, plan, reason)
+    make_target = functools.partial(Target, model, tokenizer, name=spec.name, provenance=provenance)
+    target = _choose_forward(make_target, spec, plan, reason)
     no_compiler = target.device.type == "cpu" and target.kernels is None and not find_compiler()
     if remark := remark or (NO_COMPILER if no_compiler and spec.native_kernels != "off" else ""):
         target.provenance["remark"] = f"{target.name} runs slowly: {remark}."
@@ -156,34 +158,29 @@ def _destination(
 
 
 def _choose_forward(
-    plain: Target, spec: TargetSpec, plan: PackingPlan | None, reason: str | None
+    make_target: Callable[..., Target],
+    spec: TargetSpec,
+    plan: PackingPlan | None,
+    reason: str | None,
 ) -> Target:
     """The target with its device's fastest forward, or with modules where that is inaccurate.
 
     Args:
         reason: why the kernels do not run a model in floats.
     """
-    forward, note = _fast_forward(spec, plain.model, plan, reason)
-    plain.provenance |= note
+    make_target = functools.partial(make_target, dtype_name=plan and plan.dtype_name)
+    by_modules = make_target()
+    provenance = by_modules.provenance  # all targets' that are made
+    forward, note = _fast_forward(spec, by_modules.model, plan, reason)
+    provenance |= note
     if forward is None:
-        return plain
-
-    def with_forward(forward: Forward | None) -> Target:
-        return Target(
-            plain.model,
-            plain.tokenizer,
-            name=plain.name,
-            provenance=plain.provenance,
-            forward=forward,
-            dtype_name=None if plan is None else plan.dtype_name,
-        )
-
-    by_modules, fast = with_forward(None), with_forward(forward)
-    fault = check_packed(plain.model) or forward_mismatch(fast, reference_logits(by_modules))
+        return by_modules
+    fast = make_target(forward=forward)
+    fault = check_packed(fast.model) or forward_mismatch(fast, reference_logits(by_modules))
     if fault is not None:
-        LOG.warning("%s's fast forward is not used, because %s", plain.name, fault)
-        remark = f"{plain.name} runs slowly: the fast forward is wrong, {fault}."
-        plain.provenance |= {"fast_forward": f"not used, because {fault}", "remark": remark}
+        LOG.warning("%s's fast forward is not used, because %s", fast.name, fault)
+        remark = f"{fast.name} runs slowly: the fast forward is wrong, {fault}."
+        provenance |= {"fast_forward": f"not used, because {fault}", "remark": remark}
     elif isinstance(forward, runner.GraphRunner):
         by_graphs, by_operators = 1000 * plain_step_s(fast), 1000 * plain_step_s(by_modules)
         faster = by_graphs < by_operators and forward.buckets != ()
@@ -191,10 +188,10 @@ def _choose_forward(
             f"{'used' if faster else 'not used'}: a plain step takes {by_graphs:.2f} ms, "
             f"{by_operators:.2f} ms without"
         )
-        plain.provenance["remark"] = f"CUDA graphs are {forward.verdict}."
+        provenance["remark"] = f"CUDA graphs are {forward.verdict}."
         if faster:
             return fast
-        plain.provenance["cuda_graphs"] = forward.verdict
+        provenance["cuda_graphs"] = forward.verdict
     else:
         return fast
     forward.close()

@@ -18,12 +18,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 
 from engine.metrics import common_len
 from engine.model.cache import CacheSnapshot, TreeCache
-from engine.proposal import Needs, TargetOutput, joined
-from engine.tree import upload
+from engine.proposal import Needs, TargetOutput
 
 MAX_BYTES = 1 << 30
 """Memory for one model's cached texts, on its device."""
@@ -32,39 +30,11 @@ NO_FEATURES = Needs()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Features:
-    """The target's features that a drafter needs, `(rows, …)` each; None = not needed."""
-
-    hidden: Tensor | None = None
-    layers: Tensor | None = None
-
-    @classmethod
-    def of(cls, output: TargetOutput, path: Sequence[int] | None = None) -> Features:
-        """Features of these rows of a forward; None = all."""
-        features = cls(output.hidden, output.layers)
-        if path is None or (features.hidden is None and features.layers is None):
-            return features
-        return features[upload(torch.tensor(path), output.logits.device)]
-
-    @classmethod
-    def joined(cls, parts: Sequence[Features]) -> Features:
-        """Concatenated rows."""
-        return cls(joined(part.hidden for part in parts), joined(part.layers for part in parts))
-
-    def __getitem__(self, rows: Tensor | slice) -> Features:
-        return Features(*(x if x is None else x[rows] for x in (self.hidden, self.layers)))
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(0 if x is None else x.nbytes for x in (self.hidden, self.layers))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class _CachedText:
     token_ids: list[int]
     rows: CacheSnapshot
     needs: Needs
-    features: Features
+    features: TargetOutput | None
     num_bytes: int
 
 
@@ -84,11 +54,11 @@ class PrefixCache:
 
     def restore(
         self, token_ids: Sequence[int], cache: TreeCache, needs: Needs = NO_FEATURES
-    ) -> Features:
+    ) -> TargetOutput | None:
         """Fill an empty cache with the longest cached prefix of a text, without its last token.
 
         Returns:
-            Features of the restored rows; none where there are no rows.
+            Features of the restored rows, if any are needed.
         """
         best, rows = None, 0
         for text in self._texts:
@@ -97,28 +67,30 @@ class PrefixCache:
                 if (usable := text.rows.usable_len(common)) > rows:
                     best, rows = text, usable
         if best is None:
-            return Features()
+            return None
         self._texts.remove(best)
         self._texts.append(best)
         cache.restore(best.rows, rows)
-        return best.features[:rows] if needs == best.needs else Features()
+        features = best.features if needs == best.needs else None
+        return features and features.at(slice(rows))
 
     def keep(
         self,
         token_ids: Sequence[int],
         cache: TreeCache,
         needs: Needs = NO_FEATURES,
-        parts: Sequence[Features] = (),
+        parts: Sequence[TargetOutput] = (),
     ) -> None:
         """Store the rows of a text that are in the cache; evict older texts beyond the limits.
 
         Args:
             parts: features for `needs`, of at least these rows.
         """
-        num_bytes = cache.snapshot_bytes + sum(part.num_bytes for part in parts)
+        num_bytes = cache.snapshot_bytes + sum(part.feature_bytes for part in parts)
         if not cache.length or num_bytes > self._max_bytes:
             return
-        ids, features = list(token_ids[: cache.length]), Features.joined(parts)[: cache.length]
+        ids = list(token_ids[: cache.length])
+        features = TargetOutput.joined(parts).at(slice(cache.length)) if parts else None
         self._texts = [
             text
             for text in self._texts
@@ -138,22 +110,23 @@ class PrefixSession:
     def __init__(self, prefixes: PrefixCache | None, cache: TreeCache, needs: Needs) -> None:
         self._prefixes, self._cache, self._needs = prefixes, cache, needs
         self._token_ids: list[int] = []
-        self._features: list[Features] = []
+        self._features: list[TargetOutput] = []
 
     def begin(self, prompt_ids: Sequence[int]) -> int | None:
         """Restore the longest cached prefix; its length, None without a prefix cache."""
         if self._prefixes is None:
             return None
-        self._features = [self._prefixes.restore(prompt_ids, self._cache, self._needs)]
+        restored = self._prefixes.restore(prompt_ids, self._cache, self._needs)
+        self._features = [] if restored is None else [restored]
         return self._cache.length
 
     def read(self, output: TargetOutput) -> None:
         """Record a forward over part of the prompt."""
-        self._features.append(Features.of(output))
+        self._features.append(output.features)
 
     def prompt_output(self, prompt_ids: Sequence[int], last: TargetOutput) -> TargetOutput:
         """The prompt's last output, with the features of all of its rows."""
-        self._token_ids, whole = list(prompt_ids), Features.joined(self._features)
+        self._token_ids, whole = list(prompt_ids), TargetOutput.joined(self._features)
         self._features = [] if self._prefixes is None else [whole]
         return replace(last, hidden=whole.hidden, layers=whole.layers)
 
@@ -163,7 +136,7 @@ class PrefixSession:
         """Record the committed rows of a verify forward."""
         if self._prefixes is not None:
             self._token_ids.extend(token_ids)
-            self._features.append(Features.of(output, path))
+            self._features.append(output.features.at(path))
 
     @torch.inference_mode()
     def keep(self) -> None:

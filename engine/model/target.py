@@ -9,7 +9,6 @@ import platform
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from ctypes import CDLL
 from dataclasses import replace
 from types import FrameType
 from typing import Any
@@ -22,7 +21,7 @@ from transformers import PreTrainedTokenizerBase
 from engine.errors import ConfigError, PromptError, TargetError, first_line
 from engine.grammar import TokenTexts
 from engine.model.cache import RecurrentStates, TreeCache
-from engine.model.forward import Forward, ModulesForward, RaggedBatch, Rows
+from engine.model.forward import Forward, ModulesForward, Rows
 from engine.model.layer_types import check_can_roll_back, has_attention, kv_layers
 from engine.model.packed import packed_bytes
 from engine.model.prefixes import PrefixCache
@@ -39,7 +38,10 @@ TEMPLATE_S = 2.0
 class Target:
     """A loaded causal LM, prepared for tree verification; made by `load_target`.
 
-    `tokenizer` is None where a checkpoint has none (token ids in, token ids out).
+    Attributes:
+        tokenizer: None where a checkpoint has none (token ids in, token ids out).
+        output: as `lm_head`, `(…, hidden)` → `(…, vocab)`, on the fastest backend.
+        kernels, draft_chain, ragged_batch: as in `Forward`.
     """
 
     def __init__(
@@ -78,7 +80,9 @@ class Target:
                 f"{name} ({type(model).__name__}) takes no explicit positions (ALiBi), so it "
                 "cannot verify a draft tree. Choose a model with rotary or learned positions."
             )
-        self._forward = forward or ModulesForward(model)
+        self._forward = forward = forward or ModulesForward(model)
+        self.output, self.kernels = forward.output, forward.kernels
+        self.draft_chain, self.ragged_batch = forward.draft_chain, forward.ragged_batch
         self.recurrent = recurrent_layers(model)
         self.prefixes = PrefixCache()
 
@@ -161,10 +165,6 @@ class Target:
         assert isinstance(module, nn.Module)
         return module
 
-    def output(self, hidden: Tensor) -> Tensor:
-        """As `lm_head`, `(…, hidden)` → `(…, vocab)`, on the fastest backend."""
-        return self._forward.output(hidden)
-
     # ---- text in
 
     @property
@@ -211,15 +211,6 @@ class Target:
 
     # ---- forwards
 
-    @property
-    def kernels(self) -> CDLL | None:
-        """The compiled kernels that run it, which drafters may use; None = none."""
-        return self._forward.kernels
-
-    def ragged_batch(self, capacity: int) -> RaggedBatch | None:
-        """A batch of texts with room for `capacity` tokens in all; None = not supported."""
-        return self._forward.ragged_batch(capacity)
-
     def new_cache(self, rows: int, *, rewinds: int = 0) -> TreeCache:
         """An empty cache with room for about `rows` rows (it grows when needed).
 
@@ -256,35 +247,6 @@ class Target:
         with self.recurrent.using(cache.recurrent, parents):
             output = self._forward(rows, cache, needs, last_only=False)
         return _with_shared(output, cache, needs)
-
-    @torch.inference_mode()
-    def draft_chain(
-        self,
-        tokens: Tensor,
-        cache: TreeCache,
-        levels: int,
-        min_prob: float = 0.0,
-        *,
-        ids: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor] | None:
-        """The greedy continuation of these tokens, which are not in the cache yet.
-
-        The rows of all but the last token are committed.
-
-        Args:
-            tokens: `(n,)` int64.
-            levels: maximum number of tokens; fewer once the path's probability is below `min_prob`.
-            ids: `(size,)` int64, the only tokens allowed; None = all. A matrix of their rows is
-                cached, so that the others cost nothing.
-
-        Returns:
-            Tokens `(m,)` and their log-probs; None = not supported, decode token by token.
-        """
-        cache.reserve(len(tokens) + levels)
-        chain = self._forward.draft_chain(tokens, cache, levels, min_prob, ids)
-        if chain is not None:
-            cache.length += len(tokens) + len(chain[0]) - 1
-        return chain
 
     # ---- lifetime
 

@@ -25,10 +25,9 @@ from engine.errors import ConfigError
 from engine.model.corpus import Corpus, Entry
 from engine.model.files import read_tensors
 from engine.model.forward import FeatureTap, MaskBuilder, RaggedBatch
-from engine.model.prefixes import Features
 from engine.model.sources import atomic_write
 from engine.model.target import Target
-from engine.proposal import Needs
+from engine.proposal import Needs, TargetOutput
 from engine.training.corpus.dialogues import seed_of
 from engine.training.losses import CHUNK, LMHead, TopProbs
 
@@ -230,7 +229,7 @@ class Teacher:
             mask[start:end] = True
         return mask
 
-    def _compute(self, tokens: Tensor, positions: Tensor, segments: Tensor) -> Features:
+    def _compute(self, tokens: Tensor, positions: Tensor, segments: Tensor) -> TargetOutput:
         count = len(tokens)
         if len(self.target.recurrent):
             return self._compute_separately(tokens, segments)
@@ -238,7 +237,7 @@ class Teacher:
             self._texts = self.target.ragged_batch(count)
         if self._texts is not None:
             text_starts = torch.arange(count) - positions
-            return Features.of(self._texts.read(tokens, positions, text_starts, needs=self._needs))
+            return self._texts.read(tokens, positions, text_starts, needs=self._needs)
         self._tap.capture(self._needs)
         mask = visible(positions, segments) if bool(segments.any()) else None
         # Only the decoder, since the logits of all rows would exceed everything else.
@@ -248,15 +247,15 @@ class Teacher:
             attention_mask=self._masks.build(positions, mask, 0, self.target.dtype),
             use_cache=False,
         )
-        return Features(*self._tap.take())
+        return TargetOutput(tokens.new_empty(0), *self._tap.take())
 
-    def _compute_separately(self, tokens: Tensor, segments: Tensor) -> Features:
+    def _compute_separately(self, tokens: Tensor, segments: Tensor) -> TargetOutput:
         """As `_compute`, for recurrent targets, whose state would leak into the next text."""
         parts = []
         for text in tokens.split(segments.unique_consecutive(return_counts=True)[1].tolist()):
             cache = self.target.new_cache(len(text))
-            parts.append(Features.of(self.target.prefill(text, cache, self._needs)))
-        return Features.joined(parts)
+            parts.append(self.target.prefill(text, cache, self._needs))
+        return TargetOutput.joined(parts)
 
     def _top_probs(self, hidden: Tensor) -> dict[str, Tensor]:
         """The most probable tokens after each row, and their probabilities, normalised to 1."""

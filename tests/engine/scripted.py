@@ -1,23 +1,69 @@
-"""A drafter that is right or wrong at will, on any tree shape, and random trees for it."""
+"""A drafter that is right or wrong at will on any tree, and random trees to walk over."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 
 from engine.drafters.base import Drafter, Start
-from engine.proposal import Budget, DraftDists, Outcome, Proposal
+from engine.model.cache import TreeCache
+from engine.model.target import Target
+from engine.proposal import Budget, DraftDists, Needs, Outcome, Proposal, TargetOutput
 from engine.tree import TreeShape
 
 Parents = list[int]
+ALL = Needs(hidden=True, layers=(0, 2, 3))
+"""Every feature that a tiny model can show."""
+
+
+def tokens_of(rng: random.Random, count: int) -> list[int]:
+    return [rng.randrange(256) for _ in range(count)]
 
 
 def random_parents(rng: random.Random, nodes: int) -> Parents:
     """A tree of `nodes` nodes, root included: bushy, deep or anything between."""
     reach = rng.choice([1, 2, 4, nodes])
     return [-1, *(rng.randrange(max(0, i - reach), i) for i in range(1, nodes))]
+
+
+def walk(
+    target: Target, cache: TreeCache, sizes: Iterable[int], *, prompts: Iterable[int]
+) -> Iterator[TargetOutput]:
+    """What a target shows of random prompts, then of random trees, each left by a random path."""
+    rng = random.Random(4)
+    for count in prompts:
+        yield target.prefill(tokens_of(rng, count), cache, ALL)
+    for size in sizes:
+        shape = TreeShape(random_parents(rng, size))
+        tokens = torch.tensor(tokens_of(rng, size), device=target.device)
+        yield target.verify(Proposal(tokens, shape), cache, ALL)
+        cache.commit((0, *shape.path_to(rng.randrange(size))))
+
+
+def assert_same_walk(
+    ours: Target,
+    theirs: Target,
+    sizes: Sequence[int],
+    *,
+    prompts: Sequence[int],
+    room: int = 4,
+    **near: Any,
+) -> None:
+    """Two targets of the same weights show the same; `near` as in `assert_close`."""
+    caches = [target.new_cache(room) for target in (ours, theirs)]
+    walks = (
+        walk(*pair, sizes, prompts=prompts) for pair in zip((ours, theirs), caches, strict=True)
+    )
+    near = near or {"rtol": 1e-4, "atol": 2e-4}
+    for mine, other in zip(*walks, strict=True):
+        for part in ("logits", "hidden", "layers"):
+            torch.testing.assert_close(getattr(mine, part), getattr(other, part), **near)
+    assert caches[0].length == caches[1].length
+    for cache in caches:
+        cache.free()
 
 
 class ScriptedDrafter(Drafter):

@@ -11,7 +11,7 @@ import pytest
 from engine.errors import SourceError
 from engine.kernels.cpu.gguf import GGUFFile
 from engine.kernels.cpu.gguf_model import fast_gguf_reader
-from tests.engine.cpu.tiny_gguf import random_blocks
+from tests.engine.cpu.tiny_gguf import finish, random_blocks
 
 KINDS = ("Q4_0", "Q4_K", "Q8_0", "Q6_K")
 ROWS, COLUMNS = 5, 512
@@ -35,10 +35,7 @@ def file(matrices: dict[str, np.ndarray], tmp_path: Path) -> GGUFFile:
     for kind, raw in matrices.items():
         writer.add_tensor(kind, raw, raw_dtype=getattr(gguf.GGMLQuantizationType, kind))
     writer.add_tensor("floats", np.ones((3, 64), dtype=np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return GGUFFile(path)
 
 
@@ -88,10 +85,7 @@ def test_a_model_in_several_files_is_one(tmp_path: Path) -> None:
         writer = gguf.GGUFWriter(tmp_path / f"m-{i + 1:05}-of-00002.gguf", "llama")
         writer.add_uint16("split.count", 2)
         writer.add_tensor(f"part{i}", np.full((2, 32), i, dtype=np.float32))
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
+        finish(writer)
     whole = GGUFFile(tmp_path / "m-00001-of-00002.gguf")
     assert [*whole.entries] == ["part0", "part1"] and whole.floats("part1").min() == 1
     with pytest.raises(SourceError, match="Give the first, whose name ends with -00001-of-00002"):
@@ -99,20 +93,3 @@ def test_a_model_in_several_files_is_one(tmp_path: Path) -> None:
     (tmp_path / "m-00002-of-00002.gguf").unlink()
     with pytest.raises(SourceError, match="m-00002-of-00002"):
         GGUFFile(tmp_path / "m-00001-of-00002.gguf")
-
-
-@pytest.mark.parametrize(
-    ("damage", "words"),
-    [
-        (lambda data: b"GGML" + data[4:], "does not begin with GGUF"),
-        (lambda data: data[:4] + b"\x07" + data[5:], "version is not 2 or 3"),
-        (lambda data: data[:60], "could not be read as a GGUF file"),
-        (lambda data: b"", "could not be read"),
-    ],
-)
-def test_a_damaged_file_is_one_sentence(file: GGUFFile, damage: object, words: str) -> None:
-    assert callable(damage)
-    broken = file.path.with_name("broken.gguf")
-    broken.write_bytes(damage(file.path.read_bytes()))
-    with pytest.raises(SourceError, match=words):
-        GGUFFile(broken)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import engine
-from engine.config import Limits
-from engine.decode import decode
 from engine.drafters.autoregressive import AutoregressiveConfig
 from engine.errors import (
     ConfigError,
@@ -32,15 +29,14 @@ from engine.errors import (
 from engine.model import loading
 from engine.model.facts import facts_of
 from engine.model.files import check_sizes, read_settings
-from engine.model.forward import ModulesForward, _window
+from engine.model.forward import _window
 from engine.model.loading import load_target, pick_device, pick_dtype
-from engine.model.packed import num_weights, pack
+from engine.model.packed import num_weights
 from engine.model.reading import empty_model, load_error
 from engine.model.sources import TargetSpec
 from engine.model.target import Target
-from engine.proposal import TargetOutput
-from engine.steps import End
 from tests.engine.cpu.tiny_gguf import write_gguf
+from tests.engine.drafters.judges import write
 from tests.models import build_context, plain_greedy, save_tiny, tiny_model, tiny_tokenizer
 
 
@@ -57,30 +53,6 @@ def load(path: Path, **settings: Any) -> Target:
     )
 
 
-def test_a_wrong_fast_forward_steps_aside_and_the_run_says_so(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Wrong(ModulesForward):
-        name = "wrong"
-
-        def masked(self, *args: Any, **kwargs: Any) -> TargetOutput:
-            output = super().masked(*args, **kwargs)
-            return dataclasses.replace(output, logits=-output.logits)
-
-    def packed(spec: TargetSpec, model: Any, *rest: Any) -> Any:
-        pack(model)
-        return Wrong(model), {}
-
-    plain = load(folder)
-    monkeypatch.setattr(loading, "_fast_forward", packed)
-    target = load(folder)
-    found = target.environment()
-    assert found["forward"] == "transformers' modules"
-    assert "logits differ" in found["fast_forward"]
-    prompt = plain.encode("Hi")
-    assert plain_greedy(target, prompt, 8) == plain_greedy(plain, prompt, 8)
-
-
 def refusal(path: Path) -> str:
     with pytest.raises(PlaygroundError) as caught:
         load(path)
@@ -93,9 +65,7 @@ def test_a_local_folder_loads_and_writes(folder: Path) -> None:
     target = load(folder, progress=lambda message, fraction: told.append((message, fraction)))
     drafter = AutoregressiveConfig().build(build_context(target))
     prompt = target.encode_chat([{"role": "user", "content": "hi"}])
-    *_, end = decode(target, drafter, prompt, limits=Limits(max_new_tokens=8))
-    assert isinstance(end, End)
-    assert list(end.output_ids) == plain_greedy(target, prompt, 8)
+    assert write(target, drafter, prompt, tokens=8).output == plain_greedy(target, prompt, 8)
     fractions = [fraction for _, fraction in told if fraction is not None]
     assert fractions == sorted(fractions) and fractions[-1] == 1.0
     read = [fraction for message, fraction in told if message == "Loading weights" and fraction]
@@ -216,8 +186,7 @@ def test_a_device_that_is_not_here_is_refused(name: str) -> None:
 def test_half_precision_targets_write(folder: Path, name: str) -> None:
     target = load(folder, dtype=name)
     drafter = AutoregressiveConfig().build(build_context(target))
-    *_, end = decode(target, drafter, [1, 2, 3], limits=Limits(max_new_tokens=6, ignore_eos=True))
-    assert isinstance(end, End) and len(end.output_ids) == 6
+    assert len(write(target, drafter, [1, 2, 3], tokens=6).output) == 6
     assert target.dtype_name == name
 
 

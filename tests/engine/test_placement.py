@@ -9,8 +9,6 @@ import pytest
 import torch
 from transformers import AutoConfig, PreTrainedModel
 
-from engine.config import Limits
-from engine.decode import decode
 from engine.drafters import parse_method
 from engine.errors import ConfigError, OutOfMemoryError
 from engine.model.facts import facts_of
@@ -18,7 +16,7 @@ from engine.model.loading import load_target
 from engine.model.placement import place_layers
 from engine.model.reading import empty_model
 from engine.model.sources import TargetSpec
-from engine.steps import End
+from tests.engine.drafters.judges import write
 from tests.models import build_context, save_tiny
 
 ROOM = 2 * 2**20
@@ -32,20 +30,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
-def answer(folder: Path, device: str, method: dict[str, Any], cache_dir: Path) -> tuple[int, ...]:
+def answer(folder: Path, device: str, method: dict[str, Any], cache_dir: Path) -> list[int]:
     spec = TargetSpec(name="tiny", path=str(folder))
     target = load_target(spec, dtype="float32", device=device, cache_dir=cache_dir)
     drafter = parse_method(method).build(build_context(target))
-    limits = Limits(max_new_tokens=24, ignore_eos=True)
-    *_, end = decode(target, drafter, [1, 2, 3, 1, 2, 3, 1, 2], limits=limits)
-    assert isinstance(end, End)
-    name = target.device_name
+    output = write(target, drafter, [1, 2, 3, 1, 2, 3, 1, 2]).output
+    assert ("cpu + disk" if "disk" in device else "threads") in target.device_name
     target.close()
-    assert name == "cpu + disk" if "disk" in device else "threads" in name
-    return end.output_ids
+    return output
 
 
-def empty(folder: Path) -> PreTrainedModel:
+@pytest.fixture
+def empty(folder: Path, monkeypatch: pytest.MonkeyPatch) -> PreTrainedModel:
+    # accelerate leaves out cards that are not here
+    monkeypatch.setattr("accelerate.utils.modeling.get_max_memory", lambda memory: memory)
     return empty_model(AutoConfig.from_pretrained(folder), None, "tiny")
 
 
@@ -58,30 +56,21 @@ def test_layers_on_disk_answer_as_those_in_memory(
     assert there == answer(folder, "cpu", method, tmp_path)
 
 
-def test_two_cards_share_a_model_without_cutting_a_layer(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # accelerate leaves out cards that are not here
-    monkeypatch.setattr("accelerate.utils.modeling.get_max_memory", lambda memory: memory)
-    model = empty(folder)
+def test_two_cards_share_a_model_without_cutting_a_layer(empty: PreTrainedModel) -> None:
     free = {"cuda:0": 2 * ROOM, "cuda:1": 2 * ROOM, "cpu": 1 << 40}
-    placement = place_layers(model, "cuda:0,cuda:1", torch.float32, free)
+    placement = place_layers(empty, "cuda:0,cuda:1", torch.float32, free)
     layers = {k: v for k, v in placement.device_map.items() if ".layers." in k}
     assert list(layers.values()) == sorted(layers.values()) and set(layers.values()) == {0, 1}
     assert all(k.count(".") == 2 for k in layers)
     assert all(0 < share.num_bytes <= (share.limit_bytes or 0) for share in placement.shares)
-    limited = place_layers(model, "cuda:1=2MiB,cpu", torch.float32, free)
+    limited = place_layers(empty, "cuda:1=2MiB,cpu", torch.float32, free)
     assert [share.limit_bytes for share in limited.shares] == [2 * 2**20, 1 << 40]
 
 
-def test_what_does_not_fit_names_every_device(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("accelerate.utils.modeling.get_max_memory", lambda memory: memory)
-    model = empty(folder)
+def test_what_does_not_fit_names_every_device(empty: PreTrainedModel) -> None:
     free = {"cuda:0": ROOM // 2, "cuda:1": ROOM // 2, "cpu": 1 << 40}
     with pytest.raises(OutOfMemoryError, match=r"cuda:0 .* cuda:1 .* too much\. Add a device"):
-        place_layers(model, "cuda:0,cuda:1", torch.float32, free)
+        place_layers(empty, "cuda:0,cuda:1", torch.float32, free)
 
 
 def test_the_picker_knows_what_goes_where(folder: Path, tmp_path: Path) -> None:
@@ -104,6 +93,6 @@ def test_the_picker_knows_what_goes_where(folder: Path, tmp_path: Path) -> None:
         ("cpu=2GB,disk", "must be like"),
     ],
 )
-def test_what_is_not_here_is_refused(device: str, message: str, folder: Path) -> None:
+def test_what_is_not_here_is_refused(device: str, message: str, empty: PreTrainedModel) -> None:
     with pytest.raises(ConfigError, match=message):
-        place_layers(empty(folder), device, torch.float32, {"cpu": 1 << 40})
+        place_layers(empty, device, torch.float32, {"cpu": 1 << 40})

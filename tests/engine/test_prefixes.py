@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from engine.config import Limits
 from engine.decode import decode
-from engine.drafters import methods, parse_method, user_provided
 from engine.drafters.base import Drafter
-from engine.drafters.method import MethodConfig
 from engine.model.prefixes import MAX_TEXTS, PrefixCache
 from engine.model.target import Target
 from engine.proposal import Needs
 from engine.steps import End, Prefill, Step
-from tests.engine.drafters import tiny_mtp
-from tests.engine.drafters.eagle_heads import save_eagle, save_eagle3
-from tests.engine.drafters.example_drafter import PairDrafter
-from tests.engine.drafters.fitted import save_medusa, save_redrafter
-from tests.engine.drafters.test_assistant import save_assistant
-from tests.engine.drafters.test_p_eagle import save_parallel
+from tests.engine.methods import METHODS, drafter_for, moved, target_of
 from tests.engine.scripted import ScriptedDrafter
 from tests.engine.test_hybrid import same_states
 from tests.engine.test_verify_tree import SHAPES
-from tests.models import VOCAB, build_context, plain_greedy, tiny_target
+from tests.models import VOCAB, alike, plain_greedy, tiny_target
 
 FIRST = [3, 4, 5, 6, 7, 8, 9, 3, 4, 5, 6, 7, 8, 9, 3, 4, 5, 6, 2, 1]
 OTHER = [9, 8, 7, 9, 8, 7, 9, 8]
@@ -68,7 +60,9 @@ def scripted(target: Target, prompt: list[int], shape: str = "any") -> ScriptedD
     return ScriptedDrafter(output, vocab=VOCAB, shape=SHAPES[shape], truth=0.8)
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3_text", "qwen3_5_text", "lfm2", "jamba"])
+@pytest.mark.parametrize(
+    "family", ["llama", "mistral", "gemma3_text", "qwen3_5_text", "lfm2", "jamba"]
+)
 def test_the_next_turn_reads_only_what_is_new(family: str) -> None:
     """Full and sliding attention, delta rule, convolution and state space; also a long way back."""
     target = tiny_target(family, eos_token_id=None)
@@ -110,115 +104,72 @@ def test_what_is_pasted_is_what_would_have_been_read(family: str) -> None:
     same_states(target, cache, [*text[: cache.length - 3], 1, 2, 3])
 
 
-@pytest.fixture(autouse=True)
-def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(user_provided, "_factories", {"mine": PairDrafter})
-
-
-def saved(name: str, folder: Path, target: Target) -> str | None:
-    """Where the heads of a method are, made for the target; None where it has none."""
-    if name in ("DFlash", "DSpark"):
-        module = pytest.importorskip(f"tests.engine.drafters.test_{name.lower()}")
-        save = {"DFlash": "save_as_published", "DSpark": "save"}[name]
-        return str(getattr(module, save)(folder / "published"))
-    makers: dict[str, Callable[[Path, Target], Path]] = {
-        "Medusa": lambda folder, target: save_medusa(folder, target, 3),
-        "ReDrafter": save_redrafter,
-        "Eagle": save_eagle,
-        "Eagle3": lambda folder, target: save_eagle3(folder, target, (1, 2, 3), draft_vocab=64),
-        "P_EAGLE": save_parallel,
-        "MTP_Assistant": save_assistant,
-    }
-    return str(makers[name](folder, target)) if name in makers else None
-
-
-METHODS: dict[str, dict[str, Any]] = {
-    "Autoregressive": {},
-    "NGram": {"is_public_pool": False},
-    "Suffix": {"use_tree_spec": True},
-    "Token_Recycling": {"keep_matrix": False},
-    "Lookahead": {},
-    "User_Provided": {"drafter": "mine"},
-    "Medusa": {"medusa_choices": [[0, 0], [1]]},
-    "Eagle": {"eagle_choices": [[0, 0], [0, 1], [1]]},
-    "Eagle3": {"eagle3_layers_to_capture": [0, 1, 2]},
-    "P_EAGLE": {},
-    "Draft_Target": {"speculative_model": "small", "max_draft_len": 3},
-    "text": {"speculative_model": "small", "max_draft_len": 3, "vocabulary": "text"},
-    "PARD": {"speculative_model": "small", "max_draft_len": 3, "mask_token_id": 270},
-    "DFlash": {},
-    "DSpark": {},
-    "ReDrafter": {},
-    "MTP": {"max_draft_len": 2},
-    "MTP_Assistant": {"max_draft_len": 2},
-    "Combined": {"model": {"decoding_type": "Draft_Target", "speculative_model": "small"}},
+ONE_OF_EACH = list({METHODS[n]["decoding_type"]: n for n in reversed(METHODS)}.values())
+NAMES = sorted([*ONE_OF_EACH, "draft-model-text"])
+PRIVATE: dict[str, dict[str, Any]] = {
+    "ngram": {"is_public_pool": False},
+    "recycling": {"keep_matrix": False},
+    "combined": {"model": {"decoding_type": "Draft_Target", "speculative_model": "small"}},
 }
+"""What keeps a drafter from knowing the texts of another."""
 
 
-@dataclass(frozen=True)
+NEVER = ("plain", "user")
+"""No pair occurs twice, from which the latter would draft."""
+
+
 class Case:
-    """A method on a tiny target."""
+    """A method on a tiny target that has not read anything yet."""
 
-    method: MethodConfig
-    target: Target
-    small: Target
+    def __init__(self, name: str) -> None:
+        self.name, self.target = name, target_of(name)
+        self.small = moved(alike(eos_token_id=None), self.target.device)
+        self.target.prefixes.clear()
 
     def drafter(self) -> Drafter:
-        return self.method.build(build_context(self.target, small=self.small))
+        changes = PRIVATE.get(self.name, {})
+        return drafter_for(self.target, self.name, small=self.small, **changes)
 
 
-def case_of(name: str, folder: Path) -> Case:
-    family = "gemma4_text" if name == "MTP_Assistant" else "llama"
-    target = tiny_target(family, eos_token_id=None)
-    if name == "MTP":
-        target = tiny_mtp.load_deepseek(tiny_mtp.save_deepseek(folder, num_mtp_layers=2))
-    settings, weights = METHODS[name], saved(name, folder, target)
-    if weights is not None:
-        settings = {**settings, "speculative_model": weights}
-    kind = {"text": "Draft_Target"}.get(name, name)
-    small = tiny_target("llama", seed=5, hidden_size=16, num_hidden_layers=1, eos_token_id=None)
-    return Case(parse_method({"decoding_type": kind, **settings}), target, small)
+def drafts(answer: Turn) -> bool:
+    return any(len(step.tokens) > 1 for step in answer.steps)
 
 
-def test_every_method_has_a_case() -> None:
-    assert {*METHODS} - {"text"} == {*methods()}
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_a_method_answers_twice_what_plain_decoding_has_answered(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_a_method_answers_twice_what_plain_decoding_has_answered(name: str) -> None:
     """Texts of two needs are kept of one prompt, and the second run replaces its own."""
-    case = case_of(name, tmp_path)
+    case = Case(name)
     drafter = case.drafter()
-    plain = parse_method({"decoding_type": "Autoregressive"}).build(build_context(case.target))
+    plain = drafter_for(case.target, "plain")
     answers = [turn(case.target, each, FIRST, cached=True) for each in (plain, drafter, drafter)]
     assert [answer.output for answer in answers] == 3 * [plain_greedy(case.target, FIRST, TOKENS)]
     assert answers[2].prefill.num_cached == len(FIRST) - 1
     assert len(case.target.prefixes) == (1 if drafter.needs == Needs() else 2)
+    assert drafts(answers[1]) == drafts(answers[2]) == (name not in NEVER)
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_a_drafter_goes_on_too_and_drafts_what_it_would_have(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_a_drafter_goes_on_too_and_drafts_what_it_would_have(name: str) -> None:
     """Of the same text a drafter that read it from its beginning drafts the same tokens."""
-    case = case_of(name, tmp_path)
+    case = Case(name)
     target, small, warm, cold = case.target, case.small, case.drafter(), case.drafter()
     first = turn(target, warm, FIRST, cached=True)
     prompt = [*FIRST, *first.output, *QUESTION]
     goes_on = turn(target, warm, prompt, cached=True)
     assert goes_on.prefill.num_cached >= len(FIRST) + TOKENS - 1
-    if name in ("Draft_Target", "text", "PARD", "Combined"):
+    if name in ("draft-model", "draft-model-text", "pard", "combined"):
         assert 0 < len(small.prefixes) <= 2  # text may be tokenized anew at its end
     anew = turn(target, cold, prompt, cached=False)
     assert goes_on.output == anew.output == plain_greedy(target, prompt, TOKENS)
     assert [s.tokens for s in goes_on.steps] == [s.tokens for s in anew.steps]
-    drafts = any(len(step.tokens) > 1 for step in goes_on.steps)
-    assert drafts == (name not in ("Autoregressive", "User_Provided"))  # no pair occurs twice
+    assert drafts(goes_on) == (name not in NEVER)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_prompt_read_in_parts_shows_a_drafter_the_same(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    case = case_of(name, tmp_path)
+    case = Case(name)
     whole = turn(case.target, case.drafter(), FIRST, cached=False)
     monkeypatch.setattr("engine.decode.PREFILL_ROWS", 7)
     parts = turn(case.target, case.drafter(), FIRST, cached=False)

@@ -20,7 +20,7 @@ from engine.accept import Lossless, VerifiedTree
 from engine.config import Limits, Sampling
 from engine.constraint import GrammarConstraint, allowed_after, build_constraint
 from engine.decode import decode
-from engine.drafters import parse_method
+from engine.drafters.base import Drafter
 from engine.errors import ConfigError, TargetError
 from engine.grammar import Matcher, choice_grammar, compile_grammar
 from engine.metrics import measure
@@ -28,11 +28,11 @@ from engine.model.audit import audit
 from engine.model.target import Target
 from engine.proposal import ExtraRows, Proposal, TargetOutput
 from engine.sampling import SeededDraws, probabilities
-from engine.steps import End, Step
+from engine.steps import End, Record, Step
 from engine.tree import TreeShape
+from tests.engine.methods import drafter_for
 from tests.engine.scripted import Parents, draw_tree, random_parents
-from tests.engine.test_every_method import configuration
-from tests.models import VOCAB, alike, build_context, tiny_model, tiny_target
+from tests.models import VOCAB, tiny_model, tiny_target
 
 SCHEMA = {
     "type": "object",
@@ -51,12 +51,10 @@ SAMPLINGS = {
     "regex": Sampling(structured_output="regex", grammar=REGEX),
     "grammar": Sampling(structured_output="grammar", grammar='start: "x" ("yy" | "zz"){8} "."'),
 }
-METHODS: dict[str, dict[str, Any]] = {
-    **{name: {"decoding_type": name} for name in ("Autoregressive", "NGram", "Suffix")},
-    **{name: {"decoding_type": name} for name in ("Token_Recycling", "Lookahead", "Combined")},
-    "Draft_Target": {"decoding_type": "Draft_Target", "speculative_model": "alike"},
-    "heads": {},
-}
+METHODS = [
+    *("plain", "ngram", "suffix", "recycling", "lookahead", "combined", "draft-model"),
+    *("medusa", "redrafter", "eagle", "eagle3"),
+]
 LIMITS = Limits(max_new_tokens=150, ignore_eos=True)
 
 
@@ -94,19 +92,17 @@ def expected(kind: str) -> list[int]:
 @pytest.mark.parametrize("kind", SAMPLINGS)
 @pytest.mark.parametrize("method", METHODS)
 def test_greedy_output_equals_the_target_held_to_its_grammar(kind: str, method: str) -> None:
-    bench = build_context(target(), alike=alike(eos_token_id=None))
-    heads = ("Medusa", "ReDrafter", "Eagle", "Eagle3")
-    configs = [configuration("llama", name, 2) for name in heads] if method == "heads" else []
-    for config in configs or [parse_method(METHODS[method])]:
-        drafter = config.build(bench)
-        for _ in "12":  # a drafter writes text after text
-            records = list(
-                decode(target(), drafter, prompt_ids(), sampling=SAMPLINGS[kind], limits=LIMITS)
-            )
-            assert isinstance(end := records[-1], End)
-            assert list(end.output_ids) == expected(kind), config
-            assert end.finish_reason == "eos"
-            check_forced([record for record in records if isinstance(record, Step)], kind, method)
+    drafter = drafter_for(target(), method)
+    for _ in "12":  # a drafter writes text after text
+        records = records_of(drafter, SAMPLINGS[kind])
+        assert isinstance(end := records[-1], End)
+        assert list(end.output_ids) == expected(kind)
+        assert end.finish_reason == "eos"
+        check_forced([record for record in records if isinstance(record, Step)], kind, method)
+
+
+def records_of(drafter: Drafter, sampling: Sampling) -> list[Record]:
+    return list(decode(target(), drafter, prompt_ids(), sampling=sampling, limits=LIMITS))
 
 
 def check_forced(steps: list[Step], kind: str, method: str) -> None:
@@ -117,7 +113,7 @@ def check_forced(steps: list[Step], kind: str, method: str) -> None:
             assert step.target_probs[node] == 1.0
             assert (step.parents[node] in reached) == (node in step.accepted)
     forced = sum(step.num_forced for step in steps)
-    assert forced == 0 if method == "Autoregressive" else forced > 0 or kind == "regex"
+    assert forced == 0 if method == "plain" else forced > 0 or kind == "regex"
 
 
 def test_the_text_follows_its_schema_its_expression_and_its_grammar() -> None:
@@ -129,10 +125,7 @@ def test_the_text_follows_its_schema_its_expression_and_its_grammar() -> None:
 
 
 def test_what_was_cut_is_counted_and_never_verified() -> None:
-    drafter = parse_method({"decoding_type": "Token_Recycling"}).build(build_context(target()))
-    records = list(
-        decode(target(), drafter, prompt_ids(), sampling=SAMPLINGS["regex"], limits=LIMITS)
-    )
+    records = records_of(drafter_for(target(), "recycling"), SAMPLINGS["regex"])
     steps = [record for record in records if isinstance(record, Step)]
     assert measure(records).num_cut == sum(step.num_cut for step in steps) > 0
     written = [int(records[0].token_id)]  # type: ignore[union-attr]
@@ -322,8 +315,7 @@ def test_a_bad_grammar_is_one_sentence_at_its_setting(kind: str, text: str, why:
 
 def test_a_choice_is_a_grammar_of_texts() -> None:
     sampling = Sampling(structured_output="grammar", grammar=choice_grammar(['say "no"', "yes"]))
-    drafter = parse_method({"decoding_type": "NGram"}).build(build_context(target()))
-    *_, end = decode(target(), drafter, prompt_ids(), sampling=sampling, limits=LIMITS)
+    *_, end = records_of(drafter_for(target(), "ngram"), sampling)
     assert isinstance(end, End)
     tokenizer: Any = target().tokenizer
     assert tokenizer.decode(end.output_ids[:-1]) in ('say "no"', "yes")

@@ -17,16 +17,12 @@ from engine.proposal import Needs, Proposal
 from engine.steps import End, Step
 from engine.tree import TreeShape
 from tests.engine.drafters.judges import slow
-from tests.engine.scripted import Parents, ScriptedDrafter, random_parents
+from tests.engine.scripted import Parents, ScriptedDrafter, random_parents, tokens_of
 from tests.models import FAMILIES, VOCAB, plain_greedy, tiny_model, tiny_target
 
 SOME_FAMILIES = [f if f in ("llama", "gemma3_text") else slow(f) for f in FAMILIES]
 """Full attention, and windows of two layer types; the others are slow."""
 TOLERANCE: dict[str, Any] = {"atol": 2e-4, "rtol": 1e-4}
-
-
-def tokens_of(rng: random.Random, count: int) -> list[int]:
-    return [rng.randrange(256) for _ in range(count)]
 
 
 def random_path(rng: random.Random, shape: TreeShape) -> tuple[int, ...]:
@@ -75,53 +71,6 @@ def test_the_mask_is_ancestry_within_the_window(seed: int, committed: int) -> No
         assert masks["sliding_attention"][0, 0, q].tolist() == near
 
 
-@pytest.mark.parametrize("family", SOME_FAMILIES)
-def test_tree_logits_equal_plain_causal_forwards_of_every_path(family: str) -> None:
-    target, rng = tiny_target(family), random.Random(3)
-    prompt = tokens_of(rng, 17)
-    shape = TreeShape(random_parents(rng, 20))
-    tokens = tokens_of(rng, len(shape))
-    cache = target.new_cache(8)
-    target.prefill(prompt, cache, Needs())
-    shown = target.verify(Proposal(torch.tensor(tokens), shape), cache, Needs())
-    for node in range(len(shape)):
-        path = [tokens[i] for i in (0, *shape.path_to(node))]
-        assert_close(shown.logits[node], plain_logits(target, prompt + path))
-
-
-@pytest.mark.parametrize("family", SOME_FAMILIES)
-def test_the_cache_after_commits_equals_a_fresh_prefill(family: str) -> None:
-    target, rng = tiny_target(family), random.Random(7)
-    text = tokens_of(rng, 9)
-    cache = target.new_cache(8)
-    target.prefill(text, cache, Needs())
-    for _ in range(12):
-        shape = TreeShape(random_parents(rng, rng.randint(1, 20)))
-        tokens = tokens_of(rng, len(shape))
-        target.verify(Proposal(torch.tensor(tokens), shape), cache, Needs())
-        path = random_path(rng, shape)
-        cache.commit(path)
-        text += [tokens[node] for node in path]
-    fresh = target.new_cache(8)
-    target.prefill(text, fresh, Needs())
-    assert cache.length == fresh.length == len(text)
-    assert cache._slots.keys() == fresh._slots.keys()
-    for layer in cache._slots:  # buffers can have slots that no layer fills
-        for ours, theirs in zip(cache.layer_kv(layer), fresh.layer_kv(layer), strict=True):
-            assert_close(ours[:, :, : len(text)], theirs[:, :, : len(text)])
-
-
-@pytest.mark.parametrize("family", SOME_FAMILIES)
-def test_a_prompt_in_pieces_equals_the_prompt_at_once(family: str) -> None:
-    target, rng = tiny_target(family), random.Random(5)
-    text = tokens_of(rng, 40)
-    cache = target.new_cache(64)
-    for begin, end in ((0, 4), (4, 5), (5, 16), (16, 40)):
-        shown = target.prefill(text[begin:end], cache, Needs())
-    assert cache.length == 40
-    assert_close(shown.logits[-1], plain_logits(target, text))
-
-
 def test_a_truncated_cache_goes_on_as_if_the_rest_had_not_been() -> None:
     target, rng = tiny_target(), random.Random(2)
     text = tokens_of(rng, 30)
@@ -155,6 +104,7 @@ SHAPES = {
     "chain": lambda rng: list(range(-1, 5)),
     "star": lambda rng: [-1] + [0] * 8,
     "any": lambda rng: random_parents(rng, rng.randint(1, 24)),
+    "seldom": lambda rng: random_parents(rng, rng.choice([1, 1, 9])),
 }
 
 
@@ -181,7 +131,11 @@ def test_greedy_output_equals_target_alone_on_any_tree(
     "family", [*SOME_FAMILIES, "qwen3_5_text", *map(slow, ("jamba", "mamba2", "llama4_text"))]
 )
 def test_texts_of_a_batch_show_what_each_shows_alone(family: str) -> None:
-    target, rng = tiny_target(family), random.Random(5)
+    check_batch(tiny_target(family), **TOLERANCE)
+
+
+def check_batch(target: Target, **near: Any) -> None:
+    rng = random.Random(5)
     prompts = [tokens_of(rng, count) for count in (21, 4, 30)]
     batch = TextBatch(target, 4, 40)
     batch.prefill(list(enumerate(prompts)))
@@ -195,8 +149,8 @@ def test_texts_of_a_batch_show_what_each_shows_alone(family: str) -> None:
             target.prefill(prompts[row], cache, Needs())
             chain = Proposal(torch.tensor(drafts[row]), TreeShape.chain(count - 1))
             alone = target.verify(chain, cache, Needs())
-            torch.testing.assert_close(shown, alone.logits, **TOLERANCE)
+            torch.testing.assert_close(shown, alone.logits, **near)
     batch.repeat(15)
     shown = batch.step([(3, 7, 15)])
     alone = target.prefill([*prompts[0][:15], 7], target.new_cache(40), Needs())
-    torch.testing.assert_close(shown, alone.logits, **TOLERANCE)
+    torch.testing.assert_close(shown, alone.logits, **near)

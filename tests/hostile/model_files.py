@@ -16,6 +16,7 @@ from torch import Tensor
 
 from engine.drafters.blocks.dflash import DFlashModel
 from engine.drafters.heads.layer import HeadSpec
+from engine.model.random_weights import add_tensors
 from engine.model.target import Target
 from tests.engine.cpu.tiny_gguf import write_gguf
 from tests.engine.drafters.eagle_heads import config_of, layer_tensors, write
@@ -60,37 +61,36 @@ def random(*shape: int, scale: float = 0.2) -> Tensor:
     return scale * torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
+def save_random(folder: Path, config: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> None:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    add_tensors(folder, shapes, seed=0)
+
+
 def save_heads(folder: Path, target: Target) -> None:
     """Medusa: two heads with an output matrix each."""
     size, vocab = target.hidden_size, target.vocab_size
-    tensors = {}
-    for head in range(2):
-        tensors[f"{head}.0.linear.weight"] = random(size, size)
-        tensors[f"{head}.0.linear.bias"] = random(size)
-        tensors[f"{head}.1.weight"] = random(vocab, size)
-    write(folder, tensors, {"medusa_num_heads": 2})
+    shapes = {"{0,1}.0.linear.weight": (size, size), "{0,1}.0.linear.bias": (size,)}
+    save_random(folder, {"medusa_num_heads": 2}, {**shapes, "{0,1}.1.weight": (vocab, size)})
 
 
 def save_heads_as_pickle(folder: Path, target: Target) -> None:
     save_heads(folder, target)
-    torch.save(load_file(folder / "m.safetensors"), folder / "medusa_lm_head.pt")
-    (folder / "m.safetensors").unlink()
+    weights = folder / "model.safetensors"
+    torch.save(load_file(weights), folder / "medusa_lm_head.pt")
+    weights.unlink()
 
 
 def save_recurrent(folder: Path, target: Target) -> None:
     """ReDrafter with all parts."""
     size, vocab = target.hidden_size, target.vocab_size
-    tensors = {
-        "rnn_w.weight": random(size, size),
-        "rnn_u.weight": random(size, size),
-        "rnn_u.bias": random(size),
-        "input_proj.weight": random(size, 2 * size),
-        "input_proj.bias": random(size),
-        "lm_head.0.linear.weight": random(size, size),
-        "lm_head.0.linear.bias": random(size),
-        "lm_head.1.weight": random(vocab, size),
+    shapes = {
+        "{rnn_w,rnn_u,lm_head.0.linear}.weight": (size, size),
+        "{rnn_u,input_proj,lm_head.0.linear}.bias": (size,),
+        "input_proj.weight": (size, 2 * size),
+        "lm_head.1.weight": (vocab, size),
     }
-    write(folder, tensors, {"rnn": True})
+    save_random(folder, {"rnn": True}, shapes)
 
 
 def save_eagle(folder: Path, target: Target) -> None:

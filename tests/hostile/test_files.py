@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import resource
 import shutil
-import time
 import warnings
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -20,11 +17,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.config import Limits
-from engine.decode import decode
 from engine.drafters import parse_method
 from engine.drafters.autoregressive import AutoregressiveConfig
-from engine.drafters.base import BuildContext, Drafter
+from engine.drafters.base import BuildContext
 from engine.errors import PlaygroundError
 from engine.kernels.cpu.gguf import GGUFFile
 from engine.model.corpus import Corpus
@@ -32,7 +27,8 @@ from engine.model.files import check_folder, read_tensors
 from engine.model.loading import load_target
 from engine.model.sources import TargetSpec
 from engine.model.target import Target
-from engine.steps import End
+from tests.engine.drafters.judges import write
+from tests.hostile.campaign import Campaign
 from tests.hostile.damages import Case
 from tests.hostile.model_files import DRAFTERS, TARGETS, drafter_cases, target_cases
 from tests.models import build_context, tiny_target
@@ -41,31 +37,12 @@ pytestmark = pytest.mark.slow
 
 SHARE = 8
 """Without `--hostile-long`, one case of so many is tried."""
-SLOWEST_S = 5.0
 MOST_BYTES = 1 << 30
 """What the whole campaign may add to the process."""
 LONGEST = 600
 NEVER_SAID = ("weights_only", "trust_remote_code=True", "Traceback", "ignore_mismatched_sizes")
-LIMITS = Limits(max_new_tokens=6, ignore_eos=True)
 PROMPT = [5, 9, 200, 31]
 CHAT = [{"role": "user", "content": "hi"}]
-
-
-@dataclass
-class Campaign:
-    """What the cases came to."""
-
-    ended: Counter[str] = field(default_factory=Counter)
-    lost: list[str] = field(default_factory=list)
-    slowest_s: float = 0.0
-    slowest: str = ""
-
-    def __str__(self) -> str:
-        return (
-            f"tried {self.ended.total()}, refused {self.ended['refused']}, "
-            f"loaded {self.ended['loaded']}, lost {len(self.lost)}, "
-            f"slowest {1000 * self.slowest_s:.0f} ms ({self.slowest})"
-        )
 
 
 class Bases:
@@ -73,13 +50,13 @@ class Bases:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.target = folder, tiny_target()
-        for name, write in TARGETS.items():
-            write(folder / name)
-        for name, (_, write_for) in DRAFTERS.items():
-            write_for(folder / name, self.target)
+        for name, save in TARGETS.items():
+            save(folder / name)
+        for name, (_, save_for) in DRAFTERS.items():
+            save_for(folder / name, self.target)
         self.texts = {name: self.text(name, folder / name) for name in (*TARGETS, *DRAFTERS)}
 
-    def text(self, base: str, folder: Path) -> tuple[int, ...]:
+    def text(self, base: str, folder: Path) -> list[int]:
         """What is written with these files."""
         if base in TARGETS:
             target = load(folder)
@@ -87,13 +64,14 @@ class Bases:
                 target.encode("abc")
             if target.has_chat_template:
                 target.encode_chat(CHAT)
-            return written(target, AutoregressiveConfig().build(build_context(target)))
+            plain = AutoregressiveConfig().build(build_context(target))
+            return write(target, plain, PROMPT, tokens=6).output
         fixed, _ = DRAFTERS[base]
         place = "datastore" if base == "Suffix" else "speculative_model"
         values = {"decoding_type": base.split()[0], **fixed, place: str(folder)}
         context = BuildContext(self.target, TargetSpec.of_path_or_hub, load_spec)
         drafter = parse_method(values, where=base).build(context)
-        return written(self.target, drafter)
+        return write(self.target, drafter, PROMPT, tokens=6).output
 
 
 def load_spec(spec: TargetSpec) -> Target:
@@ -107,12 +85,6 @@ def load(folder: Path) -> Target:
     return load_spec(TargetSpec.of_path_or_hub(str(file if file.exists() else folder)))
 
 
-def written(target: Target, drafter: Drafter) -> tuple[int, ...]:
-    *_, end = decode(target, drafter, PROMPT, limits=LIMITS)
-    assert isinstance(end, End)
-    return end.output_ids
-
-
 @pytest.fixture(scope="module")
 def bases(tmp_path_factory: pytest.TempPathFactory) -> Bases:
     return Bases(tmp_path_factory.mktemp("bases"))
@@ -123,31 +95,25 @@ def share(request: pytest.FixtureRequest) -> int:
     return 1 if request.config.getoption("--hostile-long") else SHARE
 
 
-def tried(cases: Sequence[Case], bases: Bases, folder: Path) -> Campaign:
-    """Run the campaign; nothing but our own errors may come out of a case."""
-    campaign, before = Campaign(), peak_bytes()
-    for case in cases:
+def run_campaign(name: str, cases: Sequence[Case], bases: Bases, folder: Path, share: int) -> None:
+    """Nothing but our own errors may come out of a case."""
+    assert len(cases) > 500 and len({str(case) for case in cases}) == len(cases)
+    campaign, before = Campaign(name), peak_bytes()
+    for case in cases[::share]:
         place = folder / case.base.replace(" ", "-")
         shutil.copytree(bases.folder / case.base, place)
         case.damage(place)
-        began_s = time.perf_counter()
-        ended, fault = outcome(case, bases, place)
-        took_s = time.perf_counter() - began_s
-        if took_s > campaign.slowest_s:
-            campaign.slowest_s, campaign.slowest = took_s, str(case)
-        if took_s > SLOWEST_S:
-            fault = f"took {took_s:.1f} s"
-        campaign.ended[ended] += 1
-        if fault is not None:
-            campaign.lost.append(f"{case}: {fault}")
+        with campaign.timed(str(case)):
+            ended, fault = outcome(case, bases, place)
+        campaign.judge(str(case), ended, "", fault=fault)
         shutil.rmtree(place)
         shutil.rmtree(folder / "cache", ignore_errors=True)
     if peak_bytes() - before > MOST_BYTES:
         campaign.lost.append(f"took {(peak_bytes() - before) >> 20} MiB")
-    return campaign
+    campaign.check()
 
 
-def outcome(case: Case, bases: Bases, folder: Path) -> tuple[str, str | None]:
+def outcome(case: Case, bases: Bases, folder: Path) -> tuple[str, str]:
     """How a case ended, and what is wrong with that."""
     try:
         with warnings.catch_warnings(action="ignore"):
@@ -157,40 +123,30 @@ def outcome(case: Case, bases: Bases, folder: Path) -> tuple[str, str | None]:
         plain = said.isprintable() and 10 < len(said) <= LONGEST
         if not plain or any(words in said for words in NEVER_SAID):
             return "refused", f"in these words: {said!r}"
-        return "refused", None
+        return "refused", ""
     except Exception as error:
         return "raised", f"{type(error).__name__}: {error}"
     if case.refused:
         return "loaded", "it was not refused"
     if text != bases.texts[case.base] and not case.another:
         return "loaded", "it wrote another text"
-    return "loaded", None
+    return "loaded", ""
 
 
 def peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
-def ends(campaign: Campaign, capsys: pytest.CaptureFixture[str]) -> None:
-    with capsys.disabled():
-        print(f"\n{campaign}")
-    assert not campaign.lost, "\n".join(campaign.lost)
-
-
 def test_every_damaged_target_is_refused_or_writes_its_own_text(
-    bases: Bases, share: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    bases: Bases, share: int, tmp_path: Path
 ) -> None:
-    cases = list(target_cases())
-    assert len(cases) > 500 and len({str(case) for case in cases}) == len(cases)
-    ends(tried(cases[::share], bases, tmp_path), capsys)
+    run_campaign("damaged targets", list(target_cases()), bases, tmp_path, share)
 
 
 def test_every_damaged_drafter_is_refused_or_drafts_losslessly(
-    bases: Bases, share: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    bases: Bases, share: int, tmp_path: Path
 ) -> None:
-    cases = list(drafter_cases(bases.folder))
-    assert len(cases) > 500 and len({str(case) for case in cases}) == len(cases)
-    ends(tried(cases[::share], bases, tmp_path), capsys)
+    run_campaign("damaged drafters", list(drafter_cases(bases.folder)), bases, tmp_path, share)
 
 
 # ---- any bytes

@@ -95,49 +95,33 @@ INDEXES: dict[str, bytes] = {
 
 
 def weight_cases() -> Iterator[Case]:
-    names = tuple(tiny_model().state_dict())
+    case, names = partial(Case, "target"), tuple(tiny_model().state_dict())
     for name in names:
-        yield Case("target", f"it lacks {name}", without(name), refused=True)
+        yield case(f"it lacks {name}", without(name), refused=True)
     for name in names[:4] + names[-2:]:
-        yield Case("target", f"{name} has another shape", reshaped(name))
-    yield Case("target", "it has no tensors", tensors(lambda found: {}))
-    yield Case(
-        "target", "all names are others", tensors(lambda f: {f"x.{k}": v for k, v in f.items()})
-    )
-    extra = {"model.layers.0.self_attn.q_proj.bias": torch.ones(32)}
-    damage = tensors(lambda f: f | extra)
-    yield Case("target", "it has a bias that is not added", damage, refused=True)
-    yield Case(
-        "target",
-        "it has a layer more",
-        tensors(lambda f: f | {"model.layers.3.mlp.up_proj.weight": torch.ones(48, 32)}),
-        refused=True,
-    )
+        yield case(f"{name} has another shape", reshaped(name))
+    yield case("it has no tensors", tensors(lambda found: {}))
+    yield case("all names are others", tensors(lambda f: {f"x.{k}": v for k, v in f.items()}))
+    bias = {"model.layers.0.self_attn.q_proj.bias": torch.ones(32)}
+    yield case("it has a bias that is not added", tensors(lambda f: f | bias), refused=True)
+    layer = {"model.layers.3.mlp.up_proj.weight": torch.ones(48, 32)}
+    yield case("it has a layer more", tensors(lambda f: f | layer), refused=True)
     for kind in (torch.int64, torch.bool, torch.complex64, torch.float64):
-        yield Case(
-            "target",
-            f"a matrix is {kind}",
-            with_tensor("lm_head.weight", partial(Tensor.to, dtype=kind)),
-            another=True,
-        )
+        damage = with_tensor("lm_head.weight", partial(Tensor.to, dtype=kind))
+        yield case(f"a matrix is {kind}", damage, another=True)
     for value in (float("nan"), float("inf"), float("-inf")):
         for name in ("model.norm.weight", "lm_head.weight", "model.embed_tokens.weight"):
-            yield Case(
-                "target",
-                f"{name} is {value}",
-                with_tensor(name, partial(torch.full_like, fill_value=value)),
-                refused=True,
-            )
+            damage = with_tensor(name, partial(torch.full_like, fill_value=value))
+            yield case(f"{name} is {value}", damage, refused=True)
     for what, damage in DAMAGED.items():
-        yield Case("target", f"its weights are {what}", damage)
-    index = "model.safetensors.index.json"
+        yield case(f"its weights are {what}", damage)
     for what, text in INDEXES.items():
+        yield case(f"its index {what}", partial(_with_index, text))
 
-        def damage(folder: Path, text: bytes = text) -> None:
-            (folder / WEIGHTS).rename(folder / "other.safetensors")
-            (folder / index).write_bytes(text)
 
-        yield Case("target", f"its index {what}", damage)
+def _with_index(text: bytes, folder: Path) -> None:
+    (folder / WEIGHTS).rename(folder / "other.safetensors")
+    (folder / f"{WEIGHTS}.index.json").write_bytes(text)
 
 
 class Runs:
@@ -212,12 +196,13 @@ def pickle_cases(base: str, name: str) -> Iterator[Case]:
         yield Case(base, f"{name} {what}", damage)
     every = 997
     for at in range(every, 12 * every, every):
+        damage = change(name, partial(_flip, at))
+        yield Case(base, f"{name} has another byte at {at}", damage, another=True)
 
-        def flip(data: bytes, at: int = at) -> bytes:
-            place = at % len(data)
-            return data[:place] + bytes([data[place] ^ 0xFF]) + data[place + 1 :]
 
-        yield Case(base, f"{name} has another byte at {at}", change(name, flip), another=True)
+def _flip(at: int, data: bytes) -> bytes:
+    place = at % len(data)
+    return data[:place] + bytes([data[place] ^ 0xFF]) + data[place + 1 :]
 
 
 # ---- GGUF

@@ -74,7 +74,7 @@ class DraftHead(nn.Module):
             head_dim=spec.head_dim,
             intermediate=spec.intermediate,
             eps=spec.eps,
-            factors=Factors(query=spec.head_dim**-0.5),
+            factors=Factors(query=spec.head_dim**-0.5, embedding=1.0, residual=1.0, logits=1.0),
             norm=norm,
             embedding=embedding,
             lm_head=lm_head.matrix,
@@ -191,7 +191,8 @@ class Eagle1Head(DraftHead):
     def parts(self) -> DecoderWeights | None:
         if not isinstance(self.fc, NativeLinear):
             return None
-        return self._parts(HeadInput(self.fc.matrix), norm=None, lm_head=_packed(self._shared[0]))
+        head_input = HeadInput(fusion=self.fc.matrix)
+        return self._parts(head_input, norm=None, lm_head=_packed(self._shared[0]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,9 +277,8 @@ class Eagle3Head(DraftHead):
 
     def parts(self) -> DecoderWeights | None:
         head_input = HeadInput(
-            None,
-            self.input_layernorm.weight.detach().float(),
-            self.hidden_norm.weight.detach().float(),
+            embedding_norm=self.input_layernorm.weight.detach().float(),
+            hidden_norm=self.hidden_norm.weight.detach().float(),
             normed_input=self.spec.norm_before_residual,
         )
         lm_head = self.lm_head if self._shared[0] is None else _packed(self._shared[0])

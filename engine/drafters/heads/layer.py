@@ -176,10 +176,10 @@ class HeadLayer(nn.Module):
         norms = [self.q_norm, self.k_norm] if spec.qk_norm else [None, None]
         query_norm, key_norm = (None if n is None else n.weight.detach().float() for n in norms)
         return Layer(
-            [qkv],
-            out,
-            [gate_up],
-            down,
+            qkv=[qkv],
+            out=out,
+            gate_up=[gate_up],
+            down=down,
             mlp_norm=self.post_attention_norm.weight.detach().float(),
             query_norm=query_norm,
             key_norm=key_norm,

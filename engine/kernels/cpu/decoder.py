@@ -6,15 +6,16 @@ A row's results are bit-identical, whatever rows are computed with it.
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from engine.kernels.cpu.operators import Matrix, MatrixStruct, fields
+from engine.kernels.cpu.operators import Matrix, MatrixStruct, Struct, call, fields
 from engine.proposal import TargetOutput
 
 ROTARY_BLOCK = 2048
@@ -23,10 +24,10 @@ ALIGNMENT = 64
 ACTIVATIONS = ("silu", "gelu_tanh")
 
 
-class Layer(Structure):
+class Layer(Struct):
     """A decoder layer: matrices, and weights of norms in float32.
 
-    Args:
+    Fields:
         qkv: query, key and value, in one matrix or in three; gate_up: gate and up.
         input_norm, attention_norm, mlp_norm, output_norm: `(hidden,)` before and after attention,
             before and after the MLP; None = none.
@@ -44,39 +45,11 @@ class Layer(Structure):
         *fields(c_int32, "rotary window"),
     ]
 
-    def __init__(
-        self,
-        qkv: Sequence[Matrix],
-        out: Matrix,
-        gate_up: Sequence[Matrix],
-        down: Matrix,
-        *,
-        input_norm: Tensor | None = None,
-        attention_norm: Tensor | None = None,
-        mlp_norm: Tensor | None = None,
-        output_norm: Tensor | None = None,
-        query_norm: Tensor | None = None,
-        key_norm: Tensor | None = None,
-        rotary: int = 0,
-        window: int = 0,
-    ) -> None:
-        norms = (input_norm, attention_norm, mlp_norm, output_norm, query_norm, key_norm)
-        self._alive = (qkv, out, gate_up, down, norms)  # the struct holds their addresses
-        super().__init__(
-            tuple(matrix.struct for matrix in qkv),
-            out.struct,
-            tuple(matrix.struct for matrix in gate_up),
-            down.struct,
-            *map(_address, norms),
-            rotary,
-            window,
-        )
 
-
-class Factors(Structure):
+class Factors(Struct):
     """Multipliers of a decoder's activations, and soft caps.
 
-    Args:
+    Fields:
         query: of queries, such as 1 / sqrt(head_dim).
         residual: of the outputs of attention and MLP.
         score_cap, logit_cap: `cap · tanh(x / cap)` of attention scores and of logits; 0 = none.
@@ -84,25 +57,13 @@ class Factors(Structure):
 
     _fields_ = fields(c_float, "embedding query residual logits score_cap logit_cap")
 
-    def __init__(
-        self,
-        query: float,
-        *,
-        embedding: float = 1.0,
-        residual: float = 1.0,
-        logits: float = 1.0,
-        score_cap: float = 0.0,
-        logit_cap: float = 0.0,
-    ) -> None:
-        super().__init__(embedding, query, residual, logits, score_cap, logit_cap)
 
-
-class HeadInput(Structure):
+class HeadInput(Struct):
     """How a draft head joins the embedding of a token with a hidden state.
 
-    Args:
-        fusion: `(hidden, 2 hidden)`, maps both to the first layer's input; None = its `qkv` reads
-            both, and the residual stream is the hidden state.
+    Fields:
+        fusion: `(hidden, 2 hidden)`, maps both to the first layer's input; without it, the layer's
+            `qkv` reads both, and the residual stream is the hidden state.
         embedding_norm, hidden_norm: `(hidden,)`, applied before; None = none.
         normed_input: without `fusion`: the residual stream is the normalised hidden state.
     """
@@ -113,20 +74,8 @@ class HeadInput(Structure):
         ("normed_input", c_int32),
     ]
 
-    def __init__(
-        self,
-        fusion: Matrix | None,
-        embedding_norm: Tensor | None = None,
-        hidden_norm: Tensor | None = None,
-        *,
-        normed_input: bool = False,
-    ) -> None:
-        self._alive = (fusion, embedding_norm, hidden_norm)
-        norms = map(_address, (embedding_norm, hidden_norm))
-        super().__init__(_struct(fusion), *norms, normed_input)
 
-
-class _ModelStruct(Structure):
+class _ModelStruct(Struct):
     _fields_ = [
         *fields(c_int32, "num_layers hidden heads kv_heads head_dim intermediate threads vocab"),
         *fields(c_int32, "activation rotary_dim all_head_norms"),
@@ -140,7 +89,7 @@ class _ModelStruct(Structure):
     ]
 
 
-class _CallStruct(Structure):
+class _CallStruct(Struct):
     _fields_ = [
         *fields(c_int32, "n context num_masked"),
         ("visible", c_void_p),
@@ -153,7 +102,7 @@ class _CallStruct(Structure):
     ]
 
 
-class _ChainStruct(Structure):
+class _ChainStruct(Struct):
     _fields_ = [
         *fields(c_int32, "levels feeds_normed"),
         ("min_log_prob", c_float),
@@ -222,29 +171,18 @@ class Decoder:
         self.kernels, self.weights = kernels, weights
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self._rotary = torch.empty(0, 0, 0)
-        embedding = weights.embedding if isinstance(weights.embedding, Tensor) else None
-        packed = weights.embedding if isinstance(weights.embedding, Matrix) else None
-        self._model = _ModelStruct(
-            len(weights.layers),
-            weights.hidden,
-            weights.heads,
-            weights.kv_heads,
-            weights.head_dim,
-            weights.intermediate,
-            torch.get_num_threads(),
-            weights.vocab,
-            ACTIVATIONS.index(weights.activation),
-            weights.rotary_dim,
-            weights.all_head_norms,
-            weights.eps,
-            weights.factors,
-            (Layer * len(weights.layers))(*weights.layers),
-            _address(weights.norm),
-            _address(embedding),
-            _struct(packed),
-            _struct(weights.lm_head),
-            weights.head_input and ctypes.pointer(weights.head_input),
-        )
+        values = {one.name: getattr(weights, one.name) for one in dataclasses.fields(weights)}
+        del values["rotary"]
+        if isinstance(weights.embedding, Matrix):
+            values["packed_embedding"] = values.pop("embedding")
+        values |= {
+            "num_layers": len(weights.layers),
+            "layers": (Layer * len(weights.layers))(*weights.layers),
+            "activation": ACTIVATIONS.index(weights.activation),
+            "lm_head": weights.lm_head or MatrixStruct(),
+            "head_input": weights.head_input and ctypes.pointer(weights.head_input),
+        }
+        self._model = _ModelStruct(**values)
 
     def run(
         self,
@@ -265,9 +203,9 @@ class Decoder:
             num_logits: number of last rows that get logits; None = all.
         """
         rotary = self._rotary_rows(positions)
-        call, output = self._call(tokens, rotary, slots, states, taps, num_logits)
-        call.scratch = self._scratch_address(len(tokens), slots.context + len(tokens))
-        self.kernels.forward(ctypes.byref(self._model), ctypes.byref(call))
+        arguments, output = self._arguments(tokens, rotary, slots, states, taps, num_logits)
+        arguments.scratch = self._scratch_address(len(tokens), slots.context + len(tokens))
+        call(self.kernels.forward, self._model, arguments)
         return output
 
     def chain(
@@ -297,23 +235,21 @@ class Decoder:
         n = len(tokens)
         rotary = self._rotary_rows(torch.arange(position, position + n + levels))
         taps = () if states is None else (len(self.weights.layers),)
-        call, _ = self._call(tokens, rotary, slots, states, taps, 1)
-        call.scratch = self._scratch_address(n, slots.context + n + levels)
+        arguments, _ = self._arguments(tokens, rotary, slots, states, taps, 1)
+        arguments.scratch = self._scratch_address(n, slots.context + n + levels)
         drafted, log_probs = torch.empty(levels, dtype=torch.int64), torch.empty(levels)
         chain = _ChainStruct(
             levels=levels,
             feeds_normed=feeds_normed,
             min_log_prob=math.log(min_prob) if min_prob > 0 else -math.inf,
-            ids=_address(ids),
-            tokens=_address(drafted),
-            log_probs=_address(log_probs),
+            ids=ids,
+            tokens=drafted,
+            log_probs=log_probs,
         )
-        count = self.kernels.draft_chain(
-            ctypes.byref(self._model), ctypes.byref(call), ctypes.byref(chain)
-        )
+        count = call(self.kernels.draft_chain, self._model, arguments, chain)
         return drafted[:count], log_probs[:count]
 
-    def _call(
+    def _arguments(
         self,
         tokens: Tensor,
         rotary: Tensor,
@@ -334,31 +270,30 @@ class Decoder:
         logits = torch.empty(count, model.lm_head.out)
         totals, best = torch.empty(count), torch.empty(count, dtype=torch.int64)
         model.threads = torch.get_num_threads()
-        call = _CallStruct(
+        arguments = _CallStruct(
             n=n,
             context=slots.context,
             num_masked=0 if visible is None else visible.shape[1] - n,
-            visible=_address(visible),
+            visible=visible,
             capacity=slots.buffer.shape[2],
-            text_starts=_address(slots.text_starts),
-            columns=_address(slots.columns),
+            text_starts=slots.text_starts,
+            columns=slots.columns,
             first_logit=n - count,
             num_taps=len(taps),
-            tokens=_address(tokens),
-            states=_address(states),
-            rotary=_address(rotary),
+            tokens=tokens,
+            states=states,
+            rotary=rotary,
             rotary_stride=rotary[0].numel(),
-            cache=_address(slots.buffer),
-            taps=_address(tap_layers),
-            tap_states=_address(tap_states),
-            normed=_address(normed),
-            logits=_address(logits),
-            logsumexp=_address(totals),
-            best=_address(best),
+            cache=slots.buffer,
+            taps=tap_layers,
+            tap_states=tap_states,
+            normed=normed,
+            logits=logits,
+            logsumexp=totals,
+            best=best,
         )
         output = TargetOutput(logits[:, : model.vocab], normed, tap_states, totals, best)
-        call.alive = output, tokens, rotary, visible, states, tap_layers  # it holds their addresses
-        return call, output
+        return arguments, output
 
     def _rotary_rows(self, positions: Tensor) -> Tensor:
         """Rows `(tables, n, head_dim)` of the rotary tables, which grow as needed."""
@@ -369,15 +304,7 @@ class Decoder:
 
     def _scratch_address(self, n: int, keys: int) -> int:
         """Address of scratch memory for a forward."""
-        size = self.kernels.scratch_bytes(ctypes.byref(self._model), n, c_int64(keys))
+        size = call(self.kernels.scratch_bytes, self._model, n, c_int64(keys))
         if len(self._scratch) < size + ALIGNMENT:
             self._scratch = torch.empty(size + size // 4 + ALIGNMENT, dtype=torch.uint8)
         return -(-self._scratch.data_ptr() // ALIGNMENT) * ALIGNMENT
-
-
-def _address(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
-
-
-def _struct(matrix: Matrix | None) -> MatrixStruct:
-    return MatrixStruct() if matrix is None else matrix.struct

@@ -104,17 +104,24 @@ class NativeForward(Forward):
         weights = self.decoder.weights
         return cache.shared_buffer(weights.kv_heads, weights.head_dim)
 
+    @torch.inference_mode()
     def draft_chain(
         self,
         tokens: Tensor,
         cache: TreeCache,
         levels: int,
-        min_prob: float,
-        ids: Tensor | None,
+        min_prob: float = 0.0,
+        *,
+        ids: Tensor | None = None,
     ) -> tuple[Tensor, Tensor] | None:
+        cache.reserve(len(tokens) + levels)
         decoder = self.decoder if ids is None else self._restricted_to(ids)
         slots = KVSlots(self._buffer(cache), cache.length)
-        return decoder.chain(tokens, cache.length, slots, levels=levels, min_prob=min_prob, ids=ids)
+        chain = decoder.chain(
+            tokens, cache.length, slots, levels=levels, min_prob=min_prob, ids=ids
+        )
+        cache.length += len(tokens) + len(chain[0]) - 1
+        return chain
 
     def _restricted_to(self, ids: Tensor) -> Decoder:
         """A decoder with the same layers, whose output matrix has only these tokens' rows."""

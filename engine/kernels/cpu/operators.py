@@ -52,6 +52,38 @@ def fields(ctype: type[Any], names: str) -> list[tuple[str, type[Any]]]:
     return [(name, ctype) for name in names.split()]
 
 
+class Struct(Structure):
+    """A struct of the kernels, from values by the names of its fields; others are 0 or null.
+
+    Tensors are passed by address, and matrices by their own structs; all live as long as it.
+    """
+
+    def __init__(self, **values: Any) -> None:
+        self._alive = values
+        super().__init__(**{name: _converted(value) for name, value in values.items()})
+
+
+def call(function: Any, *arguments: Any) -> Any:
+    """Call a function of the kernels; tensors are passed by address, structs by reference."""
+    return function(*map(_argument, arguments))
+
+
+def _argument(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return c_void_p(value.data_ptr())
+    if isinstance(value, Matrix):
+        value = value.struct
+    return ctypes.byref(value) if isinstance(value, Structure) else value
+
+
+def _converted(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.data_ptr()
+    if isinstance(value, Matrix):
+        return value.struct
+    return tuple(map(_converted, value)) if isinstance(value, list) else value
+
+
 class MatrixStruct(Structure):
     """`Matrix` of the kernels."""
 
@@ -86,10 +118,9 @@ class Matrix:
         weight = weight.detach().contiguous()
         if weight.dtype not in FLOAT_TYPES:
             weight = weight.float()
-        kind, row_bytes = FLOAT_TYPES[weight.dtype], weight.stride(0) * weight.itemsize
-        shape = (len(weight), weight.shape[1])
-        data = weight.data_ptr()
-        return cls._packed(kernels, shape, FORMATS[bits], bias, kind, data, row_bytes)
+        bytes_of_rows = weight.view(torch.uint8).numpy()
+        raw = RawTensor(FLOAT_TYPES[weight.dtype], tuple(weight.shape), bytes_of_rows)
+        return cls._packed(kernels, raw, FORMATS[bits], bias)
 
     @classmethod
     def from_gguf(
@@ -108,38 +139,26 @@ class Matrix:
         format = GGML_FORMATS.get(tensor.type_id)
         if format is None or (format > LAST_COMMON_FORMAT and not has_rare_formats(kernels)):
             return None
-        out, columns = tensor.shape
-        order = None if order is None else order.contiguous()
-        data, row_bytes = tensor.data.ctypes.data, tensor.data.shape[1]
-        rows = (tensor.type_id, data, row_bytes, order)
-        return cls._packed(kernels, (out, columns), format, bias, *rows)
+        return cls._packed(kernels, tensor, format, bias, order)
 
     @classmethod
     def _packed(
         cls,
         kernels: ctypes.CDLL,
-        shape: tuple[int, int],
+        tensor: RawTensor,
         format: int,
         bias: Tensor | None,
-        kind: int,
-        data: int,
-        row_bytes: int,
         order: Tensor | None = None,
     ) -> Matrix:
+        out, columns = tensor.shape
         if bias is not None:
-            bias = torch.nn.functional.pad(bias.detach().float(), (0, -shape[0] % LANES))
-        empty = cls(kernels, shape, format, bias, torch.empty(0, dtype=torch.uint8))
-        num_bytes = kernels.packed_bytes(ctypes.byref(empty.struct))
-        matrix = replace(empty, packed=aligned_zeros(num_bytes))
-        kernels.pack(
-            ctypes.byref(matrix.struct),
-            kind,
-            c_void_p(data),
-            c_int64(row_bytes),
-            *shape,
-            None if order is None else c_void_p(order.data_ptr()),
-            torch.get_num_threads(),
-        )
+            bias = torch.nn.functional.pad(bias.detach().float(), (0, -out % LANES))
+        empty = cls(kernels, (out, columns), format, bias, torch.empty(0, dtype=torch.uint8))
+        matrix = replace(empty, packed=aligned_zeros(call(kernels.packed_bytes, empty)))
+        order = None if order is None else order.contiguous()
+        data, row_bytes = c_void_p(tensor.data.ctypes.data), c_int64(tensor.data.shape[1])
+        rows = (data, row_bytes, out, columns, order)
+        call(kernels.pack, matrix, tensor.type_id, *rows, torch.get_num_threads())
         return matrix
 
     @property
@@ -162,15 +181,8 @@ class Matrix:
         y = torch.empty(len(x), struct.out)
         size = 0 if self.format == FORMATS[16] else x.numel()
         integers = torch.empty(size + size // BLOCK * BLOCK_BYTES, dtype=torch.uint8)
-        self.kernels.linear(
-            ctypes.byref(struct),
-            c_void_p(x.data_ptr()),
-            c_void_p(integers.data_ptr()),
-            c_void_p(integers.data_ptr() + size),
-            c_void_p(y.data_ptr()),
-            len(x),
-            torch.get_num_threads(),
-        )
+        scratch = (integers, integers[size:])
+        call(self.kernels.linear, struct, x, *scratch, y, len(x), torch.get_num_threads())
         return y[:, : self.shape[0]]
 
     def rows(self, index: Tensor | None = None, *, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -185,16 +197,9 @@ class Matrix:
         count = self.shape[0] if index is None else len(index)
         index = None if index is None else index.to(torch.int64).contiguous()
         values = torch.empty(count, self.shape[1], dtype=dtype)
-        at = c_void_p(values.data_ptr())
-        self.kernels.unpack(
-            ctypes.byref(self.struct),
-            None if index is None else c_void_p(index.data_ptr()),
-            c_int64(count),
-            self.shape[1],
-            None if dtype == torch.float32 else at,
-            at if dtype == torch.float32 else None,
-            torch.get_num_threads(),
-        )
+        outputs = (None, values) if dtype == torch.float32 else (values, None)
+        sizes = (c_int64(count), self.shape[1])
+        call(self.kernels.unpack, self, index, *sizes, *outputs, torch.get_num_threads())
         return values
 
 
@@ -358,15 +363,6 @@ def topk(logits: Tensor, k: int, *, with_logsumexp: bool = True) -> TopK:
     n, vocab = logits.shape
     best, logsumexp = torch.empty(n, k), torch.empty(n, 1) if with_logsumexp else None
     ids = torch.empty(n, k, dtype=torch.int64)
-    kernels.topk(
-        c_void_p(logits.data_ptr()),
-        c_int64(logits.stride(0)),
-        n,
-        vocab,
-        k,
-        c_void_p(best.data_ptr()),
-        c_void_p(ids.data_ptr()),
-        None if logsumexp is None else c_void_p(logsumexp.data_ptr()),
-        torch.get_num_threads(),
-    )
+    sizes = (c_int64(logits.stride(0)), n, vocab, k)
+    call(kernels.topk, logits, *sizes, best, ids, logsumexp, torch.get_num_threads())
     return TopK(best, ids, logsumexp)

@@ -4,31 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from engine.model.forward import ModulesForward, prepare_attention
 from engine.model.packed import pack
 from engine.model.target import Target
 from tests.models import tiny_model, tiny_tokenizer
 
 SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96}
-WIDE: dict[str, dict[str, Any]] = {
-    "llama": {"num_attention_heads": 2, "num_key_value_heads": 1},
-    "llama-tied": {"num_attention_heads": 2, "num_key_value_heads": 2},
-    "llama-no-groups-biased": {"num_attention_heads": 2, "num_key_value_heads": 2},
-    "llama3-rotary": {"num_attention_heads": 2, "num_key_value_heads": 1},
-    "qwen2": {"num_attention_heads": 2, "num_key_value_heads": 1},
-    "qwen3": {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 96},
-    "qwen3-wide-heads": {"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 128},
-    "mistral-sliding": {"num_attention_heads": 2, "num_key_value_heads": 1},
-    "qwen2-half-sliding": {"num_attention_heads": 2, "num_key_value_heads": 1},
-    "gemma2-sliding": {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32},
-    "gemma3-sliding": {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32},
-    "phi3-sliding": {"num_attention_heads": 2, "num_key_value_heads": 1},
-    "phi3-partly-turned": {"num_attention_heads": 1, "num_key_value_heads": 1},
-    "smollm3": {"num_attention_heads": 2, "num_key_value_heads": 1},
-    "olmo2": {"num_attention_heads": 2, "num_key_value_heads": 1},
-    "granite": {"num_attention_heads": 2, "num_key_value_heads": 1},
-}
-
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 10_000.0,
@@ -78,10 +61,25 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+_HEADS: dict[str, dict[str, Any]] = {
+    "llama-tied": {"num_key_value_heads": 2},
+    "llama-no-groups-biased": {"num_key_value_heads": 2},
+    "qwen3": {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 96},
+    "qwen3-wide-heads": {"num_attention_heads": 4, "head_dim": 128},
+    "gemma2-sliding": {"head_dim": 32},
+    "gemma3-sliding": {"head_dim": 32},
+    "phi3-partly-turned": {"num_attention_heads": 1},
+}
+WIDE: dict[str, dict[str, Any]] = {
+    name: {"num_attention_heads": 2, "num_key_value_heads": 1, **_HEADS.get(name, {})}
+    for name in VARIANTS
+    if name not in ("llama-one-key-head", "yarn-rotary")
+}
+"""Heads as wide as the kernels want them."""
+
+
 def variant_model(name: str, **overrides: Any) -> Any:
     """A random model whose biases and norms are not the ones they are initialised with."""
-    import torch
-
     family, settings = VARIANTS[name]
     model = tiny_model(family, **{**settings, **overrides})
     generator = torch.Generator().manual_seed(3)

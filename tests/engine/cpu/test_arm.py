@@ -15,14 +15,13 @@ from engine.kernels.cpu.compile import REQUIRED, NoKernels, full_library
 from engine.kernels.cpu.decoder import KVSlots
 from engine.kernels.cpu.operators import Matrix, topk
 from engine.model.target import Target
-from engine.proposal import Proposal, TargetOutput
+from engine.proposal import TargetOutput
 from engine.safe_text import cpu_flags
-from engine.tree import TreeShape
 from tests.engine.cpu.arm import PROCESSORS, arm_kernels
 from tests.engine.cpu.targets import WIDE
 from tests.engine.cpu.test_formats import COLUMNS, KINDS, raw_of
-from tests.engine.cpu.test_native import ALL, native, tokens_of, wide_model
-from tests.engine.scripted import random_parents
+from tests.engine.cpu.test_native import native, wide_model
+from tests.engine.scripted import ALL, tokens_of, walk
 
 pytestmark = pytest.mark.slow
 
@@ -58,13 +57,7 @@ def test_products_of_every_type(kind: str, arm: ctypes.CDLL, avx2: ctypes.CDLL) 
 
 def forwards(target: Target) -> Iterator[TargetOutput]:
     """A prompt, steps of one row, and trees of 2 to 16 rows."""
-    rng, cache = random.Random(6), target.new_cache(4)
-    yield target.prefill(tokens_of(rng, 37), cache, ALL)
-    for count in (1, 1, 2, 4, 8, 16):
-        shape = TreeShape(random_parents(rng, count))
-        proposal = Proposal(torch.tensor(tokens_of(rng, count)), shape)
-        yield target.verify(proposal, cache, ALL)
-        cache.commit((0, *shape.path_to(rng.randrange(count))))
+    return walk(target, target.new_cache(4), (1, 1, 2, 4, 8, 16), prompts=[37])
 
 
 CASES = [(name, (16, 8, 4)[i % 3]) for i, name in enumerate(WIDE)]
@@ -79,18 +72,6 @@ def test_prompts_and_trees(name: str, bits: int, arm: ctypes.CDLL, avx2: ctypes.
             assert torch.equal(getattr(output, part), getattr(expected, part))
         assert output.logsumexp is not None
         torch.testing.assert_close(output.logsumexp, expected.logsumexp)
-
-
-def test_a_text_does_not_depend_on_how_many_threads_there_are(arm: ctypes.CDLL) -> None:
-    target = native(wide_model("qwen2"), arm)
-    before, logits = torch.get_num_threads(), []
-    try:
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            logits.append(torch.cat([output.logits for output in forwards(target)]))
-    finally:
-        torch.set_num_threads(before)
-    assert torch.equal(logits[0], logits[1]) and torch.equal(logits[0], logits[2])
 
 
 def test_chains_of_drafts(arm: ctypes.CDLL, avx2: ctypes.CDLL) -> None:

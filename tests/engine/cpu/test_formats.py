@@ -10,19 +10,14 @@ import gguf
 import pytest
 import torch
 
-from engine.config import Limits
-from engine.decode import decode
-from engine.drafters.autoregressive import AutoregressiveConfig
 from engine.kernels.cpu.gguf import GGML_TYPES, RawTensor
 from engine.kernels.cpu.operators import GGML_FORMATS, Matrix
 from engine.model.loading import load_target
 from engine.model.sources import TargetSpec
-from engine.model.target import Target
 from engine.proposal import Needs
-from engine.steps import End
 from tests.engine.cpu.test_native import any_kernels, in_8_bits
 from tests.engine.cpu.tiny_gguf import random_blocks, write_gguf
-from tests.models import build_context, tiny_model
+from tests.models import tiny_model
 
 __all__ = ["any_kernels"]
 KINDS = [GGML_TYPES[kind].name for kind in GGML_FORMATS if GGML_TYPES[kind].bits < 16]
@@ -76,13 +71,6 @@ def test_a_type_without_a_format_is_none(kernels: ctypes.CDLL) -> None:
     blocks = random_blocks("MXFP4", 16, 64)
     raw = RawTensor(int(gguf.GGMLQuantizationType.MXFP4), (16, 64), blocks)
     assert Matrix.from_gguf(kernels, raw) is None
-
-
-def greedy(target: Target, prompt: list[int]) -> list[int]:
-    drafter = AutoregressiveConfig().build(build_context(target))
-    *_, end = decode(target, drafter, prompt, limits=Limits(max_new_tokens=24, ignore_eos=True))
-    assert isinstance(end, End)
-    return list(end.output_ids)
 
 
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}

@@ -12,9 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.config import Limits, Sampling
-from engine.decode import decode
 from engine.drafters.autoregressive import AutoregressiveConfig
+from engine.drafters.draft_target import DraftTargetConfig
 from engine.drafters.eagle.head import DraftHead, Eagle1Head, Eagle3Head, Eagle3Spec, HeadSession
 from engine.drafters.eagle.methods import EagleDrafter
 from engine.drafters.eagle.trees import DynamicTree, StaticTree, expand_candidates
@@ -25,10 +24,12 @@ from engine.kernels.cpu.operators import Matrix, NativeEmbedding
 from engine.model.packed import weight_of, weight_rows
 from engine.model.target import Target
 from engine.proposal import Needs
-from engine.steps import End, Step
 from engine.tree import ChoiceTree
 from tests.engine.cpu.test_native import native, wide_model
-from tests.models import build_context
+from tests.engine.device.conftest import device as device
+from tests.engine.drafters.judges import write
+from tests.engine.methods import moved
+from tests.models import build_context, tiny_target
 
 SPEC: dict[str, Any] = {
     "hidden": 64,
@@ -196,18 +197,14 @@ def test_they_draft_without_changing_the_text(
     paths = ((0,), (1,), (0, 0), (0, 1), (0, 0, 0))
     tree = DynamicTree(3, 3, 8, 3) if grown else StaticTree(ChoiceTree(paths), torch.device("cpu"))
     drafter = EagleDrafter(head, tree, Needs(hidden=True))
-    prompt, limits = list(range(30, 45)), Limits(max_new_tokens=40, ignore_eos=True)
     plain = AutoregressiveConfig().build(build_context(target))
-    sampling = Sampling(temperature=temperature, seed=4)
-    found = [
-        list(decode(target, one, prompt, limits=limits, sampling=sampling))
+    expected, text = (
+        write(target, one, list(range(30, 45)), tokens=40, temperature=temperature, seed=4)
         for one in (plain, drafter)
-    ]
-    ends = [end for records in found if isinstance(end := records[-1], End)]
-    assert [len(end.output_ids) for end in ends] == [40] * len(found)
-    assert sum(isinstance(record, Step) for record in found[1]) > 5
+    )
+    assert len(expected.output) == len(text.output) == 40 and len(text.steps) > 5
     if not temperature:
-        assert ends[0].output_ids == ends[1].output_ids
+        assert text.output == expected.output
 
 
 def test_ranks_of_a_head_on_kernels_are_those_it_drafts_with(target: Target) -> None:
@@ -256,3 +253,23 @@ def test_a_file_beside_the_weights_says_which_tokens_are_drafted(
 def test_a_size_needs_such_a_file(target: Target, tmp_path: Path) -> None:
     with pytest.raises(DrafterError, match="has no draft_vocab.json"):
         Vocabulary.beside(str(tmp_path), target, 16)
+
+
+@pytest.mark.parametrize(
+    ("temperature", "threshold"), [(0.0, 0.0), (0.0, 1e-6), (1.0, 0.0)], ids=str
+)
+def test_listed_tokens_are_drafted_by_a_model_on_another_device(
+    temperature: float, threshold: float, target: Target, device: torch.device, tmp_path: Path
+) -> None:
+    """By the compiled kernels on the processor: in one call, token by token, and sampled."""
+    listed = [*range(target.vocab_size)][::-1][:200]
+    (tmp_path / FILE).write_text(json.dumps(listed))
+    settings = {"speculative_model": str(tmp_path), "confidence_threshold": threshold}
+    config = DraftTargetConfig.parse(settings)
+    own = tiny_target(eos_token_id=None)
+    texts = []
+    for verifier in (own, moved(own, device)):
+        drafter = config.build(build_context(verifier, **{str(tmp_path): target}))
+        texts.append(write(verifier, drafter, [7, 8], temperature=temperature))
+    drafted = {token for step in texts[1].steps for token in step.tokens[1:]}
+    assert texts[1].output == texts[0].output and drafted and drafted <= {*listed}

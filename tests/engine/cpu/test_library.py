@@ -16,6 +16,7 @@ from engine.kernels.cpu.gguf import RawTensor
 from engine.kernels.cpu.operators import Matrix
 from engine.model.loading import load_target
 from engine.model.sources import TargetSpec
+from engine.model.target import Target
 from engine.proposal import Needs
 from engine.safe_text import cpu_flags
 from tests.engine.cpu.targets import SIZES, WIDE
@@ -31,37 +32,42 @@ def fresh_library() -> Iterator[None]:
     library.cache_clear()
 
 
+@pytest.fixture
+def tiny(tmp_path: Path) -> TargetSpec:
+    folder = save_tiny(tmp_path / "model", **SIZES, **WIDE["llama"])
+    return TargetSpec(name="tiny", title="tiny", path=str(folder))
+
+
+def load(spec: TargetSpec, dtype: str = "bfloat16") -> Target:
+    cache_dir = Path(spec.path or "").parent
+    return load_target(spec, dtype=dtype, device="cpu", cache_dir=cache_dir)
+
+
 @pytest.mark.usefixtures("fresh_library", "kernels")
 def test_without_a_compiler_torch_does_the_work_and_the_log_says_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: TargetSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = save_tiny(tmp_path / "model", **SIZES, **WIDE["llama"])
-    spec = TargetSpec(name="tiny", title="tiny", path=str(folder))
-    names, notes = {}, []
+    target = load(tiny)
+    assert target.environment()["forward"] == "native" and target.notes == ()
+    assert "native_kernels" not in target.environment()
+    library.cache_clear()
     monkeypatch.setattr(compile, "ZIG_MODULE", "no_such_package")
-    for compilers in (compile.COMPILERS, ("no-such-compiler",)):
-        library.cache_clear()
-        monkeypatch.setattr(compile, "COMPILERS", compilers)
-        target = load_target(spec, dtype="bfloat16", device="cpu", cache_dir=tmp_path)
-        names[compilers] = target.environment()
-        notes.append(target.notes)
-    assert names[compile.COMPILERS]["native_kernels"] == (f"not used: {compile.NO_COMPILER}")
-    assert notes == [(), (f"{target.name} runs slowly: {compile.NO_COMPILER}.",)]
-    first = next(iter(names.values()))
-    assert first["forward"] == "native" and "native_kernels" not in first
+    monkeypatch.setattr(compile, "COMPILERS", ("no-such-compiler",))
+    target = load(tiny)
+    assert target.environment()["native_kernels"] == f"not used: {compile.NO_COMPILER}"
+    assert target.notes == (f"{target.name} runs slowly: {compile.NO_COMPILER}.",)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("fresh_library", "kernels")
 def test_a_compiler_from_the_package_index_makes_the_same_kernels(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: TargetSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = save_tiny(tmp_path / "model", **SIZES, **WIDE["llama"])
-    spec, texts = TargetSpec(name="tiny", title="tiny", path=str(folder)), []
+    texts = []
     for compilers in (compile.COMPILERS, ()):
         library.cache_clear()
         monkeypatch.setattr(compile, "COMPILERS", compilers)
-        target = load_target(spec, dtype="q8", device="cpu", cache_dir=tmp_path)
+        target = load(tiny, "q8")
         assert target.environment()["forward"] == "native, q8"
         texts.append(target.prefill([1, 2, 3, 4, 5], target.new_cache(8), Needs()).logits)
         assert compilers or compile.ZIG_MODULE in (compile.find_compiler() or ())
@@ -69,38 +75,36 @@ def test_a_compiler_from_the_package_index_makes_the_same_kernels(
 
 
 @pytest.mark.usefixtures("kernels")
-def test_a_target_can_do_without(tmp_path: Path) -> None:
-    folder = save_tiny(tmp_path / "model", **SIZES, **WIDE["llama"])
-    spec = TargetSpec(name="tiny", title="tiny", path=str(folder), native_kernels="off")
-    target = load_target(spec, dtype="bfloat16", device="cpu", cache_dir=tmp_path)
-    assert target.environment()["native_kernels"] == "not used: switched off"
-    assert target.environment()["forward"] != "native"
+def test_a_target_can_do_without(tiny: TargetSpec) -> None:
+    environment = load(tiny.replace(native_kernels="off")).environment()
+    assert environment["native_kernels"] == "not used: switched off"
+    assert environment["forward"] != "native"
+
+
+MAKES = 'while [ "$1" != -o ]; do shift; done\n'
 
 
 @pytest.mark.usefixtures("fresh_library", "kernels")
-@pytest.mark.parametrize("said", [rb"\377\376 broken", b"", rb"\033[2J\a broken"])
-def test_what_a_compiler_says_in_any_bytes_is_one_line(
-    said: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (r"printf '\377\376 broken' >&2; exit 1", "failed: .*broken"),
+        (r"printf '\033[2J\a broken' >&2; exit 1", "failed: .*broken"),
+        ("exit 1", "failed: no message"),
+        (f'{MAKES}true "$2"', "cannot be written"),
+        (f'{MAKES}touch "$2"', "could not be loaded"),
+        (f'{MAKES}echo no library > "$2"', "could not be loaded"),
+    ],
+)
+def test_a_compiler_that_makes_no_library_is_one_line(
+    lines: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "odd").write_text(f"#!/bin/sh\nprintf '{said.decode()}' >&2; exit 1\n")
-    (tmp_path / "odd").chmod(0o700)
-    monkeypatch.setattr(compile, "COMPILERS", (str(tmp_path / "odd"),))
-    with pytest.raises(NoKernels, match="failed: (.*broken|no message)") as caught:
-        library(tmp_path)
-    assert str(caught.value).isprintable()
-
-
-@pytest.mark.usefixtures("fresh_library", "kernels")
-@pytest.mark.parametrize("made", ["true", "touch", "echo no library >"])
-def test_a_compiler_that_makes_no_library_is_refused(
-    made: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lines = f'while [ "$1" != -o ]; do shift; done\n{made} "$2"'
     (tmp_path / "odd").write_text(f"#!/bin/sh\n{lines}\n")
     (tmp_path / "odd").chmod(0o700)
     monkeypatch.setattr(compile, "COMPILERS", (str(tmp_path / "odd"),))
-    with pytest.raises(NoKernels, match="cannot be written|could not be loaded"):
+    with pytest.raises(NoKernels, match=message) as caught:
         library(tmp_path)
+    assert str(caught.value).isprintable()
 
 
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {
@@ -132,21 +136,14 @@ def test_a_damaged_library_is_compiled_again_and_said(
 
 
 @pytest.mark.usefixtures("fresh_library", "kernels")
-def test_the_library_is_compiled_once_and_kept(
+def test_the_library_is_kept_and_not_run_where_others_may_write_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     library(tmp_path)
     (made,) = (tmp_path / "native").iterdir()
-    library.cache_clear()
     monkeypatch.setattr("subprocess.run", lambda *a, **k: pytest.fail("compiled again"))
+    library.cache_clear()
     library(tmp_path)
-    assert made.is_file()
-
-
-@pytest.mark.usefixtures("fresh_library", "kernels")
-def test_a_library_that_others_may_write_is_not_run(tmp_path: Path) -> None:
-    library(tmp_path)
-    (made,) = (tmp_path / "native").iterdir()
     for place in (made, tmp_path / "native"):
         library.cache_clear()
         place.chmod(0o777)
@@ -191,13 +188,11 @@ def test_without_the_rare_formats_a_matrix_is_none(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("kernels")
 def test_wrong_kernels_step_aside_and_the_run_says_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: TargetSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = save_tiny(tmp_path / "model", **SIZES, **WIDE["llama"])
-    spec = TargetSpec(name="tiny", title="tiny", path=str(folder))
     rows = Decoder._rotary_rows
     monkeypatch.setattr(Decoder, "_rotary_rows", lambda *args: rows(*args).flip(-1))
-    target = load_target(spec, dtype="bfloat16", device="cpu", cache_dir=tmp_path)
+    target = load(tiny)
     found = target.environment()
     assert found["forward"] == "transformers' modules" and target.kernels is None
     assert "its logits differ from those of transformers' modules" in found["fast_forward"]

@@ -7,7 +7,6 @@ import ctypes
 import math
 import random
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,21 +32,17 @@ from engine.kernels.cpu.operators import (
     topk,
 )
 from engine.model.audit import forward_mismatch, reference_logits
-from engine.model.loading import load_target
-from engine.model.sources import TargetSpec
 from engine.model.target import Target
 from engine.proposal import Needs, Proposal
 from engine.safe_text import cpu_flags
-from engine.steps import End
 from engine.tree import TreeShape
 from tests.engine.cpu.arm import PROCESSORS, arm_kernels
 from tests.engine.cpu.targets import SIZES, WIDE, plain, variant_model
-from tests.engine.cpu.tiny_gguf import write_gguf
-from tests.engine.scripted import ScriptedDrafter, random_parents
+from tests.engine.drafters.judges import write
+from tests.engine.scripted import ALL, ScriptedDrafter, random_parents, tokens_of, walk
+from tests.engine.test_verify_tree import check_batch
 from tests.engine.training.conftest import check_writes_as_alone
 from tests.models import VOCAB, build_context, tiny_model, tiny_tokenizer
-
-ALL = Needs(hidden=True, layers=(0, 2, 3))
 
 
 def wide_model(name: str) -> Any:
@@ -62,10 +57,6 @@ def native(model: Any, kernels: ctypes.CDLL, bits: int = 16) -> Target:
     return Target(model, tiny_tokenizer(), name="native", forward=forward)
 
 
-def tokens_of(rng: random.Random, count: int) -> list[int]:
-    return [rng.randrange(256) for _ in range(count)]
-
-
 @pytest.mark.parametrize("name", WIDE)
 def test_prompts_and_trees_are_nearer_to_the_exact_result_than_modules_are(
     name: str, kernels: ctypes.CDLL
@@ -73,12 +64,13 @@ def test_prompts_and_trees_are_nearer_to_the_exact_result_than_modules_are(
     model = wide_model(name)
     exact, modules = plain(copy.deepcopy(model).float()), plain(copy.deepcopy(model))
     targets = {"exact": exact, "modules": modules, "native": native(model, kernels)}
-    caches = {name: target.new_cache(4) for name, target in targets.items()}
-    rng = random.Random(4)
     squares: dict[str, list[float]] = {"modules": [], "native": []}
-
-    def run(ask: Any) -> None:
-        shown = {name: ask(target, caches[name]) for name, target in targets.items()}
+    walks = [
+        walk(target, target.new_cache(4), (1, 40, 7, 22, 13, 31), prompts=(17, 1, 53))
+        for target in targets.values()
+    ]
+    for outputs in zip(*walks, strict=True):
+        shown = dict(zip(targets, outputs, strict=True))
         for part in ("logits", "hidden", "layers"):
             truth = getattr(shown["exact"], part).double()
             for other, errors in squares.items():
@@ -86,17 +78,6 @@ def test_prompts_and_trees_are_nearer_to_the_exact_result_than_modules_are(
                 assert found.shape == truth.shape
                 errors.append(float((found.double() - truth).pow(2).mean()))
                 assert errors[-1] < 0.03 * float(truth.pow(2).mean())
-
-    for count in (17, 1, 53):
-        prompt = tokens_of(rng, count)
-        run(lambda target, cache, prompt=prompt: target.prefill(prompt, cache, ALL))
-    for _ in range(8):
-        shape = TreeShape(random_parents(rng, rng.randint(1, 40)))
-        proposal = Proposal(torch.tensor(tokens_of(rng, len(shape))), shape)
-        run(lambda target, cache, proposal=proposal: target.verify(proposal, cache, ALL))
-        path = (0, *shape.path_to(rng.randrange(len(shape))))
-        for cache in caches.values():
-            cache.commit(path)
     assert sum(squares["native"]) < sum(squares["modules"]), squares
 
 
@@ -122,11 +103,8 @@ def test_a_row_has_the_same_bits_alone_in_a_tree_and_in_a_prompt(
             alone = target.prefill([token], step_by_step, ALL)
         at_once = target.prefill([*prompt, *text], target.new_cache(4), ALL)
         for shown in (alone, at_once):
-            assert torch.equal(shown.logits[-1], together.logits[node])
-            assert shown.hidden is not None and together.hidden is not None
-            assert torch.equal(shown.hidden[-1], together.hidden[node])
-            assert shown.layers is not None and together.layers is not None
-            assert torch.equal(shown.layers[-1], together.layers[node])
+            for part in ("logits", "hidden", "layers"):
+                assert torch.equal(getattr(shown, part)[-1], getattr(together, part)[node])
 
 
 @pytest.mark.parametrize("vocab", [288, 301])
@@ -167,12 +145,8 @@ def test_a_text_does_not_depend_on_how_many_threads_there_are(kernels: ctypes.CD
 def test_drafts_never_change_a_greedy_text(kernels: ctypes.CDLL, bits: int) -> None:
     target = native(wide_model("llama"), kernels, bits)
     prompt = tokens_of(random.Random(2), 11)
-    limits = Limits(max_new_tokens=60, ignore_eos=True)
-    *_, end = decode(
-        target, AutoregressiveConfig().build(build_context(target)), prompt, limits=limits
-    )
-    assert isinstance(end, End)
-    expected = list(end.output_ids)
+    plain = AutoregressiveConfig().build(build_context(target))
+    expected = write(target, plain, prompt, tokens=60).output
     for truth in (0.3, 0.8, 1.0):
         drafter = ScriptedDrafter(
             expected,
@@ -180,8 +154,7 @@ def test_drafts_never_change_a_greedy_text(kernels: ctypes.CDLL, bits: int) -> N
             shape=lambda rng: random_parents(rng, rng.randint(1, 24)),
             truth=truth,
         )
-        *_, end = decode(target, drafter, prompt, limits=limits)
-        assert isinstance(end, End) and list(end.output_ids) == expected
+        assert write(target, drafter, prompt, tokens=60).output == expected
 
 
 def linear_of(matrix: Matrix, weight: torch.Tensor, bias: Any) -> NativeLinear:
@@ -334,23 +307,6 @@ def test_they_compute_in_bfloat16() -> None:
     assert "not float32" in str(unsupported_reason(wide_model("llama").float()))
 
 
-@pytest.mark.usefixtures("kernels")
-@pytest.mark.parametrize(("kind", "name"), [("Q4_0", "q4"), ("Q4_1", "q4"), ("Q8_0", "q8")])
-def test_a_files_own_codes_are_multiplied(kind: str, name: str, tmp_path: Path) -> None:
-    path = write_gguf(tmp_path / "tiny.gguf", kind, num_attention_heads=2, num_key_value_heads=1)
-    spec = TargetSpec(name="tiny", path=str(path))
-    exact, ours = (
-        load_target(spec, dtype=dtype, device="cpu", cache_dir=tmp_path)
-        for dtype in ("float32", "auto")
-    )
-    assert ours.environment()["forward"] == f"native, {name}"
-    found = [t.prefill(list(range(40, 60)), t.new_cache(32), Needs()).logits for t in (exact, ours)]
-    assert 0 < (found[0] - found[1]).abs().max() < 0.4 * found[0].std()
-    layer = ours.model.model.layers[0]
-    weight = exact.model.model.layers[0].mlp.up_proj.weight
-    assert torch.equal(layer.mlp.up_proj.weight, weight.bfloat16())
-
-
 def test_positions_beyond_the_rotary_table_extend_it(
     kernels: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -404,36 +360,19 @@ def test_texts_that_are_read_together_show_what_each_shows_alone(
     name: str, kernels: ctypes.CDLL
 ) -> None:
     target = native(wide_model(name), kernels)
-    rng = random.Random(7)
-    texts = [tokens_of(rng, count) for count in (9, 1, 30, 17)]
+    check_batch(target, atol=0.0, rtol=0.0)
+    texts = [tokens_of(random.Random(7), count) for count in (9, 1, 30, 17)]
+    alone = [target.prefill(text, target.new_cache(40), ALL) for text in texts]
+    rows = [(token, i, 40 * n) for n, text in enumerate(texts) for i, token in enumerate(text)]
     room = target.ragged_batch(4 * 40)
     assert room is not None
-    text_starts = [40 * i for i, text in enumerate(texts) for _ in text[:-1]]
-    heads = [token for text in texts for token in text[:-1]]
-    places = [i for text in texts for i in range(len(text) - 1)]
-    first = room.read(*map(torch.tensor, (heads, places, text_starts)), needs=ALL)
-    last = room.read(
-        torch.tensor([text[-1] for text in texts]),
-        torch.tensor([len(text) - 1 for text in texts]),
-        torch.arange(4) * 40,
-        num_logits=4,
-    )
-    at = 0
-    for i, text in enumerate(texts):
-        alone = target.prefill(text, target.new_cache(40), ALL)
-        rows = slice(at, at + len(text) - 1)
-        at = rows.stop
-        assert alone.hidden is not None and first.hidden is not None
-        assert alone.layers is not None and first.layers is not None
-        assert torch.equal(first.hidden[rows], alone.hidden[:-1])
-        assert torch.equal(first.layers[rows], alone.layers[:-1])
-        assert torch.equal(last.logits[i], alone.logits[-1])
-    room.repeat(8, every=40)
-    drafted = room.read(
-        torch.tensor([3, 4, 5]), torch.tensor([8, 9, 10]), torch.full((3,), 80), num_logits=3
-    )
-    alone = target.prefill([*texts[0][:8], 3, 4, 5], target.new_cache(40), ALL)
-    assert torch.equal(drafted.logits[-1], alone.logits[-1])
+    columns = map(torch.tensor, zip(*rows, strict=True))
+    together = room.read(*columns, needs=ALL, num_logits=len(rows))
+    for part in ("hidden", "layers"):
+        expected = torch.cat([getattr(output, part) for output in alone])
+        assert torch.equal(getattr(together, part), expected)
+    ends = torch.tensor([len(text) for text in texts]).cumsum(0) - 1
+    assert torch.equal(together.logits[ends], torch.cat([output.logits for output in alone]))
 
 
 @pytest.mark.parametrize("bits", [16, 8])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import random
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from engine.config import Limits
-from engine.decode import decode
 from engine.drafters.autoregressive import AutoregressiveConfig
 from engine.errors import ConfigError, TargetError
 from engine.kernels.cpu.compile import NoKernels, library
@@ -21,17 +18,13 @@ from engine.model.loading import load_target, pick_dtype
 from engine.model.packed import OneDNNLinear, PackedLinear, can_pack, pack
 from engine.model.sources import TargetSpec
 from engine.model.target import Target
-from engine.proposal import Needs, Proposal, TargetOutput
-from engine.steps import End
-from engine.tree import TreeShape
+from engine.proposal import Needs
 from tests.engine.cpu.targets import VARIANTS, packed, plain, variant_model
 from tests.engine.cpu.tiny_gguf import write_gguf
-from tests.engine.scripted import random_parents
-from tests.models import VOCAB, build_context, save_tiny, tiny_model
+from tests.engine.drafters.judges import write
+from tests.engine.scripted import assert_same_walk
+from tests.models import build_context, save_tiny, tiny_model
 
-NEAR: dict[str, Any] = {"rtol": 1e-4, "atol": 2e-4}
-ALL = Needs(hidden=True, layers=(0, 2, 3))
-IDS = torch.arange(24)[None] % VOCAB
 SHAPES = [(48, 32), (7, 5), (96, 100), (1, 1), (130, 64)]
 
 
@@ -41,10 +34,6 @@ def linear_of(weight: Tensor, bias: Tensor | None) -> nn.Linear:
     if bias is not None:
         plain.bias = nn.Parameter(bias)
     return plain
-
-
-def tokens_of(rng: random.Random, count: int) -> list[int]:
-    return [rng.randrange(256) for _ in range(count)]
 
 
 def load(path: Path, dtype: str, cache_dir: Path, **settings: str) -> Target:
@@ -88,33 +77,12 @@ def test_what_onednn_lacks_is_not_packed(monkeypatch: pytest.MonkeyPatch) -> Non
 # ---- whole models
 
 
-def assert_same(ours: TargetOutput, theirs: TargetOutput) -> None:
-    assert ours.logits.shape == theirs.logits.shape
-    torch.testing.assert_close(ours.logits, theirs.logits, **NEAR)
-    torch.testing.assert_close(ours.hidden, theirs.hidden, **NEAR)
-    torch.testing.assert_close(ours.layers, theirs.layers, **NEAR)
-
-
 @pytest.mark.parametrize("name", VARIANTS)
 def test_prompts_and_trees_equal_those_of_plain_weights(name: str) -> None:
     model = variant_model(name)
     theirs, ours = plain(copy.deepcopy(model)), packed(model)
     assert any(isinstance(module, PackedLinear) for module in model.modules())
-    rng = random.Random(4)
-    caches = {target: target.new_cache(4) for target in (theirs, ours)}
-    for count in (17, 1, 5):
-        prompt = tokens_of(rng, count)
-        assert_same(*(t.prefill(prompt, caches[t], ALL) for t in (ours, theirs)))
-    for _ in range(6):
-        shape = TreeShape(random_parents(rng, rng.randint(1, 20)))
-        proposal = Proposal(torch.tensor(tokens_of(rng, len(shape))), shape)
-        assert_same(*(t.verify(proposal, caches[t], ALL) for t in (ours, theirs)))
-        path = (0, *shape.path_to(rng.randrange(len(shape))))
-        for cache in caches.values():
-            cache.commit(path)
-    rows = caches[ours].length
-    for mine, other in zip(caches[ours].buffers, caches[theirs].buffers, strict=True):
-        torch.testing.assert_close(mine[:, :, :rows], other[:, :, :rows], **NEAR)
+    assert_same_walk(ours, theirs, (3, 20, 1, 12, 7, 16), prompts=(17, 1, 5))
 
 
 @pytest.mark.parametrize("name", ["llama-tied", "llama-no-groups-biased", "qwen3"])
@@ -171,8 +139,7 @@ def test_a_gguf_file_is_multiplied_in_its_own_codes_by_default(
     # In bfloat16 alone it is 0.2: sums of a model this small are rounded like anything else.
     assert 0 < (logits[ours] - logits[exact]).abs().max() < 0.4 * spread
     drafter = AutoregressiveConfig().build(build_context(ours))
-    *_, end = decode(ours, drafter, prompt, limits=Limits(max_new_tokens=8, ignore_eos=True))
-    assert isinstance(end, End) and len(end.output_ids) == 8
+    assert len(write(ours, drafter, prompt, tokens=8).output) == 8
 
 
 @pytest.mark.parametrize("dtype", ["q8", "q4"])

@@ -52,11 +52,15 @@ def write_gguf(
         value = value * scale if is_matrix else value
         own = "Q8_0" if "embed" in name or "lm_head" in name else kind
         _add(writer, f"{names.get_name(stem)}.{suffix}", value, own if is_matrix else "F32")
+    finish(writer)
+    return path
+
+
+def finish(writer: Any) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
 
 
 def random_blocks(kind: str, rows: int, columns: int, seed: int = 0) -> np.ndarray[Any, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import warnings
 from pathlib import Path
 from typing import Any
@@ -18,16 +17,13 @@ from engine.kernels.cuda.graphs import CudaGraphs
 from engine.model.loading import load_target
 from engine.model.sources import TargetSpec
 from engine.model.target import Target
-from engine.proposal import Needs, Proposal
-from engine.steps import End
-from engine.tree import TreeShape
 from engine.tuning.controller import build_drafter
 from tests.engine.cuda.targets import captured, model_of, plain, runner_of
-from tests.engine.scripted import random_parents
+from tests.engine.drafters.judges import write
+from tests.engine.scripted import assert_same_walk
 from tests.models import build_context, save_tiny
 
 pytestmark = pytest.mark.gpu
-ALL = Needs(hidden=True, layers=(0, 2, 3))
 BIG: dict[str, Any] = {
     "hidden_size": 256,
     "intermediate_size": 512,
@@ -68,38 +64,19 @@ def drafter_for(target: Target, name: str, folder: Path) -> Any:
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt_neox"])
 def test_graphs_show_what_modules_show(family: str) -> None:
     theirs, ours = pair(family)
-    rng = random.Random(0)
-    caches = {target: target.new_cache(900) for target in (theirs, ours)}
-    prompt = [rng.randrange(256) for _ in range(200)]
-    for target in (theirs, ours):
-        target.prefill(prompt, caches[target], ALL)
-    for size in (1, 7, 30, 64, 1, 60, 12) * 3:
-        shape = TreeShape(random_parents(rng, size))
-        tokens = torch.tensor([rng.randrange(256) for _ in range(size)], device="cuda")
-        proposal = Proposal(tokens, shape)
-        mine, other = (t.verify(proposal, caches[t], ALL) for t in (ours, theirs))
-        for a, b in zip(
-            (mine.logits, mine.hidden, mine.layers),
-            (other.logits, other.hidden, other.layers),
-            strict=True,
-        ):
-            torch.testing.assert_close(a, b, rtol=2e-3, atol=2e-3)
-        path = (0, *shape.path_to(rng.randrange(size)))
-        for cache in caches.values():
-            cache.commit(path)
+    near = {"rtol": 2e-3, "atol": 2e-3}
+    sizes = (1, 7, 30, 64, 1, 60, 12) * 3
+    assert_same_walk(ours, theirs, sizes, prompts=[200], room=900, **near)
     assert len(runner_of(ours).buckets) >= 5 and ours.environment()["cuda_graphs"] == "used"
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_texts_are_those_of_the_plain_engine(name: str, tmp_path: Path) -> None:
     theirs, ours = pair()
-    limits = Limits(max_new_tokens=64, ignore_eos=True)
     texts = []
     for target in (theirs, ours):
         drafter = drafter_for(target, name, tmp_path / target.name)
-        *_, end = decode(target, drafter, list(range(40)), limits=limits)
-        assert isinstance(end, End)
-        texts.append(end.output_ids)
+        texts.append(write(target, drafter, list(range(40)), tokens=64).output)
     assert texts[0] == texts[1]
     assert ours.environment()["cuda_graphs"] == "used"
 

@@ -2,54 +2,18 @@
 
 from __future__ import annotations
 
-import random
-from typing import Any
-
 import pytest
 import torch
 
 from engine.kernels.cuda.runner import ROWS, StaticInputs, row_bucket
 from engine.kernels.cuda.static_cache import context_bucket
 from engine.model.audit import forward_mismatch, reference_logits
-from engine.model.target import Target
-from engine.proposal import Needs, Proposal, TargetOutput
+from engine.proposal import Needs, Proposal
 from engine.tree import TreeShape
 from tests.engine.cuda.targets import FAMILIES, captured, model_of, plain, runner_of
-from tests.engine.scripted import random_parents
+from tests.engine.scripted import ALL, assert_same_walk
 
-NEAR: dict[str, Any] = {"rtol": 1e-4, "atol": 2e-4}
-ALL = Needs(hidden=True, layers=(0, 2, 3))
 LONG = {"max_position_embeddings": 2048}
-
-
-def assert_same(ours: TargetOutput, theirs: TargetOutput) -> None:
-    assert ours.logits.shape == theirs.logits.shape
-    torch.testing.assert_close(ours.logits, theirs.logits, **NEAR)
-    torch.testing.assert_close(ours.hidden, theirs.hidden, **NEAR)
-    torch.testing.assert_close(ours.layers, theirs.layers, **NEAR)
-
-
-def tokens_of(rng: random.Random, count: int) -> list[int]:
-    return [rng.randrange(256) for _ in range(count)]
-
-
-def walk(
-    theirs: Target, ours: Target, sizes: list[int], *, prompt: int, room: int | None = None
-) -> None:
-    """Prefill, then verify random trees of these sizes and commit random paths, in both."""
-    rng = random.Random(4)
-    caches = {target: target.new_cache(room or prompt) for target in (theirs, ours)}
-    ids = tokens_of(rng, prompt)
-    assert_same(*(t.prefill(ids, caches[t], ALL) for t in (ours, theirs)))
-    for size in sizes:
-        shape = TreeShape(random_parents(rng, size))
-        proposal = Proposal(torch.tensor(tokens_of(rng, size)), shape)
-        assert_same(*(t.verify(proposal, caches[t], ALL) for t in (ours, theirs)))
-        path = (0, *shape.path_to(rng.randrange(size)))
-        for cache in caches.values():
-            cache.commit(path)
-    for cache in caches.values():
-        cache.free()
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -57,7 +21,7 @@ def test_graphs_show_what_modules_show(name: str) -> None:
     model = model_of(name)
     theirs, ours = plain(model), captured(model)
     assert ours.environment()["forward"] == "transformers' modules, a tape of operators"
-    walk(theirs, ours, [1, 7, 1, 12, 5, 20, 1], prompt=17)
+    assert_same_walk(ours, theirs, [1, 7, 1, 12, 5, 20, 1], prompts=[17])
     assert {size.rows for size in runner_of(ours).buckets} == {1, 8, 12, 6, 24}
 
 
@@ -78,10 +42,10 @@ def test_the_check_at_loading_takes_graphs_and_finds_a_wrong_one(
 def test_contexts_cross_the_borders_of_their_sizes() -> None:
     model = model_of("llama", **LONG)
     theirs, ours = plain(model), captured(model)
-    walk(theirs, ours, [30, 29, 31] * 5, prompt=215, room=500)
+    assert_same_walk(ours, theirs, [30, 29, 31] * 5, prompts=[215], room=500)
     assert {size.context for size in runner_of(ours).buckets} >= {256, 384}
     sizes = runner_of(ours).buckets
-    walk(theirs, ours, [30, 28], prompt=260, room=500)
+    assert_same_walk(ours, theirs, [30, 28], prompts=[260], room=500)
     assert runner_of(ours).buckets == sizes, "a second text needs no graph of its own"
 
 
@@ -94,7 +58,7 @@ def test_a_replay_depends_on_nothing_that_a_text_before_it_left_behind() -> None
         for buffer in cache.buffers:
             buffer.fill_(float("nan"))
     cache.free()
-    walk(theirs, ours, [8, 1, 8], prompt=5)
+    assert_same_walk(ours, theirs, [8, 1, 8], prompts=[5])
 
 
 def test_results_outlast_the_next_forward() -> None:
@@ -110,7 +74,7 @@ def test_results_outlast_the_next_forward() -> None:
 def test_more_rows_than_any_size_and_prompts_are_run_eagerly() -> None:
     model = model_of("llama", **LONG)
     theirs, ours = plain(model), captured(model)
-    walk(theirs, ours, [ROWS[-1] + 1, 150], prompt=20)
+    assert_same_walk(ours, theirs, [ROWS[-1] + 1, 150], prompts=[20])
     assert not runner_of(ours).buckets
 
 
@@ -118,10 +82,10 @@ def test_a_second_cache_at_the_same_time_is_an_ordinary_one() -> None:
     model = model_of("llama")
     theirs, ours = plain(model), captured(model)
     first = ours.new_cache(64)
-    walk(theirs, ours, [1, 7], prompt=9)
+    assert_same_walk(ours, theirs, [1, 7], prompts=[9])
     assert not runner_of(ours).buckets
     first.free()
-    walk(theirs, ours, [1, 7], prompt=9)
+    assert_same_walk(ours, theirs, [1, 7], prompts=[9])
     assert len(runner_of(ours).buckets) == 2
 
 
@@ -135,13 +99,10 @@ def test_a_cache_that_is_dropped_without_a_word_is_lent_again() -> None:
 def test_a_growing_cache_keeps_its_rows_and_forgets_its_graphs() -> None:
     model = model_of("llama", **LONG)
     theirs, ours = plain(model), captured(model)
-    rng = random.Random(1)
-    caches = {target: target.new_cache(8) for target in (theirs, ours)}
-    assert caches[ours].capacity == 256
-    for count in (200, 1, 60, 3, 300, 8, 1):
-        ids = tokens_of(rng, count)
-        assert_same(*(t.prefill(ids, caches[t], ALL) for t in (ours, theirs)))
-    assert caches[ours].capacity >= 573
+    first = ours.new_cache(8)
+    assert first.capacity == 256
+    first.free()
+    assert_same_walk(ours, theirs, (), prompts=(200, 1, 60, 3, 300, 8, 1))
     assert {size.context for size in runner_of(ours).buckets} == {768}
 
 

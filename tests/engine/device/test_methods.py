@@ -19,8 +19,8 @@ from engine.drafters import parse_method
 from engine.model.loading import load_target
 from engine.training.methods import METHODS as TRAINED
 from playground.host.paths import cache_dir
-from tests.engine.device.methods import METHODS, drafter_for, moved, target_of
 from tests.engine.device.runs import PROMPT, assert_waits, run
+from tests.engine.methods import METHODS, drafter_for, moved, target_of
 from tests.models import build_context, tiny_target
 
 WAYS = {

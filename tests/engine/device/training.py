@@ -11,8 +11,8 @@ from pathlib import Path
 
 from engine.training.methods import METHODS
 from engine.training.trainer import Trainer
-from tests.engine.device.methods import moved
 from tests.engine.device.pretend import pretend_device
+from tests.engine.methods import moved
 from tests.engine.training.conftest import grow, learnable_target
 from tests.engine.training.test_training import settings
 

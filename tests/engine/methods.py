@@ -1,4 +1,4 @@
-"""Every method on a tiny target, on the processor and on a device."""
+"""Every method on a tiny target, on whatever device and forward the target runs."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ FAMILIES = {"MTP": "deepseek", "MTP_Assistant": "gemma4_text"}
 
 @functools.cache
 def _folder() -> Path:
-    return Path(tempfile.mkdtemp(prefix="pretend-"))
+    return Path(tempfile.mkdtemp(prefix="methods-"))
 
 
 @functools.cache
@@ -106,11 +106,18 @@ def _head_of(name: str) -> str:
     return str(makers[kind]()) if kind in makers else ""
 
 
-def drafter_for(target: Target, name: str, drafting: str = "as set") -> Drafter:
-    """A method's drafter for its target, wherever that is."""
+def drafter_for(
+    target: Target,
+    name: str,
+    drafting: str = "as set",
+    *,
+    small: Target | None = None,
+    **changes: Any,
+) -> Drafter:
+    """A method's drafter for its target, wherever that is; `small`: the model that drafts."""
     user_provided._factories["pairs"] = PairDrafter
-    values = {"drafting": drafting, **METHODS[name]}
-    small = moved(alike(eos_token_id=None), target.device)
+    values = {"drafting": drafting, **METHODS[name], **changes}
+    small = small or moved(alike(eos_token_id=None), target.device)
     if values["decoding_type"] in ("Draft_Target", "PARD"):
         values["speculative_model"] = "small"
     elif head := _head_of(name):
