@@ -94,9 +94,7 @@ class DeployPage:
     def _import_form(self) -> None:
         hidden: dict[str, Any] = {"visible": False}
         with gr.Group(elem_id="pg-deploy-reader"):
-            self.source = gr.Dropdown(
-                TITLES, value="vllm", label="Import a config of", elem_id="pg-deploy-source"
-            )
+            self.source = gr.Dropdown(TITLES, value="vllm", label="Import a config of")
             self.paste = gr.Textbox(
                 label="Its file or command line",
                 lines=5,
@@ -135,7 +133,7 @@ class DeployPage:
             visible=False,
             elem_id="pg-deploy-downloads",
         )
-        self.notes = gr.HTML(visible=False, elem_id="pg-deploy-notes")
+        self.notes = gr.HTML(visible=False)
         self.command = gr.Textbox(
             label="The same on the command line",
             interactive=False,

@@ -137,7 +137,7 @@ class GeneratePage:
         self.prompts.body(about_system="optional; kept throughout a chat", lines=3, autofocus=True)
         self.mode = self.prompts.mode
         self.system, self.prompt = self.prompts.system, self.prompts.prompt
-        self.mode_note = gr.HTML(elem_id="pg-mode-note", padding=False)
+        self.mode_note = gr.HTML(padding=False)
         self.mode_parts = [self.target, self.mode, gr.State(False), self.mode_note]
         """The third: whether the page, not the user, chose Completion."""
         self._buttons()
@@ -387,12 +387,12 @@ class GeneratePage:
         rows = self.catalog.unavailable(target if isinstance(target, str) else "")
         return UNFIT.render(rows=rows)
 
+    @skip_on_fault("picking a method")
     def pick_method(self, key: Any, form: Any) -> Any:
         """The method's form, unless it is displayed already, e.g. filled in from a file."""
         if isinstance(form, dict) and form.get("method") == key:
             return gr.skip()
-        picked = lambda: method_form(self.catalog.method(key), key)  # noqa: E731
-        return skip_on_fault(picked, where="picking a method")
+        return method_form(self.catalog.method(key), key)
 
     # ---- opened by other pages, by URLs and after a reload
 

@@ -40,7 +40,7 @@ class OpenRun:
 
     def __init__(self, host: EngineHost, history: History) -> None:
         self.host, self.history = host, history
-        with gr.Column(visible=False, elem_id="pg-run-details") as self.details:
+        with gr.Column(visible=False) as self.details:
             self._layout()
         self.panel = token_panels(history, placeholder=PLACEHOLDER, elem_id="pg-run-panel")
         texts = [self.id, self.name, self.tags, self.note]

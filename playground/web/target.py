@@ -33,10 +33,7 @@ class TargetOpener:
     def __init__(self, host: EngineHost) -> None:
         self._host, self._catalog = host, host.catalog
         with gr.Accordion(
-            "Open a folder, a GGUF or a hub id …",
-            open=False,
-            visible=self._catalog.may_open,
-            elem_id="pg-open",
+            "Open a folder, a GGUF or a hub id …", open=False, visible=self._catalog.may_open
         ):
             self.place = gr.Textbox(
                 label="folder, .gguf file or hub id",

@@ -12,9 +12,8 @@ from playground.errors import Fault, attempt
 from playground.host.runner import EngineHost
 from playground.trees.editor import REQUESTS, TreeEditor, TreeRequest, read_tree_choice
 from playground.web.address import link_params, switch_to
-from playground.web.components import module_component, static_text
+from playground.web.components import module_component, server_function, static_text
 from playground.web.forms import RAW, UNQUEUED, Page, SettingsForm, Updates
-from playground.web.rpc import server_function
 
 LINK_CHARS = 80_000
 

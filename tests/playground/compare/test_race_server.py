@@ -8,7 +8,7 @@ import pytest
 
 from playground.host.runner import EngineHost
 from playground.host.stream import History
-from playground.web.rpc import race_functions
+from playground.web.components import race_functions
 from tests.playground.asks import finished, start
 
 BAD_ASKS: list[Any] = [
