@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 
 from playground.experiments.plan import BASELINE_NAME
-from storage import RunLog
 from tests.browser.pages import WAIT_MS, GeneratePage
 from tests.playground.compare.corrupted import with_corrupted
-from tests.playground.serving import Served, serving
-from tests.playground.tiny import ScriptedDrafter, save_tiny_llama, tiny_catalog
+from tests.playground.serving import Served, serving_tiny
+from tests.playground.tiny import ScriptedDrafter
 
 pytestmark = pytest.mark.browser
 
@@ -24,12 +23,8 @@ pytestmark = pytest.mark.browser
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A page that also offers a method with a mistake in its verifier."""
-    folder = tmp_path_factory.mktemp("benchmark")
-    log = RunLog.open(str(folder / "runs.db"))
-    catalog = with_corrupted(tiny_catalog(save_tiny_llama(folder / "tiny")))
-    with serving(catalog, log, folder / "cache") as served:
+    with serving_tiny(tmp_path_factory.mktemp("benchmark"), adapt=with_corrupted) as served:
         yield served
-    log.close()
 
 
 @pytest.fixture(autouse=True)
@@ -94,7 +89,7 @@ def wait_for(tab: Any, state: str) -> None:
     tab.wait_for_selector(f'#pg-benchmark-state [data-state="{state}"]', timeout=WAIT_MS)
 
 
-def test_a_benchmark_runs_shows_its_report_and_is_downloaded(
+def test_a_benchmark_shows_and_saves_its_report_and_leads_to_other_pages(
     bench: Any, served: Served, shots: Path
 ) -> None:
     leave_out(bench)
@@ -134,6 +129,13 @@ def test_a_benchmark_runs_shows_its_report_and_is_downloaded(
         bench.click("#pg-benchmark-report >> text=speedup.csv")
     rows = list(csv.DictReader(io.StringIO(Path(download.value.path()).read_text())))
     assert {row["configuration"] for row in rows} == {BASELINE_NAME, "three", "two"}
+    bench.click("#pg-benchmark-runs")
+    bench.locator("#pg-runs-further .token", has_text="benchmark").wait_for()
+    bench.locator("#pg-runs .count", has_text="of 12").wait_for()
+    bench.get_by_role("tab", name="Benchmark").click()
+    bench.click("#pg-benchmark-deploy")
+    bench.wait_for_selector("#pg-deploy-engine")
+    assert bench.get_by_role("tab", name="Deploy").get_attribute("aria-selected") == "true"
 
 
 def test_stop_keeps_what_is_done_and_resume_completes_it_in_another_tab(
@@ -212,19 +214,6 @@ def test_what_cannot_run_is_said_before_it_is_started(bench: Any) -> None:
     set_extent(bench, limit_per_category="many")
     bench.wait_for_selector("#pg-benchmark-outlook .faulty")
     assert "limit_per_category must be" in bench.inner_text("#pg-benchmark-outlook")
-
-
-def test_it_leads_to_its_runs_and_to_the_deploy_page(bench: Any) -> None:
-    set_extent(bench, repeats="1", max_new_tokens="4")
-    start(bench)
-    wait_for(bench, "completed")
-    bench.click("#pg-benchmark-runs")
-    bench.locator("#pg-runs-further .token", has_text="benchmark").wait_for()
-    bench.locator("#pg-runs .count", has_text="of 4").wait_for()
-    bench.get_by_role("tab", name="Benchmark").click()
-    bench.click("#pg-benchmark-deploy")
-    bench.wait_for_selector("#pg-deploy-engine")
-    assert bench.get_by_role("tab", name="Deploy").get_attribute("aria-selected") == "true"
 
 
 def test_a_dead_link_says_so(chromium: Any, served: Served) -> None:

@@ -95,7 +95,7 @@ def test_stop_works_after_a_reload_and_in_another_tab(page: GeneratePage, served
         assert served.host.runs.all()[-1].state == "cancelled"
 
 
-def test_a_second_tab_shows_the_run_and_its_own_run_leaves_it_alone(
+def test_other_tabs_show_the_run_or_their_own_and_leave_it_alone(
     page: GeneratePage, served: Served
 ) -> None:
     begin(page, tokens=150)
@@ -103,20 +103,17 @@ def test_a_second_tab_shows_the_run_and_its_own_run_leaves_it_alone(
     other = reopened(page, page.tab.url)
     other.wait_state("running")
     other.short(8)
+    new = reopened(page, page.tab.url.partition("?")[0])
+    new.short(8)
     other.start("My own.")
     other.wait_state("queued")
+    assert "1 ahead" in other.tab.inner_text(f"{PANEL} .state")
+    new.generate("My own, too.")
     page.wait_done()
     other.wait_done()
     assert run.state == "completed"
-
-
-def test_a_new_tab_begins_its_own_chat_while_another_shows_the_run(page: GeneratePage) -> None:
-    begin(page, tokens=150)
-    other = reopened(page, page.tab.url.partition("?")[0])
-    other.short(8)
-    other.generate("My own.")
-    assert "Do not lose me." not in other.tab.inner_text(f"{PANEL} .text")
-    page.wait_state("completed")
+    assert "My own" not in page.tab.inner_text(f"{PANEL} .text")
+    assert "Do not lose me." not in new.tab.inner_text(f"{PANEL} .text"), "a chat of its own"
 
 
 def test_the_form_takes_no_input_until_it_is_filled(page: GeneratePage) -> None:
@@ -298,7 +295,7 @@ def own_server(folder: Path) -> Iterator[tuple[Any, str]]:
         children[-1].kill()
 
 
-def test_a_killed_server_is_said_and_its_run_found_when_it_is_back(
+def test_a_killed_server_is_said_and_its_run_and_comparison_found_when_it_is_back(
     chromium: Any, tmp_path: Path
 ) -> None:
     with (
@@ -315,23 +312,13 @@ def test_a_killed_server_is_said_and_its_run_found_when_it_is_back(
         restart()
         page.wait_state("interrupted")
         assert page.text().startswith(text) and text
-        page.complaints.clear()
-
-
-def test_a_killed_server_is_said_in_a_comparison_and_its_rounds_found(
-    chromium: Any, tmp_path: Path
-) -> None:
-    with (
-        own_server(tmp_path) as ((restart, kill), url),
-        GeneratePage.opened(chromium, url) as opened,
-    ):
-        page = begin_comparison(opened, tokens=400)
+        comparing = begin_comparison(page, tokens=400)
         kill()
-        opened.wait_state("lost", panel="pg-cmp-results")
+        page.wait_state("lost", panel="pg-cmp-results")
         restart()
-        opened.tab.wait_for_selector("#pg-cmp-results [data-state=cancelled]", timeout=WAIT_MS)
-        assert "interrupted" in page.tab.inner_text("#pg-cmp-results .compare-text")
-        opened.complaints.clear()
+        page.tab.wait_for_selector("#pg-cmp-results [data-state=cancelled]", timeout=WAIT_MS)
+        assert "interrupted" in comparing.tab.inner_text("#pg-cmp-results .compare-text")
+        page.complaints.clear()
 
 
 def test_a_search_whose_server_is_killed_is_an_interrupted_benchmark_that_resumes(

@@ -163,25 +163,6 @@ def test_a_wrong_range_is_said_at_once(tab: Any) -> None:
         assert tab.locator(f"{SWEEP}-start").is_disabled()
 
 
-def test_everything_is_reached_by_keyboard(tab: Any) -> None:
-    wait_outlook(tab, "6 combinations")
-    tab.locator("#pg-sweep-vary").get_by_label("How much to draft").focus()
-    tab.keyboard.press("Space")
-    wait_outlook(tab, "12 combinations")
-    ranges(tab, "drafting").focus()
-    tab.keyboard.press("Control+A")
-    tab.keyboard.type("auto")
-    wait_outlook(tab, "6 combinations")
-
-
-def test_a_dead_link_says_so(chromium: Any, served: Served) -> None:
-    with GeneratePage.opened(chromium, served.url, path="/?sweep=%3Cimg%20src=x%3E") as page:
-        alert = page.tab.locator(f"{SWEEP}-state .pg-alert")
-        alert.wait_for()
-        assert "No sweep is named '<img src=x>'" in alert.inner_text()
-        page.check_clean()
-
-
 def fill(served: Served) -> None:
     """A sweep of some size beside the served log, with every kind of outcome but failures."""
     store = SweepStore(served.log, served.host.catalog.types)

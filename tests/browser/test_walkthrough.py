@@ -24,8 +24,7 @@ from playground.host.catalog import Catalog
 from storage import RunLog
 from tests.browser.comparing import RESULTS, ComparePage
 from tests.browser.pages import GeneratePage
-from tests.playground.serving import Served, serving
-from tests.playground.tiny import save_tiny_llama, tiny_catalog
+from tests.playground.serving import Served, serving, serving_tiny
 
 pytestmark = pytest.mark.browser
 SHIPPED = ("plain", "ngram", "suffix", "token-recycling")
@@ -35,9 +34,8 @@ WALK_MS = 900_000
 """Longest wait on the embedded model: it is fetched, unpacked, and runs on a busy CPU."""
 
 
-def shipped_catalog(folder: Path) -> Catalog:
+def shipped_catalog(tiny: Catalog) -> Catalog:
     """The shipped presets that need no weights, on a tiny target."""
-    tiny = tiny_catalog(save_tiny_llama(folder / "tiny"))
     return Catalog(
         targets=tiny.targets,
         presets={name: presets.methods()[name] for name in SHIPPED},
@@ -49,11 +47,8 @@ def shipped_catalog(folder: Path) -> Catalog:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    folder = tmp_path_factory.mktemp("walk")
-    log = RunLog.open(str(folder / "runs.db"))
-    with serving(shipped_catalog(folder), log, folder / "cache") as served:
+    with serving_tiny(tmp_path_factory.mktemp("walk"), adapt=shipped_catalog) as served:
         yield served
-    log.close()
 
 
 @dataclass(frozen=True)
