@@ -237,7 +237,7 @@ class ExperimentPage(ABC):
         return gr.Dropdown(choices, value=picked or (choices[0][1] if choices else None))
 
     def _select(self, request: gr.Request, picked: Any, *values: Any) -> Updates:
-        """As `refresh`; the key in the address, if it names no run, until the picker has a value."""
+        """As `refresh`; the key in the address, unless of a run, until the picker has a value."""
         query = dict(request.query_params)
         key = "" if query.get("run") else query.get(self.name, "")[:MAX_KEY]
         return self.refresh(picked or key, *values)

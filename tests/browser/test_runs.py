@@ -103,9 +103,7 @@ def test_columns_are_picked_and_remembered(page: GeneratePage, served: Served) -
     assert "1 + accepted draft tokens / steps, before any cut by EOS or length" in formula
 
 
-def test_name_tags_and_note_are_kept_on_a_slow_line_and_found(
-    page: GeneratePage, served: Served
-) -> None:
+def test_marks_are_kept_on_a_slow_line_and_found(page: GeneratePage, served: Served) -> None:
     run = finished(start(served.host, prompt="Slowly."))
     finished(start(served.host, prompt="Slowly, too."))
     opened(page, "Slowly")
