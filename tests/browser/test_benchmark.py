@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,7 @@ from typing import Any
 import pytest
 
 from playground.experiments.plan import BASELINE_NAME
-from tests.browser.pages import WAIT_MS, GeneratePage
-from tests.playground.compare.corrupted import with_corrupted
+from tests.browser.pages import WAIT_MS, GeneratePage, box_of, choose
 from tests.playground.serving import Served, serving_tiny
 from tests.playground.tiny import ScriptedDrafter
 
@@ -22,8 +22,8 @@ pytestmark = pytest.mark.browser
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A page that also offers a method with a mistake in its verifier."""
-    with serving_tiny(tmp_path_factory.mktemp("benchmark"), adapt=with_corrupted) as served:
+    """A page of its own: its log has these benchmarks only."""
+    with serving_tiny(tmp_path_factory.mktemp("benchmark")) as served:
         yield served
 
 
@@ -52,7 +52,7 @@ def add(tab: Any, method: str, name: str, **settings: str) -> None:
     card.wait_for()
     card.locator("button.label-wrap").first.click()
     for field, value in {"name": name, **settings}.items():
-        box = card.locator(f".pg-field-{field}").locator("input, textarea").first
+        box = box_of(card, field)
         for fold in card.locator(".pg-more", has=tab.locator(f".pg-field-{field}")).all():
             if not box.is_visible():
                 fold.locator("button.label-wrap").first.click()
@@ -69,10 +69,7 @@ def leave_out(tab: Any, number: int = 0) -> None:
 
 def set_extent(tab: Any, **fields: str) -> None:
     for field, value in fields.items():
-        box = (
-            tab.locator(f"#pg-benchmark-extent .pg-field-{field}").locator("input, textarea").first
-        )
-        box.fill(value)
+        box_of(tab.locator("#pg-benchmark-extent"), field).fill(value)
 
 
 def start(tab: Any) -> None:
@@ -143,17 +140,10 @@ def test_stop_keeps_what_is_done_and_resume_completes_it_in_another_tab(
 ) -> None:
     leave_out(bench)
     add(bench, "Scripted tree", "slow", delay_ms="60")
-    bench.locator("#pg-benchmark-form .pg-group").last.locator(
-        ".pg-field-drafting input"
-    ).first.click()
-    bench.locator("ul[role=listbox] li", has_text="as set").click()
+    choose(bench, "#pg-benchmark-form .pg-field-drafting input:visible", "as set")
     set_extent(bench, repeats="3", max_new_tokens="12")
     start(bench)
-    bench.wait_for_function(
-        "at => /^[2-9] of 12/.test(document.querySelector(at).textContent)",
-        arg="#pg-benchmark-state .text",
-        timeout=WAIT_MS,
-    )
+    bench.locator("#pg-benchmark-state .text", has_text=re.compile("^[2-9] of 12")).wait_for()
     bench.click("#pg-benchmark-stop")
     wait_for(bench, "cancelled")
     stored = served.log.benchmarks.list(1)[0]
@@ -163,24 +153,6 @@ def test_stop_keeps_what_is_done_and_resume_completes_it_in_another_tab(
         wait_for(other.tab, "completed")
         other.tab.locator("#pg-benchmark-head", has_text="3 repeats = 12 requests").wait_for()
         other.check_clean()
-
-
-def test_answers_that_a_fault_changed_are_called_so(bench: Any) -> None:
-    leave_out(bench)
-    GeneratePage(bench).pick("benchmark-dtype", "float32")
-    add(bench, "Corrupted", "broken", wrong_at="2")
-    set_extent(bench, repeats="1", max_new_tokens="12")
-    start(bench)
-    wait_for(bench, "completed")
-    verdict = bench.locator("#pg-benchmark-summary [data-row=broken] .bad", has_text="a fault")
-    verdict.wait_for()
-    assert "0 of 2" in verdict.inner_text()
-    bench.click("#pg-benchmark-differing summary >> text=2 answers that differ")
-    lines = bench.locator("#pg-benchmark-differing li")
-    assert "rounding is not the cause" in lines.first.inner_text()
-    assert "float32: top-2 logit gap" in lines.first.locator(".gap").inner_text()
-    href = bench.locator("#pg-benchmark-head a").get_attribute("href")
-    assert "benchmark=" in href
 
 
 def test_a_question_file_is_read_and_a_broken_one_refused(bench: Any, tmp_path: Path) -> None:

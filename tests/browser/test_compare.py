@@ -76,8 +76,8 @@ def test_the_arrow_of_a_title_of_several_lines_stays_within_the_form(page: Compa
 
 def test_two_configurations_race_on_their_stored_clocks(page: ComparePage, served: Served) -> None:
     page.leave(1)
-    page.set(0, "delay_ms", "4")
-    page.short(40)
+    page.set(0, "delay_ms", "30")
+    page.short(30)
     page.compare("On your marks.")
     lanes = page.lanes()
     assert len(lanes) == 2
@@ -85,6 +85,18 @@ def test_two_configurations_race_on_their_stored_clocks(page: ComparePage, serve
     follow_race(page, served, [[at - clock[0] for at in clock] for clock in stored])
     page.tab.get_by_label("with prefill").check()
     follow_race(page, served, stored)
+    moment = f"Number(document.querySelector('{RESULTS} .race-bar input[type=range]').value)"
+    page.tab.select_option(f"{RESULTS} .race-bar > select", label="1/8×")
+    page.tab.click(f"{RESULTS} .race-play")
+    page.tab.wait_for_function(f"{moment} > 10 && {moment} < 1000")
+    page.tab.click(f"{RESULTS} .race-play")
+    paused = page.tab.evaluate(moment)
+    later = f"new Promise(done => setTimeout(() => done({moment}), 150))"
+    assert page.tab.evaluate(later) == paused
+    page.tab.select_option(f"{RESULTS} .race-bar > select", label="4×")
+    page.tab.locator(f"{RESULTS} .race-play").press("Space")
+    page.wait_raced(2)
+    assert page.tab.inner_text(f"{RESULTS} .race-play") == "▶ Race"
 
 
 def follow_race(page: ComparePage, served: Served, clocks: list[list[float]]) -> None:
@@ -111,26 +123,6 @@ def follow_race(page: ComparePage, served: Served, clocks: list[list[float]]) ->
     assert [lane["words"].split(" · ")[1] for lane in page.lanes()] == [
         "2nd" if i == slowest else "1st" for i in range(2)
     ]
-
-
-def test_the_race_plays_pauses_and_changes_speed(page: ComparePage) -> None:
-    page.leave(1)
-    page.set(0, "delay_ms", "100")
-    page.short(30, repeats=1)
-    page.compare("Get set.")
-    moment = f"Number(document.querySelector('{RESULTS} .race-bar input[type=range]').value)"
-    page.tab.select_option(f"{RESULTS} .race-bar > select", label="1/8×")
-    page.tab.click(f"{RESULTS} .race-play")
-    page.tab.wait_for_function(f"{moment} > 10 && {moment} < 1000")
-    page.tab.click(f"{RESULTS} .race-play")
-    paused = page.tab.evaluate(moment)
-    assert (
-        page.tab.evaluate(f"new Promise(done => setTimeout(() => done({moment}), 150))") == paused
-    )
-    page.tab.select_option(f"{RESULTS} .race-bar > select", label="4×")
-    page.tab.locator(f"{RESULTS} .race-play").press("Space")
-    page.wait_raced(2)
-    assert page.tab.inner_text(f"{RESULTS} .race-play") == "▶ Race"
 
 
 def test_four_configurations_on_a_suite(page: ComparePage, served: Served) -> None:
@@ -241,11 +233,13 @@ def test_a_comparison_is_saved_as_a_page_that_opens_offline(
         alone.screenshot(path=shots / "shared.png", full_page=True)
 
 
-def test_a_link_of_runs_fills_the_form(chromium: Any, served: Served) -> None:
+def test_a_link_of_runs_fills_the_form_or_says_why_not(chromium: Any, served: Served) -> None:
     runs = [
         finished(start(served.host, prompt="Take me.", settings={"max_draft_len": n}))
         for n in ("2", "7")
     ]
+    with GeneratePage.opened(chromium, served.url, path="/?compare=nothing,too") as opened:
+        assert "must be" in (said := ComparePage(opened).alert()) or "in the log" in said
     path = "/?compare=" + ",".join(str(run.log_id) for run in runs)
     with GeneratePage.opened(chromium, served.url, path=path) as opened:
         page = ComparePage(opened)
@@ -254,11 +248,6 @@ def test_a_link_of_runs_fills_the_form(chromium: Any, served: Served) -> None:
         lengths = [page.field(i, "max_draft_len") for i in range(2)]
         assert [field.locator("input").first.input_value() for field in lengths] == ["2", "7"]
         opened.check_clean()
-
-
-def test_a_dead_link_says_so(chromium: Any, served: Served) -> None:
-    with GeneratePage.opened(chromium, served.url, path="/?compare=nothing,too") as opened:
-        assert "must be" in (said := ComparePage(opened).alert()) or "in the log" in said
 
 
 def test_an_error_is_one_sentence_and_keeps_what_is_on_show(page: ComparePage) -> None:

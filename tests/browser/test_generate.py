@@ -12,7 +12,7 @@ import pytest
 
 from playground.host.methods import NEAR_TIES
 from storage import RunQuery
-from tests.browser.pages import GeneratePage
+from tests.browser.pages import GeneratePage, choose
 from tests.playground.serving import Served
 from tests.storage.conftest import finished_run
 
@@ -424,9 +424,7 @@ def test_drafting_as_set_says_what_it_will_cost(page: GeneratePage) -> None:
     page.pick_method("Scripted tree", "max_draft_len")
     expected = page.tab.locator("#pg-expected")
     assert not expected.inner_text().strip()
-    page.tab.locator(".pg-field-drafting input").first.click()
-    page.tab.locator("ul[role=listbox] li", has_text="as set").click()
+    choose(page.tab, ".pg-field-drafting input", "as set")
     expected.get_by_text("not known yet").wait_for()
-    page.tab.locator(".pg-field-drafting input").first.click()
-    page.tab.locator("ul[role=listbox] li", has_text="auto").click()
+    choose(page.tab, ".pg-field-drafting input", "auto")
     expected.get_by_text("not known yet").wait_for(state="detached")

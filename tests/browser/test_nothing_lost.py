@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.browser.comparing import ComparePage
-from tests.browser.pages import WAIT_MS, GeneratePage, held_back
+from tests.browser.pages import WAIT_MS, GeneratePage, box_of, held_back
 from tests.faults.children import Child
 from tests.faults.children import page as serve_page
 from tests.playground.serving import Served, free_port
@@ -54,8 +54,7 @@ def reopened(page: GeneratePage, url: str) -> GeneratePage:
 
 
 def value_of(page: GeneratePage, field: str) -> str:
-    box = page.tab.locator(f".pg-field-{field}").locator("input, textarea").first
-    return str(box.input_value())
+    return str(box_of(page.tab, field).input_value())
 
 
 def test_a_reload_finds_the_run_that_goes_on(page: GeneratePage, served: Served) -> None:

@@ -78,13 +78,6 @@ def test_a_run_opens_from_the_table_and_scrubs(page: GeneratePage, served: Serve
     assert page.text("pg-run-panel") == text
 
 
-def test_a_dead_link_says_so(chromium: Any, served: Served) -> None:
-    with GeneratePage.opened(chromium, served.url, path="/?run=%3Cimg%20src=x%3E") as page:
-        page.wait_state("failed", panel="pg-run-panel")
-        assert "run" in page.tab.inner_text("#pg-run-panel .alert").lower()
-        page.check_clean()
-
-
 def test_columns_are_picked_and_remembered(page: GeneratePage, served: Served) -> None:
     finished(start(served.host, prompt="Columns, please."))
     opened(page, "Columns")
@@ -283,7 +276,7 @@ def test_runs_are_carried_away_and_back(page: GeneratePage, served: Served, tmp_
     assert alert.is_visible(), "loading the table must not wipe it"
 
 
-def test_a_link_restores_the_table(chromium: Any, served: Served) -> None:
+def test_a_link_restores_the_table_and_a_dead_one_says_so(chromium: Any, served: Served) -> None:
     finished(start(served.host, prompt="Linked table."))
     query = json.dumps({"text": "linked TABLE", "sort": "mat", "descending": False})
     with GeneratePage.opened(chromium, served.url, path=f"/?runs={query}") as page:
@@ -294,4 +287,8 @@ def test_a_link_restores_the_table(chromium: Any, served: Served) -> None:
         page.tab.wait_for_selector(
             "#pg-runs-message [role=alert] >> text=The link is not valid JSON"
         )
+        page.check_clean()
+    with GeneratePage.opened(chromium, served.url, path="/?run=%3Cimg%20src=x%3E") as page:
+        page.wait_state("failed", panel="pg-run-panel")
+        assert "run" in page.tab.inner_text("#pg-run-panel .alert").lower()
         page.check_clean()

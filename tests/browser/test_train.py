@@ -11,7 +11,7 @@ import pytest
 
 from engine.drafters import methods
 from storage import RunQuery
-from tests.browser.pages import NARROW, GeneratePage
+from tests.browser.pages import NARROW, GeneratePage, box_of
 from tests.browser.test_accessibility import axe, violations  # noqa: F401
 from tests.playground.serving import Served, serving_tiny
 
@@ -35,22 +35,14 @@ def fill(page: GeneratePage, tokens: int) -> Any:
     page.pick("train-method", "Medusa")
     tab.wait_for_selector("#pg-train-form .pg-field-heads", state="attached")  # drawn anew
     tab.locator("#pg-train-form button.label-wrap", has_text="Training").click()
-    for name, value in (
-        ("minutes", ""),
-        ("tokens", str(tokens)),
-        ("pack_tokens", "256"),
-        ("heads", "2"),
-    ):
-        tab.locator(f"#pg-train-form .pg-field-{name}").locator("input, textarea").first.fill(value)
+    small = {"minutes": "", "tokens": str(tokens), "pack_tokens": "256", "heads": "2"}
+    for name, value in small.items():
+        box_of(tab.locator("#pg-train-form"), name).fill(value)
     return tab
 
 
 def wait_words(tab: Any, words: str) -> None:
-    tab.wait_for_function(
-        "([at, words]) => document.querySelector(at)?.textContent.includes(words)",
-        arg=[f"{TRAIN}-state .text", words],
-        timeout=LONG_MS,
-    )
+    tab.locator(f"{TRAIN}-state .text", has_text=words).wait_for(timeout=LONG_MS)
 
 
 def test_a_head_is_trained_found_again_and_used(

@@ -21,13 +21,11 @@ from hypothesis import strategies as st
 
 from playground import errors
 from playground.web import access
-from storage import RunLog
 from tests.hostile.campaign import CANARY, VALUES, Campaign, our_fault, shown
 from tests.hostile.test_bounds import GROWMAPS
 from tests.hostile.test_texts import BAD_JSON, BAD_YAML
 from tests.playground.asks import finished, start
-from tests.playground.serving import Served, serving
-from tests.playground.tiny import save_tiny_llama, tiny_catalog
+from tests.playground.serving import Served, serving_tiny
 from tests.storage.conftest import finished_run
 
 pytestmark = pytest.mark.slow
@@ -126,12 +124,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("calls")
     (folder / "canary.txt").write_text(CANARY)
     VALUES.append(str(folder / "canary.txt"))
-    with (
-        RunLog.open(str(folder / "runs.db")) as log,
-        serving(tiny_catalog(save_tiny_llama(folder / "tiny")), log, folder / "cache") as served,
-    ):
+    with serving_tiny(folder) as served:
         for _ in range(3):
-            finished_run(log)
+            finished_run(served.log)
         yield served
     VALUES.pop()
 
