@@ -135,15 +135,15 @@ def server_function(
 
 def panel_functions(history: History) -> list[ServerFunction]:
     """Functions for token panels: `since` (events that were lost), `step`, `steps`, `trace`."""
-    functions: dict[str, tuple[Callable[[RunQuestion], Answer], str]] = {
-        "since": (lambda q: history.since(q.run, q.have), "reading a run"),
-        "step": (lambda q: history.step(q.run, q.index), "reading a step"),
-        "steps": (lambda q: history.steps(q.run, q.first, q.last), "reading steps"),
-        "trace": (lambda q: history.trace(q.run), "exporting a run"),
-    }
+
+    def function(name: str, answer: Callable[[RunQuestion], Answer], where: str) -> ServerFunction:
+        return server_function(name, RunQuestion, answer, where=where)
+
     return [
-        server_function(name, RunQuestion, answer, where=where)
-        for name, (answer, where) in functions.items()
+        function("since", lambda q: history.since(q.run, q.have), "reading a run"),
+        function("step", lambda q: history.step(q.run, q.index), "reading a step"),
+        function("steps", lambda q: history.steps(q.run, q.first, q.last), "reading steps"),
+        function("trace", lambda q: history.trace(q.run), "exporting a run"),
     ]
 
 

@@ -54,6 +54,11 @@ TABLE = HTML.from_string("""
 {% endfor %}
 </tbody></table></div>
 """)
+DEFINITIONS = HTML.from_string("""
+<dl class="{{ kind }}">
+{% for name, text in rows %}<dt>{{ name }}</dt><dd>{{ text }}</dd>{% endfor %}
+</dl>
+""")
 STATE = HTML.from_string("""
 {% if state or text %}
 <div class="pg-state" data-state="{{ state }}">
@@ -88,6 +93,11 @@ def table_html(
     """
     cells = [[one if isinstance(one, Cell) else Cell(one) for one in row] for row in rows]
     return TABLE.render(label=label, heads=heads, rows=cells, best=best)
+
+
+def definitions_html(rows: Iterable[tuple[str, str]], kind: str = "pg-facts") -> Markup:
+    """Names and what they stand for, in two columns."""
+    return Markup(DEFINITIONS.render(rows=rows, kind=kind))
 
 
 def state_html(state: str, text: str, *, share: float | None = None, error: str = "") -> str:

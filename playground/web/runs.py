@@ -23,7 +23,7 @@ from playground.runs.query import TableQuery, filter_texts, read_filters, read_l
 from playground.runs.table import RunTable
 from playground.web.address import link_params, switch_to
 from playground.web.components import module_component
-from playground.web.forms import LATEST, QUEUED, UNLABELLED, UNQUEUED, Updates
+from playground.web.forms import LATEST, QUEUED, UNLABELLED, UNQUEUED, Updates, on_fault
 from playground.web.results import HTML, message_html
 from playground.web.run_details import OpenRun
 from playground.web.run_files import RunFiles
@@ -275,19 +275,16 @@ class RunsPage:
             gr.Button(f"Export {ticked or 'all'}"),
         ]
 
+    @on_fault(message_html, where="tagging runs")
     def retag(self, act: str, table: Any, names: str) -> str:
         """Add tags to the ticked runs, or remove them."""
-
-        def change() -> str:
-            tags = split_tags(names)
-            if not tags:
-                raise ConfigError("Enter a tag.")
-            Selection.parse({"ids": _ticked(table), act: tags}).apply(self.log)
-            return (
-                f"{'Tagged' if act == 'add' else 'Untagged'} {plural(len(_ticked(table)), 'run')}."
-            )
-
-        return message_html(attempt(change, where="tagging runs"))
+        tags, ids = split_tags(names), _ticked(table)
+        if not tags:
+            raise ConfigError("Enter a tag.")
+        Selection.parse({"ids": ids, act: tags}).apply(self.log)
+        return message_html(
+            f"{'Tagged' if act == 'add' else 'Untagged'} {plural(len(ids), 'run')}."
+        )
 
     def delete_ticked(self, table: Any, status: str) -> list[Any]:
         """Delete the ticked runs; where deleted ones are shown, restore them."""
@@ -309,16 +306,12 @@ class RunsPage:
     def start_comparison(self, *inputs: Any) -> dict[str, Any]:
         return self.draw(*inputs, compare=_ticked(inputs[0]))
 
+    @on_fault(lambda fault: [gr.Column(visible=True), message_html(fault)], where="comparing runs")
     def show_comparison(self, *inputs: Any) -> list[Any]:
         """The comparison of the query's runs, or why there is none."""
-
-        def read() -> str:
-            ids = self.query(inputs).compare
-            return comparison_html(compare_runs(self.log, ids, self.runs.types)) if ids else ""
-
-        html = attempt(read, where="comparing runs")
-        text = message_html(html) if isinstance(html, Fault) else html
-        return [gr.Column(visible=bool(text)), text]
+        ids = self.query(inputs).compare
+        html = comparison_html(compare_runs(self.log, ids, self.runs.types)) if ids else ""
+        return [gr.Column(visible=bool(ids)), html]
 
     # ---- links
 

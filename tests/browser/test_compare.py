@@ -64,16 +64,6 @@ def test_the_prompt_of_generate_goes_along_until_another_is_written(page: Compar
             box.blur()
 
 
-def test_the_arrow_of_a_title_of_several_lines_stays_within_the_form(page: ComparePage) -> None:
-    room = page.tab.locator("#pg-cmp-form .pg-group > button").first.evaluate(
-        """(button) => {
-          button.querySelector("span").textContent = "a title of several lines ".repeat(6);
-          const icon = button.querySelector(".icon").getBoundingClientRect();
-          return button.closest(".pg-group").getBoundingClientRect().right - icon.right; }"""
-    )
-    assert room >= 0
-
-
 def test_two_configurations_race_on_their_stored_clocks(page: ComparePage, served: Served) -> None:
     page.leave(1)
     page.set(0, "delay_ms", "30")

@@ -127,22 +127,6 @@ def test_engines_are_picked_by_keyboard_and_releases_change_the_files(page: Gene
     assert 'string_value: "{0}, {1}, {0, 0}' in file_text(page, "config.pbtxt")
 
 
-def test_copy_buttons_copy_the_file_and_the_command(page: GeneratePage) -> None:
-    page.tab.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    tab = opened(page)
-    pick_method(page, "Suffix ·")
-    tab.locator("#pg-deploy-summary", has_text="Suffix").wait_for()
-    pick(page, "vllm")
-    text = file_text(page, "serve.sh", has="suffix")
-    tab.click('[id^=pg-deploy-file]:has(label:text-is("serve.sh")) [aria-label=Copy]')
-    tab.wait_for_function("async text => await navigator.clipboard.readText() === text", arg=text)
-    tab.click("#pg-deploy-command [aria-label=Copy]")
-    command = "python app.py export --method Suffix --target tiny --to vllm"
-    tab.wait_for_function(
-        "async text => await navigator.clipboard.readText() === text", arg=command
-    )
-
-
 def test_a_link_opens_run_engine_and_release(chromium: Any, served: Served) -> None:
     path = f"/?deploy=sglang&of=run:{run_id(served)}&version=0.5.11"
     with GeneratePage.opened(chromium, served.url, path=path) as page:

@@ -12,9 +12,7 @@ import pytest
 
 from engine.errors import ConfigError
 from playground.web.access import Access
-from storage import RunLog
-from tests.playground.serving import TOKEN, Served, serving
-from tests.playground.tiny import save_tiny_llama, tiny_catalog
+from tests.playground.serving import TOKEN, Served, serving_tiny
 
 API = "/gradio_api"
 CALL = f"{API}/component_server"
@@ -22,20 +20,8 @@ BODY: dict[str, Any] = {"data": {}, "component_id": 1, "fn_name": "x", "session_
 
 
 @pytest.fixture(scope="module")
-def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_llama(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture(scope="module")
-def served(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    yield from opened(tiny_folder, tmp_path_factory.mktemp("door"), Access(token=TOKEN))
-
-
-def opened(tiny: Path, folder: Path, access: Access) -> Iterator[Served]:
-    with (
-        RunLog.open(str(folder / "runs.db")) as log,
-        serving(tiny_catalog(tiny), log, folder / "cache", access) as served,
-    ):
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with serving_tiny(tmp_path_factory.mktemp("door")) as served:
         yield served
 
 
@@ -84,10 +70,8 @@ def test_no_token_is_for_loopback_only() -> None:
             Access(address, token=None)
 
 
-def test_without_a_token_programs_pass_and_foreign_pages_do_not(
-    tiny_folder: Path, tmp_path: Path
-) -> None:
-    for served in opened(tiny_folder, tmp_path, Access(token=None)):
+def test_without_a_token_programs_pass_and_foreign_pages_do_not(tmp_path: Path) -> None:
+    with serving_tiny(tmp_path, Access(token=None)) as served:
         assert httpx.get(f"{served.url}/config").status_code == 200
         foreign = {"sec-fetch-site": "cross-site"}
         assert httpx.post(served.url + CALL, json=BODY, headers=foreign).status_code == 403
@@ -179,9 +163,9 @@ def test_foreign_host_names_are_refused(served: Served, name: str) -> None:
         assert client.get("/").status_code == 400
 
 
-def test_every_interface_is_not_every_name(tiny_folder: Path, tmp_path: Path) -> None:
+def test_every_interface_is_not_every_name(tmp_path: Path) -> None:
     access = Access("0.0.0.0", names=("box.lan",), token=TOKEN)
-    for served in opened(tiny_folder, tmp_path, access):
+    with serving_tiny(tmp_path, access) as served:
         with served.client() as client:
             assert client.get("/", headers={"host": "evil.example"}).status_code == 400
             assert client.get("/", headers={"host": "box.lan:80"}).status_code == 200
@@ -189,8 +173,8 @@ def test_every_interface_is_not_every_name(tiny_folder: Path, tmp_path: Path) ->
         assert httpx.get(served.url).status_code == 401
 
 
-def test_ipv6_loopback_works(tiny_folder: Path, tmp_path: Path) -> None:
-    for served in opened(tiny_folder, tmp_path, Access("::1", token=TOKEN)):
+def test_ipv6_loopback_works(tmp_path: Path) -> None:
+    with serving_tiny(tmp_path, Access("::1", token=TOKEN)) as served:
         assert served.url.startswith("http://[::1]:")
         with served.client(headers={"origin": served.url}) as client:
             assert client.get("/").status_code == 200
