@@ -14,6 +14,7 @@ import pytest
 
 from playground.experiments.plan import BASELINE_NAME
 from tests.browser.pages import WAIT_MS, GeneratePage, box_of, choose
+from tests.playground.compare.corrupted import with_corrupted
 from tests.playground.serving import Served, serving_tiny
 from tests.playground.tiny import ScriptedDrafter
 
@@ -22,8 +23,8 @@ pytestmark = pytest.mark.browser
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A page of its own: its log has these benchmarks only."""
-    with serving_tiny(tmp_path_factory.mktemp("benchmark")) as served:
+    """A page whose log has these benchmarks only; its form begins with two configurations."""
+    with serving_tiny(tmp_path_factory.mktemp("benchmark"), adapt=with_corrupted) as served:
         yield served
 
 

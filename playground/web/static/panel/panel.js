@@ -1,7 +1,7 @@
 // A panel: one run's title and state, figures with their formulas, text and steps.
 import {
-  DASH, STEP_PARTS, ask, copyButton, download, duration, figure, h, percent, plural, remember,
-  remembered, showAlert, showProgress, swatch, textButton,
+  DASH, STEP_PARTS, actionButton, ask, copyButton, download, duration, figure, h, percent, plural,
+  progressBar, remember, remembered, showAlert, showProgress, swatch, textButton,
 } from "../kit.js";
 import { Scrubber } from "./scrubber.js";
 import { TokenText } from "./text.js";
@@ -42,24 +42,16 @@ class Figures {
       const text = metrics?.texts[key] ?? DASH;
       if (this.values[i].textContent !== text) this.values[i].textContent = text;
     });
-    this.showRates(metrics?.position_rates ?? []);
-    this.showSplit(metrics?.time_split ?? null, metrics?.texts.time_split ?? "time split");
-  }
-
-  showRates(rates) {
+    const rates = metrics?.position_rates ?? [], split = metrics?.time_split;
     this.rates.replaceChildren(...rates.slice(0, MAX_RATES).map((rate, i) => h("i", { class: "rate",
       "data-about": `at least ${plural(i + 1, "draft token")} accepted in ${percent(rate)} of steps` },
     h("b", { style: `height: ${Math.max(3, 100 * rate)}%` }))));
-  }
-
-  /** @param {Record<string, number> | null} split seconds by part */
-  showSplit(split, text) {
     STEP_PARTS.forEach((name, i) => {
       const seconds = split?.[PART_KEYS[i]] ?? 0;
       this.parts[i].style.flexGrow = String(1e6 * seconds);
       this.parts[i].dataset.about = split ? `${name} ${duration(1000 * seconds)}` : name;
     });
-    this.splitText.textContent = text;
+    this.splitText.textContent = metrics?.texts.time_split ?? "time split";
   }
 }
 
@@ -108,8 +100,8 @@ class Acceptance {
 class Result {
   constructor(trigger, compares) {
     this.words = h("span", { class: "result-words" });
-    this.compare = h("button", { type: "button", class: "action", hidden: true,
-      onclick: () => trigger("compare", { run: this.run }) }, "Compare with plain");
+    this.compare = actionButton("Compare with plain", () => trigger("compare", { run: this.run }),
+      { hidden: true });
     this.offers = compares;
     this.host = h("div", { class: "result" }, this.words, this.compare);
   }
@@ -143,14 +135,14 @@ export class Panel {
     this.on = h("span", { class: "on-target" });
     this.badge = h("span", { class: "badge", hidden: true });
     this.state = h("span", { class: "state" });
-    this.progress = h("span", { class: "progress", hidden: true }, h("i"));
+    this.progress = progressBar();
     this.link = h("a", { class: "quiet", hidden: true }, "permalink");
     this.copy = copyButton("copy text", () => this.track?.text ?? "");
     this.copy.hidden = true;
     this.result = new Result(trigger, options.compares);
     this.alert = h("div", { class: "alert", role: "alert", hidden: true });
-    this.byText = h("button", { type: "button", class: "action", onclick: () => trigger("by_text"),
-      title: "its text is tokenized again for the target" }, "Use text");
+    this.byText = actionButton("Use text", () => trigger("by_text"),
+      { title: "its text is tokenized again for the target" });
     this.clock = h("span", { class: "panel-clock" });
     this.notes = h("div", { class: "notes" });
     this.figures = new Figures(options.formulas);
