@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from playground.host.methods import NEAR_TIES
-from storage import RunQuery
 from tests.browser.pages import GeneratePage, choose
 from tests.playground.serving import Served
-from tests.storage.conftest import finished_run
 
 pytestmark = pytest.mark.browser
 DRAFTS = "#pg-panel .tokens .draft"
@@ -315,24 +312,6 @@ def test_faults_and_badge_follow_what_is_typed(page: GeneratePage) -> None:
     head.filter(has_text="lossy").wait_for()
 
 
-def test_last_measured_speedup_stands_in_the_picker(page: GeneratePage, served: Served) -> None:
-    page.pick_method("Scripted tree", "note")
-    page.short(4)
-    page.generate("Say hello.")
-    here = served.log.get(served.log.rows(RunQuery(target="tiny", limit=1))[0].id)
-    assert here is not None
-    place: dict[str, Any] = {name: getattr(here, name) for name in ("target", "dtype", "device")}
-    place |= {"environment": here.environment, "labels": {"compare": "both"}}
-    for title, method in (
-        ("Plain decoding", {"decoding_type": "Autoregressive"}),
-        ("Scripted tree", here.method),
-    ):
-        finished_run(served.log, method=method, method_title=title, **place)
-    page.generate("Say hello again.")
-    page.tab.click("#pg-method input")
-    page.tab.locator("ul[role=listbox] li", has_text="Scripted tree · 1.00×").wait_for()
-
-
 def test_chat_goes_on_and_starts_anew(page: GeneratePage) -> None:
     page.short(12)
     page.generate("One.")
@@ -379,16 +358,12 @@ def test_a_method_file_is_pasted_opened_and_run(page: GeneratePage, tmp_path: Pa
     box, said = tab.locator("#pg-method-file-text textarea"), ".pg-field-method_file{} .info-text"
     box.fill("speculative_config:\n  decoding_type: NGram\n  max_draft_len: 0\n")
     tab.locator(said.format(".faulty"), has_text="max_draft_len must be").wait_for()
-    for content, mark, told, method in (
-        (b"\xff\xfe\x00", ".faulty", "method.yaml must be UTF-8", "Scripted tree"),
-        (b"decoding_type: Autoregressive\n", ":not(.faulty)", "Read as Plain", "Plain"),
-    ):
-        file.write_bytes(content)
-        with tab.expect_file_chooser() as chooser:
-            tab.click("#pg-method-file-open")
-        chooser.value.set_files(file)
-        tab.locator(said.format(mark), has_text=told).wait_for()
-        assert method in tab.input_value("#pg-method input")
+    assert "Scripted tree" in tab.input_value("#pg-method input")
+    file.write_text("decoding_type: Autoregressive\n")
+    with tab.expect_file_chooser() as chooser:
+        tab.click("#pg-method-file-open")
+    chooser.value.set_files(file)
+    tab.locator(said.format(":not(.faulty)"), has_text="Read as Plain").wait_for()
     page.short()
     page.generate("Say it.")
     assert page.count(DRAFTS) == 0 < page.count(OWN)

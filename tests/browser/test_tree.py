@@ -229,13 +229,10 @@ def test_presets_open_and_own_trees_are_kept(tree: TreePage, tuned: Tuned) -> No
 
 
 def test_a_damaged_link_says_so(chromium: Any, tuned: Tuned) -> None:
-    for link in ("%3Cimg%20src=x%3E", "[[0],[0,0],[3,3]]", "9999999.1"):
-        path = f"/?tree={link}&method=medusa"
-        with GeneratePage.opened(chromium, tuned.served.url, path=path) as page:
-            alert = page.tab.locator("#pg-tree > * .alert, #pg-tree .alert").first
-            alert.wait_for(state="visible")
-            assert "cannot be read" in alert.inner_text()
-            page.check_clean()
+    path = "/?tree=%3Cimg%20src=x%3E&method=medusa"
+    with GeneratePage.opened(chromium, tuned.served.url, path=path) as page:
+        page.tab.locator("#pg-tree .alert", has_text="cannot be read").wait_for()
+        page.check_clean()
 
 
 def test_the_page_fits_its_width(chromium: Any, tuned: Tuned, shots: Path) -> None:
