@@ -96,29 +96,6 @@ class Acceptance {
   }
 }
 
-/** The run's result over plain decoding, a sentence from the server. */
-class Result {
-  constructor(trigger, compares) {
-    this.words = h("span", { class: "result-words" });
-    this.compare = actionButton("Compare with plain", () => trigger("compare", { run: this.run }),
-      { hidden: true });
-    this.offers = compares;
-    this.host = h("div", { class: "result" }, this.words, this.compare);
-  }
-
-  show(result) {
-    this.host.dataset.mood = result?.mood ?? "";
-    this.words.replaceChildren(...!result ? [] : [h("b", {}, result.head), ` ${result.text} `,
-      result.advice && `${result.advice} `, h("span", { class: "result-source" }, result.source)]);
-  }
-
-  /** @param {string} run id of the finished run in the log */
-  ended(run) {
-    this.run = run;
-    this.compare.hidden = !this.offers || this.host.dataset.mood === "plain";
-  }
-}
-
 /** Storage key of the switch that shows rejected drafts, the same for all panels. */
 const REJECTED = "pg-rejected";
 
@@ -139,7 +116,11 @@ export class Panel {
     this.link = h("a", { class: "quiet", hidden: true }, "permalink");
     this.copy = copyButton("copy text", () => this.track?.text ?? "");
     this.copy.hidden = true;
-    this.result = new Result(trigger, options.compares);
+    this.resultWords = h("span", { class: "result-words" });
+    this.compare = actionButton("Compare with plain", () => trigger("compare", { run: this.logId }),
+      { hidden: true });
+    this.offersCompare = options.compares;
+    this.result = h("div", { class: "result" }, this.resultWords, this.compare);
     this.alert = h("div", { class: "alert", role: "alert", hidden: true });
     this.byText = actionButton("Use text", () => trigger("by_text"),
       { title: "its text is tokenized again for the target" });
@@ -163,7 +144,7 @@ export class Panel {
     this.root = h("section", { class: shows ? "panel idle show-rejected" : "panel idle" },
       h("header", {}, this.title, this.on, this.badge, this.state, this.progress,
         h("span", { class: "spring" }), this.copy, this.link, this.clock),
-      this.figures.host, this.alert, text, this.result.host, this.notes,
+      this.figures.host, this.alert, text, this.result, this.notes,
       h("div", { class: "legend" }, swatch("target", "prefill bonus"),
         swatch("target after a rejection", "recovered"),
         swatch("accepted draft, deeper = darker", ...[1, 3, 5, 8].map((depth) => `draft d${depth}`)),
@@ -199,7 +180,7 @@ export class Panel {
     this.mark(meta.badge);
     this.showFigures(null);
     this.scrubber.attach(this.track);
-    this.link.hidden = this.copy.hidden = this.result.compare.hidden = true;
+    this.link.hidden = this.copy.hidden = this.compare.hidden = true;
   }
 
   mark(badge) {
@@ -224,13 +205,18 @@ export class Panel {
     url.searchParams.set("run", status.log_id);
     this.link.href = url.href;
     this.link.hidden = false;
-    if (status.state === "completed") this.result.ended(status.log_id);
+    if (status.state !== "completed") return;
+    this.logId = status.log_id;
+    this.compare.hidden = !this.offersCompare || this.result.dataset.mood === "plain";
   }
 
   showFigures(metrics) {
     this.figures.show(metrics);
     this.acceptance.show(metrics);
-    this.result.show(metrics?.result);
+    const result = metrics?.result;
+    this.result.dataset.mood = result?.mood ?? "";
+    this.resultWords.replaceChildren(...!result ? [] : [h("b", {}, result.head), ` ${result.text} `,
+      result.advice && `${result.advice} `, h("span", { class: "result-source" }, result.source)]);
     this.scrubber.timeline.totalSummary = metrics?.texts.steps ?? "";
   }
 
