@@ -289,14 +289,14 @@ class DeployPage:
 
     def _preview_import(self, engine: Any, text: Any) -> Updates:
         example = ENGINES[engine].sample if engine in ENGINES else ""
-        sample = {self.paste: gr.Textbox(placeholder=example)}
-        hidden = {p: gr.update(visible=False) for p in (self.imported, self.yaml, self.use)}
+        updates = {p: gr.update(visible=False) for p in (self.imported, self.yaml, self.use)}
+        updates[self.paste] = gr.Textbox(placeholder=example)
         if not isinstance(text, str) or not text.strip():
-            return sample | hidden
+            return updates
         config = attempt(lambda: read_config(engine, text), where="reading a config")
         if isinstance(config, Fault):
-            return sample | hidden | {self.imported: _alert(config)}
-        return sample | {
+            return updates | {self.imported: _alert(config)}
+        return updates | {
             self.imported: html_update(imported_html(config)),
             self.yaml: gr.Code(method_yaml(config.config, engine), visible=True),
             self.use: gr.Button(visible=True),

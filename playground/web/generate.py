@@ -45,7 +45,7 @@ from playground.web.generate_form import (
     run_form,
     with_text_drafting,
 )
-from playground.web.memory import Memory, chat_of, last_run_of, last_shown_js, owner_of
+from playground.web.memory import chat_of, keep_form, last_run_of, last_shown_js, owner_of
 from playground.web.method_file import MethodFile
 from playground.web.results import HTML, definitions_html, sentence_html
 from playground.web.target import TargetOpener
@@ -102,9 +102,6 @@ class GeneratePage:
         self.form_parts += [self.run_form.spec, self.mode, self.system, self.prompt]
         self.method_inputs = [self.target, self.method, self.form.values]
         self.status_outputs = [self.target_state, self.method, self.expected]
-        memorized = {name: getattr(self, name) for name in FIELDS}
-        memorized |= {"form": self.form.values, "run_form": self.run_form.values}
-        self.memory = Memory(memorized)
         self.open_outputs = [tabs, self.target, self.method, self.form.spec]
         self._listen()
 
@@ -420,7 +417,9 @@ class GeneratePage:
 
     def listen_to_links(self, page: gr.Blocks) -> None:
         """Restore the form, or fill it in from the URL's run; show that run."""
-        read = self.memory.listen(page, self.form_values.initial_values, self.form_parts)
+        fields = {name: getattr(self, name) for name in FIELDS}
+        fields |= {"form": self.form.values, "run_form": self.run_form.values}
+        read = keep_form(page, fields, self.form_values.initial_values, self.form_parts)
         read.then(self.describe_status, self.method_inputs, self.status_outputs, **UNQUEUED)
         js = last_shown_js("generate", "run")
         followed = read.then(self.follow_link, [self.tab] * 3, self.panel, js=js, **QUEUED)
