@@ -289,8 +289,8 @@ class DeployPage:
 
     def _preview_import(self, engine: Any, text: Any) -> Updates:
         example = ENGINES[engine].sample if engine in ENGINES else ""
-        updates = {p: gr.update(visible=False) for p in (self.imported, self.yaml, self.use)}
-        updates[self.paste] = gr.Textbox(placeholder=example)
+        updates: Updates = {self.paste: gr.Textbox(placeholder=example)}
+        updates |= {p: gr.update(visible=False) for p in (self.imported, self.yaml, self.use)}
         if not isinstance(text, str) or not text.strip():
             return updates
         config = attempt(lambda: read_config(engine, text), where="reading a config")
