@@ -27,6 +27,7 @@ def test_pages_methods_runs_and_actions_are_reached_by_keys(
 ) -> None:
     run = finished(start(served.host, prompt="Find me by these words."))
     tab = page.tab
+    page.short(8)
     tab.focus("#pg-prompt textarea")
     tab.evaluate(
         "document.activeElement.dispatchEvent(new KeyboardEvent('keydown', "
