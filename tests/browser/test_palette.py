@@ -27,7 +27,6 @@ def test_pages_methods_runs_and_actions_are_reached_by_keys(
 ) -> None:
     run = finished(start(served.host, prompt="Find me by these words."))
     tab = page.tab
-    page.short(8)
     tab.focus("#pg-prompt textarea")
     tab.evaluate(
         "document.activeElement.dispatchEvent(new KeyboardEvent('keydown', "
@@ -59,8 +58,14 @@ def test_pages_methods_runs_and_actions_are_reached_by_keys(
     opened(tab, "dark colours")
     tab.keyboard.press("Enter")
     assert tab.evaluate("document.body.classList.contains('dark')")
-    opened(tab, "generate action")
-    tab.keyboard.press("Enter")
+
+
+def test_an_action_presses_the_button_of_its_page(page: GeneratePage) -> None:
+    page.short(8)
+    page.tab.fill("#pg-prompt textarea", "From the list.")
+    page.tab.get_by_role("tab", name="Connect", exact=True).click()
+    opened(page.tab, "generate action")
+    page.tab.keyboard.press("Enter")
     page.wait_done()
 
 
