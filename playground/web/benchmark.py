@@ -67,7 +67,6 @@ class BenchmarkPage(ExperimentPage):
                 self._kinds([first]),
                 multiselect=True,
                 label="Task categories (none selected = all)",
-                elem_id="pg-benchmark-kinds",
             )
             self.file = gr.UploadButton("Add a file of prompts …", file_count="multiple", size="sm")
             self.file_message = gr.HTML(padding=True, elem_id="pg-benchmark-file-message")
@@ -100,7 +99,7 @@ class BenchmarkPage(ExperimentPage):
         kind = gr.Radio(
             [("Speedup", "speedup"), ("MAT", "mat")], value="speedup", label="By kind of task"
         )
-        by_group = gr.HTML(elem_id="pg-benchmark-groups")
+        by_group = gr.HTML()
         choices = [(title, kind) for kind, (title, _) in PLOTS.items()]
         plot_kind = gr.Radio(choices, value="speedup", label="Plot")
         plot = gr.Plot(visible=False, show_label=False, elem_id="pg-benchmark-plot")
@@ -110,7 +109,7 @@ class BenchmarkPage(ExperimentPage):
             )
             button = gr.Button("Deploy", size="sm", elem_id="pg-benchmark-deploy")
             self.page_buttons["deploy"] = button
-        latency = gr.HTML(elem_id="pg-benchmark-latency")
+        latency = gr.HTML()
         differing = gr.HTML(elem_id="pg-benchmark-differing")
         formula_list(FORMULAS)
         self.report_controls = [kind, plot_kind, self.configuration]

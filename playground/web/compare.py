@@ -35,13 +35,17 @@ from playground.host.stream import History
 from playground.trees.batches import BatchReport, batch_report, measure_for
 from playground.trees.measurements import EngineJobs
 from playground.web.address import link_params, switch_to
-from playground.web.components import module_component, text_of
+from playground.web.components import (
+    module_component,
+    panel_functions,
+    race_functions,
+    text_of,
+)
 from playground.web.configurations import ConfigurationForm, read_configurations
 from playground.web.forms import QUEUED, UNLABELLED, UNQUEUED, PromptForm, SettingsForm, Updates
 from playground.web.memory import last_shown_js, owner_of
 from playground.web.report import report_html
 from playground.web.results import Cell, save_on_click, sentence_html, table_html
-from playground.web.rpc import panel_functions, race_functions
 
 OWN_PROMPT = ""
 FIELDS = ("target", "dtype", "mode", "system", "prompt", "suite")
@@ -229,10 +233,8 @@ class ComparePage:
             elem_id="pg-cmp-results",
         )
         self.table = gr.HTML(elem_id="pg-cmp-table")
-        self.predict = gr.Button(
-            "Predict the speedup at larger batch sizes", size="sm", elem_id="pg-cmp-batch-button"
-        )
-        self.prediction = gr.HTML(elem_id="pg-cmp-batch")
+        self.predict = gr.Button("Predict the speedup at larger batch sizes", size="sm")
+        self.prediction = gr.HTML()
 
     def _prompt(self) -> None:
         self.prompts = PromptForm(self.catalog, "pg-cmp")

@@ -87,33 +87,27 @@ class ConfigurationForm:
             group["fields"].insert(0, asdict(named))
         return {**group, "method": key}
 
-    def add_method(self, key: Any, spec: Any, form: Any) -> Any:
+    @skip_on_fault("adding a method")
+    def add_method(self, key: Any, spec: Any, form: Any) -> dict[str, Any]:
         """The form with one more configuration."""
+        groups = [group.model_dump() for group in FormSpec.parse(spec).groups]
+        groups.append(self._group(key, groups, {}))
+        return {"groups": groups, "values": FormValues.of(form).values}
 
-        def extended() -> dict[str, Any]:
-            groups = [group.model_dump() for group in FormSpec.parse(spec).groups]
-            groups.append(self._group(key, groups, {}))
-            return {"groups": groups, "values": FormValues.of(form).values}
-
-        return skip_on_fault(extended, where="adding a method")
-
-    def fit_target(self, target: Any, picked: Any, spec: Any, form: Any) -> Any:
+    @skip_on_fault("picking a target")
+    def fit_target(self, target: Any, picked: Any, spec: Any, form: Any) -> list[Any]:
         """Updates of picker and form: methods that cannot run on the target are removed.
 
         If none remains, the form has the target's default ones.
         """
-
-        def fitting() -> list[Any]:
-            menu = self._menu.drafting(target)
-            adder, keys = dropdown_of(menu, picked), [key for _, key in menu]
-            groups = [group.model_dump() for group in FormSpec.parse(spec).groups]
-            kept = [group for group in groups if group["method"] in keys]
-            if kept == groups:
-                return [adder, gr.skip()]
-            values = FormValues.of(form).values
-            return [adder, {"groups": kept, "values": values} if kept else self._first(menu)]
-
-        return skip_on_fault(fitting, where="picking a target", outputs=2)
+        menu = self._menu.drafting(target)
+        adder, keys = dropdown_of(menu, picked), [key for _, key in menu]
+        groups = [group.model_dump() for group in FormSpec.parse(spec).groups]
+        kept = [group for group in groups if group["method"] in keys]
+        if kept == groups:
+            return [adder, gr.skip()]
+        values = FormValues.of(form).values
+        return [adder, {"groups": kept, "values": values} if kept else self._first(menu)]
 
 
 class _Values(FormValues):

@@ -105,8 +105,8 @@ class ConnectPage:
                 label="Model", info="empty = the first model that the engine lists", max_lines=1
             )
         with gr.Row():
-            self.watch = gr.Button("Watch", variant="primary", elem_id="pg-connect-watch")
-            self.unwatch = gr.Button("Stop watching", elem_id="pg-connect-leave")
+            self.watch = gr.Button("Watch", variant="primary")
+            self.unwatch = gr.Button("Stop watching")
 
     def _load(self) -> None:
         suites = [(suite.title, name) for name, suite in self._catalog.suites.items()]
@@ -114,7 +114,6 @@ class ConnectPage:
             self.plain = gr.Textbox(
                 label="Address without speculation",
                 info="same model and engine with drafting off; needed for speedups and advice",
-                elem_id="pg-connect-plain",
             )
             self.suite = gr.Dropdown(suites, label="Prompts")
             self.count = gr.Slider(1, MAX_PROMPTS, value=12, step=1, label="Number of prompts")
@@ -126,15 +125,15 @@ class ConnectPage:
             )
             self.seconds = gr.Slider(10, 1800, value=120, step=10, label="Time limit per level (s)")
             with gr.Row():
-                self.start = gr.Button("Measure", variant="primary", elem_id="pg-connect-start")
-                self.stop = gr.Button("Stop", elem_id="pg-connect-stop")
+                self.start = gr.Button("Measure", variant="primary")
+                self.stop = gr.Button("Stop")
 
     def _results(self) -> None:
-        self.message = gr.HTML(sentence_html("Not connected."), elem_id="pg-connect-message")
-        self.live = gr.HTML(elem_id="pg-connect-live")
-        self.sentences = gr.HTML(elem_id="pg-connect-sentences")
-        self.table = gr.HTML(elem_id="pg-connect-table")
-        self.plot = gr.Plot(show_label=False, visible=False, elem_id="pg-connect-plot")
+        self.message = gr.HTML(sentence_html("Not connected."))
+        self.live = gr.HTML()
+        self.sentences = gr.HTML()
+        self.table = gr.HTML()
+        self.plot = gr.Plot(show_label=False, visible=False)
 
     # ---- listeners
 

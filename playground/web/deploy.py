@@ -94,9 +94,7 @@ class DeployPage:
     def _import_form(self) -> None:
         hidden: dict[str, Any] = {"visible": False}
         with gr.Group(elem_id="pg-deploy-reader"):
-            self.source = gr.Dropdown(
-                TITLES, value="vllm", label="Import a config of", elem_id="pg-deploy-source"
-            )
+            self.source = gr.Dropdown(TITLES, value="vllm", label="Import a config of")
             self.paste = gr.Textbox(
                 label="Its file or command line",
                 lines=5,
@@ -135,7 +133,7 @@ class DeployPage:
             visible=False,
             elem_id="pg-deploy-downloads",
         )
-        self.notes = gr.HTML(visible=False, elem_id="pg-deploy-notes")
+        self.notes = gr.HTML(visible=False)
         self.command = gr.Textbox(
             label="The same on the command line",
             interactive=False,
@@ -291,14 +289,14 @@ class DeployPage:
 
     def _preview_import(self, engine: Any, text: Any) -> Updates:
         example = ENGINES[engine].sample if engine in ENGINES else ""
-        sample = {self.paste: gr.Textbox(placeholder=example)}
-        hidden = {p: gr.update(visible=False) for p in (self.imported, self.yaml, self.use)}
+        updates: Updates = {self.paste: gr.Textbox(placeholder=example)}
+        updates |= {p: gr.update(visible=False) for p in (self.imported, self.yaml, self.use)}
         if not isinstance(text, str) or not text.strip():
-            return sample | hidden
+            return updates
         config = attempt(lambda: read_config(engine, text), where="reading a config")
         if isinstance(config, Fault):
-            return sample | hidden | {self.imported: _alert(config)}
-        return sample | {
+            return updates | {self.imported: _alert(config)}
+        return updates | {
             self.imported: html_update(imported_html(config)),
             self.yaml: gr.Code(method_yaml(config.config, engine), visible=True),
             self.use: gr.Button(visible=True),

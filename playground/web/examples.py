@@ -10,21 +10,11 @@ import gradio as gr
 from playground.errors import Fault, attempt
 from playground.host.catalog import Catalog
 from playground.host.stream import refusal
-from playground.web.forms import QUEUED, UNQUEUED, Page, skip_on_fault
+from playground.web.forms import QUEUED, UNQUEUED, Page, Updates, skip_on_fault
 from playground.web.memory import chat_of
 
 RunStarter = Callable[[gr.Request, dict[str, Any], Any, Any], AsyncIterator[dict[str, Any]]]
 """Starts a run and yields its messages; takes request, input of `read_request`, panel and tab."""
-
-
-def example_of(catalog: Catalog, target: Any, *, draws_tree: bool) -> tuple[str, dict[str, Any]]:
-    """Method of an example, and the settings that differ from its own.
-
-    Raises ConfigError: the target is not available here.
-    """
-    name = catalog.target(target).name
-    tree = catalog.tree_method(name) if draws_tree else None
-    return tree or catalog.first_method(name), {"drafting": "as set"} if tree else {}
 
 
 class Examples:
@@ -34,7 +24,7 @@ class Examples:
         self._catalog, self._target = catalog, target
         with gr.Row(elem_id="pg-examples"):
             gr.HTML("Or see an example run:", elem_id="pg-examples-about")
-            self._fast = gr.Button("The fastest here", size="sm", elem_id="pg-example-fast")
+            self._fast = gr.Button("The fastest here", size="sm")
             self._tree = gr.Button(
                 **self._about(target.value), size="sm", elem_id="pg-example-tree"
             )
@@ -70,7 +60,10 @@ class Examples:
         self, page: Page, start: RunStarter, draws_tree: bool
     ) -> tuple[Callable[..., AsyncIterator[dict[str, Any]]], Callable[[Any], Any]]:
         def example(target: Any) -> tuple[str, dict[str, Any]]:
-            return example_of(self._catalog, target, draws_tree=draws_tree)
+            """Method of the example, and the settings that differ from its own."""
+            name = self._catalog.target(target).name
+            tree = self._catalog.tree_method(name) if draws_tree else None
+            return tree or self._catalog.first_method(name), {"drafting": "as set"} if tree else {}
 
         async def run(request: gr.Request, *values: Any) -> AsyncIterator[dict[str, Any]]:
             """Stream an example, on the prompt in the box or else the first example prompt."""
@@ -90,10 +83,8 @@ class Examples:
             async for message in start(request, raw, panel, tab):
                 yield message
 
-        def fill(target: Any) -> Any:
-            outputs = len(page.open_outputs)
-            return skip_on_fault(
-                lambda: page.open(target, *example(target)), where="an example", outputs=outputs
-            )
+        @skip_on_fault("an example")
+        def fill(target: Any) -> Updates:
+            return page.open(target, *example(target))
 
         return run, fill

@@ -58,7 +58,7 @@ class ExperimentPage(ABC):
         with gr.Row(equal_height=False, elem_id=f"pg-{self.name}"):
             with gr.Column(scale=1, elem_classes="pg-side"):
                 self._setup()
-                self._start_controls(self.catalog.clusters)
+                self._start_controls()
             with gr.Column(scale=4, elem_classes="pg-main"):
                 self._report_bar()
                 report_id = f"pg-{self.name}-report"
@@ -129,18 +129,17 @@ class ExperimentPage(ABC):
         pool = self.pool(values["place"], values["workers"])
         return self.experiments.start(self.plan(values), pool=pool).id
 
+    @skip_on_fault("listing the methods")
     def pick_target(self, target: Any, method: Any) -> Any:
         """An update of the method picker for another target."""
-        return skip_on_fault(
-            lambda: dropdown_of(self.method_menu.drafting(target), method),
-            where="listing the methods",
-        )
+        return dropdown_of(self.method_menu.drafting(target), method)
 
     # ---- layout
 
-    def _start_controls(self, clusters: Sequence[str]) -> None:
+    def _start_controls(self) -> None:
         """Below the form: where to run it, and the button that starts it."""
-        places = [("This process", ""), *((PLACES.get(a, f"Ray at {a}"), a) for a in clusters)]
+        self.clusters = self.catalog.clusters
+        places = [("This process", ""), *((PLACES.get(a, f"Ray at {a}"), a) for a in self.clusters)]
         self.place = gr.Dropdown(places, label="Run on", elem_id=f"pg-{self.name}-place")
         self.num_workers = gr.Number(
             None,
@@ -150,7 +149,6 @@ class ExperimentPage(ABC):
             visible=False,
             elem_id=f"pg-{self.name}-workers",
         )
-        self.clusters = clusters
         self.fields |= {"place": self.place, "workers": self.num_workers}
         self.message = gr.HTML(elem_id=f"pg-{self.name}-outlook")
         self.start = gr.Button(
@@ -175,9 +173,12 @@ class ExperimentPage(ABC):
         fields = list(self.fields.values())
         for field in fields:
             field.change(self._check_form, fields, [self.message, self.start], **RAW)
-        start_outputs = [self.message, self.picker]
-        start = show_fault_in(self.message, where=f"starting a {self.name}")(self._start)
-        self.start.click(start, fields, start_outputs, **RAW)
+
+        @show_fault_in(self.message, where=f"starting a {self.name}")
+        def start(*values: Any) -> Updates:
+            return {self.picker: self.menu(self.start_job(self._values(values)))}
+
+        self.start.click(start, fields, [self.message, self.picker], **RAW)
         self.outputs = [self.state, self.stop, self.resume, self.timer, self.report_column]
         self.outputs += [self.picker, self.shown_version, *self.report_outputs]
         self.inputs = [self.picker, *self.report_controls, self.shown_version]
@@ -188,8 +189,13 @@ class ExperimentPage(ABC):
             event(self.refresh, self.inputs, self.outputs, **RAW_LATEST)
         self.picker.change(None, self.picker, None, js=address_js(self.name, self.name), **RAW)
         self.stop.click(self.on_picked(self.stop_job), self.inputs, self.outputs, **RAW)
+
+        def resume(place: Any, num_workers: Any, *values: Any) -> Updates:
+            act = self.on_picked(lambda key: self.resume_job(key, self.pool(place, num_workers)))
+            return act(*values)
+
         placed = [self.place, self.num_workers]
-        self.resume.click(self._resume, [*placed, *self.inputs], self.outputs, **RAW)
+        self.resume.click(resume, [*placed, *self.inputs], self.outputs, **RAW)
         shows = lambda place: gr.Number(visible=bool(place))  # noqa: E731
         self.place.change(shows, self.place, self.num_workers, **RAW)
 
@@ -210,10 +216,6 @@ class ExperimentPage(ABC):
             raise ConfigError(f"Workers must be in [1, {MAX_WORKERS}], got {num_workers!r:.40}.")
         return PoolConfig(place, num_workers)
 
-    def _resume(self, place: Any, num_workers: Any, *values: Any) -> Updates:
-        act = self.on_picked(lambda key: self.resume_job(key, self.pool(place, num_workers)))
-        return act(*values)
-
     def _check_form(self, *values: Any) -> tuple[Any, Any]:
         """What the form would run, or why it cannot; and whether it can be started."""
         form_values = self._values(values)
@@ -222,9 +224,6 @@ class ExperimentPage(ABC):
             return gr.skip(), gr.skip()  # the method has changed, its form has not yet
         message = attempt(lambda: self.estimate(form_values), where=f"checking a {self.name}")
         return sentence_html(message), gr.Button(interactive=not isinstance(message, Fault))
-
-    def _start(self, *values: Any) -> Updates:
-        return {self.picker: self.menu(self.start_job(self._values(values)))}
 
     def _values(self, values: Sequence[Any]) -> dict[str, Any]:
         """The values of the form's components by name."""
@@ -238,8 +237,10 @@ class ExperimentPage(ABC):
         return gr.Dropdown(choices, value=picked or (choices[0][1] if choices else None))
 
     def _select(self, request: gr.Request, picked: Any, *values: Any) -> Updates:
-        """As `refresh`; the key in the address until the picker has a value."""
-        return self.refresh(picked or self._key_in_address(request), *values)
+        """As `refresh`; the key in the address, unless of a run, until the picker has a value."""
+        query = dict(request.query_params)
+        key = "" if query.get("run") else query.get(self.name, "")[:MAX_KEY]
+        return self.refresh(picked or key, *values)
 
     def refresh(self, picked: Any, *values: Any) -> Updates:
         """Status of the selected job; its report if that is new or another."""
@@ -297,11 +298,6 @@ class ExperimentPage(ABC):
             return self.refresh(None if removes else picked, *values)
 
         return listener
-
-    def _key_in_address(self, request: gr.Request) -> str:
-        """The key in the page's address; empty if it has none, or names a single run."""
-        query = dict(request.query_params)
-        return "" if query.get("run") else query.get(self.name, "")[:MAX_KEY]
 
 
 def read_key(raw: object) -> str:

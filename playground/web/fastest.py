@@ -82,7 +82,7 @@ class FastestPanel:
         def start(*values: Any) -> Updates:
             result = attempt(lambda: self._start(raw_request(*values)), where="finding the fastest")
             if isinstance(result, Fault):
-                return self._message_only(state_html("failed", "", error=result.sentence))
+                return self._updates(state_html("failed", "", error=result.sentence))
             return self.refresh()
 
         self.start.click(start, list(fields), self.outputs, **RAW)
@@ -90,12 +90,8 @@ class FastestPanel:
         self.stop.click(self._stop, None, self.outputs, **RAW)
         self.close.click(self._close, None, self.column, **RAW)
 
-    def listen_to_page(self, page: gr.Blocks) -> None:
-        """Show the server's search when the page is loaded, unless it has been closed."""
-        page.load(self.on_page_load, None, self.outputs, **RAW)
-
     def on_page_load(self) -> Updates:
-        """The panel of a page that was just loaded.
+        """The server's search on a page that was just loaded, unless it has been closed.
 
         This may arrive after the response to a click on the button, so it may start the timer,
         but never stops it.
@@ -138,33 +134,27 @@ class FastestPanel:
         search = self._search
         if search is None:
             name = self._interrupted()
-            updates = self._message_only(state_html("interrupted", INTERRUPTED.format(name)))
+            updates = self._updates(state_html("interrupted", INTERRUPTED.format(name)))
             return updates | {self.column: gr.Column(visible=bool(name))}
         over, standings = search.over.is_set(), Standings(search)
-        leader = standings.leader
-        offered = {"use": True, "tune": leader and self._has_tree(search, leader), "deploy": True}
-        return {
-            self.column: gr.Column(visible=True),
-            self.state: self._state(search, standings),
-            self.table: self._table(search, standings),
-            self.stop: gr.Button(visible=not over),
-            self.close: gr.Button(visible=over),
-            self.timer: gr.Timer(active=not over),
-            **{
-                button: gr.Button(visible=bool(over and leader and offered[name]))
-                for name, button in self.page_buttons.items()
-            },
-        }
+        offered: list[str] = []
+        if over and (leader := standings.leader):
+            offered = ["use", "deploy", *["tune"] * self._has_tree(search, leader)]
+        state, table = self._state(search, standings), self._table(search, standings)
+        return self._updates(state, table, over=over, offered=offered)
 
-    def _message_only(self, state: str) -> Updates:
-        """The panel with a message and the button Close only."""
+    def _updates(
+        self, state: str, table: str = "", *, over: bool = True, offered: Sequence[str] = ()
+    ) -> Updates:
+        """The panel; `offered`: names of the `page_buttons` that it shows."""
         return {
             self.column: gr.Column(visible=True),
             self.state: state,
-            self.table: "",
-            **dict.fromkeys([*self.page_buttons.values(), self.stop], gr.Button(visible=False)),
-            self.close: gr.Button(visible=True),
-            self.timer: gr.Timer(active=False),
+            self.table: table,
+            self.stop: gr.Button(visible=not over),
+            self.close: gr.Button(visible=over),
+            self.timer: gr.Timer(active=not over),
+            **{b: gr.Button(visible=name in offered) for name, b in self.page_buttons.items()},
         }
 
     def _state(self, search: Experiment, standings: Standings) -> str:
@@ -219,8 +209,9 @@ class FastestPanel:
         read = lambda: tree_method(catalog, key, search.plan.target.name)  # noqa: E731
         return not isinstance(attempt(read, where="looking for a tree"), Fault)
 
-    def listen_to_page_buttons(self, generate: Page, tree: Page, deploy: Page) -> None:
-        """Open the fastest method in the form, the tree editor or Deploy."""
+    def listen_to_pages(self, page: gr.Blocks, generate: Page, tree: Page, deploy: Page) -> None:
+        """Show the search on loading; open the fastest method in form, tree editor or Deploy."""
+        page.load(self.on_page_load, None, self.outputs, **RAW)
 
         def use() -> Updates:
             search, _, method = self.winner()
@@ -232,10 +223,11 @@ class FastestPanel:
             return tree.open(method=method, target=search.plan.target.name)
 
         def export() -> Updates:
-            _, leader, _ = self.winner()
-            return deploy.open(ExportForm(run=leader.example_run or ""))
+            return deploy.open(ExportForm(run=self.winner()[1].example_run or ""))
 
-        buttons, outputs = self.page_buttons, [self.column, *generate.open_outputs]
-        open_on_click(buttons["use"], use, [], outputs, self.state)
-        open_on_click(buttons["tune"], tune, [], tree.open_outputs, self.state)
-        open_on_click(buttons["deploy"], export, [], deploy.open_outputs, self.state)
+        for name, listener, outputs in (
+            ("use", use, [self.column, *generate.open_outputs]),
+            ("tune", tune, tree.open_outputs),
+            ("deploy", export, deploy.open_outputs),
+        ):
+            open_on_click(self.page_buttons[name], listener, [], outputs, self.state)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from functools import partial, wraps
 from typing import Any, Protocol
 
 import gradio as gr
@@ -77,6 +77,7 @@ FOLLOW_JS = """(typed) => {
 UNLABELLED: dict[str, Any] = {"show_label": False, "container": False}
 NO_EXAMPLE = ""
 
+Listener = Callable[..., Any]
 Updates = dict[Any, Any]
 """New values by component; the other outputs of a listener stay as they are."""
 
@@ -96,12 +97,23 @@ def dropdown_of(choices: Sequence[tuple[str, Any]], value: Any) -> Any:
     return gr.Dropdown(choices, value=value if value in keys else keys[0])
 
 
-def skip_on_fault(work: Callable[[], Any], *, where: str, outputs: int = 1) -> Any:
-    """The values of a listener's outputs; if computing them fails, the outputs stay as they are."""
-    result = attempt(work, where=where)
-    if not isinstance(result, Fault):
-        return result
-    return gr.skip() if outputs == 1 else [gr.skip()] * outputs
+def on_fault(answer: Callable[[Fault], Any], *, where: str) -> Callable[[Listener], Listener]:
+    """Decorates a listener: if it fails, its result is the `answer` to the fault."""
+
+    def decorate(listener: Listener) -> Listener:
+        @wraps(listener)
+        def listen(*values: Any) -> Any:
+            result = attempt(lambda: listener(*values), where=where)
+            return answer(result) if isinstance(result, Fault) else result
+
+        return listen
+
+    return decorate
+
+
+def skip_on_fault(where: str) -> Callable[[Listener], Listener]:
+    """Decorates a listener: if it fails, all its outputs stay as they are."""
+    return on_fault(lambda _: gr.skip(), where=where)
 
 
 class FormRenderer(Renderable):
@@ -209,33 +221,24 @@ class SettingsForm:
         own = {k: v for k, v in values.items() if k.partition(".")[0] in cls.model_fields}
         return state_of(cls, own)
 
+    @skip_on_fault("updating a form")
     def _update(self, group: Group, fields: Fields, form: Any) -> list[Any]:
         """Updates of a group's components after an edit."""
+        values = group.values(FormValues.of(form).values)
+        state = self._state(group, values)
+        title = gr.skip() if state.hidden is None else gr.update(label=heading(group, state))
+        return [title, *fields.updates(values, state)]
 
-        def read() -> list[Any]:
-            values = group.values(FormValues.of(form).values)
-            state = self._state(group, values)
-            title = gr.skip() if state.hidden is None else gr.update(label=heading(group, state))
-            return [title, *fields.updates(values, state)]
-
-        updates: list[Any] = skip_on_fault(
-            read, where="updating a form", outputs=1 + len(fields.outputs)
-        )
-        return updates
-
+    @skip_on_fault("choosing an inner method")
     def _swap(self, name: str, setting: str, decoding_type: Any, spec: Any, form: Any) -> Any:
         """The spec with another method in a setting that holds one."""
-
-        def swap() -> dict[str, Any]:
-            old, values = FormSpec.parse(spec), FormValues.of(form).values
-            group = next(group for group in old.groups if group.name == name)
-            cls = self._classes[group.settings or ""]
-            new = group.with_inner(setting, inner_controls(cls, setting, decoding_type))
-            own = {k: v for k, v in values.get(name, {}).items() if not k.startswith(f"{setting}.")}
-            groups = [new if one is group else one for one in old.groups]
-            return old.replace(groups=groups, values={**values, name: own}).model_dump()
-
-        return skip_on_fault(swap, where="choosing an inner method")
+        old, values = FormSpec.parse(spec), FormValues.of(form).values
+        group = next(group for group in old.groups if group.name == name)
+        cls = self._classes[group.settings or ""]
+        new = group.with_inner(setting, inner_controls(cls, setting, decoding_type))
+        own = {k: v for k, v in values.get(name, {}).items() if not k.startswith(f"{setting}.")}
+        groups = [new if one is group else one for one in old.groups]
+        return old.replace(groups=groups, values={**values, name: own}).model_dump()
 
 
 def heading(group: Group, state: FormState) -> str:
@@ -302,13 +305,10 @@ class PromptForm:
         js = FOLLOW_JS % (panel.elem_id, json.dumps(self._catalog.first_prompt()))
         panel.begun(None, self.prompt, self.prompt, js=js, **UNQUEUED)
 
+    @skip_on_fault("picking an example")
     def pick_example(self, key: Any) -> Any:
         """Values of prompt and mode."""
         if key == NO_EXAMPLE:
-            return gr.skip(), gr.skip()
-
-        def pick() -> tuple[str, str]:
-            text, is_raw = self._catalog.example(key)
-            return text, "raw" if is_raw else "chat"
-
-        return skip_on_fault(pick, where="picking an example", outputs=2)
+            return gr.skip()
+        text, is_raw = self._catalog.example(key)
+        return text, "raw" if is_raw else "chat"

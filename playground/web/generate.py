@@ -29,7 +29,15 @@ from playground.web.address import address_js, link_params, switch_to
 from playground.web.components import static_text, token_panels
 from playground.web.examples import Examples
 from playground.web.fastest import FastestPanel
-from playground.web.forms import QUEUED, UNQUEUED, PromptForm, SettingsForm, Updates, skip_on_fault
+from playground.web.forms import (
+    QUEUED,
+    UNQUEUED,
+    PromptForm,
+    SettingsForm,
+    Updates,
+    on_fault,
+    skip_on_fault,
+)
 from playground.web.generate_form import (
     GenerateForm,
     join_forms,
@@ -37,21 +45,18 @@ from playground.web.generate_form import (
     run_form,
     with_text_drafting,
 )
-from playground.web.memory import Memory, chat_of, last_run_of, last_shown_js, owner_of
+from playground.web.memory import chat_of, keep_form, last_run_of, last_shown_js, owner_of
 from playground.web.method_file import MethodFile
-from playground.web.results import HTML, sentence_html
+from playground.web.results import HTML, definitions_html, sentence_html
 from playground.web.target import TargetOpener
 from storage import RunDetail
 
 PLACEHOLDER = "Write a prompt above and generate. Every token is coloured by where it came from."
 FIELDS = ("target", "dtype", "method", "mode", "system", "prompt")
-UNFIT = HTML.from_string("""
-{% if rows %}
-<details><summary>{{ rows | length }} methods are not available for this target</summary><dl>
-{% for name, why in rows %}<dt>{{ name }}</dt><dd>{{ why }}</dd>{% endfor %}
-</dl></details>
-{% endif %}
-""")
+UNFIT = HTML.from_string(
+    "<details><summary>{{ count }} methods are not available for this target</summary>{{ rows }}"
+    "</details>"
+)
 MACHINE = HTML.from_string("""
 <dl class="pg-machine">
 {% for name, text in diagnosis.facts %}<dt>{{ name }}</dt><dd>{{ text }}</dd>{% endfor %}
@@ -97,9 +102,6 @@ class GeneratePage:
         self.form_parts += [self.run_form.spec, self.mode, self.system, self.prompt]
         self.method_inputs = [self.target, self.method, self.form.values]
         self.status_outputs = [self.target_state, self.method, self.expected]
-        memorized = {name: getattr(self, name) for name in FIELDS}
-        memorized |= {"form": self.form.values, "run_form": self.run_form.values}
-        self.memory = Memory(memorized)
         self.open_outputs = [tabs, self.target, self.method, self.form.spec]
         self._listen()
 
@@ -137,7 +139,7 @@ class GeneratePage:
         self.prompts.body(about_system="optional; kept throughout a chat", lines=3, autofocus=True)
         self.mode = self.prompts.mode
         self.system, self.prompt = self.prompts.system, self.prompts.prompt
-        self.mode_note = gr.HTML(elem_id="pg-mode-note", padding=False)
+        self.mode_note = gr.HTML(padding=False)
         self.mode_parts = [self.target, self.mode, gr.State(False), self.mode_note]
         """The third: whether the page, not the user, chose Completion."""
         self._buttons()
@@ -322,25 +324,19 @@ class GeneratePage:
         menu = gr.update(choices=self.host.menu.choices(target))
         return self.describe_target(), menu, self.describe_expected(target, method, form)
 
+    @on_fault(lambda _: "", where="predicting a run")
     def describe_expected(self, target: Any, method: Any, form: Any) -> str:
         """The expected cost of `drafting: as set`; empty for `drafting: auto`."""
+        values = FormValues.of(form).values.get("method", {})
+        config = config_of(self.catalog.method(method), values)
+        name = self.catalog.target(target).name
+        sentence = as_set_sentence(self.host.experience, name, config)
+        return sentence_html(sentence) if sentence else ""
 
-        def read() -> str:
-            values = FormValues.of(form).values.get("method", {})
-            config = config_of(self.catalog.method(method), values)
-            return as_set_sentence(self.host.experience, self.catalog.target(target).name, config)
-
-        sentence = attempt(read, where="predicting a run")
-        return "" if isinstance(sentence, Fault) or not sentence else sentence_html(sentence)
-
+    @on_fault(sentence_html, where="looking at the machine")
     def describe_machine(self) -> str:
         """What this machine offers for decoding, and what is slow on it."""
-        diagnosis = attempt(
-            lambda: diagnose(self.host.cache_dir, self.host.device), where="looking at the machine"
-        )
-        if isinstance(diagnosis, Fault):
-            return sentence_html(diagnosis)
-        return MACHINE.render(diagnosis=diagnosis)
+        return MACHINE.render(diagnosis=diagnose(self.host.cache_dir, self.host.device))
 
     def stop_runs(self, tab: Any, panel: Any, request: gr.Request) -> None:
         """Stop the tab's runs and the displayed one, which may be of another tab."""
@@ -385,14 +381,14 @@ class GeneratePage:
     def describe_unfit(self, target: Any) -> str:
         """The methods that are not available for the target, and why, as HTML."""
         rows = self.catalog.unavailable(target if isinstance(target, str) else "")
-        return UNFIT.render(rows=rows)
+        return UNFIT.render(count=len(rows), rows=definitions_html(rows, "")) if rows else ""
 
+    @skip_on_fault("picking a method")
     def pick_method(self, key: Any, form: Any) -> Any:
         """The method's form, unless it is displayed already, e.g. filled in from a file."""
         if isinstance(form, dict) and form.get("method") == key:
             return gr.skip()
-        picked = lambda: method_form(self.catalog.method(key), key)  # noqa: E731
-        return skip_on_fault(picked, where="picking a method")
+        return method_form(self.catalog.method(key), key)
 
     # ---- opened by other pages, by URLs and after a reload
 
@@ -421,7 +417,9 @@ class GeneratePage:
 
     def listen_to_links(self, page: gr.Blocks) -> None:
         """Restore the form, or fill it in from the URL's run; show that run."""
-        read = self.memory.listen(page, self.form_values.initial_values, self.form_parts)
+        fields = {name: getattr(self, name) for name in FIELDS}
+        fields |= {"form": self.form.values, "run_form": self.run_form.values}
+        read = keep_form(page, fields, self.form_values.initial_values, self.form_parts)
         read.then(self.describe_status, self.method_inputs, self.status_outputs, **UNQUEUED)
         js = last_shown_js("generate", "run")
         followed = read.then(self.follow_link, [self.tab] * 3, self.panel, js=js, **QUEUED)

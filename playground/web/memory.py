@@ -82,40 +82,33 @@ def last_shown_js(tab: str, parameter: str) -> str:
     return LAST_JS % json.dumps(f"pg-{tab}-{parameter}")
 
 
-class Memory:
-    """The Generate page's form, saved in the browser's local storage whenever it changes."""
+def keep_form(
+    page: gr.Blocks,
+    fields: Mapping[str, Any],
+    fill: Callable[[Mapping[str, Any], Mapping[str, str]], Any],
+    outputs: Sequence[Any],
+) -> Any:
+    """Fill in the form when the page is loaded; from then on save its fields by name.
 
-    def __init__(self, fields: Mapping[str, Any]) -> None:
-        """Save the fields under their names."""
-        self._memory = hidden_value()
-        parts, js = list(fields.values()), WRITE_JS % json.dumps(list(fields))
-        gr.on([part.change for part in parts], None, parts, None, js=js, **UNQUEUED)
+    Until then the form takes no input, because the stored values would replace it.
 
-    def listen(
-        self,
-        page: gr.Blocks,
-        fill: Callable[[Mapping[str, Any], Mapping[str, str]], Any],
-        outputs: Sequence[Any],
-    ) -> Any:
-        """Fill in the form when the page is loaded; changes are saved from then on.
+    Args:
+        fill: takes the stored values and the URL's parameters, and returns updates of `outputs`.
+            `foreign` among the stored values: the URL names another run than this browser
+            displayed last.
 
-        Until then the form takes no input, because the stored values would replace it.
+    Returns:
+        The event, for further listeners.
+    """
+    parts, js = list(fields.values()), WRITE_JS % json.dumps(list(fields))
+    gr.on([part.change for part in parts], None, parts, None, js=js, **UNQUEUED)
 
-        Args:
-            fill: takes the stored values and the URL's parameters, and returns updates of
-                `outputs`. `foreign` among the stored values: the URL names another run than
-                this browser displayed last.
+    def restore(memory: Any, request: gr.Request) -> Any:
+        return fill(memory if isinstance(memory, dict) else {}, dict(request.query_params))
 
-        Returns:
-            The event, for further listeners.
-        """
-
-        def restore(memory: Any, request: gr.Request) -> Any:
-            return fill(memory if isinstance(memory, dict) else {}, dict(request.query_params))
-
-        read = page.load(restore, self._memory, list(outputs), js=READ_JS, **UNQUEUED)
-        read.then(None, None, None, js=BEGIN_JS, **UNQUEUED)
-        return read
+    read = page.load(restore, hidden_value(), list(outputs), js=READ_JS, **UNQUEUED)
+    read.then(None, None, None, js=BEGIN_JS, **UNQUEUED)
+    return read
 
 
 def memory_text(memory: Mapping[str, Any], name: str, max_chars: int) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,10 @@ from jinja2 import Environment
 from markupsafe import Markup, escape
 
 from engine.safe_text import visible, visible_value
-from playground.errors import Fault, attempt
+from playground.errors import Fault
 from playground.experiments.report.columns import Cell as Cell
-from playground.web.forms import RAW, Updates
+from playground.web.forms import RAW, Listener, Updates, on_fault
 
-Listener = Callable[..., Updates]
 Components = Sequence[Any]
 HTML = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, finalize=visible_value)
 TERM = HTML.from_string(
@@ -55,6 +53,11 @@ TABLE = HTML.from_string("""
   </tr>
 {% endfor %}
 </tbody></table></div>
+""")
+DEFINITIONS = HTML.from_string("""
+<dl class="{{ kind }}">
+{% for name, text in rows %}<dt>{{ name }}</dt><dd>{{ text }}</dd>{% endfor %}
+</dl>
 """)
 STATE = HTML.from_string("""
 {% if state or text %}
@@ -92,6 +95,11 @@ def table_html(
     return TABLE.render(label=label, heads=heads, rows=cells, best=best)
 
 
+def definitions_html(rows: Iterable[tuple[str, str]], kind: str = "pg-facts") -> Markup:
+    """Names and what they stand for, in two columns."""
+    return Markup(DEFINITIONS.render(rows=rows, kind=kind))
+
+
 def state_html(state: str, text: str, *, share: float | None = None, error: str = "") -> str:
     """The state of a long task: its progress from 0 to 1, and the error that ended it."""
     return STATE.render(state=state, text=text, share=share, error=error)
@@ -125,16 +133,7 @@ def show_fault_in(
     message: Any, *, where: str, render: Callable[[Fault], Any] = sentence_html
 ) -> Callable[[Listener], Listener]:
     """Decorates a listener: if it fails, `message` shows why and no other output changes."""
-
-    def decorate(listener: Listener) -> Listener:
-        @wraps(listener)
-        def listen(*values: Any) -> Updates:
-            updates = attempt(lambda: listener(*values), where=where)
-            return {message: render(updates)} if isinstance(updates, Fault) else updates
-
-        return listen
-
-    return decorate
+    return on_fault(lambda fault: {message: render(fault)}, where=where)
 
 
 def open_on_click(

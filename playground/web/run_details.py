@@ -14,17 +14,15 @@ from playground.host.runner import EngineHost
 from playground.host.stream import History, RunStream, follow, refusal, stored_run
 from playground.runs.details import Annotation, facts, request_again, split_tags
 from playground.web.components import token_panels
-from playground.web.forms import UNQUEUED, Updates
+from playground.web.forms import UNQUEUED, Updates, on_fault
 from playground.web.generate import GeneratePage
 from playground.web.memory import owner_of
-from playground.web.results import HTML, message_html, show_fault_in
+from playground.web.results import HTML, definitions_html, message_html, show_fault_in
 
 FACTS = HTML.from_string("""
 <div class="facts">
 {% for title, rows in tables.items() %}
-  <div><h3>{{ title }}</h3><dl class="pg-facts">
-  {% for name, text in rows %}<dt>{{ name }}</dt><dd>{{ text }}</dd>{% endfor %}
-  </dl></div>
+  <div><h3>{{ title }}</h3>{{ rows }}</div>
 {% endfor %}
 </div>
 """)
@@ -40,7 +38,7 @@ class OpenRun:
 
     def __init__(self, host: EngineHost, history: History) -> None:
         self.host, self.history = host, history
-        with gr.Column(visible=False, elem_id="pg-run-details") as self.details:
+        with gr.Column(visible=False) as self.details:
             self._layout()
         self.panel = token_panels(history, placeholder=PLACEHOLDER, elem_id="pg-run-panel")
         texts = [self.id, self.name, self.tags, self.note]
@@ -70,7 +68,9 @@ class OpenRun:
             self.tags: ", ".join(run.tags),
             self.note: run.note,
             self.details: gr.Column(visible=True),
-            self.facts: FACTS.render(tables=facts(run)),
+            self.facts: FACTS.render(
+                tables={title: definitions_html(rows) for title, rows in facts(run).items()}
+            ),
         }
 
     def opened(self, run_id: object) -> Updates:
@@ -80,19 +80,15 @@ class OpenRun:
             return {self.panel: refusal(read.sentence, None), **self.show(None)}
         return {self.panel: read, **self.show(str(run_id))}
 
+    @on_fault(message_html, where="writing on a run")
     def save(self, field: str, run_id: str, text: str) -> Any:
         """Store one text of a run, and only that one: edits of others may be in flight."""
-
-        def write() -> str:
-            run = stored_run(self.host.log, read_run_id(run_id))
-            new = split_tags(text) if field == "tags" else text.strip()
-            if new == {"name": run.name, "note": run.note, "tags": tuple(sorted(run.tags))}[field]:
-                return ""
-            Annotation.parse({"id": run_id, field: new}).apply(self.host.log)
-            return "Saved."
-
-        done = attempt(write, where="writing on a run")
-        return message_html(done) if done else gr.skip()
+        run = stored_run(self.host.log, read_run_id(run_id))
+        new = split_tags(text) if field == "tags" else text.strip()
+        if new == {"name": run.name, "note": run.note, "tags": tuple(sorted(run.tags))}[field]:
+            return gr.skip()
+        Annotation.parse({"id": run_id, field: new}).apply(self.host.log)
+        return message_html("Saved.")
 
     async def run_again(self, run_id: str, tab: Any, request: gr.Request) -> AsyncIterator[Updates]:
         """Run a stored run again and stream it; afterwards the new run is the open one."""

@@ -15,16 +15,16 @@ from playground.errors import Fault, attempt
 from playground.host.request import texts
 from playground.host.runner import EngineHost
 from playground.host.stream import History
-from playground.runs.columns import COLUMNS, FIGURES
-from playground.runs.compare import compare_runs
+from playground.runs.columns import COLUMNS, FIGURES, formula
+from playground.runs.compare import FIGURES as COMPARED
+from playground.runs.compare import ComparedRuns, compare_runs
 from playground.runs.details import Selection, split_tags
 from playground.runs.query import TableQuery, filter_texts, read_filters, read_link
 from playground.runs.table import RunTable
 from playground.web.address import link_params, switch_to
 from playground.web.components import module_component
-from playground.web.forms import LATEST, QUEUED, UNLABELLED, UNQUEUED, Updates
-from playground.web.results import message_html
-from playground.web.run_comparison import comparison_html
+from playground.web.forms import LATEST, QUEUED, UNLABELLED, UNQUEUED, Updates, on_fault
+from playground.web.results import HTML, message_html
 from playground.web.run_details import OpenRun
 from playground.web.run_files import RunFiles
 from storage import Status
@@ -32,6 +32,33 @@ from storage import Status
 DELETED = "deleted"
 KEPT_KEYS = ("sort", "descending", "page", "compare")
 """Keys of the table's query that survive a change of filters."""
+COMPARISON = HTML.from_string("""
+<h3>{{ title }}</h3>
+<div class="frame"><table>
+<thead><tr><td></td>
+{% for each in configurations %}
+  <th class="setup">
+  {{ each.title }}{% if each.lossless is false %}<span class="pg-lossy">lossy</span>{% endif %}
+  <span class="remark">{{ each.settings }}</span>
+  <span class="remark">{{ plural(each.run_ids | length, "run") }}{% if each.num_prompts > 1 %} on
+  {{ each.num_prompts }} prompts{% endif %}</span>
+  </th>
+{% endfor %}
+</tr></thead>
+<tbody>
+{% for part, rows in parts if rows %}
+  <tr class="part"><th colspan="{{ configurations | length + 1 }}">{{ part }}</th></tr>
+  {% for name, title, help, cells in rows %}
+    <tr data-name="{{ name }}">
+    {% if title %}<th>{{ title | term(help) }}</th>{% else %}<td></td>{% endif %}
+    {% for text, best in cells %}
+      <td title="{{ text }}"{% if best %} class="best"{% endif %}>{{ text }}</td>
+    {% endfor %}
+    </tr>
+  {% endfor %}
+{% endfor %}
+</tbody></table></div>
+""")
 COPY_LINK = "() => { navigator.clipboard?.writeText(location.href); return []; }"
 
 
@@ -66,7 +93,7 @@ class RunsPage:
                 value=[column.key for column in COLUMNS if column.default],
                 **UNLABELLED,
             )
-        with gr.Column(visible=False, elem_id="pg-runs-compare") as comparison:
+        with gr.Column(visible=False) as comparison:
             table = gr.HTML(elem_id="pg-runs-table", apply_default_css=False)
             self.close = gr.Button("Close", size="sm", elem_id="pg-runs-close")
         self.compared = [comparison, table]
@@ -248,19 +275,16 @@ class RunsPage:
             gr.Button(f"Export {ticked or 'all'}"),
         ]
 
+    @on_fault(message_html, where="tagging runs")
     def retag(self, act: str, table: Any, names: str) -> str:
         """Add tags to the ticked runs, or remove them."""
-
-        def change() -> str:
-            tags = split_tags(names)
-            if not tags:
-                raise ConfigError("Enter a tag.")
-            Selection.parse({"ids": _ticked(table), act: tags}).apply(self.log)
-            return (
-                f"{'Tagged' if act == 'add' else 'Untagged'} {plural(len(_ticked(table)), 'run')}."
-            )
-
-        return message_html(attempt(change, where="tagging runs"))
+        tags, ids = split_tags(names), _ticked(table)
+        if not tags:
+            raise ConfigError("Enter a tag.")
+        Selection.parse({"ids": ids, act: tags}).apply(self.log)
+        return message_html(
+            f"{'Tagged' if act == 'add' else 'Untagged'} {plural(len(ids), 'run')}."
+        )
 
     def delete_ticked(self, table: Any, status: str) -> list[Any]:
         """Delete the ticked runs; where deleted ones are shown, restore them."""
@@ -282,16 +306,12 @@ class RunsPage:
     def start_comparison(self, *inputs: Any) -> dict[str, Any]:
         return self.draw(*inputs, compare=_ticked(inputs[0]))
 
+    @on_fault(lambda fault: [gr.Column(visible=True), message_html(fault)], where="comparing runs")
     def show_comparison(self, *inputs: Any) -> list[Any]:
         """The comparison of the query's runs, or why there is none."""
-
-        def read() -> str:
-            ids = self.query(inputs).compare
-            return comparison_html(compare_runs(self.log, ids, self.runs.types)) if ids else ""
-
-        html = attempt(read, where="comparing runs")
-        text = message_html(html) if isinstance(html, Fault) else html
-        return [gr.Column(visible=bool(text)), text]
+        ids = self.query(inputs).compare
+        html = comparison_html(compare_runs(self.log, ids, self.runs.types)) if ids else ""
+        return [gr.Column(visible=bool(ids)), html]
 
     # ---- links
 
@@ -335,3 +355,42 @@ def _with_fault(inputs: Sequence[Any], fault: Fault) -> dict[str, Any]:
 
 def _ticked(table: Any) -> list[str]:
     return texts(_mapping(table).get("ticked"))
+
+
+def comparison_html(compared: ComparedRuns) -> str:
+    """A column per configuration, a row per differing setting and per figure."""
+    configurations = compared.configurations
+    runs = sum(len(each.run_ids) for each in configurations)
+    figures = [
+        (name, FIGURES[name].title, formula(name), _figure_cells(compared, name))
+        for name in COMPARED
+        if any(each.spread(name) for each in configurations)
+    ]
+    same, machines = "all settings are the same", "machine and versions that differ"
+
+    def texts(table: Any) -> list[Any]:
+        return [(name, name, "", [(t, False) for t in row]) for name, row in table.items()]
+
+    return COMPARISON.render(
+        title=f"{plural(runs, 'run')} in {plural(len(configurations), 'configuration')}",
+        plural=plural,
+        configurations=configurations,
+        parts=[
+            ("settings that differ", texts(compared.differences)),
+            (same, [] if compared.differences else [("", "", "", [])]),
+            (machines, texts(compared.machine)),
+            ("figures: mean ± standard deviation over the runs; rates weighted by time", figures),
+        ],
+    )
+
+
+def _figure_cells(compared: ComparedRuns, name: str) -> list[tuple[str, bool]]:
+    """A text per configuration, and whether it is the best."""
+    spreads = [each.spread(name) for each in compared.configurations]
+    means = [spread.mean for spread in spreads if spread is not None]
+    figure = FIGURES[name]
+    best = figure.best(means) if figure.best and len(means) > 1 else None
+    return [
+        (figure.spread_text(spread), spread is not None and spread.mean == best)
+        for spread in spreads
+    ]

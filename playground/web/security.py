@@ -1,4 +1,4 @@
-"""Serving the page: access control, content security policy, limit on connections."""
+"""Serving the page: theme, access control, content security policy, limit on connections."""
 
 from __future__ import annotations
 
@@ -21,12 +21,14 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from playground.web.access import MAX_UPLOAD_BYTES, Access, AccessControl, bracketed
 from playground.web.components import module_address, module_routes, static_text
-from playground.web.theme import theme
 
 STREAMS_END_S = 1
 """Time that open streams have to end by themselves when the server shuts down."""
 MAX_CONNECTIONS = 256
 INLINE_SCRIPT = re.compile(rb"<script(?![^>]*\ssrc=)[^>]*>(.*?)</script>", re.DOTALL)
+SANS = ("ui-sans-serif", "system-ui", "-apple-system", "Segoe UI", "Roboto", "sans-serif")
+MONO = ("ui-monospace", "SFMono-Regular", "Menlo", "DejaVu Sans Mono", "monospace")
+"""Fonts of the system; none are fetched."""
 HEADERS = ((b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"no-referrer"))
 
 
@@ -148,3 +150,55 @@ class Connection(H11Protocol):
         """Whether the next request, or the rest of its body, is still to come."""
         is_idle = self.cycle is None or self.cycle.response_complete
         return is_idle or (self.conn.their_state is h11.SEND_BODY and not self.flow.read_paused)
+
+
+def theme() -> gr.themes.Base:
+    """A quiet, dense theme for light and dark."""
+    base = gr.themes.Base(
+        primary_hue="blue",
+        neutral_hue="zinc",
+        spacing_size="sm",
+        text_size="sm",
+        font=SANS,
+        font_mono=MONO,
+    )
+    return base.set(
+        body_background_fill="*neutral_50",
+        body_background_fill_dark="*neutral_950",
+        body_text_color_subdued="*neutral_500",
+        layout_gap="10px",
+        block_border_color="*neutral_200",
+        block_border_color_dark="*neutral_800",
+        border_color_primary_dark="*neutral_800",
+        block_background_fill_dark="*neutral_900",
+        background_fill_primary_dark="*neutral_900",
+        background_fill_secondary_dark="*neutral_800",
+        block_padding="6px 10px",
+        block_radius="8px",
+        block_title_text_size="11px",
+        block_title_text_color_dark="*neutral_400",
+        input_background_fill="white",
+        input_background_fill_dark="*neutral_900",
+        input_border_width="1px",
+        input_border_width_dark="1px",
+        input_border_color_dark="*neutral_700",
+        input_padding="6px 8px",
+        input_radius="6px",
+        checkbox_label_padding="5px 10px",
+        checkbox_label_background_fill="transparent",
+        checkbox_label_background_fill_dark="transparent",
+        button_large_text_size="13px",
+        button_large_padding="6px 14px",
+        button_large_radius="6px",
+        button_small_text_size="12px",
+        button_small_radius="6px",
+        button_large_text_weight="500",
+        button_primary_background_fill="*primary_600",
+        button_primary_background_fill_hover="*primary_700",
+        button_primary_background_fill_hover_dark="*primary_500",
+        button_secondary_background_fill="white",
+        button_secondary_background_fill_dark="*neutral_800",
+        button_secondary_border_color_dark="*neutral_700",
+        button_border_width="1px",
+        button_border_width_dark="1px",
+    )

@@ -1,10 +1,11 @@
-"""The frame around the pages: tabs, and the links between the pages."""
+"""The frame around the pages: tabs, links between the pages, and the command palette."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import gradio as gr
 
@@ -12,20 +13,23 @@ from playground.experiments.service import Experiments
 from playground.host.runner import EngineHost
 from playground.host.stream import History
 from playground.training.service import Trainings
-from playground.web.address import tab_switch
+from playground.web.address import switch_to, tab_switch
 from playground.web.benchmark import BenchmarkPage
 from playground.web.compare import ComparePage
+from playground.web.components import module_component, text_of
 from playground.web.connect import ConnectPage
 from playground.web.deploy import DeployPage
+from playground.web.forms import RAW, Updates, skip_on_fault
 from playground.web.generate import GeneratePage
 from playground.web.memory import tab_identity
-from playground.web.palette import Palette
 from playground.web.runs import RunsPage
 from playground.web.sweep import SweepPage
 from playground.web.train import TrainPage
 from playground.web.tree import TreePage
-from storage import RunLog
+from storage import RunLog, RunQuery, RunSummary
 
+MAX_RUNS = 50
+"""Runs that the command palette lists."""
 TITLE = "Speculative decoding playground"
 DELETE_CACHE_S = (600, 3600)
 """Interval of deleting uploads and downloads, and their minimum age."""
@@ -77,8 +81,7 @@ def build_shell(host: EngineHost, log: RunLog, trained: Path | None = None) -> g
         sweep.listen(generate)
         deploy.listen_to_use(generate)
         tree.listen_to_use(generate, compare)
-        generate.fastest.listen_to_page(page)
-        generate.fastest.listen_to_page_buttons(generate, tree, deploy)
+        generate.fastest.listen_to_pages(page, generate, tree, deploy)
         runs.open_run.listen_to_generate(generate, runs.message)
         compare.prompts.follow(generate.panel)
         for panel in (generate.panel, runs.open_run.panel):
@@ -99,3 +102,49 @@ def build_shell(host: EngineHost, log: RunLog, trained: Path | None = None) -> g
         train.listen(page, generate, compare, menus)
         Palette(generate, runs)
     return page
+
+
+class Palette:
+    """Component and listeners of Ctrl+K: methods are picked on Generate, runs opened on Runs.
+
+    The browser adds tabs and buttons.
+    """
+
+    def __init__(self, generate: GeneratePage, runs: RunsPage) -> None:
+        self._generate, self._runs = generate, runs
+        box = module_component(
+            "palette.js",
+            template="",
+            css=[],
+            events=["opened", "method", "run"],
+            value={},
+            elem_id="pg-palette-box",
+        )
+        box.opened(self._entries, generate.target, box, **RAW)
+        picked = [generate.tabs, generate.method]
+        box.method(self._pick, [box, generate.target], picked, **RAW)
+        outputs = [runs.tabs, runs.table, *runs.open_run.outputs]
+        box.run(self._open, [box, *runs.inputs], outputs, **RAW)
+
+    def _entries(self, target: Any) -> dict[str, Any]:
+        """Titles and keys of the methods for the picked target and of the newest runs."""
+        rows = self._runs.log.rows(RunQuery(limit=MAX_RUNS))
+        return {
+            "methods": self._generate.host.menu.choices(target),
+            "runs": [(self._title(row), row.id) for row in rows],
+        }
+
+    def _title(self, row: RunSummary) -> str:
+        words = " ".join((row.name or row.prompt_text).split())
+        return f"{row.method_title} · {words:.60} · {row.created_at:%d %b %H:%M}"
+
+    def _pick(self, value: Any, target: Any) -> list[Any]:
+        picked = text_of(value, "picked")
+        if picked not in [key for _, key in self._generate.host.menu.choices(target)]:
+            return [gr.skip(), gr.skip()]
+        return [switch_to("generate"), picked]
+
+    def _open(self, value: Any, *table: Any) -> Updates:
+        runs, run = self._runs, text_of(value, "picked")
+        rows = skip_on_fault("opening a run")(runs.draw_repeated)(run, *table)
+        return {runs.tabs: switch_to("runs"), runs.table: rows, **runs.open_run.opened(run)}

@@ -100,7 +100,7 @@ class SweepPage(ExperimentPage):
             )
             self.use = gr.Button("Use in Generate", variant="primary", elem_id="pg-sweep-use")
             self.export = gr.Button("Export YAML", elem_id="pg-sweep-export")
-            self.forget = gr.Button("Forget", elem_id="pg-sweep-forget")
+            self.forget = gr.Button("Forget")
         table = gr.HTML(elem_id="pg-sweep-trials")
         plot_kind = gr.Radio(list(NOTES), value="history", label="Plot")
         self.note = gr.HTML(elem_id="pg-sweep-note")
@@ -157,16 +157,14 @@ class SweepPage(ExperimentPage):
             f"{log_values}"
         )
 
-    def pick_method(self, key: Any) -> Any:
-        def read() -> tuple[Any, Any]:
-            tunables, varied = self._tunables(key)
-            return gr.CheckboxGroup(tunables, value=varied), self._form_spec(key, varied)
+    @skip_on_fault("picking a method")
+    def pick_method(self, key: Any) -> tuple[Any, Any]:
+        tunables, varied = self._tunables(key)
+        return gr.CheckboxGroup(tunables, value=varied), self._form_spec(key, varied)
 
-        return skip_on_fault(read, where="picking a method", outputs=2)
-
-    def pick_varied(self, key: Any, varied: Any, form: Any) -> Any:
-        drawn = lambda: self._form_spec(key, texts(varied), FormValues.of(form).values)  # noqa: E731
-        return skip_on_fault(drawn, where="choosing what varies")
+    @skip_on_fault("choosing what varies")
+    def pick_varied(self, key: Any, varied: Any, form: Any) -> dict[str, Any]:
+        return self._form_spec(key, texts(varied), FormValues.of(form).values)
 
     # ---- the report
 

@@ -9,21 +9,14 @@ import gradio as gr
 
 from engine.model.facts import TargetFacts, facts_of
 from engine.model.sources import TargetSpec
-from playground.errors import Fault, attempt
 from playground.host.catalog import Catalog
 from playground.host.local_drafters import draft_models_of, heads_of
 from playground.host.request import read_dtype
 from playground.host.runner import EngineHost
-from playground.web.forms import RAW, Updates
-from playground.web.results import HTML, sentence_html, show_fault_in
+from playground.web.forms import RAW, Updates, on_fault
+from playground.web.results import definitions_html, sentence_html, show_fault_in, state_html
 from presets import same_model
 
-FACTS = HTML.from_string("""
-<dl class="pg-facts">
-{% for name, text in rows %}<dt>{{ name }}</dt><dd>{{ text }}</dd>{% endfor %}
-</dl>
-{% if fault %}<div class="pg-alert" role="alert">{{ fault }}</div>{% endif %}
-""")
 MAX_DRAFTERS = 6
 
 
@@ -33,10 +26,7 @@ class TargetOpener:
     def __init__(self, host: EngineHost) -> None:
         self._host, self._catalog = host, host.catalog
         with gr.Accordion(
-            "Open a folder, a GGUF or a hub id …",
-            open=False,
-            visible=self._catalog.may_open,
-            elem_id="pg-open",
+            "Open a folder, a GGUF or a hub id …", open=False, visible=self._catalog.may_open
         ):
             self.place = gr.Textbox(
                 label="folder, .gguf file or hub id",
@@ -84,19 +74,16 @@ class TargetOpener:
         choices = self._catalog.target_choices()
         return [gr.update(choices=choices) for _ in pickers]
 
+    @on_fault(
+        lambda fault: (sentence_html(fault), gr.Button(interactive=False)),
+        where="inspecting a target",
+    )
     def show(self, place: Any, dtype: Any) -> tuple[str, Any]:
         """The facts of a target, and the button Open, enabled if it can be opened."""
-
-        def read() -> tuple[TargetSpec, TargetFacts]:
-            spec, host = self._catalog.find_target(place), self._host
-            kind = read_dtype(dtype)
-            return spec, facts_of(spec, dtype=kind, device=host.device, cache_dir=host.cache_dir)
-
-        target = attempt(read, where="inspecting a target")
-        if isinstance(target, Fault):
-            return sentence_html(target), gr.Button(interactive=False)
-        spec, facts = target
-        html = FACTS.render(rows=rows_of(self._catalog, spec, facts), fault=facts.fault)
+        spec, kind, host = self._catalog.find_target(place), read_dtype(dtype), self._host
+        facts = facts_of(spec, dtype=kind, device=host.device, cache_dir=host.cache_dir)
+        html = definitions_html(rows_of(self._catalog, spec, facts))
+        html += state_html("", "", error=facts.fault or "")
         return html, gr.Button(interactive=facts.fault is None)
 
 

@@ -67,7 +67,7 @@ class TrainPage(ExperimentPage):
         targets = self.catalog.target_choices()
         kinds = [(title, name) for name, title in KINDS.items()]
         with gr.Group():
-            self.target = gr.Dropdown(targets, label="Target", elem_id="pg-train-target")
+            self.target = gr.Dropdown(targets, label="Target")
             self.dtype = gr.Dropdown(DTYPES, label="dtype")
             self.method = gr.Dropdown(kinds, label="Kind of head", elem_id="pg-train-method")
             self.learn_from = gr.Radio(
@@ -75,11 +75,8 @@ class TrainPage(ExperimentPage):
                 value="shipped",
                 label="Learn from answers to",
                 info=ABOUT["learn_from"],
-                elem_id="pg-train-from",
             )
-            self.file = gr.File(
-                label="File of prompts", visible=False, height=120, elem_id="pg-train-file"
-            )
+            self.file = gr.File(label="File of prompts", visible=False, height=120)
         classes: list[type[Settings]] = [Budget, SessionSettings, *METHODS.values()]
         spec = training_form(kinds[0][1])
         self.form = SettingsForm(spec, elem_id="pg-train-form", classes=classes)
@@ -90,7 +87,7 @@ class TrainPage(ExperimentPage):
         card = gr.HTML(elem_id="pg-train-card")
         with gr.Row(elem_classes="pg-bar", visible=False) as buttons:
             self.use = gr.Button("Use in Generate", variant="primary", elem_id="pg-train-use")
-            self.compare = gr.Button("Compare with plain decoding", elem_id="pg-train-compare")
+            self.compare = gr.Button("Compare with plain decoding")
             self.export = gr.Button("Export", elem_id="pg-train-export")
         self.download = gr.File(
             label="Drafter", interactive=False, visible=False, elem_id="pg-train-download"
@@ -100,7 +97,7 @@ class TrainPage(ExperimentPage):
                 gr.Plot(visible=False, show_label=False, min_width=300, elem_id=f"pg-train-{name}")
                 for name in FIGURES
             ]
-        text = gr.HTML(elem_id="pg-train-text")
+        text = gr.HTML()
         self.drafter_list = hidden_value()
         self.report_controls = []
         self.report_outputs = [card, buttons, *plots, text, self.drafter_list]

@@ -8,13 +8,12 @@ from typing import Any
 
 import gradio as gr
 
-from playground.errors import Fault, attempt
+from playground.errors import Fault
 from playground.host.runner import EngineHost
 from playground.trees.editor import REQUESTS, TreeEditor, TreeRequest, read_tree_choice
 from playground.web.address import link_params, switch_to
-from playground.web.components import module_component, static_text
-from playground.web.forms import RAW, UNQUEUED, Page, SettingsForm, Updates
-from playground.web.rpc import server_function
+from playground.web.components import module_component, server_function, static_text
+from playground.web.forms import RAW, UNQUEUED, Page, SettingsForm, Updates, on_fault
 
 LINK_CHARS = 80_000
 
@@ -62,18 +61,17 @@ class TreePage:
     def listen_to_use(self, generate: Page, compare: Page) -> None:
         """Open another page with the tree in a method's settings."""
 
-        def use(event: gr.EventData = None) -> Updates:  # type: ignore[assignment]
+        def warn(fault: Fault) -> Any:
+            gr.Warning(fault.sentence)
+            return gr.skip()
+
+        @on_fault(warn, where="using a tree")
+        def use(event: gr.EventData = None) -> Any:  # type: ignore[assignment]
             data = {} if event is None else event._data
             if not isinstance(data, dict):
-                return {self.tabs: gr.skip()}
+                return gr.skip()
             page = generate if data.get("where") == "generate" else compare
-            updates = attempt(
-                lambda: page.open(*read_tree_choice(self.catalog, data)), where="using a tree"
-            )
-            if isinstance(updates, Fault):
-                gr.Warning(updates.sentence)
-                return {self.tabs: gr.skip()}
-            return updates
+            return page.open(*read_tree_choice(self.catalog, data))
 
         outputs = dict.fromkeys([*generate.open_outputs, *compare.open_outputs])
         self.component.use(use, None, list(outputs), **UNQUEUED)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
-from tests.browser.pages import WAIT_MS, GeneratePage
+from tests.browser.pages import WAIT_MS, GeneratePage, choose
 
 RESULTS = "#pg-cmp-results"
 TABLE = "#pg-cmp-table"
@@ -42,8 +41,7 @@ class ComparePage:
 
     def pick(self, picker: str, text: str) -> None:
         """Choose in one of the pickers: target, dtype, suite, example, method."""
-        self.tab.click(f"#pg-cmp-{picker} input")
-        self.tab.locator("ul[role=listbox] li", has_text=re.compile(re.escape(text))).first.click()
+        choose(self.tab, f"#pg-cmp-{picker} input", text)
 
     def add(self, text: str) -> None:
         """Add a configuration."""

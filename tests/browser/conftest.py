@@ -60,14 +60,6 @@ def page(chromium: Any, served: Served) -> Iterator[GeneratePage]:
         page.check_clean()
 
 
-@pytest.fixture
-def other(chromium: Any, served: Served) -> Iterator[GeneratePage]:
-    """A second tab."""
-    with GeneratePage.opened(chromium, served.url) as page:
-        yield page
-        page.check_clean()
-
-
 @pytest.fixture(scope="package")
 def tuned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tuned]:
     folder = tmp_path_factory.mktemp("tree-page")

@@ -12,6 +12,7 @@ from typing import Any, Self
 from tests.playground.serving import with_token
 
 WAIT_MS = 30_000
+LISTED = "ul[role=listbox] li"
 NARROW = {"width": 420, "height": 1000}
 
 
@@ -89,8 +90,7 @@ class GeneratePage:
 
     def pick(self, picker: str, text: str) -> None:
         """Choose in one of the pickers: target, dtype, method, example."""
-        self.tab.click(f"#pg-{picker} input")
-        self.tab.locator("ul[role=listbox] li", has_text=re.compile(re.escape(text))).first.click()
+        choose(self.tab, f"#pg-{picker} input", text)
 
     def pick_method(self, text: str, first_field: str) -> None:
         """Choose a method and wait for its controls."""
@@ -99,7 +99,7 @@ class GeneratePage:
 
     def set(self, name: str, value: str | bool) -> None:
         """Set a control of the settings forms."""
-        control = self.tab.locator(f".pg-field-{name}").locator("input, textarea").first
+        control = box_of(self.tab, name)
         if isinstance(value, bool):
             control.set_checked(value)
         else:
@@ -159,6 +159,17 @@ class GeneratePage:
 
     def count(self, selector: str) -> int:
         return int(self.tab.locator(selector).count())
+
+
+def choose(tab: Any, dropdown: str, text: str) -> None:
+    """Choose the first entry with this text in a dropdown."""
+    tab.locator(dropdown).first.click()
+    tab.locator(LISTED, has_text=re.compile(re.escape(text))).first.click()
+
+
+def box_of(form: Any, field: str) -> Any:
+    """The box of a setting."""
+    return form.locator(f".pg-field-{field}").locator("input, textarea").first
 
 
 @contextmanager

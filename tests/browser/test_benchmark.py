@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,24 +13,19 @@ from typing import Any
 import pytest
 
 from playground.experiments.plan import BASELINE_NAME
-from storage import RunLog
-from tests.browser.pages import WAIT_MS, GeneratePage
+from tests.browser.pages import WAIT_MS, GeneratePage, box_of, choose
 from tests.playground.compare.corrupted import with_corrupted
-from tests.playground.serving import Served, serving
-from tests.playground.tiny import ScriptedDrafter, save_tiny_llama, tiny_catalog
+from tests.playground.serving import Served, serving_tiny
+from tests.playground.tiny import ScriptedDrafter
 
 pytestmark = pytest.mark.browser
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A page that also offers a method with a mistake in its verifier."""
-    folder = tmp_path_factory.mktemp("benchmark")
-    log = RunLog.open(str(folder / "runs.db"))
-    catalog = with_corrupted(tiny_catalog(save_tiny_llama(folder / "tiny")))
-    with serving(catalog, log, folder / "cache") as served:
+    """A page whose log has these benchmarks only; its form begins with two configurations."""
+    with serving_tiny(tmp_path_factory.mktemp("benchmark"), adapt=with_corrupted) as served:
         yield served
-    log.close()
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +53,7 @@ def add(tab: Any, method: str, name: str, **settings: str) -> None:
     card.wait_for()
     card.locator("button.label-wrap").first.click()
     for field, value in {"name": name, **settings}.items():
-        box = card.locator(f".pg-field-{field}").locator("input, textarea").first
+        box = box_of(card, field)
         for fold in card.locator(".pg-more", has=tab.locator(f".pg-field-{field}")).all():
             if not box.is_visible():
                 fold.locator("button.label-wrap").first.click()
@@ -74,10 +70,7 @@ def leave_out(tab: Any, number: int = 0) -> None:
 
 def set_extent(tab: Any, **fields: str) -> None:
     for field, value in fields.items():
-        box = (
-            tab.locator(f"#pg-benchmark-extent .pg-field-{field}").locator("input, textarea").first
-        )
-        box.fill(value)
+        box_of(tab.locator("#pg-benchmark-extent"), field).fill(value)
 
 
 def start(tab: Any) -> None:
@@ -94,7 +87,7 @@ def wait_for(tab: Any, state: str) -> None:
     tab.wait_for_selector(f'#pg-benchmark-state [data-state="{state}"]', timeout=WAIT_MS)
 
 
-def test_a_benchmark_runs_shows_its_report_and_is_downloaded(
+def test_a_benchmark_shows_and_saves_its_report_and_leads_to_other_pages(
     bench: Any, served: Served, shots: Path
 ) -> None:
     leave_out(bench)
@@ -134,6 +127,13 @@ def test_a_benchmark_runs_shows_its_report_and_is_downloaded(
         bench.click("#pg-benchmark-report >> text=speedup.csv")
     rows = list(csv.DictReader(io.StringIO(Path(download.value.path()).read_text())))
     assert {row["configuration"] for row in rows} == {BASELINE_NAME, "three", "two"}
+    bench.click("#pg-benchmark-runs")
+    bench.locator("#pg-runs-further .token", has_text="benchmark").wait_for()
+    bench.locator("#pg-runs .count", has_text="of 12").wait_for()
+    bench.get_by_role("tab", name="Benchmark").click()
+    bench.click("#pg-benchmark-deploy")
+    bench.wait_for_selector("#pg-deploy-engine")
+    assert bench.get_by_role("tab", name="Deploy").get_attribute("aria-selected") == "true"
 
 
 def test_stop_keeps_what_is_done_and_resume_completes_it_in_another_tab(
@@ -141,17 +141,10 @@ def test_stop_keeps_what_is_done_and_resume_completes_it_in_another_tab(
 ) -> None:
     leave_out(bench)
     add(bench, "Scripted tree", "slow", delay_ms="60")
-    bench.locator("#pg-benchmark-form .pg-group").last.locator(
-        ".pg-field-drafting input"
-    ).first.click()
-    bench.locator("ul[role=listbox] li", has_text="as set").click()
+    choose(bench, "#pg-benchmark-form .pg-field-drafting input:visible", "as set")
     set_extent(bench, repeats="3", max_new_tokens="12")
     start(bench)
-    bench.wait_for_function(
-        "at => /^[2-9] of 12/.test(document.querySelector(at).textContent)",
-        arg="#pg-benchmark-state .text",
-        timeout=WAIT_MS,
-    )
+    bench.locator("#pg-benchmark-state .text", has_text=re.compile("^[2-9] of 12")).wait_for()
     bench.click("#pg-benchmark-stop")
     wait_for(bench, "cancelled")
     stored = served.log.benchmarks.list(1)[0]
@@ -161,24 +154,6 @@ def test_stop_keeps_what_is_done_and_resume_completes_it_in_another_tab(
         wait_for(other.tab, "completed")
         other.tab.locator("#pg-benchmark-head", has_text="3 repeats = 12 requests").wait_for()
         other.check_clean()
-
-
-def test_answers_that_a_fault_changed_are_called_so(bench: Any) -> None:
-    leave_out(bench)
-    GeneratePage(bench).pick("benchmark-dtype", "float32")
-    add(bench, "Corrupted", "broken", wrong_at="2")
-    set_extent(bench, repeats="1", max_new_tokens="12")
-    start(bench)
-    wait_for(bench, "completed")
-    verdict = bench.locator("#pg-benchmark-summary [data-row=broken] .bad", has_text="a fault")
-    verdict.wait_for()
-    assert "0 of 2" in verdict.inner_text()
-    bench.click("#pg-benchmark-differing summary >> text=2 answers that differ")
-    lines = bench.locator("#pg-benchmark-differing li")
-    assert "rounding is not the cause" in lines.first.inner_text()
-    assert "float32: top-2 logit gap" in lines.first.locator(".gap").inner_text()
-    href = bench.locator("#pg-benchmark-head a").get_attribute("href")
-    assert "benchmark=" in href
 
 
 def test_a_question_file_is_read_and_a_broken_one_refused(bench: Any, tmp_path: Path) -> None:
@@ -212,19 +187,6 @@ def test_what_cannot_run_is_said_before_it_is_started(bench: Any) -> None:
     set_extent(bench, limit_per_category="many")
     bench.wait_for_selector("#pg-benchmark-outlook .faulty")
     assert "limit_per_category must be" in bench.inner_text("#pg-benchmark-outlook")
-
-
-def test_it_leads_to_its_runs_and_to_the_deploy_page(bench: Any) -> None:
-    set_extent(bench, repeats="1", max_new_tokens="4")
-    start(bench)
-    wait_for(bench, "completed")
-    bench.click("#pg-benchmark-runs")
-    bench.locator("#pg-runs-further .token", has_text="benchmark").wait_for()
-    bench.locator("#pg-runs .count", has_text="of 4").wait_for()
-    bench.get_by_role("tab", name="Benchmark").click()
-    bench.click("#pg-benchmark-deploy")
-    bench.wait_for_selector("#pg-deploy-engine")
-    assert bench.get_by_role("tab", name="Deploy").get_attribute("aria-selected") == "true"
 
 
 def test_a_dead_link_says_so(chromium: Any, served: Served) -> None:

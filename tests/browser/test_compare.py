@@ -16,8 +16,8 @@ from tests.browser.comparing import COMPARE_MS, RESULTS, ComparePage
 from tests.browser.pages import NARROW, GeneratePage
 from tests.playground.asks import finished, start
 from tests.playground.compare.corrupted import with_corrupted
-from tests.playground.serving import Served, serving
-from tests.playground.tiny import ScriptedDrafter, save_tiny_llama, tiny_catalog
+from tests.playground.serving import Served, serving_tiny
+from tests.playground.tiny import ScriptedDrafter
 
 pytestmark = pytest.mark.browser
 PLAIN, SCRIPTED = "Plain decoding", "Scripted tree"
@@ -27,13 +27,12 @@ PLAIN, SCRIPTED = "Plain decoding", "Scripted tree"
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A page that also offers a method with a mistake in its verifier."""
     folder = tmp_path_factory.mktemp("compare")
-    log = RunLog.open(str(folder / "runs.db"))
-    catalog = with_corrupted(tiny_catalog(save_tiny_llama(folder / "tiny")))
-    with pytest.MonkeyPatch.context() as patch:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        serving_tiny(folder, adapt=with_corrupted) as served,
+    ):
         patch.setattr(ScriptedDrafter, "KNOWN", 40)
-        with serving(catalog, log, folder / "cache") as served:
-            yield served
-    log.close()
+        yield served
 
 
 @pytest.fixture
@@ -65,20 +64,10 @@ def test_the_prompt_of_generate_goes_along_until_another_is_written(page: Compar
             box.blur()
 
 
-def test_the_arrow_of_a_title_of_several_lines_stays_within_the_form(page: ComparePage) -> None:
-    room = page.tab.locator("#pg-cmp-form .pg-group > button").first.evaluate(
-        """(button) => {
-          button.querySelector("span").textContent = "a title of several lines ".repeat(6);
-          const icon = button.querySelector(".icon").getBoundingClientRect();
-          return button.closest(".pg-group").getBoundingClientRect().right - icon.right; }"""
-    )
-    assert room >= 0
-
-
 def test_two_configurations_race_on_their_stored_clocks(page: ComparePage, served: Served) -> None:
     page.leave(1)
-    page.set(0, "delay_ms", "4")
-    page.short(40)
+    page.set(0, "delay_ms", "30")
+    page.short(30)
     page.compare("On your marks.")
     lanes = page.lanes()
     assert len(lanes) == 2
@@ -86,6 +75,18 @@ def test_two_configurations_race_on_their_stored_clocks(page: ComparePage, serve
     follow_race(page, served, [[at - clock[0] for at in clock] for clock in stored])
     page.tab.get_by_label("with prefill").check()
     follow_race(page, served, stored)
+    moment = f"Number(document.querySelector('{RESULTS} .race-bar input[type=range]').value)"
+    page.tab.select_option(f"{RESULTS} .race-bar > select", label="1/8×")
+    page.tab.click(f"{RESULTS} .race-play")
+    page.tab.wait_for_function(f"{moment} > 10 && {moment} < 1000")
+    page.tab.click(f"{RESULTS} .race-play")
+    paused = page.tab.evaluate(moment)
+    later = f"new Promise(done => setTimeout(() => done({moment}), 150))"
+    assert page.tab.evaluate(later) == paused
+    page.tab.select_option(f"{RESULTS} .race-bar > select", label="4×")
+    page.tab.locator(f"{RESULTS} .race-play").press("Space")
+    page.wait_raced(2)
+    assert page.tab.inner_text(f"{RESULTS} .race-play") == "▶ Race"
 
 
 def follow_race(page: ComparePage, served: Served, clocks: list[list[float]]) -> None:
@@ -112,26 +113,6 @@ def follow_race(page: ComparePage, served: Served, clocks: list[list[float]]) ->
     assert [lane["words"].split(" · ")[1] for lane in page.lanes()] == [
         "2nd" if i == slowest else "1st" for i in range(2)
     ]
-
-
-def test_the_race_plays_pauses_and_changes_speed(page: ComparePage) -> None:
-    page.leave(1)
-    page.set(0, "delay_ms", "100")
-    page.short(30, repeats=1)
-    page.compare("Get set.")
-    moment = f"Number(document.querySelector('{RESULTS} .race-bar input[type=range]').value)"
-    page.tab.select_option(f"{RESULTS} .race-bar > select", label="1/8×")
-    page.tab.click(f"{RESULTS} .race-play")
-    page.tab.wait_for_function(f"{moment} > 10 && {moment} < 1000")
-    page.tab.click(f"{RESULTS} .race-play")
-    paused = page.tab.evaluate(moment)
-    assert (
-        page.tab.evaluate(f"new Promise(done => setTimeout(() => done({moment}), 150))") == paused
-    )
-    page.tab.select_option(f"{RESULTS} .race-bar > select", label="4×")
-    page.tab.locator(f"{RESULTS} .race-play").press("Space")
-    page.wait_raced(2)
-    assert page.tab.inner_text(f"{RESULTS} .race-play") == "▶ Race"
 
 
 def test_four_configurations_on_a_suite(page: ComparePage, served: Served) -> None:
@@ -169,7 +150,9 @@ def test_four_configurations_on_a_suite(page: ComparePage, served: Served) -> No
     assert len(prompts) == 5
 
 
-def test_panels_stream_and_show_steps_on_demand(page: ComparePage) -> None:
+def test_panels_stream_show_steps_on_demand_and_stop_keeps_what_ran(
+    page: ComparePage, served: Served
+) -> None:
     page.set(1, "max_draft_len", "2")
     page.set(0, "delay_ms", "60")
     page.short(400, repeats=1)
@@ -181,26 +164,15 @@ def test_panels_stream_and_show_steps_on_demand(page: ComparePage) -> None:
     )
     page.tab.keyboard.press("Escape")
     page.wait_final()
+    assert page.text() == "stopped" and page.rows()[:2] == [PLAIN, SCRIPTED]
+    last = served.host.runs.all()[-1]
+    assert last.state == "cancelled" and len(last.rows) < 390
+    assert not [run for run in served.host.runs.all() if not run.over.is_set()]
     tree = page.tab.locator(f"{RESULTS} .tree-view").nth(1)
     assert not tree.is_visible()
     page.tab.get_by_label("steps and trees").check()
     page.tab.locator(f"{RESULTS} .scrubber input").nth(1).press("Home")
     page.tab.wait_for_selector(f"{RESULTS} .tree-view .node.draft")
-
-
-def test_stop_keeps_what_ran(page: ComparePage, served: Served) -> None:
-    page.leave(1)
-    page.set(0, "delay_ms", "60")
-    page.short(400)
-    page.begin("Never mind.")
-    page.wait_drafts()
-    page.tab.keyboard.press("Escape")
-    page.wait_final()
-    assert page.text() == "stopped"
-    last = served.host.runs.all()[-1]
-    assert last.state == "cancelled" and len(last.rows) < 390
-    assert page.rows() == [PLAIN, SCRIPTED]
-    assert not [run for run in served.host.runs.all() if not run.over.is_set()]
 
 
 def test_a_permalink_shows_it_all_again(page: ComparePage, chromium: Any, served: Served) -> None:
@@ -219,9 +191,6 @@ def test_a_permalink_shows_it_all_again(page: ComparePage, chromium: Any, served
         assert again.tab.input_value("#pg-cmp-prompt textarea") == "Linked to."
         length = again.field(0, "max_draft_len").locator("input").first
         assert length.input_value() == "4"
-        again.set(0, "max_draft_len", "2")
-        again.compare()
-        assert again.tab.url != link
         opened.complaints.clear()
 
 
@@ -237,28 +206,25 @@ def test_a_comparison_is_saved_as_a_page_that_opens_offline(
         page.tab.click("#pg-cmp-share")
     file = tmp_path / download.value.suggested_filename
     download.value.save_as(file)
-    assert file.suffix == ".html" and file.stat().st_size < 100_000
     with chromium.new_context(offline=True) as context:
         alone = context.new_page()
         asked: list[str] = []
-        faults: list[str] = []
         alone.on("request", lambda request: asked.append(request.url))
-        alone.on("console", lambda message: faults.append(message.text))
-        alone.on("dialog", lambda dialog: faults.append(dialog.message))
+        alone.on("dialog", lambda dialog: asked.append(dialog.message))
         alone.goto(file.as_uri())
-        assert asked == [file.as_uri()] and not faults
+        assert asked == [file.as_uri()]
         assert alone.title().startswith("Comparison · </pre><script>")
-        assert page.cell(SCRIPTED, "speedup").split()[0] in alone.inner_text("table")
         assert alone.locator("svg rect").count() == 2 and alone.locator("script, img").count() == 0
-        assert "torch" in alone.inner_text("body"), "the machine and its versions"
         alone.screenshot(path=shots / "shared.png", full_page=True)
 
 
-def test_a_link_of_runs_fills_the_form(chromium: Any, served: Served) -> None:
+def test_a_link_of_runs_fills_the_form_or_says_why_not(chromium: Any, served: Served) -> None:
     runs = [
         finished(start(served.host, prompt="Take me.", settings={"max_draft_len": n}))
         for n in ("2", "7")
     ]
+    with GeneratePage.opened(chromium, served.url, path="/?compare=nothing,too") as opened:
+        assert "must be" in (said := ComparePage(opened).alert()) or "in the log" in said
     path = "/?compare=" + ",".join(str(run.log_id) for run in runs)
     with GeneratePage.opened(chromium, served.url, path=path) as opened:
         page = ComparePage(opened)
@@ -267,11 +233,6 @@ def test_a_link_of_runs_fills_the_form(chromium: Any, served: Served) -> None:
         lengths = [page.field(i, "max_draft_len") for i in range(2)]
         assert [field.locator("input").first.input_value() for field in lengths] == ["2", "7"]
         opened.check_clean()
-
-
-def test_a_dead_link_says_so(chromium: Any, served: Served) -> None:
-    with GeneratePage.opened(chromium, served.url, path="/?compare=nothing,too") as opened:
-        assert "must be" in (said := ComparePage(opened).alert()) or "in the log" in said
 
 
 def test_an_error_is_one_sentence_and_keeps_what_is_on_show(page: ComparePage) -> None:

@@ -12,12 +12,12 @@ import pytest
 
 from engine.drafters import methods, parse_method
 from engine.model.sources import TargetSpec
+from playground.host.catalog import Catalog
 from presets import MethodPreset
-from storage import RunLog
 from tests.browser.pages import NARROW, GeneratePage
 from tests.playground.asks import finished, start
-from tests.playground.serving import Served, serving
-from tests.playground.tiny import ScriptedConfig, save_tiny_llama, tiny_catalog
+from tests.playground.serving import Served, serving_tiny
+from tests.playground.tiny import ScriptedConfig
 
 pytestmark = pytest.mark.browser
 FILES = "#pg-deploy-main [id^=pg-deploy-file] .cm-content"
@@ -28,21 +28,20 @@ MEDUSA = parse_method({"decoding_type": "Medusa", "speculative_model": "owner/he
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A page over a tiny target, with every method of the engine on its menus."""
-    folder = tmp_path_factory.mktemp("deploy")
-    log = RunLog.open(str(folder / "runs.db"))
-    tiny = tiny_catalog(save_tiny_llama(folder / "tiny"))
-    heads = MethodPreset(name="heads", title="Medusa heads", config=MEDUSA)
-    catalog = dataclasses.replace(
-        tiny,
-        presets={**tiny.presets, "heads": heads},
-        types={**methods(), "Scripted": ScriptedConfig},
-        resolve=lambda name: tiny.targets.get(name) or TargetSpec.of_path_or_hub(name),
-    )
-    with serving(catalog, log, folder / "cache") as served:
+
+    def with_heads(tiny: Catalog) -> Catalog:
+        heads = MethodPreset(name="heads", title="Medusa heads", config=MEDUSA)
+        return dataclasses.replace(
+            tiny,
+            presets={**tiny.presets, "heads": heads},
+            types={**methods(), "Scripted": ScriptedConfig},
+            resolve=lambda name: tiny.targets.get(name) or TargetSpec.of_path_or_hub(name),
+        )
+
+    with serving_tiny(tmp_path_factory.mktemp("deploy"), adapt=with_heads) as served:
         run = start(served.host, method="type:NGram", settings={"max_draft_len": 7})
         assert finished(run).state == "completed"
         yield served
-    log.close()
 
 
 def run_id(served: Served) -> str:
@@ -99,6 +98,15 @@ def test_the_newest_run_becomes_every_engine_s_config(page: GeneratePage, served
     assert "pool rules" in tab.locator("#pg-deploy-told .warning").inner_text()
     tab.wait_for_url("**deploy=vllm&**")
     assert f"of=run%3A{run_id(served)}" in tab.url
+    pick(page, "trtllm")
+    file_text(page, "config.yaml")
+    tab.click("#pg-deploy-more button")
+    for name in ("config.yaml", "bench.sh"):
+        with tab.expect_download() as download:
+            tab.click(f"#pg-deploy-downloads a[download='{name}']")
+        assert download.value.suggested_filename == name
+        text = Path(download.value.path()).read_text()
+        assert text.rstrip() == file_text(page, name).rstrip()
 
 
 def test_engines_are_picked_by_keyboard_and_releases_change_the_files(page: GeneratePage) -> None:
@@ -117,33 +125,6 @@ def test_engines_are_picked_by_keyboard_and_releases_change_the_files(page: Gene
     tab.locator("#pg-deploy-told .refusal", has_text="Triton served Medusa").wait_for()
     release(page, "1.2")
     assert 'string_value: "{0}, {1}, {0, 0}' in file_text(page, "config.pbtxt")
-
-
-def test_copy_buttons_copy_the_file_and_the_command(page: GeneratePage) -> None:
-    page.tab.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    tab = opened(page)
-    pick_method(page, "Suffix ·")
-    tab.locator("#pg-deploy-summary", has_text="Suffix").wait_for()
-    pick(page, "vllm")
-    text = file_text(page, "serve.sh", has="suffix")
-    tab.click('[id^=pg-deploy-file]:has(label:text-is("serve.sh")) [aria-label=Copy]')
-    tab.wait_for_function("async text => await navigator.clipboard.readText() === text", arg=text)
-    tab.click("#pg-deploy-command [aria-label=Copy]")
-    command = "python app.py export --method Suffix --target tiny --to vllm"
-    tab.wait_for_function(
-        "async text => await navigator.clipboard.readText() === text", arg=command
-    )
-
-
-def test_files_are_downloaded_under_their_names(page: GeneratePage) -> None:
-    tab = opened(page)
-    tab.click("#pg-deploy-more button")
-    for name in ("config.yaml", "serve.sh", "bench.sh"):
-        with tab.expect_download() as download:
-            tab.click(f"#pg-deploy-downloads a[download='{name}']")
-        assert download.value.suggested_filename == name
-        text = Path(download.value.path()).read_text()
-        assert text.rstrip() == file_text(page, name).rstrip()
 
 
 def test_a_link_opens_run_engine_and_release(chromium: Any, served: Served) -> None:
@@ -165,8 +146,13 @@ def test_a_dead_link_says_so_and_the_page_goes_on(chromium: Any, served: Served)
         page.check_clean()
 
 
-def test_a_pasted_config_is_read_and_used_in_generate(page: GeneratePage, served: Served) -> None:
-    tab = opened(page)
+def test_a_config_is_opened_or_pasted_and_used_in_generate(
+    page: GeneratePage, served: Served, tmp_path: Path
+) -> None:
+    tab, file = opened(page), tmp_path / "config.json"
+    file.write_text('{"method": "suffix"}')
+    tab.locator("#pg-deploy-buttons input[type=file]").set_input_files(file)
+    tab.locator("#pg-deploy-found", has_text="Suffix").wait_for()
     paste, found = tab.locator("#pg-deploy-paste textarea"), tab.locator("#pg-deploy-found")
     paste.fill('{"method": "ngram"}')
     found.locator(".pg-alert", has_text="num_speculative_tokens is missing").wait_for()
@@ -189,14 +175,6 @@ def test_a_pasted_config_is_read_and_used_in_generate(page: GeneratePage, served
     assert stored is not None and stored.method["max_matching_ngram_size"] == 4
 
 
-def test_a_file_is_opened_and_read(page: GeneratePage, tmp_path: Path) -> None:
-    tab = opened(page)
-    file = tmp_path / "config.json"
-    file.write_text('{"method": "suffix"}')
-    tab.locator("#pg-deploy-buttons input[type=file]").set_input_files(file)
-    tab.locator("#pg-deploy-found", has_text="Suffix").wait_for()
-
-
 def test_a_combination_opens_on_the_part_that_an_engine_takes(page: GeneratePage) -> None:
     tab = opened(page)
     pick_method(page, "Combined")
@@ -209,20 +187,7 @@ def test_a_combination_opens_on_the_part_that_an_engine_takes(page: GeneratePage
     tab.wait_for_selector(FILES)
 
 
-def test_the_table_of_all_methods_tells_every_cell(page: GeneratePage) -> None:
-    tab = opened(page)
-    tab.click("#pg-deploy-all button")
-    rows = tab.locator("#pg-deploy-table tbody tr")
-    rows.first.wait_for()
-    assert rows.count() == len(methods()) + 1
-    medusa = rows.filter(has_text="Medusa").first.locator("td")
-    verdicts = [medusa.nth(i).get_attribute("title") or "" for i in range(1, 7)]
-    assert all(": not supported." in verdict for verdict in verdicts)
-    assert "removed Medusa" in verdicts[1]
-    assert medusa.nth(2).inner_text().startswith("✕")
-
-
-def test_it_fits_and_is_looked_at(chromium: Any, served: Served, shots: Path) -> None:
+def test_all_methods_in_all_engines_fit(chromium: Any, served: Served, shots: Path) -> None:
     path = "/?deploy=vllm&of=method:heads&target=tiny&version=0.32"
     with GeneratePage.opened(chromium, served.url, path=path, viewport=NARROW) as page:
         tab = page.tab
@@ -232,6 +197,11 @@ def test_it_fits_and_is_looked_at(chromium: Any, served: Served, shots: Path) ->
         )
         tab.wait_for_selector("#pg-deploy-found .ignored")
         tab.click("#pg-deploy-all button")
-        tab.wait_for_selector("#pg-deploy-table tbody tr")
+        rows = tab.locator("#pg-deploy-table tbody tr")
+        rows.first.wait_for()
+        assert rows.count() == len(methods()) + 1
+        vllm = rows.filter(has_text="Medusa").first.locator("td").nth(2)
+        assert "removed Medusa" in (vllm.get_attribute("title") or "")
+        assert vllm.inner_text().startswith("✕")
         page.check_width(shots, "deploy")
         page.check_clean()

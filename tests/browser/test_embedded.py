@@ -1,10 +1,9 @@
-"""The whole way on the embedded model: fetch, load, stream, stop, find the run again."""
+"""A newcomer's way on the embedded model: fetch, load, stream, find the fastest."""
 
 from __future__ import annotations
 
 import os
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,43 +17,18 @@ from tests.browser.pages import GeneratePage
 from tests.playground.serving import Served, serving
 
 pytestmark = [pytest.mark.browser, pytest.mark.network]
-PROMPT = "Copy this sentence three times: The quick brown fox jumps over the lazy dog."
 LOAD_MS = 600_000
+RESULT = r"((\d\.\d\d|About \d\.\d)× plain decoding|No speedup is given): \d\.\d\d tokens a step"
 
 
 @pytest.fixture(scope="module")
 def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    folder = tmp_path_factory.mktemp("embedded")
-    log = RunLog.open(str(folder / "runs.db"))
     cache = Path(os.environ.get("PLAYGROUND_CACHE") or paths.cache_dir())
-    with serving(Catalog.shipped(), log, cache) as served:
-        yield served
-    log.close()
-
-
-def test_newcomer_learns_why_it_is_faster(chromium: Any, tmp_path: Path, shots: Path) -> None:
-    """On a fresh log, without the README: one click says why."""
-    log = RunLog.open(str(tmp_path / "fresh.db"))
-    cache = Path(os.environ.get("PLAYGROUND_CACHE") or paths.cache_dir())
-    began_s = time.monotonic()
     with (
+        RunLog.open(str(tmp_path_factory.mktemp("embedded") / "runs.db")) as log,
         serving(Catalog.shipped(), log, cache) as served,
-        GeneratePage.opened(chromium, served.url) as page,
     ):
-        page.tab.set_default_timeout(LOAD_MS)
-        assert "guesses the next few tokens" in page.tab.inner_text("#pg-welcome")
-        assert page.tab.input_value("#pg-prompt textarea").startswith("Summarise")
-        page.tab.click("#pg-generate")
-        page.tab.wait_for_selector('#pg-panel [data-done="true"]', state="attached")
-        said = page.tab.inner_text("#pg-panel .result")
-        shown = (
-            r"((\d\.\d\d|About \d\.\d)× plain decoding|No speedup is given): \d\.\d\d tokens a step"
-        )
-        assert re.match(shown, said)
-        assert page.count("#pg-panel .tokens .rejected") > 0
-        page.tab.screenshot(path=shots / "newcomer.png")
-        print(f"one click; why after {time.monotonic() - began_s:.0f} s")
-    log.close()
+        yield served
 
 
 def test_newcomer_meets_a_branching_tree_in_one_click(
@@ -63,8 +37,11 @@ def test_newcomer_meets_a_branching_tree_in_one_click(
     """Three more clicks say why it is faster, which method to use and where it runs."""
     with GeneratePage.opened(chromium, embedded.url) as page:
         page.tab.set_default_timeout(LOAD_MS)
+        assert "guesses the next few tokens" in page.tab.inner_text("#pg-welcome")
+        assert page.tab.input_value("#pg-prompt textarea").startswith("Summarise")
         page.tab.click("#pg-example-tree")
         page.tab.wait_for_selector('#pg-panel [data-done="true"]', state="attached")
+        assert re.match(RESULT, page.tab.inner_text("#pg-panel .result"))
         tree = "#pg-panel .tree-view .node.draft"
         page.tab.wait_for_selector(f"{tree}.on")
         assert page.count(f"{tree}.off") >= 5 and page.count("#pg-panel .node.more") > 0
@@ -107,30 +84,3 @@ def test_a_picked_target_goes_to_every_page_and_leaves_nothing_that_cannot_run(
             page.tab.wait_for_timeout(1500)  # what the change leads to, however late
             assert "is not a setting" not in outlook.inner_text()
             assert "combinations" in outlook.inner_text()
-
-
-def test_main_job_on_the_embedded_model(chromium: Any, embedded: Served, shots: Path) -> None:
-    with GeneratePage.opened(chromium, embedded.url) as page:
-        page.tab.set_default_timeout(LOAD_MS)
-        page.pick_method("N-gram lookup", "max_matching_ngram_size")
-        page.set("max_new_tokens", "64")
-        page.generate(PROMPT)
-        assert page.count("#pg-panel .tokens .draft") > 0
-        assert "context" in page.tab.inner_text("#pg-target-state")
-        page.tab.screenshot(path=shots / "embedded.png")
-
-        page.set("max_new_tokens", "1000")
-        page.set("ignore_eos", True)
-        page.start("Write a long story about a lighthouse.")
-        page.wait_state("running")
-        page.tab.keyboard.press("Escape")
-        page.wait_state("cancelled")
-
-        page.tab.get_by_role("tab", name="Runs").click()
-        page.tab.locator("#pg-runs tbody tr", has_text="Copy this sentence").click()
-        page.wait_done("pg-run-panel")
-        assert "fox" in page.text("pg-run-panel")
-        page.tab.locator("#pg-run-panel .scrubber input").focus()
-        page.tab.keyboard.press("Home")
-        page.tab.wait_for_selector("#pg-run-panel .tree-view .node")
-        page.check_clean()

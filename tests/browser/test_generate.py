@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from playground.host.methods import NEAR_TIES
-from storage import RunQuery
-from tests.browser.pages import GeneratePage
+from tests.browser.pages import GeneratePage, choose
 from tests.playground.serving import Served
-from tests.storage.conftest import finished_run
 
 pytestmark = pytest.mark.browser
 DRAFTS = "#pg-panel .tokens .draft"
 OWN = "#pg-panel .tokens :is(.bonus, .recovered, .prefill)"
+
+
+@pytest.fixture
+def ran(page: GeneratePage) -> GeneratePage:
+    """The page with an answer whose steps draft trees."""
+    page.pick_method("Scripted tree", "max_draft_len")
+    page.short()
+    page.generate("Say a few words.")
+    return page
 
 
 def test_tokens_are_coloured_and_figures_appear(page: GeneratePage, served: Served) -> None:
@@ -34,13 +39,25 @@ def test_tokens_are_coloured_and_figures_appear(page: GeneratePage, served: Serv
     assert badge == run.meta["badge"] and badge in ("lossless", NEAR_TIES), "by what `auto` is here"
     page.tab.locator(".figure", has_text="MAT").first.hover()
     assert "1 + accepted draft tokens / steps" in page.tab.inner_text("#pg-about")
+    page.tab.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.tab.get_by_role("button", name="copy text").click()
+    page.tab.locator("#pg-panel button", has_text="copied").wait_for()
+    assert page.tab.evaluate("navigator.clipboard.readText()") == page.text()
 
 
-def test_scrubbing_shows_the_tree_of_each_step(page: GeneratePage, served: Served) -> None:
-    page.pick_method("Scripted tree", "max_draft_len")
-    page.short()
-    page.generate("Scrub me.")
-    rows = served.host.runs.all()[-1].rows.read(0) or []
+def test_a_run_opens_on_its_best_step_and_scrubbing_shows_each_tree(
+    ran: GeneratePage, served: Served
+) -> None:
+    page, rows = ran, served.host.runs.all()[-1].rows.read(0) or []
+    mixed = [row for row in rows if 0 < len(row.accepted) < len(row.tokens) - 1]
+    best = max(mixed, key=lambda row: (len(row.accepted), len(row.tokens), -row.index))
+    page.tab.locator("#pg-panel .step-label", has_text=f"step {best.index + 1} of").wait_for()
+    page.tab.wait_for_selector("#pg-panel .tree-view .node.draft.on")
+    assert page.count("#pg-panel .tree-view .node.draft.off") > 0
+    page.tab.locator("#pg-panel .node.draft.on").first.hover()
+    page.tab.wait_for_selector("#pg-panel .tokens .draft.pointed")
+    page.tab.locator("#pg-panel .tokens .current.draft").first.hover()
+    page.tab.wait_for_selector("#pg-panel .node.draft.on.pointed")
     slider = page.tab.locator("#pg-panel .scrubber input")
     slider.focus()
     page.tab.keyboard.press("Home")
@@ -68,10 +85,8 @@ def test_scrubbing_shows_the_tree_of_each_step(page: GeneratePage, served: Serve
     assert "id " in page.tab.inner_text("#pg-panel .tree-info")
 
 
-def test_every_answer_is_compared_with_plain_decoding(page: GeneratePage) -> None:
-    page.pick_method("Scripted tree", "max_draft_len")
-    page.short()
-    page.generate("Worth it?")
+def test_every_answer_is_compared_with_plain_decoding(ran: GeneratePage) -> None:
+    page = ran
     said = page.tab.inner_text("#pg-panel .result")
     rated = r"(\d+\.\d\d|About \d+\.\d)× plain decoding: \d\.\d\d tokens a step, (and|but) a step"
     shown = rf"{rated}|No speedup is given: \d\.\d\d tokens a step\."
@@ -83,7 +98,7 @@ def test_every_answer_is_compared_with_plain_decoding(page: GeneratePage) -> Non
     page.tab.locator("#pg-run-panel .result button").click()
     page.tab.wait_for_selector("#pg-cmp-run")
     page.tab.wait_for_function(
-        "document.querySelector('#pg-cmp-prompt textarea').value === 'Worth it?'"
+        "document.querySelector('#pg-cmp-prompt textarea').value === 'Say a few words.'"
     )
     configurations = page.tab.locator("#pg-cmp-form .pg-group > button")
     configurations.first.wait_for()
@@ -110,7 +125,7 @@ OVERLAPS = """[...document.querySelectorAll('#pg-panel .tokens .rejected')].filt
     && span.offsetLeft + span.offsetWidth > all[at + 1].offsetLeft).length"""
 
 
-def test_rejected_drafts_show_without_moving_the_text(page: GeneratePage) -> None:
+def test_rejected_drafts_show_without_moving_the_text(page: GeneratePage, served: Served) -> None:
     page.pick_method("Scripted tree", "max_draft_len")
     page.short(400)
     page.set("delay_ms", "30")
@@ -120,6 +135,9 @@ def test_rejected_drafts_show_without_moving_the_text(page: GeneratePage) -> Non
     page.wait_state("running")
     page.tab.keyboard.press("Escape")
     page.wait_done()
+    assert page.tab.inner_text("#pg-panel .state") == "stopped"
+    stored = served.log.get(served.host.runs.all()[-1].log_id or "")
+    assert stored is not None and stored.status == "cancelled"
     places = "[...document.querySelectorAll('#pg-panel .tokens > [data-i]')].map("
     places += "span => { const box = span.getBoundingClientRect(); return [box.x, box.y]; })"
     shown = page.tab.evaluate(places)
@@ -170,40 +188,8 @@ def test_everything_shows_one_step_while_text_streams(page: GeneratePage) -> Non
     page.tab.keyboard.press("Escape")
 
 
-def test_a_step_under_the_mouse_says_what_was_decided(page: GeneratePage) -> None:
-    page.pick_method("Scripted tree", "max_draft_len")
-    page.short()
-    page.generate("Say a few words.")
-    page.tab.hover("#pg-panel .timeline canvas")
-    page.tab.wait_for_selector("#pg-about .why:not(:empty)")
-    said = page.tab.inner_text("#pg-about")
-    assert said.startswith("Step ") and "in the cache before it" in said and "verify " in said
-    assert "height = tokens committed" in page.tab.inner_text("#pg-panel .timeline-key")
-
-
-def test_a_run_opens_on_a_step_that_shows_acceptance_and_rejection(
-    page: GeneratePage, served: Served
-) -> None:
-    page.pick_method("Scripted tree", "max_draft_len")
-    page.short()
-    page.generate("Show me.")
-    rows = served.host.runs.all()[-1].rows.read(0) or []
-    mixed = [row for row in rows if 0 < len(row.accepted) < len(row.tokens) - 1]
-    best = max(mixed, key=lambda row: (len(row.accepted), len(row.tokens), -row.index))
-    label = page.tab.locator("#pg-panel .step-label", has_text=f"step {best.index + 1} of")
-    label.wait_for()
-    page.tab.wait_for_selector("#pg-panel .tree-view .node.draft.on")
-    assert page.count("#pg-panel .tree-view .node.draft.off") > 0
-    page.tab.locator("#pg-panel .node.draft.on").first.hover()
-    page.tab.wait_for_selector("#pg-panel .tokens .draft.pointed")
-    page.tab.locator("#pg-panel .tokens .current.draft").first.hover()
-    page.tab.wait_for_selector("#pg-panel .node.draft.on.pointed")
-
-
-def test_a_step_is_played_and_the_tree_turned_and_enlarged(page: GeneratePage) -> None:
-    page.pick_method("Scripted tree", "max_draft_len")
-    page.short()
-    page.generate("Play it.")
+def test_a_step_is_played_and_the_tree_turned_and_enlarged(ran: GeneratePage) -> None:
+    page = ran
     page.tab.wait_for_selector("#pg-panel .tree-view .node.draft.on")
     page.tab.locator("#pg-panel .tree-info").click()  # no control has the focus
     page.tab.keyboard.press("p")
@@ -234,34 +220,22 @@ def test_a_step_is_played_and_the_tree_turned_and_enlarged(page: GeneratePage) -
     page.tab.get_by_role("button", name="draw the root on the other side").click()
 
 
-def test_acceptance_by_length_is_one_click_away_and_a_run_is_saved_as_a_trace(
-    page: GeneratePage, served: Served
+def test_timeline_explains_and_adds_up_steps_and_is_saved_as_a_trace(
+    ran: GeneratePage, served: Served
 ) -> None:
-    page.pick_method("Scripted tree", "max_draft_len")
-    page.short()
-    page.generate("How long?")
+    page, rows = ran, served.host.runs.all()[-1].rows.read(0) or []
+    page.tab.hover("#pg-panel .timeline canvas")
+    page.tab.wait_for_selector("#pg-about .why:not(:empty)")
+    said = page.tab.inner_text("#pg-about")
+    assert said.startswith("Step ") and "in the cache before it" in said and "verify " in said
     page.tab.locator("#pg-panel .timeline-line .quiet", has_text="acceptance").click()
     bars = page.tab.locator("#pg-panel .bars").nth(1).locator(".bar")
-    rows = served.host.runs.all()[-1].rows.read(0) or []
     none = sum(not row.accepted for row in rows)
     assert bars.first.inner_text().split() == [f"{round(100 * none / len(rows))}%", "0"]
     with page.tab.expect_download() as saved:
         page.tab.locator("#pg-panel .timeline-line .quiet", has_text="Chrome trace").click()
     events = json.loads(Path(saved.value.path()).read_text())["traceEvents"]
-    steps = [event for event in events if event["name"].startswith("step ")]
-    assert len(steps) == len(rows) and {"draft", "verify"} <= {event["name"] for event in events}
-    inside = [e for e in events if e["name"] == "verify"]
-    for step, part in zip(steps, inside, strict=True):
-        assert step["ts"] - 1 <= part["ts"] and part["ts"] + part["dur"] <= (
-            step["ts"] + step["dur"] + 1
-        )
-
-
-def test_timeline_finds_the_best_step_and_adds_up_some(page: GeneratePage, served: Served) -> None:
-    page.pick_method("Scripted tree", "max_draft_len")
-    page.short()
-    page.generate("Time it.")
-    rows = served.host.runs.all()[-1].rows.read(0) or []
+    assert len([event for event in events if event["name"].startswith("step ")]) == len(rows)
     words = page.tab.locator("#pg-panel .timeline-words")
     assert words.inner_text().startswith(f"{len(rows)} steps: 39 tokens")
     page.tab.locator("#pg-panel .scrubber input").focus()
@@ -276,60 +250,12 @@ def test_timeline_finds_the_best_step_and_adds_up_some(page: GeneratePage, serve
         (0 < len(r.accepted) < len(r.tokens) - 1, len(r.accepted), len(r.tokens)) for r in rows
     ]
     best = 1 + worth.index(max(worth))
-    page.tab.keyboard.press("End" if best == 3 else "Home")  # on the best, B leads to the next
+    key, start = ("Home", 1) if best > 1 else ("End", len(rows))  # on the best, B leads to the next
+    page.tab.keyboard.press(key)
+    label = page.tab.locator("#pg-panel .step-label")
+    label.filter(has_text=f"step {start} of").wait_for()
     page.tab.keyboard.press("b")
-    page.tab.wait_for_function(
-        "best => document.querySelector('#pg-panel .step-label').textContent"
-        ".startsWith(`step ${best} `)",
-        arg=best,
-    )
-
-
-def test_copying_the_text_says_so(page: GeneratePage) -> None:
-    page.tab.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    page.short(12)
-    page.generate("Copy.")
-    button = page.tab.get_by_role("button", name="copy text")
-    button.click()
-    page.tab.locator("#pg-panel button", has_text="copied").wait_for()
-    assert page.tab.evaluate("navigator.clipboard.readText()") == page.text()
-
-
-def test_stop_ends_the_run_and_keeps_it(page: GeneratePage, served: Served) -> None:
-    page.pick_method("Scripted tree", "max_draft_len")
-    page.short(400)
-    page.set("delay_ms", "60")
-    page.start("Never mind.")
-    page.tab.wait_for_selector(OWN)
-    asked = time.monotonic()
-    page.tab.keyboard.press("Escape")
-    page.wait_state("cancelled")
-    assert time.monotonic() - asked < 12
-    run = served.host.runs.all()[-1]
-    stored = served.log.get(run.log_id or "")
-    assert stored is not None and stored.status == "cancelled"
-    page.wait_done()
-    assert page.tab.inner_text("#pg-panel .state") == "stopped"
-
-
-def test_two_tabs_share_the_engine_and_keep_apart(page: GeneratePage, other: GeneratePage) -> None:
-    for tab in (page, other):
-        tab.pick_method("Scripted tree", "max_draft_len")
-        tab.short(30)
-        tab.set("delay_ms", "300")
-    page.start("First tab.")
-    page.wait_state("running")
-    other.start("Second tab.")
-    other.wait_state("queued")
-    assert "1 ahead" in other.tab.inner_text("#pg-panel .state")
-    page.wait_done()
-    other.wait_done()
-    assert "First tab." in page.tab.inner_text("#pg-panel .text")
-    assert "Second tab." not in page.tab.inner_text("#pg-panel .text")
-    alone = page.text()
-    page.tab.click("#pg-new")
-    page.generate("First tab.")
-    assert page.text() == alone
+    label.filter(has_text=f"step {best} of").wait_for()
 
 
 def test_markup_in_prompt_and_output_is_inert(page: GeneratePage, served: Served) -> None:
@@ -351,7 +277,12 @@ def test_markup_in_prompt_and_output_is_inert(page: GeneratePage, served: Served
     assert page.tab.evaluate("window.hacked") is None
 
 
-def test_bad_settings_are_one_sentence(page: GeneratePage) -> None:
+def test_what_cannot_run_is_one_sentence(page: GeneratePage) -> None:
+    page.start("  ")
+    page.wait_state("failed")
+    assert "empty" in page.tab.inner_text("#pg-panel .alert")
+    page.start("long " * 300)
+    page.tab.locator("#pg-panel .alert", has_text="context").wait_for()
     for field, value, right in (("max_new_tokens", "-3", "8"), ("seed", "<b>luck</b>", "1")):
         page.set(field, value)
         page.start("Hello.")
@@ -363,63 +294,21 @@ def test_bad_settings_are_one_sentence(page: GeneratePage) -> None:
         page.set(field, right)
 
 
-def test_a_wrong_value_is_said_at_its_field_as_it_is_typed(page: GeneratePage) -> None:
+def test_faults_and_badge_follow_what_is_typed(page: GeneratePage) -> None:
     page.set("max_new_tokens", "0")
     said = page.tab.locator(".pg-field-max_new_tokens.faulty .info-text")
     said.wait_for()
     assert said.inner_text().startswith("max_new_tokens must be greater than")
     page.set("max_new_tokens", "5")
     said.wait_for(state="detached")
-    assert page.tab.locator(".pg-field.faulty").count() == 0
-
-
-def test_last_measured_speedup_stands_in_the_picker(page: GeneratePage, served: Served) -> None:
-    page.pick_method("Scripted tree", "note")
-    page.short(4)
-    page.generate("Say hello.")
-    here = served.log.get(served.log.rows(RunQuery(target="tiny", limit=1))[0].id)
-    assert here is not None
-    place: dict[str, Any] = {name: getattr(here, name) for name in ("target", "dtype", "device")}
-    place |= {"environment": here.environment, "labels": {"compare": "both"}}
-    for title, method in (
-        ("Plain decoding", {"decoding_type": "Autoregressive"}),
-        ("Scripted tree", here.method),
-    ):
-        finished_run(served.log, method=method, method_title=title, **place)
-    page.generate("Say hello again.")
-    page.tab.click("#pg-method input")
-    page.tab.locator("ul[role=listbox] li", has_text="Scripted tree · 1.00×").wait_for()
-
-
-def test_badge_follows_the_settings(page: GeneratePage) -> None:
+    assert not page.tab.is_visible(".pg-field-top_p"), "only sampling reads it"
+    page.set("temperature", "0.7")
+    page.tab.wait_for_selector(".pg-field-top_p")
     page.pick_method("Scripted tree", "note")
     head = page.tab.locator("#pg-method-form .pg-group > button")
     assert "lossless" in head.inner_text()
     page.set("note", "lossy")
     head.filter(has_text="lossy").wait_for()
-
-
-def test_settings_that_only_sampling_reads_come_with_it(page: GeneratePage) -> None:
-    page.tab.wait_for_selector(".pg-field-temperature")
-    assert not page.tab.is_visible(".pg-field-top_p")
-    page.set("temperature", "0.7")
-    page.tab.wait_for_selector(".pg-field-top_p")
-    page.set("top_p", "0.9")
-    page.set("temperature", "0")
-    page.tab.wait_for_selector(".pg-field-top_p", state="hidden")
-    page.set("temperature", "0.7")
-    page.tab.wait_for_selector(".pg-field-top_p")
-    assert page.tab.locator(".pg-field-top_p input").first.input_value() == "0.9"
-
-
-def test_empty_and_too_long_prompts_are_one_sentence(page: GeneratePage) -> None:
-    page.start("  ")
-    page.wait_state("failed")
-    assert "empty" in page.tab.inner_text("#pg-panel .alert")
-    page.start("long " * 300)
-    page.tab.wait_for_function(
-        "document.querySelector('#pg-panel .alert').textContent.includes('context')"
-    )
 
 
 def test_chat_goes_on_and_starts_anew(page: GeneratePage) -> None:
@@ -468,16 +357,12 @@ def test_a_method_file_is_pasted_opened_and_run(page: GeneratePage, tmp_path: Pa
     box, said = tab.locator("#pg-method-file-text textarea"), ".pg-field-method_file{} .info-text"
     box.fill("speculative_config:\n  decoding_type: NGram\n  max_draft_len: 0\n")
     tab.locator(said.format(".faulty"), has_text="max_draft_len must be").wait_for()
-    for content, mark, told, method in (
-        (b"\xff\xfe\x00", ".faulty", "method.yaml must be UTF-8", "Scripted tree"),
-        (b"decoding_type: Autoregressive\n", ":not(.faulty)", "Read as Plain", "Plain"),
-    ):
-        file.write_bytes(content)
-        with tab.expect_file_chooser() as chooser:
-            tab.click("#pg-method-file-open")
-        chooser.value.set_files(file)
-        tab.locator(said.format(mark), has_text=told).wait_for()
-        assert method in tab.input_value("#pg-method input")
+    assert "Scripted tree" in tab.input_value("#pg-method input")
+    file.write_text("decoding_type: Autoregressive\n")
+    with tab.expect_file_chooser() as chooser:
+        tab.click("#pg-method-file-open")
+    chooser.value.set_files(file)
+    tab.locator(said.format(":not(.faulty)"), has_text="Read as Plain").wait_for()
     page.short()
     page.generate("Say it.")
     assert page.count(DRAFTS) == 0 < page.count(OWN)
@@ -487,9 +372,7 @@ def test_drafting_as_set_says_what_it_will_cost(page: GeneratePage) -> None:
     page.pick_method("Scripted tree", "max_draft_len")
     expected = page.tab.locator("#pg-expected")
     assert not expected.inner_text().strip()
-    page.tab.locator(".pg-field-drafting input").first.click()
-    page.tab.locator("ul[role=listbox] li", has_text="as set").click()
+    choose(page.tab, ".pg-field-drafting input", "as set")
     expected.get_by_text("not known yet").wait_for()
-    page.tab.locator(".pg-field-drafting input").first.click()
-    page.tab.locator("ul[role=listbox] li", has_text="auto").click()
+    choose(page.tab, ".pg-field-drafting input", "auto")
     expected.get_by_text("not known yet").wait_for(state="detached")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.browser.comparing import ComparePage
-from tests.browser.pages import WAIT_MS, GeneratePage, held_back
+from tests.browser.pages import WAIT_MS, GeneratePage, box_of, held_back
 from tests.faults.children import Child
 from tests.faults.children import page as serve_page
 from tests.playground.serving import Served, free_port
@@ -54,8 +55,7 @@ def reopened(page: GeneratePage, url: str) -> GeneratePage:
 
 
 def value_of(page: GeneratePage, field: str) -> str:
-    box = page.tab.locator(f".pg-field-{field}").locator("input, textarea").first
-    return str(box.input_value())
+    return str(box_of(page.tab, field).input_value())
 
 
 def test_a_reload_finds_the_run_that_goes_on(page: GeneratePage, served: Served) -> None:
@@ -95,7 +95,7 @@ def test_stop_works_after_a_reload_and_in_another_tab(page: GeneratePage, served
         assert served.host.runs.all()[-1].state == "cancelled"
 
 
-def test_a_second_tab_shows_the_run_and_its_own_run_leaves_it_alone(
+def test_other_tabs_show_the_run_or_their_own_and_leave_it_alone(
     page: GeneratePage, served: Served
 ) -> None:
     begin(page, tokens=150)
@@ -103,20 +103,17 @@ def test_a_second_tab_shows_the_run_and_its_own_run_leaves_it_alone(
     other = reopened(page, page.tab.url)
     other.wait_state("running")
     other.short(8)
+    new = reopened(page, page.tab.url.partition("?")[0])
+    new.short(8)
     other.start("My own.")
     other.wait_state("queued")
+    assert "1 ahead" in other.tab.inner_text(f"{PANEL} .state")
+    new.generate("My own, too.")
     page.wait_done()
     other.wait_done()
     assert run.state == "completed"
-
-
-def test_a_new_tab_begins_its_own_chat_while_another_shows_the_run(page: GeneratePage) -> None:
-    begin(page, tokens=150)
-    other = reopened(page, page.tab.url.partition("?")[0])
-    other.short(8)
-    other.generate("My own.")
-    assert "Do not lose me." not in other.tab.inner_text(f"{PANEL} .text")
-    page.wait_state("completed")
+    assert "My own" not in page.tab.inner_text(f"{PANEL} .text")
+    assert "Do not lose me." not in new.tab.inner_text(f"{PANEL} .text"), "a chat of its own"
 
 
 def test_the_form_takes_no_input_until_it_is_filled(page: GeneratePage) -> None:
@@ -217,26 +214,16 @@ def test_a_permalink_opened_elsewhere_fills_the_form_from_its_run(
         assert value_of(other, "max_new_tokens") == "17"
 
 
-OLDER = (
-    "{broken",
-    '{"target": 4, "method": ["x"], "prompt": {}, "form": "x", "run_form": {"values": 3}}',
-    '{"method": "type:Gone", "prompt": "Kept.", "run_form": {"values": {"limits": '
-    '{"max_new_tokens": -1, "gone": 2, "ignore_eos": true}}}}',
-)
-
-
-def test_what_an_older_version_left_is_taken_field_by_field(
-    page: GeneratePage, served: Served
-) -> None:
-    for kept in OLDER:
+def test_what_an_older_version_left_is_taken_field_by_field(page: GeneratePage) -> None:
+    limits = {"max_new_tokens": -1, "gone": 2, "ignore_eos": True}
+    older = {"method": 4, "prompt": "Kept.", "run_form": {"values": {"limits": limits}}}
+    for kept in ("{broken", json.dumps(older)):
         page.tab.evaluate("kept => localStorage.setItem('pg-generate', kept)", kept)
         page.reload()
         page.tab.wait_for_selector("body.pg-generate .pg-field-max_new_tokens", state="attached")
         assert int(value_of(page, "max_new_tokens")) > 0
     assert page.tab.input_value("#pg-prompt textarea") == "Kept."
     assert page.tab.locator(".pg-field-ignore_eos input").first.is_checked()
-    page.short(8)
-    page.generate("Works.")
 
 
 def test_a_reload_finds_the_comparison_that_goes_on(page: GeneratePage, served: Served) -> None:
@@ -298,7 +285,7 @@ def own_server(folder: Path) -> Iterator[tuple[Any, str]]:
         children[-1].kill()
 
 
-def test_a_killed_server_is_said_and_its_run_found_when_it_is_back(
+def test_a_killed_server_is_said_and_its_run_and_comparison_found_when_it_is_back(
     chromium: Any, tmp_path: Path
 ) -> None:
     with (
@@ -315,23 +302,13 @@ def test_a_killed_server_is_said_and_its_run_found_when_it_is_back(
         restart()
         page.wait_state("interrupted")
         assert page.text().startswith(text) and text
-        page.complaints.clear()
-
-
-def test_a_killed_server_is_said_in_a_comparison_and_its_rounds_found(
-    chromium: Any, tmp_path: Path
-) -> None:
-    with (
-        own_server(tmp_path) as ((restart, kill), url),
-        GeneratePage.opened(chromium, url) as opened,
-    ):
-        page = begin_comparison(opened, tokens=400)
+        comparing = begin_comparison(page, tokens=400)
         kill()
-        opened.wait_state("lost", panel="pg-cmp-results")
+        page.wait_state("lost", panel="pg-cmp-results")
         restart()
-        opened.tab.wait_for_selector("#pg-cmp-results [data-state=cancelled]", timeout=WAIT_MS)
-        assert "interrupted" in page.tab.inner_text("#pg-cmp-results .compare-text")
-        opened.complaints.clear()
+        page.tab.wait_for_selector("#pg-cmp-results [data-state=cancelled]", timeout=WAIT_MS)
+        assert "interrupted" in comparing.tab.inner_text("#pg-cmp-results .compare-text")
+        page.complaints.clear()
 
 
 def test_a_search_whose_server_is_killed_is_an_interrupted_benchmark_that_resumes(

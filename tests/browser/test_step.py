@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from tests.browser.pages import GeneratePage
-from tests.playground.serving import Served
 
 pytestmark = pytest.mark.browser
 WIDTH = 11
@@ -48,39 +46,32 @@ def test_the_wheel_zooms_at_the_cursor_and_a_map_shows_where(step: Any) -> None:
     assert step.locator("#pg-panel .tree-map").is_hidden()
     node = step.locator(f"{VIEW} .node.draft.on").first
     node.scroll_into_view_if_needed()
-    small = box_of(node)
-    zoom_at(step, small, 4)  # larger than its space from now on
+    zoom_at(step, node, 4)  # larger than its space from now on
     step.wait_for_selector("#pg-panel .tree-map .frame")
-    before = box_of(node)
-    zoom_at(step, before, 1)
-    after = box_of(node)
-    assert after.width == pytest.approx(1.25 * before.width, rel=0.05)
-    assert (after.x, after.y) == pytest.approx((before.x, before.y), abs=8), "it stays there"
+    x, y, width = zoom_at(step, node, 1)
+    after = middle_of(node)
+    assert after[2] == pytest.approx(1.25 * width, rel=0.05)
+    assert after[:2] == pytest.approx((x, y), abs=8), "it stays there"
     step.locator("#pg-panel .tree").get_by_role("button", name="fit").click()
     step.wait_for_selector("#pg-panel .tree-map", state="hidden")
 
 
-@dataclass(frozen=True)
-class Box:
-    """A node on the screen: its middle, and how wide it is."""
-
-    x: float
-    y: float
-    width: float
-
-
-def box_of(node: Any) -> Box:
+def middle_of(node: Any) -> tuple[float, float, float]:
+    """Where a node's middle is on the screen, and its width."""
     box = node.bounding_box()
-    return Box(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2, box["width"])
+    return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2, box["width"]
 
 
-def zoom_at(tab: Any, box: Box, times: int) -> None:
-    tab.mouse.move(box.x, box.y)
+def zoom_at(tab: Any, node: Any, times: int) -> tuple[float, float, float]:
+    """Zoom in with the wheel over a node; returns where it was."""
+    x, y, width = middle_of(node)
+    tab.mouse.move(x, y)
     tab.keyboard.down("Control")
     for _ in range(times):
         tab.mouse.wheel(0, -100)
         tab.wait_for_timeout(150)
     tab.keyboard.up("Control")
+    return x, y, width
 
 
 def test_a_node_its_token_and_its_row_of_the_mask_are_one(step: Any) -> None:
@@ -112,17 +103,10 @@ def test_a_walk_plays_pauses_and_changes_speed(step: Any) -> None:
     step.wait_for_function(
         "was => document.querySelector('#pg-panel .walk-count').textContent !== was", arg=stopped
     )
-
-
-def test_a_walk_waits_where_motion_is_not_wanted(chromium: Any, served: Served) -> None:
-    with GeneratePage.opened(chromium, served.url, reduced_motion="reduce") as page:
-        page.pick_method("Scripted tree", "max_draft_len")
-        page.short()
-        page.generate("Stand still.")
-        page.tab.click("#pg-panel .walk-start")
-        assert page.tab.get_by_role("button", name="play or pause").inner_text() == "play"
-        page.tab.wait_for_timeout(3500)
-        assert page.tab.inner_text("#pg-panel .walk-count").startswith("1 of")
+    step.emulate_media(reduced_motion="reduce")
+    step.get_by_role("button", name="close").click()
+    step.click("#pg-panel .walk-start")
+    assert play.inner_text() == "play", "it waits where motion is not wanted"
 
 
 @pytest.mark.parametrize("width", [1440, 1024])

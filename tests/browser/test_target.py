@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,10 @@ import pytest
 
 from engine.drafters import methods
 from engine.model.sources import TargetSpec
-from storage import RunLog
+from playground.host.catalog import Catalog
 from tests.browser.pages import GeneratePage
-from tests.playground.serving import serving
-from tests.playground.tiny import save_tiny_llama, tiny_catalog
+from tests.playground.serving import serving_tiny
+from tests.playground.tiny import save_tiny_llama
 
 pytestmark = pytest.mark.browser
 
@@ -22,12 +22,9 @@ pytestmark = pytest.mark.browser
 def test_a_folder_is_looked_at_opened_and_found_again(
     chromium: Any, tmp_path: Path, shots: Path
 ) -> None:
-    catalog = tiny_catalog(save_tiny_llama(tmp_path / "tiny"))
-    catalog = dataclasses.replace(catalog, may_open=True)
     other = save_tiny_llama(tmp_path / "other")
-    log = RunLog.open(str(tmp_path / "runs.db"))
     with (
-        serving(catalog, log, tmp_path / "cache") as served,
+        serving_tiny(tmp_path, adapt=lambda tiny: replace(tiny, may_open=True)) as served,
         GeneratePage.opened(chromium, served.url) as page,
     ):
         tab = page.tab
@@ -62,7 +59,6 @@ def test_a_folder_is_looked_at_opened_and_found_again(
         tab.locator("ul[role=listbox] li", has_text="other").wait_for()
         tab.keyboard.press("Escape")
         page.complaints.clear()
-    log.close()
 
 
 def wait_kept(tab: Any, target: str) -> None:
@@ -87,13 +83,14 @@ def other_vocabulary(folder: Path) -> Path:
 def test_a_draft_model_of_another_vocabulary_drafts_by_text_in_one_click(
     chromium: Any, tmp_path: Path, shots: Path
 ) -> None:
-    catalog = tiny_catalog(save_tiny_llama(tmp_path / "tiny"))
     small = other_vocabulary(tmp_path / "small")
-    models = {**catalog.targets, str(small): TargetSpec.of_path_or_hub(str(small))}
-    catalog = dataclasses.replace(catalog, types=methods(), resolve=models.__getitem__)
+
+    def with_small(tiny: Catalog) -> Catalog:
+        models = {**tiny.targets, str(small): TargetSpec.of_path_or_hub(str(small))}
+        return replace(tiny, types=methods(), resolve=models.__getitem__)
+
     with (
-        RunLog.open(str(tmp_path / "runs.db")) as log,
-        serving(catalog, log, tmp_path / "cache") as served,
+        serving_tiny(tmp_path, adapt=with_small) as served,
         GeneratePage.opened(chromium, served.url) as page,
     ):
         page.pick_method("Draft_Target", "speculative_model")
@@ -110,8 +107,7 @@ def test_a_draft_model_of_another_vocabulary_drafts_by_text_in_one_click(
         assert run.state == "completed" and run.meta["prompt"] == "Say abc."
         assert served.log.get(run.log_id or "").method["vocabulary"] == "text"  # type: ignore[union-attr]
         page.tab.wait_for_function(
-            "at => document.querySelector(at)?.value === 'text'",
-            arg="#pg-method-form .pg-field-vocabulary input",
+            "document.querySelector('#pg-method-form .pg-field-vocabulary input').value === 'text'"
         )
         assert not alert.is_visible()
         page.check_clean()

@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from engine.drafters import methods as decoding_types
-from storage import RunLog, RunQuery
-from tests.browser.pages import NARROW, GeneratePage
+from engine.drafters import methods
+from storage import RunQuery
+from tests.browser.pages import NARROW, GeneratePage, box_of
 from tests.browser.test_accessibility import axe, violations  # noqa: F401
-from tests.playground.serving import Served, serving
-from tests.playground.tiny import save_tiny_llama, tiny_catalog
+from tests.playground.serving import Served, serving_tiny
 
 pytestmark = pytest.mark.browser
 TRAIN = "#pg-train"
@@ -25,11 +24,7 @@ LONG_MS = 180_000
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """The page over a tiny target and every method."""
     folder = tmp_path_factory.mktemp("train-page")
-    catalog = replace(tiny_catalog(save_tiny_llama(folder / "tiny")), types=decoding_types())
-    with (
-        RunLog.open(str(folder / "runs.db")) as log,
-        serving(catalog, log, folder / "cache") as served,
-    ):
+    with serving_tiny(folder, adapt=lambda tiny: replace(tiny, types=methods())) as served:
         yield served
 
 
@@ -40,33 +35,22 @@ def fill(page: GeneratePage, tokens: int) -> Any:
     page.pick("train-method", "Medusa")
     tab.wait_for_selector("#pg-train-form .pg-field-heads", state="attached")  # drawn anew
     tab.locator("#pg-train-form button.label-wrap", has_text="Training").click()
-    for name, value in (
-        ("minutes", ""),
-        ("tokens", str(tokens)),
-        ("pack_tokens", "256"),
-        ("heads", "2"),
-    ):
-        tab.locator(f"#pg-train-form .pg-field-{name}").locator("input, textarea").first.fill(value)
+    small = {"minutes": "", "tokens": str(tokens), "pack_tokens": "256", "heads": "2"}
+    for name, value in small.items():
+        box_of(tab.locator("#pg-train-form"), name).fill(value)
     return tab
 
 
 def wait_words(tab: Any, words: str) -> None:
-    tab.wait_for_function(
-        "([at, words]) => document.querySelector(at)?.textContent.includes(words)",
-        arg=[f"{TRAIN}-state .text", words],
-        timeout=LONG_MS,
-    )
+    tab.locator(f"{TRAIN}-state .text", has_text=words).wait_for(timeout=LONG_MS)
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
 def test_a_head_is_trained_found_again_and_used(
     chromium: Any,
     trained: Served,
     axe: str,  # noqa: F811
-    theme: str,
 ) -> None:
-    path = f"/?__theme={theme}"
-    with GeneratePage.opened(chromium, trained.url, path=path) as page:
+    with GeneratePage.opened(chromium, trained.url) as page:
         tab = fill(page, 900)
         tab.locator(f"{TRAIN}-outlook .pg-said").wait_for()
         tab.wait_for_function("!document.querySelector('#pg-train-form .faulty')")
@@ -78,7 +62,9 @@ def test_a_head_is_trained_found_again_and_used(
         tab.wait_for_selector(f"{TRAIN}-loss .main-svg")
         tab.locator(f"{TRAIN}-card", has_text="MAT").wait_for()
         tab.evaluate(axe)
-        assert violations(tab) == []
+        for theme in ("light", "dark"):
+            page.show_theme(theme)
+            assert violations(tab) == [], theme
         tab.click(f"{TRAIN}-export")
         tab.wait_for_selector(f"{TRAIN}-download a")
         tab.click(f"{TRAIN}-use")

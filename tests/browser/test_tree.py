@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from engine.interop.trees import FORMATS
 from engine.tree import ChoiceTree
 from engine.tuning.replay import replay
 from tests.browser.pages import NARROW, GeneratePage
@@ -84,7 +83,9 @@ def test_the_mouse_adds_removes_folds_and_asks_what_a_node_is_worth(
     assert re.search(r"tried \d+ times, accepted \d+ \(\d+% of tries", words)
 
 
-def test_the_view_zooms(tree: TreePage) -> None:
+def test_every_node_has_a_name_and_the_view_zooms(tree: TreePage) -> None:
+    items = tree.host.locator("[role=tree] [role=treeitem]")
+    assert items.count() == 10 and all(item.get_attribute("aria-label") for item in items.all())
     svg = tree.host.locator("svg[role=tree]")
     before = svg.bounding_box()["width"]
     tree.tool("in").click()
@@ -93,23 +94,11 @@ def test_the_view_zooms(tree: TreePage) -> None:
     assert svg.bounding_box()["width"] < 1.25 * before
 
 
-def test_every_node_has_a_place_and_a_name_for_screen_readers(tree: TreePage) -> None:
-    items = tree.host.locator("[role=tree] [role=treeitem]")
-    assert items.count() == 10
-    for i in range(10):
-        item = items.nth(i)
-        assert item.get_attribute("aria-label")
-        assert int(item.get_attribute("aria-level")) >= 1
-        assert int(item.get_attribute("aria-posinset")) >= 1 or i == 0
-    tabbable = tree.host.locator('[role=treeitem][tabindex="0"]')
-    assert tabbable.count() == 1
-
-
-@pytest.mark.parametrize(("size", "limit_ms"), [(64, 50), (256, 100)])
 def test_a_large_tree_is_edited_without_lag(
-    chromium: Any, tuned: Tuned, capsys: pytest.CaptureFixture[str], size: int, limit_ms: int
+    chromium: Any, tuned: Tuned, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The table has 10,000 positions; an edit ends when its figures and the tree are drawn."""
+    size, limit_ms = 256, 100
     big = random_tree(size, depth=5, ranks=8, seed=4)
     assert len(big) == size and tuned.table.num_positions == 10_000
     path = f"/?tree={linked(big)}&method=medusa&target=tiny"
@@ -120,24 +109,17 @@ def test_a_large_tree_is_edited_without_lag(
         assert tree.figure("mat") == shown_mat(tuned.table, big)
         clock = page.tab.context.new_cdp_session(page.tab)
         clock.send("Performance.enable", {"timeDomain": "threadTicks"})
-        own_ms, wall_ms = zip(*(timed_edit(page.tab, clock, i) for i in range(30)), strict=True)
-        median, clock_ms = sorted(own_ms)[15], sorted(wall_ms)[15]
+        edits_ms = sorted(timed_edit(page.tab, clock, i) for i in range(30))
         with capsys.disabled():
-            print(
-                f"\n{size} nodes, 30 edits: page's thread median {median:.1f} ms, worst "
-                f"{max(own_ms):.1f} ms; clock median {clock_ms:.1f} ms, worst {max(wall_ms):.1f} ms"
-            )
-        assert median < limit_ms
+            print(f"\n{size} nodes: median {edits_ms[15]:.1f} ms, worst {edits_ms[-1]:.1f} ms")
+        assert edits_ms[15] < limit_ms
         left = tree.nodes()
         assert left != keys_of(big) and tree.figure("nodes").startswith(f"{len(left) - 1} / ")
         page.check_clean()
 
 
-def timed_edit(tab: Any, clock: Any, i: int) -> tuple[float, float]:
-    """Milliseconds of an edit up to the next frame: of the page's thread, and on the clock.
-
-    Only the first is the page's own: other work on the machine can make the second any length.
-    """
+def timed_edit(tab: Any, clock: Any, i: int) -> float:
+    """Milliseconds of the page's own thread for an edit, up to the next frame."""
     tab.evaluate(
         """async (i) => {
           const nodes = document.querySelectorAll('#pg-tree [role=treeitem]');
@@ -153,47 +135,27 @@ def timed_edit(tab: Any, clock: Any, i: int) -> tuple[float, float]:
         return 1000 * next(float(m["value"]) for m in metrics if m["name"] == "TaskDuration")
 
     before = thread_ms()
-    wall_ms = tab.evaluate(
+    tab.evaluate(
         """async (i) => {
-          const began = performance.now();
           const deep = window.edited.dataset.key.split('.').length > 4;
           const key = ['Enter', 's', 'Delete'][deep ? 2 : i % 2];
           window.edited.dispatchEvent(new KeyboardEvent('keydown', { key, bubbles: true }));
           await new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
-          return performance.now() - began;
         }""",
         i,
     )
-    return thread_ms() - before, float(wall_ms)
+    return thread_ms() - before
 
 
 FAULTS = [
-    ("", "is empty"),
     ("tree of life", "does not look like a choice tree"),
-    ("[[0], [0, 0]", "was never closed"),
-    ("[[0], [0, 0]]]", "unmatched ']'"),
-    ("[[0] [1]]", "A comma is missing"),
-    ("[[0],, [1]]", "column 6: invalid syntax"),
-    ("[[0], (1]]", "does not match opening parenthesis"),
-    ("[[0], []]", "is empty. Give it a rank"),
-    ("[[0], 1]", "is not a path"),
-    ("[[0], [[1]]]", "nest too deep"),
-    ("[[0], [0, x]]", "'x' at line 1, column 11"),
-    ("[[0], [0.5]]", "'0.5' at line 1, column 8"),
-    ("[[0], [-1]]", "-1 at line 1, column 8"),
-    ("[[0], [1], [0]]", "is already listed"),
     ("[[0],\n [0, 0],\n [2, 1]]", "entry 3, line 3, column 2) is not connected"),
-    ("[1, 2, 0]", "at least 1"),
-    ("[2, 3]", "begins with 1"),
-    ("[1, 40, 40]", "at most 1024 nodes"),
-    ('{"Successors": [[1], [7]]}', "names 7 as successor"),
     ('{"Successors": [[1], [', "not valid JSON: Expecting value (line 1, column 23)"),
-    ("medusa_choices: [[0]]\neagle_choices: [[0]]", "2 trees (medusa_choices, eagle_choices)"),
     ("[[1],\n [0, 0, 0, 0, 0, 0]]", "[0, 0, 0, 0, 0, 0] has depth 6, but Tiny Medusa with 5 heads"),
 ]
 
 
-def test_every_fault_of_an_import_is_named_with_its_place(tree: TreePage) -> None:
+def test_a_fault_of_an_import_is_named_and_selected(tree: TreePage) -> None:
     before = tree.nodes()
     tree.tool("import").click()
     box, alert = (
@@ -222,37 +184,10 @@ def test_every_fault_of_an_import_is_named_with_its_place(tree: TreePage) -> Non
     assert "from Triton braces" in tree.said()
 
 
-def test_every_format_goes_out_and_comes_back(tree: TreePage) -> None:
-    tree.import_text("[1, 2, 2]")
-    tree.wait_figure("nodes", "^6 / 2$")
-    full = tree.nodes()
-    tree.host.locator(".mask summary").click()
-    tree.host.locator(".mask td", has_text="[0, 1, 3]").wait_for()
-    assert tree.host.locator(".mask svg").count() == 7
-    tree.tool("export").click()
-    out = tree.host.get_by_label("exported tree")
-    formats = tree.host.locator(".sheet select[aria-label=format]")
-    names = formats.locator("option").evaluate_all("all => all.map(one => one.value)")
-    written = {}
-    for name in names:
-        out.evaluate("node => { node.value = '' }")
-        formats.evaluate(
-            "(node, name) => { node.value = name; node.dispatchEvent(new Event('change')) }", name
-        )
-        tree.tab.wait_for_function(
-            "document.querySelector('#pg-tree [aria-label=\"exported tree\"]').value !== ''"
-        )
-        written[name] = out.input_value()
-    assert len(set(written.values())) == len(FORMATS)
-    for text in written.values():
-        tree.import_text("[[3]]")
-        tree.wait_figure("nodes", "^1 / 1$")
-        tree.import_text(text)
-        tree.wait_figure("nodes", "^6 / 2$")
-        assert tree.nodes() == full
-
-
 def test_a_tree_goes_out_and_comes_back_as_a_file(tree: TreePage, tmp_path: Path) -> None:
+    tree.host.locator(".mask summary").click()
+    tree.host.locator(".mask td", has_text="[0, 1, 3, 7, 9]").wait_for()
+    assert tree.host.locator(".mask svg").count() == 10
     tree.tool("export").click()
     sheet = tree.host.locator(".sheet[aria-label='Export this tree']")
     sheet.locator("select").select_option(value="triton")
@@ -294,13 +229,10 @@ def test_presets_open_and_own_trees_are_kept(tree: TreePage, tuned: Tuned) -> No
 
 
 def test_a_damaged_link_says_so(chromium: Any, tuned: Tuned) -> None:
-    for link in ("%3Cimg%20src=x%3E", "[[0],[0,0],[3,3]]", "9999999.1"):
-        path = f"/?tree={link}&method=medusa"
-        with GeneratePage.opened(chromium, tuned.served.url, path=path) as page:
-            alert = page.tab.locator("#pg-tree > * .alert, #pg-tree .alert").first
-            alert.wait_for(state="visible")
-            assert "cannot be read" in alert.inner_text()
-            page.check_clean()
+    path = "/?tree=%3Cimg%20src=x%3E&method=medusa"
+    with GeneratePage.opened(chromium, tuned.served.url, path=path) as page:
+        page.tab.locator("#pg-tree .alert", has_text="cannot be read").wait_for()
+        page.check_clean()
 
 
 def test_the_page_fits_its_width(chromium: Any, tuned: Tuned, shots: Path) -> None:

@@ -70,11 +70,6 @@ class TreePage:
             arg=[name, wanted],
         )
 
-    def import_text(self, text: str) -> None:
-        self.tool("import").click()
-        self.host.get_by_label("tree as text").fill(text)
-        self.host.get_by_role("button", name="Open this tree").click()
-
     def wait_link(self, wanted: ChoiceTree) -> None:
         """The address follows the edits a moment later."""
         self.tab.wait_for_function(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -92,9 +92,15 @@ def free_port() -> int:
 
 
 @contextmanager
-def serving_tiny(folder: Path, access: Access = KNOWN) -> Iterator[Served]:
-    """The page over a tiny target, with a log of its own; all in a folder."""
-    catalog = tiny_catalog(save_tiny_llama(folder / "tiny"))
+def serving_tiny(
+    folder: Path, access: Access = KNOWN, adapt: Callable[[Catalog], Catalog] = lambda tiny: tiny
+) -> Iterator[Served]:
+    """The page over a tiny target, with a log of its own; all in a folder.
+
+    Args:
+        adapt: changes the catalog.
+    """
+    catalog = adapt(tiny_catalog(save_tiny_llama(folder / "tiny")))
     with (
         RunLog.open(str(folder / "runs.db")) as log,
         serving(catalog, log, folder / "cache", access) as served,

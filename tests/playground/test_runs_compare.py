@@ -13,7 +13,7 @@ from engine.errors import ConfigError
 from engine.metrics import FORMULAS
 from playground.runs.compare import compare_runs
 from playground.runs.settings import differences, flatten, non_default, short
-from playground.web.run_comparison import comparison_html
+from playground.web.runs import comparison_html
 from storage import RunLog
 from tests.storage.conftest import detail, timed_run
 

@@ -228,7 +228,7 @@ const triggeredBy = (messages) => onPage(async () => {
     component: { trigger: (name) => events.push(name), element: { dataset: {} }, server: {} },
     options: {}, host: { dataset: {} }, panels: [{ open() {}, status() {}, text: { unread: [] } }], stream: null, seq: -1,
     byRun: new Map(), ends: new Map(), live: new Map(), replacedStreams: new Set(),
-    setCount() {}, resync: () => events.push("resync"),
+    clear() {}, resync: () => events.push("resync"),
   });
   for (const message of messages) panels.receive(message);
   return events;

@@ -77,6 +77,17 @@ export function textButton(text, title, work, more = {}) {
     "aria-label": /[a-z]/.test(text) ? null : title, ...more }, text);
 }
 
+/** A button with a frame. */
+export function actionButton(text, work, more = {}) {
+  return h("button", { type: "button", class: "action", onclick: work, ...more }, text);
+}
+
+/** A bar for `showProgress`. */
+export function progressBar() { return h("span", { class: "progress", hidden: true }, h("i")); }
+
+/** Whether the user wants nothing to move by itself. */
+export function wantsStill() { return matchMedia("(prefers-reduced-motion: reduce)").matches; }
+
 /** A figure with its name, and its formula for `about.js`. */
 export function figure(formula, value, name) {
   return h("div", { class: "figure", tabindex: "0", "data-about": formula }, value,

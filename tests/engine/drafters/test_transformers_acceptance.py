@@ -19,8 +19,7 @@ from engine.config import Limits
 from engine.decode import decode
 from engine.drafters import parse_method
 from engine.steps import Step
-from tests.engine.drafters.test_draft_target import alike
-from tests.models import build_context, tiny_model, tiny_target
+from tests.models import alike, build_context, tiny_model, tiny_target
 
 PROMPT = [40, 41, 42, 43, 40, 41, 42]
 TOKENS = 40
@@ -58,7 +57,7 @@ def test_drafts_and_acceptance_are_those_of_transformers(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = tiny_target(eos_token_id=None)
-    small = alike(target)
+    small = alike(eos_token_id=None)
     small.model.generation_config.num_assistant_tokens = 4
     small.model.generation_config.num_assistant_tokens_schedule = "constant"
     small.model.generation_config.assistant_confidence_threshold = 0.0

@@ -16,7 +16,7 @@ from playground.experiments.plan import BASELINE_NAME
 from playground.host.live import LiveRuns
 from playground.host.runner import EngineHost
 from playground.host.stream import History
-from playground.web.rpc import race_functions
+from playground.web.components import race_functions
 from storage import RunLog, RunQuery
 from tests.playground.asks import finished, start
 from tests.playground.compare.corrupted import held

@@ -1,6 +1,8 @@
 // The Compare page's results: the progress of the comparison, the race, and the panels.
 import { show } from "../address.js";
-import { ask, clip, h, onValue, part, plural, showAlert, showProgress } from "../kit.js";
+import {
+  ask, clip, h, onValue, part, plural, progressBar, showAlert, showProgress, wantsStill,
+} from "../kit.js";
 import { Panels, SILENCE_MS } from "../panel/panels.js";
 import { Race, Racer } from "./race.js";
 
@@ -13,7 +15,7 @@ class Comparison {
     const { element } = component;
     this.panels = new Panels(component, options);
     this.text = h("span", { class: "compare-text", role: "status" });
-    this.progress = h("span", { class: "progress", hidden: true }, h("i"));
+    this.progress = progressBar();
     this.alert = h("div", { class: "alert", role: "alert", hidden: true });
     this.setup = h("span", { class: "compare-setup" });
     this.link = h("a", { class: "quiet", hidden: true }, "permalink");
@@ -96,8 +98,7 @@ class Comparison {
     });
     this.race.load(racers);
     this.component.element.dataset.final = "true";
-    const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
-    if (autoplay && !still && racers.length > 1) { this.race.seek(0); this.race.play(); }
+    if (autoplay && !wantsStill() && racers.length > 1) { this.race.seek(0); this.race.play(); }
   }
 
   /** The speedup of a run's configuration, exactly as in the table. */

@@ -1,6 +1,6 @@
 // The race: runs replayed side by side on their recorded clocks, in whole milliseconds. It starts at
 // every run's first token, as tok/s does, or at the request, with the prefill.
-import { DASH, h, plural, speedMenu } from "../kit.js";
+import { DASH, actionButton, h, plural, speedMenu } from "../kit.js";
 
 /** @typedef {import("../panel/text.js").Track} Track */
 
@@ -106,8 +106,8 @@ export class Race {
     this.endMs = 1;
     this.playing = false;
     this.lastFrame = 0;
-    this.button = h("button", { type: "button", class: "action race-play", disabled: true,
-      onclick: () => (this.playing ? this.pause() : this.play()) }, "\u25b6 Race");
+    this.button = actionButton("\u25b6 Race", () => (this.playing ? this.pause() : this.play()),
+      { class: "action race-play", disabled: true });
     this.speed = speedMenu("speed of the race", [0.125, 0.25, 0.5, 1, 2, 4]);
     this.range = h("input", { type: "range", min: 0, max: 1, value: 0, step: 1, disabled: true,
       "aria-label": "position in the race, in milliseconds",

@@ -1,7 +1,7 @@
 // A panel: one run's title and state, figures with their formulas, text and steps.
 import {
-  DASH, STEP_PARTS, ask, copyButton, download, duration, figure, h, percent, plural, remember,
-  remembered, showAlert, showProgress, swatch, textButton,
+  DASH, STEP_PARTS, actionButton, ask, copyButton, download, duration, figure, h, percent, plural,
+  progressBar, remember, remembered, showAlert, showProgress, swatch, textButton,
 } from "../kit.js";
 import { Scrubber } from "./scrubber.js";
 import { TokenText } from "./text.js";
@@ -42,24 +42,16 @@ class Figures {
       const text = metrics?.texts[key] ?? DASH;
       if (this.values[i].textContent !== text) this.values[i].textContent = text;
     });
-    this.showRates(metrics?.position_rates ?? []);
-    this.showSplit(metrics?.time_split ?? null, metrics?.texts.time_split ?? "time split");
-  }
-
-  showRates(rates) {
+    const rates = metrics?.position_rates ?? [], split = metrics?.time_split;
     this.rates.replaceChildren(...rates.slice(0, MAX_RATES).map((rate, i) => h("i", { class: "rate",
       "data-about": `at least ${plural(i + 1, "draft token")} accepted in ${percent(rate)} of steps` },
     h("b", { style: `height: ${Math.max(3, 100 * rate)}%` }))));
-  }
-
-  /** @param {Record<string, number> | null} split seconds by part */
-  showSplit(split, text) {
     STEP_PARTS.forEach((name, i) => {
       const seconds = split?.[PART_KEYS[i]] ?? 0;
       this.parts[i].style.flexGrow = String(1e6 * seconds);
       this.parts[i].dataset.about = split ? `${name} ${duration(1000 * seconds)}` : name;
     });
-    this.splitText.textContent = text;
+    this.splitText.textContent = metrics?.texts.time_split ?? "time split";
   }
 }
 
@@ -104,29 +96,6 @@ class Acceptance {
   }
 }
 
-/** The run's result over plain decoding, a sentence from the server. */
-class Result {
-  constructor(trigger, compares) {
-    this.words = h("span", { class: "result-words" });
-    this.compare = h("button", { type: "button", class: "action", hidden: true,
-      onclick: () => trigger("compare", { run: this.run }) }, "Compare with plain");
-    this.offers = compares;
-    this.host = h("div", { class: "result" }, this.words, this.compare);
-  }
-
-  show(result) {
-    this.host.dataset.mood = result?.mood ?? "";
-    this.words.replaceChildren(...!result ? [] : [h("b", {}, result.head), ` ${result.text} `,
-      result.advice && `${result.advice} `, h("span", { class: "result-source" }, result.source)]);
-  }
-
-  /** @param {string} run id of the finished run in the log */
-  ended(run) {
-    this.run = run;
-    this.compare.hidden = !this.offers || this.host.dataset.mood === "plain";
-  }
-}
-
 /** Storage key of the switch that shows rejected drafts, the same for all panels. */
 const REJECTED = "pg-rejected";
 
@@ -143,14 +112,18 @@ export class Panel {
     this.on = h("span", { class: "on-target" });
     this.badge = h("span", { class: "badge", hidden: true });
     this.state = h("span", { class: "state" });
-    this.progress = h("span", { class: "progress", hidden: true }, h("i"));
+    this.progress = progressBar();
     this.link = h("a", { class: "quiet", hidden: true }, "permalink");
     this.copy = copyButton("copy text", () => this.track?.text ?? "");
     this.copy.hidden = true;
-    this.result = new Result(trigger, options.compares);
+    this.resultWords = h("span", { class: "result-words" });
+    this.compare = actionButton("Compare with plain", () => trigger("compare", { run: this.logId }),
+      { hidden: true });
+    this.offersCompare = options.compares;
+    this.result = h("div", { class: "result" }, this.resultWords, this.compare);
     this.alert = h("div", { class: "alert", role: "alert", hidden: true });
-    this.byText = h("button", { type: "button", class: "action", onclick: () => trigger("by_text"),
-      title: "its text is tokenized again for the target" }, "Use text");
+    this.byText = actionButton("Use text", () => trigger("by_text"),
+      { title: "its text is tokenized again for the target" });
     this.clock = h("span", { class: "panel-clock" });
     this.notes = h("div", { class: "notes" });
     this.figures = new Figures(options.formulas);
@@ -171,7 +144,7 @@ export class Panel {
     this.root = h("section", { class: shows ? "panel idle show-rejected" : "panel idle" },
       h("header", {}, this.title, this.on, this.badge, this.state, this.progress,
         h("span", { class: "spring" }), this.copy, this.link, this.clock),
-      this.figures.host, this.alert, text, this.result.host, this.notes,
+      this.figures.host, this.alert, text, this.result, this.notes,
       h("div", { class: "legend" }, swatch("target", "prefill bonus"),
         swatch("target after a rejection", "recovered"),
         swatch("accepted draft, deeper = darker", ...[1, 3, 5, 8].map((depth) => `draft d${depth}`)),
@@ -207,7 +180,7 @@ export class Panel {
     this.mark(meta.badge);
     this.showFigures(null);
     this.scrubber.attach(this.track);
-    this.link.hidden = this.copy.hidden = this.result.compare.hidden = true;
+    this.link.hidden = this.copy.hidden = this.compare.hidden = true;
   }
 
   mark(badge) {
@@ -232,13 +205,18 @@ export class Panel {
     url.searchParams.set("run", status.log_id);
     this.link.href = url.href;
     this.link.hidden = false;
-    if (status.state === "completed") this.result.ended(status.log_id);
+    if (status.state !== "completed") return;
+    this.logId = status.log_id;
+    this.compare.hidden = !this.offersCompare || this.result.dataset.mood === "plain";
   }
 
   showFigures(metrics) {
     this.figures.show(metrics);
     this.acceptance.show(metrics);
-    this.result.show(metrics?.result);
+    const result = metrics?.result;
+    this.result.dataset.mood = result?.mood ?? "";
+    this.resultWords.replaceChildren(...!result ? [] : [h("b", {}, result.head), ` ${result.text} `,
+      result.advice && `${result.advice} `, h("span", { class: "result-source" }, result.source)]);
     this.scrubber.timeline.totalSummary = metrics?.texts.steps ?? "";
   }
 

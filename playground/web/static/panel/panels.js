@@ -70,11 +70,8 @@ export class Panels {
     if (this.stream) this.replacedStreams.add(this.stream);
     this.stream = message.stream;
     this.seq = -1;
-    this.live.clear();
-    this.ends = new Map();
-    this.byRun = new Map();
     const runs = message.runs ?? [];
-    this.setCount(Math.max(1, runs.length));
+    this.clear(Math.max(1, runs.length));
     runs.forEach((meta, i) => {
       this.panels[i].open(meta);
       this.byRun.set(meta.id, this.panels[i]);
@@ -85,7 +82,10 @@ export class Panels {
     this.component.trigger("begun", { mode: runs[0].mode });
   }
 
-  setCount(count) {
+  clear(count) {
+    this.live.clear();
+    this.ends = new Map();
+    this.byRun = new Map();
     while (this.panels.length > count) this.panels.pop()?.root.remove();
     while (this.panels.length < count) {
       const panel = new Panel(this.options, this.component);
@@ -192,11 +192,8 @@ export class Panels {
       if (this.options.tab) show(this.options.tab, { run: null });
     }
     this.stream = null;
-    this.live.clear();
-    this.byRun = new Map();
-    this.ends = new Map();
-    this.setCount(0);
-    this.setCount(1);
+    this.clear(0);
+    this.clear(1);
     this.component.element.dataset.done = "false";
   }
 }

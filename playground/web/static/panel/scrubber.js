@@ -1,6 +1,6 @@
 // Navigation through the steps of a run: timeline, slider, keys, and the draft tree of the step.
 // Slider, label, marked text and tree always show the same step, also while the run streams.
-import { ask, h, plural, textButton } from "../kit.js";
+import { actionButton, ask, h, plural, textButton } from "../kit.js";
 import { StepTree } from "./draft_tree.js";
 import { Timeline, mostInstructive } from "./timeline.js";
 
@@ -28,8 +28,8 @@ export class Scrubber {
     this.split = h("span", { class: "step-split" });
     this.follow = textButton("follow", "show the newest step again (End)", () => this.go(Infinity),
       { hidden: true });
-    const button = (text, name, by) => h("button", { type: "button", class: "action", "aria-label": name,
-      title: name, onclick: () => this.go(this.index + by) }, text);
+    const button = (text, name, by) =>
+      actionButton(text, () => this.go(this.index + by), { "aria-label": name, title: name });
     this.timeline = new Timeline((index) => this.go(index), server, (index) => this.explain(index));
     this.host = h("div", { class: "scrubber" }, button("\u2039", "previous step", -1), this.range,
       button("\u203a", "next step", 1), this.follow, this.label, this.split);

@@ -1,6 +1,8 @@
 // One step played back from its record: guess, mask, verify, accept, commit, and what a chain of as
 // many drafts would have accepted. A sentence for each picture.
-import { h, plural, probability, s, speedMenu, textButton, visible } from "../kit.js";
+import {
+  actionButton, h, plural, probability, s, speedMenu, textButton, visible, wantsStill,
+} from "../kit.js";
 import { sees } from "../mask.js";
 
 const PACE_MS = 3200;
@@ -165,9 +167,9 @@ export class Walk {
     this.sampled = false;
     this.timer = 0;
     this.playing = false;
-    this.button = h("button", { type: "button", class: "action walk-start", disabled: true, "data-key": "p",
-      title: "play this step, a sentence for each part (P)", onclick: () => this.toggle() },
-    "\u25b6 Walk through this step");
+    this.button = actionButton("\u25b6 Walk through this step", () => this.toggle(),
+      { class: "action walk-start", disabled: true, "data-key": "p",
+        title: "play this step, a sentence for each part (P)" });
     this.play = textButton("", "play or pause", () => this.setPlaying(!this.playing));
     this.speed = speedMenu("speed", [0.5, 1, 2]);
     this.text = h("p", { class: "walk-text", "aria-live": "polite" });
@@ -197,7 +199,7 @@ export class Walk {
     this.host.hidden = false;
     this.button.hidden = true;
     this.at = 0;
-    this.setPlaying(!matchMedia("(prefers-reduced-motion: reduce)").matches);
+    this.setPlaying(!wantsStill());
     this.tree.draw();
     this.host.scrollIntoView({ block: "nearest" });
   }

@@ -4,7 +4,7 @@
 // What the server sends is the component's value. This module adds `ticked`, the ids of ticked runs on
 // all pages, and `event_data`, the data of the event that it triggers.
 import { show } from "../address.js";
-import { h, onValue, part, showAlert } from "../kit.js";
+import { actionButton, h, onValue, part, showAlert } from "../kit.js";
 
 /**
  * Of the component's value:
@@ -21,7 +21,8 @@ class RunTable {
     this.body = h("tbody");
     this.fault = h("div", { class: "alert", role: "alert", hidden: true });
     this.count = h("span", { class: "count" });
-    const pager = (text, by) => h("button", { type: "button", class: "action", onclick: () => this.turnPage(by) }, text);
+    const pager = (text, by) =>
+      actionButton(text, () => this.send("turn", { page: this.value.pages[0] + by }));
     this.previous = pager("\u2039 previous", -1);
     this.next = pager("next \u203a", 1);
     this.all = h("input", { type: "checkbox", "aria-label": "select the runs of this page",
@@ -92,8 +93,6 @@ class RunTable {
     this.component.props.value = { ...this.value, event_data };
     this.component.trigger(event);
   }
-
-  turnPage(by) { this.send("turn", { page: this.value.pages[0] + by }); }
 
   open(id) {
     this.opened = id;
