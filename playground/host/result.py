@@ -192,7 +192,8 @@ def drafting_sentence(metrics: Mapping[str, Any]) -> str:
 def drafted_steps(metrics: Mapping[str, Any]) -> int:
     """Steps that drafted anything."""
     steps: int = metrics.get("num_steps") or 0
-    return max(0, steps - sum((metrics.get("bypasses") or {}).values()))
+    bypasses: Mapping[str, int] = metrics.get("bypasses") or {}
+    return max(0, steps - sum(bypasses.values()))
 
 
 WARNED_STEPS = 10

@@ -240,7 +240,7 @@ def test_strange_figures_of_a_file_are_no_baseline(kept: Any) -> None:
 def test_a_warning_comes_below_mat_1_05_over_ten_drafted_steps(
     mat: float | None, steps: int | None, undrafted: int, warns: bool
 ) -> None:
-    values = {"mat": mat, "num_steps": steps, "num_drafted": 40}
+    values: dict[str, Any] = {"mat": mat, "num_steps": steps, "num_drafted": 40}
     values["bypasses"] = {"budget": undrafted}
     assert ("another target" in (warning_of(values, {"trained": True}) or "")) is warns
 
