@@ -80,3 +80,15 @@ def test_terms_are_defined_under_the_keyboard_too(page: GeneratePage) -> None:
     assert not tab.locator("#pg-about").is_visible()
     mat.hover()
     assert tab.locator("#pg-about").is_visible()
+
+
+def test_it_opens_again_at_once(page: GeneratePage) -> None:
+    """A dialog says that it closed only later, when it may be open again."""
+    opened(page.tab)
+    page.tab.evaluate(
+        "() => { document.querySelector('#pg-palette').close();"
+        " const key = { key: 'k', ctrlKey: true, bubbles: true };"
+        " document.body.dispatchEvent(new KeyboardEvent('keydown', key)); }"
+    )
+    page.tab.wait_for_timeout(100)
+    assert page.tab.locator("#pg-palette").is_visible()

@@ -42,7 +42,7 @@ from tests.playground.asks import finished, start
 
 
 @pytest.fixture
-def catalog() -> Catalog:
+def shipped() -> Catalog:
     return Catalog.shipped()
 
 
@@ -68,10 +68,10 @@ def stored(log: RunLog, **settings: Any) -> str:
     return begin(log, parse_method({**heads, **settings}))
 
 
-def export_of(log: RunLog, catalog: Catalog, **asked: Any) -> Export:
+def export_of(log: RunLog, shipped: Catalog, **asked: Any) -> Export:
     form = ExportForm.parse(asked)
-    form.source(log, catalog)  # as asked, without the page's choices
-    return exports_of(form, log, catalog).shown
+    form.source(log, shipped)  # as asked, without the page's choices
+    return exports_of(form, log, shipped).shown
 
 
 COMBINED = {
@@ -81,29 +81,29 @@ COMBINED = {
 }
 
 
-def test_a_combination_is_exported_by_its_parts(log: RunLog, catalog: Catalog) -> None:
+def test_a_combination_is_exported_by_its_parts(log: RunLog, shipped: Catalog) -> None:
     """What no engine takes as a whole opens on the part that one takes, and that engine."""
     run = begin(log, parse_method(COMBINED))
-    exports = exports_of(ExportForm(run=run), log, catalog)
+    exports = exports_of(ExportForm(run=run), log, shipped)
     assert exports.chosen and exports.form.part == "retrieval" and not exports.shown.refusal
     assert [name for _, name in exports.parts] == ["whole", "retrieval", "model"]
     assert [title for title, _ in exports.parts][1] == "Suffix alone"
     assert "7" in exports.shown.files[0].text
-    model = exports_of(ExportForm(run=run, part="model", engine="vllm"), log, catalog)
+    model = exports_of(ExportForm(run=run, part="model", engine="vllm"), log, shipped)
     assert "org/draft" in model.shown.files[0].text and not model.chosen
-    whole = exports_of(ExportForm(run=run, part="whole"), log, catalog)
+    whole = exports_of(ExportForm(run=run, part="whole"), log, shipped)
     assert whole.shown.refusal and all(one.refusal for one in whole.engines)
     assert "part=model" in model.form.link and "--part model" in model.form.command
-    assert "part" not in exports_of(ExportForm(run=stored(log)), log, catalog).form.link
+    assert "part" not in exports_of(ExportForm(run=stored(log)), log, shipped).form.link
     with pytest.raises(ConfigError, match="part must be one of whole, retrieval, model"):
-        exports_of(ExportForm(run=run, part="x"), log, catalog)
+        exports_of(ExportForm(run=run, part="x"), log, shipped)
 
 
-def test_a_method_of_the_menu_goes_with_its_target(log: RunLog, catalog: Catalog) -> None:
+def test_a_method_of_the_menu_goes_with_its_target(log: RunLog, shipped: Catalog) -> None:
     asked = {"kind": "method", "method": "medusa-vicuna-7b", "target": "vicuna-7b-v1.3"}
-    found = export_of(log, catalog, **asked, engine="trtllm")
+    found = export_of(log, shipped, **asked, engine="trtllm")
     assert found.refusal.startswith("TensorRT-LLM removed Medusa")
-    older = export_of(log, catalog, **asked, engine="trtllm", version="1.2")
+    older = export_of(log, shipped, **asked, engine="trtllm", version="1.2")
     assert "lmsys/vicuna-7b-v1.3" in older.files[1].text
 
 
@@ -126,14 +126,14 @@ METHOD = {"kind": "method", "method": "ngram", "target": "qwen3-8b"}
     ],
 )
 def test_malformed_questions_are_one_sentence(
-    log: RunLog, catalog: Catalog, asked: dict[str, Any], words: str
+    log: RunLog, shipped: Catalog, asked: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(ConfigError, match=words):
-        export_of(log, catalog, **asked)
+        export_of(log, shipped, **asked)
 
 
-def test_the_table_has_every_method_and_tells_each_refusal(catalog: Catalog) -> None:
-    rows = matrix(catalog)
+def test_the_table_has_every_method_and_tells_each_refusal(shipped: Catalog) -> None:
+    rows = matrix(shipped)
     assert [title for title, _ in rows] == [cls.title for cls in methods().values()]
     for _, cells in rows:
         assert [cell.engine for cell in cells] == list(ENGINES)
@@ -149,17 +149,17 @@ def test_every_preset_survives_its_method_file(tmp_path: Path) -> None:
         assert choose_method(str(file)) == preset.config, name
 
 
-def test_used_in_generate_needs_a_target_that_fits(catalog: Catalog) -> None:
+def test_used_in_generate_needs_a_target_that_fits(shipped: Catalog) -> None:
     ngram = '{"method": "ngram", "num_speculative_tokens": 5}'
-    assert use(catalog, "vllm", ngram, "qwen3-8b") == (
+    assert use(shipped, "vllm", ngram, "qwen3-8b") == (
         "qwen3-8b",
         "type:NGram",
         {"max_draft_len": 5, "max_matching_ngram_size": 5},
     )
     mtp = '{"method": "mtp", "num_speculative_tokens": 1}'
     with pytest.raises(ConfigError, match="MTP does not fit the target qwen3-8b"):
-        use(catalog, "vllm", mtp, "qwen3-8b")
-    assert use(catalog, "vllm", mtp, "deepseek-v3")[1] == "type:MTP"
+        use(shipped, "vllm", mtp, "qwen3-8b")
+    assert use(shipped, "vllm", mtp, "deepseek-v3")[1] == "type:MTP"
 
 
 def test_the_embedded_target_is_a_file_and_engines_are_told(log: RunLog) -> None:
@@ -173,9 +173,9 @@ def test_the_embedded_target_is_a_file_and_engines_are_told(log: RunLog) -> None
     assert not any("original weights" in said for said in (*llama.notes, *llama.warnings))
 
 
-def test_gguf_weights_are_spoken_of_once(log: RunLog, catalog: Catalog) -> None:
+def test_gguf_weights_are_spoken_of_once(log: RunLog, shipped: Catalog) -> None:
     form = ExportForm(kind="method", target="smollm2-135m-instruct", method="ngram", engine="vllm")
-    exports = exports_of(form, log, catalog)
+    exports = exports_of(form, log, shipped)
     assert exports.gguf.startswith("The target is a GGUF file, for llama.cpp and Ollama.")
     lines = [engine_choice(one, exports.gguf)[0] for one in exports.engines]
     assert any(line.endswith("with losses · Only the weights differ.") for line in lines)
@@ -241,7 +241,7 @@ def answered(log: RunLog, tok_s: float, config: MethodConfig, title: str, **more
 
 
 def test_what_was_measured_is_offered_first_fastest_first_and_never_plain(
-    log: RunLog, catalog: Catalog
+    log: RunLog, shipped: Catalog
 ) -> None:
     plain, ngram = (parse_method({"decoding_type": name}) for name in ("Autoregressive", "NGram"))
     alone = answered(log, 99.0, ngram, "N-gram")
@@ -254,7 +254,7 @@ def test_what_was_measured_is_offered_first_fastest_first_and_never_plain(
     assert runs == (fast, slow, alone)
     assert titles[0].startswith("Faster · 1.50× plain · llama-3.1-8b-instruct · ")
     assert titles[2].startswith("N-gram · 99.0 tok/s · ")
-    assert ExportForm().filled(log, catalog).run == fast
+    assert ExportForm().filled(log, shipped).run == fast
 
 
 HYBRID = {

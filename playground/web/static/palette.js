@@ -37,7 +37,7 @@ class Palette {
     this.dialog = h("dialog", { id: "pg-palette", "aria-label": "Go to",
       onkeydown: (event) => this.key(event),
       onclick: ({ target }) => { if (target === this.dialog) this.dialog.close(); },
-      onclose: () => this.dialog.remove() }, this.input, this.list);
+      onclose: () => { if (!this.dialog.open) this.dialog.remove(); } }, this.input, this.list);
     this.matches = [];
     this.at = 0;
   }
