@@ -20,6 +20,8 @@ from benchmarks import random_heads
 from engine.config import Limits
 from engine.decode import decode
 from engine.drafters import methods, parse_method, user_provided
+from engine.drafters.base import Drafter
+from engine.drafters.eagle import trees
 from engine.drafters.method import MethodConfig
 from engine.model.loading import load_target
 from engine.model.target import Target
@@ -325,12 +327,27 @@ def sampled_target() -> Target:
 )
 def test_sampled_output_follows_the_target(name: str, at_random: bool, tmp_path: Path) -> None:
     """Whether it drafts as set, or whatever and whenever the dice say."""
+    drafter = sampled_drafter(name, tmp_path)
+    if at_random:
+        drafter = AtRandom.around(drafter, sampled_target())
+    assert judges.p_value(sampled_target(), drafter, drawn=name.endswith("drawn")) > 1e-3
+
+
+def test_drafts_that_were_not_drawn_as_they_claim_break_the_law(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The power of the test above: the likeliest tokens, passed off as draws."""
+    monkeypatch.setattr(
+        trees, "draw_without_replacement", lambda probs, count, draws: probs.topk(count).indices
+    )
+    drafter = sampled_drafter("Eagle, drawn", tmp_path)
+    assert judges.p_value(sampled_target(), drafter, drawn=True) < 1e-4
+
+
+def sampled_drafter(name: str, folder: Path) -> Drafter:
     target, method = sampled_target(), name.partition(",")[0]
-    model = MODELS.get(method) or save_head(method, tmp_path / "head", target)
+    model = MODELS.get(method) or save_head(method, folder / "head", target)
     own = {"speculative_model": model} if model else {}
     masked = judges.few_tokens(0.35, layers=3, pard_token=11)
     context = build_context(target, masked=masked, other=judges.few_tokens(0.2, seed=1))
-    drafter = parse_method({"decoding_type": method, **own, **SAMPLED[name]}).build(context)
-    if at_random:
-        drafter = AtRandom.around(drafter, target)
-    assert judges.p_value(target, drafter, drawn=name.endswith("drawn")) > 1e-3
+    return parse_method({"decoding_type": method, **own, **SAMPLED[name]}).build(context)
