@@ -21,6 +21,7 @@ from engine.drafters.heads.redrafter import (
 from engine.errors import DrafterError, VocabularyError
 from engine.metrics import Tally
 from engine.model.target import Target
+from engine.proposal import Needs
 from engine.steps import Step
 from tests.engine.drafters import judges
 from tests.engine.drafters.fitted import save_redrafter
@@ -62,6 +63,27 @@ def test_head_outputs_equal_the_reference(name: str) -> None:
 
 
 KINDS = ("states", "raw_logits", "log_probs")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_first_beam_search_equals_the_reference_in_full_precision(name: str) -> None:
+    case = golden_case(f"redrafter/{name}")
+    head = read_head(str(case.folder / "head"), case.target)
+    for golden in case.expected["runs"]:
+        if (golden["beam_width"], golden["beam_length"]) != (4, 4):
+            continue
+        ids = case.expected["prompts"][golden["prompt"]]["ids"]
+        key = f"run.{golden['prompt']}.4x4.step0"
+        shown = case.target.prefill(ids, case.target.new_cache(64), Needs(hidden=True))
+        assert shown.hidden is not None
+        wanted = case.tensors[f"{key}.context"]
+        torch.testing.assert_close(shown.hidden[-1], wanted, atol=2e-4, rtol=0)
+        root = golden["steps"][0]["init_token"]
+        with torch.inference_mode():
+            beams = search_beams(head, shown.hidden[-1:], root, width=4, length=3)
+        assert beams.tokens.tolist() == [beam[1:] for beam in golden["steps"][0]["beams"]]
+        wanted = case.tensors[f"{key}.token_log_probs"]
+        torch.testing.assert_close(beams.log_probs, wanted, atol=2e-4, rtol=0)
 
 
 @pytest.mark.parametrize("number", range(6))
