@@ -7,7 +7,6 @@ from this module.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,10 +14,9 @@ NeutralValues = tuple[Any, ...]
 """Values of a field that have no effect; null is always one."""
 
 
-def _refused(table: str) -> dict[str, NeutralValues]:
-    """Fields by their neutral values: lines of a JSON list of these and the fields' names."""
-    rows = [line.partition("] ") for line in table.strip().splitlines()]
-    return {name: tuple(json.loads(f"{row[0]}]")) for row in rows for name in row[2].split()}
+def _refused(*rows: tuple[NeutralValues, str]) -> dict[str, NeutralValues]:
+    """Fields, separated by blanks, by their neutral values."""
+    return {name: neutral for neutral, names in rows for name in names.split()}
 
 
 COMPLETION_IGNORED: Mapping[str, str] = {
@@ -37,54 +35,63 @@ COMPLETION_IGNORED: Mapping[str, str] = {
     "return_mm_kwargs": "of vLLM's render endpoints only",
     "return_token_offsets": "of vLLM's render endpoints only",
 }
-COMPLETION_REFUSED = _refused("""
-    [1] n length_penalty repetition_penalty
-    [false] use_beam_search logprobs watermarking include_stop_str_in_output echo return_token_ids
-    [false] return_tokens_as_token_ids
-    [] prompt_logprobs repetition_detection truncate_prompt_tokens cache_salt kv_transfer_params
-    [] ec_transfer_params guided_whitespace_pattern
-    [[]] logprob_token_ids allowed_token_ids bad_words
-    [{}] logit_bias vllm_xargs
-    [0] presence_penalty frequency_penalty no_repeat_ngram_size min_tokens priority
-    [0] routed_experts_prompt_start
-    [-1] thinking_token_budget
-    [true] skip_special_tokens
-    ["left", "right"] truncation_side
-""")
-TEXT_REFUSED = COMPLETION_REFUSED | _refused("""
-    [true] add_special_tokens
-    [1] best_of
-    [""] suffix
-    [] prompt_embeds
-""")
+COMPLETION_REFUSED = _refused(
+    ((1,), "n length_penalty repetition_penalty"),
+    (
+        (False,),
+        "use_beam_search logprobs watermarking include_stop_str_in_output echo "
+        "return_token_ids return_tokens_as_token_ids",
+    ),
+    (
+        (),
+        "prompt_logprobs repetition_detection truncate_prompt_tokens cache_salt "
+        "kv_transfer_params ec_transfer_params guided_whitespace_pattern",
+    ),
+    (([],), "logprob_token_ids allowed_token_ids bad_words"),
+    (({},), "logit_bias vllm_xargs"),
+    (
+        (0,),
+        "presence_penalty frequency_penalty no_repeat_ngram_size min_tokens priority "
+        "routed_experts_prompt_start",
+    ),
+    ((-1,), "thinking_token_budget"),
+    ((True,), "skip_special_tokens"),
+    (("left", "right"), "truncation_side"),
+)
+TEXT_REFUSED = COMPLETION_REFUSED | _refused(
+    ((True,), "add_special_tokens"),
+    ((1,), "best_of"),
+    (("",), "suffix"),
+    ((), "prompt_embeds"),
+)
 CHAT_IGNORED: Mapping[str, str] = {
     **COMPLETION_IGNORED,
     "tools": "chat clients always send them, and a model need not use them",
     "parallel_tool_calls": "no tool is called",
 }
-CHAT_REFUSED = COMPLETION_REFUSED | _refused("""
-    [false] add_special_tokens continue_final_message return_prompt_text
-    [true] add_generation_prompt include_reasoning
-    [0] top_logprobs
-    ["auto", "none"] tool_choice function_call
-    [[]] functions documents
-    [] chat_template reasoning_effort verbosity prediction web_search_options audio
-    [{}] chat_template_kwargs media_io_kwargs mm_processor_kwargs
-    [["text"]] modalities
-""")
-MESSAGE_REFUSED = _refused("""
-    [] name tool_call_id function_call refusal audio
-    [[]] tool_calls annotations
-    [""] reasoning reasoning_content
-""")
+CHAT_REFUSED = COMPLETION_REFUSED | _refused(
+    ((False,), "add_special_tokens continue_final_message return_prompt_text"),
+    ((True,), "add_generation_prompt include_reasoning"),
+    ((0,), "top_logprobs"),
+    (("auto", "none"), "tool_choice function_call"),
+    (([],), "functions documents"),
+    ((), "chat_template reasoning_effort verbosity prediction web_search_options audio"),
+    (({},), "chat_template_kwargs media_io_kwargs mm_processor_kwargs"),
+    ((["text"],), "modalities"),
+)
+MESSAGE_REFUSED = _refused(
+    ((), "name tool_call_id function_call refusal audio"),
+    (([],), "tool_calls annotations"),
+    (("",), "reasoning reasoning_content"),
+)
 STREAM_IGNORED: Mapping[str, str] = {"include_obfuscation": "pads the chunks, not the text"}
-STREAM_REFUSED = _refused("""
-    [false] continuous_usage_stats
-""")
-STRUCTURE_REFUSED = _refused("""
-    [] structural_tag whitespace_pattern
-    [false] disable_any_whitespace disable_additional_properties
-""")
+STREAM_REFUSED = _refused(
+    ((False,), "continuous_usage_stats"),
+)
+STRUCTURE_REFUSED = _refused(
+    ((), "structural_tag whitespace_pattern"),
+    ((False,), "disable_any_whitespace disable_additional_properties"),
+)
 SCHEMA_IGNORED: Mapping[str, str] = {
     "name": "labels the schema",
     "description": "labels the schema",
@@ -96,18 +103,24 @@ TRITON_IGNORED: Mapping[str, str] = {
     "stream": "decided by the address",
     "pad_id": "requests run one at a time, without padding",
 }
-TRITON_REFUSED = _refused("""
-    [""] decoder_text_input guided_decoding_guide_type guided_decoding_guide image_url_input
-    [1] num_return_sequences beam_width repetition_penalty
-    [1, 0] length_penalty
-    ["", [], [""]] bad_words embedding_bias_words
-    [0] min_tokens min_length presence_penalty frequency_penalty
-    [[]] embedding_bias_weights
-    [] prompt_embedding_table prompt_table_extra_id prompt_vocab_size lora_task_id lora_weights
-    [] lora_config image_input image_bytes_input video_bytes_input
-    [false] return_log_probs return_context_logits return_generation_logits return_perf_metrics
-    [false] return_num_input_tokens return_num_output_tokens
-""")
+TRITON_REFUSED = _refused(
+    (("",), "decoder_text_input guided_decoding_guide_type guided_decoding_guide image_url_input"),
+    ((1,), "num_return_sequences beam_width repetition_penalty"),
+    ((1, 0), "length_penalty"),
+    (("", [], [""]), "bad_words embedding_bias_words"),
+    ((0,), "min_tokens min_length presence_penalty frequency_penalty"),
+    (([],), "embedding_bias_weights"),
+    (
+        (),
+        "prompt_embedding_table prompt_table_extra_id prompt_vocab_size lora_task_id "
+        "lora_weights lora_config image_input image_bytes_input video_bytes_input",
+    ),
+    (
+        (False,),
+        "return_log_probs return_context_logits return_generation_logits return_perf_metrics "
+        "return_num_input_tokens return_num_output_tokens",
+    ),
+)
 
 
 def is_neutral(value: object, neutral: NeutralValues) -> bool:
