@@ -4,12 +4,13 @@
         [--per-kind 3] [--tokens 128] [--temperature 0.7] [--rounds 1] [--fresh]
 
 TARGET is a preset, a folder, a hub id or a GGUF file. Methods are presets at their defaults,
-`drafting: auto`; without `--methods` all shipped ones for the target. Plain decoding and the
-methods take turns on every question, one process for all; each answer ends where the target ends
-it. What was learnt earlier on this machine is used; `--fresh` begins with nothing. Prints, for
-every method, plain decoding's time over its own: of all questions and of each kind; how many steps
-drafted; the median over runs of predicted over realised speed; the most that a run lost against
-plain decoding by its own account; and how many greedy texts differ from plain decoding's.
+`drafting: auto`; without `--methods` all shipped ones for the target. On every question each
+method takes turns with plain decoding, which goes first on every other question; one process for
+all; each answer ends where the target ends it. What was learnt earlier on this machine is used;
+`--fresh` begins with nothing. Prints, for every method, plain decoding's time over its own: of all
+questions and of each kind; how many steps drafted; the median over runs of predicted over realised
+speed; the most that a run lost against plain decoding by its own account; and how many greedy texts
+differ from plain decoding's.
 """
 
 from __future__ import annotations
@@ -125,33 +126,34 @@ def main() -> None:
     names = options.methods.split(",") if options.methods else methods_for(options.target)
     drafters = {one: build_drafter(presets.methods()[one].config, context, store) for one in names}
     plain = presets.methods()["plain"].config.build(context)
-    rows = {one: Row() for one in ("plain", *names)}
+    rows = {one: (Row(), Row()) for one in names}
     sampling = Sampling(temperature=options.temperature)
     for drafter in (plain, *drafters.values()):
         ids = encode_question(target, WARM_UP)
         run(target, drafter, ids, "", Row(), sampling, 24)
     for _ in range(options.rounds):
         for kind, some in kinds.items():
-            for ids in some:
-                text = run(target, plain, ids, kind, rows["plain"], sampling, options.tokens)
+            for index, ids in enumerate(some):
                 for one, drafter in drafters.items():
-                    own = run(target, drafter, ids, kind, rows[one], sampling, options.tokens)
-                    rows[one].differ += sampling.greedy and own != text
+                    turns = list(zip((drafter, plain), rows[one], strict=True))
+                    texts = {
+                        run(target, turn, ids, kind, row, sampling, options.tokens)
+                        for turn, row in (turns if index % 2 else turns[::-1])
+                    }
+                    rows[one][0].differ += sampling.greedy and len(texts) > 1
+    speeds = sorted(row.rate() for _, row in rows.values())
     print(
         f"{target.name} {target.dtype_name} on {target.device_name}, {sampling.words}, at most "
         f"{options.tokens} tokens for each of {sum(map(len, kinds.values()))} questions, "
-        f"{options.rounds} rounds, interleaved; plain {rows['plain'].rate():.1f} tok/s"
+        f"{options.rounds} rounds; plain {speeds[0]:.1f} to {speeds[-1]:.1f} tok/s"
     )
     show(rows, tuple(kinds))
 
 
-def show(rows: Mapping[str, Row], kinds: Sequence[str]) -> None:
-    """A line per method."""
-    plain = rows["plain"]
+def show(rows: Mapping[str, tuple[Row, Row]], kinds: Sequence[str]) -> None:
+    """A line per method, of its runs and plain decoding's in turns with them."""
     print(f"  {'':26}{'all':>6}" + "".join(f"{kind[:13]:>14}" for kind in kinds))
-    for name, row in rows.items():
-        if name == "plain":
-            continue
+    for name, (row, plain) in rows.items():
         by_kind = [row.rate(kind) / plain.rate(kind) for kind in kinds]
         predicted = statistics.median(row.predicted) if row.predicted else float("nan")
         print(

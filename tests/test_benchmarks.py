@@ -20,7 +20,7 @@ TABLES: dict[str, tuple[str, ...]] = {
     "endpoints": ("bench, plain", "bench, ngram", "tok/s"),
     "hybrid": ("lfm2", "commit", "chain of 4", "branches"),
     "large_gguf": ("GB in the file", "at most held", "ms per token"),
-    "never_slower": ("interleaved; plain", "ngram", "predicted"),
+    "never_slower": ("rounds; plain", "ngram", "predicted"),
     "lock_step": ("predicted", "\n       1 ", "\n       2 "),
     "methods_vs_transformers": ("plain / generate:", "Draft_Target / assistant:"),
     "plain_vs_generate": ("ours / generate:", "NGram / plain:"),

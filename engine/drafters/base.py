@@ -207,11 +207,18 @@ class LastRowDrafter(Drafter):
         self.hidden, self.shared = torch.empty(0), ()
 
 
-def root_only(root: int, device: torch.device, bypass: Bypass | None = None) -> Proposal:
+def root_only(
+    root: int,
+    device: torch.device,
+    bypass: Bypass | None = None,
+    decision: str = "",
+    expected: tuple[float, float] | None = None,
+) -> Proposal:
     """A proposal without drafts, and why: one plain decoding step."""
     # Filled on the device, because a copy from the host would wait.
     tokens = torch.full((1,), root, device=device)
-    return Proposal(tokens, TreeShape.chain(0), bypass=bypass)
+    shape = TreeShape.chain(0)
+    return Proposal(tokens, shape, bypass=bypass, decision=decision, expected=expected)
 
 
 def chain(root: int, token_ids: Tensor, probs: Tensor) -> Proposal:

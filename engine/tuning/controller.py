@@ -53,6 +53,9 @@ TRIAL_LOSS_SHARE, TRIAL_LOSS_STEPS = 0.006, 0.4
 a quarter of both for kinds below `POOR_SPEEDUP`."""
 TRIAL_DRAFTS = 4
 """Drafts of a trial: the first pays for catching up with the steps that the drafter missed."""
+HELD_STEPS = 3
+"""Steps for which the decision not to draft is kept: on a small model, deciding takes 3% of a plain
+step."""
 REFRESH_STEPS = 24
 """Steps after which a plain one is made to time it; more where drafts gain much."""
 ROW_COST_ROWS = 7
@@ -87,14 +90,15 @@ class DraftPlan:
     trial: Trials | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _DraftedStep:
     """The step under way, if it drafts.
 
     Attributes:
         plan: None for tokens that a grammar left no choice about.
         draft_ms: from the start of the step to the end of the draft.
-        usual_draft_ms: expected of drafts like it; `draft_ms` for the first of its kind.
+        usual_draft_ms: expected of drafts like it; for the first of its kind, what it took without
+            reading the prompt.
         is_typical: whether its time counts for the speed of drafted steps.
         draft: as the drafter made it, before it was cut; None where it found nothing.
     """
@@ -116,6 +120,8 @@ class ControlledDrafter(Drafter):
         clock: seconds, from any origin.
         save: called with the experience when a text has ended.
     """
+
+    held_steps = HELD_STEPS
 
     def __init__(
         self,
@@ -146,6 +152,7 @@ class ControlledDrafter(Drafter):
         self._step: _DraftedStep | None = None
         self._num_steps = self._num_committed = 0
         self._num_prompt = len(start.prompt_ids)
+        self._num_held, self._held_reason = 0, ""
         self._reads_on_credit = False
         self._token_ms = plain_ms = self.experience.costs.plain_ms
         self._trials: dict[DraftKind, Trials] = {}
@@ -163,6 +170,9 @@ class ControlledDrafter(Drafter):
     def propose(self, budget: Budget) -> Proposal:
         began_s = self._clock()
         self._record_last_step(began_s)
+        if self._num_held:
+            self._num_held -= 1
+            return self._plain_step(self._held_reason)
         if reason := self._reason_for_plain_step(budget):
             return self._plain_step(reason)
         drafted: tuple[Proposal, _DraftedStep] | None = None
@@ -175,6 +185,7 @@ class ControlledDrafter(Drafter):
             if len(drafted[0].shape) > 1:
                 break
         if drafted is None:
+            self._num_held, self._held_reason = self.held_steps, reason
             return self._plain_step(reason)
         proposal, step = drafted
         self.experience.survival.observe_attempt(len(proposal.shape) > 1)
@@ -188,19 +199,20 @@ class ControlledDrafter(Drafter):
         began_s = self._clock()
         num_unread, drafter.num_unread = drafter.num_unread, 0
         num_missed = drafter.catch_up()
+        caught_up_s = self._clock()
         proposal = drafter.inner.propose(self._draft_budget(budget, plan))
         if len(proposal.shape) > 1:
             drafter.has_draft_probs = has_usable_probs(proposal)
         drafter.num_extra_rows = proposal.num_rows - len(proposal.shape)
         now_s, depth = self._clock(), proposal.shape.max_depth
         draft_ms, since_step_ms = 1000 * (now_s - began_s), 1000 * (now_s - step_began_s)
-        is_first = kind not in costs.draft_times
-        usual_ms = draft_ms if is_first else costs.draft_ms(kind, depth)
+        is_first, own_ms = kind not in costs.draft_times, 1000 * (now_s - caught_up_s)
+        usual_ms = own_ms if is_first else costs.draft_ms(kind, depth)
         max_missed = MAX_USUAL_MISSED if len(self._drafters) > 1 else 0
         is_typical = not num_unread and num_missed <= max_missed
         if is_typical or is_first:
-            costs.observe_draft(kind, depth, draft_ms)
-        elif num_unread > MIN_TIMED_PROMPT:
+            costs.observe_draft(kind, depth, draft_ms if is_typical else own_ms)
+        if num_unread > MIN_TIMED_PROMPT:
             costs.observe_prompt(drafter.kinds, draft_ms - usual_ms, num_unread)
         usual_ms += since_step_ms - draft_ms
         return proposal, _DraftedStep(plan, since_step_ms, usual_ms, is_typical)
@@ -221,9 +233,8 @@ class ControlledDrafter(Drafter):
                 self.experience.survival.observe(outcome.proposal, outcome.path, match_len)
                 is_right = shape.max_depth < len(outcome.path)
         elif len(shape) > 1:  # tokens that a grammar left no choice about
-            self._step = replace(
-                step or _DraftedStep(), rows=len(shape), depth=shape.max_depth, is_typical=False
-            )
+            self._step = step = step or _DraftedStep()
+            step.rows, step.depth, step.is_typical = len(shape), shape.max_depth, False
         self._follow_drafts(outcome.committed, is_right=is_right)
         for drafter in self._drafters:
             drafter.observe(outcome)
@@ -385,8 +396,7 @@ class ControlledDrafter(Drafter):
         draft = proposal
         if order:
             proposal = proposal.keep(sorted(order[:count]), with_extra=True)
-        rows, depth = proposal.num_rows, proposal.shape.max_depth
-        self._step = replace(step, rows=rows, depth=depth, draft=draft)
+        step.rows, step.depth, step.draft = proposal.num_rows, proposal.shape.max_depth, draft
         step_ms, loss_ms = draft_ms + verify_ms, self.account.loss_ms(costs.plain_ms)
         trial_note = " on trial" if plan.trial else ""
         return replace(
@@ -424,9 +434,8 @@ class ControlledDrafter(Drafter):
         return best
 
     def _plain_step(self, reason: str) -> Proposal:
-        proposal = root_only(self.text[-1], self._device, "not_worth_it")
         expected = (1.0, self.experience.costs.plain_ms / 1000)
-        return replace(proposal, decision=reason, expected=expected)
+        return root_only(self.text[-1], self._device, "not_worth_it", reason, expected)
 
     # ---- what a step took
 

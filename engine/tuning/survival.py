@@ -14,6 +14,7 @@ still shows whether more of it would have paid off.
 
 from __future__ import annotations
 
+import functools
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 
@@ -21,6 +22,7 @@ from engine.proposal import Proposal
 
 CONFIDENCE_BINS = (0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.9)
 """Bounds of the bins of draft probability; each bin is a group."""
+_BIN_GROUPS = [f"p{i}" for i in range(len(CONFIDENCE_BINS) + 1)]
 MATCH_BINS = (1, 2, 4, 8)
 """Bounds of the bins of `match_len`: tokens of context by which a draft was looked up, plus tokens
 for which drafts have been right without a miss."""
@@ -173,16 +175,18 @@ def _groups_of(proposal: Proposal, match_len: int | None) -> Callable[[int], tup
     if has_usable_probs(proposal):
         assert proposal.draft_probs is not None
         probs = proposal.draft_probs.tolist()
-        return lambda node: (f"p{bisect_left(CONFIDENCE_BINS, probs[node])}", probs[node])
+        return lambda node: (_BIN_GROUPS[bisect_left(CONFIDENCE_BINS, probs[node])], probs[node])
     depths, ranks = proposal.shape.depths.tolist(), proposal.sibling_ranks()
     return lambda node: _rank_group(depths[node], ranks[node], match_len)
 
 
+@functools.cache
 def _level_group(depth: int) -> tuple[str, float]:
     """The group of a whole level, and the first guess that one of its tokens is accepted."""
     return f"l{min(depth, MAX_DEPTH)}", 0.6
 
 
+@functools.lru_cache(4096)
 def _rank_group(depth: int, rank: int, match_len: int | None) -> tuple[str, float]:
     """The group of a token without a draft probability, and its first guess."""
     match = "" if match_len is None else f"m{bisect_left(MATCH_BINS, match_len)} "

@@ -147,13 +147,16 @@ def _compared(comparison: PlainComparison, source: str) -> dict[str, str]:
     head = f"{formats.speedup(speedup) if comparison.is_sure else about} plain decoding:"
     costs = f"a step takes {formats.speedup(1 + balance.total)} as long as a plain step"
     if speedup > 1 + SAME:
-        return _parts("faster", head, f"{tokens} tokens a step, and {costs}.", source)
+        mood = "faster" if comparison.is_sure else "same"
+        return _parts(mood, head, f"{tokens} tokens a step, and {costs}.", source)
     parts = [f"{COSTS[name]} {round(paid, 2) + 0.0:+.2f}" for name, paid in balance.paid.items()]
     text = f"{tokens} tokens a step, but {costs} ({', '.join(parts)})."
     if speedup >= 1 - SAME:
         return _parts("same", head, text, source)
+    if not comparison.is_sure:
+        return _parts("same", head, text, source)
     advice = NO_DRAFTS if hardly_drafts(balance.mat) else ADVICE[balance.largest]
-    return _parts("slower", head, text, source, advice if comparison.is_sure else "")
+    return _parts("slower", head, text, source, advice)
 
 
 def _parts(mood: str, head: str, text: str, source: str = "", advice: str = "") -> dict[str, str]:

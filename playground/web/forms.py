@@ -139,14 +139,24 @@ class SettingsForm:
     """
 
     def __init__(
-        self, spec: dict[str, Any], *, elem_id: str, classes: Iterable[type[Settings]] = ()
+        self,
+        spec: dict[str, Any],
+        *,
+        elem_id: str,
+        classes: Iterable[type[Settings]] = (),
+        is_restored: bool = False,
     ) -> None:
-        """`classes`: the settings classes of its groups, besides sampling and limits."""
+        """`classes`: the settings classes of its groups, besides sampling and limits.
+
+        `is_restored`: its first `spec` comes from a listener of the page's load; what is drawn
+        before would be drawn anew in the user's hands.
+        """
         self._elem_id = elem_id
         every: list[type[Settings]] = [Sampling, Limits, *classes]
         self._classes = {cls.__name__: cls for cls in every}
         # The form is drawn when its tab is first opened; until then it costs nothing.
-        self.spec = hidden_value(spec, js='trigger("change");')
+        js = 'if (props.value) trigger("change");'
+        self.spec = hidden_value(None if is_restored else spec, js=js)
         self.values, self.tree = hidden_value(), hidden_value()
         self.spec.change(None, self.spec, self.values, js=VALUES_JS, **UNQUEUED)
         # The style sheet reserves space by the number of groups until the form is drawn.

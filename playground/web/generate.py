@@ -128,9 +128,9 @@ class GeneratePage:
         start = self.catalog.method(picked)
         form = method_form(start, picked)
         types = self.catalog.types.values()
-        self.form = SettingsForm(form, elem_id="pg-method-form", classes=types)
+        self.form = SettingsForm(form, elem_id="pg-method-form", classes=types, is_restored=True)
         self.expected = gr.HTML(elem_id="pg-expected")
-        self.run_form = SettingsForm(run_form(), elem_id="pg-run-form")
+        self.run_form = SettingsForm(run_form(), elem_id="pg-run-form", is_restored=True)
 
     def _main(self) -> None:
         self.prompts = PromptForm(self.catalog, "pg")

@@ -28,8 +28,6 @@ from playground.web.address import link_params
 from playground.web.memory import memory_choice, memory_settings, memory_text
 from storage import RunDetail
 
-NUM_PARTS = 8
-
 
 def method_form(
     method: Method, key: str, values: Mapping[str, Any] | None = None
@@ -79,10 +77,8 @@ class GenerateForm:
         self._host, self._catalog = host, host.catalog
 
     def initial_values(self, memory: Mapping[str, Any], params: Mapping[str, str]) -> list[Any]:
-        """Values of the URL's run, else those that the browser stored, else no change."""
+        """Values of the URL's run, else those that the browser stored, else the initial ones."""
         link = link_params("generate", params)
-        if not link and not memory.keys() - {"foreign"}:
-            return [gr.skip()] * NUM_PARTS
         if link.get("run") and memory.get("foreign"):
             run = attempt(
                 lambda: self.of_run(stored_run(self._host.log, read_run_id(link["run"]))),

@@ -35,7 +35,11 @@ READ_JS = """() => {
   return [{ ...memory, foreign: linked !== null && linked !== last }];
 }"""
 LAST_JS = """(tab) => [tab, ...[sessionStorage, localStorage].map((store) => store.getItem(%s))]"""
-BEGIN_JS = """() => {
+BEGIN_JS = """async () => {
+  const isDrawn = (form) => form.querySelector(".pg-field, .pg-note");
+  const late = performance.now() + 5000;
+  while (![...document.querySelectorAll("#pg-side > .pg-form")].every(isDrawn)
+    && performance.now() < late) await new Promise(requestAnimationFrame);
   document.querySelectorAll("#pg-side, #pg-main").forEach((part) => { part.inert = false; });
   document.body.classList.add("pg-generate");
   return [];
@@ -90,7 +94,8 @@ def keep_form(
 ) -> Any:
     """Fill in the form when the page is loaded; from then on save its fields by name.
 
-    Until then the form takes no input, because the stored values would replace it.
+    Until then the form takes no input, because the stored values would replace it, and its fields
+    would move under the pointer.
 
     Args:
         fill: takes the stored values and the URL's parameters, and returns updates of `outputs`.

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from playground.experiments.plan import BASELINE_NAME
-from tests.browser.pages import WAIT_MS, GeneratePage, box_of, choose
+from tests.browser.pages import WAIT_MS, GeneratePage, box_of
 from tests.playground.compare.corrupted import with_corrupted
 from tests.playground.serving import Served, serving_tiny
 from tests.playground.tiny import ScriptedDrafter
@@ -141,7 +141,6 @@ def test_stop_keeps_what_is_done_and_resume_completes_it_in_another_tab(
 ) -> None:
     leave_out(bench)
     add(bench, "Scripted tree", "slow", delay_ms="60")
-    choose(bench, "#pg-benchmark-form .pg-field-drafting input:visible", "as set")
     set_extent(bench, repeats="3", max_new_tokens="12")
     start(bench)
     bench.locator("#pg-benchmark-state .text", has_text=re.compile("^[2-9] of 12")).wait_for()

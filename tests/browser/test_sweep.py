@@ -52,11 +52,10 @@ def small(tab: Any, tokens: int = 6) -> None:
 
 
 def pause(tab: Any, delay_ms: int) -> None:
-    """Make every step of the method draft and wait: the controller would not draft so slowly."""
+    """Make every step of the method wait."""
     fixed = tab.locator(f"{FORM} .pg-group", has_text="Fixed settings")
     fixed.locator("button.label-wrap").first.click()
     fixed.locator(".pg-field-delay_ms input").first.fill(str(delay_ms))
-    choose(tab, f"{FORM} .pg-field-drafting input:visible", "as set")
 
 
 def picked(tab: Any) -> str:

@@ -78,6 +78,7 @@ def test_the_speedup_is_the_ratio_of_the_tok_s_beside_it_however_busy_the_machin
         assert comparison.is_sure is (ms == [9.0] * 20)
     cold = said(timed([300.0, 60.0, *[9.0] * 18], 2))
     assert cold["head"] == "About 0.7× plain decoding:" and not cold["advice"]
+    assert cold["mood"] == "same", "no colour for what is uncertain"
     assert "something else during 2 of 20 steps; the others were about 2.0× plain" in cold["source"]
     assert "only 6 steps" in said(timed([9.0] * 6, 2))["source"]
     drifted = said(timed([9.0] * 20, 2), replace(PLAIN, drift=1.4))["source"]
@@ -129,7 +130,7 @@ def test_plain_steps_that_differ_make_it_uncertain() -> None:
         (replace(PLAIN, drift=None, source="measured"), "not timed both before and after"),
     ):
         found = said(values, plain)
-        assert found["head"] == "About 2.0× plain decoding:"
+        assert (found["head"], found["mood"]) == ("About 2.0× plain decoding:", "same")
         assert found["source"].startswith("Uncertain: ") and words in found["source"]
 
 

@@ -11,11 +11,11 @@ from typing import Any, ClassVar, Literal
 import torch
 from pydantic import Field
 
-from engine.config import Limits
+from engine.config import Limits, setting
 from engine.decode import decode
 from engine.drafters.autoregressive import AutoregressiveConfig, AutoregressiveDrafter
 from engine.drafters.base import BuildContext, Drafter, Start
-from engine.drafters.method import MethodConfig
+from engine.drafters.method import Drafting, MethodConfig
 from engine.model.sources import TargetSpec
 from engine.proposal import Budget, Outcome, Proposal
 from engine.steps import End
@@ -39,6 +39,8 @@ class ScriptedConfig(MethodConfig):
     summary: ClassVar[str] = "Drafts tokens of which some are right; for tests."
 
     decoding_type: Literal["Scripted"] = "Scripted"
+    drafting: Drafting = setting("as set", "How much to draft", "auto or as set")
+    """The controller would not draft with `delay_ms`, but the tests count on the pauses."""
     max_draft_len: int = Field(3, ge=1, le=16, description="longest chain drafted")
     delay_ms: float = Field(0.0, ge=0.0, le=1000.0, description="pause per step")
     fail_at: int | None = Field(None, ge=0, description="step that raises; empty = none")

@@ -29,6 +29,7 @@ class Oracle(Drafter):
     """
 
     draft_ms = 0.2
+    start_ms = 0.0
 
     def __init__(
         self, target: Target, output: Sequence[int], right: Callable[[int], bool], depth: int = 6
@@ -56,7 +57,8 @@ class Oracle(Drafter):
 
 
 class OnAMachine(ControlledDrafter):
-    """A draft takes `draft_ms`, a step what `machine` says times `pace(step)`; nothing else any."""
+    """A draft takes `draft_ms`, the first one of a text `start_ms` more, and a step what `machine` says
+    times `pace(step)`; nothing else takes any time."""
 
     def __init__(
         self,
@@ -73,7 +75,9 @@ class OnAMachine(ControlledDrafter):
         self.verify_ms, self.plain_ms, self.step = 0.0, 0.0, 0
 
     def _now(self) -> float:
-        return (self.verify_ms + self._oracle.draft_ms * self._oracle.num_proposed) / 1000
+        oracle = self._oracle
+        drafts_ms = oracle.draft_ms * oracle.num_proposed + oracle.start_ms * oracle.num_started
+        return (self.verify_ms + drafts_ms) / 1000
 
     def observe(self, outcome: Outcome) -> None:
         pace = self._pace(self.step)
@@ -90,6 +94,8 @@ class OnAMachine(ControlledDrafter):
 
 class AtRandom(ControlledDrafter):
     """Decides by dice: pauses, chains and trees of any size, whatever they cost."""
+
+    held_steps = 0
 
     @classmethod
     def around(cls, drafter: Drafter, target: Target, seed: int = 0) -> AtRandom:

@@ -146,6 +146,20 @@ def test_what_reading_took_on_a_busy_machine_does_not_keep_a_drafter_asleep_for_
     assert drafter.experience.costs.prompt_token_ms["chain"] < 20
 
 
+class Reading(Oracle):
+    start_ms = 15.0
+
+
+def test_reading_the_first_prompt_is_not_taken_for_the_time_of_a_draft() -> None:
+    target, prompt = tiny_target(eos_token_id=None), PROMPT * 10
+    reading = Reading(target, plain_greedy(target, prompt, 120), ALWAYS)
+    drafter = OnAMachine(reading, target, FLAT)
+    list(decode(target, drafter, prompt, limits=Limits(max_new_tokens=100, ignore_eos=True)))
+    costs = drafter.experience.costs
+    assert costs.draft_ms("chain", 4) == pytest.approx(0.2)
+    assert costs.prompt_ms("chain", len(prompt)) == pytest.approx(15.0)
+
+
 def test_no_more_is_drafted_than_pays() -> None:
     steps, _, _ = run(LatencyCurve((1, 8), (10.0, 30.0)), lambda position: position % 3 != 2)
     late = [step.num_drafted for step in steps[20:-2] if step.num_drafted]
@@ -242,7 +256,7 @@ class Unsure(Oracle):
 class Both(CombinedDrafter):
     """Says what its parts have taken in all."""
 
-    num_proposed = 1
+    num_proposed, num_started, start_ms = 1, 0, 0.0
 
     @property
     def draft_ms(self) -> float:
