@@ -302,19 +302,21 @@ def pack_native(model: transformers.PreTrainedModel, kernels: ctypes.CDLL, bits:
     replace_linears(model, make)
 
 
-def pack_linears(module: nn.Module, kernels: ctypes.CDLL | None) -> None:
-    """Pack a drafter's linear modules in 8 bits, for inference only.
+def pack_linears(module: nn.Module, kernels: ctypes.CDLL | None, *, bits: int = 8) -> None:
+    """Pack a drafter's linear modules in 8 or 4 bits, for inference only.
 
     Args:
         kernels: as `Target.kernels`; None = change nothing.
     """
-    replace_linears(module, lambda plain: packed_linear(plain.weight.detach(), plain.bias, kernels))
+    replace_linears(
+        module, lambda plain: packed_linear(plain.weight.detach(), plain.bias, kernels, bits=bits)
+    )
 
 
 def packed_linear(
-    weight: Tensor, bias: Tensor | None, kernels: ctypes.CDLL | None
+    weight: Tensor, bias: Tensor | None, kernels: ctypes.CDLL | None, *, bits: int = 8
 ) -> NativeLinear | None:
-    """A linear module in 8 bits; None where the kernels cannot run it.
+    """A linear module in 8 or 4 bits; None where the kernels cannot run it.
 
     Args:
         weight: `(out, in)`; only bfloat16 is packed.
@@ -324,7 +326,7 @@ def packed_linear(
     plain = nn.Linear(weight.shape[1], len(weight), bias=False, device="meta")
     if bias is not None:
         plain.bias = nn.Parameter(bias.detach(), requires_grad=False)
-    return NativeLinear(plain, Matrix.of(kernels, weight, bias, bits=8))
+    return NativeLinear(plain, Matrix.of(kernels, weight, bias, bits=bits))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

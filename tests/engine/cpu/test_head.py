@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from engine.drafters.autoregressive import AutoregressiveConfig
 from engine.drafters.draft_target import DraftTargetConfig
@@ -20,7 +20,7 @@ from engine.drafters.eagle.trees import DynamicTree, StaticTree, expand_candidat
 from engine.drafters.heads.layer import HeadCache, HeadSpec
 from engine.drafters.heads.vocabulary import FILE, DraftOutput, TokenEmbedding, Vocabulary
 from engine.errors import DrafterError
-from engine.kernels.cpu.operators import Matrix, NativeEmbedding
+from engine.kernels.cpu.operators import Matrix, NativeEmbedding, NativeLinear
 from engine.model.packed import weight_of, weight_rows
 from engine.model.target import Target
 from engine.proposal import Needs
@@ -81,6 +81,9 @@ def test_levels_of_a_tree_equal_the_modules(name: str, target: Target) -> None:
     kernels = head_of(name, target)
     kernels.use_kernels(target.kernels)
     assert kernels.decoder is not None and modules.decoder is None
+    for path, packed in kernels.named_modules():
+        if isinstance(packed, NativeLinear):
+            modules.get_submodule(path).weight = nn.Parameter(packed.unpack().bfloat16(), False)
     rng, caches = random.Random(3), (HeadCache(1), HeadCache(1))
 
     def near(count: int, visible: Any, *, last_only: bool = False) -> None:

@@ -57,7 +57,7 @@ class Oracle(Drafter):
 
 
 class OnAMachine(ControlledDrafter):
-    """A draft takes `draft_ms`, the first one of a text `start_ms` more, and a step what `machine` says
+    """A draft takes `draft_ms`, a text's first one `start_ms` more, a step what `machine` says
     times `pace(step)`; nothing else takes any time."""
 
     def __init__(
