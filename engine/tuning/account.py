@@ -115,6 +115,8 @@ class Trials:
 
     def max_loss_ms(self, elapsed_ms: float) -> float:
         """What the next draft may lose; within a trial, only the text's account limits it."""
-        if self.num_left:
-            return math.inf
+        return math.inf if self.num_left else self.balance_ms(elapsed_ms)
+
+    def balance_ms(self, elapsed_ms: float) -> float:
+        """What trials may still lose; negative if the last one lost more than it might."""
         return self.initial_loss_ms + self.loss_share * elapsed_ms - self.lost_ms

@@ -254,7 +254,11 @@ class ControlledDrafter(Drafter):
                 self.account.loss_ms(costs.plain_ms),
                 len(self.text) - self._num_prompt,
             )
-            self.experience.end_text(loss_ms, self.account.elapsed_ms, num_tokens)
+            elapsed_ms = self.account.elapsed_ms
+            self.experience.end_text(loss_ms, elapsed_ms, num_tokens)
+            for kind, trials in self._trials.items():
+                debt_ms = max(0.0, -trials.balance_ms(elapsed_ms))
+                self.experience.trial_debts_ms[kind] = debt_ms
             self._save(self.experience)
         self._start = None
 
@@ -321,7 +325,8 @@ class ControlledDrafter(Drafter):
         if kind not in self._trials:
             share = 1.0 if self.experience.speedup_of(kind).value > POOR_SPEEDUP else 0.25
             initial_loss_ms = share * TRIAL_LOSS_STEPS * self.experience.costs.plain_ms
-            self._trials[kind] = Trials(share * TRIAL_LOSS_SHARE, initial_loss_ms)
+            debt_ms = self.experience.trial_debts_ms.get(kind, 0.0)
+            self._trials[kind] = Trials(share * TRIAL_LOSS_SHARE, initial_loss_ms, debt_ms)
         return self._trials[kind]
 
     def _affordable_depth(

@@ -50,6 +50,7 @@ class Experience:
     Attributes:
         speedups: by kind of draft, over all texts.
         credit_ms: what a text may lose beyond its share: what earlier texts have left of theirs.
+        trial_debts_ms: by kind, what trials in earlier texts lost beyond their share.
         answer_len: usual number of new tokens; 0 = no text has ended yet.
     """
 
@@ -57,6 +58,7 @@ class Experience:
     costs: Costs
     speedups: dict[DraftKind, RunningSpeedup] = field(default_factory=dict)
     credit_ms: float = INITIAL_CREDIT_MS
+    trial_debts_ms: dict[DraftKind, float] = field(default_factory=dict)
     answer_len: float = 0.0
 
     @classmethod
@@ -69,6 +71,7 @@ class Experience:
             speedup = experience.speedup_of(kind)
             speedup.num_tokens, speedup.plain_steps = num_tokens, plain_steps
         experience.credit_ms = values.get("credit", experience.credit_ms)
+        experience.trial_debts_ms = dict(values.get("trial_debts", {}))
         experience.answer_len = values.get("answer_len", 0.0)
         return experience
 
@@ -79,6 +82,7 @@ class Experience:
             "costs": self.costs.to_dict(),
             "returns": {kind: [s.num_tokens, s.plain_steps] for kind, s in self.speedups.items()},
             "credit": self.credit_ms,
+            "trial_debts": self.trial_debts_ms,
             "answer_len": self.answer_len,
         }
 
