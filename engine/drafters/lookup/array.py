@@ -17,6 +17,7 @@ bytes: this is for millions of tokens. Source: arXiv:2311.08252, section 3.1 (RE
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +26,8 @@ from engine.drafters.lookup.bounded import ENTRY_BYTES, BoundedTable
 
 MOST_FOLLOWERS = 16
 """Continuations of a context that are used, the most frequent ones."""
+FEW_ROWS = 128
+"""Occurrences of a context that are counted one by one."""
 FOLLOWER_BYTES = 300
 """Memory of a cached continuation."""
 
@@ -98,6 +101,8 @@ class SuffixArray:
         if length >= self.depth:
             return []
         column = self._rows[begin:end, length]
+        if end - begin <= FEW_ROWS:
+            return self._count_few(column.tolist(), begin, length)
         starts = np.flatnonzero(np.concatenate([[True], column[1:] != column[:-1]]))
         counts = np.diff(starts, append=len(column))
         # One more, because the end of texts may be among them.
@@ -110,3 +115,15 @@ class SuffixArray:
             for token, first, count in runs
             if token >= 0
         ][:MOST_FOLLOWERS]
+
+    @staticmethod
+    def _count_few(column: list[int], begin: int, length: int) -> list[tuple[int, Rows, int]]:
+        """`_look_up` without NumPy, whose calls take longer than counting a few rows."""
+        followers: list[tuple[int, Rows, int]] = []
+        for token, group in groupby(column):
+            count = len(list(group))
+            if token:
+                followers.append((token - 1, Rows(begin, begin + count, length + 1), count))
+            begin += count
+        followers.sort(key=lambda follower: -follower[2])
+        return followers[:MOST_FOLLOWERS]

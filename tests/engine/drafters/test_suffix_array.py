@@ -7,11 +7,12 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.config import Limits, Sampling
 from engine.decode import decode
+from engine.drafters.lookup import array as array_module
 from engine.drafters.lookup import suffix
 from engine.drafters.lookup.array import MOST_FOLLOWERS, SuffixArray
 from engine.drafters.lookup.suffix import SuffixConfig
@@ -31,11 +32,18 @@ TEXTS = st.lists(st.lists(st.integers(0, 5), max_size=20), max_size=6)
     # Tokens of one byte, of two, and more than 2 bytes hold.
     st.sampled_from([(1, 300), (259, 60_000), (20_001, 120_000)]),
     st.sampled_from([4, 9]),
+    st.sampled_from([0, array_module.FEW_ROWS]),
 )
-@settings(deadline=None)
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_matches_and_counts_equal_a_search_by_hand(
-    texts: list[list[int]], context: list[int], size: tuple[int, int], depth: int
+    monkeypatch: pytest.MonkeyPatch,
+    texts: list[list[int]],
+    context: list[int],
+    size: tuple[int, int],
+    depth: int,
+    few_rows: int,
 ) -> None:
+    monkeypatch.setattr(array_module, "FEW_ROWS", few_rows)
     factor, vocab = size
     texts = [[factor * token for token in text] for text in texts]
     context = [factor * token for token in context]
