@@ -64,7 +64,7 @@ class PromptError(PlaygroundError):
     """The prompt is empty, too long for the context, or cannot be rendered."""
 
 
-def one_of(name: str, value: object, choices: Iterable[str], advice: str = "") -> str:
+def validate_choice(name: str, value: object, choices: Iterable[str], advice: str = "") -> str:
     """The value, if it is one of the choices. Raises ConfigError: it is not; ends with `advice`."""
     allowed = tuple(choices)
     if not isinstance(value, str) or value not in allowed:

@@ -421,7 +421,7 @@ def stored_figures(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 # ---- why decoding is faster or slower than plain decoding
 
-SAME = 0.02
+EQUAL_MARGIN = 0.02
 """A speedup this close to 1 is neither faster nor slower."""
 
 

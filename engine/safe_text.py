@@ -183,7 +183,7 @@ def disk_is_full(error: BaseException) -> bool:
         error = error.__cause__
 
 
-def unwritable(place: object, error: BaseException) -> str:
+def write_error_text(place: object, error: BaseException) -> str:
     """The error message for a file that could not be written."""
     if disk_is_full(error):
         return f"{place} cannot be written: the disk is full. Make room there, or write elsewhere."

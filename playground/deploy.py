@@ -20,7 +20,7 @@ from engine import formats
 from engine.config import Settings
 from engine.drafters import parse_method
 from engine.drafters.method import MethodConfig
-from engine.errors import ConfigError, SourceError, one_of
+from engine.errors import ConfigError, SourceError, validate_choice
 from engine.interop import ENGINES, export_method, find_engine, import_config
 from engine.interop.export_files import Export, ImportedMethod, yaml_block
 from engine.model.sources import TargetSpec
@@ -66,7 +66,7 @@ class ExportSource:
         if name == WHOLE:
             return self
         advice = "A combination's methods can be exported one at a time."
-        part = within[one_of("part", name, (WHOLE, *within), advice)]
+        part = within[validate_choice("part", name, (WHOLE, *within), advice)]
         return ExportSource(part, self.target, f"{part.title} alone")
 
 

@@ -14,7 +14,7 @@ from typing import TypeVar
 from anyio.to_thread import run_sync
 
 from engine.errors import PlaygroundError
-from engine.safe_text import disk_is_full, unwritable
+from engine.safe_text import disk_is_full, write_error_text
 from storage import StorageError
 
 Result = TypeVar("Result")
@@ -71,7 +71,7 @@ def fault_of(error: BaseException, *, where: str) -> Fault:
         return Fault(str(error), expected=True)
     if disk_is_full(error):
         place = getattr(error, "filename", None) or f"A file of {where}"
-        return Fault(unwritable(place, error), expected=True)
+        return Fault(write_error_text(place, error), expected=True)
     logger.exception("unexpected error in %s", where, exc_info=error)
     if theirs := _in_users_code(error):
         return Fault(f"Your drafter failed in {where}.\n{theirs}", expected=False)

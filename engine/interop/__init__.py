@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 from engine.drafters import parse_method
 from engine.drafters.method import MethodConfig
-from engine.errors import ConfigError, did_you_mean, one_of
+from engine.errors import ConfigError, did_you_mean, validate_choice
 from engine.interop import llamacpp, local, sglang, transformers, trtllm, vllm
 from engine.interop.conversion import Reader, Writer
 from engine.interop.export_files import MAX_CHARS, Export, ImportedMethod, ReadYaml, Version
@@ -25,7 +25,7 @@ ENGINES: Mapping[str, Engine] = {engine.name: engine for engine in _ENGINES}
 
 def find_engine(name: object) -> Engine:
     """Raises ConfigError: there is no engine of that name."""
-    return ENGINES[one_of("The engine", name, ENGINES, did_you_mean(name, ENGINES))]
+    return ENGINES[validate_choice("The engine", name, ENGINES, did_you_mean(name, ENGINES))]
 
 
 def read_version(engine: Engine, text: str | None) -> Version:

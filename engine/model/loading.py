@@ -19,7 +19,7 @@ import transformers
 from transformers.utils.hub import cached_file
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
-from engine.errors import ConfigError, OutOfMemoryError, TargetError, one_of
+from engine.errors import ConfigError, OutOfMemoryError, TargetError, validate_choice
 from engine.kernels.cpu import native
 from engine.kernels.cpu.compile import NO_COMPILER, NoKernels, find_compiler, full_library, library
 from engine.kernels.cpu.gguf import GGUFFile
@@ -453,7 +453,7 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
 
     Raises ConfigError: it is not one of `DtypeName`, or not available on this device.
     """
-    one_of("dtype", name, get_args(DtypeName))
+    validate_choice("dtype", name, get_args(DtypeName))
     if name in WEIGHT_BITS:
         if device.type != "cpu":
             raise ConfigError(

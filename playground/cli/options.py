@@ -4,7 +4,7 @@
     class GenerateOptions(ModelOptions, SamplingOptions): ...
 
     @app.command()
-    @takes(GenerateOptions)
+    @with_options(GenerateOptions)
     def generate(options: GenerateOptions) -> None: ...
 
 A field made by `option` or `argument` is a parameter of the command. Nothing heavy is imported,
@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 import typer
 from typer.core import TyperGroup
 
-from engine.safe_text import MAX_CHARS, as_text, disk_is_full, unwritable, visible
+from engine.safe_text import MAX_CHARS, as_text, disk_is_full, visible, write_error_text
 
 if TYPE_CHECKING:
     from engine.config import Limits, Sampling
@@ -61,7 +61,7 @@ class CommandGroup(TyperGroup):
             sys.stdout.flush()  # raises here if the disk is full, so that it is reported
             return result
         except KeyboardInterrupt as error:
-            remark("Stopped.")
+            echo_note("Stopped.")
             raise typer.Exit(EXIT_INTERRUPTED) from error
         except OSError as error:
             if error.errno == errno.EPIPE:  # the reader has closed the pipe
@@ -71,8 +71,10 @@ class CommandGroup(TyperGroup):
                 os.dup2(nowhere.fileno(), sys.stdout.fileno())
             what = error.filename or "The output"
             full = disk_is_full(error)
-            reason = unwritable(what, error) if full else f"{what}: {error.strerror or error}."
-            remark(f"error: {reason:.2000}")
+            reason = (
+                write_error_text(what, error) if full else f"{what}: {error.strerror or error}."
+            )
+            echo_note(f"error: {reason:.2000}")
             raise typer.Exit(EXIT_USER_ERROR) from error
         except Exception as error:  # errors are imported only when needed, to keep --help fast
             from engine.errors import PlaygroundError
@@ -80,18 +82,18 @@ class CommandGroup(TyperGroup):
 
             if not isinstance(error, PlaygroundError | StorageError):
                 raise
-            remark(f"error: {error!s:.2000}")
+            echo_note(f"error: {error!s:.2000}")
             raise typer.Exit(EXIT_USER_ERROR) from error
 
 
-def say(text: str, *, err: bool = False) -> None:
+def echo_text(text: str, *, err: bool = False) -> None:
     """Print for people: control characters are shown, not obeyed."""
     typer.echo(visible(text), err=err)
 
 
-def remark(text: str) -> None:
+def echo_note(text: str) -> None:
     """Print for people on stderr."""
-    say(text, err=True)
+    echo_text(text, err=True)
 
 
 def as_output(text: str) -> str:
@@ -115,7 +117,9 @@ def _field(default: Any, parameter: Any) -> Any:
     return field(default=default, metadata=metadata)
 
 
-def takes(options: type[Options]) -> Callable[[Callable[[Options], None]], Callable[..., None]]:
+def with_options(
+    options: type[Options],
+) -> Callable[[Callable[[Options], None]], Callable[..., None]]:
     """Turn a function of an options dataclass into a command whose parameters are its fields."""
     hints = get_type_hints(options)
 
@@ -189,7 +193,7 @@ def write_files(folder: Path, texts: Mapping[str, str]) -> list[Path]:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(text, encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"--output: {unwritable(folder, error)}") from error
+        raise ConfigError(f"--output: {write_error_text(folder, error)}") from error
     return [folder / name for name in texts]
 
 
@@ -198,7 +202,7 @@ def write_output(text: str, file: Path | None) -> None:
     if file is None:
         typer.echo(as_output(text), nl=False)
     else:
-        say(str(write_files(file.parent, {file.name: text})[0]))
+        echo_text(str(write_files(file.parent, {file.name: text})[0]))
 
 
 @dataclass(kw_only=True)
@@ -263,7 +267,7 @@ class MethodOptions:
         """Raises ConfigError: an unknown method or setting."""
         from playground.host.methods import choose_method
 
-        return choose_method(self.method, self.settings, self.drafter, report=remark)
+        return choose_method(self.method, self.settings, self.drafter, report=echo_note)
 
 
 @dataclass(kw_only=True)

@@ -5,7 +5,14 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass, replace
 
-from playground.cli.options import DeviceOptions, JsonOptions, LogOptions, option, say, takes
+from playground.cli.options import (
+    DeviceOptions,
+    JsonOptions,
+    LogOptions,
+    echo_text,
+    option,
+    with_options,
+)
 
 
 @dataclass(kw_only=True)
@@ -36,7 +43,7 @@ class ServeOptions(LogOptions, DeviceOptions):
     open_browser: bool = option(False, "Open the page.", "--open")
 
 
-@takes(ServeOptions)
+@with_options(ServeOptions)
 def serve(options: ServeOptions) -> None:
     """Serve the page."""
     import logging
@@ -90,7 +97,7 @@ class TritonOptions(LogOptions, DeviceOptions):
     no_token: bool = option(False, "Require no key over HTTP; on loopback only.", "--no-token")
 
 
-@takes(TritonOptions)
+@with_options(TritonOptions)
 def triton(options: TritonOptions) -> None:
     """Serve the engine behind Triton, HTTP and gRPC (needs the extra triton)."""
     import signal
@@ -124,23 +131,23 @@ def triton(options: TritonOptions) -> None:
         ports = (
             f"HTTP {options.http_port}, gRPC {options.grpc_port}, metrics {options.metrics_port}"
         )
-        say(f"Triton on {access.address}: {ports}  (Ctrl+C ends it)")
+        echo_text(f"Triton on {access.address}: {ports}  (Ctrl+C ends it)")
         if not triton_access.open_http and not options.api_key:
             what = "generate over HTTP" if triton_access.open_grpc else "generate"
-            say(f"To {what}, send the header  {KEY_HEADER}: {triton_access.key}")
+            echo_text(f"To {what}, send the header  {KEY_HEADER}: {triton_access.key}")
         threading.Event().wait()
 
 
-@takes(DeviceOptions)
+@with_options(DeviceOptions)
 def doctor(options: DeviceOptions) -> None:
     """Say what this machine brings for decoding, and what is slow on it."""
     from playground.host.doctor import diagnose
 
     for line in diagnose(options.cache, options.device).lines:
-        say(line)
+        echo_text(line)
 
 
-@takes(JsonOptions)
+@with_options(JsonOptions)
 def models(options: JsonOptions) -> None:
     """List the target presets."""
     import json
@@ -149,16 +156,16 @@ def models(options: JsonOptions) -> None:
 
     specs = presets.targets()
     if options.as_json:
-        say(json.dumps([s.model_dump(mode="json") for s in specs.values()], indent=2))
+        echo_text(json.dumps([s.model_dump(mode="json") for s in specs.values()], indent=2))
         return
     for spec in specs.values():
         wheel = spec.wheel and f"wheel {spec.wheel.package}"
         where = spec.hub or spec.path or wheel or "random weights, made on first use"
-        say(f"{spec.name:26}{spec.title}  [{where}]\n{'':26}{spec.description.strip()}")
-    say("\nAny local folder, .gguf file or hub id works too: --target PATH_OR_ID")
+        echo_text(f"{spec.name:26}{spec.title}  [{where}]\n{'':26}{spec.description.strip()}")
+    echo_text("\nAny local folder, .gguf file or hub id works too: --target PATH_OR_ID")
 
 
-@takes(JsonOptions)
+@with_options(JsonOptions)
 def methods(options: JsonOptions) -> None:
     """List the drafting methods, their settings and their presets."""
     import json
@@ -170,17 +177,17 @@ def methods(options: JsonOptions) -> None:
     if options.as_json:
         schema = {name: cls.model_json_schema() for name, cls in types.items()}
         dumped = {name: preset.model_dump(mode="json") for name, preset in named.items()}
-        say(json.dumps({"decoding_types": schema, "presets": dumped}, indent=2))
+        echo_text(json.dumps({"decoding_types": schema, "presets": dumped}, indent=2))
         return
     for name, cls in types.items():
-        say(f"{name:16}{cls.summary}" + (f"  ({cls.paper})" if cls.paper else ""))
+        echo_text(f"{name:16}{cls.summary}" + (f"  ({cls.paper})" if cls.paper else ""))
         for key, setting in cls.model_fields.items():
             if key != "decoding_type":
                 default = json.dumps(setting.get_default(), default=str)
                 short = default if len(default) <= 24 else default[:21] + "..."
                 about = ": ".join(filter(None, (setting.title, setting.description)))
-                say(f"{'':4}{key:32}{short:26}{about}")
-    say("\nPresets:")
+                echo_text(f"{'':4}{key:32}{short:26}{about}")
+    echo_text("\nPresets:")
     for preset in named.values():
         belongs = f" for {preset.target}" if preset.target else ""
-        say(f"  {preset.name:24}{preset.title}{belongs}")
+        echo_text(f"  {preset.name:24}{preset.title}{belongs}")

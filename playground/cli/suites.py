@@ -7,7 +7,15 @@ from pathlib import Path
 
 import typer
 
-from playground.cli.options import REQUIRED, JsonOptions, argument, option, say, takes, write_output
+from playground.cli.options import (
+    REQUIRED,
+    JsonOptions,
+    argument,
+    echo_text,
+    option,
+    with_options,
+    write_output,
+)
 
 suites = typer.Typer(
     name="suites",
@@ -33,7 +41,7 @@ class ExportSuiteOptions:
 
 
 @suites.command("list")
-@takes(JsonOptions)
+@with_options(JsonOptions)
 def list_(options: JsonOptions) -> None:
     """List what --suite takes: the shipped sets of prompts, and those that were fetched."""
     import json
@@ -45,26 +53,26 @@ def list_(options: JsonOptions) -> None:
         rows = [
             {"name": s.name, "title": s.title, "prompts": len(s.prompts)} for s in known.values()
         ]
-        say(json.dumps(rows, indent=2))
+        echo_text(json.dumps(rows, indent=2))
         return
     for suite in known.values():
-        say(f"{suite.name:16}{suite.title}: {len(suite.prompts)} prompts")
+        echo_text(f"{suite.name:16}{suite.title}: {len(suite.prompts)} prompts")
     for name in [name for name in PUBLIC if name not in known]:
-        say(f"{name:16}not fetched yet: app.py suites fetch {name}")
+        echo_text(f"{name:16}not fetched yet: app.py suites fetch {name}")
 
 
 @suites.command("fetch")
-@takes(FetchOptions)
+@with_options(FetchOptions)
 def fetch(options: FetchOptions) -> None:
     """Fetch HumanEval or Spec-Bench, or read a copy, and keep it for --suite and the page."""
     from playground.experiments.prompts import fetch_suite
 
     suite = fetch_suite(options.name, options.file)
-    say(f"{len(suite.prompts)} prompts: bench --suite {suite.name}")
+    echo_text(f"{len(suite.prompts)} prompts: bench --suite {suite.name}")
 
 
 @suites.command("export")
-@takes(ExportSuiteOptions)
+@with_options(ExportSuiteOptions)
 def export(options: ExportSuiteOptions) -> None:
     """Write a suite as the input file of another benchmark: the first turn of every prompt."""
     from playground.experiments.prompts import find_suite, input_lines

@@ -12,11 +12,11 @@ from playground.cli.options import (
     REQUIRED,
     LogOptions,
     TargetOptions,
+    echo_note,
+    echo_text,
     option,
-    remark,
-    say,
     split_list,
-    takes,
+    with_options,
 )
 from playground.training import ABOUT
 
@@ -134,7 +134,7 @@ def points_of(grid: Sequence[str]) -> list[tuple[str, ...]]:
     return list(itertools.product(*axes))
 
 
-@takes(TrainOptions)
+@with_options(TrainOptions)
 def train(options: TrainOptions) -> None:
     """Train a drafter for a target on texts that the target writes itself."""
     import presets
@@ -146,35 +146,35 @@ def train(options: TrainOptions) -> None:
         target = models.build_context().target
         scores = {work.folder.path: _train(work, target) for work in works}
     if not options.grid:
-        say("\n".join(score_table(next(iter(scores.values())))))
-        remark(f"Weights and card: {works[0].folder.path}")
+        echo_text("\n".join(score_table(next(iter(scores.values())))))
+        echo_note(f"Weights and card: {works[0].folder.path}")
         return
     best_first = sorted(scores.items(), key=lambda pair: -pair[1]["overall"].mat)
     for folder, by_kind in best_first:
-        say(f"MAT {by_kind['overall'].mat:.2f}  {folder}")
+        echo_text(f"MAT {by_kind['overall'].mat:.2f}  {folder}")
 
 
 def _train(work: TrainingWork, target: Target) -> dict[str, Score]:
     """One training, shown on the terminal."""
     from engine.training.trainer import TrainMetrics
     from playground.cli.terminal import Terminal, progress_bar
-    from playground.training.folder import Standing
+    from playground.training.folder import TrainingProgress
 
     console = Terminal(stderr=True)
     with progress_bar(console, work.folder.name) as bar:
 
         def show(event: Event) -> None:
-            if isinstance(event, Standing):
+            if isinstance(event, TrainingProgress):
                 bar(event.corpus_tokens, total=work.plan.budget.tokens, note=event.phase)
             elif isinstance(event, TrainMetrics):
                 bar(event.step, total=event.num_steps, note=_note(event))
                 if not console.is_terminal and event.step % 20 == 0:
-                    remark(f"{event.step}/{event.num_steps} {_note(event)}")
+                    echo_note(f"{event.step}/{event.num_steps} {_note(event)}")
 
         try:
             return work.scores(target, show)
         except KeyboardInterrupt:
-            remark("Run the same command to resume.")
+            echo_note("Run the same command to resume.")
             raise
 
 

@@ -197,7 +197,7 @@ async def stream(
         job.watchers -= 1
 
 
-def reopened(race: Race, history: History) -> StreamMessage:
+def reopen_message(race: Race, history: History) -> StreamMessage:
     """A message that shows a stored comparison."""
     row = race.results.benchmark
     state = _state(row.id, "completed", final=True)

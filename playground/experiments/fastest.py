@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from engine.errors import ConfigError
-from engine.metrics import SAME
+from engine.metrics import EQUAL_MARGIN
 from playground.experiments.experiment import Experiment
 from playground.experiments.plan import TYPED, Configuration, ExperimentPlan, Halving
 from playground.experiments.prompts import first_turns, typed_item
@@ -82,7 +82,7 @@ def plan_of(catalog: Catalog, raw: Mapping[str, Any]) -> ExperimentPlan:
 State = Literal["waiting", "running", "kept", "dropped", "failed"]
 
 
-class Standings:
+class Ranking:
     """The current ranking of the methods of a search.
 
     Attributes:
@@ -110,7 +110,7 @@ class Standings:
     def leader(self) -> Section | None:
         """The fastest so far, if faster than plain decoding; may rest on a single answer."""
         first = next(iter(self.sections), None)
-        return first if first and ratio_of(first) > 1 + SAME else None
+        return first if first and ratio_of(first) > 1 + EQUAL_MARGIN else None
 
     @property
     def advice(self) -> str:

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator
 
 from engine.config import Limits, Sampling, Settings, setting
 from engine.drafters.method import MethodConfig
-from engine.errors import ConfigError, one_of
+from engine.errors import ConfigError, validate_choice
 from playground.experiments.plan import Configuration, ExperimentPlan, SweepPlan, stored_config
 from playground.experiments.prompts import choose_items, first_turns, typed_item
 from playground.experiments.report.report import stored_experiment
@@ -114,7 +114,7 @@ class BenchmarkForm(ExperimentForm):
                 **self.shared(catalog),
                 "configurations": configurations,
                 "items": choose_items(
-                    [suites[one_of("suites", key, suites)] for key in keys],
+                    [suites[validate_choice("suites", key, suites)] for key in keys],
                     categories=self.categories,
                     limit_per_category=extent.limit_per_category,
                 ),
@@ -158,7 +158,7 @@ class SweepForm(ExperimentForm, SearchSettings):
     def plan(self, catalog: Catalog) -> SweepPlan:
         """Raises ConfigError: naming what is wrong."""
         method = catalog.method(self.method)
-        suite = catalog.suites[one_of("suite", self.suite, catalog.suites)]
+        suite = catalog.suites[validate_choice("suite", self.suite, catalog.suites)]
         search = {name: getattr(self, name) for name in SearchSettings.model_fields}
         own = Configuration(self.method, method.title, config_of(method, self.settings))
         return SweepPlan.parse(
@@ -228,7 +228,7 @@ class CompareForm(ExperimentForm):
         request = read_request(catalog, values)
         items = [typed_item(request)]
         if self.suite:
-            suite = catalog.suites[one_of("suite", self.suite, catalog.suites)]
+            suite = catalog.suites[validate_choice("suite", self.suite, catalog.suites)]
             items = first_turns(suite, options.num_prompts)
         return ExperimentPlan.parse(
             {

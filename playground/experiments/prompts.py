@@ -26,7 +26,7 @@ from pydantic import BeforeValidator, ConfigDict
 
 import presets
 from engine.config import Settings
-from engine.errors import ConfigError, did_you_mean, one_of
+from engine.errors import ConfigError, did_you_mean, validate_choice
 from engine.model.sources import writing
 from engine.safe_text import MAX_CHARS, as_text, json_text, read_json, read_text
 from playground.experiments.plan import TYPED, Item
@@ -82,7 +82,7 @@ def find_suite(name: str) -> PromptSuite:
     if path.is_file():
         return read_suite_file(path)
     hint = did_you_mean(name, known) or "Or give a file of prompts."
-    return known[one_of("--suite", name, known, hint)]
+    return known[validate_choice("--suite", name, known, hint)]
 
 
 def choose_items(
@@ -104,7 +104,7 @@ def choose_items(
     items = [item for suite in suites for item in items_of(suite)]
     known = {item.category for item in items} | {item.group for item in items}
     for name in categories:
-        one_of("categories", name, sorted(known))
+        validate_choice("categories", name, sorted(known))
     chosen_kinds = set(categories) or known
     matching = [item for item in items if chosen_kinds & {item.category, item.group}]
     if limit_per_category is None:
@@ -301,7 +301,7 @@ def fetch_suite(name: str, file: Path | None = None) -> PromptSuite:
     """
     import httpx
 
-    _, url = PUBLIC[one_of("The suite", name, PUBLIC)]
+    _, url = PUBLIC[validate_choice("The suite", name, PUBLIC)]
     try:
         if file is None:
             answer = httpx.get(url, timeout=TIMEOUT_S, follow_redirects=True)
@@ -339,7 +339,7 @@ def input_lines(suite: PromptSuite, tool: str, tokens: int) -> str:
 
     Raises ConfigError: no such tool.
     """
-    one_of("--to", tool, ("genai-perf", "trtllm-bench"))
+    validate_choice("--to", tool, ("genai-perf", "trtllm-bench"))
     texts = [prompt.turns[0] for prompt in suite.prompts]
     rows: list[dict[str, Any]] = [{"text": text} for text in texts]
     if tool == "trtllm-bench":

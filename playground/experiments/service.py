@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
 
-from engine.errors import ConfigError, one_of
+from engine.errors import ConfigError, validate_choice
 from playground.experiments.cluster import PoolConfig, workers
 from playground.experiments.comparison import LiveComparison
 from playground.experiments.experiment import Experiment, Version
@@ -262,7 +262,7 @@ class Experiments:
 
     def file(self, benchmark_id: str, name: object) -> str:
         """One of the report's files, as text."""
-        text_of = FILES[one_of("name", name, FILES)]
+        text_of = FILES[validate_choice("name", name, FILES)]
         return text_of(read_results(self._log, benchmark_id, types=self.catalog.types))
 
     def _report(self, head: BenchmarkHead) -> Report:

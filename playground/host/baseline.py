@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from engine.metrics import SAME, ratio, speedup, tok_s
+from engine.metrics import EQUAL_MARGIN, ratio, speedup, tok_s
 from storage import DecodeTotals, SpeedupCounts
 
 Doubt = Literal["cheap step", "apart", "drift", "noise"]
@@ -41,7 +41,7 @@ def doubt_of(
             timed alternately, None where it was not timed on both sides.
         noise: ratio of the quartiles of the plain steps.
     """
-    if own_step_s and plain_step_s and plain_step_s > (1 + SAME) * own_step_s:
+    if own_step_s and plain_step_s and plain_step_s > (1 + EQUAL_MARGIN) * own_step_s:
         return "cheap step"
     if drift is None:
         return "apart"

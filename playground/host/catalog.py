@@ -17,7 +17,7 @@ from typing import get_args
 import presets
 from engine.drafters import methods as decoding_types
 from engine.drafters.method import MethodConfig
-from engine.errors import ConfigError, SourceError, one_of
+from engine.errors import ConfigError, SourceError, validate_choice
 from engine.model.sources import Locate, Shipped, TargetSpec
 from playground.host.local_drafters import draft_models_of, heads_of
 from presets import MethodPreset, PromptSuite
@@ -77,7 +77,7 @@ class Catalog:
     def target(self, name: object) -> TargetSpec:
         """Raises ConfigError: no target has this name."""
         advice = "Add a file under presets/targets for another one."
-        return self.targets[one_of("target", name, self.targets, advice)]
+        return self.targets[validate_choice("target", name, self.targets, advice)]
 
     def find_target(self, place: object) -> TargetSpec:
         """A target by name, folder, .gguf file or hub id.

@@ -20,7 +20,7 @@ from pydantic_core import to_jsonable_python
 
 from engine.config import Settings
 from engine.drafters.method import MethodConfig
-from engine.errors import ConfigError, one_of
+from engine.errors import ConfigError, validate_choice
 from engine.safe_text import read_json
 
 Kind = Literal["slider", "number", "choice", "ticks", "flag", "text", "lines", "tree"]
@@ -252,7 +252,7 @@ def inner_controls(cls: type[Settings], name: str, decoding_type: object) -> lis
     Raises ConfigError: the setting holds no such method.
     """
     types = _types_within(cls, name)
-    return _inner_controls(cls, name, types[one_of(name, decoding_type, types)].parse({}))
+    return _inner_controls(cls, name, types[validate_choice(name, decoding_type, types)].parse({}))
 
 
 def _types_within(cls: type[Settings], name: str) -> Mapping[str, type[MethodConfig]]:

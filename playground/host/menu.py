@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from engine import formats
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
-from engine.metrics import SAME
+from engine.metrics import EQUAL_MARGIN
 from playground.host.baseline import trusted_speedup
 from playground.host.catalog import TYPE_PREFIX, Catalog
 from playground.host.local_drafters import LOCAL_PREFIX
@@ -129,7 +129,7 @@ class MethodMenu:
     def _recommended(self, target: str, speedups: dict[str, float]) -> Sequence[str]:
         """The fastest, if faster than plain decoding; the first where nothing is measured."""
         keys = sorted(speedups, key=lambda key: -speedups[key])
-        best = [key for key in keys if speedups[key] > 1 + SAME]
+        best = [key for key in keys if speedups[key] > 1 + EQUAL_MARGIN]
         if not speedups:
             best = [self._catalog.first_method(target)]
         return [key for key in best if self._group(key) != UNTRAINED][:MAX_RECOMMENDED]

@@ -11,7 +11,7 @@ from pydantic import ConfigDict, Field
 
 from engine.config import Limits, Sampling, Settings
 from engine.drafters.method import MethodConfig
-from engine.errors import ConfigError, PromptError, one_of
+from engine.errors import ConfigError, PromptError, validate_choice
 from engine.model.loading import DtypeName
 from engine.model.sources import TargetSpec
 from playground.host.catalog import Catalog, Method
@@ -99,7 +99,7 @@ def read_request(catalog: Catalog, raw: Mapping[str, Any]) -> GenerateRequest:
 
 
 def read_dtype(raw: object) -> str:
-    return one_of("dtype", raw, DTYPES)
+    return validate_choice("dtype", raw, DTYPES)
 
 
 def read_run_id(raw: object) -> str:

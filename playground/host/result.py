@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine import formats
 from engine.metrics import (
-    SAME,
+    EQUAL_MARGIN,
     Balance,
     TimeSplit,
     hardly_drafts,
@@ -146,12 +146,12 @@ def _compared(comparison: PlainComparison, source: str) -> dict[str, str]:
     about = f"About {formats.figure(speedup, 1, '×')}"
     head = f"{formats.speedup(speedup) if comparison.is_sure else about} plain decoding:"
     costs = f"a step takes {formats.speedup(1 + balance.total)} as long as a plain step"
-    if speedup > 1 + SAME:
+    if speedup > 1 + EQUAL_MARGIN:
         mood = "faster" if comparison.is_sure else "same"
         return _parts(mood, head, f"{tokens} tokens a step, and {costs}.", source)
     parts = [f"{COSTS[name]} {round(paid, 2) + 0.0:+.2f}" for name, paid in balance.paid.items()]
     text = f"{tokens} tokens a step, but {costs} ({', '.join(parts)})."
-    if speedup >= 1 - SAME:
+    if speedup >= 1 - EQUAL_MARGIN:
         return _parts("same", head, text, source)
     if not comparison.is_sure:
         return _parts("same", head, text, source)
@@ -289,7 +289,7 @@ def as_set_sentence(experience: ExperienceStore, target: str, config: MethodConf
     if not expected:
         return NOT_KNOWN
     step = expected.mat / expected.speedup
-    advice = " Drafting: auto drafts less." if expected.speedup < 1 - SAME else ""
+    advice = " Drafting: auto drafts less." if expected.speedup < 1 - EQUAL_MARGIN else ""
     return (
         f"As set, about {formats.speedup(expected.speedup)} plain decoding is expected: "
         f"{formats.mat(expected.mat)} tokens a step, and a step takes {formats.speedup(step)} as "

@@ -13,7 +13,7 @@ from engine.errors import ConfigError
 from engine.metrics import Tally, TimeSplit
 from engine.model.target import Target
 from engine.model.text import whole_text
-from engine.safe_text import json_text, unwritable
+from engine.safe_text import json_text, write_error_text
 from engine.steps import End, Record, Step
 from storage import StoredRun
 
@@ -94,7 +94,7 @@ class TraceFile:
 
 
 def _unwritable(path: Path, error: OSError) -> ConfigError:
-    return ConfigError(f"--trace: {unwritable(path, error)}")
+    return ConfigError(f"--trace: {write_error_text(path, error)}")
 
 
 def chrome_trace(stored: StoredRun) -> str:

@@ -24,7 +24,7 @@ from typing import IO, Any, Literal, cast, get_args
 from pydantic import TypeAdapter, ValidationError
 
 from engine.errors import ConfigError
-from engine.safe_text import MAX_CHARS, csv_line, read_json, short, unwritable
+from engine.safe_text import MAX_CHARS, csv_line, read_json, short, write_error_text
 from storage import (
     MAX_NAME_CHARS,
     MAX_NOTE_CHARS,
@@ -100,7 +100,7 @@ def writing(file: Path) -> Iterator[IO[str]]:
         if not special:
             os.replace(part, file)
     except OSError as error:
-        raise ConfigError(unwritable(file, error)) from error
+        raise ConfigError(write_error_text(file, error)) from error
     finally:
         if not special:
             with suppress(OSError):

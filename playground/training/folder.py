@@ -1,7 +1,7 @@
-"""The folder of a training: its plan, standing and curve, and the drafter's weights and card.
+"""The folder of a training: its plan, progress and curve, and the drafter's weights and card.
 
     training/plan.json        the plan
-    training/standing.json    its progress, or how it ended
+    training/progress.json    its progress, or how it ended
     training/curve.jsonl      losses, ranks on held-out texts, MAT and speed, a point per line
     training/training.pt      the trainer's checkpoint
     card.json, README.md, …   the drafter, from the first evaluation on
@@ -33,7 +33,7 @@ CARD = "card.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class TrainingProgress:
     """The progress of a training, or how it ended.
 
     Attributes:
@@ -79,16 +79,16 @@ class TrainingFolder:
     def write_plan(self, plan: TrainPlan) -> None:
         self._write("plan.json", plan.model_dump_json(indent=2))
 
-    # ---- the standing
+    # ---- the progress
 
     @property
-    def standing(self) -> Standing:
-        """The last standing; `interrupted` if its process died."""
-        file = self._own / "standing.json"
+    def progress(self) -> TrainingProgress:
+        """The last progress; `interrupted` if its process died."""
+        file = self._own / "progress.json"
         if not file.is_file():
-            return Standing("interrupted")
-        names = [one.name for one in fields(Standing)]
-        now = Standing(**{key: v for key, v in read_settings(file).items() if key in names})
+            return TrainingProgress("interrupted")
+        names = [one.name for one in fields(TrainingProgress)]
+        now = TrainingProgress(**{key: v for key, v in read_settings(file).items() if key in names})
         if now.status != "running":
             return now
         try:
@@ -97,8 +97,8 @@ class TrainingFolder:
         except Timeout:  # a process trains here
             return now
 
-    def write_standing(self, standing: Standing) -> None:
-        self._write("standing.json", json.dumps(asdict(standing)))
+    def write_progress(self, progress: TrainingProgress) -> None:
+        self._write("progress.json", json.dumps(asdict(progress)))
 
     @property
     def _lock(self) -> FileLock:

@@ -11,7 +11,7 @@ from pydantic import ConfigDict, model_validator
 
 import presets
 from engine.config import Settings, setting
-from engine.errors import ConfigError, one_of
+from engine.errors import ConfigError, validate_choice
 from engine.model.corpus import MANIFEST
 from engine.model.sources import TargetSpec
 from engine.safe_text import read_text
@@ -179,7 +179,7 @@ def plan_of_form(
     check_size(dict(form))
     values = TrainForm.parse(form)
     target = catalog.target(values.target)
-    recipe_class = METHODS[one_of("method", values.method, KINDS)]
+    recipe_class = METHODS[validate_choice("method", values.method, KINDS)]
     prompts: tuple[GivenPrompt, ...] = ()
     if values.learn_from == "runs":
         prompts = prompts_of_runs(log, target.name)

@@ -21,7 +21,7 @@ from playground.errors import attempt
 from playground.experiments.job import Job, Jobs, Progress, State, submit, time_left
 from playground.host import paths
 from playground.host.runner import ClosingError, EngineHost
-from playground.training.folder import Standing, TrainingFolder
+from playground.training.folder import TrainingFolder, TrainingProgress
 from playground.training.plan import TrainPlan, slug
 from playground.training.work import Event, Speeds, TrainingWork
 
@@ -101,7 +101,7 @@ class TrainingState:
     """
 
     plan: TrainPlan
-    standing: Standing
+    progress: TrainingProgress
     job: Job | None
     curve: Mapping[str, Sequence[Mapping[str, Any]]]
     card: Mapping[str, Any] | None
@@ -116,21 +116,21 @@ class TrainingState:
     def version(self) -> str:
         """Differs whenever the report does; losses count in sixes."""
         counts = {kind: len(points) for kind, points in self.curve.items()}
-        losses, others, now = counts.pop("loss", 0) // 6, sum(counts.values()), self.standing
+        losses, others, now = counts.pop("loss", 0) // 6, sum(counts.values()), self.progress
         return repr((now.status, now.phase, losses, others, now.text))
 
     @property
     def status(self) -> str:
-        return self.standing.status
+        return self.progress.status
 
     @property
     def error(self) -> str:
-        return self.standing.error
+        return self.progress.error
 
     @property
     def text(self) -> str:
         """Its current activity and progress, or how it ended."""
-        now, job = self.standing, self.job
+        now, job = self.progress, self.job
         if now.status != "running":
             return STATUS_WORDS[now.status]
         message = job.message if job else "in another process"
@@ -145,7 +145,7 @@ class TrainingState:
     @property
     def share(self) -> float | None:
         """The completed share of the writing, later of the training."""
-        now, tokens = self.standing, self.plan.budget.tokens
+        now, tokens = self.progress, self.plan.budget.tokens
         if now.status != "running":
             return None
         if now.num_steps:
@@ -219,7 +219,7 @@ class Trainings:
         """The state of a training. Raises ConfigError: none has this name."""
         folder = self._folder(name)
         self._offer(folder)  # from its first measurement on
-        now, job = folder.standing, self._jobs.get(name)
+        now, job = folder.progress, self._jobs.get(name)
         return TrainingState(folder.plan, now, job, folder.curve(), folder.card, folder.path)
 
     def _folder(self, name: str) -> TrainingFolder:

@@ -38,20 +38,20 @@ from engine.tuning.controller import build_drafter
 from playground.experiments.job import approximate_duration
 from playground.host.baseline import trusted_speedup
 from playground.host.catalog import Catalog
-from playground.training.folder import CARD, Standing, TrainingFolder
+from playground.training.folder import CARD, TrainingFolder, TrainingProgress
 from playground.training.plan import PART_OF_MINUTES, TrainPlan
 from storage import PLAIN, DecodeTotals, RunLog, RunQuery, SpeedupCounts, StorageError
 
 SAMPLE_DIALOGUES, SAMPLE_STEPS = 24, 3
 """Dialogues and steps of the measurement of the training speed."""
 NOTE_S = 0.5
-"""Seconds between two writes of the standing."""
+"""Seconds between two writes of the progress."""
 TEXT_CHARS = 1500
 CORPUS_BYTES, STATE_BYTES = 5, 14
 """Bytes on disk of a token, and of a parameter with its optimizer state."""
 WRITING, LEARNING = 3.0, 8.0
 """Assumed speeds relative to plain decoding, until they are measured."""
-Event = Standing | TrainMetrics | HeldOutRates | Evaluation
+Event = TrainingProgress | TrainMetrics | HeldOutRates | Evaluation
 
 
 class Speeds:
@@ -88,7 +88,7 @@ class TrainingWork:
     ) -> None:
         self.plan, self.folder = plan, folder
         self._speeds, self._cache_dir = speeds, cache_dir
-        now = folder.standing
+        now = folder.progress
         self._standing = replace(now, status="running", error="")
         self._noted_s, self._text = 0.0, now.text
         self._last: TrainMetrics | None = None
@@ -131,11 +131,11 @@ class TrainingWork:
                 tell(event)
         return scores
 
-    def note(self, *, at_once: bool = True, **changes: object) -> Standing:
-        """Update the standing, and write it at once or at the next interval."""
+    def note(self, *, at_once: bool = True, **changes: object) -> TrainingProgress:
+        """Update the progress, and write it at once or at the next interval."""
         self._standing = replace(self._standing, **changes)  # type: ignore[arg-type]
         if at_once or time.monotonic() - self._noted_s > NOTE_S:
-            self.folder.write_standing(self._standing)
+            self.folder.write_progress(self._standing)
             self._noted_s = time.monotonic()
         return self._standing
 
@@ -325,20 +325,20 @@ def predicted_mat(top1: Sequence[float], depth: int) -> float:
 def outlook(plan: TrainPlan, catalog: Catalog, log: RunLog, speeds: Speeds) -> str:
     """Time, disk space and expected MAT of a plan on this machine, in sentences."""
     cards = _cards(plan, catalog)
-    takes = _takes(plan, log, speeds, int(cards[0]["num_parameters"]) if cards else 0)
+    estimate = _estimate_text(plan, log, speeds, int(cards[0]["num_parameters"]) if cards else 0)
     if plan.prompts and plan.learn_from != "shipped":
-        takes = f"{plural(len(plan.prompts), 'prompt')} to answer. {takes}"
+        estimate = f"{plural(len(plan.prompts), 'prompt')} to answer. {estimate}"
     if not cards:
-        return f"{takes} MAT begins at 1; most of the gain comes with the first million tokens."
+        return f"{estimate} MAT begins at 1; most of the gain comes with the first million tokens."
     best = max(cards, key=lambda card: card["held_out"]["overall"]["mat"])
     return (
-        f"{takes} For comparison: a head of this kind for this target reached MAT "
+        f"{estimate} For comparison: a head of this kind for this target reached MAT "
         f"{best['held_out']['overall']['mat']:.2f} after reading "
         f"{best['data']['num_tokens'] * best['settings']['epochs'] / 1e6:.1f} million tokens."
     )
 
 
-def _takes(plan: TrainPlan, log: RunLog, speeds: Speeds, num_parameters: int) -> str:
+def _estimate_text(plan: TrainPlan, log: RunLog, speeds: Speeds, num_parameters: int) -> str:
     """Time and disk space, from speeds measured with this target or from plain decoding's."""
     measured = speeds.read(plan.target.name)
     query = RunQuery(target=plan.target.name, decoding_type=PLAIN, limit=1)

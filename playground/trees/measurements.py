@@ -9,7 +9,7 @@ from engine.config import Limits, Sampling
 from engine.drafters.autoregressive import AutoregressiveConfig
 from engine.drafters.base import Drafter
 from engine.drafters.method import MethodConfig
-from engine.errors import ConfigError, one_of
+from engine.errors import ConfigError, validate_choice
 from engine.tuning import OnProgress, StoppedError
 from playground.experiments.plan import Item
 from playground.experiments.prompts import items_of, sample_evenly
@@ -62,7 +62,7 @@ class Measurements:
     def _write(self, run: LiveRun, config: MethodConfig, suite: str) -> list[str]:
         """Let the target answer prompts of all categories of a suite; returns the run ids."""
         suites = self._host.catalog.suites
-        items = sample_evenly(items_of(suites[one_of("suite", suite, suites)]), RECENT)
+        items = sample_evenly(items_of(suites[validate_choice("suite", suite, suites)]), RECENT)
         drafter = self._host.drafter(config)
         run_ids = []
         for number, item in enumerate(items):

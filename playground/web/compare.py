@@ -12,10 +12,10 @@ from anyio.to_thread import run_sync
 
 from engine import formats
 from engine.errors import ConfigError
-from engine.metrics import FORMULAS, SAME
+from engine.metrics import EQUAL_MARGIN, FORMULAS
 from engine.safe_text import read_json
 from playground.errors import Fault, attempt, attempt_aside, fault_of
-from playground.experiments.comparison import Race, fault_message, reopened, stream, view_of
+from playground.experiments.comparison import Race, fault_message, reopen_message, stream, view_of
 from playground.experiments.experiment import Experiment
 from playground.experiments.forms import (
     MAX_CONFIGURATIONS,
@@ -183,7 +183,7 @@ class ComparePage:
         updates: Updates = {}
         if self.experiments.job(compare_id) is None:
             results = self._stored(compare_id)
-            updates[self.panels] = reopened(Race.of(log, results), self.history)
+            updates[self.panels] = reopen_message(Race.of(log, results), self.history)
             updates[self.table] = report_html(results, log)
         try:
             return updates | self._fill(from_comparison(self.catalog, log, compare_id))
@@ -384,5 +384,5 @@ def batch_report_html(report: BatchReport) -> str:
 
 
 def _times(speedup: float) -> Cell:
-    mood = "good" if speedup > 1 + SAME else "bad" if speedup < 1 - SAME else ""
+    mood = "good" if speedup > 1 + EQUAL_MARGIN else "bad" if speedup < 1 - EQUAL_MARGIN else ""
     return Cell(formats.speedup(speedup), mood=mood)

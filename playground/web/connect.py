@@ -12,7 +12,7 @@ from anyio.to_thread import run_sync
 from pydantic import ConfigDict, Field
 
 from engine.config import Settings
-from engine.errors import one_of
+from engine.errors import validate_choice
 from playground.connect.client import Client
 from playground.connect.readings import ENGINES, Reading, between
 from playground.connect.replay import MAX_CONCURRENCY, Load, read_concurrencies, sample_prompts
@@ -71,7 +71,7 @@ class MeasureFields(EngineFields):
 
     def load(self, suites: Mapping[str, PromptSuite]) -> Load:
         """The load to measure. Raises ConfigError: invalid suite or concurrencies."""
-        prompts = sample_prompts(suites[one_of("Prompts", self.suite, suites)], self.count)
+        prompts = sample_prompts(suites[validate_choice("Prompts", self.suite, suites)], self.count)
         return Load(prompts, read_concurrencies(self.levels), self.tokens, self.seconds)
 
 

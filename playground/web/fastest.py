@@ -12,7 +12,7 @@ from engine.errors import ConfigError
 from playground.deploy import ExportForm, ExportSource, engines_of
 from playground.errors import Fault, attempt
 from playground.experiments.experiment import Experiment
-from playground.experiments.fastest import BUDGET_S, Standings, methods_to_try, plan_of
+from playground.experiments.fastest import BUDGET_S, Ranking, methods_to_try, plan_of
 from playground.experiments.job import time_left
 from playground.experiments.report.columns import COLUMNS, Cell, speedup_cell
 from playground.experiments.report.report import Section
@@ -136,11 +136,11 @@ class FastestPanel:
             name = self._interrupted()
             updates = self._updates(state_html("interrupted", INTERRUPTED.format(name)))
             return updates | {self.column: gr.Column(visible=bool(name))}
-        over, standings = search.over.is_set(), Standings(search)
+        over, ranking = search.over.is_set(), Ranking(search)
         offered: list[str] = []
-        if over and (leader := standings.leader):
+        if over and (leader := ranking.leader):
             offered = ["use", "deploy", *["tune"] * self._has_tree(search, leader)]
-        state, table = self._state(search, standings), self._table(search, standings)
+        state, table = self._state(search, ranking), self._table(search, ranking)
         return self._updates(state, table, over=over, offered=offered)
 
     def _updates(
@@ -157,21 +157,21 @@ class FastestPanel:
             **{b: gr.Button(visible=name in offered) for name, b in self.page_buttons.items()},
         }
 
-    def _state(self, search: Experiment, standings: Standings) -> str:
+    def _state(self, search: Experiment, ranking: Ranking) -> str:
         if search.over.is_set():
-            return state_html(search.state, standings.advice, error=search.error or "")
+            return state_html(search.state, ranking.advice, error=search.error or "")
         left_s = search.chooser.remaining_s or 0.0
         left = "" if search.cancelled() else time_left(left_s)
         text = " · ".join(filter(None, (search.message, left)))
         return state_html("running", text, share=1 - left_s / BUDGET_S)
 
-    def _table(self, search: Experiment, standings: Standings) -> str:
-        best = standings.report.fastest
+    def _table(self, search: Experiment, ranking: Ranking) -> str:
+        best = ranking.report.fastest
         rows = []
-        for one in standings.sections:
+        for one in ranking.sections:
             speedup = one.overall.speedup
             answers = str(speedup.num_repeats if speedup else 0)
-            state = Cell(standings.state(one), hint=one.fault, mood="bad" if one.fault else "")
+            state = Cell(ranking.state(one), hint=one.fault, mood="bad" if one.fault else "")
             mat, engines = formats.mat(one.overall.mat), self._engines(search, one.name)
             speed = speedup_cell(speedup)
             rows.append([Cell(one.name), speed, Cell(mat), Cell(answers), engines, state])
@@ -196,7 +196,7 @@ class FastestPanel:
     def winner(self) -> tuple[Experiment, Section, str]:
         """Search, fastest configuration, and its key in the method picker. Raises ConfigError."""
         search = self._search
-        leader = Standings(search).leader if search else None
+        leader = Ranking(search).leader if search else None
         if search is None or leader is None:
             raise ConfigError("The search has no result yet. Wait, or start it again.")
         return search, leader, self._method_key(search, leader)

@@ -120,7 +120,7 @@ class GeneratePage:
             self.target_state = gr.HTML(self.describe_target(), elem_id="pg-target-state")
             picked = self.catalog.first_method(first)
             self.method = gr.Dropdown(methods, value=picked, label="Method", elem_id="pg-method")
-            self.unfit = gr.HTML(self.describe_unfit(first), elem_id="pg-unfit")
+            self.unavailable = gr.HTML(self.describe_unavailable(first), elem_id="pg-unavailable")
             self.file = MethodFile()
             self.machine = gr.Accordion("This machine", open=False, elem_id="pg-machine")
             with self.machine:
@@ -198,7 +198,10 @@ class GeneratePage:
         picked, js = [self.target, self.method], address_js("generate", "target", "method")
         gr.on([part.change for part in picked], None, picked, None, js=js, **UNQUEUED)
         self.target.change(
-            self.pick_target, [self.target, self.method], [self.method, self.unfit], **UNQUEUED
+            self.pick_target,
+            [self.target, self.method],
+            [self.method, self.unavailable],
+            **UNQUEUED,
         )
         self.mode.input(lambda: (False, ""), None, self.mode_parts[2:], **UNQUEUED)
         self.target.input(self.fastest.hide_finished, None, self.fastest.column, **UNQUEUED)
@@ -355,7 +358,7 @@ class GeneratePage:
         choices = self.host.menu.choices(target)
         keys = [key for _, key in choices]
         value = method if method in keys else self.catalog.first_method(str(target))
-        return gr.update(choices=choices, value=value), self.describe_unfit(target)
+        return gr.update(choices=choices, value=value), self.describe_unavailable(target)
 
     def fit_mode(self, target: Any, mode: Any, chosen_here: Any) -> tuple[Any, bool, str]:
         """Switch to Completion for a target without a chat template, and later back to Chat.
@@ -378,7 +381,7 @@ class GeneratePage:
             return "chat", False, ""
         return gr.skip(), bool(chosen_here), gr.skip()
 
-    def describe_unfit(self, target: Any) -> str:
+    def describe_unavailable(self, target: Any) -> str:
         """The methods that are not available for the target, and why, as HTML."""
         rows = self.catalog.unavailable(target if isinstance(target, str) else "")
         return UNFIT.render(count=len(rows), rows=definitions_html(rows, "")) if rows else ""

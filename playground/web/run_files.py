@@ -12,7 +12,7 @@ import gradio as gr
 
 from engine.errors import ConfigError
 from engine.formats import plural
-from engine.safe_text import unwritable
+from engine.safe_text import write_error_text
 from playground.errors import Fault, attempt
 from playground.runs.query import TableQuery
 from playground.runs.transfer import ImportCounts, Kind, export_runs, import_runs, read_lines
@@ -84,7 +84,7 @@ class RunFiles:
                         done = message_html(f"Exported {number} of {plural(len(ids), 'run')}.")
                         yield [done, gr.Button(visible=True), None]
         except OSError as error:
-            fault = Fault(unwritable(file, error), expected=True)
+            fault = Fault(write_error_text(file, error), expected=True)
             yield [message_html(fault), gr.Button(visible=False), None]
             return
         done = message_html(f"Exported {plural(len(ids), 'run')}.")

@@ -230,7 +230,7 @@ def card_html(report: SweepReport, trial: Trial) -> str:
     is_best = trial == report.best
     remark = report.verdict if is_best else ""
     if reason := report.reason(trial):
-        remark = f"{report.standing(trial)}: {reason}"
+        remark = f"{report.result_text(trial)}: {reason}"
     elif trial.number in report.ties:
         remark = f"As good as the best: {FORMULAS['as_good']}."
     return CARD.render(

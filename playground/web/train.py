@@ -143,7 +143,7 @@ class TrainPage(ExperimentPage):
         figures = [draw(state.curve) for draw in FIGURES.values()]
         plots = [gr.Plot(one, visible=bool(one.data)) for one in figures]
         buttons = gr.Row(visible=state.card is not None)
-        text = TEXT.render(text=state.standing.text)
+        text = TEXT.render(text=state.progress.text)
         return [card_html(state), buttons, *plots, text, self._trained_drafters()]
 
     def _trained_drafters(self) -> dict[str, Any]:
@@ -196,7 +196,7 @@ def training_form(method: Any) -> dict[str, Any]:
 
 def card_html(state: TrainingState) -> str:
     """The newest figures of a training, and what it was trained on."""
-    plan, now, curve, card = state.plan, state.standing, state.curve, state.card
+    plan, now, curve, card = state.plan, state.progress, state.curve, state.card
     measured, losses = curve.get("measured", ()), curve.get("loss", ())
     figures: list[tuple[str, str, str, str]] = []
     if measured:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.drafters import methods
-from engine.metrics import SAME
+from engine.metrics import EQUAL_MARGIN
 from playground.deploy import offered_runs
 from playground.experiments.finished import Pair
 from playground.experiments.report.report import make_report
@@ -25,7 +25,7 @@ from playground.runs.query import TableQuery
 from playground.runs.table import RunTable
 from storage import DecodeTotals, RunLog, SpeedupCounts
 from tests.playground.bench.requests import measured, plan_of
-from tests.playground.test_fastest import told_standings
+from tests.playground.test_fastest import told_ranking
 from tests.playground.test_menu import experiment, label_of
 
 seconds = st.floats(1e-3, 10.0)
@@ -97,7 +97,7 @@ def test_no_speedup_above_mat_is_given(
     mat = Totals.of([own for own, _ in pairs]).mat
     assert mat is not None
     for speedup in surface(pairs):
-        assert speedup is None or speedup <= mat * (1 + SAME) * (1 + 1e-9)
+        assert speedup is None or speedup <= mat * (1 + EQUAL_MARGIN) * (1 + 1e-9)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def doubtful(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("doubtful")
 def test_find_the_fastest_asks(host: EngineHost) -> None:
-    search = told_standings(host, "a", "b", seconds={"a": 0.05})
+    search = told_ranking(host, "a", "b", seconds={"a": 0.05})
     assert search.leader is None and search.report.fastest is None
     assert "No speedup is given for a, b: " in search.advice, "a reason is said once"
 

@@ -12,7 +12,7 @@ import pytest
 
 from engine.errors import ConfigError
 from playground.experiments.experiment import Experiment
-from playground.experiments.fastest import Standings, methods_to_try, plan_of
+from playground.experiments.fastest import Ranking, methods_to_try, plan_of
 from playground.experiments.finished import FinishedRequest
 from playground.experiments.job import Progress
 from playground.experiments.plan import BASELINE_NAME as PLAIN
@@ -91,9 +91,9 @@ def test_search_ends_with_the_fastest_and_is_a_benchmark(host: EngineHost, log: 
     plan = plan_of(catalog, ask(method="plain"))
     search = searched(host, plan)
     assert search.state == "completed", search.error
-    standings = Standings(search)
-    speedups = {one.name: one.overall.speedup for one in standings.sections}
-    states = {one.name: standings.state(one) for one in standings.sections}
+    ranking = Ranking(search)
+    speedups = {one.name: one.overall.speedup for one in ranking.sections}
+    states = {one.name: ranking.state(one) for one in ranking.sections}
     good, slower = speedups["good"], speedups["slower"]
     assert next(iter(states)) == "good" and good is not None and good.num_repeats > 2
     assert states["slower"] == "dropped" and slower is not None and slower.num_repeats == 1
@@ -138,8 +138,8 @@ def answer(search: Experiment, request: FinishedRequest) -> None:
     search.update(Progress(1, 9, "", None, last=request))
 
 
-def told_standings(host: EngineHost, *methods: str, **more: Any) -> Standings:
-    return Standings(told(host, *methods, **more))
+def told_ranking(host: EngineHost, *methods: str, **more: Any) -> Ranking:
+    return Ranking(told(host, *methods, **more))
 
 
 def test_what_is_left_answers_twice_before_time_ends_it(host: EngineHost) -> None:
@@ -154,10 +154,10 @@ def test_what_is_left_answers_twice_before_time_ends_it(host: EngineHost) -> Non
 
 
 def test_the_leader_is_the_fastest_that_pays_however_certain_it_is(host: EngineHost) -> None:
-    search = told_standings(host, "a", "b", seconds={"a": 0.2, "b": 0.4})
+    search = told_ranking(host, "a", "b", seconds={"a": 0.2, "b": 0.4})
     assert search.leader is None
     assert "plain decoding is the fastest here. next, a reaches 0.50×" in search.advice.lower()
-    search = told_standings(host, "a", "b", seconds={"a": 0.05, "b": 0.4}, repeats=1)
+    search = told_ranking(host, "a", "b", seconds={"a": 0.05, "b": 0.4}, repeats=1)
     assert search.leader is not None and search.leader.name == "a"
     assert search.report.fastest is None, "a single answer recommends nothing"
     assert search.advice.startswith("a reaches 2.00× plain decoding (1 prompt × 1 repeat). These")
@@ -165,13 +165,13 @@ def test_the_leader_is_the_fastest_that_pays_however_certain_it_is(host: EngineH
 
 def test_what_is_faster_than_its_mat_is_neither_recommended_nor_dropped(host: EngineHost) -> None:
     """c comes out at 5× with 2.5 tokens a step: it is to be timed again."""
-    search = told_standings(host, "a", "b", "c", seconds={"a": 0.06, "b": 0.4, "c": 0.02})
+    search = told_ranking(host, "a", "b", "c", seconds={"a": 0.06, "b": 0.4, "c": 0.02})
     c = next(one for one in search.sections if one.name == "c")
     speedup = c.overall.speedup
     assert speedup is not None and speedup.doubt == "cheap step" and speedup.text == "–"
     assert search.state(c) == "running" and search.leader is not None and search.leader.name == "a"
     assert "No speedup is given for c: a step took less time" in search.advice
-    alone = told_standings(host, "c", seconds={"c": 0.02})
+    alone = told_ranking(host, "c", seconds={"c": 0.02})
     assert alone.leader is None and alone.advice.startswith("No speedup is given for c")
 
 
@@ -207,7 +207,7 @@ def test_search_is_found_from_any_tab_until_it_is_closed(host: EngineHost) -> No
 
 
 def test_advice_has_figure_interval_reason_and_what_it_was_tried_on(host: EngineHost) -> None:
-    search = told_standings(host, "a", "b", seconds={"a": 0.05, "b": 0.4})
+    search = told_ranking(host, "a", "b", seconds={"a": 0.05, "b": 0.4})
     assert search.leader is not None and search.report.fastest == "a"
     said, mat = search.advice, search.leader.overall.mat
     assert f" {mat:.2f} tokens a step" in said, "one MAT for the table and the reason"

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.errors import ConfigError, TreeError, one_of
+from engine.errors import ConfigError, TreeError, validate_choice
 from engine.interop.export_files import ReadYaml
 from engine.interop.trees.brackets import (
     Item,
@@ -193,7 +193,7 @@ def format_tree(tree: ChoiceTree, format: str, kind: str = "Medusa") -> str:
     """
     if not tree.paths:
         raise TreeError("Choice tree must have at least one path, got an empty list.")
-    return FORMATS[one_of("format", format, FORMATS)][1](tree, kind)
+    return FORMATS[validate_choice("format", format, FORMATS)][1](tree, kind)
 
 
 # ---- reading

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from engine.errors import ConfigError, first_line
 from engine.model.sources import partial_folder
-from engine.safe_text import cpu_flags, disk_is_full, unwritable
+from engine.safe_text import cpu_flags, disk_is_full, write_error_text
 
 LOG = logging.getLogger(__name__)
 FOLDER = Path(__file__).parent
@@ -198,7 +198,7 @@ def _library_file(folder: Path, instructions: Sequence[str], source: str) -> Pat
             file = folder / f"{key.hexdigest()[:24]}-{_digest(library_file)}.so"
             os.replace(library_file, file)
     except OSError as error:
-        raise NoKernels(unwritable(folder, error)) from error
+        raise NoKernels(write_error_text(folder, error)) from error
     except ConfigError as error:
         raise NoKernels(first_line(error)) from error
     return file
@@ -214,7 +214,7 @@ def _compile(command: Sequence[str]) -> None:
         message = process.stderr.decode(errors="replace").strip() or "no message"
         fault = ValueError(message)
         if disk_is_full(fault):
-            raise NoKernels(unwritable(tempfile.gettempdir(), fault))
+            raise NoKernels(write_error_text(tempfile.gettempdir(), fault))
         raise NoKernels(f"{command[0]} failed: {first_line(fault)}")
 
 

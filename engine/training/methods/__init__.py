@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from engine.errors import did_you_mean, one_of
+from engine.errors import did_you_mean, validate_choice
 from engine.training.methods.draft_model import DraftModelTraining
 from engine.training.methods.eagle import Eagle3Training, EagleTraining
 from engine.training.methods.medusa import MedusaTraining
@@ -22,4 +22,4 @@ def training_settings(method: str, values: Mapping[str, Any]) -> TrainSettings:
     Raises ConfigError: there is no such method, or a setting is invalid.
     """
     hint = did_you_mean(method, METHODS)
-    return METHODS[one_of("The trained method", method, METHODS, hint)].parse(values)
+    return METHODS[validate_choice("The trained method", method, METHODS, hint)].parse(values)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from engine import formats
-from engine.errors import one_of
+from engine.errors import validate_choice
 from engine.formats import DASH, duration, percent, plural
 from playground.experiments.report.report import FORMULAS, Figures, Report, Section
 from playground.experiments.report.statistics import Speedup
@@ -162,7 +162,7 @@ def by_group(report: Report, name: str, titles: Mapping[str, str]) -> Table:
     Args:
         titles: titles of the groups.
     """
-    column = COLUMNS[one_of("the figure", name, ("speedup", "mat"))]
+    column = COLUMNS[validate_choice("the figure", name, ("speedup", "mat"))]
     heads = {group: f"{titles.get(group, group)}: {column.formula}" for group in report.groups}
     rows = []
     for section in report.configurations:

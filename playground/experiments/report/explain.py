@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine import formats
-from engine.metrics import SAME, Balance, hardly_drafts
+from engine.metrics import EQUAL_MARGIN, Balance, hardly_drafts
 from playground.experiments.finished import Pair
 from playground.experiments.report.statistics import Speedup, Totals, speedup_of, totals_of
 from playground.host.baseline import doubt_of
@@ -94,13 +94,13 @@ def _because(balance: Balance, measured: float, noise: str) -> str:
     )
     if hardly_drafts(balance.mat):
         return f"Hardly any draft is accepted: {account}"
-    side = f"Faster{noise}" if measured > 1 + SAME else f"Slower{noise}"
-    if abs(measured - 1) <= SAME:
+    side = f"Faster{noise}" if measured > 1 + EQUAL_MARGIN else f"Slower{noise}"
+    if abs(measured - 1) <= EQUAL_MARGIN:
         side = "As fast as plain decoding"
     if balance.paid[balance.largest] <= 0:
         return f"{side}: {account}"
     without = f"without it the speedup would be {formats.speedup(balance.without_largest)}."
-    if measured < 1 - SAME and balance.without_largest <= 1:
+    if measured < 1 - EQUAL_MARGIN and balance.without_largest <= 1:
         without = (
             "even without it, too little is accepted. At these costs, breaking even takes a MAT of "
             f"{1 + balance.total:.2f}."

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import plotly.graph_objects as go
 
-from engine.errors import one_of
+from engine.errors import validate_choice
 from playground.experiments.finished import FinishedRequest
 from playground.experiments.report.report import Report, Section
 from playground.experiments.report.statistics import Speedup
@@ -167,7 +167,7 @@ PLOTS: dict[str, tuple[str, Callable[[Report, Requests], go.Figure]]] = {
 
 def report_figure(report: Report, requests: Requests, kind: str) -> go.Figure:
     """One of `PLOTS`."""
-    _, draw = PLOTS[one_of("plot", kind, PLOTS)]
+    _, draw = PLOTS[validate_choice("plot", kind, PLOTS)]
     return _with_legend_below(styled(draw(report, requests)))
 
 

@@ -12,7 +12,7 @@ from optuna.importance import PedAnovaImportanceEvaluator
 from optuna.trial import TrialState
 from plotly.colors import sample_colorscale
 
-from engine.errors import ConfigError, one_of
+from engine.errors import ConfigError, validate_choice
 from playground.experiments.plan import OBJECTIVES
 from playground.experiments.sweep.report import SweepReport
 from playground.experiments.sweep.trials import study_of
@@ -34,7 +34,7 @@ NOTES: dict[str, str] = {
 
 def sweep_figure(sweep: SweepReport, kind: str) -> go.Figure:
     """Optuna's plot of a sweep."""
-    plot = PLOTS[one_of("plot", kind, PLOTS)]
+    plot = PLOTS[validate_choice("plot", kind, PLOTS)]
     if all(trial.value is None for trial in sweep.trials):
         raise ConfigError("Nothing has been measured yet.")
     study = study_of(sweep.plan, sweep.trials)

@@ -137,7 +137,7 @@ class SweepReport:
             return "stopped" if status == "cancelled" else "interrupted"
         return trial.outcome
 
-    def standing(self, trial: Trial) -> str:
+    def result_text(self, trial: Trial) -> str:
         """The outcome of a trial, or its comparison with the best one."""
         if trial.outcome != "measured":
             return self.outcome(trial)
@@ -178,7 +178,7 @@ class SweepReport:
             rows.append(
                 [
                     Cell(str(trial.number)),
-                    Cell(self.standing(trial), hint=self.reason(trial)),
+                    Cell(self.result_text(trial), hint=self.reason(trial)),
                     *(Cell(setting_text(trial.point.get(name))) for name in fields),
                     *(Cell(self.figure(trial, name)) for name, *_ in self.columns),
                     Cell(same),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from engine.errors import ConfigError
-from playground.experiments.comparison import fault_message, race_clocks, reopened, stream
+from playground.experiments.comparison import fault_message, race_clocks, reopen_message, stream
 from playground.experiments.experiment import Experiment
 from playground.experiments.forms import CompareForm, from_comparison, from_runs
 from playground.experiments.plan import BASELINE_NAME
@@ -74,7 +74,7 @@ def test_a_link_shows_the_same_from_the_log_alone(
     shown: tuple[Experiment, Messages], host: EngineHost, log: RunLog
 ) -> None:
     comparison, messages = shown
-    again = reopened(stored_race(host, comparison.id), History(LiveRuns(), log))
+    again = reopen_message(stored_race(host, comparison.id), History(LiveRuns(), log))
     last = messages[-1]
     assert json.loads(again["report"]) == json.loads(last["report"])
     assert [meta["id"] for meta in again["runs"]] == [meta["id"] for meta in last["runs"]]

@@ -92,8 +92,8 @@ def ended(trainings: Trainings, name: str) -> str:
     if job is not None:
         assert job.over.wait(WAIT_S)
     state = trainings.look(name)
-    assert state.standing.error == "" or state.standing.status == "failed"
-    return state.standing.status
+    assert state.progress.error == "" or state.progress.status == "failed"
+    return state.progress.status
 
 
 def weights(trainings: Trainings, name: str) -> bytes:
@@ -104,9 +104,9 @@ def test_a_training_writes_learns_and_stands_among_the_methods(
     trainings: Trainings, host: EngineHost, whole: str, tmp_path: Path
 ) -> None:
     name, state = whole, trainings.look(whole)
-    assert state.standing.corpus_tokens >= 1500 and state.standing.text
+    assert state.progress.corpus_tokens >= 1500 and state.progress.text
     steps = [point["step"] for point in state.curve["loss"]]
-    assert steps == sorted(set(steps)) and steps[-1] == state.standing.num_steps
+    assert steps == sorted(set(steps)) and steps[-1] == state.progress.num_steps
     assert len(state.curve["held out"]) == 3 and len(state.curve["measured"]) == 2
     for point in state.curve["measured"]:  # no number where the machine was busy with other tests
         assert point["mat"] >= 1 and (point["speedup"] is None or point["speedup"] > 0)
@@ -130,17 +130,17 @@ def test_stopped_or_killed_and_resumed_it_ends_with_the_same_weights(
 ) -> None:
     cut = trainings.start(plan_for(trainings, host))
     assert cut != whole
-    wait(lambda: trainings.look(cut).standing.step >= 2)
+    wait(lambda: trainings.look(cut).progress.step >= 2)
     trainings.stop(cut)
     assert ended(trainings, cut) == "cancelled"
-    stopped_at = trainings.look(cut).standing.step
-    assert 2 <= stopped_at < trainings.look(whole).standing.num_steps
+    stopped_at = trainings.look(cut).progress.step
+    assert 2 <= stopped_at < trainings.look(whole).progress.num_steps
     folder = TrainingFolder(trainings.folder / "heads" / cut)
-    folder.write_standing(replace(folder.standing, status="running"))  # as a kill leaves it
+    folder.write_progress(replace(folder.progress, status="running"))  # as a kill leaves it
     later = Trainings(host, trainings.folder)
-    assert later.look(cut).standing.status == "interrupted"
+    assert later.look(cut).progress.status == "interrupted"
     with folder.running():
-        assert later.look(cut).standing.status == "running"
+        assert later.look(cut).progress.status == "running"
     later.resume(cut)
     assert ended(later, cut) == "completed"
     assert weights(trainings, cut) == weights(trainings, whole)
@@ -154,7 +154,7 @@ def test_runs_of_the_page_come_first_and_change_nothing(
     """Neither do those on the target in another dtype, for which it is loaded anew."""
     name = trainings.start(plan_for(trainings, host))
     for dtype in ("float32", "bfloat16", "float32"):
-        wait(lambda: trainings.look(name).standing.step >= 1)
+        wait(lambda: trainings.look(name).progress.step >= 1)
         run = finished(start(host, method="plain", prompt="Say hello.", dtype=dtype))
         assert run.state == "completed"
     assert trainings.look(name).job is not None, "it went on to its end before the runs"
@@ -249,7 +249,7 @@ def test_a_target_that_cannot_be_trained_for_fails_with_its_sentence(
     plan = plan_for(trainings, host, method="eagle3", training={})
     name = trainings.start(plan)
     assert ended(trainings, name) == "failed"
-    assert "at least 7" in trainings.look(name).standing.error
+    assert "at least 7" in trainings.look(name).progress.error
 
 
 def test_predicted_mat_of_a_chain() -> None:
