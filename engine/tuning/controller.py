@@ -97,8 +97,8 @@ class _DraftedStep:
     Attributes:
         plan: None for tokens that a grammar left no choice about.
         draft_ms: from the start of the step to the end of the draft.
-        usual_draft_ms: expected of drafts like it; for the first of its kind, what it took without
-            reading the prompt.
+        usual_draft_ms: expected of drafts like it; `draft_ms` for the first of its kind, and where
+            the drafter read the prompt or caught up.
         is_typical: whether its time counts for the speed of drafted steps.
         draft: as the drafter made it, before it was cut; None where it found nothing.
     """
@@ -214,7 +214,8 @@ class ControlledDrafter(Drafter):
             costs.observe_draft(kind, depth, draft_ms if is_typical else own_ms)
         if num_unread > MIN_TIMED_PROMPT:
             costs.observe_prompt(drafter.kinds, draft_ms - usual_ms, num_unread)
-        usual_ms += since_step_ms - draft_ms
+        # Reading and catching up are no hiccups: they are charged whole.
+        usual_ms = since_step_ms - draft_ms + (usual_ms if is_typical else draft_ms)
         return proposal, _DraftedStep(plan, since_step_ms, usual_ms, is_typical)
 
     def observe(self, outcome: Outcome) -> None:

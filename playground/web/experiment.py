@@ -159,7 +159,12 @@ class ExperimentPage(ABC):
         """Above the report: the picker of jobs, Stop, Resume and the status."""
         with gr.Row(elem_classes="pg-bar"):
             self.picker = gr.Dropdown(
-                [], label=self.name, container=False, scale=3, elem_id=f"pg-{self.name}-picker"
+                [],
+                label=self.name,
+                container=False,
+                scale=3,
+                visible="hidden",  # until there is a choice
+                elem_id=f"pg-{self.name}-picker",
             )
             self.stop = gr.Button("Stop", visible=False, elem_id=f"pg-{self.name}-stop")
             self.resume = gr.Button("Resume", visible=False, elem_id=f"pg-{self.name}-resume")
@@ -234,7 +239,9 @@ class ExperimentPage(ABC):
         choices = self.choices()
         if picked and picked not in [key for _, key in choices]:
             choices.append((picked, picked))
-        return gr.Dropdown(choices, value=picked or (choices[0][1] if choices else None))
+        if not choices:
+            return gr.Dropdown([], value=None, visible="hidden")
+        return gr.Dropdown(choices, value=picked or choices[0][1], visible=True)
 
     def _select(self, request: gr.Request, picked: Any, *values: Any) -> Updates:
         """As `refresh`; the key in the address, unless of a run, until the picker has a value."""

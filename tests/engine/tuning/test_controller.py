@@ -160,6 +160,19 @@ def test_reading_the_first_prompt_is_not_taken_for_the_time_of_a_draft() -> None
     assert costs.prompt_ms("chain", len(prompt)) == pytest.approx(15.0)
 
 
+def test_reading_the_prompt_and_catching_up_are_charged() -> None:
+    target, prompt = tiny_target(eos_token_id=None), PROMPT * 10
+    reading = Reading(target, plain_greedy(target, prompt, 120), NEVER)
+    drafter = OnAMachine(reading, target, FLAT)
+    for text in range(2):
+        before_ms = drafter.lost_ms
+        list(decode(target, drafter, prompt, limits=Limits(max_new_tokens=100, ignore_eos=True)))
+        assert reading.num_started == text + 1 and drafter.lost_ms > before_ms + 15
+        loss_ms = drafter.account.loss_ms(drafter.experience.costs.plain_ms)
+        assert loss_ms == pytest.approx(drafter.lost_ms - before_ms, abs=0.5)
+        drafter.experience.costs.prompt_token_ms.clear()  # else it would not start again
+
+
 def test_no_more_is_drafted_than_pays() -> None:
     steps, _, _ = run(LatencyCurve((1, 8), (10.0, 30.0)), lambda position: position % 3 != 2)
     late = [step.num_drafted for step in steps[20:-2] if step.num_drafted]
