@@ -18,11 +18,11 @@ from playground.cli.options import (
     LogOptions,
     SamplingOptions,
     TargetOptions,
-    echo_note,
+    command,
+    note,
     option,
     split_list,
     until_interrupt,
-    with_options,
     write_files,
     write_output,
 )
@@ -113,7 +113,7 @@ class ExperimentOptions(LogOptions, SamplingOptions, TargetOptions):
             with Terminal(stderr=True).status(plain(f"starting workers with {plan.target.name}")):
                 running = stack.enter_context(workers(pool, config))
             for name, device, _ in running.rows():
-                echo_note(f"worker {name}: {device}")
+                note(f"worker {name}: {device}")
             yield running
 
 
@@ -151,7 +151,7 @@ class BenchOptions(ExperimentOptions):
         return ExperimentPlan.parse({**self.shared_plan(), "configurations": configurations})
 
 
-@with_options(BenchOptions)
+@command(BenchOptions)
 def bench(options: BenchOptions) -> None:
     """Measure methods against plain decoding over suites of prompts, one request at a time."""
     from engine.errors import ConfigError
@@ -204,12 +204,12 @@ def _print_report(options: BenchOptions, log: RunLog, benchmark_id: str, summary
     else:
         print_wide(*tables(results.report))
     for name, notes in summary.notes.items():
-        echo_note(f"{name}: {' '.join(notes)}")
+        note(f"{name}: {' '.join(notes)}")
     for skip in summary.skipped[:MAX_SKIPPED]:
         where = f"{skip.suite} {skip.prompt}, turn {skip.turn + 1}"
-        echo_note(f"left out: {where}: {skip.reason}")
+        note(f"left out: {where}: {skip.reason}")
     if summary.num_failed:
-        echo_note(f"{summary.num_failed} requests failed; the log has their errors.")
+        note(f"{summary.num_failed} requests failed; the log has their errors.")
     table = None if options.csv == STDOUT else options.csv
     paths = []
     for file, text_of in ((table, speedup_csv), (options.html, page_html)):
@@ -219,9 +219,9 @@ def _print_report(options: BenchOptions, log: RunLog, benchmark_id: str, summary
         texts = {name: text_of(results) for name, text_of in FILES.items()}
         paths += write_files(options.output, texts | genai_perf_files(results))
     for path in paths:
-        echo_note(f"wrote {path}")
+        note(f"wrote {path}")
     if summary.cancelled and options.save:
-        echo_note(f"Stopped. Resume with: app.py bench --resume {benchmark_id}")
+        note(f"Stopped. Resume with: app.py bench --resume {benchmark_id}")
 
 
 def configurations_of(
@@ -255,7 +255,7 @@ def configurations_of(
             own[name].append(f"{setting}{equals}{value}")
     configurations = []
     for name, method, inline in specs:
-        config = choose_method(method, [*inline, *own[name]], report=echo_note)
+        config = choose_method(method, [*inline, *own[name]], report=note)
         preset = presets.methods().get(method)
         title = type(config).title
         if preset is not None and name == method:
@@ -313,7 +313,7 @@ def run_experiment(
             experiment.log.benchmarks.resume(experiment.id)
         else:
             experiment.begin(options.name)
-        echo_note(heading(here))
+        note(heading(here))
         with until_interrupt() as stopped, progress_bar(Terminal(stderr=True)) as bar:
 
             def show(progress: Progress) -> None:

@@ -8,15 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from engine.formats import DASH
-from playground.cli.options import (
-    JsonOptions,
-    LogOptions,
-    argument,
-    echo_note,
-    echo_text,
-    option,
-    with_options,
-)
+from playground.cli.options import JsonOptions, LogOptions, argument, command, echo, note, option
 
 if TYPE_CHECKING:
     from playground.connect.readings import Reading
@@ -44,7 +36,7 @@ class ConnectOptions(LogOptions, JsonOptions):
     readings: int = option(0, "Number of readings; 0 = until Ctrl+C.", min=0)
 
 
-@with_options(ConnectOptions)
+@command(ConnectOptions)
 def connect(options: ConnectOptions) -> None:
     """Watch a running engine's drafting, or measure it with and without."""
     from playground.connect.session import Address
@@ -63,15 +55,15 @@ async def _watch(options: ConnectOptions, address: Address) -> None:
     async with Client.at(address.url, address.key) as client:
         engine = await client.connect(address.model)
         before = await client.read()
-        echo_text(f"{engine.title} at {client.url}, {client.model}")
-        echo_text(f"since its start: {_line(before, None)}")
+        echo(f"{engine.title} at {client.url}, {client.model}")
+        echo(f"since its start: {_line(before, None)}")
         last_s, num_readings = time.monotonic(), 0
         while options.readings == 0 or num_readings < options.readings:
             await asyncio.sleep(options.every)
             now_s, after = time.monotonic(), await client.read()
             growth, restarted = between(before, after)
             note = "  (the engine was restarted)" if restarted else ""
-            echo_text(_line(growth, now_s - last_s) + note)
+            echo(_line(growth, now_s - last_s) + note)
             last_s, before, num_readings = now_s, after, num_readings + 1
 
 
@@ -100,12 +92,12 @@ def _replay(options: ConnectOptions, address: Address) -> None:
     with options.open_log() as log:
         report = asyncio.run(_measure(address, load, log))
     if options.as_json:
-        echo_text(json.dumps(report.to_dict(), indent=2))
+        echo(json.dumps(report.to_dict(), indent=2))
         return
     print_wide(
         table(f"{report.engine.title}, {len(load.prompts)} prompts", [*COLUMNS][1:], report.rows())
     )
-    echo_text("\n".join(report.sentences()))
+    echo("\n".join(report.sentences()))
 
 
 async def _measure(address: Address, load: Load, log: RunLog) -> Report:
@@ -113,5 +105,5 @@ async def _measure(address: Address, load: Load, log: RunLog) -> Report:
     from playground.connect.session import measure
 
     async for report in measure(address, load, log):
-        echo_note(f"… concurrency {report.drafting[-1].concurrency} measured")
+        note(f"… concurrency {report.drafting[-1].concurrency} measured")
     return report

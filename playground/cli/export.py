@@ -15,11 +15,11 @@ from playground.cli.options import (
     LogOptions,
     MethodOptions,
     argument,
-    echo_note,
-    echo_text,
+    command,
+    echo,
+    note,
     option,
     read_stdin,
-    with_options,
     write_files,
     write_output,
 )
@@ -52,7 +52,7 @@ class ImportOptions:
     output: Path | None = option(None, "Write the method here.", metavar="FILE.yaml")
 
 
-@with_options(ExportOptions)
+@command(ExportOptions)
 def export(options: ExportOptions) -> None:
     """Write the config of another engine for a method, and report what is lost."""
     from engine.interop import find_engine
@@ -67,15 +67,15 @@ def export(options: ExportOptions) -> None:
         raise ConfigError(f"{exported.refusal}{nearest}")
     if options.output is not None:
         for path in write_files(options.output, {file.name: file.text for file in exported.files}):
-            echo_text(str(path))
+            echo(str(path))
     else:
         for file in exported.files:
             head = f"# ---- {file.name}\n" if len(exported.files) > 1 else ""
             write_output(head + file.text.removesuffix("\n") + "\n", None)
-    echo_note(f"{engine.title} {exported.version}: {exported.verdict}")
+    note(f"{engine.title} {exported.version}: {exported.verdict}")
     for kind, sentences in (("warning", exported.warnings), ("note", exported.notes)):
         for sentence in sentences:
-            echo_note(f"{kind}: {sentence}")
+            note(f"{kind}: {sentence}")
 
 
 def _source(options: ExportOptions) -> ExportSource:
@@ -98,7 +98,7 @@ def _source(options: ExportOptions) -> ExportSource:
     return ExportSource(config, target, type(config).title)
 
 
-@with_options(ImportOptions)
+@command(ImportOptions)
 def import_(options: ImportOptions) -> None:
     """Read another engine's config as a method file for `generate --method`."""
     from playground.deploy import method_yaml, read_config
@@ -107,6 +107,6 @@ def import_(options: ImportOptions) -> None:
     imported = read_config(options.source, text)
     write_output(method_yaml(imported.config, options.source), options.output)
     if imported.target is not None:
-        echo_note(f"note: Its target was {imported.target}.")
+        note(f"note: Its target was {imported.target}.")
     for line in imported.remarks:
-        echo_note(line)
+        note(line)

@@ -22,11 +22,11 @@ from playground.cli.options import (
     TargetOptions,
     argument,
     as_output,
-    echo_note,
+    command,
+    note,
     option,
     read_stdin,
     until_interrupt,
-    with_options,
     write_output,
 )
 
@@ -62,7 +62,7 @@ class GenerateOptions(LogOptions, SamplingOptions, MethodOptions, TargetOptions)
         preset = presets.methods().get(self.method)
         own = preset and preset.target
         if own and own not in presets.same_model(presets.resolve(self.target)):
-            echo_note(f"note: {self.method} is made for another target: --target {own}.")
+            note(f"note: {self.method} is made for another target: --target {own}.")
         config = MethodOptions.config(self)
         # A trace shows what a method drafts, on any machine the same.
         keep = self.sets_drafting or self.trace is None
@@ -73,7 +73,7 @@ class GenerateOptions(LogOptions, SamplingOptions, MethodOptions, TargetOptions)
         return any(setting.startswith("drafting=") for setting in self.settings)
 
 
-@with_options(GenerateOptions)
+@command(GenerateOptions)
 def generate(options: GenerateOptions) -> None:
     """Generate from one prompt and print the text as it is decoded."""
     import presets
@@ -92,12 +92,12 @@ def generate(options: GenerateOptions) -> None:
         spec = presets.resolve(options.target)
         models = stack.enter_context(options.models(spec, options.dtype))
         target, drafter = models.build_context().target, models.drafter(config)
-        for note in (*target.notes, *drafter.notes):
-            echo_note(note)
+        for remark in (*target.notes, *drafter.notes):
+            note(remark)
         if options.sets_drafting and (
             expected := as_set_sentence(models.experience, target.name, config)
         ):
-            echo_note(expected)
+            note(expected)
         messages, prompt_text, prompt_ids = _prompt(options, target)
         log = stack.enter_context(RunLog.open(options.log_url if options.save else None))
         trace = None
@@ -159,10 +159,10 @@ def _print_rest(
     assert run.metrics is not None and run.finish is not None
     write_output(run.finish.text.removeprefix("".join(printed)) + "\n", None)
     run_id = run.log_id if options.save else None
-    echo_note(_figures(config, run.metrics, run.finish.reason, run_id))
+    note(_figures(config, run.metrics, run.finish.reason, run_id))
     for sentence in (bypass_sentence, drafting_sentence):
         if words := sentence(asdict(run.metrics)):
-            echo_note(words)
+            note(words)
 
 
 class _Output:

@@ -4,7 +4,7 @@
     class GenerateOptions(ModelOptions, SamplingOptions): ...
 
     @app.command()
-    @with_options(GenerateOptions)
+    @command(GenerateOptions)
     def generate(options: GenerateOptions) -> None: ...
 
 A field made by `option` or `argument` is a parameter of the command. Nothing heavy is imported,
@@ -61,7 +61,7 @@ class CommandGroup(TyperGroup):
             sys.stdout.flush()  # raises here if the disk is full, so that it is reported
             return result
         except KeyboardInterrupt as error:
-            echo_note("Stopped.")
+            note("Stopped.")
             raise typer.Exit(EXIT_INTERRUPTED) from error
         except OSError as error:
             if error.errno == errno.EPIPE:  # the reader has closed the pipe
@@ -74,7 +74,7 @@ class CommandGroup(TyperGroup):
             reason = (
                 write_error_text(what, error) if full else f"{what}: {error.strerror or error}."
             )
-            echo_note(f"error: {reason:.2000}")
+            note(f"error: {reason:.2000}")
             raise typer.Exit(EXIT_USER_ERROR) from error
         except Exception as error:  # errors are imported only when needed, to keep --help fast
             from engine.errors import PlaygroundError
@@ -82,18 +82,18 @@ class CommandGroup(TyperGroup):
 
             if not isinstance(error, PlaygroundError | StorageError):
                 raise
-            echo_note(f"error: {error!s:.2000}")
+            note(f"error: {error!s:.2000}")
             raise typer.Exit(EXIT_USER_ERROR) from error
 
 
-def echo_text(text: str, *, err: bool = False) -> None:
+def echo(text: str, *, err: bool = False) -> None:
     """Print for people: control characters are shown, not obeyed."""
     typer.echo(visible(text), err=err)
 
 
-def echo_note(text: str) -> None:
+def note(text: str) -> None:
     """Print for people on stderr."""
-    echo_text(text, err=True)
+    echo(text, err=True)
 
 
 def as_output(text: str) -> str:
@@ -117,9 +117,7 @@ def _field(default: Any, parameter: Any) -> Any:
     return field(default=default, metadata=metadata)
 
 
-def with_options(
-    options: type[Options],
-) -> Callable[[Callable[[Options], None]], Callable[..., None]]:
+def command(options: type[Options]) -> Callable[[Callable[[Options], None]], Callable[..., None]]:
     """Turn a function of an options dataclass into a command whose parameters are its fields."""
     hints = get_type_hints(options)
 
@@ -130,7 +128,7 @@ def with_options(
         hint = Annotated[hints[one.name], one.metadata["typer"]]  # type: ignore[valid-type]
         return inspect.Parameter(one.name, kind, default=default, annotation=hint)
 
-    def command(run: Callable[[Options], None]) -> Callable[..., None]:
+    def decorate(run: Callable[[Options], None]) -> Callable[..., None]:
         def call(**values: Any) -> None:
             run(options(**values))
 
@@ -140,7 +138,7 @@ def with_options(
         call.__annotations__ = {one.name: one.annotation for one in parameters}
         return call
 
-    return command
+    return decorate
 
 
 @contextmanager
@@ -202,7 +200,7 @@ def write_output(text: str, file: Path | None) -> None:
     if file is None:
         typer.echo(as_output(text), nl=False)
     else:
-        echo_text(str(write_files(file.parent, {file.name: text})[0]))
+        echo(str(write_files(file.parent, {file.name: text})[0]))
 
 
 @dataclass(kw_only=True)
@@ -267,7 +265,7 @@ class MethodOptions:
         """Raises ConfigError: an unknown method or setting."""
         from playground.host.methods import choose_method
 
-        return choose_method(self.method, self.settings, self.drafter, report=echo_note)
+        return choose_method(self.method, self.settings, self.drafter, report=note)
 
 
 @dataclass(kw_only=True)

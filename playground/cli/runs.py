@@ -16,10 +16,10 @@ from playground.cli.options import (
     JsonOptions,
     LogOptions,
     argument,
-    echo_note,
-    echo_text,
+    command,
+    echo,
+    note,
     option,
-    with_options,
 )
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class ListOptions(JsonOptions, FilterOptions):
 
 
 @runs.command("list")
-@with_options(ListOptions)
+@command(ListOptions)
 def list_(options: ListOptions) -> None:
     """Print runs, the newest first."""
     from playground.runs.transfer import run_values
@@ -88,12 +88,12 @@ def list_(options: ListOptions) -> None:
     with options.open_log() as log:
         page = log.find(query)
     if options.as_json:
-        echo_text(json.dumps([run_values(run) for run in page.rows], indent=2))
+        echo(json.dumps([run_values(run) for run in page.rows], indent=2))
         return
     for run in page.rows:
-        echo_text(_line(run))
+        echo(_line(run))
     shown = f"{len(page.rows)} of {page.total:,} runs"
-    echo_note(shown if page.total else "No run matches.")
+    note(shown if page.total else "No run matches.")
 
 
 def _line(run: RunSummary) -> str:
@@ -119,7 +119,7 @@ class ExportOptions(FilterOptions):
 
 
 @runs.command()
-@with_options(ExportOptions)
+@command(ExportOptions)
 def export(options: ExportOptions) -> None:
     """Write runs to a file, oldest first: JSON has all of them, with every step."""
     from engine.errors import ConfigError
@@ -143,7 +143,7 @@ def export(options: ExportOptions) -> None:
         ):
             for number in export_runs(log, ids, stream, kind):
                 bar(number)
-    echo_note(f"{len(ids)} runs written to {file}")
+    note(f"{len(ids)} runs written to {file}")
 
 
 @dataclass(kw_only=True)
@@ -152,7 +152,7 @@ class ImportOptions(LogOptions):
 
 
 @runs.command("import")
-@with_options(ImportOptions)
+@command(ImportOptions)
 def import_(options: ImportOptions) -> None:
     """Add exported runs to the log; a run that is here already is left as it is."""
     from playground.runs.transfer import ImportCounts, import_runs, read_lines
@@ -160,7 +160,7 @@ def import_(options: ImportOptions) -> None:
     with options.open_log() as log:
         for file in options.files:
             *_, total = ImportCounts(), *import_runs(log, read_lines(file))
-            echo_text(f"{file}: {total.added} runs imported, {total.present} were already here")
+            echo(f"{file}: {total.added} runs imported, {total.present} were already here")
 
 
 @dataclass(kw_only=True)
@@ -172,7 +172,7 @@ class CopyOptions:
 
 
 @runs.command()
-@with_options(CopyOptions)
+@command(CopyOptions)
 def copy(options: CopyOptions) -> None:
     """Copy a log into another: runs, benchmarks, measurements, sweeps. Again adds what is new."""
     from playground.cli.terminal import Terminal, progress_bar
@@ -184,9 +184,9 @@ def copy(options: CopyOptions) -> None:
     ):
         for progress in into.copy_from(source):
             bar(progress.done, total=progress.total)
-    echo_text(
+    echo(
         f"{progress.runs} runs copied, {progress.present} were already there; "
         f"{progress.benchmarks} experiments, {progress.artifacts} measurements and trials"
     )
     if progress.running:
-        echo_note(f"{progress.running} runs go on. Copy again when they have ended.")
+        note(f"{progress.running} runs go on. Copy again when they have ended.")

@@ -5,14 +5,7 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass, replace
 
-from playground.cli.options import (
-    DeviceOptions,
-    JsonOptions,
-    LogOptions,
-    echo_text,
-    option,
-    with_options,
-)
+from playground.cli.options import DeviceOptions, JsonOptions, LogOptions, command, echo, option
 
 
 @dataclass(kw_only=True)
@@ -43,7 +36,7 @@ class ServeOptions(LogOptions, DeviceOptions):
     open_browser: bool = option(False, "Open the page.", "--open")
 
 
-@with_options(ServeOptions)
+@command(ServeOptions)
 def serve(options: ServeOptions) -> None:
     """Serve the page."""
     import logging
@@ -97,7 +90,7 @@ class TritonOptions(LogOptions, DeviceOptions):
     no_token: bool = option(False, "Require no key over HTTP; on loopback only.", "--no-token")
 
 
-@with_options(TritonOptions)
+@command(TritonOptions)
 def triton(options: TritonOptions) -> None:
     """Serve the engine behind Triton, HTTP and gRPC (needs the extra triton)."""
     import signal
@@ -131,23 +124,23 @@ def triton(options: TritonOptions) -> None:
         ports = (
             f"HTTP {options.http_port}, gRPC {options.grpc_port}, metrics {options.metrics_port}"
         )
-        echo_text(f"Triton on {access.address}: {ports}  (Ctrl+C ends it)")
+        echo(f"Triton on {access.address}: {ports}  (Ctrl+C ends it)")
         if not triton_access.open_http and not options.api_key:
             what = "generate over HTTP" if triton_access.open_grpc else "generate"
-            echo_text(f"To {what}, send the header  {KEY_HEADER}: {triton_access.key}")
+            echo(f"To {what}, send the header  {KEY_HEADER}: {triton_access.key}")
         threading.Event().wait()
 
 
-@with_options(DeviceOptions)
+@command(DeviceOptions)
 def doctor(options: DeviceOptions) -> None:
     """Say what this machine brings for decoding, and what is slow on it."""
     from playground.host.doctor import diagnose
 
     for line in diagnose(options.cache, options.device).lines:
-        echo_text(line)
+        echo(line)
 
 
-@with_options(JsonOptions)
+@command(JsonOptions)
 def models(options: JsonOptions) -> None:
     """List the target presets."""
     import json
@@ -156,16 +149,16 @@ def models(options: JsonOptions) -> None:
 
     specs = presets.targets()
     if options.as_json:
-        echo_text(json.dumps([s.model_dump(mode="json") for s in specs.values()], indent=2))
+        echo(json.dumps([s.model_dump(mode="json") for s in specs.values()], indent=2))
         return
     for spec in specs.values():
         wheel = spec.wheel and f"wheel {spec.wheel.package}"
         where = spec.hub or spec.path or wheel or "random weights, made on first use"
-        echo_text(f"{spec.name:26}{spec.title}  [{where}]\n{'':26}{spec.description.strip()}")
-    echo_text("\nAny local folder, .gguf file or hub id works too: --target PATH_OR_ID")
+        echo(f"{spec.name:26}{spec.title}  [{where}]\n{'':26}{spec.description.strip()}")
+    echo("\nAny local folder, .gguf file or hub id works too: --target PATH_OR_ID")
 
 
-@with_options(JsonOptions)
+@command(JsonOptions)
 def methods(options: JsonOptions) -> None:
     """List the drafting methods, their settings and their presets."""
     import json
@@ -177,17 +170,17 @@ def methods(options: JsonOptions) -> None:
     if options.as_json:
         schema = {name: cls.model_json_schema() for name, cls in types.items()}
         dumped = {name: preset.model_dump(mode="json") for name, preset in named.items()}
-        echo_text(json.dumps({"decoding_types": schema, "presets": dumped}, indent=2))
+        echo(json.dumps({"decoding_types": schema, "presets": dumped}, indent=2))
         return
     for name, cls in types.items():
-        echo_text(f"{name:16}{cls.summary}" + (f"  ({cls.paper})" if cls.paper else ""))
+        echo(f"{name:16}{cls.summary}" + (f"  ({cls.paper})" if cls.paper else ""))
         for key, setting in cls.model_fields.items():
             if key != "decoding_type":
                 default = json.dumps(setting.get_default(), default=str)
                 short = default if len(default) <= 24 else default[:21] + "..."
                 about = ": ".join(filter(None, (setting.title, setting.description)))
-                echo_text(f"{'':4}{key:32}{short:26}{about}")
-    echo_text("\nPresets:")
+                echo(f"{'':4}{key:32}{short:26}{about}")
+    echo("\nPresets:")
     for preset in named.values():
         belongs = f" for {preset.target}" if preset.target else ""
-        echo_text(f"  {preset.name:24}{preset.title}{belongs}")
+        echo(f"  {preset.name:24}{preset.title}{belongs}")

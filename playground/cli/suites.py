@@ -11,9 +11,9 @@ from playground.cli.options import (
     REQUIRED,
     JsonOptions,
     argument,
-    echo_text,
+    command,
+    echo,
     option,
-    with_options,
     write_output,
 )
 
@@ -41,7 +41,7 @@ class ExportSuiteOptions:
 
 
 @suites.command("list")
-@with_options(JsonOptions)
+@command(JsonOptions)
 def list_(options: JsonOptions) -> None:
     """List what --suite takes: the shipped sets of prompts, and those that were fetched."""
     import json
@@ -53,26 +53,26 @@ def list_(options: JsonOptions) -> None:
         rows = [
             {"name": s.name, "title": s.title, "prompts": len(s.prompts)} for s in known.values()
         ]
-        echo_text(json.dumps(rows, indent=2))
+        echo(json.dumps(rows, indent=2))
         return
     for suite in known.values():
-        echo_text(f"{suite.name:16}{suite.title}: {len(suite.prompts)} prompts")
+        echo(f"{suite.name:16}{suite.title}: {len(suite.prompts)} prompts")
     for name in [name for name in PUBLIC if name not in known]:
-        echo_text(f"{name:16}not fetched yet: app.py suites fetch {name}")
+        echo(f"{name:16}not fetched yet: app.py suites fetch {name}")
 
 
 @suites.command("fetch")
-@with_options(FetchOptions)
+@command(FetchOptions)
 def fetch(options: FetchOptions) -> None:
     """Fetch HumanEval or Spec-Bench, or read a copy, and keep it for --suite and the page."""
     from playground.experiments.prompts import fetch_suite
 
     suite = fetch_suite(options.name, options.file)
-    echo_text(f"{len(suite.prompts)} prompts: bench --suite {suite.name}")
+    echo(f"{len(suite.prompts)} prompts: bench --suite {suite.name}")
 
 
 @suites.command("export")
-@with_options(ExportSuiteOptions)
+@command(ExportSuiteOptions)
 def export(options: ExportSuiteOptions) -> None:
     """Write a suite as the input file of another benchmark: the first turn of every prompt."""
     from playground.experiments.prompts import find_suite, input_lines

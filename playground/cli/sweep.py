@@ -15,9 +15,9 @@ from playground.cli.options import (
     EXIT_INTERRUPTED,
     METHOD_HELP,
     MethodOptions,
-    echo_note,
+    command,
+    note,
     option,
-    with_options,
     write_files,
     write_output,
 )
@@ -97,7 +97,7 @@ class SweepOptions(ExperimentOptions, MethodOptions):
         )
 
 
-@with_options(SweepOptions)
+@command(SweepOptions)
 def sweep(options: SweepOptions) -> None:
     """Measure many settings of one method and find the best, by search or grid."""
     from playground.experiments.sweep.report import SweepStore
@@ -116,7 +116,7 @@ def sweep(options: SweepOptions) -> None:
         stored = store.load(experiment.id)
         _print_report(options, stored)
     if summary.cancelled:
-        echo_note(f"Stopped. Resume with: app.py sweep --resume {stored.row.name}")
+        note(f"Stopped. Resume with: app.py sweep --resume {stored.row.name}")
         raise typer.Exit(EXIT_INTERRUPTED)
 
 
@@ -135,4 +135,4 @@ def _print_report(options: SweepOptions, report: SweepReport) -> None:
         print_wide(trials, report.verdict or "Nothing was measured.")
     if options.output is not None and report.best is not None:
         write_files(options.output.parent, {options.output.name: report.preset_yaml()})
-        echo_note(f"wrote {options.output}: use it with --method {options.output}")
+        note(f"wrote {options.output}: use it with --method {options.output}")

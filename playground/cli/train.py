@@ -12,11 +12,11 @@ from playground.cli.options import (
     REQUIRED,
     LogOptions,
     TargetOptions,
-    echo_note,
-    echo_text,
+    command,
+    echo,
+    note,
     option,
     split_list,
-    with_options,
 )
 from playground.training import ABOUT
 
@@ -134,7 +134,7 @@ def points_of(grid: Sequence[str]) -> list[tuple[str, ...]]:
     return list(itertools.product(*axes))
 
 
-@with_options(TrainOptions)
+@command(TrainOptions)
 def train(options: TrainOptions) -> None:
     """Train a drafter for a target on texts that the target writes itself."""
     import presets
@@ -146,12 +146,12 @@ def train(options: TrainOptions) -> None:
         target = models.build_context().target
         scores = {work.folder.path: _train(work, target) for work in works}
     if not options.grid:
-        echo_text("\n".join(score_table(next(iter(scores.values())))))
-        echo_note(f"Weights and card: {works[0].folder.path}")
+        echo("\n".join(score_table(next(iter(scores.values())))))
+        note(f"Weights and card: {works[0].folder.path}")
         return
     best_first = sorted(scores.items(), key=lambda pair: -pair[1]["overall"].mat)
     for folder, by_kind in best_first:
-        echo_text(f"MAT {by_kind['overall'].mat:.2f}  {folder}")
+        echo(f"MAT {by_kind['overall'].mat:.2f}  {folder}")
 
 
 def _train(work: TrainingWork, target: Target) -> dict[str, Score]:
@@ -169,12 +169,12 @@ def _train(work: TrainingWork, target: Target) -> dict[str, Score]:
             elif isinstance(event, TrainMetrics):
                 bar(event.step, total=event.num_steps, note=_note(event))
                 if not console.is_terminal and event.step % 20 == 0:
-                    echo_note(f"{event.step}/{event.num_steps} {_note(event)}")
+                    note(f"{event.step}/{event.num_steps} {_note(event)}")
 
         try:
             return work.scores(target, show)
         except KeyboardInterrupt:
-            echo_note("Run the same command to resume.")
+            note("Run the same command to resume.")
             raise
 
 
