@@ -64,7 +64,7 @@ MAX_MIN_PROB = 0.9
 """Bound of the draft probability below which a path is not drafted further."""
 MAX_USUAL_MISSED = 4
 """In a combination, catching up with this many missed steps is part of a draft's usual time."""
-PROVEN_SPEEDUP, POOR_SPEEDUP = 1.25, 0.9
+PROVEN_SPEEDUP, POOR_SPEEDUP = 1.1, 0.9
 """Of a kind of draft over all texts: worth reading the prompt on credit; hardly worth a trial."""
 PROMPT_TIME_FACTOR = 1.5
 """Allowance for reading the prompt, over its expected time."""
@@ -353,8 +353,10 @@ class ControlledDrafter(Drafter):
         speedup = max(experience.speedup_of(kind).value for kind in drafter.kinds)
         usual_left = max(experience.answer_len - num_new_tokens, DEFAULT_ANSWER_LEN)
         num_left = min(self._start.limits.max_new_tokens - num_new_tokens, usual_left)
-        gain_ms = (1 - 1 / speedup) * num_left * experience.costs.plain_ms
-        max_ms = min(PROMPT_GAIN_SHARE * gain_ms, experience.credit_ms)
+        left_ms = num_left * experience.costs.plain_ms
+        gain_ms = (1 - 1 / speedup) * left_ms
+        max_loss_ms = max(experience.credit_ms, MAX_LOSS_SHARE * left_ms)
+        max_ms = min(PROMPT_GAIN_SHARE * gain_ms, max_loss_ms)
         return speedup > PROVEN_SPEEDUP and prompt_ms < max_ms
 
     # ---- how much to draft

@@ -148,6 +148,12 @@ struct ForwardRun {
         compute_logits(t, mine);
     }
 
+    // Rows before this one are over once the layer has stored their keys and values: of a draft
+    // head's text, only the last outputs are read.
+    int first_output(int index) const {
+        return m.head_input && index + 1 == m.num_layers ? call.first_logit : 0;
+    }
+
     float* row(int r) const { return s.x + int64_t(r) * m.hidden; }
 
     void embed(int r, float* to) const {
@@ -201,14 +207,16 @@ struct ForwardRun {
         barrier.wait(threads);
         attend(l, keys, values, t);
         barrier.wait(threads);
-        add_product(l.out, l.attention_norm, s.inputs, t, mine,
+        const int first = first_output(index);
+        const Range rest = {std::max(mine.begin, first), std::max(mine.end, first)};
+        add_product(l.out, l.attention_norm, s.inputs, first, t, rest,
                     column(l.gate_up[0], gate_blocks(t).begin));
-        for (int r = mine.begin; r < mine.end; ++r) normalise(l.mlp_norm, r, formats_of(l.gate_up));
+        for (int r = rest.begin; r < rest.end; ++r) normalise(l.mlp_norm, r, formats_of(l.gate_up));
         barrier.wait(threads);
-        feed_forward(l, t);
+        feed_forward(l, first, t);
         barrier.wait(threads);
         const Matrix& after = index + 1 < m.num_layers ? m.layers[index + 1].qkv[0] : m.lm_head;
-        add_product(l.down, l.output_norm, s.gate, t, mine, first_weights(after, t));
+        add_product(l.down, l.output_norm, s.gate, first, t, rest, first_weights(after, t));
     }
 
     // f(matrix, index of its first column in the joint output, the matrix after it or null)
@@ -231,16 +239,19 @@ struct ForwardRun {
     }
     static int formats_of(const Matrix& matrix) { return ::formats_of(matrix); }
 
-    // Adds a matrix's product with the rows to the residual stream, normalised if there is a norm.
-    void add_product(const Matrix& matrix, const float* weight, const Activations& rows, int t,
-                     Range mine, const uint8_t* then) {
-        const int n = call.rows.n;
+    // Adds a matrix's product with the rows from the first on to the residual stream, normalised if
+    // there is a norm.
+    void add_product(const Matrix& matrix, const float* weight, const Activations& rows, int first,
+                     int t, Range mine, const uint8_t* then) {
+        const int n = call.rows.n - first;
         const Range blocks = blocks_of(matrix, t);
+        const Activations from = rows.from(first, matrix.in);
         if (!weight && m.factors.residual == 1.0f) {
-            matmul<Epilogue::add>(matrix, blocks, rows, s.x, m.hidden, n, then);
+            matmul<Epilogue::add>(matrix, blocks, from, row(first), m.hidden, n, then);
             return barrier.wait(threads);
         }
-        matmul<Epilogue::store>(matrix, blocks, rows, s.wide, m.hidden, n, then);
+        matmul<Epilogue::store>(matrix, blocks, from, s.wide + int64_t(first) * m.hidden, m.hidden,
+                                n, then);
         barrier.wait(threads);
         const F factor = set1(m.factors.residual);
         for (int r = mine.begin; r < mine.end; ++r) {
@@ -263,18 +274,19 @@ struct ForwardRun {
     }
 
     // Gate and up, in one matrix or two, are divided among threads by the same blocks of output.
-    void feed_forward(const Layer& l, int t) {
-        const int n = call.rows.n, wide = m.intermediate / LANES, formats = formats_of(l.down);
+    void feed_forward(const Layer& l, int first, int t) {
+        const int n = call.rows.n - first, wide = m.intermediate / LANES, formats = formats_of(l.down);
         const bool is_one = !l.gate_up[1].data;
         const Range gates = this->gate_blocks(t);
         const Matrix& up = l.gate_up[is_one ? 0 : 1];
         const Range ups = is_one ? Range{gates.begin + wide, gates.end + wide} : gates;
-        float* to = s.wide + (is_one ? 0 : m.intermediate);
-        matmul<Epilogue::store>(l.gate_up[0], gates, s.inputs, s.wide, 2 * m.intermediate, n,
-                             column(up, ups.begin));
-        matmul<Epilogue::store>(up, ups, s.inputs, to, 2 * m.intermediate, n,
-                                first_weights(l.down, t));
-        for (int r = 0; r < n; ++r) {
+        float* both = s.wide + int64_t(first) * 2 * m.intermediate;
+        const Activations from = s.inputs.from(first, m.hidden);
+        matmul<Epilogue::store>(l.gate_up[0], gates, from, both, 2 * m.intermediate, n,
+                                column(up, ups.begin));
+        matmul<Epilogue::store>(up, ups, from, both + (is_one ? 0 : m.intermediate),
+                                2 * m.intermediate, n, first_weights(l.down, t));
+        for (int r = first; r < call.rows.n; ++r) {
             const float* gate = s.wide + int64_t(r) * 2 * m.intermediate;
             for (int i = gates.begin * LANES; i < gates.end * LANES; i += BLOCK) {
                 const float *at = gate + i, *up_at = at + m.intermediate;
