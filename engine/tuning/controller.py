@@ -54,8 +54,7 @@ a quarter of both for kinds below `POOR_SPEEDUP`."""
 TRIAL_DRAFTS = 4
 """Drafts of a trial: the first pays for catching up with the steps that the drafter missed."""
 HELD_STEPS = 3
-"""Steps for which the decision not to draft is kept: on a small model, deciding takes 3% of a plain
-step."""
+"""Steps for which the decision not to draft is kept: deciding takes 3% of a small model's step."""
 REFRESH_STEPS = 24
 """Steps after which a plain one is made to time it; more where drafts gain much."""
 ROW_COST_ROWS = 7
@@ -251,15 +250,10 @@ class ControlledDrafter(Drafter):
             if drafter.num_unread:
                 costs.decay_prompt_ms(drafter.kinds)
         if self._num_steps:
-            loss_ms, num_tokens = (
-                self.account.loss_ms(costs.plain_ms),
-                len(self.text) - self._num_prompt,
-            )
-            elapsed_ms = self.account.elapsed_ms
-            self.experience.end_text(loss_ms, elapsed_ms, num_tokens)
+            loss_ms, elapsed_ms = self.account.loss_ms(costs.plain_ms), self.account.elapsed_ms
+            self.experience.end_text(loss_ms, elapsed_ms, len(self.text) - self._num_prompt)
             for kind, trials in self._trials.items():
-                debt_ms = max(0.0, -trials.balance_ms(elapsed_ms))
-                self.experience.trial_debts_ms[kind] = debt_ms
+                self.experience.trial_debts_ms[kind] = max(0.0, -trials.balance_ms(elapsed_ms))
             self._save(self.experience)
         self._start = None
 
@@ -354,9 +348,8 @@ class ControlledDrafter(Drafter):
         usual_left = max(experience.answer_len - num_new_tokens, DEFAULT_ANSWER_LEN)
         num_left = min(self._start.limits.max_new_tokens - num_new_tokens, usual_left)
         left_ms = num_left * experience.costs.plain_ms
-        gain_ms = (1 - 1 / speedup) * left_ms
-        max_loss_ms = max(experience.credit_ms, MAX_LOSS_SHARE * left_ms)
-        max_ms = min(PROMPT_GAIN_SHARE * gain_ms, max_loss_ms)
+        max_ms = PROMPT_GAIN_SHARE * (1 - 1 / speedup) * left_ms
+        max_ms = min(max_ms, max(experience.credit_ms, MAX_LOSS_SHARE * left_ms))
         return speedup > PROVEN_SPEEDUP and prompt_ms < max_ms
 
     # ---- how much to draft

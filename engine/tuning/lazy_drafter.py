@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from engine.drafters.base import Drafter, Start
 from engine.proposal import Outcome, Proposal, TargetOutput
@@ -33,7 +32,6 @@ class LazyDrafter:
         self.kinds: tuple[DraftKind, ...] = ("copy",) if copies else kinds
         self.has_draft_probs, self.num_extra_rows = True, 0
         self._start: Start | None = None
-        self._no_logits: Tensor | None = None
 
     def start(self, start: Start) -> None:
         self._start, self._is_started, self._drafts_now = start, False, False
@@ -58,10 +56,8 @@ class LazyDrafter:
             return
         # Only what it needs; an empty view of the logits would keep all of them in memory.
         output, needs = outcome.output, self.inner.needs
-        if self._no_logits is None:
-            self._no_logits = output.logits.new_empty(0, 0)
         output = TargetOutput(
-            output.logits if self.inner.reads_logits else self._no_logits,
+            output.logits if self.inner.reads_logits else output.logits.new_empty(0, 0),
             output.hidden if needs.hidden else None,
             output.layers if needs.layers else None,
             shared=output.shared if needs.shared else (),

@@ -62,8 +62,8 @@ async def _watch(options: ConnectOptions, address: Address) -> None:
             await asyncio.sleep(options.every)
             now_s, after = time.monotonic(), await client.read()
             growth, restarted = between(before, after)
-            note = "  (the engine was restarted)" if restarted else ""
-            echo(_line(growth, now_s - last_s) + note)
+            restart = "  (the engine was restarted)" if restarted else ""
+            echo(_line(growth, now_s - last_s) + restart)
             last_s, before, num_readings = now_s, after, num_readings + 1
 
 

@@ -139,28 +139,23 @@ class SettingsForm:
     """
 
     def __init__(
-        self,
-        spec: dict[str, Any],
-        *,
-        elem_id: str,
-        classes: Iterable[type[Settings]] = (),
-        is_restored: bool = False,
+        self, spec: dict[str, Any] | None, *, elem_id: str, classes: Iterable[type[Settings]] = ()
     ) -> None:
         """`classes`: the settings classes of its groups, besides sampling and limits.
 
-        `is_restored`: its first `spec` comes from a listener of the page's load; what is drawn
-        before would be drawn anew in the user's hands.
+        `spec`: None = a listener of the page's load sets it; what is drawn before would be drawn
+        anew in the user's hands.
         """
         self._elem_id = elem_id
         every: list[type[Settings]] = [Sampling, Limits, *classes]
         self._classes = {cls.__name__: cls for cls in every}
         # The form is drawn when its tab is first opened; until then it costs nothing.
         js = 'if (props.value) trigger("change");'
-        self.spec = hidden_value(None if is_restored else spec, js=js)
+        self.spec = hidden_value(spec, js=js)
         self.values, self.tree = hidden_value(), hidden_value()
         self.spec.change(None, self.spec, self.values, js=VALUES_JS, **UNQUEUED)
         # The style sheet reserves space by the number of groups until the form is drawn.
-        space = f"pg-groups-{len(spec['groups'])}"
+        space = f"pg-groups-{len(spec['groups']) if spec else 1}"
         with gr.Column(elem_id=elem_id, elem_classes=["pg-form", space]):
             FormRenderer(
                 self._draw,

@@ -42,7 +42,6 @@ from playground.web.generate_form import (
     GenerateForm,
     join_forms,
     method_form,
-    run_form,
     with_text_drafting,
 )
 from playground.web.memory import chat_of, keep_form, last_run_of, last_shown_js, owner_of
@@ -125,12 +124,10 @@ class GeneratePage:
             self.machine = gr.Accordion("This machine", open=False, elem_id="pg-machine")
             with self.machine:
                 self.diagnosis = gr.HTML()
-        start = self.catalog.method(picked)
-        form = method_form(start, picked)
         types = self.catalog.types.values()
-        self.form = SettingsForm(form, elem_id="pg-method-form", classes=types, is_restored=True)
+        self.form = SettingsForm(None, elem_id="pg-method-form", classes=types)
         self.expected = gr.HTML(elem_id="pg-expected")
-        self.run_form = SettingsForm(run_form(), elem_id="pg-run-form", is_restored=True)
+        self.run_form = SettingsForm(None, elem_id="pg-run-form")
 
     def _main(self) -> None:
         self.prompts = PromptForm(self.catalog, "pg")
