@@ -1,7 +1,7 @@
 """The folder of a training: its plan, progress and curve, and the drafter's weights and card.
 
     training/plan.json        the plan
-    training/progress.json    its progress, or how it ended
+    training/standing.json    its progress, or how it ended
     training/curve.jsonl      losses, ranks on held-out texts, MAT and speed, a point per line
     training/training.pt      the trainer's checkpoint
     card.json, README.md, …   the drafter, from the first evaluation on
@@ -84,7 +84,7 @@ class TrainingFolder:
     @property
     def progress(self) -> TrainingProgress:
         """The last progress; `interrupted` if its process died."""
-        file = self._own / "progress.json"
+        file = self._own / "standing.json"
         if not file.is_file():
             return TrainingProgress("interrupted")
         names = [one.name for one in fields(TrainingProgress)]
@@ -98,7 +98,7 @@ class TrainingFolder:
             return now
 
     def write_progress(self, progress: TrainingProgress) -> None:
-        self._write("progress.json", json.dumps(asdict(progress)))
+        self._write("standing.json", json.dumps(asdict(progress)))
 
     @property
     def _lock(self) -> FileLock:
