@@ -211,7 +211,9 @@ class RunsPage:
         self, inputs: Sequence[Any], query: Callable[[], TableQuery]
     ) -> dict[str, Any]:
         value = attempt(lambda: self.value(query(), inputs[-1]), where="the run log")
-        return _with_fault(inputs, value) if isinstance(value, Fault) else value
+        if isinstance(value, Fault):
+            return _with_fault(inputs, value)
+        return {**value, "turns": _mapping(inputs[0]).get("turns", 0)}
 
     def value(self, query: TableQuery, columns: Any, **more: Any) -> dict[str, Any]:
         link = query.link_values

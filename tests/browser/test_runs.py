@@ -15,6 +15,7 @@ from tests.playground.serving import Served
 from tests.storage.conftest import finished_run
 
 pytestmark = pytest.mark.browser
+ASKED = "**/gradio_api/run/**"
 ROWS = "#pg-runs tbody tr[data-id]"
 SEARCH = "#pg-runs-search :is(input, textarea)"
 
@@ -76,6 +77,23 @@ def test_a_run_opens_from_the_table_and_scrubs(page: GeneratePage, served: Serve
     page.reload()  # the address is the run's permalink
     page.wait_done("pg-run-panel")
     assert page.text("pg-run-panel") == text
+
+
+def test_a_late_answer_does_not_undo_the_order(page: GeneratePage, served: Served) -> None:
+    finished(start(served.host, prompt="Sort me."))
+    opened(page, "Sort me.")
+    sent: list[Any] = []
+    page.tab.route(ASKED, lambda route: route.continue_() if sent else sent.append(route))
+    with page.tab.expect_request(ASKED):
+        page.tab.click("#pg-runs-refresh")
+    page.tab.click("#pg-runs th >> text=tok/s")
+    page.tab.wait_for_selector("#pg-runs th[aria-sort=descending] >> text=tok/s")
+    with page.tab.expect_response(ASKED):
+        sent[0].continue_()
+    page.tab.unroute(ASKED)
+    page.tab.wait_for_timeout(300)
+    page.tab.click("#pg-runs th[aria-sort=descending] >> text=tok/s")
+    page.tab.wait_for_selector("#pg-runs th[aria-sort=ascending] >> text=tok/s")
 
 
 def test_columns_are_picked_and_remembered(page: GeneratePage, served: Served) -> None:

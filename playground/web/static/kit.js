@@ -45,6 +45,16 @@ export function onValue(component, receive) {
   receive(component.props.value);
 }
 
+/** Calls back whenever the element's page is shown: at first, and on every switch to its tab. */
+export function onShown(element, act) {
+  let was = false;
+  new ResizeObserver(() => {
+    const is = element.offsetParent !== null;
+    if (is && !was) act();
+    was = is;
+  }).observe(element);
+}
+
 /** The element of a component's template that matches a selector. */
 export function part(element, selector) {
   const child = element.querySelector(selector);

@@ -4,7 +4,7 @@
 // What the server sends is the component's value. This module adds `ticked`, the ids of ticked runs on
 // all pages, and `event_data`, the data of the event that it triggers.
 import { show } from "../address.js";
-import { actionButton, h, onValue, part, showAlert } from "../kit.js";
+import { actionButton, h, onShown, onValue, part, showAlert } from "../kit.js";
 
 /**
  * Of the component's value:
@@ -22,7 +22,7 @@ class RunTable {
     this.fault = h("div", { class: "alert", role: "alert", hidden: true });
     this.count = h("span", { class: "count" });
     const pager = (text, by) =>
-      actionButton(text, () => this.send("turn", { page: this.value.pages[0] + by }));
+      actionButton(text, () => this.turn({ page: this.value.pages[0] + by }));
     this.previous = pager("\u2039 previous", -1);
     this.next = pager("next \u203a", 1);
     this.all = h("input", { type: "checkbox", "aria-label": "select the runs of this page",
@@ -30,6 +30,8 @@ class RunTable {
     this.ticked = new Set();
     this.lastTicked = null;
     this.opened = null;
+    this.turns = 0;
+    this.kept = {};
     part(component.element, ".runs").append(this.fault,
       h("div", { class: "frame" }, h("table", {}, h("thead", {}, this.head), this.body)),
       h("div", { class: "pager" }, this.count, this.previous, this.next));
@@ -43,6 +45,11 @@ class RunTable {
   get runs() { return this.rows.filter((row) => row.experiment === undefined); }
 
   draw() {
+    const { turns = this.turns } = this.value;
+    if (turns < this.turns) {
+      this.component.props.value = this.kept;
+      return;
+    }
     const { heads, pages = [0, 1], grouped = false, fault = "", count = "", nothing = "" } = this.value;
     showAlert(this.fault, fault);
     if (!heads) return;
@@ -66,7 +73,7 @@ class RunTable {
     const sign = sorted ? { descending: " \u2193", ascending: " \u2191" }[sorted] : "";
     const about = { "data-about": help || null, class: help ? "pg-term" : null };
     const inside = sort !== null ? h("button", { type: "button", ...about,
-      onclick: () => this.send("turn", { sort }) }, title + sign)
+      onclick: () => this.turn({ sort }) }, title + sign)
       : help ? h("span", { tabindex: "0", ...about }, title) : title;
     return h("th", { class: kind, "data-column": key, "aria-sort": sorted }, inside);
   }
@@ -89,8 +96,14 @@ class RunTable {
     return line;
   }
 
+  /** Asks for another page or order. An answer to an earlier event may come later; `draw` drops it. */
+  turn(event_data) {
+    this.turns += 1;
+    this.send("turn", event_data);
+  }
+
   send(event, event_data) {
-    this.component.props.value = { ...this.value, event_data };
+    this.keep({ event_data, turns: this.turns });
     this.component.trigger(event);
   }
 
@@ -126,7 +139,12 @@ class RunTable {
     }
     this.all.checked = here > 0 && here === this.runs.length;
     this.all.indeterminate = here > 0 && here < this.runs.length;
-    this.component.props.value = { ...this.value, ticked: [...this.ticked], untick: false };
+    this.keep({ ticked: [...this.ticked], untick: false });
+  }
+
+  keep(changes) {
+    this.kept = { ...this.value, ...changes };
+    this.component.props.value = this.kept;
   }
 
   // The URL names what is shown.
@@ -181,8 +199,5 @@ function when(iso) {
 export function mount(component) {
   const table = new RunTable(component);
   onValue(component, () => table.draw());
-  // Refresh whenever the table becomes visible: on a switch of tabs, and the first time.
-  new IntersectionObserver((entries) => {
-    if (entries.some((entry) => entry.isIntersecting)) component.trigger("refresh");
-  }).observe(component.element);
+  onShown(component.element, () => component.trigger("refresh"));
 }

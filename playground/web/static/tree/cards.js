@@ -2,7 +2,7 @@
 //
 // drafted: { text, settings, mat, rates, steps, tokens, nodes, levels, counts: { nodes, depths:
 // [[value, steps], …] }, smaller: [[nodes, mat], …], paths: [[path, drafted, accepted], …] }
-import { clip, h, milliseconds, number, part, plural, table, textButton } from "../kit.js";
+import { clip, h, milliseconds, number, onShown, part, plural, table, textButton } from "../kit.js";
 import { MaskView } from "../mask.js";
 import { Choices, pathText } from "./model.js";
 import { Chart, Job, debounced, elementsBy, latest } from "./parts.js";
@@ -382,9 +382,7 @@ class RunsCard extends Card {
     });
     this.latest = latest();
     this.onTreeEdit = this.onContextChange = debounced(() => this.fetch(), SETTLED_MS);
-    new IntersectionObserver((entries) => {
-      if (entries.some((entry) => entry.isIntersecting)) this.onTreeEdit();
-    }).observe(this.host);
+    onShown(this.host, this.onTreeEdit);
   }
 
   wanted() {
