@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -190,6 +192,13 @@ HYBRIDS: dict[str, dict[str, Any]] = {
     },
 }
 """Recurrent layers, alone or beside attention, and Llama 4's chunked attention."""
+
+
+def lasting_folder(name: str) -> Path:
+    """A new folder, removed when the tests' process ends."""
+    folder = tempfile.TemporaryDirectory(prefix=f"{name}-")
+    atexit.register(folder.cleanup)
+    return Path(folder.name)
 
 
 def tiny_model(family: str = "llama", *, seed: int = 0, **overrides: Any) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from tests.engine.drafters.eagle_heads import save_eagle, save_eagle3
 from tests.engine.drafters.example_drafter import PairDrafter
 from tests.engine.drafters.fitted import save_medusa, save_redrafter
 from tests.engine.drafters.tiny_mtp import load_deepseek, save_deepseek
-from tests.models import alike, build_context, tiny_target
+from tests.models import alike, build_context, lasting_folder, tiny_target
 
 DYNAMIC = {"use_dynamic_tree": True, "dynamic_tree_max_topK": 4, "max_total_draft_tokens": 12}
 TAPS = {"eagle3_layers_to_capture": [0, 1, 2]}
@@ -65,7 +64,7 @@ FAMILIES = {"MTP": "deepseek", "MTP_Assistant": "gemma4_text"}
 
 @functools.cache
 def _folder() -> Path:
-    return Path(tempfile.mkdtemp(prefix="methods-"))
+    return lasting_folder("methods")
 
 
 @functools.cache

@@ -8,7 +8,6 @@ they are random. MTP and Gemma's assistant need targets of their own and are in 
 from __future__ import annotations
 
 import functools
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ from tests.engine.drafters.heads import save_head
 from tests.engine.drafters.wrapped import Watched
 from tests.engine.prompts import ROOM, prompts
 from tests.engine.tuning.controlled import AtRandom
-from tests.models import FAMILIES, build_context, plain_greedy, tiny_target
+from tests.models import FAMILIES, build_context, lasting_folder, plain_greedy, tiny_target
 
 NEW_TOKENS = 24
 DYNAMIC = {"use_dynamic_tree": True, "dynamic_tree_max_topK": 4, "max_total_draft_tokens": 12}
@@ -182,7 +181,7 @@ def models_of(family: str) -> dict[str, Target]:
 
 @functools.cache
 def head_of(family: str, method: str) -> str | None:
-    root, target = Path(tempfile.mkdtemp(prefix="heads-")), target_of(family)
+    root, target = lasting_folder("heads"), target_of(family)
     if family == "embedded":
         made = random_heads.make_all(target, root)
         return str(made[method]) if method in made else None

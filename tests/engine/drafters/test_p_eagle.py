@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from tests.engine.drafters.eagle_heads import (
     write,
 )
 from tests.engine.drafters.judges import PROMPTS
-from tests.models import build_context
+from tests.models import build_context, lasting_folder
 
 MASK, TAPS, COUNT = 280, (0, 1, 2), 3
 CONFIG: dict[str, Any] = {"eagle_aux_hidden_state_layer_ids": list(TAPS), "draft_vocab_size": 64}
@@ -49,8 +48,7 @@ def save_parallel(folder: Path, target: Target, *, prefix: str = "midlayer", **c
 
 @functools.cache
 def saved() -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="p-eagle-"))
-    return save_parallel(folder, judges.target_of("llama"))
+    return save_parallel(lasting_folder("p-eagle"), judges.target_of("llama"))
 
 
 def config(**settings: Any) -> ParallelEagleConfig:

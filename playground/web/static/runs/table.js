@@ -30,6 +30,7 @@ class RunTable {
     this.ticked = new Set();
     this.lastTicked = null;
     this.opened = null;
+    this.drawn = "";
     this.turns = 0;
     this.kept = {};
     part(component.element, ".runs").append(this.fault,
@@ -55,18 +56,27 @@ class RunTable {
     if (!heads) return;
     if ("opened" in this.value) this.opened = this.value.opened;
     if (this.value.untick) this.ticked.clear();
-    this.head.replaceChildren(...(grouped ? [] : [h("td", { class: "tick" }, this.all)]),
-      ...heads.map((head) => this.headCell(head)));
-    this.body.replaceChildren(...this.rows.map((row) => grouped
-      || row.experiment !== undefined ? this.groupRow(row, heads, grouped) : this.runRow(row, heads)));
-    if (!this.rows.length) {
-      this.body.append(h("tr", { class: "empty" }, h("td", { colspan: heads.length + 1 }, nothing)));
-    }
+    const cells = JSON.stringify([heads, this.rows, grouped, nothing]);
+    // A click is lost where the element under it is replaced between press and release.
+    if (cells !== this.drawn) this.drawCells(heads, grouped, nothing);
+    this.drawn = cells;
     this.count.textContent = count;
     this.previous.disabled = pages[0] === 0;
     this.next.disabled = pages[0] + 1 >= pages[1];
     this.updateMarks();
     this.rememberLink();
+  }
+
+  drawCells(heads, grouped, nothing) {
+    const focused = this.head.querySelector(":focus")?.closest("th")?.dataset.column;
+    this.head.replaceChildren(...(grouped ? [] : [h("td", { class: "tick" }, this.all)]),
+      ...heads.map((head) => this.headCell(head)));
+    this.head.querySelector(`[data-column="${focused}"] button`)?.focus();
+    this.body.replaceChildren(...this.rows.map((row) => grouped
+      || row.experiment !== undefined ? this.groupRow(row, heads, grouped) : this.runRow(row, heads)));
+    if (!this.rows.length) {
+      this.body.append(h("tr", { class: "empty" }, h("td", { colspan: heads.length + 1 }, nothing)));
+    }
   }
 
   headCell({ key, title, kind, sort, sorted, help }) {
