@@ -69,23 +69,31 @@ def test_nothing_moves_while_pages_load(chromium: Any, shipped: Served, viewport
           for (const entry of list.getEntries()) window.shift += entry.value;
         }).observe({ type: "layout-shift", buffered: true });"""
     )
-    tab, shifts = context.new_page(), {}
-    for name in ("Generate", "Benchmark"):
-        loads = []
-        for _ in range(2):  # on a busy machine a frame now and then shows half of a form
-            tab.goto(with_token(f"{shipped.url}/?tab={name.lower()}"))
-            tab.wait_for_selector("#pg-panel .panel", state="attached", timeout=60_000)
-            tab.wait_for_timeout(3000)
-            loads.append(tab.evaluate("window.shift"))
-            if loads[-1] < 0.02:
-                break
-        shifts[f"address of {name}"] = min(loads)
-    for name in ("Compare", "Tree", "Sweep", "Runs", "Deploy", "Connect", "Generate"):
+    tab = context.new_page()
+
+    def load(name: str) -> float:
+        tab.goto(with_token(f"{shipped.url}/?tab={name.lower()}"))
+        tab.wait_for_selector("#pg-panel .panel", state="attached", timeout=60_000)
+        tab.wait_for_timeout(3000)
+        return float(tab.evaluate("window.shift"))
+
+    def show(name: str) -> float:
         tab.evaluate("window.shift = 0")
         show_tab(tab, name)
         tab.wait_for_timeout(2000)
-        shifts[name] = tab.evaluate("window.shift")
-    assert {name: moved for name, moved in shifts.items() if moved >= 0.02} == {}
+        return float(tab.evaluate("window.shift"))
+
+    # On a busy machine a frame now and then shows half of a form; a fault moves in every load.
+    moved: dict[str, float] = {}
+    for again in (False, True):
+        shifts = {f"address of {name}": load(name) for name in ("Generate", "Benchmark")}
+        names = ("Compare", "Tree", "Sweep", "Runs", "Deploy", "Connect", "Generate")
+        shifts |= {name: show(name) for name in names}
+        large = {name: shift for name, shift in shifts.items() if shift >= 0.02}
+        moved = {name: large[name] for name in large if not again or name in moved}
+        if not moved:
+            break
+    assert moved == {}
     assert not tab.is_visible("#pg-panel .timeline, #pg-panel .tree"), "an idle page shows steps"
     tab.locator("#pg-welcome button").click()
     tab.reload()

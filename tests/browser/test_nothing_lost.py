@@ -17,7 +17,7 @@ from tests.browser.pages import WAIT_MS, GeneratePage, box_of, held_back
 from tests.faults.children import Child
 from tests.faults.children import page as serve_page
 from tests.playground.serving import Served, free_port
-from tests.playground.tiny import save_tiny_llama
+from tests.playground.tiny import held_drafts, save_tiny_llama
 
 pytestmark = pytest.mark.browser
 PANEL = "#pg-panel"
@@ -33,7 +33,7 @@ def begin(page: GeneratePage, prompt: str = "Do not lose me.", tokens: int = 90)
     page.tab.wait_for_selector(f"{PANEL} .tokens .bonus, {PANEL} .tokens .recovered")
 
 
-def begin_comparison(opened: GeneratePage, tokens: int = 160) -> ComparePage:
+def begin_comparison(opened: GeneratePage, tokens: int = 90) -> ComparePage:
     page = ComparePage(opened)
     page.go()
     page.leave(1)
@@ -59,18 +59,19 @@ def value_of(page: GeneratePage, field: str) -> str:
 
 
 def test_a_reload_finds_the_run_that_goes_on(page: GeneratePage, served: Served) -> None:
-    begin(page, tokens=260)
-    page.tab.fill("#pg-prompt textarea", "The next question, unsent.")
-    page.tab.wait_for_function(STORED, arg="The next question, unsent.", timeout=2000)
-    page.reload()
-    page.wait_state("running")
+    begin(page)
+    with held_drafts():
+        page.tab.fill("#pg-prompt textarea", "The next question, unsent.")
+        page.tab.wait_for_function(STORED, arg="The next question, unsent.", timeout=2000)
+        page.reload()
+        page.wait_state("running")
     run = served.host.runs.all()[-1]
     page.wait_done()
     assert run.state == "completed" and run.finish is not None
     assert page.text() == run.finish.text
     assert page.tab.input_value("#pg-prompt textarea") == "The next question, unsent."
     assert page.tab.input_value("#pg-method input").startswith("Scripted tree")
-    assert value_of(page, "delay_ms") == "60" and value_of(page, "max_new_tokens") == "260"
+    assert value_of(page, "delay_ms") == "60" and value_of(page, "max_new_tokens") == "90"
     assert f"run={run.log_id}" in page.tab.url
     page.reload()
     page.wait_done()
@@ -98,16 +99,17 @@ def test_stop_works_after_a_reload_and_in_another_tab(page: GeneratePage, served
 def test_other_tabs_show_the_run_or_their_own_and_leave_it_alone(
     page: GeneratePage, served: Served
 ) -> None:
-    begin(page, tokens=150)
-    run = served.host.runs.all()[-1]
-    other = reopened(page, page.tab.url)
-    other.wait_state("running")
-    other.short(8)
-    new = reopened(page, page.tab.url.partition("?")[0])
-    new.short(8)
-    other.start("My own.")
-    other.wait_state("queued")
-    assert "1 ahead" in other.tab.inner_text(f"{PANEL} .state")
+    begin(page)
+    with held_drafts():
+        run = served.host.runs.all()[-1]
+        other = reopened(page, page.tab.url)
+        other.wait_state("running")
+        other.short(8)
+        new = reopened(page, page.tab.url.partition("?")[0])
+        new.short(8)
+        other.start("My own.")
+        other.wait_state("queued")
+        assert "1 ahead" in other.tab.inner_text(f"{PANEL} .state")
     new.generate("My own, too.")
     page.wait_done()
     other.wait_done()
@@ -230,8 +232,9 @@ def test_a_reload_finds_the_comparison_that_goes_on(page: GeneratePage, served: 
     comparing = begin_comparison(page)
     url = page.tab.url
     assert "compare=" in url
-    page.reload()
-    comparing.wait_drafts()
+    with held_drafts():
+        page.reload()
+        comparing.wait_drafts()
     assert selected(page) == "Compare" and page.tab.url == url
     comparing.wait_final()
     assert len(comparing.rows()) == 2

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -64,6 +67,9 @@ class ScriptedDrafter(Drafter):
     """Tokens of the greedy text that it knows; after them it guesses."""
     WRITTEN: ClassVar[dict[tuple[Any, ...], tuple[int, ...]]] = {}
     """These texts, by the target's weights, their length and the prompt: one takes 0.2 s."""
+    GO = threading.Event()
+    """Unset, its drafts wait."""
+    GO.set()
 
     def __init__(self, config: ScriptedConfig, bench: BuildContext) -> None:
         self._config = config
@@ -88,6 +94,7 @@ class ScriptedDrafter(Drafter):
 
     def propose(self, budget: Budget) -> Proposal:
         time.sleep(self._config.delay_ms / 1000)
+        self.GO.wait()
         if self._step == self._config.fail_at:
             raise RuntimeError("scripted failure")
         self._step += 1
@@ -108,6 +115,16 @@ class ScriptedDrafter(Drafter):
     def observe(self, outcome: Outcome) -> None:
         self._root = outcome.next_root
         self._at += len(outcome.committed)
+
+
+@contextmanager
+def held_drafts() -> Iterator[None]:
+    """Runs of this process stand still at their next draft, however long a page takes to load."""
+    ScriptedDrafter.GO.clear()
+    try:
+        yield
+    finally:
+        ScriptedDrafter.GO.set()
 
 
 def offering(catalog: Catalog, **configs: MethodConfig) -> Catalog:
