@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError
 from dataclasses import asdict
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from engine.drafters.base import BuildContext
 from engine.errors import ConfigError, PlaygroundError
@@ -21,8 +21,8 @@ from playground.experiments.chooser import Chooser
 from playground.experiments.cluster import Workers
 from playground.experiments.finished import finished_requests
 from playground.experiments.job import Job, Progress, submit
-from playground.experiments.measurement import Measurement, Prompt, Summary, check_same_target
-from playground.experiments.plan import ExperimentPlan, Request
+from playground.experiments.measurement import Measurement, OnRound, Summary, check_same_target
+from playground.experiments.plan import ExperimentPlan
 from playground.experiments.report.report import (
     Results,
     default_name,
@@ -30,7 +30,6 @@ from playground.experiments.report.report import (
     read_results,
 )
 from playground.experiments.worker import TaskContext
-from playground.host.live import LiveRun
 from playground.host.runner import EngineHost
 from storage import RunLog, RunQuery, StorageError, new_id
 
@@ -39,21 +38,6 @@ SHARDS_PER_WORKER = 2
 """One would need fewer warm-ups; more shorten the wait for the slowest worker."""
 Version = str
 """Differs between a report and the next one."""
-
-
-# ---- while it runs
-
-
-class View(Protocol):
-    """A page that follows an experiment round by round."""
-
-    def begin_round(
-        self, number: int, requests: Sequence[Request], prompt: Prompt
-    ) -> Mapping[str, LiveRun]:
-        """The live runs that a new round streams into, by configuration."""
-
-    def refresh(self) -> None:
-        """Update what the page shows from the log."""
 
 
 class Experiment(Job):
@@ -65,25 +49,20 @@ class Experiment(Job):
         chooser: which configurations continue.
         has_live_report: whether `results` is updated every few seconds while it runs.
         results: the newest report, and its version.
-        view: the page that follows its rounds, if any.
+        on_round: as of `Measurement`.
     """
 
     def __init__(
-        self,
-        log: RunLog,
-        plan: ExperimentPlan,
-        *,
-        benchmark_id: str | None = None,
-        owner: str = "",
+        self, log: RunLog, plan: ExperimentPlan, *, benchmark_id: str | None = None
     ) -> None:
-        super().__init__(benchmark_id or new_id(), owner=owner)
+        super().__init__(benchmark_id or new_id())
         self.log, self.plan = log, plan
         self.chooser = Chooser(plan)
         self.requests = [] if benchmark_id is None else finished_requests(log, benchmark_id)
         self.faults: Mapping[str, str] = {}
         self.has_live_report = False
         self.results: tuple[Version, Results] | None = None
-        self.view: View | None = None
+        self.on_round: OnRound | None = None
         self._on_progress: Callable[[Progress], None] = lambda progress: None
         self._interrupted: Callable[[], bool] = lambda: False
         self._reported_s = time.monotonic()
@@ -124,14 +103,10 @@ class Experiment(Job):
             on_progress=self.update,
             cancelled=self.cancelled,
             chooser=self.chooser,
-            on_round=None if self.view is None else self.view.begin_round,
+            on_round=self.on_round,
         )
         self.faults = measurement.faults
-        try:
-            return measurement.run(context)
-        finally:
-            if self.view is not None:
-                attempt(self.view.refresh, where=f"the report of experiment {self.id}")
+        return measurement.run(context)
 
     def enqueue(self, host: EngineHost) -> Callable[[], Summary]:
         """Queue it on the engine; returns a function that waits for the summary."""
@@ -191,8 +166,6 @@ class Experiment(Job):
             raise
         finally:
             self.log.benchmarks.finish(self.id, status, outcome)
-            if self.view is not None and status == "completed":
-                self.log.wait_for(self.view.refresh)
 
     # ---- progress
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from engine.errors import ConfigError, validate_choice
 from playground.experiments.cluster import PoolConfig, workers
-from playground.experiments.comparison import LiveComparison
+from playground.experiments.comparison import Comparison
 from playground.experiments.experiment import Experiment, Version
 from playground.experiments.finished import finished_requests
 from playground.experiments.job import Job, Jobs, State, time_left
@@ -148,7 +148,6 @@ class Experiments:
         *,
         pool: PoolConfig | None = None,
         owner: str = "",
-        name: str = "",
     ) -> Experiment:
         """Start an experiment on the engine, or on workers of a cluster.
 
@@ -158,14 +157,13 @@ class Experiments:
         Raises QueueFullError, ClosingError: it was refused; then the log has nothing of it, and
         nothing is cancelled.
         """
-        experiment = self._experiment(plan, owner=owner)
-        self._launch(experiment, pool, partial(experiment.begin, name))
+        experiment = self._experiment(plan)
+        experiment.owner = owner or experiment.id
+        self._launch(experiment, pool, experiment.begin)
         return experiment
 
-    def resume(
-        self, benchmark_id: str, pool: PoolConfig | None = None, trials: int | None = None
-    ) -> None:
-        """Resume an experiment; `trials` raises the number of trials of a sweep, by default by 10.
+    def resume(self, benchmark_id: str, pool: PoolConfig | None = None) -> None:
+        """Resume an experiment; a finished sweep continues with `MORE_TRIALS`.
 
         Raises ConfigError: it is not in the log, or this version lacks one of its methods.
         """
@@ -173,23 +171,25 @@ class Experiments:
             raise ConfigError("This experiment is running already.")
         head = self._log.benchmarks.get(benchmark_id)
         if head is not None and head.plan.get("kind") == "sweep":
-            sweep = self.sweeps.load(benchmark_id).plan
-            if trials is None and head.status == "completed":
-                trials = sweep.num_trials + MORE_TRIALS
+            trials = None
+            if head.status == "completed":
+                trials = self.sweeps.load(benchmark_id).plan.num_trials + MORE_TRIALS
             plan: ExperimentPlan = self.sweeps.reopen(benchmark_id, trials).plan
         else:
             plan = stored_experiment(self._log, benchmark_id, self.catalog.types)[1].runnable
-        experiment = self._experiment(plan, benchmark_id=benchmark_id)
+        experiment = self._experiment(plan, benchmark_id)
         self._launch(experiment, pool, partial(self._log.benchmarks.resume, benchmark_id))
 
-    def _experiment(self, plan: ExperimentPlan, **more: Any) -> Experiment:
+    def _experiment(self, plan: ExperimentPlan, benchmark_id: str | None = None) -> Experiment:
+        if plan.kind == "compare":
+            return Comparison(self._host, plan, benchmark_id=benchmark_id)
         if not isinstance(plan, SweepPlan):
-            return Experiment(self._log, plan, **more)
+            return Experiment(self._log, plan, benchmark_id=benchmark_id)
         for job in self._jobs.running():
             if isinstance(job, Sweep):
                 name = self.sweeps.load(job.id).row.name
                 raise ConfigError(f"Sweep {name} is running. Stop it, or wait until it is done.")
-        return Sweep(self.sweeps, plan, **more)
+        return Sweep(self.sweeps, plan, benchmark_id=benchmark_id)
 
     def _launch(
         self, experiment: Experiment, pool: PoolConfig | None, write: Callable[[], object]
@@ -197,8 +197,6 @@ class Experiments:
         """Queue it, then `write` to the log that it runs."""
         plan = experiment.plan
         experiment.has_live_report = plan.kind == "benchmark"
-        if plan.kind == "compare":
-            experiment.view = LiveComparison(self._host, experiment)
 
         def by_workers(pool: PoolConfig) -> Summary:
             host, url = self._host, self._log.url

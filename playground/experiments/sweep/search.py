@@ -49,14 +49,9 @@ class Sweep(Experiment):
     plan: SweepPlan
 
     def __init__(
-        self,
-        store: SweepStore,
-        plan: SweepPlan,
-        *,
-        benchmark_id: str | None = None,
-        owner: str = "",
+        self, store: SweepStore, plan: SweepPlan, *, benchmark_id: str | None = None
     ) -> None:
-        super().__init__(store.log, plan, benchmark_id=benchmark_id, owner=owner)
+        super().__init__(store.log, plan, benchmark_id=benchmark_id)
         self.store = store
         self._trials_lock, self._failed = threading.RLock(), threading.Event()
 

@@ -159,6 +159,13 @@ def test_one_that_is_stopped_in_the_queue_can_be_resumed(
     assert shown.row.status == "cancelled" and shown.results.report.num_done == 0
 
 
+def test_a_second_benchmark_waits_for_the_first(service: Experiments) -> None:
+    slow = asked()
+    slow["configurations"][0]["settings"] = {"delay_ms": "20"}
+    keys = [begin(service, slow), begin(service, asked())]
+    assert [finished(service, key).status for key in keys] == ["completed", "completed"]
+
+
 def test_two_that_resume_a_benchmark_at_once_run_it_once(
     service: Experiments, host: EngineHost
 ) -> None:
