@@ -146,7 +146,7 @@ class Experiment(Job):
         Raises ConfigError: in a comparison or search, no prompt could be answered.
         """
         status: Literal["completed", "cancelled", "failed"] = "failed"
-        outcome: dict[str, Any] = {"skipped": [], "num_failed": 0}
+        outcome: dict[str, Any] = {}
         try:
             summary = measure()
             outcome["skipped"] = [asdict(skip) for skip in summary.skipped]

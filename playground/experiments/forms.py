@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any
 
 from pydantic import Field, field_validator
 
@@ -13,7 +13,7 @@ from engine.errors import ConfigError, validate_choice
 from playground.experiments.plan import Configuration, ExperimentPlan, SweepPlan, stored_config
 from playground.experiments.prompts import choose_items, first_turns, typed_item
 from playground.experiments.report.report import stored_experiment
-from playground.experiments.space import MAX_VARIED, OptunaSearch, SearchSettings
+from playground.experiments.space import OptunaSearch, SearchSettings
 from playground.host.catalog import TYPE_PREFIX, Catalog
 from playground.host.controls import changed_controls, settings_from
 from playground.host.request import (
@@ -21,7 +21,6 @@ from playground.host.request import (
     MAX_PROMPT_CHARS,
     MAX_SYSTEM_CHARS,
     Mode,
-    check_size,
     config_of,
     read_dtype,
     read_run_id,
@@ -38,11 +37,7 @@ MAX_NAME = 60
 MAX_LIMIT = 1000
 LIMITS = Limits(max_new_tokens=128)
 """Initial limits of a benchmark and of a comparison."""
-
-
-def repeats_setting(default: int, *, le: int) -> Any:
-    about = "runs of each prompt; more repeats narrow the interval"
-    return setting(default, "Repeats", about, ge=1, le=le)
+ABOUT_REPEATS = "runs of each prompt; more repeats narrow the interval"
 
 
 class ExperimentForm(Settings):
@@ -50,12 +45,6 @@ class ExperimentForm(Settings):
 
     target: str
     dtype: str
-
-    @classmethod
-    def of(cls, sent: Mapping[str, Any]) -> Self:
-        """Raises ConfigError: it is too large, or a value is missing or wrong."""
-        check_size(sent)
-        return cls.parse(sent)
 
     def shared(self, catalog: Catalog) -> dict[str, Any]:
         """The part of a plan that all forms share."""
@@ -118,7 +107,7 @@ class Extent(Settings):
         ge=1,
         le=10_000,
     )
-    repeats: int = repeats_setting(2, le=20)
+    repeats: int = setting(2, "Repeats", ABOUT_REPEATS, ge=1, le=20)
 
 
 class BenchmarkForm(ConfigurationsForm):
@@ -159,21 +148,14 @@ class SweepForm(ExperimentForm, SearchSettings):
 
     method: str
     settings: dict[str, Any] = {}
-    vary: list[str] = Field(max_length=MAX_VARIED)
+    vary: list[str] = []
     suite: str = "quick"
     limit: int = setting(
-        1, "Prompts of each kind", "how many prompts of each kind of task", le=MAX_LIMIT
+        1, "Prompts of each kind", "how many prompts of each kind of task", ge=1, le=MAX_LIMIT
     )
     max_new_tokens: int = setting(
         64, "Tokens per answer", "maximum number of new tokens per answer"
     )
-
-    @field_validator("vary")
-    @classmethod
-    def _not_empty(cls, vary: list[str]) -> list[str]:
-        if not vary:
-            raise ValueError("Tick at least one setting to vary")
-        return vary
 
     def plan(self, catalog: Catalog) -> SweepPlan:
         """Raises ConfigError: naming what is wrong."""
@@ -198,7 +180,7 @@ class SweepForm(ExperimentForm, SearchSettings):
 class CompareOptions(Settings):
     """Repeats and prompts of a comparison."""
 
-    repeats: int = repeats_setting(3, le=10)
+    repeats: int = setting(3, "Repeats", ABOUT_REPEATS, ge=1, le=10)
     num_prompts: int = setting(
         6,
         "Prompts of the suite",
@@ -321,12 +303,14 @@ def from_runs(catalog: Catalog, log: RunLog, link: str) -> CompareForm:
     ids = [read_run_id(part.strip()) for part in link.split(",")[: 2 * MAX_CONFIGURATIONS]]
     runs = [stored_run(log, run_id) for run_id in ids]
     first, configs = runs[0], [stored_config(run.method, catalog.types) for run in runs]
-    return CompareForm(
-        **_setup(catalog, first.target, first.dtype, configs, first.messages),
-        mode="chat" if first.messages else "raw",
-        prompt=first.prompt_text,
-        sampling=changed_controls(Sampling.parse(first.sampling), Sampling()),
-        limits=changed_controls(Limits.parse(first.limits), LIMITS),
+    return CompareForm.parse(
+        {
+            **_setup(catalog, first.target, first.dtype, configs, first.messages),
+            "mode": "chat" if first.messages else "raw",
+            "prompt": first.prompt_text,
+            "sampling": changed_controls(Sampling.parse(first.sampling), Sampling()),
+            "limits": changed_controls(Limits.parse(first.limits), LIMITS),
+        }
     )
 
 
@@ -335,18 +319,18 @@ def from_comparison(catalog: Catalog, log: RunLog, compare_id: str) -> CompareFo
     plan = stored_experiment(log, compare_id, catalog.types)[1]
     first, suite = plan.items[0], plan.items[0].suite
     suite = suite if suite in catalog.suites else ""
-    options = {"repeats": min(plan.repeats, 10)}
-    if suite:
-        options["num_prompts"] = min(len(plan.items), 20)
+    num_prompts = {"num_prompts": min(len(plan.items), 20)} if suite else {}
     configs = [c.config for c in plan.configurations]
-    return CompareForm(
-        **_setup(catalog, plan.target.name, plan.dtype, configs, first.history),
-        mode="raw" if first.raw else "chat",
-        prompt="" if suite else first.turns[0],
-        suite=suite,
-        compare=changed_controls(CompareOptions.parse(options), CompareOptions()),
-        sampling=changed_controls(plan.sampling, Sampling()),
-        limits=changed_controls(plan.limits, LIMITS),
+    return CompareForm.parse(
+        {
+            **_setup(catalog, plan.target.name, plan.dtype, configs, first.history),
+            "mode": "raw" if first.raw else "chat",
+            "prompt": "" if suite else first.turns[0],
+            "suite": suite,
+            "compare": {"repeats": min(plan.repeats, 10), **num_prompts},
+            "sampling": changed_controls(plan.sampling, Sampling()),
+            "limits": changed_controls(plan.limits, LIMITS),
+        }
     )
 
 

@@ -162,7 +162,6 @@ class Measurement:
         Raises PlaygroundError: a drafter cannot be built, or the target has no tokenizer.
         """
         self._context, self._target = context, context.target
-        self.plan.runnable  # noqa: B018
         self._chooser.begin()
         planned = {request.key for requests in self.plan.rounds() for request in requests}
         requests = self.log.wait_for(lambda: finished_requests(self.log, self.benchmark_id))

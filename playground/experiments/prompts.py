@@ -99,8 +99,6 @@ def choose_items(
     """
     if len({suite.name for suite in suites}) < len(suites):
         raise ConfigError("Two suites have the same name. Give each file once, or rename one.")
-    if limit_per_category is not None and limit_per_category < 1:
-        raise ConfigError(f"limit_per_category must be at least 1, got {limit_per_category}.")
     items = [item for suite in suites for item in items_of(suite)]
     known = {item.category for item in items} | {item.group for item in items}
     for name in categories:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import threading
 import zlib
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -111,7 +110,7 @@ class Experiments:
         self._log, self._host = host.log, host
         self._jobs = Jobs()
         self._lock = threading.Lock()
-        self._files: OrderedDict[str, PromptSuite] = OrderedDict()
+        self._files: dict[str, PromptSuite] = {}
         self._reports: BoundedCache[str, Report] = BoundedCache(
             MAX_REPORT_BYTES, lambda report: BYTES_PER_REQUEST * len(report[1].requests)
         )
@@ -135,9 +134,8 @@ class Experiments:
         suite = read_suite_text(text, name, where=name)
         key = "file:" + hashlib.sha256(f"{name}\n{text}".encode(errors="replace")).hexdigest()[:16]
         with self._lock:
-            self._files[key] = suite
-            while len(self._files) > MAX_FILES:
-                self._files.popitem(last=False)
+            newest = [*self._files.items(), (key, suite)][-MAX_FILES:]
+            self._files = dict(newest)
         return key
 
     # ---- running

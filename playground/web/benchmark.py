@@ -139,7 +139,7 @@ class BenchmarkPage(ExperimentPage):
             save_on_click(button, partial(self._file, name), [self.picker], self.message)
 
     def plan(self, values: Mapping[str, Any]) -> ExperimentPlan:
-        return BenchmarkForm.of(form_of(values)).plan(self.catalog, self.experiments.suites)
+        return BenchmarkForm.parse(form_of(values)).plan(self.catalog, self.experiments.suites)
 
     def extent(self, plan: ExperimentPlan, pool: PoolConfig | None) -> str:
         how = "one at a time (concurrency 1)" if pool is None else "one at a time on each worker"

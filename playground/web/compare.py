@@ -53,7 +53,6 @@ from playground.web.memory import last_shown_js, owner_of
 from playground.web.report import report_html
 from playground.web.results import Cell, save_on_click, sentence_html, table_html
 
-OWN_PROMPT = ""
 FIELDS = ("target", "dtype", "mode", "system", "prompt", "suite")
 """Components whose values enter `CompareForm` unchanged."""
 PLACEHOLDER = (
@@ -252,7 +251,7 @@ class ComparePage:
         ]
         with gr.Row(elem_id="pg-cmp-kind"):
             self.suite = gr.Dropdown(
-                [("One prompt", OWN_PROMPT), *suites],
+                [("One prompt", ""), *suites],
                 elem_id="pg-cmp-suite",
                 label="prompts",
                 **UNLABELLED,

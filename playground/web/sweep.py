@@ -49,7 +49,7 @@ CARD = HTML.from_string("""
 """)
 
 
-FORM = SweepForm(target="", dtype="", method="", vary=[""])
+FORM = SweepForm(target="", dtype="", method="")
 PICKED = ("target", "dtype", "method", "objective", "suite")
 """Fields with a picker of their own; the form of the plan has the others."""
 
@@ -145,7 +145,7 @@ class SweepPage(ExperimentPage):
         self.forget.click(forgets, self.inputs, self.outputs, js=CONFIRM, **RAW)
 
     def plan(self, values: Mapping[str, Any]) -> SweepPlan:
-        return SweepForm.of(form_of(values)).plan(self.catalog)
+        return SweepForm.parse(form_of(values)).plan(self.catalog)
 
     def extent(self, plan: SweepPlan, pool: PoolConfig | None) -> str:
         points = plan.space.num_points

@@ -318,6 +318,6 @@ def _distribution(vary: VariedSetting, tunable: Tunable) -> BaseDistribution:
     low, high = vary.ends
     if vary.step is not None:
         high = float(f"{low + int((high - low) / vary.step + 1e-9) * vary.step:.12g}")
-    if tunable.kind == "int":
+    if tunable.is_integer:
         return IntDistribution(int(low), int(high), log=vary.log, step=int(vary.step or 1))
     return FloatDistribution(float(low), float(high), log=vary.log, step=vary.step)

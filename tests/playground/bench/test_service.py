@@ -52,7 +52,7 @@ def asked(*names: str, **changes: Any) -> dict[str, Any]:
 
 
 def plan_of(service: Experiments, form: dict[str, Any]) -> ExperimentPlan:
-    return BenchmarkForm.of(form).plan(service.catalog, service.suites)
+    return BenchmarkForm.parse(form).plan(service.catalog, service.suites)
 
 
 def begin(service: Experiments, form: dict[str, Any]) -> str:
