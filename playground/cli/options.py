@@ -151,9 +151,6 @@ def until_interrupt() -> Iterator[Callable[[], bool]]:
             raise KeyboardInterrupt
         interrupted.set()
 
-    if threading.current_thread() is not threading.main_thread():
-        yield interrupted.is_set
-        return
     previous = signal.signal(signal.SIGINT, interrupt)
     try:
         yield interrupted.is_set

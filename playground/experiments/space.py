@@ -360,8 +360,6 @@ class OptunaSearch(SearchSettings):
 
     Attributes:
         varied: the varied settings; texts as on the command line are parsed.
-        trials: number of trials of a search; a grid measures all of its points.
-        prune: stop a trial early when it is below the median of the others at that prompt.
     """
 
     name: Literal["optuna"] = "optuna"

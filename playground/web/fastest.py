@@ -167,21 +167,20 @@ class FastestPanel:
 
     def _table(self, search: Experiment, ranking: Ranking) -> str:
         best = ranking.report.fastest
-        rows = []
+        rows: list[list[Cell | str]] = []
         for one in ranking.sections:
             speedup = one.overall.speedup
             answers = str(speedup.num_repeats if speedup else 0)
             state = Cell(ranking.state(one), hint=one.fault, mood="bad" if one.fault else "")
             mat, engines = formats.mat(one.overall.mat), self._engines(search, one.name)
-            speed = speedup_cell(speedup)
-            rows.append([Cell(one.name), speed, Cell(mat), Cell(answers), engines, state])
+            rows.append([one.name, speedup_cell(speedup), mat, answers, engines, state])
         return table_html("Methods tried", HEADS, rows, best=best)
 
     def _engines(self, search: Experiment, name: str) -> Cell:
         """The engines that run a method, once the search is over."""
         if not search.over.is_set():
             return Cell("")
-        config = next(c.config for c in search.plan.configurations if c.name == name)
+        config = search.plan.configuration(name).config
         source = ExportSource(config, search.plan.target.name, name)
         resolve = self.host.catalog.resolve
         engines = attempt(lambda: engines_of(source, resolve), where="naming engines")

@@ -195,11 +195,8 @@ class SweepPage(ExperimentPage):
 
         def use(picked: Any, trial: Any) -> Updates:
             report = self.experiments.sweeps.load(read_key(picked))
-            method = report.plan.swept.name
-            start = self.catalog.method(method).config.model_dump(mode="json")
-            values = report.config(number_of(trial)).model_dump(mode="json")
-            changed = {key: value for key, value in values.items() if start.get(key) != value}
-            return generate.open(report.plan.target.name, method, changed)
+            settings = report.config(number_of(trial)).model_dump(exclude={"decoding_type"})
+            return generate.open(report.plan.target.name, report.plan.swept.name, settings)
 
         open_on_click(self.use, use, [self.picker, self.trial], generate.open_outputs, self.state)
 

@@ -117,7 +117,7 @@ def test_a_target_that_fails_ends_the_sweep_and_it_can_go_on(store: SweepStore) 
     with pytest.raises(SourceError):
         swept(store, measure=Failing(), trials=4, name="s")
     failed = store.load("s")
-    told = (failed.row.status, failed.fault)
+    told = (failed.row.status, failed.to_dict()["fault"])
     assert told == ("failed", "The weights are gone. Fetch them again.")
     outcomes = [row["outcome"] for row in failed.to_dict()["trials"]]
     assert outcomes == ["measured", "measured", "interrupted"]
