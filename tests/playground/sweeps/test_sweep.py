@@ -123,7 +123,7 @@ def test_a_target_that_fails_ends_the_sweep_and_it_can_go_on(store: SweepStore) 
     assert outcomes == ["measured", "measured", "interrupted"]
     measure = Scripted()
     done = resumed(store, "s", measure)
-    assert (done.row.status, done.fault) == ("completed", "")
+    assert (done.row.status, done.to_dict()["fault"]) == ("completed", "")
     assert len(measure.configs) == 2, "the broken-off trial and the one that was left"
 
 
