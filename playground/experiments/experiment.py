@@ -36,8 +36,6 @@ from storage import RunLog, RunQuery, StorageError, new_id
 REPORT_INTERVAL_S = 3.0
 SHARDS_PER_WORKER = 2
 """One would need fewer warm-ups; more shorten the wait for the slowest worker."""
-Version = str
-"""Differs between a report and the next one."""
 
 
 class Experiment(Job):
@@ -48,8 +46,9 @@ class Experiment(Job):
         faults: configurations that failed, and why.
         chooser: which configurations continue.
         has_live_report: whether `results` is updated every few seconds while it runs.
-        results: the newest report, and its version.
+        results: the newest report, and its version, which differs from the last one's.
         on_round: as of `Measurement`.
+        interrupted: ends the experiment as `cancel` does.
     """
 
     def __init__(
@@ -61,10 +60,10 @@ class Experiment(Job):
         self.requests = [] if benchmark_id is None else finished_requests(log, benchmark_id)
         self.faults: Mapping[str, str] = {}
         self.has_live_report = False
-        self.results: tuple[Version, Results] | None = None
+        self.results: tuple[str, Results] | None = None
         self.on_round: OnRound | None = None
-        self._on_progress: Callable[[Progress], None] = lambda progress: None
-        self._interrupted: Callable[[], bool] = lambda: False
+        self.on_progress: Callable[[Progress], None] = lambda progress: None
+        self.interrupted: Callable[[], bool] = lambda: False
         self._reported_s = time.monotonic()
         self._lock = threading.Lock()
 
@@ -73,14 +72,8 @@ class Experiment(Job):
         plan = self.plan.to_dict()
         self.log.benchmarks.begin(name or default_name(self.plan), plan, benchmark_id=self.id)
 
-    def watch(
-        self, on_progress: Callable[[Progress], None], interrupted: Callable[[], bool]
-    ) -> None:
-        """Report progress to a command line; `interrupted` ends the experiment as `cancel` does."""
-        self._on_progress, self._interrupted = on_progress, interrupted
-
     def cancelled(self) -> bool:
-        return self._interrupted() or super().cancelled()
+        return self.interrupted() or super().cancelled()
 
     def check_target(self, environment: Mapping[str, Any]) -> None:
         """Raises ConfigError: it began on other weights, in another dtype or on another device."""
@@ -171,7 +164,7 @@ class Experiment(Job):
 
     def update(self, progress: Progress) -> None:
         super().update(progress)
-        self._on_progress(progress)
+        self.on_progress(progress)
         if progress.last is None:
             return
         with self._lock:  # workers report concurrently

@@ -13,7 +13,7 @@ from typing import Any
 from engine.errors import ConfigError, validate_choice
 from playground.experiments.cluster import PoolConfig, workers
 from playground.experiments.comparison import Comparison
-from playground.experiments.experiment import Experiment, Version
+from playground.experiments.experiment import Experiment
 from playground.experiments.finished import finished_requests
 from playground.experiments.job import Job, Jobs, State, time_left
 from playground.experiments.measurement import Summary
@@ -39,7 +39,8 @@ MAX_LISTED = 100
 MAX_REPORT_BYTES = 256_000_000
 """Memory for cached reports."""
 BYTES_PER_REQUEST = 10_000
-Report = tuple[Version, Results]
+Report = tuple[str, Results]
+"""With its version."""
 
 
 STATUS_WORDS = {
@@ -64,7 +65,7 @@ class ExperimentState:
 
     row: Benchmark
     job: Job | None
-    version: Version
+    version: str
     results: Any
 
     @property
@@ -165,8 +166,6 @@ class Experiments:
 
         Raises ConfigError: it is not in the log, or this version lacks one of its methods.
         """
-        if self._jobs.get(benchmark_id) is not None:
-            raise ConfigError("This experiment is running already.")
         head = self._log.benchmarks.get(benchmark_id)
         if head is not None and head.plan.get("kind") == "sweep":
             trials = None

@@ -166,7 +166,7 @@ def test_stop_ends_within_an_answer_and_resume_does_the_rest(store: SweepStore) 
     sweep = Sweep(store, plan(trials=5))
     sweep.begin("s")
     first, second, looks = Scripted(), Scripted(), iter(range(10))
-    sweep.watch(lambda progress: None, lambda: next(looks, None) is None)
+    sweep.interrupted = lambda: next(looks, None) is None
     assert sweep.run(partial(sweep.search, first)).cancelled
     stopped = store.load("s")
     assert stopped.row.status == "cancelled" and first.num_answers[-1] < 4
@@ -204,7 +204,7 @@ def test_progress_counts_up_and_tells_what_is_left(store: SweepStore) -> None:
     told: list[Progress] = []
     sweep = Sweep(store, plan("max_draft_len=1:3", mode="grid"))
     sweep.begin()
-    sweep.watch(told.append, lambda: False)
+    sweep.on_progress = told.append
     sweep.run(partial(sweep.search, Scripted()))
     done = [progress.num_done for progress in told]
     assert done == sorted(done) and (done[0], done[-1]) == (0, 3)
