@@ -16,7 +16,7 @@ from playground.experiments.comparison import (
     reopen_message,
     stream,
 )
-from playground.experiments.forms import CompareForm, from_comparison, from_runs
+from playground.experiments.forms import from_comparison, from_runs
 from playground.experiments.plan import BASELINE_NAME
 from playground.host.live import LiveRuns
 from playground.host.runner import EngineHost
@@ -24,8 +24,7 @@ from playground.host.stream import History
 from playground.web.components import race_functions
 from storage import RunLog, RunQuery
 from tests.playground.asks import finished, start
-from tests.playground.compare.corrupted import held
-from tests.playground.compare.running import begun, ended, experiments_of, stored_race
+from tests.playground.compare.running import begun, ended, stored_race
 
 Messages = list[dict[str, Any]]
 
@@ -140,13 +139,13 @@ def test_stopping_on_the_way_ends_the_stream_and_keeps_what_ran(
 def test_a_link_of_a_comparison_fills_the_form(
     host: EngineHost, log: RunLog, history: History
 ) -> None:
-    raw = held(
+    comparison = begun(
+        host,
         ("scripted", {"max_draft_len": "5"}),
         ("corrupted", {"wrong_at": "99"}),
         system="Be brief.",
         limits={"max_new_tokens": "9"},
     )
-    comparison = experiments_of(host).start(CompareForm.parse(raw).plan(host.catalog), owner="tab")
     ended(comparison)
     again = from_comparison(host.catalog, log, comparison.id).plan(host.catalog)
     assert again == comparison.plan
