@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, Strict
 
 from engine.config import Limits, Sampling, Settings
 from engine.drafters.method import MethodConfig
@@ -123,11 +123,12 @@ def texts(raw: object) -> list[str]:
 
 
 class FormValues(Settings):
-    """Values of a settings form's controls, by group."""
+    """Values of a settings form's controls, by group; of every group, its name and method's key."""
 
     model_config = ConfigDict(extra="ignore")
 
     values: dict[str, dict[str, Any]] = {}
+    groups: list[Annotated[tuple[str, Any], Strict(False)]] = Field([], max_length=64)
 
     @classmethod
     def of(cls, raw: object) -> Self:

@@ -8,7 +8,6 @@ from pathlib import PurePath
 from typing import Any
 
 import gradio as gr
-from pydantic import ConfigDict, Field
 
 from playground.experiments.forms import first_methods
 from playground.host.controls import Control, FormSpec, group_of
@@ -111,20 +110,12 @@ class ConfigurationPicker:
         return [adder, {"groups": kept, "values": values} if kept else self._first(menu)]
 
 
-class _Values(FormValues):
-    """Values of the form, with the group and the method's key of every configuration."""
-
-    model_config = ConfigDict(strict=False)
-
-    groups: list[tuple[str, Any]] = Field([], max_length=64)
-
-
 def read_configurations(form: object) -> list[dict[str, Any]]:
     """Fields of a `ConfigurationForm` per configuration in the form's values.
 
     Raises ConfigError: these are not values of such a form.
     """
-    values, configurations = _Values.of(form), []
+    values, configurations = FormValues.of(form), []
     for group, method in values.groups:
         settings = dict(values.values.get(group, {}))
         name = {NAME: settings.pop(NAME)} if NAME in settings else {}
