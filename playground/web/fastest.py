@@ -36,7 +36,6 @@ INTERRUPTED = (
     "The server stopped during the search. Its answers are in the log as the benchmark “{}”: read "
     "or resume it on the Benchmark page, or search again."
 )
-RawRequest = Callable[..., dict[str, Any]]
 
 
 class FastestPanel:
@@ -74,7 +73,7 @@ class FastestPanel:
 
     # ---- listeners
 
-    def listen(self, fields: Sequence[Any], raw_request: RawRequest) -> None:
+    def listen(self, fields: Sequence[Any], raw_request: Callable[..., dict[str, Any]]) -> None:
         """`raw_request` makes the input of `host.request.read_request` from the fields' values."""
         self.outputs = [self.column, self.state, self.table, *self.page_buttons.values()]
         self.outputs += [self.stop, self.close, self.timer]

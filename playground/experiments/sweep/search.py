@@ -119,8 +119,8 @@ class Sweep(Experiment):
             parallel: number of trials measured at a time, each in a thread of its own.
 
         Raises:
-            SweepError: too many combinations in a row are refused or fail.
-            PlaygroundError, StorageError: target or log failed; the sweep can be resumed.
+            PlaygroundError, StorageError: target or log failed, or too many combinations in a row
+                are refused or fail; the sweep can be resumed.
         """
         begun, save = self.store.trials(self.id), partial(self.store.save, self.id)
         self.trials = OptunaChooser(self.plan, begun, save, parallel=parallel)

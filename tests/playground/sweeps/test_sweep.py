@@ -11,11 +11,11 @@ import pytest
 from optuna.trial import TrialState
 
 from engine.drafters.eagle.methods import EagleConfig
-from engine.errors import ConfigError, OutOfMemoryError, SourceError
+from engine.errors import ConfigError, OutOfMemoryError, PlaygroundError, SourceError
 from playground.experiments.job import MeasurementFailedError, Progress
 from playground.experiments.sweep.report import SweepStore, best_of
 from playground.experiments.sweep.search import Sweep
-from playground.experiments.sweep.trials import SweepError, Trial, study_of
+from playground.experiments.sweep.trials import Trial, study_of
 from tests.playground.sweeps.scripted import PLAIN_TOK_S, Scripted, plan, resumed, swept
 
 EAGLE = EagleConfig(use_dynamic_tree=True)
@@ -102,7 +102,7 @@ def test_a_space_without_any_fitting_point_ends(store: SweepStore) -> None:
     sweep = swept(store, "max_draft_len=1", "dynamic_tree_max_topK=1:9", base=EAGLE)
     assert sweep.row.status == "completed"
     assert {t.outcome for t in sweep.trials} == {"refused"}
-    with pytest.raises(SweepError, match="100 combinations in a row refused"):
+    with pytest.raises(PlaygroundError, match="100 combinations in a row refused"):
         swept(store, "max_total_draft_tokens=200:1024", "max_draft_len=1", base=EAGLE, name="w")
     assert store.load("w").row.status == "failed"
 
@@ -145,7 +145,9 @@ def test_points_that_fail_are_told_and_three_in_a_row_are_enough(store: SweepSto
             *("measured", "failed", "measured", "failed", "failed", "measured")
         ]
         assert outcomes[1][1] == "It broke."
-    with pytest.raises(SweepError, match="3 combinations in a row failed; the last one: It broke."):
+    with pytest.raises(
+        PlaygroundError, match="3 combinations in a row failed; the last one: It broke."
+    ):
         grid(measure=Fragile(MeasurementFailedError, 2, 3, 4))
 
 
