@@ -174,7 +174,7 @@ def test_a_text_follows_the_schema_expression_or_grammar_it_is_given(
     ("asked", "why"),
     [
         (("--regex", "a", "--grammar", 'start: "a"'), "Give one of"),
-        (("--json-schema", "none.json"), "cannot be read"),
+        (("--json-schema", "none.json"), "could not be read"),
         (("--regex", "("), "unclosed group"),
     ],
 )

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from playground.experiments.experiment import Experiment
     from playground.experiments.job import Progress
     from playground.experiments.measurement import Summary
-    from playground.experiments.plan import Configuration, ExperimentPlan, Item
+    from playground.experiments.plan import Configuration, ExperimentPlan
     from storage import RunLog
 
 MAX_SKIPPED = 10
@@ -61,19 +61,13 @@ class ExperimentOptions(LogOptions, SamplingOptions, TargetOptions):
         None, "GPUs of a Ray worker; default: 1 where there is one.", min=0.0
     )
 
-    def items(self) -> tuple[Item, ...]:
-        """Raises ConfigError: a suite or category that is not there."""
-        from playground.experiments.prompts import choose_items, find_suite
-
-        return choose_items(
-            [find_suite(name) for name in self.suites],
-            categories=split_list(self.categories),
-            limit_per_category=self.limit_per_category,
-        )
-
     def shared_plan(self) -> dict[str, Any]:
-        """The part of a plan that these options make, as plain data."""
+        """The part of a plan that these options make.
+
+        Raises ConfigError: a suite or category that is not there.
+        """
         import presets
+        from playground.experiments.prompts import choose_items, find_suite
 
         target = presets.resolve(self.target)
         if target.path is not None:  # so that a resume finds it from any folder
@@ -81,7 +75,11 @@ class ExperimentOptions(LogOptions, SamplingOptions, TargetOptions):
         return {
             "target": target,
             "dtype": self.dtype,
-            "items": self.items(),
+            "items": choose_items(
+                [find_suite(name) for name in self.suites],
+                categories=split_list(self.categories),
+                limit_per_category=self.limit_per_category,
+            ),
             "repeats": self.repeats,
             "sampling": self.sampling,
             "limits": self.limits(),
@@ -321,5 +319,5 @@ def run_experiment(
                 note = f"{time_left(progress.eta_s)} {progress.message}{failed}"
                 bar(progress.num_done, total=progress.num_planned, note=note.strip())
 
-            experiment.watch(show, stopped)
+            experiment.on_progress, experiment.interrupted = show, stopped
             return experiment.run(measure)

@@ -31,9 +31,8 @@ app = typer.Typer(
 )
 app.add_typer(runs)
 app.add_typer(suites)
-for command in (serve, doctor, triton, generate, bench, sweep, connect, train, export):
-    app.command()(command)
-for command in (models, methods):
+commands = (serve, doctor, triton, generate, bench, sweep, connect, train, export, models, methods)
+for command in commands:
     app.command()(command)
 app.command("import")(import_)
 

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 import typer
 from typer.core import TyperGroup
 
-from engine.safe_text import MAX_CHARS, as_text, disk_is_full, visible, write_error_text
+from engine.safe_text import MAX_CHARS, as_text, disk_is_full, read_text, visible, write_error_text
 
 if TYPE_CHECKING:
     from engine.config import Limits, Sampling
@@ -86,14 +86,14 @@ class CommandGroup(TyperGroup):
             raise typer.Exit(EXIT_USER_ERROR) from error
 
 
-def echo(text: str, *, err: bool = False) -> None:
+def echo(text: str) -> None:
     """Print for people: control characters are shown, not obeyed."""
-    typer.echo(visible(text), err=err)
+    typer.echo(visible(text))
 
 
 def note(text: str) -> None:
     """Print for people on stderr."""
-    echo(text, err=True)
+    typer.echo(visible(text), err=True)
 
 
 def as_output(text: str) -> str:
@@ -151,9 +151,6 @@ def until_interrupt() -> Iterator[Callable[[], bool]]:
             raise KeyboardInterrupt
         interrupted.set()
 
-    if threading.current_thread() is not threading.main_thread():
-        yield interrupted.is_set
-        return
     previous = signal.signal(signal.SIGINT, interrupt)
     try:
         yield interrupted.is_set
@@ -169,17 +166,6 @@ def split_list(text: str | None) -> tuple[str, ...]:
 def read_stdin() -> str:
     """Standard input. Raises ConfigError: it is not text, or too long."""
     return as_text(sys.stdin.buffer.read(MAX_CHARS + 1), what="The input")
-
-
-def _read(name: str, file: str) -> str:
-    """The file of an option. Raises ConfigError: it cannot be read, or is not text."""
-    from engine.errors import ConfigError
-
-    flag = f"--{name.replace('_', '-')}"
-    try:
-        return as_text(Path(file).read_bytes(), what=str(file))
-    except OSError as error:
-        raise ConfigError(f"{flag}: {file} cannot be read: {error.strerror}.") from error
 
 
 def write_files(folder: Path, texts: Mapping[str, str]) -> list[Path]:
@@ -227,7 +213,7 @@ class DeviceOptions:
         return self.cache_dir or paths.cache_dir()
 
     @contextmanager
-    def models(self, spec: TargetSpec, dtype: str | None) -> Iterator[Models]:
+    def models(self, spec: TargetSpec, dtype: str) -> Iterator[Models]:
         """The loaded target and its drafters; freed at the end."""
         import presets
         from playground.cli.terminal import Terminal, plain
@@ -237,7 +223,7 @@ class DeviceOptions:
         try:
             with Terminal(stderr=True).status(plain(f"loading {spec.name}")) as status:
                 tell = lambda message, _: status.update(plain(message))  # noqa: E731
-                models.target(spec, dtype or "auto", tell)
+                models.target(spec, dtype, tell)
             yield models
         finally:
             models.close()
@@ -306,7 +292,8 @@ class SamplingOptions:
             raise ConfigError("Give one of --json-schema, --regex and --grammar.")
         for kind, text in values.items():
             is_inline = kind == "regex" or ("{" if kind == "json_schema" else ":") in text
-            return {"structured_output": kind, "grammar": text if is_inline else _read(kind, text)}
+            grammar = text if is_inline else read_text(Path(text))
+            return {"structured_output": kind, "grammar": grammar}
         return {}
 
     def limits(self, **more: Any) -> Limits:

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from playground.experiments.plan import SweepPlan
     from playground.experiments.sweep.report import SweepReport
 
-DEFAULT_TRIALS = 20
-
 
 @dataclass(kw_only=True)
 class SweepOptions(ExperimentOptions, MethodOptions):
@@ -84,7 +82,7 @@ class SweepOptions(ExperimentOptions, MethodOptions):
             "varied": self.vary,
             "objective": self.objective,
             "mode": "grid" if self.grid else "search",
-            "trials": DEFAULT_TRIALS if self.trials is None else self.trials,
+            **({} if self.trials is None else {"trials": self.trials}),
             "prune": self.prune,
             "seed": self.seed,
         }

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 from playground.experiments.finished import FinishedRequest, plain_pairs
 from playground.experiments.plan import ExperimentPlan, Halving
@@ -28,18 +28,17 @@ class Chooser:
         budget_s: None without a limit; then no method is dropped.
     """
 
-    def __init__(self, plan: ExperimentPlan, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, plan: ExperimentPlan) -> None:
         self.plan = plan
         self.running = [c.name for c in plan.configurations[1:]]
         self.budget_s = plan.chooser.budget_s if isinstance(plan.chooser, Halving) else None
         self.requests: list[FinishedRequest] = []
-        self._clock = clock
         self._begin_s: float | None = None
         self._faults: Collection[str] = ()
 
     def begin(self) -> None:
         """Start the clock; the target is loaded."""
-        self._begin_s = self._clock()
+        self._begin_s = time.monotonic()
 
     def is_active(self, name: str) -> bool:
         """Whether a configuration continues."""
@@ -47,7 +46,7 @@ class Chooser:
 
     @property
     def _spent_s(self) -> float:
-        return 0.0 if self._begin_s is None else self._clock() - self._begin_s
+        return 0.0 if self._begin_s is None else time.monotonic() - self._begin_s
 
     @property
     def remaining_s(self) -> float | None:

@@ -42,10 +42,6 @@ class WorkerLostError(PlaygroundError):
     """Every worker that ran a task died."""
 
 
-class NoWorkerError(PlaygroundError):
-    """No worker is left, and none could be started. The experiment can be resumed."""
-
-
 @dataclass(frozen=True, slots=True)
 class PoolConfig:
     """How much of a cluster to use. By default as many workers as fit, each with all cores of a
@@ -187,13 +183,14 @@ class Workers:
     ) -> Any:
         """Run a task on a free worker and return its result; if the worker dies, on another one.
 
-        Raises WorkerLostError, NoWorkerError; and whatever the task raises.
+        Raises WorkerLostError; PlaygroundError: no worker is left, and none could be started; and
+        whatever the task raises.
         """
         for attempt in range(1, MAX_LOST + 1):
             actor = self._free.get()
             if actor is None:
                 self._free.put(None)
-                raise NoWorkerError(f"No worker is left. {' '.join(self.rejections)}")
+                raise PlaygroundError(f"No worker is left. {' '.join(self.rejections)}")
             name = self._actors[actor].name
             self._task_titles[name] = title
             try:

@@ -9,14 +9,15 @@ from __future__ import annotations
 import asyncio
 import json
 import textwrap
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from engine.drafters.base import BuildContext
 from engine.errors import ConfigError
 from playground.errors import Fault, attempt, attempt_aside
 from playground.experiments.experiment import Experiment
-from playground.experiments.measurement import Prompt
+from playground.experiments.measurement import Prompt, Summary
 from playground.experiments.plan import ExperimentPlan, Request
 from playground.experiments.report.report import Results, read_results
 from playground.host.live import LiveRun, LiveRuns
@@ -115,8 +116,8 @@ class Race:
 # ---- while it runs
 
 
-class LiveComparison:
-    """What the page shows of a running comparison.
+class Comparison(Experiment):
+    """An experiment whose rounds are streamed to its page.
 
     Attributes:
         round: number (from 1) and runs of the current or last round: one prompt, once by every
@@ -125,45 +126,52 @@ class LiveComparison:
         report: the same as JSON text; complete once the experiment is over.
     """
 
-    def __init__(self, host: EngineHost, experiment: Experiment) -> None:
-        self._host, self._experiment = host, experiment
+    def __init__(
+        self, host: EngineHost, plan: ExperimentPlan, *, benchmark_id: str | None = None
+    ) -> None:
+        super().__init__(host.log, plan, benchmark_id=benchmark_id)
+        self._host, self.on_round = host, self.begin_round
         self.round: tuple[int, tuple[LiveRun, ...]] = 0, ()
         self.race: Race | None = None
         self.report = ""
+
+    def measure(self, context: BuildContext) -> Summary:
+        try:
+            return super().measure(context)
+        finally:
+            attempt(self.refresh, where=f"the report of comparison {self.id}")
+
+    def run(self, measure: Callable[[], Summary]) -> Summary:
+        summary = super().run(measure)
+        if not summary.cancelled:
+            self.log.wait_for(self.refresh)
+        return summary
 
     def begin_round(
         self, number: int, requests: Sequence[Request], prompt: Prompt
     ) -> Mapping[str, LiveRun]:
         """The live runs of a new round, which panels show from now on."""
         if self.round[0]:
-            attempt(self.refresh, where=f"the report of comparison {self._experiment.id}")
-        plan = self._experiment.plan
+            attempt(self.refresh, where=f"the report of comparison {self.id}")
         messages = [dict(message) for message in prompt.messages]
         runs: dict[str, LiveRun] = {}
-        for name in sorted((r.configuration for r in requests), key=plan.names.index):
-            run = runs[name] = LiveRun(self._experiment.owner, messages=messages)
-            run.meta = _panel_meta(plan, name, run.id, prompt.text, messages)
+        for name in sorted((r.configuration for r in requests), key=self.plan.names.index):
+            run = runs[name] = LiveRun(self.owner, messages=messages)
+            run.meta = _panel_meta(self.plan, name, run.id, prompt.text, messages)
             self._host.runs.add(run)
         self.round = number, tuple(runs.values())
         return runs
 
     def refresh(self) -> None:
         """Read the results from the log."""
-        log, one = self._host.log, self._experiment
         types = self._host.catalog.types
-        results = read_results(log, one.id, tuple(one.requests), types, one.faults)
-        self.race = Race.of(log, results)
+        results = read_results(self.log, self.id, tuple(self.requests), types, self.faults)
+        self.race = Race.of(self.log, results)
         self.report = self.race.to_json()
 
 
-def view_of(job: Experiment) -> LiveComparison:
-    """The view of a comparison that runs here."""
-    assert isinstance(job.view, LiveComparison)
-    return job.view
-
-
 async def stream(
-    job: Experiment, history: History, tick_s: float = TICK_S
+    job: Comparison, history: History, tick_s: float = TICK_S
 ) -> AsyncIterator[StreamMessage]:
     """All messages of a comparison as they arise; the last shows the median runs, ready to race.
 
@@ -171,11 +179,11 @@ async def stream(
     """
     job.watchers += 1
     try:
-        shown, last, view = 0, "", view_of(job)
+        shown, last = 0, ""
         planned = await asyncio.to_thread(_planned, job)  # the first call reads presets
         waiting = initial_message(status={}, runs=planned)
         while True:
-            over, (number, runs) = job.over.is_set(), view.round
+            over, (number, runs) = job.over.is_set(), job.round
             if number > shown:
                 shown = number
                 async for message in follow(RunStream(runs, lambda run: 0), tick_s):
@@ -188,9 +196,9 @@ async def stream(
                 yield {**waiting, **texts}
                 last = texts["compare"]
             await asyncio.sleep(tick_s)
-        metas = await attempt_aside(lambda: _metas(view.race, history), where="opening its runs")
+        metas = await attempt_aside(lambda: _metas(job.race, history), where="opening its runs")
         if isinstance(metas, Fault):
-            yield {**fault_message(metas.sentence), "report": view.report}
+            yield {**fault_message(metas.sentence), "report": job.report}
             return
         yield initial_message(status={}, runs=metas, resync=True, **_texts(job, final=True))
     finally:
@@ -218,14 +226,14 @@ def fault_message(sentence: str, shown: object = None) -> StreamMessage:
     return {**(current or initial_message(status={}, report="")), "compare": json.dumps(state)}
 
 
-def _texts(job: Experiment, *, final: bool = False) -> dict[str, str]:
+def _texts(job: Comparison, *, final: bool = False) -> dict[str, str]:
     state = {
         **_state(job.id, job.state, final=final),
         "text": job.message,
         "progress": None if job.over.is_set() else (job.progress and job.progress.share) or None,
         "error": job.error,
     }
-    return {"compare": json.dumps(state), "report": view_of(job).report}
+    return {"compare": json.dumps(state), "report": job.report}
 
 
 def _state(compare_id: str, state: str, *, final: bool) -> dict[str, Any]:
@@ -239,7 +247,7 @@ def _metas(race: Race | None, history: History) -> list[dict[str, Any]]:
     return [meta for run in (race.shown if race else ()) for meta in history.show(run)["runs"]]
 
 
-def _planned(job: Experiment) -> list[dict[str, Any]]:
+def _planned(job: Comparison) -> list[dict[str, Any]]:
     """Panels for the first prompt, before anything runs; the same in every message."""
     plan, item = job.plan, job.plan.items[0]
     prompt, history = item.turns[0], [dict(message) for message in item.history]

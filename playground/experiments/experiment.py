@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError
 from dataclasses import asdict
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from engine.drafters.base import BuildContext
 from engine.errors import ConfigError, PlaygroundError
@@ -21,8 +21,8 @@ from playground.experiments.chooser import Chooser
 from playground.experiments.cluster import Workers
 from playground.experiments.finished import finished_requests
 from playground.experiments.job import Job, Progress, submit
-from playground.experiments.measurement import Measurement, Prompt, Summary, check_same_target
-from playground.experiments.plan import ExperimentPlan, Request
+from playground.experiments.measurement import Measurement, OnRound, Summary, check_same_target
+from playground.experiments.plan import ExperimentPlan
 from playground.experiments.report.report import (
     Results,
     default_name,
@@ -30,30 +30,12 @@ from playground.experiments.report.report import (
     read_results,
 )
 from playground.experiments.worker import TaskContext
-from playground.host.live import LiveRun
 from playground.host.runner import EngineHost
 from storage import RunLog, RunQuery, StorageError, new_id
 
 REPORT_INTERVAL_S = 3.0
 SHARDS_PER_WORKER = 2
 """One would need fewer warm-ups; more shorten the wait for the slowest worker."""
-Version = str
-"""Differs between a report and the next one."""
-
-
-# ---- while it runs
-
-
-class View(Protocol):
-    """A page that follows an experiment round by round."""
-
-    def begin_round(
-        self, number: int, requests: Sequence[Request], prompt: Prompt
-    ) -> Mapping[str, LiveRun]:
-        """The live runs that a new round streams into, by configuration."""
-
-    def refresh(self) -> None:
-        """Update what the page shows from the log."""
 
 
 class Experiment(Job):
@@ -64,28 +46,24 @@ class Experiment(Job):
         faults: configurations that failed, and why.
         chooser: which configurations continue.
         has_live_report: whether `results` is updated every few seconds while it runs.
-        results: the newest report, and its version.
-        view: the page that follows its rounds, if any.
+        results: the newest report, and its version, which differs from the last one's.
+        on_round: as of `Measurement`.
+        interrupted: ends the experiment as `cancel` does.
     """
 
     def __init__(
-        self,
-        log: RunLog,
-        plan: ExperimentPlan,
-        *,
-        benchmark_id: str | None = None,
-        owner: str = "",
+        self, log: RunLog, plan: ExperimentPlan, *, benchmark_id: str | None = None
     ) -> None:
-        super().__init__(benchmark_id or new_id(), owner=owner)
+        super().__init__(benchmark_id or new_id())
         self.log, self.plan = log, plan
         self.chooser = Chooser(plan)
         self.requests = [] if benchmark_id is None else finished_requests(log, benchmark_id)
         self.faults: Mapping[str, str] = {}
         self.has_live_report = False
-        self.results: tuple[Version, Results] | None = None
-        self.view: View | None = None
-        self._on_progress: Callable[[Progress], None] = lambda progress: None
-        self._interrupted: Callable[[], bool] = lambda: False
+        self.results: tuple[str, Results] | None = None
+        self.on_round: OnRound | None = None
+        self.on_progress: Callable[[Progress], None] = lambda progress: None
+        self.interrupted: Callable[[], bool] = lambda: False
         self._reported_s = time.monotonic()
         self._lock = threading.Lock()
 
@@ -94,14 +72,8 @@ class Experiment(Job):
         plan = self.plan.to_dict()
         self.log.benchmarks.begin(name or default_name(self.plan), plan, benchmark_id=self.id)
 
-    def watch(
-        self, on_progress: Callable[[Progress], None], interrupted: Callable[[], bool]
-    ) -> None:
-        """Report progress to a command line; `interrupted` ends the experiment as `cancel` does."""
-        self._on_progress, self._interrupted = on_progress, interrupted
-
     def cancelled(self) -> bool:
-        return self._interrupted() or super().cancelled()
+        return self.interrupted() or super().cancelled()
 
     def check_target(self, environment: Mapping[str, Any]) -> None:
         """Raises ConfigError: it began on other weights, in another dtype or on another device."""
@@ -124,14 +96,10 @@ class Experiment(Job):
             on_progress=self.update,
             cancelled=self.cancelled,
             chooser=self.chooser,
-            on_round=None if self.view is None else self.view.begin_round,
+            on_round=self.on_round,
         )
         self.faults = measurement.faults
-        try:
-            return measurement.run(context)
-        finally:
-            if self.view is not None:
-                attempt(self.view.refresh, where=f"the report of experiment {self.id}")
+        return measurement.run(context)
 
     def enqueue(self, host: EngineHost) -> Callable[[], Summary]:
         """Queue it on the engine; returns a function that waits for the summary."""
@@ -171,7 +139,7 @@ class Experiment(Job):
         Raises ConfigError: in a comparison or search, no prompt could be answered.
         """
         status: Literal["completed", "cancelled", "failed"] = "failed"
-        outcome: dict[str, Any] = {"skipped": [], "num_failed": 0}
+        outcome: dict[str, Any] = {}
         try:
             summary = measure()
             outcome["skipped"] = [asdict(skip) for skip in summary.skipped]
@@ -191,14 +159,12 @@ class Experiment(Job):
             raise
         finally:
             self.log.benchmarks.finish(self.id, status, outcome)
-            if self.view is not None and status == "completed":
-                self.log.wait_for(self.view.refresh)
 
     # ---- progress
 
     def update(self, progress: Progress) -> None:
         super().update(progress)
-        self._on_progress(progress)
+        self.on_progress(progress)
         if progress.last is None:
             return
         with self._lock:  # workers report concurrently

@@ -69,7 +69,9 @@ def plan_of(catalog: Catalog, raw: Mapping[str, Any]) -> ExperimentPlan:
             "target": request.target,
             "dtype": request.dtype,
             "configurations": methods,
-            "items": [typed_item(request)] if own else first_turns(suite, NUM_PROMPTS),
+            "items": [typed_item(request.mode, request.system, request.prompt)]
+            if own
+            else first_turns(suite, NUM_PROMPTS),
             "repeats": MAX_REPEATS,
             "sampling": request.sampling,
             "limits": request.limits.replace(max_new_tokens=most),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any
 
 from pydantic import Field, field_validator
 
@@ -13,17 +13,18 @@ from engine.errors import ConfigError, validate_choice
 from playground.experiments.plan import Configuration, ExperimentPlan, SweepPlan, stored_config
 from playground.experiments.prompts import choose_items, first_turns, typed_item
 from playground.experiments.report.report import stored_experiment
-from playground.experiments.space import MAX_VARIED, OptunaSearch, SearchSettings
-from playground.host.catalog import TYPE_PREFIX, Catalog, Method
-from playground.host.controls import changed_controls, group_of, settings_from
+from playground.experiments.space import OptunaSearch, SearchSettings
+from playground.host.catalog import TYPE_PREFIX, Catalog
+from playground.host.controls import changed_controls, settings_from
 from playground.host.request import (
     DTYPES,
-    FormValues,
-    check_size,
+    MAX_PROMPT_CHARS,
+    MAX_SYSTEM_CHARS,
+    Mode,
     config_of,
     read_dtype,
-    read_request,
     read_run_id,
+    require_prompt,
 )
 from playground.host.stream import stored_run
 from presets import PromptSuite
@@ -34,12 +35,9 @@ MAX_PER_BENCHMARK, MAX_CONFIGURATIONS = 12, 4
 """Configurations of a benchmark and of a comparison, besides plain decoding."""
 MAX_NAME = 60
 MAX_LIMIT = 1000
-PLACEHOLDER = "x"
-
-
-def repeats_setting(default: int, *, le: int) -> Any:
-    about = "runs of each prompt; more repeats narrow the interval"
-    return setting(default, "Repeats", about, ge=1, le=le)
+LIMITS = Limits(max_new_tokens=128)
+"""Initial limits of a benchmark and of a comparison."""
+ABOUT_REPEATS = "runs of each prompt; more repeats narrow the interval"
 
 
 class ExperimentForm(Settings):
@@ -48,15 +46,52 @@ class ExperimentForm(Settings):
     target: str
     dtype: str
 
-    @classmethod
-    def of(cls, sent: Mapping[str, Any]) -> Self:
-        """Raises ConfigError: it is too large, or a value is missing or wrong."""
-        check_size(sent)
-        return cls.parse(sent)
-
     def shared(self, catalog: Catalog) -> dict[str, Any]:
         """The part of a plan that all forms share."""
         return {"target": catalog.target(self.target), "dtype": read_dtype(self.dtype)}
+
+
+class ConfigurationForm(Settings):
+    """A method's key, and the values of its controls.
+
+    Attributes:
+        name: None = the method's title.
+    """
+
+    method: str
+    name: str | None = None
+    settings: dict[str, Any] = {}
+
+    @field_validator("name")
+    @classmethod
+    def _readable(cls, name: str | None) -> str | None:
+        if name is not None and not (0 < len(name.strip()) <= MAX_NAME and name.isprintable()):
+            raise ValueError(
+                f"A configuration's name must have 1 to {MAX_NAME} printable characters"
+            )
+        return name and name.strip()
+
+    def read(self, catalog: Catalog) -> Configuration:
+        """Raises ConfigError: there is no such method, or it refuses a setting."""
+        method = catalog.method(self.method)
+        config = config_of(method, self.settings)
+        return Configuration(self.name or method.title, method.title, config)
+
+
+class ConfigurationsForm(ExperimentForm):
+    """What benchmarks and comparisons share."""
+
+    configurations: list[ConfigurationForm] = Field(min_length=1, max_length=MAX_PER_BENCHMARK)
+    limits: dict[str, Any] = {}
+    sampling: dict[str, Any] = {}
+
+    def shared(self, catalog: Catalog) -> dict[str, Any]:
+        return {
+            **super().shared(catalog),
+            "configurations": [one.read(catalog) for one in self.configurations],
+            "limits": settings_from(Limits, {**LIMITS.model_dump(), **self.limits}),
+            "sampling": settings_from(Sampling, self.sampling),
+        }
 
 
 # ---- benchmarks
@@ -72,55 +107,29 @@ class Extent(Settings):
         ge=1,
         le=10_000,
     )
-    repeats: int = repeats_setting(2, le=20)
+    repeats: int = setting(2, "Repeats", ABOUT_REPEATS, ge=1, le=20)
 
 
-class ConfigurationForm(Settings):
-    method: str
-    name: str
-    settings: dict[str, Any] = {}
-
-    @field_validator("name")
-    @classmethod
-    def _readable(cls, name: str) -> str:
-        if not 0 < len(name.strip()) <= MAX_NAME:
-            raise ValueError(f"A configuration's name must have 1 to {MAX_NAME} characters")
-        if not name.isprintable():
-            raise ValueError("A configuration's name must be printable")
-        return name.strip()
-
-
-class BenchmarkForm(ExperimentForm):
+class BenchmarkForm(ConfigurationsForm):
     suites: list[str]
     categories: list[str] = []
-    configurations: list[ConfigurationForm] = Field(min_length=1, max_length=MAX_PER_BENCHMARK)
     extent: dict[str, Any] = {}
-    limits: dict[str, Any] = {}
-    sampling: dict[str, Any] = {}
 
     def plan(self, catalog: Catalog, suites: Mapping[str, PromptSuite]) -> ExperimentPlan:
         """`suites` are those on offer; raises ConfigError, naming what is wrong."""
         keys = list(dict.fromkeys(self.suites))
         if not keys:
             raise ConfigError("No suite is selected. Select one, or add a file of prompts.")
-        extent = settings_from(Extent, self.extent, where="extent")
-        configurations = []
-        for one in self.configurations:
-            method = catalog.method(one.method)
-            config = config_of(method, one.settings)
-            configurations.append(Configuration(one.name, method.title, config))
+        extent = settings_from(Extent, self.extent)
         plan = ExperimentPlan.parse(
             {
                 **self.shared(catalog),
-                "configurations": configurations,
                 "items": choose_items(
                     [suites[validate_choice("suites", key, suites)] for key in keys],
                     categories=self.categories,
                     limit_per_category=extent.limit_per_category,
                 ),
                 "repeats": extent.repeats,
-                "sampling": settings_from(Sampling, self.sampling, where="sampling"),
-                "limits": settings_from(Limits, {"max_new_tokens": 128, **self.limits}),
             }
         )
         if plan.num_requests > MAX_REQUESTS:
@@ -139,21 +148,14 @@ class SweepForm(ExperimentForm, SearchSettings):
 
     method: str
     settings: dict[str, Any] = {}
-    vary: list[str] = Field(max_length=MAX_VARIED)
+    vary: list[str] = []
     suite: str = "quick"
     limit: int = setting(
-        1, "Prompts of each kind", "how many prompts of each kind of task", le=MAX_LIMIT
+        1, "Prompts of each kind", "how many prompts of each kind of task", ge=1, le=MAX_LIMIT
     )
     max_new_tokens: int = setting(
         64, "Tokens per answer", "maximum number of new tokens per answer"
     )
-
-    @field_validator("vary")
-    @classmethod
-    def _not_empty(cls, vary: list[str]) -> list[str]:
-        if not vary:
-            raise ValueError("Tick at least one setting to vary")
-        return vary
 
     def plan(self, catalog: Catalog) -> SweepPlan:
         """Raises ConfigError: naming what is wrong."""
@@ -178,7 +180,7 @@ class SweepForm(ExperimentForm, SearchSettings):
 class CompareOptions(Settings):
     """Repeats and prompts of a comparison."""
 
-    repeats: int = repeats_setting(3, le=10)
+    repeats: int = setting(3, "Repeats", ABOUT_REPEATS, ge=1, le=10)
     num_prompts: int = setting(
         6,
         "Prompts of the suite",
@@ -188,24 +190,19 @@ class CompareOptions(Settings):
     )
 
 
-class CompareForm(ExperimentForm):
+class CompareForm(ConfigurationsForm):
     """Values of the Compare page's form.
 
     Attributes:
         suite: empty for the typed prompt.
-        slots: the picked methods with their settings forms, of which the first `count` run.
-        form: has the groups sampling, limits and compare, which all configurations share.
+        compare: values of `CompareOptions`.
     """
 
-    mode: str
-    system: str = ""
-    prompt: str = ""
+    mode: Mode
+    system: str = Field("", max_length=MAX_SYSTEM_CHARS)
+    prompt: str = Field("", max_length=MAX_PROMPT_CHARS)
     suite: str = ""
-    count: int = Field(MAX_CONFIGURATIONS, ge=1, le=MAX_CONFIGURATIONS)
-    slots: list[tuple[str, dict[str, Any] | None]] = Field(
-        min_length=1, max_length=MAX_CONFIGURATIONS
-    )
-    form: dict[str, Any] | None = None
+    compare: dict[str, Any] = {}
 
     def plan(self, catalog: Catalog) -> ExperimentPlan:
         """The plan, checked by the same rules as a run of the Generate page.
@@ -214,99 +211,61 @@ class CompareForm(ExperimentForm):
             ConfigError: a setting is unknown or out of range, or there is nothing to compare.
             PromptError: the prompt is empty.
         """
-        form = FormValues.of(self.form).values
-        options = settings_from(CompareOptions, form.get("compare", {}), where="compare")
-        methods = []
-        for key, own in self.slots[: self.count]:
-            method = catalog.method(key)
-            changes = FormValues.of(own).values.get("method", {})
-            methods.append((method.title, config_of(method, changes)))
-        shared = {key: form.get(key, {}) for key in ("sampling", "limits")}
-        values: dict[str, Any] = {name: getattr(self, name) for name in ("target", "dtype", "mode")}
-        values |= {"system": self.system, "prompt": PLACEHOLDER if self.suite else self.prompt}
-        values |= {"method": self.slots[0][0], "form": {"values": shared}}
-        request = read_request(catalog, values)
-        items = [typed_item(request)]
+        options = settings_from(CompareOptions, self.compare)
         if self.suite:
             suite = catalog.suites[validate_choice("suite", self.suite, catalog.suites)]
             items = first_turns(suite, options.num_prompts)
-        return ExperimentPlan.parse(
-            {
-                "kind": "compare",
-                "target": request.target,
-                "dtype": request.dtype,
-                "configurations": configurations(methods),
-                "items": items,
-                "repeats": options.repeats,
-                "sampling": request.sampling,
-                "limits": request.limits,
-            }
-        )
+        else:
+            require_prompt(self.mode, self.prompt)
+            items = [typed_item(self.mode, self.system, self.prompt)]
+        shared = self.shared(catalog)
+        shared["configurations"] = with_own_names(shared["configurations"])
+        of_comparison = {"kind": "compare", "items": items, "repeats": options.repeats}
+        return ExperimentPlan.parse({**shared, **of_comparison})
 
 
-def configurations(methods: Sequence[tuple[str, MethodConfig]]) -> list[Configuration]:
-    """Configurations of the methods that draft, each under a name of its own."""
-    drafting = [(title, c) for title, c in methods if c.decoding_type != PLAIN]
-    if not drafting:
+def with_own_names(configurations: Sequence[Configuration]) -> list[Configuration]:
+    """The configurations that draft, each named by its title and what sets it apart."""
+    drafting = [one for one in configurations if not one.is_baseline]
+    if not 1 <= len(drafting) <= MAX_CONFIGURATIONS:
         raise ConfigError(
-            "Choose at least one method that drafts: plain decoding always runs as well."
+            f"A comparison takes 1 to {MAX_CONFIGURATIONS} methods that draft besides plain "
+            f"decoding, got {len(drafting)}. Add or remove some."
         )
-    for i, (title, config) in enumerate(drafting):
-        if config in [other for _, other in drafting[:i]]:
+    for i, one in enumerate(drafting):
+        if one.config in [other.config for other in drafting[:i]]:
             raise ConfigError(
-                f"Two configurations of {title} are the same. Change a setting of one, or compare "
-                "fewer."
+                f"Two configurations of {one.title} are the same. Change a setting of one, or "
+                "compare fewer."
             )
-    names = [_full_title(title, c, [o for t, o in drafting if t == title]) for title, c in drafting]
-    configurations = []
-    for i, (name, (_, config)) in enumerate(zip(names, drafting, strict=True)):
+    names = [
+        _full_title(one, [other.config for other in drafting if other.title == one.title])
+        for one in drafting
+    ]
+    named = []
+    for i, (name, one) in enumerate(zip(names, drafting, strict=True)):
         own = f"{name} ({names[: i + 1].count(name)})" if names.count(name) > 1 else name
-        configurations.append(Configuration(own, own, config))
-    return configurations
+        named.append(Configuration(own, own, one.config))
+    return named
 
 
-def _full_title(title: str, config: MethodConfig, alike: Sequence[MethodConfig]) -> str:
+def _full_title(one: Configuration, alike: Sequence[MethodConfig]) -> str:
     """The title, followed by the first setting whose value differs in all configurations of it."""
     if len(alike) == 1:
-        return title
+        return one.title
     others = [other.model_dump(mode="json") for other in alike]
-    for key, value in config.model_dump(mode="json").items():
+    for key, value in one.values.items():
         short = isinstance(value, bool | int | float | str) and len(str(value)) <= 24
         if short and len({str(other.get(key)) for other in others}) == len(others):
-            return f"{title} · {key} {value}"
-    return title
+            return f"{one.title} · {key} {value}"
+    return one.title
 
 
-# ---- the form from a link, and how it is drawn
-
-
-def method_form(method: Method, values: dict[str, Any] | None = None) -> dict[str, Any]:
-    """A collapsed form of a method's settings; `values` are those that were changed."""
-    note = method.summary
-    group = group_of("method", "Settings", method.config, is_open=False, note=note, values=values)
-    return {"groups": [group], "values": {} if values is None else {"method": values}}
-
-
-def run_form(
-    sampling: Sampling | None = None,
-    limits: Limits | None = None,
-    options: CompareOptions | None = None,
-) -> dict[str, Any]:
-    """The form of the settings that all configurations share."""
-    parts = (
-        ("compare", "Comparison", CompareOptions(), options),
-        ("limits", "Limits", Limits(max_new_tokens=128), limits),
-        ("sampling", "Sampling", Sampling(), sampling),
-    )
-    groups = [group_of(name, title, fresh) for name, title, fresh, _ in parts]
-    values = {
-        name: changed_controls(given, fresh) for name, _, fresh, given in parts if given is not None
-    }
-    return {"groups": groups, "values": values}
+# ---- the form from a link
 
 
 def first_methods(catalog: Catalog, choices: list[tuple[str, str]]) -> list[str]:
-    """Start values of the pickers: one method of each kind, those made for the target first.
+    """The best method of each kind to begin with, those made for the target first.
 
     Within these, the fastest and then those without weights, as in `Catalog.first_method`.
     """
@@ -320,21 +279,23 @@ def first_methods(catalog: Catalog, choices: list[tuple[str, str]]) -> list[str]
     for key in sorted((key for _, key in choices), key=rank):
         kinds.setdefault(catalog.method(key).config.decoding_type, key)
     kinds.pop(PLAIN, None)
-    ordered = list(kinds.values()) or [choices[0][1]]
-    return (ordered * MAX_CONFIGURATIONS)[:MAX_CONFIGURATIONS]
+    return list(kinds.values()) or [choices[0][1]]
 
 
-def slot_of(catalog: Catalog, config: MethodConfig, target: str) -> tuple[str, dict[str, Any]]:
-    """A picker's value and form for a configuration: the closest method offered, and changes."""
-    near: list[tuple[int, str, Method]] = []
+def closest_method(catalog: Catalog, config: MethodConfig, target: str) -> str:
+    """Key of the method offered for the target whose settings differ the least; presets first.
+
+    Raises ConfigError: none of this decoding type is offered.
+    """
+    near: list[tuple[int, bool, str]] = []
     for _, key in catalog.method_choices(target):
-        method = catalog.method(key)
-        if method.config.decoding_type == config.decoding_type:
-            near.append((len(changed_controls(config, method.config)), key, method))
+        start = catalog.method(key).config
+        if start.decoding_type == config.decoding_type:
+            num_changes = len(changed_controls(config, start))
+            near.append((num_changes, key.startswith(TYPE_PREFIX), key))
     if not near:
         raise ConfigError(f"{config.decoding_type} is not offered for the target {target}.")
-    _, key, method = min(near, key=lambda item: (item[0], item[1].startswith(TYPE_PREFIX)))
-    return key, method_form(method, changed_controls(config, method.config))
+    return min(near, key=lambda one: one[:2])[2]
 
 
 def from_runs(catalog: Catalog, log: RunLog, link: str) -> CompareForm:
@@ -342,11 +303,14 @@ def from_runs(catalog: Catalog, log: RunLog, link: str) -> CompareForm:
     ids = [read_run_id(part.strip()) for part in link.split(",")[: 2 * MAX_CONFIGURATIONS]]
     runs = [stored_run(log, run_id) for run_id in ids]
     first, configs = runs[0], [stored_config(run.method, catalog.types) for run in runs]
-    return CompareForm(
-        **_setup(catalog, first.target, first.dtype, configs, first.messages),
-        mode="chat" if first.messages else "raw",
-        prompt=first.prompt_text,
-        form=run_form(Sampling.parse(first.sampling), Limits.parse(first.limits)),
+    return CompareForm.parse(
+        {
+            **_setup(catalog, first.target, first.dtype, configs, first.messages),
+            "mode": "chat" if first.messages else "raw",
+            "prompt": first.prompt_text,
+            "sampling": changed_controls(Sampling.parse(first.sampling), Sampling()),
+            "limits": changed_controls(Limits.parse(first.limits), LIMITS),
+        }
     )
 
 
@@ -355,16 +319,18 @@ def from_comparison(catalog: Catalog, log: RunLog, compare_id: str) -> CompareFo
     plan = stored_experiment(log, compare_id, catalog.types)[1]
     first, suite = plan.items[0], plan.items[0].suite
     suite = suite if suite in catalog.suites else ""
-    options = {"repeats": min(plan.repeats, 10)}
-    if suite:
-        options["num_prompts"] = min(len(plan.items), 20)
+    num_prompts = {"num_prompts": min(len(plan.items), 20)} if suite else {}
     configs = [c.config for c in plan.configurations]
-    return CompareForm(
-        **_setup(catalog, plan.target.name, plan.dtype, configs, first.history),
-        mode="raw" if first.raw else "chat",
-        prompt="" if suite else first.turns[0],
-        suite=suite,
-        form=run_form(plan.sampling, plan.limits, CompareOptions.parse(options)),
+    return CompareForm.parse(
+        {
+            **_setup(catalog, plan.target.name, plan.dtype, configs, first.history),
+            "mode": "raw" if first.raw else "chat",
+            "prompt": "" if suite else first.turns[0],
+            "suite": suite,
+            "compare": {"repeats": min(plan.repeats, 10), **num_prompts},
+            "sampling": changed_controls(plan.sampling, Sampling()),
+            "limits": changed_controls(plan.limits, LIMITS),
+        }
     )
 
 
@@ -375,19 +341,21 @@ def _setup(
     configs: Sequence[MethodConfig],
     messages: Sequence[Mapping[str, str]],
 ) -> dict[str, Any]:
-    """Target, dtype, system prompt and the slots of the configurations that draft, each once."""
+    """Target, dtype, system prompt and the configurations that draft, each once."""
     target = target if target in catalog.targets else next(iter(catalog.targets))
-    slots: list[tuple[str, dict[str, Any] | None]] = []
+    configurations: list[ConfigurationForm] = []
     for config in configs:
         if config.decoding_type != PLAIN:
-            slot = slot_of(catalog, config, target)
-            slots += [] if slot in slots else [slot]
-    if not slots:
+            key = closest_method(catalog, config, target)
+            changes = changed_controls(config, catalog.method(key).config)
+            form = ConfigurationForm(method=key, settings=changes)
+            configurations += [] if form in configurations else [form]
+    if not configurations:
         (start, *_) = first_methods(catalog, catalog.method_choices(target))
-        slots = [(start, method_form(catalog.method(start)))]
+        configurations = [ConfigurationForm(method=start)]
     return {
         "target": target,
         "dtype": dtype if dtype in DTYPES else "auto",
         "system": next((m["content"] for m in messages if m["role"] == "system"), ""),
-        "slots": slots[:MAX_CONFIGURATIONS],
+        "configurations": configurations[:MAX_CONFIGURATIONS],
     }

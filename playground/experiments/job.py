@@ -72,7 +72,7 @@ class Job:
     Written by the thread that runs it; any thread may read.
 
     Attributes:
-        owner: a new job of the same owner cancels this one.
+        owner: a new job of the same owner cancels this one; by default, every job has its own.
         error: why it failed, in one sentence.
         waiting: what it waits for, in words, until there is progress.
         watchers: number of pages that follow it.
@@ -82,9 +82,8 @@ class Job:
         worker_rejections: why workers could not be used, a sentence each.
     """
 
-    def __init__(self, job_id: str, *, owner: str = "") -> None:
-        self.id = job_id
-        self.owner = owner
+    def __init__(self, job_id: str) -> None:
+        self.id = self.owner = job_id
         self.state: State = "queued"
         self.progress: Progress | None = None
         self.error: str | None = None
@@ -178,7 +177,7 @@ class Jobs:
     def cancel_owner(self, owner: str, *, but: Job | None = None) -> None:
         """Cancel the jobs of an owner."""
         for job in self.running():
-            if owner and job.owner == owner and job is not but:
+            if job.owner == owner and job is not but:
                 job.cancel()
 
     def _run(self, job: Job, work: Callable[[], State]) -> None:

@@ -162,7 +162,6 @@ class Measurement:
         Raises PlaygroundError: a drafter cannot be built, or the target has no tokenizer.
         """
         self._context, self._target = context, context.target
-        self.plan.runnable  # noqa: B018
         self._chooser.begin()
         planned = {request.key for requests in self.plan.rounds() for request in requests}
         requests = self.log.wait_for(lambda: finished_requests(self.log, self.benchmark_id))
@@ -286,11 +285,8 @@ class Measurement:
             return
         done = attempt(work, where=f"running {configuration.name}")
         if isinstance(done, Fault):
-            self._drop(configuration.name, done.sentence)
-
-    def _drop(self, name: str, sentence: str) -> None:
-        self.faults.setdefault(name, sentence)
-        self._drafters.pop(name, None)
+            self.faults[configuration.name] = done.sentence
+            self._drafters.pop(configuration.name, None)
 
     # ---- prompts
 
@@ -323,9 +319,6 @@ class Measurement:
     def _answer(self, number: int, request: Request, prompt: Prompt, live: LiveRun | None) -> bool:
         """Decode and record one request; False if it was cancelled."""
         name = request.configuration
-        if name in self.faults:
-            self._num_done += 1
-            return True
         self._report_progress(message := f"round {number} of {self.plan.num_turns} · {name}")
         began_s = time.perf_counter()
         detail = self._record(request, prompt, live)
@@ -342,8 +335,6 @@ class Measurement:
             self._spent_s += time.perf_counter() - began_s
         else:
             self._num_failed += 1
-            if self._drops_faulty:
-                self._drop(name, (detail and detail.error) or "The run failed.")
         self._report_progress(message, last)
         return True
 
@@ -393,11 +384,10 @@ class Measurement:
 
     def _end_live_run(self, live: LiveRun, name: str, detail: RunDetail | None) -> None:
         """Show how a streamed run ended."""
-        error = self.faults.get(name) or (None if detail is None else detail.error)
-        reason = None if detail is None else detail.finish_reason
-        live.activity = "failed" if error else REASON_WORDS.get(reason or "", "done")
-        ended = "failed" if detail is None else detail.status
-        live.end(ended if ended in ("completed", "cancelled") else "failed", error=error)
+        error, reason = self.faults.get(name), (detail and detail.finish_reason) or ""
+        live.activity = "failed" if error else REASON_WORDS.get(reason, "done")
+        stopped = detail is None or detail.status != "completed"
+        live.end("failed" if error else "cancelled" if stopped else "completed", error=error)
 
     # ---- afterwards
 

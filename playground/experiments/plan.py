@@ -371,7 +371,3 @@ class SweepPlan(ExperimentPlan):
         own = Configuration(METHOD, self.swept.title, config)
         trial = {"kind": "trial", "chooser": EveryConfiguration(), "configurations": [own]}
         return ExperimentPlan.parse({**dict(self), **trial})
-
-    def with_trials(self, trials: int) -> Self:
-        """The same plan with another number of trials."""
-        return self.parse({**dict(self), "chooser": self.chooser.replace(trials=trials)})

@@ -31,7 +31,7 @@ from engine.model.sources import writing
 from engine.safe_text import MAX_CHARS, as_text, json_text, read_json, read_text
 from playground.experiments.plan import TYPED, Item
 from playground.host import paths
-from playground.host.request import GenerateRequest
+from playground.host.request import Mode
 from presets import PromptSuite
 from presets.reading import parse_yaml
 
@@ -99,8 +99,6 @@ def choose_items(
     """
     if len({suite.name for suite in suites}) < len(suites):
         raise ConfigError("Two suites have the same name. Give each file once, or rename one.")
-    if limit_per_category is not None and limit_per_category < 1:
-        raise ConfigError(f"limit_per_category must be at least 1, got {limit_per_category}.")
     items = [item for suite in suites for item in items_of(suite)]
     known = {item.category for item in items} | {item.group for item in items}
     for name in categories:
@@ -131,11 +129,11 @@ def first_turns(suite: PromptSuite, most: int) -> list[Item]:
     return [replace(item, turns=item.turns[:1]) for item in sample_evenly(items_of(suite), most)]
 
 
-def typed_item(request: GenerateRequest) -> Item:
+def typed_item(mode: Mode, system: str, prompt: str) -> Item:
     """A typed prompt as an item."""
-    system = request.system.strip() if request.mode == "chat" else ""
+    system = system.strip() if mode == "chat" else ""
     history = ({"role": "system", "content": system},) if system else ()
-    return Item(TYPED, "1", TYPED, TYPED, (request.prompt,), request.mode == "raw", history)
+    return Item(TYPED, "1", TYPED, TYPED, (prompt,), mode == "raw", history)
 
 
 def items_of(suite: PromptSuite) -> tuple[Item, ...]:

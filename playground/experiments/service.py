@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import threading
 import zlib
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -13,8 +12,8 @@ from typing import Any
 
 from engine.errors import ConfigError, validate_choice
 from playground.experiments.cluster import PoolConfig, workers
-from playground.experiments.comparison import LiveComparison
-from playground.experiments.experiment import Experiment, Version
+from playground.experiments.comparison import Comparison
+from playground.experiments.experiment import Experiment
 from playground.experiments.finished import finished_requests
 from playground.experiments.job import Job, Jobs, State, time_left
 from playground.experiments.measurement import Summary
@@ -40,7 +39,8 @@ MAX_LISTED = 100
 MAX_REPORT_BYTES = 256_000_000
 """Memory for cached reports."""
 BYTES_PER_REQUEST = 10_000
-Report = tuple[Version, Results]
+Report = tuple[str, Results]
+"""With its version."""
 
 
 STATUS_WORDS = {
@@ -65,7 +65,7 @@ class ExperimentState:
 
     row: Benchmark
     job: Job | None
-    version: Version
+    version: str
     results: Any
 
     @property
@@ -111,7 +111,7 @@ class Experiments:
         self._log, self._host = host.log, host
         self._jobs = Jobs()
         self._lock = threading.Lock()
-        self._files: OrderedDict[str, PromptSuite] = OrderedDict()
+        self._files: dict[str, PromptSuite] = {}
         self._reports: BoundedCache[str, Report] = BoundedCache(
             MAX_REPORT_BYTES, lambda report: BYTES_PER_REQUEST * len(report[1].requests)
         )
@@ -135,9 +135,8 @@ class Experiments:
         suite = read_suite_text(text, name, where=name)
         key = "file:" + hashlib.sha256(f"{name}\n{text}".encode(errors="replace")).hexdigest()[:16]
         with self._lock:
-            self._files[key] = suite
-            while len(self._files) > MAX_FILES:
-                self._files.popitem(last=False)
+            newest = [*self._files.items(), (key, suite)][-MAX_FILES:]
+            self._files = dict(newest)
         return key
 
     # ---- running
@@ -148,7 +147,6 @@ class Experiments:
         *,
         pool: PoolConfig | None = None,
         owner: str = "",
-        name: str = "",
     ) -> Experiment:
         """Start an experiment on the engine, or on workers of a cluster.
 
@@ -158,38 +156,37 @@ class Experiments:
         Raises QueueFullError, ClosingError: it was refused; then the log has nothing of it, and
         nothing is cancelled.
         """
-        experiment = self._experiment(plan, owner=owner)
-        self._launch(experiment, pool, partial(experiment.begin, name))
+        experiment = self._experiment(plan)
+        experiment.owner = owner or experiment.id
+        self._launch(experiment, pool, experiment.begin)
         return experiment
 
-    def resume(
-        self, benchmark_id: str, pool: PoolConfig | None = None, trials: int | None = None
-    ) -> None:
-        """Resume an experiment; `trials` raises the number of trials of a sweep, by default by 10.
+    def resume(self, benchmark_id: str, pool: PoolConfig | None = None) -> None:
+        """Resume an experiment; a finished sweep continues with `MORE_TRIALS`.
 
         Raises ConfigError: it is not in the log, or this version lacks one of its methods.
         """
-        if self._jobs.get(benchmark_id) is not None:
-            raise ConfigError("This experiment is running already.")
         head = self._log.benchmarks.get(benchmark_id)
         if head is not None and head.plan.get("kind") == "sweep":
-            sweep = self.sweeps.load(benchmark_id).plan
-            if trials is None and head.status == "completed":
-                trials = sweep.num_trials + MORE_TRIALS
+            trials = None
+            if head.status == "completed":
+                trials = self.sweeps.load(benchmark_id).plan.num_trials + MORE_TRIALS
             plan: ExperimentPlan = self.sweeps.reopen(benchmark_id, trials).plan
         else:
             plan = stored_experiment(self._log, benchmark_id, self.catalog.types)[1].runnable
-        experiment = self._experiment(plan, benchmark_id=benchmark_id)
+        experiment = self._experiment(plan, benchmark_id)
         self._launch(experiment, pool, partial(self._log.benchmarks.resume, benchmark_id))
 
-    def _experiment(self, plan: ExperimentPlan, **more: Any) -> Experiment:
+    def _experiment(self, plan: ExperimentPlan, benchmark_id: str | None = None) -> Experiment:
+        if plan.kind == "compare":
+            return Comparison(self._host, plan, benchmark_id=benchmark_id)
         if not isinstance(plan, SweepPlan):
-            return Experiment(self._log, plan, **more)
+            return Experiment(self._log, plan, benchmark_id=benchmark_id)
         for job in self._jobs.running():
             if isinstance(job, Sweep):
                 name = self.sweeps.load(job.id).row.name
                 raise ConfigError(f"Sweep {name} is running. Stop it, or wait until it is done.")
-        return Sweep(self.sweeps, plan, **more)
+        return Sweep(self.sweeps, plan, benchmark_id=benchmark_id)
 
     def _launch(
         self, experiment: Experiment, pool: PoolConfig | None, write: Callable[[], object]
@@ -197,8 +194,6 @@ class Experiments:
         """Queue it, then `write` to the log that it runs."""
         plan = experiment.plan
         experiment.has_live_report = plan.kind == "benchmark"
-        if plan.kind == "compare":
-            experiment.view = LiveComparison(self._host, experiment)
 
         def by_workers(pool: PoolConfig) -> Summary:
             host, url = self._host, self._log.url

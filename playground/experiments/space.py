@@ -28,7 +28,7 @@ from pydantic import (
 from engine.config import Settings, setting
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
-from playground.host.controls import field_schemas
+from playground.host.controls import FieldSchema, field_schemas
 from presets.reading import parse_yaml
 
 Scalar = bool | int | float | str | None
@@ -40,37 +40,32 @@ MAX_VARIED = 16
 MAX_TRIALS = 10_000
 Objective = Literal["tok_s", "speedup", "mat"]
 Mode = Literal["search", "grid"]
-Kind = Literal["flag", "choice", "int", "float", "text"]
-_KINDS: dict[str, Kind] = {"boolean": "flag", "integer": "int", "number": "float", "string": "text"}
+NUMBERS = ("integer", "number")
 
 
 @dataclass(frozen=True, slots=True)
 class Tunable:
-    """One setting that can be varied.
+    """One setting that can be varied, and its current value."""
 
-    Attributes:
-        title: its name in words.
-        value: its current value.
-        low, high: bounds of the field, None where it has none.
-        choices: values of a flag or choice.
-    """
-
-    field: str
-    kind: Kind
-    title: str
+    schema: FieldSchema
     value: Scalar
-    low: float | None
-    high: float | None
-    choices: tuple[Scalar, ...]
+
+    @property
+    def field(self) -> str:
+        return self.schema.name
 
     @property
     def label(self) -> str:
         """Its title and its name."""
-        return f"{self.title} ({self.field})"
+        return f"{self.schema.title} ({self.field})"
 
     @property
     def is_number(self) -> bool:
-        return self.kind in ("int", "float")
+        return self.schema.type in NUMBERS and not self.schema.choices
+
+    @property
+    def is_integer(self) -> bool:
+        return self.is_number and self.schema.type == "integer"
 
     @property
     def suggested(self) -> str:
@@ -78,30 +73,28 @@ class Tunable:
 
         For a number, from a quarter of its value to twice its value.
         """
-        if self.choices:
-            return ",".join(map(setting_text, self.choices))
-        if not self.is_number or self.low is None or self.high is None:
+        schema = self.schema
+        if choices := (False, True) if schema.type == "boolean" else schema.choices:
+            return ",".join(map(setting_text, choices))
+        if not self.is_number or schema.min is None or schema.max is None:
             return ""
-        middle = self.value if isinstance(self.value, int | float) and self.value else self.high / 4
-        low, high = max(self.low, middle / 4), min(self.high, middle * 2)
-        if self.kind == "int":
+        current = self.value if isinstance(self.value, int | float) else 0
+        middle = current or schema.max / 4
+        low, high = max(schema.min, middle / 4), min(schema.max, middle * 2)
+        if self.is_integer:
             first = math.ceil(low)
-            return f"{first}:{min(int(self.high), max(first + 3, round(high)))}"
+            return f"{first}:{min(int(schema.max), max(first + 3, round(high)))}"
         return f"{low:.1g}:{high:.1g}"
 
 
 def tunables_of(config: MethodConfig) -> tuple[Tunable, ...]:
     """The settings that can be varied, in the order of the method's fields."""
-    tunables = []
-    for name, schema in field_schemas(type(config)).items():
-        kind = "choice" if schema.choices else _KINDS.get(schema.type)
-        if kind is not None and not schema.constant:
-            choices = (False, True) if kind == "flag" else schema.choices
-            value = getattr(config, name)
-            tunables.append(
-                Tunable(name, kind, schema.title, value, schema.min, schema.max, choices)
-            )
-    return tuple(tunables)
+    return tuple(
+        Tunable(schema, getattr(config, name))
+        for name, schema in field_schemas(type(config)).items()
+        if (schema.choices or schema.type in (*NUMBERS, "boolean", "string"))
+        and not schema.constant
+    )
 
 
 def check_value(config: MethodConfig, field: str, value: Scalar) -> None:
@@ -267,7 +260,7 @@ class Space:
                 raise ConfigError(f"{vary.field} has no range. List its values.")
             for value in vary.values or vary.ends:
                 check_value(base, vary.field, value)
-            if tunables[vary.field].kind == "int" and not isinstance(vary.step or 1, int):
+            if tunables[vary.field].is_integer and not isinstance(vary.step or 1, int):
                 raise ConfigError(
                     f"{vary.field} is an integer, so its step must be one, got {vary}."
                 )
@@ -329,7 +322,7 @@ class Space:
 
     def _axes(self, *, search: bool) -> list[Sequence[Scalar] | None]:
         pairs = zip(self.varied, self.tunables, strict=True)
-        return [vary.axis(whole=one.kind == "int", search=search) for vary, one in pairs]
+        return [vary.axis(whole=one.is_integer, search=search) for vary, one in pairs]
 
     def _points(self, *, search: bool) -> tuple[Point, ...]:
         fields = [vary.field for vary in self.varied]
@@ -367,8 +360,6 @@ class OptunaSearch(SearchSettings):
 
     Attributes:
         varied: the varied settings; texts as on the command line are parsed.
-        trials: number of trials of a search; a grid measures all of its points.
-        prune: stop a trial early when it is below the median of the others at that prompt.
     """
 
     name: Literal["optuna"] = "optuna"

@@ -275,13 +275,11 @@ def _inner_controls(cls: type[Settings], name: str, method: MethodConfig) -> lis
     return [which, *(replace(c, name=f"{name}.{c.name}", section=schema.title) for c in own)]
 
 
-def settings_from(cls: type[Parsed], values: object, *, where: str = "") -> Parsed:
+def settings_from(cls: type[Parsed], values: Mapping[str, Any]) -> Parsed:
     """Settings from the values of a form's controls.
 
     Raises ConfigError: naming the key, the value and what is allowed.
     """
-    if not isinstance(values, Mapping):
-        raise ConfigError(f"{where or cls.__name__} must be a mapping of settings.")
     own: dict[str, Any] = {}
     inner: dict[str, dict[str, Any]] = {}
     for name, value in values.items():

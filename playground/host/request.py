@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, Strict
 
 from engine.config import Limits, Sampling, Settings
 from engine.drafters.method import MethodConfig
@@ -80,15 +80,15 @@ def read_request(catalog: Catalog, raw: Mapping[str, Any]) -> GenerateRequest:
     fields = RequestFields.parse({key: value for key, value in raw.items() if value})
     method, form = catalog.method(fields.method), FormValues.of(fields.form).values
     is_chat = fields.mode == "chat"
-    if not fields.repeats and not (fields.prompt.strip() if is_chat else fields.prompt):
-        raise PromptError("The prompt is empty. Write something, or pick an example.")
+    if not fields.repeats:
+        require_prompt(fields.mode, fields.prompt)
     return GenerateRequest(
         target=catalog.target(fields.target),
         dtype=fields.dtype,
         title=method.title,
         config=config_of(method, form.get("method", {})),
-        sampling=settings_from(Sampling, form.get("sampling", {}), where="sampling"),
-        limits=settings_from(Limits, form.get("limits", {}), where="limits"),
+        sampling=settings_from(Sampling, form.get("sampling", {})),
+        limits=settings_from(Limits, form.get("limits", {})),
         mode=fields.mode,
         system=fields.system,
         prompt="" if fields.repeats else fields.prompt,
@@ -96,6 +96,12 @@ def read_request(catalog: Catalog, raw: Mapping[str, Any]) -> GenerateRequest:
         repeats=fields.repeats,
         compares_with_plain=True,
     )
+
+
+def require_prompt(mode: Mode, prompt: str) -> None:
+    """Raises PromptError: the prompt is empty; a text to continue may be blank."""
+    if not (prompt.strip() if mode == "chat" else prompt):
+        raise PromptError("The prompt is empty. Write something, or pick an example.")
 
 
 def read_dtype(raw: object) -> str:
@@ -117,11 +123,12 @@ def texts(raw: object) -> list[str]:
 
 
 class FormValues(Settings):
-    """Values of a settings form's controls, by group."""
+    """Values of a settings form's controls, by group; of every group, its name and method's key."""
 
     model_config = ConfigDict(extra="ignore")
 
     values: dict[str, dict[str, Any]] = {}
+    groups: list[Annotated[tuple[str, Any], Strict(False)]] = Field([], max_length=64)
 
     @classmethod
     def of(cls, raw: object) -> Self:

@@ -192,7 +192,7 @@ def plan_of_form(
     folder = corpus_folder(corpora, target, prompts)
     if values.learn_from == "shipped" and not folder.is_relative_to(presets.FOLDER):
         prompts = given_prompts([read_suite_file(presets.FOLDER / "prompts/training.jsonl")])
-    recipe = settings_from(recipe_class, values.training, where="training")
+    recipe = settings_from(recipe_class, values.training)
     if recipe.begin_with:
         raise ConfigError("begin_with can be set on the command line only.")
     session = settings_from(SessionSettings, values.session) if values.session else PAGE_SESSION
@@ -203,7 +203,7 @@ def plan_of_form(
         learn_from=values.learn_from,
         corpus=folder,
         prompts=prompts,
-        budget=settings_from(Budget, values.budget, where="budget"),
+        budget=settings_from(Budget, values.budget),
         seed=recipe.seed,
         settings=recipe.changed,
         session=session,

@@ -41,7 +41,7 @@ class Training(Job):
     """One training, which yields the engine to waiting jobs between two steps."""
 
     def __init__(self, host: EngineHost, plan: TrainPlan, work: TrainingWork) -> None:
-        super().__init__(work.folder.name, owner=f"training {work.folder.name}")
+        super().__init__(work.folder.name)
         self.plan, self.work = plan, work
         self._host = host
         self._target: Target | None = None

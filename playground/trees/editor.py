@@ -13,7 +13,7 @@ from engine.errors import ConfigError
 from engine.tree import MAX_NODES
 from engine.tuning.ranks import RankTable
 from engine.tuning.search import SIZES, BestTree, best_trees, fastest_trees
-from playground.experiments.forms import slot_of
+from playground.experiments.forms import closest_method
 from playground.host.bounded import BoundedCache
 from playground.host.catalog import Catalog
 from playground.host.runner import EngineHost
@@ -242,7 +242,7 @@ def read_tree_choice(catalog: Catalog, raw: Mapping[str, Any]) -> tuple[str, str
     config = method.edited(sent.tree, sent.settings)
     if sent.weights and getattr(config, "speculative_model", "") is None:
         config = config.replace(speculative_model=sent.weights)
-    key, _ = slot_of(catalog, config, method.target)
+    key = closest_method(catalog, config, method.target)
     own = catalog.method(key).config.model_dump()
     changed = {name: value for name, value in config.model_dump().items() if value != own[name]}
     return method.target, key, changed

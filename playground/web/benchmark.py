@@ -9,14 +9,14 @@ from typing import Any
 
 import gradio as gr
 
-from engine.config import Limits, Sampling
+from engine.config import Sampling
 from engine.errors import ConfigError
 from engine.formats import plural
 from engine.safe_text import read_text
 from playground.deploy import ExportForm
 from playground.errors import Fault, attempt
 from playground.experiments.cluster import PoolConfig
-from playground.experiments.forms import BenchmarkForm, Extent
+from playground.experiments.forms import LIMITS, BenchmarkForm, Extent
 from playground.experiments.plan import ExperimentPlan
 from playground.experiments.prompts import GROUPS, in_order, items_of
 from playground.experiments.report.columns import Cell, by_group
@@ -27,7 +27,7 @@ from playground.experiments.service import ExperimentState
 from playground.host.controls import group_of
 from playground.host.request import DTYPES, FormValues, texts
 from playground.runs.query import TableQuery
-from playground.web.configurations import ConfigurationForm, read_configurations
+from playground.web.configurations import ConfigurationPicker, read_configurations
 from playground.web.experiment import ExperimentPage, read_key
 from playground.web.forms import RAW, UNQUEUED, Page, SettingsForm, Updates
 from playground.web.report import cards_html, head_html, latency_html, summary_html
@@ -70,12 +70,13 @@ class BenchmarkPage(ExperimentPage):
             )
             self.file = gr.UploadButton("Add a file of prompts …", file_count="multiple", size="sm")
             self.file_message = gr.HTML(padding=True, elem_id="pg-benchmark-file-message")
-        self.configurations = ConfigurationForm(self.host, self.target, "pg-benchmark", named=True)
-        limits = Limits(max_new_tokens=128)
+        self.configurations = ConfigurationPicker(
+            self.host, self.target, "pg-benchmark", named=True
+        )
         sampling = "Sampling: greedy unless changed"
         groups = [
             group_of("extent", "Extent", Extent()),
-            group_of("limits", "Limits", limits, skip=["stop", "stop_token_ids"]),
+            group_of("limits", "Limits", LIMITS, skip=["stop", "stop_token_ids"]),
             group_of("sampling", sampling, Sampling(), is_open=False),
         ]
         self.extent_form = SettingsForm(
@@ -138,7 +139,7 @@ class BenchmarkPage(ExperimentPage):
             save_on_click(button, partial(self._file, name), [self.picker], self.message)
 
     def plan(self, values: Mapping[str, Any]) -> ExperimentPlan:
-        return BenchmarkForm.of(form_of(values)).plan(self.catalog, self.experiments.suites)
+        return BenchmarkForm.parse(form_of(values)).plan(self.catalog, self.experiments.suites)
 
     def extent(self, plan: ExperimentPlan, pool: PoolConfig | None) -> str:
         how = "one at a time (concurrency 1)" if pool is None else "one at a time on each worker"
@@ -216,13 +217,9 @@ class BenchmarkPage(ExperimentPage):
 
 def form_of(values: Mapping[str, Any]) -> dict[str, Any]:
     """Input of `BenchmarkForm` from the values of the page's components."""
-    configurations = []
-    for name, method, settings in read_configurations(values["form"]):
-        title = settings.pop("name", name)
-        configurations.append({"method": method, "name": title, "settings": settings})
     return {
         **{name: values[name] for name in ("target", "dtype")},
         **{name: values[name] or [] for name in ("suites", "categories")},
-        "configurations": configurations,
+        "configurations": read_configurations(values["form"]),
         **FormValues.of(values["extent"]).values,
     }

@@ -11,25 +11,31 @@ import gradio as gr
 from anyio.to_thread import run_sync
 
 from engine import formats
+from engine.config import Sampling
 from engine.errors import ConfigError
 from engine.metrics import EQUAL_MARGIN, FORMULAS
 from engine.safe_text import read_json
 from playground.errors import Fault, attempt, attempt_aside, fault_of
-from playground.experiments.comparison import Race, fault_message, reopen_message, stream, view_of
+from playground.experiments.comparison import (
+    Comparison,
+    Race,
+    fault_message,
+    reopen_message,
+    stream,
+)
 from playground.experiments.experiment import Experiment
 from playground.experiments.forms import (
-    MAX_CONFIGURATIONS,
+    LIMITS,
     CompareForm,
     CompareOptions,
     from_comparison,
     from_runs,
-    run_form,
 )
 from playground.experiments.report.page import page_html
 from playground.experiments.report.report import Results, read_results
 from playground.experiments.service import Experiments
-from playground.host.controls import changed_controls
-from playground.host.request import DTYPES, read_run_id, texts
+from playground.host.controls import changed_controls, group_of
+from playground.host.request import DTYPES, FormValues, read_run_id, texts
 from playground.host.runner import EngineHost
 from playground.host.stream import History
 from playground.trees.batches import BatchReport, batch_report, measure_for
@@ -41,13 +47,12 @@ from playground.web.components import (
     race_functions,
     text_of,
 )
-from playground.web.configurations import ConfigurationForm, read_configurations
+from playground.web.configurations import ConfigurationPicker, read_configurations
 from playground.web.forms import QUEUED, UNLABELLED, UNQUEUED, PromptForm, SettingsForm, Updates
 from playground.web.memory import last_shown_js, owner_of
 from playground.web.report import report_html
 from playground.web.results import Cell, save_on_click, sentence_html, table_html
 
-OWN_PROMPT = ""
 FIELDS = ("target", "dtype", "mode", "system", "prompt", "suite")
 """Components whose values enter `CompareForm` unchanged."""
 PLACEHOLDER = (
@@ -142,7 +147,7 @@ class ComparePage:
             updates = await attempt_aside(lambda: self._comparison(shown), where="a comparison")
             if not isinstance(updates, Fault):
                 yield updates
-        if job is not None and job.view is not None:
+        if isinstance(job, Comparison):
             if not job.watchers:
                 job.owner = comparison_owner(tab, request)
             async for update in self._follow(job):
@@ -195,12 +200,14 @@ class ComparePage:
 
     def _fill(self, values: CompareForm) -> Updates:
         """Updates of the form."""
-        methods = [(key, form["values"].get("method", {})) for key, form in values.slots if form]
+        shared = values.model_dump(include={"compare", "limits", "sampling"})
         return {
             **{getattr(self, name): getattr(values, name) for name in FIELDS},
             self.target: gr.update(choices=self.catalog.target_choices(), value=values.target),
-            self.form.spec: self.configurations.spec(methods),
-            self.run_form.spec: values.form,
+            self.form.spec: self.configurations.spec(
+                (one.method, one.settings) for one in values.configurations
+            ),
+            self.run_form.spec: run_form(shared),
         }
 
     # ---- layout
@@ -210,7 +217,7 @@ class ComparePage:
         with gr.Group():
             self.target = gr.Dropdown(targets, label="Target", elem_id="pg-cmp-target")
             self.dtype = gr.Dropdown(DTYPES, label="dtype", elem_id="pg-cmp-dtype")
-        self.configurations = ConfigurationForm(self.host, self.target, "pg-cmp")
+        self.configurations = ConfigurationPicker(self.host, self.target, "pg-cmp")
         self.run_form = SettingsForm(
             run_form(), elem_id="pg-cmp-run-form", classes=[CompareOptions]
         )
@@ -244,7 +251,7 @@ class ComparePage:
         ]
         with gr.Row(elem_id="pg-cmp-kind"):
             self.suite = gr.Dropdown(
-                [("One prompt", OWN_PROMPT), *suites],
+                [("One prompt", ""), *suites],
                 elem_id="pg-cmp-suite",
                 label="prompts",
                 **UNLABELLED,
@@ -289,28 +296,29 @@ class ComparePage:
             values: values of the components, in the order of the inputs.
         """
         *fields, form, run_form, tab, panels = values
-        named = dict(zip(FIELDS, fields, strict=True))
-        started = await attempt_aside(
-            lambda: self.experiments.start(
-                compare_form(named, form, run_form).plan(self.catalog),
-                owner=comparison_owner(tab, request),
-            ),
-            where="starting a comparison",
-        )
+
+        def start() -> Experiment:
+            shared = {"configurations": read_configurations(form), **FormValues.of(run_form).values}
+            sent = {**shared, **dict(zip(FIELDS, fields, strict=True))}
+            plan = CompareForm.parse(sent).plan(self.catalog)
+            return self.experiments.start(plan, owner=comparison_owner(tab, request))
+
+        started = await attempt_aside(start, where="starting a comparison")
         if isinstance(started, Fault):
             yield {self.panels: fault_message(started.sentence, panels)}
             return
+        assert isinstance(started, Comparison)
         async for update in self._follow(started):
             yield update
 
-    async def _follow(self, job: Experiment) -> AsyncIterator[Updates]:
+    async def _follow(self, job: Comparison) -> AsyncIterator[Updates]:
         """Updates of panels and table while a comparison runs."""
         report = None
         async for message in stream(job, self.history):
             updates: Updates = {self.panels: message}
             if message["report"] != report:
-                report, race = message["report"], view_of(job).race
-                results = None if race is None else race.results
+                report = message["report"]
+                results = None if job.race is None else job.race.results
                 updates[self.table] = await run_sync(report_html, results, self.host.log)
             yield updates
 
@@ -329,17 +337,14 @@ class ComparePage:
         return f"comparison-{compare_id}.html", page_html(self._stored(read_run_id(compare_id)))
 
 
-def compare_form(fields: Mapping[str, Any], form: object, run_form: Any) -> CompareForm:
-    """The form's values as a `CompareForm`. Raises ConfigError: they are not a comparison."""
-    slots = [
-        (key, {"values": {"method": settings}}) for _, key, settings in read_configurations(form)
+def run_form(values: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The form of the settings that all configurations share; `values` that differ, by group."""
+    groups = [
+        group_of("compare", "Comparison", CompareOptions()),
+        group_of("limits", "Limits", LIMITS),
+        group_of("sampling", "Sampling", Sampling()),
     ]
-    if not 1 <= len(slots) <= MAX_CONFIGURATIONS:
-        raise ConfigError(
-            f"A comparison takes 1 to {MAX_CONFIGURATIONS} configurations besides plain decoding, "
-            f"got {len(slots)}. Add or remove some."
-        )
-    return CompareForm.parse({**fields, "slots": slots, "form": run_form})
+    return {"groups": groups, "values": values}
 
 
 def comparison_owner(tab: Any, request: gr.Request) -> str:

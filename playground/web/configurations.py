@@ -8,7 +8,6 @@ from pathlib import PurePath
 from typing import Any
 
 import gradio as gr
-from pydantic import ConfigDict, Field
 
 from playground.experiments.forms import first_methods
 from playground.host.controls import Control, FormSpec, group_of
@@ -17,11 +16,13 @@ from playground.host.request import FormValues
 from playground.host.runner import EngineHost
 from playground.web.forms import RAW, SettingsForm, dropdown_of, skip_on_fault
 
+NAME = "name"
+"""Control of a configuration's name, beside those of its settings."""
 NUM_FIRST = 2
 """Number of configurations at the start: the fastest so far, and one of another kind."""
 
 
-class ConfigurationForm:
+class ConfigurationPicker:
     """A picker of methods, and a group of settings per added method.
 
     Attributes:
@@ -66,8 +67,7 @@ class ConfigurationForm:
         return {"groups": groups, "values": values}
 
     def _first(self, methods: Choices) -> dict[str, Any]:
-        keys = dict.fromkeys(first_methods(self._catalog, methods))
-        return self.spec((key, {}) for key in [*keys][:NUM_FIRST])
+        return self.spec((key, {}) for key in first_methods(self._catalog, methods)[:NUM_FIRST])
 
     def _group(
         self, key: Any, groups: Sequence[Mapping[str, Any]], changed: Mapping[str, Any]
@@ -83,7 +83,7 @@ class ConfigurationForm:
         note = method.summary
         group = group_of(name, title, method.config, is_open=False, note=note, values=changed)
         if self._named:
-            named = Control("name", "name", "in tables and plots", "text", name)
+            named = Control(NAME, "name", "in tables and plots", "text", name)
             group["fields"].insert(0, asdict(named))
         return {**group, "method": key}
 
@@ -110,18 +110,14 @@ class ConfigurationForm:
         return [adder, {"groups": kept, "values": values} if kept else self._first(menu)]
 
 
-class _Values(FormValues):
-    """Values of the form, with the name and the method's key of every configuration."""
-
-    model_config = ConfigDict(strict=False)
-
-    groups: list[tuple[str, Any]] = Field([], max_length=64)
-
-
-def read_configurations(form: object) -> list[tuple[str, Any, dict[str, Any]]]:
-    """Name, method's key and settings of every configuration in the form's values.
+def read_configurations(form: object) -> list[dict[str, Any]]:
+    """Fields of a `ConfigurationForm` per configuration in the form's values.
 
     Raises ConfigError: these are not values of such a form.
     """
-    values = _Values.of(form)
-    return [(name, key, values.values.get(name, {})) for name, key in values.groups]
+    values, configurations = FormValues.of(form), []
+    for group, method in values.groups:
+        settings = dict(values.values.get(group, {}))
+        name = {NAME: settings.pop(NAME)} if NAME in settings else {}
+        configurations.append({"method": method, "settings": settings, **name})
+    return configurations

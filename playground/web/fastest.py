@@ -36,7 +36,6 @@ INTERRUPTED = (
     "The server stopped during the search. Its answers are in the log as the benchmark “{}”: read "
     "or resume it on the Benchmark page, or search again."
 )
-RawRequest = Callable[..., dict[str, Any]]
 
 
 class FastestPanel:
@@ -74,7 +73,7 @@ class FastestPanel:
 
     # ---- listeners
 
-    def listen(self, fields: Sequence[Any], raw_request: RawRequest) -> None:
+    def listen(self, fields: Sequence[Any], raw_request: Callable[..., dict[str, Any]]) -> None:
         """`raw_request` makes the input of `host.request.read_request` from the fields' values."""
         self.outputs = [self.column, self.state, self.table, *self.page_buttons.values()]
         self.outputs += [self.stop, self.close, self.timer]
@@ -167,21 +166,20 @@ class FastestPanel:
 
     def _table(self, search: Experiment, ranking: Ranking) -> str:
         best = ranking.report.fastest
-        rows = []
+        rows: list[list[Cell | str]] = []
         for one in ranking.sections:
             speedup = one.overall.speedup
             answers = str(speedup.num_repeats if speedup else 0)
             state = Cell(ranking.state(one), hint=one.fault, mood="bad" if one.fault else "")
             mat, engines = formats.mat(one.overall.mat), self._engines(search, one.name)
-            speed = speedup_cell(speedup)
-            rows.append([Cell(one.name), speed, Cell(mat), Cell(answers), engines, state])
+            rows.append([one.name, speedup_cell(speedup), mat, answers, engines, state])
         return table_html("Methods tried", HEADS, rows, best=best)
 
     def _engines(self, search: Experiment, name: str) -> Cell:
         """The engines that run a method, once the search is over."""
         if not search.over.is_set():
             return Cell("")
-        config = next(c.config for c in search.plan.configurations if c.name == name)
+        config = search.plan.configuration(name).config
         source = ExportSource(config, search.plan.target.name, name)
         resolve = self.host.catalog.resolve
         engines = attempt(lambda: engines_of(source, resolve), where="naming engines")

@@ -11,7 +11,7 @@ import gradio as gr
 from engine.config import Limits, Sampling
 from engine.drafters.method import MethodConfig
 from playground.errors import Fault, attempt
-from playground.experiments.forms import slot_of
+from playground.experiments.forms import closest_method
 from playground.host.catalog import Method
 from playground.host.controls import changed_controls, controls_of, group_of, settings_from
 from playground.host.request import (
@@ -128,7 +128,7 @@ class GenerateForm:
             name: {control.name: control.value for control in controls_of(settings)}
             for name, settings in (("sampling", request.sampling), ("limits", request.limits))
         }
-        key, _ = slot_of(self._catalog, request.config, request.target.name)
+        key = closest_method(self._catalog, request.config, request.target.name)
         settings = request.config.model_dump(exclude={"decoding_type"})
         picked = self.of_method(request.target.name, key, settings)
         return *picked, request.dtype, form, request.mode, request.system, request.prompt
@@ -139,7 +139,7 @@ class GenerateForm:
         Raises ConfigError: the target or the method is not offered here.
         """
         name = self._catalog.target(target).name
-        key, _ = slot_of(self._catalog, config, name)
+        key = closest_method(self._catalog, config, name)
         return self.of_method(name, key, config.model_dump(exclude={"decoding_type"}))[1:]
 
     def of_method(self, target: str, method: str, settings: dict[str, Any]) -> tuple[Any, Any, Any]:

@@ -16,7 +16,7 @@ from playground.experiments.cluster import PoolConfig
 from playground.experiments.forms import SweepForm
 from playground.experiments.plan import OBJECTIVES, SweepPlan
 from playground.experiments.service import ExperimentState
-from playground.experiments.space import setting_text, tunables_of
+from playground.experiments.space import point_text, tunables_of
 from playground.experiments.sweep.plots import NOTES, sweep_figure
 from playground.experiments.sweep.report import FORMULAS, SweepReport
 from playground.experiments.sweep.trials import Trial
@@ -47,9 +47,6 @@ CARD = HTML.from_string("""
 </p>
 <p class="remark">{{ remark }}</p></div>
 """)
-
-
-FORM = SweepForm(target="", dtype="", method="", vary=[""])
 PICKED = ("target", "dtype", "method", "objective", "suite")
 """Fields with a picker of their own; the form of the plan has the others."""
 
@@ -87,7 +84,8 @@ class SweepPage(ExperimentPage):
         types = self.catalog.types.values()
         drawn = self._form_spec(first, varied)
         self.form = SettingsForm(drawn, elem_id="pg-sweep-form", classes=types)
-        group = group_of("plan", "Plan", FORM, skip=(*PICKED, "settings", "vary"))
+        start = SweepForm(target="", dtype="", method="")
+        group = group_of("plan", "Plan", start, skip=(*PICKED, "settings", "vary"))
         self.plan_form = SettingsForm({"groups": [group]}, elem_id="pg-sweep-plan")
         self.fields = {name: getattr(self, name) for name in (*PICKED, "vary")}
         self.fields |= {"form": self.form.values, "plan": self.plan_form.values}
@@ -145,7 +143,7 @@ class SweepPage(ExperimentPage):
         self.forget.click(forgets, self.inputs, self.outputs, js=CONFIRM, **RAW)
 
     def plan(self, values: Mapping[str, Any]) -> SweepPlan:
-        return SweepForm.of(form_of(values)).plan(self.catalog)
+        return SweepForm.parse(form_of(values)).plan(self.catalog)
 
     def extent(self, plan: SweepPlan, pool: PoolConfig | None) -> str:
         points = plan.space.num_points
@@ -195,11 +193,8 @@ class SweepPage(ExperimentPage):
 
         def use(picked: Any, trial: Any) -> Updates:
             report = self.experiments.sweeps.load(read_key(picked))
-            method = report.plan.swept.name
-            start = self.catalog.method(method).config.model_dump(mode="json")
-            values = report.config(number_of(trial)).model_dump(mode="json")
-            changed = {key: value for key, value in values.items() if start.get(key) != value}
-            return generate.open(report.plan.target.name, method, changed)
+            settings = report.config(number_of(trial)).model_dump(exclude={"decoding_type"})
+            return generate.open(report.plan.target.name, report.plan.swept.name, settings)
 
         open_on_click(self.use, use, [self.picker, self.trial], generate.open_outputs, self.state)
 
@@ -235,7 +230,7 @@ def card_html(report: SweepReport, trial: Trial) -> str:
         remark = f"As good as the best: {FORMULAS['as_good']}."
     return CARD.render(
         title=f"Best: trial {trial.number}" if is_best else f"Trial {trial.number}",
-        point=", ".join(f"{name} {setting_text(value)}" for name, value in trial.point.items()),
+        point=point_text(trial.point),
         figures=[
             (name, title, report.figure(trial, name), formula)
             for name, title, formula in report.columns

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.errors import ConfigError, OutOfMemoryError
+from engine.errors import ConfigError, OutOfMemoryError, PlaygroundError
 from engine.model.sources import TargetSpec
 from playground.experiments import cluster
 from playground.experiments.cluster import PoolConfig, Workers, connected, workers
@@ -148,5 +148,5 @@ def test_an_experiment_without_workers_ends_and_blames_no_task(
     with workers(PoolConfig("local", 1, 1), worker_config) as alone:
         monkeypatch.setattr(Workers, "_start", lambda self: None)
         for _ in range(2):
-            with pytest.raises(cluster.NoWorkerError, match="No worker is left"):
+            with pytest.raises(PlaygroundError, match="No worker is left"):
                 alone.run(dies)

@@ -11,7 +11,7 @@ import pytest
 
 from engine.errors import ConfigError, PromptError
 from engine.model.sources import TargetSpec
-from playground.experiments.forms import slot_of
+from playground.experiments.forms import closest_method
 from playground.host.environment import _nvidia_driver, machine, weights_digest
 from playground.host.request import read_request
 from playground.host.runner import EngineHost
@@ -38,7 +38,7 @@ def test_a_run_fills_the_generate_page(host: EngineHost) -> None:
         host.log, finished(host.generate(read_request(host.catalog, asked), owner="a")).log_id
     )
     fields = request_of(host.catalog, run)
-    method, _ = slot_of(host.catalog, fields.config, "tiny")
+    method = closest_method(host.catalog, fields.config, "tiny")
     assert (fields.target.name, method, fields.dtype) == ("tiny", "scripted", "float32")
     assert (fields.mode, fields.system, fields.prompt) == ("chat", "Be brief.", "Fill in.")
     assert fields.config.model_dump()["note"] == "x" and fields.limits.max_new_tokens == 24

@@ -124,7 +124,9 @@ def test_sweeps_come_along_with_their_trials(tmp_path: Path, postgres: object) -
         sweep = swept(theirs, trials=3, name="s")
         source.benchmarks.resume(sweep.row.id)
         list(into.copy_from(source))
-        assert ours.heads() == () and ours.trials(sweep.row.id) == (), "it is going on"
+        assert ours.log.benchmarks.list(9, sweeps=True) == () and ours.trials(sweep.row.id) == (), (
+            "it is going on"
+        )
         source.benchmarks.finish(sweep.row.id, "completed", {})
         swept(ours, trials=2, name="s")
         for num_copied in (3, 0):

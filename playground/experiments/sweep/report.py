@@ -28,7 +28,7 @@ from playground.experiments.space import Objective, point_text, setting_text
 from playground.experiments.sweep.trials import Trial, key_of, num_done
 from playground.host.baseline import DOUBTS
 from playground.host.catalog import MethodTypes
-from storage import Benchmark, BenchmarkHead, RunLog
+from storage import Benchmark, RunLog
 
 FIGURES: dict[str, tuple[str, str]] = {
     "speedup": OBJECTIVES["speedup"],
@@ -87,10 +87,6 @@ class SweepReport:
     row: Benchmark
     plan: SweepPlan
     trials: tuple[Trial, ...]
-
-    @property
-    def fault(self) -> str:
-        return str(self.row.summary.get("error") or "")
 
     @cached_property
     def best(self) -> Trial | None:
@@ -229,7 +225,7 @@ class SweepReport:
         return {
             "name": row.name,
             "status": row.status,
-            "fault": self.fault,
+            "fault": str(row.summary.get("error") or ""),
             "objective": {"key": plan.chooser.objective, "title": title, "formula": formula},
             "about": plan.about,
             "target": plan.target.name,
@@ -292,24 +288,20 @@ class SweepStore:
     ) -> None:
         self.log.artifacts.put(kind, key, meta=meta, payload=b"", benchmark_id=sweep_id)
 
-    def heads(self) -> tuple[BenchmarkHead, ...]:
-        """The newest sweeps, newest first."""
-        return self.log.benchmarks.list(MAX_LISTED, sweeps=True)
-
     def load(self, key: str) -> SweepReport:
         """A sweep by its id, or the newest of this name."""
         row = self.log.benchmarks.get(key)
         if row is None or row.plan.get("kind") != "sweep":
-            heads = self.heads()
+            heads = self.log.benchmarks.list(MAX_LISTED, sweeps=True)
             match = next((head for head in heads if head.name == key), None)
             row = None if match is None else self.log.benchmarks.get(match.id)
             if row is None:
                 known = ", ".join(head.name for head in heads[:8]) or "none yet"
                 raise ConfigError(f"No sweep is named {key!r:.100}. The newest: {known}.")
-        plan = SweepPlan.stored(row.plan, self._types)
+        plan = dict(row.plan)
         if extensions := self.log.artifacts.find(EXTENSION, benchmark_id=row.id):
-            plan = plan.with_trials(extensions[0].meta["trials"])
-        return SweepReport(row, plan, self.trials(row.id))
+            plan["chooser"] = {**plan["chooser"], "trials": extensions[0].meta["trials"]}
+        return SweepReport(row, SweepPlan.stored(plan, self._types), self.trials(row.id))
 
     def reopen(self, key: str, trials: int | None = None) -> SweepReport:
         """A sweep to resume; `trials` raises the number of trials of a search."""

@@ -49,14 +49,9 @@ class Sweep(Experiment):
     plan: SweepPlan
 
     def __init__(
-        self,
-        store: SweepStore,
-        plan: SweepPlan,
-        *,
-        benchmark_id: str | None = None,
-        owner: str = "",
+        self, store: SweepStore, plan: SweepPlan, *, benchmark_id: str | None = None
     ) -> None:
-        super().__init__(store.log, plan, benchmark_id=benchmark_id, owner=owner)
+        super().__init__(store.log, plan, benchmark_id=benchmark_id)
         self.store = store
         self._trials_lock, self._failed = threading.RLock(), threading.Event()
 
@@ -124,8 +119,8 @@ class Sweep(Experiment):
             parallel: number of trials measured at a time, each in a thread of its own.
 
         Raises:
-            SweepError: too many combinations in a row are refused or fail.
-            PlaygroundError, StorageError: target or log failed; the sweep can be resumed.
+            PlaygroundError, StorageError: target or log failed, or too many combinations in a row
+                are refused or fail; the sweep can be resumed.
         """
         begun, save = self.store.trials(self.id), partial(self.store.save, self.id)
         self.trials = OptunaChooser(self.plan, begun, save, parallel=parallel)

@@ -51,10 +51,6 @@ STATES: dict[Outcome, TrialState] = {
 """Optuna's states of the outcomes."""
 
 
-class SweepError(PlaygroundError):
-    """The sweep as a whole cannot continue."""
-
-
 @dataclass(frozen=True, slots=True)
 class Figures:
     """The measurements of one trial, over all prompts that both methods answered.
@@ -265,7 +261,7 @@ class OptunaChooser:
     def end(self, optuna_trial: optuna.Trial, ended: Trial) -> None:
         """Store the outcome of a trial.
 
-        Raises SweepError: too many trials in a row failed; quotes the last error.
+        Raises PlaygroundError: too many trials in a row failed; quotes the last error.
         """
         record = self._study.tell(optuna_trial, _value(ended), state=STATES[ended.outcome])
         ended = replace(ended, bounds=record.intermediate_values)
@@ -278,7 +274,7 @@ class OptunaChooser:
             limits["refused"] = MAX_REFUSED
         most = limits.get(ended.outcome)
         if most is not None and self._num_in_row >= most:
-            raise SweepError(
+            raise PlaygroundError(
                 f"{most} combinations in a row {ended.outcome}; the last one: {ended.reason}"
             )
 
@@ -318,6 +314,6 @@ def _distribution(vary: VariedSetting, tunable: Tunable) -> BaseDistribution:
     low, high = vary.ends
     if vary.step is not None:
         high = float(f"{low + int((high - low) / vary.step + 1e-9) * vary.step:.12g}")
-    if tunable.kind == "int":
+    if tunable.is_integer:
         return IntDistribution(int(low), int(high), log=vary.log, step=int(vary.step or 1))
     return FloatDistribution(float(low), float(high), log=vary.log, step=vary.step)

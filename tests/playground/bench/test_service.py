@@ -52,7 +52,7 @@ def asked(*names: str, **changes: Any) -> dict[str, Any]:
 
 
 def plan_of(service: Experiments, form: dict[str, Any]) -> ExperimentPlan:
-    return BenchmarkForm.of(form).plan(service.catalog, service.suites)
+    return BenchmarkForm.parse(form).plan(service.catalog, service.suites)
 
 
 def begin(service: Experiments, form: dict[str, Any]) -> str:
@@ -157,6 +157,13 @@ def test_one_that_is_stopped_in_the_queue_can_be_resumed(
     shown = finished(service, benchmark_id)
     assert not blocking.over.is_set(), "it does not wait for what is before it"
     assert shown.row.status == "cancelled" and shown.results.report.num_done == 0
+
+
+def test_a_second_benchmark_waits_for_the_first(service: Experiments) -> None:
+    slow = asked()
+    slow["configurations"][0]["settings"] = {"delay_ms": "20"}
+    keys = [begin(service, slow), begin(service, asked())]
+    assert [finished(service, key).status for key in keys] == ["completed", "completed"]
 
 
 def test_two_that_resume_a_benchmark_at_once_run_it_once(

@@ -53,14 +53,9 @@ def with_corrupted(catalog: Catalog) -> Catalog:
     return offering(catalog, corrupted=CorruptedConfig())
 
 
-def held(*slots: tuple[str, dict[str, Any]], **changes: Any) -> dict[str, Any]:
-    """What the Compare page's components hold; a slot is a method and the settings changed."""
-    values = {
-        "compare": {"repeats": "2", **changes.pop("options", {})},
-        "sampling": changes.pop("sampling", {}),
-        "limits": {"max_new_tokens": "20", "ignore_eos": True, **changes.pop("limits", {})},
-    }
-    given = slots or (("scripted", {}),)
+def held(*configurations: tuple[str, dict[str, Any]], **changes: Any) -> dict[str, Any]:
+    """What the Compare page's components hold; configurations are methods and changed settings."""
+    given = configurations or (("scripted", {}),)
     raw = {
         "target": "tiny",
         "dtype": "float32",
@@ -68,7 +63,8 @@ def held(*slots: tuple[str, dict[str, Any]], **changes: Any) -> dict[str, Any]:
         "system": "",
         "prompt": "Say hello.",
         "suite": "",
-        "slots": [(key, {"values": {"method": settings}}) for key, settings in given],
-        "form": {"values": values},
+        "configurations": [{"method": key, "settings": settings} for key, settings in given],
+        "compare": {"repeats": "2", **changes.pop("options", {})},
+        "limits": {"max_new_tokens": "20", "ignore_eos": True, **changes.pop("limits", {})},
     }
     return {**raw, **changes}

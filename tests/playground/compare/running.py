@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from playground.experiments.comparison import Race, view_of
-from playground.experiments.experiment import Experiment
+from playground.experiments.comparison import Comparison, Race
 from playground.experiments.forms import CompareForm
 from playground.experiments.report.report import Section, read_results
 from playground.experiments.service import Experiments
@@ -22,24 +21,26 @@ def experiments_of(host: EngineHost) -> Experiments:
     return SERVICES.setdefault(host, Experiments(host))
 
 
-def begun(host: EngineHost, *slots: Slot, owner: str = "tab", **changes: Any) -> Experiment:
+def begun(host: EngineHost, *slots: Slot, owner: str = "tab", **changes: Any) -> Comparison:
     plan = CompareForm.parse(held(*slots, **changes)).plan(host.catalog)
-    return experiments_of(host).start(plan, owner=owner)
+    comparison = experiments_of(host).start(plan, owner=owner)
+    assert isinstance(comparison, Comparison)
+    return comparison
 
 
-def ended(comparison: Experiment) -> Race | None:
+def ended(comparison: Comparison) -> Race | None:
     """What came of it, once it is over."""
     assert comparison.over.wait(WAIT_S), comparison.message
-    return view_of(comparison).race
+    return comparison.race
 
 
-def raced(comparison: Experiment) -> Race:
+def raced(comparison: Comparison) -> Race:
     race = ended(comparison)
     assert race is not None
     return race
 
 
-def section(comparison: Experiment, name: str) -> Section:
+def section(comparison: Comparison, name: str) -> Section:
     """One configuration of its report."""
     return raced(comparison).results.report.section(name)
 

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from playground.experiments.comparison import Race
-from playground.experiments.experiment import Experiment
+from playground.experiments.comparison import Comparison, Race
 from playground.experiments.plan import BASELINE_NAME
 from playground.experiments.report.report import Results, make_report
 from playground.host.runner import MAX_WAITING, EngineHost, QueueFullError
@@ -31,7 +30,7 @@ from tests.playground.compare.running import (
 )
 
 
-def stored(log: RunLog, comparison: Experiment) -> list[RunDetail]:
+def stored(log: RunLog, comparison: Comparison) -> list[RunDetail]:
     """Its runs, in the order in which they ran."""
     query = RunQuery(labels={"compare": comparison.id}, descending=False, limit=500)
     details = [log.get(run.id) for run in log.find(query).rows]
@@ -39,7 +38,7 @@ def stored(log: RunLog, comparison: Experiment) -> list[RunDetail]:
 
 
 @pytest.fixture(scope="module")
-def pair(host: EngineHost) -> Experiment:
+def pair(host: EngineHost) -> Comparison:
     """Plain, scripted, and scripted with another tree, twice on each of two prompts."""
     comparison = begun(
         host,
@@ -51,7 +50,7 @@ def pair(host: EngineHost) -> Experiment:
     return comparison
 
 
-def test_every_request_is_a_run_of_the_log(pair: Experiment, log: RunLog) -> None:
+def test_every_request_is_a_run_of_the_log(pair: Comparison, log: RunLog) -> None:
     runs = stored(log, pair)
     assert pair.state == "completed", pair.error
     assert {run.status for run in runs} == {"completed"}
@@ -76,7 +75,7 @@ def test_every_request_is_a_run_of_the_log(pair: Experiment, log: RunLog) -> Non
     assert not by_prompt["2"].messages and by_prompt["2"].prompt_text == "def f(x):"
 
 
-def test_the_race_shows_the_tables_speedup(pair: Experiment) -> None:
+def test_the_race_shows_the_tables_speedup(pair: Comparison) -> None:
     drawn = json.loads(raced(pair).to_json())
     assert list(drawn["medians"]) == [name for name, _ in drawn["prompts"]]
     assert {len(runs) for runs in drawn["medians"].values()} == {3}
@@ -98,7 +97,7 @@ def test_of_the_repeats_the_one_in_the_middle_or_the_faster_of_two_is_raced() ->
         assert race.shown == race.median_runs("1") == [median, "failed"]
 
 
-def test_the_report_has_figures_speedups_and_reasons(pair: Experiment, log: RunLog) -> None:
+def test_the_report_has_figures_speedups_and_reasons(pair: Comparison, log: RunLog) -> None:
     race = raced(pair)
     plain, scripted = race.results.report.configurations[:2]
     assert plain.reference and not plain.verdict_sentence
@@ -112,7 +111,7 @@ def test_the_report_has_figures_speedups_and_reasons(pair: Experiment, log: RunL
     assert "baseline" in summary_html(race.results) and "lossless" in summary_html(race.results)
 
 
-def test_the_log_alone_has_the_same_report(pair: Experiment, host: EngineHost) -> None:
+def test_the_log_alone_has_the_same_report(pair: Comparison, host: EngineHost) -> None:
     assert stored_race(host, pair.id).to_json() == raced(pair).to_json()
     state, report = experiments_of(host).look(pair.id), raced(pair).results.report
     assert stored_race(host, pair.id).results.report == state.results.report == report

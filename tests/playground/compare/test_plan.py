@@ -61,7 +61,7 @@ def test_a_suite_gives_prompts_of_every_category_in_turn(catalog: Catalog) -> No
 
 BAD: list[tuple[dict[str, Any], str]] = [
     (held(prompt=""), "empty"),
-    (held(("plain", {})), "at least one method"),
+    (held(("plain", {})), "takes 1 to 4 .* got 0"),
     (held(("scripted", {}), ("scripted", {})), "are the same"),
     (held(("unheard", {})), "method must be one of"),
     (held(("scripted", {"max_draft_len": "0"})), "max_draft_len"),
@@ -69,12 +69,11 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (held(options={"repeats": "0"}), "repeats"),
     (held(options={"rounds": "3"}), "rounds"),
     (held(suite="unheard"), "suite must be one of"),
-    (held(slots=[]), "slots must have at least 1"),
-    (held(slots=[("scripted", {})] * 5), "slots must have at most 4"),
-    (held(slots=[("scripted",)]), "slots.0.1 is missing"),
-    (held(form=[]), "form"),
-    *((held(count=count), "count must be") for count in (0, 5, -1, True, "2", None, 1.0)),
-    ({"target": "tiny"}, "slots is missing"),
+    (held(configurations=[]), "configurations must have at least 1"),
+    (held(*(("scripted", {"max_draft_len": n}) for n in range(1, 6))), "takes 1 to 4 .* got 5"),
+    (held(configurations=[{"settings": {}}]), "configurations.0.method is missing"),
+    (held(compare=[]), "compare must be a valid dictionary"),
+    ({"target": "tiny"}, "configurations is missing"),
 ]
 
 
@@ -84,10 +83,3 @@ def test_what_cannot_be_compared_is_one_sentence(
 ) -> None:
     with pytest.raises(PlaygroundError, match=words):
         CompareForm.parse(raw).plan(catalog)
-
-
-def test_only_the_slots_on_show_are_compared(catalog: Catalog) -> None:
-    both = held(("scripted", {}), ("corrupted", {}))
-    for count in (1, 2):
-        plan = CompareForm.parse({**both, "count": count}).plan(catalog)
-        assert len(plan.configurations) == 1 + count

@@ -9,9 +9,14 @@ from typing import Any
 import pytest
 
 from engine.errors import ConfigError
-from playground.experiments.comparison import fault_message, race_clocks, reopen_message, stream
-from playground.experiments.experiment import Experiment
-from playground.experiments.forms import CompareForm, from_comparison, from_runs
+from playground.experiments.comparison import (
+    Comparison,
+    fault_message,
+    race_clocks,
+    reopen_message,
+    stream,
+)
+from playground.experiments.forms import from_comparison, from_runs
 from playground.experiments.plan import BASELINE_NAME
 from playground.host.live import LiveRuns
 from playground.host.runner import EngineHost
@@ -19,13 +24,12 @@ from playground.host.stream import History
 from playground.web.components import race_functions
 from storage import RunLog, RunQuery
 from tests.playground.asks import finished, start
-from tests.playground.compare.corrupted import held
-from tests.playground.compare.running import begun, ended, experiments_of, stored_race
+from tests.playground.compare.running import begun, ended, stored_race
 
 Messages = list[dict[str, Any]]
 
 
-def messages_of(comparison: Experiment, history: History) -> Messages:
+def messages_of(comparison: Comparison, history: History) -> Messages:
     async def collect() -> Messages:
         return [message async for message in stream(comparison, history, tick_s=0.01)]
 
@@ -33,14 +37,14 @@ def messages_of(comparison: Experiment, history: History) -> Messages:
 
 
 @pytest.fixture(scope="module")
-def shown(host: EngineHost, history: History) -> tuple[Experiment, Messages]:
+def shown(host: EngineHost, history: History) -> tuple[Comparison, Messages]:
     host.load(host.catalog.target("tiny"), "float32", owner="before")
     comparison = begun(host, ("scripted", {"delay_ms": "3"}), suite="starter")
     return comparison, messages_of(comparison, history)
 
 
 def test_every_round_is_a_stream_of_its_own_and_the_report_grows(
-    shown: tuple[Experiment, Messages],
+    shown: tuple[Comparison, Messages],
 ) -> None:
     messages = shown[1]
     first = messages[0]
@@ -59,7 +63,7 @@ def test_every_round_is_a_stream_of_its_own_and_the_report_grows(
 
 
 def test_the_last_message_shows_median_runs_of_the_log(
-    shown: tuple[Experiment, Messages], log: RunLog
+    shown: tuple[Comparison, Messages], log: RunLog
 ) -> None:
     comparison, messages = shown
     last = messages[-1]
@@ -71,7 +75,7 @@ def test_the_last_message_shows_median_runs_of_the_log(
 
 
 def test_a_link_shows_the_same_from_the_log_alone(
-    shown: tuple[Experiment, Messages], host: EngineHost, log: RunLog
+    shown: tuple[Comparison, Messages], host: EngineHost, log: RunLog
 ) -> None:
     comparison, messages = shown
     again = reopen_message(stored_race(host, comparison.id), History(LiveRuns(), log))
@@ -83,7 +87,7 @@ def test_a_link_shows_the_same_from_the_log_alone(
 
 
 def test_clocks_are_the_stored_step_times(
-    shown: tuple[Experiment, Messages], host: EngineHost, log: RunLog
+    shown: tuple[Comparison, Messages], host: EngineHost, log: RunLog
 ) -> None:
     runs = [meta["id"] for meta in shown[1][-1]["runs"]]
     for clock in race_clocks(LiveRuns(), log, runs):
@@ -115,7 +119,7 @@ def test_what_the_race_asks_is_answered_and_anything_else_gets_a_sentence(
 def test_stopping_on_the_way_ends_the_stream_and_keeps_what_ran(
     host: EngineHost, history: History, log: RunLog
 ) -> None:
-    async def leave(comparison: Experiment) -> Messages:
+    async def leave(comparison: Comparison) -> Messages:
         taken = []
         async for message in stream(comparison, history, tick_s=0.01):
             taken.append(message)
@@ -135,13 +139,13 @@ def test_stopping_on_the_way_ends_the_stream_and_keeps_what_ran(
 def test_a_link_of_a_comparison_fills_the_form(
     host: EngineHost, log: RunLog, history: History
 ) -> None:
-    raw = held(
+    comparison = begun(
+        host,
         ("scripted", {"max_draft_len": "5"}),
         ("corrupted", {"wrong_at": "99"}),
         system="Be brief.",
         limits={"max_new_tokens": "9"},
     )
-    comparison = experiments_of(host).start(CompareForm.parse(raw).plan(host.catalog), owner="tab")
     ended(comparison)
     again = from_comparison(host.catalog, log, comparison.id).plan(host.catalog)
     assert again == comparison.plan
@@ -158,16 +162,14 @@ def test_a_link_of_runs_takes_their_configurations_and_the_first_prompt(
     link = ",".join(str(run.log_id) for run in runs)
     filled = from_runs(host.catalog, log, link)
     assert (filled.prompt, filled.suite, filled.target) == ("One.", "", "tiny")
-    assert [form["values"]["method"] for _, form in filled.slots if form] == [
-        {"max_draft_len": 2},
-        {"max_draft_len": 6},
-    ]
+    settings = [configuration.settings for configuration in filled.configurations]
+    assert settings == [{"max_draft_len": 2}, {"max_draft_len": 6}]
     for bad in ("nothing", "a,,b", "", "\x00"):
         with pytest.raises(ConfigError):
             from_runs(host.catalog, log, bad)
 
 
-def test_an_error_leaves_what_is_on_show(shown: tuple[Experiment, Messages]) -> None:
+def test_an_error_leaves_what_is_on_show(shown: tuple[Comparison, Messages]) -> None:
     last = shown[1][-1]
     message = fault_message("No.", last)
     assert json.loads(message["compare"])["error"] == "No."

@@ -183,7 +183,7 @@ def test_a_sweep_that_was_stopped_in_its_first_trial_has_all_plots(store: SweepS
     sweep = Sweep(store, plan("max_draft_len=1:6", mode="grid"))
     sweep.begin("s")
     looks = iter(range(6))
-    sweep.watch(lambda progress: None, lambda: next(looks, None) is None)
+    sweep.interrupted = lambda: next(looks, None) is None
     assert sweep.run(partial(sweep.search, Scripted())).cancelled
     done = resumed(store, "s")
     for kind in NOTES:

@@ -54,7 +54,7 @@ def slow(*vary: str, delay_ms: int) -> dict[str, Any]:
 
 def begin(service: Experiments, form: dict[str, Any], **more: Any) -> str:
     """Start what the page's form asks for; returns its id."""
-    return service.start(SweepForm.of(form).plan(service.catalog), **more).id
+    return service.start(SweepForm.parse(form).plan(service.catalog), **more).id
 
 
 def look(service: Experiments, name: str) -> dict[str, Any]:
@@ -125,7 +125,7 @@ def test_one_sweep_runs_at_a_time(service: Experiments) -> None:
     service.stop(name)
     ended(service, name)
     service.sweeps.delete(name)
-    assert service.sweeps.heads() == ()
+    assert service.newest(sweeps=True) == ()
     with pytest.raises(ConfigError, match="Another server runs"):
         service.stop(name)
 
@@ -146,11 +146,11 @@ def test_a_closed_service_takes_nothing_on_and_leaves_nothing_running(
     host.close()
     with pytest.raises(ClosingError):
         begin(service, asked())
-    assert [head.status for head in service.sweeps.heads()] == ["completed"]
+    assert [head.status for head in service.newest(sweeps=True)] == ["completed"]
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"vary": []}, "Tick at least one"),
+    ({"vary": []}, "must vary 1 to 16 settings, got 0"),
     ({"vary": "max_draft_len=1:2"}, "vary must be a valid list"),
     ({"vary": ["max_draft_len=1:99"]}, "got 99"),
     ({"method": "plain"}, "no settings to sweep"),
@@ -158,7 +158,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"suite": "/etc/passwd"}, "suite must be one of starter"),
     ({"objective": "joy"}, "objective must be"),
     ({"trials": "0"}, "trials must be greater than"),
-    ({"limit": "-1"}, "limit_per_category must be"),
+    ({"limit": "-1"}, "limit must be"),
     ({"max_new_tokens": "0"}, "max_new_tokens must be"),
     ({"settings": {"nope": 1}}, "nope is not a setting"),
     ({"dtype": "float8"}, "dtype must be one of"),
@@ -168,11 +168,11 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 def test_a_wrong_form_is_one_sentence(host: EngineHost) -> None:
     for changes, words in WRONG:
         with pytest.raises(ConfigError, match=words):
-            SweepForm.of(asked(**changes)).plan(host.catalog)
+            SweepForm.parse(asked(**changes)).plan(host.catalog)
     nothings: list[Any] = [None, [], "x", 7, {"vary": {"a": {}}}]
     for sent in nothings:
         with pytest.raises(ConfigError):
-            SweepForm.of(sent).plan(host.catalog)
+            SweepForm.parse(sent).plan(host.catalog)
 
 
 def test_the_shipped_methods_can_be_swept_as_they_stand(host: EngineHost) -> None:
@@ -204,7 +204,7 @@ def test_the_components_of_the_page_hold_a_plan(host: EngineHost) -> None:
         },
         "plan": {"values": {"plan": {"mode": "grid", "max_new_tokens": "8"}}},
     }
-    plan = SweepForm.of(form_of(values)).plan(host.catalog)
+    plan = SweepForm.parse(form_of(values)).plan(host.catalog)
     assert [str(vary) for vary in plan.chooser.varied] == ["1:4", "pool"]
     assert plan.swept.values["is_keep_all"] is False
     assert plan.space.num_points == plan.num_trials == 4 and plan.num_turns == 2

@@ -22,7 +22,7 @@ def test_trials_are_in_the_run_log(url: str) -> None:
         trials = swept(SweepStore(log), trials=2, name="s").trials
     with RunLog.open(url) as again:
         store = SweepStore(again)
-        assert [head.name for head in store.heads()] == ["s"]
+        assert [head.name for head in store.log.benchmarks.list(9, sweeps=True)] == ["s"]
         assert store.load("s").trials == trials and len(trials) == 2
 
 
@@ -33,7 +33,7 @@ def test_sweeps_are_no_benchmarks(store: SweepStore) -> None:
     benchmark_id = log.benchmarks.begin("b", {"kind": "benchmark", "text": '"kind":"sweep"'})
     assert [head.id for head in log.benchmarks.list()] == [benchmark_id]
     assert list(log.facets().benchmarks) == [benchmark_id]
-    assert [head.name for head in store.heads()] == ["s"]
+    assert [head.name for head in store.log.benchmarks.list(9, sweeps=True)] == ["s"]
     with pytest.raises(ConfigError, match="No sweep is named"):
         store.load(benchmark_id)
 
@@ -53,7 +53,7 @@ def test_sweeps_are_found_by_id_and_the_newest_by_its_name(store: SweepStore) ->
 def test_forgetting_takes_all_trials_along(store: SweepStore) -> None:
     sweep = swept(store, name="s")
     store.delete("s")
-    assert store.heads() == () and store.trials(sweep.row.id) == ()
+    assert store.log.benchmarks.list(9, sweeps=True) == () and store.trials(sweep.row.id) == ()
     assert len(swept(store, trials=2, name="s").trials) == 2
 
 

@@ -11,11 +11,11 @@ import pytest
 from optuna.trial import TrialState
 
 from engine.drafters.eagle.methods import EagleConfig
-from engine.errors import ConfigError, OutOfMemoryError, SourceError
+from engine.errors import ConfigError, OutOfMemoryError, PlaygroundError, SourceError
 from playground.experiments.job import MeasurementFailedError, Progress
 from playground.experiments.sweep.report import SweepStore, best_of
 from playground.experiments.sweep.search import Sweep
-from playground.experiments.sweep.trials import SweepError, Trial, study_of
+from playground.experiments.sweep.trials import Trial, study_of
 from tests.playground.sweeps.scripted import PLAIN_TOK_S, Scripted, plan, resumed, swept
 
 EAGLE = EagleConfig(use_dynamic_tree=True)
@@ -102,7 +102,7 @@ def test_a_space_without_any_fitting_point_ends(store: SweepStore) -> None:
     sweep = swept(store, "max_draft_len=1", "dynamic_tree_max_topK=1:9", base=EAGLE)
     assert sweep.row.status == "completed"
     assert {t.outcome for t in sweep.trials} == {"refused"}
-    with pytest.raises(SweepError, match="100 combinations in a row refused"):
+    with pytest.raises(PlaygroundError, match="100 combinations in a row refused"):
         swept(store, "max_total_draft_tokens=200:1024", "max_draft_len=1", base=EAGLE, name="w")
     assert store.load("w").row.status == "failed"
 
@@ -117,13 +117,13 @@ def test_a_target_that_fails_ends_the_sweep_and_it_can_go_on(store: SweepStore) 
     with pytest.raises(SourceError):
         swept(store, measure=Failing(), trials=4, name="s")
     failed = store.load("s")
-    told = (failed.row.status, failed.fault)
+    told = (failed.row.status, failed.to_dict()["fault"])
     assert told == ("failed", "The weights are gone. Fetch them again.")
     outcomes = [row["outcome"] for row in failed.to_dict()["trials"]]
     assert outcomes == ["measured", "measured", "interrupted"]
     measure = Scripted()
     done = resumed(store, "s", measure)
-    assert (done.row.status, done.fault) == ("completed", "")
+    assert (done.row.status, done.to_dict()["fault"]) == ("completed", "")
     assert len(measure.configs) == 2, "the broken-off trial and the one that was left"
 
 
@@ -145,7 +145,9 @@ def test_points_that_fail_are_told_and_three_in_a_row_are_enough(store: SweepSto
             *("measured", "failed", "measured", "failed", "failed", "measured")
         ]
         assert outcomes[1][1] == "It broke."
-    with pytest.raises(SweepError, match="3 combinations in a row failed; the last one: It broke."):
+    with pytest.raises(
+        PlaygroundError, match="3 combinations in a row failed; the last one: It broke."
+    ):
         grid(measure=Fragile(MeasurementFailedError, 2, 3, 4))
 
 
@@ -166,7 +168,7 @@ def test_stop_ends_within_an_answer_and_resume_does_the_rest(store: SweepStore) 
     sweep = Sweep(store, plan(trials=5))
     sweep.begin("s")
     first, second, looks = Scripted(), Scripted(), iter(range(10))
-    sweep.watch(lambda progress: None, lambda: next(looks, None) is None)
+    sweep.interrupted = lambda: next(looks, None) is None
     assert sweep.run(partial(sweep.search, first)).cancelled
     stopped = store.load("s")
     assert stopped.row.status == "cancelled" and first.num_answers[-1] < 4
@@ -204,7 +206,7 @@ def test_progress_counts_up_and_tells_what_is_left(store: SweepStore) -> None:
     told: list[Progress] = []
     sweep = Sweep(store, plan("max_draft_len=1:3", mode="grid"))
     sweep.begin()
-    sweep.watch(told.append, lambda: False)
+    sweep.on_progress = told.append
     sweep.run(partial(sweep.search, Scripted()))
     done = [progress.num_done for progress in told]
     assert done == sorted(done) and (done[0], done[-1]) == (0, 3)

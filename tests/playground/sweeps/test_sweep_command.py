@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from playground.experiments.sweep.report import SweepStore
 from playground.host.methods import choose_method
 from storage import RunLog
 from tests.commands import invoke, refused
@@ -78,4 +77,4 @@ def test_a_target_that_is_not_there_leaves_no_sweep_behind(tmp_path: Path) -> No
     asked = arguments(tmp_path / "empty", tmp_path / "runs.db", "--vary", "max_draft_len=1:3")
     refused(*asked)
     with RunLog.open(str(tmp_path / "runs.db")) as log:
-        assert SweepStore(log).heads() == ()
+        assert log.benchmarks.list(9, sweeps=True) == ()
