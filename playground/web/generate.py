@@ -40,7 +40,6 @@ from playground.web.forms import (
 )
 from playground.web.generate_form import (
     GenerateForm,
-    join_forms,
     method_form,
     with_text_drafting,
 )
@@ -75,6 +74,7 @@ class GeneratePage:
     """Components and listeners of the page.
 
     Attributes:
+        fields: components whose values `read_request` reads, by name.
         open_outputs: components that `open` updates.
     """
 
@@ -97,6 +97,8 @@ class GeneratePage:
                 self._side()
             with gr.Column(scale=4, elem_id="pg-main"):
                 self._main()
+        self.fields = {name: getattr(self, name) for name in FIELDS}
+        self.fields |= {"form": self.form.values, "run_form": self.run_form.values}
         self.form_parts = [self.target, self.method, self.form.spec, self.dtype]
         self.form_parts += [self.run_form.spec, self.mode, self.system, self.prompt]
         self.method_inputs = [self.target, self.method, self.form.values]
@@ -159,8 +161,7 @@ class GeneratePage:
     # ---- listeners
 
     def _listen(self) -> None:
-        fields = [getattr(self, name) for name in FIELDS]
-        inputs = [*fields, self.form.values, self.run_form.values, self.panel, self.tab]
+        inputs = [*self.fields.values(), self.panel, self.tab]
         self.streams: list[Any] = []
         for event, name, run in (
             (self.generate.click, "run", self.run()),
@@ -219,9 +220,10 @@ class GeneratePage:
         """
 
         async def stream(request: gr.Request, *values: Any) -> AsyncIterator[dict[str, Any]]:
-            *fields, form, run_form, panel, tab = values
+            *own, panel, tab = values
             past = {"repeats": last_run_of(panel)} if again else {"parent": chat_of(panel)}
-            raw = self._raw_request(*fields, adapt(form), run_form) | past
+            raw = dict(zip(self.fields, own, strict=True)) | past
+            raw["form"] = adapt(raw["form"])
             async for message in self.start_and_follow(request, raw, panel, tab):
                 yield message
 
@@ -242,15 +244,10 @@ class GeneratePage:
         async for message in follow(RunStream([started], self.host.ahead_of)):
             yield message
 
-    def _raw_request(self, *values: Any) -> dict[str, Any]:
-        """Input of `read_request`, from the values of the fields and the two forms."""
-        *fields, form, run_form = values
-        return {**dict(zip(FIELDS, fields, strict=True)), "form": join_forms(form, run_form)}
-
     def _search_request(self, *values: Any) -> dict[str, Any]:
-        """The same, with the chat's last question if sending it has emptied the prompt box."""
-        *fields, panel = values
-        raw, chat = self._raw_request(*fields), chat_of(panel)
+        """Input of `read_request`; the chat's last question if sending it has emptied the box."""
+        *own, panel = values
+        raw, chat = dict(zip(self.fields, own, strict=True)), chat_of(panel)
         if str(raw["prompt"] or "").strip() or not isinstance(chat, str):
             return raw
         live = self.host.runs.get(chat)
@@ -417,9 +414,7 @@ class GeneratePage:
 
     def listen_to_links(self, page: gr.Blocks) -> None:
         """Restore the form, or fill it in from the URL's run; show that run."""
-        fields = {name: getattr(self, name) for name in FIELDS}
-        fields |= {"form": self.form.values, "run_form": self.run_form.values}
-        read = keep_form(page, fields, self.form_values.initial_values, self.form_parts)
+        read = keep_form(page, self.fields, self.form_values.initial_values, self.form_parts)
         read.then(self.describe_status, self.method_inputs, self.status_outputs, **UNQUEUED)
         js = last_shown_js("generate", "run")
         followed = read.then(self.follow_link, [self.tab] * 3, self.panel, js=js, **QUEUED)

@@ -62,7 +62,7 @@ def serve(
         log = RunLog.open(db)
         stack.callback(log.close)
         engine = EngineHost(log, catalog, cache_dir=cache_dir, device=device)
-        page = build_shell(engine, log)
+        page = build_shell(engine)
         page.queue(default_concurrency_limit=None, max_size=64)
         page._queue.sleep_when_free = QUEUE_POLL_S
         stack.callback(page.close, verbose=False)

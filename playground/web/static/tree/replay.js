@@ -23,10 +23,10 @@ import { isWithin, parentOf, rankOf } from "./model.js";
 /** @param {PackedTable} packed */
 export function unpackTable(packed) {
   const bytes = Uint8Array.from(atob(packed.ranks), (letter) => letter.charCodeAt(0));
-  const { depths, positions, categories } = packed;
+  const { depths, categories } = packed;
   const chains = packed.chains?.length ? packed.chains : null;
-  return { ranks: packed.width === 1 ? bytes : new Uint16Array(bytes.buffer), depths, positions,
-    starts: [...packed.starts, positions], categories, chains, numRanks: packed.num_ranks,
+  return { ranks: packed.width === 1 ? bytes : new Uint16Array(bytes.buffer), depths,
+    starts: [...packed.starts, packed.positions], categories, chains, numRanks: packed.num_ranks,
     lengths: chains ? [...new Set(chains.map((row) => row.length))].sort((a, b) => a - b)
       : Array.from({ length: depths }, (_, i) => i + 1) };
 }
