@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from html import escape
 from typing import Any
 
@@ -48,10 +49,7 @@ class Fields:
         self._fault = gr.HTML(**self._fault_text(state), padding=False)
         for section in dict.fromkeys(control.section for control in controls):
             inside = [control for control in controls if control.section == section]
-            if section:
-                with gr.Accordion(section, elem_classes="pg-section"):
-                    self._section(inside, values, state)
-            else:
+            with gr.Accordion(section, elem_classes="pg-section") if section else nullcontext():
                 self._section(inside, values, state)
         boxes = [box for box, _ in self._containers]
         self.outputs = [self._fault, *self.components.values(), *self._pictures.values(), *boxes]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from typing import Any
 
 import gradio as gr
@@ -162,13 +163,23 @@ class GeneratePage:
 
     def _listen(self) -> None:
         inputs = [*self.fields.values(), self.panel, self.tab]
-        self.streams: list[Any] = []
-        for event, name, run in (
+
+        def by_text(raw: dict[str, Any]) -> dict[str, Any]:
+            return {**raw, "form": with_text_drafting(raw["form"])}
+
+        runs = [
             (self.generate.click, "run", self.run()),
             (self.again.click, "run_again", self.run(again=True)),
-            (self.panel.by_text, "run_by_text", self.run(again=True, adapt=with_text_drafting)),
-        ):
-            self._append_stream(event(run, inputs, self.panel, api_name=name, **QUEUED))
+            (self.panel.by_text, "run_by_text", self.run(again=True, adapt=by_text)),
+        ]
+        for button, draws_tree in self.examples.buttons.items():
+            adapt = partial(self.examples.request, draws_tree)
+            runs.append((button.click, "run_example", self.run(adapt=adapt)))
+        self.streams = [
+            event(run, inputs, self.panel, api_name=name, **QUEUED) for event, name, run in runs
+        ]
+        for stream in self.streams:
+            stream.then(self.describe_status, self.method_inputs, self.status_outputs, **UNQUEUED)
 
         def draft_by_text(spec: Any, form: Any) -> Any:
             match spec, with_text_drafting(form):
@@ -178,18 +189,11 @@ class GeneratePage:
 
         form = [self.form.spec, self.form.values]
         self.panel.by_text(draft_by_text, form, self.form.spec, **UNQUEUED)
-        example = [self.target, self.dtype, self.mode, self.prompt, self.panel, self.tab]
-        for stream in self.examples.listen(self, self.start_and_follow, example, self.panel):
-            self._append_stream(stream)
+        self.examples.listen(self)
         self.panel.begun(None, self.mode, self.prompt, js=CLEAR_CHAT_PROMPT, **UNQUEUED)
         self.stop.click(self.stop_runs, [self.tab, self.panel], None, api_name="stop", **UNQUEUED)
         self.fastest.listen(inputs[:-1], self._search_request)
         self._listen_to_pickers()
-
-    def _append_stream(self, stream: Any) -> None:
-        """Register an event that streams a run; the status is updated after it."""
-        self.streams.append(stream)
-        stream.then(self.describe_status, self.method_inputs, self.status_outputs, **UNQUEUED)
 
     def _listen_to_pickers(self) -> None:
         self.machine.expand(self.describe_machine, None, self.diagnosis, **UNQUEUED)
@@ -210,39 +214,30 @@ class GeneratePage:
         self.file.listen(self.target, self.form_values.of_file, form)
 
     def run(
-        self, *, again: bool = False, adapt: Callable[[Any], Any] = lambda form: form
+        self, *, again: bool = False, adapt: Callable[[dict[str, Any]], Any] = lambda raw: raw
     ) -> Callable[..., AsyncIterator[dict[str, Any]]]:
         """A listener that streams a run. Leaving the page closes its generator, not the run.
 
         Args:
             again: run the last prompt again, with the current settings.
-            adapt: changes the values of the method's form for this run.
+            adapt: changes the input of `read_request` for this run.
         """
 
         async def stream(request: gr.Request, *values: Any) -> AsyncIterator[dict[str, Any]]:
             *own, panel, tab = values
             past = {"repeats": last_run_of(panel)} if again else {"parent": chat_of(panel)}
-            raw = dict(zip(self.fields, own, strict=True)) | past
-            raw["form"] = adapt(raw["form"])
-            async for message in self.start_and_follow(request, raw, panel, tab):
+            raw, owner = dict(zip(self.fields, own, strict=True)) | past, owner_of(tab, request)
+            started = await attempt_aside(
+                lambda: self.host.generate(read_request(self.catalog, adapt(raw)), owner=owner),
+                where="starting a run",
+            )
+            if isinstance(started, Fault):
+                yield refusal(started.sentence, chat_of(panel))
+                return
+            async for message in follow(RunStream([started], self.host.ahead_of)):
                 yield message
 
         return stream
-
-    async def start_and_follow(
-        self, request: gr.Request, raw: dict[str, Any], panel: Any, tab: Any
-    ) -> AsyncIterator[dict[str, Any]]:
-        """Start a run, and yield its messages."""
-        owner = owner_of(tab, request)
-        started = await attempt_aside(
-            lambda: self.host.generate(read_request(self.catalog, raw), owner=owner),
-            where="starting a run",
-        )
-        if isinstance(started, Fault):
-            yield refusal(started.sentence, chat_of(panel))
-            return
-        async for message in follow(RunStream([started], self.host.ahead_of)):
-            yield message
 
     def _search_request(self, *values: Any) -> dict[str, Any]:
         """Input of `read_request`; the chat's last question if sending it has emptied the box."""
