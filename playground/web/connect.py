@@ -80,8 +80,8 @@ class ConnectPage:
 
     def __init__(self, catalog: Catalog, log: RunLog) -> None:
         self._catalog, self._log = catalog, log
-        with gr.Row(equal_height=False):
-            with gr.Column(scale=1, elem_classes="pg-side"):
+        with gr.Row():
+            with gr.Column(elem_classes="pg-side"):
                 self._engine()
                 self._load()
             with gr.Column(scale=4, elem_classes="pg-main"):

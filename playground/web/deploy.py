@@ -52,8 +52,8 @@ class DeployPage:
     def __init__(self, host: EngineHost, tab: gr.Tab, tabs: gr.HTML) -> None:
         """`tabs` selects a page."""
         self._log, self._catalog, self._menu = host.log, host.catalog, host.menu
-        with gr.Row(equal_height=False, elem_id="pg-deploy"):
-            with gr.Column(scale=1, elem_id="pg-deploy-side", elem_classes="pg-side"):
+        with gr.Row(elem_id="pg-deploy"):
+            with gr.Column(elem_id="pg-deploy-side", elem_classes="pg-side"):
                 self._export_form()
                 self._import_form()
             with gr.Column(scale=3, elem_id="pg-deploy-main"):

@@ -46,7 +46,7 @@ class Fields:
         self._controls = {control.name: control for control in controls}
         self._pictures: dict[str, gr.HTML] = {}
         self._containers: list[tuple[gr.Column | gr.Accordion, list[str]]] = []
-        self._fault = gr.HTML(**self._fault_text(state), padding=False)
+        self._fault = gr.HTML(**self._fault_text(state))
         for section in dict.fromkeys(control.section for control in controls):
             inside = [control for control in controls if control.section == section]
             with gr.Accordion(section, elem_classes="pg-section") if section else nullcontext():
@@ -75,9 +75,7 @@ class Fields:
             self.components[control.name] = component(control, value, state)
             return
         with gr.Column(elem_classes="pg-tree-field", **visibility([control.name], state)) as box:
-            self._pictures[control.name] = gr.HTML(
-                tree_picture(control.label, value), padding=False
-            )
+            self._pictures[control.name] = gr.HTML(tree_picture(control.label, value))
             if not control.section:
                 edit = gr.Button("Edit on the Tree page", size="sm", elem_classes="pg-edit-tree")
                 self.edit_buttons[control.name] = edit

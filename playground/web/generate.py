@@ -93,8 +93,8 @@ class GeneratePage:
         self.history = history
         self.form_values = GenerateForm(host)
         self.fastest = FastestPanel(host, experiments)
-        with gr.Row(equal_height=False):
-            with gr.Column(scale=1, elem_id="pg-side"):
+        with gr.Row():
+            with gr.Column(elem_id="pg-side"):
                 self._side()
             with gr.Column(scale=4, elem_id="pg-main"):
                 self._main()
@@ -139,13 +139,13 @@ class GeneratePage:
         self.prompts.body(about_system="optional; kept throughout a chat", lines=3, autofocus=True)
         self.mode = self.prompts.mode
         self.system, self.prompt = self.prompts.system, self.prompts.prompt
-        self.mode_note = gr.HTML(padding=False)
+        self.mode_note = gr.HTML()
         self.mode_parts = [self.target, self.mode, gr.State(False), self.mode_note]
         """The third: whether the page, not the user, chose Completion."""
         self._buttons()
         self.examples = Examples(self.catalog, self.target)
         self.fastest.panel()
-        gr.HTML(static_text("welcome.html"), elem_id="pg-welcome", padding=False)
+        gr.HTML(static_text("welcome.html"), elem_id="pg-welcome")
         self.panel = token_panels(
             self.history, placeholder=PLACEHOLDER, elem_id="pg-panel", tab="generate"
         )

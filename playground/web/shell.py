@@ -44,7 +44,7 @@ def _page(name: str) -> Iterator[gr.Tab]:
 
 
 def _heading(html: str) -> None:
-    gr.HTML(html, padding=False, elem_classes="pg-heading")
+    gr.HTML(html, elem_classes="pg-heading")
 
 
 def build_shell(host: EngineHost, trained: Path | None = None) -> gr.Blocks:
