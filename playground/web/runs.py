@@ -71,7 +71,7 @@ class RunsPage:
 
     def __init__(self, host: EngineHost, history: History, tab: gr.HTML, tabs: gr.HTML) -> None:
         """`tab` identifies the browser tab; `tabs` selects a page."""
-        self.host, self.log, self.tab, self.tabs = host, host.log, tab, tabs
+        self.log, self.tab, self.tabs = host.log, tab, tabs
         self.runs = RunTable(host.log, host.catalog.types)
         with gr.Row(elem_id="pg-runs-filters"):
             self._filters()

@@ -47,7 +47,7 @@ def _heading(html: str) -> None:
     gr.HTML(html, elem_classes="pg-heading")
 
 
-def build_shell(host: EngineHost, trained: Path | None = None) -> gr.Blocks:
+def build_shell(host: EngineHost, trained: Path) -> gr.Blocks:
     """All pages as tabs of one Blocks; `trained`: folder of trained drafters."""
     history, experiments = History(host.runs, host.log), Experiments(host)
     page: gr.Blocks
