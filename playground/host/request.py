@@ -36,6 +36,7 @@ class RequestFields(Settings):
     system: str = Field("", max_length=MAX_SYSTEM_CHARS)
     prompt: str = Field("", max_length=MAX_PROMPT_CHARS)
     form: Any = None
+    run_form: Any = None
     parent: RunId | None = None
     repeats: RunId | None = None
 
@@ -78,7 +79,8 @@ def read_request(catalog: Catalog, raw: Mapping[str, Any]) -> GenerateRequest:
         PromptError: the prompt is empty.
     """
     fields = RequestFields.parse({key: value for key, value in raw.items() if value})
-    method, form = catalog.method(fields.method), FormValues.of(fields.form).values
+    method = catalog.method(fields.method)
+    form = FormValues.of(fields.form).values | FormValues.of(fields.run_form).values
     is_chat = fields.mode == "chat"
     if not fields.repeats:
         require_prompt(fields.mode, fields.prompt)

@@ -84,7 +84,6 @@ class RunTable:
             "count": f"{first + 1}–{first + len(rows)} of {page.total:,}" if rows else "",
             "nothing": nothing,
             "pages": [query.page, -(-page.total // PAGE_SIZE)],
-            "total": page.total,
         }
 
     def _row(self, run: RunSummary, baselines: Baselines) -> dict[str, Any]:
@@ -125,7 +124,6 @@ class RunTable:
             "nothing": "No run matches.",
             "pages": [0, 1],
             "grouped": True,
-            "total": len(rows),
         }
 
     def _group_title(

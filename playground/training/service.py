@@ -19,7 +19,6 @@ from engine.training.methods.eagle import write_speculators
 from engine.training.session import Evaluation, HeldOutRates
 from playground.errors import attempt
 from playground.experiments.job import Job, Jobs, Progress, State, submit, time_left
-from playground.host import paths
 from playground.host.runner import ClosingError, EngineHost
 from playground.training.folder import TrainingFolder, TrainingProgress
 from playground.training.plan import TrainPlan, slug
@@ -160,10 +159,10 @@ class TrainingState:
 
 
 class Trainings:
-    def __init__(self, host: EngineHost, folder: Path | None = None) -> None:
-        """`folder`: of drafters, corpora and measured speeds; by default the user's own."""
+    def __init__(self, host: EngineHost, folder: Path) -> None:
+        """`folder`: of drafters, corpora and measured speeds."""
         self.catalog = host.catalog
-        self.folder = folder or paths.training()
+        self.folder = folder
         self.corpora, self._heads = self.folder / "corpora", self.folder / "heads"
         self.speeds = Speeds(self.folder / "speeds.json")
         self._host, self._jobs = host, Jobs()

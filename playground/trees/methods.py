@@ -100,7 +100,6 @@ class TreeMethod:
             "group": GROUPS[group],
             "kind": self.kind,
             "tree": self.tree.as_lists(),
-            "limits": self.limits_row(),
             "settings": {name: getattr(self.config, name) for name in sizes},
         }
 

@@ -44,11 +44,10 @@ def module_component(
     module: str,
     *,
     template: str,
-    css: Sequence[str],
+    css: Sequence[str] = (),
     functions: Sequence[ServerFunction] = (),
-    events: Sequence[str] = (),
+    events: Sequence[str],
     arguments: dict[str, Any] | None = None,
-    value: Any = None,
     elem_id: str,
 ) -> gr.HTML:
     """A component rendered by a module's `mount(component, arguments)`.
@@ -59,7 +58,6 @@ def module_component(
     """
     address, triggers = json.dumps(module_address(module)), json.dumps(list(events))
     return gr.HTML(
-        value=value,
         html_template=template,
         css_template=static_text("kit.css", *css),
         js_on_load=f"/* triggers {triggers} */ import(new URL({address}, document.baseURI)).then("
@@ -96,7 +94,7 @@ def token_panels(
         css=["panel/panel.css"],
         functions=panel_functions(history),
         events=["begun", "compare", "by_text"],
-        arguments={"formulas": FORMULAS, "placeholder": placeholder, "compares": True, "tab": tab},
+        arguments={"formulas": FORMULAS, "placeholder": placeholder, "tab": tab},
         elem_id=elem_id,
     )
 
@@ -121,12 +119,12 @@ class RunQuestion(Settings):
 
 
 def server_function(
-    name: str, question: type[Question], answer: Callable[[Question], Answer], *, where: str
+    name: str, question: type[Question], answer: Callable[[Question], Answer]
 ) -> ServerFunction:
     """A function that modules call by this name; a fault is the answer `{"error": sentence}`."""
 
     def call(raw: Any) -> Answer:
-        result = attempt(lambda: answer(question.parse(raw)), where=where)
+        result = attempt(lambda: answer(question.parse(raw)), where=f"the page's request {name}")
         return {"error": result.sentence} if isinstance(result, Fault) else result
 
     call.__name__ = name
@@ -136,15 +134,13 @@ def server_function(
 def panel_functions(history: History) -> list[ServerFunction]:
     """Functions for token panels: `since` (events that were lost), `step`, `steps`, `trace`."""
 
-    def function(name: str, answer: Callable[[RunQuestion], Answer], where: str) -> ServerFunction:
-        return server_function(name, RunQuestion, answer, where=where)
-
-    return [
-        function("since", lambda q: history.since(q.run, q.have), "reading a run"),
-        function("step", lambda q: history.step(q.run, q.index), "reading a step"),
-        function("steps", lambda q: history.steps(q.run, q.first, q.last), "reading steps"),
-        function("trace", lambda q: history.trace(q.run), "exporting a run"),
-    ]
+    answers: dict[str, Callable[[RunQuestion], Answer]] = {
+        "since": lambda q: history.since(q.run, q.have),
+        "step": lambda q: history.step(q.run, q.index),
+        "steps": lambda q: history.steps(q.run, q.first, q.last),
+        "trace": lambda q: history.trace(q.run),
+    }
+    return [server_function(name, RunQuestion, answer) for name, answer in answers.items()]
 
 
 class RaceQuestion(Settings):
@@ -163,8 +159,8 @@ def race_functions(host: EngineHost, history: History) -> list[ServerFunction]:
         return {"runs": [meta for run in question.runs for meta in history.show(run)["runs"]]}
 
     return [
-        server_function("clocks", RaceQuestion, clocks, where="reading the clocks"),
-        server_function("metas", RaceQuestion, metas, where="opening runs"),
+        server_function("clocks", RaceQuestion, clocks),
+        server_function("metas", RaceQuestion, metas),
     ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from typing import Any
 
 import gradio as gr
@@ -23,7 +23,6 @@ from playground.host.catalog import Catalog
 from playground.plots import HUES, styled
 from playground.web.forms import QUEUED, UNQUEUED, Updates
 from playground.web.results import HTML, Cell, sentence_html, table_html
-from presets import PromptSuite
 from storage import RunLog
 
 POLL_S = 2.0
@@ -69,19 +68,14 @@ class MeasureFields(EngineFields):
     levels: str
     seconds: float = Field(ge=1, le=3600)
 
-    def load(self, suites: Mapping[str, PromptSuite]) -> Load:
-        """The load to measure. Raises ConfigError: invalid suite or concurrencies."""
-        prompts = sample_prompts(suites[validate_choice("Prompts", self.suite, suites)], self.count)
-        return Load(prompts, read_concurrencies(self.levels), self.tokens, self.seconds)
-
 
 class ConnectPage:
     """Components and listeners of the page."""
 
     def __init__(self, catalog: Catalog, log: RunLog) -> None:
         self._catalog, self._log = catalog, log
-        with gr.Row(equal_height=False):
-            with gr.Column(scale=1, elem_classes="pg-side"):
+        with gr.Row():
+            with gr.Column(elem_classes="pg-side"):
                 self._engine()
                 self._load()
             with gr.Column(scale=4, elem_classes="pg-main"):
@@ -186,7 +180,10 @@ class ConnectPage:
             fields = MeasureFields.parse(
                 dict(zip(MeasureFields.model_fields, values, strict=False))
             )
-            load = fields.load(self._catalog.suites)
+            suites = self._catalog.suites
+            suite = suites[validate_choice("Prompts", fields.suite, suites)]
+            prompts, levels = sample_prompts(suite, fields.count), read_concurrencies(fields.levels)
+            load = Load(prompts, levels, fields.tokens, fields.seconds)
             address = Address(fields.url, fields.key, fields.model, fields.plain)
             async for report in measure(address, load, self._log):
                 done = f"{len(report.drafting)} of {len(load.concurrencies)} levels measured"

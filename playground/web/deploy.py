@@ -52,8 +52,8 @@ class DeployPage:
     def __init__(self, host: EngineHost, tab: gr.Tab, tabs: gr.HTML) -> None:
         """`tabs` selects a page."""
         self._log, self._catalog, self._menu = host.log, host.catalog, host.menu
-        with gr.Row(equal_height=False, elem_id="pg-deploy"):
-            with gr.Column(scale=1, elem_id="pg-deploy-side", elem_classes="pg-side"):
+        with gr.Row(elem_id="pg-deploy"):
+            with gr.Column(elem_id="pg-deploy-side", elem_classes="pg-side"):
                 self._export_form()
                 self._import_form()
             with gr.Column(scale=3, elem_id="pg-deploy-main"):
@@ -190,19 +190,15 @@ class DeployPage:
     # ---- export
 
     def on_select(self, request: gr.Request, link: Any, *values: Any) -> Updates:
-        """Show the first export, unless one is open already."""
+        """Show the export that the URL names, or the first one, unless one is open already."""
         if link:
             return {self.run: gr.Dropdown(self._runs(values[1]))}
-        kind = "run" if offered_runs(self._log) else "method"
-        return self._open_link(request) or self._export(kind, *values[1:4])
-
-    def _open_link(self, request: gr.Request) -> Updates:
-        """The export that the page's URL names; empty if the URL opens another page."""
-        link = link_params("deploy", request.query_params)
-        form = attempt(lambda: ExportForm.of_link(link), where="opening a link")
+        params = link_params("deploy", request.query_params)
+        form = attempt(lambda: ExportForm.of_link(params), where="opening a link")
         if isinstance(form, Fault):
             return self._no_export(form)
-        return {} if form is None else self._show(form)
+        kind = "run" if offered_runs(self._log) else "method"
+        return self._export(kind, *values[1:4]) if form is None else self._show(form)
 
     def open(self, form: ExportForm) -> Updates:
         """Updates of `open_outputs`: this page with the export of a form."""

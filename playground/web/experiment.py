@@ -18,7 +18,7 @@ from playground.host.runner import EngineHost
 from playground.training.service import TrainingState
 from playground.web.address import address_js
 from playground.web.forms import RAW, RAW_LATEST, Updates, dropdown_of, skip_on_fault
-from playground.web.results import fault_html, sentence_html, show_fault_in, state_html, table_html
+from playground.web.results import sentence_html, show_fault_in, state_html, table_html
 from storage import RunQuery
 
 JobState = ExperimentState | TrainingState
@@ -301,7 +301,8 @@ class ExperimentPage(ABC):
                 return {self.state: gr.skip()}
             done = attempt(lambda: act(read_key(picked)), where=f"a {self.name}")
             if isinstance(done, Fault):
-                return self.refresh(picked, *values) | {self.state: fault_html(done)}
+                error = state_html("", "", error=done.sentence)
+                return self.refresh(picked, *values) | {self.state: error}
             return self.refresh(None if removes else picked, *values)
 
         return listener

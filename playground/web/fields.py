@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from html import escape
 from typing import Any
 
@@ -45,13 +46,10 @@ class Fields:
         self._controls = {control.name: control for control in controls}
         self._pictures: dict[str, gr.HTML] = {}
         self._containers: list[tuple[gr.Column | gr.Accordion, list[str]]] = []
-        self._fault = gr.HTML(**self._fault_text(state), padding=False)
+        self._fault = gr.HTML(**self._fault_text(state))
         for section in dict.fromkeys(control.section for control in controls):
             inside = [control for control in controls if control.section == section]
-            if section:
-                with gr.Accordion(section, elem_classes="pg-section"):
-                    self._section(inside, values, state)
-            else:
+            with gr.Accordion(section, elem_classes="pg-section") if section else nullcontext():
                 self._section(inside, values, state)
         boxes = [box for box, _ in self._containers]
         self.outputs = [self._fault, *self.components.values(), *self._pictures.values(), *boxes]
@@ -77,9 +75,7 @@ class Fields:
             self.components[control.name] = component(control, value, state)
             return
         with gr.Column(elem_classes="pg-tree-field", **visibility([control.name], state)) as box:
-            self._pictures[control.name] = gr.HTML(
-                tree_picture(control.label, value), padding=False
-            )
+            self._pictures[control.name] = gr.HTML(tree_picture(control.label, value))
             if not control.section:
                 edit = gr.Button("Edit on the Tree page", size="sm", elem_classes="pg-edit-tree")
                 self.edit_buttons[control.name] = edit

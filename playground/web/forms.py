@@ -75,7 +75,6 @@ FOLLOW_JS = """(typed) => {
 """Copies another page's prompt into the box until the user types something else there."""
 
 UNLABELLED: dict[str, Any] = {"show_label": False, "container": False}
-NO_EXAMPLE = ""
 
 Listener = Callable[..., Any]
 Updates = dict[Any, Any]
@@ -273,8 +272,7 @@ class PromptForm:
             **UNLABELLED,
         )
         self.example = gr.Dropdown(
-            [("Example prompts …", NO_EXAMPLE), *self._catalog.examples()],
-            value=NO_EXAMPLE,
+            [("Example prompts …", ""), *self._catalog.examples()],
             elem_id=f"{self._prefix}-example",
             label="example prompts",
             **UNLABELLED,
@@ -283,7 +281,6 @@ class PromptForm:
     def body(self, *, about_system: str, lines: int, autofocus: bool = False) -> None:
         """System prompt and prompt."""
         self.system = gr.Textbox(
-            lines=1,
             max_lines=6,
             elem_id=f"{self._prefix}-system",
             label="system prompt",
@@ -313,7 +310,7 @@ class PromptForm:
     @skip_on_fault("picking an example")
     def pick_example(self, key: Any) -> Any:
         """Values of prompt and mode."""
-        if key == NO_EXAMPLE:
+        if not key:
             return gr.skip()
         text, is_raw = self._catalog.example(key)
         return text, "raw" if is_raw else "chat"

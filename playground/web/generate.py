@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from typing import Any
 
 import gradio as gr
@@ -40,7 +41,6 @@ from playground.web.forms import (
 )
 from playground.web.generate_form import (
     GenerateForm,
-    join_forms,
     method_form,
     with_text_drafting,
 )
@@ -75,6 +75,7 @@ class GeneratePage:
     """Components and listeners of the page.
 
     Attributes:
+        fields: components whose values `read_request` reads, by name.
         open_outputs: components that `open` updates.
     """
 
@@ -92,11 +93,13 @@ class GeneratePage:
         self.history = history
         self.form_values = GenerateForm(host)
         self.fastest = FastestPanel(host, experiments)
-        with gr.Row(equal_height=False):
-            with gr.Column(scale=1, elem_id="pg-side"):
+        with gr.Row():
+            with gr.Column(elem_id="pg-side"):
                 self._side()
             with gr.Column(scale=4, elem_id="pg-main"):
                 self._main()
+        self.fields = {name: getattr(self, name) for name in FIELDS}
+        self.fields |= {"form": self.form.values, "run_form": self.run_form.values}
         self.form_parts = [self.target, self.method, self.form.spec, self.dtype]
         self.form_parts += [self.run_form.spec, self.mode, self.system, self.prompt]
         self.method_inputs = [self.target, self.method, self.form.values]
@@ -136,13 +139,13 @@ class GeneratePage:
         self.prompts.body(about_system="optional; kept throughout a chat", lines=3, autofocus=True)
         self.mode = self.prompts.mode
         self.system, self.prompt = self.prompts.system, self.prompts.prompt
-        self.mode_note = gr.HTML(padding=False)
+        self.mode_note = gr.HTML()
         self.mode_parts = [self.target, self.mode, gr.State(False), self.mode_note]
         """The third: whether the page, not the user, chose Completion."""
         self._buttons()
         self.examples = Examples(self.catalog, self.target)
         self.fastest.panel()
-        gr.HTML(static_text("welcome.html"), elem_id="pg-welcome", padding=False)
+        gr.HTML(static_text("welcome.html"), elem_id="pg-welcome")
         self.panel = token_panels(
             self.history, placeholder=PLACEHOLDER, elem_id="pg-panel", tab="generate"
         )
@@ -159,15 +162,24 @@ class GeneratePage:
     # ---- listeners
 
     def _listen(self) -> None:
-        fields = [getattr(self, name) for name in FIELDS]
-        inputs = [*fields, self.form.values, self.run_form.values, self.panel, self.tab]
-        self.streams: list[Any] = []
-        for event, name, run in (
+        inputs = [*self.fields.values(), self.panel, self.tab]
+
+        def by_text(raw: dict[str, Any]) -> dict[str, Any]:
+            return {**raw, "form": with_text_drafting(raw["form"])}
+
+        runs = [
             (self.generate.click, "run", self.run()),
             (self.again.click, "run_again", self.run(again=True)),
-            (self.panel.by_text, "run_by_text", self.run(again=True, adapt=with_text_drafting)),
-        ):
-            self._append_stream(event(run, inputs, self.panel, api_name=name, **QUEUED))
+            (self.panel.by_text, "run_by_text", self.run(again=True, adapt=by_text)),
+        ]
+        for button, draws_tree in self.examples.buttons.items():
+            adapt = partial(self.examples.request, draws_tree)
+            runs.append((button.click, "run_example", self.run(adapt=adapt)))
+        self.streams = [
+            event(run, inputs, self.panel, api_name=name, **QUEUED) for event, name, run in runs
+        ]
+        for stream in self.streams:
+            stream.then(self.describe_status, self.method_inputs, self.status_outputs, **UNQUEUED)
 
         def draft_by_text(spec: Any, form: Any) -> Any:
             match spec, with_text_drafting(form):
@@ -177,18 +189,11 @@ class GeneratePage:
 
         form = [self.form.spec, self.form.values]
         self.panel.by_text(draft_by_text, form, self.form.spec, **UNQUEUED)
-        example = [self.target, self.dtype, self.mode, self.prompt, self.panel, self.tab]
-        for stream in self.examples.listen(self, self.start_and_follow, example, self.panel):
-            self._append_stream(stream)
+        self.examples.listen(self)
         self.panel.begun(None, self.mode, self.prompt, js=CLEAR_CHAT_PROMPT, **UNQUEUED)
         self.stop.click(self.stop_runs, [self.tab, self.panel], None, api_name="stop", **UNQUEUED)
         self.fastest.listen(inputs[:-1], self._search_request)
         self._listen_to_pickers()
-
-    def _append_stream(self, stream: Any) -> None:
-        """Register an event that streams a run; the status is updated after it."""
-        self.streams.append(stream)
-        stream.then(self.describe_status, self.method_inputs, self.status_outputs, **UNQUEUED)
 
     def _listen_to_pickers(self) -> None:
         self.machine.expand(self.describe_machine, None, self.diagnosis, **UNQUEUED)
@@ -209,48 +214,35 @@ class GeneratePage:
         self.file.listen(self.target, self.form_values.of_file, form)
 
     def run(
-        self, *, again: bool = False, adapt: Callable[[Any], Any] = lambda form: form
+        self, *, again: bool = False, adapt: Callable[[dict[str, Any]], Any] = lambda raw: raw
     ) -> Callable[..., AsyncIterator[dict[str, Any]]]:
         """A listener that streams a run. Leaving the page closes its generator, not the run.
 
         Args:
             again: run the last prompt again, with the current settings.
-            adapt: changes the values of the method's form for this run.
+            adapt: changes the input of `read_request` for this run.
         """
 
         async def stream(request: gr.Request, *values: Any) -> AsyncIterator[dict[str, Any]]:
-            *fields, form, run_form, panel, tab = values
+            *own, panel, tab = values
             past = {"repeats": last_run_of(panel)} if again else {"parent": chat_of(panel)}
-            raw = self._raw_request(*fields, adapt(form), run_form) | past
-            async for message in self.start_and_follow(request, raw, panel, tab):
+            raw, owner = dict(zip(self.fields, own, strict=True)) | past, owner_of(tab, request)
+            started = await attempt_aside(
+                lambda: self.host.generate(read_request(self.catalog, adapt(raw)), owner=owner),
+                where="starting a run",
+            )
+            if isinstance(started, Fault):
+                yield refusal(started.sentence, chat_of(panel))
+                return
+            async for message in follow(RunStream([started], self.host.ahead_of)):
                 yield message
 
         return stream
 
-    async def start_and_follow(
-        self, request: gr.Request, raw: dict[str, Any], panel: Any, tab: Any
-    ) -> AsyncIterator[dict[str, Any]]:
-        """Start a run, and yield its messages."""
-        owner = owner_of(tab, request)
-        started = await attempt_aside(
-            lambda: self.host.generate(read_request(self.catalog, raw), owner=owner),
-            where="starting a run",
-        )
-        if isinstance(started, Fault):
-            yield refusal(started.sentence, chat_of(panel))
-            return
-        async for message in follow(RunStream([started], self.host.ahead_of)):
-            yield message
-
-    def _raw_request(self, *values: Any) -> dict[str, Any]:
-        """Input of `read_request`, from the values of the fields and the two forms."""
-        *fields, form, run_form = values
-        return {**dict(zip(FIELDS, fields, strict=True)), "form": join_forms(form, run_form)}
-
     def _search_request(self, *values: Any) -> dict[str, Any]:
-        """The same, with the chat's last question if sending it has emptied the prompt box."""
-        *fields, panel = values
-        raw, chat = self._raw_request(*fields), chat_of(panel)
+        """Input of `read_request`; the chat's last question if sending it has emptied the box."""
+        *own, panel = values
+        raw, chat = dict(zip(self.fields, own, strict=True)), chat_of(panel)
         if str(raw["prompt"] or "").strip() or not isinstance(chat, str):
             return raw
         live = self.host.runs.get(chat)
@@ -417,9 +409,7 @@ class GeneratePage:
 
     def listen_to_links(self, page: gr.Blocks) -> None:
         """Restore the form, or fill it in from the URL's run; show that run."""
-        fields = {name: getattr(self, name) for name in FIELDS}
-        fields |= {"form": self.form.values, "run_form": self.run_form.values}
-        read = keep_form(page, fields, self.form_values.initial_values, self.form_parts)
+        read = keep_form(page, self.fields, self.form_values.initial_values, self.form_parts)
         read.then(self.describe_status, self.method_inputs, self.status_outputs, **UNQUEUED)
         js = last_shown_js("generate", "run")
         followed = read.then(self.follow_link, [self.tab] * 3, self.panel, js=js, **QUEUED)

@@ -13,7 +13,7 @@ from engine.drafters.method import MethodConfig
 from playground.errors import Fault, attempt
 from playground.experiments.forms import closest_method
 from playground.host.catalog import Method
-from playground.host.controls import changed_controls, controls_of, group_of, settings_from
+from playground.host.controls import changed_controls, group_of, settings_from
 from playground.host.request import (
     DTYPES,
     MAX_PROMPT_CHARS,
@@ -38,23 +38,13 @@ def method_form(
     return {"groups": [group], "values": {"method": values} if values else {}, "method": key}
 
 
-def run_form() -> dict[str, Any]:
-    """The form of sampling and limits."""
+def run_form(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The form of sampling and limits; `values` that differ from the defaults, by group."""
     groups = [
         group_of("sampling", "Sampling", Sampling()),
         group_of("limits", "Limits", Limits()),
     ]
-    return {"groups": groups, "values": {}}
-
-
-def join_forms(*forms: Any) -> dict[str, Any]:
-    """The values of several forms as those of one; `read_request` validates them."""
-    values: dict[str, Any] = {}
-    for form in forms:
-        groups = form.get("values") if isinstance(form, dict) else None
-        if isinstance(groups, dict):
-            values |= groups
-    return {"values": values}
+    return {"groups": groups, "values": values}
 
 
 def with_text_drafting(form: Any) -> Any:
@@ -76,9 +66,10 @@ class GenerateForm:
     def __init__(self, host: EngineHost) -> None:
         self._host, self._catalog = host, host.catalog
 
-    def initial_values(self, memory: Mapping[str, Any], params: Mapping[str, str]) -> list[Any]:
+    def initial_values(self, memory: Any, request: gr.Request) -> list[Any]:
         """Values of the URL's run, else those that the browser stored, else the initial ones."""
-        link = link_params("generate", params)
+        memory = memory if isinstance(memory, dict) else {}
+        link = link_params("generate", request.query_params)
         if link.get("run") and memory.get("foreign"):
             run = attempt(
                 lambda: self.of_run(stored_run(self._host.log, read_run_id(link["run"]))),
@@ -97,19 +88,19 @@ class GenerateForm:
         keys = [key for _, key in choices]
         key = memory_choice(memory, "method", keys, self._catalog.first_method(target))
         method = self._catalog.method(key)
-        form, run = memory.get("form"), run_form()
+        form = memory.get("form")
         old_key = form.get("method") if isinstance(form, dict) else None
         own = memory_settings(form, "method", partial(config_of, method)) if old_key == key else {}
-        for group, cls in (("sampling", Sampling), ("limits", Limits)):
-            run["values"][group] = memory_settings(
-                memory.get("run_form"), group, partial(settings_from, cls)
-            )
+        shared = {
+            group: memory_settings(memory.get("run_form"), group, partial(settings_from, cls))
+            for group, cls in (("sampling", Sampling), ("limits", Limits))
+        }
         return [
             gr.update(choices=self._catalog.target_choices(), value=target),
             gr.update(choices=choices, value=key),
             method_form(method, key, own),
             memory_choice(memory, "dtype", DTYPES, "auto"),
-            run,
+            run_form(shared),
             memory_choice(memory, "mode", ("chat", "raw"), "chat"),
             memory_text(memory, "system", MAX_SYSTEM_CHARS),
             memory_text(
@@ -123,15 +114,15 @@ class GenerateForm:
         Raises ConfigError: its target or method is not offered here.
         """
         request = request_of(self._catalog, run)
-        form = run_form()
-        form["values"] = {
-            name: {control.name: control.value for control in controls_of(settings)}
-            for name, settings in (("sampling", request.sampling), ("limits", request.limits))
+        shared = {
+            "sampling": changed_controls(request.sampling, Sampling()),
+            "limits": changed_controls(request.limits, Limits()),
         }
         key = closest_method(self._catalog, request.config, request.target.name)
         settings = request.config.model_dump(exclude={"decoding_type"})
         picked = self.of_method(request.target.name, key, settings)
-        return *picked, request.dtype, form, request.mode, request.system, request.prompt
+        values = request.dtype, run_form(shared), request.mode, request.system, request.prompt
+        return *picked, *values
 
     def of_file(self, target: Any, config: MethodConfig) -> tuple[Any, Any]:
         """Values of method and form for settings from a file.

@@ -87,10 +87,7 @@ def last_shown_js(tab: str, parameter: str) -> str:
 
 
 def keep_form(
-    page: gr.Blocks,
-    fields: Mapping[str, Any],
-    fill: Callable[[Mapping[str, Any], Mapping[str, str]], Any],
-    outputs: Sequence[Any],
+    page: gr.Blocks, fields: Mapping[str, Any], fill: Callable[..., Any], outputs: Sequence[Any]
 ) -> Any:
     """Fill in the form when the page is loaded; from then on save its fields by name.
 
@@ -98,9 +95,8 @@ def keep_form(
     would move under the pointer.
 
     Args:
-        fill: takes the stored values and the URL's parameters, and returns updates of `outputs`.
-            `foreign` among the stored values: the URL names another run than this browser
-            displayed last.
+        fill: listener that takes the stored values and returns updates of `outputs`. `foreign`
+            among the stored values: the URL names another run than this browser displayed last.
 
     Returns:
         The event, for further listeners.
@@ -108,10 +104,7 @@ def keep_form(
     parts, js = list(fields.values()), WRITE_JS % json.dumps(list(fields))
     gr.on([part.change for part in parts], None, parts, None, js=js, **UNQUEUED)
 
-    def restore(memory: Any, request: gr.Request) -> Any:
-        return fill(memory if isinstance(memory, dict) else {}, dict(request.query_params))
-
-    read = page.load(restore, hidden_value(), list(outputs), js=READ_JS, **UNQUEUED)
+    read = page.load(fill, hidden_value(), list(outputs), js=READ_JS, **UNQUEUED)
     read.then(None, None, None, js=BEGIN_JS, **UNQUEUED)
     return read
 

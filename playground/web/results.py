@@ -105,11 +105,6 @@ def state_html(state: str, text: str, *, share: float | None = None, error: str 
     return STATE.render(state=state, text=text, share=share, error=error)
 
 
-def fault_html(fault: Fault) -> str:
-    """A fault in place of a state."""
-    return state_html("", "", error=fault.sentence)
-
-
 def sentence_html(text: str | Fault) -> str:
     """A sentence below a form; a fault has another colour."""
     if isinstance(text, Fault):
@@ -119,7 +114,9 @@ def sentence_html(text: str | Fault) -> str:
 
 def message_html(message: str | Fault) -> str:
     """A sentence below buttons; a fault has a frame."""
-    return fault_html(message) if isinstance(message, Fault) else sentence_html(message)
+    if isinstance(message, Fault):
+        return state_html("", "", error=message.sentence)
+    return sentence_html(message)
 
 
 def formula_list(formulas: Mapping[str, str]) -> None:
@@ -140,7 +137,7 @@ def open_on_click(
     button: gr.Button, listener: Listener, inputs: Components, outputs: Components, state: gr.HTML
 ) -> None:
     """Let a button open another page by a listener's updates; `state` shows why it cannot."""
-    go = show_fault_in(state, where="opening another page", render=fault_html)(listener)
+    go = show_fault_in(state, where="opening another page", render=message_html)(listener)
     button.click(go, list(inputs), [state, *outputs], **RAW)
 
 

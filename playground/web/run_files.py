@@ -17,7 +17,7 @@ from playground.errors import Fault, attempt
 from playground.runs.query import TableQuery
 from playground.runs.transfer import ImportCounts, Kind, export_runs, import_runs, read_lines
 from playground.web.forms import QUEUED, UNLABELLED, UNQUEUED
-from playground.web.results import DOWNLOAD_JS, fault_html, message_html
+from playground.web.results import DOWNLOAD_JS, message_html
 from storage import RunLog
 
 KINDS = [("JSON, whole runs", "json"), ("CSV, one line per run", "csv")]
@@ -98,7 +98,7 @@ class RunFiles:
             batch = attempt(lambda: next(batches, None), where="importing runs")
             if isinstance(batch, Fault):
                 rest = f"{_imported(last)} The rest was not imported."
-                yield [fault_html(batch) + message_html(rest), gr.Button(visible=False)]
+                yield [message_html(batch) + message_html(rest), gr.Button(visible=False)]
                 return
             last = batch or last
             yield [message_html(_imported(last)), gr.Button(visible=batch is not None)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, get_args
@@ -72,7 +71,7 @@ class RunsPage:
 
     def __init__(self, host: EngineHost, history: History, tab: gr.HTML, tabs: gr.HTML) -> None:
         """`tab` identifies the browser tab; `tabs` selects a page."""
-        self.host, self.log, self.tab, self.tabs = host, host.log, tab, tabs
+        self.log, self.tab, self.tabs = host.log, tab, tabs
         self.runs = RunTable(host.log, host.catalog.types)
         with gr.Row(elem_id="pg-runs-filters"):
             self._filters()
@@ -82,9 +81,7 @@ class RunsPage:
         self.table = module_component(
             "runs/table.js",
             template='<div class="runs"></div>',
-            css=[],
             events=["turn", "narrow", "tick", "open", "refresh"],
-            value={},
             elem_id="pg-runs",
         )
         with gr.Accordion("Columns", open=False, elem_id="pg-runs-columns"):
@@ -216,9 +213,8 @@ class RunsPage:
         return {**value, "turns": _mapping(inputs[0]).get("turns", 0)}
 
     def value(self, query: TableQuery, columns: Any, **more: Any) -> dict[str, Any]:
-        link = query.link_values
-        text = json.dumps(link) if link else ""
-        return {**self.runs.view(query, texts(columns)), "query": link, "link": text, **more}
+        link = query.link_values or None
+        return {**self.runs.view(query, texts(columns)), "query": link, **more}
 
     def draw_unticked(self, *inputs: Any) -> dict[str, Any]:
         return {**self.draw(*inputs), "untick": True, "ticked": []}
@@ -321,7 +317,7 @@ class RunsPage:
         """`?run=ID` opens that run, `?runs=…` that table; other links leave the page as it is."""
         # Outside the tab, because in a tab that was never opened it would not be read.
         memory = gr.BrowserState([], storage_key="pg-runs", secret="pg-runs")
-        self.columns.input(lambda names: [names], self.columns, memory, **LATEST)
+        self.columns.input(lambda names: names, self.columns, memory, **LATEST)
         outputs = [self.message, self.columns, *self.outputs, *self.open_run.outputs]
         page.load(self.follow_link, memory, outputs, **UNQUEUED).then(
             self.show_comparison, self.inputs, self.compared, **UNQUEUED
@@ -331,13 +327,12 @@ class RunsPage:
         """Updates for the URL's parameters and the columns that this browser stored."""
         params = link_params("runs", request.query_params)
         run_id, link = params.get("run"), params.get("runs")
-        columns = memory[0] if isinstance(memory, list) and memory else None
         parsed = attempt(
             lambda: read_link(link) if link else TableQuery(), where="following a link"
         )
         message = message_html(parsed) if isinstance(parsed, Fault) else ""
         query = TableQuery() if isinstance(parsed, Fault) else parsed
-        columns = texts(columns) or [column.key for column in COLUMNS if column.default]
+        columns = texts(memory) or [column.key for column in COLUMNS if column.default]
         return {
             self.message: message,
             self.columns: columns,

@@ -96,7 +96,6 @@ def launch(page: gr.Blocks, access: Access, port: int, routes: Sequence[BaseRout
         server_name=bracketed(access.address),
         share=False,
         quiet=True,
-        show_error=False,
         run_history=False,
         enable_monitoring=False,
         footer_links=[],
@@ -167,8 +166,6 @@ def theme() -> gr.themes.Base:
         body_background_fill_dark="*neutral_950",
         body_text_color_subdued="*neutral_500",
         layout_gap="10px",
-        block_border_color="*neutral_200",
-        block_border_color_dark="*neutral_800",
         border_color_primary_dark="*neutral_800",
         block_background_fill_dark="*neutral_900",
         background_fill_primary_dark="*neutral_900",
@@ -199,6 +196,5 @@ def theme() -> gr.themes.Base:
         button_secondary_background_fill="white",
         button_secondary_background_fill_dark="*neutral_800",
         button_secondary_border_color_dark="*neutral_700",
-        button_border_width="1px",
         button_border_width_dark="1px",
     )

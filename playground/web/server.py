@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 
 from engine.drafters import parse_method
 from engine.errors import ConfigError
+from playground.host import paths
 from playground.host.catalog import OWN_DRAFTERS, Catalog
 from playground.host.methods import register_drafter
 from playground.host.runner import EngineHost
@@ -62,7 +63,7 @@ def serve(
         log = RunLog.open(db)
         stack.callback(log.close)
         engine = EngineHost(log, catalog, cache_dir=cache_dir, device=device)
-        page = build_shell(engine, log)
+        page = build_shell(engine, paths.training())
         page.queue(default_concurrency_limit=None, max_size=64)
         page._queue.sleep_when_free = QUEUE_POLL_S
         stack.callback(page.close, verbose=False)

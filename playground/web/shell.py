@@ -26,7 +26,7 @@ from playground.web.runs import RunsPage
 from playground.web.sweep import SweepPage
 from playground.web.train import TrainPage
 from playground.web.tree import TreePage
-from storage import RunLog, RunQuery, RunSummary
+from storage import RunQuery, RunSummary
 
 MAX_RUNS = 50
 """Runs that the command palette lists."""
@@ -44,12 +44,12 @@ def _page(name: str) -> Iterator[gr.Tab]:
 
 
 def _heading(html: str) -> None:
-    gr.HTML(html, padding=False, elem_classes="pg-heading")
+    gr.HTML(html, elem_classes="pg-heading")
 
 
-def build_shell(host: EngineHost, log: RunLog, trained: Path | None = None) -> gr.Blocks:
+def build_shell(host: EngineHost, trained: Path) -> gr.Blocks:
     """All pages as tabs of one Blocks; `trained`: folder of trained drafters."""
-    history, experiments = History(host.runs, log), Experiments(host)
+    history, experiments = History(host.runs, host.log), Experiments(host)
     page: gr.Blocks
     with gr.Blocks(
         title=TITLE, analytics_enabled=False, fill_width=True, delete_cache=DELETE_CACHE_S
@@ -74,7 +74,7 @@ def build_shell(host: EngineHost, log: RunLog, trained: Path | None = None) -> g
             with _page("Deploy") as tab:
                 deploy = DeployPage(host, tab, tabs)
             with _page("Connect"):
-                ConnectPage(host.catalog, log)
+                ConnectPage(host.catalog, host.log)
         for linked in (generate, runs, compare, tree):
             linked.listen_to_links(page)
         bench.listen(runs, tree, deploy)
@@ -115,9 +115,7 @@ class Palette:
         box = module_component(
             "palette.js",
             template="",
-            css=[],
             events=["opened", "method", "run"],
-            value={},
             elem_id="pg-palette-box",
         )
         box.opened(self._entries, generate.target, box, **RAW)

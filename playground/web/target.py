@@ -65,14 +65,13 @@ class TargetOpener:
         def add(place: Any) -> Updates:
             name = self._catalog.open(place).name
             picked = gr.update(choices=self._catalog.target_choices(), value=name)
-            return {target: picked, **dict(zip(others, self.menus(others), strict=True))}
+            return {**self.menus(others), target: picked}
 
         return self.open.click(add, self.place, [self.facts, target, *others], **RAW)
 
-    def menus(self, pickers: Sequence[Any]) -> list[Any]:
+    def menus(self, pickers: Sequence[Any]) -> Updates:
         """Updates of target pickers with all current targets."""
-        choices = self._catalog.target_choices()
-        return [gr.update(choices=choices) for _ in pickers]
+        return dict.fromkeys(pickers, gr.update(choices=self._catalog.target_choices()))
 
     @on_fault(
         lambda fault: (sentence_html(fault), gr.Button(interactive=False)),

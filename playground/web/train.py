@@ -92,7 +92,7 @@ class TrainPage(ExperimentPage):
         self.download = gr.File(
             label="Drafter", interactive=False, visible=False, elem_id="pg-train-download"
         )
-        with gr.Row(equal_height=False):
+        with gr.Row():
             plots = [
                 gr.Plot(visible=False, show_label=False, min_width=300, elem_id=f"pg-train-{name}")
                 for name in FIGURES

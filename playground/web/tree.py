@@ -34,20 +34,16 @@ class TreePage:
             template=static_text("tree/editor.html"),
             css=["tree/editor.css"],
             functions=[
-                server_function(
-                    name, TreeRequest, getattr(editor, name), where=f"tree editor: {name}"
-                )
-                for name in REQUESTS
+                server_function(name, TreeRequest, getattr(editor, name)) for name in REQUESTS
             ],
             events=["use"],
-            value={"rev": "", "link": None},
             elem_id="pg-tree",
         )
         self.open_outputs = [tabs, self.component]
 
     def open(self, **link: str) -> Updates:
         """Updates of `open_outputs`: this page with a `tree`, `method`, `target` or `benchmark`."""
-        return {self.tabs: switch_to("tree"), self.component: _link_value({"tree": "", **link})}
+        return {self.tabs: switch_to("tree"), self.component: _link_value(link)}
 
     def listen_to_links(self, page: gr.Blocks) -> None:
         """Open the tree in the URL."""
@@ -81,10 +77,9 @@ class TreePage:
 
         def show(choice: Any, target: Any, *picked: Any) -> Updates:
             choice = choice if isinstance(choice, dict) else {}
-            link = {"tree": choice.get("tree"), "target": target}
-            link["method"] = picked[0] if picked else choice.get("method")
-            texts = {name: str(value)[:LINK_CHARS] for name, value in link.items() if value}
-            opened = read_link(texts)
+            method = picked[0] if picked else choice.get("method")
+            link = {"tree": choice.get("tree"), "method": method, "target": target}
+            opened = read_link({name: str(value) for name, value in link.items() if value})
             return {self.tabs: gr.skip()} if opened is None else self.open(**opened)
 
         pickers = [target] if method is None else [target, method]

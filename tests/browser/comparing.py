@@ -115,11 +115,10 @@ class ComparePage:
         return str(self.tab.inner_text(f"{RESULTS} .compare-head .alert"))
 
     def lanes(self) -> list[dict[str, Any]]:
-        """Of every lane: run, commits on show, its time in words and in milliseconds."""
+        """Of every lane: run, its time and its speedup in words."""
         found: list[dict[str, Any]] = self.tab.evaluate(
             f"""[...document.querySelectorAll('{RESULTS} .lane')].map((lane) => ({{
-              run: lane.dataset.run, commits: Number(lane.dataset.commits),
-              ms: Number(lane.dataset.ms), words: lane.querySelector('.lane-time').textContent,
+              run: lane.dataset.run, words: lane.querySelector('.lane-time').textContent,
               speedup: lane.querySelector('.lane-speedup').textContent,
             }}))"""
         )

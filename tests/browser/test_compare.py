@@ -100,8 +100,8 @@ def follow_race(page: ComparePage, served: Served, clocks: list[list[float]]) ->
         page.seek(moment)
         for i, lane in enumerate(page.lanes()):
             due = sum(round(at) <= moment for at in clocks[i])
-            assert lane["commits"] == due
             if not due:
+                assert lane["words"] == "0.000 s"
                 continue
             shown = float(lane["words"].split(" s")[0]) * 1000
             assert abs(shown - clocks[i][due - 1]) <= 1.0

@@ -69,7 +69,7 @@ async def _launched(host: EngineHost, log: RunLog, access: Access) -> tuple[gr.B
     from playground.web.shell import build_shell
 
     _files()
-    page = build_shell(host, log, host.cache_dir.parent / "training")
+    page = build_shell(host, host.cache_dir.parent / "training")
     page.queue(default_concurrency_limit=None, max_size=64)
     port = free_port()
     launch(page, access, port, api_routes(host, log))

@@ -11,9 +11,8 @@ const TREE = Choices.closed([[0, 0, 0, 0], [0, 1, 0], [1, 0], [1, 1]]);
 test("paths are closed under prefixes and in node order", () => {
   assert.deepEqual(TREE.keys,
     ["0", "1", "0.0", "0.1", "1.0", "1.1", "0.0.0", "0.1.0", "0.0.0.0"]);
-  assert.equal(TREE.nodeOf("1.1"), 6);
-  assert.deepEqual(TREE.leaves, ["1.0", "1.1", "0.1.0", "0.0.0.0"]);
-  assert.deepEqual([TREE.size, TREE.depth, TREE.maxRank, TREE.isChain], [9, 4, 1, false]);
+  assert.equal(TREE.nodes.get("1.1"), 6);
+  assert.deepEqual([TREE.size, TREE.depth, TREE.isChain], [9, 4, false]);
   assert.ok(Choices.chain(3).isChain);
 });
 

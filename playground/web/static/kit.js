@@ -126,8 +126,7 @@ export function speedMenu(name, factors) {
 /** Presses the first visible button of these; returns whether there is one. */
 export function press(ids) {
   for (const id of ids) {
-    const holder = document.getElementById(id);
-    const button = holder?.matches("button") ? holder : holder?.querySelector("button");
+    const button = document.getElementById(id);
     if (!(button instanceof HTMLButtonElement) || button.disabled || !button.offsetParent) continue;
     button.click();
     return true;

@@ -24,11 +24,8 @@ function cells(words, row, count) {
 
 /** The tables of one tree; drawn only while they are open. */
 export class MaskView {
-  /**
-   * @param {(open: boolean) => void} onToggle
-   * @param {(node: number | null) => void} onPoint called with the row under the pointer
-   */
-  constructor(onToggle = () => {}, onPoint = () => {}) {
+  /** @param {(node: number | null) => void} onPoint called with the row under the pointer */
+  constructor(onPoint = () => {}) {
     this.content = null;
     this.body = h("div", { class: "mask-body", tabindex: "0", role: "region",
       "aria-label": "tables of the draft tree" });
@@ -37,11 +34,9 @@ export class MaskView {
       onPoint(row ? Number(row.getAttribute("data-row")) : null);
     });
     this.body.addEventListener("pointerleave", () => onPoint(null));
-    this.host = h("details", { class: "mask", ontoggle: () => {
-      onToggle(this.host.open);
-      this.draw();
-    } }, h("summary", {}, "Attention mask, positions and indices: what an engine receives"),
-    copyButton("copy as JSON", () => JSON.stringify(this.content?.buffers)), this.body);
+    this.host = h("details", { class: "mask", ontoggle: () => this.draw() },
+      h("summary", {}, "Attention mask, positions and indices: what an engine receives"),
+      copyButton("copy as JSON", () => JSON.stringify(this.content?.buffers)), this.body);
   }
 
   get isOpen() { return this.host.open; }

@@ -73,8 +73,6 @@ export class Racer {
     this.reveal(commits);
     const atMs = commits ? this.atMs[commits - 1] : 0;
     const over = commits === this.atMs.length;
-    this.lane.dataset.commits = String(commits);
-    this.lane.dataset.ms = String(atMs);
     this.lane.classList.toggle("over", over);
     this.time.textContent = over && place ? `${seconds(atMs)} \u00b7 ${place}` : seconds(atMs);
     this.count.textContent = `${this.numBefore[commits]} / ${this.total}`;

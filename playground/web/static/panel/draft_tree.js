@@ -266,7 +266,7 @@ class Minimap {
 /** The tree of a step with its toolbar. */
 export class StepTree {
   /** @param {(node: number | null) => void} onPoint called with the node under the pointer */
-  constructor(onPoint = () => {}) {
+  constructor(onPoint) {
     this.onPoint = onPoint;
     this.step = null;
     this.defaultInfo = "";
@@ -279,7 +279,7 @@ export class StepTree {
     this.tallest = 0;
     this.view = h("div", { class: "tree-view" });
     this.info = h("div", { class: "tree-info" });
-    this.mask = new MaskView(() => {}, (node) => this.highlight(node));
+    this.mask = new MaskView((node) => this.highlight(node));
     this.mask.show(null);
     this.map = new Minimap(this.view);
     this.turn = textButton("", "draw the root on the other side", () => this.turnRoot());

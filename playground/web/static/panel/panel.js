@@ -101,8 +101,7 @@ const REJECTED = "pg-rejected";
 
 export class Panel {
   /**
-   * @param {{ formulas: Record<string, string>, placeholder: string, compares?: boolean,
-   *   tab?: string | null }} options
+   * @param {{ formulas: Record<string, string>, placeholder: string, tab?: string | null }} options
    * @param {import("../kit.js").Component} component
    */
   constructor(options, { server, trigger }) {
@@ -119,7 +118,6 @@ export class Panel {
     this.resultWords = h("span", { class: "result-words" });
     this.compare = actionButton("Compare with plain", () => trigger("compare", { run: this.logId }),
       { hidden: true });
-    this.offersCompare = options.compares;
     this.result = h("div", { class: "result" }, this.resultWords, this.compare);
     this.alert = h("div", { class: "alert", role: "alert", hidden: true });
     this.byText = actionButton("Use text", () => trigger("by_text"),
@@ -200,14 +198,11 @@ export class Panel {
     if (status.by_text && this.tab) this.alert.append(this.byText);
     this.notes.replaceChildren(...(status.notes ?? []).map((note) => h("p", {}, note)));
     if (status.log_id == null) return;
-    const url = new URL(location.href);
-    url.search = this.tab ? `tab=${this.tab}` : "";
-    url.searchParams.set("run", status.log_id);
-    this.link.href = url.href;
+    this.link.href = `?${new URLSearchParams({ ...this.tab && { tab: this.tab }, run: status.log_id })}`;
     this.link.hidden = false;
     if (status.state !== "completed") return;
     this.logId = status.log_id;
-    this.compare.hidden = !this.offersCompare || this.result.dataset.mood === "plain";
+    this.compare.hidden = this.result.dataset.mood === "plain";
   }
 
   showFigures(metrics) {

@@ -79,7 +79,7 @@ export class Panels {
     });
     if (!runs.length || message.resync) return;
     this.host.dataset.prompt = runs[0].prompt;
-    this.component.trigger("begun", { mode: runs[0].mode });
+    this.component.trigger("begun");
   }
 
   clear(count) {

@@ -57,7 +57,7 @@ export class TokenText {
    * @param {(track: Track, n: number) => void} onPick called with the commit whose token was clicked
    * @param {(track: Track | null, n: number, i: number) => void} onPoint with the token under the pointer
    */
-  constructor(host, onPick, onPoint = () => {}) {
+  constructor(host, onPick, onPoint) {
     this.onPoint = onPoint;
     this.host = host;
     this.tracks = new Map();
@@ -152,7 +152,6 @@ export class TokenText {
   }
 
   finish(track, end) {
-    if (track.end) return;
     track.end = end;
     if (track.missing) track.body.append(h("span", { class: "bonus" }, track.missing));
     dimTail(track.body, track.streamed.length - end.units);

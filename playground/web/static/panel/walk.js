@@ -12,8 +12,8 @@ const MAX_LEVELS = 3, MAX_NAMED = 3, MATRIX_PX = 132, MIN_CELL = 2, MAX_CELL = 9
  * A picture: nodes down to `depth` are drafted; `row`: the highlighted row of the mask; `probs`: whether
  * the target's probabilities are known; `judged`: number of nodes accepted so far; `rejected`: whether the
  * nodes after the accepted path are rejected already.
- * @typedef {{ phase: string, text: string, depth: number, row: number | null, probs: boolean,
- *   judged: number, rejected: boolean, committed: boolean }} Frame
+ * @typedef {{ text: string, depth: number, row: number | null, probs: boolean, judged: number,
+ *   rejected: boolean, committed: boolean }} Frame
  */
 
 const quoted = (label) => `\u201c${visible(label)}\u201d`;
@@ -100,14 +100,14 @@ export function framesOf(step, sampled) {
   for (const parent of step.parents.slice(1)) depths.push(depths[parent] + 1);
   const deepest = Math.max(...depths);
   /** @type {Frame[]} */
-  const frames = [{ phase: "root", depth: 0, row: null, probs: false, judged: 0, rejected: false,
-    committed: false, text: `The root ${root} is the last token of the text so far. The step begins after it.` }];
-  const add = (phase, text, changes = {}) =>
-    frames.push({ ...frames[frames.length - 1], row: null, phase, text, ...changes });
+  const frames = [{ depth: 0, row: null, probs: false, judged: 0, rejected: false, committed: false,
+    text: `The root ${root} is the last token of the text so far. The step begins after it.` }];
+  const add = (text, changes = {}) =>
+    frames.push({ ...frames[frames.length - 1], row: null, text, ...changes });
   const level = (depth) => depths.flatMap((own, node) => own === depth ? [node] : []);
   for (let depth = 1; depth <= Math.min(deepest, MAX_LEVELS); depth += 1) {
     const nodes = level(depth);
-    add("draft", depth === 1
+    add(depth === 1
       ? `The drafter guesses the next token: ${quotedTokens(step, nodes)}${nodes.length > 1
         ? `, ${nodes.length} guesses for one place` : ""}.`
       : `Depth ${depth}: ${nodes.length === 1 ? "1 guess, after the one that it continues"
@@ -115,32 +115,32 @@ export function framesOf(step, sampled) {
     { depth });
   }
   if (deepest > MAX_LEVELS) {
-    add("draft", `And so on, down to depth ${deepest}: ${plural(step.parents.length - 1, "draft token")} in all.`,
+    add(`And so on, down to depth ${deepest}: ${plural(step.parents.length - 1, "draft token")} in all.`,
       { depth: deepest });
   }
   if (deepest) {
     const siblings = (node) => childrenOf(step, step.parents[node]).filter((other) => other !== node);
     const seen = step.accepted.findLast((node) => siblings(node).length) ?? step.accepted.at(-1)
       ?? level(deepest).find((node) => siblings(node).length) ?? level(deepest)[0];
-    add("mask", `Every node is a row of one forward. The row of ${quoted(step.token_texts[seen])} sees the text so far, `
+    add(`Every node is a row of one forward. The row of ${quoted(step.token_texts[seen])} sees the text so far, `
       + "its own ancestors and itself, as if its path were the text.", { row: seen });
     const [sibling] = siblings(seen);
     if (sibling) {
-      add("mask", `${quoted(step.token_texts[sibling])} is another guess for the same position. It must not see `
+      add(`${quoted(step.token_texts[sibling])} is another guess for the same position. It must not see `
         + `${quoted(step.token_texts[seen])}: only one of them can be the text.`, { row: sibling });
     }
-    add("verify", `One forward of the target reads all ${step.parents.length} rows at once and gives the `
+    add(`One forward of the target reads all ${step.parents.length} rows at once and gives the `
       + "probability of every draft after its own path.", { probs: true });
-    step.accepted.forEach((node, i) => add("accept", acceptanceText(step, node, sampled), { judged: i + 1 }));
-    add("accept", rejectionText(step, sampled), { rejected: true });
-  } else add("verify", "Nothing was drafted: the target reads the root alone.", { probs: true, rejected: true });
+    step.accepted.forEach((node, i) => add(acceptanceText(step, node, sampled), { judged: i + 1 }));
+    add(rejectionText(step, sampled), { rejected: true });
+  } else add("Nothing was drafted: the target reads the root alone.", { probs: true, rejected: true });
   const count = step.accepted.length + 1, kept = Math.min(count, step.num_committed ?? count);
-  add("commit", kept < count
+  add(kept < count
     ? `The text ends here: of ${plural(count, "token")}, the first ${kept === 1 ? "one is" : `${kept} are`} committed.`
     : `Committed: ${plural(count - 1, "accepted draft")} and the target's own ${quoted(step.bonus_text)}, `
       + `${plural(count, "token")} in one step where plain decoding writes one. `
       + `${quoted(step.bonus_text)} is the next root.`, { committed: true });
-  if (deepest) add("compare", chainAgainstTree(step));
+  if (deepest) add(chainAgainstTree(step));
   return frames;
 }
 

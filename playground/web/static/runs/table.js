@@ -71,7 +71,7 @@ class RunTable {
     const focused = this.head.querySelector(":focus")?.closest("th")?.dataset.column;
     this.head.replaceChildren(...(grouped ? [] : [h("td", { class: "tick" }, this.all)]),
       ...heads.map((head) => this.headCell(head)));
-    this.head.querySelector(`[data-column="${focused}"] button`)?.focus();
+    /** @type {HTMLElement | null} */ (this.head.querySelector(`[data-column="${focused}"] button`))?.focus();
     this.body.replaceChildren(...this.rows.map((row) => grouped
       || row.experiment !== undefined ? this.groupRow(row, heads, grouped) : this.runRow(row, heads)));
     if (!this.rows.length) {
@@ -160,7 +160,8 @@ class RunTable {
   // The URL names what is shown.
   rememberLink() {
     if (!this.component.element.offsetParent) return;
-    show("runs", { run: this.opened, runs: this.value.link }, true);
+    const { query } = this.value;
+    show("runs", { run: this.opened, runs: query && JSON.stringify(query) }, true);
   }
 
   /** Up and Down move the focus to the same control of the next row. */

@@ -1,6 +1,6 @@
 // The cards beside the tree: draft length, dynamic tree, optimise, latency, runs, mask.
 //
-// drafted: { text, settings, mat, rates, steps, tokens, nodes, levels, counts: { nodes, depths:
+// drafted: { text, settings, mat, rates, steps, tokens, nodes, counts: { nodes, depths:
 // [[value, steps], …] }, smaller: [[nodes, mat], …], paths: [[path, drafted, accepted], …] }
 import { clip, h, milliseconds, number, onShown, part, plural, table, textButton } from "../kit.js";
 import { MaskView } from "../mask.js";
@@ -357,7 +357,8 @@ class MaskCard extends Card {
     super(editor, "mask");
     this.latest = latest();
     this.onTreeEdit = this.onContextChange = debounced(() => this.fetch(), SETTLED_MS);
-    this.view = new MaskView((open) => { if (open) this.onTreeEdit(); });
+    this.view = new MaskView();
+    this.view.host.addEventListener("toggle", this.onTreeEdit);  // `fetch` does nothing while it is closed
     this.host.append(this.view.host);
   }
 

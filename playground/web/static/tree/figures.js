@@ -118,5 +118,5 @@ export class NodeInfo {
 function quote({ before, tokens }) {
   const marked = tokens.map((token, i) =>
     h("b", { class: i === tokens.length - 1 ? "last" : "" }, visible(token)));
-  return ["for example ", h("q", {}, h("span", { class: "before" }, visible(before)), ...marked)];
+  return ["for example ", h("q", {}, visible(before), ...marked)];
 }

@@ -32,7 +32,6 @@ export class Choices {
     this.children = new Map(["", ...this.keys].map((key) => [key, []]));
     for (const key of this.keys) this.childrenOf(parentOf(key)).push(key);
     this.depth = this.paths.at(-1)?.length ?? 0;
-    this.maxRank = Math.max(0, ...this.keys.map(rankOf));
   }
 
   static chain(length) {
@@ -47,10 +46,7 @@ export class Choices {
 
   get size() { return this.paths.length; }
   get isChain() { return this.depth === this.size; }
-  get leaves() { return this.keys.filter((key) => !this.childrenOf(key).length); }
   has(key) { return this.nodes.has(key); }
-  /** @returns {number} */
-  nodeOf(key) { return this.nodes.get(key); }
   childrenOf(key) { return this.children.get(key) ?? []; }
   subtree(top) { return this.keys.filter((key) => isWithin(key, top)); }
   equals(other) { return this.keys.join() === other.keys.join(); }
@@ -123,7 +119,7 @@ export class EditHistory {
 }
 
 // A link's short form lists the leaves: "0.0.0.0_0.1.0_1.0_1.1".
-export const linkOf = (tree) => tree.leaves.join("_");
+export const linkOf = (tree) => tree.keys.filter((key) => !tree.childrenOf(key).length).join("_");
 
 export function fromLink(text) {
   if (!/^\d{1,4}([._]\d{1,4})*$/.test(text) || text.length > 60_000) return null;

@@ -108,7 +108,7 @@ export class Chart {
   waiting = false;
 
   // onPick(x) gets the x of a clicked point.
-  constructor(host, onPick = (x) => {}) {
+  constructor(host, onPick) {
     this.host = host;
     this.plot = host.firstElementChild;
     this.note = host.lastElementChild;

@@ -20,6 +20,8 @@ export class TreePickers {
       : editor.menus.source.value));
   }
 
+  get methods() { return this.offered.methods[this.target ?? ""] ?? []; }
+
   fill(offered) {
     this.offered = offered;
     fillMenu(this.editor.menus.target, offered.targets.map(({ key, title }) => [key, title]));
@@ -43,7 +45,7 @@ export class TreePickers {
     const { targets } = this.offered;
     this.target = (targets.find(({ key }) => key === wanted) ?? targets[0])?.key ?? null;
     this.editor.menus.target.value = this.target ?? "";
-    const methods = this.offered.methods[this.target ?? ""] ?? [];
+    const { methods } = this;
     fillMenu(this.editor.menus.method, methods.map((one) => [one.key, one.title, one.group]));
     const method = methods.find((one) => one.key === (link?.method || this.editor.method?.key))
       ?? methods.find((one) => one.kind === "tree") ?? methods[0];
@@ -51,9 +53,8 @@ export class TreePickers {
   }
 
   pickMethod(key, /** @type {string | null} */ wanted = null) {
-    const methods = this.offered.methods[this.target ?? ""] ?? [];
     this.editor.menus.method.value = key ?? "";
-    this.editor.adoptMethod(methods.find((one) => one.key === key) ?? null);
+    this.editor.adoptMethod(this.methods.find((one) => one.key === key) ?? null);
     this.showState("looking for rank tables \u2026");
     return this.fetchSources(wanted);
   }
@@ -62,13 +63,13 @@ export class TreePickers {
     return this.whileBusy(async () => {
       const { editor, editor: { method, menus } } = this;
       const answer = await this.newestSources(
-        method ? editor.ask("sources", { target: this.target, wanted }) : { sources: [] });
+        method ? editor.ask("sources", { wanted }) : { sources: [] });
       if (!answer) return;
       editor.showAlert(answer.error ?? null);
       this.sources = answer.sources ?? [];
       this.remark = answer.remark ?? "";
       this.weights = answer.weights ?? null;
-      if (method) method.limits = answer.limits ?? method.limits;
+      if (method) method.limits = answer.limits;
       fillMenu(menus.source, this.sources.length
         ? this.sources.map((one) => [one.id, one.title, one.group]) : [["", "nothing yet"]]);
       const pick = this.sources.find((one) => one.id === (answer.pick ?? wanted))

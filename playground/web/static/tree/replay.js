@@ -23,10 +23,10 @@ import { isWithin, parentOf, rankOf } from "./model.js";
 /** @param {PackedTable} packed */
 export function unpackTable(packed) {
   const bytes = Uint8Array.from(atob(packed.ranks), (letter) => letter.charCodeAt(0));
-  const { depths, positions, categories } = packed;
+  const { depths, categories } = packed;
   const chains = packed.chains?.length ? packed.chains : null;
-  return { ranks: packed.width === 1 ? bytes : new Uint16Array(bytes.buffer), depths, positions,
-    starts: [...packed.starts, positions], categories, chains, numRanks: packed.num_ranks,
+  return { ranks: packed.width === 1 ? bytes : new Uint16Array(bytes.buffer), depths,
+    starts: [...packed.starts, packed.positions], categories, chains, numRanks: packed.num_ranks,
     lengths: chains ? [...new Set(chains.map((row) => row.length))].sort((a, b) => a - b)
       : Array.from({ length: depths }, (_, i) => i + 1) };
 }
@@ -42,9 +42,10 @@ export function unpackTable(packed) {
 function walkTexts(table, tree, category, onStep) {
   const { ranks, depths, starts, categories } = table;
   // goes[node * width + rank + 1] is the child of that rank, 0 where there is none.
-  const width = tree.maxRank + 2, goes = new Uint16Array((tree.size + 1) * width);
+  const width = Math.max(0, ...tree.keys.map(rankOf)) + 2;
+  const goes = new Uint16Array(tree.nodes.size * width);
   tree.keys.forEach((key, i) => {
-    goes[tree.nodeOf(parentOf(key)) * width + rankOf(key) + 1] = i + 1;
+    goes[tree.nodes.get(parentOf(key)) * width + rankOf(key) + 1] = i + 1;
   });
   for (let text = 0; text + 1 < starts.length; text += 1) {
     if (category && categories[text] !== category) continue;
@@ -77,7 +78,7 @@ export function replayTree(/** @type {RankTable} */ table, tree, category = "") 
     lengths[depth] = (lengths[depth] ?? 0) + 1;
   });
   for (let node = tree.size; node > 0; node -= 1) {
-    counts[tree.nodeOf(parentOf(tree.keys[node - 1]))] += counts[node];
+    counts[tree.nodes.get(parentOf(tree.keys[node - 1]))] += counts[node];
   }
   return { counts, sizes: [[tree.size, 1]], ...tally(lengths, counts[0]) };
 }

@@ -46,14 +46,12 @@ export class TreeView {
     // An arrow that leads into a folded node unfolds it.
     const opens = event.key === "ArrowRight" && items.get(key).folded;
     if (event.key in KEYS) this.on.act(KEYS[event.key], key);
-    else if (goal !== undefined) this.focus(goal);
+    else if (goal !== undefined) this.shapes.get(goal)?.group.focus();
     else if (opens) this.on.act("fold", key);
     else if (!isArrow) return;
     event.preventDefault();
     event.stopPropagation();
   }
-
-  focus(key) { this.shapes.get(key)?.group.focus(); }
 
   // Scrolls the tree, not the page, so that a node is in view.
   reveal(key) {
@@ -136,7 +134,7 @@ export class TreeView {
     const radius = key === "" ? 8 : MIN_RADIUS + (MAX_RADIUS - MIN_RADIUS) * size;
     const siblings = key === "" ? [""] : tree.childrenOf(parentOf(key));
     change(group, {
-      class: `node ${key === "" ? "root" : "choice"} ${mark(key)} ${known ? "" : "unknown"} `
+      class: `node ${key === "" ? "root" : ""} ${mark(key)} ${known ? "" : "unknown"} `
         + (key === selected ? "chosen" : ""),
       style: `--share:${share.toFixed(3)}`, transform: `translate(${x},${y})`,
       tabindex: key === selected ? "0" : "-1", "aria-level": item.depth + 1, "aria-label": text,
