@@ -14,6 +14,7 @@ from storage.database import Database
 from storage.filters import conditions, folded_page_of
 from storage.query import TIMED, TOTALS, exists, read_summaries, totals_of
 from storage.records import (
+    PLAIN,
     Artifact,
     Benchmark,
     BenchmarkHead,
@@ -24,13 +25,11 @@ from storage.records import (
     RunSummary,
     SpeedupCounts,
     StorageError,
-    UnknownArtifactError,
-    UnknownBenchmarkError,
 )
 from storage.schema import IS_SWEEP, artifacts, benchmarks, digest, new_id, runs
 
-PLAIN = "Autoregressive"
-"""Decoding type of plain decoding, the baseline of every speedup."""
+MAX_EXPERIMENTS = 20
+"""Newest experiments whose configurations are offered."""
 
 
 class Benchmarks:
@@ -41,9 +40,8 @@ class Benchmarks:
         self._owner = this_owner
         self.open_rows = owner.OpenRows(benchmarks)
 
-    def begin(self, name: str, plan: Mapping[str, Any], *, benchmark_id: str | None = None) -> str:
-        """Add a benchmark that is about to start; returns its id, by default a new one."""
-        benchmark_id = benchmark_id or new_id()
+    def begin(self, benchmark_id: str, name: str, plan: Mapping[str, Any]) -> None:
+        """Add a benchmark that is about to start."""
         new = benchmarks.insert().values(id=benchmark_id, owner=self._owner, name=name, plan=plan)
         over = self.open_rows.unwritten
 
@@ -53,7 +51,6 @@ class Benchmarks:
 
         self._database.persist(write, lambda c: exists(c, benchmarks.c.id == benchmark_id))
         self.open_rows.begin(benchmark_id, written=over)
-        return benchmark_id
 
     def finish(
         self,
@@ -63,7 +60,7 @@ class Benchmarks:
     ) -> None:
         """Write how a benchmark ended. If that fails, the next `begin` marks it as interrupted.
 
-        Raises UnknownBenchmarkError: no such benchmark.
+        Raises StorageError: no such benchmark.
         """
         values = {"status": status, "summary": summary, "finished_at": owner.now()}
 
@@ -77,9 +74,7 @@ class Benchmarks:
     def resume(self, benchmark_id: str) -> Benchmark:
         """Resume a benchmark: it is `running` again and belongs to this process.
 
-        Raises:
-            UnknownBenchmarkError: no such benchmark.
-            StorageError: another process is running it.
+        Raises StorageError: no such benchmark, or another process is running it.
         """
         now = owner.now()
         mine = {"status": "running", "owner": self._owner, "heartbeat_at": now, "finished_at": None}
@@ -117,7 +112,7 @@ class Benchmarks:
     def delete(self, benchmark_id: str) -> None:
         """Delete a benchmark; its runs stay.
 
-        Raises UnknownBenchmarkError: no such benchmark.
+        Raises StorageError: no such benchmark.
         """
         with self._database.transaction() as connection:
             _row(connection, benchmark_id)
@@ -140,7 +135,7 @@ def _row(connection: sa.Connection, benchmark_id: str, *, claim: bool = False) -
     query = _of(benchmark_id).with_for_update() if claim else _of(benchmark_id)
     row = connection.execute(query).one_or_none()
     if row is None:
-        raise UnknownBenchmarkError(f"No benchmark {benchmark_id!r:.80} is in the log.")
+        raise StorageError(f"No benchmark {benchmark_id!r:.80} is in the log.")
     return row
 
 
@@ -199,15 +194,10 @@ class Artifacts:
         return artifact_id
 
     def find(
-        self,
-        kind: str,
-        key: Mapping[str, Any] | None = None,
-        *,
-        run_id: str | None = None,
-        benchmark_id: str | None = None,
+        self, kind: str, key: Mapping[str, Any] | None = None, *, benchmark_id: str | None = None
     ) -> tuple[Artifact, ...]:
-        """The artifacts of a kind, newest first; None matches any key, run or benchmark."""
-        equal = {"kind": kind, "run_id": run_id, "benchmark_id": benchmark_id}
+        """The artifacts of a kind, newest first; None matches any key or benchmark."""
+        equal = {"kind": kind, "benchmark_id": benchmark_id}
         if key is not None:
             equal["key_digest"] = digest(key)
         conditions = [artifacts.c[k] == value for k, value in equal.items() if value is not None]
@@ -220,13 +210,13 @@ class Artifacts:
     def payload(self, artifact_id: str) -> bytes:
         """Its bytes.
 
-        Raises UnknownArtifactError: no such artifact.
+        Raises StorageError: no such artifact.
         """
         query = sa.select(artifacts.c.payload).where(artifacts.c.id == artifact_id)
         with self._database.transaction(reading=True) as connection:
             row = connection.execute(query).one_or_none()
         if row is None:
-            raise UnknownArtifactError(f"No artifact {artifact_id!r:.80} is in the log.")
+            raise StorageError(f"No artifact {artifact_id!r:.80} is in the log.")
         return bytes(row.payload)
 
     def forget(self, kind: str, key: Mapping[str, Any]) -> bool:
@@ -259,7 +249,7 @@ class Experiments:
         page = tuple(rows.get(runs_by_id[i].experiment, runs_by_id[i]) for i in ids)
         return RunPage(page, total)
 
-    def setups(self, limit: int = 20) -> tuple[MeasuredSetup, ...]:
+    def setups(self) -> tuple[MeasuredSetup, ...]:
         """The configurations that the newest experiments compared with plain decoding.
 
         If several experiments measured one, the newest counts.
@@ -270,7 +260,7 @@ class Experiments:
                 .where(runs.c.experiment.is_not(None))
                 .group_by(runs.c.experiment)
                 .order_by(sa.func.max(runs.c.created_at).desc(), runs.c.experiment)
-                .limit(limit)
+                .limit(MAX_EXPERIMENTS)
             )
             keys = list(connection.scalars(newest))
             pairs = _pairs(_setups(connection, keys, sa.false()))

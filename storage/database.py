@@ -30,7 +30,7 @@ from storage.dialects import (
     refuse_once_removed,
     timed_out,
 )
-from storage.records import OutOfReachError, SchemaError, StorageError
+from storage.records import OutOfReachError, StorageError
 from storage.schema import metadata
 
 MIGRATIONS = Path(__file__).parent / "migrations"
@@ -150,13 +150,12 @@ class Database:
     def _is_new(self, connection: sa.Connection, revisions: list[str]) -> bool:
         """Whether the database is empty.
 
-        Raises:
-            SchemaError: it is not a run log, or its schema is unreleased or newer than the program.
+        Raises StorageError: it is no run log, or of an unreleased or newer schema.
         """
         where = redacted(self.url)
         current = MigrationContext.configure(connection).get_current_revision()
         if current is None and sa.inspect(connection).get_table_names():
-            raise SchemaError(
+            raise StorageError(
                 f"{where} holds tables of another program. "
                 "Give the run log a database of its own with --db."
             )
@@ -164,7 +163,7 @@ class Database:
             age, remedy = "a newer", "Update the program, or"
             if current < revisions[0]:
                 age, remedy = "an unreleased", "Move it away, or"
-            raise SchemaError(
+            raise StorageError(
                 f"The run log {where} was written by {age} version (schema {current}). "
                 f"{remedy} give another --db."
             )

@@ -20,7 +20,6 @@ from storage.records import (
     StepRow,
     StorageError,
     StoredRun,
-    UnknownRunError,
 )
 from storage.schema import new_id, run_details, runs, steps
 
@@ -52,9 +51,7 @@ class RunLog(RunReader):
         Args:
             url: SQLAlchemy URL, or the path of a SQLite file; None = in memory.
 
-        Raises:
-            SchemaError: written by a newer version.
-            StorageError: not readable, or no driver for it.
+        Raises StorageError: not readable, written by a newer version, or no driver for it.
         """
         log = cls(Database(url))
         with log._database.transaction() as connection:
@@ -99,7 +96,7 @@ class RunLog(RunReader):
     def begin(self, new: NewRun) -> str:
         """Add a run that is about to start; returns its id.
 
-        Raises StorageError: a tag or label is not a text, or too long.
+        Raises StorageError: a label is not a text, or too long.
         """
         values = writing.values_of(
             new,
@@ -144,12 +141,8 @@ class RunLog(RunReader):
         Args:
             metrics: the run's figures so far, which update those of its row.
 
-        Raises:
-            UnknownRunError: no such run.
-            StorageError: a step of one of these indices is stored already.
+        Raises StorageError: no such run, or a step of one of these indices is stored already.
         """
-        if not new:
-            return
         figures = writing.figures_of(metrics or {})
 
         def write(connection: sa.Connection) -> None:
@@ -216,7 +209,6 @@ class RunLog(RunReader):
                 raise StorageError(
                     f"A {what} must have at most {most} characters, got {len(text)}. Shorten it."
                 )
-        writing.check_tags(tags or ())
         with self._database.transaction() as connection:
             _change(connection, run_id, **changes)
             writing.write_remark(connection, run_id)
@@ -270,10 +262,10 @@ class RunLog(RunReader):
 
 
 def _change(connection: sa.Connection, run_id: str, **values: Any) -> None:
-    """Set columns of a run and of its details, and its heartbeat; raises UnknownRunError."""
+    """Set columns of a run and of its details, and its heartbeat; raises StorageError."""
     values["heartbeat_at"] = owner.now()
     for table, key in ((runs, runs.c.id), (run_details, run_details.c.run_id)):
         own = {name: value for name, value in values.items() if name in table.c}
         change = table.update().where(key == run_id).values(own)
         if own and connection.execute(change).rowcount == 0:
-            raise UnknownRunError(f"No run {run_id!r:.80} is in the log.")
+            raise StorageError(f"No run {run_id!r:.80} is in the log.")

@@ -12,10 +12,11 @@ from typing import Any, get_args
 import sqlalchemy as sa
 
 from storage.database import Database
-from storage.filters import LARGEST, check, conditions, count_of, finite, ordering, page_of
+from storage.filters import LARGEST, check, conditions, count_of, ordering, page_of, within
 from storage.records import (
     EXTERNAL,
     LABEL_PREFIX,
+    PLAIN,
     ComparisonKey,
     DecodeTotals,
     Facets,
@@ -144,22 +145,18 @@ def _grouped(by: str) -> tuple[sa.FromClause, sa.ColumnElement[Any]]:
         return runs, its.scalar_subquery()  # looked up by run: a join may read all labels
     if by not in GROUP_KEYS:
         check("Runs must be grouped by", by, [*GROUP_KEYS, "tag", LABEL_PREFIX + "KEY"])
-    return runs, runs.c[by]
+    # Not by its index: to look up every run takes longer than to read and sort them all.
+    return runs, runs.c[by].concat("")
 
 
 def _sums(name: str) -> list[sa.ColumnElement[Any]]:
-    number = sa.type_coerce(finite(runs.c[name]), sa.Float)
-    seconds = sa.case((number.is_not(None), runs.c.decode_s), else_=None)
-    rate = [
-        sa.func.sum(seconds).label(f"seconds_{name}"),
-        sa.func.sum(number * seconds).label(f"tokens_{name}"),
-    ]
-    return [
-        sa.func.count(number).label(f"n_{name}"),
-        sa.func.sum(number).label(f"sum_{name}"),
-        sa.func.sum(number * number).label(f"squares_{name}"),
-        *(rate if name == "tok_s" else []),
-    ]
+    """Sums over the runs whose figure is finite."""
+    number, total = sa.type_coerce(runs.c[name], sa.Float), sa.func.sum
+    sums = {"n": sa.func.count(number), "sum": total(number), "squares": total(number * number)}
+    if name == "tok_s":
+        seconds = sa.type_coerce(runs.c.decode_s, sa.Float)
+        sums |= {"seconds": total(seconds), "tokens": total(number * seconds)}
+    return [one.filter(within(runs.c[name])).label(f"{part}_{name}") for part, one in sums.items()]
 
 
 def _spread(row: sa.Row[Any], name: str) -> Spread | None:
@@ -170,7 +167,7 @@ def _spread(row: sa.Row[Any], name: str) -> Spread | None:
     variance = max(0.0, squares - total * total / num) / (num - 1) if num > 1 else None
     seconds = getattr(row, f"seconds_{name}", None)
     mean = getattr(row, f"tokens_{name}") / seconds if seconds else total / num
-    return Spread(mean, None if variance is None else math.sqrt(variance), num)
+    return Spread(mean, None if variance is None else math.sqrt(variance))
 
 
 TIMED = sa.and_(
@@ -193,7 +190,7 @@ TOTALS = [
 
 def totals_of(row: sa.Row[Any]) -> DecodeTotals:
     """The sums of `TOTALS` in a row."""
-    return DecodeTotals(row.num_timed, row.num_tokens, row.decode_s, row.num_steps)
+    return DecodeTotals(row.num_tokens, row.decode_s, row.num_steps)
 
 
 def distinct_values(column: sa.Column[Any], *where: sa.ColumnElement[bool]) -> sa.CTE:
@@ -311,12 +308,10 @@ class RunReader:
             groups.append(RunGroup(row.value, row.num_runs, row.newest_at, example, figures))
         return tuple(groups)
 
-    def decode_totals(
-        self, prompt_ids: Sequence[str], decoding_type: str
-    ) -> Mapping[ComparisonKey, DecodeTotals]:
-        """Totals of completed runs of a decoding type on these prompts."""
+    def plain_totals(self, prompt_ids: Sequence[str]) -> Mapping[ComparisonKey, DecodeTotals]:
+        """Totals of completed runs of plain decoding on these prompts."""
         keys = [runs.c[name] for name in ComparisonKey._fields]
-        mine = runs.c.prompt_id.in_(set(prompt_ids)), runs.c.decoding_type == decoding_type
+        mine = runs.c.prompt_id.in_(set(prompt_ids)), runs.c.decoding_type == PLAIN
         totals = sa.select(*keys, *TOTALS).where(*mine, TIMED).group_by(*keys)
         with self._reading() as connection:
             rows = connection.execute(totals).all()

@@ -32,8 +32,6 @@ ORDERS = {
 }
 """The columns of each order of runs, and of its index; the id breaks ties, so that no run is on two
 pages."""
-FILTERED = ("target", "method_title", "decoding_type", "status")
-"""Columns that are filtered together, by one index."""
 
 
 def dump(value: Any, *, sort_keys: bool = False) -> str:
@@ -163,7 +161,7 @@ runs = Table(  # narrow: columns that are filtered, sorted or grouped by
     Column("name", Name(255), nullable=False, default=""),
     Column("deleted_at", DateTime),
     *(Index(f"ix_runs_{name}_order", *columns) for name, columns in ORDERS.items()),
-    Index("ix_runs_filtered", *FILTERED, "deleted_at"),
+    Index("ix_runs_filtered", "target", "method_title", "decoding_type", "status", "deleted_at"),
     Index(None, "experiment", "created_at", "id"),
     Index(
         "ix_runs_deleted_at",

@@ -92,7 +92,7 @@ class Experiment(Job):
     def begin(self, name: str = "") -> None:
         """Write its plan to the log, before its first request."""
         plan = self.plan.to_dict()
-        self.log.benchmarks.begin(name or default_name(self.plan), plan, benchmark_id=self.id)
+        self.log.benchmarks.begin(self.id, name or default_name(self.plan), plan)
 
     def watch(
         self, on_progress: Callable[[Progress], None], interrupted: Callable[[], bool]

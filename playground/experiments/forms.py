@@ -14,7 +14,7 @@ from playground.experiments.plan import Configuration, ExperimentPlan, SweepPlan
 from playground.experiments.prompts import choose_items, first_turns, typed_item
 from playground.experiments.report.report import stored_experiment
 from playground.experiments.space import MAX_VARIED, OptunaSearch, SearchSettings
-from playground.host.catalog import TYPE_PREFIX, Catalog, Method
+from playground.host.catalog import TYPE_PREFIX, Catalog
 from playground.host.controls import changed_controls, group_of, settings_from
 from playground.host.request import (
     DTYPES,
@@ -26,7 +26,7 @@ from playground.host.request import (
     read_run_id,
 )
 from playground.host.stream import stored_run
-from presets import PromptSuite
+from presets import MethodPreset, PromptSuite
 from storage import PLAIN, RunLog
 
 MAX_REQUESTS = 200_000
@@ -280,9 +280,9 @@ def _full_title(title: str, config: MethodConfig, alike: Sequence[MethodConfig])
 # ---- the form from a link, and how it is drawn
 
 
-def method_form(method: Method, values: dict[str, Any] | None = None) -> dict[str, Any]:
+def method_form(method: MethodPreset, values: dict[str, Any] | None = None) -> dict[str, Any]:
     """A collapsed form of a method's settings; `values` are those that were changed."""
-    note = method.summary
+    note = method.description
     group = group_of("method", "Settings", method.config, is_open=False, note=note, values=values)
     return {"groups": [group], "values": {} if values is None else {"method": values}}
 
@@ -326,7 +326,7 @@ def first_methods(catalog: Catalog, choices: list[tuple[str, str]]) -> list[str]
 
 def slot_of(catalog: Catalog, config: MethodConfig, target: str) -> tuple[str, dict[str, Any]]:
     """A picker's value and form for a configuration: the closest method offered, and changes."""
-    near: list[tuple[int, str, Method]] = []
+    near: list[tuple[int, str, MethodPreset]] = []
     for _, key in catalog.method_choices(target):
         method = catalog.method(key)
         if method.config.decoding_type == config.decoding_type:

@@ -22,6 +22,7 @@ State = Literal["queued", "loading", "prefill", "running"] | Status
 Message = dict[str, str]
 """One turn of a conversation: `role` and `content`."""
 MAX_RUN_ID_CHARS = 64
+MAX_RUNS = 64
 MAX_STEP_BYTES = 64_000_000
 """Memory for the steps of a run."""
 BYTES_PER_STEP, BYTES_PER_NODE = 1500, 200
@@ -45,7 +46,6 @@ RunId = Annotated[str, AfterValidator(_check_run_id)]
 class FirstToken:
     """The first token, committed by the prefill."""
 
-    token_id: int
     text: str
     num_prompt_tokens: int
     ttft_s: float
@@ -76,8 +76,8 @@ class RecentSteps:
         longest: largest number of draft tokens of a step.
     """
 
-    def __init__(self, max_bytes: int = MAX_STEP_BYTES) -> None:
-        self._max_bytes, self._lock = max_bytes, threading.Lock()
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._rows: list[StepRow] = []
         self.first = 0
         """Index of the first step in memory."""
@@ -94,8 +94,8 @@ class RecentSteps:
             self.num_bytes += sum(map(_bytes_of, rows))
             self.accepted.update(len(row.accepted) for row in rows)
             self.longest = max(self.longest, *(len(row.tokens) - 1 for row in rows))
-        if self.num_bytes > self._max_bytes:
-            self.drop(self.num_bytes - self._max_bytes * 3 // 4)
+        if self.num_bytes > MAX_STEP_BYTES:
+            self.drop(self.num_bytes - MAX_STEP_BYTES * 3 // 4)
 
     def drop(self, num_bytes: int) -> None:
         """Drop the oldest steps until this much memory is freed."""
@@ -199,14 +199,13 @@ class LiveRun:
 
 
 class LiveRuns:
-    """The runs in memory: all unfinished ones, and others up to `max_runs`.
+    """The runs in memory: all unfinished ones, and others up to `MAX_RUNS`.
 
     The least recently used finished run is dropped first. When a run is added, finished ones drop
     their steps, which the log has.
     """
 
-    def __init__(self, *, max_runs: int = 64) -> None:
-        self._max_runs = max_runs
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._runs: OrderedDict[str, LiveRun] = OrderedDict()
 
@@ -215,7 +214,7 @@ class LiveRuns:
             self._runs[run.id] = run
             for other in [one for one in self._runs.values() if one.over.is_set()]:
                 other.rows.drop(other.rows.num_bytes)
-                if len(self._runs) > self._max_runs:
+                if len(self._runs) > MAX_RUNS:
                     del self._runs[other.id]
 
     def get(self, run_id: str) -> LiveRun | None:

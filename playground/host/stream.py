@@ -459,8 +459,7 @@ def _restored(stored: RunDetail) -> LiveRun:
         notes=notes_of(stored.environment),
     )
     if stored.first_token_id is not None:
-        prompt_len, ttft_s = stored.num_prompt_tokens, stored.ttft_s or 0.0
-        run.first = FirstToken(stored.first_token_id, stored.first_text, prompt_len, ttft_s)
+        run.first = FirstToken(stored.first_text, stored.num_prompt_tokens, stored.ttft_s or 0.0)
     run.rows.first = stored.num_steps
     if stored.status != "running":
         run.over.set()

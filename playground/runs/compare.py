@@ -39,7 +39,6 @@ class Configuration:
         decode_s: seconds from first to last commit, per run; None where a run has no speed.
     """
 
-    setup_id: str
     title: str
     settings: str
     lossless: bool | None
@@ -61,7 +60,7 @@ class Configuration:
         values = [value for value, _ in timed]
         weights = [seconds or 0.0 for _, seconds in timed] if figure in RATES else None
         mean = fmean(values, weights)
-        return Spread(mean, stdev(values) if len(values) > 1 else None, len(values))
+        return Spread(mean, stdev(values) if len(values) > 1 else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +109,6 @@ def _configuration(
 ) -> Configuration:
     run = group[0]
     return Configuration(
-        setup_id=run.setup_id,
         title=run.method_title,
         settings=non_default(run, types),
         lossless=run.lossless,

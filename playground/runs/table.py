@@ -215,7 +215,7 @@ class Baselines:
         metrics = log.metrics([run.id for run in rows if not run.experiment])
         speedups = {run_id: sure_speedup(own) for run_id, own in metrics.items()}
         sure = {run_id: one for run_id, one in speedups.items() if one is not None}
-        return cls(log.decode_totals([run.prompt_id for run in rows], PLAIN), sure)
+        return cls(log.plain_totals([run.prompt_id for run in rows]), sure)
 
     def speedup(self, run: RunSummary) -> float | None:
         """As in the run's own summary, or tok/s over plain decoding's in comparable runs.

@@ -147,7 +147,7 @@ def from_compared_runs(one: OneRun) -> dict[str, Any]:
     log = SimpleNamespace(
         details=lambda ids: [one.detail for _ in ids],
         metrics=lambda _: {},
-        decode_totals=lambda *_, **__: {},
+        plain_totals=lambda *_: {},
     )
     (configuration,) = compare_runs(log, ["1", "2"], {}).configurations  # type: ignore[arg-type]
     shown = {name: configuration.values[name][0] for name in NAMES if name != "num_steps"}

@@ -18,7 +18,7 @@ from playground.runs.table import RunTable
 from storage import RunLog
 from tests.playground.test_result import PLAIN as STEADY
 from tests.playground.test_result import metrics
-from tests.storage.conftest import finish, finished_run, new_run, timed_run
+from tests.storage.conftest import begun_benchmark, finish, finished_run, new_run, timed_run
 
 PLAIN = {"decoding_type": "Autoregressive"}
 NGRAM = {"decoding_type": "NGram", "max_draft_len": 4}
@@ -105,7 +105,7 @@ def test_speedups_stay_within_an_experiment_and_plain_decoding_has_none(log: Run
 
 
 def test_the_requests_of_an_experiment_are_one_row(log: RunLog) -> None:
-    benchmark = log.benchmarks.begin("mine", {})
+    benchmark = begun_benchmark(log, "mine")
     first = timed_run(log, 20.0)
     for tok_s, method in ((20.0, PLAIN), (30.0, NGRAM), (50.0, {**NGRAM, "max_draft_len": 9})):
         for prompt in "pq":

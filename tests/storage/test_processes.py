@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from storage import RunLog, SchemaError, StorageError
+from storage import RunLog, StorageError
 from storage.database import Database
 from storage.dialects import foreign_keys_off
 from storage.schema import tags
@@ -103,7 +103,7 @@ def test_database_of_another_program_is_refused_and_left_alone(tmp_path: Path) -
     connection = sqlite3.connect(file)
     connection.execute("CREATE TABLE bookmarks (url TEXT)")
     connection.commit()
-    with pytest.raises(SchemaError, match="another program"):
+    with pytest.raises(StorageError, match="another program"):
         RunLog.open(str(file))
     tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master")]
     connection.close()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from storage import RunLog, RunQuery, StorageError, UnknownRunError
+from storage import RunLog, RunQuery, StorageError
 from tests.storage.conftest import detail, finish, new_run, step
 
 LONE = "lone \udcff surrogate"
@@ -93,7 +93,7 @@ def test_odd_figures_of_a_summary_round_trip(log: RunLog, value: float) -> None:
 )
 def test_changing_an_unknown_run_names_it(log: RunLog, change: Callable[[RunLog], None]) -> None:
     assert log.get("nope") is None
-    with pytest.raises(UnknownRunError, match="nope"):
+    with pytest.raises(StorageError, match="nope"):
         change(log)
 
 
