@@ -240,7 +240,7 @@ class Experiments:
 
         The row is placed like the experiment's first request in the order.
 
-        Raises StorageError: limit or offset out of range, or no such sort key.
+        Raises StorageError: there is no such sort key.
         """
         with self._database.transaction(reading=True) as connection:
             ids, total = folded_page_of(connection, query)

@@ -141,19 +141,13 @@ class RunLog(RunReader):
         Args:
             metrics: the run's figures so far, which update those of its row.
 
-        Raises StorageError: no such run, or a step of one of these indices is stored already.
+        Raises StorageError: no such run, or one of these steps is stored already.
         """
         figures = writing.figures_of(metrics or {})
 
         def write(connection: sa.Connection) -> None:
             _change(connection, run_id, **figures)
-            try:
-                writing.write_steps(connection, run_id, new)
-            except sa.exc.IntegrityError as error:
-                raise StorageError(
-                    f"A step of {new[0].index} to {new[-1].index} of run {run_id} is stored "
-                    "already. Add each step once."
-                ) from error
+            writing.write_steps(connection, run_id, new)
 
         first = (steps.c.run_id == run_id) & (steps.c.index == new[0].index)
         self._database.persist(write, lambda connection: exists(connection, first))
@@ -199,27 +193,18 @@ class RunLog(RunReader):
     ) -> None:
         """Set the run's name, note or tags; None leaves one as it is.
 
-        Raises StorageError: no such run, or too long.
+        Raises StorageError: no such run, or a tag is empty or too long.
         """
         texts = {"name": name, "note": note}
         changes = {what: text for what, text in texts.items() if text is not None}
-        for what, text in changes.items():
-            most = MAX_NAME_CHARS if what == "name" else MAX_NOTE_CHARS
-            if len(text) > most:
-                raise StorageError(
-                    f"A {what} must have at most {most} characters, got {len(text)}. Shorten it."
-                )
         with self._database.transaction() as connection:
             _change(connection, run_id, **changes)
             writing.write_remark(connection, run_id)
             if tags is not None:
                 writing.write_tags(connection, run_id, tags)
 
-    def retag(
-        self, run_ids: Sequence[str], *, add: Sequence[str] = (), remove: Sequence[str] = ()
-    ) -> None:
+    def retag(self, run_ids: Sequence[str], *, add: Sequence[str], remove: Sequence[str]) -> None:
         """Add tags to runs and remove others; changes all of the runs or none."""
-        writing.check_tags(add)
         with self._database.transaction() as connection:
             writing.check_known(connection, run_ids)
             of = schema.tags

@@ -81,15 +81,11 @@ class CompressedStep(sa.types.TypeDecorator[StepRow]):
     impl = sa.LargeBinary
     cache_ok = True
 
-    def process_bind_param(self, value: StepRow | None, dialect: sa.Dialect) -> bytes | None:
-        if value is None:
-            return None
+    def process_bind_param(self, value: Any, dialect: sa.Dialect) -> bytes:
         values = {name: getattr(value, name) for name in _STEP_FIELDS}  # asdict copies deeply
         return zlib.compress(dump(values).encode(), 1)
 
-    def process_result_value(self, value: Any, dialect: sa.Dialect) -> StepRow | None:
-        if value is None:
-            return None
+    def process_result_value(self, value: Any, dialect: sa.Dialect) -> StepRow:
         try:
             values: dict[str, Any] = _parsed(zlib.decompress(value).decode())
             for name, one in values.items():

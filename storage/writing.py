@@ -104,11 +104,8 @@ def write_remark(connection: sa.Connection, run_id: str) -> None:
 
 
 def write_tags(connection: sa.Connection, run_id: str, new: Sequence[str]) -> None:
-    """Replace a run's tags.
-
-    Raises StorageError: a tag is empty or too long, or there are too many.
-    """
-    check_tags(new)
+    """Replace a run's tags."""
+    _check_tags(new)
     connection.execute(tags.delete().where(tags.c.run_id == run_id))
     insert_rows(connection, tags, [{"run_id": run_id, "tag": tag} for tag in dict.fromkeys(new)])
 
@@ -126,7 +123,7 @@ def figures_of(metrics: Mapping[str, Any]) -> dict[str, Any]:
     return {key: figures[key] for key in columns if figures.get(key) is not None}
 
 
-def check_tags(new: Sequence[str]) -> None:
+def _check_tags(new: Sequence[str]) -> None:
     """Raises StorageError: a tag is empty or too long, or there are too many."""
     if len(new) > MAX_TAGS:
         raise StorageError(f"A run must have at most {MAX_TAGS} tags, got {len(new)}.")

@@ -162,9 +162,7 @@ def view_of(job: Experiment) -> LiveComparison:
     return job.view
 
 
-async def stream(
-    job: Experiment, history: History, tick_s: float = TICK_S
-) -> AsyncIterator[StreamMessage]:
+async def stream(job: Experiment, history: History) -> AsyncIterator[StreamMessage]:
     """All messages of a comparison as they arise; the last shows the median runs, ready to race.
 
     The comparison continues when nobody listens.
@@ -178,7 +176,7 @@ async def stream(
             over, (number, runs) = job.over.is_set(), view.round
             if number > shown:
                 shown = number
-                async for message in follow(RunStream(runs, lambda run: 0), tick_s):
+                async for message in follow(RunStream(runs, lambda run: 0)):
                     yield {**message, **_texts(job)}
                 continue
             if over:
@@ -187,7 +185,7 @@ async def stream(
             if shown == 0 and texts["compare"] != last:
                 yield {**waiting, **texts}
                 last = texts["compare"]
-            await asyncio.sleep(tick_s)
+            await asyncio.sleep(TICK_S)
         metas = await attempt_aside(lambda: _metas(view.race, history), where="opening its runs")
         if isinstance(metas, Fault):
             yield {**fault_message(metas.sentence), "report": view.report}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -47,9 +47,7 @@ class FirstToken:
     """The first token, committed by the prefill."""
 
     text: str
-    num_prompt_tokens: int
     ttft_s: float
-    num_cached: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +70,6 @@ class RecentSteps:
 
     Attributes:
         num_bytes: memory of these steps.
-        accepted: number of steps by number of accepted draft tokens.
         longest: largest number of draft tokens of a step.
     """
 
@@ -82,7 +79,6 @@ class RecentSteps:
         self.first = 0
         """Index of the first step in memory."""
         self.num_bytes = self.longest = 0
-        self.accepted: Counter[int] = Counter()
 
     def __len__(self) -> int:
         with self._lock:
@@ -92,7 +88,6 @@ class RecentSteps:
         with self._lock:
             self._rows += rows
             self.num_bytes += sum(map(_bytes_of, rows))
-            self.accepted.update(len(row.accepted) for row in rows)
             self.longest = max(self.longest, *(len(row.tokens) - 1 for row in rows))
         if self.num_bytes > MAX_STEP_BYTES:
             self.drop(self.num_bytes - MAX_STEP_BYTES * 3 // 4)

@@ -144,9 +144,15 @@ class Recording:
     def _begin(self, prefill: Prefill) -> None:
         token, text = prefill.token_id, self._pieces.push(prefill.token_id)
         self._output_ids.append(token)
-        facts = {"num_prompt_tokens": prefill.num_prompt_tokens, "ttft_s": prefill.ttft_s}
-        self._log.add_prefill(self._run_id, token_id=token, text=text, **facts)
-        self._run.first = FirstToken(text, num_cached=prefill.num_cached, **facts)
+        num_prompt_tokens, ttft_s = prefill.num_prompt_tokens, prefill.ttft_s
+        self._log.add_prefill(
+            self._run_id,
+            token_id=token,
+            text=text,
+            num_prompt_tokens=num_prompt_tokens,
+            ttft_s=ttft_s,
+        )
+        self._run.first = FirstToken(text, ttft_s)
         self._run.state, self._run.activity = "running", "generating"
 
     def _row(self, step: Step) -> StepRow:

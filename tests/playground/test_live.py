@@ -65,7 +65,7 @@ def test_a_run_keeps_its_newest_steps_within_its_bytes(monkeypatch: pytest.Monke
     kept = steps.read(steps.first)
     assert kept is not None and [row.index for row in kept] == list(range(steps.first, 50))
     assert steps.read(steps.first - 1) is None and steps.read(50) == []
-    assert steps.accepted == {1: 50} and steps.longest == 64
+    assert steps.longest == 64
 
 
 def test_finished_runs_keep_no_steps_once_another_begins() -> None:
@@ -100,7 +100,7 @@ def test_what_is_in_memory_no_more_is_answered_from_the_log(
 
 
 def test_a_stream_that_lags_behind_memory_goes_on_and_the_page_asks_for_the_rest() -> None:
-    run = LiveRun("tab", first=FirstToken("a", 3, 0.1))
+    run = LiveRun("tab", first=FirstToken("a", 0.1))
     stream = RunStream([run], lambda run: 0)
     run.rows.extend([wide(index) for index in range(4)])
     run.rows.drop(2 * run.rows.num_bytes // 4)

@@ -71,19 +71,10 @@ def test_search_folds_case_in_every_script(log: RunLog, written: str, asked: str
     assert log.find(RunQuery(text=asked)).total == 4
 
 
-@pytest.mark.parametrize(
-    ("query", "message"),
-    [
-        *((query, "limit in") for query in ({"limit": 0}, {"limit": 9999}, {"offset": -1})),
-        ({"sort": "speed"}, "created_at.*got 'speed'"),
-        ({"ranges": {"created_at": (0, 1)}}, "range must be of one of"),
-    ],
-)
-def test_what_cannot_be_asked_for_is_named(
-    log: RunLog, query: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(StorageError, match=message):
-        log.find(RunQuery(**query))
+def test_a_sort_key_that_does_not_exist_is_named(log: RunLog) -> None:
+    odd: Any = "speed"
+    with pytest.raises(StorageError, match="created_at.*got 'speed'"):
+        log.find(RunQuery(sort=odd))
 
 
 def test_ranges_leave_out_what_is_outside_or_no_number(log: RunLog) -> None:

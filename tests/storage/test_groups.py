@@ -7,7 +7,7 @@ from statistics import harmonic_mean, stdev
 
 import pytest
 
-from storage import ComparisonKey, DecodeTotals, RunLog, RunQuery, StorageError
+from storage import ComparisonKey, DecodeTotals, RunLog, RunQuery
 from tests.storage.conftest import begun_benchmark, detail, finish, finished_run, new_run, timed_run
 
 
@@ -36,12 +36,6 @@ def test_groups_by_label_and_tag_have_the_runs_without(log: RunLog) -> None:
     by_tag = {group.value: group.num_runs for group in log.groups(RunQuery(), "tag")}
     assert by_label == {"qa": 2, None: 1}
     assert by_tag == {"a": 2, "b": 1, None: 1}
-
-
-@pytest.mark.parametrize("by", ["prompt_text", "label", "", "created_at"])
-def test_what_cannot_be_grouped_by_is_named(log: RunLog, by: str) -> None:
-    with pytest.raises(StorageError, match="grouped by one of target"):
-        log.groups(RunQuery(), by)
 
 
 def test_facets_are_the_different_values(log: RunLog) -> None:
