@@ -58,18 +58,11 @@ class Benchmarks:
         status: Literal["completed", "cancelled", "failed"],
         summary: Mapping[str, Any],
     ) -> None:
-        """Write how a benchmark ended. If that fails, the next `begin` marks it as interrupted.
-
-        Raises StorageError: no such benchmark.
-        """
+        """Write how a benchmark ended. If that fails, the next `begin` marks it as interrupted."""
         values = {"status": status, "summary": summary, "finished_at": owner.now()}
-
-        def write(connection: sa.Connection) -> None:
-            _row(connection, benchmark_id)
-            connection.execute(_update(benchmark_id, values))
-
+        end = _update(benchmark_id, values)
         with self.open_rows.finishing(benchmark_id):
-            self._database.persist(write)
+            self._database.persist(lambda connection: connection.execute(end))
 
     def resume(self, benchmark_id: str) -> Benchmark:
         """Resume a benchmark: it is `running` again and belongs to this process.
@@ -79,7 +72,9 @@ class Benchmarks:
         now = owner.now()
         mine = {"status": "running", "owner": self._owner, "heartbeat_at": now, "finished_at": None}
         with self._database.transaction() as connection:
-            row = _row(connection, benchmark_id, claim=True)
+            row = connection.execute(_of(benchmark_id).with_for_update()).one_or_none()
+            if row is None:
+                raise StorageError(f"No benchmark {benchmark_id!r:.80} is in the log.")
             alive = owner.is_alive(row.owner, _last_heartbeat(connection, row), now)
             if row.status == "running" and row.owner != self._owner and alive:
                 raise StorageError(
@@ -110,12 +105,8 @@ class Benchmarks:
             return tuple(BenchmarkHead(**row._mapping) for row in connection.execute(newest))
 
     def delete(self, benchmark_id: str) -> None:
-        """Delete a benchmark; its runs stay.
-
-        Raises StorageError: no such benchmark.
-        """
+        """Delete a benchmark; its runs stay."""
         with self._database.transaction() as connection:
-            _row(connection, benchmark_id)
             connection.execute(benchmarks.delete().where(benchmarks.c.id == benchmark_id))
 
     def interrupt_dead(self, connection: sa.Connection) -> None:
@@ -128,15 +119,6 @@ _HEADS = sa.select(*(benchmarks.c[field.name] for field in fields(BenchmarkHead)
 
 def _of(benchmark_id: str) -> sa.Select[Any]:
     return sa.select(benchmarks).where(benchmarks.c.id == benchmark_id)
-
-
-def _row(connection: sa.Connection, benchmark_id: str, *, claim: bool = False) -> sa.Row[Any]:
-    """A benchmark's row; `claim` locks it until this transaction ends."""
-    query = _of(benchmark_id).with_for_update() if claim else _of(benchmark_id)
-    row = connection.execute(query).one_or_none()
-    if row is None:
-        raise StorageError(f"No benchmark {benchmark_id!r:.80} is in the log.")
-    return row
 
 
 def _update(benchmark_id: str, values: Mapping[str, Any]) -> sa.Update:

@@ -10,7 +10,6 @@ import json
 import secrets
 import unicodedata
 import zlib
-from collections.abc import Mapping
 from dataclasses import fields
 from datetime import UTC, datetime
 from typing import Any, get_args
@@ -39,13 +38,7 @@ def dump(value: Any, *, sort_keys: bool = False) -> str:
 
     With sorted keys, equal values give equal texts.
     """
-    return json.dumps(value, separators=(",", ":"), sort_keys=sort_keys, default=_plain)
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, Mapping):
-        return dict(value)
-    raise TypeError(f"{type(value).__name__} is not a plain value")
+    return json.dumps(value, separators=(",", ":"), sort_keys=sort_keys, default=dict)
 
 
 def digest(value: Any) -> str:

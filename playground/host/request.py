@@ -152,14 +152,9 @@ def _depth(value: object) -> int:
     )
 
 
-def config_of(method: MethodPreset, raw: object) -> MethodConfig:
+def config_of(method: MethodPreset, changes: Mapping[str, Any]) -> MethodConfig:
     """The method's settings with a form's changes.
 
     Raises ConfigError: naming what is wrong.
     """
-    if not isinstance(raw, Mapping):
-        raise ConfigError(f"The method's settings must be a mapping, got {type(raw).__name__}.")
-    rest = {k: v for k, v in method.config.model_dump().items() if k not in raw}
-    if raw.get("decoding_type", method.config.decoding_type) != method.config.decoding_type:
-        raise ConfigError("decoding_type is set by the method picker, not by a setting.")
-    return settings_from(type(method.config), {**rest, **raw})
+    return settings_from(type(method.config), {**method.config.model_dump(), **changes})
