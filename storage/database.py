@@ -22,7 +22,6 @@ from storage.dialects import (
     advisory_lock,
     disk_is_full,
     engine_options,
-    foreign_keys_off,
     in_memory,
     is_lost,
     prepare,
@@ -137,15 +136,14 @@ class Database:
         config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
         scripts = ScriptDirectory.from_config(config).walk_revisions()
         revisions = sorted(script.revision for script in scripts)
-        with _MIGRATING, self._connection() as connection:
-            with foreign_keys_off(connection), connection.begin():
-                advisory_lock(connection, "migration")
-                config.attributes["connection"] = connection
-                if self._is_new(connection, revisions):
-                    metadata.create_all(connection)
-                    command.stamp(config, "head")
-                else:
-                    command.upgrade(config, "head")
+        with _MIGRATING, self.transaction() as connection:
+            advisory_lock(connection, "migration")
+            config.attributes["connection"] = connection
+            if self._is_new(connection, revisions):
+                metadata.create_all(connection)
+                command.stamp(config, "head")
+            else:
+                command.upgrade(config, "head")
 
     def _is_new(self, connection: sa.Connection, revisions: list[str]) -> bool:
         """Whether the database is empty.

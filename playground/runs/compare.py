@@ -9,8 +9,8 @@ from statistics import fmean, stdev
 
 from engine.errors import ConfigError
 from engine.metrics import ratio
+from playground.host.catalog import MethodTypes
 from playground.runs.settings import (
-    MethodTypes,
     changed_settings,
     differences,
     flatten,

@@ -11,10 +11,11 @@ from engine import formats
 from engine.formats import DASH
 from engine.metrics import ratio, speedup, step_ms_of, tokens_per_step
 from playground.host.baseline import doubt_of, pooled_tok_s, trusted_speedup
+from playground.host.catalog import MethodTypes
 from playground.host.result import sure_speedup
 from playground.runs.columns import COLUMNS, FIGURES, GROUP_COLUMNS, GROUP_FIGURES, Column
 from playground.runs.query import FLAT, NUM_RUNS, PAGE_SIZE, TableQuery
-from playground.runs.settings import MethodTypes, non_default
+from playground.runs.settings import non_default
 from storage import (
     LABEL_PREFIX,
     PLAIN,

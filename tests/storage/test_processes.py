@@ -12,8 +12,6 @@ import pytest
 import sqlalchemy as sa
 
 from storage import RunLog, StorageError
-from storage.database import Database
-from storage.dialects import foreign_keys_off
 from storage.schema import tags
 from tests.storage.conftest import (
     detail,
@@ -80,22 +78,6 @@ def test_creation_cut_off_half_way_leaves_nothing_behind(path: str) -> None:
         sa.event.remove(tags, "before_create", cut_off)
     with RunLog.open(path) as log:
         assert log.find().total == 0
-
-
-def test_rebuilding_a_table_in_a_migration_keeps_its_steps(path: str) -> None:
-    with RunLog.open(path) as log:
-        run_id = finished_run(log)
-    database = Database(path)
-    with database.engine.connect() as connection:
-        with foreign_keys_off(connection), connection.begin():
-            connection.exec_driver_sql("CREATE TABLE copy AS SELECT * FROM runs")
-            connection.exec_driver_sql("DROP TABLE runs")
-            connection.exec_driver_sql("ALTER TABLE copy RENAME TO runs")
-        enforced = connection.exec_driver_sql("PRAGMA foreign_keys").scalar_one()
-    database.close()
-    assert enforced == 1
-    with RunLog.open(path) as log:
-        assert len(log.steps(run_id)) == 2
 
 
 def test_database_of_another_program_is_refused_and_left_alone(tmp_path: Path) -> None:
