@@ -135,7 +135,7 @@ class Database:
         config = Config()
         config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
         scripts = ScriptDirectory.from_config(config).walk_revisions()
-        revisions = sorted(script.revision for script in scripts)
+        revisions = {script.revision for script in scripts}
         with _MIGRATING, self.transaction() as connection:
             advisory_lock(connection, "migration")
             config.attributes["connection"] = connection
@@ -145,10 +145,10 @@ class Database:
             else:
                 command.upgrade(config, "head")
 
-    def _is_new(self, connection: sa.Connection, revisions: list[str]) -> bool:
+    def _is_new(self, connection: sa.Connection, revisions: set[str]) -> bool:
         """Whether the database is empty.
 
-        Raises StorageError: it is no run log, or of an unreleased or newer schema.
+        Raises StorageError: it is no run log, or of a newer schema.
         """
         where = redacted(self.url)
         current = MigrationContext.configure(connection).get_current_revision()
@@ -158,12 +158,9 @@ class Database:
                 "Give the run log a database of its own with --db."
             )
         if current is not None and current not in revisions:
-            age, remedy = "a newer", "Update the program, or"
-            if current < revisions[0]:
-                age, remedy = "an unreleased", "Move it away, or"
             raise StorageError(
-                f"The run log {where} was written by {age} version (schema {current}). "
-                f"{remedy} give another --db."
+                f"The run log {where} was written by a newer version (schema {current}). "
+                "Update the program, or give another --db."
             )
         return current is None
 

@@ -53,7 +53,7 @@ class Model:
                 config = config.replace(**changed)
             else:
                 raise ConfigError(f"{field} must be left out, {config.title} has no {name}.")
-        return replace(self, method=replace(self.method, config=config))
+        return replace(self, method=self.method.replace(config=config))
 
 
 def model_of(catalog: Catalog, name: str, *, drafts: bool = True) -> Model:

@@ -121,13 +121,10 @@ def test_what_the_first_schema_holds_comes_back_whole(tmp_path: Path) -> None:
     log.close()
 
 
-@pytest.mark.parametrize(
-    ("revision", "message"), [("9999", "a newer version"), ("0001", "an unreleased version")]
-)
-def test_other_schemas_are_refused_in_a_sentence(path: str, revision: str, message: str) -> None:
+def test_a_newer_schema_is_refused_in_a_sentence(path: str) -> None:
     RunLog.open(path).close()
     with sqlite3.connect(path) as connection:
-        connection.execute("UPDATE alembic_version SET version_num = ?", (revision,))
+        connection.execute("UPDATE alembic_version SET version_num = '9999'")
     connection.close()
-    with pytest.raises(StorageError, match=rf"{message} \(schema {revision}\)"):
+    with pytest.raises(StorageError, match=r"a newer version \(schema 9999\)"):
         RunLog.open(path)
