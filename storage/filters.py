@@ -87,11 +87,9 @@ def count_of(connection: sa.Connection, query: RunQuery) -> int:
     return connection.scalar(counted) or 0
 
 
-def page_of(connection: sa.Connection, query: RunQuery) -> list[str]:
-    """The ids of a page of runs, in order."""
-    ordered = sa.select(runs.c.id).where(*conditions(query)).order_by(*ordering(query))
-    page = ordered.limit(query.limit).offset(query.offset)
-    return list(connection.execute(page).scalars())
+def ordered_ids(query: RunQuery) -> sa.Select[tuple[str]]:
+    """The ids of all runs that match, in order; limit and offset are ignored."""
+    return sa.select(runs.c.id).where(*conditions(query)).order_by(*ordering(query))
 
 
 def folded_page_of(connection: sa.Connection, query: RunQuery) -> tuple[list[str], int]:

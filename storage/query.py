@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import fields
 from typing import Any
 
 import sqlalchemy as sa
 
 from storage.database import Database
-from storage.filters import LARGEST, conditions, count_of, ordering, page_of, within
+from storage.filters import LARGEST, conditions, count_of, ordered_ids, within
 from storage.records import (
     EXTERNAL,
     LABEL_PREFIX,
@@ -65,7 +64,7 @@ def read_summaries(connection: sa.Connection, ids: Sequence[str]) -> tuple[RunSu
 
 def read_page(connection: sa.Connection, query: RunQuery) -> tuple[RunSummary, ...]:
     """One page of runs, in order."""
-    ids = page_of(connection, query)
+    ids = connection.scalars(ordered_ids(query).limit(query.limit).offset(query.offset)).all()
     summaries = {run.id: run for run in read_summaries(connection, ids)}
     return tuple(summaries[run_id] for run_id in ids)
 
@@ -210,30 +209,26 @@ class RunReader:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def _reading(self) -> AbstractContextManager[sa.Connection]:
-        return self._database.transaction(reading=True)
-
     def find(self, query: RunQuery | None = None) -> RunPage[RunSummary]:
         """One page of runs, and the number of runs that match."""
         query = query or RunQuery()
-        with self._reading() as connection:
+        with self._database.transaction(reading=True) as connection:
             return RunPage(read_page(connection, query), count_of(connection, query))
 
     def rows(self, query: RunQuery) -> tuple[RunSummary, ...]:
         """The runs of a page, without counting all that match."""
-        with self._reading() as connection:
+        with self._database.transaction(reading=True) as connection:
             return read_page(connection, query)
 
     def count(self, query: RunQuery) -> int:
         """Number of runs that match."""
-        with self._reading() as connection:
+        with self._database.transaction(reading=True) as connection:
             return count_of(connection, query)
 
     def ids(self, query: RunQuery) -> tuple[str, ...]:
         """The ids of all runs that match, in order; limit and offset are ignored."""
-        with self._reading() as connection:
-            ordered = sa.select(runs.c.id).where(*conditions(query)).order_by(*ordering(query))
-            return tuple(connection.execute(ordered).scalars())
+        with self._database.transaction(reading=True) as connection:
+            return tuple(connection.scalars(ordered_ids(query)))
 
     def get(self, run_id: str) -> RunDetail | None:
         """A run without its steps; None if there is no such run."""
@@ -246,7 +241,7 @@ class RunReader:
         """
         for start in range(0, len(run_ids), DETAILS_PAGE):
             ids = run_ids[start : start + DETAILS_PAGE]
-            with self._reading() as connection:
+            with self._database.transaction(reading=True) as connection:
                 stored = read_wholes(connection, ids, without_steps=True)
             page = {one.run.id: one.run for one in stored}
             yield from (page[run_id] for run_id in ids if run_id in page)
@@ -255,12 +250,12 @@ class RunReader:
         """All figures of these runs as stored; runs without any are skipped."""
         query = sa.select(run_details.c.run_id, run_details.c.metrics)
         query = query.where(run_details.c.run_id.in_(run_ids), run_details.c.metrics.is_not(None))
-        with self._reading() as connection:
+        with self._database.transaction(reading=True) as connection:
             return {run_id: metrics for run_id, metrics in connection.execute(query)}
 
     def read_whole(self, run_id: str) -> StoredRun | None:
         """A run with its steps; None if there is no such run."""
-        with self._reading() as connection:
+        with self._database.transaction(reading=True) as connection:
             return next(iter(read_wholes(connection, [run_id])), None)
 
     def steps(self, run_id: str, start: int = 0, stop: int | None = None) -> tuple[StepRow, ...]:
@@ -268,7 +263,7 @@ class RunReader:
         query = sa.select(steps.c.payload).where(steps.c.run_id == run_id, steps.c.index >= start)
         if stop is not None:
             query = query.where(steps.c.index < stop)
-        with self._reading() as connection:
+        with self._database.transaction(reading=True) as connection:
             return tuple(connection.scalars(query.order_by(steps.c.index)))
 
     def groups(self, query: RunQuery, by: str, limit: int = 100) -> tuple[RunGroup, ...]:
@@ -288,7 +283,7 @@ class RunReader:
             .order_by(count.desc(), "value")
             .limit(limit)
         )
-        with self._reading() as connection:
+        with self._database.transaction(reading=True) as connection:
             rows = connection.execute(sums.where(*conditions(query))).all()
             examples = {
                 run.id: run for run in read_summaries(connection, [row.example for row in rows])
@@ -306,13 +301,13 @@ class RunReader:
         keys = [runs.c[name] for name in ComparisonKey._fields]
         mine = runs.c.prompt_id.in_(set(prompt_ids)), runs.c.decoding_type == PLAIN
         totals = sa.select(*keys, *TOTALS).where(*mine, TIMED).group_by(*keys)
-        with self._reading() as connection:
+        with self._database.transaction(reading=True) as connection:
             rows = connection.execute(totals).all()
         return {ComparisonKey(*row[: len(keys)]): totals_of(row) for row in rows}
 
     def decoding_types(self) -> frozenset[str]:
         """The decoding types of the log's runs."""
-        with self._reading() as connection:
+        with self._database.transaction(reading=True) as connection:
             names = connection.scalars(sa.select(distinct_values(runs.c.decoding_type).c.value))
             return frozenset(name for name in names if name is not None)
 
@@ -320,7 +315,7 @@ class RunReader:
         """The distinct values of the filters."""
         newest = sa.select(benchmarks.c.id, benchmarks.c.name).where(~IS_SWEEP)
         newest = newest.order_by(benchmarks.c.created_at.desc()).limit(MAX_FACETS)
-        with self._reading() as connection:
+        with self._database.transaction(reading=True) as connection:
 
             def first(column: sa.Column[Any], *where: Any, most: int) -> tuple[str, ...]:
                 values = sa.select(distinct_values(column, *where).c.value).limit(most + 1)

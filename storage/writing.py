@@ -147,10 +147,8 @@ def _check_labels(new: Mapping[str, str]) -> None:
 
 def check_known(connection: sa.Connection, run_ids: Sequence[str]) -> None:
     """Raises StorageError: one of these is not in the log."""
-    stored = stored_ids(connection, run_ids)
-    for run_id in run_ids:
-        if run_id not in stored:
-            raise StorageError(f"No run {run_id!r:.80} is in the log.")
+    if unknown := {*run_ids} - stored_ids(connection, run_ids):
+        raise StorageError(f"No run {min(unknown)!r:.80} is in the log.")
 
 
 def stored_ids(connection: sa.Connection, run_ids: Iterable[str]) -> set[str]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator
+from pydantic import Field
 
 from engine.metrics import Metrics
 from storage import Status, StepRow
@@ -21,7 +21,6 @@ if TYPE_CHECKING:  # it decodes, and the log is listed without torch
 State = Literal["queued", "loading", "prefill", "running"] | Status
 Message = dict[str, str]
 """One turn of a conversation: `role` and `content`."""
-MAX_RUN_ID_CHARS = 64
 MAX_RUNS = 64
 MAX_STEP_BYTES = 64_000_000
 """Memory for the steps of a run."""
@@ -29,16 +28,7 @@ BYTES_PER_STEP, BYTES_PER_NODE = 1500, 200
 """Upper bounds of the memory of a step, and of each node of its tree."""
 
 
-def _check_run_id(value: str) -> str:
-    if not (0 < len(value) <= MAX_RUN_ID_CHARS and value.isascii() and value.isprintable()):
-        raise ValueError(
-            f"a run's id must be 1 to {MAX_RUN_ID_CHARS} printable ASCII characters, got "
-            f"{value[:MAX_RUN_ID_CHARS]!r}"
-        )
-    return value
-
-
-RunId = Annotated[str, AfterValidator(_check_run_id)]
+RunId = Annotated[str, Field(pattern="^[ -~]{1,64}$")]
 """A well-formed id; the log may have no such run."""
 
 
