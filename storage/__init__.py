@@ -1,8 +1,6 @@
 """The run log: every run with its step records, in SQLite or PostgreSQL."""
 
 from storage.filters import EQUAL as EQUAL
-from storage.log import MAX_NAME_CHARS as MAX_NAME_CHARS
-from storage.log import MAX_NOTE_CHARS as MAX_NOTE_CHARS
 from storage.log import RunLog as RunLog
 from storage.records import EXTERNAL as EXTERNAL
 from storage.records import LABEL_PREFIX as LABEL_PREFIX
@@ -29,5 +27,7 @@ from storage.records import StepRow as StepRow
 from storage.records import StorageError as StorageError
 from storage.records import StoredRun as StoredRun
 from storage.schema import new_id as new_id
+from storage.writing import MAX_NAME_CHARS as MAX_NAME_CHARS
+from storage.writing import MAX_NOTE_CHARS as MAX_NOTE_CHARS
 from storage.writing import MAX_TAG_CHARS as MAX_TAG_CHARS
 from storage.writing import MAX_TAGS as MAX_TAGS

@@ -19,7 +19,6 @@ from storage.records import (
     Benchmark,
     BenchmarkHead,
     ExperimentRow,
-    MeasuredSetup,
     RunPage,
     RunQuery,
     RunSummary,
@@ -231,10 +230,11 @@ class Experiments:
         page = tuple(rows.get(runs_by_id[i].experiment, runs_by_id[i]) for i in ids)
         return RunPage(page, total)
 
-    def setups(self) -> tuple[MeasuredSetup, ...]:
+    def setups(self) -> list[tuple[SpeedupCounts, RunSummary]]:
         """The configurations that the newest experiments compared with plain decoding.
 
-        If several experiments measured one, the newest counts.
+        Each has one of its runs as an example. If several experiments measured one, the newest
+        counts.
         """
         with self._database.transaction(reading=True) as connection:
             newest = (
@@ -250,7 +250,7 @@ class Experiments:
             newest_pairs = {setup.setup_id: (setup, counts) for setup, counts in pairs}
             ids = [setup.run_id for setup, _ in newest_pairs.values()]
             examples = read_summaries(connection, ids)
-        return tuple(MeasuredSetup(newest_pairs[run.setup_id][1], run) for run in examples)
+        return [(newest_pairs[run.setup_id][1], run) for run in examples]
 
 
 def _rows(

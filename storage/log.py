@@ -23,8 +23,6 @@ from storage.records import (
 )
 from storage.schema import new_id, run_details, runs, steps
 
-MAX_NAME_CHARS = 255
-MAX_NOTE_CHARS = 20_000
 Result = TypeVar("Result")
 
 
@@ -193,7 +191,7 @@ class RunLog(RunReader):
     ) -> None:
         """Set the run's name, note or tags; None leaves one as it is.
 
-        Raises StorageError: no such run, or a tag is empty or too long.
+        Raises StorageError: no such run.
         """
         texts = {"name": name, "note": note}
         changes = {what: text for what, text in texts.items() if text is not None}

@@ -360,23 +360,6 @@ class ExperimentRow:
     speedups: tuple[SpeedupCounts, ...]
     example: RunSummary
 
-    @property
-    def kind(self) -> str:
-        return self.key.partition(":")[0]
-
-    @property
-    def id(self) -> str:
-        return self.key.partition(":")[2]
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredSetup:
-    """A configuration that an experiment compared with plain decoding."""
-
-    counts: SpeedupCounts
-    example: RunSummary
-    """One of its runs."""
-
 
 @dataclass(frozen=True, slots=True)
 class RunGroup:

@@ -31,6 +31,8 @@ from storage.schema import (
     titles,
 )
 
+MAX_NAME_CHARS = 255
+MAX_NOTE_CHARS = 20_000
 MAX_LABEL_CHARS = 64
 MAX_VALUE_CHARS = 500
 MAX_TAG_CHARS = 128
@@ -105,7 +107,6 @@ def write_remark(connection: sa.Connection, run_id: str) -> None:
 
 def write_tags(connection: sa.Connection, run_id: str, new: Sequence[str]) -> None:
     """Replace a run's tags."""
-    _check_tags(new)
     connection.execute(tags.delete().where(tags.c.run_id == run_id))
     insert_rows(connection, tags, [{"run_id": run_id, "tag": tag} for tag in dict.fromkeys(new)])
 
@@ -121,15 +122,6 @@ def figures_of(metrics: Mapping[str, Any]) -> dict[str, Any]:
     figures = {**metrics, **(metrics.get("time_split") or {})}
     columns = (*FIGURES, "num_accepted", "decode_s")
     return {key: figures[key] for key in columns if figures.get(key) is not None}
-
-
-def _check_tags(new: Sequence[str]) -> None:
-    """Raises StorageError: a tag is empty or too long, or there are too many."""
-    if len(new) > MAX_TAGS:
-        raise StorageError(f"A run must have at most {MAX_TAGS} tags, got {len(new)}.")
-    for tag in new:
-        if not (isinstance(tag, str) and tag.strip() and len(tag) <= MAX_TAG_CHARS):
-            raise StorageError(f"A tag must be 1 to {MAX_TAG_CHARS} characters, got {tag!r:.80}.")
 
 
 def _check_labels(new: Mapping[str, str]) -> None:

@@ -82,11 +82,11 @@ class MethodMenu:
 
     def _experiment_speedups(self, current: RunDetail) -> dict[str, float]:
         """Speedups by settings, from the newest experiments in the environment of a run."""
-        ranked = sorted(self._log.experiments.setups(), key=lambda one: one.example.created_at)
+        ranked = sorted(self._log.experiments.setups(), key=lambda pair: pair[1].created_at)
         speedups: dict[str, float] = {}
-        for one in ranked:
-            speedup, settings = trusted_speedup(one.counts), self._settings(one.example)
-            if speedup is not None and settings and self._comparable(one.example, current):
+        for counts, run in ranked:
+            speedup, settings = trusted_speedup(counts), self._settings(run)
+            if speedup is not None and settings and self._comparable(run, current):
                 speedups[settings] = speedup
         return speedups
 

@@ -171,13 +171,13 @@ def experiment_row(experiment: ExperimentRow) -> dict[str, Any]:
     begin = " ".join(run.prompt_text.split())
     num_completed, num_runs = experiment.num_completed, experiment.num_runs
     done = "" if num_completed == num_runs else f", {num_completed} completed"
-    kind = KINDS.get(experiment.kind, experiment.kind)
-    report = f"?{urlencode({experiment.kind: experiment.id})}" if experiment.kind in REPORTS else ""
+    kind, _, experiment_id = experiment.key.partition(":")
+    report = f"?{urlencode({kind: experiment_id})}" if kind in REPORTS else ""
     return {
         "id": experiment.key,
         "experiment": report,
         "created_at": experiment.newest_at.isoformat(),
-        "method_title": [kind, True],
+        "method_title": [KINDS[kind], True],
         "settings": f"{num_runs} requests{done}",
         "target": run.target,
         "prompt": [experiment.name, "" if experiment.name else begin],

@@ -282,8 +282,8 @@ def test_an_experiment_has_the_speedup_of_its_report_wherever_it_is_shown(
     assert expected is not None and expected.ratio is not None
     (row,) = compared.experiments.page(RunQuery()).rows
     assert isinstance(row, ExperimentRow)
-    (measured,) = compared.experiments.setups()
-    for counts in (*row.speedups, measured.counts):
+    ((measured, _),) = compared.experiments.setups()
+    for counts in (*row.speedups, measured):
         assert trusted_speedup(counts) == pytest.approx(expected.ratio, rel=1e-14)
     (shown,) = RunTable(compared).view(TableQuery(), ["speedup"])["rows"]
     assert shown["cells"] == [expected.text]

@@ -49,13 +49,6 @@ def test_a_name_of_half_a_pair_is_refused_in_a_sentence(log: RunLog) -> None:
         log.annotate(run_id, tags=[LONE])
 
 
-@pytest.mark.parametrize("tags", [[""], ["x" * 129], [f"{i}" for i in range(51)]])
-def test_tags_that_are_too_long_or_too_many_are_refused(file_log: RunLog, tags: list[str]) -> None:
-    run_id = file_log.begin(new_run())
-    with pytest.raises(StorageError, match="tag"):
-        file_log.annotate(run_id, tags=tags)
-
-
 def test_log_and_its_folder_are_for_nobody_else(tmp_path: Path) -> None:
     file = tmp_path / "new" / "runs.db"
     with RunLog.open(str(file)) as log:
