@@ -87,7 +87,7 @@ def count_of(connection: sa.Connection, query: RunQuery) -> int:
     return connection.scalar(counted) or 0
 
 
-def ordered_ids(query: RunQuery) -> sa.Select[tuple[str]]:
+def ordered_ids(query: RunQuery) -> sa.Select[Any]:
     """The ids of all runs that match, in order; limit and offset are ignored."""
     return sa.select(runs.c.id).where(*conditions(query)).order_by(*ordering(query))
 

@@ -199,7 +199,7 @@ class RunsPage:
         values |= {"text": search or "", "target": target or None, "method_title": method or None}
         values |= {"status": None if status == DELETED else status or None}
         values |= {"deleted": status == DELETED, "group": group or None}
-        values |= read_filters(texts(further), {n: figure.title for n, figure in FIGURES.items()})
+        values |= read_filters(texts(further))
         query = TableQuery.parse(values).after(TableQuery.parse(before))
         return query.replace(**changes) if changes else query
 

@@ -203,14 +203,14 @@ def test_filters_are_written_and_read_as_short_texts() -> None:
     query = TableQuery.parse(values)
     texts = filter_texts(query)
     assert {"tag = keep", "label:turn = 1", "mat >= 1.5", "ids = a1,b2"} < set(texts)
-    assert TableQuery.parse(read_filters(texts, {})) == query
-    assert read_filters(["Tok/S>=1e9"], {"tok_s": "tok/s"})["ranges"] == {"tok_s": (1e9, None)}
+    assert TableQuery.parse(read_filters(texts)) == query
+    assert read_filters(["Tok/S>=1e9"])["ranges"] == {"tok_s": (1e9, None)}
 
 
 @pytest.mark.parametrize("text", ["", "fast", "turn = 1", "tok_s >= x", "prompt_text >= 1", "= 3"])
 def test_what_is_no_filter_is_one_sentence(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^\S.*\.$"):
-        read_filters([text], {})
+        read_filters([text])
 
 
 def test_a_link_restores_a_query() -> None:

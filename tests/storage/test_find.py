@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from storage import RunLog, RunQuery, SortKey, StorageError
+from storage import ExperimentRow, RunLog, RunQuery, SortKey, StorageError
 from tests.storage.conftest import finish, finished_run, new_run
 
 
@@ -119,6 +119,7 @@ def test_folded_pages_show_each_experiment_once_where_its_first_run_stands(log: 
         runs = log.find(query)
         expected = list(dict.fromkeys(run.experiment or run.id for run in runs.rows))
         pages = [log.experiments.page(replace(query, limit=2, offset=o)) for o in range(0, 8, 2)]
-        rows = [getattr(row, "key", row.id) for page in pages for row in page.rows]
+        found = [row for page in pages for row in page.rows]
+        rows = [row.key if isinstance(row, ExperimentRow) else row.id for row in found]
         assert rows == expected
         assert {page.total for page in pages} == {len(expected)}
