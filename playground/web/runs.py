@@ -366,7 +366,7 @@ def comparison_html(compared: ComparedRuns) -> str:
     figures = [
         (name, FIGURES[name].title, formula(name), _figure_cells(compared, name))
         for name in COMPARED
-        if any(each.spread(name) for each in configurations)
+        if any(each.spreads[name] for each in configurations)
     ]
     same, machines = "all settings are the same", "machine and versions that differ"
 
@@ -388,7 +388,7 @@ def comparison_html(compared: ComparedRuns) -> str:
 
 def _figure_cells(compared: ComparedRuns, name: str) -> list[tuple[str, bool]]:
     """A text per configuration, and whether it is the best."""
-    spreads = [each.spread(name) for each in compared.configurations]
+    spreads = [each.spreads[name] for each in compared.configurations]
     means = [spread.mean for spread in spreads if spread is not None]
     figure = FIGURES[name]
     best = figure.best(means) if figure.best and len(means) > 1 else None
