@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self
 
 import sqlalchemy as sa
 
@@ -14,16 +14,8 @@ from storage.copying import CopyProgress
 from storage.database import Database
 from storage.dialects import advisory_lock
 from storage.query import RunReader, exists
-from storage.records import (
-    LogWatcher,
-    NewRun,
-    StepRow,
-    StorageError,
-    StoredRun,
-)
+from storage.records import LogWatcher, NewRun, StepRow, StorageError, StoredRun
 from storage.schema import new_id, run_details, runs, steps
-
-Result = TypeVar("Result")
 
 
 class RunLog(RunReader):
@@ -41,6 +33,9 @@ class RunLog(RunReader):
         self.benchmarks = Benchmarks(database, self._owner)
         self.experiments = Experiments(database)
         self.watchers: list[LogWatcher] = []
+        self.url = database.url
+        self.wait_for = database.wait_for
+        """For reads that must not fail where a write would wait; never on a thread of a page."""
 
     @classmethod
     def open(cls, url: str | None = None) -> RunLog:
@@ -56,11 +51,6 @@ class RunLog(RunReader):
             owner.interrupt_dead(connection, runs)
             log.benchmarks.interrupt_dead(connection)
         return log
-
-    @property
-    def url(self) -> sa.URL:
-        """The database's URL."""
-        return self._database.url
 
     @property
     def out_of_reach(self) -> bool:
@@ -81,15 +71,6 @@ class RunLog(RunReader):
                 for rows in unfinished:
                     rows.interrupt(connection)
         self._database.close()
-
-    def wait_for(self, read: Callable[[], Result]) -> Result:
-        """The result of `read`, which is repeated while the log's server is unreachable.
-
-        For reads that must not fail where a write would wait. Never on a thread that serves pages.
-
-        Raises OutOfReachError: the server did not come back in time.
-        """
-        return self._database.wait_for(read)
 
     def begin(self, new: NewRun) -> str:
         """Add a run that is about to start; returns its id.
