@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
-from datetime import datetime
 from typing import Any, Literal, Self
 
 import sqlalchemy as sa
@@ -192,19 +191,12 @@ class RunLog(RunReader):
             new = [{"run_id": run_id, "tag": tag} for run_id in {*run_ids} for tag in {*add}]
             writing.insert_rows(connection, of, new)
 
-    def delete(self, *run_ids: str) -> None:
-        """Hide runs, all of them or none; `restore` undoes it."""
-        self._set_deleted(run_ids, owner.now())
-
-    def restore(self, *run_ids: str) -> None:
-        """Show deleted runs again."""
-        self._set_deleted(run_ids, None)
-
-    def _set_deleted(self, run_ids: Sequence[str], when: datetime | None) -> None:
+    def set_deleted(self, run_ids: Sequence[str], deleted: bool = True) -> None:
+        """Hide runs, or show them again; all of them or none."""
         with self._database.transaction() as connection:
             writing.check_known(connection, run_ids)
             update = runs.update().where(runs.c.id.in_(run_ids))
-            connection.execute(update.values(deleted_at=when))
+            connection.execute(update.values(deleted_at=owner.now() if deleted else None))
 
     def write_whole(self, new: Sequence[StoredRun]) -> int:
         """Add runs of another log in one transaction; returns the number of new ones.

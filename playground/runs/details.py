@@ -55,7 +55,7 @@ class Selection(Settings):
         if self.add or self.remove:
             log.retag(self.ids, add=self.add, remove=self.remove)
         if self.deleted is not None:
-            (log.delete if self.deleted else log.restore)(*self.ids)
+            log.set_deleted(self.ids, self.deleted)
 
 
 def split_tags(text: str | None) -> tuple[str, ...]:

@@ -53,7 +53,7 @@ def filled(log: RunLog) -> list[str]:
     of_benchmark = finished_run(log, benchmark_id=benchmark_id, prompt_text=big)
     log.benchmarks.finish(benchmark_id, "completed", {"speedup": math.nan})
     hidden = finished_run(log, tags=("x",), dtype="a\x00b")
-    log.delete(hidden)
+    log.set_deleted([hidden])
     digits = log.begin(new_run())
     log.add_steps(digits, [step(0, draft_s=0.1 + 0.2, draft_probs=(None, 5e-324, 1 - 1e-16))])
     finish(
@@ -107,7 +107,7 @@ def test_what_is_there_is_not_overwritten(logs: tuple[RunLog, RunLog]) -> None:
     stored = whole(source, run_id)
     into.write_whole([stored])
     into.annotate(run_id, name="mine")
-    into.delete(run_id)
+    into.set_deleted([run_id])
     assert into.write_whole([replace(stored, steps=stored.steps[:1])]) == 0
     *_, found = into.copy_from(source)
     assert found.present == 1

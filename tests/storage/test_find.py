@@ -95,13 +95,13 @@ def test_ranges_leave_out_what_is_outside_or_no_number(log: RunLog) -> None:
 
 def test_ids_and_deleted_runs_can_be_asked_for(log: RunLog) -> None:
     first, second, third = (finished_run(log) for _ in range(3))
-    log.delete(first, second)
+    log.set_deleted([first, second])
     assert {row.id for row in log.find(RunQuery(deleted=True)).rows} == {first, second}
     assert [row.id for row in log.find(RunQuery(ids=(second, third))).rows] == [third]
-    log.restore(first)
+    log.set_deleted([first], False)
     assert log.find().total == 2
     with pytest.raises(StorageError, match="nope"):
-        log.delete(third, "nope")
+        log.set_deleted([third, "nope"])
     assert log.find().total == 2, "all of them or none"
 
 
@@ -112,7 +112,7 @@ def test_folded_pages_show_each_experiment_once_where_its_first_run_stands(log: 
         metrics = {"mat": (2.0, None, 1.5, math.nan, 3.5)[number % 5]}
         finish(log, run_id, metrics)
         if number % 6 == 5:
-            log.delete(run_id)
+            log.set_deleted([run_id])
     sorts: tuple[SortKey, ...] = ("created_at", "mat", "target")
     for sort, descending in product(sorts, (True, False)):
         query = RunQuery(sort=sort, descending=descending, limit=1000)

@@ -17,7 +17,7 @@ def test_groups_count_and_average_what_the_filters_let_through(log: RunLog) -> N
     for speed in (math.nan, math.inf, None):
         timed_run(log, speed, sampling={"temperature": 0.0, "seed": 2})
     timed_run(log, 50.0, method={"decoding_type": "NGram", "max_draft_len": 9})
-    log.delete(timed_run(log, 99.0))
+    log.set_deleted([timed_run(log, 99.0)])
     big, small = log.groups(RunQuery(), "setup_id")
     assert (big.num_runs, small.num_runs) == (6, 1), "the seed is no part of the setup"
     assert big.value == big.example.setup_id != small.value
