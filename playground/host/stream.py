@@ -300,12 +300,6 @@ async def follow(stream: RunStream, *, resync: bool = False) -> AsyncIterator[St
             run.watchers -= 1
 
 
-def adopt(run: LiveRun, owner: str) -> None:
-    """Make the page that follows a run its owner, if no other page watches it."""
-    if not run.watchers:
-        run.owner = owner
-
-
 def stored_run(log: RunLog, run_id: str) -> RunDetail:
     """Raises ConfigError: there is no such run."""
     run = log.get(run_id)
