@@ -209,11 +209,11 @@ def exports_of(form: ExportForm, log: RunLog, catalog: Catalog) -> Exports:
 def _measured_here(log: RunLog, target: str) -> dict[str, float]:
     """Speedups measured by experiments on a target, by configuration as JSON."""
     gains: dict[str, float] = {}
-    for one in log.experiments.setups():
-        speedup = trusted_speedup(one.counts)
-        if speedup and one.example.target == target:
+    for counts, run in log.experiments.setups():
+        speedup = trusted_speedup(counts)
+        if speedup and run.target == target:
             with suppress(ConfigError):
-                gains[parse_method(one.example.method).model_dump_json()] = speedup
+                gains[parse_method(run.method).model_dump_json()] = speedup
     return gains
 
 
@@ -230,7 +230,7 @@ def run_source(log: RunLog, run_id: str) -> ExportSource:
 def offered_runs(log: RunLog) -> list[tuple[str, str]]:
     """Title and id of the runs in the menu: those of experiments, fastest first, then the newest
     single runs. Plain decoding is left out."""
-    ranked = [(trusted_speedup(one.counts) or 0.0, one.example) for one in log.experiments.setups()]
+    ranked = [(trusted_speedup(counts) or 0.0, run) for counts, run in log.experiments.setups()]
     choices = [
         (_title(run, f"{formats.speedup(speedup)} plain" if speedup else ""), run.id)
         for speedup, run in sorted(ranked, key=lambda one: -one[0])

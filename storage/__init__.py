@@ -1,12 +1,10 @@
 """The run log: every run with its step records, in SQLite or PostgreSQL."""
 
-from storage.benchmarks import PLAIN as PLAIN
 from storage.filters import EQUAL as EQUAL
-from storage.log import MAX_NAME_CHARS as MAX_NAME_CHARS
-from storage.log import MAX_NOTE_CHARS as MAX_NOTE_CHARS
 from storage.log import RunLog as RunLog
 from storage.records import EXTERNAL as EXTERNAL
 from storage.records import LABEL_PREFIX as LABEL_PREFIX
+from storage.records import PLAIN as PLAIN
 from storage.records import Artifact as Artifact
 from storage.records import Benchmark as Benchmark
 from storage.records import BenchmarkHead as BenchmarkHead
@@ -16,14 +14,11 @@ from storage.records import ExperimentRow as ExperimentRow
 from storage.records import Figure as Figure
 from storage.records import GroupKey as GroupKey
 from storage.records import LogWatcher as LogWatcher
-from storage.records import MeasuredSetup as MeasuredSetup
 from storage.records import NewRun as NewRun
 from storage.records import RunDetail as RunDetail
 from storage.records import RunGroup as RunGroup
-from storage.records import RunPage as RunPage
 from storage.records import RunQuery as RunQuery
 from storage.records import RunSummary as RunSummary
-from storage.records import SchemaError as SchemaError
 from storage.records import SortKey as SortKey
 from storage.records import SpeedupCounts as SpeedupCounts
 from storage.records import Spread as Spread
@@ -31,9 +26,8 @@ from storage.records import Status as Status
 from storage.records import StepRow as StepRow
 from storage.records import StorageError as StorageError
 from storage.records import StoredRun as StoredRun
-from storage.records import UnknownArtifactError as UnknownArtifactError
-from storage.records import UnknownBenchmarkError as UnknownBenchmarkError
-from storage.records import UnknownRunError as UnknownRunError
 from storage.schema import new_id as new_id
+from storage.writing import MAX_NAME_CHARS as MAX_NAME_CHARS
+from storage.writing import MAX_NOTE_CHARS as MAX_NOTE_CHARS
 from storage.writing import MAX_TAG_CHARS as MAX_TAG_CHARS
 from storage.writing import MAX_TAGS as MAX_TAGS

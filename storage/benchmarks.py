@@ -14,23 +14,21 @@ from storage.database import Database
 from storage.filters import conditions, folded_page_of
 from storage.query import TIMED, TOTALS, exists, read_summaries, totals_of
 from storage.records import (
+    PLAIN,
     Artifact,
     Benchmark,
     BenchmarkHead,
     ExperimentRow,
-    MeasuredSetup,
     RunPage,
     RunQuery,
     RunSummary,
     SpeedupCounts,
     StorageError,
-    UnknownArtifactError,
-    UnknownBenchmarkError,
 )
 from storage.schema import IS_SWEEP, artifacts, benchmarks, digest, new_id, runs
 
-PLAIN = "Autoregressive"
-"""Decoding type of plain decoding, the baseline of every speedup."""
+MAX_EXPERIMENTS = 20
+"""Newest experiments whose configurations are offered."""
 
 
 class Benchmarks:
@@ -41,9 +39,8 @@ class Benchmarks:
         self._owner = this_owner
         self.open_rows = owner.OpenRows(benchmarks)
 
-    def begin(self, name: str, plan: Mapping[str, Any], *, benchmark_id: str | None = None) -> str:
-        """Add a benchmark that is about to start; returns its id, by default a new one."""
-        benchmark_id = benchmark_id or new_id()
+    def begin(self, benchmark_id: str, name: str, plan: Mapping[str, Any]) -> None:
+        """Add a benchmark that is about to start."""
         new = benchmarks.insert().values(id=benchmark_id, owner=self._owner, name=name, plan=plan)
         over = self.open_rows.unwritten
 
@@ -53,7 +50,6 @@ class Benchmarks:
 
         self._database.persist(write, lambda c: exists(c, benchmarks.c.id == benchmark_id))
         self.open_rows.begin(benchmark_id, written=over)
-        return benchmark_id
 
     def finish(
         self,
@@ -61,30 +57,23 @@ class Benchmarks:
         status: Literal["completed", "cancelled", "failed"],
         summary: Mapping[str, Any],
     ) -> None:
-        """Write how a benchmark ended. If that fails, the next `begin` marks it as interrupted.
-
-        Raises UnknownBenchmarkError: no such benchmark.
-        """
+        """Write how a benchmark ended. If that fails, the next `begin` marks it as interrupted."""
         values = {"status": status, "summary": summary, "finished_at": owner.now()}
-
-        def write(connection: sa.Connection) -> None:
-            _row(connection, benchmark_id)
-            connection.execute(_update(benchmark_id, values))
-
+        end = _update(benchmark_id, values)
         with self.open_rows.finishing(benchmark_id):
-            self._database.persist(write)
+            self._database.persist(lambda connection: connection.execute(end))
 
     def resume(self, benchmark_id: str) -> Benchmark:
         """Resume a benchmark: it is `running` again and belongs to this process.
 
-        Raises:
-            UnknownBenchmarkError: no such benchmark.
-            StorageError: another process is running it.
+        Raises StorageError: no such benchmark, or another process is running it.
         """
         now = owner.now()
         mine = {"status": "running", "owner": self._owner, "heartbeat_at": now, "finished_at": None}
         with self._database.transaction() as connection:
-            row = _row(connection, benchmark_id, claim=True)
+            row = connection.execute(_of(benchmark_id).with_for_update()).one_or_none()
+            if row is None:
+                raise StorageError(f"No benchmark {benchmark_id!r:.80} is in the log.")
             alive = owner.is_alive(row.owner, _last_heartbeat(connection, row), now)
             if row.status == "running" and row.owner != self._owner and alive:
                 raise StorageError(
@@ -115,12 +104,8 @@ class Benchmarks:
             return tuple(BenchmarkHead(**row._mapping) for row in connection.execute(newest))
 
     def delete(self, benchmark_id: str) -> None:
-        """Delete a benchmark; its runs stay.
-
-        Raises UnknownBenchmarkError: no such benchmark.
-        """
+        """Delete a benchmark; its runs stay."""
         with self._database.transaction() as connection:
-            _row(connection, benchmark_id)
             connection.execute(benchmarks.delete().where(benchmarks.c.id == benchmark_id))
 
     def interrupt_dead(self, connection: sa.Connection) -> None:
@@ -133,15 +118,6 @@ _HEADS = sa.select(*(benchmarks.c[field.name] for field in fields(BenchmarkHead)
 
 def _of(benchmark_id: str) -> sa.Select[Any]:
     return sa.select(benchmarks).where(benchmarks.c.id == benchmark_id)
-
-
-def _row(connection: sa.Connection, benchmark_id: str, *, claim: bool = False) -> sa.Row[Any]:
-    """A benchmark's row; `claim` locks it until this transaction ends."""
-    query = _of(benchmark_id).with_for_update() if claim else _of(benchmark_id)
-    row = connection.execute(query).one_or_none()
-    if row is None:
-        raise UnknownBenchmarkError(f"No benchmark {benchmark_id!r:.80} is in the log.")
-    return row
 
 
 def _update(benchmark_id: str, values: Mapping[str, Any]) -> sa.Update:
@@ -199,15 +175,10 @@ class Artifacts:
         return artifact_id
 
     def find(
-        self,
-        kind: str,
-        key: Mapping[str, Any] | None = None,
-        *,
-        run_id: str | None = None,
-        benchmark_id: str | None = None,
+        self, kind: str, key: Mapping[str, Any] | None = None, *, benchmark_id: str | None = None
     ) -> tuple[Artifact, ...]:
-        """The artifacts of a kind, newest first; None matches any key, run or benchmark."""
-        equal = {"kind": kind, "run_id": run_id, "benchmark_id": benchmark_id}
+        """The artifacts of a kind, newest first; None matches any key or benchmark."""
+        equal = {"kind": kind, "benchmark_id": benchmark_id}
         if key is not None:
             equal["key_digest"] = digest(key)
         conditions = [artifacts.c[k] == value for k, value in equal.items() if value is not None]
@@ -220,13 +191,13 @@ class Artifacts:
     def payload(self, artifact_id: str) -> bytes:
         """Its bytes.
 
-        Raises UnknownArtifactError: no such artifact.
+        Raises StorageError: no such artifact.
         """
         query = sa.select(artifacts.c.payload).where(artifacts.c.id == artifact_id)
         with self._database.transaction(reading=True) as connection:
             row = connection.execute(query).one_or_none()
         if row is None:
-            raise UnknownArtifactError(f"No artifact {artifact_id!r:.80} is in the log.")
+            raise StorageError(f"No artifact {artifact_id!r:.80} is in the log.")
         return bytes(row.payload)
 
     def forget(self, kind: str, key: Mapping[str, Any]) -> bool:
@@ -250,7 +221,7 @@ class Experiments:
 
         The row is placed like the experiment's first request in the order.
 
-        Raises StorageError: limit or offset out of range, or no such sort key.
+        Raises StorageError: there is no such sort key.
         """
         with self._database.transaction(reading=True) as connection:
             ids, total = folded_page_of(connection, query)
@@ -259,10 +230,11 @@ class Experiments:
         page = tuple(rows.get(runs_by_id[i].experiment, runs_by_id[i]) for i in ids)
         return RunPage(page, total)
 
-    def setups(self, limit: int = 20) -> tuple[MeasuredSetup, ...]:
+    def setups(self) -> list[tuple[SpeedupCounts, RunSummary]]:
         """The configurations that the newest experiments compared with plain decoding.
 
-        If several experiments measured one, the newest counts.
+        Each has one of its runs as an example. If several experiments measured one, the newest
+        counts.
         """
         with self._database.transaction(reading=True) as connection:
             newest = (
@@ -270,7 +242,7 @@ class Experiments:
                 .where(runs.c.experiment.is_not(None))
                 .group_by(runs.c.experiment)
                 .order_by(sa.func.max(runs.c.created_at).desc(), runs.c.experiment)
-                .limit(limit)
+                .limit(MAX_EXPERIMENTS)
             )
             keys = list(connection.scalars(newest))
             pairs = _pairs(_setups(connection, keys, sa.false()))
@@ -278,7 +250,7 @@ class Experiments:
             newest_pairs = {setup.setup_id: (setup, counts) for setup, counts in pairs}
             ids = [setup.run_id for setup, _ in newest_pairs.values()]
             examples = read_summaries(connection, ids)
-        return tuple(MeasuredSetup(newest_pairs[run.setup_id][1], run) for run in examples)
+        return [(newest_pairs[run.setup_id][1], run) for run in examples]
 
 
 def _rows(

@@ -22,7 +22,6 @@ from storage.dialects import (
     advisory_lock,
     disk_is_full,
     engine_options,
-    foreign_keys_off,
     in_memory,
     is_lost,
     prepare,
@@ -30,7 +29,7 @@ from storage.dialects import (
     refuse_once_removed,
     timed_out,
 )
-from storage.records import OutOfReachError, SchemaError, StorageError
+from storage.records import OutOfReachError, StorageError
 from storage.schema import metadata
 
 MIGRATIONS = Path(__file__).parent / "migrations"
@@ -136,37 +135,32 @@ class Database:
         config = Config()
         config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
         scripts = ScriptDirectory.from_config(config).walk_revisions()
-        revisions = sorted(script.revision for script in scripts)
-        with _MIGRATING, self._connection() as connection:
-            with foreign_keys_off(connection), connection.begin():
-                advisory_lock(connection, "migration")
-                config.attributes["connection"] = connection
-                if self._is_new(connection, revisions):
-                    metadata.create_all(connection)
-                    command.stamp(config, "head")
-                else:
-                    command.upgrade(config, "head")
+        revisions = {script.revision for script in scripts}
+        with _MIGRATING, self.transaction() as connection:
+            advisory_lock(connection, "migration")
+            config.attributes["connection"] = connection
+            if self._is_new(connection, revisions):
+                metadata.create_all(connection)
+                command.stamp(config, "head")
+            else:
+                command.upgrade(config, "head")
 
-    def _is_new(self, connection: sa.Connection, revisions: list[str]) -> bool:
+    def _is_new(self, connection: sa.Connection, revisions: set[str]) -> bool:
         """Whether the database is empty.
 
-        Raises:
-            SchemaError: it is not a run log, or its schema is unreleased or newer than the program.
+        Raises StorageError: it is no run log, or of a newer schema.
         """
         where = redacted(self.url)
         current = MigrationContext.configure(connection).get_current_revision()
         if current is None and sa.inspect(connection).get_table_names():
-            raise SchemaError(
+            raise StorageError(
                 f"{where} holds tables of another program. "
                 "Give the run log a database of its own with --db."
             )
         if current is not None and current not in revisions:
-            age, remedy = "a newer", "Update the program, or"
-            if current < revisions[0]:
-                age, remedy = "an unreleased", "Move it away, or"
-            raise SchemaError(
-                f"The run log {where} was written by {age} version (schema {current}). "
-                f"{remedy} give another --db."
+            raise StorageError(
+                f"The run log {where} was written by a newer version (schema {current}). "
+                "Update the program, or give another --db."
             )
         return current is None
 

@@ -6,8 +6,7 @@ import math
 import re
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -221,17 +220,3 @@ def refuse_once_removed(engine: sa.Engine, file: Path) -> None:
             )
 
     sa.event.listen(engine, "begin", check)
-
-
-@contextmanager
-def foreign_keys_off(connection: sa.Connection) -> Iterator[None]:
-    """SQLite changes a table by copy and drop; that drop must not cascade to steps and tags."""
-    driver: Any = connection.connection.dbapi_connection
-    if connection.dialect.name != "sqlite":
-        yield
-        return
-    driver.execute("PRAGMA foreign_keys=OFF")  # has no effect once a transaction has begun
-    try:
-        yield
-    finally:
-        driver.execute("PRAGMA foreign_keys=ON")

@@ -3,25 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import sqlalchemy as sa
 
 from storage.records import RunQuery, StorageError
-from storage.schema import (
-    FIGURES,
-    ORDERS,
-    fold,
-    labels,
-    prompt_texts,
-    remarks,
-    runs,
-    tags,
-    titles,
-)
+from storage.schema import ORDERS, fold, labels, prompt_texts, remarks, runs, tags, titles
 
-MAX_PAGE = 1000
 EQUAL = (
     *("target", "method_title", "status", "experiment", "benchmark_id", "setup_id", "prompt_id"),
     *("dtype", "device", "decoding_type"),
@@ -33,14 +21,9 @@ ROWS_PER_FETCH = 2000
 
 
 def conditions(query: RunQuery) -> list[sa.ColumnElement[bool]]:
-    """Conditions that a run must meet.
-
-    Raises StorageError: a range names no figure.
-    """
-    where: list[sa.ColumnElement[bool]] = []
-    if query.deleted is not None:
-        is_deleted = runs.c.deleted_at.is_not(None)
-        where.append(is_deleted if query.deleted else ~is_deleted)
+    """Conditions that a run must meet."""
+    is_deleted = runs.c.deleted_at.is_not(None)
+    where: list[sa.ColumnElement[bool]] = [is_deleted if query.deleted else ~is_deleted]
     equal = {name: getattr(query, name) for name in EQUAL}
     where += [runs.c[name] == value for name, value in equal.items() if value is not None]
     if query.ids is not None:
@@ -51,21 +34,22 @@ def conditions(query: RunQuery) -> list[sa.ColumnElement[bool]]:
         labelled = sa.select(labels.c.run_id).where(labels.c.key == key, labels.c.value == value)
         where.append(runs.c.id.in_(labelled))
     for figure, (least, most) in query.ranges.items():
-        check("A range must be of", figure, FIGURES)
-        where.append(runs.c[figure].between(*_bounds(runs.c[figure], least, most)))
+        where.append(within(runs.c[figure], least, most))
     if query.text:
         where.append(_contains(query.text))
     return where
 
 
-def _bounds(column: sa.Column[Any], least: float | None, most: float | None) -> tuple[Any, Any]:
-    """Bounds in the column's own type, so that its index is used; they exclude NaN."""
+def within(
+    column: sa.Column[Any], least: float | None = None, most: float | None = None
+) -> sa.ColumnElement[bool]:
+    """Whether a figure is finite and in a range, in the column's own type to use its index."""
     low = -LARGEST if least is None else max(least, -LARGEST)
     high = LARGEST if most is None else min(most, LARGEST)
     if isinstance(column.type, sa.Integer):
         low, high = max(low, -LARGEST_INT), min(high, LARGEST_INT)
-        return math.ceil(low), math.floor(high)
-    return sa.literal(low, sa.Float), sa.literal(high, sa.Float)
+        return column.between(math.ceil(low), math.floor(high))
+    return column.between(sa.literal(low, sa.Float), sa.literal(high, sa.Float))
 
 
 def _contains(text: str) -> sa.ColumnElement[bool]:
@@ -76,28 +60,22 @@ def _contains(text: str) -> sa.ColumnElement[bool]:
         return sa.select(key).where(key.table.c.folded.contains(folded, autoescape=True))
 
     return sa.or_(
-        runs.c.prompt_id.in_(matching(prompt_texts.c.prompt_id)),
+        # Not by its index: to look up the runs of a thousand prompts takes longer than to read all.
+        runs.c.prompt_id.concat("").in_(matching(prompt_texts.c.prompt_id)),
         runs.c.id.in_(matching(remarks.c.run_id)),
         runs.c.method_title.in_(matching(titles.c.title)),
         runs.c.target.in_(matching(titles.c.title)),
     )
 
 
-def finite(column: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
-    """The column if finite, else NULL: databases sort NaN above all numbers."""
-    largest = sa.literal(LARGEST, sa.Float)
-    return sa.case((sa.and_(column <= largest, column >= -largest), column), else_=None)
-
-
-def check(rule: str, value: str, allowed: Sequence[str]) -> None:
-    """Raises StorageError: the value is not among the allowed ones."""
-    if value not in allowed:
-        raise StorageError(f"{rule} one of {', '.join(allowed)}, got {value!r:.80}.")
-
-
 def ordering(query: RunQuery) -> list[sa.ColumnElement[Any]]:
-    """The sort key, with missing values last, and the columns that break ties."""
-    check("Runs must be sorted by", query.sort, list(ORDERS))
+    """The sort key, with missing values last, and the columns that break ties.
+
+    Raises StorageError: there is no such sort key.
+    """
+    if query.sort not in ORDERS:
+        names = ", ".join(ORDERS)
+        raise StorageError(f"Runs must be sorted by one of {names}, got {query.sort!r:.80}.")
     edge = sa.desc if query.descending else sa.asc
     keys = [runs.c[name] for name in ORDERS[query.sort]]
     return [edge(key).nulls_last() if key.nullable else edge(key) for key in keys]
@@ -109,15 +87,9 @@ def count_of(connection: sa.Connection, query: RunQuery) -> int:
     return connection.scalar(counted) or 0
 
 
-def page_of(connection: sa.Connection, query: RunQuery) -> list[str]:
-    """The ids of a page of runs, in order.
-
-    Raises StorageError: limit or offset out of range, or no such sort key.
-    """
-    _check_page(query)
-    ordered = sa.select(runs.c.id).where(*conditions(query)).order_by(*ordering(query))
-    page = ordered.limit(query.limit).offset(query.offset)
-    return list(connection.execute(page).scalars())
+def ordered_ids(query: RunQuery) -> sa.Select[Any]:
+    """The ids of all runs that match, in order; limit and offset are ignored."""
+    return sa.select(runs.c.id).where(*conditions(query)).order_by(*ordering(query))
 
 
 def folded_page_of(connection: sa.Connection, query: RunQuery) -> tuple[list[str], int]:
@@ -125,7 +97,6 @@ def folded_page_of(connection: sa.Connection, query: RunQuery) -> tuple[list[str
 
     An experiment is represented by the first of its runs in the order.
     """
-    _check_page(query)
     where, end = conditions(query), query.offset + query.limit
     ordered = sa.select(runs.c.id, runs.c.experiment).where(*where).order_by(*ordering(query))
     rows = connection.execution_options(yield_per=ROWS_PER_FETCH).execute(ordered)
@@ -139,11 +110,3 @@ def folded_page_of(connection: sa.Connection, query: RunQuery) -> tuple[list[str
     num_single = sa.func.count() - sa.func.count(runs.c.experiment)
     total = connection.scalar(sa.select(num_experiments + num_single).where(*where)) or 0
     return list(first.values())[query.offset :], total
-
-
-def _check_page(query: RunQuery) -> None:
-    if not 1 <= query.limit <= MAX_PAGE or query.offset < 0:
-        raise StorageError(
-            f"A page must have limit in [1, {MAX_PAGE}] and offset ≥ 0, "
-            f"got {query.limit} and {query.offset}."
-        )

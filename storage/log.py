@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
-from datetime import datetime
-from typing import Any, Literal, Self, TypeVar
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any, Literal, Self
 
 import sqlalchemy as sa
 
@@ -14,19 +13,8 @@ from storage.copying import CopyProgress
 from storage.database import Database
 from storage.dialects import advisory_lock
 from storage.query import RunReader, exists
-from storage.records import (
-    LogWatcher,
-    NewRun,
-    StepRow,
-    StorageError,
-    StoredRun,
-    UnknownRunError,
-)
+from storage.records import LogWatcher, NewRun, StepRow, StorageError, StoredRun
 from storage.schema import new_id, run_details, runs, steps
-
-MAX_NAME_CHARS = 255
-MAX_NOTE_CHARS = 20_000
-Result = TypeVar("Result")
 
 
 class RunLog(RunReader):
@@ -44,6 +32,9 @@ class RunLog(RunReader):
         self.benchmarks = Benchmarks(database, self._owner)
         self.experiments = Experiments(database)
         self.watchers: list[LogWatcher] = []
+        self.url = database.url
+        self.wait_for = database.wait_for
+        """For reads that must not fail where a write would wait; never on a thread of a page."""
 
     @classmethod
     def open(cls, url: str | None = None) -> RunLog:
@@ -52,20 +43,13 @@ class RunLog(RunReader):
         Args:
             url: SQLAlchemy URL, or the path of a SQLite file; None = in memory.
 
-        Raises:
-            SchemaError: written by a newer version.
-            StorageError: not readable, or no driver for it.
+        Raises StorageError: not readable, written by a newer version, or no driver for it.
         """
         log = cls(Database(url))
         with log._database.transaction() as connection:
             owner.interrupt_dead(connection, runs)
             log.benchmarks.interrupt_dead(connection)
         return log
-
-    @property
-    def url(self) -> sa.URL:
-        """The database's URL."""
-        return self._database.url
 
     @property
     def out_of_reach(self) -> bool:
@@ -87,19 +71,10 @@ class RunLog(RunReader):
                     rows.interrupt(connection)
         self._database.close()
 
-    def wait_for(self, read: Callable[[], Result]) -> Result:
-        """The result of `read`, which is repeated while the log's server is unreachable.
-
-        For reads that must not fail where a write would wait. Never on a thread that serves pages.
-
-        Raises OutOfReachError: the server did not come back in time.
-        """
-        return self._database.wait_for(read)
-
     def begin(self, new: NewRun) -> str:
         """Add a run that is about to start; returns its id.
 
-        Raises StorageError: a tag or label is not a text, or too long.
+        Raises StorageError: a label is not a text, or too long.
         """
         values = writing.values_of(
             new,
@@ -144,23 +119,13 @@ class RunLog(RunReader):
         Args:
             metrics: the run's figures so far, which update those of its row.
 
-        Raises:
-            UnknownRunError: no such run.
-            StorageError: a step of one of these indices is stored already.
+        Raises StorageError: no such run, or one of these steps is stored already.
         """
-        if not new:
-            return
         figures = writing.figures_of(metrics or {})
 
         def write(connection: sa.Connection) -> None:
             _change(connection, run_id, **figures)
-            try:
-                writing.write_steps(connection, run_id, new)
-            except sa.exc.IntegrityError as error:
-                raise StorageError(
-                    f"A step of {new[0].index} to {new[-1].index} of run {run_id} is stored "
-                    "already. Add each step once."
-                ) from error
+            writing.write_steps(connection, run_id, new)
 
         first = (steps.c.run_id == run_id) & (steps.c.index == new[0].index)
         self._database.persist(write, lambda connection: exists(connection, first))
@@ -206,28 +171,18 @@ class RunLog(RunReader):
     ) -> None:
         """Set the run's name, note or tags; None leaves one as it is.
 
-        Raises StorageError: no such run, or too long.
+        Raises StorageError: no such run.
         """
         texts = {"name": name, "note": note}
         changes = {what: text for what, text in texts.items() if text is not None}
-        for what, text in changes.items():
-            most = MAX_NAME_CHARS if what == "name" else MAX_NOTE_CHARS
-            if len(text) > most:
-                raise StorageError(
-                    f"A {what} must have at most {most} characters, got {len(text)}. Shorten it."
-                )
-        writing.check_tags(tags or ())
         with self._database.transaction() as connection:
             _change(connection, run_id, **changes)
             writing.write_remark(connection, run_id)
             if tags is not None:
                 writing.write_tags(connection, run_id, tags)
 
-    def retag(
-        self, run_ids: Sequence[str], *, add: Sequence[str] = (), remove: Sequence[str] = ()
-    ) -> None:
+    def retag(self, run_ids: Sequence[str], *, add: Sequence[str], remove: Sequence[str]) -> None:
         """Add tags to runs and remove others; changes all of the runs or none."""
-        writing.check_tags(add)
         with self._database.transaction() as connection:
             writing.check_known(connection, run_ids)
             of = schema.tags
@@ -236,19 +191,12 @@ class RunLog(RunReader):
             new = [{"run_id": run_id, "tag": tag} for run_id in {*run_ids} for tag in {*add}]
             writing.insert_rows(connection, of, new)
 
-    def delete(self, *run_ids: str) -> None:
-        """Hide runs, all of them or none; `restore` undoes it."""
-        self._set_deleted(run_ids, owner.now())
-
-    def restore(self, *run_ids: str) -> None:
-        """Show deleted runs again."""
-        self._set_deleted(run_ids, None)
-
-    def _set_deleted(self, run_ids: Sequence[str], when: datetime | None) -> None:
+    def set_deleted(self, run_ids: Sequence[str], deleted: bool = True) -> None:
+        """Hide runs, or show them again; all of them or none."""
         with self._database.transaction() as connection:
             writing.check_known(connection, run_ids)
             update = runs.update().where(runs.c.id.in_(run_ids))
-            connection.execute(update.values(deleted_at=when))
+            connection.execute(update.values(deleted_at=owner.now() if deleted else None))
 
     def write_whole(self, new: Sequence[StoredRun]) -> int:
         """Add runs of another log in one transaction; returns the number of new ones.
@@ -270,10 +218,10 @@ class RunLog(RunReader):
 
 
 def _change(connection: sa.Connection, run_id: str, **values: Any) -> None:
-    """Set columns of a run and of its details, and its heartbeat; raises UnknownRunError."""
+    """Set columns of a run and of its details, and its heartbeat; raises StorageError."""
     values["heartbeat_at"] = owner.now()
     for table, key in ((runs, runs.c.id), (run_details, run_details.c.run_id)):
         own = {name: value for name, value in values.items() if name in table.c}
         change = table.update().where(key == run_id).values(own)
         if own and connection.execute(change).rowcount == 0:
-            raise UnknownRunError(f"No run {run_id!r:.80} is in the log.")
+            raise StorageError(f"No run {run_id!r:.80} is in the log.")

@@ -5,21 +5,20 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import fields
-from typing import Any, get_args
+from typing import Any
 
 import sqlalchemy as sa
 
 from storage.database import Database
-from storage.filters import LARGEST, check, conditions, count_of, finite, ordering, page_of
+from storage.filters import LARGEST, conditions, count_of, ordered_ids, within
 from storage.records import (
     EXTERNAL,
     LABEL_PREFIX,
+    PLAIN,
     ComparisonKey,
     DecodeTotals,
     Facets,
-    GroupKey,
     RunDetail,
     RunGroup,
     RunPage,
@@ -42,7 +41,6 @@ from storage.schema import (
 MAX_FACETS = 200
 MAX_VALUES = 50
 DETAILS_PAGE = 500
-GROUP_KEYS = get_args(GroupKey)
 AVERAGED = ("tok_s", "mat", "ttft_s", "draft_acceptance")
 SHORT_PROMPT = 200
 ESCAPED = 6
@@ -66,7 +64,7 @@ def read_summaries(connection: sa.Connection, ids: Sequence[str]) -> tuple[RunSu
 
 def read_page(connection: sa.Connection, query: RunQuery) -> tuple[RunSummary, ...]:
     """One page of runs, in order."""
-    ids = page_of(connection, query)
+    ids = connection.scalars(ordered_ids(query).limit(query.limit).offset(query.offset)).all()
     summaries = {run.id: run for run in read_summaries(connection, ids)}
     return tuple(summaries[run_id] for run_id in ids)
 
@@ -142,24 +140,18 @@ def _grouped(by: str) -> tuple[sa.FromClause, sa.ColumnElement[Any]]:
         key = by.removeprefix(LABEL_PREFIX)
         its = sa.select(labels.c.value).where(labels.c.run_id == runs.c.id, labels.c.key == key)
         return runs, its.scalar_subquery()  # looked up by run: a join may read all labels
-    if by not in GROUP_KEYS:
-        check("Runs must be grouped by", by, [*GROUP_KEYS, "tag", LABEL_PREFIX + "KEY"])
-    return runs, runs.c[by]
+    # Not by its index: to look up every run takes longer than to read and sort them all.
+    return runs, runs.c[by].concat("")
 
 
 def _sums(name: str) -> list[sa.ColumnElement[Any]]:
-    number = sa.type_coerce(finite(runs.c[name]), sa.Float)
-    seconds = sa.case((number.is_not(None), runs.c.decode_s), else_=None)
-    rate = [
-        sa.func.sum(seconds).label(f"seconds_{name}"),
-        sa.func.sum(number * seconds).label(f"tokens_{name}"),
-    ]
-    return [
-        sa.func.count(number).label(f"n_{name}"),
-        sa.func.sum(number).label(f"sum_{name}"),
-        sa.func.sum(number * number).label(f"squares_{name}"),
-        *(rate if name == "tok_s" else []),
-    ]
+    """Sums over the runs whose figure is finite."""
+    number, total = sa.type_coerce(runs.c[name], sa.Float), sa.func.sum
+    sums = {"n": sa.func.count(number), "sum": total(number), "squares": total(number * number)}
+    if name == "tok_s":
+        seconds = sa.type_coerce(runs.c.decode_s, sa.Float)
+        sums |= {"seconds": total(seconds), "tokens": total(number * seconds)}
+    return [one.filter(within(runs.c[name])).label(f"{part}_{name}") for part, one in sums.items()]
 
 
 def _spread(row: sa.Row[Any], name: str) -> Spread | None:
@@ -170,7 +162,7 @@ def _spread(row: sa.Row[Any], name: str) -> Spread | None:
     variance = max(0.0, squares - total * total / num) / (num - 1) if num > 1 else None
     seconds = getattr(row, f"seconds_{name}", None)
     mean = getattr(row, f"tokens_{name}") / seconds if seconds else total / num
-    return Spread(mean, None if variance is None else math.sqrt(variance), num)
+    return Spread(mean, None if variance is None else math.sqrt(variance))
 
 
 TIMED = sa.and_(
@@ -193,7 +185,7 @@ TOTALS = [
 
 def totals_of(row: sa.Row[Any]) -> DecodeTotals:
     """The sums of `TOTALS` in a row."""
-    return DecodeTotals(row.num_timed, row.num_tokens, row.decode_s, row.num_steps)
+    return DecodeTotals(row.num_tokens, row.decode_s, row.num_steps)
 
 
 def distinct_values(column: sa.Column[Any], *where: sa.ColumnElement[bool]) -> sa.CTE:
@@ -217,30 +209,26 @@ class RunReader:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def _reading(self) -> AbstractContextManager[sa.Connection]:
-        return self._database.transaction(reading=True)
-
     def find(self, query: RunQuery | None = None) -> RunPage[RunSummary]:
         """One page of runs, and the number of runs that match."""
         query = query or RunQuery()
-        with self._reading() as connection:
+        with self._database.transaction(reading=True) as connection:
             return RunPage(read_page(connection, query), count_of(connection, query))
 
     def rows(self, query: RunQuery) -> tuple[RunSummary, ...]:
         """The runs of a page, without counting all that match."""
-        with self._reading() as connection:
+        with self._database.transaction(reading=True) as connection:
             return read_page(connection, query)
 
     def count(self, query: RunQuery) -> int:
         """Number of runs that match."""
-        with self._reading() as connection:
+        with self._database.transaction(reading=True) as connection:
             return count_of(connection, query)
 
     def ids(self, query: RunQuery) -> tuple[str, ...]:
         """The ids of all runs that match, in order; limit and offset are ignored."""
-        with self._reading() as connection:
-            ordered = sa.select(runs.c.id).where(*conditions(query)).order_by(*ordering(query))
-            return tuple(connection.execute(ordered).scalars())
+        with self._database.transaction(reading=True) as connection:
+            return tuple(connection.scalars(ordered_ids(query)))
 
     def get(self, run_id: str) -> RunDetail | None:
         """A run without its steps; None if there is no such run."""
@@ -253,7 +241,7 @@ class RunReader:
         """
         for start in range(0, len(run_ids), DETAILS_PAGE):
             ids = run_ids[start : start + DETAILS_PAGE]
-            with self._reading() as connection:
+            with self._database.transaction(reading=True) as connection:
                 stored = read_wholes(connection, ids, without_steps=True)
             page = {one.run.id: one.run for one in stored}
             yield from (page[run_id] for run_id in ids if run_id in page)
@@ -262,12 +250,12 @@ class RunReader:
         """All figures of these runs as stored; runs without any are skipped."""
         query = sa.select(run_details.c.run_id, run_details.c.metrics)
         query = query.where(run_details.c.run_id.in_(run_ids), run_details.c.metrics.is_not(None))
-        with self._reading() as connection:
+        with self._database.transaction(reading=True) as connection:
             return {run_id: metrics for run_id, metrics in connection.execute(query)}
 
     def read_whole(self, run_id: str) -> StoredRun | None:
         """A run with its steps; None if there is no such run."""
-        with self._reading() as connection:
+        with self._database.transaction(reading=True) as connection:
             return next(iter(read_wholes(connection, [run_id])), None)
 
     def steps(self, run_id: str, start: int = 0, stop: int | None = None) -> tuple[StepRow, ...]:
@@ -275,14 +263,11 @@ class RunReader:
         query = sa.select(steps.c.payload).where(steps.c.run_id == run_id, steps.c.index >= start)
         if stop is not None:
             query = query.where(steps.c.index < stop)
-        with self._reading() as connection:
+        with self._database.transaction(reading=True) as connection:
             return tuple(connection.scalars(query.order_by(steps.c.index)))
 
     def groups(self, query: RunQuery, by: str, limit: int = 100) -> tuple[RunGroup, ...]:
-        """Groups of runs by a `GroupKey`, largest first.
-
-        Raises StorageError: `by` is not a key.
-        """
+        """Groups of runs by a `GroupKey`, `tag` or `label:KEY`, largest first."""
         source, value = _grouped(by)
         count = sa.func.count().label("num_runs")
         sums = (
@@ -298,7 +283,7 @@ class RunReader:
             .order_by(count.desc(), "value")
             .limit(limit)
         )
-        with self._reading() as connection:
+        with self._database.transaction(reading=True) as connection:
             rows = connection.execute(sums.where(*conditions(query))).all()
             examples = {
                 run.id: run for run in read_summaries(connection, [row.example for row in rows])
@@ -311,20 +296,18 @@ class RunReader:
             groups.append(RunGroup(row.value, row.num_runs, row.newest_at, example, figures))
         return tuple(groups)
 
-    def decode_totals(
-        self, prompt_ids: Sequence[str], decoding_type: str
-    ) -> Mapping[ComparisonKey, DecodeTotals]:
-        """Totals of completed runs of a decoding type on these prompts."""
+    def plain_totals(self, prompt_ids: Sequence[str]) -> Mapping[ComparisonKey, DecodeTotals]:
+        """Totals of completed runs of plain decoding on these prompts."""
         keys = [runs.c[name] for name in ComparisonKey._fields]
-        mine = runs.c.prompt_id.in_(set(prompt_ids)), runs.c.decoding_type == decoding_type
+        mine = runs.c.prompt_id.in_(set(prompt_ids)), runs.c.decoding_type == PLAIN
         totals = sa.select(*keys, *TOTALS).where(*mine, TIMED).group_by(*keys)
-        with self._reading() as connection:
+        with self._database.transaction(reading=True) as connection:
             rows = connection.execute(totals).all()
         return {ComparisonKey(*row[: len(keys)]): totals_of(row) for row in rows}
 
     def decoding_types(self) -> frozenset[str]:
         """The decoding types of the log's runs."""
-        with self._reading() as connection:
+        with self._database.transaction(reading=True) as connection:
             names = connection.scalars(sa.select(distinct_values(runs.c.decoding_type).c.value))
             return frozenset(name for name in names if name is not None)
 
@@ -332,7 +315,7 @@ class RunReader:
         """The distinct values of the filters."""
         newest = sa.select(benchmarks.c.id, benchmarks.c.name).where(~IS_SWEEP)
         newest = newest.order_by(benchmarks.c.created_at.desc()).limit(MAX_FACETS)
-        with self._reading() as connection:
+        with self._database.transaction(reading=True) as connection:
 
             def first(column: sa.Column[Any], *where: Any, most: int) -> tuple[str, ...]:
                 values = sa.select(distinct_values(column, *where).c.value).limit(most + 1)

@@ -18,26 +18,12 @@ class OutOfReachError(StorageError):
     """The database's server cannot be reached, perhaps only for a moment."""
 
 
-class SchemaError(StorageError):
-    """The database was written by a newer program, or is not a run log."""
-
-
-class UnknownRunError(StorageError):
-    """No run has this id."""
-
-
-class UnknownBenchmarkError(StorageError):
-    """No benchmark has this id."""
-
-
-class UnknownArtifactError(StorageError):
-    """No artifact has this id."""
-
-
 Status = Literal["running", "completed", "cancelled", "failed", "interrupted"]
 """`interrupted`: its process died; all that was streamed until then is stored."""
 
 
+PLAIN = "Autoregressive"
+"""Decoding type of plain decoding, the baseline of every speedup."""
 EXTERNAL = "External"
 """Decoding type of other engines' runs. Whether they are lossless is unknown; that column cannot be
 NULL, so this type marks it."""
@@ -59,7 +45,6 @@ class RunSettings:
     """Raw prompt, or the last user turn; in a summary its first 200 characters."""
     dtype: str = ""
     device: str = ""
-    tags: tuple[str, ...] = ()
     benchmark_id: str | None = None
     """The benchmark that it belongs to."""
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -150,6 +135,7 @@ class RunSummary(RunSettings):
     """Equal for runs with equal target, method, sampling (except seed), limits, dtype, device."""
     prompt_id: str
     """Equal for runs of equal prompts."""
+    tags: tuple[str, ...]
     num_prompt_tokens: int
     num_new_tokens: int
     num_steps: int
@@ -298,8 +284,7 @@ class RunQuery:
     """Only these."""
     text: str = ""
     """Text in the prompt, name, note, method or target, ignoring case."""
-    deleted: bool | None = False
-    """None: whether deleted or not."""
+    deleted: bool = False
     sort: SortKey = "created_at"
     descending: bool = True
     limit: int = 50
@@ -321,7 +306,6 @@ class Spread:
     mean: float
     std: float | None
     """Of a sample (divided by n - 1); None for one run."""
-    num_runs: int
 
 
 class ComparisonKey(NamedTuple):
@@ -344,7 +328,6 @@ class DecodeTotals:
         decode_s: seconds from first to last commit.
     """
 
-    num_runs: int
     num_tokens: int
     decode_s: float
     num_steps: int
@@ -376,23 +359,6 @@ class ExperimentRow:
     newest_at: datetime
     speedups: tuple[SpeedupCounts, ...]
     example: RunSummary
-
-    @property
-    def kind(self) -> str:
-        return self.key.partition(":")[0]
-
-    @property
-    def id(self) -> str:
-        return self.key.partition(":")[2]
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredSetup:
-    """A configuration that an experiment compared with plain decoding."""
-
-    counts: SpeedupCounts
-    example: RunSummary
-    """One of its runs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ import json
 import secrets
 import unicodedata
 import zlib
-from collections.abc import Mapping
 from dataclasses import fields
 from datetime import UTC, datetime
 from typing import Any, get_args
@@ -32,8 +31,6 @@ ORDERS = {
 }
 """The columns of each order of runs, and of its index; the id breaks ties, so that no run is on two
 pages."""
-FILTERED = ("target", "method_title", "decoding_type", "status")
-"""Columns that are filtered together, by one index."""
 
 
 def dump(value: Any, *, sort_keys: bool = False) -> str:
@@ -41,13 +38,7 @@ def dump(value: Any, *, sort_keys: bool = False) -> str:
 
     With sorted keys, equal values give equal texts.
     """
-    return json.dumps(value, separators=(",", ":"), sort_keys=sort_keys, default=_plain)
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, Mapping):
-        return dict(value)
-    raise TypeError(f"{type(value).__name__} is not a plain value")
+    return json.dumps(value, separators=(",", ":"), sort_keys=sort_keys, default=dict)
 
 
 def digest(value: Any) -> str:
@@ -83,15 +74,11 @@ class CompressedStep(sa.types.TypeDecorator[StepRow]):
     impl = sa.LargeBinary
     cache_ok = True
 
-    def process_bind_param(self, value: StepRow | None, dialect: sa.Dialect) -> bytes | None:
-        if value is None:
-            return None
+    def process_bind_param(self, value: Any, dialect: sa.Dialect) -> bytes:
         values = {name: getattr(value, name) for name in _STEP_FIELDS}  # asdict copies deeply
         return zlib.compress(dump(values).encode(), 1)
 
-    def process_result_value(self, value: Any, dialect: sa.Dialect) -> StepRow | None:
-        if value is None:
-            return None
+    def process_result_value(self, value: Any, dialect: sa.Dialect) -> StepRow:
         try:
             values: dict[str, Any] = _parsed(zlib.decompress(value).decode())
             for name, one in values.items():
@@ -163,7 +150,7 @@ runs = Table(  # narrow: columns that are filtered, sorted or grouped by
     Column("name", Name(255), nullable=False, default=""),
     Column("deleted_at", DateTime),
     *(Index(f"ix_runs_{name}_order", *columns) for name, columns in ORDERS.items()),
-    Index("ix_runs_filtered", *FILTERED, "deleted_at"),
+    Index("ix_runs_filtered", "target", "method_title", "decoding_type", "status", "deleted_at"),
     Index(None, "experiment", "created_at", "id"),
     Index(
         "ix_runs_deleted_at",

@@ -15,7 +15,6 @@ from storage.records import (
     StepRow,
     StorageError,
     StoredRun,
-    UnknownRunError,
     experiment_of,
 )
 from storage.schema import (
@@ -32,6 +31,8 @@ from storage.schema import (
     titles,
 )
 
+MAX_NAME_CHARS = 255
+MAX_NOTE_CHARS = 20_000
 MAX_LABEL_CHARS = 64
 MAX_VALUE_CHARS = 500
 MAX_TAG_CHARS = 128
@@ -57,12 +58,11 @@ def values_of(run: NewRun | RunDetail, **more: Any) -> dict[str, Any]:
 
 
 def insert(connection: sa.Connection, new: Sequence[Mapping[str, Any]]) -> None:
-    """Write runs from their values: rows, tags, labels and search texts.
+    """Write runs from their values: rows, labels and search texts.
 
-    Raises StorageError: a tag or label is not a text, or too long.
+    Raises StorageError: a label is not a text, or too long.
     """
     for run in new:
-        check_tags(run["tags"])
         _check_labels(run["labels"])
     for table in (runs, run_details):
         rows = ({**run, "run_id": run["id"]} for run in new)
@@ -74,7 +74,6 @@ def insert(connection: sa.Connection, new: Sequence[Mapping[str, Any]]) -> None:
     searched = {run[name] for run in new for name in ("target", "method_title")}
     _write_folded(connection, titles.c.title, {title: title for title in searched})
     for run in new:
-        write_tags(connection, run["id"], run["tags"])
         pairs = [{"run_id": run["id"], "key": k, "value": v} for k, v in run["labels"].items()]
         insert_rows(connection, labels, pairs)
 
@@ -106,7 +105,7 @@ def write_remark(connection: sa.Connection, run_id: str) -> None:
         connection.execute(remarks.insert().values(run_id=run_id, folded=folded))
 
 
-def write_tags(connection: sa.Connection, run_id: str, new: Iterable[str]) -> None:
+def write_tags(connection: sa.Connection, run_id: str, new: Sequence[str]) -> None:
     """Replace a run's tags."""
     connection.execute(tags.delete().where(tags.c.run_id == run_id))
     insert_rows(connection, tags, [{"run_id": run_id, "tag": tag} for tag in dict.fromkeys(new)])
@@ -125,15 +124,6 @@ def figures_of(metrics: Mapping[str, Any]) -> dict[str, Any]:
     return {key: figures[key] for key in columns if figures.get(key) is not None}
 
 
-def check_tags(new: Sequence[str]) -> None:
-    """Raises StorageError: a tag is empty or too long, or there are too many."""
-    if len(new) > MAX_TAGS:
-        raise StorageError(f"A run must have at most {MAX_TAGS} tags, got {len(new)}.")
-    for tag in new:
-        if not (isinstance(tag, str) and tag.strip() and len(tag) <= MAX_TAG_CHARS):
-            raise StorageError(f"A tag must be 1 to {MAX_TAG_CHARS} characters, got {tag!r:.80}.")
-
-
 def _check_labels(new: Mapping[str, str]) -> None:
     for key, value in new.items():
         if not (isinstance(key, str) and 1 <= len(key) <= MAX_LABEL_CHARS):
@@ -148,11 +138,9 @@ def _check_labels(new: Mapping[str, str]) -> None:
 
 
 def check_known(connection: sa.Connection, run_ids: Sequence[str]) -> None:
-    """Raises UnknownRunError: one of these is not in the log."""
-    stored = stored_ids(connection, run_ids)
-    for run_id in run_ids:
-        if run_id not in stored:
-            raise UnknownRunError(f"No run {run_id!r:.80} is in the log.")
+    """Raises StorageError: one of these is not in the log."""
+    if unknown := {*run_ids} - stored_ids(connection, run_ids):
+        raise StorageError(f"No run {min(unknown)!r:.80} is in the log.")
 
 
 def stored_ids(connection: sa.Connection, run_ids: Iterable[str]) -> set[str]:
@@ -169,6 +157,7 @@ def write_whole(connection: sa.Connection, new: Sequence[StoredRun]) -> int:
         insert(connection, [_values_of_copy(stored) for stored in added])
     for stored in added:
         write_steps(connection, stored.run.id, stored.steps)
+        write_tags(connection, stored.run.id, stored.run.tags)
         if stored.run.name or stored.run.note:
             write_remark(connection, stored.run.id)
     return len(added)

@@ -6,11 +6,12 @@ import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
+from itertools import pairwise
 from typing import Any
 
 from engine.config import Limits, Sampling
 from engine.errors import PlaygroundError
-from engine.metrics import ratio, throughput, tpot_ms
+from engine.metrics import Tally, ratio, throughput, tpot_ms
 from playground.api.models import Model
 from playground.host.live import LiveRun, Message
 from playground.host.request import GenerateRequest
@@ -150,11 +151,12 @@ def speculative_decoding(run: LiveRun) -> dict[str, Any] | None:
     figures = run.metrics
     if figures is None or not figures.num_steps:
         return None
-    accepted, longest = run.rows.accepted, run.rows.longest
+    longest, beyond = run.rows.longest, run.rows.longest + 1 - len(figures.at_least)
+    at_least = [figures.num_steps, *figures.at_least, *[0] * beyond]
     return {
         "mean_acceptance_length": figures.mat,
         "draft_acceptance_rate": figures.draft_acceptance or 0.0,
-        "acceptance_histogram": [accepted[j] for j in range(longest + 1)],
+        "acceptance_histogram": [more - fewer for more, fewer in pairwise(at_least)],
         "num_spec_steps": figures.num_steps,
         "num_accepted_draft_tokens": figures.num_accepted,
         "num_draft_tokens": figures.num_drafted,
@@ -165,17 +167,17 @@ def speculative_decoding(run: LiveRun) -> dict[str, Any] | None:
 
 def timings(run: LiveRun) -> dict[str, Any]:
     """Times and acceptance of one request as llama-server reports them; milliseconds."""
-    figures, first = run.metrics, run.first
-    if figures is None or first is None:
+    figures = run.metrics
+    if figures is None or figures.ttft_s is None:
         return {}
-    prompt_ms, prompt_n = 1000 * first.ttft_s, first.num_prompt_tokens - first.num_cached
+    prompt_ms, prompt_n = 1000 * figures.ttft_s, figures.num_prompt_tokens - figures.num_cached
     predicted_n = figures.num_new_tokens
     return {
-        "cache_n": first.num_cached,
+        "cache_n": figures.num_cached,
         "prompt_n": prompt_n,
         "prompt_ms": prompt_ms,
         "prompt_per_token_ms": ratio(prompt_ms, prompt_n),
-        "prompt_per_second": throughput(prompt_n, first.ttft_s),
+        "prompt_per_second": throughput(prompt_n, figures.ttft_s),
         "predicted_n": predicted_n,
         "predicted_ms": 1000 * figures.decode_s,
         "predicted_per_token_ms": tpot_ms(predicted_n, figures.decode_s),
@@ -188,11 +190,11 @@ def timings(run: LiveRun) -> dict[str, Any]:
 
 def usage(run: LiveRun) -> dict[str, Any]:
     """Tokens of the prompt and of the answer, counted after any cut."""
-    num_prompt_tokens = run.first.num_prompt_tokens if run.first else 0
-    num_new_tokens = run.metrics.num_new_tokens if run.metrics else 0
+    figures = run.metrics or Tally().metrics
+    num_prompt_tokens, num_new_tokens = figures.num_prompt_tokens, figures.num_new_tokens
     return {
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": num_new_tokens,
         "total_tokens": num_prompt_tokens + num_new_tokens,
-        "prompt_tokens_details": {"cached_tokens": run.first.num_cached if run.first else 0},
+        "prompt_tokens_details": {"cached_tokens": figures.num_cached},
     }

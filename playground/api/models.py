@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 
 from engine.errors import ConfigError
 from engine.model.sources import TargetSpec
-from playground.host.catalog import TYPE_PREFIX, Catalog, Method
+from playground.host.catalog import TYPE_PREFIX, Catalog
+from presets import MethodPreset
 from storage import PLAIN
 
 SEPARATOR = ":"
@@ -24,7 +25,7 @@ class Model:
 
     name: str
     target: TargetSpec
-    method: Method
+    method: MethodPreset
 
     @property
     def drafts(self) -> bool:
@@ -52,7 +53,7 @@ class Model:
                 config = config.replace(**changed)
             else:
                 raise ConfigError(f"{field} must be left out, {config.title} has no {name}.")
-        return replace(self, method=replace(self.method, config=config))
+        return replace(self, method=self.method.replace(config=config))
 
 
 def model_of(catalog: Catalog, name: str, *, drafts: bool = True) -> Model:

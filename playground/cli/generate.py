@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -103,7 +103,7 @@ def generate(options: GenerateOptions) -> None:
         trace = None
         if options.trace is not None:
             file = TraceFile(options.trace, target, config, prompt_ids, sampling, limits)
-            trace = stack.enter_context(file)
+            trace = stack.enter_context(closing(file))
         stopped = stack.enter_context(until_interrupt())
         output = _Output(run if streams else None, None if trace is None else trace.write)
         decode_and_record(

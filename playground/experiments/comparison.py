@@ -170,9 +170,7 @@ class Comparison(Experiment):
         self.report = self.race.to_json()
 
 
-async def stream(
-    job: Comparison, history: History, tick_s: float = TICK_S
-) -> AsyncIterator[StreamMessage]:
+async def stream(job: Comparison, history: History) -> AsyncIterator[StreamMessage]:
     """All messages of a comparison as they arise; the last shows the median runs, ready to race.
 
     The comparison continues when nobody listens.
@@ -186,7 +184,7 @@ async def stream(
             over, (number, runs) = job.over.is_set(), job.round
             if number > shown:
                 shown = number
-                async for message in follow(RunStream(runs, lambda run: 0), tick_s):
+                async for message in follow(RunStream(runs, lambda run: 0)):
                     yield {**message, **_texts(job)}
                 continue
             if over:
@@ -195,7 +193,7 @@ async def stream(
             if shown == 0 and texts["compare"] != last:
                 yield {**waiting, **texts}
                 last = texts["compare"]
-            await asyncio.sleep(tick_s)
+            await asyncio.sleep(TICK_S)
         metas = await attempt_aside(lambda: _metas(job.race, history), where="opening its runs")
         if isinstance(metas, Fault):
             yield {**fault_message(metas.sentence), "report": job.report}

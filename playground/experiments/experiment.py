@@ -70,7 +70,7 @@ class Experiment(Job):
     def begin(self, name: str = "") -> None:
         """Write its plan to the log, before its first request."""
         plan = self.plan.to_dict()
-        self.log.benchmarks.begin(name or default_name(self.plan), plan, benchmark_id=self.id)
+        self.log.benchmarks.begin(self.id, name or default_name(self.plan), plan)
 
     def cancelled(self) -> bool:
         return self.interrupted() or super().cancelled()

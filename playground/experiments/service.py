@@ -112,7 +112,7 @@ class Experiments:
         self._jobs = Jobs()
         self._lock = threading.Lock()
         self._files: dict[str, PromptSuite] = {}
-        self._reports: BoundedCache[str, Report] = BoundedCache(
+        self._reports: BoundedCache[Report] = BoundedCache(
             MAX_REPORT_BYTES, lambda report: BYTES_PER_REQUEST * len(report[1].requests)
         )
         self.sweeps = SweepStore(self._log, self.catalog.types)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
@@ -36,15 +36,6 @@ started, so the page may set it; without any it is not listed."""
 
 MethodTypes = Mapping[str, type[MethodConfig]]
 """Methods by decoding type."""
-
-
-@dataclass(frozen=True, slots=True)
-class Method:
-    """A method of the menu; its settings are the initial values of the controls."""
-
-    title: str
-    summary: str
-    config: MethodConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,17 +138,21 @@ class Catalog:
             for title, (name, spec) in zip(titles, specs, strict=True)
         ]
 
-    def method(self, key: object) -> Method:
-        """Raises ConfigError: no method has this name."""
+    def method(self, key: object) -> MethodPreset:
+        """A preset, or a decoding type with its defaults.
+
+        Raises ConfigError: no method has this name.
+        """
         if isinstance(key, str) and key in self.presets:
-            preset = self.presets[key]
-            return Method(preset.title, preset.description, preset.config)
+            return self.presets[key]
         name = key.removeprefix(TYPE_PREFIX) if isinstance(key, str) else ""
         if name not in self.types:
             names = ", ".join([*self.presets, *self.types])
             raise ConfigError(f"method must be one of {names}, got {key!r:.80}.")
         cls = self.types[name]
-        return Method(cls.title, cls.summary, cls.parse({}))
+        return MethodPreset(
+            name=name, title=cls.title, description=cls.summary, config=cls.parse({})
+        )
 
     def method_choices(self, target: str) -> list[tuple[str, str]]:
         """Methods for a target: presets first, then the bare decoding types."""
@@ -279,7 +274,7 @@ def catalog_within(
 class AllowedPaths:
     """The hub ids, files and folders that settings may name besides presets."""
 
-    opened: list[str] = field(default_factory=list)
+    opened: list[str]
 
     def resolve(self, name: str) -> TargetSpec:
         """As `presets.resolve`; raises SourceError: the page may not use it."""

@@ -13,6 +13,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
+from itertools import compress, takewhile
 from typing import Any, Literal, TypeVar
 
 from pydantic import ConfigDict, Field
@@ -134,11 +135,9 @@ class Group(Settings):
 
     def with_inner(self, setting: str, controls: Sequence[Control]) -> Group:
         """The group with the controls of another method in one of its settings."""
-        is_inner = [control.name.startswith(f"{setting}.") for control in self.fields]
-        if True not in is_inner:
-            raise ConfigError(f"{setting} holds no method.")
-        rest = [one for one, inner in zip(self.fields, is_inner, strict=True) if not inner]
-        at = is_inner.index(True)
+        is_outer = [not control.name.startswith(f"{setting}.") for control in self.fields]
+        at = len([*takewhile(bool, is_outer)])
+        rest = [*compress(self.fields, is_outer)]
         return self.replace(fields=[*rest[:at], *controls, *rest[at:]])
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator
+from pydantic import Field
 
 from engine.metrics import Metrics
 from storage import Status, StepRow
@@ -21,23 +21,14 @@ if TYPE_CHECKING:  # it decodes, and the log is listed without torch
 State = Literal["queued", "loading", "prefill", "running"] | Status
 Message = dict[str, str]
 """One turn of a conversation: `role` and `content`."""
-MAX_RUN_ID_CHARS = 64
+MAX_RUNS = 64
 MAX_STEP_BYTES = 64_000_000
 """Memory for the steps of a run."""
 BYTES_PER_STEP, BYTES_PER_NODE = 1500, 200
 """Upper bounds of the memory of a step, and of each node of its tree."""
 
 
-def _check_run_id(value: str) -> str:
-    if not (0 < len(value) <= MAX_RUN_ID_CHARS and value.isascii() and value.isprintable()):
-        raise ValueError(
-            f"a run's id must be 1 to {MAX_RUN_ID_CHARS} printable ASCII characters, got "
-            f"{value[:MAX_RUN_ID_CHARS]!r}"
-        )
-    return value
-
-
-RunId = Annotated[str, AfterValidator(_check_run_id)]
+RunId = Annotated[str, Field(pattern="^[ -~]{1,64}$")]
 """A well-formed id; the log may have no such run."""
 
 
@@ -45,11 +36,8 @@ RunId = Annotated[str, AfterValidator(_check_run_id)]
 class FirstToken:
     """The first token, committed by the prefill."""
 
-    token_id: int
     text: str
-    num_prompt_tokens: int
     ttft_s: float
-    num_cached: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +60,15 @@ class RecentSteps:
 
     Attributes:
         num_bytes: memory of these steps.
-        accepted: number of steps by number of accepted draft tokens.
         longest: largest number of draft tokens of a step.
     """
 
-    def __init__(self, max_bytes: int = MAX_STEP_BYTES) -> None:
-        self._max_bytes, self._lock = max_bytes, threading.Lock()
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._rows: list[StepRow] = []
         self.first = 0
         """Index of the first step in memory."""
         self.num_bytes = self.longest = 0
-        self.accepted: Counter[int] = Counter()
 
     def __len__(self) -> int:
         with self._lock:
@@ -92,10 +78,9 @@ class RecentSteps:
         with self._lock:
             self._rows += rows
             self.num_bytes += sum(map(_bytes_of, rows))
-            self.accepted.update(len(row.accepted) for row in rows)
             self.longest = max(self.longest, *(len(row.tokens) - 1 for row in rows))
-        if self.num_bytes > self._max_bytes:
-            self.drop(self.num_bytes - self._max_bytes * 3 // 4)
+        if self.num_bytes > MAX_STEP_BYTES:
+            self.drop(self.num_bytes - MAX_STEP_BYTES * 3 // 4)
 
     def drop(self, num_bytes: int) -> None:
         """Drop the oldest steps until this much memory is freed."""
@@ -199,14 +184,13 @@ class LiveRun:
 
 
 class LiveRuns:
-    """The runs in memory: all unfinished ones, and others up to `max_runs`.
+    """The runs in memory: all unfinished ones, and others up to `MAX_RUNS`.
 
     The least recently used finished run is dropped first. When a run is added, finished ones drop
     their steps, which the log has.
     """
 
-    def __init__(self, *, max_runs: int = 64) -> None:
-        self._max_runs = max_runs
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._runs: OrderedDict[str, LiveRun] = OrderedDict()
 
@@ -215,7 +199,7 @@ class LiveRuns:
             self._runs[run.id] = run
             for other in [one for one in self._runs.values() if one.over.is_set()]:
                 other.rows.drop(other.rows.num_bytes)
-                if len(self._runs) > self._max_runs:
+                if len(self._runs) > MAX_RUNS:
                     del self._runs[other.id]
 
     def get(self, run_id: str) -> LiveRun | None:

@@ -6,11 +6,9 @@ the same device as the target's newest run.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 
 from engine import formats
-from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from engine.metrics import EQUAL_MARGIN
 from playground.host.baseline import trusted_speedup
@@ -77,18 +75,18 @@ class MethodMenu:
         current = self._log.get(newest[0].id) if newest else None
         if current is None:
             return {}
-        settings = {key: settings_key(self._catalog.method(key).config) for key in keys}
+        settings = {key: self._catalog.method(key).config.model_dump_json() for key in keys}
         measured = self._experiment_speedups(current)
         measured = {**self._run_speedups(current, {*settings.values()} - {*measured}), **measured}
         return {key: measured[name] for key, name in settings.items() if name in measured}
 
     def _experiment_speedups(self, current: RunDetail) -> dict[str, float]:
         """Speedups by settings, from the newest experiments in the environment of a run."""
-        ranked = sorted(self._log.experiments.setups(), key=lambda one: one.example.created_at)
+        ranked = sorted(self._log.experiments.setups(), key=lambda pair: pair[1].created_at)
         speedups: dict[str, float] = {}
-        for one in ranked:
-            speedup, settings = trusted_speedup(one.counts), self._settings(one.example)
-            if speedup is not None and settings and self._comparable(one.example, current):
+        for counts, run in ranked:
+            speedup, settings = trusted_speedup(counts), self._settings(run)
+            if speedup is not None and settings and self._comparable(run, current):
                 speedups[settings] = speedup
         return speedups
 
@@ -111,7 +109,7 @@ class MethodMenu:
     def _settings(self, run: RunSummary) -> str | None:
         """The settings of a stored run as a key; None where its method is not available."""
         try:
-            return settings_key(self._catalog.types[run.decoding_type].parse(run.method))
+            return self._catalog.types[run.decoding_type].parse(run.method).model_dump_json()
         except (KeyError, ConfigError):
             return None
 
@@ -148,8 +146,3 @@ class MethodMenu:
 
     def _is_plain(self, key: str) -> bool:
         return self._catalog.method(key).config.decoding_type == PLAIN
-
-
-def settings_key(config: MethodConfig) -> str:
-    """A text that is equal for equal settings."""
-    return json.dumps(config.model_dump(mode="json"), sort_keys=True)

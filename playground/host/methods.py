@@ -90,13 +90,13 @@ def _base_settings(name: str) -> SettingsWithRemarks:
     )
 
 
-def read_method(text: str, *, where: str) -> tuple[MethodConfig, tuple[str, ...]]:
+def read_method(text: str) -> tuple[MethodConfig, tuple[str, ...]]:
     """The settings in a method file, ours or an engine's, and remarks on how it was read.
 
     Raises ConfigError: naming the key.
     """
-    values, remarks = _parse_settings(text, where)
-    return parse_method(values, where=where), remarks
+    values, remarks = _parse_settings(text, "the file")
+    return parse_method(values, where="the file"), remarks
 
 
 def _parse_settings(text: str, where: str) -> SettingsWithRemarks:

@@ -91,7 +91,7 @@ class PlainStep:
             return self
         return PlainStep(verify_s, self.other_s, "own", drift=1.0)
 
-    def doubt(self, own_step_s: float | None = None) -> Doubt | None:
+    def doubt(self, own_step_s: float) -> Doubt | None:
         """Why it is unreliable for a run with this mean wall-clock step time, if it is."""
         plain_step_s = self.verify_s + self.other_s
         return doubt_of(own_step_s, plain_step_s, drift=self.drift, noise=self.noise)
@@ -119,7 +119,7 @@ class BaselineTimer:
         """The baseline during the run; None where the timing was stopped."""
         return self._before.step(1.0, None) if self._before else None
 
-    def after(self, token_ids: Sequence[int], own_step_s: float | None = None) -> PlainStep | None:
+    def after(self, token_ids: Sequence[int], own_step_s: float) -> PlainStep | None:
         """A plain step after these tokens, at the machine's mean speed during the run.
 
         It is timed again where it took longer than a step of the run, which cannot be.

@@ -142,19 +142,17 @@ class Recording:
         self._run.metrics = metrics
 
     def _begin(self, prefill: Prefill) -> None:
-        token = prefill.token_id
+        token, text = prefill.token_id, self._pieces.push(prefill.token_id)
         self._output_ids.append(token)
-        first = FirstToken(
-            token,
-            self._pieces.push(token),
-            prefill.num_prompt_tokens,
-            prefill.ttft_s,
-            prefill.num_cached,
+        num_prompt_tokens, ttft_s = prefill.num_prompt_tokens, prefill.ttft_s
+        self._log.add_prefill(
+            self._run_id,
+            token_id=token,
+            text=text,
+            num_prompt_tokens=num_prompt_tokens,
+            ttft_s=ttft_s,
         )
-        stored = asdict(first)
-        del stored["num_cached"]  # among the run's figures, in the end
-        self._log.add_prefill(self._run_id, **stored)
-        self._run.first = first
+        self._run.first = FirstToken(text, ttft_s)
         self._run.state, self._run.activity = "running", "generating"
 
     def _row(self, step: Step) -> StepRow:

@@ -14,9 +14,10 @@ from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError, PromptError, validate_choice
 from engine.model.loading import DtypeName
 from engine.model.sources import TargetSpec
-from playground.host.catalog import Catalog, Method
+from playground.host.catalog import Catalog
 from playground.host.controls import settings_from
 from playground.host.live import Message, RunId
+from presets import MethodPreset
 
 Mode = Literal["chat", "raw"]
 DTYPES: tuple[str, ...] = get_args(DtypeName)
@@ -93,7 +94,7 @@ def read_request(catalog: Catalog, raw: Mapping[str, Any]) -> GenerateRequest:
         limits=settings_from(Limits, form.get("limits", {})),
         mode=fields.mode,
         system=fields.system,
-        prompt="" if fields.repeats else fields.prompt,
+        prompt=fields.prompt,
         parent=fields.parent if is_chat else None,
         repeats=fields.repeats,
         compares_with_plain=True,
@@ -160,14 +161,9 @@ def _depth(value: object) -> int:
     )
 
 
-def config_of(method: Method, raw: object) -> MethodConfig:
+def config_of(method: MethodPreset, changes: Mapping[str, Any]) -> MethodConfig:
     """The method's settings with a form's changes.
 
     Raises ConfigError: naming what is wrong.
     """
-    if not isinstance(raw, Mapping):
-        raise ConfigError(f"The method's settings must be a mapping, got {type(raw).__name__}.")
-    rest = {k: v for k, v in method.config.model_dump().items() if k not in raw}
-    if raw.get("decoding_type", method.config.decoding_type) != method.config.decoding_type:
-        raise ConfigError("decoding_type is set by the method picker, not by a setting.")
-    return settings_from(type(method.config), {**rest, **raw})
+    return settings_from(type(method.config), {**method.config.model_dump(), **changes})

@@ -276,9 +276,7 @@ def refusal(sentence: str, chat: object) -> StreamMessage:
     return initial_message(chat=chat if isinstance(chat, str) else None, status={"": status})
 
 
-async def follow(
-    stream: RunStream, tick_s: float = TICK_S, *, resync: bool = False
-) -> AsyncIterator[StreamMessage]:
+async def follow(stream: RunStream, *, resync: bool = False) -> AsyncIterator[StreamMessage]:
     """All messages of a stream as they arise; the runs continue when the page is closed.
 
     Args:
@@ -296,16 +294,10 @@ async def follow(
                 yield {**message, "resync": True} if resync else message
             if not stream.done:
                 soon = stream.awaits_first(SOON_S)
-                await asyncio.sleep(min(FIRST_TICK_S, tick_s) if soon else tick_s)
+                await asyncio.sleep(FIRST_TICK_S if soon else TICK_S)
     finally:
         for run in stream.runs:
             run.watchers -= 1
-
-
-def adopt(run: LiveRun, owner: str) -> None:
-    """Make the page that follows a run its owner, if no other page watches it."""
-    if not run.watchers:
-        run.owner = owner
 
 
 def stored_run(log: RunLog, run_id: str) -> RunDetail:
@@ -459,8 +451,7 @@ def _restored(stored: RunDetail) -> LiveRun:
         notes=notes_of(stored.environment),
     )
     if stored.first_token_id is not None:
-        prompt_len, ttft_s = stored.num_prompt_tokens, stored.ttft_s or 0.0
-        run.first = FirstToken(stored.first_token_id, stored.first_text, prompt_len, ttft_s)
+        run.first = FirstToken(stored.first_text, stored.ttft_s or 0.0)
     run.rows.first = stored.num_steps
     if stored.status != "running":
         run.over.set()

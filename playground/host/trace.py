@@ -21,7 +21,7 @@ STEP_FIELDS = ("index", "tokens", "parents", "accepted", "bonus", "bypass", "dra
 
 
 class TraceFile:
-    """Writes a run's records as they arrive; a context manager."""
+    """Writes a run's records as they arrive."""
 
     def __init__(
         self,
@@ -56,10 +56,7 @@ class TraceFile:
             }
         )
 
-    def __enter__(self) -> TraceFile:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         with suppress(OSError):  # reported by the write
             self._stream.close()
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from statistics import fmean, stdev
 
 from engine.errors import ConfigError
 from engine.metrics import ratio
+from playground.host.catalog import MethodTypes
 from playground.runs.settings import (
-    MethodTypes,
     changed_settings,
     differences,
     flatten,
@@ -27,7 +28,6 @@ FIGURES = (
 ).split()
 RATES = frozenset({"tok_s", "speedup"})
 MAX_RUNS = 200
-Values = Sequence[float | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,33 +35,15 @@ class Configuration:
     """Compared runs with equal settings except the seed: repeats, or several prompts.
 
     Attributes:
-        values: a value per run of every figure; None where a run has none.
-        decode_s: seconds from first to last commit, per run; None where a run has no speed.
+        spreads: of every figure; None where no run has it.
     """
 
-    setup_id: str
     title: str
     settings: str
     lossless: bool | None
     run_ids: tuple[str, ...]
     num_prompts: int
-    values: Mapping[str, Values]
-    decode_s: Values
-
-    def spread(self, figure: str) -> Spread | None:
-        """Mean and sample standard deviation over the runs that have the figure.
-
-        The mean of a rate is weighted by the runs' seconds, and so equals the tokens of all runs
-        over their seconds: the speedup of the baseline is 1.00.
-        """
-        pairs = zip(self.values[figure], self.decode_s, strict=True)
-        timed = [(value, seconds) for value, seconds in pairs if value is not None]
-        if not timed:
-            return None
-        values = [value for value, _ in timed]
-        weights = [seconds or 0.0 for _, seconds in timed] if figure in RATES else None
-        mean = fmean(values, weights)
-        return Spread(mean, stdev(values) if len(values) > 1 else None, len(values))
+    spreads: Mapping[str, Spread | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,22 +92,27 @@ def _configuration(
 ) -> Configuration:
     run = group[0]
     return Configuration(
-        setup_id=run.setup_id,
         title=run.method_title,
         settings=non_default(run, types),
         lossless=run.lossless,
         run_ids=tuple(run.id for run in group),
         num_prompts=len({run.prompt_id for run in group}),
-        values={
-            name: [
-                _finite(baselines.speedup(r) if name == "speedup" else getattr(r, name))
-                for r in group
-            ]
-            for name in FIGURES
-        },
-        decode_s=[ratio(r.num_new_tokens - 1, r.tok_s) for r in group],
+        spreads={name: _spread(group, name, baselines) for name in FIGURES},
     )
 
 
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
+def _spread(group: Sequence[RunDetail], figure: str, baselines: Baselines) -> Spread | None:
+    """Mean and sample standard deviation over the runs that have the figure.
+
+    The mean of a rate is weighted by the runs' seconds, and so equals the tokens of all runs over
+    their seconds: the speedup of the baseline is 1.00.
+    """
+    of_run: Callable[[RunDetail], float | None]
+    of_run = baselines.speedup if figure == "speedup" else attrgetter(figure)
+    pairs = [(r, v) for r in group if (v := of_run(r)) is not None and math.isfinite(v)]
+    if not pairs:
+        return None
+    values = [value for _, value in pairs]
+    seconds = [ratio(run.num_new_tokens - 1, run.tok_s) or 0.0 for run, _ in pairs]
+    mean = fmean(values, seconds if figure in RATES else None)
+    return Spread(mean, stdev(values) if len(values) > 1 else None)

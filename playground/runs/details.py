@@ -55,7 +55,7 @@ class Selection(Settings):
         if self.add or self.remove:
             log.retag(self.ids, add=self.add, remove=self.remove)
         if self.deleted is not None:
-            (log.delete if self.deleted else log.restore)(*self.ids)
+            log.set_deleted(self.ids, self.deleted)
 
 
 def split_tags(text: str | None) -> tuple[str, ...]:
@@ -107,9 +107,7 @@ def request_again(catalog: Catalog, run: RunDetail) -> GenerateRequest:
             "This run's prompt was given as token ids. Repeat it with "
             "`app.py generate --prompt-ids …`; the ids are in its export."
         )
-    return replace(
-        request_of(catalog, run), system="", prompt="", repeats=run.id, compares_with_plain=True
-    )
+    return replace(request_of(catalog, run), repeats=run.id, compares_with_plain=True)
 
 
 def request_of(catalog: Catalog, run: RunDetail) -> GenerateRequest:

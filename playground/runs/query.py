@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Annotated, Any, Final, Literal, get_args
 
@@ -13,6 +13,7 @@ from engine.config import Settings
 from engine.errors import ConfigError
 from engine.safe_text import read_json
 from playground.host.live import RunId
+from playground.runs.columns import FIGURES
 from storage import EQUAL, LABEL_PREFIX, Figure, GroupKey, RunQuery, SortKey, Status
 
 PAGE_SIZE = 50
@@ -152,15 +153,12 @@ def filter_texts(query: TableQuery) -> list[str]:
     return texts + ([f"ids = {','.join(query.ids)}"] if query.ids else [])
 
 
-def read_filters(texts: Iterable[str], titles: Mapping[str, str]) -> dict[str, Any]:
+def read_filters(texts: Iterable[str]) -> dict[str, Any]:
     """Values of a `TableQuery` for filters as written by `filter_texts` or by hand.
 
-    Args:
-        titles: titles of figures by name; filters may use either.
-
-    Raises ConfigError: a text is not a filter.
+    Figures may be named by their titles. Raises ConfigError: a text is not a filter.
     """
-    keys = {title.casefold(): key for key, title in titles.items()}
+    keys = {figure.title.casefold(): key for key, figure in FIGURES.items()}
     filters: dict[str, Any] = {"labels": {}, "ranges": {}}
     for text in texts:
         match = SIGN.search(text)

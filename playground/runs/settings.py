@@ -8,13 +8,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
+from playground.host.catalog import MethodTypes
 from storage import RunDetail, RunSummary
 
 MAX_VALUE_CHARS = 80
 ABSENT = "–"
-MethodTypes = Mapping[str, type[MethodConfig]]
 
 
 def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -11,10 +11,11 @@ from engine import formats
 from engine.formats import DASH
 from engine.metrics import ratio, speedup, step_ms_of, tokens_per_step
 from playground.host.baseline import doubt_of, pooled_tok_s, trusted_speedup
+from playground.host.catalog import MethodTypes
 from playground.host.result import sure_speedup
 from playground.runs.columns import COLUMNS, FIGURES, GROUP_COLUMNS, GROUP_FIGURES, Column
 from playground.runs.query import FLAT, NUM_RUNS, PAGE_SIZE, TableQuery
-from playground.runs.settings import MethodTypes, non_default
+from playground.runs.settings import non_default
 from storage import (
     LABEL_PREFIX,
     PLAIN,
@@ -168,13 +169,13 @@ def experiment_row(experiment: ExperimentRow) -> dict[str, Any]:
     begin = " ".join(run.prompt_text.split())
     num_completed, num_runs = experiment.num_completed, experiment.num_runs
     done = "" if num_completed == num_runs else f", {num_completed} completed"
-    kind = KINDS.get(experiment.kind, experiment.kind)
-    report = f"?{urlencode({experiment.kind: experiment.id})}" if experiment.kind in REPORTS else ""
+    kind, _, experiment_id = experiment.key.partition(":")
+    report = f"?{urlencode({kind: experiment_id})}" if kind in REPORTS else ""
     return {
         "id": experiment.key,
         "experiment": report,
         "created_at": experiment.newest_at.isoformat(),
-        "method_title": [kind, True],
+        "method_title": [KINDS[kind], True],
         "settings": f"{num_runs} requests{done}",
         "target": run.target,
         "prompt": [experiment.name, "" if experiment.name else begin],
@@ -213,7 +214,7 @@ class Baselines:
         metrics = log.metrics([run.id for run in rows if not run.experiment])
         speedups = {run_id: sure_speedup(own) for run_id, own in metrics.items()}
         sure = {run_id: one for run_id, one in speedups.items() if one is not None}
-        return cls(log.decode_totals([run.prompt_id for run in rows], PLAIN), sure)
+        return cls(log.plain_totals([run.prompt_id for run in rows]), sure)
 
     def speedup(self, run: RunSummary) -> float | None:
         """As in the run's own summary, or tok/s over plain decoding's in comparable runs.

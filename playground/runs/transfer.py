@@ -28,6 +28,8 @@ from engine.safe_text import MAX_CHARS, csv_line, read_json, short, write_error_
 from storage import (
     MAX_NAME_CHARS,
     MAX_NOTE_CHARS,
+    MAX_TAG_CHARS,
+    MAX_TAGS,
     Figure,
     RunDetail,
     RunLog,
@@ -300,6 +302,8 @@ def _run_faults(run: RunDetail) -> Iterator[str]:
         text, most = getattr(run, name), MAX_NOTE_CHARS if name == "note" else MAX_NAME_CHARS
         if isinstance(text, str) and len(text) > most:
             yield f"{name} must have at most {most} characters, got {len(text)}."
+    if len(run.tags) > MAX_TAGS or not all(0 < len(tag) <= MAX_TAG_CHARS for tag in run.tags):
+        yield f"tags must be at most {MAX_TAGS}, each of 1 to {MAX_TAG_CHARS} characters."
     if run.method.get("decoding_type") != run.decoding_type:
         yield f"method must be of decoding_type {run.decoding_type!r:.60}."
     if not all(isinstance(turn.get("role"), str) for turn in run.messages):

@@ -299,7 +299,6 @@ def speed_beside_plain(
 
 def _totals(runs: Sequence[Metrics]) -> DecodeTotals:
     return DecodeTotals(
-        len(runs),
         sum(max(0, run.num_new_tokens - 1) for run in runs),
         sum(run.decode_s for run in runs),
         sum(run.num_steps for run in runs),

@@ -85,8 +85,7 @@ class TreeEditor:
         self._sources = Sources(host.log, host.catalog)
         self._measurements = Measurements(host, self._sources, text_tokens=text_tokens)
         self._jobs = EngineJobs(host)
-        self._tables: BoundedCache[str, RankTable]
-        self._tables = BoundedCache(MAX_TABLE_BYTES, lambda table: table.num_bytes)
+        self._tables = BoundedCache[RankTable](MAX_TABLE_BYTES, lambda table: table.num_bytes)
 
     def start(self, request: TreeRequest) -> dict[str, Any]:
         """All menus of the page."""

@@ -128,7 +128,7 @@ class Sources:
 
         Raises:
             ConfigError: it is not ready, or there is no such source.
-            UnknownArtifactError: it was deleted.
+            StorageError: it was deleted.
         """
         kind, _, name = source.partition(":")
         if kind == "table":

@@ -15,9 +15,9 @@ from engine.drafters.texts import Text
 from engine.errors import ConfigError
 from engine.tuning import OnProgress, no_progress
 from engine.tuning.ranks import RankTable, measure_ranks
-from playground.host.stream import pieces
+from playground.host.stream import pieces, stored_run
 from playground.trees.methods import DYNAMIC_FIELDS
-from storage import Artifact, RunLog, UnknownRunError
+from storage import Artifact, RunLog
 
 KIND = "ranks"
 TREE_SETTINGS = (
@@ -40,15 +40,11 @@ def texts_of_runs(log: RunLog, run_ids: Sequence[str], *, target: str | None = N
     Args:
         target: refuse runs of other targets.
 
-    Raises:
-        UnknownRunError: no such run.
-        ConfigError: a run is of another target, or none of them can be used.
+    Raises ConfigError: no such run, a run of another target, or none that can be used.
     """
     texts: dict[tuple[int, ...], Text] = {}
     for run_id in run_ids:
-        run = log.get(run_id)
-        if run is None:
-            raise UnknownRunError(f"No run {run_id!r:.80} is in the log.")
+        run = stored_run(log, run_id)
         if target is not None and run.target != target:
             raise ConfigError(
                 f"Run {run.id} was made with {run.target}, but {target} is loaded. "
@@ -98,8 +94,7 @@ def make_table(
         benchmark_id: the benchmark of the runs, to which the table then belongs.
 
     Raises:
-        UnknownRunError: no such run.
-        ConfigError: no usable text; no ranks to measure.
+        ConfigError: no such run, no usable text, or no ranks to measure.
         SourceError, DrafterError: the drafter cannot be loaded.
         StoppedError: it was stopped.
     """
@@ -140,7 +135,7 @@ def load_table(log: RunLog, artifact_id: str) -> RankTable:
     """A stored table.
 
     Raises:
-        UnknownArtifactError: no such artifact.
+        StorageError: no such artifact.
         ConfigError: it is not a rank table, or of another version.
     """
     return RankTable.from_bytes(log.artifacts.payload(artifact_id))

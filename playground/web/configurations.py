@@ -80,7 +80,7 @@ class ConfigurationPicker:
         names = (start if n == 1 else f"{start}-{n}" for n in range(1, len(taken) + 2))
         name = next(name for name in names if name not in taken)
         title = f"{name} · {method.title}" if name != method.title else name
-        note = method.summary
+        note = method.description
         group = group_of(name, title, method.config, is_open=False, note=note, values=changed)
         if self._named:
             named = Control(NAME, "name", "in tables and plots", "text", name)

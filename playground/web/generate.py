@@ -25,7 +25,7 @@ from playground.host.request import (
 )
 from playground.host.result import as_set_sentence
 from playground.host.runner import EngineHost
-from playground.host.stream import History, RunStream, adopt, follow, refusal
+from playground.host.stream import History, RunStream, follow, refusal
 from playground.web.address import address_js, link_params, switch_to
 from playground.web.components import static_text, token_panels
 from playground.web.examples import Examples
@@ -264,7 +264,8 @@ class GeneratePage:
         run_id = attempt(lambda: read_run_id(linked_id or last or "none"), where="following a link")
         run = None if isinstance(run_id, Fault) else self.history.unfinished(run_id)
         if run is not None and (linked_id or not run.watchers):
-            adopt(run, owner_of(tab, request))
+            if not run.watchers:
+                run.owner = owner_of(tab, request)
             async for message in follow(RunStream([run], self.host.ahead_of), resync=True):
                 yield message
         elif linked_id:

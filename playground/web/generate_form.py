@@ -12,7 +12,6 @@ from engine.config import Limits, Sampling
 from engine.drafters.method import MethodConfig
 from playground.errors import Fault, attempt
 from playground.experiments.forms import closest_method
-from playground.host.catalog import Method
 from playground.host.controls import changed_controls, group_of, settings_from
 from playground.host.request import (
     DTYPES,
@@ -26,15 +25,16 @@ from playground.host.stream import stored_run
 from playground.runs.details import request_of
 from playground.web.address import link_params
 from playground.web.memory import memory_choice, memory_settings, memory_text
+from presets import MethodPreset
 from storage import RunDetail
 
 
 def method_form(
-    method: Method, key: str, values: Mapping[str, Any] | None = None
+    method: MethodPreset, key: str, values: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """The form of a method's settings; `values` of the controls that differ from them."""
     config = method.config
-    group = group_of("method", type(config).title, config, note=method.summary, values=values)
+    group = group_of("method", type(config).title, config, note=method.description, values=values)
     return {"groups": [group], "values": {"method": values} if values else {}, "method": key}
 
 

@@ -54,7 +54,7 @@ class MethodFile:
         def read(text: Any, picked: Any) -> Updates:
             if not isinstance(text, str) or not text.strip():
                 return {self._text: _remark("")}
-            config, remarks = read_method(text, where="the file")
+            config, remarks = read_method(text)
             summary = f"Read as {type(config).title}; its settings are in the form below."
             summary = " ".join([summary, *(remark.removeprefix("note: ") for remark in remarks)])
             updates = dict(zip(outputs, fill(picked, config), strict=True))

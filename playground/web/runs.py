@@ -196,7 +196,7 @@ class RunsPage:
         values |= {"text": search or "", "target": target or None, "method_title": method or None}
         values |= {"status": None if status == DELETED else status or None}
         values |= {"deleted": status == DELETED, "group": group or None}
-        values |= read_filters(texts(further), {n: figure.title for n, figure in FIGURES.items()})
+        values |= read_filters(texts(further))
         query = TableQuery.parse(values).after(TableQuery.parse(before))
         return query.replace(**changes) if changes else query
 
@@ -361,7 +361,7 @@ def comparison_html(compared: ComparedRuns) -> str:
     figures = [
         (name, FIGURES[name].title, formula(name), _figure_cells(compared, name))
         for name in COMPARED
-        if any(each.spread(name) for each in configurations)
+        if any(each.spreads[name] for each in configurations)
     ]
     same, machines = "all settings are the same", "machine and versions that differ"
 
@@ -383,7 +383,7 @@ def comparison_html(compared: ComparedRuns) -> str:
 
 def _figure_cells(compared: ComparedRuns, name: str) -> list[tuple[str, bool]]:
     """A text per configuration, and whether it is the best."""
-    spreads = [each.spread(name) for each in compared.configurations]
+    spreads = [each.spreads[name] for each in compared.configurations]
     means = [spread.mean for spread in spreads if spread is not None]
     figure = FIGURES[name]
     best = figure.best(means) if figure.best and len(means) > 1 else None

@@ -125,7 +125,7 @@ class SweepPage(ExperimentPage):
             if one.field in varied
         ]
         vary = {"name": "vary", "title": "Ranges", "open": True, "fields": ranges}
-        title, note = "Fixed settings", method.summary
+        title, note = "Fixed settings", method.description
         fixed = group_of("settings", title, method.config, is_open=False, note=note, skip=varied)
         groups = [vary, fixed] if ranges else [fixed]
         return {"method": key, "values": values or {}, "groups": groups}

@@ -209,7 +209,7 @@ def test_long_filters_are_refused_soon() -> None:
     for text in ("a" + SPACES, "a" + SPACES + "b = ", SPACES):
         watch = Watch()
         with pytest.raises(ConfigError, match="filter must be like"):
-            read_filters([text], {})
+            read_filters([text])
         assert watch.took_s < 1
 
 

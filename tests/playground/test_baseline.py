@@ -69,7 +69,7 @@ def of_sweep(pairs: list[Pair]) -> Iterator[float | None]:
 
 def of_log(pairs: list[Pair]) -> Iterator[float | None]:
     own, plain = (
-        DecodeTotals(p.num_requests, p.num_committed, p.decode_s, p.num_steps)
+        DecodeTotals(p.num_committed, p.decode_s, p.num_steps)
         for p in (Totals.of(side) for side in zip(*pairs, strict=True))
     )
     yield trusted_speedup(SpeedupCounts(own, plain))

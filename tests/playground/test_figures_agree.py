@@ -147,10 +147,11 @@ def from_compared_runs(one: OneRun) -> dict[str, Any]:
     log = SimpleNamespace(
         details=lambda ids: [one.detail for _ in ids],
         metrics=lambda _: {},
-        decode_totals=lambda *_, **__: {},
+        plain_totals=lambda *_: {},
     )
     (configuration,) = compare_runs(log, ["1", "2"], {}).configurations  # type: ignore[arg-type]
-    shown = {name: configuration.values[name][0] for name in NAMES if name != "num_steps"}
+    spreads = {name: configuration.spreads[name] for name in NAMES if name != "num_steps"}
+    shown = {name: spread and spread.mean for name, spread in spreads.items()}
     return {**shown, "num_steps": one.expected["num_steps"]}
 
 
@@ -282,8 +283,8 @@ def test_an_experiment_has_the_speedup_of_its_report_wherever_it_is_shown(
     assert expected is not None and expected.ratio is not None
     (row,) = compared.experiments.page(RunQuery()).rows
     assert isinstance(row, ExperimentRow)
-    (measured,) = compared.experiments.setups()
-    for counts in (*row.speedups, measured.counts):
+    ((measured, _),) = compared.experiments.setups()
+    for counts in (*row.speedups, measured):
         assert trusted_speedup(counts) == pytest.approx(expected.ratio, rel=1e-14)
     (shown,) = RunTable(compared).view(TableQuery(), ["speedup"])["rows"]
     assert shown["cells"] == [expected.text]
@@ -292,9 +293,6 @@ def test_an_experiment_has_the_speedup_of_its_report_wherever_it_is_shown(
 def test_a_run_has_the_same_speedup_in_the_table_and_in_its_comparison(compared: RunLog) -> None:
     """Over all answers of plain decoding to the prompt, added up, not over the mean of rates."""
     runs = {run.id: run for run in compared.find().rows if run.decoding_type != PLAIN_TYPE}
-    comparison = compare_runs(compared, list(runs), {})
-    (configuration,) = comparison.configurations
-    speedups = dict(zip(configuration.run_ids, configuration.values["speedup"], strict=True))
     view = RunTable(compared).view(TableQuery(group="run"), ["speedup"])
     shown = {row["id"]: row["cells"][0] for row in view["rows"]}
     for run_id, run in runs.items():
@@ -305,7 +303,9 @@ def test_a_run_has_the_same_speedup_in_the_table_and_in_its_comparison(compared:
         ]
         assert len(plain) == 2
         expected = speedup(run.tok_s, tok_s(plain))
-        assert speedups[run_id] == pytest.approx(expected, rel=1e-14)
+        (configuration,) = compare_runs(compared, [run_id, run_id], {}).configurations
+        spread = configuration.spreads["speedup"]
+        assert spread is not None and spread.mean == pytest.approx(expected, rel=1e-14)
         assert shown[run_id] == formats.speedup(expected)
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from engine.errors import ConfigError
 from playground.experiments.comparison import race_clocks
+from playground.host import live
 from playground.host.live import FirstToken, LiveRun, LiveRuns, RecentSteps
 from playground.host.runner import EngineHost
 from playground.host.stream import History, RunStream
@@ -17,8 +18,9 @@ from tests.playground.asks import finished, start
 from tests.storage.conftest import step
 
 
-def test_oldest_finished_runs_go_first() -> None:
-    store = LiveRuns(max_runs=2)
+def test_oldest_finished_runs_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "MAX_RUNS", 2)
+    store = LiveRuns()
     runs = [LiveRun("tab") for _ in range(4)]
     for run in runs:
         if run is not runs[0]:
@@ -53,8 +55,9 @@ def test_steps_take_no_more_memory_than_is_counted() -> None:
     assert taken < steps.num_bytes < 3 * taken
 
 
-def test_a_run_keeps_its_newest_steps_within_its_bytes() -> None:
-    steps, most = RecentSteps(max_bytes=100_000), 0
+def test_a_run_keeps_its_newest_steps_within_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "MAX_STEP_BYTES", 100_000)
+    steps, most = RecentSteps(), 0
     for index in range(50):
         steps.extend([wide(index)])
         most = max(most, steps.num_bytes)
@@ -62,7 +65,7 @@ def test_a_run_keeps_its_newest_steps_within_its_bytes() -> None:
     kept = steps.read(steps.first)
     assert kept is not None and [row.index for row in kept] == list(range(steps.first, 50))
     assert steps.read(steps.first - 1) is None and steps.read(50) == []
-    assert steps.accepted == {1: 50} and steps.longest == 64
+    assert steps.longest == 64
 
 
 def test_finished_runs_keep_no_steps_once_another_begins() -> None:
@@ -97,7 +100,7 @@ def test_what_is_in_memory_no_more_is_answered_from_the_log(
 
 
 def test_a_stream_that_lags_behind_memory_goes_on_and_the_page_asks_for_the_rest() -> None:
-    run = LiveRun("tab", first=FirstToken(5, "a", 3, 0.1))
+    run = LiveRun("tab", first=FirstToken("a", 0.1))
     stream = RunStream([run], lambda run: 0)
     run.rows.extend([wide(index) for index in range(4)])
     run.rows.drop(2 * run.rows.num_bytes // 4)

@@ -81,13 +81,13 @@ def test_the_page_takes_the_same_file_and_shows_it_in_the_form() -> None:
     """`MethodFile` hands what it read to this; a preset of the same settings is picked."""
     host: Any = SimpleNamespace(catalog=Catalog.shipped(), menu=NO_MENU)
     text = "speculative_config:\n  decoding_type: NGram\n  max_draft_len: 4\n"
-    config, remarks = read_method(f"{text}  max_concurrency: 4\n", where="the file")
+    config, remarks = read_method(f"{text}  max_concurrency: 4\n")
     assert remarks == ("ignored: max_concurrency has no effect on drafting.",)
     picked, form = GenerateForm(host).of_file("smollm2-135m-instruct", config)
     assert picked["value"] == "type:NGram" == form["method"]
     assert form["values"]["method"] == {"max_draft_len": 4}
     with pytest.raises(ConfigError, match="max_draft_length.*did you mean max_draft_len"):
-        read_method(text.replace("max_draft_len", "max_draft_length"), where="the file")
+        read_method(text.replace("max_draft_len", "max_draft_length"))
 
 
 NO_MENU = SimpleNamespace(choices=lambda target: [])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -65,20 +66,26 @@ def test_the_same_dtype_loads_nothing_anew(models: Models, tiny_folder: Path) ->
     assert models.target(spec, other, lambda *told: None) is not first
 
 
-def test_a_bounded_cache_keeps_what_was_used_last_within_its_bytes() -> None:
-    cache: BoundedCache[str, str] = BoundedCache(10, len)
-    for key in ("a", "b", "c"):
-        cache.put(key, 4 * key)
-        cache.get("a")
-    assert (cache.get("a"), cache.get("b"), cache.get("c")) == ("aaaa", None, "cccc")
-    cache.put("large", 50 * "x")
-    assert cache.get("large") and cache.get("a") is None
-    longer = cache.get_or_compute("large", lambda kept: f"{kept}?", is_stale=lambda x: len(x) == 50)
-    assert longer[-1] == "?"
+def test_a_bounded_cache_keeps_the_newest_values_within_its_bytes() -> None:
+    cache, made = BoundedCache[str](10, len), list[str]()
+
+    def read(key: str, size: int = 4, **stale: Any) -> str:
+        def make(kept: str | None) -> str:
+            made.append(key)
+            return f"{kept}?" if kept else size * key
+
+        return cache.get_or_compute(key, make, **stale)
+
+    assert [read(key) for key in "abcb"] == ["aaaa", "bbbb", "cccc", "bbbb"]
+    assert (read("a"), read("c")) == ("aaaa", "cccc") and made == [*"abca"]
+    assert read("x", 50) == read("x") == 50 * "x" and made == [*"abcax"]
+    assert read("x", is_stale=lambda kept: len(kept) == 50)[-1] == "?"
+    read("a")
+    assert made == [*"abcaxxa"], "only the newest are kept"
 
 
 def test_threads_that_want_one_value_have_it_made_once() -> None:
-    cache: BoundedCache[str, list[int]] = BoundedCache(10, len)
+    cache: BoundedCache[list[int]] = BoundedCache(10, len)
     made: list[int] = []
 
     def make(kept: list[int] | None) -> list[int]:

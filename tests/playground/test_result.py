@@ -185,7 +185,7 @@ def test_plain_steps_are_as_fast_as_the_machine_was_in_between(
     monkeypatch.setattr("engine.decode.decode", lambda *_, **__: timed_records([ms.pop(0)] * 20, 1))
 
     def around(
-        recent: RecentTiming, *verify_ms: float, own_step_s: float | None = None
+        recent: RecentTiming, *verify_ms: float, own_step_s: float = 1.0
     ) -> tuple[PlainStep, PlainStep]:
         """Before a run and after it, if each timing's steps take so long to verify."""
         ms[:] = verify_ms
@@ -195,14 +195,14 @@ def test_plain_steps_are_as_fast_as_the_machine_was_in_between(
         return before, after
 
     _, even = around(RecentTiming(), 10.0, 10.0)
-    assert even.verify_s == pytest.approx(0.010) and even.doubt() is None
+    assert even.verify_s == pytest.approx(0.010) and even.doubt(1.0) is None
     recent = RecentTiming()
     before, step = around(recent, 10.0, 30.0)
-    assert (before.doubt(), step.doubt()) == ("apart", "drift")
+    assert (before.doubt(1.0), step.doubt(1.0)) == ("apart", "drift")
     assert step.drift == pytest.approx(31 / 11)
     assert 1 / step.tok_s == pytest.approx((0.011 + 0.031) / 2)
     behind, after = around(recent, 31.0)  # it waits for no timing of its own
-    assert behind.verify_s == pytest.approx(0.030) and after.doubt() is None
+    assert behind.verify_s == pytest.approx(0.030) and after.doubt(1.0) is None
     monkeypatch.setattr("playground.host.plain.RECENT_S", 0.0)
     late, _ = around(recent, 50.0, 50.0)
     assert late.verify_s == pytest.approx(0.050)
@@ -218,7 +218,7 @@ def test_stopped_run_is_compared_with_what_was_timed_before_it(host: EngineHost)
         pass
     run.cancel()
     step = finished(run).plain
-    assert step is not None and step.doubt() == "apart"
+    assert step is not None and step.doubt(1.0) == "apart"
 
 
 @pytest.mark.parametrize("kept", [{}, {"verify_s": "x"}, [], {"verify_s": 0, "other_s": -1}])

@@ -18,7 +18,7 @@ from playground.runs.table import RunTable
 from storage import RunLog
 from tests.playground.test_result import PLAIN as STEADY
 from tests.playground.test_result import metrics
-from tests.storage.conftest import finish, finished_run, new_run, timed_run
+from tests.storage.conftest import begun_benchmark, finish, finished_run, new_run, timed_run
 
 PLAIN = {"decoding_type": "Autoregressive"}
 NGRAM = {"decoding_type": "NGram", "max_draft_len": 4}
@@ -105,7 +105,7 @@ def test_speedups_stay_within_an_experiment_and_plain_decoding_has_none(log: Run
 
 
 def test_the_requests_of_an_experiment_are_one_row(log: RunLog) -> None:
-    benchmark = log.benchmarks.begin("mine", {})
+    benchmark = begun_benchmark(log, "mine")
     first = timed_run(log, 20.0)
     for tok_s, method in ((20.0, PLAIN), (30.0, NGRAM), (50.0, {**NGRAM, "max_draft_len": 9})):
         for prompt in "pq":
@@ -203,14 +203,14 @@ def test_filters_are_written_and_read_as_short_texts() -> None:
     query = TableQuery.parse(values)
     texts = filter_texts(query)
     assert {"tag = keep", "label:turn = 1", "mat >= 1.5", "ids = a1,b2"} < set(texts)
-    assert TableQuery.parse(read_filters(texts, {})) == query
-    assert read_filters(["Tok/S>=1e9"], {"tok_s": "tok/s"})["ranges"] == {"tok_s": (1e9, None)}
+    assert TableQuery.parse(read_filters(texts)) == query
+    assert read_filters(["Tok/S>=1e9"])["ranges"] == {"tok_s": (1e9, None)}
 
 
 @pytest.mark.parametrize("text", ["", "fast", "turn = 1", "tok_s >= x", "prompt_text >= 1", "= 3"])
 def test_what_is_no_filter_is_one_sentence(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^\S.*\.$"):
-        read_filters([text], {})
+        read_filters([text])
 
 
 def test_a_link_restores_a_query() -> None:

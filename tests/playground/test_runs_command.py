@@ -47,7 +47,7 @@ def test_list_prints_filters_and_sorts(db: str) -> None:
         (row,) = json.loads(invoke("list", "--db", db, "--json", *choice).stdout)
         assert row["id"] == trees and row["mat"] == 2.0, choice
     with RunLog.open(db) as log:
-        log.delete(ships)
+        log.set_deleted([ships])
     (gone,) = json.loads(invoke("list", "--status", "deleted", "--json", "--db", db).stdout)
     assert gone["id"] == ships
 

@@ -24,14 +24,13 @@ def test_runs_of_one_configuration_are_its_spread(log: RunLog) -> None:
     ids.append(timed_run(log, 20.0, method={"decoding_type": "Autoregressive"}, prompt_text="p"))
     ngram, plain = compare_runs(log, ids, methods()).configurations
     assert ngram.run_ids == tuple(ids[:3]) and ngram.num_prompts == 1
-    assert ngram.values["tok_s"] == speeds
-    tok_s, ratio = ngram.spread("tok_s"), ngram.spread("speedup")
-    assert tok_s is not None and tok_s.num_runs == 3 and ratio is not None
+    tok_s, ratio = ngram.spreads["tok_s"], ngram.spreads["speedup"]
+    assert tok_s is not None and ratio is not None
     pooled = harmonic_mean(speeds)  # they have as many tokens each
     assert tok_s.mean == pytest.approx(pooled) and tok_s.std == pytest.approx(stdev(speeds))
     assert ratio.mean == pytest.approx(pooled / 20)
-    alone = plain.spread("tok_s")
-    assert alone is not None and alone.std is None and plain.spread("ttft_s") is None
+    alone = plain.spreads["tok_s"]
+    assert alone is not None and alone.std is None and plain.spreads["ttft_s"] is None
 
 
 def test_only_settings_that_differ_are_shown(log: RunLog) -> None:
@@ -62,9 +61,8 @@ def test_values_that_differ_between_runs_of_one_configuration_are_told() -> None
 def test_figures_that_are_no_numbers_are_left_out(log: RunLog) -> None:
     ids = [timed_run(log, speed) for speed in (10.0, math.nan, math.inf)]
     (only,) = compare_runs(log, ids, {}).configurations
-    spread = only.spread("tok_s")
-    assert only.values["tok_s"] == [10.0, None, None]
-    assert spread is not None and spread.num_runs == 1
+    spread = only.spreads["tok_s"]
+    assert spread is not None and (spread.mean, spread.std) == (10.0, None)
 
 
 @pytest.mark.parametrize(

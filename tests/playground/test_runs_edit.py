@@ -10,7 +10,7 @@ from engine.config import Settings
 from engine.errors import ConfigError
 from playground.host.stream import stored_run
 from playground.runs.details import Annotation, Selection, facts, split_tags
-from storage import RunLog, UnknownRunError
+from storage import RunLog, StorageError
 from tests.storage.conftest import finish, finished_run, new_run
 
 
@@ -44,7 +44,7 @@ def test_ticked_runs_are_tagged_deleted_and_restored_together(log: RunLog) -> No
 def test_an_unknown_run_among_many_changes_nothing(log: RunLog) -> None:
     run_id = finished_run(log)
     for changes in ({"deleted": True}, {"add": ["x"]}):
-        with pytest.raises(UnknownRunError, match="nope"):
+        with pytest.raises(StorageError, match="nope"):
             act(log, [run_id, "nope"], **changes)
     assert log.find().total == 1 and stored_run(log, run_id).tags == ()
 

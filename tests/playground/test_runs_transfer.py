@@ -92,6 +92,7 @@ BROKEN: list[tuple[str, Any]] = [
     ("id", 3),
     ("status", "done"),
     ("target", "x" * 300),
+    *(("tags", tags) for tags in ([""], ["x" * 129], [str(i) for i in range(51)])),
     ("created_at", "yesterday"),
     ("tok_s", "fast"),
     ("method", {"decoding_type": "Medusa"}),

@@ -20,7 +20,7 @@ def test_a_stream_has_every_event_and_what_was_missed_is_told_again(
     host: EngineHost, history: History
 ) -> None:
     async def collect(run: LiveRun) -> list[dict[str, Any]]:
-        return [message async for message in follow(RunStream([run], host.ahead_of), tick_s=0.01)]
+        return [message async for message in follow(RunStream([run], host.ahead_of))]
 
     run = start(host, settings={"delay_ms": "10"})
     messages = asyncio.run(collect(run))

@@ -6,14 +6,14 @@ import math
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from storage import NewRun, RunDetail, RunLog, StepRow, StoredRun
+from storage import NewRun, RunDetail, RunLog, StepRow, StoredRun, new_id
 from tests.postgres import Server, missing, server
 
 ROOT = Path(__file__).parents[2]
@@ -156,8 +156,15 @@ def timed_run(log: RunLog, tok_s: float | None, *, num: int = 11, **changes: Any
     return run_id
 
 
-def finished_run(log: RunLog, **changes: Any) -> str:
+def begun_benchmark(log: RunLog, name: str = "b", plan: Mapping[str, Any] | None = None) -> str:
+    log.benchmarks.begin(benchmark_id := new_id(), name, plan or {})
+    return benchmark_id
+
+
+def finished_run(log: RunLog, *, tags: Sequence[str] = (), **changes: Any) -> str:
     run_id = log.begin(new_run(**changes))
+    if tags:
+        log.annotate(run_id, tags=tags)
     log.add_prefill(run_id, token_id=5, text="a", num_prompt_tokens=3, ttft_s=0.05)
     log.add_steps(run_id, [step(0), step(1)])
     log.finish(
@@ -187,7 +194,6 @@ def odd_run(log: RunLog) -> StoredRun:
             messages=({"role": "user", "content": "line\nline"},),
             labels={"turn": "0"},
             benchmark_id="b1",
-            tags=("a", "b"),
             sampling={"seed": 2**63, "temperature": 0.1},
         )
     )
@@ -202,7 +208,7 @@ def odd_run(log: RunLog) -> StoredRun:
         text="a\x00b\r\n",
         error="it broke",
     )
-    log.annotate(run_id, name="=näme", note="a note")
+    log.annotate(run_id, name="=näme", note="a note", tags=("a", "b"))
     return whole(log, run_id)
 
 

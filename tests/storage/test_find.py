@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from storage import RunLog, RunQuery, SortKey, StorageError, UnknownRunError
+from storage import ExperimentRow, RunLog, RunQuery, SortKey, StorageError
 from tests.storage.conftest import finish, finished_run, new_run
 
 
@@ -71,19 +71,10 @@ def test_search_folds_case_in_every_script(log: RunLog, written: str, asked: str
     assert log.find(RunQuery(text=asked)).total == 4
 
 
-@pytest.mark.parametrize(
-    ("query", "message"),
-    [
-        *((query, "limit in") for query in ({"limit": 0}, {"limit": 9999}, {"offset": -1})),
-        ({"sort": "speed"}, "created_at.*got 'speed'"),
-        ({"ranges": {"created_at": (0, 1)}}, "range must be of one of"),
-    ],
-)
-def test_what_cannot_be_asked_for_is_named(
-    log: RunLog, query: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(StorageError, match=message):
-        log.find(RunQuery(**query))
+def test_a_sort_key_that_does_not_exist_is_named(log: RunLog) -> None:
+    odd: Any = "speed"
+    with pytest.raises(StorageError, match="created_at.*got 'speed'"):
+        log.find(RunQuery(sort=odd))
 
 
 def test_ranges_leave_out_what_is_outside_or_no_number(log: RunLog) -> None:
@@ -104,13 +95,13 @@ def test_ranges_leave_out_what_is_outside_or_no_number(log: RunLog) -> None:
 
 def test_ids_and_deleted_runs_can_be_asked_for(log: RunLog) -> None:
     first, second, third = (finished_run(log) for _ in range(3))
-    log.delete(first, second)
+    log.set_deleted([first, second])
     assert {row.id for row in log.find(RunQuery(deleted=True)).rows} == {first, second}
     assert [row.id for row in log.find(RunQuery(ids=(second, third))).rows] == [third]
-    log.restore(first)
+    log.set_deleted([first], False)
     assert log.find().total == 2
-    with pytest.raises(UnknownRunError):
-        log.delete(third, "nope")
+    with pytest.raises(StorageError, match="nope"):
+        log.set_deleted([third, "nope"])
     assert log.find().total == 2, "all of them or none"
 
 
@@ -121,13 +112,14 @@ def test_folded_pages_show_each_experiment_once_where_its_first_run_stands(log: 
         metrics = {"mat": (2.0, None, 1.5, math.nan, 3.5)[number % 5]}
         finish(log, run_id, metrics)
         if number % 6 == 5:
-            log.delete(run_id)
+            log.set_deleted([run_id])
     sorts: tuple[SortKey, ...] = ("created_at", "mat", "target")
     for sort, descending in product(sorts, (True, False)):
         query = RunQuery(sort=sort, descending=descending, limit=1000)
         runs = log.find(query)
         expected = list(dict.fromkeys(run.experiment or run.id for run in runs.rows))
         pages = [log.experiments.page(replace(query, limit=2, offset=o)) for o in range(0, 8, 2)]
-        rows = [getattr(row, "key", row.id) for page in pages for row in page.rows]
+        found = [row for page in pages for row in page.rows]
+        rows = [row.key if isinstance(row, ExperimentRow) else row.id for row in found]
         assert rows == expected
         assert {page.total for page in pages} == {len(expected)}

@@ -12,7 +12,7 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 
-from storage import ExperimentRow, NewRun, RunLog, RunQuery, SchemaError
+from storage import ExperimentRow, NewRun, RunLog, RunQuery, StorageError
 from storage.database import Database
 from storage.schema import metadata
 from tests.storage.conftest import detail, step
@@ -89,14 +89,14 @@ def test_runs_of_the_first_schema_learn_how_long_they_decoded(
     with sqlite3.connect(file) as connection:
         connection.execute(
             "update runs set tok_s = 40.0, num_new_tokens = 5, "
-            "status = 'completed', decoding_type = 'NGram'"
+            "status = 'completed', decoding_type = 'Autoregressive'"
         )
         connection.execute("update run_details set metrics = ?", [metrics])
     log = RunLog.open(file)
     rows = log.find().rows
-    totals = log.decode_totals([row.prompt_id for row in rows], "NGram")
-    assert {t.decode_s / t.num_runs for t in totals.values()} == {decode_s}
-    assert sum(t.num_tokens for t in totals.values()) == 4 * len(rows)
+    totals = log.plain_totals([row.prompt_id for row in rows]).values()
+    assert {t.decode_s / t.num_tokens for t in totals} == {decode_s / 4}
+    assert sum(t.num_tokens for t in totals) == 4 * len(rows)
     log.close()
 
 
@@ -121,13 +121,10 @@ def test_what_the_first_schema_holds_comes_back_whole(tmp_path: Path) -> None:
     log.close()
 
 
-@pytest.mark.parametrize(
-    ("revision", "message"), [("9999", "a newer version"), ("0001", "an unreleased version")]
-)
-def test_other_schemas_are_refused_in_a_sentence(path: str, revision: str, message: str) -> None:
+def test_a_newer_schema_is_refused_in_a_sentence(path: str) -> None:
     RunLog.open(path).close()
     with sqlite3.connect(path) as connection:
-        connection.execute("UPDATE alembic_version SET version_num = ?", (revision,))
+        connection.execute("UPDATE alembic_version SET version_num = '9999'")
     connection.close()
-    with pytest.raises(SchemaError, match=rf"{message} \(schema {revision}\)"):
+    with pytest.raises(StorageError, match=r"a newer version \(schema 9999\)"):
         RunLog.open(path)

@@ -20,7 +20,8 @@ def write_many(url: str, mine: str, num_runs: int) -> None:
     """Runs of 12 steps; every process writes the same prompts and targets, in its own time."""
     with RunLog.open(url) as log:
         for number in range(num_runs):
-            new = new_run(prompt_text=f"prompt {number}", target=f"t{number % 7}", tags=(mine,))
+            labels = {"writer": mine}
+            new = new_run(prompt_text=f"prompt {number}", target=f"t{number % 7}", labels=labels)
             run_id = log.begin(new)
             log.add_prefill(run_id, token_id=5, text="a", num_prompt_tokens=3, ttft_s=0.1)
             for first in range(0, 12, 4):

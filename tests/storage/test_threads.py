@@ -7,7 +7,14 @@ import sqlalchemy as sa
 
 from storage import RunLog, RunQuery, StorageError
 from storage.records import OutOfReachError
-from tests.storage.conftest import detail, errors_at_once, finish, finished_run, new_run
+from tests.storage.conftest import (
+    begun_benchmark,
+    detail,
+    errors_at_once,
+    finish,
+    finished_run,
+    new_run,
+)
 
 NUM_THREADS = 8
 
@@ -33,7 +40,7 @@ def test_threads_begin_and_finish_benchmarks_while_all_open_ones_are_interrupted
 ) -> None:
     def work(_: int) -> None:
         for _ in range(10):
-            benchmark_id = file_log.benchmarks.begin("b", {})
+            benchmark_id = begun_benchmark(file_log)
             with file_log._database.transaction() as connection:  # as closing the log does
                 file_log.benchmarks.open_rows.interrupt(connection)
             file_log.benchmarks.finish(benchmark_id, "completed", {})
@@ -73,11 +80,11 @@ def test_a_run_whose_end_could_not_be_written_is_interrupted_with_the_next_that_
 def test_a_benchmark_whose_end_could_not_be_written_is_interrupted_with_the_next(
     file_log: RunLog,
 ) -> None:
-    lost = file_log.benchmarks.begin("lost", {})
+    lost = begun_benchmark(file_log, "lost")
     fail(file_log, 1, StorageError("the disk is full"))
     with pytest.raises(StorageError, match="full"):
         file_log.benchmarks.finish(lost, "completed", {})
-    file_log.benchmarks.begin("next", {})
+    begun_benchmark(file_log, "next")
     benchmark = file_log.benchmarks.get(lost)
     assert benchmark is not None and benchmark.status == "interrupted"
 

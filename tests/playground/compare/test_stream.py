@@ -31,9 +31,12 @@ Messages = list[dict[str, Any]]
 
 def messages_of(comparison: Comparison, history: History) -> Messages:
     async def collect() -> Messages:
-        return [message async for message in stream(comparison, history, tick_s=0.01)]
+        return [message async for message in stream(comparison, history)]
 
-    return asyncio.run(collect())
+    with pytest.MonkeyPatch.context() as patch:  # so that no round is missed
+        for module in ("playground.experiments.comparison", "playground.host.stream"):
+            patch.setattr(f"{module}.TICK_S", 0.01)
+        return asyncio.run(collect())
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +124,7 @@ def test_stopping_on_the_way_ends_the_stream_and_keeps_what_ran(
 ) -> None:
     async def leave(comparison: Comparison) -> Messages:
         taken = []
-        async for message in stream(comparison, history, tick_s=0.01):
+        async for message in stream(comparison, history):
             taken.append(message)
             if json.loads(message["ev"]):
                 comparison.cancel()

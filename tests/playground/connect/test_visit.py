@@ -43,7 +43,7 @@ def test_our_own_endpoint_is_compared_with_its_own_plain_decoding(
         report = visited(Address(served.url, model="tiny:scripted"), log=mine)
         stored = [mine.get(row.id) for row in mine.find().rows]
         (folded,) = mine.experiments.page(RunQuery()).rows
-    assert isinstance(folded, ExperimentRow) and folded.kind == "replay"
+    assert isinstance(folded, ExperimentRow) and folded.key.startswith("replay:")
     assert folded.num_runs == folded.num_completed == len(stored)
     assert report.engine.name == "playground"
     assert [level.concurrency for level in report.drafting] == [1, 2]

@@ -12,7 +12,7 @@ from playground.experiments.report.report import stored_experiment
 from playground.experiments.sweep.report import SweepStore
 from storage import RunLog
 from tests.playground.sweeps.scripted import open_store, swept
-from tests.storage.conftest import path, url
+from tests.storage.conftest import begun_benchmark, path, url
 
 __all__ = ["path", "url"]
 
@@ -30,7 +30,7 @@ def test_sweeps_are_no_benchmarks(store: SweepStore) -> None:
     sweep_id, log = swept(store, trials=1, name="s").row.id, store.log
     with pytest.raises(ConfigError, match="No experiment"):
         stored_experiment(log, sweep_id)
-    benchmark_id = log.benchmarks.begin("b", {"kind": "benchmark", "text": '"kind":"sweep"'})
+    benchmark_id = begun_benchmark(log, "b", {"kind": "benchmark", "text": '"kind":"sweep"'})
     assert [head.id for head in log.benchmarks.list()] == [benchmark_id]
     assert list(log.facets().benchmarks) == [benchmark_id]
     assert [head.name for head in store.log.benchmarks.list(9, sweeps=True)] == ["s"]
