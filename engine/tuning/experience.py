@@ -7,9 +7,11 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+from pydantic import TypeAdapter
 
 from engine.config import Settings
 from engine.drafters.base import BuildContext
@@ -34,13 +36,14 @@ INITIAL_SPEEDUP = 1.1
 """Assumed of drafted steps before any was made."""
 LONG_TERM = (0.99, 10.0)
 """`memory` and `prior_steps` of the speedups over all texts."""
-QUICK_ROWS, TREE_ROWS = (1, 2, 4, 8, 16, 32), (4, 16)
+QUICK_ROWS = (1, 2, 4, 8, 16, 32)
 """Row counts timed before a target's first draft, in a second or two."""
 FINE_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 """Row counts timed where a user asks for a measurement."""
 PLAUSIBLE_ROW_SCALES, MIN_REMEASURE_AGE_S = (0.6, 1.7), 3600.0
 """A curve of at least this age is measured again where steps put `Costs.row_scale` outside these
 bounds: another program ran during the measurement, or the kernels have become faster since."""
+_CURVE = TypeAdapter(LatencyCurve)
 
 
 @dataclass(slots=True)
@@ -233,7 +236,7 @@ class ExperienceStore:
             if about != wanted and not (any_size and about and _same_drafter(about, wanted)):
                 continue
             try:
-                curve = LatencyCurve.from_dict(self._read(values["curve"]))
+                curve = _CURVE.validate_python(self._read(values["curve"]))
                 experience = Experience.new(curve, values)
                 experience.costs.plain_ms = float(values["base"])
             except (ConfigError, AttributeError, KeyError, TypeError, ValueError):
@@ -257,7 +260,7 @@ class ExperienceStore:
         """
         target, drafter = context.target, config.build(context)
         progress = progress_range(on_progress, 0.0, 0.8)
-        curve = measure_curve(target, rows=FINE_ROWS, tree_rows=TREE_ROWS, on_progress=progress)
+        curve = measure_curve(target, rows=FINE_ROWS, on_progress=progress)
         self._save_curve(target, curve)
         experience = self.load(config, target, context.locate)
         experience.costs.draft_times.clear()
@@ -278,18 +281,17 @@ class ExperienceStore:
         name = _file_name(target)
         if name not in self._curves:
             try:
-                self._curves[name] = LatencyCurve.from_dict(self._read(name))
-            except ConfigError:
+                self._curves[name] = _CURVE.validate_python(self._read(name))
+            except (ConfigError, ValueError):  # there is none, or it is damaged
                 return self._measure_curve(target)
         return self._curves[name]
 
     def _measure_curve(self, target: Target) -> LatencyCurve:
-        curve = measure_curve(target, rows=QUICK_ROWS, tree_rows=TREE_ROWS, repeats=2)
-        return self._save_curve(target, curve)
+        return self._save_curve(target, measure_curve(target, rows=QUICK_ROWS, repeats=2))
 
     def _save_curve(self, target: Target, curve: LatencyCurve) -> LatencyCurve:
         self._curves[_file_name(target)] = curve
-        self._write(_file_name(target), curve.to_dict())
+        self._write(_file_name(target), asdict(curve))
         return curve
 
     def _read(self, name: str) -> dict[str, Any]:
@@ -317,7 +319,7 @@ class ExperienceStore:
 
 def _digest(curve: LatencyCurve) -> str:
     """Identifies a measurement."""
-    return hashlib.sha256(json.dumps(curve.to_dict()).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(asdict(curve)).encode()).hexdigest()[:16]
 
 
 def _file_name(target: Target, config: MethodConfig | None = None) -> str:

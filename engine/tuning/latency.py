@@ -7,11 +7,11 @@ level or branch by branch, so that the time depends on depth as well.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Annotated, Any, Self
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
 
-from pydantic import AliasChoices, Field, TypeAdapter, ValidationError
+from pydantic import AliasChoices, Field
 
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
@@ -39,32 +39,13 @@ def interpolate(rows: Sequence[int], ms: Sequence[float], n: float) -> float:
     return ms[left] + slope * (n - rows[left])
 
 
-class _JsonDataclass:
-    """A frozen dataclass that is stored as plain JSON."""
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)  # type: ignore[call-overload, no-any-return]
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """The inverse of `to_dict`. Raises ConfigError: a field is missing or invalid."""
-        try:
-            return TypeAdapter(cls).validate_python(dict(values))
-        except ValidationError as error:
-            fault = error.errors()[0]
-            where = ".".join(map(str, fault["loc"]))
-            raise ConfigError(
-                f"A {cls.__name__} must have a valid {where} ({fault['msg']}), got {values}."
-            ) from error
-
-
 def _check(rows: Sequence[int], ms: Sequence[float]) -> None:
     if not rows or len(rows) != len(ms) or list(rows) != sorted(set(rows)) or rows[0] < 0:
         raise ConfigError(f"A curve must have ascending rows and a time each, got {rows}, {ms}.")
 
 
 @dataclass(frozen=True, slots=True)
-class TreeLatency(_JsonDataclass):
+class TreeLatency:
     """Median milliseconds of trees other than chains, where time depends on depth.
 
     Attributes:
@@ -88,7 +69,7 @@ class TreeLatency(_JsonDataclass):
 
 
 @dataclass(frozen=True, slots=True)
-class LatencyCurve(_JsonDataclass):
+class LatencyCurve:
     """Median milliseconds at a few row counts.
 
     Attributes:
@@ -99,10 +80,8 @@ class LatencyCurve(_JsonDataclass):
     """
 
     rows: tuple[int, ...]
-    # Run logs name the field by what was measured.
-    ms: Annotated[
-        tuple[float, ...], Field(validation_alias=AliasChoices("ms", "verify_ms", "other_ms"))
-    ]
+    # `verify_ms` in the run logs of earlier versions.
+    ms: Annotated[tuple[float, ...], Field(validation_alias=AliasChoices("ms", "verify_ms"))]
     context_len: int = 0
     trees: TreeLatency | None = None
 
@@ -128,7 +107,7 @@ class LatencyCurve(_JsonDataclass):
 
 
 @dataclass(frozen=True, slots=True)
-class BatchLatency(_JsonDataclass):
+class BatchLatency:
     """Verify forwards of several texts in lock-step: all read the same number of rows at once.
 
     Attributes:
@@ -182,7 +161,7 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True)
-class StepLatency(_JsonDataclass):
+class StepLatency:
     """The times that a prediction needs; `engine.tuning.costs` keeps them up to date.
 
     Attributes:

@@ -53,7 +53,6 @@ LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32)
 """Draft lengths tried for lookup drafters."""
 _PREFILL_ROWS = 1024
 """Rows of a text per forward of the target."""
-_FORMAT = 1
 _READ_ERRORS = (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error)
 
 
@@ -169,7 +168,7 @@ class RankTable:
         """A compressed NumPy archive; `from_bytes` reads it."""
         names = ("num_ranks", "texts", "categories", "token_starts", "about")
         meta = {name: getattr(self, name) for name in names}
-        meta |= {"format": _FORMAT, "chains": sorted(self.chains)}
+        meta |= {"format": 1, "chains": sorted(self.chains)}
         arrays = {"ranks": self.ranks, "token_ids": self.token_ids}
         for length, steps in self.chains.items():
             arrays[f"chain_{length}"] = np.stack([column.astype(np.int32) for column in steps])
@@ -180,17 +179,12 @@ class RankTable:
 
     @classmethod
     def from_bytes(cls, payload: bytes) -> Self:
-        """The inverse of `to_bytes`. Raises ConfigError: no rank table, or of another format."""
+        """The inverse of `to_bytes`. Raises ConfigError: no rank table."""
         try:
             if not zipfile.is_zipfile(io.BytesIO(payload)):
                 raise ValueError("not an archive")
             with np.load(io.BytesIO(payload), allow_pickle=False) as stored:
                 meta = json.loads(stored["head"].tobytes())
-                if meta["format"] != _FORMAT:
-                    raise ConfigError(
-                        f"The rank table has format {meta['format']}, this version reads {_FORMAT}."
-                        " Measure it again."
-                    )
                 return cls(
                     stored["ranks"],
                     meta["num_ranks"],

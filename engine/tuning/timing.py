@@ -23,7 +23,8 @@ from engine.tree import TreeShape
 from engine.tuning import OnProgress, no_progress
 from engine.tuning.latency import BatchLatency, LatencyCurve, TreeLatency
 
-TREE_ROWS = (4, 8, 16, 32, 64)
+TREE_ROWS = (4, 16)
+"""Row counts of the trees that are timed besides chains; times are linear between them."""
 TREE_DEPTH = 4
 """Depth of the trees that show what a level costs; less where there are few rows."""
 BATCHES, BATCH_ROWS = (1, 2, 4, 8, 16, 32), (1, 2, 4, 8, 16, 32, 64)
@@ -37,7 +38,6 @@ def measure_curve(
     target: Target,
     *,
     rows: tuple[int, ...],
-    tree_rows: tuple[int, ...] = TREE_ROWS,
     context_len: int = 256,
     repeats: int = 5,
     on_progress: OnProgress = no_progress,
@@ -49,7 +49,7 @@ def measure_curve(
     """
     context_len = max(1, min(context_len, target.context_len - max(rows) - 1))
     cache = target.new_cache(context_len + max(rows))
-    tree_rows = () if cache.recurrent is None else tuple(n for n in tree_rows if n <= max(rows))
+    tree_rows = () if cache.recurrent is None else tuple(n for n in TREE_ROWS if n <= max(rows))
     shapes = [TreeShape.chain(n - 1) for n in rows]
     shapes += [comb_tree(n, depth) for n in tree_rows for depth in (1, _tree_depth(n))]
     order = sorted(range(len(shapes)), key=lambda i: -len(shapes[i]))

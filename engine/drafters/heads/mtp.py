@@ -314,7 +314,7 @@ class MTPDrafter(FeatureDrafter):
         self._thinking.read(outcome.committed)
 
     def rule(self, sampling: Sampling) -> Rule:
-        config, strict = self.config, Lossless.of(sampling)
+        config, strict = self.config, Lossless(sampling)
         if config.lossless:
             return strict
         topk, delta = config.relaxed_topk, config.relaxed_delta

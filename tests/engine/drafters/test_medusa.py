@@ -239,7 +239,7 @@ def test_typical_acceptance_is_labelled_lossy_and_off_under_greedy(tmp_path: Pat
     settings = {"acceptance": "typical", "posterior_threshold": 0.0}
     drafter = build(target, save_medusa(tmp_path, target, num_heads=2), [[0, 0], [1]], **settings)
     assert drafter.rule(Sampling(temperature=0.7)) == Typical(0.7, 0.0, 0.3)
-    assert drafter.rule(Sampling()) == Lossless.of(Sampling())
+    assert drafter.rule(Sampling()) == Lossless(Sampling())
     assert_greedy_lossless(target, drafter)
 
 

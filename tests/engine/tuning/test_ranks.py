@@ -122,7 +122,7 @@ def test_progress_is_told_and_stopping_keeps_nothing() -> None:
     fractions: list[float] = []
     measure_ranks(case.config, case.bench, case.texts, on_progress=fractions.append)
     assert fractions == sorted(fractions) and fractions[0] == 0.0 and fractions[-1] == 1.0
-    with pytest.raises(StoppedError, match="nothing of it is kept"):
+    with pytest.raises(StoppedError):
         measure_ranks(case.config, case.bench, case.texts, on_progress=stopped)
 
 
