@@ -39,11 +39,6 @@ def interpolate(rows: Sequence[int], ms: Sequence[float], n: float) -> float:
     return ms[left] + slope * (n - rows[left])
 
 
-def _check(rows: Sequence[int], ms: Sequence[float]) -> None:
-    if not rows or len(rows) != len(ms) or list(rows) != sorted(set(rows)) or rows[0] < 0:
-        raise ConfigError(f"A curve must have ascending rows and a time each, got {rows}, {ms}.")
-
-
 @dataclass(frozen=True, slots=True)
 class TreeLatency:
     """Median milliseconds of trees other than chains, where time depends on depth.
@@ -57,10 +52,6 @@ class TreeLatency:
     rows: tuple[int, ...]
     star_ms: tuple[float, ...]
     level_ms: tuple[float, ...]
-
-    def __post_init__(self) -> None:
-        _check(self.rows, self.star_ms)
-        _check(self.rows, self.level_ms)
 
     def at(self, n: float, depth: int) -> float:
         """Milliseconds of a tree of n rows and this depth."""
@@ -86,7 +77,9 @@ class LatencyCurve:
     trees: TreeLatency | None = None
 
     def __post_init__(self) -> None:
-        _check(self.rows, self.ms)
+        rows, ms = self.rows, self.ms
+        if not rows or len(rows) != len(ms) or list(rows) != sorted(set(rows)) or rows[0] < 0:
+            raise ConfigError(f"A curve must have ascending rows and a time each, got {self}.")
 
     def scaled(self, factor: float) -> LatencyCurve:
         """The curve with all times multiplied by a factor."""
@@ -119,11 +112,6 @@ class BatchLatency:
     batches: tuple[int, ...]
     curves: tuple[LatencyCurve, ...]
     by: str
-
-    def __post_init__(self) -> None:
-        _check(self.batches, [curve.ms[0] for curve in self.curves])
-        if self.batches[0] != 1:
-            raise ConfigError(f"batches must begin with 1, got {self.batches}.")
 
     def growth(self, batch: int, rows: float) -> float:
         """Time of a batch's forward over that of one text; `batch` is one of `batches`."""

@@ -24,7 +24,7 @@ import io
 import json
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
@@ -217,7 +217,7 @@ def _select_steps(steps: ChainSteps, rows: np.ndarray) -> ChainSteps:
 def measure_ranks(
     config: MethodConfig,
     context: BuildContext,
-    texts: Iterable[Text],
+    texts: Sequence[Text],
     *,
     depths: int = 8,
     on_progress: OnProgress = no_progress,
@@ -230,20 +230,20 @@ def measure_ranks(
     remember the ones before).
 
     Args:
+        texts: of two new tokens or more each.
         depths: how deep to rank, or the longest draft to try.
 
     Raises:
-        ConfigError: the method has no ranks, or no text has a step.
+        ConfigError: the method has no ranks.
         PromptError: a text is of another target.
         SourceError, DrafterError: the drafter cannot be loaded.
     """
-    usable = [text for text in texts if text.num_roots]
-    _check_measurable(config, usable, depths)
+    _check_offline(config)
     drafter = None if config.looks_up else config.with_tree(ChoiceTree.chain(1)).build(context)
     needs = Needs() if drafter is None else drafter.needs
     ranks, traces = list[Tensor](), list[TargetTrace]()
-    for done, text in enumerate(usable):
-        on_progress((0.5 if config.looks_up else 1.0) * done / len(usable))
+    for done, text in enumerate(texts):
+        on_progress((0.5 if config.looks_up else 1.0) * done / len(texts))
         trace = trace_text(context.target, text, needs, tail=depths)
         ranks.append(_ranks_of(drafter, trace, depths))
         # Drop the features: only tokens are needed from here on.
@@ -253,7 +253,7 @@ def measure_ranks(
         ranks=torch.cat(ranks).to(torch.int16).numpy(),
         num_ranks=1 if drafter is None else NUM_RANKS,
         texts=_starts(ranks),
-        categories=tuple(text.category for text in usable),
+        categories=tuple(text.category for text in texts),
         token_ids=np.concatenate(outputs),
         token_starts=_starts(outputs),
         about={
@@ -261,7 +261,7 @@ def measure_ranks(
             "method": config.model_dump(mode="json"),
             "target": context.target.name,
             "dtype": context.target.dtype_name,
-            "sources": [text.source for text in usable],
+            "sources": [text.source for text in texts],
         },
     )
     if config.looks_up:
@@ -272,11 +272,7 @@ def measure_ranks(
     return table
 
 
-def _check_measurable(config: MethodConfig, texts: Sequence[Text], depths: int) -> None:
-    if depths < 1:
-        raise ConfigError(f"depths must be at least 1, got {depths}. Set it higher.")
-    if not texts:
-        raise ConfigError("No text has two new tokens or more. Choose longer runs.")
+def _check_offline(config: MethodConfig) -> None:
     if not config.offline:
         titles = [kind.title for kind in methods().values() if kind.parse({}).offline]
         raise ConfigError(
@@ -323,12 +319,10 @@ def _measure_chains(
 def trace_text(target: Target, text: Text, needs: Needs, *, tail: int) -> TargetTrace:
     """The target's features along a text and `tail` more greedy tokens, context permitting.
 
-    Raises PromptError: longer than the target's context, empty, or of another vocabulary.
+    Raises PromptError: longer than the target's context, or of another vocabulary.
     """
     ids = [*text.prompt_ids, *text.output_ids]
     named = f"The text of {text.source}" if text.source else "The text"
-    if not text.prompt_ids or not text.output_ids:
-        raise PromptError(f"{named} must have a prompt and an output. Choose another run.")
     if len(ids) > target.context_len or min(ids) < 0 or max(ids) >= target.vocab_size:
         raise PromptError(
             f"{named} has {len(ids)} tokens between {min(ids)} and {max(ids)}, but {target.name}'s "

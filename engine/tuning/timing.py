@@ -119,7 +119,6 @@ def _time_verify(target: Target, cache: TreeCache, shape: TreeShape) -> float:
 def measure_batch(
     target: Target,
     *,
-    batches: tuple[int, ...] = BATCHES,
     rows: tuple[int, ...] = BATCH_ROWS,
     context_len: int = 256,
     repeats: int = 5,
@@ -140,7 +139,7 @@ def measure_batch(
         )
     context_len = max(1, min(context_len, target.context_len - max(rows)))
     max_len = context_len + max(rows)
-    batches = tuple(b for b in batches if b * max_len * target.kv_bytes <= MAX_BATCH_BYTES) or (1,)
+    batches = tuple(b for b in BATCHES if b * max_len * target.kv_bytes <= MAX_BATCH_BYTES) or (1,)
     sizes = [(b, n) for b in batches for n in rows if b * n <= max(MAX_BATCH_ROWS, 2 * b)]
     sizes.sort(key=lambda size: (size[1] > rows[1], size[0] * size[1]))
     least = 2 * len(batches)  # a slope needs two points
@@ -196,19 +195,13 @@ class DraftTiming(NamedTuple):
 
 @torch.inference_mode()
 def time_drafts(
-    drafter: Drafter,
-    target: Target,
-    budget: Budget | None = None,
-    *,
-    context_len: int = 256,
-    repeats: int = 3,
+    drafter: Drafter, target: Target, budget: Budget, *, repeats: int = 3
 ) -> DraftTiming:
     """Time drafts, each after a step that accepted two draft tokens, if there were two.
 
     The target makes a step before each draft, as in a run: it evicts the processor's caches.
     """
-    budget = budget or Budget(64)
-    context_len = max(2, min(context_len, target.context_len // 2))
+    context_len = max(2, min(256, target.context_len // 2))
     prompt = [(7 * i) % min(97, target.vocab_size) for i in range(context_len)]
     features = _random_features(drafter.needs, target, context_len)
     drafter.start(Start(prompt, 1, features, Sampling(), SeededDraws(0), Limits()))
