@@ -71,7 +71,7 @@ class SuccessorDrafter(Drafter):
         return Proposal(drafted, self.tree.shape, self.tree.ranks).cut(budget.depth)
 
     def observe(self, outcome):
-        self.root = outcome.next_root
+        self.root = outcome.committed[-1]
 
     def ranks(self, reading, depths):
         roots = reading.tokens[reading.first :][: reading.text.num_roots, None]

@@ -396,7 +396,7 @@ class ControlledDrafter(Drafter):
             order = []
         draft = proposal
         if order:
-            proposal = proposal.keep(sorted(order[:count]), with_extra=True)
+            proposal = proposal.keep(sorted(order[:count]))
         step.rows, step.depth, step.draft = proposal.num_rows, proposal.shape.max_depth, draft
         step_ms, loss_ms = draft_ms + verify_ms, self.account.loss_ms(costs.plain_ms)
         trial_note = " on trial" if plan.trial else ""

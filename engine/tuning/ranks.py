@@ -85,18 +85,14 @@ class RankTable:
         num_ranks: ranks that are distinguished; a true token beyond them is `NO_RANK`.
         texts: row at which each text starts.
         categories: one per text.
-        token_ids: `(t,)` int32 outputs of every text, each with its tail.
-        token_starts: where each text starts in `token_ids`.
         chains: for lookup drafters, which have no ranks (`depths` is 0): steps by draft length.
-        about: target, method and texts of the measurement; plain JSON.
+        about: `target`, `dtype` and the texts' `sources`; plain JSON.
     """
 
     ranks: np.ndarray
     num_ranks: int
     texts: tuple[int, ...]
     categories: tuple[str, ...]
-    token_ids: np.ndarray
-    token_starts: tuple[int, ...]
     chains: Mapping[int, ChainSteps] = field(default_factory=dict)
     about: Mapping[str, Any] = field(default_factory=dict)
 
@@ -116,16 +112,11 @@ class RankTable:
     def num_bytes(self) -> int:
         """Memory of its arrays."""
         chains = (array for steps in self.chains.values() for array in steps)
-        return sum(array.nbytes for array in (self.ranks, self.token_ids, *chains))
+        return sum(array.nbytes for array in (self.ranks, *chains))
 
     def span(self, text: int) -> tuple[int, int]:
         """Rows `[begin, end)` of a text."""
         return self.texts[text], (*self.texts[1:], self.num_positions)[text]
-
-    def tokens_of(self, text: int) -> np.ndarray:
-        """The outputs of a text and its tail."""
-        ends = (*self.token_starts[1:], len(self.token_ids))
-        return self.token_ids[self.token_starts[text] : ends[text]]
 
     def locate(self, row: int) -> tuple[int, int]:
         """The text that a row belongs to, and the index of the output that is the root."""
@@ -142,20 +133,14 @@ class RankTable:
     def select(self, texts: Sequence[int]) -> RankTable:
         """These texts only, by index, in this order."""
         rows = [np.arange(*self.span(i)) for i in texts]
-        tokens = [self.tokens_of(i) for i in texts]
-        row_idx, sources = np.concatenate(rows), self.about.get("sources") or ()
-        per_text = (
-            {"sources": [sources[i] for i in texts]} if len(sources) == self.num_texts else {}
-        )
+        row_idx, sources = np.concatenate(rows), self.about["sources"]
         return replace(
             self,
             ranks=self.ranks[row_idx],
             texts=_starts(rows),
             categories=tuple(self.categories[i] for i in texts),
-            token_ids=np.concatenate(tokens),
-            token_starts=_starts(tokens),
             chains={length: _select_steps(steps, row_idx) for length, steps in self.chains.items()},
-            about={**self.about, **per_text},
+            about={**self.about, "sources": [sources[i] for i in texts]},
         )
 
     def limited_to(self, max_depth: int | None, max_width: int | None) -> RankTable:
@@ -166,10 +151,9 @@ class RankTable:
 
     def to_bytes(self) -> bytes:
         """A compressed NumPy archive; `from_bytes` reads it."""
-        names = ("num_ranks", "texts", "categories", "token_starts", "about")
-        meta = {name: getattr(self, name) for name in names}
-        meta |= {"format": 1, "chains": sorted(self.chains)}
-        arrays = {"ranks": self.ranks, "token_ids": self.token_ids}
+        meta = {name: getattr(self, name) for name in ("num_ranks", "texts", "categories", "about")}
+        meta["chains"] = sorted(self.chains)
+        arrays = {"ranks": self.ranks}
         for length, steps in self.chains.items():
             arrays[f"chain_{length}"] = np.stack([column.astype(np.int32) for column in steps])
         stream = io.BytesIO()
@@ -190,8 +174,6 @@ class RankTable:
                     meta["num_ranks"],
                     tuple(meta["texts"]),
                     tuple(meta["categories"]),
-                    stored["token_ids"],
-                    tuple(meta["token_starts"]),
                     {n: ChainSteps.unpack(stored[f"chain_{n}"]) for n in meta["chains"]},
                     meta["about"],
                 )
@@ -238,7 +220,12 @@ def measure_ranks(
         PromptError: a text is of another target.
         SourceError, DrafterError: the drafter cannot be loaded.
     """
-    _check_offline(config)
+    if not config.offline:
+        titles = [kind.title for kind in methods().values() if kind.parse({}).offline]
+        raise ConfigError(
+            f"{config.title} has no rank table: it does not rank tokens per depth. "
+            f"Choose one of {', '.join(titles)}."
+        )
     drafter = None if config.looks_up else config.with_tree(ChoiceTree.chain(1)).build(context)
     needs = Needs() if drafter is None else drafter.needs
     ranks, traces = list[Tensor](), list[TargetTrace]()
@@ -248,37 +235,23 @@ def measure_ranks(
         ranks.append(_ranks_of(drafter, trace, depths))
         # Drop the features: only tokens are needed from here on.
         traces.append(TargetTrace(text, trace.tokens, trace.context_len))
-    outputs = [trace.tokens[trace.first :].to(torch.int32).numpy() for trace in traces]
-    table = RankTable(
+    chains: dict[int, ChainSteps] = {}
+    if config.looks_up:
+        second_half = progress_range(on_progress, 0.5, 1.0)
+        chains = _measure_chains(config, context, traces, depths, second_half)
+    on_progress(1.0)
+    return RankTable(
         ranks=torch.cat(ranks).to(torch.int16).numpy(),
         num_ranks=1 if drafter is None else NUM_RANKS,
         texts=_starts(ranks),
         categories=tuple(text.category for text in texts),
-        token_ids=np.concatenate(outputs),
-        token_starts=_starts(outputs),
+        chains=chains,
         about={
-            "decoding_type": config.decoding_type,
-            "method": config.model_dump(mode="json"),
             "target": context.target.name,
             "dtype": context.target.dtype_name,
             "sources": [text.source for text in texts],
         },
     )
-    if config.looks_up:
-        second_half = progress_range(on_progress, 0.5, 1.0)
-        chains = _measure_chains(config, context, traces, depths, second_half)
-        table = replace(table, chains=chains)
-    on_progress(1.0)
-    return table
-
-
-def _check_offline(config: MethodConfig) -> None:
-    if not config.offline:
-        titles = [kind.title for kind in methods().values() if kind.parse({}).offline]
-        raise ConfigError(
-            f"{config.title} has no rank table: it does not rank tokens per depth. "
-            f"Choose one of {', '.join(titles)}."
-        )
 
 
 def _ranks_of(drafter: Drafter | None, trace: TargetTrace, depths: int) -> Tensor:

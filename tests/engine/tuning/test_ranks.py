@@ -25,16 +25,10 @@ from tests.engine.tuning.tables import made_up
 from tests.models import build_context, plain_greedy, tiny_target
 
 
-def tokens_at(table: RankTable, row: int, count: int) -> tuple[int, ...]:
-    """The root of a row and the true tokens behind it."""
-    text, at = table.locate(row)
-    return tuple(table.tokens_of(text)[at : at + count].tolist())
-
-
 def parts(table: RankTable) -> str:
     """Everything that a table holds, each number of it."""
     values = {field.name: getattr(table, field.name) for field in fields(RankTable)}
-    arrays = [table.ranks, table.token_ids, *(a for steps in table.chains.values() for a in steps)]
+    arrays = [table.ranks, *(a for steps in table.chains.values() for a in steps)]
     return repr(values) + repr([(array.dtype, array.tolist()) for array in arrays])
 
 
@@ -58,15 +52,13 @@ def test_damaged_bytes_are_refused_in_one_sentence() -> None:
             RankTable.from_bytes(payload)
 
 
-def test_rows_know_their_text_and_its_tokens() -> None:
+def test_rows_know_their_text() -> None:
     table = made_up(np.random.default_rng(0), [3, 4], depths=2)
     assert [table.locate(row) for row in (0, 2, 3, 6)] == [(0, 0), (0, 2), (1, 0), (1, 3)]
     assert table.span(1) == (3, 7)
-    # The second text's outputs begin behind 3 roots, the last output and a tail of two.
-    assert tokens_at(table, 3, 3) == (6, 7, 8)
-    assert tokens_at(table, 6, 9) == (9, 10, 11, 12)
     picked = table.select([1])
-    assert tokens_at(picked, 0, 2) == (6, 7) and picked.about["sources"] == ["run 1"]
+    assert picked.ranks.tolist() == table.ranks[3:].tolist()
+    assert picked.texts == (0,) and picked.about["sources"] == ["run 1"]
 
 
 def test_ranks_count_tokens_before_and_ties_go_to_the_lower_id() -> None:
@@ -112,8 +104,7 @@ def test_tokens_that_a_draft_vocabulary_lacks_have_no_rank() -> None:
     table = measure_ranks(config, bench, [text], depths=2)
     head = config.build(bench).head
     draftable = set(head.vocabulary.target_ids(torch.arange(head.vocabulary.size)).tolist())
-    true = [tokens_at(table, row, 2)[1] for row in range(table.num_positions)]
-    unknown = [row for row, token in enumerate(true) if token not in draftable]
+    unknown = [row for row, token in enumerate(text.output_ids[1:]) if token not in draftable]
     assert unknown and (table.ranks[unknown, 0] == -1).all()
 
 

@@ -15,9 +15,7 @@ from tests.engine.tuning.tables import made_up, position_rates, random_tree, slo
 def test_worked_example() -> None:
     """The texts of the module's docstring: accepted 2 0 1 0 3 0, steps at rows 0, 3, 4."""
     ranks = [[0, 0, -1], [-1, 0, 0], [0, 1, 0], [1, 0, 0], [0, 0, 0], [5, 0, 0]]
-    table = RankTable(
-        np.array(ranks, dtype=np.int16), 6, (0,), ("",), np.arange(10, dtype=np.int32), (0,)
-    )
+    table = RankTable(np.array(ranks, dtype=np.int16), 6, (0,), ("",))
     result = replay(table, ChoiceTree.chain(3))
     assert result.roots.tolist() == [0, 3, 4]
     assert result.accepted_lengths.tolist() == [2, 0, 3]

@@ -29,7 +29,7 @@ def table_of(ranks: list[list[int]]) -> RankTable:
     """Every position its own text, so that every position is visited."""
     array = np.array(ranks, dtype=np.int16)
     rows = tuple(range(len(ranks)))
-    return RankTable(array, 8, rows, ("",) * len(rows), np.zeros(99, np.int32), rows)
+    return RankTable(array, 8, rows, ("",) * len(rows))
 
 
 def all_trees(paths: list[Path], n: int) -> list[ChoiceTree]:
