@@ -18,7 +18,7 @@ from engine.errors import ConfigError
 from engine.metrics import predicted_tok_s, speedup
 
 BUCKETS = (256, 1024, 4096, 16384, 65536)
-"""Context lengths with separate curves: a step's time grows with the rows in the cache."""
+"""Context lengths that are timed separately: a step's time grows with the rows in the cache."""
 
 
 def bucket_of(context_len: int) -> int:
