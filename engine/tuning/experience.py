@@ -7,6 +7,7 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from pydantic import TypeAdapter
 from engine.config import Settings
 from engine.drafters.base import BuildContext
 from engine.drafters.method import MethodConfig
-from engine.errors import ConfigError
+from engine.errors import ConfigError, PlaygroundError
+from engine.model.files import read_settings
 from engine.model.sources import Locate, as_named
 from engine.model.target import Target
 from engine.safe_text import cpuinfo
@@ -296,13 +298,10 @@ class ExperienceStore:
 
     def _read(self, name: str) -> dict[str, Any]:
         """Empty where the file is missing or cannot be read."""
-        if self._folder is None:
-            return {}
-        try:
-            values = json.loads((self._folder / name).read_bytes())
-        except (OSError, ValueError):
-            return {}
-        return values if isinstance(values, dict) else {}
+        if self._folder is not None:
+            with suppress(PlaygroundError):
+                return read_settings(self._folder / name)
+        return {}
 
     def _write(self, name: str, values: dict[str, Any]) -> None:
         """Best effort: a full disk must not stop a run."""

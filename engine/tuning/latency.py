@@ -17,17 +17,6 @@ from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from engine.metrics import predicted_tok_s, speedup
 
-BUCKETS = (256, 1024, 4096, 16384, 65536)
-"""Context lengths that are timed separately: a step's time grows with the rows in the cache."""
-
-
-def bucket_of(context_len: int) -> int:
-    """The bucket of a context of this length: the nearest on a log scale.
-
-    Example: 300 → 256, 700 → 1024.
-    """
-    return min(BUCKETS, key=lambda bucket: max(bucket / context_len, context_len / bucket))
-
 
 def interpolate(rows: Sequence[int], ms: Sequence[float], n: float) -> float:
     """Linear between points; constant before the first, extrapolated beyond the last."""

@@ -26,7 +26,6 @@ from engine.tuning.latency import (
     LatencyCurve,
     StepLatency,
     TreeLatency,
-    bucket_of,
     interpolate,
 )
 from engine.tuning.timing import measure_batch, measure_curve
@@ -118,11 +117,8 @@ def test_what_is_no_curve_is_refused(values: dict[str, Any]) -> None:
         CURVE.validate_python(values)
 
 
-def test_interpolation_and_buckets() -> None:
+def test_interpolation() -> None:
     assert [interpolate((2, 4), (1.0, 2.0), n) for n in (1, 2, 3, 4, 6)] == [1, 1, 1.5, 2, 3]
-    assert [bucket_of(n) for n in (1, 256, 511, 513, 3000, 10**6)] == [
-        *(256, 256, 256, 1024, 4096, 65536)
-    ]
 
 
 def test_prediction_is_mat_over_the_step_s_time() -> None:
