@@ -18,13 +18,11 @@ class Budget:
 
     Attributes:
         depth: tokens of the longest path.
-        nodes: drafted nodes, the root excluded.
         width: children per node.
         min_prob: paths less probable than this need not be drafted further.
     """
 
     depth: int
-    nodes: int = MAX_NODES
     width: int = MAX_NODES
     min_prob: float = 0.0
 

@@ -94,7 +94,7 @@ def looked_up(table: RankTable) -> RankTable:
         accepted = np.minimum(drafted, draw.integers(0, length + 1, len(roots))).astype(np.int16)
         chains[length] = ChainSteps(roots, accepted, drafted)
     empty = np.empty((table.num_positions, 0), dtype=np.int16)
-    return RankTable(empty, 1, table.texts, table.categories, chains)
+    return RankTable(empty, 1, table.texts, table.categories, chains, table.about)
 
 
 CONFIGS = (MedusaConfig(), EagleConfig(), DraftTargetConfig(max_draft_len=3))

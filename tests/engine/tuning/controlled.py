@@ -115,9 +115,9 @@ class AtRandom(ControlledDrafter):
         depth = min(budget.depth, self.dice.randint(1, 8))
         return DraftPlan(drafter, self.dice.choice(drafter.kinds), depth, math.inf, None)
 
-    def _draft_budget(self, budget: Budget, plan: DraftPlan) -> Budget:
+    def _draft_budget(self, plan: DraftPlan) -> Budget:
         width = 1 if plan.kind == "chain" and len(plan.drafter.kinds) > 1 else MAX_NODES
-        return Budget(plan.depth, self.dice.choice([2, MAX_NODES]), width)
+        return Budget(plan.depth, width)
 
     def _best_size(
         self, proposal: Proposal, path_probs: list[float], order: list[int], max_loss_ms: float
