@@ -93,7 +93,7 @@ class RecurrentStates:
             layer: {key: state.clone() for key, state in states.items()}
             for layer, states in self.committed.items()
         }
-        return {**self._earlier, length: own} if length else {}
+        return {**self._earlier, length: own}
 
     def restore(self, states: Mapping[int, dict[int, States]], length: int) -> None:
         """Continue from the states after `length` rows; earlier ones remain to rewind to."""
@@ -180,7 +180,7 @@ class TreeCache(Cache):
 
     @torch.inference_mode()
     def reserve(self, rows: int) -> None:
-        """Make room for `rows` more rows behind the committed ones."""
+        """Make room for `rows` more rows behind the committed ones, before they are stored."""
         needed = self.length + rows
         if needed <= self.capacity:
             return
@@ -230,8 +230,6 @@ class TreeCache(Cache):
             fits = (buffer.shape[1], buffer.shape[3]) == (heads, width)
             if fits and buffer.device == states.device and used[i] < buffer.shape[0]:
                 return i, used[i]
-        if states.shape[2] > self.capacity - self.length:
-            self.reserve(states.shape[2])
         self.buffers.append(self._allocate(states, num_slots, heads, self.capacity, width))
         return len(self.buffers) - 1, 0
 

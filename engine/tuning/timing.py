@@ -145,7 +145,7 @@ def measure_batch(
     sizes.sort(key=lambda size: (size[1] > rows[1], size[0] * size[1]))
     least = 2 * len(batches)  # a slope needs two points
     batch = TextBatch(target, max(batches), max_len)
-    batch.prefill([(0, [i % target.vocab_size for i in range(context_len)])])
+    batch.advance([(0, 0, [i % target.vocab_size for i in range(context_len)])])
     batch.repeat(context_len)
     times_s: dict[tuple[int, int], list[float]] = {}
     began = time.perf_counter()
