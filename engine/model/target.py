@@ -23,7 +23,6 @@ from engine.grammar import token_texts
 from engine.model.cache import RecurrentStates, TreeCache
 from engine.model.forward import Forward, ModulesForward, Rows
 from engine.model.layer_types import check_can_roll_back, has_attention, kv_layers
-from engine.model.packed import packed_bytes
 from engine.model.prefixes import PrefixCache
 from engine.model.random_weights import notes_of
 from engine.model.recurrent import recurrent_layers
@@ -133,11 +132,6 @@ class Target:
             width = int(getattr(config, "head_dim", None) or self.hidden_size // heads)
             total += 2 * kv_heads * width * self.dtype.itemsize
         return total
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of its weights."""
-        return int(self.model.get_memory_footprint()) + packed_bytes(self.model)
 
     @property
     def eos_ids(self) -> frozenset[int]:
