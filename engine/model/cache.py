@@ -133,14 +133,12 @@ class CacheSnapshot:
         states: of recurrent layers, by their length in rows; None without such layers.
     """
 
-    length: int
     buffers: tuple[Tensor, ...]
     slots: Slots
     states: dict[int, dict[int, States]] | None
 
     def usable_len(self, length: int) -> int:
-        """The longest prefix, of at most `length` rows, that a text can continue from."""
-        length = min(length, self.length)
+        """The longest prefix, of at most `length` of its rows, that a text can continue from."""
         if self.states is None:
             return length
         return max((at for at in self.states if at <= length), default=0)
@@ -295,7 +293,6 @@ class TreeCache(Cache):
     def snapshot(self) -> CacheSnapshot:
         """A copy of the committed rows, and all states that can be rewound to."""
         return CacheSnapshot(
-            self.length,
             tuple(buffer[:, :, : self.length].clone() for buffer in self.buffers),
             dict(self._slots),
             None if self.recurrent is None else self.recurrent.snapshot(self.length),

@@ -120,8 +120,6 @@ class ControlledDrafter(Drafter):
         save: called with the experience when a text has ended.
     """
 
-    held_steps = HELD_STEPS
-
     def __init__(
         self,
         inner: Drafter,
@@ -184,7 +182,7 @@ class ControlledDrafter(Drafter):
             if len(drafted[0].shape) > 1:
                 break
         if drafted is None:
-            self._num_held, self._held_reason = self.held_steps, reason
+            self._num_held, self._held_reason = HELD_STEPS, reason
             return self._plain_step(reason)
         proposal, step = drafted
         self.experience.survival.observe_attempt(len(proposal.shape) > 1)

@@ -95,8 +95,6 @@ class OnAMachine(ControlledDrafter):
 class AtRandom(ControlledDrafter):
     """Decides by dice: pauses, chains and trees of any size, whatever they cost."""
 
-    held_steps = 0
-
     @classmethod
     def around(cls, drafter: Drafter, target: Target, seed: int = 0) -> AtRandom:
         inner = drafter.inner if isinstance(drafter, ControlledDrafter) else drafter
@@ -105,6 +103,10 @@ class AtRandom(ControlledDrafter):
         return made
 
     dice: random.Random
+
+    def propose(self, budget: Budget) -> Proposal:
+        self._num_held = 0
+        return super().propose(budget)
 
     def _reason_for_plain_step(self, budget: Budget) -> str:
         return "the context ends here" if budget.depth < 1 else ""
