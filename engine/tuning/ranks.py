@@ -33,6 +33,7 @@ import torch
 from torch import Tensor
 
 from engine.config import Sampling
+from engine.decode import PREFILL_ROWS
 from engine.drafters import methods
 from engine.drafters.base import BuildContext, Drafter, Start
 from engine.drafters.method import MethodConfig
@@ -51,8 +52,6 @@ NUM_RANKS = 64
 """Ranks that a table distinguishes."""
 LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32)
 """Draft lengths tried for lookup drafters."""
-_PREFILL_ROWS = 1024
-"""Rows of a text per forward of the target."""
 _READ_ERRORS = (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error)
 
 
@@ -302,10 +301,9 @@ def trace_text(target: Target, text: Text, needs: Needs, *, tail: int) -> Target
             f"context holds {target.context_len} and its vocabulary {target.vocab_size}. Choose "
             "runs of this target."
         )
-    cache = target.new_cache(len(ids) + tail)
     features: list[list[Tensor | None]] = []
-    try:
-        for chunk in torch.tensor(ids).split(_PREFILL_ROWS):
+    with target.new_cache(len(ids) + tail) as cache:
+        for chunk in torch.tensor(ids).split(PREFILL_ROWS):
             output = target.prefill(chunk, cache, needs)
             parts = (output.hidden, output.layers)
             features.append([None if part is None else part.cpu() for part in parts])
@@ -314,8 +312,6 @@ def trace_text(target: Target, text: Text, needs: Needs, *, tail: int) -> Target
             if cache.length >= target.context_len:
                 break
             output = target.prefill(ids[-1:], cache, Needs())
-    finally:
-        cache.free()
     hidden, layers = (joined(parts) for parts in zip(*features, strict=True))
     return TargetTrace(text, torch.tensor(ids), target.context_len, hidden, layers)
 

@@ -48,13 +48,12 @@ def measure_curve(
     trees are timed as well as chains.
     """
     context_len = max(1, min(context_len, target.context_len - max(rows) - 1))
-    cache = target.new_cache(context_len + max(rows))
-    tree_rows = () if cache.recurrent is None else tuple(n for n in TREE_ROWS if n <= max(rows))
+    tree_rows = tuple(n for n in TREE_ROWS if n <= max(rows)) if len(target.recurrent) else ()
     shapes = [TreeShape.chain(n - 1) for n in rows]
     shapes += [comb_tree(n, depth) for n in tree_rows for depth in (1, _tree_depth(n))]
     order = sorted(range(len(shapes)), key=lambda i: -len(shapes[i]))
     seconds = np.empty((repeats + 1, len(shapes)))
-    try:
+    with target.new_cache(context_len + max(rows)) as cache:
         tokens = torch.arange(context_len) % target.vocab_size
         target.prefill(tokens.tolist(), cache, Needs())
         for repeat in range(repeats + 1):
@@ -62,8 +61,6 @@ def measure_curve(
             for done, i in enumerate(order):
                 on_progress((repeat + done / len(shapes)) / (repeats + 1))
                 seconds[repeat, i] = _time_verify(target, cache, shapes[i])
-    finally:
-        cache.free()
     # Whatever else the machine does only adds to a time.
     least: list[float] = (1000 * np.min(seconds[1:], axis=0)).tolist()
     chain_ms = non_decreasing(least[: len(rows)])
