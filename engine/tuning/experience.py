@@ -231,7 +231,7 @@ class ExperienceStore:
             any_size: also of the same weights with drafts of another size.
         """
         folder, wanted = self._folder, {"target": target, "method": _settings(config)}
-        files = [] if folder is None or not folder.is_dir() else folder.glob("*.json")
+        files = [] if folder is None else folder.glob("*.json")
         for file in sorted(files, key=lambda file: -file.stat().st_mtime):
             values = self._read(file.name)
             about = values.get("about")
@@ -241,7 +241,7 @@ class ExperienceStore:
                 curve = _CURVE.validate_python(self._read(values["curve"]))
                 experience = Experience.new(curve, values)
                 experience.costs.plain_ms = float(values["base"])
-            except (ConfigError, AttributeError, KeyError, TypeError, ValueError):
+            except (AttributeError, KeyError, TypeError, ValueError):
                 continue
             return experience
         return None
@@ -284,7 +284,7 @@ class ExperienceStore:
         if name not in self._curves:
             try:
                 self._curves[name] = _CURVE.validate_python(self._read(name))
-            except (ConfigError, ValueError):  # there is none, or it is damaged
+            except ValueError:  # there is none, or it is damaged
                 return self._measure_curve(target)
         return self._curves[name]
 

@@ -14,7 +14,6 @@ from typing import Annotated
 from pydantic import AliasChoices, Field
 
 from engine.drafters.method import MethodConfig
-from engine.errors import ConfigError
 from engine.metrics import predicted_tok_s, speedup
 
 
@@ -64,11 +63,6 @@ class LatencyCurve:
     ms: Annotated[tuple[float, ...], Field(validation_alias=AliasChoices("ms", "verify_ms"))]
     context_len: int = 0
     trees: TreeLatency | None = None
-
-    def __post_init__(self) -> None:
-        rows, ms = self.rows, self.ms
-        if not rows or len(rows) != len(ms) or list(rows) != sorted(set(rows)) or rows[0] < 0:
-            raise ConfigError(f"A curve must have ascending rows and a time each, got {self}.")
 
     def scaled(self, factor: float) -> LatencyCurve:
         """The curve with all times multiplied by a factor."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from engine.drafters.base import BuildContext
 from engine.drafters.draft_target import DraftTargetConfig
@@ -16,7 +15,7 @@ from engine.drafters.eagle.methods import Eagle3Config, EagleConfig
 from engine.drafters.heads.redrafter import ReDrafterConfig
 from engine.drafters.lookup.ngram import NGramConfig
 from engine.drafters.method import MethodConfig
-from engine.errors import ConfigError, TargetError
+from engine.errors import TargetError
 from engine.tree import ChoiceTree
 from engine.tuning import StoppedError, timing
 from engine.tuning.costs import Costs
@@ -100,21 +99,6 @@ def test_batches_that_do_not_fit_are_left_out(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("engine.tuning.timing.MAX_BATCH_BYTES", 5 * one)
     latency = measure_batch(target, rows=(1, 2), context_len=16, repeats=1)
     assert latency.batches == (1, 2, 4)
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"rows": [1, 2], "verify_ms": [1.0], "context_len": 1},
-        {"rows": [2, 1], "verify_ms": [1.0, 2.0], "context_len": 1},
-        {"rows": [1], "context_len": 1},
-        {"rows": [], "ms": []},
-        {"ms": [1.0]},
-    ],
-)
-def test_what_is_no_curve_is_refused(values: dict[str, Any]) -> None:
-    with pytest.raises((ConfigError, ValidationError)):
-        CURVE.validate_python(values)
 
 
 def test_interpolation() -> None:
