@@ -88,14 +88,9 @@ class TargetOutput:
 
     def at(self, rows: Sequence[int] | slice) -> TargetOutput:
         """Logits and features of these rows alone; logits stay empty where they were dropped."""
-        parts = (self.logits if len(self.logits) else None, self.hidden, self.layers)
-        index: Tensor | slice = slice(0)
-        if isinstance(rows, slice):
-            index = rows
-        elif any(part is not None for part in parts):
-            index = upload(torch.tensor(rows), self.logits.device)
-        logits, hidden, layers = (part if part is None else part[index] for part in parts)
-        return TargetOutput(self.logits if logits is None else logits, hidden, layers)
+        index = rows if isinstance(rows, slice) else upload(torch.tensor(rows), self.logits.device)
+        hidden, layers = (x if x is None else x[index] for x in (self.hidden, self.layers))
+        return TargetOutput(self.logits[index] if len(self.logits) else self.logits, hidden, layers)
 
     @classmethod
     def joined(cls, outputs: Sequence[TargetOutput]) -> TargetOutput:

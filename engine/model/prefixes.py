@@ -127,7 +127,7 @@ class PrefixSession:
 
     def committed(self, output: TargetOutput, path: Sequence[int]) -> None:
         """Record the committed rows of a verify forward."""
-        if self._prefixes is not None:
+        if self._prefixes is not None and self._needs != NO_FEATURES:
             self._features.append(output.features.at(path))
 
     @torch.inference_mode()
