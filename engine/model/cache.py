@@ -45,6 +45,7 @@ class RecurrentStates:
     Attributes:
         committed: by layer, after all committed rows; the tensors are never modified.
         commit_span: when the last commit restored them.
+        after: how to compute each layer's states after the last forward.
         working: states of the running layer, which reads and writes them through the cache.
         conv_inputs: inputs of its convolutions, with the previous state prepended.
     """
@@ -57,20 +58,16 @@ class RecurrentStates:
         self.working: States = {}
         self.conv_inputs: States = {}
         self._rewinds = rewinds
-        self._after: dict[int, StateAfterPath] = {}
+        self.after: dict[int, StateAfterPath] = {}
         self._earlier: dict[int, dict[int, States]] = {}
         self._checkpoints: list[int] = []
-
-    def register(self, layer: int, after: StateAfterPath) -> None:
-        """Register how to compute a layer's states after the running forward."""
-        self._after[layer] = after
 
     def commit(self, path: tuple[int, ...], length: int, *, is_checkpoint: bool) -> None:
         """Commit the states after these rows; `length`: committed rows in all from then on."""
         began = now(self._device)
-        self.committed = {layer: after(path) for layer, after in self._after.items()}
+        self.committed = {layer: after(path) for layer, after in self.after.items()}
         self.commit_span = began, now(self._device)
-        self._after.clear()
+        self.after.clear()
         self.conv_inputs = {}
         if is_checkpoint:
             self._checkpoints = [*self._checkpoints, length][-MAX_CHECKPOINTS:]
@@ -80,7 +77,7 @@ class RecurrentStates:
 
     def rewind(self, length: int) -> int:
         """Go back to the newest stored state at or before `length` rows; return its length."""
-        self._after.clear()
+        self.after.clear()
         at = max((at for at in self._earlier if at <= length), default=0)
         self.committed = self._earlier.get(at, {})
         self._earlier = {old: states for old, states in self._earlier.items() if old <= at}
@@ -106,22 +103,6 @@ class RecurrentStates:
         of_layers = (self.committed, *self._earlier.values())
         tensors = {id(t): t for layers in of_layers for s in layers.values() for t in s.values()}
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-
-    # ---- what transformers' layers call, through the cache
-
-    def convolve(self, number: int, new: Tensor, width: int | None) -> Tensor:
-        """The state with `new` `(batch, channels, rows)` appended; its last `width` are kept."""
-        key = ("conv", number)
-        old = self.working.get(key)
-        if old is None:
-            width = width or new.shape[-1]
-            full = pad(new, (max(0, width - new.shape[-1]), 0))
-        else:
-            width = old.shape[-1]
-            full = torch.cat([old, new], dim=-1)
-        self.working[key] = full[..., full.shape[-1] - width :].clone()
-        self.conv_inputs[key] = full
-        return full
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -352,8 +333,18 @@ class TreeCache(Cache):
         conv_kernel_size: int | None = None,
         **kwargs: Any,
     ) -> Tensor:
+        """The state with `(batch, channels, rows)` appended, of which the last rows are kept."""
+        old = self._working("conv", state_idx)
+        if old is None:
+            width = conv_kernel_size or conv_states.shape[-1]
+            full = pad(conv_states, (max(0, width - conv_states.shape[-1]), 0))
+        else:
+            width = old.shape[-1]
+            full = torch.cat([old, conv_states], dim=-1)
         assert self.recurrent is not None
-        return self.recurrent.convolve(state_idx, conv_states, conv_kernel_size)
+        self.recurrent.conv_inputs["conv", state_idx] = full
+        self._keep("conv", state_idx, full[..., full.shape[-1] - width :].clone())
+        return full
 
     def update_recurrent_state(
         self, recurrent_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any
