@@ -20,7 +20,7 @@ from engine.accept import Acceptance, Lossless, VerifiedTree
 from engine.config import Limits, Sampling
 from engine.decode import decode
 from engine.drafters.draft_target import DraftTargetConfig
-from engine.sampling import Draws, probabilities
+from engine.sampling import SeededDraws, probabilities
 from playground.experiments.prompts import choose_items
 
 
@@ -32,7 +32,7 @@ class RuleComparison:
     by_token: list[float] = field(default_factory=list)
     by_block: list[float] = field(default_factory=list)
 
-    def __call__(self, verified: VerifiedTree, draws: Draws) -> Acceptance:
+    def __call__(self, verified: VerifiedTree, draws: SeededDraws) -> Acceptance:
         if verified.dists is not None:
             product = chance = 1.0
             sums = [1.0, 1.0]
@@ -46,7 +46,7 @@ class RuleComparison:
                 sums = [sums[0] + product, sums[1] + chance]
             self.by_token.append(sums[0])
             self.by_block.append(sums[1])
-        return Lossless.of(self.sampling)(verified, draws)
+        return Lossless(self.sampling)(verified, draws)
 
 
 def main() -> None:

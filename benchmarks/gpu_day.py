@@ -145,7 +145,7 @@ class GpuBenchmark:
         return self._logits(target, 64)
 
     def _memory(self, target: Target) -> list[tuple[str, int]]:
-        sizes = [("weights", target.num_bytes)]
+        sizes = [("weights", target.model.get_memory_footprint())]
         if self.device.type == "cuda":
             sizes.append(("peak", torch.cuda.max_memory_allocated(self.device)))
         return sizes

@@ -131,7 +131,7 @@ class _Scripted(Drafter):
         return Proposal(torch.tensor(tokens), self._shape)
 
     def observe(self, outcome: Outcome) -> None:
-        self._root, self._done = outcome.next_root, self._done + len(outcome.committed)
+        self._root, self._done = outcome.committed[-1], self._done + len(outcome.committed)
         self._right = (self._right + 1) % (self._shape.max_depth + 1)
 
 

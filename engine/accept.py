@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Protocol, Self
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from engine.config import Sampling
 from engine.errors import TargetError
 from engine.proposal import DraftDists, Proposal, TargetOutput
 from engine.readout import block_columns, tree_columns
-from engine.sampling import NOT_FINITE, Draws, SeededDraws, normalize, probabilities
+from engine.sampling import NOT_FINITE, SeededDraws, normalize, probabilities
 from engine.tree import TreeShape, upload
 
 
@@ -60,24 +60,15 @@ class VerifiedTree:
     columns: Sequence[Sequence[float]] = ()
 
     @classmethod
-    def of(
-        cls,
-        proposal: Proposal,
-        output: TargetOutput,
-        rule: Rule | None = None,
-        draws: SeededDraws | None = None,
-    ) -> Self:
-        """What the host needs of a verify forward; waits for the device once.
+    def of(cls, proposal: Proposal, output: TargetOutput, rule: Rule, draws: SeededDraws) -> Self:
+        """What the host, and a rule with these draws, need of a verify forward.
 
-        Args:
-            rule, draws: what will decide acceptance, so that what it needs is read along.
+        Waits for the device once.
         """
         n = len(proposal.shape)
         logits = output.logits[:n]
         if logits.device.type != "cpu":
-            columns: Sequence[Tensor] = ()
-            if isinstance(rule, Lossless) and draws is not None:
-                columns = rule.columns(proposal, logits, draws)
+            columns = rule.columns(proposal, logits, draws) if isinstance(rule, Lossless) else ()
             return cls._from_device(proposal, output, columns)
         logsumexp = None if output.logsumexp is None else output.logsumexp[:n]
         best = None if output.best is None else output.best[:n].tolist()
@@ -157,13 +148,11 @@ def _token_probs(
     return torch.cat([ones, (token_logits - logsumexp).exp()])
 
 
-class Rule(Protocol):
-    """Decides the accepted path of one verified tree."""
-
-    def __call__(self, verified: VerifiedTree, draws: Draws) -> Acceptance: ...
+Rule = Callable[[VerifiedTree, SeededDraws], Acceptance]
+"""Decides the accepted path of one verified tree."""
 
 
-def greedy(verified: VerifiedTree, draws: Draws | None = None) -> Acceptance:
+def greedy(verified: VerifiedTree) -> Acceptance:
     """Follow the child whose token is the target's argmax until there is none.
 
     Example: root's argmax 7, children of the root carry 5 and 7 (node 2); node 2's argmax 9 and no
@@ -188,22 +177,14 @@ class Lossless:
     recursive residual scheme: accept x with min(1, target_probs[x] / draft_probs[x]); after a
     rejection target_probs becomes max(target_probs - draft_probs, 0) renormalized and x leaves
     draft_probs (the children were drawn without replacement).
+    A sampled chain is verified as a whole where the settings say so, which accepts more of it on
+    average (arXiv:2403.10444, Alg. 2), instead of token by token.
     Source: arXiv:2211.17192, Alg. 1 (chain); arXiv:2305.09781, Alg. 2 and arXiv:2401.15077 (tree).
-
-    Attributes:
-        block: whether a sampled chain is verified as a whole, which accepts more of it on average
-            (arXiv:2403.10444, Alg. 2), instead of token by token.
     """
 
     sampling: Sampling
-    block: bool = False
 
-    @classmethod
-    def of(cls, sampling: Sampling) -> Self:
-        """With the verification that these settings choose."""
-        return cls(sampling, sampling.verification == "block")
-
-    def __call__(self, verified: VerifiedTree, draws: Draws) -> Acceptance:
+    def __call__(self, verified: VerifiedTree, draws: SeededDraws) -> Acceptance:
         dists = verified.dists
         if self.sampling.greedy and dists is None:
             return greedy(verified)
@@ -235,11 +216,11 @@ class Lossless:
 
     def _as_block(self, shape: TreeShape, dists: DraftDists | None) -> bool:
         """Whether block verification applies: to a chain whose tokens were all sampled."""
-        if not self.block or dists is None or not shape.is_chain:
+        if self.sampling.verification == "token" or dists is None or not shape.is_chain:
             return False
         return all(node in dists.row_of_parent for node in range(len(shape) - 1))
 
-    def _by_columns(self, verified: VerifiedTree, draws: Draws) -> Acceptance:
+    def _by_columns(self, verified: VerifiedTree, draws: SeededDraws) -> Acceptance:
         """The same decisions from columns that were computed on the device."""
         shape, dists = verified.shape, verified.dists
         target_probs, draft_probs, next_tokens = verified.columns
@@ -270,7 +251,7 @@ class Lossless:
 
 
 def _accept_deterministic(
-    target_probs: Tensor, tokens: list[int], draws: Draws
+    target_probs: Tensor, tokens: list[int], draws: SeededDraws
 ) -> tuple[int | None, Tensor]:
     """The index of the deterministic draft that is accepted, or None and the residual target."""
     if not tokens:
@@ -284,7 +265,7 @@ def _accept_deterministic(
 
 
 def _accept_sampled(
-    target_probs: Tensor, draft_probs: Tensor, tokens: list[int], draws: Draws
+    target_probs: Tensor, draft_probs: Tensor, tokens: list[int], draws: SeededDraws
 ) -> tuple[int | None, Tensor]:
     """The same for drafts that were sampled from `draft_probs` without replacement."""
     for i, token in enumerate(tokens):
@@ -299,7 +280,7 @@ def _accept_sampled(
 
 
 def _accept_block(
-    verified: VerifiedTree, dists: DraftDists, sampling: Sampling, draws: Draws
+    verified: VerifiedTree, dists: DraftDists, sampling: Sampling, draws: SeededDraws
 ) -> Acceptance:
     """Block verification of a sampled chain: the longest accepted prefix and the next token.
 
@@ -358,7 +339,7 @@ class Typical:
     posterior_threshold: float
     posterior_alpha: float
 
-    def __call__(self, verified: VerifiedTree, draws: Draws | None = None) -> Acceptance:
+    def __call__(self, verified: VerifiedTree, draws: SeededDraws) -> Acceptance:
         child_probs, bar = self.judge(verified)
         passes, log_probs = torch.stack([(child_probs > bar).float(), child_probs.log()]).tolist()
         best, best_score = 0, (0, 0.0)
@@ -407,7 +388,7 @@ class Relaxed:
     thinking: Callable[[], bool]
     logs: bool = False
 
-    def __call__(self, verified: VerifiedTree, draws: Draws) -> Acceptance:
+    def __call__(self, verified: VerifiedTree, draws: SeededDraws) -> Acceptance:
         if not self.thinking():
             return self.strict(verified, draws)
         at, path = 0, list[int]()

@@ -127,7 +127,7 @@ class GrammarConstraint(Constraint):
         forced = [(tokens[node], index[parents[node]]) for node in nodes[len(kept) :]]
         if decided & {*sampled}:
             proposal = proposal.as_deterministic(decided)
-        pruned = proposal if len(kept) == num_drafted else proposal.keep(kept, with_extra=True)
+        pruned = proposal if len(kept) == num_drafted else proposal.keep(kept)
         return pruned.add_forced(forced) if forced else pruned
 
     def mask(self, output: TargetOutput) -> TargetOutput:

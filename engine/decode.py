@@ -85,7 +85,8 @@ def decode(
                 break
             yield generation.step()
         yield generation.end()
-        generation.prefix.keep()
+        if generation.text.token_ids:  # the prompt was read
+            generation.prefix.keep([*prompt_ids, *generation.text.token_ids])
     finally:
         generation.free()
 
@@ -148,7 +149,7 @@ class _Generation:
             output = self.target.prefill(chunk, self.cache, self.drafter.needs)
             self.prefix.read(output)
             prefilled(start + len(chunk))
-        return self.prefix.prompt_output(self.prompt_ids, output)
+        return self.prefix.prompt_output(output)
 
     @torch.inference_mode()
     def prefill(self, output: TargetOutput) -> Prefill:
@@ -181,7 +182,7 @@ class _Generation:
         num_committed = self.text.append(committed)
         path = (0, *accepted.path)[: 1 + num_committed]  # nothing after the end of the text
         self.cache.commit(path)
-        self.prefix.committed([verified.tokens[node] for node in path], output, path)
+        self.prefix.committed(output, path)
         # Read before the drafter observes: that would keep the device busy.
         target_probs = verified.token_probs()
         draft_probs = verified.draft_probs or proposal.token_probs()

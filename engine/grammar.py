@@ -69,39 +69,36 @@ def choice_grammar(texts: Collection[str]) -> str:
     return "start: " + " | ".join(json.dumps(text) for text in texts)
 
 
-class TokenTexts:
-    """A target's vocabulary as llguidance reads it; made once per target, in about a second."""
+def token_texts(tokenizer: Any, vocab_size: int, eos_ids: Collection[int]) -> LLTokenizer:
+    """A target's vocabulary as llguidance reads it; made once per target, in about a second.
 
-    def __init__(self, tokenizer: Any, vocab_size: int, eos_ids: Collection[int]) -> None:
-        """Raises TargetError: no readable tokenizer, or no end-of-text token."""
-        from llguidance.hf import from_tokenizer
+    Raises TargetError: no readable tokenizer, or no end-of-text token.
+    """
+    from llguidance.hf import from_tokenizer
 
-        if tokenizer is None or not eos_ids:
-            raise TargetError(
-                "Structured output needs a target with a tokenizer and an end-of-text token. "
-                "Choose another, or set structured_output to none."
-            )
-        self.vocab_size, self.eos_ids = vocab_size, frozenset(eos_ids)
-        try:
-            self.tokenizer: LLTokenizer = from_tokenizer(
-                tokenizer, n_vocab=vocab_size, eos_token=sorted(eos_ids)
-            )
-        except ValueError as error:
-            raise TargetError(
-                f"This target's tokenizer cannot be read for structured output: "
-                f"{first_line(error)}. Choose another target."
-            ) from error
+    if tokenizer is None or not eos_ids:
+        raise TargetError(
+            "Structured output needs a target with a tokenizer and an end-of-text token. "
+            "Choose another, or set structured_output to none."
+        )
+    try:
+        return from_tokenizer(tokenizer, n_vocab=vocab_size, eos_token=sorted(eos_ids))
+    except ValueError as error:
+        raise TargetError(
+            f"This target's tokenizer cannot be read for structured output: "
+            f"{first_line(error)}. Choose another target."
+        ) from error
 
 
 class Matcher:
     """The state of a text in its grammar; any number of tokens can be rolled back."""
 
-    def __init__(self, tokens: TokenTexts, grammar: str) -> None:
+    def __init__(self, tokens: LLTokenizer, grammar: str) -> None:
         """`grammar`: as `compile_grammar` returns it."""
         from llguidance import LLMatcher
 
         self._vocab_size = tokens.vocab_size
-        self._matcher: LLMatcher = LLMatcher(tokens.tokenizer, grammar, log_level=0)
+        self._matcher: LLMatcher = LLMatcher(tokens, grammar, log_level=0)
 
     def allowed(self) -> NDArray[np.bool_]:
         """`(vocab,)` bool: the tokens that may come next, end-of-text tokens included.

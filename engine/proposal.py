@@ -18,13 +18,11 @@ class Budget:
 
     Attributes:
         depth: tokens of the longest path.
-        nodes: drafted nodes, the root excluded.
         width: children per node.
         min_prob: paths less probable than this need not be drafted further.
     """
 
     depth: int
-    nodes: int = MAX_NODES
     width: int = MAX_NODES
     min_prob: float = 0.0
 
@@ -90,14 +88,9 @@ class TargetOutput:
 
     def at(self, rows: Sequence[int] | slice) -> TargetOutput:
         """Logits and features of these rows alone; logits stay empty where they were dropped."""
-        parts = (self.logits if len(self.logits) else None, self.hidden, self.layers)
-        index: Tensor | slice = slice(0)
-        if isinstance(rows, slice):
-            index = rows
-        elif any(part is not None for part in parts):
-            index = upload(torch.tensor(rows), self.logits.device)
-        logits, hidden, layers = (part if part is None else part[index] for part in parts)
-        return TargetOutput(self.logits if logits is None else logits, hidden, layers)
+        index = rows if isinstance(rows, slice) else upload(torch.tensor(rows), self.logits.device)
+        hidden, layers = (x if x is None else x[index] for x in (self.hidden, self.layers))
+        return TargetOutput(self.logits[index] if len(self.logits) else self.logits, hidden, layers)
 
     @classmethod
     def joined(cls, outputs: Sequence[TargetOutput]) -> TargetOutput:
@@ -231,13 +224,12 @@ class Proposal:
         if max(self.shape.max_depth, extra_depth) <= max_depth:
             return self
         nodes = [i for i, depth in enumerate(self.shape.depths.tolist()) if depth <= max_depth]
-        return self.keep(nodes)
+        return replace(self, extra=None).keep(nodes)
 
-    def keep(self, nodes: Sequence[int], *, with_extra: bool = False) -> Proposal:
-        """Only these nodes (ascending, root and every parent included).
+    def keep(self, nodes: Sequence[int]) -> Proposal:
+        """Only these nodes (ascending, root and every parent included), and all extra rows.
 
-        Args:
-            with_extra: keep the extra rows, too; they must not see a removed node.
+        Extra rows must not see a removed node.
         """
         dists = self.dists
         if dists is not None:
@@ -249,7 +241,6 @@ class Proposal:
             index: slice | Tensor = slice(len(nodes))
         else:
             index = upload(torch.tensor(nodes), self.tokens.device)
-        extra = self.extra.for_nodes(nodes) if with_extra and self.extra is not None else None
         return replace(
             self,
             tokens=self.tokens[index],
@@ -257,7 +248,7 @@ class Proposal:
             ranks=None if self.ranks is None else [self.ranks[i] for i in nodes],
             draft_probs=None if self.draft_probs is None else self.draft_probs[index],
             dists=dists,
-            extra=extra,
+            extra=None if self.extra is None else self.extra.for_nodes(nodes),
             num_forced=0,
         )
 
@@ -294,8 +285,8 @@ class Outcome:
     Attributes:
         output: the target's output for all rows of the verify forward, in the order fed.
         path: accepted rows, root (row 0) first.
-        committed: tokens committed by this step: accepted path, then the next root.
-        next_root: last of `committed`; its key/value is not in the cache yet.
+        committed: tokens committed by this step: accepted path, then the next root, whose key/value
+            is not in the cache yet.
         token_ids: of the proposal's nodes, if they are on the host already.
         best: argmax of the output's rows, likewise.
     """
@@ -318,7 +309,3 @@ class Outcome:
         best = self.best
         has_all = best is not None and len(best) == len(self.output.logits)
         return best if best is not None and has_all else self.output.argmax()
-
-    @property
-    def next_root(self) -> int:
-        return self.committed[-1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -104,16 +103,6 @@ def _locate(weights: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
     return index[..., 0], at - begin[..., 0]
 
 
-class Draws(Protocol):
-    """Source of a run's randomness; tests replay recorded ones."""
-
-    def uniform(self) -> float:
-        """A number in [0, 1)."""
-
-    def pick(self, probs: Tensor) -> int:
-        """An index drawn from `probs` `(vocab,)`, which sum to 1."""
-
-
 class SeededDraws:
     """Draws from one seeded generator on the CPU, so a seed means the same on every device."""
 
@@ -121,6 +110,7 @@ class SeededDraws:
         self.generator = torch.Generator().manual_seed(seed)
 
     def uniform(self) -> float:
+        """A number in [0, 1)."""
         return float(torch.rand((), generator=self.generator, dtype=torch.float64))
 
     def peek(self, count: int) -> list[float]:
@@ -130,6 +120,7 @@ class SeededDraws:
         return [copy.uniform() for _ in range(count)]
 
     def pick(self, probs: Tensor) -> int:
+        """An index drawn from `probs` `(vocab,)`, which sum to 1."""
         weights = probs.detach().cpu()
         if not math.isfinite(weights.sum()):
             raise TargetError(NOT_FINITE)

@@ -56,16 +56,13 @@ class ChoiceTree:
     paths: tuple[Path, ...]
 
     @classmethod
-    def parse(
-        cls, value: object, *, form: Literal["auto", "candidates", "leaves"] = "auto"
-    ) -> ChoiceTree:
+    def parse(cls, value: object, *, form: Literal["auto", "candidates"] = "auto") -> ChoiceTree:
         """Read a tree from lists of ranks, or from their text.
 
         Args:
             value: `[[0], [0, 0], [1]]` as lists, tuples or text of either.
-            form: `candidates` lists every node; `leaves` lists only the ends of paths, and all
-                prefixes are added. `auto` takes a list in which no path is a prefix of another as
-                leaves, anything else as candidates.
+            form: `candidates` lists every node. `auto` takes a list in which no path is a prefix of
+                another as the ends of paths, whose prefixes are added; anything else as candidates.
 
         Raises TreeError: not lists, an empty or repeated path, a negative rank, a gap (a node whose
         parent is missing) or too many nodes.
@@ -78,11 +75,7 @@ class ChoiceTree:
             nodes.add(path)
         _check_size(paths)
         prefixes = {path[:depth] for path in paths for depth in range(1, len(path))}
-        only_leaves = not (prefixes & nodes)
-        if form == "leaves" or (form == "auto" and only_leaves):
-            if not only_leaves:
-                inner = min(prefixes & nodes)
-                raise TreeError(f"{list(inner)} is not a leaf. List only the ends of paths.")
+        if form == "auto" and not prefixes & nodes:
             nodes |= prefixes
         for path in sorted(nodes, key=_sort_key):
             if len(path) > 1 and path[:-1] not in nodes:
@@ -114,7 +107,7 @@ class ChoiceTree:
 
     @property
     def leaves(self) -> tuple[Path, ...]:
-        """The ends of paths, as in the `leaves` form."""
+        """The ends of paths."""
         inner = {path[:-1] for path in self.paths}
         return tuple(path for path in self.paths if path not in inner)
 

@@ -13,6 +13,7 @@ import engine.drafters
 from engine.config import Limits
 from engine.drafters import methods, parse_method
 from engine.interop import ENGINES, export_method
+from engine.proposal import Budget
 from engine.tree import ChoiceTree
 from engine.tuning.ranks import measure_ranks
 from engine.tuning.replay import replay
@@ -35,7 +36,7 @@ from pydantic import Field
 
 from engine.drafters.base import Drafter
 from engine.drafters.method import DraftShape, MethodConfig
-from engine.proposal import Proposal
+from engine.proposal import Budget, Proposal
 from engine.tree import ChoicePaths, ChoiceTree
 
 
@@ -70,7 +71,7 @@ class SuccessorDrafter(Drafter):
         return Proposal(drafted, self.tree.shape, self.tree.ranks).cut(budget.depth)
 
     def observe(self, outcome):
-        self.root = outcome.next_root
+        self.root = outcome.committed[-1]
 
     def ranks(self, reading, depths):
         roots = reading.tokens[reading.first :][: reading.text.num_roots, None]
@@ -131,7 +132,9 @@ def test_it_is_measured_and_replayed_like_any_other() -> None:
     ]
     accepted = sum(sum(lengths) for lengths in real)
     assert accepted > 0 and replay(table, tree).num_accepted == accepted
-    reading_ms, draft_ms, depth = time_drafts(chosen.build(bench), bench.target, repeats=1)
+    reading_ms, draft_ms, depth = time_drafts(
+        chosen.build(bench), bench.target, Budget(64), repeats=1
+    )
     assert draft_ms > 0 and depth == tree.depth == chosen.draft_shape().depth
 
 

@@ -127,7 +127,7 @@ class Drafter(ABC):
 
     def rule(self, sampling: Sampling) -> Rule:
         """How drafts are accepted; lossless unless the method is lossy by design."""
-        return Lossless.of(sampling)
+        return Lossless(sampling)
 
     def ranks(self, trace: TargetTrace, depths: int) -> Tensor:
         """Ranks of the true tokens of a finished text, as drafted from every root.

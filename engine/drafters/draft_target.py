@@ -213,7 +213,7 @@ class DraftTargetDrafter(ModelDrafter):
     def propose(self, budget: Budget) -> Proposal:
         """A chain; empty beyond the draft model's context."""
         room = self.model.context_len - len(self._ids) + 1
-        length = min(self._config.max_draft_len, budget.depth, budget.nodes, room)
+        length = min(self._config.max_draft_len, budget.depth, room)
         if length < 1 or not self._ids:
             bypass: Bypass = "draft_context" if room < 1 else "no_text"
             return root_only(self.text[-1], self._device, bypass)
@@ -351,7 +351,7 @@ class TextDrafter(ModelDrafter):
         """Empty within a character of several tokens, and at the end of the model's context."""
         ids = self._encode(self.text)
         room = self.model.context_len - len(ids) + 1
-        length = min(self._length, room, budget.depth, budget.nodes)
+        length = min(self._length, room, budget.depth)
         drafts: list[int] = []
         if ids and length > 0:
             continuation = self._continuation(ids, length)

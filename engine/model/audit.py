@@ -111,17 +111,17 @@ def forward_mismatch(target: Target, expected: Tensor) -> str | None:
     return None
 
 
-def plain_step_s(target: Target, *, rounds: int = 24) -> float:
+def plain_step_s(target: Target) -> float:
     """Median seconds of a forward over one row after a short text."""
     device, root = target.device, Proposal(_trial_tokens(target, 1), TreeShape.chain(0))
     spans = []
     with target.new_cache(2 * PROMPT_ROWS) as cache:
         target.prefill(_trial_tokens(target, PROMPT_ROWS), cache, Needs())
-        for _ in range(rounds):
+        for _ in range(24):
             began = now(device)
             target.verify(root, cache, Needs())
             spans.append((began, now(device)))
-    return statistics.median(map(seconds, spans[rounds // 4 :]))
+    return statistics.median(map(seconds, spans[6:]))
 
 
 def _trial_outputs(target: Target) -> list[TargetOutput]:
@@ -177,12 +177,10 @@ class Audit:
     """The first divergence of a method's greedy text from plain decoding's.
 
     Attributes:
-        index: index of the first token that differs, from 0.
         view: in the run's dtype.
         exact: in float32, for small targets whose run was not in float32.
     """
 
-    index: int
     plain_token: str
     own_token: str
     view: LogitGap
@@ -217,7 +215,7 @@ def audit(
         exact = _logit_gap(copied, prefix_ids, pair, allowed_tokens)
     plain_token, own_token = map(TokenLabels(target.tokenizer), pair)
     view = _logit_gap(target, prefix_ids, pair, allowed_tokens)
-    return Audit(at, plain_token, own_token, view, exact)
+    return Audit(plain_token, own_token, view, exact)
 
 
 @torch.inference_mode()

@@ -43,10 +43,6 @@ class TextBatch:
         self.name = self._texts.name
         self.is_ragged = isinstance(self._texts, RaggedBatch)
 
-    def prefill(self, prompts: Sequence[tuple[int, Sequence[int]]]) -> None:
-        """Read the beginnings of texts: pairs of a row and token ids."""
-        self._read(_rows_of([(row, 0, prompt) for row, prompt in prompts]), 0)
-
     def step(self, tokens: Sequence[tuple[int, int, int]]) -> Tensor:
         """Logits `(tokens, vocab)` of new tokens.
 

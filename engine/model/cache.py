@@ -45,6 +45,7 @@ class RecurrentStates:
     Attributes:
         committed: by layer, after all committed rows; the tensors are never modified.
         commit_span: when the last commit restored them.
+        after: how to compute each layer's states after the last forward.
         working: states of the running layer, which reads and writes them through the cache.
         conv_inputs: inputs of its convolutions, with the previous state prepended.
     """
@@ -57,20 +58,16 @@ class RecurrentStates:
         self.working: States = {}
         self.conv_inputs: States = {}
         self._rewinds = rewinds
-        self._after: dict[int, StateAfterPath] = {}
+        self.after: dict[int, StateAfterPath] = {}
         self._earlier: dict[int, dict[int, States]] = {}
         self._checkpoints: list[int] = []
-
-    def register(self, layer: int, after: StateAfterPath) -> None:
-        """Register how to compute a layer's states after the running forward."""
-        self._after[layer] = after
 
     def commit(self, path: tuple[int, ...], length: int, *, is_checkpoint: bool) -> None:
         """Commit the states after these rows; `length`: committed rows in all from then on."""
         began = now(self._device)
-        self.committed = {layer: after(path) for layer, after in self._after.items()}
+        self.committed = {layer: after(path) for layer, after in self.after.items()}
         self.commit_span = began, now(self._device)
-        self._after.clear()
+        self.after.clear()
         self.conv_inputs = {}
         if is_checkpoint:
             self._checkpoints = [*self._checkpoints, length][-MAX_CHECKPOINTS:]
@@ -80,7 +77,7 @@ class RecurrentStates:
 
     def rewind(self, length: int) -> int:
         """Go back to the newest stored state at or before `length` rows; return its length."""
-        self._after.clear()
+        self.after.clear()
         at = max((at for at in self._earlier if at <= length), default=0)
         self.committed = self._earlier.get(at, {})
         self._earlier = {old: states for old, states in self._earlier.items() if old <= at}
@@ -93,7 +90,7 @@ class RecurrentStates:
             layer: {key: state.clone() for key, state in states.items()}
             for layer, states in self.committed.items()
         }
-        return {**self._earlier, length: own} if length else {}
+        return {**self._earlier, length: own}
 
     def restore(self, states: Mapping[int, dict[int, States]], length: int) -> None:
         """Continue from the states after `length` rows; earlier ones remain to rewind to."""
@@ -107,22 +104,6 @@ class RecurrentStates:
         tensors = {id(t): t for layers in of_layers for s in layers.values() for t in s.values()}
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
-    # ---- what transformers' layers call, through the cache
-
-    def convolve(self, number: int, new: Tensor, width: int | None) -> Tensor:
-        """The state with `new` `(batch, channels, rows)` appended; its last `width` are kept."""
-        key = ("conv", number)
-        old = self.working.get(key)
-        if old is None:
-            width = width or new.shape[-1]
-            full = pad(new, (max(0, width - new.shape[-1]), 0))
-        else:
-            width = old.shape[-1]
-            full = torch.cat([old, new], dim=-1)
-        self.working[key] = full[..., full.shape[-1] - width :].clone()
-        self.conv_inputs[key] = full
-        return full
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CacheSnapshot:
@@ -133,14 +114,12 @@ class CacheSnapshot:
         states: of recurrent layers, by their length in rows; None without such layers.
     """
 
-    length: int
     buffers: tuple[Tensor, ...]
     slots: Slots
     states: dict[int, dict[int, States]] | None
 
     def usable_len(self, length: int) -> int:
-        """The longest prefix, of at most `length` rows, that a text can continue from."""
-        length = min(length, self.length)
+        """The longest prefix, of at most `length` of its rows, that a text can continue from."""
         if self.states is None:
             return length
         return max((at for at in self.states if at <= length), default=0)
@@ -180,7 +159,7 @@ class TreeCache(Cache):
 
     @torch.inference_mode()
     def reserve(self, rows: int) -> None:
-        """Make room for `rows` more rows behind the committed ones."""
+        """Make room for `rows` more rows behind the committed ones, before they are stored."""
         needed = self.length + rows
         if needed <= self.capacity:
             return
@@ -230,8 +209,6 @@ class TreeCache(Cache):
             fits = (buffer.shape[1], buffer.shape[3]) == (heads, width)
             if fits and buffer.device == states.device and used[i] < buffer.shape[0]:
                 return i, used[i]
-        if states.shape[2] > self.capacity - self.length:
-            self.reserve(states.shape[2])
         self.buffers.append(self._allocate(states, num_slots, heads, self.capacity, width))
         return len(self.buffers) - 1, 0
 
@@ -297,7 +274,6 @@ class TreeCache(Cache):
     def snapshot(self) -> CacheSnapshot:
         """A copy of the committed rows, and all states that can be rewound to."""
         return CacheSnapshot(
-            self.length,
             tuple(buffer[:, :, : self.length].clone() for buffer in self.buffers),
             dict(self._slots),
             None if self.recurrent is None else self.recurrent.snapshot(self.length),
@@ -357,8 +333,18 @@ class TreeCache(Cache):
         conv_kernel_size: int | None = None,
         **kwargs: Any,
     ) -> Tensor:
+        """The state with `(batch, channels, rows)` appended, of which the last rows are kept."""
+        old = self._working("conv", state_idx)
+        if old is None:
+            width = conv_kernel_size or conv_states.shape[-1]
+            full = pad(conv_states, (max(0, width - conv_states.shape[-1]), 0))
+        else:
+            width = old.shape[-1]
+            full = torch.cat([old, conv_states], dim=-1)
         assert self.recurrent is not None
-        return self.recurrent.convolve(state_idx, conv_states, conv_kernel_size)
+        self.recurrent.conv_inputs["conv", state_idx] = full
+        self._keep("conv", state_idx, full[..., full.shape[-1] - width :].clone())
+        return full
 
     def update_recurrent_state(
         self, recurrent_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any

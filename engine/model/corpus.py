@@ -75,13 +75,13 @@ class _Line(Settings):
         return Entry(self.n, self.category, np.array(self.tokens, np.int32), self.answers)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Corpus:
     """Dialogues in memory: 4 bytes a token."""
 
-    def __init__(self, folder: Path, manifest: dict[str, Any], entries: list[Entry]) -> None:
-        self.folder = folder
-        self.manifest = manifest
-        self.entries = entries
+    folder: Path
+    manifest: dict[str, Any]
+    entries: list[Entry]
 
     @classmethod
     def open(cls, folder: Path) -> Self:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,11 +23,9 @@ class Packed(nn.Module, ABC):
     A deep copy is a plain module again. Moving it to another dtype or device is refused.
 
     Attributes:
-        num_bytes: of the packed matrix.
         num_weights: of the packed matrix; 0 if the plain one is kept, too.
     """
 
-    num_bytes: int
     num_weights: int
 
     @property
@@ -108,20 +106,11 @@ def weight_rows(module: nn.Module, ids: Tensor) -> Tensor:
 
 
 def num_weights(model: nn.Module) -> int:
-    """Number of a model's parameters, packed ones included."""
-    packed = sum(module.num_weights for module in _packed_once(model))
-    return packed + sum(p.numel() for p in model.parameters())
-
-
-def packed_bytes(model: nn.Module) -> int:
-    """Bytes of a model's packed matrices."""
-    return sum(module.num_bytes for module in _packed_once(model))
-
-
-def _packed_once(model: nn.Module) -> Iterable[Packed]:
-    """Packed modules; of those that share a matrix, the first."""
+    """Number of a model's parameters, packed ones included; a shared matrix counts once."""
     modules = [module for module in model.modules() if isinstance(module, Packed)]
-    return {id(getattr(module, "matrix", module)): module for module in reversed(modules)}.values()
+    once = {id(getattr(module, "matrix", module)): module for module in reversed(modules)}
+    packed = sum(module.num_weights for module in once.values())
+    return packed + sum(p.numel() for p in model.parameters())
 
 
 class OneDNNLinear(PackedLinear):
@@ -133,7 +122,6 @@ class OneDNNLinear(PackedLinear):
     def __init__(self, plain: nn.Linear, *, keep: bool = False) -> None:
         super().__init__(plain, keep=keep)
         self._packed = torch.ops.mkldnn._reorder_linear_weight(plain.weight.detach())
-        self.num_bytes = int(self._packed.nbytes)
 
     def product(self, x: Tensor) -> Tensor:
         out: Tensor = torch.ops.mkldnn._linear_pointwise(

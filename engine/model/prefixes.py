@@ -41,12 +41,8 @@ class _CachedText:
 class PrefixCache:
     """One model's cached texts; the least recently used ones are evicted."""
 
-    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
-        self._max_bytes = max_bytes
+    def __init__(self) -> None:
         self._texts: list[_CachedText] = []
-
-    def __len__(self) -> int:
-        return len(self._texts)
 
     @property
     def num_bytes(self) -> int:
@@ -87,7 +83,7 @@ class PrefixCache:
             parts: features for `needs`, of at least these rows.
         """
         num_bytes = cache.snapshot_bytes + sum(part.feature_bytes for part in parts)
-        if not cache.length or num_bytes > self._max_bytes:
+        if not cache.length or num_bytes > MAX_BYTES:
             return
         ids = list(token_ids[: cache.length])
         features = TargetOutput.joined(parts).at(slice(cache.length)) if parts else None
@@ -97,7 +93,7 @@ class PrefixCache:
             if text.needs != needs or ids[: len(text.token_ids)] != text.token_ids
         ]
         self._texts.append(_CachedText(ids, cache.snapshot(), needs, features, num_bytes))
-        while len(self._texts) > MAX_TEXTS or self.num_bytes > self._max_bytes:
+        while len(self._texts) > MAX_TEXTS or self.num_bytes > MAX_BYTES:
             self._texts.pop(0)
 
     def clear(self) -> None:
@@ -109,7 +105,6 @@ class PrefixSession:
 
     def __init__(self, prefixes: PrefixCache | None, cache: TreeCache, needs: Needs) -> None:
         self._prefixes, self._cache, self._needs = prefixes, cache, needs
-        self._token_ids: list[int] = []
         self._features: list[TargetOutput] = []
 
     def begin(self, prompt_ids: Sequence[int]) -> int | None:
@@ -124,22 +119,19 @@ class PrefixSession:
         """Record a forward over part of the prompt."""
         self._features.append(output.features)
 
-    def prompt_output(self, prompt_ids: Sequence[int], last: TargetOutput) -> TargetOutput:
+    def prompt_output(self, last: TargetOutput) -> TargetOutput:
         """The prompt's last output, with the features of all of its rows."""
-        self._token_ids, whole = list(prompt_ids), TargetOutput.joined(self._features)
+        whole = TargetOutput.joined(self._features)
         self._features = [] if self._prefixes is None else [whole]
         return replace(last, hidden=whole.hidden, layers=whole.layers)
 
-    def committed(
-        self, token_ids: Sequence[int], output: TargetOutput, path: Sequence[int]
-    ) -> None:
+    def committed(self, output: TargetOutput, path: Sequence[int]) -> None:
         """Record the committed rows of a verify forward."""
-        if self._prefixes is not None:
-            self._token_ids.extend(token_ids)
+        if self._prefixes is not None and self._needs != NO_FEATURES:
             self._features.append(output.features.at(path))
 
     @torch.inference_mode()
-    def keep(self) -> None:
+    def keep(self, token_ids: Sequence[int]) -> None:
         """Store the text for later runs whose prompts begin with it."""
-        if self._prefixes is not None and self._token_ids:
-            self._prefixes.keep(self._token_ids, self._cache, self._needs, self._features)
+        if self._prefixes is not None:
+            self._prefixes.keep(token_ids, self._cache, self._needs, self._features)

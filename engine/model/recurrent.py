@@ -169,7 +169,7 @@ class _Mixer:
         before = run.states.committed.get(self._number, {})
         if run.parents is None or len(run.parents) == 1:
             output, last = self._scan(run.states, inputs, before)
-            run.states.register(self._number, lambda path: last)
+            run.states.after[self._number] = lambda path: last
             return output
         layout = _layout(run.parents, _rows(inputs).device)
         one_long = len(layout.branches) == 1 and len(layout.levels) > MAX_LEVELS
@@ -192,7 +192,7 @@ class _Mixer:
             level, i = layout.level_of[path[-1]]
             return {key: state[i : i + 1].clone() for key, state in states[level].items()}
 
-        run.states.register(self._number, after)
+        run.states.after[self._number] = after
         order = row_order.argsort()
         return _map_rows(lambda *levels: torch.cat(levels)[order].transpose(0, 1), 1, *outputs)
 
@@ -217,7 +217,7 @@ class _Mixer:
             again = _select_rows(inputs, upload(torch.tensor([path]), layout.branches.device))
             return self._scan(run.states, again, before)[1]
 
-        run.states.register(self._number, after)
+        run.states.after[self._number] = after
         rows = layout.places_on
         return _map_rows(lambda out: out[rows[:, 0], rows[:, 1]][None], longest, output)
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
@@ -19,17 +19,19 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from engine.errors import ConfigError, PromptError, TargetError, first_line
-from engine.grammar import TokenTexts
+from engine.grammar import token_texts
 from engine.model.cache import RecurrentStates, TreeCache
 from engine.model.forward import Forward, ModulesForward, Rows
 from engine.model.layer_types import check_can_roll_back, has_attention, kv_layers
-from engine.model.packed import packed_bytes
 from engine.model.prefixes import PrefixCache
 from engine.model.random_weights import notes_of
 from engine.model.recurrent import recurrent_layers
 from engine.model.tokenizer import encode
 from engine.proposal import Needs, Proposal, TargetOutput
 from engine.safe_text import as_text, cpuinfo
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
 
 TEMPLATE_S = 2.0
 """Limit for rendering a chat template, which normally takes milliseconds."""
@@ -132,11 +134,6 @@ class Target:
         return total
 
     @property
-    def num_bytes(self) -> int:
-        """Bytes of its weights."""
-        return int(self.model.get_memory_footprint()) + packed_bytes(self.model)
-
-    @property
     def eos_ids(self) -> frozenset[int]:
         """Tokens that end a text."""
         token_ids: set[int] = set()
@@ -147,9 +144,9 @@ class Target:
         return frozenset(token_ids)
 
     @functools.cached_property
-    def token_texts(self) -> TokenTexts:
+    def token_texts(self) -> LLTokenizer:
         """Its vocabulary's texts, for grammars; TargetError where they cannot be read."""
-        return TokenTexts(self.tokenizer, self.vocab_size, self.eos_ids)
+        return token_texts(self.tokenizer, self.vocab_size, self.eos_ids)
 
     @property
     def embedding(self) -> nn.Module:

@@ -59,10 +59,7 @@ class Detokenizer:
 
     def flush(self) -> str:
         """The text still held back at the end; an incomplete character is U+FFFD."""
-        rest = self._decode(self._ids[self._prefix :])[self._shown :]
-        self._prefix = self._read = len(self._ids)
-        self._shown = 0
-        return rest
+        return self._decode(self._ids[self._prefix :])[self._shown :]
 
     def _decode(self, ids: Sequence[int]) -> str:
         if self._tokenizer is None or not ids:

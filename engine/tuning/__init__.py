@@ -13,9 +13,6 @@ OnProgress = Callable[[float], None]
 class StoppedError(PlaygroundError):
     """A measurement was stopped; nothing of it is kept."""
 
-    def __init__(self, message: str = "") -> None:
-        super().__init__(message or "The measurement was stopped; nothing of it is kept.")
-
 
 def no_progress(done: float) -> None:
     """Reports nothing."""

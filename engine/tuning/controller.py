@@ -120,8 +120,6 @@ class ControlledDrafter(Drafter):
         save: called with the experience when a text has ended.
     """
 
-    held_steps = HELD_STEPS
-
     def __init__(
         self,
         inner: Drafter,
@@ -180,26 +178,24 @@ class ControlledDrafter(Drafter):
             if isinstance(plan, str):
                 reason = plan
                 continue
-            drafted = self._draft(plan, budget, began_s)
+            drafted = self._draft(plan, began_s)
             if len(drafted[0].shape) > 1:
                 break
         if drafted is None:
-            self._num_held, self._held_reason = self.held_steps, reason
+            self._num_held, self._held_reason = HELD_STEPS, reason
             return self._plain_step(reason)
         proposal, step = drafted
         self.experience.survival.observe_attempt(len(proposal.shape) > 1)
         return self._prune(proposal, step)
 
-    def _draft(
-        self, plan: DraftPlan, budget: Budget, step_began_s: float
-    ) -> tuple[Proposal, _DraftedStep]:
+    def _draft(self, plan: DraftPlan, step_began_s: float) -> tuple[Proposal, _DraftedStep]:
         """Make the planned draft and time it."""
         drafter, kind, costs = plan.drafter, plan.kind, self.experience.costs
         began_s = self._clock()
         num_unread, drafter.num_unread = drafter.num_unread, 0
         num_missed = drafter.catch_up()
         caught_up_s = self._clock()
-        proposal = drafter.inner.propose(self._draft_budget(budget, plan))
+        proposal = drafter.inner.propose(self._draft_budget(plan))
         if len(proposal.shape) > 1:
             drafter.has_draft_probs = has_usable_probs(proposal)
         drafter.num_extra_rows = proposal.num_rows - len(proposal.shape)
@@ -354,7 +350,7 @@ class ControlledDrafter(Drafter):
 
     # ---- how much to draft
 
-    def _draft_budget(self, budget: Budget, plan: DraftPlan) -> Budget:
+    def _draft_budget(self, plan: DraftPlan) -> Budget:
         """Levels are drafted while the tokens that they bring are worth their time."""
         costs, survival = self.experience.costs, self.experience.survival
         row_ms = (costs.verify_ms(1 + ROW_COST_ROWS) - costs.plain_ms) / ROW_COST_ROWS
@@ -366,7 +362,7 @@ class ControlledDrafter(Drafter):
             if plan.drafter.inner.has_network:  # stops by the parents of what comes next
                 min_prob /= survival.level_rate(2)
             min_draft_prob = min(min_prob / survival.calibration, MAX_MIN_PROB)
-            return Budget(depth, budget.nodes, width, min_draft_prob)
+            return Budget(depth, width, min_draft_prob)
         if level_ms > 0.01 * costs.plain_ms:
             match_len = self._match_len(plan.drafter)
             path_prob = survival.chain_rate(1, match_len)
@@ -375,7 +371,7 @@ class ControlledDrafter(Drafter):
                 if path_prob < min_prob:
                     depth = levels
                     break
-        return Budget(depth, budget.nodes, width)
+        return Budget(depth, width)
 
     def _prune(self, proposal: Proposal, step: _DraftedStep) -> Proposal:
         """The nodes of a draft that are worth verifying."""
@@ -396,7 +392,7 @@ class ControlledDrafter(Drafter):
             order = []
         draft = proposal
         if order:
-            proposal = proposal.keep(sorted(order[:count]), with_extra=True)
+            proposal = proposal.keep(sorted(order[:count]))
         step.rows, step.depth, step.draft = proposal.num_rows, proposal.shape.max_depth, draft
         step_ms, loss_ms = draft_ms + verify_ms, self.account.loss_ms(costs.plain_ms)
         trial_note = " on trial" if plan.trial else ""

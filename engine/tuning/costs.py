@@ -76,18 +76,15 @@ class Costs:
     @classmethod
     def from_dict(cls, curve: LatencyCurve, values: Mapping[str, Any]) -> Self:
         """On this curve, with what `to_dict` stored."""
-        stored = values.get("reading")
-        prompt_token_ms = stored if isinstance(stored, dict) else {}
         draft_times = {
             kind: {int(depth): ms for depth, ms in times.items()}
             for kind, times in values.get("draft", {}).items()
         }
-        return cls(curve, values.get("slope", 1.0), draft_times, prompt_token_ms)
+        return cls(curve, values.get("slope", 1.0), draft_times, dict(values.get("reading", {})))
 
     def to_dict(self) -> dict[str, Any]:
         """What is worth keeping, as plain JSON."""
-        reading, draft = self.prompt_token_ms, self.draft_times
-        return {"slope": self.row_scale, "reading": reading, "draft": draft}
+        return {"slope": self.row_scale, "reading": self.prompt_token_ms, "draft": self.draft_times}
 
     def verify_ms(self, rows: int, depth: int | None = None) -> float:
         """Expected time of a step that verifies this many rows, without its draft."""

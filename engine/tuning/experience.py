@@ -7,14 +7,18 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+from pydantic import TypeAdapter
 
 from engine.config import Settings
 from engine.drafters.base import BuildContext
 from engine.drafters.method import MethodConfig
-from engine.errors import ConfigError
+from engine.errors import ConfigError, PlaygroundError
+from engine.model.files import read_settings
 from engine.model.sources import Locate, as_named
 from engine.model.target import Target
 from engine.safe_text import cpuinfo
@@ -34,13 +38,14 @@ INITIAL_SPEEDUP = 1.1
 """Assumed of drafted steps before any was made."""
 LONG_TERM = (0.99, 10.0)
 """`memory` and `prior_steps` of the speedups over all texts."""
-QUICK_ROWS, TREE_ROWS = (1, 2, 4, 8, 16, 32), (4, 16)
+QUICK_ROWS = (1, 2, 4, 8, 16, 32)
 """Row counts timed before a target's first draft, in a second or two."""
 FINE_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 """Row counts timed where a user asks for a measurement."""
 PLAUSIBLE_ROW_SCALES, MIN_REMEASURE_AGE_S = (0.6, 1.7), 3600.0
 """A curve of at least this age is measured again where steps put `Costs.row_scale` outside these
 bounds: another program ran during the measurement, or the kernels have become faster since."""
+_CURVE = TypeAdapter(LatencyCurve)
 
 
 @dataclass(slots=True)
@@ -226,17 +231,17 @@ class ExperienceStore:
             any_size: also of the same weights with drafts of another size.
         """
         folder, wanted = self._folder, {"target": target, "method": _settings(config)}
-        files = [] if folder is None or not folder.is_dir() else folder.glob("*.json")
+        files = [] if folder is None else folder.glob("*.json")
         for file in sorted(files, key=lambda file: -file.stat().st_mtime):
             values = self._read(file.name)
             about = values.get("about")
             if about != wanted and not (any_size and about and _same_drafter(about, wanted)):
                 continue
             try:
-                curve = LatencyCurve.from_dict(self._read(values["curve"]))
+                curve = _CURVE.validate_python(self._read(values["curve"]))
                 experience = Experience.new(curve, values)
                 experience.costs.plain_ms = float(values["base"])
-            except (ConfigError, AttributeError, KeyError, TypeError, ValueError):
+            except (AttributeError, KeyError, TypeError, ValueError):
                 continue
             return experience
         return None
@@ -257,7 +262,7 @@ class ExperienceStore:
         """
         target, drafter = context.target, config.build(context)
         progress = progress_range(on_progress, 0.0, 0.8)
-        curve = measure_curve(target, rows=FINE_ROWS, tree_rows=TREE_ROWS, on_progress=progress)
+        curve = measure_curve(target, rows=FINE_ROWS, on_progress=progress)
         self._save_curve(target, curve)
         experience = self.load(config, target, context.locate)
         experience.costs.draft_times.clear()
@@ -278,29 +283,25 @@ class ExperienceStore:
         name = _file_name(target)
         if name not in self._curves:
             try:
-                self._curves[name] = LatencyCurve.from_dict(self._read(name))
-            except ConfigError:
+                self._curves[name] = _CURVE.validate_python(self._read(name))
+            except ValueError:  # there is none, or it is damaged
                 return self._measure_curve(target)
         return self._curves[name]
 
     def _measure_curve(self, target: Target) -> LatencyCurve:
-        curve = measure_curve(target, rows=QUICK_ROWS, tree_rows=TREE_ROWS, repeats=2)
-        return self._save_curve(target, curve)
+        return self._save_curve(target, measure_curve(target, rows=QUICK_ROWS, repeats=2))
 
     def _save_curve(self, target: Target, curve: LatencyCurve) -> LatencyCurve:
         self._curves[_file_name(target)] = curve
-        self._write(_file_name(target), curve.to_dict())
+        self._write(_file_name(target), asdict(curve))
         return curve
 
     def _read(self, name: str) -> dict[str, Any]:
         """Empty where the file is missing or cannot be read."""
-        if self._folder is None:
-            return {}
-        try:
-            values = json.loads((self._folder / name).read_bytes())
-        except (OSError, ValueError):
-            return {}
-        return values if isinstance(values, dict) else {}
+        if self._folder is not None:
+            with suppress(PlaygroundError):
+                return read_settings(self._folder / name)
+        return {}
 
     def _write(self, name: str, values: dict[str, Any]) -> None:
         """Best effort: a full disk must not stop a run."""
@@ -317,7 +318,7 @@ class ExperienceStore:
 
 def _digest(curve: LatencyCurve) -> str:
     """Identifies a measurement."""
-    return hashlib.sha256(json.dumps(curve.to_dict()).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(asdict(curve)).encode()).hexdigest()[:16]
 
 
 def _file_name(target: Target, config: MethodConfig | None = None) -> str:

@@ -7,26 +7,14 @@ level or branch by branch, so that the time depends on depth as well.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Annotated, Any, Self
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
 
-from pydantic import AliasChoices, Field, TypeAdapter, ValidationError
+from pydantic import AliasChoices, Field
 
 from engine.drafters.method import MethodConfig
-from engine.errors import ConfigError
 from engine.metrics import predicted_tok_s, speedup
-
-BUCKETS = (256, 1024, 4096, 16384, 65536)
-"""Context lengths with separate curves: a step's time grows with the rows in the cache."""
-
-
-def bucket_of(context_len: int) -> int:
-    """The bucket of a context of this length: the nearest on a log scale.
-
-    Example: 300 → 256, 700 → 1024.
-    """
-    return min(BUCKETS, key=lambda bucket: max(bucket / context_len, context_len / bucket))
 
 
 def interpolate(rows: Sequence[int], ms: Sequence[float], n: float) -> float:
@@ -39,32 +27,8 @@ def interpolate(rows: Sequence[int], ms: Sequence[float], n: float) -> float:
     return ms[left] + slope * (n - rows[left])
 
 
-class _JsonDataclass:
-    """A frozen dataclass that is stored as plain JSON."""
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)  # type: ignore[call-overload, no-any-return]
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """The inverse of `to_dict`. Raises ConfigError: a field is missing or invalid."""
-        try:
-            return TypeAdapter(cls).validate_python(dict(values))
-        except ValidationError as error:
-            fault = error.errors()[0]
-            where = ".".join(map(str, fault["loc"]))
-            raise ConfigError(
-                f"A {cls.__name__} must have a valid {where} ({fault['msg']}), got {values}."
-            ) from error
-
-
-def _check(rows: Sequence[int], ms: Sequence[float]) -> None:
-    if not rows or len(rows) != len(ms) or list(rows) != sorted(set(rows)) or rows[0] < 0:
-        raise ConfigError(f"A curve must have ascending rows and a time each, got {rows}, {ms}.")
-
-
 @dataclass(frozen=True, slots=True)
-class TreeLatency(_JsonDataclass):
+class TreeLatency:
     """Median milliseconds of trees other than chains, where time depends on depth.
 
     Attributes:
@@ -77,10 +41,6 @@ class TreeLatency(_JsonDataclass):
     star_ms: tuple[float, ...]
     level_ms: tuple[float, ...]
 
-    def __post_init__(self) -> None:
-        _check(self.rows, self.star_ms)
-        _check(self.rows, self.level_ms)
-
     def at(self, n: float, depth: int) -> float:
         """Milliseconds of a tree of n rows and this depth."""
         level_ms = interpolate(self.rows, self.level_ms, n)
@@ -88,7 +48,7 @@ class TreeLatency(_JsonDataclass):
 
 
 @dataclass(frozen=True, slots=True)
-class LatencyCurve(_JsonDataclass):
+class LatencyCurve:
     """Median milliseconds at a few row counts.
 
     Attributes:
@@ -99,15 +59,10 @@ class LatencyCurve(_JsonDataclass):
     """
 
     rows: tuple[int, ...]
-    # Run logs name the field by what was measured.
-    ms: Annotated[
-        tuple[float, ...], Field(validation_alias=AliasChoices("ms", "verify_ms", "other_ms"))
-    ]
+    # `verify_ms` in the run logs of earlier versions.
+    ms: Annotated[tuple[float, ...], Field(validation_alias=AliasChoices("ms", "verify_ms"))]
     context_len: int = 0
     trees: TreeLatency | None = None
-
-    def __post_init__(self) -> None:
-        _check(self.rows, self.ms)
 
     def scaled(self, factor: float) -> LatencyCurve:
         """The curve with all times multiplied by a factor."""
@@ -128,7 +83,7 @@ class LatencyCurve(_JsonDataclass):
 
 
 @dataclass(frozen=True, slots=True)
-class BatchLatency(_JsonDataclass):
+class BatchLatency:
     """Verify forwards of several texts in lock-step: all read the same number of rows at once.
 
     Attributes:
@@ -140,11 +95,6 @@ class BatchLatency(_JsonDataclass):
     batches: tuple[int, ...]
     curves: tuple[LatencyCurve, ...]
     by: str
-
-    def __post_init__(self) -> None:
-        _check(self.batches, [curve.ms[0] for curve in self.curves])
-        if self.batches[0] != 1:
-            raise ConfigError(f"batches must begin with 1, got {self.batches}.")
 
     def growth(self, batch: int, rows: float) -> float:
         """Time of a batch's forward over that of one text; `batch` is one of `batches`."""
@@ -182,7 +132,7 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True)
-class StepLatency(_JsonDataclass):
+class StepLatency:
     """The times that a prediction needs; `engine.tuning.costs` keeps them up to date.
 
     Attributes:

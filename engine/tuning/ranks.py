@@ -24,7 +24,7 @@ import io
 import json
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
@@ -33,6 +33,7 @@ import torch
 from torch import Tensor
 
 from engine.config import Sampling
+from engine.decode import PREFILL_ROWS
 from engine.drafters import methods
 from engine.drafters.base import BuildContext, Drafter, Start
 from engine.drafters.method import MethodConfig
@@ -51,9 +52,6 @@ NUM_RANKS = 64
 """Ranks that a table distinguishes."""
 LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32)
 """Draft lengths tried for lookup drafters."""
-_PREFILL_ROWS = 1024
-"""Rows of a text per forward of the target."""
-_FORMAT = 1
 _READ_ERRORS = (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error)
 
 
@@ -86,18 +84,14 @@ class RankTable:
         num_ranks: ranks that are distinguished; a true token beyond them is `NO_RANK`.
         texts: row at which each text starts.
         categories: one per text.
-        token_ids: `(t,)` int32 outputs of every text, each with its tail.
-        token_starts: where each text starts in `token_ids`.
         chains: for lookup drafters, which have no ranks (`depths` is 0): steps by draft length.
-        about: target, method and texts of the measurement; plain JSON.
+        about: `target`, `dtype` and the texts' `sources`; plain JSON.
     """
 
     ranks: np.ndarray
     num_ranks: int
     texts: tuple[int, ...]
     categories: tuple[str, ...]
-    token_ids: np.ndarray
-    token_starts: tuple[int, ...]
     chains: Mapping[int, ChainSteps] = field(default_factory=dict)
     about: Mapping[str, Any] = field(default_factory=dict)
 
@@ -117,16 +111,11 @@ class RankTable:
     def num_bytes(self) -> int:
         """Memory of its arrays."""
         chains = (array for steps in self.chains.values() for array in steps)
-        return sum(array.nbytes for array in (self.ranks, self.token_ids, *chains))
+        return sum(array.nbytes for array in (self.ranks, *chains))
 
     def span(self, text: int) -> tuple[int, int]:
         """Rows `[begin, end)` of a text."""
         return self.texts[text], (*self.texts[1:], self.num_positions)[text]
-
-    def tokens_of(self, text: int) -> np.ndarray:
-        """The outputs of a text and its tail."""
-        ends = (*self.token_starts[1:], len(self.token_ids))
-        return self.token_ids[self.token_starts[text] : ends[text]]
 
     def locate(self, row: int) -> tuple[int, int]:
         """The text that a row belongs to, and the index of the output that is the root."""
@@ -143,20 +132,14 @@ class RankTable:
     def select(self, texts: Sequence[int]) -> RankTable:
         """These texts only, by index, in this order."""
         rows = [np.arange(*self.span(i)) for i in texts]
-        tokens = [self.tokens_of(i) for i in texts]
-        row_idx, sources = np.concatenate(rows), self.about.get("sources") or ()
-        per_text = (
-            {"sources": [sources[i] for i in texts]} if len(sources) == self.num_texts else {}
-        )
+        row_idx, sources = np.concatenate(rows), self.about["sources"]
         return replace(
             self,
             ranks=self.ranks[row_idx],
             texts=_starts(rows),
             categories=tuple(self.categories[i] for i in texts),
-            token_ids=np.concatenate(tokens),
-            token_starts=_starts(tokens),
             chains={length: _select_steps(steps, row_idx) for length, steps in self.chains.items()},
-            about={**self.about, **per_text},
+            about={**self.about, "sources": [sources[i] for i in texts]},
         )
 
     def limited_to(self, max_depth: int | None, max_width: int | None) -> RankTable:
@@ -167,10 +150,9 @@ class RankTable:
 
     def to_bytes(self) -> bytes:
         """A compressed NumPy archive; `from_bytes` reads it."""
-        names = ("num_ranks", "texts", "categories", "token_starts", "about")
-        meta = {name: getattr(self, name) for name in names}
-        meta |= {"format": _FORMAT, "chains": sorted(self.chains)}
-        arrays = {"ranks": self.ranks, "token_ids": self.token_ids}
+        meta = {name: getattr(self, name) for name in ("num_ranks", "texts", "categories", "about")}
+        meta["chains"] = sorted(self.chains)
+        arrays = {"ranks": self.ranks}
         for length, steps in self.chains.items():
             arrays[f"chain_{length}"] = np.stack([column.astype(np.int32) for column in steps])
         stream = io.BytesIO()
@@ -180,24 +162,17 @@ class RankTable:
 
     @classmethod
     def from_bytes(cls, payload: bytes) -> Self:
-        """The inverse of `to_bytes`. Raises ConfigError: no rank table, or of another format."""
+        """The inverse of `to_bytes`. Raises ConfigError: no rank table."""
         try:
             if not zipfile.is_zipfile(io.BytesIO(payload)):
                 raise ValueError("not an archive")
             with np.load(io.BytesIO(payload), allow_pickle=False) as stored:
                 meta = json.loads(stored["head"].tobytes())
-                if meta["format"] != _FORMAT:
-                    raise ConfigError(
-                        f"The rank table has format {meta['format']}, this version reads {_FORMAT}."
-                        " Measure it again."
-                    )
                 return cls(
                     stored["ranks"],
                     meta["num_ranks"],
                     tuple(meta["texts"]),
                     tuple(meta["categories"]),
-                    stored["token_ids"],
-                    tuple(meta["token_starts"]),
                     {n: ChainSteps.unpack(stored[f"chain_{n}"]) for n in meta["chains"]},
                     meta["about"],
                 )
@@ -223,7 +198,7 @@ def _select_steps(steps: ChainSteps, rows: np.ndarray) -> ChainSteps:
 def measure_ranks(
     config: MethodConfig,
     context: BuildContext,
-    texts: Iterable[Text],
+    texts: Sequence[Text],
     *,
     depths: int = 8,
     on_progress: OnProgress = no_progress,
@@ -236,59 +211,46 @@ def measure_ranks(
     remember the ones before).
 
     Args:
+        texts: of two new tokens or more each.
         depths: how deep to rank, or the longest draft to try.
 
     Raises:
-        ConfigError: the method has no ranks, or no text has a step.
+        ConfigError: the method has no ranks.
         PromptError: a text is of another target.
         SourceError, DrafterError: the drafter cannot be loaded.
     """
-    usable = [text for text in texts if text.num_roots]
-    _check_measurable(config, usable, depths)
-    drafter = None if config.looks_up else config.with_tree(ChoiceTree.chain(1)).build(context)
-    needs = Needs() if drafter is None else drafter.needs
-    ranks, traces = list[Tensor](), list[TargetTrace]()
-    for done, text in enumerate(usable):
-        on_progress((0.5 if config.looks_up else 1.0) * done / len(usable))
-        trace = trace_text(context.target, text, needs, tail=depths)
-        ranks.append(_ranks_of(drafter, trace, depths))
-        # Drop the features: only tokens are needed from here on.
-        traces.append(TargetTrace(text, trace.tokens, trace.context_len))
-    outputs = [trace.tokens[trace.first :].to(torch.int32).numpy() for trace in traces]
-    table = RankTable(
-        ranks=torch.cat(ranks).to(torch.int16).numpy(),
-        num_ranks=1 if drafter is None else NUM_RANKS,
-        texts=_starts(ranks),
-        categories=tuple(text.category for text in usable),
-        token_ids=np.concatenate(outputs),
-        token_starts=_starts(outputs),
-        about={
-            "decoding_type": config.decoding_type,
-            "method": config.model_dump(mode="json"),
-            "target": context.target.name,
-            "dtype": context.target.dtype_name,
-            "sources": [text.source for text in usable],
-        },
-    )
-    if config.looks_up:
-        second_half = progress_range(on_progress, 0.5, 1.0)
-        chains = _measure_chains(config, context, traces, depths, second_half)
-        table = replace(table, chains=chains)
-    on_progress(1.0)
-    return table
-
-
-def _check_measurable(config: MethodConfig, texts: Sequence[Text], depths: int) -> None:
-    if depths < 1:
-        raise ConfigError(f"depths must be at least 1, got {depths}. Set it higher.")
-    if not texts:
-        raise ConfigError("No text has two new tokens or more. Choose longer runs.")
     if not config.offline:
         titles = [kind.title for kind in methods().values() if kind.parse({}).offline]
         raise ConfigError(
             f"{config.title} has no rank table: it does not rank tokens per depth. "
             f"Choose one of {', '.join(titles)}."
         )
+    drafter = None if config.looks_up else config.with_tree(ChoiceTree.chain(1)).build(context)
+    needs = Needs() if drafter is None else drafter.needs
+    ranks, traces = list[Tensor](), list[TargetTrace]()
+    for done, text in enumerate(texts):
+        on_progress((0.5 if config.looks_up else 1.0) * done / len(texts))
+        trace = trace_text(context.target, text, needs, tail=depths)
+        ranks.append(_ranks_of(drafter, trace, depths))
+        # Drop the features: only tokens are needed from here on.
+        traces.append(TargetTrace(text, trace.tokens, trace.context_len))
+    chains: dict[int, ChainSteps] = {}
+    if config.looks_up:
+        second_half = progress_range(on_progress, 0.5, 1.0)
+        chains = _measure_chains(config, context, traces, depths, second_half)
+    on_progress(1.0)
+    return RankTable(
+        ranks=torch.cat(ranks).to(torch.int16).numpy(),
+        num_ranks=1 if drafter is None else NUM_RANKS,
+        texts=_starts(ranks),
+        categories=tuple(text.category for text in texts),
+        chains=chains,
+        about={
+            "target": context.target.name,
+            "dtype": context.target.dtype_name,
+            "sources": [text.source for text in texts],
+        },
+    )
 
 
 def _ranks_of(drafter: Drafter | None, trace: TargetTrace, depths: int) -> Tensor:
@@ -329,22 +291,19 @@ def _measure_chains(
 def trace_text(target: Target, text: Text, needs: Needs, *, tail: int) -> TargetTrace:
     """The target's features along a text and `tail` more greedy tokens, context permitting.
 
-    Raises PromptError: longer than the target's context, empty, or of another vocabulary.
+    Raises PromptError: longer than the target's context, or of another vocabulary.
     """
     ids = [*text.prompt_ids, *text.output_ids]
     named = f"The text of {text.source}" if text.source else "The text"
-    if not text.prompt_ids or not text.output_ids:
-        raise PromptError(f"{named} must have a prompt and an output. Choose another run.")
     if len(ids) > target.context_len or min(ids) < 0 or max(ids) >= target.vocab_size:
         raise PromptError(
             f"{named} has {len(ids)} tokens between {min(ids)} and {max(ids)}, but {target.name}'s "
             f"context holds {target.context_len} and its vocabulary {target.vocab_size}. Choose "
             "runs of this target."
         )
-    cache = target.new_cache(len(ids) + tail)
     features: list[list[Tensor | None]] = []
-    try:
-        for chunk in torch.tensor(ids).split(_PREFILL_ROWS):
+    with target.new_cache(len(ids) + tail) as cache:
+        for chunk in torch.tensor(ids).split(PREFILL_ROWS):
             output = target.prefill(chunk, cache, needs)
             parts = (output.hidden, output.layers)
             features.append([None if part is None else part.cpu() for part in parts])
@@ -353,8 +312,6 @@ def trace_text(target: Target, text: Text, needs: Needs, *, tail: int) -> Target
             if cache.length >= target.context_len:
                 break
             output = target.prefill(ids[-1:], cache, Needs())
-    finally:
-        cache.free()
     hidden, layers = (joined(parts) for parts in zip(*features, strict=True))
     return TargetTrace(text, torch.tensor(ids), target.context_len, hidden, layers)
 

@@ -50,7 +50,7 @@ class Replay:
 def replay(table: RankTable, tree: ChoiceTree) -> Replay:
     """Every step that a greedy run with this tree makes on the table's texts, drafting as set.
 
-    Raises TreeError: the tree is deeper than the table, or uses ranks beyond the table's.
+    The tree is no deeper than the table.
     """
     lengths = tree.shape.depths.numpy()[deepest_nodes(table, tree)]
     roots = step_roots(lengths, table)
@@ -58,11 +58,7 @@ def replay(table: RankTable, tree: ChoiceTree) -> Replay:
 
 
 def deepest_nodes(table: RankTable, tree: ChoiceTree) -> np.ndarray:
-    """`(positions,)` the deepest node that the true path reaches from each position; 0 = root.
-
-    Raises TreeError: the tree is deeper than the table, or uses ranks beyond the table's.
-    """
-    tree.check_fits(depth=table.depths, ranks=table.num_ranks, what="the rank table")
+    """`(positions,)` the deepest node that the true path reaches from each position; 0 = root."""
     # Column rank + 1 is the child of that rank; column 0 is no child, for ranks that no path uses.
     children = np.zeros((len(tree) + 1, tree.max_rank + 2), dtype=np.int64)
     for node, path in enumerate(tree.paths, start=1):

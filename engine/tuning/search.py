@@ -31,9 +31,8 @@ SIZES = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 28, 32, 40, 48, 56, 63, 80, 96, 1
 
 @dataclass(frozen=True, slots=True)
 class BestTree:
-    """The best tree found of at most n nodes, and its replayed MAT."""
+    """The best tree found of at most so many nodes, and its replayed MAT."""
 
-    num_nodes: int
     tree: ChoiceTree
     mat: float
 
@@ -44,7 +43,6 @@ def best_trees(
     *,
     max_depth: int | None = None,
     max_width: int | None = None,
-    category: str | None = None,
 ) -> tuple[BestTree, ...]:
     """The best tree of each size, in the order given; a larger one is never worse.
 
@@ -55,8 +53,7 @@ def best_trees(
         max_depth: of a path; None = the table's.
         max_width: number of ranks that may be used; None = all of the table's.
 
-    Raises ConfigError: a bound is out of range, no text is of this category, or the drafter was
-    never right.
+    Raises ConfigError: a bound is out of range, or the drafter was never right.
     """
     if not table.depths:
         raise ConfigError("This drafter looks up chains; there is no tree to choose.")
@@ -64,7 +61,7 @@ def best_trees(
         _check("Nodes", n, MAX_NODES)
     _check("max_depth", max_depth)
     _check("max_width", max_width)
-    table = table.only(category).limited_to(max_depth, max_width)
+    table = table.limited_to(max_depth, max_width)
     paths = most_frequent_paths(table, np.arange(table.num_positions), max(ns))
     if not paths:
         raise ConfigError(
@@ -77,12 +74,12 @@ def best_trees(
         tree = ChoiceTree.of(paths[:n])
         steps = replay(table, tree)
         visited = ChoiceTree.of(most_frequent_paths(table, steps.roots, n) or tree.paths)
-        candidate = BestTree(n, tree, steps.mat)
+        candidate = BestTree(tree, steps.mat)
         if (mat := replay(table, visited).mat) > candidate.mat:
-            candidate = BestTree(n, visited, mat)
+            candidate = BestTree(visited, mat)
         # Adding nodes never hurts a step, but it can shift the steps after it.
         best = candidate if best is None or candidate.mat >= best.mat else best
-        best_of_size[n] = BestTree(n, best.tree, best.mat)
+        best_of_size[n] = best
     return tuple(best_of_size[n] for n in ns)
 
 
@@ -93,7 +90,6 @@ def fastest_trees(
     *,
     max_depth: int | None = None,
     max_width: int | None = None,
-    category: str | None = None,
 ) -> tuple[BestTree, ...]:
     """The tree of each size with the highest predicted speed; arguments as for `best_trees`.
 
@@ -103,7 +99,6 @@ def fastest_trees(
     Args:
         tok_s: the predicted speed.
     """
-    table = table.only(category)
     candidates = [best_trees(table, ns, max_depth=max_depth, max_width=max_width)]
     deepest = max(best.tree.depth for best in candidates[0])
     bounds = [(depth, max_width) for depth in range(1, deepest)] + [(max_depth, 1)]

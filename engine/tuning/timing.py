@@ -23,7 +23,8 @@ from engine.tree import TreeShape
 from engine.tuning import OnProgress, no_progress
 from engine.tuning.latency import BatchLatency, LatencyCurve, TreeLatency
 
-TREE_ROWS = (4, 8, 16, 32, 64)
+TREE_ROWS = (4, 16)
+"""Row counts of the trees that are timed besides chains; times are linear between them."""
 TREE_DEPTH = 4
 """Depth of the trees that show what a level costs; less where there are few rows."""
 BATCHES, BATCH_ROWS = (1, 2, 4, 8, 16, 32), (1, 2, 4, 8, 16, 32, 64)
@@ -37,7 +38,6 @@ def measure_curve(
     target: Target,
     *,
     rows: tuple[int, ...],
-    tree_rows: tuple[int, ...] = TREE_ROWS,
     context_len: int = 256,
     repeats: int = 5,
     on_progress: OnProgress = no_progress,
@@ -48,13 +48,12 @@ def measure_curve(
     trees are timed as well as chains.
     """
     context_len = max(1, min(context_len, target.context_len - max(rows) - 1))
-    cache = target.new_cache(context_len + max(rows))
-    tree_rows = () if cache.recurrent is None else tuple(n for n in tree_rows if n <= max(rows))
+    tree_rows = tuple(n for n in TREE_ROWS if n <= max(rows)) if len(target.recurrent) else ()
     shapes = [TreeShape.chain(n - 1) for n in rows]
     shapes += [comb_tree(n, depth) for n in tree_rows for depth in (1, _tree_depth(n))]
     order = sorted(range(len(shapes)), key=lambda i: -len(shapes[i]))
     seconds = np.empty((repeats + 1, len(shapes)))
-    try:
+    with target.new_cache(context_len + max(rows)) as cache:
         tokens = torch.arange(context_len) % target.vocab_size
         target.prefill(tokens.tolist(), cache, Needs())
         for repeat in range(repeats + 1):
@@ -62,8 +61,6 @@ def measure_curve(
             for done, i in enumerate(order):
                 on_progress((repeat + done / len(shapes)) / (repeats + 1))
                 seconds[repeat, i] = _time_verify(target, cache, shapes[i])
-    finally:
-        cache.free()
     # Whatever else the machine does only adds to a time.
     least: list[float] = (1000 * np.min(seconds[1:], axis=0)).tolist()
     chain_ms = non_decreasing(least[: len(rows)])
@@ -145,7 +142,7 @@ def measure_batch(
     sizes.sort(key=lambda size: (size[1] > rows[1], size[0] * size[1]))
     least = 2 * len(batches)  # a slope needs two points
     batch = TextBatch(target, max(batches), max_len)
-    batch.prefill([(0, [i % target.vocab_size for i in range(context_len)])])
+    batch.advance([(0, 0, [i % target.vocab_size for i in range(context_len)])])
     batch.repeat(context_len)
     times_s: dict[tuple[int, int], list[float]] = {}
     began = time.perf_counter()
@@ -196,19 +193,13 @@ class DraftTiming(NamedTuple):
 
 @torch.inference_mode()
 def time_drafts(
-    drafter: Drafter,
-    target: Target,
-    budget: Budget | None = None,
-    *,
-    context_len: int = 256,
-    repeats: int = 3,
+    drafter: Drafter, target: Target, budget: Budget, *, repeats: int = 3
 ) -> DraftTiming:
     """Time drafts, each after a step that accepted two draft tokens, if there were two.
 
     The target makes a step before each draft, as in a run: it evicts the processor's caches.
     """
-    budget = budget or Budget(64)
-    context_len = max(2, min(context_len, target.context_len // 2))
+    context_len = max(2, min(256, target.context_len // 2))
     prompt = [(7 * i) % min(97, target.vocab_size) for i in range(context_len)]
     features = _random_features(drafter.needs, target, context_len)
     drafter.start(Start(prompt, 1, features, Sampling(), SeededDraws(0), Limits()))

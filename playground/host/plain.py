@@ -27,7 +27,6 @@ from engine.metrics import (
     stored_figures,
     undisturbed,
 )
-from engine.tuning.latency import bucket_of
 from playground.host.baseline import Doubt, doubt_of
 
 if TYPE_CHECKING:  # `runs list` reads stored baselines without torch
@@ -43,6 +42,8 @@ NUM_WARM_UP = 2
 """Warm-up steps of a timing, which are not counted."""
 BRIEF_CONTEXT, MAX_CONTEXT = 128, 1024
 """Tokens of context; short before a run, because the first token waits for the timing."""
+LONG_TEXT = 512
+"""Tokens beyond which a step in a brief context says too little."""
 RECENT_S = 60.0
 """A timing that ended this recently is reused for a run, whose first token then need not wait."""
 
@@ -111,7 +112,7 @@ class BaselineTimer:
         self._context, self._cancelled = context, cancelled
         self._brief_ids = list(prompt_ids)[-BRIEF_CONTEXT:]
         self._recent = recent
-        timing = recent.timing_for(context.target, self._bucket)
+        timing = recent.timing_for(context.target)
         self._before = timing or self._time(self._brief_ids, BEFORE_S)
 
     @property
@@ -142,15 +143,11 @@ class BaselineTimer:
         if before is None or again is None:
             return self.before
         drift = again.split.total_s / before.split.total_s
-        is_brief = bucket_of(len(token_ids)) == self._bucket
-        there = again if is_brief else self._time(list(token_ids)[-MAX_CONTEXT:], AFTER_S)
+        is_long = len(token_ids) > LONG_TEXT
+        there = self._time(list(token_ids)[-MAX_CONTEXT:], AFTER_S) if is_long else again
         noise = max(before.noise, again.noise)
-        self._recent.put(self._context.target, self._bucket, again)
+        self._recent.put(self._context.target, again)
         return (there or again).step((1 + 1 / drift) / 2, drift, noise)
-
-    @property
-    def _bucket(self) -> int:
-        return bucket_of(len(self._brief_ids) + NUM_STEPS)
 
     def _time(self, token_ids: Sequence[int], max_s: float) -> _Timing | None:
         """None where it was stopped, or the context is full."""
@@ -193,21 +190,20 @@ class _Timing:
 
 
 class RecentTiming:
-    """The last timing after a run, with its target, context length and end."""
+    """The last timing after a run, with its target and end."""
 
     def __init__(self) -> None:
-        self._last: tuple[weakref.ref[Target], int, _Timing, float] | None = None
+        self._last: tuple[weakref.ref[Target], _Timing, float] | None = None
 
-    def put(self, target: Target, bucket: int, timing: _Timing) -> None:
-        self._last = weakref.ref(target), bucket, timing, time.monotonic()
+    def put(self, target: Target, timing: _Timing) -> None:
+        self._last = weakref.ref(target), timing, time.monotonic()
 
-    def timing_for(self, target: Target, bucket: int) -> _Timing | None:
-        """The last timing, if it has this target and context length and is still recent."""
+    def timing_for(self, target: Target) -> _Timing | None:
+        """The last timing, if it has this target and is still recent."""
         if self._last is None:
             return None
-        ref, at, timing, ended_s = self._last
-        same = ref() is target and at == bucket
-        return timing if same and time.monotonic() - ended_s < RECENT_S else None
+        ref, timing, ended_s = self._last
+        return timing if ref() is target and time.monotonic() - ended_s < RECENT_S else None
 
 
 def stored_plain_step(metrics: Mapping[str, Any]) -> PlainStep | None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
+
+from pydantic import TypeAdapter
 
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
@@ -46,7 +48,7 @@ def batch_report(log: RunLog, catalog: Catalog, compare_id: str) -> BatchReport 
     stored = log.artifacts.find(KIND, _batch_key(run.target, run.dtype, run.environment))
     if not stored:
         return None
-    batched = BatchLatency.from_dict(stored[0].meta["batch"])
+    batched = TypeAdapter(BatchLatency).validate_python(stored[0].meta["batch"])
     results = read_results(log, compare_id, types=catalog.types)
     totals = {
         name: Totals.of([r for r in results.requests if r.configuration == name])
@@ -105,7 +107,7 @@ def measure_for(host: EngineHost, jobs: EngineJobs, compare_id: str, *, owner: s
         tell = progress_of(job, "timing verify forwards of several texts")
         latency = measure_batch(target, on_progress=tell)
         key = _batch_key(target.name, target.dtype_name, target.environment())
-        host.log.artifacts.put(KIND, key, meta={"batch": latency.to_dict()}, payload=b"")
+        host.log.artifacts.put(KIND, key, meta={"batch": asdict(latency)}, payload=b"")
         return {"text": "measured"}
 
     return jobs.start(work, owner=owner)

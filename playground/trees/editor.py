@@ -66,7 +66,7 @@ class TreeRequest(Settings):
     @property
     def bounds(self) -> dict[str, Any]:
         """Limits of the search for the best tree."""
-        return self.model_dump(include={"category", "max_depth", "max_width"})
+        return self.model_dump(include={"max_depth", "max_width"})
 
 
 class TreeEditor:
@@ -156,7 +156,7 @@ class TreeEditor:
 
     def _best(self, request: TreeRequest, sizes: Sequence[int]) -> tuple[BestTree, ...]:
         """The best tree of every size: by MAT, or where depth costs time by tok/s."""
-        method, table = self._method(request), self._table(request)
+        method, table = self._method(request), self._table(request).only(request.category)
         latency = self._host.experience.step_latency(method.target, method.config)
         if latency is None or latency.verify.trees is None:
             return best_trees(table, sizes, **request.bounds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 from engine.config import Limits, Sampling
@@ -111,7 +112,7 @@ class Measurements:
     def speed(self, method: TreeMethod) -> dict[str, Any] | None:
         """What steps take here, as the page reads it."""
         latency = self._host.experience.step_latency(method.target, method.config)
-        return None if latency is None else latency.to_dict()
+        return None if latency is None else asdict(latency)
 
     # ---- dynamic trees
 
@@ -196,7 +197,7 @@ def progress_of(run: LiveRun, words: str) -> OnProgress:
 
     def on_progress(fraction: float) -> None:
         if run.cancel_requested.is_set():
-            raise StoppedError
+            raise StoppedError("The measurement was stopped; nothing of it is kept.")
         run.state, run.activity, run.progress = "running", words, fraction
 
     return on_progress

@@ -115,7 +115,7 @@ class ScriptedDrafter(Drafter):
         return self.output[at] if at < len(self.output) else None
 
     def observe(self, outcome: Outcome) -> None:
-        self.root = outcome.next_root
+        self.root = outcome.committed[-1]
         self.done += len(outcome.committed)
 
     def finish(self) -> None:
@@ -151,7 +151,7 @@ class SamplingDrafter(Drafter):
         return Proposal(torch.tensor(tokens), self.tree, dists=dists)
 
     def observe(self, outcome: Outcome) -> None:
-        self.root = outcome.next_root
+        self.root = outcome.committed[-1]
 
 
 def draw_tree(

@@ -7,12 +7,15 @@ import random
 import pytest
 import torch
 
-from engine.accept import Acceptance, VerifiedTree, greedy
+from engine.accept import Acceptance, Lossless, VerifiedTree, greedy
+from engine.config import Sampling
 from engine.proposal import Proposal, TargetOutput
+from engine.sampling import SeededDraws
 from engine.tree import TreeShape
 from tests.engine.scripted import random_parents
 
 VOCAB = 40
+RULE, DRAWS = Lossless(Sampling()), SeededDraws(0)
 
 
 def verified_at_random(seed: int) -> tuple[Proposal, TargetOutput]:
@@ -35,7 +38,7 @@ def test_greedy_goes_on_while_a_child_carries_the_argmax(seed: int) -> None:
     best, shape, tokens = output.argmax(), proposal.shape, proposal.tokens.tolist()
     right = [node for node in range(len(shape)) if agrees(node, shape, tokens, best)]
     deepest = max(right, key=lambda node: int(shape.depths[node]))
-    accepted = greedy(VerifiedTree.of(proposal, output))
+    accepted = greedy(VerifiedTree.of(proposal, output, RULE, DRAWS))
     assert accepted == Acceptance(shape.path_to(deepest), best[deepest])
 
 
@@ -57,7 +60,7 @@ def test_what_a_device_hands_over_at_once_is_what_the_host_computes(
     if "best" in known:
         best = output.logits.argmax(dim=-1)
         output = TargetOutput(output.logits, logsumexp=output.logsumexp, best=best)
-    host = VerifiedTree.of(proposal, output)
+    host = VerifiedTree.of(proposal, output, RULE, DRAWS)
     at_once = VerifiedTree._from_device(proposal, output, ())
     assert at_once.tokens == host.tokens == proposal.tokens.tolist()
     assert [at_once.argmax(i) for i in range(n)] == [host.argmax(i) for i in range(n)]

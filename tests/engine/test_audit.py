@@ -47,7 +47,6 @@ def test_a_wrong_token_is_no_near_tie(target: Target) -> None:
     result = audit(target, PROMPT, plain, [*plain[:7], wrong, 1, 2])
     assert result is not None and result.exact is None
     top = logits.topk(2)
-    assert result.index == 7
     assert result.view.gap == pytest.approx(float(top.values[0] - top.values[1]), abs=1e-3)
     assert result.view.plain_logit == pytest.approx(float(top.values[0]), abs=1e-3)
     assert result.view.own_logit == pytest.approx(float(logits[wrong]), abs=1e-3)

@@ -192,7 +192,7 @@ def test_a_long_prompt_is_read_in_parts_and_can_be_cancelled_between_them(
     asked = iter([False, True])
     (end,) = records(cancelled=lambda: next(asked), prefilled=read.append)
     assert end == End((), "cancelled", 0) and read == [2, 4]
-    assert len(target.prefixes) == 0, "half a prompt is kept"
+    assert len(target.prefixes._texts) == 0, "half a prompt is kept"
     assert list(end_of(records(prefilled=read.append)).output_ids) == text()[:8]
     assert read == [2, 4, 2, 4, 5]
 

@@ -144,7 +144,7 @@ def test_a_method_answers_twice_what_plain_decoding_has_answered(name: str) -> N
     answers = [turn(case.target, each, FIRST, cached=True) for each in (plain, drafter, drafter)]
     assert [answer.output for answer in answers] == 3 * [plain_greedy(case.target, FIRST, TOKENS)]
     assert answers[2].prefill.num_cached == len(FIRST) - 1
-    assert len(case.target.prefixes) == (1 if drafter.needs == Needs() else 2)
+    assert len(case.target.prefixes._texts) == (1 if drafter.needs == Needs() else 2)
     assert drafts(answers[1]) == drafts(answers[2]) == (name not in NEVER)
 
 
@@ -158,7 +158,7 @@ def test_a_drafter_goes_on_too_and_drafts_what_it_would_have(name: str) -> None:
     goes_on = turn(target, warm, prompt, cached=True)
     assert goes_on.prefill.num_cached >= len(FIRST) + TOKENS - 1
     if name in ("draft-model", "draft-model-text", "pard", "combined"):
-        assert 0 < len(small.prefixes) <= 2  # text may be tokenized anew at its end
+        assert 0 < len(small.prefixes._texts) <= 2  # text may be tokenized anew at its end
     anew = turn(target, cold, prompt, cached=False)
     assert goes_on.output == anew.output == plain_greedy(target, prompt, TOKENS)
     assert [s.tokens for s in goes_on.steps] == [s.tokens for s in anew.steps]
@@ -177,7 +177,7 @@ def test_a_prompt_read_in_parts_shows_a_drafter_the_same(
     assert [s.tokens for s in parts.steps] == [s.tokens for s in whole.steps]
 
 
-def test_the_texts_used_last_are_kept_within_a_bound() -> None:
+def test_the_texts_used_last_are_kept_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     target = tiny_target(eos_token_id=None)
 
     def kept(prefixes: PrefixCache, text: list[int]) -> int:
@@ -195,16 +195,17 @@ def test_the_texts_used_last_are_kept_within_a_bound() -> None:
     for text in texts:
         read(many, text)
         assert kept(many, texts[0]) == len(text)
-    assert len(many) == MAX_TEXTS
+    assert len(many._texts) == MAX_TEXTS
     assert kept(many, texts[0]) == len(texts[0])  # used again and again
     assert kept(many, texts[1]) == 0
     each = many.num_bytes // MAX_TEXTS
-    few = PrefixCache(max_bytes=4 * each - 1)
+    monkeypatch.setattr("engine.model.prefixes.MAX_BYTES", 4 * each - 1)
+    few = PrefixCache()
     for text in texts:
         read(few, text)
-    assert (len(few), few.num_bytes) == (3, 3 * each)
+    assert (len(few._texts), few.num_bytes) == (3, 3 * each)
     read(few, texts[0] * 4)  # larger than all that is allowed
     assert [kept(few, text) > 0 for text in texts[-4:]] == [False, True, True, True]
     longer = [*texts[-1], 5, 6]
     read(few, longer)  # holds the shorter one
-    assert kept(few, [*texts[-1], 5, 6]) == len(longer) and len(few) == 3
+    assert kept(few, [*texts[-1], 5, 6]) == len(longer) and len(few._texts) == 3

@@ -35,7 +35,7 @@ from engine.drafters.lookup.ngram import NGramConfig
 from engine.errors import TargetError
 from engine.model.target import Target
 from engine.proposal import DraftDists
-from engine.sampling import NUCLEUS_CANDIDATES, Draws, SeededDraws, inverse_cdf, probabilities
+from engine.sampling import NUCLEUS_CANDIDATES, SeededDraws, inverse_cdf, probabilities
 from engine.steps import End, Step
 from engine.tree import TreeShape
 from tests.engine.scripted import Parents, SamplingDrafter, draw_tree
@@ -188,12 +188,13 @@ def p_value(tree: TreeShape, rule: Rule, sampling: Sampling, drafts: str) -> flo
 )
 @pytest.mark.parametrize("sampling", [Sampling(temperature=1.0), SETTINGS[1]], ids=["plain", "k"])
 def test_a_verified_tree_keeps_the_targets_law(name: str, drafts: str, sampling: Sampling) -> None:
-    assert p_value(TreeShape(TREES[name]), Lossless(sampling), sampling, drafts) > ALPHA
+    rule = Lossless(sampling.replace(verification="token"))
+    assert p_value(TreeShape(TREES[name]), rule, sampling, drafts) > ALPHA
 
 
 @pytest.mark.parametrize("sampling", [Sampling(temperature=1.0), SETTINGS[1]], ids=["plain", "k"])
 def test_a_chain_verified_as_a_block_keeps_the_targets_law(sampling: Sampling) -> None:
-    rule = Lossless(sampling, block=True)
+    rule = Lossless(sampling)
     for length in (1, 2, 3):
         chain = TreeShape.chain(length)
         assert p_value(chain, rule, sampling, "sampled") > ALPHA
@@ -239,7 +240,7 @@ def test_block_verification_accepts_by_the_papers_formulas(length: int) -> None:
         ]
         token_mean += mass * sum(itertools.accumulate(ratios, operator.mul))
         left = mass
-        for kept, accepts, rest in prefixes(verified, Lossless(sampling, block=True), length):
+        for kept, accepts, rest in prefixes(verified, Lossless(sampling), length):
             here = left * accepts
             left -= here
             block_mean += here * kept
@@ -270,7 +271,7 @@ def prefixes(
         yield kept, low, draws.law
 
 
-class Scripted:
+class Scripted(SeededDraws):
     """The n-th uniform number is given, those after it accept nothing, those before it neither."""
 
     def __init__(self, number: int, value: float) -> None:
@@ -287,8 +288,9 @@ class Scripted:
 
 
 def test_block_and_token_verification_are_chosen_by_a_setting() -> None:
-    assert Lossless.of(Sampling(temperature=1.0)).block
-    assert not Lossless.of(Sampling(temperature=1.0, verification="token")).block
+    chain, dists = TreeShape.chain(1), DraftDists(torch.full((1, 3), 1 / 3), {0: 0})
+    assert Lossless(Sampling(temperature=1.0))._as_block(chain, dists)
+    assert not Lossless(Sampling(temperature=1.0, verification="token"))._as_block(chain, dists)
     assert "verification" not in Sampling().model_dump()
     assert Sampling(temperature=0.5).model_dump()["verification"] == "block"
 
@@ -299,7 +301,7 @@ class NoResidual:
 
     sampling: Sampling
 
-    def __call__(self, verified: VerifiedTree, draws: Draws) -> Acceptance:
+    def __call__(self, verified: VerifiedTree, draws: SeededDraws) -> Acceptance:
         at, path = 0, list[int]()
         while True:
             probs = probabilities(verified.logits[at], self.sampling)
@@ -329,7 +331,7 @@ def test_power_wrong_verifiers_fail_the_same_test() -> None:
 class Replacing:
     """Takes siblings for independent draws: a rejected one stays in their distribution."""
 
-    def __call__(self, verified: VerifiedTree, draws: Draws) -> Acceptance:
+    def __call__(self, verified: VerifiedTree, draws: SeededDraws) -> Acceptance:
         dists = verified.dists
         assert dists is not None
         target, draft = verified.logits[0].softmax(-1), dists.probs[0]

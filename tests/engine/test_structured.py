@@ -175,7 +175,7 @@ def test_extra_rows_lose_the_columns_of_nodes_that_went() -> None:
     visible = torch.tensor([[1, 0, 0, 1, 0], [1, 0, 0, 1, 1]]).bool()
     extra = ExtraRows(torch.tensor([8, 9]), torch.tensor([1, 2]), visible, 2)
     proposal = Proposal(torch.tensor([5, 6, 7]), TreeShape([-1, 0, 0]), extra=extra)
-    kept = proposal.keep([0, 2], with_extra=True)
+    kept = proposal.keep([0, 2])
     assert kept.extra is not None
     assert kept.extra.visible.tolist() == [[True, False, True, False], [True, False, True, True]]
     tokens, _, among = kept.rows()

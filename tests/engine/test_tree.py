@@ -47,9 +47,9 @@ def test_leaves_and_candidates_of_the_documented_tree_are_the_same_tree() -> Non
     ],
     ids=["30,000 paths", "one of 1,200", "1,000 of 1,000", "a chain of 1,600"],
 )
-@pytest.mark.parametrize("form", ["auto", "leaves", "candidates"])
+@pytest.mark.parametrize("form", ["auto", "candidates"])
 def test_too_large_a_tree_is_refused_before_its_prefixes_are_made(
-    paths: list[Path], form: Literal["auto", "leaves", "candidates"]
+    paths: list[Path], form: Literal["auto", "candidates"]
 ) -> None:
     began_s = time.process_time()
     with pytest.raises(TreeError, match="at most 1024 nodes"):
@@ -67,7 +67,7 @@ def test_every_form_of_a_tree_reads_back_as_the_same_tree(nodes: set[Path], rng:
     forms = [tree.as_lists(), tree.paths, str(tree.as_lists()), str(tree.paths)]
     for value in forms:
         assert ChoiceTree.parse(value, form="candidates") == tree
-    assert ChoiceTree.parse([list(p) for p in tree.leaves], form="leaves") == tree
+    assert ChoiceTree.parse([list(p) for p in tree.leaves]) == tree
     assert ChoiceTree.parse(tree.as_lists()) == tree
 
 
@@ -141,11 +141,6 @@ def test_every_kind_of_invalid_tree_is_refused_naming_what_is_wrong(
     with pytest.raises(TreeError) as caught:
         ChoiceTree.parse(value)
     assert says in str(caught.value)
-
-
-def test_inner_nodes_are_no_leaves() -> None:
-    with pytest.raises(TreeError, match=r"\[0\] is not a leaf"):
-        ChoiceTree.parse([[0], [0, 0]], form="leaves")
 
 
 @pytest.mark.parametrize("parents", [[], [0], [-1, 1], [-1, -1], [-1, 0, 3], [-1, 0, -1]])

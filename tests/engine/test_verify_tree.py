@@ -138,7 +138,7 @@ def check_batch(target: Target, **near: Any) -> None:
     rng = random.Random(5)
     prompts = [tokens_of(rng, count) for count in (21, 4, 30)]
     batch = TextBatch(target, 4, 40)
-    batch.prefill(list(enumerate(prompts)))
+    batch.advance([(row, 0, prompt) for row, prompt in enumerate(prompts)])
     # What is read at a position again, replaces it; a text that is not asked any more is over.
     for asked, count in (((0, 1, 2), 5), ((0, 1, 2), 1), ((0, 2), 3)):
         drafts = {row: tokens_of(rng, count) for row in asked}

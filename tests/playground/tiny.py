@@ -113,7 +113,7 @@ class ScriptedDrafter(Drafter):
         return (true + path[-1] + mistake) % 256
 
     def observe(self, outcome: Outcome) -> None:
-        self._root = outcome.next_root
+        self._root = outcome.committed[-1]
         self._at += len(outcome.committed)
 
 

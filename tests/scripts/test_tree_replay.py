@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -93,9 +94,7 @@ def looked_up(table: RankTable) -> RankTable:
         accepted = np.minimum(drafted, draw.integers(0, length + 1, len(roots))).astype(np.int16)
         chains[length] = ChainSteps(roots, accepted, drafted)
     empty = np.empty((table.num_positions, 0), dtype=np.int16)
-    return RankTable(
-        empty, 1, table.texts, table.categories, table.token_ids, table.token_starts, chains
-    )
+    return RankTable(empty, 1, table.texts, table.categories, chains, table.about)
 
 
 CONFIGS = (MedusaConfig(), EagleConfig(), DraftTargetConfig(max_draft_len=3))
@@ -110,7 +109,7 @@ def test_the_prediction_equals_the_engines(
     clock = StepLatency(
         LatencyCurve((1, 4, 16, 64), (20.0, 21.5, 30.0, 71.0), 256, trees), 0.7, 0.3
     )
-    speed = json.loads(json.dumps(clock.to_dict()))
+    speed = json.loads(json.dumps(asdict(clock)))
     for n in (1, 9, 40, 100):
         tree = ChoiceTree.chain(min(n, 9)) if chain else random_tree(n, depth=6, ranks=9, seed=n)
         found = scripts.evaluate(

@@ -84,7 +84,7 @@ class BlockDrafter(FeatureDrafter):
         return self._cache.length
 
     def propose(self, budget: Budget) -> Proposal:
-        length = min(self._max_len, budget.depth, budget.nodes)
+        length = min(self._max_len, budget.depth)
         if length < 1:
             return root_only(self.text[-1], self._device)
         (features, tokens), self._unread = self.unread(), ()

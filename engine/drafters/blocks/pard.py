@@ -74,7 +74,7 @@ class PardDrafter(ModelDrafter):
     def propose(self, budget: Budget) -> Proposal:
         """Empty where the model's context ends before the target's."""
         room = self.model.context_len - len(self.text) + 1
-        length = min(self._config.max_draft_len, budget.depth, budget.nodes, room)
+        length = min(self._config.max_draft_len, budget.depth, room)
         if length < 1:
             return root_only(self.text[-1], self._device, "draft_context")
         self._ids += self._encode(self.text[len(self._ids) :])

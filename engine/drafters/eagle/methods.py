@@ -346,7 +346,7 @@ class EagleDrafter(FeatureDrafter):
 
     def propose(self, budget: Budget) -> Proposal:
         tree = self._chain if budget.width == 1 else self.tree
-        levels = min(budget.depth, budget.nodes, tree.chain_len(self._sampling))
+        levels = min(budget.depth, tree.chain_len(self._sampling))
         if self._unread:
             unread, self._unread = self.unread(), ()
             drafts = self._session.chain(*unread, levels, budget.min_prob) if levels > 0 else None

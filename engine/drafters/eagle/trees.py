@@ -203,9 +203,8 @@ class DynamicTree:
         return min(self.levels, self.keep) if self.top_k == 1 else 0
 
     def within(self, budget: Budget) -> DynamicTree:
-        """The same tree, not larger than the budget, nor deeper than the kept nodes can reach."""
-        keep = min(self.keep, budget.nodes)
-        return replace(self, levels=min(self.levels, budget.depth, keep), keep=keep)
+        """The same tree, not deeper than the budget, nor than the kept nodes can reach."""
+        return replace(self, levels=min(self.levels, budget.depth, self.keep))
 
     def expand(self, source: TreeSource, budget: Budget) -> Proposal:
         """A tree below the source's root; nodes less probable than `min_prob` are not expanded."""

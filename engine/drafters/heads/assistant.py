@@ -154,7 +154,7 @@ class AssistantDrafter(LastRowDrafter):
         self.needs = Needs(hidden=True, shared=shared_layers(target))
 
     def propose(self, budget: Budget) -> Proposal:
-        length = min(self._config.max_draft_len, budget.depth, budget.nodes)
+        length = min(self._config.max_draft_len, budget.depth)
         if length < 1:
             return root_only(self.text[-1], self._target.device)
         device, position = self._target.device, len(self.text) - 1

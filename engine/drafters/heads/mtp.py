@@ -243,7 +243,7 @@ class MTPDrafter(FeatureDrafter):
         return self._cache.length
 
     def propose(self, budget: Budget) -> Proposal:
-        length = min(self.config.max_draft_len, budget.depth, budget.nodes)
+        length = min(self.config.max_draft_len, budget.depth)
         if length < 1:
             return root_only(self.text[-1], self._device)
         tokens, probs = self._draft(length)
@@ -314,7 +314,7 @@ class MTPDrafter(FeatureDrafter):
         self._thinking.read(outcome.committed)
 
     def rule(self, sampling: Sampling) -> Rule:
-        config, strict = self.config, Lossless.of(sampling)
+        config, strict = self.config, Lossless(sampling)
         if config.lossless:
             return strict
         topk, delta = config.relaxed_topk, config.relaxed_delta

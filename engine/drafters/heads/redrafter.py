@@ -229,7 +229,7 @@ class ReDrafterDrafter(LastRowDrafter):
             self.head,
             self.hidden,
             root,
-            width=min(self._config.beam_width, budget.nodes, budget.width),
+            width=min(self._config.beam_width, budget.width),
             length=length,
             min_prob=budget.min_prob,
         )

@@ -30,7 +30,7 @@ from engine.drafters.base import BuildContext, Drafter, Start, root_only
 from engine.drafters.lookup.bounded import ENTRY_BYTES, BoundedTable, tokens_bytes
 from engine.drafters.method import MethodConfig
 from engine.proposal import Budget, ExtraRows, Outcome, Proposal
-from engine.sampling import Draws
+from engine.sampling import SeededDraws
 from engine.tree import merge_prefixes, upload
 
 
@@ -259,6 +259,6 @@ class LookaheadDrafter(Drafter):
                 self._pool.add(tuple(self.text[end - size : end]))
 
 
-def draw_from_prompt(prompt_ids: Sequence[int], count: int, draws: Draws) -> list[int]:
+def draw_from_prompt(prompt_ids: Sequence[int], count: int, draws: SeededDraws) -> list[int]:
     """`count` tokens, each drawn uniformly from the prompt."""
     return [prompt_ids[int(draws.uniform() * len(prompt_ids))] for _ in range(count)]

@@ -98,7 +98,7 @@ class NGramDrafter(Drafter):
         self._lookup.begin(0, frozenset())
 
     def propose(self, budget: Budget) -> Proposal:
-        draft = self._lookup.draft(self.text)[: min(budget.depth, budget.nodes)]
+        draft = self._lookup.draft(self.text)[: budget.depth]
         self.match_len = self._lookup.size
         tokens = upload(torch.tensor([self.text[-1], *draft]), self._target.device)
         bypass: Bypass | None = "room" if len(self.text) + 1 >= self._end else None

@@ -225,7 +225,6 @@ class SuffixDrafter(Drafter):
         """The highest-scoring draft; the text itself wins ties, then the longer match."""
         config, best = self.config, Continuation()
         most = config.max_total_draft_tokens if config.use_tree_spec else config.max_draft_len
-        most = min(most, budget.nodes)
         for match in self._matches():
             room = min(int(match.length * config.max_spec_factor + 1e-6), most)
             # No path is more probable than 1, so a match with this room cannot score more.
@@ -261,7 +260,7 @@ class SuffixDrafter(Drafter):
         draft = most_probable_paths(
             (contexts, None),
             successors,
-            room=min(config.max_total_draft_tokens, budget.nodes),
+            room=config.max_total_draft_tokens,
             max_depth=min(budget.depth, config.max_draft_len),
             min_prob=max(config.min_token_prob, budget.min_prob),
         )

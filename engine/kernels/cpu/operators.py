@@ -236,7 +236,7 @@ class NativeLinear(PackedLinear):
 
     def __init__(self, plain: nn.Linear, matrix: Matrix, *, keep: bool = False) -> None:
         super().__init__(plain, keep=keep)
-        self.matrix, self.num_bytes = matrix, matrix.packed.nbytes
+        self.matrix = matrix
 
     def product(self, x: Tensor) -> Tensor:
         return self.matrix.product(x).to(x.dtype)
@@ -254,7 +254,7 @@ class NativeEmbedding(Packed):
     def __init__(self, plain: nn.Embedding, matrix: Matrix) -> None:
         super().__init__()
         self.num_embeddings, self.embedding_dim = plain.num_embeddings, plain.embedding_dim
-        self.matrix, self.num_bytes = matrix, matrix.packed.nbytes
+        self.matrix = matrix
         self.num_weights = self.num_embeddings * self.embedding_dim
         self._template = (plain,)  # in a tuple, so that it is not registered as a submodule
 

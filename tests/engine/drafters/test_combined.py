@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.accept import greedy
+from engine.accept import Rule, Typical
 from engine.config import Sampling
 from engine.drafters.autoregressive import AutoregressiveDrafter
 from engine.drafters.base import Start, root_only
@@ -121,11 +121,13 @@ def test_lossy_model_makes_the_combination_lossy():
 
 
 def test_the_models_rule_decides():
+    own = Typical(1.0, 0.09, 0.3)
+
     class Own(AutoregressiveDrafter):
-        def rule(self, sampling: Sampling) -> Any:
-            return greedy
+        def rule(self, sampling: Sampling) -> Rule:
+            return own
 
     bench = build_context(target_of("llama"))
     config = CombinedConfig()
     drafter = CombinedDrafter(config, config.retrieval.build(bench), Own(bench))
-    assert drafter.rule(Sampling(temperature=1.0)) is greedy
+    assert drafter.rule(Sampling(temperature=1.0)) is own

@@ -195,7 +195,7 @@ def check_sibling_logits(step: Step, draft_logits: Sequence[float]) -> None:
 # ---- sampling: the reference's draws replayed
 
 
-class Replay:
+class Replay(SeededDraws):
     """Recorded uniform draws; the final draw is the recorded next root."""
 
     def __init__(self, step: dict[str, Any], next_root_probs: Tensor | None) -> None:
@@ -264,7 +264,8 @@ def test_sampled_static_trees_verify_as_recorded() -> None:
         logits = case.tensors[f"{prefix}.node_logits"]
         verified = VerifiedTree(golden["tokens"], shape, logits, dists)
         replay = Replay(golden, case.tensors[f"{prefix}.next_root_probs"])
-        accepted = Lossless(Sampling(temperature=record["temperature"]))(verified, replay)
+        sampling = Sampling(temperature=record["temperature"], verification="token")
+        accepted = Lossless(sampling)(verified, replay)
         assert [0, *accepted.path] == golden["accepted_path"]
 
 

@@ -8,7 +8,7 @@ from engine.accept import Acceptance, Lossless, Rule, VerifiedTree
 from engine.config import Sampling
 from engine.drafters.base import BuildContext
 from engine.drafters.lookup.lookahead import LookaheadConfig, LookaheadDrafter
-from engine.sampling import Draws, probabilities
+from engine.sampling import SeededDraws, probabilities
 from tests.engine.drafters.judges import p_value, sampled_target
 from tests.models import build_context
 
@@ -21,7 +21,7 @@ class Wrong(LookaheadDrafter):
         self.tries = tries
 
     def rule(self, sampling: Sampling) -> Rule:
-        def rule(verified: VerifiedTree, draws: Draws) -> Acceptance:
+        def rule(verified: VerifiedTree, draws: SeededDraws) -> Acceptance:
             node, path = 0, list[int]()
             while True:
                 probs = probabilities(verified.logits[node], sampling)

@@ -17,6 +17,7 @@ from engine.interop.trees import tree_buffers
 from engine.metrics import Tally
 from engine.model.target import Target
 from engine.proposal import Needs
+from engine.sampling import SeededDraws
 from engine.tree import ChoiceTree
 from tests.engine.drafters.fitted import save_medusa
 from tests.engine.drafters.golden import ROOT, golden_case
@@ -124,7 +125,7 @@ def test_typical_acceptance_judges_every_edge_as_the_reference() -> None:
             for ours, name in ((chance, "candidate_prob"), (bar, "threshold")):
                 theirs = case.tensors[f"{check['name']}.{j}.{name}"][real]
                 torch.testing.assert_close(ours[edges], theirs, rtol=1e-3, atol=1e-9)
-            accepted = rule(verified)
+            accepted = rule(verified, SeededDraws(0))
             assert [tokens[0], *(tokens[node] for node in accepted.path)] == (
                 result["accepted_tokens"]
             )
@@ -142,7 +143,7 @@ def test_typical_acceptance_never_accepts_padding() -> None:
     logits[0, 3] = 20.0
     logits[1, 0] = logits[2, 0] = logits[3, 0] = 20.0
     verified = VerifiedTree([5, 3, 4, 2], tree.shape, logits)
-    assert Typical(1.0, 0.09, 0.3)(verified) == Acceptance((1,), 0)
+    assert Typical(1.0, 0.09, 0.3)(verified, SeededDraws(0)) == Acceptance((1,), 0)
 
 
 # ---- what may be loaded
@@ -239,7 +240,7 @@ def test_typical_acceptance_is_labelled_lossy_and_off_under_greedy(tmp_path: Pat
     settings = {"acceptance": "typical", "posterior_threshold": 0.0}
     drafter = build(target, save_medusa(tmp_path, target, num_heads=2), [[0, 0], [1]], **settings)
     assert drafter.rule(Sampling(temperature=0.7)) == Typical(0.7, 0.0, 0.3)
-    assert drafter.rule(Sampling()) == Lossless.of(Sampling())
+    assert drafter.rule(Sampling()) == Lossless(Sampling())
     assert_greedy_lossless(target, drafter)
 
 

@@ -95,8 +95,6 @@ class OnAMachine(ControlledDrafter):
 class AtRandom(ControlledDrafter):
     """Decides by dice: pauses, chains and trees of any size, whatever they cost."""
 
-    held_steps = 0
-
     @classmethod
     def around(cls, drafter: Drafter, target: Target, seed: int = 0) -> AtRandom:
         inner = drafter.inner if isinstance(drafter, ControlledDrafter) else drafter
@@ -105,6 +103,10 @@ class AtRandom(ControlledDrafter):
         return made
 
     dice: random.Random
+
+    def propose(self, budget: Budget) -> Proposal:
+        self._num_held = 0
+        return super().propose(budget)
 
     def _reason_for_plain_step(self, budget: Budget) -> str:
         return "the context ends here" if budget.depth < 1 else ""
@@ -115,9 +117,9 @@ class AtRandom(ControlledDrafter):
         depth = min(budget.depth, self.dice.randint(1, 8))
         return DraftPlan(drafter, self.dice.choice(drafter.kinds), depth, math.inf, None)
 
-    def _draft_budget(self, budget: Budget, plan: DraftPlan) -> Budget:
+    def _draft_budget(self, plan: DraftPlan) -> Budget:
         width = 1 if plan.kind == "chain" and len(plan.drafter.kinds) > 1 else MAX_NODES
-        return Budget(plan.depth, self.dice.choice([2, MAX_NODES]), width)
+        return Budget(plan.depth, width)
 
     def _best_size(
         self, proposal: Proposal, path_probs: list[float], order: list[int], max_loss_ms: float

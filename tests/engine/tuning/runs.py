@@ -26,7 +26,7 @@ LIMITS = Limits(max_new_tokens=12)
 
 def stopped(done: float) -> None:
     """Somebody stops the measurement at once."""
-    raise StoppedError
+    raise StoppedError("stopped")
 
 
 @dataclass(frozen=True)

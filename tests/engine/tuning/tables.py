@@ -22,14 +22,11 @@ def made_up(
     ranks = rng.geometric(0.45, size=(positions, depths)) - 1
     ranks[(ranks >= num_ranks) | (rng.random((positions, depths)) < 0.1)] = -1
     starts = np.cumsum([0, *lengths])[:-1]
-    tokens = [length + 1 + depths for length in lengths]
     return RankTable(
         ranks=ranks.astype(np.int16),
         num_ranks=num_ranks,
         texts=tuple(starts.tolist()),
         categories=tuple("ab"[i % 2] for i in range(len(lengths))),
-        token_ids=np.arange(sum(tokens), dtype=np.int32),
-        token_starts=tuple(np.cumsum([0, *tokens])[:-1].tolist()),
         about={"sources": [f"run {i}" for i in range(len(lengths))]},
     )
 

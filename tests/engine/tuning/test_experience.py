@@ -77,7 +77,7 @@ def test_a_curve_that_rows_belie_is_measured_again_once_it_is_old(tmp_path: Path
     again = ExperienceStore(tmp_path)
     assert again.load(one, target).costs.row_scale == 1.0
     assert again.load(other, target).costs.row_scale == 1.0
-    assert again.curve(target).to_dict() != first.to_dict()
+    assert again.curve(target) != first
 
 
 def test_a_prior_serves_the_very_weights_and_settings_until_more_is_known(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.errors import ConfigError, TreeError
+from engine.errors import ConfigError
 from engine.tree import ChoiceTree
 from engine.tuning.ranks import RankTable
 from engine.tuning.replay import replay
@@ -15,9 +15,7 @@ from tests.engine.tuning.tables import made_up, position_rates, random_tree, slo
 def test_worked_example() -> None:
     """The texts of the module's docstring: accepted 2 0 1 0 3 0, steps at rows 0, 3, 4."""
     ranks = [[0, 0, -1], [-1, 0, 0], [0, 1, 0], [1, 0, 0], [0, 0, 0], [5, 0, 0]]
-    table = RankTable(
-        np.array(ranks, dtype=np.int16), 6, (0,), ("",), np.arange(10, dtype=np.int32), (0,)
-    )
+    table = RankTable(np.array(ranks, dtype=np.int16), 6, (0,), ("",))
     result = replay(table, ChoiceTree.chain(3))
     assert result.roots.tolist() == [0, 3, 4]
     assert result.accepted_lengths.tolist() == [2, 0, 3]
@@ -48,11 +46,3 @@ def test_categories_are_replayed_apart_and_together() -> None:
     assert table.only("a").about["sources"] == ["run 0", "run 2"]
     with pytest.raises(ConfigError, match="category must be one of a, b, got 'c'"):
         table.only("c")
-
-
-def test_trees_that_the_table_cannot_answer_for_are_refused() -> None:
-    table = made_up(np.random.default_rng(0), [5], depths=2, num_ranks=3)
-    with pytest.raises(TreeError, match=r"\[0, 0, 0\] has depth 3, but the rank table drafts 2"):
-        replay(table, ChoiceTree.chain(3))
-    with pytest.raises(TreeError, match=r"uses rank 3, but the rank table offers ranks 0 to 2"):
-        replay(table, ChoiceTree.parse([[3]]))

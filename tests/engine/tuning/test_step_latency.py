@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
 from engine.drafters.base import BuildContext
 from engine.drafters.draft_target import DraftTargetConfig
@@ -15,7 +15,7 @@ from engine.drafters.eagle.methods import Eagle3Config, EagleConfig
 from engine.drafters.heads.redrafter import ReDrafterConfig
 from engine.drafters.lookup.ngram import NGramConfig
 from engine.drafters.method import MethodConfig
-from engine.errors import ConfigError, TargetError
+from engine.errors import TargetError
 from engine.tree import ChoiceTree
 from engine.tuning import StoppedError, timing
 from engine.tuning.costs import Costs
@@ -25,7 +25,6 @@ from engine.tuning.latency import (
     LatencyCurve,
     StepLatency,
     TreeLatency,
-    bucket_of,
     interpolate,
 )
 from engine.tuning.timing import measure_batch, measure_curve
@@ -33,12 +32,13 @@ from tests.engine.drafters.golden import ROOT, golden_case
 from tests.engine.tuning.runs import golden, stopped
 from tests.models import build_context, tiny_target
 
+CURVE, BATCH = TypeAdapter(LatencyCurve), TypeAdapter(BatchLatency)
 LATENCY = StepLatency(LatencyCurve((1, 11, 101), (10.0, 20.0, 200.0), 256), 2.0, 1.5)
 
 
 def test_a_tree_s_time_goes_by_its_depth_where_that_was_measured() -> None:
     by_depth = replace(LATENCY.verify, trees=TreeLatency((4, 16), (30.0, 60.0), (5.0, 10.0)))
-    assert LatencyCurve.from_dict(by_depth.to_dict()) == by_depth
+    assert CURVE.validate_python(asdict(by_depth)) == by_depth
     assert by_depth.at(11) == by_depth.at(11, 10) == LATENCY.verify.at(11, 3) == 20.0
     assert [by_depth.at(16, depth) for depth in (1, 2, 4)] == [60.0, 70.0, 90.0]
     assert by_depth.at(10, 3) == 45.0 + 2 * 7.5
@@ -50,10 +50,9 @@ def test_a_tree_s_time_goes_by_its_depth_where_that_was_measured() -> None:
 
 
 def test_curves_survive_json() -> None:
-    assert LatencyCurve.from_dict(LATENCY.verify.to_dict()) == LATENCY.verify
+    assert CURVE.validate_json(json.dumps(asdict(LATENCY.verify))) == LATENCY.verify
     kept = {"rows": [1, 11, 101], "verify_ms": [10.0, 20.0, 200.0], "context_len": 256}
-    assert LatencyCurve.from_dict(kept) == LATENCY.verify
-    assert StepLatency.from_dict(LATENCY.to_dict()) == LATENCY
+    assert CURVE.validate_python(kept) == LATENCY.verify
 
 
 BATCHED = BatchLatency(
@@ -64,7 +63,7 @@ BATCHED = BatchLatency(
 
 
 def test_texts_in_lock_step_slow_every_part_as_measured() -> None:
-    assert BatchLatency.from_dict(BATCHED.to_dict()) == BATCHED
+    assert BATCH.validate_python(asdict(BATCHED)) == BATCHED
     assert [BATCHED.growth(batch, 1) for batch in (1, 8)] == [1.0, 2.0]
     assert BATCHED.growth(8, 11) == 6.0 == BATCHED.drafting(8, 11)
     assert BATCHED.drafting(8, None) == 8  # text by text
@@ -102,27 +101,8 @@ def test_batches_that_do_not_fit_are_left_out(monkeypatch: pytest.MonkeyPatch) -
     assert latency.batches == (1, 2, 4)
 
 
-@pytest.mark.parametrize(
-    ("read", "values"),
-    [
-        (LatencyCurve.from_dict, {"rows": [1, 2], "verify_ms": [1.0], "context_len": 1}),
-        (LatencyCurve.from_dict, {"rows": [2, 1], "verify_ms": [1.0, 2.0], "context_len": 1}),
-        (LatencyCurve.from_dict, {"rows": [1], "context_len": 1}),
-        (LatencyCurve.from_dict, {"rows": [], "ms": []}),
-        (LatencyCurve.from_dict, {"ms": [1.0]}),
-        (StepLatency.from_dict, {"verify": {"rows": [1], "ms": [1.0]}, "level_ms": 1.0}),
-    ],
-)
-def test_what_is_no_curve_is_refused(read: Callable[[Any], Any], values: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="must have"):
-        read(values)
-
-
-def test_interpolation_and_buckets() -> None:
+def test_interpolation() -> None:
     assert [interpolate((2, 4), (1.0, 2.0), n) for n in (1, 2, 3, 4, 6)] == [1, 1, 1.5, 2, 3]
-    assert [bucket_of(n) for n in (1, 256, 511, 513, 3000, 10**6)] == [
-        *(256, 256, 256, 1024, 4096, 65536)
-    ]
 
 
 def test_prediction_is_mat_over_the_step_s_time() -> None:

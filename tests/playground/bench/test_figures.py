@@ -244,7 +244,7 @@ def test_the_cause_of_differences_follows_from_their_audits(
     requests += [measured(prompt="2"), measured("bad", prompt="2", run_id="2", output_ids=other)]
     pairs = list(zip(requests[1::2], requests[::2], strict=True))
     audits = {
-        (own.run_id, plain.run_id): Audit(2, "c", "x", view(near_tie=near_tie))
+        (own.run_id, plain.run_id): Audit("c", "x", view(near_tie=near_tie))
         for (own, plain), near_tie in zip(pairs, looked, strict=False)
     }
     report = make_report(plan_of("plain", "bad"), requests, audits)

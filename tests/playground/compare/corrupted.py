@@ -9,7 +9,7 @@ from pydantic import Field
 from engine.accept import Acceptance, Rule, VerifiedTree
 from engine.config import Sampling
 from engine.drafters.base import BuildContext
-from engine.sampling import Draws
+from engine.sampling import SeededDraws
 from playground.host.catalog import Catalog
 from tests.playground.tiny import ScriptedConfig, ScriptedDrafter, offering
 
@@ -36,7 +36,7 @@ class CorruptedDrafter(ScriptedDrafter):
     def rule(self, sampling: Sampling) -> Rule:
         right = super().rule(sampling)
 
-        def corrupted(verified: VerifiedTree, draws: Draws) -> Acceptance:
+        def corrupted(verified: VerifiedTree, draws: SeededDraws) -> Acceptance:
             accepted = right(verified, draws)
             if self._step != self._wrong_at:
                 return accepted
