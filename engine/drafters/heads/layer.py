@@ -6,7 +6,7 @@ All n input rows of a layer add keys and values; the last m of them get outputs.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -36,7 +36,7 @@ class HeadSpec:
     kv_heads: int
     head_dim: int
     eps: float
-    rope: Mapping[str, Any] = field(default_factory=lambda: {"rope_theta": 10000.0})
+    rope: Mapping[str, Any]
     activation: str = "silu"
     qkv_bias: bool = False
     o_bias: bool = False
@@ -78,7 +78,9 @@ class HeadCache(TreeCache):
         """Write rows behind those that count; the queries attend to all."""
         self.reserve(keys.shape[1])
         all_keys, all_values = self.update(keys[None], values[None], layer.index)
-        return attention(layer, query, all_keys[0], all_values[0], mask)
+        wide = None if mask is None else mask[None, None]
+        attended, _ = tree_attention(layer, query[None], all_keys, all_values, wide)
+        return attended[0]
 
 
 class HeadLayer(nn.Module):
@@ -120,8 +122,8 @@ class HeadLayer(nn.Module):
         x: Tensor,
         residual: Tensor,
         positions: Tensor,
-        past: Past | None = None,
-        mask: Tensor | None = None,
+        past: Past,
+        mask: Tensor | None,
     ) -> Tensor:
         """Outputs `(m, hidden)` of the last m of n rows.
 
@@ -129,9 +131,9 @@ class HeadLayer(nn.Module):
             x: `(n, attention input)`.
             residual: `(m, hidden)`.
             positions: `(n,)`, or `(1,)` where all are the same.
-            past: earlier rows; None = the n rows attend to each other only.
-            mask: `(m, rows)` bool, True = may attend; None = causal among n rows without a past,
-                or everything for a single row.
+            past: earlier rows.
+            mask: `(m, rows)` bool, True = may attend; None = everything for a single row, causal
+                for n rows without earlier ones.
         """
         spec, n, m = self.spec, len(x), len(residual)
         num_rotated = spec.heads + spec.kv_heads
@@ -144,8 +146,7 @@ class HeadLayer(nn.Module):
         rotated = self._rotate(rotated.transpose(0, 1), positions)
         query, keys = rotated[: spec.heads, n - m :], rotated[spec.heads :]
         values = qkv[:, num_rotated:].transpose(0, 1)
-        attend = attention if past is None else past.attend
-        attended = attend(self, query, keys, values, mask)
+        attended = past.attend(self, query, keys, values, mask)
         hidden = residual + self.o_proj(attended.reshape(m, -1))
         gate, up = self.gate_up(self.post_attention_norm(hidden)).chunk(2, dim=-1)
         out: Tensor = hidden + self.down_proj(self.activation(gate) * up)
@@ -196,15 +197,6 @@ def within(visible: Tensor, window: int | None) -> Tensor:
     if window is None:
         return visible
     return visible & (visible.flip(-1).cumsum(-1).flip(-1) <= window)
-
-
-def attention(
-    layer: nn.Module, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None
-) -> Tensor:
-    """Attention of the last rows; shapes as `Past.attend`."""
-    wide = None if mask is None else mask[None, None]
-    attended, _ = tree_attention(layer, query[None], keys[None], values[None], wide)
-    return attended[0]
 
 
 def _frequencies(spec: HeadSpec) -> tuple[Tensor, float]:

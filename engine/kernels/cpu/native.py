@@ -117,9 +117,7 @@ class NativeForward(Forward):
         cache.reserve(len(tokens) + levels)
         decoder = self.decoder if ids is None else self._restricted_to(ids)
         slots = KVSlots(self._buffer(cache), cache.length)
-        chain = decoder.chain(
-            tokens, cache.length, slots, levels=levels, min_prob=min_prob, ids=ids
-        )
+        chain = decoder.chain(tokens, slots, levels=levels, min_prob=min_prob, ids=ids)
         cache.length += len(tokens) + len(chain[0]) - 1
         return chain
 
