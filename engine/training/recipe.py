@@ -115,7 +115,6 @@ class Student(nn.Module):
 
     Attributes:
         needs: features of the target that `predictions` reads.
-        depth_decay: weight of a depth's loss relative to the previous depth's.
         weights_file: name of the file of weights.
         drafts_vocabulary: whether it drafts only the tokens of its loss.
     """
@@ -130,7 +129,6 @@ class Student(nn.Module):
         super().__init__()
         self.settings, self.target, self.vocabulary = settings, target, vocabulary
         self.depths = depths
-        self.depth_decay: float = getattr(settings, "depth_decay", 1.0)
 
     def compute_loss(self, pack: Pack, generator: torch.Generator | None) -> LossOutput:
         """Loss and hits on a pack.
@@ -139,6 +137,7 @@ class Student(nn.Module):
             pack: with the features of `needs`, over `vocabulary`.
             generator: source of training noise; None = evaluation, which counts all rows.
         """
+        decay: float = getattr(self.settings, "depth_decay", 1.0)
         loss, device = pack.hidden.new_zeros(()), pack.hidden.device
         hits = torch.zeros(self.depths, NUM_RANKS, device=device)
         rows = torch.zeros(self.depths, device=device)
@@ -150,7 +149,7 @@ class Student(nn.Module):
             depth_loss = prediction.weight * mean
             if prediction.auxiliary is not None:
                 depth_loss = depth_loss + prediction.auxiliary
-            loss = loss + self.depth_decay**depth * depth_loss
+            loss = loss + decay**depth * depth_loss
         return LossOutput(loss, hits, rows)
 
     @abstractmethod

@@ -25,7 +25,7 @@ class HeadSpec:
 
     Attributes:
         rope: transformers' `rope_parameters`; positions start at 0 whatever the target does.
-        rotary_dim: leading dimensions of a head that RoPE rotates; None = all.
+        rotary_dim: leading dimensions of a head that RoPE rotates.
         window: rows that a row attends to, itself included; None = all.
         causal: whether rows after it are masked.
     """
@@ -37,18 +37,13 @@ class HeadSpec:
     head_dim: int
     eps: float
     rope: Mapping[str, Any]
+    rotary_dim: int
     activation: str = "silu"
     qkv_bias: bool = False
     o_bias: bool = False
     qk_norm: bool = False
-    rotary_dim: int | None = None
     window: int | None = None
     causal: bool = True
-
-    @property
-    def rotated_dim(self) -> int:
-        """Dimensions of a head that RoPE rotates."""
-        return self.head_dim if self.rotary_dim is None else self.rotary_dim
 
 
 class Past(Protocol):
@@ -159,7 +154,7 @@ class HeadLayer(nn.Module):
         angles = positions[:, None].float() * self._frequencies
         cos = (angles.cos() * self._rope_scale).to(x.dtype)
         sin = (angles.sin() * self._rope_scale).to(x.dtype)
-        x, rest = x[..., : self.spec.rotated_dim], x[..., self.spec.rotated_dim :]
+        x, rest = x[..., : self.spec.rotary_dim], x[..., self.spec.rotary_dim :]
         first, second = x.chunk(2, dim=-1)
         rotated = (first * cos - second * sin, second * cos + first * sin, rest)
         return torch.cat(rotated, dim=-1)
@@ -171,7 +166,7 @@ class HeadLayer(nn.Module):
         spec = self.spec
         if len(matrices) < len(linears) or spec.activation != "silu" or spec.window:
             return None
-        if spec.rotated_dim < spec.head_dim or spec.hidden % MULTIPLE or spec.head_dim % MULTIPLE:
+        if spec.rotary_dim < spec.head_dim or spec.hidden % MULTIPLE or spec.head_dim % MULTIPLE:
             return None
         qkv, out, gate_up, down = matrices
         norms = [self.q_norm, self.k_norm] if spec.qk_norm else [None, None]
@@ -200,14 +195,14 @@ def within(visible: Tensor, window: int | None) -> Tensor:
 
 
 def _frequencies(spec: HeadSpec) -> tuple[Tensor, float]:
-    """Rotary frequencies `(rotated_dim / 2,)` float32 and the scale of cos and sin."""
+    """Rotary frequencies `(rotary_dim / 2,)` float32 and the scale of cos and sin."""
     from transformers import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
     config = LlamaConfig(
-        hidden_size=spec.heads * spec.rotated_dim,
+        hidden_size=spec.heads * spec.rotary_dim,
         num_attention_heads=spec.heads,
-        head_dim=spec.rotated_dim,
+        head_dim=spec.rotary_dim,
         rope_parameters=dict(spec.rope),
         max_position_embeddings=1 << 20,
     )

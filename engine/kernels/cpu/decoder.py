@@ -21,7 +21,6 @@ from engine.proposal import TargetOutput
 ROTARY_BLOCK = 2048
 """The table of rotary positions grows to the next multiple of this many."""
 ALIGNMENT = 64
-ACTIVATIONS = ("silu", "gelu_tanh")
 
 
 class Layer(Struct):
@@ -122,7 +121,7 @@ class DecoderWeights:
         rotary: count → `(tables, count, head_dim)` float32, per position the cosines of half of
             `rotary_dim`, then the sines, padded.
         rotary_dim: the rotated part of a head.
-        activation: one of `ACTIVATIONS`.
+        activation: `Activation` in the kernels; 0 = SiLU.
         all_head_norms: whether query and key norms span all heads.
     """
 
@@ -140,7 +139,7 @@ class DecoderWeights:
     vocab: int
     rotary: Callable[[int], Tensor]
     rotary_dim: int
-    activation: str = "silu"
+    activation: int = 0
     all_head_norms: bool = False
     head_input: HeadInput | None = None
 
@@ -177,7 +176,6 @@ class Decoder:
         values |= {
             "num_layers": len(weights.layers),
             "layers": (Layer * len(weights.layers))(*weights.layers),
-            "activation": ACTIVATIONS.index(weights.activation),
             "head_input": weights.head_input and ctypes.pointer(weights.head_input),
         }
         self._model = _ModelStruct(**values)

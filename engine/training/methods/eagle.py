@@ -297,15 +297,17 @@ def _head_spec(target: Target, intermediate: int | None) -> HeadSpec:
     """A layer as wide as the target's, with its attention heads."""
     config = target.config
     heads = int(config.num_attention_heads)
+    head_dim = int(getattr(config, "head_dim", None) or target.hidden_size // heads)
     default = getattr(config, "intermediate_size", None) or _MLP_RATIO * target.hidden_size
     return HeadSpec(
         hidden=target.hidden_size,
         intermediate=int(intermediate or default),
         heads=heads,
         kv_heads=int(getattr(config, "num_key_value_heads", None) or heads),
-        head_dim=int(getattr(config, "head_dim", None) or target.hidden_size // heads),
+        head_dim=head_dim,
         eps=float(getattr(config, "rms_norm_eps", 1e-6)),
         rope={"rope_type": "default", "rope_theta": _ROPE_THETA},
+        rotary_dim=head_dim,
     )
 
 

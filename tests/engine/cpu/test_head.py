@@ -39,6 +39,7 @@ SPEC: dict[str, Any] = {
     "head_dim": 32,
     "eps": 1e-5,
     "rope": {"rope_theta": 10000.0},
+    "rotary_dim": 32,
 }
 
 
