@@ -18,7 +18,6 @@ from engine.drafters.method import MethodConfig
 from engine.model.checkpoints import INT8_QUANTIZATION, quantize, read_checkpoint
 from engine.model.corpus import Entry
 from engine.model.target import Target
-from engine.proposal import Needs
 from engine.training.losses import NUM_RANKS, LMHead, LossOutput, Prediction
 from engine.training.packs import Pack, frequent_tokens
 
@@ -114,12 +113,12 @@ class Student(nn.Module):
     """A drafter in training; saved in the layout of published ones.
 
     Attributes:
-        needs: features of the target that `predictions` reads.
+        target_layers: layers of the target whose inputs `predictions` reads.
         weights_file: name of the file of weights.
         drafts_vocabulary: whether it drafts only the tokens of its loss.
     """
 
-    needs = Needs()
+    target_layers: tuple[int, ...] = ()
     weights_file = "model.safetensors"
     drafts_vocabulary = True
 
@@ -134,7 +133,7 @@ class Student(nn.Module):
         """Loss and hits on a pack.
 
         Args:
-            pack: with the features of `needs`, over `vocabulary`.
+            pack: with the inputs of `target_layers`, over `vocabulary`.
             generator: source of training noise; None = evaluation, which counts all rows.
         """
         decay: float = getattr(self.settings, "depth_decay", 1.0)

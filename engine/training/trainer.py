@@ -120,7 +120,7 @@ class Trainer:
         self.teacher = Teacher(
             target,
             corpus,
-            self.student.needs,
+            self.student.target_layers,
             self.student.vocabulary,
             answers_only=settings.answers_only,
             store=store,

@@ -30,7 +30,6 @@ from engine.model.checkpoints import read_checkpoint
 from engine.model.corpus import Entry
 from engine.model.packed import weight_rows
 from engine.model.target import Target
-from engine.proposal import Needs
 from engine.training.losses import LMHead, Prediction, pad_rows
 from engine.training.methods.eagle_unroll import unroll
 from engine.training.packs import Pack, frequent_tokens
@@ -191,7 +190,6 @@ class _EagleStudent(Student):
 class EagleStudent(_EagleStudent):
     """Learns the target's next feature, and through it the next token."""
 
-    needs = Needs(hidden=True)
     settings: EagleTraining
     head: Eagle1Head
 
@@ -237,7 +235,7 @@ class Eagle3Student(_EagleStudent):
         """`has_lm_head`: whether it has an output matrix of its own, over `vocabulary`."""
         super().__init__(settings, target, vocabulary, settings.depths)
         count = target.num_layers
-        self.needs = Needs(hidden=True, layers=(2, count // 2, count - 3))
+        self.target_layers = (2, count // 2, count - 3)
         self._draft_ids = vocabulary.ids if has_lm_head else None
         self.head = new_eagle3_head(target, self._draft_ids, settings.intermediate_size)
         self._shared = None if has_lm_head else LMHead.of(target, vocabulary)
@@ -255,10 +253,10 @@ class Eagle3Student(_EagleStudent):
     def load(self, folder: Path) -> None:
         """As `Student.load`; ConfigError if the checkpoint reads other layers of the target."""
         head, needs = load_eagle3(Eagle3Head, HeadCheckpoint.read(str(folder), self.target))
-        if needs.layers != self.needs.layers:
+        if needs.layers != self.target_layers:
             raise ConfigError(
                 f"{folder} reads layers {needs.layers}, but this training provides "
-                f"{self.needs.layers}. Leave begin_with out."
+                f"{self.target_layers}. Leave begin_with out."
             )
         self.head.load_state_dict(head.state_dict())
 

@@ -39,7 +39,7 @@ def pack_loss(
     """A fresh student's loss on one pack of these dialogues."""
     torch.manual_seed(0)
     student = training_settings(method, settings).student(target, corpus.entries)
-    teacher = Teacher(target, corpus, student.needs, student.vocabulary, answers_only=True)
+    teacher = Teacher(target, corpus, student.target_layers, student.vocabulary, answers_only=True)
     pack = teacher.read(entries, length=length)
     teacher.close()
     assert len(pack.tokens) >= length
@@ -48,7 +48,7 @@ def pack_loss(
 
 def read(target: Target, corpus: Corpus, *, dialogues: int = 3) -> Pack:
     everything = Vocabulary(None, target.vocab_size)
-    teacher = Teacher(target, corpus, Needs(layers=LAYERS), everything, answers_only=True)
+    teacher = Teacher(target, corpus, LAYERS, everything, answers_only=True)
     pack = teacher.read(corpus.entries[:dialogues])
     teacher.close()
     return pack
