@@ -115,6 +115,11 @@ def test_default_tree_is_the_best_of_its_size():
         assert sum(value[p] for p in tree.paths) == pytest.approx(sum(best))
 
 
+def test_its_tree_bounds_a_draft():
+    tree = ((0,), (0, 0), (1,))
+    assert TokenRecyclingConfig(recycling_choices=tree).largest_draft == (2, 3)
+
+
 def test_a_tree_grows_where_paths_are_frequent():
     rates = [[0.6, 0.2], [0.5, 0.1]]
     assert most_probable_tree(4, rates).paths == ((0,), (1,), (0, 0), (1, 0))
