@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import embedding, silu
+from torch.nn.functional import silu
 
 from engine.config import setting
 from engine.drafters.heads.redrafter import ReDrafterConfig
@@ -72,7 +72,6 @@ class ReDrafterStudent(Student):
         self.blocks = nn.ModuleList(nn.Linear(width, width) for _ in range(settings.layers))
         self.output = nn.Linear(width, target.vocab_size, bias=False)
         self.to(target.device)
-        self._embedding = weight_of(target.embedding).float()
         self._init_weights(weight_of(target.lm_head).float())
 
     @torch.no_grad()
@@ -92,7 +91,7 @@ class ReDrafterStudent(Student):
         head = LMHead(self.output.weight if ids is None else self.output.weight[ids])
         state = torch.zeros_like(pack.hidden)
         for depth in range(1, self.depths + 1):
-            inputs = embedding(pack.tokens.roll(-depth), self._embedding)
+            inputs = self.target.embedding(pack.tokens.roll(-depth)).detach().float()
             state = silu(self.rnn_w(inputs) + self.rnn_u(state))
             rows = pack.rows_before(1 + depth)
             at = pad_rows(rows)
@@ -102,10 +101,9 @@ class ReDrafterStudent(Student):
             yield self.prediction(pack, at, 1 + depth, x, head, num_rows=len(rows))
 
     def published(self) -> Mapping[str, Tensor]:
-        """Apple's layout: with `input_proj` only where exit_dim is not twice the hidden size."""
+        """Apple's layout, with `input_proj` whatever exit_dim is."""
         modules: dict[str, nn.Module] = {"rnn_w": self.rnn_w, "rnn_u": self.rnn_u}
-        if self.settings.exit_dim != 2 * self.target.hidden_size:
-            modules["input_proj"] = self.input_proj
+        modules["input_proj"] = self.input_proj
         modules |= {f"lm_head.{i}.linear": block for i, block in enumerate(self.blocks)}
         modules[f"lm_head.{self.settings.layers}"] = self.output
         return {
