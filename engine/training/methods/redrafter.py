@@ -102,8 +102,7 @@ class ReDrafterStudent(Student):
 
     def published(self) -> Mapping[str, Tensor]:
         """Apple's layout, with `input_proj` whatever exit_dim is."""
-        modules: dict[str, nn.Module] = {"rnn_w": self.rnn_w, "rnn_u": self.rnn_u}
-        modules["input_proj"] = self.input_proj
+        modules = {name: self.get_submodule(name) for name in ("rnn_w", "rnn_u", "input_proj")}
         modules |= {f"lm_head.{i}.linear": block for i, block in enumerate(self.blocks)}
         modules[f"lm_head.{self.settings.layers}"] = self.output
         return {
