@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from engine.config import setting
+from engine.drafters.heads.checkpoint import published_tensors
 from engine.drafters.heads.redrafter import ReDrafterConfig
 from engine.drafters.heads.vocabulary import Vocabulary
 from engine.model.corpus import Entry
@@ -71,6 +72,8 @@ class ReDrafterStudent(Student):
         self.input_proj = nn.Linear(2 * size, width)
         self.blocks = nn.ModuleList(nn.Linear(width, width) for _ in range(settings.layers))
         self.output = nn.Linear(width, target.vocab_size, bias=False)
+        self.aliases = {f"blocks.{i}": f"lm_head.{i}.linear" for i in range(settings.layers)}
+        self.aliases["output"] = f"lm_head.{settings.layers}"
         self.to(target.device)
         self._init_weights(weight_of(target.lm_head).float())
 
@@ -102,14 +105,7 @@ class ReDrafterStudent(Student):
 
     def published(self) -> Mapping[str, Tensor]:
         """Apple's layout, with `input_proj` whatever exit_dim is."""
-        modules = {name: self.get_submodule(name) for name in ("rnn_w", "rnn_u", "input_proj")}
-        modules |= {f"lm_head.{i}.linear": block for i, block in enumerate(self.blocks)}
-        modules[f"lm_head.{self.settings.layers}"] = self.output
-        return {
-            f"{name}.{part}": value
-            for name, module in modules.items()
-            for part, value in module.named_parameters()
-        }
+        return published_tensors(self)
 
     def export_weights(self, dtype: torch.dtype) -> dict[str, Tensor]:
         tensors = super().export_weights(dtype)
