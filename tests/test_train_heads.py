@@ -58,7 +58,7 @@ def test_a_recipe_that_is_shipped_can_be_followed(
     monkeypatch.setattr(sys, "argv", ["train_heads"])
     recipe = runpy.run_path(str(SCRIPT))["Recipe"].read(file)
     chat = ChatFormat("", " ", " ")
-    made = [recipe.dialogues.dialogue(chat, n, seed=0, answer_tokens=8) for n in range(300)]
+    made = [recipe.dialogues.dialogue(chat, n, CorpusSettings()) for n in range(300)]
     assert {spec.category for spec in made} == set(recipe.dialogues.shares)
     CorpusSettings(**recipe.corpus), SessionSettings(**recipe.session)
     for method, values in recipe.methods.items():

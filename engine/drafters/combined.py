@@ -99,8 +99,7 @@ class MinMatchDrafter(Drafter):
 
     def __init__(self, inner: Drafter, min_match_len: int) -> None:
         self.inner, self._min_match_len = inner, min_match_len
-        self.needs, self.remembers = inner.needs, inner.remembers
-        self.reads_logits = inner.reads_logits
+        self.remembers = inner.remembers
 
     def start(self, start: Start) -> None:
         super().start(start)
@@ -140,9 +139,8 @@ class CombinedDrafter(Drafter):
         self.retrieval, self.model = MinMatchDrafter(retrieval, config.min_match_len), model
         # Retrieval reads tokens only.
         self.needs, self.has_network = model.needs, model.has_network
-        self.branches = model.branches
+        self.branches, self.reads_logits = model.branches, model.reads_logits
         self.remembers = retrieval.remembers or model.remembers
-        self.reads_logits = retrieval.reads_logits or model.reads_logits
 
     @property
     def parts(self) -> tuple[Drafter, ...]:

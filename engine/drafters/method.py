@@ -163,6 +163,8 @@ class MethodConfig(Settings):
     @property
     def largest_draft(self) -> DraftShape:
         """The same for any method whose settings bound a step's draft; ConfigError for others."""
+        from engine.tree import ChoiceTree
+
         choices = None if self.offline else self.choices_field()
         return DraftShape.of(ChoiceTree(getattr(self, choices))) if choices else self.draft_shape()
 

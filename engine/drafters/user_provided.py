@@ -108,11 +108,6 @@ def register_user_drafter(name: str, factory: UserFactory) -> None:
     _factories[name] = factory
 
 
-def registered_user_drafters() -> tuple[str, ...]:
-    """Names that a config may choose from."""
-    return tuple(sorted(_factories))
-
-
 def load_user_drafter(spec: str) -> UserFactory:
     """Import a drafter's factory. Runs the code it names.
 
@@ -216,7 +211,7 @@ class UserProvidedConfig(MethodConfig):
 
     def build(self, context: BuildContext) -> UserProvidedDrafter:
         if self.drafter is None or self.drafter not in _factories:
-            names = ", ".join(registered_user_drafters()) or "none"
+            names = ", ".join(sorted(_factories)) or "none"
             raise ConfigError(
                 f"drafter must be a registered name, got {self.drafter!r} (registered: {names}). "
                 "Start the program with --drafter module:Class to register one."

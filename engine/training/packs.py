@@ -169,22 +169,22 @@ class Teacher:
         self,
         target: Target,
         corpus: Corpus,
-        needs: Needs,
+        layers: tuple[int, ...],
         vocabulary: Vocabulary,
         *,
         answers_only: bool,
         store: FeatureStore | None = None,
     ) -> None:
-        """`vocabulary`: the tokens of the target's distributions."""
+        """`layers`: whose inputs packs have; `vocabulary`: of the target's distributions."""
         corpus.check_made_by(target)
         self._store = store
         self.target = target
-        self._needs = Needs(hidden=True, layers=needs.layers)
+        self._needs = Needs(hidden=True, layers=layers)
         self._vocabulary = vocabulary
         self._lm_head = LMHead.of(target, vocabulary)
         self._answers_only = answers_only
         self._texts: RaggedBatch | None = None
-        self._layers = "-".join(["layers", *map(str, needs.layers)])
+        self._layers = "-".join(["layers", *map(str, layers)])
         self._masks = MaskBuilder(target.model)
         self._tap = FeatureTap(target.model)
 

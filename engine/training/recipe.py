@@ -18,7 +18,6 @@ from engine.drafters.method import MethodConfig
 from engine.model.checkpoints import INT8_QUANTIZATION, quantize, read_checkpoint
 from engine.model.corpus import Entry
 from engine.model.target import Target
-from engine.proposal import Needs
 from engine.training.losses import NUM_RANKS, LMHead, LossOutput, Prediction
 from engine.training.packs import Pack, frequent_tokens
 
@@ -114,13 +113,12 @@ class Student(nn.Module):
     """A drafter in training; saved in the layout of published ones.
 
     Attributes:
-        needs: features of the target that `predictions` reads.
-        depth_decay: weight of a depth's loss relative to the previous depth's.
+        target_layers: layers of the target whose inputs `predictions` reads.
         weights_file: name of the file of weights.
         drafts_vocabulary: whether it drafts only the tokens of its loss.
     """
 
-    needs = Needs()
+    target_layers: tuple[int, ...] = ()
     weights_file = "model.safetensors"
     drafts_vocabulary = True
 
@@ -130,15 +128,15 @@ class Student(nn.Module):
         super().__init__()
         self.settings, self.target, self.vocabulary = settings, target, vocabulary
         self.depths = depths
-        self.depth_decay: float = getattr(settings, "depth_decay", 1.0)
 
     def compute_loss(self, pack: Pack, generator: torch.Generator | None) -> LossOutput:
         """Loss and hits on a pack.
 
         Args:
-            pack: with the features of `needs`, over `vocabulary`.
+            pack: with the inputs of `target_layers`, over `vocabulary`.
             generator: source of training noise; None = evaluation, which counts all rows.
         """
+        decay: float = getattr(self.settings, "depth_decay", 1.0)
         loss, device = pack.hidden.new_zeros(()), pack.hidden.device
         hits = torch.zeros(self.depths, NUM_RANKS, device=device)
         rows = torch.zeros(self.depths, device=device)
@@ -150,7 +148,7 @@ class Student(nn.Module):
             depth_loss = prediction.weight * mean
             if prediction.auxiliary is not None:
                 depth_loss = depth_loss + prediction.auxiliary
-            loss = loss + self.depth_decay**depth * depth_loss
+            loss = loss + decay**depth * depth_loss
         return LossOutput(loss, hits, rows)
 
     @abstractmethod

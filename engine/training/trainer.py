@@ -120,7 +120,7 @@ class Trainer:
         self.teacher = Teacher(
             target,
             corpus,
-            self.student.needs,
+            self.student.target_layers,
             self.student.vocabulary,
             answers_only=settings.answers_only,
             store=store,
@@ -332,15 +332,15 @@ class AveragedWeights:
             self._module.load_state_dict(trained, strict=False)
 
 
-def keep_freed_memory() -> bool:
-    """Let glibc keep freed memory in the process; False with another C library.
+def keep_freed_memory() -> None:
+    """Let glibc, if it is the C library, keep freed memory in the process.
 
     glibc returns every block above a few hundred KiB to the system at once, and the next step,
     which allocates the same arrays, spends more time on page faults than on computing.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:
-        return False
-    mmap_threshold, largest = -3, 32 << 20  # as much as glibc allows
-    trim_threshold, never = -1, (1 << 31) - 1
-    return bool(mallopt(mmap_threshold, largest) and mallopt(trim_threshold, never))
+    if mallopt is not None:
+        mmap_threshold, largest = -3, 32 << 20  # as much as glibc allows
+        trim_threshold, never = -1, (1 << 31) - 1
+        mallopt(mmap_threshold, largest)
+        mallopt(trim_threshold, never)

@@ -21,10 +21,11 @@ from torch import Tensor, nn
 from engine.config import setting
 from engine.drafters.base import BuildContext
 from engine.drafters.blocks.base import AT_ONCE, BlockDrafter, BlockMethod
-from engine.drafters.eagle.head import Eagle3Head, Eagle3Spec, OutputMatrix
+from engine.drafters.eagle.head import Eagle3Head, Eagle3Spec
 from engine.drafters.eagle.methods import CapturedLayers, load_eagle3
 from engine.drafters.heads.checkpoint import HeadCheckpoint
 from engine.drafters.heads.layer import HeadCache, HeadLayer, within
+from engine.drafters.heads.vocabulary import DraftOutput
 from engine.drafters.method import draft_len
 from engine.errors import DrafterError
 from engine.kernels.cpu.operators import pack_linears
@@ -77,7 +78,7 @@ class ParallelHead(Eagle3Head):
     method = "P_EAGLE"
     max_layers = 1024
 
-    def __init__(self, spec: Eagle3Spec, lm_head: OutputMatrix | None = None) -> None:
+    def __init__(self, spec: Eagle3Spec, lm_head: DraftOutput | None) -> None:
         super().__init__(spec, lm_head)
         hidden, numbered = spec.layer.hidden, list(enumerate(spec.others, start=1))
         self.norms = nn.ModuleList(nn.RMSNorm(hidden, eps=spec.layer.eps) for _ in numbered)

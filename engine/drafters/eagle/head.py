@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import ctypes
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -26,9 +26,6 @@ from engine.drafters.heads.layer import HeadCache, HeadLayer, HeadSpec, Past, wi
 from engine.drafters.heads.vocabulary import DraftOutput, TokenEmbedding, Vocabulary
 from engine.kernels.cpu.decoder import Decoder, DecoderWeights, Factors, HeadInput, KVSlots
 from engine.kernels.cpu.operators import NativeLinear, pack_linears
-
-OutputMatrix = Callable[[Tensor], Tensor]
-"""Hidden vectors `(…, hidden)` → logits `(…, vocab)`."""
 
 
 class DraftHead(nn.Module):
@@ -103,7 +100,7 @@ class DraftHead(nn.Module):
         hidden: Tensor,
         tokens: Tensor,
         positions: Tensor,
-        past: Past | None = None,
+        past: Past,
         mask: Tensor | None = None,
         *,
         last_only: bool = False,
@@ -175,26 +172,25 @@ class Eagle1Head(DraftHead):
     The output approximates the target's next feature, so the target's own `lm_head` reads it.
     """
 
-    def __init__(self, spec: HeadSpec, lm_head: OutputMatrix, *, vocab: int, bias: bool) -> None:
+    def __init__(self, spec: HeadSpec, lm_head: DraftOutput, *, bias: bool) -> None:
         super().__init__()
         self.fc = nn.Linear(2 * spec.hidden, spec.hidden, bias=bias)
         self.layer = HeadLayer(spec, spec.hidden)
-        whole = Vocabulary(None, vocab)
-        self.vocabulary = lm_head.vocabulary if isinstance(lm_head, DraftOutput) else whole
-        self._shared = (lm_head,)
+        self.vocabulary = lm_head.vocabulary
+        self._lm_head = lm_head
 
     def join(self, hidden: Tensor, embedded: Tensor) -> tuple[Tensor, Tensor]:
         x = self.fc(torch.cat([embedded, hidden], dim=-1))
         return x, x
 
     def logits(self, outputs: Tensor) -> Tensor:
-        return self._shared[0](outputs)
+        return self._lm_head(outputs)
 
     def parts(self) -> DecoderWeights | None:
         if not isinstance(self.fc, NativeLinear):
             return None
         head_input = HeadInput(fusion=self.fc.matrix)
-        return self._parts(head_input, norm=None, lm_head=_packed(self._shared[0]))
+        return self._parts(head_input, norm=None, lm_head=self._lm_head.packed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +227,8 @@ class Eagle3Head(DraftHead):
     method: ClassVar[str] = "Eagle3"
     max_layers: ClassVar[int] = 1
 
-    def __init__(self, spec: Eagle3Spec, lm_head: OutputMatrix | None = None) -> None:
+    def __init__(self, spec: Eagle3Spec, lm_head: DraftOutput | None) -> None:
+        """`lm_head`: the target's; None = the head has one of its own."""
         super().__init__()
         layer, width = spec.layer, spec.num_features * spec.feature_width
         self.spec, self.feeds_normed = spec, spec.norm_output
@@ -249,7 +246,7 @@ class Eagle3Head(DraftHead):
         self.input_layernorm = nn.RMSNorm(layer.hidden, eps=layer.eps)
         self.layer = HeadLayer(layer, 2 * layer.hidden)
         self.norm = nn.RMSNorm(layer.hidden, eps=layer.eps)
-        self._shared = (lm_head,)
+        self._shared = lm_head
         if lm_head is None:
             self.lm_head = nn.Linear(layer.hidden, spec.draft_vocab_size, bias=False)
 
@@ -275,7 +272,7 @@ class Eagle3Head(DraftHead):
         return self.norm(out) if self.spec.norm_output else out
 
     def logits(self, outputs: Tensor) -> Tensor:
-        lm_head = self._shared[0] if self._shared[0] is not None else self.lm_head
+        lm_head = self._shared or self.lm_head
         logits: Tensor = lm_head(outputs if self.spec.norm_output else self.norm(outputs))
         return logits
 
@@ -285,12 +282,8 @@ class Eagle3Head(DraftHead):
             hidden_norm=self.hidden_norm.weight.detach().float(),
             normed_input=self.spec.norm_before_residual,
         )
-        lm_head = self.lm_head if self._shared[0] is None else _packed(self._shared[0])
+        lm_head = self._shared.packed if self._shared else self.lm_head
         return self._parts(head_input, norm=self.norm.weight.detach().float(), lm_head=lm_head)
-
-
-def _packed(output: OutputMatrix) -> NativeLinear | None:
-    return output.packed if isinstance(output, DraftOutput) else None
 
 
 class HeadSession:
@@ -357,7 +350,6 @@ class HeadSession:
         buffer = cache.shared_buffer(spec.kv_heads, spec.head_dim)
         drafts = decoder.chain(
             tokens,
-            begin,
             KVSlots(buffer, begin),
             levels=levels,
             min_prob=min_prob,

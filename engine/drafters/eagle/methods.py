@@ -228,7 +228,7 @@ def load_eagle1(
     (spec,) = checkpoint.layer_specs(target.hidden_size, most=1)
     vocabulary = Vocabulary.beside(checkpoint.location, target, draft_vocab, token_map)
     output, bias = DraftOutput(target, vocabulary), checkpoint.config.bias
-    head = checkpoint.load(lambda: Eagle1Head(spec, output, vocab=target.vocab_size, bias=bias))
+    head = checkpoint.load(lambda: Eagle1Head(spec, output, bias=bias))
     head.embedding = checkpoint.embedding(spec.hidden)
     checkpoint.check_config_read()
     return head
@@ -347,12 +347,11 @@ class EagleDrafter(FeatureDrafter):
     def propose(self, budget: Budget) -> Proposal:
         tree = self._chain if budget.width == 1 else self.tree
         levels = min(budget.depth, tree.chain_len(self._sampling))
-        if self._unread:
-            unread, self._unread = self.unread(), ()
-            drafts = self._session.chain(*unread, levels, budget.min_prob) if levels > 0 else None
-            if drafts is not None:
-                return chain(self.text[-1], drafts[0], drafts[1].exp())
-            self._session.feed_base(*unread)
+        unread, self._unread = self.unread(), ()
+        drafts = self._session.chain(*unread, levels, budget.min_prob) if levels > 0 else None
+        if drafts is not None:
+            return chain(self.text[-1], drafts[0], drafts[1].exp())
+        self._session.feed_base(*unread)
         if budget.depth < 1:
             return root_only(self.text[-1], self._device)
         if isinstance(tree, DynamicTree):

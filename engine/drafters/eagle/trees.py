@@ -236,14 +236,10 @@ class Candidates(NamedTuple):
 class TreeSource(Protocol):
     """A draft network at the root of a tree, as `HeadSession` has it."""
 
-    @property
-    def output(self) -> Tensor: ...
-    @property
-    def logits(self) -> Tensor: ...
-    @property
-    def root(self) -> Tensor: ...
-    @property
-    def vocabulary(self) -> Vocabulary: ...
+    output: Tensor
+    logits: Tensor
+    root: Tensor
+    vocabulary: Vocabulary
 
     def expand(
         self, hidden: Tensor, tokens: Tensor, depth: int, ancestors: Tensor | None

@@ -6,7 +6,7 @@ All n input rows of a layer add keys and values; the last m of them get outputs.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -25,7 +25,7 @@ class HeadSpec:
 
     Attributes:
         rope: transformers' `rope_parameters`; positions start at 0 whatever the target does.
-        rotary_dim: leading dimensions of a head that RoPE rotates; None = all.
+        rotary_dim: leading dimensions of a head that RoPE rotates.
         window: rows that a row attends to, itself included; None = all.
         causal: whether rows after it are masked.
     """
@@ -36,19 +36,14 @@ class HeadSpec:
     kv_heads: int
     head_dim: int
     eps: float
-    rope: Mapping[str, Any] = field(default_factory=lambda: {"rope_theta": 10000.0})
+    rope: Mapping[str, Any]
+    rotary_dim: int
     activation: str = "silu"
     qkv_bias: bool = False
     o_bias: bool = False
     qk_norm: bool = False
-    rotary_dim: int | None = None
     window: int | None = None
     causal: bool = True
-
-    @property
-    def rotated_dim(self) -> int:
-        """Dimensions of a head that RoPE rotates."""
-        return self.head_dim if self.rotary_dim is None else self.rotary_dim
 
 
 class Past(Protocol):
@@ -78,7 +73,9 @@ class HeadCache(TreeCache):
         """Write rows behind those that count; the queries attend to all."""
         self.reserve(keys.shape[1])
         all_keys, all_values = self.update(keys[None], values[None], layer.index)
-        return attention(layer, query, all_keys[0], all_values[0], mask)
+        wide = None if mask is None else mask[None, None]
+        attended, _ = tree_attention(layer, query[None], all_keys, all_values, wide)
+        return attended[0]
 
 
 class HeadLayer(nn.Module):
@@ -120,8 +117,8 @@ class HeadLayer(nn.Module):
         x: Tensor,
         residual: Tensor,
         positions: Tensor,
-        past: Past | None = None,
-        mask: Tensor | None = None,
+        past: Past,
+        mask: Tensor | None,
     ) -> Tensor:
         """Outputs `(m, hidden)` of the last m of n rows.
 
@@ -129,9 +126,9 @@ class HeadLayer(nn.Module):
             x: `(n, attention input)`.
             residual: `(m, hidden)`.
             positions: `(n,)`, or `(1,)` where all are the same.
-            past: earlier rows; None = the n rows attend to each other only.
-            mask: `(m, rows)` bool, True = may attend; None = causal among n rows without a past,
-                or everything for a single row.
+            past: earlier rows.
+            mask: `(m, rows)` bool, True = may attend; None = everything for a single row, causal
+                for n rows without earlier ones.
         """
         spec, n, m = self.spec, len(x), len(residual)
         num_rotated = spec.heads + spec.kv_heads
@@ -144,8 +141,7 @@ class HeadLayer(nn.Module):
         rotated = self._rotate(rotated.transpose(0, 1), positions)
         query, keys = rotated[: spec.heads, n - m :], rotated[spec.heads :]
         values = qkv[:, num_rotated:].transpose(0, 1)
-        attend = attention if past is None else past.attend
-        attended = attend(self, query, keys, values, mask)
+        attended = past.attend(self, query, keys, values, mask)
         hidden = residual + self.o_proj(attended.reshape(m, -1))
         gate, up = self.gate_up(self.post_attention_norm(hidden)).chunk(2, dim=-1)
         out: Tensor = hidden + self.down_proj(self.activation(gate) * up)
@@ -158,7 +154,7 @@ class HeadLayer(nn.Module):
         angles = positions[:, None].float() * self._frequencies
         cos = (angles.cos() * self._rope_scale).to(x.dtype)
         sin = (angles.sin() * self._rope_scale).to(x.dtype)
-        x, rest = x[..., : self.spec.rotated_dim], x[..., self.spec.rotated_dim :]
+        x, rest = x[..., : self.spec.rotary_dim], x[..., self.spec.rotary_dim :]
         first, second = x.chunk(2, dim=-1)
         rotated = (first * cos - second * sin, second * cos + first * sin, rest)
         return torch.cat(rotated, dim=-1)
@@ -170,7 +166,7 @@ class HeadLayer(nn.Module):
         spec = self.spec
         if len(matrices) < len(linears) or spec.activation != "silu" or spec.window:
             return None
-        if spec.rotated_dim < spec.head_dim or spec.hidden % MULTIPLE or spec.head_dim % MULTIPLE:
+        if spec.rotary_dim < spec.head_dim or spec.hidden % MULTIPLE or spec.head_dim % MULTIPLE:
             return None
         qkv, out, gate_up, down = matrices
         norms = [self.q_norm, self.k_norm] if spec.qk_norm else [None, None]
@@ -198,24 +194,15 @@ def within(visible: Tensor, window: int | None) -> Tensor:
     return visible & (visible.flip(-1).cumsum(-1).flip(-1) <= window)
 
 
-def attention(
-    layer: nn.Module, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None
-) -> Tensor:
-    """Attention of the last rows; shapes as `Past.attend`."""
-    wide = None if mask is None else mask[None, None]
-    attended, _ = tree_attention(layer, query[None], keys[None], values[None], wide)
-    return attended[0]
-
-
 def _frequencies(spec: HeadSpec) -> tuple[Tensor, float]:
-    """Rotary frequencies `(rotated_dim / 2,)` float32 and the scale of cos and sin."""
+    """Rotary frequencies `(rotary_dim / 2,)` float32 and the scale of cos and sin."""
     from transformers import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
     config = LlamaConfig(
-        hidden_size=spec.heads * spec.rotated_dim,
+        hidden_size=spec.heads * spec.rotary_dim,
         num_attention_heads=spec.heads,
-        head_dim=spec.rotated_dim,
+        head_dim=spec.rotary_dim,
         rope_parameters=dict(spec.rope),
         max_position_embeddings=1 << 20,
     )

@@ -19,7 +19,7 @@ from torch.nn.functional import silu
 
 from engine.accept import Rule, Typical
 from engine.config import Sampling, setting
-from engine.drafters.base import BuildContext, LastRowDrafter, Start, root_only
+from engine.drafters.base import BuildContext, LastRowDrafter, root_only
 from engine.drafters.heads.checkpoint import HeadCheckpoint
 from engine.drafters.heads.vocabulary import DraftOutput, DraftVocab, Vocabulary
 from engine.drafters.method import ChoiceLimits, DraftShape, MethodConfig
@@ -92,7 +92,7 @@ class MedusaConfig(MethodConfig):
         what = f"{self.speculative_model} with its {heads.count} Medusa heads"
         tree = ChoiceTree(self.medusa_choices)
         tree.check_fits(depth=heads.count, ranks=context.target.vocab_size, what=what)
-        return MedusaDrafter(self, heads, tree)
+        return MedusaDrafter(self, heads, tree, context.target.device)
 
     def draft_shape(self) -> DraftShape:
         return DraftShape.of(ChoiceTree(self.medusa_choices))
@@ -244,18 +244,16 @@ def _head_of(name: str) -> int:
 
 
 class MedusaDrafter(LastRowDrafter):
-    def __init__(self, config: MedusaConfig, heads: MedusaHeads, tree: ChoiceTree) -> None:
+    def __init__(
+        self, config: MedusaConfig, heads: MedusaHeads, tree: ChoiceTree, device: torch.device
+    ) -> None:
         self._config = config
         self.heads = heads
         self._tree = tree
         self._num_choices = tree.max_rank + 1
-        self._slots = choice_slots(tree, self._num_choices)
+        self._slots = upload(choice_slots(tree, self._num_choices), device)
         lengths = [0, *map(len, tree.paths)]
         self._num_nodes = [sum(n <= depth for n in lengths) for depth in range(tree.depth + 1)]
-
-    def start(self, start: Start) -> None:
-        super().start(start)
-        self._slots = upload(self._slots, self.hidden.device)
 
     def propose(self, budget: Budget) -> Proposal:
         tree, depth = self._tree, min(self._tree.depth, budget.depth)

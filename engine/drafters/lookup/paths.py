@@ -1,17 +1,17 @@
-"""Drafts from the most probable paths."""
+"""Drafts and choice trees from the most probable paths."""
 
 from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from engine.proposal import Proposal
-from engine.tree import TreeShape, upload
+from engine.tree import ChoiceTree, Path, TreeShape, upload
 
 
 @dataclass(slots=True)
@@ -80,3 +80,23 @@ def most_probable_paths(
         if chain:
             heap.clear()
     return draft
+
+
+def most_probable_tree(num_nodes: int, rates: Sequence[Sequence[float]]) -> ChoiceTree:
+    """The choice tree of at most n nodes with the most expected accepted tokens.
+
+    Args:
+        rates: per depth, how often each rank is right, whatever the path to it.
+
+    Example: rates [[0.6, 0.2], [0.5, 0.1]] give (0,) 0.6, (0, 0) 0.3, (1,) 0.2, (1, 0) 0.1, …
+    """
+    tree = most_probable_paths(
+        0,
+        lambda depth: [(rank, rate, depth + 1) for rank, rate in enumerate(rates[depth])],
+        room=num_nodes,
+        max_depth=len(rates),
+    )
+    paths: list[Path] = [()]
+    for rank, parent in zip(tree.tokens, tree.parents, strict=True):
+        paths.append((*paths[parent], rank))
+    return ChoiceTree.parse(paths[1:], form="candidates")

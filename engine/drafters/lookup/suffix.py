@@ -193,8 +193,6 @@ class GlobalPool:
 
 
 class SuffixDrafter(Drafter):
-    _cursors: list[Cursor]
-
     def __init__(
         self, context: BuildContext, config: SuffixConfig, store: SuffixArray | None = None
     ) -> None:
@@ -204,7 +202,6 @@ class SuffixDrafter(Drafter):
         self._device = context.target.device
         self._pool = GlobalPool(config.global_pool_size, config.max_tree_depth)
         self.remembers = config.use_global_pool
-        self.finish()
 
     def start(self, start: Start) -> None:
         super().start(start)

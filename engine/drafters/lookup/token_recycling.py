@@ -27,29 +27,16 @@ from torch import Tensor
 
 from engine.config import setting
 from engine.drafters.base import BuildContext, Drafter, Start
-from engine.drafters.lookup.paths import most_probable_paths
+from engine.drafters.lookup.paths import most_probable_tree
 from engine.drafters.method import ChoiceLimits, MethodConfig
 from engine.kernels.cpu.operators import topk
 from engine.proposal import Budget, Outcome, Proposal
-from engine.tree import ChoicePaths, ChoiceTree, Path, upload
+from engine.tree import ChoicePaths, ChoiceTree, upload
 
 RANK_PROBS = (0.45, 0.14, 0.07, 0.05, 0.03, 0.02, 0.015, 0.01)
-"""Approximate frequency of each rank of the true token; shapes the default tree."""
+"""Approximate frequency of each rank of the true token, at any depth; shapes the default tree."""
 UNKNOWN = -1
 """An entry without a successor so far; never drafted."""
-
-
-def most_probable_tree(num_nodes: int, rank_probs: Sequence[float]) -> ChoiceTree:
-    """The choice tree of n nodes with the most expected accepted tokens.
-
-    Assumes that rank r is right with probability `rank_probs[r]` at every depth.
-    """
-    ranks = [(rank, prob, None) for rank, prob in enumerate(rank_probs)]
-    tree = most_probable_paths(None, lambda _: ranks, room=num_nodes)
-    paths: list[Path] = [()]
-    for rank, parent in zip(tree.tokens, tree.parents, strict=True):
-        paths.append((*paths[parent], rank))
-    return ChoiceTree.parse(paths[1:], form="candidates")
 
 
 class TokenRecyclingConfig(MethodConfig):
@@ -75,7 +62,7 @@ class TokenRecyclingConfig(MethodConfig):
         le=32,
     )
     recycling_choices: ChoicePaths = setting(
-        most_probable_tree(40, RANK_PROBS).paths,
+        most_probable_tree(40, [RANK_PROBS] * 40).paths,
         "Choice tree",
         "choice tree: paths of ranks; all candidates, or only the ends of paths",
     )

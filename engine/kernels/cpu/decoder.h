@@ -57,7 +57,7 @@ struct Model {
     const float* norm;        // (hidden,) or null
     const bf16* embedding;    // (vocab, hidden), or null:
     Matrix packed_embedding;
-    Matrix lm_head;         // data = null: no logits
+    Matrix lm_head;
     const HeadInput* head_input;  // null = an ordinary decoder
 };
 
@@ -370,11 +370,10 @@ struct ForwardRun {
             const int64_t at = int64_t(r) * m.hidden;
             rms_norm(row(r), m.norm, m.hidden, m.eps, PLAIN, at, {call.normed, nullptr, nullptr});
             const bf16* normed = call.normed + at;
-            for (int i = 0; m.lm_head.data && i < m.hidden; i += BLOCK)
+            for (int i = 0; i < m.hidden; i += BLOCK)
                 store_activation(load_bf16(normed + i), load_bf16(normed + i + LANES),
                                  formats_of(m.lm_head), at + i, s.inputs);
         }
-        if (!m.lm_head.data) return;
         barrier.wait(threads);
         const int from = call.first_logit, count = call.rows.n - from;
         matmul<Epilogue::store>(m.lm_head, blocks_of(m.lm_head, t), s.inputs.from(from, m.hidden),
@@ -414,7 +413,6 @@ struct ForwardRun {
     }
 
     const uint8_t* first_weights(const Matrix& matrix, int t) const {
-        if (!matrix.data) return nullptr;
         return column(matrix, blocks_of(matrix, t).begin);
     }
 };

@@ -21,7 +21,6 @@ from engine.proposal import TargetOutput
 ROTARY_BLOCK = 2048
 """The table of rotary positions grows to the next multiple of this many."""
 ALIGNMENT = 64
-ACTIVATIONS = ("silu", "gelu_tanh")
 
 
 class Layer(Struct):
@@ -118,12 +117,11 @@ class DecoderWeights:
         intermediate: width of the MLP.
         norm: `(hidden,)` float32, before the output matrix; None = none.
         embedding: `(tokens, hidden)` bfloat16, or packed.
-        lm_head: None = no logits.
         vocab: logits per row; the matrix may be padded.
         rotary: count → `(tables, count, head_dim)` float32, per position the cosines of half of
             `rotary_dim`, then the sines, padded.
         rotary_dim: the rotated part of a head.
-        activation: one of `ACTIVATIONS`.
+        activation: `Activation` in the kernels; 0 = SiLU.
         all_head_norms: whether query and key norms span all heads.
     """
 
@@ -137,11 +135,11 @@ class DecoderWeights:
     factors: Factors
     norm: Tensor | None
     embedding: Tensor | Matrix
-    lm_head: Matrix | None
+    lm_head: Matrix
     vocab: int
     rotary: Callable[[int], Tensor]
     rotary_dim: int
-    activation: str = "silu"
+    activation: int = 0
     all_head_norms: bool = False
     head_input: HeadInput | None = None
 
@@ -178,8 +176,6 @@ class Decoder:
         values |= {
             "num_layers": len(weights.layers),
             "layers": (Layer * len(weights.layers))(*weights.layers),
-            "activation": ACTIVATIONS.index(weights.activation),
-            "lm_head": weights.lm_head or MatrixStruct(),
             "head_input": weights.head_input and ctypes.pointer(weights.head_input),
         }
         self._model = _ModelStruct(**values)
@@ -192,7 +188,7 @@ class Decoder:
         *,
         states: Tensor | None = None,
         taps: Sequence[int] = (),
-        num_logits: int | None = None,
+        num_logits: int,
     ) -> TargetOutput:
         """One forward over n new rows; their keys and values are stored.
 
@@ -200,7 +196,7 @@ class Decoder:
             tokens, positions: `(n,)` int64.
             states: `(n, hidden)` bfloat16, hidden states beside the tokens, for a draft head.
             taps: layers whose inputs are returned; `num_layers` = the last layer's output.
-            num_logits: number of last rows that get logits; None = all.
+            num_logits: number of last rows that get logits.
         """
         rotary = self._rotary_rows(positions)
         arguments, output = self._arguments(tokens, rotary, slots, states, taps, num_logits)
@@ -211,7 +207,6 @@ class Decoder:
     def chain(
         self,
         tokens: Tensor,
-        position: int,
         slots: KVSlots,
         *,
         levels: int,
@@ -225,18 +220,18 @@ class Decoder:
         The rows of all but the last drafted token are stored after the new ones.
 
         Args:
-            tokens: `(n,)` int64; the first is at `position`.
-            slots: with capacity for `levels` more rows.
+            tokens: `(n,)` int64.
+            slots: of the text's next rows, with capacity for `levels` more.
             levels: maximum number of tokens; fewer once the path's probability is below `min_prob`.
             states: `(n, hidden)`, hidden states beside the tokens; those beside drafted tokens are
                 the last layer's output, or the normalised one (`feeds_normed`).
             ids: `(vocabulary,)` int64, the token of each row of the output matrix; None = index.
         """
-        n = len(tokens)
-        rotary = self._rotary_rows(torch.arange(position, position + n + levels))
+        n, end = len(tokens), slots.context + len(tokens) + levels
+        rotary = self._rotary_rows(torch.arange(slots.context, end))
         taps = () if states is None else (len(self.weights.layers),)
         arguments, _ = self._arguments(tokens, rotary, slots, states, taps, 1)
-        arguments.scratch = self._scratch_address(n, slots.context + n + levels)
+        arguments.scratch = self._scratch_address(n, end)
         drafted, log_probs = torch.empty(levels, dtype=torch.int64), torch.empty(levels)
         chain = _ChainStruct(
             levels=levels,
@@ -256,7 +251,7 @@ class Decoder:
         slots: KVSlots,
         states: Tensor | None,
         taps: Sequence[int],
-        num_logits: int | None,
+        num_logits: int,
     ) -> tuple[_CallStruct, TargetOutput]:
         """A forward's arguments, without scratch memory, and the output it will fill."""
         model, n, hidden = self._model, len(tokens), self.weights.hidden
@@ -266,9 +261,8 @@ class Decoder:
         tap_layers = torch.tensor(taps, dtype=torch.int32)
         tap_states = torch.empty(n, len(taps) * hidden, dtype=torch.bfloat16)
         normed = torch.empty(n, hidden, dtype=torch.bfloat16)
-        count = n if num_logits is None else num_logits
-        logits = torch.empty(count, model.lm_head.out)
-        totals, best = torch.empty(count), torch.empty(count, dtype=torch.int64)
+        logits, totals = torch.empty(num_logits, model.lm_head.out), torch.empty(num_logits)
+        best = torch.empty(num_logits, dtype=torch.int64)
         model.threads = torch.get_num_threads()
         arguments = _CallStruct(
             n=n,
@@ -278,7 +272,7 @@ class Decoder:
             capacity=slots.buffer.shape[2],
             text_starts=slots.text_starts,
             columns=slots.columns,
-            first_logit=n - count,
+            first_logit=n - num_logits,
             num_taps=len(taps),
             tokens=tokens,
             states=states,

@@ -31,7 +31,6 @@ _SCALARS |= {12: "d"}
 _STRING, _ARRAY = 8, 9
 _ALIGNMENT = "general.alignment"
 ALIGNMENTS = {1 << n for n in range(3, 17)}
-_NUMPY = {"I": "u4", "i": "i4", "Q": "u8", "q": "i8", "f": "f4", "d": "f8", "H": "u2", "h": "i2"}
 MAX_DIMENSIONS = 4
 MAX_NESTING = 4
 """Depth of arrays in arrays."""
@@ -319,7 +318,7 @@ class _Header:
         if array.type_id in _SCALARS:
             code = _SCALARS[array.type_id]
             raw = self._take(array.count * struct.calcsize("<" + code))
-            values: list[Any] = np.frombuffer(raw, dtype="<" + _NUMPY.get(code, code)).tolist()
+            values: list[Any] = np.frombuffer(raw, dtype="<" + code).tolist()
             return values
         if array.type_id == _STRING:
             return [self._string() for _ in range(array.count)]

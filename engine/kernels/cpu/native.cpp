@@ -83,19 +83,15 @@ void pack(const Matrix* m, int type, const uint8_t* from, int64_t row_bytes, int
     });
 }
 
-// Rows of m, (count, columns), in bfloat16 or, if `floats` is not null, in float32; `rows`: their
-// indices, null = 0, 1, ...
+// Rows of m, (count, columns), in bfloat16; `rows`: their indices, null = 0, 1, ...
 void unpack(const Matrix* m, const int64_t* rows, int64_t count, int columns, bf16* to,
-            float* floats, int threads) {
+            int threads) {
     in_parallel(count > 16 ? threads : 1, [&](int t, int team) {
         const Range mine = share(int(count), t, team);
         std::vector<float> row(m->in);
         for (int64_t i = mine.begin; i < mine.end; ++i) {
             unpack_row(*m, rows ? rows[i] : i, row.data());
-            for (int k = 0; k < columns; ++k) {
-                if (floats) floats[i * columns + k] = row[k];
-                else to[i * columns + k] = float_to_bf16(row[k]);
-            }
+            for (int k = 0; k < columns; ++k) to[i * columns + k] = float_to_bf16(row[k]);
         }
     });
 }

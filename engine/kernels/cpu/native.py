@@ -28,7 +28,8 @@ FIXED_ROTARY = {"default", "linear", "llama3", "yarn"}
 """Types of rotary positions whose frequencies do not depend on the length of the text."""
 LAYER_TYPES = ("full_attention", "sliding_attention")
 """Layer types that may have rotary positions of their own."""
-ACTIVATION_NAMES = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+ACTIVATIONS = {"silu": 0, "swish": 0, "gelu_pytorch_tanh": 1}
+"""Name → `Activation` in the kernels."""
 
 
 def unsupported_reason(model: transformers.PreTrainedModel) -> str | None:
@@ -40,7 +41,7 @@ def unsupported_reason(model: transformers.PreTrainedModel) -> str | None:
         return f"{kind.__name__} is computed by transformers' modules"
     if model.dtype != torch.bfloat16:
         return f"they compute in bfloat16, not {str(model.dtype).removeprefix('torch.')}"
-    if _activation(config) not in ACTIVATION_NAMES:
+    if _activation(config) not in ACTIVATIONS:
         return f"its activation is {_activation(config)}, not silu or gelu_pytorch_tanh"
     if getattr(config, "use_bidirectional_attention", False):
         return "its attention is bidirectional"
@@ -117,9 +118,7 @@ class NativeForward(Forward):
         cache.reserve(len(tokens) + levels)
         decoder = self.decoder if ids is None else self._restricted_to(ids)
         slots = KVSlots(self._buffer(cache), cache.length)
-        chain = decoder.chain(
-            tokens, cache.length, slots, levels=levels, min_prob=min_prob, ids=ids
-        )
+        chain = decoder.chain(tokens, slots, levels=levels, min_prob=min_prob, ids=ids)
         cache.length += len(tokens) + len(chain[0]) - 1
         return chain
 
@@ -219,7 +218,7 @@ def decoder_weights(model: transformers.PreTrainedModel) -> DecoderWeights:
         vocab=embedding.num_embeddings,
         rotary=rotary,
         rotary_dim=2 * len(tables[0][1]),
-        activation=ACTIVATION_NAMES[_activation(config)],
+        activation=ACTIVATIONS[_activation(config)],
         all_head_norms=norms[0] is not None and len(norms[0]) != attention.head_dim,
     )
 

@@ -185,8 +185,8 @@ class Matrix:
         call(self.kernels.linear, struct, x, *scratch, y, len(x), torch.get_num_threads())
         return y[:, : self.shape[0]]
 
-    def rows(self, index: Tensor | None = None, *, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-        """Rows `(n, in)`, unpacked to bfloat16 or float32; None = all.
+    def rows(self, index: Tensor | None = None) -> Tensor:
+        """Rows `(n, in)`, unpacked to bfloat16; None = all.
 
         Raises IndexError: there is no such row.
         """
@@ -196,10 +196,9 @@ class Matrix:
                 raise IndexError(f"rows must be in [0, {self.shape[0]})")
         count = self.shape[0] if index is None else len(index)
         index = None if index is None else index.to(torch.int64).contiguous()
-        values = torch.empty(count, self.shape[1], dtype=dtype)
-        outputs = (None, values) if dtype == torch.float32 else (values, None)
+        values = torch.empty(count, self.shape[1], dtype=torch.bfloat16)
         sizes = (c_int64(count), self.shape[1])
-        call(self.kernels.unpack, self, index, *sizes, *outputs, torch.get_num_threads())
+        call(self.kernels.unpack, self, index, *sizes, values, torch.get_num_threads())
         return values
 
 

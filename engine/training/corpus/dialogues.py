@@ -145,23 +145,21 @@ class DialogueTemplates(Settings):
                 raise ValueError(f"{kind} must have {', '.join(sorted(names))}")
         return self
 
-    def dialogue(
-        self, chat: ChatFormat, number: int, *, seed: int, answer_tokens: int
-    ) -> DialogueSpec:
+    def dialogue(self, chat: ChatFormat, number: int, settings: CorpusSettings) -> DialogueSpec:
         """Dialogue `number` of an endless stream."""
-        dialogue_seed = seed_of(seed, "dialogue", number)
-        draw = random.Random(dialogue_seed)
+        seed = seed_of(settings.seed, "dialogue", number)
+        draw = random.Random(seed)
         category = draw.choices(list(self.shares), list(self.shares.values()))[0]
         long = number // _LONG_BLOCK % _LONG_EVERY == _LONG_EVERY - 1
         opening = self._fill_slots(draw.choice(self.openings[category]), draw)
-        answer = Completion("answer", answer_tokens, draw.choice(_ANSWER_TEMPERATURES))
+        answer = Completion("answer", settings.answer_tokens, draw.choice(_ANSWER_TEMPERATURES))
         segments = [chat.head, *_user_segments(opening, draw, long), chat.to_answer, answer]
         share = self.follow_up_shares.get(category, 0.0)
         if share and chat.to_user and draw.random() < share:
             text = self._fill_slots(draw.choice(self.follow_ups), draw)
             follow_up = _user_segments(text, draw, long)
             segments += [chat.to_user, *follow_up, chat.to_answer, answer]
-        return DialogueSpec(number, category, dialogue_seed, tuple(segments))
+        return DialogueSpec(number, category, seed, tuple(segments))
 
     def _fill_slots(self, text: str, draw: random.Random) -> str:
         """Fill slots, and slots in their texts, until none is left."""
@@ -196,16 +194,16 @@ def _user_segments(text: str, draw: random.Random, long: bool) -> list[Segment]:
 
 
 def given_dialogue(
-    chat: ChatFormat, prompt: GivenPrompt, number: int, *, seed: int, answer_tokens: int
+    chat: ChatFormat, prompt: GivenPrompt, number: int, settings: CorpusSettings
 ) -> DialogueSpec:
     """A dialogue whose user turns come from a file."""
-    dialogue_seed = seed_of(seed, "given", number)
-    temperature = random.Random(dialogue_seed).choice(_ANSWER_TEMPERATURES)
-    answer = Completion("answer", answer_tokens, temperature)
+    seed = seed_of(settings.seed, "given", number)
+    temperature = random.Random(seed).choice(_ANSWER_TEMPERATURES)
+    answer = Completion("answer", settings.answer_tokens, temperature)
     segments: list[Segment] = []
     for i, turn in enumerate(prompt.turns if chat.to_user else prompt.turns[:1]):
         segments += [(chat.to_user if i else chat.head) + turn + chat.to_answer, answer]
-    return DialogueSpec(number, prompt.category, dialogue_seed, tuple(segments))
+    return DialogueSpec(number, prompt.category, seed, tuple(segments))
 
 
 def dialogue_specs(
@@ -217,16 +215,15 @@ def dialogue_specs(
 ) -> Iterator[DialogueSpec]:
     """An endless stream of dialogues, except those that are done."""
     share = settings.given_share if prompts else 0.0
-    options = {"seed": settings.seed, "answer_tokens": settings.answer_tokens}
     for number in count():
         if number in done:
             continue
         # Dialogues from prompts are spread evenly over the stream.
         if int((number + 1) * share) > int(number * share):
             prompt = prompts[int(number * share) % len(prompts)]
-            yield given_dialogue(chat, prompt, number, **options)
+            yield given_dialogue(chat, prompt, number, settings)
         else:
-            yield templates.dialogue(chat, number, **options)
+            yield templates.dialogue(chat, number, settings)
 
 
 def seed_of(*parts: object) -> int:

@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from engine.errors import ConfigError, TargetError
 from engine.kernels.cpu.operators import topk
 from engine.model.batch import RowTokens, TextBatch
+from engine.model.corpus import Entry
 from engine.model.target import Target
 from engine.model.tokenizer import decode, encode
 from engine.proposal import TargetOutput
@@ -24,16 +26,6 @@ CHUNK = 1024
 """Maximum tokens of prompts and fixed texts that are read in a step."""
 TOP_K, TOP_P = 64, 0.95
 """Limits of sampling; greedy rows take the most probable token."""
-
-
-@dataclass(frozen=True, slots=True)
-class Dialogue:
-    """A finished dialogue: the `[start, end)` of its answers, and whether the last is complete."""
-
-    spec: DialogueSpec
-    token_ids: tuple[int, ...]
-    spans: tuple[tuple[int, int], ...]
-    complete: bool
 
 
 class BatchGenerator:
@@ -52,7 +44,7 @@ class BatchGenerator:
         self._uniforms = torch.zeros(rows, max_len, device=target.device)
 
     @torch.inference_mode()
-    def run(self, specs: Iterator[DialogueSpec]) -> Iterator[Dialogue | None]:
+    def run(self, specs: Iterator[DialogueSpec]) -> Iterator[Entry | None]:
         """Yield dialogues as they finish, and None after every step, until `specs` is exhausted."""
         rows = self._rows = [None] * len(self._rows)
         # Where prompts need a separate forward, several rows are refilled together.
@@ -69,7 +61,7 @@ class BatchGenerator:
             for i, row in active:
                 if row.finished:
                     rows[i] = None
-                    yield row.dialogue()
+                    yield row.entry()
             yield None
 
     def _start_dialogues(self, free: list[int], specs: Iterator[DialogueSpec]) -> bool:
@@ -169,7 +161,6 @@ class _Sequence:
     spans: list[tuple[int, int]] = field(default_factory=list)
     num_read: int = 0
     finished: bool = False
-    complete: bool = False
     _next_segment: int = 0
     _completion: Completion | None = None
     _start: int = 0
@@ -236,7 +227,7 @@ class _Sequence:
         if eos and self._next_segment < len(self.spec.segments):
             self._advance()
         else:
-            self.finished, self.complete = True, True
+            self.finished, self._completion = True, None
 
     def _advance(self) -> None:
         """Append the fixed text up to the next completion, which needs the last token's logits."""
@@ -259,9 +250,11 @@ class _Sequence:
         self._start = len(self.tokens)
         self.num_read = min(self.num_read, len(self.tokens) - 1)
 
-    def dialogue(self) -> Dialogue:
+    def entry(self) -> Entry:
+        """The finished dialogue; an answer that `max_len` cut off counts."""
         tokens, spans = self.tokens[: self.max_len], self.spans
-        if not self.complete and self._completion and self._completion.kind == "answer":
+        if self._completion and self._completion.kind == "answer":
             spans = [*spans, (self._start, len(tokens))]
         spans = [(a, min(b, len(tokens))) for a, b in spans if a < len(tokens)]
-        return Dialogue(self.spec, tuple(tokens), tuple(spans), self.complete)
+        ids = np.array(tokens, np.int32)
+        return Entry(self.spec.number, self.spec.category, ids, tuple(spans))

@@ -10,7 +10,6 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 
-import numpy as np
 import torch
 import transformers
 from filelock import FileLock, Timeout
@@ -28,7 +27,7 @@ from engine.training.corpus.dialogues import (
     GivenPrompt,
     dialogue_specs,
 )
-from engine.training.corpus.generation import BatchGenerator, Dialogue
+from engine.training.corpus.generation import BatchGenerator
 
 
 class CorpusWriter:
@@ -56,15 +55,13 @@ class CorpusWriter:
             self._file.truncate(len(whole[0]) + len(whole[1]))
             self._closing = stack.pop_all()
 
-    def append(self, dialogue: Dialogue) -> None:
+    def append(self, entry: Entry) -> None:
         """Write one dialogue; it is passed to the system when this returns."""
-        spec, spans, token_ids = dialogue.spec, dialogue.spans, dialogue.token_ids
-        line = {"n": spec.number, "category": spec.category, "seed": spec.seed, "answers": spans}
-        line |= {"complete": dialogue.complete, "tokens": token_ids}
+        line = {"n": entry.number, "category": entry.category, "answers": entry.spans}
+        line["tokens"] = entry.token_ids.tolist()
         with writing(self.corpus.folder):
             self._file.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
             self._file.flush()
-        entry = Entry(spec.number, spec.category, np.array(token_ids, np.int32), spans)
         self.corpus.entries.append(entry)
 
     def close(self) -> None:
@@ -153,18 +150,16 @@ def extend_corpus(
         for dialogue in _in_order(generator, specs):
             if dialogue is not None and dialogue.spans:
                 writer.append(dialogue)
-                stored += len(dialogue.token_ids)
+                stored += dialogue.length
             yield writer.corpus
             if stored >= num_tokens:
                 return
 
 
-def _in_order(
-    generator: BatchGenerator, specs: Iterator[DialogueSpec]
-) -> Iterator[Dialogue | None]:
+def _in_order(generator: BatchGenerator, specs: Iterator[DialogueSpec]) -> Iterator[Entry | None]:
     """Finished dialogues, reordered as in `specs`; None after every step."""
     numbers: deque[int] = deque()
-    finished: dict[int, Dialogue] = {}
+    finished: dict[int, Entry] = {}
 
     def numbered() -> Iterator[DialogueSpec]:
         for spec in specs:
@@ -175,7 +170,7 @@ def _in_order(
         if dialogue is None:
             yield None
             continue
-        finished[dialogue.spec.number] = dialogue
+        finished[dialogue.number] = dialogue
         while numbers and numbers[0] in finished:
             yield finished.pop(numbers.popleft())
 

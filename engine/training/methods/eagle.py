@@ -24,13 +24,12 @@ from engine.drafters.eagle.head import DraftHead, Eagle1Head, Eagle3Head, Eagle3
 from engine.drafters.eagle.methods import Eagle3Config, EagleConfig, load_eagle3
 from engine.drafters.heads.checkpoint import HeadCheckpoint, published_tensors
 from engine.drafters.heads.layer import HeadSpec
-from engine.drafters.heads.vocabulary import TokenEmbedding, Vocabulary
+from engine.drafters.heads.vocabulary import DraftOutput, TokenEmbedding, Vocabulary
 from engine.errors import ConfigError
 from engine.model.checkpoints import read_checkpoint
 from engine.model.corpus import Entry
 from engine.model.packed import weight_rows
 from engine.model.target import Target
-from engine.proposal import Needs
 from engine.training.losses import LMHead, Prediction, pad_rows
 from engine.training.methods.eagle_unroll import unroll
 from engine.training.packs import Pack, frequent_tokens
@@ -140,13 +139,8 @@ class Eagle3Training(_EagleTraining):
 class _EagleStudent(Student):
     """A head of either version, unrolled over several depths."""
 
+    settings: _EagleTraining
     head: DraftHead
-
-    def __init__(
-        self, settings: EagleTraining | Eagle3Training, target: Target, vocabulary: Vocabulary
-    ) -> None:
-        super().__init__(settings, target, vocabulary, settings.depths)
-        self.chain_share = settings.chain_share
 
     def _unrolled(
         self, fused: Tensor, pack: Pack, generator: torch.Generator | None
@@ -159,8 +153,9 @@ class _EagleStudent(Student):
         starts, count = pack.rows_before(2), len(pack.tokens)
         has_loss = torch.zeros(count, dtype=torch.bool, device=starts.device)
         has_loss[starts] = True
-        if generator is not None and self.chain_share < 1:
-            starts = _sample_dialogues(starts, pack.segments, self.chain_share, generator)
+        share = self.settings.chain_share
+        if generator is not None and share < 1:
+            starts = _sample_dialogues(starts, pack.segments, share, generator)
         chains = pad_rows(starts)
         for depth, (at, out) in enumerate(unroll(self.head, fused, pack, self.depths, chains)):
             mask = has_loss[at]
@@ -195,12 +190,11 @@ class _EagleStudent(Student):
 class EagleStudent(_EagleStudent):
     """Learns the target's next feature, and through it the next token."""
 
-    needs = Needs(hidden=True)
     settings: EagleTraining
     head: Eagle1Head
 
     def __init__(self, settings: EagleTraining, target: Target, vocabulary: Vocabulary) -> None:
-        super().__init__(settings, target, vocabulary)
+        super().__init__(settings, target, vocabulary, settings.depths)
         self.head = new_eagle1_head(target, settings.intermediate_size)
         # It computes the layer's residual stream, which autocast would leave in bfloat16.
         self.head.fc.register_forward_hook(lambda module, args, out: out.float())
@@ -239,9 +233,9 @@ class Eagle3Student(_EagleStudent):
         self, settings: Eagle3Training, target: Target, vocabulary: Vocabulary, *, has_lm_head: bool
     ) -> None:
         """`has_lm_head`: whether it has an output matrix of its own, over `vocabulary`."""
-        super().__init__(settings, target, vocabulary)
+        super().__init__(settings, target, vocabulary, settings.depths)
         count = target.num_layers
-        self.needs = Needs(hidden=True, layers=(2, count // 2, count - 3))
+        self.target_layers = (2, count // 2, count - 3)
         self._draft_ids = vocabulary.ids if has_lm_head else None
         self.head = new_eagle3_head(target, self._draft_ids, settings.intermediate_size)
         self._shared = None if has_lm_head else LMHead.of(target, vocabulary)
@@ -259,10 +253,10 @@ class Eagle3Student(_EagleStudent):
     def load(self, folder: Path) -> None:
         """As `Student.load`; ConfigError if the checkpoint reads other layers of the target."""
         head, needs = load_eagle3(Eagle3Head, HeadCheckpoint.read(str(folder), self.target))
-        if needs.layers != self.needs.layers:
+        if needs.layers != self.target_layers:
             raise ConfigError(
                 f"{folder} reads layers {needs.layers}, but this training provides "
-                f"{self.needs.layers}. Leave begin_with out."
+                f"{self.target_layers}. Leave begin_with out."
             )
         self.head.load_state_dict(head.state_dict())
 
@@ -301,22 +295,24 @@ def _head_spec(target: Target, intermediate: int | None) -> HeadSpec:
     """A layer as wide as the target's, with its attention heads."""
     config = target.config
     heads = int(config.num_attention_heads)
+    head_dim = int(getattr(config, "head_dim", None) or target.hidden_size // heads)
     default = getattr(config, "intermediate_size", None) or _MLP_RATIO * target.hidden_size
     return HeadSpec(
         hidden=target.hidden_size,
         intermediate=int(intermediate or default),
         heads=heads,
         kv_heads=int(getattr(config, "num_key_value_heads", None) or heads),
-        head_dim=int(getattr(config, "head_dim", None) or target.hidden_size // heads),
+        head_dim=head_dim,
         eps=float(getattr(config, "rms_norm_eps", 1e-6)),
         rope={"rope_type": "default", "rope_theta": _ROPE_THETA},
+        rotary_dim=head_dim,
     )
 
 
 def new_eagle1_head(target: Target, intermediate: int | None) -> Eagle1Head:
     """An EAGLE-1 head, initialised to copy the target's feature."""
     spec = _head_spec(target, intermediate)
-    head = Eagle1Head(spec, target.lm_head, vocab=target.vocab_size, bias=True)
+    head = Eagle1Head(spec, DraftOutput(target), bias=True)
     with torch.no_grad():
         head.fc.weight.mul_(0.1)
         head.fc.weight[:, spec.hidden :] += torch.eye(spec.hidden)
@@ -333,7 +329,7 @@ def new_eagle3_head(target: Target, ids: Tensor | None, intermediate: int | None
     spec = _head_spec(target, intermediate)
     count = target.vocab_size if ids is None else len(ids)
     whole = Eagle3Spec(spec, 3, target.hidden_size, count)
-    head = Eagle3Head(whole, target.lm_head if ids is None else None)
+    head = Eagle3Head(whole, DraftOutput(target) if ids is None else None)
     with torch.no_grad():
         head.fc.weight.mul_(0.1)
         head.fc.weight[:, 2 * spec.hidden :] += torch.eye(spec.hidden)

@@ -19,6 +19,7 @@ from torch.nn.functional import silu
 from engine.config import setting
 from engine.drafters.heads.medusa import MedusaConfig
 from engine.drafters.heads.vocabulary import Vocabulary
+from engine.drafters.lookup.paths import most_probable_tree
 from engine.model.corpus import Entry
 from engine.model.target import Target
 from engine.training.losses import LMHead, Prediction, pad_rows
@@ -50,9 +51,8 @@ class MedusaTraining(TrainSettings):
         return MedusaStudent(self, target, self.vocabulary(target, entries))
 
     def decoding(self, folder: Path, rates: Sequence[Sequence[float]]) -> MedusaConfig:
-        return MedusaConfig(
-            speculative_model=str(folder), medusa_choices=choices_by_rates(rates, self.nodes)
-        )
+        tree = most_probable_tree(self.nodes, rates)
+        return MedusaConfig(speculative_model=str(folder), medusa_choices=tree.paths)
 
 
 class MedusaStudent(Student):
@@ -100,26 +100,3 @@ class MedusaStudent(Student):
             "base_model_name_or_path": self.target.name,
             "version": "2",
         }
-
-
-def choices_by_rates(
-    rates: Sequence[Sequence[float]], num_nodes: int
-) -> tuple[tuple[int, ...], ...]:
-    """The `num_nodes` paths most likely to be accepted, assuming independent depths.
-
-    A path's frequency is the product of its ranks' rates, so a child's never exceeds its parent's:
-    the best paths form a tree, and each extends one of the best paths of the depth above.
-
-    Example: rates [[0.6, 0.2], [0.5, 0.1]] give (0,) 0.6, (0, 0) 0.3, (1,) 0.2, (1, 0) 0.1, …
-    """
-    level: list[tuple[float, tuple[int, ...]]] = [(-1.0, ())]
-    best: list[tuple[float, tuple[int, ...]]] = []
-    for shares in rates:
-        children = (
-            (negative * share, (*path, rank))
-            for negative, path in level
-            for rank, share in enumerate(shares)
-        )
-        level = sorted(children)[:num_nodes]
-        best = sorted([*best, *level])[:num_nodes]
-    return tuple(sorted((path for _, path in best), key=lambda path: (len(path), path)))

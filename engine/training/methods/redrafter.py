@@ -12,9 +12,10 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import embedding, silu
+from torch.nn.functional import silu
 
 from engine.config import setting
+from engine.drafters.heads.checkpoint import published_tensors
 from engine.drafters.heads.redrafter import ReDrafterConfig
 from engine.drafters.heads.vocabulary import Vocabulary
 from engine.model.corpus import Entry
@@ -71,8 +72,9 @@ class ReDrafterStudent(Student):
         self.input_proj = nn.Linear(2 * size, width)
         self.blocks = nn.ModuleList(nn.Linear(width, width) for _ in range(settings.layers))
         self.output = nn.Linear(width, target.vocab_size, bias=False)
+        self.aliases = {f"blocks.{i}": f"lm_head.{i}.linear" for i in range(settings.layers)}
+        self.aliases["output"] = f"lm_head.{settings.layers}"
         self.to(target.device)
-        self._embedding = weight_of(target.embedding).float()
         self._init_weights(weight_of(target.lm_head).float())
 
     @torch.no_grad()
@@ -92,7 +94,7 @@ class ReDrafterStudent(Student):
         head = LMHead(self.output.weight if ids is None else self.output.weight[ids])
         state = torch.zeros_like(pack.hidden)
         for depth in range(1, self.depths + 1):
-            inputs = embedding(pack.tokens.roll(-depth), self._embedding)
+            inputs = self.target.embedding(pack.tokens.roll(-depth)).detach().float()
             state = silu(self.rnn_w(inputs) + self.rnn_u(state))
             rows = pack.rows_before(1 + depth)
             at = pad_rows(rows)
@@ -102,17 +104,8 @@ class ReDrafterStudent(Student):
             yield self.prediction(pack, at, 1 + depth, x, head, num_rows=len(rows))
 
     def published(self) -> Mapping[str, Tensor]:
-        """Apple's layout: with `input_proj` only where exit_dim is not twice the hidden size."""
-        modules: dict[str, nn.Module] = {"rnn_w": self.rnn_w, "rnn_u": self.rnn_u}
-        if self.settings.exit_dim != 2 * self.target.hidden_size:
-            modules["input_proj"] = self.input_proj
-        modules |= {f"lm_head.{i}.linear": block for i, block in enumerate(self.blocks)}
-        modules[f"lm_head.{self.settings.layers}"] = self.output
-        return {
-            f"{name}.{part}": value
-            for name, module in modules.items()
-            for part, value in module.named_parameters()
-        }
+        """Apple's layout, with `input_proj` whatever exit_dim is."""
+        return published_tensors(self)
 
     def export_weights(self, dtype: torch.dtype) -> dict[str, Tensor]:
         tensors = super().export_weights(dtype)

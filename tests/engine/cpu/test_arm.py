@@ -82,7 +82,7 @@ def test_chains_of_drafts(arm: ctypes.CDLL, avx2: ctypes.CDLL) -> None:
         target.prefill(tokens_of(random.Random(3), 11), cache, ALL)
         decoder = target._forward.decoder  # type: ignore[attr-defined]
         slots = KVSlots(target._forward._buffer(cache), cache.length)  # type: ignore[attr-defined]
-        chains.append(decoder.chain(torch.tensor([7]), cache.length, slots, levels=6))
+        chains.append(decoder.chain(torch.tensor([7]), slots, levels=6))
     assert torch.equal(chains[0][0], chains[1][0]) and len(chains[0][0]) == 6
     torch.testing.assert_close(*(log_probs for _, log_probs in chains))
 

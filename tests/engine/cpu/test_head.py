@@ -38,6 +38,8 @@ SPEC: dict[str, Any] = {
     "kv_heads": 1,
     "head_dim": 32,
     "eps": 1e-5,
+    "rope": {"rope_theta": 10000.0},
+    "rotary_dim": 32,
 }
 
 
@@ -54,7 +56,7 @@ def head_of(name: str, target: Target) -> DraftHead:
         ids = torch.randperm(target.vocab_size)[:100] if "subset" in name else None
         output = DraftOutput(target, Vocabulary(ids, target.vocab_size))
         spec = HeadSpec(**SPEC, qkv_bias="biased" in name)
-        head = Eagle1Head(spec, output, vocab=target.vocab_size, bias=True)
+        head = Eagle1Head(spec, output, bias=True)
     else:
         spec = HeadSpec(**SPEC, qk_norm="qk" in name)
         own = None if "own" in name else DraftOutput(target)

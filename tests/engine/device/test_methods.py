@@ -16,8 +16,10 @@ from benchmarks import random_heads
 from engine.config import Sampling
 from engine.drafters import methods as all_methods
 from engine.drafters import parse_method
+from engine.drafters.texts import Text
 from engine.model.loading import load_target
 from engine.training.methods import METHODS as TRAINED
+from engine.tuning.ranks import trace_text
 from playground.host.paths import cache_dir
 from tests.engine.device.runs import PROMPT, assert_waits, run
 from tests.engine.methods import METHODS, drafter_for, moved, target_of
@@ -89,6 +91,19 @@ def test_the_controller_decides_without_reading_more(
     result = run(target, drafter_for(target, name, "auto"), tokens=40)
     assert result.output == run(own, drafter_for(own, "plain"), tokens=40).output
     assert_waits(result.logs, 2 + levels, 2 + levels)
+
+
+@pytest.mark.parametrize("name", ["draft-model", "eagle", "eagle3", "medusa", "redrafter"])
+def test_a_drafter_ranks_as_on_the_cpu_before_its_first_text(
+    name: str, device: torch.device
+) -> None:
+    own = target_of(name)
+    drafters = drafter_for(own, name), drafter_for(moved(own, device), name)
+    text = Text(tuple(PROMPT), run(own, drafter_for(own, "plain")).output)
+    trace = trace_text(own, text, drafters[0].needs, tail=3)
+    with torch.inference_mode():
+        expected, ranks = (drafter.ranks(trace, 3) for drafter in drafters)
+    assert torch.equal(ranks, expected)
 
 
 @pytest.mark.parametrize("way", ["greedy", "tokens"])

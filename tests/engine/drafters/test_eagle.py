@@ -24,6 +24,7 @@ from engine.drafters.eagle.trees import (
     expand_candidates,
     rerank,
 )
+from engine.drafters.heads.layer import HeadCache
 from engine.drafters.heads.vocabulary import Vocabulary
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError, PlaygroundError
@@ -267,7 +268,8 @@ def test_base_entries_fed_in_pieces_between_trees_equal_one_pass() -> None:
             mask = torch.eye(4, dtype=torch.bool).repeat(1, depth)
             pieces.expand(pieces.output.expand(4, -1), tokens[:4], depth, mask)
     torch.testing.assert_close(pieces.output, whole.output, atol=2e-5, rtol=0)
-    every = drafter.head(drafter.head.fuse(features), tokens, torch.arange(300))
+    fused = drafter.head.fuse(features)
+    every = drafter.head(fused, tokens, torch.arange(300), HeadCache(1))
     torch.testing.assert_close(every[-1:], whole.output, atol=2e-5, rtol=0)
 
 

@@ -17,6 +17,7 @@ from engine.config import Sampling
 from engine.drafters.base import Start
 from engine.drafters.eagle.head import HeadSession
 from engine.drafters.eagle.methods import MC_SIM_7B_63, Eagle3Config, EagleConfig, EagleDrafter
+from engine.drafters.heads.layer import HeadCache
 from engine.proposal import Budget, DraftDists, Outcome
 from engine.sampling import SeededDraws
 from engine.steps import Step
@@ -97,7 +98,7 @@ def test_features_and_head_outputs_equal_the_reference(name: str) -> None:
     torch.testing.assert_close(features, wanted["target_features"], **FLOAT)
     head, fed = drafter.head, wanted["head_input_ids"]
     with torch.inference_mode():
-        outputs = head(head.fuse(features), fed, torch.arange(len(fed)))
+        outputs = head(head.fuse(features), fed, torch.arange(len(fed)), HeadCache(1))
     torch.testing.assert_close(outputs, wanted["head_hidden"], **FLOAT)
     check_top10(drafter, outputs, wanted, "head")
 

@@ -14,6 +14,7 @@ from torch.nn.functional import rms_norm
 
 from engine.drafters import parse_method
 from engine.drafters.eagle.methods import Eagle3Config
+from engine.drafters.heads.layer import HeadCache
 from engine.errors import DrafterError, TreeError, VocabularyError
 from engine.model.target import Target
 from engine.proposal import Needs
@@ -176,7 +177,7 @@ def test_a_head_with_every_option_equals_its_formulas_done_by_hand(tmp_path: Pat
     features, tokens = torch.randn(6, 64, generator=generator), torch.tensor([3, 1, 4, 1, 5, 9])
     with torch.inference_mode():
         net = drafter.head
-        outputs = net(net.fuse(features), tokens, torch.arange(6))
+        outputs = net(net.fuse(features), tokens, torch.arange(6), HeadCache(1))
         wanted = by_hand(tensors, features, target.embedding.get_parameter("weight")[tokens], 500.0)
         torch.testing.assert_close(outputs, wanted, atol=1e-4, rtol=1e-4)
         torch.testing.assert_close(net.logits(outputs), outputs @ tensors["lm_head.weight"].T)

@@ -9,10 +9,10 @@ import torch
 
 from engine.config import Sampling
 from engine.drafters.base import Start
+from engine.drafters.lookup.paths import most_probable_tree
 from engine.drafters.lookup.token_recycling import (
     TokenRecyclingConfig,
     TokenRecyclingDrafter,
-    most_probable_tree,
 )
 from engine.errors import ConfigError
 from engine.proposal import Budget, Outcome, Proposal, TargetOutput
@@ -110,9 +110,20 @@ def test_default_tree_is_the_best_of_its_size():
     every = [p for d in (1, 2, 3) for p in itertools.product(range(3), repeat=d)]
     value = {p: torch.tensor([probs[r] for r in p]).prod().item() for p in every}
     for size in (1, 4, 7):
-        tree = most_probable_tree(size, probs)
+        tree = most_probable_tree(size, [probs] * size)
         best = sorted(value.values(), reverse=True)[:size]
         assert sum(value[p] for p in tree.paths) == pytest.approx(sum(best))
+
+
+def test_its_tree_bounds_a_draft():
+    tree = ((0,), (0, 0), (1,))
+    assert TokenRecyclingConfig(recycling_choices=tree).largest_draft == (2, 3)
+
+
+def test_a_tree_grows_where_paths_are_frequent():
+    rates = [[0.6, 0.2], [0.5, 0.1]]
+    assert most_probable_tree(4, rates).paths == ((0,), (1,), (0, 0), (1, 0))
+    assert most_probable_tree(99, rates).paths == ((0,), (1,), (0, 0), (0, 1), (1, 0), (1, 1))
 
 
 def test_rank_beyond_the_matrix_is_refused():

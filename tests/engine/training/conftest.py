@@ -96,10 +96,10 @@ def check_writes_as_alone(target: Target) -> None:
     specs = [DialogueSpec(i, "", i, (opening + "x" * (i % 7), *parts)) for i in range(40)]
     num_cut = 0
     for dialogue in filter(None, BatchGenerator(target, rows=5, max_len=128).run(iter(specs))):
-        (start, end), tokens = dialogue.spans[0], dialogue.token_ids
+        (start, end), tokens = dialogue.spans[0], dialogue.token_ids.tolist()
         for at in range(start, end):
             logits = target.prefill(tokens[:at], target.new_cache(at), Needs()).logits
             assert tokens[at] == int(logits.argmax())
-        infilled = start - len(opening + fixed) - dialogue.spec.number % 7
+        infilled = start - len(opening + fixed) - dialogue.number % 7
         num_cut += longest // 2 <= infilled < longest
     assert num_cut > 1

@@ -56,9 +56,7 @@ def first_answers(target: Target, corpus: Corpus) -> Iterator[tuple[list[int], l
     """Prompt and answer of dialogues whose answers are greedy."""
     chat = ChatFormat.of(target)
     for entry in corpus.entries:
-        spec = presets.dialogues().dialogue(
-            chat, entry.number, seed=SETTINGS.seed, answer_tokens=SETTINGS.answer_tokens
-        )
+        spec = presets.dialogues().dialogue(chat, entry.number, SETTINGS)
         answer = next(s for s in spec.segments if isinstance(s, Completion) and s.kind == "answer")
         if answer.temperature == 0 and entry.spans:
             tokens = entry.token_ids.tolist()

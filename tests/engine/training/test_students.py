@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from engine.drafters.eagle.head import HeadSession
+from engine.drafters.heads.redrafter import read_head
 from engine.drafters.heads.vocabulary import Vocabulary
 from engine.model.corpus import Corpus, Entry
 from engine.model.target import Target
@@ -39,7 +40,7 @@ def pack_loss(
     """A fresh student's loss on one pack of these dialogues."""
     torch.manual_seed(0)
     student = training_settings(method, settings).student(target, corpus.entries)
-    teacher = Teacher(target, corpus, student.needs, student.vocabulary, answers_only=True)
+    teacher = Teacher(target, corpus, student.target_layers, student.vocabulary, answers_only=True)
     pack = teacher.read(entries, length=length)
     teacher.close()
     assert len(pack.tokens) >= length
@@ -48,7 +49,7 @@ def pack_loss(
 
 def read(target: Target, corpus: Corpus, *, dialogues: int = 3) -> Pack:
     everything = Vocabulary(None, target.vocab_size)
-    teacher = Teacher(target, corpus, Needs(layers=LAYERS), everything, answers_only=True)
+    teacher = Teacher(target, corpus, LAYERS, everything, answers_only=True)
     pack = teacher.read(corpus.entries[:dialogues])
     teacher.close()
     return pack
@@ -122,6 +123,27 @@ def test_unrolling_in_training_is_what_the_drafter_does(
             entry = start + root - 1
             row = entry if depth == 0 else starts.tolist().index(entry)
             torch.testing.assert_close(depths[depth][row], hidden[0], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("family", "exit_dim"), [("llama", 32), ("llama", 64), ("gemma3_text", 32)]
+)
+def test_a_recurrent_head_computes_what_was_trained(
+    family: str, exit_dim: int, tmp_path: Path
+) -> None:
+    """Also where its output is as wide as its input, and where the target scales embeddings."""
+    target, n = tiny_target(family), 12
+    student = training_settings("redrafter", {"exit_dim": exit_dim}).student(target, [])
+    student.save(tmp_path, "float32")
+    head = read_head(str(tmp_path), target)
+    tokens, hidden = torch.arange(n) + 5, torch.randn(n, target.hidden_size)
+    whole, likely = torch.ones(n).bool(), TopProbs(tokens[:, None], torch.ones(n, 1))
+    pack = Pack(tokens, torch.arange(n), torch.zeros(n).long(), whole, hidden, None, likely, n)
+    learnt = next(student.predictions(pack, None))
+    state = head.advance(torch.zeros(n - 2, target.hidden_size), tokens[1:-1])
+    expected = head.logits(hidden[:-2], state)
+    found = learnt.lm_head(learnt.hidden)[: n - 2]
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("method", ["eagle", "eagle3"])

@@ -20,7 +20,6 @@ from engine.model.loading import load_target
 from engine.model.sources import TargetSpec
 from engine.model.target import Target
 from engine.training.methods import METHODS, training_settings
-from engine.training.methods.medusa import choices_by_rates
 from engine.training.packs import FeatureStore
 from engine.training.session import (
     SessionSettings,
@@ -268,12 +267,6 @@ def test_the_card_keeps_a_learning_curve_and_no_paths(
     assert str(tmp_path) not in json.dumps(written)
     steps = [entry["step"] for entry in written["training_log"]]
     assert steps[:2] == [0, 8] and steps[-1] == 999 and len(steps) < 130
-
-
-def test_the_tree_grows_where_paths_are_frequent() -> None:
-    rates = [[0.6, 0.2], [0.5, 0.1]]
-    assert choices_by_rates(rates, 4) == ((0,), (1,), (0, 0), (1, 0))
-    assert choices_by_rates(rates, 99) == ((0,), (1,), (0, 0), (0, 1), (1, 0), (1, 1))
 
 
 @pytest.mark.parametrize(
