@@ -29,12 +29,9 @@ TEXT_TOKENS = 128
 class Measurements:
     """The work of the page's jobs, on the engine's thread."""
 
-    def __init__(
-        self, host: EngineHost, sources: Sources, *, text_tokens: int = TEXT_TOKENS
-    ) -> None:
+    def __init__(self, host: EngineHost, sources: Sources) -> None:
         self._host = host
         self._sources = sources
-        self._text_tokens = text_tokens
 
     # ---- ranks
 
@@ -86,7 +83,7 @@ class Measurements:
             config,
             target.encode_chat(messages) if messages else target.encode(prompt),
             sampling=Sampling(),
-            limits=Limits(max_new_tokens=self._text_tokens),
+            limits=Limits(max_new_tokens=TEXT_TOKENS),
             cancelled=run.cancel_requested.is_set,
             prefix_caching=True,
             prompt_text=prompt,
