@@ -291,13 +291,16 @@ def parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | None
     expected = "A TensorRT-LLM file must have speculative_config with decoding_type"
     if f"{CONFIG_CLASS}(" in text:
         return read_program(text)
-    values, target = read_mapping(text, read_yaml, ("speculative_config",), expected)
-    whole = read_yaml(text)
-    if whole.get("backend") == "tensorrt" and values.get(TYPE) == "Eagle":
-        values[TYPE] = EAGLE_1
-    if not isinstance(values.get(TYPE), str):
+    whole = read_mapping(text, read_yaml, expected)
+    block = whole.get("speculative_config")
+    values = whole if block is None else read_yaml(block) if isinstance(block, str) else block
+    if not isinstance(values, Mapping) or not isinstance(values.get(TYPE), str):
         raise ConfigError(f"{expected}, got {text.strip()[:60]!r}.")
-    return values, target
+    values = {str(key): value for key, value in values.items()}
+    if whole.get("backend") == "tensorrt" and values[TYPE] == "Eagle":
+        values[TYPE] = EAGLE_1
+    target = None if block is None else whole.get("model")
+    return values, target if isinstance(target, str) else None
 
 
 def find_method(reader: Reader) -> table.Method:
