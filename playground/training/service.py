@@ -133,10 +133,9 @@ class TrainingState:
         now, job = self.progress, self.job
         if now.status != "running":
             return STATUS_WORDS[now.status]
-        message = job.message if job else "in another process"
-        doing = "writing texts" if now.phase == "writing" else now.phase
-        if job is None or message not in ("running", now.phase):
-            doing = message
+        doing = job.message if job else "in another process"
+        if doing == "running":
+            doing = "writing texts" if now.phase == "writing" else now.phase
         counts = {"writing": f"{now.corpus_tokens:,} tokens"}
         if now.num_steps:
             counts["training"] = f"step {now.step:,} of {now.num_steps:,}"
