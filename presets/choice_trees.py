@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import yaml
 from pydantic import Field, field_validator
 
 from engine.config import Settings
@@ -34,12 +33,3 @@ class TreePreset(Settings):
     @property
     def tree(self) -> ChoiceTree:
         return ChoiceTree(self.candidates)
-
-
-def tree_yaml(preset: TreePreset) -> str:
-    """A preset as YAML, with one candidate path per line."""
-    values = preset.model_dump(mode="json", exclude_none=True, exclude={"candidates"})
-    head = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=100)
-    lines = [head.rstrip("\n"), "candidates:"]
-    lines += [f"  - {list(path)}" for path in preset.candidates]
-    return "\n".join(lines) + "\n"

@@ -130,12 +130,10 @@ class Measurements:
     # ---- the target
 
     def _prepare(self, run: LiveRun, target: str) -> None:
-        self._host.prepare(run, self._host.catalog.target(target), self._dtype(target))
-
-    def _dtype(self, target: str) -> str:
-        """The dtype of the target if it is loaded, else auto."""
+        """Load the target, unless it is loaded already, in whatever dtype."""
         spec, loaded = self._host.catalog.target(target), self._host.loaded
-        return loaded.dtype_name if loaded is not None and loaded.name == spec.name else "auto"
+        dtype = loaded.dtype_name if loaded is not None and loaded.name == spec.name else "auto"
+        self._host.prepare(run, spec, dtype)
 
 
 class EngineJobs:

@@ -34,8 +34,7 @@ def texts_of_runs(log: RunLog, run_ids: Sequence[str], *, target: str) -> list[T
     """Texts of stored runs, one per prompt, in the given order.
 
     A lossless method writes the same text as the target alone, so the first run of each prompt is
-    used. Failed and lossy runs are skipped. For a sampled text, the ranks tell how many greedy
-    draft tokens would have been accepted, had the target written exactly this.
+    used. Failed and lossy runs are skipped.
 
     Args:
         target: refuse runs of other targets.
