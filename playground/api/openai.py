@@ -116,20 +116,20 @@ class GenerationRequest(RequestBody):
 
     model: str = ""
     max_tokens: int | None = Field(None, ge=1, le=1_000_000)
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
     seed: int | None = None
-    stop: str | list[str] | None = None
+    stop: str | list[str] = []
     stop_token_ids: list[int] = []
     ignore_eos: bool = False
     speculative: bool = True
     disable_spec_decode: bool = False
     stream: bool = False
-    stream_options: StreamOptions | None = None
-    response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputs | None = None
+    stream_options: StreamOptions = StreamOptions()
+    response_format: ResponseFormat = ResponseFormat(type="text")
+    structured_outputs: StructuredOutputs = StructuredOutputs()
     guided_json: str | dict[str, Any] | None = None
     guided_regex: str | None = None
     guided_choice: list[str] | None = Field(None, min_length=1)
@@ -146,10 +146,10 @@ class GenerationRequest(RequestBody):
         seed = secrets.randbelow(MAX_SEED) if self.seed is None else self.seed
         return Sampling.parse(
             {
-                "temperature": 1.0 if self.temperature is None else self.temperature,
-                "top_p": 1.0 if self.top_p is None else self.top_p,
-                "top_k": max(0, self.top_k or 0),  # vLLM's -1 means all, too
-                "min_p": self.min_p or 0.0,
+                "temperature": self.temperature,
+                "top_p": self.top_p,
+                "top_k": max(0, self.top_k),  # vLLM's -1 means all, too
+                "min_p": self.min_p,
                 "seed": seed,
                 **self._constraint(),
             }
@@ -159,8 +159,8 @@ class GenerationRequest(RequestBody):
         """The settings of structured output, if any."""
         guided: dict[str, Any] = {"json": self.guided_json, "regex": self.guided_regex}
         guided |= {"choice": self.guided_choice, "grammar": self.guided_grammar}
-        outputs = [self.structured_outputs or StructuredOutputs(), StructuredOutputs.parse(guided)]
-        if self.response_format is not None and self.response_format.type != "text":
+        outputs = [self.structured_outputs, StructuredOutputs.parse(guided)]
+        if self.response_format.type != "text":
             is_schema = self.response_format.type == "json_schema"
             schema = self.response_format.json_schema.schema_ if is_schema else JSON_OBJECT
             outputs.append(StructuredOutputs.parse({"json": schema}))
@@ -173,7 +173,7 @@ class GenerationRequest(RequestBody):
 
     @property
     def limits(self) -> Limits:
-        texts = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        texts = [self.stop] if isinstance(self.stop, str) else self.stop
         return Limits.parse(
             {
                 "max_new_tokens": self.limit or self.default_tokens,
@@ -281,8 +281,7 @@ class OpenAI(Endpoints):
             text = await writer.answer.text(request.is_disconnected)
             return JSONResponse(writer.response(text))
         await writer.answer.first_token()
-        with_usage = body.stream_options is not None and body.stream_options.include_usage
-        return self.stream(writer.events(with_usage=with_usage))
+        return self.stream(writer.events(with_usage=body.stream_options.include_usage))
 
 
 class Writer:
