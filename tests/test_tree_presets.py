@@ -12,7 +12,7 @@ from engine.drafters.eagle.methods import MC_SIM_7B_63
 from engine.drafters.heads.medusa import MedusaConfig
 from engine.errors import ConfigError
 from engine.interop.trees import parse_tree
-from presets.choice_trees import TreePreset
+from presets import TreePreset
 from tests.engine.drafters.golden import ROOT
 
 FOLDER = presets.FOLDER / "trees"

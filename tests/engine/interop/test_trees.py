@@ -17,7 +17,7 @@ from engine.interop.trees import FORMATS, detect_format, format_tree
 from engine.interop.trees import parse_tree as parse_any_tree
 from engine.interop.trees.growmap import read_growmap, write_growmap
 from engine.tree import MAX_NODES, ChoiceTree
-from presets.choice_trees import TreePreset
+from presets import TreePreset
 from presets.reading import parse_yaml
 
 NARROW = ["cartesian", "sequoia"]
