@@ -12,7 +12,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, Literal, Self
 
 from anyio.to_thread import run_sync
 from pydantic import Field, model_validator
@@ -33,6 +33,7 @@ from playground.host.request import MAX_PROMPT_CHARS
 OWNER = "speculative-decoding-playground"
 MAX_MESSAGES = 2_000
 MAX_SEED = 2**31
+MAX_TOKENS = 1_000_000
 JSON_OBJECT = {"type": "object"}
 
 
@@ -110,12 +111,10 @@ class ResponseFormat(RequestBody):
 
 
 class GenerationRequest(RequestBody):
-    """Fields of both kinds of completion."""
-
-    default_tokens: ClassVar[int]
+    """Fields of both kinds of completion; without a limit, an answer may fill the context."""
 
     model: str = ""
-    max_tokens: int | None = Field(None, ge=1, le=1_000_000)
+    max_tokens: int = Field(MAX_TOKENS, ge=1, le=MAX_TOKENS)
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
@@ -136,8 +135,8 @@ class GenerationRequest(RequestBody):
     guided_grammar: str | None = None
 
     @property
-    def limit(self) -> int | None:
-        """Maximum number of new tokens, if given."""
+    def limit(self) -> int:
+        """Maximum number of new tokens."""
         return self.max_tokens
 
     @property
@@ -176,7 +175,7 @@ class GenerationRequest(RequestBody):
         texts = [self.stop] if isinstance(self.stop, str) else self.stop
         return Limits.parse(
             {
-                "max_new_tokens": self.limit or self.default_tokens,
+                "max_new_tokens": self.limit,
                 "ignore_eos": self.ignore_eos,
                 "stop": [text for text in texts if text],
                 "stop_token_ids": self.stop_token_ids,
@@ -185,26 +184,25 @@ class GenerationRequest(RequestBody):
 
 
 class ChatRequest(GenerationRequest):
-    """Body of `/v1/chat/completions`; without a limit, the answer may fill the context."""
+    """Body of `/v1/chat/completions`."""
 
-    default_tokens = 1_000_000
     ignored, refused = fields.CHAT_IGNORED, fields.CHAT_REFUSED
 
     messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
-    max_completion_tokens: int | None = Field(None, ge=1, le=1_000_000)
+    max_completion_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS)
 
     @property
-    def limit(self) -> int | None:
+    def limit(self) -> int:
         return self.max_completion_tokens or self.max_tokens
 
 
 class CompletionRequest(GenerationRequest):
     """Body of `/v1/completions`."""
 
-    default_tokens = 16
-    """OpenAI's default."""
     ignored, refused = fields.COMPLETION_IGNORED, fields.TEXT_REFUSED
 
+    max_tokens: int = Field(16, ge=1, le=MAX_TOKENS)
+    """The default is OpenAI's."""
     prompt: str | list[str]
 
     @model_validator(mode="after")

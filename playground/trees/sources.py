@@ -181,16 +181,13 @@ class Sources:
     def run_ids(self, source: str, method: TreeMethod) -> tuple[list[str], str | None]:
         """The run ids of a source of texts other than a suite, and its benchmark's id, if any.
 
-        Raises ConfigError: there is no such source, or it has no usable run.
+        Raises ConfigError: there is no such source.
         """
         kind, _, name = source.partition(":")
         if kind == "run":
             return [name], None
         if kind == "recent":
-            recent = [run.id for run in self._usable_runs(method)]
-            if not recent:
-                raise ConfigError("There is no finished greedy run of this target yet. Make one.")
-            return recent, None
+            return [run.id for run in self._usable_runs(method)], None
         if kind == "benchmark":
             query = RunQuery(benchmark_id=name, target=method.target, descending=False)
             return list(self._log.ids(query)), name

@@ -71,9 +71,9 @@ DRAFT_TP=$(count "$DRAFT_DEVICE_IDS")
 """
 BUILD = """set -e
 . ./settings.sh
-fetch() {{ [ -e "$1" ] || git clone "https://huggingface.co/$1" "$1"; }}
+fetch() { [ -e "$1" ] || git clone "https://huggingface.co/$1" "$1"; }
 git lfs install
-for model in "$TARGET" ${{DRAFT:+"$DRAFT"}}; do fetch "$model"; done
+for model in "$TARGET" ${DRAFT:+"$DRAFT"}; do fetch "$model"; done
 """
 WEIGHTS = """if [ "$FP8" ]; then
   python3 "$EXAMPLES/quantization/quantize.py" --model_dir "${model}" --output_dir {out} \\
@@ -160,7 +160,7 @@ def _add_build_files(writer: Writer, draft: str, *commands: str) -> None:
     two = int(writer.config.decoding_type == "Draft_Target")
     models = {"target": shlex.quote(writer.target), "draft": shlex.quote(draft) if draft else ""}
     settings = SETTINGS.format(**models, device=two, fraction=0.5 if two else 0.9)
-    writer.files |= {"settings.sh": settings, "build.sh": BUILD.format() + "".join(commands)}
+    writer.files |= {"settings.sh": settings, "build.sh": BUILD + "".join(commands)}
     writer.notes.append(
         "settings.sh has the options of build.sh and serve.sh: dtype, FP8, GPUs (several = tensor "
         "parallel), batch size, lengths and the fraction of memory for the KV cache."
