@@ -33,8 +33,7 @@ from engine.tuning.latency import Prediction, StepLatency
 from engine.tuning.ranks import RankTable
 from engine.tuning.search import SIZES, BestTree, best_trees
 from playground.trees.sources import SHIPPED
-from presets import MethodPreset
-from presets.choice_trees import TreePreset
+from presets import MethodPreset, TreePreset
 
 EVERY = 3
 """One text in so many is held out."""

@@ -253,7 +253,7 @@ def _title(run: RunSummary, figure: str) -> str:
 def export_source(
     source: ExportSource,
     engine: str,
-    version: str | None = None,
+    version: str = "",
     resolve: Resolve = presets.resolve,
 ) -> Export:
     """An engine's files for the method, or why it cannot run it.
@@ -272,7 +272,7 @@ def export_source(
         source.config,
         find_engine(engine),
         target=named(source.target),
-        version=version or None,
+        version=version,
         resolve=named,
         notes=_target_notes(spec, target),
         hybrid=spec is not None and _is_recurrent(spec),

@@ -1,4 +1,4 @@
-"""Named targets, methods and prompt suites: YAML files read into the engine's own classes."""
+"""Named targets, methods, trees and prompt suites: YAML files, read into classes of settings."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from engine.config import Settings
+from engine.drafters import methods as decoding_types
 from engine.drafters import parse_method
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from engine.model.sources import Shipped, TargetSpec
 from engine.training.corpus.dialogues import DialogueTemplates
-from presets.choice_trees import TreePreset
+from engine.tree import ChoicePaths, ChoiceTree
 from presets.reading import read_yaml
 
-if TYPE_CHECKING:  # menus are made without importing torch
+if TYPE_CHECKING:  # menus are made without importing transformers
     from engine.tuning.experience import Prior
 
 FOLDER = Path(__file__).parent
@@ -62,6 +63,34 @@ class PromptSuite(Settings):
     description: str = ""
     examples: bool = Field(True, description="offer its prompts as examples on the Generate page")
     prompts: tuple[Prompt, ...] = Field(strict=False, min_length=1)
+
+
+class TreePreset(Settings):
+    """A published choice tree, or one that was fitted to measured ranks."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$")
+    title: str
+    description: str = ""
+    methods: tuple[str, ...] = Field(
+        strict=False, min_length=1, description="decoding types that it is for"
+    )
+    candidates: ChoicePaths
+    source: str = Field("", description="where it was published, or how it was fitted")
+    measured: dict[str, str | int | float] | None = Field(
+        None, description="of a fitted tree: target, drafter, texts, and the MAT over them"
+    )
+
+    @field_validator("methods")
+    @classmethod
+    def _known(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for name in value:
+            if name not in decoding_types():
+                raise ValueError(f"methods must name decoding types, got {name!r:.80}")
+        return value
+
+    @property
+    def tree(self) -> ChoiceTree:
+        return ChoiceTree(self.candidates)
 
 
 @functools.cache

@@ -20,7 +20,7 @@ from engine.tuning.replay import replay
 from engine.tuning.timing import time_drafts
 from playground.host.catalog import Catalog
 from playground.host.controls import controls_of
-from playground.trees.methods import tree_methods
+from playground.trees.methods import tree_method
 from storage import RunLog, RunQuery
 from tests.engine.tuning.runs import ran, texts_of
 from tests.models import build_context, save_tiny, tiny_target
@@ -94,11 +94,8 @@ def test_it_is_in_the_catalog_with_its_controls_and_on_the_tree_page() -> None:
     assert "type:Successor" in [key for _, key in catalog.method_choices(target)]
     controls = controls_of(methods()["Successor"].parse({}))
     assert "successor_choices" in [control.name for control in controls]
-    found = {
-        method.key: method
-        for method in tree_methods(catalog, target, catalog.method_choices(target))
-    }
-    assert found["type:Successor"].kind == "tree" and len(found["type:Successor"].tree) == 3
+    method = tree_method(catalog, "type:Successor", target)
+    assert method.kind == "tree" and len(method.tree) == 3
 
 
 def test_the_command_line_runs_it_and_the_log_keeps_its_trees(tmp_path: Path) -> None:

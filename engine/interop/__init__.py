@@ -28,13 +28,13 @@ def find_engine(name: object) -> Engine:
     return ENGINES[validate_choice("The engine", name, ENGINES, did_you_mean(name, ENGINES))]
 
 
-def read_version(engine: Engine, text: str | None) -> Version:
-    """A release as numbers, from `0.20.2`, `v0.20` or `b9235`; None means the default.
+def read_version(engine: Engine, text: str) -> Version:
+    """A release as numbers, from `0.20.2`, `v0.20` or `b9235`.
 
     Raises:
         ConfigError: it is malformed, or older than the oldest known.
     """
-    oldest, text = engine.versions[-1][0], text or engine.default
+    oldest = engine.versions[-1][0]
     what = f"The version of {engine.title} must be"
     if not re.fullmatch(r"[vb]?\d{1,6}(\.\d{1,4}){0,3}\S*", text):
         raise ConfigError(f"{what} like {engine.default}, got {text!r:.40}.")
@@ -56,7 +56,7 @@ def export_method(
     engine: Engine,
     *,
     target: str,
-    version: str | None = None,
+    version: str = "",
     resolve: Callable[[str], str] = str,
     notes: tuple[str, ...] = (),
     hybrid: bool = False,
@@ -67,19 +67,19 @@ def export_method(
     Args:
         target: a name or path that the engine can load.
         hybrid: whether the target has recurrent layers.
-        version: the engine's release; None = the default.
+        version: the engine's release; empty = the default.
         resolve: `speculative_model` → a name or path that the engine can load.
         notes, warnings: remarks on the target, and further differences from the method here.
 
     Raises:
         ConfigError: the version is malformed, or older than the oldest known.
     """
+    version = version or engine.default
     numbers = read_version(engine, version)
     newest = max((name for name, _ in engine.versions), key=_numbers)
     if numbers > _numbers(newest):
         newer = f"{engine.title} {version} is newer than {newest}, the newest known here."
         notes = (*notes, f"{newer} Check the result against its documentation.")
-    version = version or engine.default
     writer = Writer(engine, config, target, numbers, resolve, list(notes), list(warnings))
     try:
         files = engine.files(writer, writer.values())
@@ -88,7 +88,7 @@ def export_method(
     writer.finish()
     if hybrid and engine.hybrid and config.decoding_type != "Autoregressive":
         writer.notes.append(engine.hybrid)
-    files = (*files, *writer.files)
+    files |= writer.files
     return Export(engine.name, version, files, tuple(writer.notes), tuple(writer.warnings))
 
 

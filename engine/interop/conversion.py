@@ -18,7 +18,7 @@ from engine.drafters import methods
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from engine.interop import table
-from engine.interop.export_files import File, Version
+from engine.interop.export_files import Files, Version
 from engine.interop.table import IGNORED, PLACEHOLDER, Engine, Field, Method, Values
 from engine.tree import ChoiceTree
 
@@ -67,7 +67,7 @@ class Writer:
     warnings: list[str] = field(default_factory=list)
     used: set[str] = field(default_factory=set)
     models: list[str] = field(default_factory=list)
-    files: list[File] = field(default_factory=list)
+    files: Files = field(default_factory=dict)
 
     def take(self, name: str) -> Any:
         """A setting's value; marks it as written."""
@@ -206,8 +206,8 @@ class Reader:
         Raises:
             ConfigError: an unread key affects drafting, or is unknown to the engine.
         """
-        engine, rows = self.engine, [row for method in self.methods for row in method.rows]
-        refusals = table.refusal_by_key((*engine.rows, *rows))
+        engine = self.engine
+        refusals = table.refusal_by_key(row for method in self.methods for row in method.rows)
         for key in self.values.keys() & refusals.keys():
             refusals[key].check(engine.title, key, self.values[key])
         keys = (method.own_keys for method in self.methods)

@@ -8,7 +8,7 @@ import re
 import shlex
 import textwrap
 from collections.abc import Callable, Container, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from engine.drafters.method import MethodConfig
@@ -17,21 +17,14 @@ from engine.errors import ConfigError
 Verdict = Literal["exact", "with losses", "not supported"]
 Version = tuple[int, ...]
 MAX_CHARS = 200_000
+Files = dict[str, str]
+"""Texts to save or paste by file name."""
 ReadYaml = Callable[[str], Any]
 """Parses YAML to plain data; callers pass it in, since the engine package does not import yaml."""
 _OPTION = re.compile(r"-(?![\d.]).")
 _ASSIGNMENT = re.compile(r"[A-Z][A-Z0-9_]*=")
 _PLAIN = re.compile(r"[A-Za-z_./~][\w./~-]*")
 _YAML_WORDS = frozenset("true false yes no on off null y n ~".split())
-
-
-@dataclass(frozen=True, slots=True)
-class File:
-    """A text file to save or paste; `language` is for syntax highlighting."""
-
-    name: str
-    text: str
-    language: str = "text"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +39,7 @@ class Export:
 
     engine: str
     version: str
-    files: tuple[File, ...] = ()
+    files: Files = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     refusal: str = ""
@@ -196,20 +189,13 @@ def read_python(text: str) -> tuple[list[ast.AST], Callable[[ast.expr], Any]]:
     return nodes, value_of
 
 
-def read_mapping(
-    text: str, read_yaml: ReadYaml, keys: tuple[str, ...], expected: str
-) -> tuple[dict[str, Any], str | None]:
-    """The mapping in a text, or under one of `keys`, and the `model` beside that key.
+def read_mapping(text: str, read_yaml: ReadYaml, expected: str) -> dict[str, Any]:
+    """The mapping in a YAML text.
 
     Raises:
         ConfigError: there is none; the message begins with `expected`.
     """
-    values, target = read_yaml(text), None
-    for key in keys:
-        if isinstance(values, Mapping) and values.get(key) is not None:
-            target = values.get("model")
-            values = read_yaml(values[key]) if isinstance(values[key], str) else values[key]
+    values = read_yaml(text)
     if not isinstance(values, Mapping) or not values:
         raise ConfigError(f"{expected}, got {text.strip()[:60]!r}.")
-    named = {str(key): value for key, value in values.items()}
-    return named, target if isinstance(target, str) else None
+    return {str(key): value for key, value in values.items()}

@@ -19,7 +19,7 @@ from typing import Any
 from engine.errors import ConfigError
 from engine.interop import table
 from engine.interop.conversion import Reader, Writer
-from engine.interop.export_files import File, Flags, ReadYaml, command, read_flags
+from engine.interop.export_files import Files, Flags, ReadYaml, command, read_flags
 from engine.interop.table import Codec, DroppedSetting, Engine, Field, Values, const, method
 
 TYPE = "--spec-type"
@@ -219,10 +219,10 @@ def add_conversion_note(writer: Writer) -> None:
         )
 
 
-def _files(writer: Writer, values: Values) -> tuple[File, ...]:
+def _files(writer: Writer, values: Values) -> Files:
     add_conversion_note(writer)
-    text = command(f"llama-server -m {shlex.quote(gguf_name(writer.target))}", *values.items())
-    return (File("serve.sh", text, "bash"),)
+    start = f"llama-server -m {shlex.quote(gguf_name(writer.target))}"
+    return {"serve.sh": command(start, *values.items())}
 
 
 def _parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | None]:

@@ -16,7 +16,7 @@ from typing import Any
 from engine.errors import ConfigError
 from engine.interop import llamacpp, table
 from engine.interop.conversion import Reader, Writer
-from engine.interop.export_files import File, ReadYaml, command, read_flags
+from engine.interop.export_files import Files, ReadYaml, command, read_flags
 from engine.interop.table import Engine, Field, Values, method
 
 # ---- mlx-lm
@@ -32,9 +32,9 @@ MLX_ROWS = (table.weights("--draft-model"), MLX_LENGTH, SAME_TOKEN)
 MLX_METHOD = method("Draft_Target", "", *MLX_ROWS, implied={"use_draft_probs": False})
 
 
-def _mlx_files(writer: Writer, values: Values) -> tuple[File, ...]:
+def _mlx_files(writer: Writer, values: Values) -> Files:
     start = f"mlx_lm.server --model {shlex.quote(writer.target)}"
-    return (File("serve.sh", command(start, *values.items()), "bash"),)
+    return {"serve.sh": command(start, *values.items())}
 
 
 def _mlx_parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | None]:
@@ -82,13 +82,13 @@ LLAMA_SERVER = (
 )
 
 
-def _ollama_files(writer: Writer, values: Values) -> tuple[File, ...]:
+def _ollama_files(writer: Writer, values: Values) -> Files:
     lines = [f"FROM {llamacpp.gguf_name(writer.target)}"]
     lines += [f"{DRAFT} {values[DRAFT]}"] if DRAFT in values else []
     lines += [f"PARAMETER {LENGTH} {values[LENGTH]}"] if LENGTH in values else []
     llamacpp.add_conversion_note(writer)
     create = "ollama create speculative -f Modelfile\nollama run speculative\n"
-    return File("Modelfile", "\n".join(lines) + "\n"), File("create.sh", create, "bash")
+    return {"Modelfile": "\n".join(lines) + "\n", "create.sh": create}
 
 
 def _ollama_parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | None]:

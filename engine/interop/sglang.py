@@ -16,7 +16,7 @@ from typing import Any
 from engine.errors import ConfigError
 from engine.interop import table
 from engine.interop.conversion import Reader, Writer
-from engine.interop.export_files import File, ReadYaml, command, read_flags
+from engine.interop.export_files import Files, ReadYaml, command, read_flags
 from engine.interop.table import Codec, DroppedSetting, Engine, Field, Refusal, Values, method
 from engine.tree import ChoiceTree
 
@@ -198,9 +198,9 @@ METHODS = (
 )
 
 
-def _files(writer: Writer, values: Values) -> tuple[File, ...]:
+def _files(writer: Writer, values: Values) -> Files:
     start = f"python -m sglang.launch_server --model-path {shlex.quote(writer.target)}"
-    return (File("launch.sh", command(start, *values.items()), "bash"),)
+    return {"launch.sh": command(start, *values.items())}
 
 
 def _parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | None]:

@@ -14,7 +14,7 @@ from typing import Any
 from engine.drafters import methods
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
-from engine.interop.export_files import File, ReadYaml, Version
+from engine.interop.export_files import Files, ReadYaml, Version
 
 Values = dict[str, Any]
 PLACEHOLDER = "DRAFTER"
@@ -297,7 +297,7 @@ class Engine:
     drafters: str
     methods: tuple[Method, ...]
     unsupported: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    files: Callable[[Any, Values], tuple[File, ...]]
+    files: Callable[[Any, Values], Files]
     parse: Callable[[str, ReadYaml], tuple[Mapping[str, Any], str | None]]
     find_method: Callable[[Any], Method]
     rows: tuple[Row, ...] = ()

@@ -13,7 +13,7 @@ from typing import Any
 from engine.errors import ConfigError
 from engine.interop import table
 from engine.interop.conversion import Reader, Writer
-from engine.interop.export_files import File, ReadYaml, read_python
+from engine.interop.export_files import Files, ReadYaml, read_python
 from engine.interop.table import Codec, DroppedSetting, Engine, Field, Values, const, method
 
 NEW = (5, 15)
@@ -118,7 +118,7 @@ print(tokenizer.decode(output[0], skip_special_tokens=True))
 """
 
 
-def _files(writer: Writer, values: Values) -> tuple[File, ...]:
+def _files(writer: Writer, values: Values) -> Files:
     setup, arguments = "", ["**inputs"]
     for key, value in values.items():
         if key == ASSISTANT:
@@ -132,7 +132,7 @@ def _files(writer: Writer, values: Values) -> tuple[File, ...]:
         else:
             arguments.append(f"{key}={value!r}")
     text = SCRIPT.format(target=writer.target, setup=setup, arguments=", ".join(arguments))
-    return (File("generate.py", text, "python"),)
+    return {"generate.py": text}
 
 
 def _parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | None]:

@@ -14,7 +14,7 @@ from typing import Any
 from engine.errors import ConfigError
 from engine.interop import table
 from engine.interop.conversion import Reader, Writer
-from engine.interop.export_files import File, Flags, ReadYaml, command, read_flags
+from engine.interop.export_files import Files, Flags, ReadYaml, command, read_flags
 from engine.interop.table import Codec, DroppedSetting, Engine, Field, Values, method
 from engine.tree import ChoiceTree
 
@@ -185,15 +185,15 @@ METHODS: tuple[table.Method, ...] = (
 # ---- files
 
 
-def _files(writer: Writer, values: Values) -> tuple[File, ...]:
+def _files(writer: Writer, values: Values) -> Files:
     serve = f"vllm serve {shlex.quote(writer.target)}"
     if not values:
-        return (File("serve.sh", command(serve), "bash"),)
+        return {"serve.sh": command(serve)}
     config = ("--speculative-config", json.dumps(values, separators=(",", ":")))
-    return (
-        File("speculative_config.json", json.dumps(values, indent=2) + "\n", "json"),
-        File("serve.sh", command(serve, config), "bash"),
-    )
+    return {
+        "speculative_config.json": json.dumps(values, indent=2) + "\n",
+        "serve.sh": command(serve, config),
+    }
 
 
 def _parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | None]:

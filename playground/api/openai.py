@@ -12,7 +12,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, Literal, Self
 
 from anyio.to_thread import run_sync
 from pydantic import Field, model_validator
@@ -33,6 +33,7 @@ from playground.host.request import MAX_PROMPT_CHARS
 OWNER = "speculative-decoding-playground"
 MAX_MESSAGES = 2_000
 MAX_SEED = 2**31
+MAX_TOKENS = 1_000_000
 JSON_OBJECT = {"type": "object"}
 
 
@@ -110,34 +111,32 @@ class ResponseFormat(RequestBody):
 
 
 class GenerationRequest(RequestBody):
-    """Fields of both kinds of completion."""
-
-    default_tokens: ClassVar[int]
+    """Fields of both kinds of completion; without a limit, an answer may fill the context."""
 
     model: str = ""
-    max_tokens: int | None = Field(None, ge=1, le=1_000_000)
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
+    max_tokens: int = Field(MAX_TOKENS, ge=1, le=MAX_TOKENS)
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
     seed: int | None = None
-    stop: str | list[str] | None = None
+    stop: str | list[str] = []
     stop_token_ids: list[int] = []
     ignore_eos: bool = False
     speculative: bool = True
     disable_spec_decode: bool = False
     stream: bool = False
-    stream_options: StreamOptions | None = None
-    response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputs | None = None
+    stream_options: StreamOptions = StreamOptions()
+    response_format: ResponseFormat = ResponseFormat(type="text")
+    structured_outputs: StructuredOutputs = StructuredOutputs()
     guided_json: str | dict[str, Any] | None = None
     guided_regex: str | None = None
     guided_choice: list[str] | None = Field(None, min_length=1)
     guided_grammar: str | None = None
 
     @property
-    def limit(self) -> int | None:
-        """Maximum number of new tokens, if given."""
+    def limit(self) -> int:
+        """Maximum number of new tokens."""
         return self.max_tokens
 
     @property
@@ -146,10 +145,10 @@ class GenerationRequest(RequestBody):
         seed = secrets.randbelow(MAX_SEED) if self.seed is None else self.seed
         return Sampling.parse(
             {
-                "temperature": 1.0 if self.temperature is None else self.temperature,
-                "top_p": 1.0 if self.top_p is None else self.top_p,
-                "top_k": max(0, self.top_k or 0),  # vLLM's -1 means all, too
-                "min_p": self.min_p or 0.0,
+                "temperature": self.temperature,
+                "top_p": self.top_p,
+                "top_k": max(0, self.top_k),  # vLLM's -1 means all, too
+                "min_p": self.min_p,
                 "seed": seed,
                 **self._constraint(),
             }
@@ -159,8 +158,8 @@ class GenerationRequest(RequestBody):
         """The settings of structured output, if any."""
         guided: dict[str, Any] = {"json": self.guided_json, "regex": self.guided_regex}
         guided |= {"choice": self.guided_choice, "grammar": self.guided_grammar}
-        outputs = [self.structured_outputs or StructuredOutputs(), StructuredOutputs.parse(guided)]
-        if self.response_format is not None and self.response_format.type != "text":
+        outputs = [self.structured_outputs, StructuredOutputs.parse(guided)]
+        if self.response_format.type != "text":
             is_schema = self.response_format.type == "json_schema"
             schema = self.response_format.json_schema.schema_ if is_schema else JSON_OBJECT
             outputs.append(StructuredOutputs.parse({"json": schema}))
@@ -173,10 +172,10 @@ class GenerationRequest(RequestBody):
 
     @property
     def limits(self) -> Limits:
-        texts = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        texts = [self.stop] if isinstance(self.stop, str) else self.stop
         return Limits.parse(
             {
-                "max_new_tokens": self.limit or self.default_tokens,
+                "max_new_tokens": self.limit,
                 "ignore_eos": self.ignore_eos,
                 "stop": [text for text in texts if text],
                 "stop_token_ids": self.stop_token_ids,
@@ -185,26 +184,25 @@ class GenerationRequest(RequestBody):
 
 
 class ChatRequest(GenerationRequest):
-    """Body of `/v1/chat/completions`; without a limit, the answer may fill the context."""
+    """Body of `/v1/chat/completions`."""
 
-    default_tokens = 1_000_000
     ignored, refused = fields.CHAT_IGNORED, fields.CHAT_REFUSED
 
     messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
-    max_completion_tokens: int | None = Field(None, ge=1, le=1_000_000)
+    max_completion_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS)
 
     @property
-    def limit(self) -> int | None:
+    def limit(self) -> int:
         return self.max_completion_tokens or self.max_tokens
 
 
 class CompletionRequest(GenerationRequest):
     """Body of `/v1/completions`."""
 
-    default_tokens = 16
-    """OpenAI's default."""
     ignored, refused = fields.COMPLETION_IGNORED, fields.TEXT_REFUSED
 
+    max_tokens: int = Field(16, ge=1, le=MAX_TOKENS)
+    """The default is OpenAI's."""
     prompt: str | list[str]
 
     @model_validator(mode="after")
@@ -281,8 +279,7 @@ class OpenAI(Endpoints):
             text = await writer.answer.text(request.is_disconnected)
             return JSONResponse(writer.response(text))
         await writer.answer.first_token()
-        with_usage = body.stream_options is not None and body.stream_options.include_usage
-        return self.stream(writer.events(with_usage=with_usage))
+        return self.stream(writer.events(with_usage=body.stream_options.include_usage))
 
 
 class Writer:

@@ -10,7 +10,6 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from engine.metrics import stored_figures
 from playground.host.runner import EngineHost
 from storage import StepRow
 
@@ -62,11 +61,10 @@ class PrometheusMetrics:
 
     def finished(self, *, reason: str | None, metrics: Mapping[str, Any]) -> None:
         self._ended.labels(reason or "error").inc()
-        metrics = stored_figures(metrics)
         if metrics.get("num_drafted"):  # all of its steps count, as in MAT
-            self._drafts.inc(metrics.get("num_steps") or 0)
+            self._drafts.inc(metrics["num_steps"])
             self._drafted.inc(metrics["num_drafted"])
-            self._accepted.inc(metrics.get("num_accepted") or 0)
+            self._accepted.inc(metrics["num_accepted"])
             for position, count in enumerate(metrics["at_least"]):
                 self._at.labels(str(position)).inc(count)
         if metrics.get("itl_ms"):

@@ -13,19 +13,18 @@ from playground.api.openai import OpenAI
 from playground.api.prometheus import PrometheusMetrics
 from playground.api.triton import Triton
 from playground.host.runner import EngineHost
-from storage import RunLog
 
-GET_PATHS = re.compile(
-    r"/metrics|/v1/models(/.+)?|/v2(/health/(live|ready)|/models/[^/]+(/ready)?)?", re.ASCII
+PATHS = re.compile(
+    r"/metrics|/v1/(models(/.+)?|(chat/)?completions)"
+    r"|/v2(/health/(live|ready)|/models/[^/]+(/ready|/generate(_stream)?)?)?",
+    re.ASCII,
 )
-POST_PATHS = re.compile(r"/v1/(chat/)?completions|/v2/models/[^/]+/generate(_stream)?", re.ASCII)
-"""Paths of GET and of POST requests."""
 
 
-def api_routes(host: EngineHost, log: RunLog) -> list[BaseRoute]:
+def api_routes(host: EngineHost) -> list[BaseRoute]:
     """Routes of an engine's endpoints; registers the metrics with its log."""
     metrics = PrometheusMetrics(host)
-    log.watchers.append(metrics)
+    host.log.watchers.append(metrics)
 
     def respond(_: Request) -> Response:
         return Response(metrics.text(), media_type=CONTENT_TYPE_LATEST)
@@ -35,7 +34,7 @@ def api_routes(host: EngineHost, log: RunLog) -> list[BaseRoute]:
 
 def is_endpoint(path: str) -> bool:
     """Whether a path is an endpoint for programs, not part of the page."""
-    return GET_PATHS.fullmatch(path) is not None or POST_PATHS.fullmatch(path) is not None
+    return PATHS.fullmatch(path) is not None
 
 
 def refusal(path: str, status: int, sentence: str, headers: dict[str, str]) -> Response:

@@ -52,10 +52,9 @@ async def _watch(options: ConnectOptions, address: Address) -> None:
     from playground.connect.client import Client
     from playground.connect.readings import between
 
-    async with Client.at(address.url, address.key) as client:
-        engine = await client.connect(address.model)
+    async with Client.connect(address.url, address.key, address.model) as client:
         before = await client.read()
-        echo(f"{engine.title} at {client.url}, {client.model}")
+        echo(f"{client.engine.title} at {client.url}, {client.model}")
         echo(f"since its start: {_line(before, None)}")
         last_s, num_readings = time.monotonic(), 0
         while options.readings == 0 or num_readings < options.readings:

@@ -41,7 +41,7 @@ class ExportOptions(LogOptions, MethodOptions):
     part: str = option(
         "whole", "Of a combination, one of its methods: retrieval or model.", metavar="PART"
     )
-    engine_version: str | None = option(None, "Release of the engine; default: the newest known.")
+    engine_version: str = option("", "Release of the engine; default: the newest known.")
     output: Path | None = option(None, "Write the files here.", metavar="DIR")
 
 
@@ -66,12 +66,12 @@ def export(options: ExportOptions) -> None:
         nearest = f" Nearest: {exported.nearest}" if exported.nearest else ""
         raise ConfigError(f"{exported.refusal}{nearest}")
     if options.output is not None:
-        for path in write_files(options.output, {file.name: file.text for file in exported.files}):
+        for path in write_files(options.output, exported.files):
             echo(str(path))
     else:
-        for file in exported.files:
-            head = f"# ---- {file.name}\n" if len(exported.files) > 1 else ""
-            write_output(head + file.text.removesuffix("\n") + "\n", None)
+        for name, text in exported.files.items():
+            head = f"# ---- {name}\n" if len(exported.files) > 1 else ""
+            write_output(head + text.removesuffix("\n") + "\n", None)
     note(f"{engine.title} {exported.version}: {exported.verdict}")
     for kind, sentences in (("warning", exported.warnings), ("note", exported.notes)):
         for sentence in sentences:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class TrainOptions(TargetOptions, LogOptions):
-    method: str = option(REQUIRED, ABOUT["method"])
+    method: str = option(REQUIRED, "medusa, eagle, eagle3, redrafter or draft_target.")
     output: Path | None = option(
         None, "Folder of the drafter; a run there is resumed. Default: a new one on the Train page."
     )
@@ -43,7 +43,9 @@ class TrainOptions(TargetOptions, LogOptions):
     rows: int | None = option(
         None, "Texts written at a time; default 64, or 512 on CUDA, if they fit.", min=1
     )
-    prompts: list[Path] = option([], ABOUT["prompts"])
+    prompts: list[Path] = option(
+        [], "Prompts in Spec-Bench's layout, besides those the target makes."
+    )
     eval_prompts: list[Path] = option([], "Prompts to measure on, instead of held-out dialogues.")
     features: float = option(
         0.0,
@@ -51,7 +53,7 @@ class TrainOptions(TargetOptions, LogOptions):
         "drafters, and several epochs, then read it once.",
         min=0.0,
     )
-    evals: int = option(1, ABOUT["evals"], min=1)
+    evals: int = option(1, "How many times acceptance is measured, evenly over the run.", min=1)
     settings: list[str] = option(
         [], "Change a setting of the training.", "--set", metavar="FIELD=VALUE"
     )

@@ -28,7 +28,6 @@ from playground.connect.readings import (
     Response,
     engine_of,
 )
-from playground.host.live import Message
 
 TIMEOUT_S = 10.0
 ANSWER_S = 600.0
@@ -148,11 +147,24 @@ class Reply:
 class Client:
     """Client of one engine; no request goes to any other address."""
 
+    engine: Engine
+    model: str
+
     def __init__(self, url: str, http: httpx.AsyncClient) -> None:
         self.url = url
-        self.model = ""
         self._http = http
-        self._engine: Engine | None = None
+
+    @classmethod
+    @asynccontextmanager
+    async def connect(cls, url: str, key: str = "", model: str = "") -> AsyncIterator[Self]:
+        """A client with its engine identified and its model chosen.
+
+        Raises EngineError, ConfigError: it failed.
+        """
+        client = cls.at(url, key)
+        async with client._http:
+            await client._identify(model)
+            yield client
 
     @classmethod
     def at(cls, url: str, key: str = "") -> Self:
@@ -175,41 +187,28 @@ class Client:
             ) from error
         return cls(base, http)
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._http.aclose()
-
-    @property
-    def engine(self) -> Engine:
-        assert self._engine is not None, "connect() first"
-        return self._engine
-
-    async def connect(self, model: str = "") -> Engine:
-        """Identify the engine and choose the model. Raises EngineError, ConfigError: it failed."""
+    async def _identify(self, model: str) -> None:
         path = "/v1/models"
         body = await self._get(path)
         listed = await run_sync(lambda: ModelList.parse(read_json(body, what=path), where=path))
-        self._engine = engine_of(listed)
+        self.engine = engine_of(listed)
         names = [one.id for one in listed.data]
-        if model and model not in names and self._engine.name != "playground":
+        if model and model not in names and self.engine.name != "playground":
             raise ConfigError(f"model must be one of {', '.join(names)[:400]}, got {model!r:.80}.")
         self.model = model or names[0]
-        return self._engine
 
     async def read(self) -> Reading:
         """The current counters. Raises EngineError, ConfigError: they cannot be read."""
         return await run_sync(self.engine.read, await self._get("/metrics"))
 
-    async def answer(self, messages: list[Message], *, max_new_tokens: int) -> Reply:
-        """One greedy answer to a conversation, streamed.
+    async def answer(self, prompt: str, *, max_new_tokens: int) -> Reply:
+        """One greedy answer to a user's message, streamed.
 
         Raises EngineError: the engine refuses, hangs up, or sends an invalid chunk.
         """
         body = {
             "model": self.model,
-            "messages": messages,
+            "messages": [{"role": "user", "content": prompt}],
             "max_tokens": max_new_tokens,
             "temperature": 0,
             "stream": True,

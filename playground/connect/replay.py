@@ -11,7 +11,6 @@ from engine.errors import ConfigError, PlaygroundError
 from engine.metrics import mat, mean_or_none, percentile, throughput, tok_s, tpot_ms
 from playground.connect.client import Client, Reply
 from playground.connect.readings import Reading, between
-from playground.host.live import Message
 from presets import PromptSuite
 
 MAX_CONCURRENCY = 64
@@ -38,10 +37,6 @@ class ReplayPrompt:
     name: str
     category: str
     text: str
-
-    @property
-    def messages(self) -> list[Message]:
-        return [{"role": "user", "content": self.text}]
 
 
 def sample_prompts(suite: PromptSuite, limit: int) -> tuple[ReplayPrompt, ...]:
@@ -148,7 +143,7 @@ async def _outcomes(client: Client, load: Load, concurrency: int) -> list[Outcom
             prompt = prompts.pop()
             try:
                 async with asyncio.timeout(max(1.0, deadline_s - time.monotonic())):
-                    reply = await client.answer(prompt.messages, max_new_tokens=load.max_new_tokens)
+                    reply = await client.answer(prompt.text, max_new_tokens=load.max_new_tokens)
                 outcomes.append(Outcome(prompt, reply))
             except PlaygroundError as error:
                 outcomes.append(Outcome(prompt, None, str(error)))

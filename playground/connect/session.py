@@ -39,8 +39,8 @@ async def measure(address: Address, load: Load, log: RunLog | None) -> AsyncIter
     Raises EngineError, ConfigError: the engine cannot be reached or is not supported.
     """
     async with AsyncExitStack() as stack:
-        client = await stack.enter_async_context(Client.at(address.url, address.key))
-        engine = await client.connect(address.model)
+        connection = Client.connect(address.url, address.key, address.model)
+        client = await stack.enter_async_context(connection)
         plain_client = await _plain_client(client, address, stack)
         replay_id = secrets.token_hex(8)
         drafting: list[Level] = []
@@ -54,7 +54,7 @@ async def measure(address: Address, load: Load, log: RunLog | None) -> AsyncIter
                     title = one.engine.title
                     title += "" if levels is drafting else ", plain decoding"
                     await run_sync(_store, log, one, levels[-1], title, replay_id)
-            yield Report(engine, tuple(drafting), tuple(plain))
+            yield Report(client.engine, tuple(drafting), tuple(plain))
 
 
 async def _plain_client(client: Client, address: Address, stack: AsyncExitStack) -> Client | None:
@@ -63,9 +63,8 @@ async def _plain_client(client: Client, address: Address, stack: AsyncExitStack)
     if not address.plain_url and not is_playground:
         return None
     url = address.plain_url or address.url
-    plain = await stack.enter_async_context(Client.at(url, address.key))
-    await plain.connect("" if address.plain_url else f"{client.model.partition(':')[0]}:plain")
-    return plain
+    model = "" if address.plain_url else f"{client.model.partition(':')[0]}:plain"
+    return await stack.enter_async_context(Client.connect(url, address.key, model))
 
 
 def _store(log: RunLog, client: Client, level: Level, title: str, replay_id: str) -> None:
@@ -82,7 +81,7 @@ def _store(log: RunLog, client: Client, level: Level, title: str, replay_id: str
                 limits={},
                 prompt_ids=(),
                 prompt_text=prompt.text,
-                messages=tuple(prompt.messages),
+                messages=({"role": "user", "content": prompt.text},),
                 device=client.url,
                 labels={
                     "replay": replay_id,

@@ -14,12 +14,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from filelock import FileLock, Timeout
 
+from engine.config import Settings
 from engine.drafters import parse_method
 from engine.errors import ConfigError
 from engine.model.files import read_settings
@@ -32,8 +32,7 @@ Status = Literal["running", "completed", "cancelled", "failed", "interrupted"]
 CARD = "card.json"
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingProgress:
+class TrainingProgress(Settings, extra="ignore"):
     """The progress of a training, or how it ended.
 
     Attributes:
@@ -86,19 +85,18 @@ class TrainingFolder:
         """The last progress; `interrupted` if its process died."""
         file = self._own / "standing.json"
         if not file.is_file():
-            return TrainingProgress("interrupted")
-        names = [one.name for one in fields(TrainingProgress)]
-        now = TrainingProgress(**{key: v for key, v in read_settings(file).items() if key in names})
+            return TrainingProgress(status="interrupted")
+        now = TrainingProgress.parse(read_settings(file), where=str(file))
         if now.status != "running":
             return now
         try:
             with self._lock.acquire(blocking=False):
-                return replace(now, status="interrupted")
+                return now.replace(status="interrupted")
         except Timeout:  # a process trains here
             return now
 
     def write_progress(self, progress: TrainingProgress) -> None:
-        self._write("standing.json", json.dumps(asdict(progress)))
+        self._write("standing.json", progress.model_dump_json())
 
     @property
     def _lock(self) -> FileLock:

@@ -39,10 +39,9 @@ EXPORTED = ("*.json", "*.safetensors", "README.md", "tokenizer*", "*.txt", "*.ji
 class Training(Job):
     """One training, which yields the engine to waiting jobs between two steps."""
 
-    def __init__(self, host: EngineHost, plan: TrainPlan, work: TrainingWork) -> None:
+    def __init__(self, host: EngineHost, work: TrainingWork) -> None:
         super().__init__(work.folder.name)
-        self.plan, self.work = plan, work
-        self._host = host
+        self._host, self._work = host, work
         self._target: Target | None = None
         self._events: Generator[Event] | None = None
 
@@ -51,9 +50,9 @@ class Training(Job):
 
         Raises CancelledError: it was stopped.
         """
-        with self.work.recorded():
+        with self._work.recorded():
             try:
-                on = self.plan.target, self.plan.dtype
+                on = self._work.plan.target, self._work.plan.dtype
                 while not submit(self._host, self, *on, self._turn, wait_for_room=True)():
                     if self.cancelled():
                         raise CancelledError
@@ -67,7 +66,7 @@ class Training(Job):
         """Train until another job waits for the engine; whether the training is complete."""
         if self._events is None or context.target is not self._target:
             self._close()
-            self._target, self._events = context.target, self.work.run(context.target)
+            self._target, self._events = context.target, self._work.run(context.target)
         while True:
             event = next(self._events, None)
             if event is None:
@@ -132,10 +131,9 @@ class TrainingState:
         now, job = self.progress, self.job
         if now.status != "running":
             return STATUS_WORDS[now.status]
-        message = job.message if job else "in another process"
-        doing = "writing texts" if now.phase == "writing" else now.phase
-        if job is None or message not in ("running", now.phase):
-            doing = message
+        doing = job.message if job else "in another process"
+        if doing == "running":
+            doing = "writing texts" if now.phase == "writing" else now.phase
         counts = {"writing": f"{now.corpus_tokens:,} tokens"}
         if now.num_steps:
             counts["training"] = f"step {now.step:,} of {now.num_steps:,}"
@@ -196,7 +194,7 @@ class Trainings:
             raise ConfigError(f"{other.id} is being trained. Stop it, or wait until it is done.")
         folder.write_plan(plan)
         work = TrainingWork(plan, folder, self.speeds, cache_dir=self._host.cache_dir)
-        job = Training(self._host, plan, work)
+        job = Training(self._host, work)
 
         def conduct() -> State:
             try:

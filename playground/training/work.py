@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextlib import closing, contextmanager
-from dataclasses import replace
+from itertools import accumulate
+from operator import mul
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -23,7 +24,7 @@ from engine.drafters.base import BuildContext
 from engine.drafters.method import MethodConfig
 from engine.errors import PlaygroundError
 from engine.formats import plural
-from engine.metrics import Metrics, measure
+from engine.metrics import Metrics, chain_mat, measure
 from engine.model.corpus import DIALOGUES, MANIFEST, Corpus
 from engine.model.files import read_settings
 from engine.model.sources import atomic_write
@@ -88,10 +89,8 @@ class TrainingWork:
     ) -> None:
         self.plan, self.folder = plan, folder
         self._speeds, self._cache_dir = speeds, cache_dir
-        now = folder.progress
-        self._standing = replace(now, status="running", error="")
-        self._noted_s, self._text = 0.0, now.text
-        self._last: TrainMetrics | None = None
+        self._standing = folder.progress.replace(status="running", error="")
+        self._noted_s = 0.0
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
@@ -133,7 +132,7 @@ class TrainingWork:
 
     def note(self, *, at_once: bool = True, **changes: object) -> TrainingProgress:
         """Update the progress, and write it at once or at the next interval."""
-        self._standing = replace(self._standing, **changes)  # type: ignore[arg-type]
+        self._standing = self._standing.replace(**changes)
         if at_once or time.monotonic() - self._noted_s > NOTE_S:
             self.folder.write_progress(self._standing)
             self._noted_s = time.monotonic()
@@ -148,6 +147,7 @@ class TrainingWork:
         began, before = time.monotonic(), self._standing.seconds
         yield self.note(phase="reading the texts")
         first: int | None = None
+        text = self._standing.text
         with closing(texts(plan, target)) as written:
             for corpus in written:
                 count, some = corpus.num_tokens, len(corpus.entries) >= SAMPLE_DIALOGUES
@@ -158,13 +158,13 @@ class TrainingWork:
                 seconds = before + time.monotonic() - began
                 left_s = self._left_s(seconds)
                 if count != self._standing.corpus_tokens and corpus.entries:
-                    self._text = _text(target, corpus)
+                    text = _text(target, corpus)
                 yield self.note(
                     at_once=False,
                     phase="writing",
                     seconds=seconds,
                     corpus_tokens=count,
-                    text=self._text,
+                    text=text,
                     left_s=left_s if plan.budget.minutes else None,
                 )
                 if len(corpus.entries) > 1 and plan.is_written(count, left_s, tok_s):
@@ -190,8 +190,8 @@ class TrainingWork:
         if len(some.entries) < 2:
             return None
         with TemporaryDirectory(prefix="training-speed-") as folder:
-            trainer = Trainer(target, some, self.plan.recipe, Path(folder))
             recipe = self.plan.recipe
+            trainer = Trainer(target, some, recipe, Path(folder))
             with closing(trainer), closing(trainer.steps()) as steps:
                 times = [one.seconds for one, _ in zip(steps, range(SAMPLE_STEPS), strict=False)]
             per_step = (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else times[0]
@@ -206,6 +206,7 @@ class TrainingWork:
         yield self.note(phase="training")
         corpus = Corpus.open(self.plan.corpus)
         began: TrainMetrics | None = None
+        last: TrainMetrics | None = None
         events = session.train(
             target,
             corpus,
@@ -218,14 +219,16 @@ class TrainingWork:
         with closing(events):
             for event in events:
                 if isinstance(event, TrainMetrics):
-                    began = began or event
+                    began, last = began or event, event
                     self._note_step(event, began)
                 elif isinstance(event, HeldOutRates):
                     self.folder.add("held out", event.step, top1=[r[0] for r in event.rates])
                 else:
                     self._note_evaluation(target, corpus, event)
                 yield event
-        self._note_speed(target, began)
+        if began and last and (seconds := last.seconds - began.seconds) > 5:
+            tok_s = (last.num_tokens - began.num_tokens) / seconds
+            self._speeds.note(target.name, self.plan.method, tok_s)
 
     def _note_step(self, event: TrainMetrics, began: TrainMetrics) -> None:
         per_step = event.seconds / event.step
@@ -235,13 +238,7 @@ class TrainingWork:
         due = event.step in (1, event.num_steps) or time.monotonic() - self._noted_s > NOTE_S
         if due:
             self.folder.add("loss", event.step, loss=event.loss, seconds=event.seconds)
-        self._last = event
         self.note(at_once=due, step=event.step, num_steps=event.num_steps, left_s=left_s)
-
-    def _note_speed(self, target: Target, began: TrainMetrics | None) -> None:
-        if began and self._last and (seconds := self._last.seconds - began.seconds) > 5:
-            tok_s = (self._last.num_tokens - began.num_tokens) / seconds
-            self._speeds.note(target.name, self.plan.method, tok_s)
 
     def _note_evaluation(self, target: Target, corpus: Corpus, event: Evaluation) -> None:
         """Record the MAT, and the speedup over plain decoding."""
@@ -311,11 +308,7 @@ def predicted_mat(top1: Sequence[float], depth: int) -> float:
     A drafter with a single accuracy has it at every depth.
     """
     shares = [*top1, *[*top1[-1:]] * max(0, depth - len(top1))]
-    alive = mat = 1.0
-    for share in shares[:depth]:
-        alive *= share
-        mat += alive
-    return mat
+    return chain_mat([*accumulate(shares, mul)], depth)
 
 
 # ---- estimates

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from engine.config import Settings
+from engine.drafters.method import ChoiceLimits
 from engine.errors import ConfigError
 from engine.tree import MAX_NODES
 from engine.tuning.ranks import RankTable
@@ -18,8 +19,8 @@ from playground.host.bounded import BoundedCache
 from playground.host.catalog import Catalog
 from playground.host.runner import EngineHost
 from playground.trees import files, tables
-from playground.trees.measurements import TEXT_TOKENS, EngineJobs, Measurements, Work
-from playground.trees.methods import TreeMethod, tree_method, tree_methods
+from playground.trees.measurements import EngineJobs, Measurements, Work
+from playground.trees.methods import TreeMethod, method_rows, tree_method
 from playground.trees.sources import Sources, drafts_of, runs_with
 
 MAX_TABLE_BYTES = 128_000_000
@@ -73,17 +74,14 @@ class TreeEditor:
     """Answers the page: its requests are the public methods, which return plain JSON.
 
     Every method may raise ConfigError (or a subclass) with a sentence for the user.
-
-    Args:
-        text_tokens: number of new tokens of every text that is written for a measurement.
     """
 
-    def __init__(self, host: EngineHost, *, text_tokens: int = TEXT_TOKENS) -> None:
+    def __init__(self, host: EngineHost) -> None:
         self._host = host
         self._log = host.log
         self._catalog = host.catalog
         self._sources = Sources(host.log, host.catalog)
-        self._measurements = Measurements(host, self._sources, text_tokens=text_tokens)
+        self._measurements = Measurements(host, self._sources)
         self._jobs = EngineJobs(host)
         self._tables = BoundedCache[RankTable](MAX_TABLE_BYTES, lambda table: table.num_bytes)
 
@@ -91,12 +89,11 @@ class TreeEditor:
         """All menus of the page."""
         targets = self._catalog.target_choices()
         methods = {
-            key: tree_methods(self._catalog, key, self._host.menu.choices(key))
-            for _, key in targets
+            key: method_rows(self._catalog, key, self._host.menu.choices(key)) for _, key in targets
         }
         return {
             "targets": [{"key": key, "title": title} for title, key in targets if methods[key]],
-            "methods": {key: [one.row() for one in offered] for key, offered in methods.items()},
+            "methods": methods,
             "formats": list(files.TITLES.items()),
             "trees": files.tree_rows(self._log),
         }
@@ -121,7 +118,6 @@ class TreeEditor:
         return {
             "table": tables.pack(table),
             "text": tables.describe(table),
-            "examples": tables.has_examples(self._log, table),
             "speed": self._measurements.speed(self._method(request)),
         }
 
@@ -170,7 +166,7 @@ class TreeEditor:
 
     def read(self, request: TreeRequest) -> dict[str, Any]:
         """A tree from text, or from the bytes of a growmap file, that the drafter can take."""
-        limits = self._method(request).limits() if request.method else files.NO_LIMITS
+        limits = self._method(request).limits() if request.method else ChoiceLimits()
         if request.file is not None:
             return files.read_growmap(request.file, limits)
         return files.read_text(request.text, limits)
@@ -183,7 +179,7 @@ class TreeEditor:
         """Keep a tree under a name."""
         tree = files.read_paths(request.tree)
         title = self._method(request).title if request.method else ""
-        name = files.save_tree(self._log, request.name, tree, {"method": title})
+        name = files.save_tree(self._log, request.name, tree, title)
         return {"text": f"Saved as {name}.", "trees": files.tree_rows(self._log)}
 
     def forget(self, request: TreeRequest) -> dict[str, Any]:

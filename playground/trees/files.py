@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import tempfile
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,6 @@ NOTES = {
     "lists": _LISTS,
 }
 SUFFIXES = dict(yaml="yaml", preset="yaml", pbtxt="pbtxt", sequoia="json", buffers="json")
-NO_LIMITS = ChoiceLimits()
 TITLES = {name: title for name, (title, _) in FORMATS.items()}
 """Of the formats."""
 
@@ -48,7 +46,7 @@ def read_paths(raw: object) -> ChoiceTree:
     return ChoiceTree.parse(raw, form="candidates")
 
 
-def read_text(raw: str, limits: ChoiceLimits = NO_LIMITS) -> dict[str, Any]:
+def read_text(raw: str, limits: ChoiceLimits) -> dict[str, Any]:
     """A tree from text in any known format.
 
     Raises TreeError: it is not a tree, or exceeds the drafter's limits; names the position.
@@ -59,7 +57,7 @@ def read_text(raw: str, limits: ChoiceLimits = NO_LIMITS) -> dict[str, Any]:
     return _fitting(tree, limits, TITLES[detect_format(raw)])
 
 
-def read_growmap(raw: str, limits: ChoiceLimits = NO_LIMITS) -> dict[str, Any]:
+def read_growmap(raw: str, limits: ChoiceLimits) -> dict[str, Any]:
     """A tree from the bytes of Sequoia's .pt file, in base64.
 
     Raises TreeError: it is not a growmap, or exceeds the drafter's limits.
@@ -105,7 +103,7 @@ def write_text(tree: ChoiceTree, format: str, *, decoding_type: str) -> dict[str
 
 def tree_rows(log: RunLog) -> list[dict[str, Any]]:
     """The menu: the user's own trees, then the shipped ones."""
-    own = [row for artifact in log.artifacts.find(KIND) if (row := _saved_row(artifact))]
+    own = [_saved_row(artifact) for artifact in log.artifacts.find(KIND)]
     shipped = [
         {
             "group": "Shipped",
@@ -115,30 +113,29 @@ def tree_rows(log: RunLog) -> list[dict[str, Any]]:
         }
         for preset in presets.trees().values()
     ]
-    return sorted(own, key=lambda row: str(row["title"]).lower()) + shipped
+    return sorted(own, key=lambda row: row["title"].lower()) + shipped
 
 
-def _saved_row(artifact: Artifact) -> dict[str, Any] | None:
-    try:
-        tree = ChoiceTree.parse(artifact.meta.get("tree"), form="candidates")
-    except TreeError:
-        return None
-    method = artifact.meta.get("method") or ""
+def _saved_row(artifact: Artifact) -> dict[str, Any]:
+    method = artifact.meta["method"]
     return {
         "group": "Saved here",
-        "title": str(artifact.key.get("name")),
+        "title": artifact.key["name"],
         "note": f"Saved for {method}." if method else "",
-        "paths": tree.as_lists(),
+        "paths": artifact.meta["tree"],
     }
 
 
-def save_tree(log: RunLog, name: str, tree: ChoiceTree, about: Mapping[str, Any]) -> str:
+def save_tree(log: RunLog, name: str, tree: ChoiceTree, method: str) -> str:
     """Save a tree under a name, replacing an older one; returns the normalized name.
+
+    Args:
+        method: title of the method that it is saved for; empty = none.
 
     Raises ConfigError: the name is empty or too long.
     """
     clean_name = _name(name)
-    meta = {**about, "tree": tree.as_lists()}
+    meta = {"method": method, "tree": tree.as_lists()}
     log.artifacts.put(KIND, {"name": clean_name}, meta=meta, payload=b"")
     return clean_name
 

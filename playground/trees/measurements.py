@@ -30,12 +30,9 @@ TEXT_TOKENS = 128
 class Measurements:
     """The work of the page's jobs, on the engine's thread."""
 
-    def __init__(
-        self, host: EngineHost, sources: Sources, *, text_tokens: int = TEXT_TOKENS
-    ) -> None:
+    def __init__(self, host: EngineHost, sources: Sources) -> None:
         self._host = host
         self._sources = sources
-        self._text_tokens = text_tokens
 
     # ---- ranks
 
@@ -87,7 +84,7 @@ class Measurements:
             config,
             target.encode_chat(messages) if messages else target.encode(prompt),
             sampling=Sampling(),
-            limits=Limits(max_new_tokens=self._text_tokens),
+            limits=Limits(max_new_tokens=TEXT_TOKENS),
             cancelled=run.cancel_requested.is_set,
             prefix_caching=True,
             prompt_text=prompt,
@@ -134,12 +131,10 @@ class Measurements:
     # ---- the target
 
     def _prepare(self, run: LiveRun, target: str) -> None:
-        self._host.prepare(run, self._host.catalog.target(target), self._dtype(target))
-
-    def _dtype(self, target: str) -> str:
-        """The dtype of the target if it is loaded, else auto."""
+        """Load the target, unless it is loaded already, in whatever dtype."""
         spec, loaded = self._host.catalog.target(target), self._host.loaded
-        return loaded.dtype_name if loaded is not None and loaded.name == spec.name else "auto"
+        dtype = loaded.dtype_name if loaded is not None and loaded.name == spec.name else "auto"
+        self._host.prepare(run, spec, dtype)
 
 
 class EngineJobs:

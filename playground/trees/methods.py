@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-import presets
 from engine.drafters.method import ChoiceLimits, MethodConfig
 from engine.errors import ConfigError
 from engine.tree import ChoiceTree
@@ -27,18 +26,13 @@ LONGEST_CHAIN = 32
 
 @dataclass(frozen=True, slots=True)
 class TreeMethod:
-    """A method that the page tunes on a target; `key` and `locate` are the catalog's.
-
-    Attributes:
-        label: its label in the menu, which ends with its group.
-    """
+    """A method that the page tunes on a target; `key` and `locate` are the catalog's."""
 
     key: str
     title: str
     config: MethodConfig
-    target: str = ""
-    locate: Callable[[str], str] = presets.locate
-    label: str = ""
+    target: str
+    locate: Callable[[str], str]
 
     @property
     def kind(self) -> Kind | None:
@@ -90,10 +84,10 @@ class TreeMethod:
         limits = self.limits()
         return asdict(limits) if limits.what else None
 
-    def row(self) -> dict[str, Any]:
-        """The method in the page's menu; plain JSON."""
+    def row(self, label: str) -> dict[str, Any]:
+        """The method in the page's menu; plain JSON. Its label there ends with its group."""
         sizes = DYNAMIC_FIELDS if self.kind == "dynamic" else ()
-        title, _, group = self.label.rpartition(" · ")
+        title, _, group = label.rpartition(" · ")
         return {
             "key": self.key,
             "title": title,
@@ -120,11 +114,12 @@ def tree_method(catalog: Catalog, key: object, target: object) -> TreeMethod:
     return method
 
 
-def tree_methods(catalog: Catalog, target: str, choices: Choices) -> list[TreeMethod]:
-    """The methods of a target's menu that can be tuned on the Tree page."""
-    methods = (
-        TreeMethod(key, method.title, method.config, target, catalog.locate, label)
-        for label, key in choices
-        for method in (catalog.method(key),)
-    )
-    return [method for method in methods if method.kind is not None]
+def method_rows(catalog: Catalog, target: str, choices: Choices) -> list[dict[str, Any]]:
+    """Rows of the methods of a target's menu that can be tuned on the Tree page."""
+    rows = []
+    for label, key in choices:
+        entry = catalog.method(key)
+        method = TreeMethod(key, entry.title, entry.config, target, catalog.locate)
+        if method.kind is not None:
+            rows.append(method.row(label))
+    return rows

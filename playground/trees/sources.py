@@ -18,7 +18,7 @@ from engine.tree import Path
 from engine.tuning.ranks import RankTable
 from playground.host.catalog import Catalog
 from playground.trees.methods import DYNAMIC_FIELDS, TreeMethod
-from playground.trees.tables import find_tables, load_table
+from playground.trees.tables import find_tables
 from storage import Artifact, RunLog, RunQuery, RunSummary, StepRow
 
 SHIPPED = presets.FOLDER / "ranks"
@@ -132,7 +132,7 @@ class Sources:
         """
         kind, _, name = source.partition(":")
         if kind == "table":
-            return load_table(self._log, name)
+            return RankTable.from_bytes(self._log.artifacts.payload(name))
         if kind == "shipped" and (shipped := self._shipped_table(name)) is not None:
             return shipped
         raise ConfigError(f"There is no rank table {source!r:.80}. Pick one from the list.")
@@ -181,21 +181,16 @@ class Sources:
     def run_ids(self, source: str, method: TreeMethod) -> tuple[list[str], str | None]:
         """The run ids of a source of texts other than a suite, and its benchmark's id, if any.
 
-        Raises ConfigError: there is no such source, or it has no usable run.
+        Raises ConfigError: there is no such source.
         """
         kind, _, name = source.partition(":")
         if kind == "run":
             return [name], None
         if kind == "recent":
-            recent = [run.id for run in self._usable_runs(method)]
-            if not recent:
-                raise ConfigError("There is no finished greedy run of this target yet. Make one.")
-            return recent, None
+            return [run.id for run in self._usable_runs(method)], None
         if kind == "benchmark":
             query = RunQuery(benchmark_id=name, target=method.target, descending=False)
             return list(self._log.ids(query)), name
-        if kind == "table":
-            return [str(run) for run in load_table(self._log, name).about.get("sources", ())], None
         raise ConfigError(f"There are no texts {source!r:.80}. Pick one from the list.")
 
 
@@ -255,8 +250,6 @@ def _row(run: RunSummary) -> dict[str, Any]:
         "mat": run.mat,
         "tok_s": run.tok_s,
         "step_ms": step_ms_of(run.mat, run.tok_s),
-        "dtype": run.dtype,
-        "when": run.created_at.isoformat(),
     }
 
 

@@ -30,12 +30,11 @@ BEFORE = 14
 """Tokens shown before an example's root."""
 
 
-def texts_of_runs(log: RunLog, run_ids: Sequence[str], *, target: str | None = None) -> list[Text]:
+def texts_of_runs(log: RunLog, run_ids: Sequence[str], *, target: str) -> list[Text]:
     """Texts of stored runs, one per prompt, in the given order.
 
     A lossless method writes the same text as the target alone, so the first run of each prompt is
-    used. Failed and lossy runs are skipped. For a sampled text, the ranks tell how many greedy
-    draft tokens would have been accepted, had the target written exactly this.
+    used. Failed and lossy runs are skipped.
 
     Args:
         target: refuse runs of other targets.
@@ -45,7 +44,7 @@ def texts_of_runs(log: RunLog, run_ids: Sequence[str], *, target: str | None = N
     texts: dict[tuple[int, ...], Text] = {}
     for run_id in run_ids:
         run = stored_run(log, run_id)
-        if target is not None and run.target != target:
+        if run.target != target:
             raise ConfigError(
                 f"Run {run.id} was made with {run.target}, but {target} is loaded. "
                 "Choose runs of one target, and load it."
@@ -112,14 +111,7 @@ def save_table(
     run_id = sources[0] if len(sources) == 1 and benchmark_id is None else None
     if benchmark_id is None and run_id is None:
         key["runs"] = sources
-    meta = {
-        "decoding_type": config.decoding_type,
-        "positions": table.num_positions,
-        "depths": table.depths,
-        "texts": table.num_texts,
-        "categories": sorted(set(table.categories)),
-        "lengths": sorted(table.chains),
-    }
+    meta = {"positions": table.num_positions, "texts": table.num_texts}
     return log.artifacts.put(
         KIND, key, meta=meta, payload=table.to_bytes(), run_id=run_id, benchmark_id=benchmark_id
     )
@@ -129,16 +121,6 @@ def find_tables(log: RunLog, *, target: str, config: MethodConfig) -> list[Artif
     """Stored tables of a method with these weights, whatever its tree."""
     made_for = {"target": target, "method": method_key(config)}
     return [one for one in log.artifacts.find(KIND) if made_for.items() <= one.key.items()]
-
-
-def load_table(log: RunLog, artifact_id: str) -> RankTable:
-    """A stored table.
-
-    Raises:
-        StorageError: no such artifact.
-        ConfigError: it is not a rank table, or of another version.
-    """
-    return RankTable.from_bytes(log.artifacts.payload(artifact_id))
 
 
 # ---- for the page: packed tables for its replay, and example steps as text
@@ -201,28 +183,19 @@ def describe(table: RankTable) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def has_examples(log: RunLog, table: RankTable) -> bool:
-    """Whether the log has the texts that the table was measured on."""
-    sources = table.about.get("sources") or ()
-    return any(isinstance(name, str) and log.get(name) for name in sources[:1])
-
-
 def example_step(log: RunLog, table: RankTable, row: int, depth: int) -> dict[str, Any]:
     """The step at a row as text: the text up to its root, and the tokens down to a depth.
 
     Without tokens if the log lacks the text, or the step extends beyond it.
     """
-    nothing: dict[str, Any] = {"before": "", "tokens": [], "run": None}
-    sources = table.about.get("sources") or ()
+    nothing: dict[str, Any] = {"before": "", "tokens": []}
     if row >= table.num_positions:
         return nothing
     text, at = table.locate(row)
-    run_id = str(sources[text]) if text < len(sources) else ""
-    own = pieces(log, run_id)
+    own = pieces(log, table.about["sources"][text])
     if at + depth >= len(own):
         return nothing
     return {
         "before": "".join(own[max(0, at - BEFORE) : at + 1]),
         "tokens": own[at + 1 : at + depth + 1],
-        "run": run_id,
     }

@@ -195,9 +195,8 @@ class ConnectPage:
 async def _read_counters(url: Any, key: Any, model: Any) -> tuple[str, Reading]:
     """An engine's description and its current counters."""
     fields = EngineFields.parse({"url": url, "key": key, "model": model})
-    async with Client.at(fields.url, fields.key) as client:
-        engine = await client.connect(fields.model)
-        return f"{engine.title} at {client.url} · {client.model}", await client.read()
+    async with Client.connect(fields.url, fields.key, fields.model) as client:
+        return f"{client.engine.title} at {client.url} · {client.model}", await client.read()
 
 
 def _results(report: Report) -> tuple[str, str, Any]:

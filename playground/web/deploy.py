@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from pathlib import PurePath
 from typing import Any
 
 import gradio as gr
 
 from engine.interop import ENGINES, find_engine
-from engine.interop.export_files import Export, File, ImportedMethod
+from engine.interop.export_files import Export, ImportedMethod
 from engine.metrics import FORMULAS
 from playground.deploy import (
     ExportForm,
@@ -36,7 +37,8 @@ MARKS = {"exact": ("✓", "good"), "with losses": ("~", "warn"), "not supported"
 LEGEND = "✓ complete · ~ with losses · ✕ not supported; default releases, default settings."
 FIRST_FILES, MAX_FILES = 2, 8
 """Number of files shown at once, and of all files."""
-LANGUAGES: dict[str, Any] = {"json": "json", "yaml": "yaml", "bash": "shell", "python": "python"}
+LANGUAGES: dict[str, Any] = {".json": "json", ".yaml": "yaml", ".sh": "shell", ".py": "python"}
+"""Languages to highlight, by the ending of a file's name."""
 WRITE_LINK = """(query) => {
   if (!query?.startsWith("deploy=")) return;
   const params = Object.fromEntries(new URLSearchParams(query));
@@ -272,15 +274,15 @@ class DeployPage:
             **self._files(),
         }
 
-    def _files(self, files: Sequence[File] = ()) -> Updates:
+    def _files(self, files: Mapping[str, str] = {}) -> Updates:
         """Updates of the file views and of the download of all files."""
         updates: Updates = {code: gr.Code(value="", visible=False) for code in self.files}
-        for code, file in zip(self.files, files, strict=False):
-            language = LANGUAGES.get(file.language)
-            updates[code] = gr.Code(file.text, language, label=file.name, visible=True)
-        more = [file.name for file in files[FIRST_FILES:]]
+        for code, (name, text) in zip(self.files, files.items(), strict=False):
+            language = LANGUAGES.get(PurePath(name).suffix)
+            updates[code] = gr.Code(text, language, label=name, visible=True)
+        more = list(files)[FIRST_FILES:]
         updates[self.more] = gr.Accordion(label=", ".join(more), visible=bool(more))
-        paths = [download_of(file.name, file.text) for file in files]
+        paths = [download_of(name, text) for name, text in files.items()]
         return updates | {self.downloads: gr.File(paths or None, visible=bool(paths))}
 
     def _preview_import(self, engine: Any, text: Any) -> Updates:

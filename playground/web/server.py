@@ -71,7 +71,7 @@ def serve(
         # Streams that do not end by then are cut off, which is not an error at shutdown.
         stack.callback(logging.getLogger("uvicorn.error").setLevel, logging.CRITICAL)
         try:
-            launch(page, access, port, api_routes(engine, log))
+            launch(page, access, port, api_routes(engine))
         except OSError as error:
             raise ConfigError(
                 f"Cannot listen on port {port} of {access.address}: it is in use, or permission is "

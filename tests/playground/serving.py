@@ -72,7 +72,7 @@ async def _launched(host: EngineHost, log: RunLog, access: Access) -> tuple[gr.B
     page = build_shell(host, host.cache_dir.parent / "training")
     page.queue(default_concurrency_limit=None, max_size=64)
     port = free_port()
-    launch(page, access, port, api_routes(host, log))
+    launch(page, access, port, api_routes(host))
     return page, access.url(port).partition("?")[0]
 
 

@@ -88,9 +88,9 @@ def test_a_combination_is_exported_by_its_parts(log: RunLog, shipped: Catalog) -
     assert exports.chosen and exports.form.part == "retrieval" and not exports.shown.refusal
     assert [name for _, name in exports.parts] == ["whole", "retrieval", "model"]
     assert [title for title, _ in exports.parts][1] == "Suffix alone"
-    assert "7" in exports.shown.files[0].text
+    assert "7" in next(iter(exports.shown.files.values()))
     model = exports_of(ExportForm(run=run, part="model", engine="vllm"), log, shipped)
-    assert "org/draft" in model.shown.files[0].text and not model.chosen
+    assert "org/draft" in next(iter(model.shown.files.values())) and not model.chosen
     whole = exports_of(ExportForm(run=run, part="whole"), log, shipped)
     assert whole.shown.refusal and all(one.refusal for one in whole.engines)
     assert "part=model" in model.form.link and "--part model" in model.form.command
@@ -104,7 +104,7 @@ def test_a_method_of_the_menu_goes_with_its_target(log: RunLog, shipped: Catalog
     found = export_of(log, shipped, **asked, engine="trtllm")
     assert found.refusal.startswith("TensorRT-LLM removed Medusa")
     older = export_of(log, shipped, **asked, engine="trtllm", version="1.2")
-    assert "lmsys/vicuna-7b-v1.3" in older.files[1].text
+    assert "lmsys/vicuna-7b-v1.3" in older.files["serve.sh"]
 
 
 METHOD = {"kind": "method", "method": "ngram", "target": "qwen3-8b"}
@@ -169,7 +169,7 @@ def test_the_embedded_target_is_a_file_and_engines_are_told(log: RunLog) -> None
     vllm, llama = export_source(handed, "vllm"), export_source(handed, "llamacpp")
     assert vllm.verdict == "with losses"
     assert any("model's original weights" in lost for lost in vllm.warnings)
-    assert "-m SmolLM2-135M-Instruct.Q4_1.gguf" in llama.files[0].text
+    assert "-m SmolLM2-135M-Instruct.Q4_1.gguf" in llama.files["serve.sh"]
     assert not any("original weights" in said for said in (*llama.notes, *llama.warnings))
 
 
@@ -193,7 +193,7 @@ def test_names_of_weights_are_what_an_engine_can_load(tmp_path: Path) -> None:
 
     handed = ExportSource(parse_method({"decoding_type": "NGram"}), "mine", "NGram")
     assert any(
-        "revision abc of o/m" in n for n in export_source(handed, "vllm", None, resolve).notes
+        "revision abc of o/m" in n for n in export_source(handed, "vllm", resolve=resolve).notes
     )
 
 
@@ -268,7 +268,7 @@ HYBRID = {
 def test_what_an_engine_cannot_do_on_a_hybrid_target_is_said(engine: str) -> None:
     ngram = parse_method({"decoding_type": "NGram"})
 
-    def notes(target: str, config: MethodConfig = ngram, version: str | None = None) -> str:
+    def notes(target: str, config: MethodConfig = ngram, version: str = "") -> str:
         return " ".join(export_source(ExportSource(config, target, ""), engine, version).notes)
 
     assert HYBRID[engine] in notes("qwen3.5-4b")

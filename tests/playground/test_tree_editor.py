@@ -19,8 +19,9 @@ from engine.tuning.ranks import RankTable
 from engine.tuning.replay import replay
 from playground.host.menu import GROUPS
 from playground.host.runner import EngineHost
+from playground.trees import measurements
 from playground.trees.editor import TreeEditor, TreeRequest, read_tree_choice
-from playground.trees.tables import load_table, pack, save_table
+from playground.trees.tables import pack, save_table
 from playground.web.tree import read_link
 from storage import RunLog, RunQuery, StorageError
 from tests.engine.drafters.fitted import Malicious
@@ -30,7 +31,6 @@ from tests.playground.tree_tiny import HEADS, SUITE, tree_catalog
 
 WAIT_S = 60.0
 DOCUMENTED = [[0], [1], [0, 0], [0, 1], [1, 0], [1, 1], [0, 0, 0], [0, 1, 0], [0, 0, 0, 0]]
-TEXT_TOKENS = 24
 MEDUSA = {"target": "tiny", "method": "medusa"}
 
 
@@ -60,8 +60,10 @@ class Page:
 
 
 @pytest.fixture(scope="module")
-def editor(host: EngineHost) -> Page:
-    return Page(TreeEditor(host, text_tokens=TEXT_TOKENS))
+def editor(host: EngineHost) -> Iterator[Page]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measurements, "TEXT_TOKENS", 24)
+        yield Page(TreeEditor(host))
 
 
 def done(editor: Page, job: str) -> dict[str, Any]:
@@ -91,7 +93,7 @@ def source(editor: Page) -> str:
 
 
 def table_of(host: EngineHost, source: str) -> RankTable:
-    return load_table(host.log, source.removeprefix("table:"))
+    return RankTable.from_bytes(host.log.artifacts.payload(source.removeprefix("table:")))
 
 
 def test_menus_have_every_method_with_something_to_tune(editor: Page) -> None:
@@ -156,8 +158,7 @@ def test_an_example_is_the_text_of_the_run(host: EngineHost, editor: Page, sourc
     asked = {"source": source, "position": row, "depth": 2}
     found = editor.example(asked)
     run = host.log.get(str(table.about["sources"][1]))
-    assert run is not None and found["run"] == run.id
-    assert run.text.startswith(found["before"] + "".join(found["tokens"]))
+    assert run is not None and run.text.startswith(found["before"] + "".join(found["tokens"]))
     assert len(found["tokens"]) == 2
     last = editor.example({**asked, "position": table.num_positions - 1, "depth": 5})
     assert last["tokens"] == []

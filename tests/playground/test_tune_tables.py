@@ -13,15 +13,11 @@ from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from engine.tree import ChoiceTree
 from engine.tuning import StoppedError
+from engine.tuning.ranks import RankTable
 from engine.tuning.replay import replay
 from playground.host.live import LiveRun
 from playground.host.recording import decode_and_record
-from playground.trees.tables import (
-    find_tables,
-    load_table,
-    make_table,
-    texts_of_runs,
-)
+from playground.trees.tables import find_tables, make_table, texts_of_runs
 from storage import RunLog, RunQuery
 from tests.engine.tuning.runs import Case, golden, ran, stopped
 from tests.engine.tuning.tables import replay_chain
@@ -77,7 +73,7 @@ def stored_benchmark(log: RunLog, case: Case) -> str:
 def test_a_run_s_table_replays_to_the_steps_of_a_run_with_the_tree(log: RunLog, case: Case) -> None:
     run_id = stored_run(log, case, case.prompts[0])
     artifact_id, made = make_table(log, case.config, case.bench, run_ids=[run_id], depths=4)
-    table = load_table(log, artifact_id)
+    table = RankTable.from_bytes(log.artifacts.payload(artifact_id))
     assert table.ranks.tolist() == made.ranks.tolist() and table.about["sources"] == [run_id]
     tree = ChoiceTree.parse([[0, 0, 0], [0, 1], [1, 0]])
     drafter = case.config.with_tree(tree).build(case.bench)
@@ -85,7 +81,7 @@ def test_a_run_s_table_replays_to_the_steps_of_a_run_with_the_tree(log: RunLog, 
     assert replay(table, tree).accepted_lengths.tolist() == real.accepted
     (found,) = log.artifacts.find("ranks")
     assert found.id == artifact_id and found.run_id == run_id
-    assert found.meta["positions"] == table.num_positions and found.meta["depths"] == 4
+    assert found.meta == {"positions": table.num_positions, "texts": 1}
 
 
 def test_a_benchmark_s_table_has_one_text_per_prompt_and_its_categories(
@@ -126,7 +122,7 @@ def test_measuring_again_replaces_the_table_and_other_trees_find_it(
 def test_look_up_methods_keep_their_steps(log: RunLog, case: Case) -> None:
     run_id = stored_run(log, case, [7, 8, 9] * 4)
     artifact_id, made = make_table(log, NGramConfig(), case.bench, run_ids=[run_id], depths=4)
-    table = load_table(log, artifact_id)
+    table = RankTable.from_bytes(log.artifacts.payload(artifact_id))
     assert sorted(table.chains) == [1, 2, 3, 4]
     assert replay_chain(table, 3).mat == replay_chain(made, 3).mat
 
@@ -136,13 +132,14 @@ def test_runs_that_cannot_be_used_are_left_out_or_named(log: RunLog, case: Case)
     same = stored_run(log, case, case.prompts[0], NGramConfig())
     lossy = case.config.replace(acceptance="typical")
     unusable = stored_run(log, case, case.prompts[1], lossy)
-    texts = texts_of_runs(log, [unusable, same, good])
+    target = case.bench.target.name
+    texts = texts_of_runs(log, [unusable, same, good], target=target)
     assert [text.source for text in texts] == [same], "one text per prompt, and no lossy one"
     assert texts[0].limits == LIMITS and len(texts[0].output_ids) == 14
     with pytest.raises(ConfigError, match="None of these runs can be used"):
-        texts_of_runs(log, [unusable])
+        texts_of_runs(log, [unusable], target=target)
     with pytest.raises(ConfigError, match="nowhere"):
-        texts_of_runs(log, [good, "nowhere"])
+        texts_of_runs(log, [good, "nowhere"], target=target)
     with pytest.raises(ConfigError, match="medusa/case_a, but tiny-llama is loaded"):
         make_table(log, NGramConfig(), build_context(tiny_target()), run_ids=[good])
 

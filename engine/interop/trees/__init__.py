@@ -189,10 +189,8 @@ def format_tree(tree: ChoiceTree, format: str, kind: str = "Medusa") -> str:
 
     Raises:
         ConfigError: there is no such format.
-        TreeError: the format cannot express this tree (Cartesian, Sequoia), or it is empty.
+        TreeError: the format cannot express this tree (Cartesian, Sequoia).
     """
-    if not tree.paths:
-        raise TreeError("Choice tree must have at least one path, got an empty list.")
     return FORMATS[validate_choice("format", format, FORMATS)][1](tree, kind)
 
 

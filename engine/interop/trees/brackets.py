@@ -115,11 +115,11 @@ def _integer(item: Item, what: str) -> int:
 
 
 def read_cartesian(items: Sequence[Item]) -> ChoiceTree:
-    """A tree from counts: `[1, 7, 6]` is the root, 7 choices below it, 6 below each of them."""
-    inner = items[0].items if len(items) == 1 else None
-    numbers = items if inner is None else inner
-    if not numbers or any(item.items is not None for item in numbers):
-        raise TreeError("Cartesian shorthand must be one list of counts such as [1, 7, 6].")
+    """A tree from one list of counts, or a single count.
+
+    `[1, 7, 6]` is the root, 7 choices below it, 6 below each of them.
+    """
+    numbers = items[0].items or items
     counts = [_integer(item, "The shorthand") for item in numbers]
     if counts[0] != 1:
         raise TreeError(

@@ -247,6 +247,9 @@ NGRAM = (
     *same_name("max_matching_ngram_size", *table.POOL_RULES.split()),
     Codec((), _write_ngram, _read_ngram),
 )
+AUTO_NOTE = "AUTO is NGram, with these sizes for up to 4 requests at once."
+AUTO_SIZES = {"max_draft_len": 5, "max_matching_ngram_size": 3}
+"""Source: tensorrt_llm/_torch/speculative/auto_heuristic.py"""
 MTP_NOTE = "TensorRT-LLM's guide names DeepSeek alone for MTP; check another target with a release."
 USER = (*same_name("max_draft_len", "drafter"), Ignored("resource_manager"), Codec((), _write_user))
 USER_NOTE = "The drafter itself is named at the start: --drafter module:Class."
@@ -261,6 +264,7 @@ METHODS = (
         notes=("Sampled drafts (use_rejection_sampling) are a prototype feature since 1.3.",),
     ),
     method("NGram", "NGram", *NGRAM),
+    method("NGram", "AUTO", implied=AUTO_SIZES, read_notes=(AUTO_NOTE,)),  # only read
     method("Suffix", "SA", *SUFFIX, since=CURRENT, read_notes=(SUFFIX_NOTE,)),
     *legacy.METHODS,
     method("Eagle3", "Eagle3", *EAGLE3, since=CURRENT),
@@ -279,11 +283,6 @@ METHODS = (
     ),
     COMBINED,
 )
-AUTO_NOTE = "AUTO is NGram, with these sizes for up to 4 requests at once."
-AUTO_SIZES = {"max_draft_len": 5, "max_matching_ngram_size": 3}
-"""Source: tensorrt_llm/_torch/speculative/auto_heuristic.py"""
-READ_ONLY = (method("NGram", "AUTO", implied=AUTO_SIZES, read_notes=(AUTO_NOTE,)),)
-"""Methods that are only read, never exported."""
 
 
 def parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | None]:
@@ -291,13 +290,16 @@ def parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | None
     expected = "A TensorRT-LLM file must have speculative_config with decoding_type"
     if f"{CONFIG_CLASS}(" in text:
         return read_program(text)
-    values, target = read_mapping(text, read_yaml, ("speculative_config",), expected)
-    whole = read_yaml(text)
-    if whole.get("backend") == "tensorrt" and values.get(TYPE) == "Eagle":
-        values[TYPE] = EAGLE_1
-    if not isinstance(values.get(TYPE), str):
+    whole = read_mapping(text, read_yaml, expected)
+    block = whole.get("speculative_config")
+    values = whole if block is None else read_yaml(block) if isinstance(block, str) else block
+    if not isinstance(values, Mapping) or not isinstance(values.get(TYPE), str):
         raise ConfigError(f"{expected}, got {text.strip()[:60]!r}.")
-    return values, target
+    values = {str(key): value for key, value in values.items()}
+    if whole.get("backend") == "tensorrt" and values[TYPE] == "Eagle":
+        values[TYPE] = EAGLE_1
+    target = None if block is None else whole.get("model")
+    return values, target if isinstance(target, str) else None
 
 
 def find_method(reader: Reader) -> table.Method:
@@ -328,7 +330,7 @@ def _method_by_name(reader: Reader) -> table.Method:
         name = "Eagle3"
     if name == "MTP" and reader.find("speculative_model", "speculative_model_dir"):
         return ASSISTANT
-    return table.method_named((*METHODS, *READ_ONLY), TYPE, name)
+    return table.method_named(METHODS, TYPE, name)
 
 
 ENGINE = Engine(

@@ -8,7 +8,7 @@ import shlex
 from engine.drafters.user_provided import tensorrt_llm_class
 from engine.errors import ConfigError
 from engine.interop.conversion import Writer
-from engine.interop.export_files import File, command, read_python, yaml_block
+from engine.interop.export_files import Files, command, read_python, yaml_block
 from engine.interop.table import Values
 from engine.interop.trtllm.legacy import CURRENT, EAGLE_1, LEGACY
 
@@ -75,7 +75,7 @@ print(llm.generate("Write a haiku.").outputs[0].text)
 """The quick start of TensorRT-LLM's guide."""
 
 
-def _python_program(writer: Writer, values: Values, whole: Values) -> File:
+def _python_program(writer: Writer, values: Values, whole: Values) -> str:
     """The method as a Python program."""
     beside = {key: value for key, value in whole.items() if key != "speculative_config"}
     arguments = {key: repr(value) for key, value in values.items() if key != TYPE}
@@ -83,7 +83,7 @@ def _python_program(writer: Writer, values: Values, whole: Values) -> File:
     if writer.config.decoding_type == "User_Provided":
         module, name = tensorrt_llm_class(writer.config.drafter) or ("", "")
         drafter, arguments["drafter"] = f"from {module} import {name}\n", f"{name}()"
-    text = PYTHON_PROGRAM.format(
+    return PYTHON_PROGRAM.format(
         package="._tensorrt_engine" if writer.config.decoding_type in LEGACY else "",
         name=values[TYPE].replace("_", "") + CONFIG_CLASS,
         drafter=drafter,
@@ -91,7 +91,6 @@ def _python_program(writer: Writer, values: Values, whole: Values) -> File:
         arguments="".join(f"        {key}={value},\n" for key, value in arguments.items()),
         beside="".join(f"    {key}={value!r},\n" for key, value in beside.items()),
     )
-    return File("llm.py", text, "python")
 
 
 def document(writer: Writer, values: Values) -> Values:
@@ -107,34 +106,33 @@ def document(writer: Writer, values: Values) -> Values:
     return {**beside, "speculative_config": values}
 
 
-def write_files(writer: Writer, values: Values) -> tuple[File, ...]:
+def write_files(writer: Writer, values: Values) -> Files:
     model, kind = shlex.quote(writer.target), writer.config.decoding_type
     backend = f"--backend {'tensorrt' if kind in LEGACY else 'pytorch'}"
     option = "--config" if writer.version >= CURRENT else "--extra_llm_api_options"
     options = [f"{option} config.yaml"] if values else []
-    serve = File("serve.sh", command(f"trtllm-serve {model}", backend, *options), "bash")
+    serve = {"serve.sh": command(f"trtllm-serve {model}", backend, *options)}
     line = "".join(f" \\\n  {one}" for one in options)
-    bench = File("bench.sh", BENCHMARK.format(model=model, option=line), "bash")
+    bench = {"bench.sh": BENCHMARK.format(model=model, option=line)}
     if not values:
-        return serve, bench
+        return serve | bench
     whole = document(writer, values)
-    offline = _python_program(writer, values, whole)
+    offline = {"llm.py": _python_program(writer, values, whole)}
     if kind == "User_Provided":
-        return (offline,)
-    files = [File("config.yaml", yaml_block(whole), "yaml"), serve, offline]
+        return offline
+    files = {"config.yaml": yaml_block(whole), **serve, **offline}
     if kind not in LEGACY:
-        files.append(bench)
+        files |= bench
     if kind in DISAGGREGATED:
         writer.notes.append(
             "In prefill.yaml and decode.yaml, max_tokens_in_buffer must exceed the longest prompt."
         )
         block = values | ({"eagle3_one_model": False} if kind == "Eagle3" else {})
         worker = yaml_block({**WORKER, "speculative_config": block})
-        files += [File(f"{role}.yaml", worker, "yaml") for role in ("prefill", "decode")]
+        files |= {"prefill.yaml": worker, "decode.yaml": worker}
         for name, text in DISAGGREGATED_FILES.items():
-            language = "yaml" if name.endswith(".yaml") else "bash"
-            files.append(File(name, text.format(model=model, option=option), language))
-    return tuple(files)
+            files[name] = text.format(model=model, option=option)
+    return files
 
 
 def read_program(text: str) -> tuple[Values, str | None]:

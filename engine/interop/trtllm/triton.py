@@ -21,7 +21,7 @@ from engine.drafters import methods
 from engine.errors import ConfigError
 from engine.interop import table, trees, trtllm
 from engine.interop.conversion import Reader, Writer
-from engine.interop.export_files import File, ReadYaml, command, read_mapping, yaml_block
+from engine.interop.export_files import Files, ReadYaml, command, read_mapping, yaml_block
 from engine.interop.table import Codec, Engine, Field, Ignored, Values, method
 from engine.interop.trtllm import legacy
 from engine.interop.trtllm.files import TYPE, document
@@ -71,9 +71,9 @@ DRAFT_TP=$(count "$DRAFT_DEVICE_IDS")
 """
 BUILD = """set -e
 . ./settings.sh
-fetch() {{ [ -e "$1" ] || git clone "https://huggingface.co/$1" "$1"; }}
+fetch() { [ -e "$1" ] || git clone "https://huggingface.co/$1" "$1"; }
 git lfs install
-for model in "$TARGET" ${{DRAFT:+"$DRAFT"}}; do fetch "$model"; done
+for model in "$TARGET" ${DRAFT:+"$DRAFT"}; do fetch "$model"; done
 """
 WEIGHTS = """if [ "$FP8" ]; then
   python3 "$EXAMPLES/quantization/quantize.py" --model_dir "${model}" --output_dir {out} \\
@@ -160,10 +160,7 @@ def _add_build_files(writer: Writer, draft: str, *commands: str) -> None:
     two = int(writer.config.decoding_type == "Draft_Target")
     models = {"target": shlex.quote(writer.target), "draft": shlex.quote(draft) if draft else ""}
     settings = SETTINGS.format(**models, device=two, fraction=0.5 if two else 0.9)
-    writer.files += [
-        File("settings.sh", settings, "bash"),
-        File("build.sh", BUILD.format() + "".join(commands), "bash"),
-    ]
+    writer.files |= {"settings.sh": settings, "build.sh": BUILD + "".join(commands)}
     writer.notes.append(
         "settings.sh has the options of build.sh and serve.sh: dtype, FP8, GPUs (several = tensor "
         "parallel), batch size, lengths and the fraction of memory for the KV cache."
@@ -176,12 +173,12 @@ def _heads_command(example: str, models: str, **sizes: object) -> str:
     return HEADS.format(example=example, options=" ".join([models, *words]))
 
 
-def _serve_script(writer: Writer, values: Values) -> File:
+def _serve_script(values: Values) -> str:
     """The script that fills the model repository and starts the server."""
     script = REPOSITORY.format(before="", bls="")
     script += ENGINE_MODEL.format(model="tensorrt_llm", engine="engine", more="", gpu="TARGET")
     script += "".join(f"put tensorrt_llm {key} '{value}'\n" for key, value in values.items())
-    return File("serve.sh", script + command(LAUNCH, '--world_size="$TARGET_TP"'), "bash")
+    return script + command(LAUNCH, '--world_size="$TARGET_TP"')
 
 
 # ---- codecs
@@ -213,7 +210,7 @@ def _write_draft_target(writer: Writer, values: Values) -> None:
         "--world_size=" + ("$((1 + DRAFT_TP + TARGET_TP))" if logits else "1"),
     )
     script += (RANKS if logits else "") + command(LAUNCH, *launch)
-    writer.files.append(File("serve.sh", script, "bash"))
+    writer.files["serve.sh"] = script
     writer.notes.append(
         "Each request says how many tokens are drafted: send one like request.json to "
         "/v2/models/tensorrt_llm_bls/generate."
@@ -344,18 +341,18 @@ NOT_SERVED = (*LEGACY, "User_Provided")
 LLM_API = tuple(one for one in trtllm.METHODS if one.decoding_type not in NOT_SERVED)
 
 
-def _files(writer: Writer, values: Values) -> tuple[File, ...]:
+def _files(writer: Writer, values: Values) -> Files:
     if N_DRAFT in values:
         request = {"text_input": "Write a haiku.", "max_tokens": 128, **values, "stream": False}
-        return (File("request.json", json.dumps(request, indent=2) + "\n", "json"),)
+        return {"request.json": json.dumps(request, indent=2) + "\n"}
     if MODE in values:
         writer.notes += [
             f"serve.sh puts these parameters into {CONFIG_PBTXT}, in place of the ones it has.",
             "The drafter's weights are built into the engine by build.sh, not named here.",
         ]
         lines = [trees.pbtxt_parameter(key, str(value)) for key, value in values.items()]
-        writer.files.append(_serve_script(writer, values))
-        return (File("config.pbtxt", "\n".join(lines) + "\n", "protobuf"),)
+        writer.files["serve.sh"] = _serve_script(values)
+        return {"config.pbtxt": "\n".join(lines) + "\n"}
     whole = {
         "model": writer.target,
         "backend": "pytorch",
@@ -363,12 +360,12 @@ def _files(writer: Writer, values: Values) -> tuple[File, ...]:
         "triton_config": {"max_batch_size": 0, "decoupled": False},
     }
     writer.notes.append(f"Copy it over {MODEL_YAML} of TensorRT-LLM's triton_backend.")
-    return (File("model.yaml", yaml_block(whole), "yaml"),)
+    return {"model.yaml": yaml_block(whole)}
 
 
 def _parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | None]:
     if N_DRAFT in text and TYPE not in text:
-        return read_mapping(text, read_yaml, (), f"A request must have {N_DRAFT}")
+        return read_mapping(text, read_yaml, f"A request must have {N_DRAFT}"), None
     if not trees.is_pbtxt(text):
         return trtllm.parse(text, read_yaml)
     parameters = trees.pbtxt_parameters(text)

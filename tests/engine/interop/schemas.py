@@ -40,7 +40,7 @@ def released(engine: str, version: str) -> str:
 
 def check(export: Export) -> None:
     """The engine's release would read the files: every key is one of its own, and fits."""
-    _CHECKS[export.engine](export, {file.name: file.text for file in export.files})
+    _CHECKS[export.engine](export, export.files)
 
 
 def same_effect(a: MethodConfig, b: MethodConfig) -> bool:

@@ -21,9 +21,9 @@ def read(engine: str, text: str) -> MethodConfig:
     return import_config(ENGINES[engine], text, yaml.safe_load).config
 
 
-def written(engine: str, config: MethodConfig, version: str | None = None) -> dict[str, str]:
+def written(engine: str, config: MethodConfig, version: str = "") -> dict[str, str]:
     export = export_method(config, ENGINES[engine], target=LLAMA, version=version)
-    return {file.name: file.text for file in export.files}
+    return export.files
 
 
 @pytest.mark.parametrize(

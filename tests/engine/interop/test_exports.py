@@ -27,7 +27,7 @@ def resolve(name: str) -> str:
     return name if preset is None else str(preset.hub)
 
 
-def exported(config: MethodConfig, engine: str, version: str | None = None) -> Export:
+def exported(config: MethodConfig, engine: str, version: str = "") -> Export:
     return export_method(
         config, ENGINES[engine], target="owner/target", version=version, resolve=resolve
     )
@@ -43,12 +43,12 @@ def config_of(decoding_type: str, **settings: Any) -> MethodConfig:
 def main_files(export: Export) -> list[str]:
     """Files that hold the config, not how to build or to start."""
     written: tuple[str, ...] = (".yaml", ".json", ".pbtxt", "Modelfile")
-    if any(file.name.endswith(written) for file in export.files):
+    if any(name.endswith(written) for name in export.files):
         keep = written
     else:
         keep = (".sh", ".py")
-    files = [file for file in export.files if file.name.endswith(keep)]
-    return [file.text for file in files if file.name != "disagg_config.yaml"]
+    names = [name for name in export.files if name.endswith(keep)]
+    return [export.files[name] for name in names if name != "disagg_config.yaml"]
 
 
 def as_engine_names_it(config: MethodConfig, export: Export) -> MethodConfig:
@@ -56,7 +56,7 @@ def as_engine_names_it(config: MethodConfig, export: Export) -> MethodConfig:
     named = getattr(config, "speculative_model", None)
     if named is None:
         return config
-    if any(file.name in ("config.pbtxt", "request.json") for file in export.files):
+    if {"config.pbtxt", "request.json"} & export.files.keys():
         return config.replace(speculative_model=None)
     model = resolve(named)
     if export.engine in ("llamacpp", "ollama"):
@@ -151,7 +151,7 @@ def test_no_setting_is_dropped_in_silence(engine: str) -> None:
                 where = f"{base.decoding_type} {name}={value} to {engine} {version}"
                 if changed.files == plain.files and value != default:
                     told = (*changed.warnings, *changed.notes, *plain.warnings)
-                    told += tuple(file.text for file in changed.files)
+                    told += tuple(changed.files.values())
                     assert any(name in text for text in told), where
                 assert changed != plain or name in " ".join(plain.warnings), where
 
@@ -181,7 +181,7 @@ def test_medusa_s_tree_is_dropped_with_a_warning_but_a_chain_is_kept() -> None:
     chain = config_of("Medusa", medusa_choices=ChoiceTree.chain(3).as_lists())
     export = exported(chain, "vllm", "0.32")
     assert export.verdict == "exact"
-    assert json.loads(export.files[0].text)["num_speculative_tokens"] == 3
+    assert json.loads(main_files(export)[0])["num_speculative_tokens"] == 3
 
 
 @pytest.mark.parametrize(
@@ -201,8 +201,8 @@ def test_look_up_before_a_model_is_one_config(
     config = config_of("Combined", retrieval=retrieval, model={**model, **WEIGHTS}, **settings)
     export = exported(config, engine)
     check(export)
-    assert words in export.files[0].text
-    back: Any = import_config(ENGINES[engine], export.files[0].text, yaml.safe_load).config
+    assert words in main_files(export)[0]
+    back: Any = import_config(ENGINES[engine], main_files(export)[0], yaml.safe_load).config
     for part, given in (("retrieval", retrieval), ("model", model)):
         assert given.items() <= getattr(back, part).model_dump().items()
     assert not settings or same_effect(back, config)
@@ -211,9 +211,9 @@ def test_look_up_before_a_model_is_one_config(
 
 def test_missing_weights_are_told_and_marked_in_the_file() -> None:
     export = exported(parse_method({"decoding_type": "Eagle3"}), "vllm")
-    assert '"model": "DRAFTER"' in export.files[0].text
+    assert '"model": "DRAFTER"' in main_files(export)[0]
     assert any("Put the drafter's path in place of DRAFTER" in w for w in export.warnings)
-    back = import_config(ENGINES["vllm"], export.files[0].text, yaml.safe_load)
+    back = import_config(ENGINES["vllm"], main_files(export)[0], yaml.safe_load)
     assert back.config.model_dump()["speculative_model"] is None
 
 
@@ -228,7 +228,6 @@ def test_paths_with_blanks_and_quotes_stay_one_word() -> None:
 
 def test_versions_are_read_or_refused() -> None:
     for engine, text, numbers in (
-        ("vllm", None, (0, 33)),
         ("vllm", "v0.22", (0, 22)),
         ("sglang", "0.5.12.post1", (0, 5, 12)),
         ("llamacpp", "b9300", (9300,)),

@@ -33,10 +33,10 @@ def of_words(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(settings: dict[str, object], target: Path, capsys: pytest.CaptureFixture[str]) -> str:
     """What the exported script prints, shortened to 12 tokens."""
     export = export_method(parse_method(settings), ENGINES["transformers"], target=str(target))
-    (script,) = export.files
-    text = script.text.replace("max_new_tokens=128", "max_new_tokens=12")
-    assert text != script.text
-    exec(compile(text, script.name, "exec"), {})
+    script = export.files["generate.py"]
+    text = script.replace("max_new_tokens=128", "max_new_tokens=12")
+    assert text != script
+    exec(compile(text, "generate.py", "exec"), {})
     return capsys.readouterr().out
 
 

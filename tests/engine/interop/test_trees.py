@@ -17,14 +17,15 @@ from engine.interop.trees import FORMATS, detect_format, format_tree
 from engine.interop.trees import parse_tree as parse_any_tree
 from engine.interop.trees.growmap import read_growmap, write_growmap
 from engine.tree import MAX_NODES, ChoiceTree
-from presets.choice_trees import TreePreset
+from presets import TreePreset
+from presets.reading import parse_yaml
 
 NARROW = ["cartesian", "sequoia"]
 ANY = [name for name in FORMATS if name not in NARROW]
 DOCUMENTED = ChoiceTree.parse("[[0,0,0,0],[0,1,0],[1,0],[1,1]]")
 """The nine candidates of TensorRT-LLM's documentation, by their leaves."""
 
-parse_tree = partial(parse_any_tree, read_yaml=yaml.safe_load)
+parse_tree = partial(parse_any_tree, read_yaml=partial(parse_yaml, where="The text"))
 paths = st.lists(st.integers(0, 5), min_size=1, max_size=4).map(tuple)
 
 
@@ -93,6 +94,7 @@ def test_yaml_as_a_library_writes_it_is_read(tree: ChoiceTree, key: str, flow: b
 
 
 @given(text=st.text(alphabet="[](){},0123- \n=#\"'ab:.", max_size=40))
+@example(text="'{\"0")
 @settings(deadline=None, max_examples=40)
 def test_any_text_is_a_tree_or_a_sentence(text: str) -> None:
     try:

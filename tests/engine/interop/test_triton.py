@@ -114,7 +114,7 @@ def test_triton_s_two_models_of_the_documented_example(logits: bool, tmp_path: P
     config = parse_method({"decoding_type": "Draft_Target", **values})
     export = export_method(config, ENGINES["triton"], target=LLAMA, version="1.2")
     assert export.verdict == "exact"
-    files = {file.name: file.text for file in export.files}
+    files = export.files
     back = read("triton", files["request.json"])
     assert back == config.replace(speculative_model=None)
     converted, target, draft_engine, engine = built(files, tmp_path)

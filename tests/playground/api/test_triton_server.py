@@ -172,11 +172,8 @@ def test_triton_reads_what_is_exported(python: Path, tmp_path: Path) -> None:
     model = tmp_path / "models" / "tensorrt_llm"
     (model / "1").mkdir(parents=True)
     medusa = presets.methods()["medusa-smollm2-135m"].config
-    (exported,) = (
-        file.text
-        for file in export_method(medusa, ENGINES["triton"], version="1.2", target="llama").files
-        if file.name == "config.pbtxt"
-    )
+    export = export_method(medusa, ENGINES["triton"], version="1.2", target="llama")
+    exported = export.files["config.pbtxt"]
 
     def told(text: str) -> str:
         (model / "config.pbtxt").write_text(text)

@@ -136,7 +136,7 @@ def test_stopped_or_killed_and_resumed_it_ends_with_the_same_weights(
     stopped_at = trainings.look(cut).progress.step
     assert 2 <= stopped_at < trainings.look(whole).progress.num_steps
     folder = TrainingFolder(trainings.folder / "heads" / cut)
-    folder.write_progress(replace(folder.progress, status="running"))  # as a kill leaves it
+    folder.write_progress(folder.progress.replace(status="running"))  # as a kill leaves it
     later = Trainings(host, trainings.folder)
     assert later.look(cut).progress.status == "interrupted"
     with folder.running():
