@@ -182,7 +182,10 @@ class RunLog(RunReader):
                 writing.write_tags(connection, run_id, tags)
 
     def retag(self, run_ids: Sequence[str], *, add: Sequence[str], remove: Sequence[str]) -> None:
-        """Add tags to runs and remove others; changes all of the runs or none."""
+        """Add tags to runs and remove others; changes all of the runs or none.
+
+        Raises StorageError: no such run, or one would have more than `MAX_TAGS`.
+        """
         with self._database.transaction() as connection:
             writing.check_known(connection, run_ids)
             of = schema.tags
@@ -190,6 +193,9 @@ class RunLog(RunReader):
             connection.execute(of.delete().where(*changed))
             new = [{"run_id": run_id, "tag": tag} for run_id in {*run_ids} for tag in {*add}]
             writing.insert_rows(connection, of, new)
+            counts = sa.select(of.c.run_id).where(of.c.run_id.in_(run_ids)).group_by(of.c.run_id)
+            if connection.execute(counts.having(sa.func.count() > writing.MAX_TAGS)).first():
+                raise StorageError(f"A run may have {writing.MAX_TAGS} tags. Remove some first.")
 
     def set_deleted(self, run_ids: Sequence[str], deleted: bool = True) -> None:
         """Hide runs, or show them again; all of them or none."""

@@ -49,6 +49,14 @@ def test_an_unknown_run_among_many_changes_nothing(log: RunLog) -> None:
     assert log.find().total == 1 and stored_run(log, run_id).tags == ()
 
 
+def test_tags_cannot_add_up_to_more_than_can_be_imported(log: RunLog) -> None:
+    run_id = finished_run(log)
+    act(log, [run_id], add=[f"a{n}" for n in range(30)])
+    with pytest.raises(StorageError, match="50 tags"):
+        act(log, [run_id], add=[f"b{n}" for n in range(30)])
+    assert len(stored_run(log, run_id).tags) == 30
+
+
 BAD: list[tuple[type[Settings], Any]] = [
     (Annotation, None),
     (Annotation, {}),
