@@ -88,6 +88,8 @@ class TargetOutput:
 
     def at(self, rows: Sequence[int] | slice) -> TargetOutput:
         """Logits and features of these rows alone; logits stay empty where they were dropped."""
+        if not len(self.logits) and self.hidden is None and self.layers is None:
+            return self  # nothing to upload the rows for
         index = rows if isinstance(rows, slice) else upload(torch.tensor(rows), self.logits.device)
         hidden, layers = (x if x is None else x[index] for x in (self.hidden, self.layers))
         return TargetOutput(self.logits[index] if len(self.logits) else self.logits, hidden, layers)

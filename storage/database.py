@@ -148,7 +148,7 @@ class Database:
     def _is_new(self, connection: sa.Connection, revisions: set[str]) -> bool:
         """Whether the database is empty.
 
-        Raises StorageError: it is no run log, or of a newer schema.
+        Raises StorageError: it is no run log, or of an unknown schema.
         """
         where = redacted(self.url)
         current = MigrationContext.configure(connection).get_current_revision()
@@ -159,8 +159,8 @@ class Database:
             )
         if current is not None and current not in revisions:
             raise StorageError(
-                f"The run log {where} was written by a newer version (schema {current}). "
-                "Update the program, or give another --db."
+                f"The run log {where} was written by another version (schema {current}). "
+                "Use that or a newer one, or give another --db."
             )
         return current is None
 

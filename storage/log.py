@@ -43,7 +43,7 @@ class RunLog(RunReader):
         Args:
             url: SQLAlchemy URL, or the path of a SQLite file; None = in memory.
 
-        Raises StorageError: not readable, written by a newer version, or no driver for it.
+        Raises StorageError: not readable, written by another version, or no driver for it.
         """
         log = cls(Database(url))
         with log._database.transaction() as connection:

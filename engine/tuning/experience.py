@@ -299,7 +299,7 @@ class ExperienceStore:
     def _read(self, name: str) -> dict[str, Any]:
         """Empty where the file is missing or cannot be read."""
         if self._folder is not None:
-            with suppress(PlaygroundError):
+            with suppress(PlaygroundError, OSError):
                 return read_settings(self._folder / name)
         return {}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import threading
 import time
@@ -10,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator
 
 from engine.metrics import Metrics
 from storage import Status, StepRow
@@ -28,7 +29,15 @@ BYTES_PER_STEP, BYTES_PER_NODE = 1500, 200
 """Upper bounds of the memory of a step, and of each node of its tree."""
 
 
-RunId = Annotated[str, Field(pattern="^[ -~]{1,64}$")]
+def _check_run_id(value: str) -> str:
+    if not re.fullmatch("[ -~]{1,64}", value):
+        raise ValueError(
+            f"a run's id must be 1 to 64 printable ASCII characters, got {value!r:.80}"
+        )
+    return value
+
+
+RunId = Annotated[str, AfterValidator(_check_run_id)]
 """A well-formed id; the log may have no such run."""
 
 

@@ -302,7 +302,9 @@ def _run_faults(run: RunDetail) -> Iterator[str]:
         text, most = getattr(run, name), MAX_NOTE_CHARS if name == "note" else MAX_NAME_CHARS
         if isinstance(text, str) and len(text) > most:
             yield f"{name} must have at most {most} characters, got {len(text)}."
-    if len(run.tags) > MAX_TAGS or not all(0 < len(tag) <= MAX_TAG_CHARS for tag in run.tags):
+    if len(run.tags) > MAX_TAGS or not all(
+        0 < len(tag.strip()) <= MAX_TAG_CHARS for tag in run.tags
+    ):
         yield f"tags must be at most {MAX_TAGS}, each of 1 to {MAX_TAG_CHARS} characters."
     if run.method.get("decoding_type") != run.decoding_type:
         yield f"method must be of decoding_type {run.decoding_type!r:.60}."

@@ -126,5 +126,5 @@ def test_a_newer_schema_is_refused_in_a_sentence(path: str) -> None:
     with sqlite3.connect(path) as connection:
         connection.execute("UPDATE alembic_version SET version_num = '9999'")
     connection.close()
-    with pytest.raises(StorageError, match=r"a newer version \(schema 9999\)"):
+    with pytest.raises(StorageError, match=r"another version \(schema 9999\)"):
         RunLog.open(path)

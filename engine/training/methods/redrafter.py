@@ -69,7 +69,8 @@ class ReDrafterStudent(Student):
         size, width = target.hidden_size, settings.exit_dim
         self.rnn_w = nn.Linear(size, size, bias=False)
         self.rnn_u = nn.Linear(size, size)
-        self.input_proj = nn.Linear(2 * size, width)
+        # Apple's layout has none where it would be square.
+        self.input_proj = nn.Linear(2 * size, width) if width != 2 * size else nn.Identity()
         self.blocks = nn.ModuleList(nn.Linear(width, width) for _ in range(settings.layers))
         self.output = nn.Linear(width, target.vocab_size, bias=False)
         self.aliases = {f"blocks.{i}": f"lm_head.{i}.linear" for i in range(settings.layers)}
@@ -80,10 +81,12 @@ class ReDrafterStudent(Student):
     @torch.no_grad()
     def _init_weights(self, lm_head: Tensor) -> None:
         size, width = self.target.hidden_size, self.settings.exit_dim
-        main = principal_directions(lm_head, min(width, size))
-        self.input_proj.weight.mul_(0.1)
-        self.input_proj.weight[: main.shape[1], :size] = main.T
-        self.input_proj.bias.zero_()
+        main = torch.eye(size, device=lm_head.device)
+        if isinstance(self.input_proj, nn.Linear):
+            main = principal_directions(lm_head, min(width, size))
+            self.input_proj.weight.mul_(0.1)
+            self.input_proj.weight[: main.shape[1], :size] = main.T
+            self.input_proj.bias.zero_()
         self.output.weight.zero_()
         self.output.weight[:, : main.shape[1]] = lm_head @ main
         for parameter in self.blocks.parameters():
@@ -104,7 +107,7 @@ class ReDrafterStudent(Student):
             yield self.prediction(pack, at, 1 + depth, x, head, num_rows=len(rows))
 
     def published(self) -> Mapping[str, Tensor]:
-        """Apple's layout, with `input_proj` whatever exit_dim is."""
+        """Apple's layout."""
         return published_tensors(self)
 
     def export_weights(self, dtype: torch.dtype) -> dict[str, Tensor]:

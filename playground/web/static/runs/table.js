@@ -2,7 +2,8 @@
 // database, so the server sends one page of cells at a time.
 //
 // What the server sends is the component's value. This module adds `ticked`, the ids of ticked runs on
-// all pages, and `event_data`, the data of the event that it triggers.
+// all pages, `event_data`, the data of the event that it triggers, and `turns`, by which it knows a late
+// answer.
 import { show } from "../address.js";
 import { actionButton, h, onShown, onValue, part, showAlert } from "../kit.js";
 
@@ -113,7 +114,7 @@ class RunTable {
   }
 
   send(event, event_data) {
-    this.keep({ event_data, turns: this.turns });
+    this.keep({ event_data });
     this.component.trigger(event);
   }
 
@@ -153,7 +154,7 @@ class RunTable {
   }
 
   keep(changes) {
-    this.kept = { ...this.value, ...changes };
+    this.kept = { ...this.value, turns: this.turns, ...changes };
     this.component.props.value = this.kept;
   }
 

@@ -69,7 +69,7 @@ export class TreePickers {
       this.sources = answer.sources ?? [];
       this.remark = answer.remark ?? "";
       this.weights = answer.weights ?? null;
-      if (method) method.limits = answer.limits;
+      if (method) method.limits = answer.limits ?? method.limits;
       fillMenu(menus.source, this.sources.length
         ? this.sources.map((one) => [one.id, one.title, one.group]) : [["", "nothing yet"]]);
       const pick = this.sources.find((one) => one.id === (answer.pick ?? wanted))
