@@ -64,6 +64,10 @@ class LatencyCurve:
     context_len: int = 0
     trees: TreeLatency | None = None
 
+    def __post_init__(self) -> None:
+        if not self.rows or len(self.rows) != len(self.ms):
+            raise ValueError("A latency curve must have row counts and a time for each.")
+
     def scaled(self, factor: float) -> LatencyCurve:
         """The curve with all times multiplied by a factor."""
 
