@@ -54,7 +54,8 @@ FORMULAS: dict[str, str] = {
     "decode_s": "last commit - first commit, in seconds",
     "expected_tok_s": "tokens / seconds that the controller expected of all steps, each before it "
     "was made; `drafting: auto` only",
-    "undrafted_verify_s": "mean seconds to verify the root alone, of steps that drafted nothing",
+    "undrafted_verify_s": "mean seconds to verify the root alone, of steps that drafted nothing "
+    "and verified no other rows",
     "predicted_tok_s": "1000 · MAT / ms of a step, from measured latency curves",
     "step_ms_of": "1000 · MAT / tok/s: what a step took until the next one",
     "chain_mat": "1 + position rates of a longer draft, up to the length asked about",
@@ -282,8 +283,10 @@ class Metrics:
     """Steps that drafted nothing, by `engine.steps.Bypass`; empty for plain decoding."""
     expected_tok_s: float | None = None
     """From the controller's estimates, made before every step; None where drafts are as set."""
+    num_undrafted: int = 0
+    """Steps in `bypasses` that verified the root alone; lookahead's window has further rows."""
     undrafted_verify_s: float | None = None
-    """Mean seconds to verify the root alone, of the steps in `bypasses`; None without any."""
+    """Mean seconds to verify the root in these; None without any."""
 
 
 @dataclass(slots=True)
@@ -301,6 +304,8 @@ class Tally:
     """Steps by how many draft tokens they accepted."""
     step_s: list[float] = field(default_factory=list)
     bypasses: Counter[str] = field(default_factory=Counter)
+    undrafted_s: list[float] = field(default_factory=list)
+    """Seconds to verify the root alone, where the method drafted nothing."""
     by_size: dict[int, list[TimeSplit]] = field(default_factory=dict)
     """Steps with the time until the next, by how many tokens they drafted."""
     quiet: TimeSplit | None = None
@@ -330,6 +335,8 @@ class Tally:
         self.num_cut += step.num_cut
         if step.bypass is not None:
             self.bypasses[step.bypass] += 1
+            if not step.num_extra_rows:
+                self.undrafted_s.append(step.verify_s)
         if step.expected is not None:
             tokens, seconds = self.expected
             self.expected = tokens + step.expected[0], seconds + step.expected[1]
@@ -376,9 +383,8 @@ class Tally:
             num_beyond_end=num_beyond_end(accepted, steps, self.num_new_tokens),
             bypasses=dict(self.bypasses),
             expected_tok_s=ratio(*self.expected),
-            undrafted_verify_s=mean_or_none(
-                [one.verify_s for one in self.by_size.get(0, ()) if self.bypasses]
-            ),
+            num_undrafted=len(self.undrafted_s),
+            undrafted_verify_s=mean_or_none(self.undrafted_s),
         )
 
     def _quiet_split(self) -> TimeSplit | None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
-from engine.config import Limits
+from engine.config import Limits, Sampling
 from engine.metrics import (
     StepParts,
     Tally,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:  # `runs list` reads stored baselines without torch
     from engine.model.target import Target
 
 MIN_STEPS = 16
-"""Smallest number of undrafted steps of a run whose mean is used as its baseline."""
+"""Smallest number of steps that verified the root alone whose mean is a run's baseline."""
 NUM_STEPS, MIN_TIMED_STEPS = 16, 5
 BEFORE_S, AFTER_S = 0.12, 0.25
 """Time limits of the two timings after MIN_TIMED_STEPS; the first token waits for the first one."""
@@ -85,10 +85,10 @@ class PlainStep:
 
         Args:
             metrics: of the run; one with fewer than `MIN_STEPS` such steps keeps this baseline.
+                A lookahead step that drafted nothing verified its window and is none of them.
         """
         verify_s = metrics.get("undrafted_verify_s")
-        num_undrafted = sum((metrics.get("bypasses") or {}).values())
-        if not verify_s or num_undrafted < MIN_STEPS:
+        if not verify_s or (metrics.get("num_undrafted") or 0) < MIN_STEPS:
             return self
         return PlainStep(verify_s, self.other_s, "own", drift=1.0)
 
@@ -105,14 +105,19 @@ class BaselineTimer:
         self,
         context: BuildContext,
         prompt_ids: Sequence[int],
+        sampling: Sampling,
         cancelled: Callable[[], bool],
         recent: RecentTiming,
     ) -> None:
-        """Time it before the run, unless the timing after the last run is recent."""
+        """Time it before the run, unless the timing after the last run is recent.
+
+        Args:
+            sampling: of the run; filtering a large vocabulary may take as long as a forward.
+        """
         self._context, self._cancelled = context, cancelled
         self._brief_ids = list(prompt_ids)[-BRIEF_CONTEXT:]
-        self._recent = recent
-        timing = recent.timing_for(context.target)
+        self._sampling, self._recent = sampling.replace(seed=0), recent
+        timing = recent.timing_for(context.target, self._sampling)
         self._before = timing or self._time(self._brief_ids, BEFORE_S)
 
     @property
@@ -146,7 +151,7 @@ class BaselineTimer:
         is_long = len(token_ids) > LONG_TEXT
         there = self._time(list(token_ids)[-MAX_CONTEXT:], AFTER_S) if is_long else again
         noise = max(before.noise, again.noise)
-        self._recent.put(self._context.target, again)
+        self._recent.put(self._context.target, self._sampling, again)
         return (there or again).step((1 + 1 / drift) / 2, drift, noise)
 
     def _time(self, token_ids: Sequence[int], max_s: float) -> _Timing | None:
@@ -164,7 +169,10 @@ class BaselineTimer:
             return self._cancelled() or (late and len(tally.step_s) >= MIN_TIMED_STEPS)
 
         drafter = AutoregressiveConfig().build(self._context)
-        for record in decode(target, drafter, ids, limits=limits, cancelled=enough):
+        records = decode(
+            target, drafter, ids, sampling=self._sampling, limits=limits, cancelled=enough
+        )
+        for record in records:
             tally.add(record)
         steps = tally.by_size.get(0, [])[NUM_WARM_UP:]
         return _Timing.of(steps) if len(steps) > 1 and not self._cancelled() else None
@@ -190,20 +198,21 @@ class _Timing:
 
 
 class RecentTiming:
-    """The last timing after a run, with its target and end."""
+    """The last timing after a run, with its target, sampling and end."""
 
     def __init__(self) -> None:
-        self._last: tuple[weakref.ref[Target], _Timing, float] | None = None
+        self._last: tuple[weakref.ref[Target], Sampling, _Timing, float] | None = None
 
-    def put(self, target: Target, timing: _Timing) -> None:
-        self._last = weakref.ref(target), timing, time.monotonic()
+    def put(self, target: Target, sampling: Sampling, timing: _Timing) -> None:
+        self._last = weakref.ref(target), sampling, timing, time.monotonic()
 
-    def timing_for(self, target: Target) -> _Timing | None:
-        """The last timing, if it has this target and is still recent."""
+    def timing_for(self, target: Target, sampling: Sampling) -> _Timing | None:
+        """The last timing, if it has this target and sampling and is still recent."""
         if self._last is None:
             return None
-        ref, timing, ended_s = self._last
-        return timing if ref() is target and time.monotonic() - ended_s < RECENT_S else None
+        ref, sampled, timing, ended_s = self._last
+        is_same = ref() is target and sampled == sampling
+        return timing if is_same and time.monotonic() - ended_s < RECENT_S else None
 
 
 def stored_plain_step(metrics: Mapping[str, Any]) -> PlainStep | None:

@@ -273,7 +273,9 @@ class EngineHost:
         def time_plain_before() -> None:
             nonlocal plain
             if request.compares_with_plain and request.config.decoding_type != PLAIN:
-                plain = BaselineTimer(self.build_context(), prompt_ids, is_over, self._recent)
+                plain = BaselineTimer(
+                    self.build_context(), prompt_ids, request.sampling, is_over, self._recent
+                )
                 run.plain = plain.before
 
         def time_plain_after(record: Record) -> None:

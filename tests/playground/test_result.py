@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import presets
+from engine.config import Sampling
 from engine.metrics import TimeSplit, measure, undisturbed
 from engine.steps import End, Prefill, Record, Step
 from playground.host.live import LiveRuns
@@ -55,7 +56,9 @@ def timed(ms: Sequence[float], num_tokens: int) -> dict[str, Any]:
     return asdict(measure(timed_records(ms, num_tokens, num_drafted=4)))
 
 
-def timed_records(ms: Sequence[float], num_tokens: int, num_drafted: int = 0) -> list[Record]:
+def timed_records(
+    ms: Sequence[float], num_tokens: int, num_drafted: int = 0, num_extra_rows: int = 0
+) -> list[Record]:
     nodes, at_s = 1 + num_drafted, 0.1
     records: list[Record] = [Prefill(5, 8, at_s)]
     for index, verify_ms in enumerate(ms):
@@ -65,7 +68,7 @@ def timed_records(ms: Sequence[float], num_tokens: int, num_drafted: int = 0) ->
         step |= {"draft_probs": (None,) * nodes, "target_probs": (None,) * nodes, "bonus": 5}
         step |= {"draft_s": 0.0, "verify_s": verify_ms / 1000, "accept_s": 0.0, "other_s": 0.0}
         step |= {"accepted": tuple(range(1, num_tokens)), "num_committed": num_tokens}
-        records.append(Step(index, 8, at_s=at_s, num_extra_rows=0, **step))
+        records.append(Step(index, 8, at_s=at_s, num_extra_rows=num_extra_rows, **step))
     return [*records, End((5,) * (1 + num_tokens * len(ms)), "length", len(ms))]
 
 
@@ -109,8 +112,12 @@ def test_a_run_that_drafted_now_and_then_is_compared_with_its_own_undrafted_step
     assert comparison.speedup == pytest.approx(values["tok_s"] * 0.031) and comparison.is_sure
     assert said(values)["head"] == "1.43× plain decoding:"
     assert "by the steps of this run that drafted nothing" in said(values)["source"]
-    few = asdict(measure([*drafted[:-1], *undrafted[:15], End((5,) * 56, "length", 35)]))
-    assert "timed briefly before and after" in said(few)["source"]
+    few = [*undrafted[:15], *(replace(one, num_extra_rows=5) for one in undrafted[15:])]
+    for steps in (undrafted[:15], few):  # a window of lookahead's is verified with the root
+        end = End((5,) * (41 + len(steps)), "length", 20 + len(steps))
+        values = asdict(measure([*drafted[:-1], *steps, end]))
+        assert values["num_undrafted"] == 15
+        assert "timed briefly before and after" in said(values)["source"]
 
 
 def test_while_a_run_goes_on_its_source_does_not_contradict_its_doubt() -> None:
@@ -172,6 +179,10 @@ def test_a_run_is_compared_with_plain_steps_timed_around_it(host: EngineHost, lo
     assert live == stored and re.search("× plain decoding|No speedup", live["head"])
     again = finished(start(host))
     assert again.plain is not None and again.plain != run.plain, "timed anew"
+    grammar: dict[str, Any] = {"structured_output": "regex", "grammar": "[ab]{30}"}
+    sampled = finished(start(host, sampling={"temperature": "0.5", "seed": "7", **grammar}))
+    assert sampled.plain is not None and host.loaded is not None
+    assert host._recent.timing_for(host.loaded, Sampling(temperature=0.5, **grammar))
     programs = replace(read_request(host.catalog, ask()), compares_with_plain=False)
     assert finished(host.generate(programs, owner="api")).plain is None
     assert finished(start(host, method="plain")).plain is None
@@ -182,14 +193,21 @@ def test_plain_steps_are_as_fast_as_the_machine_was_in_between(
 ) -> None:
     finished(start(host))
     ms: list[float] = []
-    monkeypatch.setattr("engine.decode.decode", lambda *_, **__: timed_records([ms.pop(0)] * 20, 1))
+    sampled: list[Sampling] = []
+
+    def decode(*_: Any, sampling: Sampling, **__: Any) -> list[Record]:
+        sampled.append(sampling)
+        return timed_records([ms.pop(0)] * 20, 1)
+
+    monkeypatch.setattr("engine.decode.decode", decode)
 
     def around(
-        recent: RecentTiming, *verify_ms: float, own_step_s: float = 1.0
+        recent: RecentTiming, *verify_ms: float, own_step_s: float = 1.0, temperature: float = 0.0
     ) -> tuple[PlainStep, PlainStep]:
         """Before a run and after it, if each timing's steps take so long to verify."""
         ms[:] = verify_ms
-        timer = BaselineTimer(host.build_context(), [5] * 40, lambda: False, recent)
+        sampling = Sampling(temperature=temperature, seed=len(sampled))
+        timer = BaselineTimer(host.build_context(), [5] * 40, sampling, lambda: False, recent)
         before, after = timer.before, timer.after([5] * 40, own_step_s)
         assert before is not None and after is not None and ms == []
         return before, after
@@ -203,6 +221,9 @@ def test_plain_steps_are_as_fast_as_the_machine_was_in_between(
     assert 1 / step.tok_s == pytest.approx((0.011 + 0.031) / 2)
     behind, after = around(recent, 31.0)  # it waits for no timing of its own
     assert behind.verify_s == pytest.approx(0.030) and after.doubt(1.0) is None
+    hot, _ = around(recent, 40.0, 40.0, temperature=1.0)  # sampling takes its time, too
+    assert hot.verify_s == pytest.approx(0.040)
+    assert [one.temperature for one in sampled[-3:]] == [0.0, 1.0, 1.0]
     monkeypatch.setattr("playground.host.plain.RECENT_S", 0.0)
     late, _ = around(recent, 50.0, 50.0)
     assert late.verify_s == pytest.approx(0.050)
