@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import presets
 from engine.drafters.base import BuildContext, Drafter
 from engine.drafters.method import MethodConfig
 from engine.model.loading import WEIGHT_BITS, load_target, pick_dtype
-from engine.model.sources import Locate, ProgressCallback, TargetSpec
+from engine.model.sources import Locate, ProgressCallback, TargetSpec, file_fingerprint
 from engine.model.target import Target
 from engine.tuning.controller import build_drafter
 from engine.tuning.experience import ExperienceStore
 
 MAX_DRAFTERS = 2
 """Number of cached drafters; switching between two methods loads nothing."""
-Place = tuple[str, str, str]
-"""Name, dtype and device of a model."""
+Place = tuple[str, ...]
+"""Name, dtype and device of a model, and the stamp of its files."""
 
 
 def _is_auto(target: Target, spec: TargetSpec) -> bool:
@@ -27,6 +28,13 @@ def _is_auto(target: Target, spec: TargetSpec) -> bool:
     if spec.gguf_file is not None or spec.wheel is not None:
         return target.dtype_name in WEIGHT_BITS
     return target.dtype_name == str(pick_dtype("auto", target.device)).removeprefix("torch.")
+
+
+def _stamp(place: str) -> tuple[str, ...]:
+    """Fingerprints of a local place's files, which a training replaces; empty for a hub id."""
+    path = Path(os.path.expanduser(place))
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    return tuple(file_fingerprint(file) for file in files if file.is_file())
 
 
 class Models:
@@ -49,8 +57,8 @@ class Models:
         self._locate = locate
         self.loaded: Target | None = None
         self._dtype: str | None = None
-        self._drafters: OrderedDict[str, tuple[Drafter, frozenset[Place]]] = OrderedDict()
-        """Drafters by settings, each with the models that it uses."""
+        self._drafters: OrderedDict[Place, tuple[Drafter, frozenset[Place]]] = OrderedDict()
+        """Drafters by settings and the stamp of their files, each with the models that it uses."""
         self._companions: dict[Place, Target] = {}
         self._used: set[Place] = set()
         """Models used by the current job."""
@@ -79,7 +87,7 @@ class Models:
         Raises DrafterError: it does not fit the target, or its weights cannot be loaded.
         """
         assert self.loaded is not None
-        key = config.model_dump_json()
+        key = config.model_dump_json(), *self._stamps(config)
         if key not in self._drafters:
             while len(self._drafters) >= MAX_DRAFTERS:
                 self._drafters.popitem(last=False)
@@ -91,6 +99,15 @@ class Models:
                 self._used |= before
         self._drafters.move_to_end(key)
         return self._drafters[key][0]
+
+    def _stamps(self, config: MethodConfig) -> Iterator[str]:
+        """Of the weights and the corpora that a method's settings name."""
+        context = self.build_context()
+        for one in (config, *config.nested().values()):
+            if weights := getattr(one, "speculative_model", None):
+                yield from _stamp(context.weights(weights, "weights"))
+            if corpus := getattr(one, "datastore", None):
+                yield from _stamp(context.locate(corpus, "corpora"))
 
     def release(self, *, idle: bool = False) -> None:
         """Free the models that neither a cached drafter nor the last job uses.
@@ -123,7 +140,7 @@ class Models:
         """
         assert self.loaded is not None
         dtype, device = dtype or self.loaded.companion_dtype, device or str(self.loaded.device)
-        key = (spec.name, dtype, device)
+        key = (spec.name, dtype, device, *(_stamp(spec.path) if spec.path else ()))
         self._used.add(key)
         if key not in self._companions:
             self._companions[key] = load_target(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -52,6 +54,18 @@ def test_a_draft_model_goes_with_the_last_drafter_and_job_that_draw_on_it(models
     del drafter
     models.release(idle=True)
     assert draft_models(models) == {"b", "c"}
+
+
+def test_a_draft_model_whose_files_were_replaced_is_read_again(
+    models: Models, tiny_folder: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(tiny_folder, tmp_path / "trained"))
+    models._resolve = lambda name: TargetSpec(name=name, path=name)
+    config = drafting_with(str(folder))
+    first = models.drafter(config)
+    assert models.drafter(config) is first
+    os.utime(folder / "model.safetensors", (1, 1))  # as a training does, which goes on
+    assert models.drafter(config) is not first and len(models._companions) == 2
 
 
 def test_the_same_dtype_loads_nothing_anew(models: Models, tiny_folder: Path) -> None:
