@@ -30,7 +30,7 @@ from playground.host.models import Models
 from playground.host.plain import BaselineTimer, RecentTiming
 from playground.host.recording import decode_and_record, log_failed_start
 from playground.host.request import GenerateRequest
-from playground.host.stream import PARENT, REASON_WORDS, find_run, parent_id, run_meta
+from playground.host.stream import PARENT, REASON_WORDS, find_run, parent_id, pieces, run_meta
 from storage import PLAIN, RunLog
 
 MAX_WAITING = 32
@@ -308,7 +308,7 @@ class EngineHost:
             prefilled=prefilled,
             each=time_plain_after,
             prefix_caching=True,
-            prompt_text=run.meta["prompt"],
+            prompt_text="" if request.prompt_ids else run.meta["prompt"],
             messages=run.messages,
             stored={"method_title": request.title, "labels": {PARENT: parent} if parent else {}},
             run=run,
@@ -320,6 +320,12 @@ class EngineHost:
             past = find_run(self.runs, self.log, request.repeats)
             if past is None:
                 raise PromptError("That run is no longer in the log. Write the prompt again.")
+            stored = self.log.get(past.log_id or "")
+            if stored is not None and not (stored.messages or stored.prompt_text):
+                raise PromptError(
+                    "This run's prompt was given as token ids. Repeat it with "
+                    "`app.py generate --prompt-ids …`; the ids are in its export."
+                )
             return _Conversation(past.messages, past.meta["prompt"], past.meta["parent"])
         if request.messages:
             return _Conversation(list(request.messages), request.messages[-1]["content"])
@@ -328,8 +334,9 @@ class EngineHost:
         past = find_run(self.runs, self.log, request.parent) if request.parent else None
         turns: list[Message] = []
         if past is not None and past.messages:
-            answer = past.finish.text if past.finish else ""
-            turns = [*past.messages, {"role": "assistant", "content": answer}]
+            finish = past.finish  # None while it is being written
+            so_far = finish.text if finish else "".join(pieces(self.log, past.log_id or ""))
+            turns = [*past.messages, {"role": "assistant", "content": so_far}]
         elif request.system.strip():
             turns = [{"role": "system", "content": request.system}]
         messages = [*turns, {"role": "user", "content": request.prompt}]

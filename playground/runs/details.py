@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field
 
 from engine.config import Limits, Sampling, Settings
-from engine.errors import ConfigError, PromptError
+from engine.errors import ConfigError
 from playground.host.catalog import Catalog
 from playground.host.live import RunId
 from playground.host.request import DTYPES, GenerateRequest
@@ -98,15 +98,8 @@ def facts(run: RunDetail) -> dict[str, Sequence[tuple[str, str]]]:
 def request_again(catalog: Catalog, run: RunDetail) -> GenerateRequest:
     """A request that repeats a run: the same prompt, conversation and settings.
 
-    Raises:
-        ConfigError: the target or a setting no longer exists.
-        PromptError: the run's prompt has no text.
+    Raises ConfigError: the target or a setting no longer exists.
     """
-    if not run.messages and not run.prompt_text:
-        raise PromptError(
-            "This run's prompt was given as token ids. Repeat it with "
-            "`app.py generate --prompt-ids …`; the ids are in its export."
-        )
     return replace(request_of(catalog, run), repeats=run.id, compares_with_plain=True)
 
 

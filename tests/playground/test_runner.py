@@ -144,6 +144,18 @@ def test_chat_continues_with_the_answer_so_far(host: EngineHost) -> None:
     assert list(stored(host, second).messages) == second.messages
 
 
+def test_chat_continues_with_an_answer_that_is_still_being_written(host: EngineHost) -> None:
+    first = start(host, settings=SLOW, limits={"max_new_tokens": "400"})
+    while len(first.rows) < 3:
+        time.sleep(0.01)
+    shown = "".join(first.pieces())
+    second = start(host, prompt="And again.", parent=first.id)
+    so_far = second.messages[-2]["content"]
+    assert shown and so_far.startswith(shown)
+    finish = finished(first).finish
+    assert finish is not None and finish.text.startswith(so_far)
+
+
 def test_chat_continues_from_the_log_after_a_restart(host: EngineHost, history: History) -> None:
     first = finished(start(host))
     host.runs.__init__()  # type: ignore[misc]

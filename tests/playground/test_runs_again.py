@@ -13,6 +13,7 @@ from engine.errors import ConfigError, PromptError
 from engine.model.sources import TargetSpec
 from playground.experiments.forms import closest_method
 from playground.host.environment import _nvidia_driver, machine, weights_digest
+from playground.host.live import LiveRuns
 from playground.host.request import read_request
 from playground.host.runner import EngineHost
 from playground.runs.details import request_again, request_of
@@ -46,15 +47,29 @@ def test_a_run_fills_the_generate_page(host: EngineHost) -> None:
 
 def test_what_cannot_be_run_again_is_said(host: EngineHost) -> None:
     run = detail(host.log, finished(start(host)).log_id)
-    cases: list[tuple[type[Exception], str, dict[str, Any]]] = [
-        (ConfigError, "not known here", {"decoding_type": "Psychic"}),
-        (ConfigError, "unheard_of", {"method": {**run.method, "unheard_of": 1}}),
-        (ConfigError, "target must be one of", {"target": "/etc"}),
-        (PromptError, "token ids", {"messages": (), "prompt_text": ""}),
+    cases: list[tuple[str, dict[str, Any]]] = [
+        ("not known here", {"decoding_type": "Psychic"}),
+        ("unheard_of", {"method": {**run.method, "unheard_of": 1}}),
+        ("target must be one of", {"target": "/etc"}),
     ]
-    for kind, message, changes in cases:
-        with pytest.raises(kind, match=message):
+    for message, changes in cases:
+        with pytest.raises(ConfigError, match=message):
             request_again(host.catalog, replace(run, **changes))
+
+
+def test_token_ids_are_no_text_to_run_again(host: EngineHost) -> None:
+    """Different ids may decode to the same text, and a text to other ids."""
+    request = read_request(host.catalog, ask(mode="raw"))
+    runs = [
+        finished(host.generate(replace(request, prompt="", prompt_ids=ids), owner="tab"))
+        for ids in ((5, 6), (5, 6, 1))
+    ]
+    one, other = (detail(host.log, run.log_id) for run in runs)
+    assert runs[0].meta["prompt"] and one.prompt_text == "" and one.prompt_id != other.prompt_id
+    for _ in ("live", "from the log"):
+        with pytest.raises(PromptError, match="token ids"):
+            host.generate(request_again(host.catalog, one), owner="tab")
+        host.runs = LiveRuns()
 
 
 def test_a_run_whose_target_cannot_be_loaded_is_in_the_log(host: EngineHost, log: RunLog) -> None:
