@@ -165,7 +165,7 @@ class Triton(Endpoints):
 
     async def generate_stream(self, request: Request) -> Response:
         _, answer = await self._begin(request)
-        await answer.first_token()
+        await answer.first_token(request.is_disconnected)
 
         async def events() -> AsyncIterator[dict[str, Any]]:
             async with aclosing(answer.texts()) as pieces:
