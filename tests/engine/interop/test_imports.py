@@ -29,6 +29,7 @@ ASSISTANT = (
     "words = AutoTokenizer.from_pretrained('c/d')\n"
     "model.generate(assistant_model=small, tokenizer=tokenizer, assistant_tokenizer=words"
 )
+ASSISTED = f"{ASSISTANT})\n"
 GPU_0, RANK_1, FAST, TOP_K = (
     f'parameters: {{\n  key: "{key}"\n  value: {{\n    string_value: "{value}"\n  }}\n}}\n'
     for key, value in (("gpu_device_ids", "0"), ("participant_ids", "1"),
@@ -130,6 +131,15 @@ llm = LLM(model, speculative_config=speculative_config)
          "small.generation_config.assistant_confidence_threshold = 0.3\n"
          "out = model.generate(**inputs, assistant_model=small, do_sample=True)\n",
          {"speculative_model": "c/d", "max_draft_len": 7, "confidence_threshold": 0.3}, ""),
+        *(("transformers", f"{ASSISTED}{config}.generation_config.{key} = {value}",
+           {"max_draft_len": 20, "confidence_threshold": 0.4}, f"generation_config.{key} is ignored"
+           " by transformers, which reads assistant_model.generation_config.")
+          for config in ("model", "small.other")
+          for key, value in (("num_assistant_tokens", 3), ("assistant_confidence_threshold", 0.1))),
+        ("transformers", f"{ASSISTANT}, num_assistant_tokens=3)", {"max_draft_len": 20},
+         "generation_config.num_assistant_tokens is ignored by transformers"),
+        ("transformers", f"{ASSISTED}small.generation_config = GenerationConfig("
+         "num_assistant_tokens=3)", {"max_draft_len": 3}, ""),
         ("transformers", "prompt_lookup_num_tokens: 6\nmax_matching_ngram_size: 3\n",
          {"lookup": "transformers", "max_draft_len": 6}, ""),
         ("trtllm", "cuda_graph_config:\n  batch_sizes: [1, 2]\nspeculative_config:\n"
