@@ -208,8 +208,8 @@ def _parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | Non
     flags = read_flags(text, switches=(*SWITCHES.split(), "--enable-multi-layer-eagle"))
     if not flags.options and ":" in text and isinstance(values := read_yaml(text), Mapping):
         named = {f"--{key}".replace("_", "-"): value for key, value in values.items()}
-        given = {key: "" if value is True else str(value) for key, value in named.items() if value}
-        flags = flags._replace(options=given)
+        given = {k: v for k, v in named.items() if v is not None and v is not False}
+        flags = flags._replace(options={k: "" if v is True else str(v) for k, v in given.items()})
     if "candidate_steps" in text:
         raise ConfigError(
             "candidate_steps by batch size is the table of SGLang's adaptive drafting; here "

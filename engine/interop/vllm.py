@@ -70,7 +70,7 @@ SHORT_OPTIONS = {"spec_method": "method", "spec_model": "model", "spec_tokens": 
 
 def _read_ngram(reader: Reader) -> None:
     """A missing length equals the other; if both are missing, vLLM uses 5."""
-    keys = [key for key in LOOKUP_KEYS if reader.values.get(key)]
+    keys = [key for key in LOOKUP_KEYS if reader.find(key)]
     most, least = (reader.typed(keys[i], int) if keys else 5 for i in (0, -1))
     if least > most:
         raise ConfigError(

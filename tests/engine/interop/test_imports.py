@@ -274,6 +274,11 @@ def test_every_way_to_write_a_config(
          '"rejection_sample_method": "synthetic"}', "rejection_sample_method=synthetic has no"),
         ("sglang", "--speculative-algorithm NGRAM --speculative-accept-threshold-acc 0.5",
          "accepts tokens that the target would not draw"),
+        *(("sglang", "speculative-algorithm: NGRAM\nspeculative-accept-threshold-"
+           f"{name}: {value}", f"{name}={value} has no counterpart here")
+          for name, value in (("single", "0"), ("acc", "0.0"))),
+        ("vllm", '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 0}',
+         "max_matching_ngram_size must be greater than or equal to 1, got 0"),
         ("vllm", '{"method": "mtp", "num_speculative_tokens": 3, "fly_window_size": 2}',
          "fly_window_size=2 has no counterpart here: in vLLM, tokens that the target would not"),
         ("vllm", '{"method": "dflash", "model": "a/XPress", "num_speculative_tokens": 3}',
