@@ -31,6 +31,7 @@ ALGORITHM = PREFIX + "algorithm"
 TOKENS = PREFIX + "num-draft-tokens"
 SIZE = (PREFIX + "num-steps", PREFIX + "eagle-topk", TOKENS)
 """Steps, children per node, and nodes verified, including the root."""
+WINDOW = PREFIX + "ngram-max-match-window-size"
 WEIGHTS = table.weights(PREFIX + "draft-model-path", PREFIX + "draft-model")
 IGNORED = _flags(
     "draft-model-revision draft-load-format attention-mode "
@@ -146,6 +147,15 @@ def _read_size(reader: Reader) -> None:
             reader.notes.append("Here the method drafts a chain: topk is ignored.")
 
 
+def _read_window(reader: Reader) -> None:
+    """Older releases verify as many tokens as they match at most, unless told otherwise."""
+    if reader.find(WINDOW):
+        reader.used.add(WINDOW)
+        size = reader.settings["max_matching_ngram_size"] = reader.typed(WINDOW, int)
+        if reader.find(TOKENS) is None:
+            reader.settings["max_draft_len"] = size - 1
+
+
 # ---- the table
 
 
@@ -167,8 +177,12 @@ NGRAM = (
     table.const(PREFIX + "ngram-max-bfs-breadth", 1, note=TRIE),
     *(
         table.read_only("", PREFIX + name, decode=lambda value: table.IGNORED, note=TRIE)
-        for name in ("ngram-min-bfs-breadth", "ngram-match-type", "ngram-max-trie-depth")
+        for name in (
+            *("ngram-min-bfs-breadth", "ngram-match-type", "ngram-max-trie-depth"),
+            *("ngram-min-match-window-size", "ngram-branch-length"),
+        )
     ),
+    Codec((WINDOW,), read=_read_window),
     DroppedSetting(
         "max_matching_ngram_size",
         "max_matching_ngram_size={c.max_matching_ngram_size} is dropped: SGLang matches as many "

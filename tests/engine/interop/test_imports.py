@@ -202,6 +202,13 @@ llm = LLM(model, speculative_config=speculative_config)
         ("sglang", "--model-path a/b --speculative-algorithm NGRAM --decoupled-spec-rank 0 "
          "--speculative-use-block-verification",
          {"decoding_type": "NGram"}, "use-block-verification is the sampling setting"),
+        *(("sglang", "--model-path a/b --speculative-algorithm NGRAM "
+           f"--speculative-ngram-max-match-window-size 8 {rest}",
+           {"max_matching_ngram_size": 8, "max_draft_len": length}, note)
+          for rest, length, note in (
+              ("--speculative-ngram-min-match-window-size 2", 7, "match-window-size is ignored"),
+              ("--speculative-ngram-branch-length 18", 7, "branch-length is ignored"),
+              ("--speculative-num-draft-tokens 5", 4, ""))),
         ("vllm", '{"model": "c/d", "num_speculative_tokens": 3, '
          '"rejection_sample_method": "block"}',
          {"decoding_type": "Draft_Target"}, "rejection_sample_method is the sampling setting"),
