@@ -32,6 +32,7 @@ TOKENS = PREFIX + "num-draft-tokens"
 SIZE = (PREFIX + "num-steps", PREFIX + "eagle-topk", TOKENS)
 """Steps, children per node, and nodes verified, including the root."""
 WINDOW = PREFIX + "ngram-max-match-window-size"
+TARGETS = ("--model-path", "--model")
 WEIGHTS = table.weights(PREFIX + "draft-model-path", PREFIX + "draft-model")
 IGNORED = _flags(
     "draft-model-revision draft-load-format attention-mode "
@@ -219,7 +220,8 @@ def _files(writer: Writer, values: Values) -> Files:
 
 def _parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | None]:
     """A command, or flags as keys of YAML (`--config`)."""
-    flags = read_flags(text, switches=(*SWITCHES.split(), "--enable-multi-layer-eagle"))
+    switches = (*SWITCHES.split(), "--enable-multi-layer-eagle")
+    flags = read_flags(text, lambda name: name in TARGETS or _is_drafting(name), switches=switches)
     if not flags.options and ":" in text and isinstance(values := read_yaml(text), Mapping):
         named = {f"--{key}".replace("_", "-"): value for key, value in values.items()}
         given = {k: v for k, v in named.items() if v is not None and v is not False}
@@ -230,8 +232,11 @@ def _parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | Non
             "drafting: auto adapts. Paste the command with its --speculative-* flags."
         )
     options = {**flags.options, **flags.environment}
-    drafting = {k: v for k, v in options.items() if k in ENGINE.keys or k.startswith(PREFIX)}
-    return drafting, flags.first("--model-path", "--model")
+    return {k: v for k, v in options.items() if _is_drafting(k)}, flags.first(*TARGETS)
+
+
+def _is_drafting(name: str) -> bool:
+    return name in ENGINE.keys or name.startswith(PREFIX)
 
 
 def _find_method(reader: Reader) -> table.Method:
