@@ -102,9 +102,11 @@ class TrainPlan(Settings):
         budget = self.budget
         if budget.tokens is not None and num_tokens >= budget.tokens:
             return True
-        if budget.minutes is None or tok_s is None:
+        if budget.minutes is None:
             return False
-        return num_tokens * self.recipe.epochs / tok_s >= left_s
+        return left_s <= 0 or (
+            tok_s is not None and num_tokens * self.recipe.epochs / tok_s >= left_s
+        )
 
     def fit(self, num_tokens: int, left_s: float, tok_s: float | None) -> TrainPlan:
         """The plan with as many epochs over the tokens as its budget allows."""

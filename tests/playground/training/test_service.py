@@ -252,6 +252,17 @@ def test_a_target_that_cannot_be_trained_for_fails_with_its_sentence(
     assert "at least 7" in trainings.look(name).progress.error
 
 
+@pytest.mark.parametrize(
+    ("left_s", "tok_s", "is_written"),
+    [(-1.0, None, True), (60.0, None, False), (60.0, 1e3, False), (60.0, 1.0, True)],
+)
+def test_texts_are_written_until_the_minutes_are_needed_for_training(
+    left_s: float, tok_s: float | None, is_written: bool, trainings: Trainings, host: EngineHost
+) -> None:
+    plan = plan_for(trainings, host, budget={"minutes": "2", "tokens": ""})
+    assert plan.is_written(5000, left_s, tok_s) == is_written
+
+
 def test_predicted_mat_of_a_chain() -> None:
     assert predicted_mat([0.5, 0.5], 2) == 1 + 0.5 + 0.25
     assert predicted_mat([0.5], 3) == 1 + 0.5 + 0.25 + 0.125
