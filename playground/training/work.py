@@ -90,7 +90,7 @@ class TrainingWork:
         self.plan, self.folder = plan, folder
         self._speeds, self._cache_dir = speeds, cache_dir
         self._standing = folder.progress.replace(status="running", error="")
-        self._noted_s = 0.0
+        self._noted_s = self._paused_s = 0.0
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
@@ -117,7 +117,11 @@ class TrainingWork:
     def run(self, target: Target) -> Generator[Event]:
         """All of the work, a step at a time; closing the generator saves a checkpoint."""
         if not self.plan.fitted:
-            yield from self._write(target)
+            with closing(self._write(target)) as events:
+                for event in events:
+                    began = time.monotonic()
+                    yield event
+                    self._paused_s += time.monotonic() - began
         yield from self._train(target)
 
     def scores(self, target: Target, tell: Callable[[Event], None]) -> dict[str, Score]:
@@ -144,7 +148,7 @@ class TrainingWork:
         """Let the target write enough texts, then fit the plan to the budget."""
         plan, key = self.plan, target.name
         tok_s = self._speeds.read(key).get(plan.method)
-        began, before = time.monotonic(), self._standing.seconds
+        began, before = self._now_s(), self._standing.seconds
         yield self.note(phase="reading the texts")
         first: int | None = None
         text = self._standing.text
@@ -155,7 +159,7 @@ class TrainingWork:
                 if tok_s is None and plan.budget.minutes and some:
                     yield self.note(phase="timing a few steps", corpus_tokens=count)
                     tok_s = self._learning_speed(target, corpus)
-                seconds = before + time.monotonic() - began
+                seconds = before + self._now_s() - began
                 left_s = self._left_s(seconds)
                 if count != self._standing.corpus_tokens and corpus.entries:
                     text = _text(target, corpus)
@@ -169,17 +173,21 @@ class TrainingWork:
                 )
                 if len(corpus.entries) > 1 and plan.is_written(count, left_s, tok_s):
                     break
-        seconds = time.monotonic() - began
+        seconds = self._now_s() - began
         corpus = Corpus.open(plan.corpus)
         if (new := corpus.num_tokens - (first or 0)) and seconds > 5:
             self._speeds.note(key, "write", new / seconds)
         if tok_s is None and plan.budget.minutes:
             tok_s = self._learning_speed(target, corpus)
-        seconds = before + time.monotonic() - began
+        seconds = before + self._now_s() - began
         self.plan = plan.fit(corpus.num_tokens, self._left_s(seconds), tok_s)
         self.folder.write_plan(self.plan)
         text = _text(target, corpus)
         yield self.note(seconds=seconds, corpus_tokens=corpus.num_tokens, text=text)
+
+    def _now_s(self) -> float:
+        """A clock that stands still while the training is paused."""
+        return time.monotonic() - self._paused_s
 
     def _left_s(self, seconds: float) -> float:
         return PART_OF_MINUTES * 60 * (self.plan.budget.minutes or 0.0) - seconds

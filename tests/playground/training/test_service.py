@@ -7,8 +7,10 @@ import shutil
 import time
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,13 +20,14 @@ from engine.drafters import parse_method
 from engine.errors import ConfigError, PlaygroundError
 from engine.metrics import Metrics, measure
 from engine.steps import Record
+from engine.training import trainer
 from engine.training.session import Question
 from playground.host.runner import EngineHost
 from playground.training import work
 from playground.training.folder import TrainingFolder
 from playground.training.plan import TrainPlan, plan_of_form, prompts_of_runs
 from playground.training.service import Trainings
-from playground.training.work import outlook, predicted_mat
+from playground.training.work import Speeds, TrainingWork, outlook, predicted_mat
 from storage import RunLog
 from tests.models import build_context, tiny_target
 from tests.playground.asks import finished, start
@@ -160,6 +163,23 @@ def test_runs_of_the_page_come_first_and_change_nothing(
     assert trainings.look(name).job is not None, "it went on to its end before the runs"
     assert ended(trainings, name) == "completed"
     assert weights(trainings, name) == weights(trainings, whole)
+
+
+def test_pauses_for_other_runs_are_not_charged(
+    trainings: Trainings, host: EngineHost, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    now_s = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: now_s[0], perf_counter=lambda: now_s[0])
+    monkeypatch.setattr(work, "time", clock)
+    monkeypatch.setattr(trainer, "time", clock)
+    plan = plan_for(trainings, host, budget={"minutes": "", "tokens": "400"})
+    folder, speeds = TrainingFolder(tmp_path / "heads" / "paused-1"), Speeds(tmp_path / "speeds")
+    job = TrainingWork(plan.replace(corpus=tmp_path / "corpus"), folder, speeds, cache_dir=tmp_path)
+    with job.recorded(), closing(job.run(tiny_target())) as events:
+        for _ in events:
+            now_s[0] += 10.0
+    assert folder.card is not None
+    assert folder.progress.seconds == folder.card["seconds"] == 0 < now_s[0]
 
 
 @pytest.mark.slow
