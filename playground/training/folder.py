@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 
 from engine.config import Settings
 from engine.drafters import parse_method
-from engine.errors import ConfigError
+from engine.errors import ConfigError, PlaygroundError
 from engine.model.files import read_settings
 from engine.model.sources import atomic_write, writing
 from engine.safe_text import read_json
@@ -140,9 +140,11 @@ class TrainingFolder:
 
     @property
     def card(self) -> Mapping[str, Any] | None:
-        """None before the first evaluation."""
-        file = self.path / CARD
-        return read_settings(file) if file.is_file() else None
+        """None before the first evaluation, and where it is damaged: the next one replaces it."""
+        try:
+            return read_settings(self.path / CARD)
+        except PlaygroundError:
+            return None
 
     def preset(self) -> MethodPreset | None:
         """The drafter as a method of its target; None before the first evaluation."""

@@ -17,7 +17,7 @@ import pytest
 
 from engine.drafters import methods as decoding_types
 from engine.drafters import parse_method
-from engine.errors import ConfigError, PlaygroundError
+from engine.errors import ConfigError
 from engine.metrics import Metrics, measure
 from engine.steps import Record
 from engine.training import trainer
@@ -220,16 +220,19 @@ def test_a_file_gives_the_prompts(trainings: Trainings, host: EngineHost, tmp_pa
     assert plan.corpus != plan_for(trainings, host).corpus
 
 
-def test_a_damaged_card_hinders_no_start(
-    trainings: Trainings, host: EngineHost, whole: str, tmp_path: Path
+@pytest.mark.parametrize("text", ["", "{", "[]"])
+def test_a_damaged_card_hinders_neither_start_nor_look(
+    text: str, trainings: Trainings, host: EngineHost, whole: str, tmp_path: Path
 ) -> None:
     damaged = tmp_path / "heads" / "damaged-1"
     shutil.copytree(trainings.folder / "heads" / whole, damaged)
-    (damaged / "card.json").write_text("{")
+    (damaged / "card.json").write_text(text)
     later = Trainings(host, tmp_path)
     assert later.newest() == ["damaged-1"] and "damaged-1" not in host.catalog.presets
-    with pytest.raises(PlaygroundError, match="card.json"):
-        later.look("damaged-1")
+    state = later.look("damaged-1")
+    assert state.card is None and state.curve == trainings.look(whole).curve
+    with pytest.raises(ConfigError, match="has not been measured yet"):
+        later.method("damaged-1")
 
 
 @pytest.mark.parametrize(
