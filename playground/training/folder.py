@@ -12,6 +12,7 @@ The folder of a process that died says `running`, but its lock is free.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -112,6 +113,7 @@ class TrainingFolder:
             self._own.mkdir(parents=True, exist_ok=True)
         try:
             with self._lock.acquire(timeout=1.0):  # readers hold it for an instant
+                self._drop_partial_point()
                 yield
         except Timeout as error:
             raise ConfigError(f"Another process trains into {self.path}. Stop it there.") from error
@@ -123,6 +125,13 @@ class TrainingFolder:
         line = json.dumps({"kind": kind, "step": step, **values})
         with writing(self.path), (self._own / "curve.jsonl").open("a", encoding="utf-8") as file:
             file.write(line + "\n")
+
+    def _drop_partial_point(self) -> None:
+        """Cut off the line that a kill left without its end."""
+        file = self._own / "curve.jsonl"
+        if file.is_file():
+            with writing(self.path):
+                os.truncate(file, file.read_bytes().rfind(b"\n") + 1)
 
     def curve(self) -> dict[str, list[dict[str, Any]]]:
         """The points by kind; a resumed training replaces those of repeated steps."""

@@ -140,6 +140,8 @@ def test_stopped_or_killed_and_resumed_it_ends_with_the_same_weights(
     assert 2 <= stopped_at < trainings.look(whole).progress.num_steps
     folder = TrainingFolder(trainings.folder / "heads" / cut)
     folder.write_progress(folder.progress.replace(status="running"))  # as a kill leaves it
+    with (folder.path / "training" / "curve.jsonl").open("a") as file:
+        file.write('{"kind": "lo')
     later = Trainings(host, trainings.folder)
     assert later.look(cut).progress.status == "interrupted"
     with folder.running():
