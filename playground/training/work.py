@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
@@ -27,7 +28,7 @@ from engine.formats import plural
 from engine.metrics import Metrics, chain_mat, measure
 from engine.model.corpus import DIALOGUES, MANIFEST, Corpus
 from engine.model.files import read_settings
-from engine.model.sources import atomic_write
+from engine.model.sources import atomic_write, move_into_place, partial_folder, writing
 from engine.model.target import Target
 from engine.model.tokenizer import decode as text_of
 from engine.training import session
@@ -117,6 +118,7 @@ class TrainingWork:
     def run(self, target: Target) -> Generator[Event]:
         """All of the work, a step at a time; closing the generator saves a checkpoint."""
         if not self.plan.fitted:
+            self.plan = self.plan.replace(corpus=own_corpus(self.plan))
             with closing(self._write(target)) as events:
                 for event in events:
                     began = time.monotonic()
@@ -260,6 +262,18 @@ class TrainingWork:
             speedup = speed_beside_plain(context, config, questions, settings.eval_tokens)
         mat, top1 = event.scores["overall"].mat, [ranks[0] for ranks in card["rank_rates"]]
         self.folder.add("measured", event.step, mat=mat, speedup=speedup, top1=top1)
+
+
+def own_corpus(plan: TrainPlan) -> Path:
+    """The corpus that a training may extend: a shipped one is copied to the user's."""
+    if plan.corpora is None or not (plan.corpus / MANIFEST).is_file():
+        return plan.corpus
+    own = plan.corpora / plan.corpus.name
+    if not own.exists():
+        with partial_folder(plan.corpora) as partial, writing(own):
+            shutil.copytree(plan.corpus, partial / own.name)
+            move_into_place(partial / own.name, own)
+    return own
 
 
 def texts(plan: TrainPlan, target: Target) -> Generator[Corpus]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+import presets
 from engine.drafters import methods as decoding_types
 from engine.drafters import parse_method
 from engine.errors import ConfigError
@@ -25,7 +26,7 @@ from engine.training.session import Question
 from playground.host.runner import EngineHost
 from playground.training import work
 from playground.training.folder import TrainingFolder
-from playground.training.plan import TrainPlan, plan_of_form, prompts_of_runs
+from playground.training.plan import TrainPlan, corpus_folder, plan_of_form, prompts_of_runs
 from playground.training.service import Trainings
 from playground.training.work import Speeds, TrainingWork, outlook, predicted_mat
 from storage import RunLog
@@ -220,6 +221,33 @@ def test_a_file_gives_the_prompts(trainings: Trainings, host: EngineHost, tmp_pa
     plan = plan_for(trainings, host, learn_from="prompts", file=str(file))
     assert [(one.category, one.turns) for one in plan.prompts] == [("mine", ("How are you?",))]
     assert plan.corpus != plan_for(trainings, host).corpus
+
+
+def test_a_shipped_corpus_is_copied_before_it_is_extended(
+    trainings: Trainings, host: EngineHost, whole: str, tmp_path: Path
+) -> None:
+    shipped, corpora = tmp_path / "shipped" / "tiny", tmp_path / "corpora"
+    shutil.copytree(
+        trainings.look(whole).plan.corpus, shipped, ignore=shutil.ignore_patterns("features")
+    )
+    before = {file: file.read_bytes() for file in shipped.iterdir()}
+    plan = plan_for(trainings, host, budget={"minutes": "", "tokens": "2500"})
+    name = trainings.start(plan.replace(corpus=shipped, corpora=corpora))
+    assert ended(trainings, name) == "completed"
+    assert {file: file.read_bytes() for file in shipped.iterdir()} == before
+    own = trainings.look(name).plan.corpus
+    assert own == corpora / "tiny" and trainings.look(name).progress.corpus_tokens >= 2500
+    texts = [(folder / "dialogues.jsonl").read_bytes() for folder in (own, shipped)]
+    assert texts[0].startswith(texts[1]) and texts[0] != texts[1]
+
+
+def test_the_copy_of_a_shipped_corpus_is_used_from_then_on(tmp_path: Path) -> None:
+    target = presets.resolve("smollm2-135m-instruct")
+    own, shipped = tmp_path / target.name, presets.FOLDER / "corpora" / target.name
+    assert corpus_folder(tmp_path, target, ()) == shipped
+    own.mkdir()
+    shutil.copy(shipped / "corpus.json", own)
+    assert corpus_folder(tmp_path, target, ()) == own
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]"])
