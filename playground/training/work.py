@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import time
@@ -118,7 +119,7 @@ class TrainingWork:
     def run(self, target: Target) -> Generator[Event]:
         """All of the work, a step at a time; closing the generator saves a checkpoint."""
         if not self.plan.fitted:
-            self.plan = self.plan.replace(corpus=own_corpus(self.plan))
+            self.plan = self.plan.replace(corpus=own_corpus(self.plan, target))
             with closing(self._write(target)) as events:
                 for event in events:
                     began = time.monotonic()
@@ -264,11 +265,15 @@ class TrainingWork:
         self.folder.add("measured", event.step, mat=mat, speedup=speedup, top1=top1)
 
 
-def own_corpus(plan: TrainPlan) -> Path:
-    """The corpus that a training may extend: a shipped one is copied to the user's."""
+def own_corpus(plan: TrainPlan, target: Target) -> Path:
+    """The corpus that a training may extend: a copy of a shipped one, written by these weights."""
     if plan.corpora is None or not (plan.corpus / MANIFEST).is_file():
         return plan.corpus
     own = plan.corpora / plan.corpus.name
+    if not Corpus.open(plan.corpus).is_made_by(target):
+        sizes = target.vocab_size, target.hidden_size, target.num_layers
+        weights = repr((target.provenance.get("weights"), sizes))
+        return own.with_name(f"{own.name}-{hashlib.sha256(weights.encode()).hexdigest()[:8]}")
     if not own.exists():
         with partial_folder(plan.corpora) as partial, writing(own):
             shutil.copytree(plan.corpus, partial / own.name)

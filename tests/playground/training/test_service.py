@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import shutil
 import time
 import zipfile
@@ -239,6 +240,24 @@ def test_a_shipped_corpus_is_copied_before_it_is_extended(
     assert own == corpora / "tiny" and trainings.look(name).progress.corpus_tokens >= 2500
     texts = [(folder / "dialogues.jsonl").read_bytes() for folder in (own, shipped)]
     assert texts[0].startswith(texts[1]) and texts[0] != texts[1]
+
+
+def test_other_weights_of_the_same_name_write_a_corpus_of_their_own(
+    trainings: Trainings, host: EngineHost, whole: str, tmp_path: Path
+) -> None:
+    plan = plan_for(trainings, host).replace(corpora=tmp_path, corpus=tmp_path / "tiny")
+    shutil.copytree(trainings.look(whole).plan.corpus, plan.corpus)
+    manifest = json.loads((plan.corpus / "corpus.json").read_text()) | {"hidden_size": 1}
+    (plan.corpus / "corpus.json").write_text(json.dumps(manifest))
+    corpora = set[Path]()
+    for _ in range(2):
+        name = trainings.start(plan)
+        assert ended(trainings, name) == "completed"
+        corpora.add(trainings.look(name).plan.corpus)
+    assert len(corpora) == 1 and plan.corpus not in corpora
+    name = trainings.start(plan.replace(corpora=None))
+    assert ended(trainings, name) == "failed"
+    assert "Give another folder" in trainings.look(name).progress.error
 
 
 def test_the_copy_of_a_shipped_corpus_is_used_from_then_on(tmp_path: Path) -> None:
