@@ -116,7 +116,7 @@ class TrainOptions(TargetOptions, LogOptions):
             if self.minutes is not None and folder.exists and (begun := folder.plan).fitted:
                 fitted = {**own.settings, "epochs": begun.recipe.epochs}
                 own = own.replace(settings=fitted, fitted=True)
-            speeds = Speeds(base / "speeds.json")
+            speeds = Speeds(base / "speeds.json", self.device)
             works.append(TrainingWork(own, folder, speeds, cache_dir=self.cache))
         return works
 

@@ -60,17 +60,24 @@ Event = TrainingProgress | TrainMetrics | HeldOutRates | Evaluation
 class Speeds:
     """A file of measured speeds on this machine: tokens per second of writing and of training."""
 
-    def __init__(self, file: Path) -> None:
-        self._file = file
+    def __init__(self, file: Path, device: str = "auto") -> None:
+        self._file, self._device = file, device
 
-    def read(self, target: str) -> dict[str, float]:
-        """Measured speeds of a target: `write`, and one per method."""
-        return dict(self._all().get(target, {}))
+    def read(self, plan: TrainPlan) -> dict[str, float]:
+        """Measured speeds `write` and `train` of a plan; the latter of the same recipe only."""
+        values = self._all()
+        return {name: values[key] for name, key in self._keys(plan).items() if key in values}
 
-    def note(self, target: str, name: str, tok_s: float) -> None:
-        values = self._all() | {target: self.read(target) | {name: tok_s}}
+    def note(self, plan: TrainPlan, name: str, tok_s: float) -> None:
+        values = self._all() | {self._keys(plan)[name]: tok_s}
         with atomic_write(self._file) as partial:
             partial.write_text(json.dumps(values, indent=2), encoding="utf-8")
+
+    def _keys(self, plan: TrainPlan) -> dict[str, str]:
+        where = f"{plan.target.name}, {plan.dtype}, {self._device}"
+        recipe = plan.recipe.model_dump_json(exclude={"seed", "epochs"})
+        digest = hashlib.sha256(recipe.encode()).hexdigest()[:8]
+        return {"write": where, "train": f"{where}, {plan.method} {digest}"}
 
     def _all(self) -> dict[str, Any]:
         try:
@@ -149,8 +156,8 @@ class TrainingWork:
 
     def _write(self, target: Target) -> Generator[Event]:
         """Let the target write enough texts, then fit the plan to the budget."""
-        plan, key = self.plan, target.name
-        tok_s = self._speeds.read(key).get(plan.method)
+        plan = self.plan
+        tok_s = self._speeds.read(plan).get("train")
         began, before = self._now_s(), self._standing.seconds
         yield self.note(phase="reading the texts")
         first: int | None = None
@@ -179,7 +186,7 @@ class TrainingWork:
         seconds = self._now_s() - began
         corpus = Corpus.open(plan.corpus)
         if (new := corpus.num_tokens - (first or 0)) and seconds > 5:
-            self._speeds.note(key, "write", new / seconds)
+            self._speeds.note(plan, "write", new / seconds)
         if tok_s is None and plan.budget.minutes:
             tok_s = self._learning_speed(target, corpus)
         seconds = before + self._now_s() - began
@@ -208,7 +215,7 @@ class TrainingWork:
             per_step = (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else times[0]
             tokens = trainer.num_train_tokens * recipe.epochs / trainer.num_steps
         tok_s = tokens / max(per_step, 1e-6)
-        self._speeds.note(target.name, self.plan.method, tok_s)
+        self._speeds.note(self.plan, "train", tok_s)
         return tok_s
 
     # ---- the drafter
@@ -239,7 +246,7 @@ class TrainingWork:
                 yield event
         if began and last and (seconds := last.seconds - began.seconds) > 5:
             tok_s = (last.num_tokens - began.num_tokens) / seconds
-            self._speeds.note(target.name, self.plan.method, tok_s)
+            self._speeds.note(self.plan, "train", tok_s)
 
     def _note_step(self, event: TrainMetrics, began: TrainMetrics) -> None:
         per_step = event.seconds / event.step
@@ -359,11 +366,11 @@ def outlook(plan: TrainPlan, catalog: Catalog, log: RunLog, speeds: Speeds) -> s
 
 def _estimate_text(plan: TrainPlan, log: RunLog, speeds: Speeds, num_parameters: int) -> str:
     """Time and disk space, from speeds measured with this target or from plain decoding's."""
-    measured = speeds.read(plan.target.name)
+    measured = speeds.read(plan)
     query = RunQuery(target=plan.target.name, decoding_type=PLAIN, limit=1)
     plain = next((run.tok_s for run in log.rows(query) if run.tok_s), 0.0)
     write = measured.get("write") or WRITING * plain
-    learn = measured.get(plan.method) or LEARNING * plain
+    learn = measured.get("train") or LEARNING * plain
     present, epochs = _tokens_in(plan.corpus), plan.recipe.epochs
     if not learn or (not write and present < (plan.budget.tokens or 1)):
         return "Not measured with this target yet: the first steps measure it."
@@ -376,7 +383,7 @@ def _estimate_text(plan: TrainPlan, log: RunLog, speeds: Speeds, num_parameters:
     written = max(0, most - present)
     size: float = CORPUS_BYTES * written + STATE_BYTES * num_parameters
     size += min(plan.session.feature_gib * 2**30, most * 2**12)
-    is_measured = plan.method in measured and (not written or "write" in measured)
+    is_measured = "train" in measured and (not written or "write" in measured)
     writing = "no writing"
     if written:
         writing = f"{approximate_duration(written / write)} of writing ({written:,} tokens)"

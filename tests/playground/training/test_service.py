@@ -193,11 +193,24 @@ def test_minutes_are_kept_by_fitting_the_passes(trainings: Trainings, host: Engi
     assert ended(trainings, name) == "completed"
     state = trainings.look(name)
     assert state.plan.fitted and state.plan.settings["epochs"] != RECIPE["epochs"]
-    assert trainings.speeds.read("tiny")["medusa"] > 0
-    text = outlook(
-        plan_for(trainings, host, budget=budget), host.catalog, host.log, trainings.speeds
-    )
+    plan = plan_for(trainings, host, budget=budget)
+    assert trainings.speeds.read(plan)["train"] > 0
+    text = outlook(plan, host.catalog, host.log, trainings.speeds)
     assert "of training, which reads" in text and "MB of disk" in text and "reached MAT" in text
+
+
+def test_a_training_speed_holds_for_its_recipe_dtype_and_device(
+    trainings: Trainings, host: EngineHost, tmp_path: Path
+) -> None:
+    plan, file = plan_for(trainings, host), tmp_path / "speeds.json"
+    speeds = Speeds(file, "cpu")
+    speeds.note(plan, "write", 20.0)
+    speeds.note(plan, "train", 100.0)
+    longer = plan.replace(seed=5, settings={**plan.settings, "epochs": 9.0})
+    assert speeds.read(plan) == speeds.read(longer) == {"write": 20.0, "train": 100.0}
+    larger = plan.replace(settings={**plan.settings, "heads": 4})
+    assert speeds.read(larger) == {"write": 20.0}
+    assert speeds.read(plan.replace(dtype="bfloat16")) == Speeds(file, "cuda").read(plan) == {}
 
 
 def test_it_learns_from_answers_to_the_logs_own_prompts(
