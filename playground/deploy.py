@@ -243,7 +243,7 @@ def offered_runs(log: RunLog) -> list[tuple[str, str]]:
 
 
 def _title(run: RunSummary, figure: str) -> str:
-    parts = (run.method_title, figure, run.target, f"{run.created_at:%d %b %H:%M}")
+    parts = (run.method_title, figure, run.target, f"{run.created_at.astimezone():%d %b %H:%M}")
     return " · ".join(filter(None, parts))
 
 

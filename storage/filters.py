@@ -23,7 +23,9 @@ ROWS_PER_FETCH = 2000
 def conditions(query: RunQuery) -> list[sa.ColumnElement[bool]]:
     """Conditions that a run must meet."""
     is_deleted = runs.c.deleted_at.is_not(None)
-    where: list[sa.ColumnElement[bool]] = [is_deleted if query.deleted else ~is_deleted]
+    where: list[sa.ColumnElement[bool]] = []
+    if query.deleted is not None:
+        where.append(is_deleted if query.deleted else ~is_deleted)
     equal = {name: getattr(query, name) for name in EQUAL}
     where += [runs.c[name] == value for name, value in equal.items() if value is not None]
     if query.ids is not None:

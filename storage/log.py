@@ -142,8 +142,13 @@ class RunLog(RunReader):
         finish_reason: str | None,
         metrics: Mapping[str, Any],
         error: str | None = None,
+        external: bool = False,
     ) -> None:
-        """Write how a run ended. If that fails, the run becomes `interrupted` later."""
+        """Write how a run ended. If that fails, the run becomes `interrupted` later.
+
+        Args:
+            external: whether another engine decoded it; watchers are told of this one's runs only.
+        """
         figures = writing.figures_of(metrics)
         if output_ids or not figures:  # another engine's answer has text and figures only
             figures["num_new_tokens"] = len(output_ids)
@@ -158,7 +163,7 @@ class RunLog(RunReader):
         }
         with self._open.finishing(run_id, error):
             self._database.persist(lambda connection: _change(connection, run_id, **values))
-        for watcher in self.watchers:
+        for watcher in () if external else self.watchers:
             watcher.finished(reason=finish_reason, metrics=metrics)
 
     def annotate(

@@ -284,7 +284,8 @@ class RunQuery:
     """Only these."""
     text: str = ""
     """Text in the prompt, name, note, method or target, ignoring case."""
-    deleted: bool = False
+    deleted: bool | None = False
+    """None: both."""
     sort: SortKey = "created_at"
     descending: bool = True
     limit: int = 50

@@ -30,6 +30,9 @@ VARIABLE = "LLAMA_ARG_"
 VARIABLE_LINE = re.compile(rf"^\s*-?\s*({VARIABLE}\w+)\s*[:=]\s*", re.MULTILINE)
 PRESET = re.compile(r"^[ \t]*\[([^\]\n]+)\][ \t]*$", re.MULTILINE)
 ENTRY = re.compile(r"^[ \t]*([A-Za-z][\w-]*)[ \t]*=[ \t]*(.*?)[ \t]*$", re.MULTILINE)
+TARGETS = ("-m", "--model", "-hf", "--hf-repo", "--m", "--hf")
+REPEATED = ("-otd", "--override-tensor-draft", "--spec-draft-override-tensor")
+"""Each takes patterns of tensors."""
 PLACEMENT = (
     "threads threads-batch cpu-mask cpu-range cpu-strict prio poll cpu-mask-batch cpu-strict-batch "
     "prio-batch poll-batch override-tensor cpu-moe n-cpu-moe device ctx-size cache-type-k "
@@ -227,9 +230,17 @@ def _files(writer: Writer, values: Values) -> Files:
 
 def _parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | None]:
     flags = _read_options(text)
-    keys = [k for k in flags.options if k in ENGINE.keys or k.startswith(("--spec", "--draft"))]
-    target = flags.first("-m", "--model", "-hf", "--hf-repo", "--m", "--hf")
-    return {key: flags.options[key] for key in keys}, target
+    drafting = {key: value for key, value in flags.options.items() if _is_drafting(key)}
+    return drafting, flags.first(*TARGETS)
+
+
+def _is_drafting(flag: str) -> bool:
+    return flag in ENGINE.keys or flag.startswith(("--spec", "--draft"))
+
+
+def _is_single(name: str) -> bool:
+    flag = _flag(name) if name.startswith(VARIABLE) else name
+    return flag in TARGETS or (_is_drafting(flag) and flag not in REPEATED)
 
 
 def _read_options(text: str) -> Flags:
@@ -242,7 +253,7 @@ def _read_options(text: str) -> Flags:
         if len(models := [name for name in sections if name != "*"]) > 1:
             raise ConfigError(f"The preset has several models, {', '.join(models):.200}. Keep one.")
         return Flags({_flag(key): value for key, value in ENTRY.findall(text)}, (), {})
-    flags = read_flags(VARIABLE_LINE.sub(r"\1=", text))
+    flags = read_flags(VARIABLE_LINE.sub(r"\1=", text), _is_single)
     variables = {_flag(k): v for k, v in flags.environment.items() if k.startswith(VARIABLE)}
     return flags._replace(options={**variables, **flags.options})
 

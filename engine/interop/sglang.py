@@ -31,6 +31,8 @@ ALGORITHM = PREFIX + "algorithm"
 TOKENS = PREFIX + "num-draft-tokens"
 SIZE = (PREFIX + "num-steps", PREFIX + "eagle-topk", TOKENS)
 """Steps, children per node, and nodes verified, including the root."""
+WINDOW = PREFIX + "ngram-max-match-window-size"
+TARGETS = ("--model-path", "--model")
 WEIGHTS = table.weights(PREFIX + "draft-model-path", PREFIX + "draft-model")
 IGNORED = _flags(
     "draft-model-revision draft-load-format attention-mode "
@@ -146,6 +148,15 @@ def _read_size(reader: Reader) -> None:
             reader.notes.append("Here the method drafts a chain: topk is ignored.")
 
 
+def _read_window(reader: Reader) -> None:
+    """Older releases verify as many tokens as they match at most, unless told otherwise."""
+    if reader.find(WINDOW):
+        reader.used.add(WINDOW)
+        size = reader.settings["max_matching_ngram_size"] = reader.typed(WINDOW, int)
+        if reader.find(TOKENS) is None:
+            reader.settings["max_draft_len"] = size - 1
+
+
 # ---- the table
 
 
@@ -167,8 +178,12 @@ NGRAM = (
     table.const(PREFIX + "ngram-max-bfs-breadth", 1, note=TRIE),
     *(
         table.read_only("", PREFIX + name, decode=lambda value: table.IGNORED, note=TRIE)
-        for name in ("ngram-min-bfs-breadth", "ngram-match-type", "ngram-max-trie-depth")
+        for name in (
+            *("ngram-min-bfs-breadth", "ngram-match-type", "ngram-max-trie-depth"),
+            *("ngram-min-match-window-size", "ngram-branch-length"),
+        )
     ),
+    Codec((WINDOW,), read=_read_window),
     DroppedSetting(
         "max_matching_ngram_size",
         "max_matching_ngram_size={c.max_matching_ngram_size} is dropped: SGLang matches as many "
@@ -205,19 +220,23 @@ def _files(writer: Writer, values: Values) -> Files:
 
 def _parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | None]:
     """A command, or flags as keys of YAML (`--config`)."""
-    flags = read_flags(text, switches=(*SWITCHES.split(), "--enable-multi-layer-eagle"))
+    switches = (*SWITCHES.split(), "--enable-multi-layer-eagle")
+    flags = read_flags(text, lambda name: name in TARGETS or _is_drafting(name), switches=switches)
     if not flags.options and ":" in text and isinstance(values := read_yaml(text), Mapping):
         named = {f"--{key}".replace("_", "-"): value for key, value in values.items()}
-        given = {key: "" if value is True else str(value) for key, value in named.items() if value}
-        flags = flags._replace(options=given)
+        given = {k: v for k, v in named.items() if v is not None and v is not False}
+        flags = flags._replace(options={k: "" if v is True else str(v) for k, v in given.items()})
     if "candidate_steps" in text:
         raise ConfigError(
             "candidate_steps by batch size is the table of SGLang's adaptive drafting; here "
             "drafting: auto adapts. Paste the command with its --speculative-* flags."
         )
     options = {**flags.options, **flags.environment}
-    drafting = {k: v for k, v in options.items() if k in ENGINE.keys or k.startswith(PREFIX)}
-    return drafting, flags.first("--model-path", "--model")
+    return {k: v for k, v in options.items() if _is_drafting(k)}, flags.first(*TARGETS)
+
+
+def _is_drafting(name: str) -> bool:
+    return name in ENGINE.keys or name.startswith(PREFIX)
 
 
 def _find_method(reader: Reader) -> table.Method:

@@ -23,7 +23,14 @@ DRAFTING = ("num_assistant_tokens", "assistant_confidence")
 """Prefixes of fields of the assistant's generation config."""
 WORDS = ("assist", "lookup", "lookbehind", "matching_ngram", "specul", "mtp", "custom", "do_sample")
 """Arguments of `generate` with none of these in their names do not affect drafting."""
+ELSEWHERE = "generation_config."
+"""Prefix of such a field where it is not set on the assistant's generation config."""
 ROWS = (
+    table.Ignored(
+        f"{ELSEWHERE}num_assistant_tokens {ELSEWHERE}num_assistant_tokens_schedule "
+        f"{ELSEWHERE}assistant_confidence_threshold",
+        "is ignored by transformers, which reads assistant_model.generation_config.",
+    ),
     table.Ignored("is_assistant assistant_lookbehind target_lookbehind do_sample"),
     *table.refusals(
         {
@@ -141,26 +148,42 @@ def _parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | Non
         values = read_yaml(text)
         if not isinstance(values, Mapping):
             raise ConfigError("Paste a script that calls generate(…), or its keyword arguments.")
-        return _drafting(values), None
+        return _drafting(values, ELSEWHERE), None
     nodes, value_of = read_python(text)
-    drafting, kwargs = dict[str, Any](), dict[str, Any]()
-    target = None
+    assigned, kwargs = dict[tuple[str, str], Any](), dict[str, Any]()
+    assistant = target = None
+    configs = set[ast.AST]()
     for node in nodes:
         match node:
-            case ast.Assign(targets=[ast.Attribute(attr=key, value=config)], value=value):
-                if value_of(config) == "generation_config":
-                    drafting[key] = value_of(value)
-            case ast.Call(func=func, keywords=keywords):
+            case ast.Assign(
+                targets=[ast.Attribute(attr="generation_config") as place],
+                value=ast.Call(keywords=keywords) as call,
+            ):
+                configs.add(call)
+                config = ast.unparse(place)
+                assigned |= {(config, w.arg): value_of(w.value) for w in keywords if w.arg}
+            case ast.Assign(targets=[ast.Attribute(attr=key, value=place)], value=value):
+                if value_of(place) == "generation_config":
+                    assigned[ast.unparse(place), key] = value_of(value)
+            case ast.Call(func=func, keywords=keywords) if node not in configs:
                 if value_of(func) in ("generate", "GenerationConfig"):
-                    kwargs |= {word.arg: value_of(word.value) for word in keywords if word.arg}
+                    words = {word.arg: word.value for word in keywords if word.arg}
+                    kwargs |= {key: value_of(value) for key, value in words.items()}
+                    if ASSISTANT in words:
+                        assistant = f"{ast.unparse(words[ASSISTANT])}.generation_config"
                 match func:
                     case ast.Attribute(attr="generate", value=ast.Name(id=name) as owner):
                         target = None if value_of(owner) == name else value_of(owner)
-    return _drafting(drafting | kwargs), target
+    own = {key: value for (config, key), value in assigned.items() if config == assistant}
+    rest = {key: value for (config, key), value in assigned.items() if config != assistant}
+    return _drafting(own) | _drafting(rest | kwargs, ELSEWHERE), target
 
 
-def _drafting(values: Mapping[Any, Any]) -> dict[str, Any]:
-    return {str(k): value for k, value in values.items() if any(word in str(k) for word in WORDS)}
+def _drafting(values: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
+    """What affects drafting; the prefix is put before what is the assistant's to configure."""
+    names = {str(key): value for key, value in values.items()}
+    keys = (key for key in names if any(word in key for word in WORDS))
+    return {prefix * key.startswith(DRAFTING) + key: names[key] for key in keys}
 
 
 def _find_method(reader: Reader) -> table.Method:

@@ -70,7 +70,7 @@ SHORT_OPTIONS = {"spec_method": "method", "spec_model": "model", "spec_tokens": 
 
 def _read_ngram(reader: Reader) -> None:
     """A missing length equals the other; if both are missing, vLLM uses 5."""
-    keys = [key for key in LOOKUP_KEYS if reader.values.get(key)]
+    keys = [key for key in LOOKUP_KEYS if reader.find(key)]
     most, least = (reader.typed(keys[i], int) if keys else 5 for i in (0, -1))
     if least > most:
         raise ConfigError(
@@ -198,7 +198,8 @@ def _files(writer: Writer, values: Values) -> Files:
 
 def _parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | None]:
     """The speculative config as plain data, and the target if the text names it."""
-    flags = Flags({}, (), {}) if text.lstrip().startswith("{") else read_flags(text)
+    is_json = text.lstrip().startswith("{")
+    flags = Flags({}, (), {}) if is_json else read_flags(text, _is_single)
     options: Any = flags.options if any(map(_drafting_option, flags.options)) else read_yaml(text)
     if not isinstance(options, Mapping) or not options:
         raise ConfigError(
@@ -211,6 +212,10 @@ def _parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | Non
     served = words[words.index("serve") + 1 :] if "serve" in words else ()
     target = options.get("--model", options.get("model", next(iter(served), None)))
     return _config_of_options(options, read_yaml), target if isinstance(target, str) else None
+
+
+def _is_single(name: str) -> bool:
+    return name == "--model" or bool(_drafting_option(name))
 
 
 def _drafting_option(name: str) -> str:

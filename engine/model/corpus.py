@@ -111,12 +111,16 @@ class Corpus:
     def num_tokens(self) -> int:
         return sum(entry.length for entry in self.entries)
 
-    def check_made_by(self, target: Target) -> None:
-        """Raises ConfigError: another model generated the corpus."""
+    def is_made_by(self, target: Target) -> bool:
+        """Whether these weights generated the corpus, as far as is known."""
         sizes = ("vocab_size", "hidden_size", "num_layers")
         same = all(self.manifest[size] == getattr(target, size) for size in sizes)
         weights, ours = self.manifest.get("weights"), target.provenance.get("weights")
-        if not same or (weights and ours and weights != ours):
+        return same and not (weights and ours and weights != ours)
+
+    def check_made_by(self, target: Target) -> None:
+        """Raises ConfigError: another model generated the corpus."""
+        if not self.is_made_by(target):
             raise ConfigError(
                 f"The corpus in {self.folder} was written by {self.manifest['target']}, but the "
                 f"target is {target.name}. Give another folder."

@@ -44,6 +44,8 @@ def as_named(name: str, kind: Shipped = "drafters") -> str:
     return name
 
 
+FINGERPRINT_SAMPLES = 64
+"""Places of a weight file whose bytes are part of its fingerprint."""
 _HUB_ERRORS = {
     ("not a valid model identifier", "not found for", "404"): (
         "The hub has no model {}, or it is private. Check the spelling of owner/model."
@@ -188,7 +190,7 @@ def _locate_path(path: Path, spec: TargetSpec) -> Weights:
     if path.is_dir():
         if not (path / "config.json").is_file() and spec.gguf_file is None:
             return _locate_path(_only_gguf(path), spec)
-        return Weights(str(path), spec.gguf_file, None, True, None)
+        return Weights(str(path), spec.gguf_file, None, True, _folder_fingerprint(path, spec))
     raise SourceError(f"{path} does not exist. Give a model folder or a .gguf file.")
 
 
@@ -197,6 +199,30 @@ def file_fingerprint(file: Path) -> str:
     status = file.stat()
     identity = f"{file.resolve()}:{status.st_size}:{status.st_mtime_ns}"
     return hashlib.sha256(identity.encode()).hexdigest()
+
+
+def _folder_fingerprint(folder: Path, spec: TargetSpec) -> str | None:
+    """A digest of the weight files' names, sizes and samples of their bytes, the same for a copy.
+
+    None if they cannot be read.
+    """
+    files = sorted(folder.glob("*"))
+    files = [file for file in files if file.suffix in (".safetensors", ".bin", ".pt")]
+    if spec.gguf_file is not None:
+        files = [folder / spec.gguf_file]
+    files = [file for file in files if file.is_file()]
+    digest = hashlib.sha256()
+    try:
+        for file in files:
+            size = file.stat().st_size
+            digest.update(f"{file.name}:{size}:".encode())
+            with file.open("rb") as stream:
+                for k in range(FINGERPRINT_SAMPLES):
+                    stream.seek(size * k // FINGERPRINT_SAMPLES)
+                    digest.update(stream.read(64))
+    except OSError:
+        return None
+    return digest.hexdigest() if files else None
 
 
 def _only_gguf(folder: Path) -> Path:

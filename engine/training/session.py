@@ -24,7 +24,7 @@ from engine.drafters.method import MethodConfig
 from engine.metrics import Metrics, measure
 from engine.model.corpus import Corpus, Entry
 from engine.model.loading import load_target
-from engine.model.sources import TargetSpec, partial_folder, writing
+from engine.model.sources import TargetSpec, atomic_write, partial_folder, writing
 from engine.model.target import Target
 from engine.training.corpus.dialogues import GivenPrompt
 from engine.training.corpus.writer import versions
@@ -170,9 +170,13 @@ def evaluate(
         trainer.target, config, questions, max_new_tokens=max_new_tokens, cache_dir=cache_dir
     )
     values = card(trainer, rates, scores, config)
-    with writing(folder):
-        (folder / "card.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-        (folder / "README.md").write_text(_markdown(values, scores), encoding="utf-8")
+    files = {
+        "card.json": json.dumps(values, indent=2) + "\n",
+        "README.md": _markdown(values, scores),
+    }
+    for name, text in files.items():
+        with atomic_write(folder / name) as partial:
+            partial.write_text(text, encoding="utf-8")
     return scores
 
 

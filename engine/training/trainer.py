@@ -76,7 +76,7 @@ class Trainer:
 
     Attributes:
         average: of the student's weights; the final result.
-        seconds: of training so far, earlier sessions included.
+        seconds: of training so far, earlier sessions included; pauses between steps excluded.
     """
 
     def __init__(
@@ -169,26 +169,28 @@ class Trainer:
 
         A checkpoint is written every `SAVE_EVERY_S`, at the end, and when the iterator is closed.
         """
-        saved = time.perf_counter()
-        began = saved - self.seconds
+        saved = began = time.perf_counter()
         try:
             while self.step < self.num_steps:
                 outputs = self._one_step()
-                self.seconds = time.perf_counter() - began
+                loss = float(torch.stack([one.loss for one in outputs]).mean())
+                rates = _rates(outputs)  # waits for the device
+                self.seconds += time.perf_counter() - began
                 done = self.step / self.num_steps * self.settings.epochs
                 metrics = TrainMetrics(
                     self.step,
                     self.num_steps,
-                    float(torch.stack([one.loss for one in outputs]).mean()),
-                    _rates(outputs),
+                    loss,
+                    rates,
                     self.seconds,
                     round(done * self.num_train_tokens),
                 )
                 self.log.append(metrics.log_entry)
                 yield metrics
-                if time.perf_counter() - saved > SAVE_EVERY_S:
+                began = time.perf_counter()
+                if began - saved > SAVE_EVERY_S:
                     self._save()
-                    saved = time.perf_counter()
+                    saved = began
         finally:
             # An interrupted step may leave the weights partly updated.
             if not self._mid_step:

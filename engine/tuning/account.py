@@ -34,19 +34,17 @@ class LossAccount:
     _drafted_hiccup_ms: float = 0.0
     _plain_hiccup_ms: float = 0.0
 
-    def add_drafted_step(self, ms: float, num_tokens: int, hiccup_ms: float = 0.0) -> float:
-        """Record a drafted step and return the time that is charged for it.
+    def add_drafted_step(self, ms: float, num_tokens: int, hiccup_ms: float) -> None:
+        """Record a drafted step.
 
         Args:
             hiccup_ms: by how much something else held it up; included in `ms`.
         """
-        excused_before_ms = self._excused_ms
         self.elapsed_ms += ms
         self._drafted_ms += ms
         self._pending_ms += ms
         self._pending_tokens += num_tokens
         self._drafted_hiccup_ms += hiccup_ms
-        return ms - max(0.0, min(hiccup_ms, self._excused_ms - excused_before_ms))
 
     def add_plain_step(self, ms: float, before_ms: float, after_ms: float) -> None:
         """Record a plain step.

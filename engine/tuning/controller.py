@@ -448,22 +448,22 @@ class ControlledDrafter(Drafter):
             self.account.add_plain_step(ms, before_ms, costs.plain_ms)
             return
         verify_ms = ms - step.draft_ms
-        hiccup_ms = sum(
-            took_ms - usual_ms
-            for took_ms, usual_ms in (
-                (step.draft_ms, step.usual_draft_ms),
-                (verify_ms, costs.verify_ms(step.rows, step.depth or None)),
-            )
-            if took_ms > HICCUP_RATIO * usual_ms and took_ms - usual_ms > costs.plain_ms
-        )
+        hiccup_ms = learnt_ms = 0.0  # the account charges a hiccup; it says little of later drafts
+        for took_ms, usual_ms in (
+            (step.draft_ms, step.usual_draft_ms),
+            (verify_ms, costs.verify_ms(step.rows, step.depth or None)),
+        ):
+            most_ms = max(HICCUP_RATIO * usual_ms, usual_ms + costs.plain_ms)
+            hiccup_ms += took_ms - usual_ms if took_ms > most_ms else 0.0
+            learnt_ms += min(took_ms, most_ms)
         num_tokens, plan = self._num_committed, step.plan
-        charged_ms = self.account.add_drafted_step(ms, num_tokens, hiccup_ms)
+        self.account.add_drafted_step(ms, num_tokens, hiccup_ms)
         costs.observe_verify(verify_ms, step.rows, step.depth)
         if plan and step.is_typical:
             for speedup in (self._speedups[plan.kind], self.experience.speedup_of(plan.kind)):
-                speedup.observe(num_tokens, charged_ms / costs.plain_ms)
+                speedup.observe(num_tokens, learnt_ms / costs.plain_ms)
         if plan and plan.trial:
-            plan.trial.lost_ms += max(0.0, charged_ms - num_tokens * costs.plain_ms)
+            plan.trial.lost_ms += max(0.0, learnt_ms - num_tokens * costs.plain_ms)
 
 
 def _loss_text(loss_ms: float) -> str:

@@ -13,7 +13,7 @@ from engine.config import Limits, Sampling
 from engine.errors import PlaygroundError
 from engine.metrics import Tally, ratio, throughput, tpot_ms
 from playground.api.models import Model
-from playground.host.live import LiveRun, Message
+from playground.host.live import API_OWNER, LiveRun, Message
 from playground.host.request import GenerateRequest
 from playground.host.runner import EngineHost
 
@@ -25,12 +25,12 @@ TEXT_POLL_S = 0.02
 
 
 class RunFailedError(PlaygroundError):
-    """The run could not start, or failed."""
+    """The run could not start, failed, or was stopped before its text was complete."""
 
     def __init__(self, run: LiveRun) -> None:
         super().__init__(run.error or "The run was stopped.")
-        self.refused = run.refused
-        """Whether the request is at fault, and not the server."""
+        self.status = 400 if run.refused else 500 if run.state == "failed" else 503
+        """HTTP status: the request is at fault, the server is, or the run was stopped."""
 
 
 class Answer:
@@ -64,15 +64,20 @@ class Answer:
             messages=tuple(messages),
         )
         self._host, self._stop = host, limits.stop
-        self.run = host.generate(request, owner=f"api/{secrets.token_urlsafe(9)}")
+        self.run = host.generate(request, owner=f"{API_OWNER}{secrets.token_urlsafe(9)}")
 
-    async def first_token(self) -> None:
+    async def first_token(self, disconnected: Disconnected) -> None:
         """Wait for the first token. Cancelling the wait cancels the run.
+
+        Args:
+            disconnected: whether the client has left, which cancels the run.
 
         Raises RunFailedError: the run ended without one.
         """
         try:
             while self.run.first is None and not self.run.over.is_set():
+                if await disconnected():
+                    self.run.cancel()
                 await asyncio.sleep(POLL_S)
         except asyncio.CancelledError:
             self.run.cancel()
@@ -85,7 +90,7 @@ class Answer:
         Args:
             disconnected: whether the client has left, which ends the text.
 
-        Raises RunFailedError: the run failed.
+        Raises RunFailedError: the run failed, or was stopped.
         """
         text, num_events, num_sent = "", 0, 0
         try:
@@ -106,7 +111,7 @@ class Answer:
             self.run.cancel()
 
     async def text(self, disconnected: Disconnected | None = None) -> str:
-        """The whole text. Raises RunFailedError: the run failed."""
+        """The whole text. Raises RunFailedError: the run failed, or was stopped."""
         async with aclosing(self.texts(disconnected)) as pieces:
             return "".join([piece async for piece in pieces])
 
@@ -116,7 +121,9 @@ class Answer:
         return () if stored is None else tuple(stored.output_ids)
 
     def _check(self) -> None:
-        if self.run.state == "failed" or (self.run.over.is_set() and self.run.finish is None):
+        finish = self.run.finish
+        cut = self.run.over.is_set() and (finish is None or finish.reason == "cancelled")
+        if cut or self.run.state == "failed":
             raise RunFailedError(self.run)
 
     @property

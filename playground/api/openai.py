@@ -278,7 +278,7 @@ class OpenAI(Endpoints):
         if not body.stream:
             text = await writer.answer.text(request.is_disconnected)
             return JSONResponse(writer.response(text))
-        await writer.answer.first_token()
+        await writer.answer.first_token(request.is_disconnected)
         return self.stream(writer.events(with_usage=body.stream_options.include_usage))
 
 

@@ -75,8 +75,8 @@ async def read_body(request: Request, kind: type[Body]) -> Body:
 def status_of(error: BaseException) -> tuple[int, str]:
     """HTTP status and message of an error."""
     status = next((status for kind, status in STATUSES.items() if isinstance(error, kind)), None)
-    if isinstance(error, RunFailedError) and error.refused:
-        status = 400
+    if isinstance(error, RunFailedError):
+        status = error.status
     if status is not None:
         return status, str(error)
     if isinstance(error, HTTPException):  # the body is too long

@@ -45,7 +45,8 @@ class TritonRequest(RequestBody):
     text_input: str = Field(min_length=1, max_length=MAX_PROMPT_CHARS)
     max_tokens: int = Field(DEFAULT_TOKENS, ge=1, le=1_000_000)
     stop_words: list[str] = []
-    temperature: float = 0.0
+    temperature: float | None = None
+    """None = 1 if `top_k` or `top_p` restrict the tokens, else 0 (greedy)."""
     top_k: int = 0
     top_p: float = 1.0
     random_seed: int | None = None
@@ -74,10 +75,11 @@ class TritonRequest(RequestBody):
     @property
     def sampling(self) -> Sampling:
         seed = self.random_seed if self.seed is None else self.seed
-        greedy = self.top_k == 1  # as in TensorRT-LLM
+        samples = self.top_k > 1 or 0 < self.top_p < 1  # as in TensorRT-LLM
+        temperature = float(samples) if self.temperature is None else self.temperature
         return Sampling.parse(
             {
-                "temperature": 0.0 if greedy else self.temperature,
+                "temperature": 0.0 if self.top_k == 1 else temperature,
                 "top_k": self.top_k,
                 "top_p": self.top_p or 1.0,
                 "seed": secrets.randbelow(2**31) if seed is None else seed,
@@ -165,7 +167,7 @@ class Triton(Endpoints):
 
     async def generate_stream(self, request: Request) -> Response:
         _, answer = await self._begin(request)
-        await answer.first_token()
+        await answer.first_token(request.is_disconnected)
 
         async def events() -> AsyncIterator[dict[str, Any]]:
             async with aclosing(answer.texts()) as pieces:

@@ -308,7 +308,7 @@ def run_experiment(
             here, measure = bench.target.environment(), partial(experiment.measure, bench)
         if resume:
             experiment.check_target(here)
-            experiment.log.benchmarks.resume(experiment.id)
+            experiment.resume()
         else:
             experiment.begin(options.name)
         note(heading(here))

@@ -41,7 +41,7 @@ class ExportOptions(LogOptions, MethodOptions):
     part: str = option(
         "whole", "Of a combination, one of its methods: retrieval or model.", metavar="PART"
     )
-    engine_version: str = option("", "Release of the engine; default: the newest known.")
+    engine_version: str = option("", "Release of the engine; default: the newest stable one known.")
     output: Path | None = option(None, "Write the files here.", metavar="DIR")
 
 

@@ -88,8 +88,8 @@ class TrainOptions(TargetOptions, LogOptions):
         if self.learn_from == "runs":
             with self.open_log() as log:
                 prompts = prompts_of_runs(log, spec.name)
-        beside = output.parent / "corpus"
-        corpus = beside if self.output else corpus_folder(base / "corpora", spec, prompts)
+        corpora = None if self.output or self.corpus else base / "corpora"
+        corpus = self.corpus.absolute() if self.corpus else output.parent / "corpus"
         budget = {"minutes": self.minutes, "tokens": self.tokens}
         if self.minutes is None:
             budget["tokens"] = self.tokens or 1_000_000
@@ -98,7 +98,8 @@ class TrainOptions(TargetOptions, LogOptions):
             {
                 **{name: getattr(self, name) for name in shared},
                 "target": spec,
-                "corpus": self.corpus.absolute() if self.corpus else corpus,
+                "corpus": corpus_folder(corpora, spec, prompts) if corpora else corpus,
+                "corpora": corpora,
                 "prompts": prompts,
                 "eval_prompts": given_prompts(map(read_suite_file, self.eval_prompts)),
                 "budget": budget,
@@ -115,7 +116,7 @@ class TrainOptions(TargetOptions, LogOptions):
             if self.minutes is not None and folder.exists and (begun := folder.plan).fitted:
                 fitted = {**own.settings, "epochs": begun.recipe.epochs}
                 own = own.replace(settings=fitted, fitted=True)
-            speeds = Speeds(base / "speeds.json")
+            speeds = Speeds(base / "speeds.json", self.device)
             works.append(TrainingWork(own, folder, speeds, cache_dir=self.cache))
         return works
 

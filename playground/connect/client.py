@@ -59,7 +59,15 @@ class DraftCounts(Response):
 
 
 class Delta(Response):
+    """A piece of an answer; reasoning has one of two names, some engines send both."""
+
     content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+
+    @property
+    def text(self) -> str:
+        return (self.reasoning_content or self.reasoning or "") + (self.content or "")
 
 
 class StreamChoice(Response):
@@ -311,10 +319,10 @@ class _AnswerStream:
             raise EngineError(f"The engine gave up: {short(chunk.error, 200)}.")
         for choice in chunk.choices or ():
             self._reason = choice.finish_reason or self._reason
-            if choice.delta and choice.delta.content:
+            if choice.delta and choice.delta.text:
                 self._last_s = time.perf_counter()
                 self._first_s = self._first_s or self._last_s
-                self._text.append(choice.delta.content)
+                self._text.append(choice.delta.text)
         for name in ("usage", "metrics", "timings"):
             if (figures := getattr(chunk, name)) is not None:
                 self._figures = self._figures.model_copy(update={name: figures})

@@ -124,18 +124,24 @@ class Load:
     max_seconds: float = 300.0
 
 
-async def measure_level(client: Client, load: Load, concurrency: int) -> Level:
-    """Send all prompts, `concurrency` at a time; no answer is awaited beyond the time limit."""
+async def measure_level(
+    client: Client, load: Load, concurrency: int, outcomes: list[Outcome]
+) -> Level:
+    """Send all prompts, `concurrency` at a time; no answer is awaited beyond the time limit.
+
+    Args:
+        outcomes: an empty list, which is extended as the answers arrive.
+    """
     before, began_s = await _counters(client), time.perf_counter()
-    outcomes = await _outcomes(client, load, concurrency)
+    await _send_all(client, load, concurrency, outcomes)
     seconds, after = time.perf_counter() - began_s, await _counters(client)
     counters, restarted = between(before, after) if before and after else (None, False)
     return Level(concurrency, seconds, tuple(outcomes), counters, restarted)
 
 
-async def _outcomes(client: Client, load: Load, concurrency: int) -> list[Outcome]:
+async def _send_all(client: Client, load: Load, concurrency: int, outcomes: list[Outcome]) -> None:
     """Workers take prompts until none is left."""
-    prompts, outcomes = list(reversed(load.prompts)), list[Outcome]()
+    prompts = list(reversed(load.prompts))
     deadline_s = time.monotonic() + load.max_seconds
 
     async def work() -> None:
@@ -153,7 +159,6 @@ async def _outcomes(client: Client, load: Load, concurrency: int) -> list[Outcom
     async with asyncio.TaskGroup() as group:
         for _ in range(min(concurrency, len(load.prompts))):
             group.create_task(work())
-    return outcomes
 
 
 async def _counters(client: Client) -> Reading | None:

@@ -14,7 +14,7 @@ from anyio.to_thread import run_sync
 
 from engine.metrics import draft_acceptance, mat, tok_s
 from playground.connect.client import Client, Reply
-from playground.connect.replay import Level, Load, measure_level
+from playground.connect.replay import Level, Load, Outcome, measure_level
 from playground.connect.report import Report
 from storage import EXTERNAL, NewRun, RunLog
 
@@ -49,11 +49,15 @@ async def measure(address: Address, load: Load, log: RunLog | None) -> AsyncIter
             for one, levels in ((plain_client, plain), (client, drafting)):
                 if one is None:
                     continue
-                levels.append(await measure_level(one, load, concurrency))
-                if log is not None:
-                    title = one.engine.title
-                    title += "" if levels is drafting else ", plain decoding"
-                    await run_sync(_store, log, one, levels[-1], title, replay_id)
+                outcomes: list[Outcome] = []
+                try:
+                    levels.append(await measure_level(one, load, concurrency, outcomes))
+                finally:  # if the measurement is stopped, too
+                    if log is not None:
+                        kind = "" if levels is drafting else ", plain decoding"
+                        title = f"{one.engine.title}{kind} · concurrency {concurrency}"
+                        labels = {"replay": replay_id, "concurrency": str(concurrency)}
+                        await run_sync(_store, log, one, outcomes, title, labels)
             yield Report(client.engine, tuple(drafting), tuple(plain))
 
 
@@ -67,15 +71,17 @@ async def _plain_client(client: Client, address: Address, stack: AsyncExitStack)
     return await stack.enter_async_context(Client.connect(url, address.key, model))
 
 
-def _store(log: RunLog, client: Client, level: Level, title: str, replay_id: str) -> None:
-    """Write every answer of a level to the log."""
-    for outcome in level.outcomes:
+def _store(
+    log: RunLog, client: Client, outcomes: list[Outcome], title: str, labels: dict[str, str]
+) -> None:
+    """Write answers to the log."""
+    for outcome in outcomes:
         prompt, reply = outcome.prompt, outcome.reply
         run_id = log.begin(
             NewRun(
                 target=client.model,
                 method={"decoding_type": EXTERNAL, "engine": client.engine.name, "url": client.url},
-                method_title=f"{title} · concurrency {level.concurrency}",
+                method_title=title,
                 lossless=None,
                 sampling={"temperature": 0.0},
                 limits={},
@@ -84,11 +90,10 @@ def _store(log: RunLog, client: Client, level: Level, title: str, replay_id: str
                 messages=({"role": "user", "content": prompt.text},),
                 device=client.url,
                 labels={
-                    "replay": replay_id,
+                    **labels,
                     "suite": prompt.suite,
                     "prompt": prompt.name,
                     "category": prompt.category,
-                    "concurrency": str(level.concurrency),
                 },
             )
         )
@@ -100,6 +105,7 @@ def _store(log: RunLog, client: Client, level: Level, title: str, replay_id: str
             finish_reason=FINISH_REASONS.get(reply.finish_reason or "") if reply else None,
             metrics=_metrics(reply) if reply else {},
             error=outcome.error or None,
+            external=True,
         )
 
 

@@ -72,6 +72,10 @@ class Experiment(Job):
         plan = self.plan.to_dict()
         self.log.benchmarks.begin(self.id, name or default_name(self.plan), plan)
 
+    def resume(self) -> None:
+        """Write to the log that it is resumed. Raises StorageError: another process runs it."""
+        self.log.benchmarks.resume(self.id)
+
     def cancelled(self) -> bool:
         return self.interrupted() or super().cancelled()
 

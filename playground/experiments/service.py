@@ -175,7 +175,7 @@ class Experiments:
         else:
             plan = stored_experiment(self._log, benchmark_id, self.catalog.types)[1].runnable
         experiment = self._experiment(plan, benchmark_id)
-        self._launch(experiment, pool, partial(self._log.benchmarks.resume, benchmark_id))
+        self._launch(experiment, pool, experiment.resume)
 
     def _experiment(self, plan: ExperimentPlan, benchmark_id: str | None = None) -> Experiment:
         if plan.kind == "compare":

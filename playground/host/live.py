@@ -22,6 +22,8 @@ if TYPE_CHECKING:  # it decodes, and the log is listed without torch
 State = Literal["queued", "loading", "prefill", "running"] | Status
 Message = dict[str, str]
 """One turn of a conversation: `role` and `content`."""
+API_OWNER = "api/"
+"""How the owner of an API request's run begins; each request is an owner of its own."""
 MAX_RUNS = 64
 MAX_STEP_BYTES = 64_000_000
 """Memory for the steps of a run."""

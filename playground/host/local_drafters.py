@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Iterable
+from itertools import islice
 from pathlib import Path
 
 from engine.drafters import methods as decoding_types
 from engine.drafters import parse_method
 from engine.drafters.heads.medusa import count_heads
 from engine.errors import PlaygroundError
+from engine.kernels.cpu.gguf import GGUFFile
 from engine.model.checkpoints import tensor_names
+from engine.model.loading import unsupported_architecture
 from engine.model.sources import TargetSpec
 from presets import MethodPreset
 
@@ -72,7 +76,7 @@ def draft_models_of(target: TargetSpec, others: Iterable[TargetSpec]) -> list[Me
     specs.pop(target.name, None)
     sizes = {name: num_bytes(other) for name, other in specs.items()}
     by_size = sorted(sizes, key=sizes.__getitem__)
-    small = [name for name in by_size if 0 < sizes[name] <= max_bytes]
+    small = (name for name in by_size if 0 < sizes[name] <= max_bytes and _is_model(specs[name]))
     by_text = {"decoding_type": "Draft_Target", "vocabulary": "text"}
     return [
         MethodPreset(
@@ -82,8 +86,20 @@ def draft_models_of(target: TargetSpec, others: Iterable[TargetSpec]) -> list[Me
             target=target.name,
             config=parse_method({**by_text, "speculative_model": name}, where=name),
         )
-        for name in small[:MAX_MODELS]
+        for name in islice(small, MAX_MODELS)
     ]
+
+
+def _is_model(spec: TargetSpec) -> bool:
+    """False of a GGUF file that is damaged, of an unknown architecture, or part of a model."""
+    if spec.path is None or not spec.path.endswith(".gguf"):
+        return True
+    try:
+        file = GGUFFile(Path(spec.path).expanduser())
+    except PlaygroundError:
+        return False
+    is_whole = file.metadata.get("general.type", "model") == "model"  # else an adapter, say
+    return is_whole and unsupported_architecture(file) is None
 
 
 def num_bytes(spec: TargetSpec) -> int:
@@ -93,5 +109,6 @@ def num_bytes(spec: TargetSpec) -> int:
     path = Path(spec.path).expanduser() if spec.path else None
     if path is None:
         return 0
-    files = [path] if path.is_file() else list(path.glob("*.safetensors"))
+    parts = glob.escape(path.name).replace("-00001-of-", "-?????-of-")
+    files = path.parent.glob(parts) if path.is_file() else path.glob("*.safetensors")
     return sum(file.stat().st_size for file in files)

@@ -12,6 +12,7 @@ The folder of a process that died says `running`, but its lock is free.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +22,7 @@ from filelock import FileLock, Timeout
 
 from engine.config import Settings
 from engine.drafters import parse_method
-from engine.errors import ConfigError
+from engine.errors import ConfigError, PlaygroundError
 from engine.model.files import read_settings
 from engine.model.sources import atomic_write, writing
 from engine.safe_text import read_json
@@ -112,6 +113,7 @@ class TrainingFolder:
             self._own.mkdir(parents=True, exist_ok=True)
         try:
             with self._lock.acquire(timeout=1.0):  # readers hold it for an instant
+                self._drop_partial_point()
                 yield
         except Timeout as error:
             raise ConfigError(f"Another process trains into {self.path}. Stop it there.") from error
@@ -123,6 +125,13 @@ class TrainingFolder:
         line = json.dumps({"kind": kind, "step": step, **values})
         with writing(self.path), (self._own / "curve.jsonl").open("a", encoding="utf-8") as file:
             file.write(line + "\n")
+
+    def _drop_partial_point(self) -> None:
+        """Cut off the line that a kill left without its end."""
+        file = self._own / "curve.jsonl"
+        if file.is_file():
+            with writing(self.path):
+                os.truncate(file, file.read_bytes().rfind(b"\n") + 1)
 
     def curve(self) -> dict[str, list[dict[str, Any]]]:
         """The points by kind; a resumed training replaces those of repeated steps."""
@@ -140,9 +149,11 @@ class TrainingFolder:
 
     @property
     def card(self) -> Mapping[str, Any] | None:
-        """None before the first evaluation."""
-        file = self.path / CARD
-        return read_settings(file) if file.is_file() else None
+        """None before the first evaluation, and where it is damaged: the next one replaces it."""
+        try:
+            return read_settings(self.path / CARD)
+        except PlaygroundError:
+            return None
 
     def preset(self) -> MethodPreset | None:
         """The drafter as a method of its target; None before the first evaluation."""

@@ -63,6 +63,8 @@ class TrainPlan(Settings):
 
     Attributes:
         corpus: folder of the texts that the target writes.
+        corpora: the user's corpora, one of which takes the place of a `corpus` that this training
+            must not extend; None = `corpus` and no other.
         prompts: given prompts that the target answers, besides or instead of its own.
         eval_prompts: prompts to measure on, instead of held-out dialogues.
         rows: batch size of writing; None = as memory allows.
@@ -77,6 +79,7 @@ class TrainPlan(Settings):
     method: str
     learn_from: LearnFrom = "shipped"
     corpus: Path
+    corpora: Path | None = None
     prompts: tuple[GivenPrompt, ...] = ()
     eval_prompts: tuple[GivenPrompt, ...] = ()
     budget: Budget
@@ -102,9 +105,11 @@ class TrainPlan(Settings):
         budget = self.budget
         if budget.tokens is not None and num_tokens >= budget.tokens:
             return True
-        if budget.minutes is None or tok_s is None:
+        if budget.minutes is None:
             return False
-        return num_tokens * self.recipe.epochs / tok_s >= left_s
+        return left_s <= 0 or (
+            tok_s is not None and num_tokens * self.recipe.epochs / tok_s >= left_s
+        )
 
     def fit(self, num_tokens: int, left_s: float, tok_s: float | None) -> TrainPlan:
         """The plan with as many epochs over the tokens as its budget allows."""
@@ -141,11 +146,18 @@ def prompts_of_runs(log: RunLog, target: str) -> tuple[GivenPrompt, ...]:
     return tuple(GivenPrompt("runs", (text,)) for text in texts)
 
 
+def shipped_corpus(target: TargetSpec) -> Path | None:
+    """The folder of a target's shipped corpus."""
+    folder = presets.FOLDER / "corpora" / target.name
+    return folder if (folder / MANIFEST).is_file() else None
+
+
 def corpus_folder(folder: Path, target: TargetSpec, prompts: Sequence[GivenPrompt]) -> Path:
-    """The corpus folder of a target: the shipped one, or one per set of prompts."""
-    shipped = presets.FOLDER / "corpora" / target.name
-    if not prompts and (shipped / MANIFEST).is_file():
-        return shipped
+    """The corpus folder of a target: the shipped one until it is copied, or one per prompts."""
+    shipped = shipped_corpus(target)
+    if shipped is not None and not prompts:
+        own = folder / shipped.name
+        return own if (own / MANIFEST).is_file() else shipped
     key = hashlib.sha256(repr((target.name, prompts)).encode()).hexdigest()[:8]
     return folder / f"{slug(target.name)}-{key}"
 
@@ -190,7 +202,7 @@ def plan_of_form(
         text = read_text(file, most=MAX_PROMPT_FILE)
         prompts = given_prompts([read_suite_text(text, file.name, where=file.name)])
     folder = corpus_folder(corpora, target, prompts)
-    if values.learn_from == "shipped" and not folder.is_relative_to(presets.FOLDER):
+    if values.learn_from == "shipped" and shipped_corpus(target) is None:
         prompts = given_prompts([read_suite_file(presets.FOLDER / "prompts/training.jsonl")])
     recipe = settings_from(recipe_class, values.training)
     if recipe.begin_with:
@@ -202,6 +214,7 @@ def plan_of_form(
         method=values.method,
         learn_from=values.learn_from,
         corpus=folder,
+        corpora=corpora,
         prompts=prompts,
         budget=settings_from(Budget, values.budget),
         seed=recipe.seed,

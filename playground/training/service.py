@@ -162,7 +162,7 @@ class Trainings:
         self.catalog = host.catalog
         self.folder = folder
         self.corpora, self._heads = self.folder / "corpora", self.folder / "heads"
-        self.speeds = Speeds(self.folder / "speeds.json")
+        self.speeds = Speeds(self.folder / "speeds.json", host.device)
         self._host, self._jobs = host, Jobs()
         host.before_close(self._jobs.close)
         for name in self.newest():  # a damaged one is reported when it is opened

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import shutil
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
@@ -27,7 +29,7 @@ from engine.formats import plural
 from engine.metrics import Metrics, chain_mat, measure
 from engine.model.corpus import DIALOGUES, MANIFEST, Corpus
 from engine.model.files import read_settings
-from engine.model.sources import atomic_write
+from engine.model.sources import atomic_write, move_into_place, partial_folder, writing
 from engine.model.target import Target
 from engine.model.tokenizer import decode as text_of
 from engine.training import session
@@ -58,17 +60,24 @@ Event = TrainingProgress | TrainMetrics | HeldOutRates | Evaluation
 class Speeds:
     """A file of measured speeds on this machine: tokens per second of writing and of training."""
 
-    def __init__(self, file: Path) -> None:
-        self._file = file
+    def __init__(self, file: Path, device: str = "auto") -> None:
+        self._file, self._device = file, device
 
-    def read(self, target: str) -> dict[str, float]:
-        """Measured speeds of a target: `write`, and one per method."""
-        return dict(self._all().get(target, {}))
+    def read(self, plan: TrainPlan) -> dict[str, float]:
+        """Measured speeds `write` and `train` of a plan; the latter of the same recipe only."""
+        values = self._all()
+        return {name: values[key] for name, key in self._keys(plan).items() if key in values}
 
-    def note(self, target: str, name: str, tok_s: float) -> None:
-        values = self._all() | {target: self.read(target) | {name: tok_s}}
+    def note(self, plan: TrainPlan, name: str, tok_s: float) -> None:
+        values = self._all() | {self._keys(plan)[name]: tok_s}
         with atomic_write(self._file) as partial:
             partial.write_text(json.dumps(values, indent=2), encoding="utf-8")
+
+    def _keys(self, plan: TrainPlan) -> dict[str, str]:
+        where = f"{plan.target.name}, {plan.dtype}, {self._device}"
+        recipe = plan.recipe.model_dump_json(exclude={"seed", "epochs"})
+        digest = hashlib.sha256(recipe.encode()).hexdigest()[:8]
+        return {"write": where, "train": f"{where}, {plan.method} {digest}"}
 
     def _all(self) -> dict[str, Any]:
         try:
@@ -90,7 +99,7 @@ class TrainingWork:
         self.plan, self.folder = plan, folder
         self._speeds, self._cache_dir = speeds, cache_dir
         self._standing = folder.progress.replace(status="running", error="")
-        self._noted_s = 0.0
+        self._noted_s = self._paused_s = 0.0
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
@@ -117,7 +126,12 @@ class TrainingWork:
     def run(self, target: Target) -> Generator[Event]:
         """All of the work, a step at a time; closing the generator saves a checkpoint."""
         if not self.plan.fitted:
-            yield from self._write(target)
+            self.plan = self.plan.replace(corpus=own_corpus(self.plan, target))
+            with closing(self._write(target)) as events:
+                for event in events:
+                    began = time.monotonic()
+                    yield event
+                    self._paused_s += time.monotonic() - began
         yield from self._train(target)
 
     def scores(self, target: Target, tell: Callable[[Event], None]) -> dict[str, Score]:
@@ -142,9 +156,9 @@ class TrainingWork:
 
     def _write(self, target: Target) -> Generator[Event]:
         """Let the target write enough texts, then fit the plan to the budget."""
-        plan, key = self.plan, target.name
-        tok_s = self._speeds.read(key).get(plan.method)
-        began, before = time.monotonic(), self._standing.seconds
+        plan = self.plan
+        tok_s = self._speeds.read(plan).get("train")
+        began, before = self._now_s(), self._standing.seconds
         yield self.note(phase="reading the texts")
         first: int | None = None
         text = self._standing.text
@@ -155,7 +169,7 @@ class TrainingWork:
                 if tok_s is None and plan.budget.minutes and some:
                     yield self.note(phase="timing a few steps", corpus_tokens=count)
                     tok_s = self._learning_speed(target, corpus)
-                seconds = before + time.monotonic() - began
+                seconds = before + self._now_s() - began
                 left_s = self._left_s(seconds)
                 if count != self._standing.corpus_tokens and corpus.entries:
                     text = _text(target, corpus)
@@ -169,17 +183,21 @@ class TrainingWork:
                 )
                 if len(corpus.entries) > 1 and plan.is_written(count, left_s, tok_s):
                     break
-        seconds = time.monotonic() - began
+        seconds = self._now_s() - began
         corpus = Corpus.open(plan.corpus)
         if (new := corpus.num_tokens - (first or 0)) and seconds > 5:
-            self._speeds.note(key, "write", new / seconds)
+            self._speeds.note(plan, "write", new / seconds)
         if tok_s is None and plan.budget.minutes:
             tok_s = self._learning_speed(target, corpus)
-        seconds = before + time.monotonic() - began
+        seconds = before + self._now_s() - began
         self.plan = plan.fit(corpus.num_tokens, self._left_s(seconds), tok_s)
         self.folder.write_plan(self.plan)
         text = _text(target, corpus)
         yield self.note(seconds=seconds, corpus_tokens=corpus.num_tokens, text=text)
+
+    def _now_s(self) -> float:
+        """A clock that stands still while the training is paused."""
+        return time.monotonic() - self._paused_s
 
     def _left_s(self, seconds: float) -> float:
         return PART_OF_MINUTES * 60 * (self.plan.budget.minutes or 0.0) - seconds
@@ -197,7 +215,7 @@ class TrainingWork:
             per_step = (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else times[0]
             tokens = trainer.num_train_tokens * recipe.epochs / trainer.num_steps
         tok_s = tokens / max(per_step, 1e-6)
-        self._speeds.note(target.name, self.plan.method, tok_s)
+        self._speeds.note(self.plan, "train", tok_s)
         return tok_s
 
     # ---- the drafter
@@ -228,7 +246,7 @@ class TrainingWork:
                 yield event
         if began and last and (seconds := last.seconds - began.seconds) > 5:
             tok_s = (last.num_tokens - began.num_tokens) / seconds
-            self._speeds.note(target.name, self.plan.method, tok_s)
+            self._speeds.note(self.plan, "train", tok_s)
 
     def _note_step(self, event: TrainMetrics, began: TrainMetrics) -> None:
         per_step = event.seconds / event.step
@@ -252,6 +270,22 @@ class TrainingWork:
             speedup = speed_beside_plain(context, config, questions, settings.eval_tokens)
         mat, top1 = event.scores["overall"].mat, [ranks[0] for ranks in card["rank_rates"]]
         self.folder.add("measured", event.step, mat=mat, speedup=speedup, top1=top1)
+
+
+def own_corpus(plan: TrainPlan, target: Target) -> Path:
+    """The corpus that a training may extend: a copy of a shipped one, written by these weights."""
+    if plan.corpora is None or not (plan.corpus / MANIFEST).is_file():
+        return plan.corpus
+    own = plan.corpora / plan.corpus.name
+    if not Corpus.open(plan.corpus).is_made_by(target):
+        sizes = target.vocab_size, target.hidden_size, target.num_layers
+        weights = repr((target.provenance.get("weights"), sizes))
+        return own.with_name(f"{own.name}-{hashlib.sha256(weights.encode()).hexdigest()[:8]}")
+    if not own.exists():
+        with partial_folder(plan.corpora) as partial, writing(own):
+            shutil.copytree(plan.corpus, partial / own.name)
+            move_into_place(partial / own.name, own)
+    return own
 
 
 def texts(plan: TrainPlan, target: Target) -> Generator[Corpus]:
@@ -332,11 +366,11 @@ def outlook(plan: TrainPlan, catalog: Catalog, log: RunLog, speeds: Speeds) -> s
 
 def _estimate_text(plan: TrainPlan, log: RunLog, speeds: Speeds, num_parameters: int) -> str:
     """Time and disk space, from speeds measured with this target or from plain decoding's."""
-    measured = speeds.read(plan.target.name)
+    measured = speeds.read(plan)
     query = RunQuery(target=plan.target.name, decoding_type=PLAIN, limit=1)
     plain = next((run.tok_s for run in log.rows(query) if run.tok_s), 0.0)
     write = measured.get("write") or WRITING * plain
-    learn = measured.get(plan.method) or LEARNING * plain
+    learn = measured.get("train") or LEARNING * plain
     present, epochs = _tokens_in(plan.corpus), plan.recipe.epochs
     if not learn or (not write and present < (plan.budget.tokens or 1)):
         return "Not measured with this target yet: the first steps measure it."
@@ -349,7 +383,7 @@ def _estimate_text(plan: TrainPlan, log: RunLog, speeds: Speeds, num_parameters:
     written = max(0, most - present)
     size: float = CORPUS_BYTES * written + STATE_BYTES * num_parameters
     size += min(plan.session.feature_gib * 2**30, most * 2**12)
-    is_measured = plan.method in measured and (not written or "write" in measured)
+    is_measured = "train" in measured and (not written or "write" in measured)
     writing = "no writing"
     if written:
         writing = f"{approximate_duration(written / write)} of writing ({written:,} tokens)"

@@ -101,7 +101,7 @@ class Sources:
     # ---- ready
 
     def _table_source(self, table: Artifact) -> Source:
-        meta, day = table.meta, table.created_at.strftime("%b %d, %H:%M")
+        meta, day = table.meta, f"{table.created_at.astimezone():%b %d, %H:%M}"
         texts = meta.get("texts", 0)
         of = f"{texts} texts" if texts != 1 else "one run"
         if table.benchmark_id is not None:

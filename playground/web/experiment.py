@@ -102,7 +102,8 @@ class ExperimentPage(ABC):
         titles = []
         for one in self.experiments.newest(sweeps=self.name == "sweep"):
             status = STATUS.get(one.status, one.status)
-            titles.append((f"{one.name} · {status} · {one.created_at:%d %b %H:%M}", one.id))
+            when = f"{one.created_at.astimezone():%d %b %H:%M}"
+            titles.append((f"{one.name} · {status} · {when}", one.id))
         return titles
 
     def stop_job(self, key: str) -> None:

@@ -15,6 +15,7 @@ from playground.errors import Fault, attempt, attempt_aside
 from playground.experiments.service import Experiments
 from playground.host.catalog import Catalog
 from playground.host.doctor import diagnose
+from playground.host.live import API_OWNER
 from playground.host.request import (
     DTYPES,
     FormValues,
@@ -264,7 +265,7 @@ class GeneratePage:
         run_id = attempt(lambda: read_run_id(linked_id or last or "none"), where="following a link")
         run = None if isinstance(run_id, Fault) else self.history.unfinished(run_id)
         if run is not None and (linked_id or not run.watchers):
-            if not run.watchers:
+            if not run.watchers and not run.owner.startswith(API_OWNER):
                 run.owner = owner_of(tab, request)
             async for message in follow(RunStream([run], self.host.ahead_of), resync=True):
                 yield message

@@ -146,7 +146,7 @@ def _sentences(results: Results, section: Section) -> list[str]:
     sentences = [section.verdict_sentence] if section.overall.num_requests else []
     if section.verdict and section.verdict.divergences:
         sentences += section.verdict.divergences[0].gap
-    items = {item.id: item.turns[0] for item in results.plan.items}
+    items = {(item.suite, item.id): item.turns[0] for item in results.plan.items}
     if 1 < len(items) <= MAX_PROMPTS and not section.reference:
         speedups = speedups_by_prompt(plain_pairs(results.requests, section.name, results.plan))
         parts = [f"{items[prompt]:.32} {formats.speedup(one)}" for prompt, one in speedups.items()]

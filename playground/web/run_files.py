@@ -60,7 +60,8 @@ class RunFiles:
         """
         ticked = inputs[0].get("ticked") if isinstance(inputs[0], Mapping) else None
         query = TableQuery.parse({"ids": ticked}) if ticked else self.query(inputs)
-        ids = self.log.ids(query.run_query(sort="created_at", descending=False))
+        deleted = None if ticked else query.deleted
+        ids = self.log.ids(query.run_query(sort="created_at", descending=False, deleted=deleted))
         if not ids or kind not in get_args(Kind):
             raise ConfigError("There is nothing to export.")
         return ids

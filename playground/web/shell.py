@@ -134,7 +134,7 @@ class Palette:
 
     def _title(self, row: RunSummary) -> str:
         words = " ".join((row.name or row.prompt_text).split())
-        return f"{row.method_title} · {words:.60} · {row.created_at:%d %b %H:%M}"
+        return f"{row.method_title} · {words:.60} · {row.created_at.astimezone():%d %b %H:%M}"
 
     def _pick(self, value: Any, target: Any) -> list[Any]:
         picked = text_of(value, "picked")

@@ -191,7 +191,7 @@ def test_half_precision_targets_write(folder: Path, name: str) -> None:
 
 
 def test_files_of_one_name_keep_their_own_tokenizers(tmp_path: Path) -> None:
-    """A folder's or a hub's file has no fingerprint of its own."""
+    """The fingerprint of a hub's file is a revision, of any repository."""
     found = []
     for name, vocab in (("a", 288), ("b", 320)):
         (tmp_path / name).mkdir()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -166,3 +167,23 @@ def test_a_folder_with_one_gguf_model_is_that_model(tmp_path: Path) -> None:
     (tmp_path / "other.gguf").write_bytes(b"")
     with pytest.raises(SourceError, match="give one of m-00001-of-00002.gguf, other.gguf"):
         locate(spec, tmp_path)
+
+
+@pytest.mark.parametrize("gguf_file", [None, "model.gguf"])
+def test_a_folder_is_identified_by_its_weights(gguf_file: str | None, tmp_path: Path) -> None:
+    def fingerprint(name: str) -> str | None:
+        spec = TargetSpec(name="folder", path=str(tmp_path / name), gguf_file=gguf_file)
+        return locate(spec, tmp_path).fingerprint
+
+    folder = tmp_path / "a"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    assert fingerprint("a") is None
+    weights = folder / (gguf_file or "model.safetensors")
+    weights.write_bytes(CONTENT)
+    shutil.copytree(folder, tmp_path / "copy")
+    os.utime(tmp_path / "copy" / weights.name, (1, 1))
+    first = fingerprint("a")
+    assert first is not None and fingerprint("copy") == first
+    weights.write_bytes(bytes(reversed(CONTENT)))  # of the same size
+    assert fingerprint("a") not in (None, first)

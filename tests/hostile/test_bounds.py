@@ -295,8 +295,8 @@ def test_commands_print_by_what_shows_control_characters_and_by_nothing_else() -
         for line in file.read_text().splitlines()
         if raw.search(line)
     ]
-    # The two functions themselves.
-    assert len(lines) == 2 and all(line.startswith("options.py: ") for line in lines), lines
+    # The three functions themselves.
+    assert len(lines) == 3 and all(line.startswith("options.py: ") for line in lines), lines
 
 
 def test_what_stands_beside_a_bar_is_shown_not_obeyed(capsys: pytest.CaptureFixture[str]) -> None:

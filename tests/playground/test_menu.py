@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
 from dataclasses import asdict
+from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from engine.model.sources import TargetSpec
+from playground import deploy
 from playground.experiments.forms import first_methods
 from playground.host.catalog import Catalog
 from playground.host.menu import BASELINE, FURTHER, GROUPS, RECOMMENDED, MethodMenu
 from playground.host.plain import PlainStep
+from playground.trees.sources import Sources
+from playground.web.experiment import ExperimentPage
+from playground.web.shell import Palette
 from presets import method_preset
 from storage import RunLog
 from tests.storage.conftest import new_run
@@ -167,3 +175,27 @@ def test_where_the_target_ran_last_decides_which_speedups_are_shown(log: RunLog)
     measured(log, 13.1)
     measured(log, 9.3, dtype="float32")
     assert label_of(log) == "0.93× · no weights"
+
+
+@pytest.fixture
+def half_past_five_ahead(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A local time of UTC+5:30."""
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "IST-5:30")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.usefixtures("half_past_five_ahead")
+def test_pickers_show_the_local_time() -> None:
+    nothing: dict[str, Any] = dict.fromkeys(("benchmark_id", "target"))
+    texts = dict.fromkeys(("id", "name", "method_title", "prompt_text", "status"), "x")
+    at = datetime(2026, 3, 1, 22, 0, tzinfo=UTC)
+    row: Any = SimpleNamespace(**texts, **nothing, meta={}, created_at=at)
+    log: Any = SimpleNamespace(newest=lambda sweeps: [row])
+    page: Any = SimpleNamespace(name="benchmark", experiments=log)
+    assert ExperimentPage.choices(page) == [("x · x · 02 Mar 03:30", "x")]
+    assert Palette._title(page, row) == "x · x · 02 Mar 03:30"
+    assert deploy._title(row, "") == "x · 02 Mar 03:30"
+    assert Sources._table_source(page, row).title.endswith(" · Mar 02, 03:30")

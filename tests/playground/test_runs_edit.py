@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ from engine.config import Settings
 from engine.errors import ConfigError
 from playground.host.stream import stored_run
 from playground.runs.details import Annotation, Selection, facts, split_tags
+from playground.runs.query import TableQuery
+from playground.web.run_files import RunFiles
 from storage import RunLog, StorageError
 from tests.storage.conftest import finish, finished_run, new_run
 
@@ -39,6 +42,15 @@ def test_ticked_runs_are_tagged_deleted_and_restored_together(log: RunLog) -> No
     assert [row.id for row in log.find().rows] == [ids[2]] and stored_run(log, ids[0]).deleted
     act(log, ids, deleted=False)
     assert log.find().total == 3
+
+
+def test_ticked_runs_are_exported_deleted_or_not(log: RunLog) -> None:
+    kept, deleted, other = (log.begin(new_run()) for _ in range(3))
+    act(log, [deleted, other], deleted=True)
+    for shown in (True, False):  # ticks outlive a change of the filters
+        files = RunFiles(log, partial(lambda shown, _: TableQuery(deleted=shown), shown))
+        assert set(files.matching("json", [{"ticked": [kept, deleted]}])) == {kept, deleted}
+        assert set(files.matching("json", [{}])) == ({deleted, other} if shown else {kept})
 
 
 def test_an_unknown_run_among_many_changes_nothing(log: RunLog) -> None:

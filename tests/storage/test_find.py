@@ -98,6 +98,7 @@ def test_ids_and_deleted_runs_can_be_asked_for(log: RunLog) -> None:
     log.set_deleted([first, second])
     assert {row.id for row in log.find(RunQuery(deleted=True)).rows} == {first, second}
     assert [row.id for row in log.find(RunQuery(ids=(second, third))).rows] == [third]
+    assert log.find(RunQuery(deleted=None)).total == 3
     log.set_deleted([first], False)
     assert log.find().total == 2
     with pytest.raises(StorageError, match="nope"):

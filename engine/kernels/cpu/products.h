@@ -59,7 +59,7 @@ Range share(int count, int thread, int threads) {
 inline void quantize(F low, F high, int8_t* integers, Block* block) {
     const float highest = reduce_max(max(abs(low), abs(high)));
     const float scale = highest / 127.0f;
-    const F inverse = set1(highest > 0.0f ? 127.0f / highest : 0.0f);
+    const F inverse = set1(highest > 1e-30f ? 127.0f / highest : 0.0f);  // 127 / 3e-37 is infinite
     low = round(mul(low, inverse));
     high = round(mul(high, inverse));
     store_int8(integers, low);

@@ -19,6 +19,7 @@ from engine.model.corpus import DIALOGUES, MANIFEST, Corpus, Entry
 from engine.model.placement import free_bytes
 from engine.model.sources import atomic_write, writing
 from engine.model.target import Target
+from engine.model.tokenizer import encode
 from engine.training.corpus.dialogues import (
     ChatFormat,
     CorpusSettings,
@@ -131,7 +132,8 @@ def extend_corpus(
     Args:
         rows: dialogues generated at a time; None = as memory allows.
 
-    Raises ConfigError, PromptError: the corpus is another target's, or the target cannot chat.
+    Raises ConfigError, PromptError: the corpus is another target's, no prompt fits into a dialogue,
+    or the target cannot chat.
     """
     if (folder / MANIFEST).is_file():
         # A corpus that is large enough is only read, since another process may be writing it.
@@ -141,6 +143,7 @@ def extend_corpus(
         if corpus.num_tokens >= num_tokens:
             return
     chat = ChatFormat.of(target)
+    prompts = _fitting(target, chat, prompts, settings.max_len)
     with closing(CorpusWriter(folder, target, settings)) as writer:
         stored = writer.corpus.num_tokens
         done = frozenset(entry.number for entry in writer.corpus.entries)
@@ -154,6 +157,25 @@ def extend_corpus(
             yield writer.corpus
             if stored >= num_tokens:
                 return
+
+
+def _fitting(
+    target: Target, chat: ChatFormat, prompts: Sequence[GivenPrompt], max_len: int
+) -> list[GivenPrompt]:
+    """The prompts that leave room for an answer; ConfigError if there are none."""
+    assert target.tokenizer is not None  # or it has no chat format
+    tokenizer, empty = target.tokenizer, GivenPrompt("", ("",))  # the least that a template gives
+    fitting = [
+        prompt
+        for prompt in prompts or [empty]
+        if len(encode(tokenizer, chat.head + prompt.turns[0] + chat.to_answer)) < max_len
+    ]
+    if not fitting:
+        raise ConfigError(
+            f"Prompts must be shorter than {max_len} tokens with the chat template around them, "
+            "got longer ones only. Give shorter prompts."
+        )
+    return [prompt for prompt in fitting if prompt is not empty]
 
 
 def _in_order(generator: BatchGenerator, specs: Iterator[DialogueSpec]) -> Iterator[Entry | None]:

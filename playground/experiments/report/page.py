@@ -134,17 +134,17 @@ def _answers(
 ) -> list[dict[str, Any]]:
     """The first prompts with plain decoding's answers, and those that differ from them."""
     plain = report.configurations[0].name
-    first = {(r.prompt, r.turn, r.configuration): r for r in requests if r.repeat == 0}
+    by_key = {request.key: request for request in requests}
     answers = []
     for item in items[:MAX_ANSWERS]:
         for turn, prompt in enumerate(item.turns):
-            base = first.get((item.id, turn, plain))
+            base = by_key.get((item.suite, item.id, turn, 0, plain))
             if base is None:
                 continue
             others = {
                 section.name: other.text[:MAX_CHARS]
                 for section in report.configurations[1:]
-                if (other := first.get((item.id, turn, section.name))) is not None
+                if (other := by_key.get((item.suite, item.id, turn, 0, section.name))) is not None
                 and other.output_ids != base.output_ids
             }
             text = base.text[:MAX_CHARS]

@@ -209,10 +209,10 @@ def ratio_of(pairs: Sequence[Pair], num_comparisons: int = 1) -> Speedup | None:
     return Speedup(ratio, low, high, len(prompts), len(repeats), len(both), cause)
 
 
-def speedups_by_prompt(pairs: Sequence[Pair]) -> dict[str, float]:
-    """The speedup of every prompt that has one, in the order of the prompts."""
-    prompts = group_pairs(pairs, lambda own: own.prompt)
-    speedups = {unit[0][0].prompt: speedup_of(unit) for unit in prompts}
+def speedups_by_prompt(pairs: Sequence[Pair]) -> dict[tuple[str, str], float]:
+    """The speedup of every prompt (suite, prompt) that has one, in the order of the prompts."""
+    prompts = group_pairs(pairs, lambda own: (own.suite, own.prompt))
+    speedups = {(unit[0][0].suite, unit[0][0].prompt): speedup_of(unit) for unit in prompts}
     return {prompt: one.ratio for prompt, one in speedups.items() if one and one.ratio is not None}
 
 
@@ -307,7 +307,8 @@ def normalize_clocks(pairs: Sequence[Pair]) -> list[Pair]:
     }
 
     def scaled(request: FinishedRequest) -> FinishedRequest:
-        return replace(request, decode_s=request.decode_s * scale[request.machine])
+        unit = scale[request.machine]
+        return replace(request, ttft_s=request.ttft_s * unit, decode_s=request.decode_s * unit)
 
     return [(scaled(own), scaled(plain)) for own, plain in pairs]
 

@@ -37,6 +37,10 @@ TRUST: dict[Cause | None, str] = {
     "unknown": "Its answers differ from plain decoding’s; the cause has not been examined.",
 }
 """Sentences on a lossless method's answers."""
+PARTLY_EXAMINED = (
+    "Its answers differ from plain decoding’s; the examined ones differ only at near-ties, where "
+    "rounding decides."
+)
 CAUSES: dict[Cause, tuple[str, str, str]] = {
     "near ties": ("near-ties", "warn", "a near-tie, which rounding alone can flip"),
     "fault": ("a fault", "bad", "rounding is not the cause, so the method is at fault"),
@@ -84,9 +88,10 @@ class Verdict:
 
     Attributes:
         num_tokens: tokens of all compared answers.
-        divergences: the first answers that differ.
+        divergences: the first answers that differ, those of the verdict's cause before others.
         cause: a fault if any answer has one, else near-ties if any was audited; None if nothing
             differs.
+        num_unknown: answers that differ and were not audited.
     """
 
     num_compared: int
@@ -94,14 +99,20 @@ class Verdict:
     num_tokens: int
     divergences: tuple[Divergence, ...]
     cause: Cause | None = None
+    num_unknown: int = 0
 
     @property
     def identical(self) -> bool:
         return self.num_identical == self.num_compared
 
     @property
+    def partly_examined(self) -> bool:
+        """Whether the audited answers differ at near-ties, and others were not audited."""
+        return self.cause == "near ties" and self.num_unknown > 0
+
+    @property
     def place(self) -> str:
-        """How many texts differ, if any, and where the first one does."""
+        """How many texts differ, if any, and where the first of `divergences` does."""
         texts = plural(self.num_compared, "text")
         if self.identical:
             return f"{self.num_tokens} tokens in {texts}, all identical to plain decoding's"
@@ -111,9 +122,11 @@ class Verdict:
     @property
     def sentence(self) -> str:
         """Whether a lossless method's texts equal plain decoding's, and why not."""
-        if self.identical:
+        if self.cause is None:
             return f"{self.place}."
-        return f"{self.place}: {CAUSES[self.divergences[0].cause][2]}."
+        num = self.num_compared - self.num_identical
+        examined = f" ({num - self.num_unknown} of {num} examined)" if self.partly_examined else ""
+        return f"{self.place}: {CAUSES[self.cause][2]}{examined}."
 
 
 def verdict_of(pairs: Sequence[Pair], audits: Audits) -> Verdict | None:
@@ -121,13 +134,11 @@ def verdict_of(pairs: Sequence[Pair], audits: Audits) -> Verdict | None:
     if not pairs:
         return None
     differences = [_divergence(pair, at, audits) for pair, at in divergences(pairs)]
-    cause: Cause | None = None
-    if differences:
-        causes = {one.cause for one in differences}
-        cause = next(one for one in ("fault", "near ties", "unknown") if one in causes)
+    differences.sort(key=lambda one: ("fault", "near ties", "unknown").index(one.cause))
+    cause = differences[0].cause if differences else None
     num_tokens = sum(len(own.output_ids) for own, _ in pairs)
-    same = len(pairs) - len(differences)
-    return Verdict(len(pairs), same, num_tokens, tuple(differences[:MAX_LISTED]), cause)
+    same, unknown = len(pairs) - len(differences), sum(d.cause == "unknown" for d in differences)
+    return Verdict(len(pairs), same, num_tokens, tuple(differences[:MAX_LISTED]), cause, unknown)
 
 
 def _divergence(pair: Pair, at: int, audits: Audits) -> Divergence:
@@ -152,7 +163,9 @@ def trust_in(verdict: Verdict | None, *, lossless: bool) -> str:
     """A sentence on a configuration's texts; empty where they cannot be compared."""
     if not lossless:
         return "It is lossy: it may keep tokens that the target would not choose."
-    return "" if verdict is None else TRUST[verdict.cause]
+    if verdict is None:
+        return ""
+    return PARTLY_EXAMINED if verdict.partly_examined else TRUST[verdict.cause]
 
 
 @dataclass(frozen=True, slots=True)

@@ -288,8 +288,8 @@ class SweepStore:
     ) -> None:
         self.log.artifacts.put(kind, key, meta=meta, payload=b"", benchmark_id=sweep_id)
 
-    def load(self, key: str) -> SweepReport:
-        """A sweep by its id, or the newest of this name."""
+    def load(self, key: str, trials: int | None = None) -> SweepReport:
+        """A sweep by its id, or the newest of this name; `trials` replaces its number of trials."""
         row = self.log.benchmarks.get(key)
         if row is None or row.plan.get("kind") != "sweep":
             heads = self.log.benchmarks.list(MAX_LISTED, sweeps=True)
@@ -300,11 +300,16 @@ class SweepStore:
                 raise ConfigError(f"No sweep is named {key!r:.100}. The newest: {known}.")
         plan = dict(row.plan)
         if extensions := self.log.artifacts.find(EXTENSION, benchmark_id=row.id):
-            plan["chooser"] = {**plan["chooser"], "trials": extensions[0].meta["trials"]}
+            trials = trials or extensions[0].meta["trials"]
+        if trials is not None:
+            plan["chooser"] = {**plan["chooser"], "trials": trials}
         return SweepReport(row, SweepPlan.stored(plan, self._types), self.trials(row.id))
 
     def reopen(self, key: str, trials: int | None = None) -> SweepReport:
-        """A sweep to resume; `trials` raises the number of trials of a search."""
+        """A sweep to resume; `trials` raises the number of trials of a search.
+
+        `extend` stores that number once the sweep is resumed.
+        """
         sweep = self.load(key)
         name, planned = sweep.row.name, sweep.plan.chooser.trials
         if sweep.row.status == "running":
@@ -321,8 +326,12 @@ class SweepStore:
             raise ConfigError(
                 f"trials must be at least {planned}, as in the sweep so far, got {trials}."
             )
-        self._put(sweep.row.id, EXTENSION, {}, {"trials": trials})
-        return self.load(sweep.row.id)
+        return self.load(sweep.row.id, trials)
+
+    def extend(self, sweep_id: str, trials: int) -> None:
+        """Store a number of trials if it is larger than so far."""
+        if trials > self.load(sweep_id).plan.chooser.trials:
+            self._put(sweep_id, EXTENSION, {}, {"trials": trials})
 
     def delete(self, key: str) -> None:
         """Delete a sweep; its runs stay in the run log."""

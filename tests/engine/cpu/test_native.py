@@ -257,6 +257,13 @@ def test_numbers_that_are_none_do_not_vanish_in_a_code(any_kernels: ctypes.CDLL)
         assert not found[0].isfinite().any() and found[1].isfinite().all()
 
 
+def test_numbers_near_zero_are_zero_in_a_code(any_kernels: ctypes.CDLL) -> None:
+    matrix = Matrix.of(any_kernels, torch.randn(16, 64), bits=8)
+    x = torch.cat([torch.full((1, 32), 1e-37), torch.ones(1, 32)], dim=1).bfloat16()
+    zeros = torch.where(x < 1, 0, x)
+    assert torch.equal(matrix.product(x), matrix.product(zeros))
+
+
 @pytest.mark.parametrize("bits", [16, 8, 4])
 def test_a_forward_on_each_kind_of_processor(any_kernels: ctypes.CDLL, bits: int) -> None:
     exact = wide_model("qwen3-wide-heads")

@@ -29,6 +29,8 @@ ASSISTANT = (
     "words = AutoTokenizer.from_pretrained('c/d')\n"
     "model.generate(assistant_model=small, tokenizer=tokenizer, assistant_tokenizer=words"
 )
+ASSISTED = f"{ASSISTANT})\n"
+REPEATED = "--env A=1 --env B=2 -v c:d -v e:f"
 GPU_0, RANK_1, FAST, TOP_K = (
     f'parameters: {{\n  key: "{key}"\n  value: {{\n    string_value: "{value}"\n  }}\n}}\n'
     for key, value in (("gpu_device_ids", "0"), ("participant_ids", "1"),
@@ -130,6 +132,15 @@ llm = LLM(model, speculative_config=speculative_config)
          "small.generation_config.assistant_confidence_threshold = 0.3\n"
          "out = model.generate(**inputs, assistant_model=small, do_sample=True)\n",
          {"speculative_model": "c/d", "max_draft_len": 7, "confidence_threshold": 0.3}, ""),
+        *(("transformers", f"{ASSISTED}{config}.generation_config.{key} = {value}",
+           {"max_draft_len": 20, "confidence_threshold": 0.4}, f"generation_config.{key} is ignored"
+           " by transformers, which reads assistant_model.generation_config.")
+          for config in ("model", "small.other")
+          for key, value in (("num_assistant_tokens", 3), ("assistant_confidence_threshold", 0.1))),
+        ("transformers", f"{ASSISTANT}, num_assistant_tokens=3)", {"max_draft_len": 20},
+         "generation_config.num_assistant_tokens is ignored by transformers"),
+        ("transformers", f"{ASSISTED}small.generation_config = GenerationConfig("
+         "num_assistant_tokens=3)", {"max_draft_len": 3}, ""),
         ("transformers", "prompt_lookup_num_tokens: 6\nmax_matching_ngram_size: 3\n",
          {"lookup": "transformers", "max_draft_len": 6}, ""),
         ("trtllm", "cuda_graph_config:\n  batch_sizes: [1, 2]\nspeculative_config:\n"
@@ -192,6 +203,22 @@ llm = LLM(model, speculative_config=speculative_config)
         ("sglang", "--model-path a/b --speculative-algorithm NGRAM --decoupled-spec-rank 0 "
          "--speculative-use-block-verification",
          {"decoding_type": "NGram"}, "use-block-verification is the sampling setting"),
+        *(("sglang", "--model-path a/b --speculative-algorithm NGRAM "
+           f"--speculative-ngram-max-match-window-size 8 {rest}",
+           {"max_matching_ngram_size": 8, "max_draft_len": length}, note)
+          for rest, length, note in (
+              ("--speculative-ngram-min-match-window-size 2", 7, "match-window-size is ignored"),
+              ("--speculative-ngram-branch-length 18", 7, "branch-length is ignored"),
+              ("--speculative-num-draft-tokens 5", 4, ""))),
+        *((engine, f"{start} {REPEATED} {rest}", {"speculative_model": "c/d"}, "")
+          for engine, start, rest in (
+              ("vllm", "docker run", "vllm/vllm-openai --model a/b --middleware e --middleware f "
+               "--spec-method eagle3 --spec-tokens 2 --spec-model c/d"),
+              ("sglang", "docker run", "sglang --model-path a/b --speculative-algorithm STANDALONE "
+               "--speculative-draft-model-path c/d"),
+              ("llamacpp", "A=1 A=2 docker run", "llama-server -m a/b -md c/d -ot e=CPU -ot f=GPU "
+               "-otd e=CPU -otd f=GPU"),
+              ("mlx", "docker run", "mlx_lm.server --model a/b --draft-model c/d"))),
         ("vllm", '{"model": "c/d", "num_speculative_tokens": 3, '
          '"rejection_sample_method": "block"}',
          {"decoding_type": "Draft_Target"}, "rejection_sample_method is the sampling setting"),
@@ -245,6 +272,10 @@ def test_every_way_to_write_a_config(
         ("vllm", '{"method": "ngram", "num_speculative_tokens": "x"}', "must be a valid integer"),
         ("sglang", "--speculative-algorithm EAGLE3 --speculative-num-steps 3", "wants all of"),
         ("sglang", "--speculative-algorithm A --speculative-algorithm B", "is given twice"),
+        ("vllm", "vllm serve --model a --model b --spec-method mtp", "--model is given twice"),
+        ("vllm", "vllm serve a --spec-tokens 2 --spec-tokens 3", "--spec-tokens is given twice"),
+        ("llamacpp", "LLAMA_ARG_MODEL=a LLAMA_ARG_MODEL=b", "LLAMA_ARG_MODEL is given twice"),
+        ("mlx", "mlx_lm.server --draft-model a --draft-model b", "--draft-model is given twice"),
         ("trtllm", "x = 1  # EagleDecodingConfig(", "calls no …DecodingConfig"),
         ("trtllm", "EagleDecodingConfig(", "not valid Python"),
         ("trtllm", "a: 1", "must have speculative_config with decoding_type"),
@@ -264,6 +295,11 @@ def test_every_way_to_write_a_config(
          '"rejection_sample_method": "synthetic"}', "rejection_sample_method=synthetic has no"),
         ("sglang", "--speculative-algorithm NGRAM --speculative-accept-threshold-acc 0.5",
          "accepts tokens that the target would not draw"),
+        *(("sglang", "speculative-algorithm: NGRAM\nspeculative-accept-threshold-"
+           f"{name}: {value}", f"{name}={value} has no counterpart here")
+          for name, value in (("single", "0"), ("acc", "0.0"))),
+        ("vllm", '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 0}',
+         "max_matching_ngram_size must be greater than or equal to 1, got 0"),
         ("vllm", '{"method": "mtp", "num_speculative_tokens": 3, "fly_window_size": 2}',
          "fly_window_size=2 has no counterpart here: in vLLM, tokens that the target would not"),
         ("vllm", '{"method": "dflash", "model": "a/XPress", "num_speculative_tokens": 3}',
@@ -326,6 +362,6 @@ def test_any_text_is_a_method_or_a_sentence(engine: str, parts: list[str]) -> No
 
 
 def test_flags_keep_negative_numbers_and_words_apart() -> None:
-    flags = read_flags("serve x --a=1 --b -1 --c --d 'e f' -md g # note", switches=frozenset())
+    flags = read_flags("serve x --a=1 --b -1 --c --d 'e f' -md g # note", bool)
     assert flags.options == {"--a": "1", "--b": "-1", "--c": "", "--d": "e f", "-md": "g"}
     assert flags.arguments == ("serve", "x")

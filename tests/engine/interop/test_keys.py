@@ -18,6 +18,7 @@ from transformers import GenerationConfig
 from engine.errors import ConfigError
 from engine.interop import ENGINES, import_config
 from engine.interop.export_files import ImportedMethod
+from engine.interop.transformers import DRAFTING
 from tests.engine.interop.schemas import recorded, released
 
 VLLM = {
@@ -154,6 +155,7 @@ CASES = {
 SCRIPT = """from transformers import AutoModelForCausalLM
 model = AutoModelForCausalLM.from_pretrained("a/b")
 small = AutoModelForCausalLM.from_pretrained("c/d")
+{}
 out = model.generate(**inputs, {})
 """
 
@@ -168,7 +170,10 @@ def read(engine: str, values: dict[str, Any]) -> ImportedMethod | str:
             for key, value in values.items()
         )
     elif engine == "transformers":
-        text = SCRIPT.format(", ".join(f"{key}={value}" for key, value in values.items()))
+        own = [key for key in values if key.startswith(DRAFTING)]
+        assigned = "\n".join(f"small.generation_config.{key} = {values[key]}" for key in own)
+        told = ", ".join(f"{key}={values[key]}" for key in values if key not in own)
+        text = SCRIPT.format(assigned, told)
     elif engine == "ollama":
         lines = (f"{'' if key.isupper() else 'PARAMETER '}{key} {values[key]}" for key in values)
         text = "\n".join(("FROM t.gguf", *lines))

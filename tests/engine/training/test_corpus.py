@@ -112,6 +112,18 @@ def test_prompts_of_a_file_are_asked_word_for_word(target: Target, tmp_path: Pat
     assert corpus.entries[0].category == "mine"
 
 
+def test_prompts_that_leave_no_room_for_an_answer_are_left_out(
+    target: Target, tmp_path: Path
+) -> None:
+    settings = SETTINGS.replace(given_share=1.0, answer_tokens=8)
+    long, short = GivenPrompt("long", ("moon " * 200,)), GivenPrompt("short", ("How old?",))
+    finish(grow(target, tmp_path, settings, num_tokens=100, rows=1, prompts=[long, short]))
+    entries = Corpus.open(tmp_path).entries
+    assert [entry.number for entry in entries] == list(range(len(entries)))
+    with pytest.raises(ConfigError, match="shorter than 128 tokens"):
+        finish(islice(grow(target, tmp_path, settings, num_tokens=900, rows=1, prompts=[long]), 50))
+
+
 def test_a_seed_stands_for_the_same_dialogues_for_ever() -> None:
     """Corpora go on where they were cut: code and presets/dialogues.yaml must not change them."""
     settings = CorpusSettings(seed=7, given_share=0.025)

@@ -240,7 +240,10 @@ def test_the_card_tells_data_steps_seed_versions_and_mat(
     trainer = Trainer(target, corpus, settings("redrafter", epochs=0.2), tmp_path / "training")
     list(trainer.steps())
     questions = held_out_questions(corpus, trainer.held_out, 1, 32)
+    (tmp_path / "card.json").write_text("{}")
+    (tmp_path / "in a reader").hardlink_to(tmp_path / "card.json")
     scores = evaluate(trainer, tmp_path, questions, cache_dir=tmp_path, max_new_tokens=8)
+    assert (tmp_path / "in a reader").read_text() == "{}", "the card was not replaced at once"
     card = json.loads((tmp_path / "card.json").read_text())
     assert card["steps"] == trainer.step and card["settings"]["seed"] == 0
     assert card["data"]["num_tokens"] == trainer.num_train_tokens

@@ -368,6 +368,23 @@ def test_hiccups_of_a_busy_machine_are_not_charged_to_drafting() -> None:
     assert drafter.account.loss_ms(drafter.experience.costs.plain_ms) < 0
 
 
+def test_one_long_stall_does_not_keep_a_drafter_asleep_for_ever() -> None:
+    target = tiny_target(eos_token_id=None)
+    stalls = [1000.0]
+    oracle = Oracle(target, plain_greedy(target, PROMPT, 220), lambda position: not stalls)
+
+    def pace(step: int) -> float:
+        made = drafter._step
+        return stalls.pop() if stalls and made and made.plan and made.plan.trial else 1.0
+
+    drafter = OnAMachine(oracle, target, LatencyCurve((1, 8), (10.0, 14.0)), pace=pace)
+    limits = Limits(max_new_tokens=200, ignore_eos=True)
+    for _ in range(6):
+        *records, _ = decode(target, drafter, PROMPT, limits=limits)
+        drafted = [record.num_drafted > 0 for record in records if isinstance(record, Step)]
+    assert not stalls and sum(drafted) > 0.8 * len(drafted)
+
+
 class Jammed(LatencyCurve):
     """Holds up steps of several rows, and never plain ones."""
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
@@ -12,7 +14,11 @@ import jsonschema
 import openai
 import pytest
 
+from playground.host.live import LiveRun
+from tests.playground.asks import busy, until
 from tests.playground.serving import TOKEN, Served
+from tests.playground.test_http import call
+from tests.playground.tiny import held_drafts
 
 OPTIONS: dict[str, Any] = {"max_tokens": 24, "temperature": 0, "ignore_eos": True}
 MESSAGES = [{"role": "user", "content": "Say hello."}]
@@ -205,10 +211,55 @@ def test_a_client_that_leaves_ends_its_run(
     assert newest.status == "cancelled" and newest.num_new_tokens < 400
 
 
-def idle(served: Served) -> None:
-    """Wait until the engine has nothing to do."""
+STREAMED = {
+    "/v1/chat/completions": {**CHAT, "stream": True},
+    "/v2/models/ensemble/generate_stream": {"text_input": "a"},
+}
+
+
+@pytest.mark.parametrize("path", STREAMED)
+def test_a_client_that_leaves_while_it_waits_gives_up_its_place(served: Served, path: str) -> None:
+    with busy(served.host):
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(served.url + path, json=STREAMED[path], timeout=0.5)
+        idle(served, running=1)
+
+
+@contextmanager
+def held(served: Served, **fields: Any) -> Iterator[tuple[LiveRun, Future[httpx.Response]]]:
+    """The run of a chat, which stands still after its first token, and its answer."""
+    url, past = f"{served.url}/v1/chat/completions", served.host.runs.all()
+    with ThreadPoolExecutor(1) as client, held_drafts():
+        answer = client.submit(httpx.post, url, json={**CHAT, **fields}, timeout=60)
+        until(lambda: any(run.first for run in served.host.runs.all() if run not in past))
+        yield served.host.runs.all()[-1], answer
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_was_stopped_is_no_answer(served: Served, stream: bool) -> None:
+    with held(served, stream=stream) as (run, answering):
+        run.cancel()
+    answer = answering.result()
+    assert answer.status_code == (200 if stream else 503)
+    told = json.loads(answer.text.strip().rpartition("data: ")[2])
+    error = {"message": "The run was stopped.", "type": "overloaded_error"}
+    assert told == {"error": {**error, "param": None, "code": 503}}
+
+
+def test_a_page_that_follows_a_requests_run_does_not_own_it(served: Served) -> None:
+    with ThreadPoolExecutor(1) as page:
+        with held(served) as (run, answering):
+            following = page.submit(call, served, "follow_link", ["tab", run.id, None])
+            until(lambda: run.watchers or following.done())
+            watchers, owner = run.watchers, run.owner
+        assert answering.result().status_code == 200 and following.result()
+    assert watchers == 1 and owner.startswith("api/")
+
+
+def idle(served: Served, running: int = 0) -> None:
+    """Wait until nothing waits for the engine, and it does nothing else."""
     ends = time.monotonic() + 30
-    while served.host.occupancy != (0, 0):
+    while served.host.occupancy != (running, 0):
         assert time.monotonic() < ends, served.host.occupancy
         time.sleep(0.02)
 

@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from playground.api.triton import TritonRequest
 from tests.playground.serving import Served
 
 GENERATE = "/v2/models/ensemble/generate"
@@ -38,6 +39,27 @@ def test_a_stream_is_the_text_without_the_prompt(http: httpx.Client) -> None:
     told = [json.loads(line) for line in lines]
     assert "".join(one["text_output"] for one in told) == whole["text_output"]
     assert told[-1]["timings"]["predicted_n"] == whole["timings"]["predicted_n"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "temperature"),
+    [
+        ({}, 0.0),
+        ({"top_k": 50}, 1.0),
+        ({"top_p": 0.9}, 1.0),
+        ({"top_k": 0, "top_p": 0.0}, 0.0),
+        ({"top_k": 1, "top_p": 0.9}, 0.0),
+        ({"top_k": 1, "temperature": 0.7}, 0.0),
+        ({"top_k": 50, "temperature": 0.0}, 0.0),
+        ({"temperature": 0.7}, 0.7),
+    ],
+)
+def test_greedy_unless_a_field_asks_for_sampling(
+    fields: dict[str, Any], temperature: float
+) -> None:
+    """As TensorRT-LLM's `SamplingParams`."""
+    request = TritonRequest.parse({"text_input": "a", **fields})
+    assert request.sampling.temperature == temperature
 
 
 BLS = "/v2/models/tensorrt_llm_bls/generate"

@@ -25,8 +25,10 @@ from playground.experiments.report.statistics import (
     position_rates,
     request_speedup_of,
     speedup_of,
+    speedups_by_prompt,
     student_t,
 )
+from playground.experiments.report.verdict import CAUSES, trust_in
 from tests.playground.bench.requests import measured, plan_of
 
 numbers = st.floats(-1e6, 1e6, allow_nan=False)
@@ -250,6 +252,10 @@ def test_the_cause_of_differences_follows_from_their_audits(
     report = make_report(plan_of("plain", "bad"), requests, audits)
     verdict = report.section("bad").verdict
     assert verdict is not None and verdict.cause == cause
+    assert verdict.divergences[0].cause == cause
+    assert CAUSES[verdict.divergences[0].cause][2] in verdict.sentence
+    assert verdict.partly_examined == (looked == (True,)) == ("1 of 2 examined" in verdict.sentence)
+    assert verdict.partly_examined == ("the examined ones" in trust_in(verdict, lossless=True))
     gaps = [one.gap for one in verdict.divergences]
     assert [bool(gap) for gap in gaps] == [n < len(looked) for n in range(2)]
     assert not looked or "top-2 logit gap 0.125" in gaps[0][0]
@@ -277,6 +283,7 @@ def by_two_workers(slow: float) -> list[Pair]:
         worker, times = ("b", slow) if number % 2 else ("a", 1.0)
         at: dict[str, Any]
         at = {"prompt": str(number), "worker": worker, "device": "d", "num_new_tokens": 5 + number}
+        at["ttft_s"] = 0.1 * times
         own = measured("fast", decode_s=own_s * times, **at)
         pairs.append((own, measured(decode_s=plain_s * times, **at)))
     return pairs
@@ -290,3 +297,14 @@ def test_a_slow_worker_moves_no_ratio() -> None:
     )
     pairs = by_two_workers(10.0)
     assert speedup_of(pairs[::2]) != speedup_of(pairs[1::2])  # there is something to move
+    requests = request_speedup_of(by_two_workers(1.0))
+    assert request_speedup_of(pairs) == pytest.approx(requests) and requests is not None
+    assert 1 < requests < (even.ratio or 0), "a prefill is as long on both sides"
+
+
+def test_equal_ids_of_two_suites_are_two_prompts() -> None:
+    pairs = [
+        (measured("x", suite=suite, decode_s=seconds), measured(suite=suite))
+        for suite, seconds in (("s", 0.2), ("t", 0.1))
+    ]
+    assert speedups_by_prompt(pairs) == pytest.approx({("s", "1"): 2.0, ("t", "1"): 4.0})

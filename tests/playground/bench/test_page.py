@@ -20,6 +20,8 @@ from playground.experiments.plan import BASELINE_NAME, Configuration, Experiment
 from playground.experiments.prompts import read_suite_text
 from playground.experiments.report.page import MAX_ANSWERS, command, page_html, prompts_file
 from playground.experiments.report.report import Results, make_report
+from playground.web.report import cards_html
+from storage import RunLog
 from tests.playground.bench.requests import measured
 
 HOSTILE = "</pre><script>alert(1)</script><img src=x onerror=alert(2)>{{ 1234*5 }}${8*8}"
@@ -59,6 +61,7 @@ def requests_of(stored: ExperimentPlan) -> list[FinishedRequest]:
     return [
         measured(
             name,
+            suite=item.suite,
             prompt=item.id,
             turn=turn,
             repeat=repeat,
@@ -153,6 +156,17 @@ def test_a_method_of_another_version_costs_the_command_only() -> None:
     stored = plan(gone="Gone")
     assert command(stored) == ""
     assert "Repeat it" not in page_of(stored) and "Figures" in page_of(stored)
+
+
+def test_equal_ids_of_two_suites_have_their_own_answers() -> None:
+    stored = plan(items=[Item(suite, "1", "chat", "chat", ("Hello.",)) for suite in ("s", "t")])
+    requests = [replace(one, text=f"from {one.suite}") for one in requests_of(stored)]
+    page = drawn("two suites", stored, requests, {})
+    assert page.count("<pre>from s</pre>") == page.count("<pre>from t</pre>") == 2
+    row: Any = SimpleNamespace(name="two suites", summary={})
+    results = Results(row, stored, tuple(requests), make_report(stored, requests), {})
+    with RunLog.open("sqlite://") as log:
+        assert cards_html(results, log).count("speedup by prompt: Hello. 2.00× · Hello. 2.00×") == 1
 
 
 def test_a_long_report_shows_the_first_answers_and_lists_all_prompts() -> None:

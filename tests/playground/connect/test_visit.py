@@ -8,6 +8,8 @@ import os
 import re
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -15,12 +17,14 @@ import pytest
 from typer.testing import CliRunner
 
 from engine.errors import ConfigError
+from playground.api.prometheus import PrometheusMetrics
 from playground.cli.main import app
-from playground.connect.client import EngineError
+from playground.connect.client import Client, EngineError, Reply
 from playground.connect.replay import Load, ReplayPrompt, read_concurrencies
 from playground.connect.report import Report
 from playground.connect.session import Address, measure
 from storage import EXTERNAL, ExperimentRow, RunLog, RunQuery
+from tests.hostile.test_engines import engine
 from tests.playground.serving import Served, free_port
 
 ASKED = tuple(
@@ -39,10 +43,13 @@ def visited(address: Address, load: Load = LOAD, log: RunLog | None = None) -> R
 def test_our_own_endpoint_is_compared_with_its_own_plain_decoding(
     served: Served, tmp_path: Path
 ) -> None:
+    own_metrics = PrometheusMetrics(served.host)
     with RunLog.open(str(tmp_path / "mine.db")) as mine:
+        mine.watchers.append(own_metrics)
         report = visited(Address(served.url, model="tiny:scripted"), log=mine)
         stored = [mine.get(row.id) for row in mine.find().rows]
         (folded,) = mine.experiments.page(RunQuery()).rows
+    assert "vllm:request_success_total{" not in own_metrics.text().decode()
     assert isinstance(folded, ExperimentRow) and folded.key.startswith("replay:")
     assert folded.num_runs == folded.num_completed == len(stored)
     assert report.engine.name == "playground"
@@ -71,6 +78,59 @@ def test_a_level_ends_when_its_time_is_up(served: Served) -> None:
     report = visited(Address(served.url, model="tiny:plain"), load)
     assert time.monotonic() - began < 20
     assert len(report.drafting[0].outcomes) < len(load.prompts)
+
+
+def test_the_answers_before_a_stop_are_in_the_log(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = Client.answer
+
+    async def stopped(log: RunLog) -> None:
+        last_asked = asyncio.Event()
+
+        async def held(client: Client, prompt: str, *, max_new_tokens: int) -> Reply:
+            if prompt == ASKED[-1].text:
+                last_asked.set()
+                await asyncio.Event().wait()
+            return await answer(client, prompt, max_new_tokens=max_new_tokens)
+
+        monkeypatch.setattr(Client, "answer", held)
+        measuring = measure(Address(served.url, model="tiny:plain"), LOAD, log)
+        task = asyncio.ensure_future(anext(measuring))
+        await asyncio.wait_for(last_asked.wait(), 60)
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+    with RunLog.open(str(tmp_path / "mine.db")) as mine:
+        asyncio.run(stopped(mine))
+        stored = [(run.status, run.prompt_text) for run in mine.find().rows]
+    assert sorted(stored) == [("completed", one.text) for one in ASKED[:-1]]
+
+
+@pytest.mark.parametrize("names", ["reasoning", "reasoning_content", "reasoning_content reasoning"])
+def test_reasoning_is_timed_and_kept_like_the_answer(names: str) -> None:
+    """Engines with a reasoning parser stream it under either name, or under both."""
+    pause_s, num_thoughts = 0.02, 10
+
+    def event(**delta: str) -> bytes:
+        return f"data: {json.dumps({'choices': [{'delta': delta}]})}\n\n".encode()
+
+    def body() -> Iterator[bytes]:
+        for _ in range(num_thoughts):
+            yield event(**dict.fromkeys(names.split(), "t"))
+            time.sleep(pause_s)
+        yield event(content="a")
+        yield b'data: {"usage": {"prompt_tokens": 3, "completion_tokens": 11}}\n\n'
+
+    async def asked(url: str) -> Reply:
+        async with Client.connect(url) as client:
+            return await client.answer("Why?", max_new_tokens=11)
+
+    with engine(chat=("", body())) as fake:
+        reply = asyncio.run(asked(fake.url))
+    assert reply.text == "t" * num_thoughts + "a"
+    assert reply.decode_s > pause_s * num_thoughts / 2
 
 
 def test_concurrencies_are_checked() -> None:

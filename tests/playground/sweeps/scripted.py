@@ -117,7 +117,7 @@ def resumed(
     """The same sweep, gone on with."""
     stored = store.reopen(key, trials)
     sweep = Sweep(store, stored.plan, benchmark_id=stored.row.id)
-    store.log.benchmarks.resume(sweep.id)
+    sweep.resume()
     sweep.run(partial(sweep.search, measure or Scripted()))
     return store.load(sweep.id)
 

@@ -130,6 +130,22 @@ def test_one_sweep_runs_at_a_time(service: Experiments) -> None:
         service.stop(name)
 
 
+def test_more_trials_that_are_refused_change_nothing(service: Experiments) -> None:
+    more = {"mode": "search", "trials": "1"}
+    name = begin(service, asked("max_draft_len=1:4", **more))
+    ended(service, name)
+    assert service.look_at_sweep(name).resume == "More trials"
+    other = begin(service, slow(delay_ms=20))
+    with pytest.raises(ConfigError, match="is running"):
+        service.resume(name)
+    assert service.look_at_sweep(name).resume == "More trials"
+    assert look(service, name)["num_trials"] == 1
+    service.stop(other)
+    ended(service, other)
+    service.resume(name)
+    assert ended(service, name)["num_trials"] == 4, "every combination"
+
+
 def test_a_method_that_breaks_is_told_and_the_rest_goes_on(service: Experiments) -> None:
     state = ended(service, begin(service, asked("fail_at=1,none", method="scripted")))
     assert state["status"] == "completed", state["fault"]

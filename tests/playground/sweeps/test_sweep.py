@@ -13,6 +13,7 @@ from optuna.trial import TrialState
 from engine.drafters.eagle.methods import EagleConfig
 from engine.errors import ConfigError, OutOfMemoryError, PlaygroundError, SourceError
 from playground.experiments.job import MeasurementFailedError, Progress
+from playground.experiments.space import MAX_TRIALS
 from playground.experiments.sweep.report import SweepStore, best_of
 from playground.experiments.sweep.search import Sweep
 from playground.experiments.sweep.trials import Trial, study_of
@@ -183,6 +184,9 @@ def test_more_trials_can_be_asked_of_a_finished_search(store: SweepStore) -> Non
     swept(store, "max_draft_len=1:30", trials=3, name="s")
     with pytest.raises(ConfigError, match="at least 3"):
         store.reopen("s", 2)
+    with pytest.raises(ConfigError, match="trials must be"):
+        store.reopen("s", MAX_TRIALS + 1)
+    assert store.reopen("s", 7).plan.num_trials == 7 and store.load("s").plan.num_trials == 3
     measure = Scripted()
     done = resumed(store, "s", measure, trials=7)
     assert len(measure.configs) == 4

@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import itertools
+import json
 import shutil
 import time
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+import presets
 from engine.drafters import methods as decoding_types
 from engine.drafters import parse_method
-from engine.errors import ConfigError, PlaygroundError
+from engine.errors import ConfigError
 from engine.metrics import Metrics, measure
 from engine.steps import Record
+from engine.training import trainer
 from engine.training.session import Question
 from playground.host.runner import EngineHost
 from playground.training import work
 from playground.training.folder import TrainingFolder
-from playground.training.plan import TrainPlan, plan_of_form, prompts_of_runs
+from playground.training.plan import TrainPlan, corpus_folder, plan_of_form, prompts_of_runs
 from playground.training.service import Trainings
-from playground.training.work import outlook, predicted_mat
+from playground.training.work import Speeds, TrainingWork, outlook, predicted_mat
 from storage import RunLog
 from tests.models import build_context, tiny_target
 from tests.playground.asks import finished, start
@@ -137,6 +142,8 @@ def test_stopped_or_killed_and_resumed_it_ends_with_the_same_weights(
     assert 2 <= stopped_at < trainings.look(whole).progress.num_steps
     folder = TrainingFolder(trainings.folder / "heads" / cut)
     folder.write_progress(folder.progress.replace(status="running"))  # as a kill leaves it
+    with (folder.path / "training" / "curve.jsonl").open("a") as file:
+        file.write('{"kind": "lo')
     later = Trainings(host, trainings.folder)
     assert later.look(cut).progress.status == "interrupted"
     with folder.running():
@@ -162,6 +169,23 @@ def test_runs_of_the_page_come_first_and_change_nothing(
     assert weights(trainings, name) == weights(trainings, whole)
 
 
+def test_pauses_for_other_runs_are_not_charged(
+    trainings: Trainings, host: EngineHost, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    now_s = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: now_s[0], perf_counter=lambda: now_s[0])
+    monkeypatch.setattr(work, "time", clock)
+    monkeypatch.setattr(trainer, "time", clock)
+    plan = plan_for(trainings, host, budget={"minutes": "", "tokens": "400"})
+    folder, speeds = TrainingFolder(tmp_path / "heads" / "paused-1"), Speeds(tmp_path / "speeds")
+    job = TrainingWork(plan.replace(corpus=tmp_path / "corpus"), folder, speeds, cache_dir=tmp_path)
+    with job.recorded(), closing(job.run(tiny_target())) as events:
+        for _ in events:
+            now_s[0] += 10.0
+    assert folder.card is not None
+    assert folder.progress.seconds == folder.card["seconds"] == 0 < now_s[0]
+
+
 @pytest.mark.slow
 def test_minutes_are_kept_by_fitting_the_passes(trainings: Trainings, host: EngineHost) -> None:
     budget = {"minutes": "0.15", "tokens": ""}
@@ -169,11 +193,24 @@ def test_minutes_are_kept_by_fitting_the_passes(trainings: Trainings, host: Engi
     assert ended(trainings, name) == "completed"
     state = trainings.look(name)
     assert state.plan.fitted and state.plan.settings["epochs"] != RECIPE["epochs"]
-    assert trainings.speeds.read("tiny")["medusa"] > 0
-    text = outlook(
-        plan_for(trainings, host, budget=budget), host.catalog, host.log, trainings.speeds
-    )
+    plan = plan_for(trainings, host, budget=budget)
+    assert trainings.speeds.read(plan)["train"] > 0
+    text = outlook(plan, host.catalog, host.log, trainings.speeds)
     assert "of training, which reads" in text and "MB of disk" in text and "reached MAT" in text
+
+
+def test_a_training_speed_holds_for_its_recipe_dtype_and_device(
+    trainings: Trainings, host: EngineHost, tmp_path: Path
+) -> None:
+    plan, file = plan_for(trainings, host), tmp_path / "speeds.json"
+    speeds = Speeds(file, "cpu")
+    speeds.note(plan, "write", 20.0)
+    speeds.note(plan, "train", 100.0)
+    longer = plan.replace(seed=5, settings={**plan.settings, "epochs": 9.0})
+    assert speeds.read(plan) == speeds.read(longer) == {"write": 20.0, "train": 100.0}
+    larger = plan.replace(settings={**plan.settings, "heads": 4})
+    assert speeds.read(larger) == {"write": 20.0}
+    assert speeds.read(plan.replace(dtype="bfloat16")) == Speeds(file, "cuda").read(plan) == {}
 
 
 def test_it_learns_from_answers_to_the_logs_own_prompts(
@@ -200,16 +237,64 @@ def test_a_file_gives_the_prompts(trainings: Trainings, host: EngineHost, tmp_pa
     assert plan.corpus != plan_for(trainings, host).corpus
 
 
-def test_a_damaged_card_hinders_no_start(
+def test_a_shipped_corpus_is_copied_before_it_is_extended(
     trainings: Trainings, host: EngineHost, whole: str, tmp_path: Path
+) -> None:
+    shipped, corpora = tmp_path / "shipped" / "tiny", tmp_path / "corpora"
+    shutil.copytree(
+        trainings.look(whole).plan.corpus, shipped, ignore=shutil.ignore_patterns("features")
+    )
+    before = {file: file.read_bytes() for file in shipped.iterdir()}
+    plan = plan_for(trainings, host, budget={"minutes": "", "tokens": "2500"})
+    name = trainings.start(plan.replace(corpus=shipped, corpora=corpora))
+    assert ended(trainings, name) == "completed"
+    assert {file: file.read_bytes() for file in shipped.iterdir()} == before
+    own = trainings.look(name).plan.corpus
+    assert own == corpora / "tiny" and trainings.look(name).progress.corpus_tokens >= 2500
+    texts = [(folder / "dialogues.jsonl").read_bytes() for folder in (own, shipped)]
+    assert texts[0].startswith(texts[1]) and texts[0] != texts[1]
+
+
+def test_other_weights_of_the_same_name_write_a_corpus_of_their_own(
+    trainings: Trainings, host: EngineHost, whole: str, tmp_path: Path
+) -> None:
+    plan = plan_for(trainings, host).replace(corpora=tmp_path, corpus=tmp_path / "tiny")
+    shutil.copytree(trainings.look(whole).plan.corpus, plan.corpus)
+    manifest = json.loads((plan.corpus / "corpus.json").read_text()) | {"hidden_size": 1}
+    (plan.corpus / "corpus.json").write_text(json.dumps(manifest))
+    corpora = set[Path]()
+    for _ in range(2):
+        name = trainings.start(plan)
+        assert ended(trainings, name) == "completed"
+        corpora.add(trainings.look(name).plan.corpus)
+    assert len(corpora) == 1 and plan.corpus not in corpora
+    name = trainings.start(plan.replace(corpora=None))
+    assert ended(trainings, name) == "failed"
+    assert "Give another folder" in trainings.look(name).progress.error
+
+
+def test_the_copy_of_a_shipped_corpus_is_used_from_then_on(tmp_path: Path) -> None:
+    target = presets.resolve("smollm2-135m-instruct")
+    own, shipped = tmp_path / target.name, presets.FOLDER / "corpora" / target.name
+    assert corpus_folder(tmp_path, target, ()) == shipped
+    own.mkdir()
+    shutil.copy(shipped / "corpus.json", own)
+    assert corpus_folder(tmp_path, target, ()) == own
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]"])
+def test_a_damaged_card_hinders_neither_start_nor_look(
+    text: str, trainings: Trainings, host: EngineHost, whole: str, tmp_path: Path
 ) -> None:
     damaged = tmp_path / "heads" / "damaged-1"
     shutil.copytree(trainings.folder / "heads" / whole, damaged)
-    (damaged / "card.json").write_text("{")
+    (damaged / "card.json").write_text(text)
     later = Trainings(host, tmp_path)
     assert later.newest() == ["damaged-1"] and "damaged-1" not in host.catalog.presets
-    with pytest.raises(PlaygroundError, match="card.json"):
-        later.look("damaged-1")
+    state = later.look("damaged-1")
+    assert state.card is None and state.curve == trainings.look(whole).curve
+    with pytest.raises(ConfigError, match="has not been measured yet"):
+        later.method("damaged-1")
 
 
 @pytest.mark.parametrize(
@@ -250,6 +335,17 @@ def test_a_target_that_cannot_be_trained_for_fails_with_its_sentence(
     name = trainings.start(plan)
     assert ended(trainings, name) == "failed"
     assert "at least 7" in trainings.look(name).progress.error
+
+
+@pytest.mark.parametrize(
+    ("left_s", "tok_s", "is_written"),
+    [(-1.0, None, True), (60.0, None, False), (60.0, 1e3, False), (60.0, 1.0, True)],
+)
+def test_texts_are_written_until_the_minutes_are_needed_for_training(
+    left_s: float, tok_s: float | None, is_written: bool, trainings: Trainings, host: EngineHost
+) -> None:
+    plan = plan_for(trainings, host, budget={"minutes": "2", "tokens": ""})
+    assert plan.is_written(5000, left_s, tok_s) == is_written
 
 
 def test_predicted_mat_of_a_chain() -> None:

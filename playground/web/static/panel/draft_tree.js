@@ -8,7 +8,6 @@ const PILL = 22, ROOMY_ROW = 40, ROW = 26, LEVEL = 62, GAP = 22, MAX_GAP = 150, 
 const ROOMY_LEAVES = 9, MIN_SLOTS = 6, MAX_LETTERS = 14;
 const CHAR_PX = 7.3, PROBS_PX = 66;
 const MIN_ZOOM = 0.2, MAX_ZOOM = 3;
-const MAP_WIDTH = 150, MAX_MAP_HEIGHT = 90;
 const ROOT = "pg-tree-root";
 
 /**
@@ -219,50 +218,6 @@ function pictureOf({ placed, style, width, height }, on) {
     } }, ...edges.map(({ edge }) => edge), ...placed.map(({ pill }) => pill));
 }
 
-/** A small picture of a tree that is larger than its space, with a frame around the visible part. */
-class Minimap {
-  /** @param {HTMLElement} view scrolls the picture */
-  constructor(view) {
-    this.view = view;
-    this.frame = s("rect", { class: "frame" });
-    this.host = h("div", { class: "tree-map", hidden: true, "aria-hidden": "true" });
-    this.size = null;
-    view.addEventListener("scroll", () => this.follow(), { passive: true });
-    const go = ({ offsetX, offsetY, buttons }) => {
-      if (!buttons || !this.size) return;
-      const by = view.scrollWidth / this.host.clientWidth;
-      view.scrollTo(offsetX * by - view.clientWidth / 2, offsetY * by - view.clientHeight / 2);
-    };
-    this.host.addEventListener("pointerdown", go);
-    this.host.addEventListener("pointermove", go);
-  }
-
-  /** @param {{ placed: { x: number, y: number, width: number, kind: string, accepted: boolean }[],
-   *   width: number, height: number } | null} layout */
-  show(layout) {
-    const { view } = this;
-    const larger = view.scrollWidth > view.clientWidth + 4 || view.scrollHeight > view.clientHeight + 4;
-    this.host.hidden = !layout || !larger;
-    this.size = layout;
-    if (!layout || !larger) return;
-    const scale = Math.min(MAP_WIDTH / layout.width, MAX_MAP_HEIGHT / layout.height);
-    this.host.replaceChildren(s("svg", { viewBox: `0 0 ${layout.width} ${layout.height}`,
-      width: layout.width * scale, height: layout.height * scale },
-    ...layout.placed.map(({ x, y, width, kind, accepted }) => s("rect", { x, y: y - 8, width, height: 16,
-      class: `${kind} ${accepted ? "on" : "off"}` })), this.frame));
-    this.follow();
-  }
-
-  follow() {
-    if (!this.size || this.host.hidden) return;
-    const { view } = this, by = this.size.width / view.scrollWidth;
-    for (const [name, value] of Object.entries({ x: view.scrollLeft, y: view.scrollTop,
-      width: view.clientWidth, height: view.clientHeight })) {
-      this.frame.setAttribute(name, String(value * by));
-    }
-  }
-}
-
 /** The tree of a step with its toolbar. */
 export class StepTree {
   /** @param {(node: number | null) => void} onPoint called with the node under the pointer */
@@ -281,7 +236,6 @@ export class StepTree {
     this.info = h("div", { class: "tree-info" });
     this.mask = new MaskView((node) => this.highlight(node));
     this.mask.show(null);
-    this.map = new Minimap(this.view);
     this.turn = textButton("", "draw the root on the other side", () => this.turnRoot());
     this.walk = new Walk(this);
     this.host = h("div", { class: "tree" }, h("div", { class: "tree-tools" }, this.walk.button,
@@ -291,8 +245,7 @@ export class StepTree {
       textButton("+", "larger (Ctrl+wheel)", () => this.zoom(ZOOM)),
       textButton("full screen", "full screen (F)", () => this.isFull ? document.exitFullscreen()
         : this.host.requestFullscreen(), { "data-key": "f" })),
-    this.walk.host, h("div", { class: "tree-frame" }, this.view, this.map.host), this.info,
-    this.mask.host);
+    this.walk.host, this.view, this.info, this.mask.host);
     const { view } = this;
     pannable(view, (factor, at) => this.zoom(factor, at), () => this.isFull);
     document.addEventListener("fullscreenchange", () => { if (this.step) this.draw(); });
@@ -320,7 +273,6 @@ export class StepTree {
     this.info.textContent = "";
     this.walk.setStep(null);
     this.mask.show(null);
-    this.map.show(null);
   }
 
   /** @param {string} defaultInfo shown while no node is pointed at */
@@ -368,7 +320,6 @@ export class StepTree {
     view.replaceChildren(this.picture);
     const last = layout.placed.find((item) => item.kind === "bonus" || item.kind === "recovered");
     view.scrollTop = Math.max(0, scale * (last?.y ?? 0) - view.clientHeight / 2);
-    this.map.show(layout);
     this.walk.applyFrame();
   }
 
