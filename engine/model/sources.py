@@ -44,8 +44,9 @@ def as_named(name: str, kind: Shipped = "drafters") -> str:
     return name
 
 
-FINGERPRINT_SAMPLES = 64
+FINGERPRINT_SAMPLES = 256
 """Places of a weight file whose bytes are part of its fingerprint."""
+WEIGHT_FILES = (".safetensors", ".bin", ".pt")
 _HUB_ERRORS = {
     ("not a valid model identifier", "not found for", "404"): (
         "The hub has no model {}, or it is private. Check the spelling of owner/model."
@@ -195,34 +196,26 @@ def _locate_path(path: Path, spec: TargetSpec) -> Weights:
 
 
 def file_fingerprint(file: Path) -> str:
-    """A digest of a file's path, size and modification time."""
-    status = file.stat()
-    identity = f"{file.resolve()}:{status.st_size}:{status.st_mtime_ns}"
-    return hashlib.sha256(identity.encode()).hexdigest()
+    """A digest of a weight file's size and of samples of its bytes: the same for a copy."""
+    size = file.stat().st_size
+    digest = hashlib.sha256(str(size).encode())
+    with file.open("rb") as stream:
+        for k in range(FINGERPRINT_SAMPLES):
+            stream.seek(size * k // FINGERPRINT_SAMPLES)
+            digest.update(stream.read(64))
+    return digest.hexdigest()
 
 
 def _folder_fingerprint(folder: Path, spec: TargetSpec) -> str | None:
-    """A digest of the weight files' names, sizes and samples of their bytes, the same for a copy.
-
-    None if they cannot be read.
-    """
-    files = sorted(folder.glob("*"))
-    files = [file for file in files if file.suffix in (".safetensors", ".bin", ".pt")]
+    """A digest of the weight files' names and fingerprints; None if they cannot be read."""
+    files = [file for file in sorted(folder.glob("*")) if file.suffix in WEIGHT_FILES]
     if spec.gguf_file is not None:
         files = [folder / spec.gguf_file]
-    files = [file for file in files if file.is_file()]
-    digest = hashlib.sha256()
     try:
-        for file in files:
-            size = file.stat().st_size
-            digest.update(f"{file.name}:{size}:".encode())
-            with file.open("rb") as stream:
-                for k in range(FINGERPRINT_SAMPLES):
-                    stream.seek(size * k // FINGERPRINT_SAMPLES)
-                    digest.update(stream.read(64))
+        prints = [(file.name, file_fingerprint(file)) for file in files if file.is_file()]
     except OSError:
         return None
-    return digest.hexdigest() if files else None
+    return hashlib.sha256(repr(prints).encode()).hexdigest() if prints else None
 
 
 def _only_gguf(folder: Path) -> Path:

@@ -187,3 +187,16 @@ def test_a_folder_is_identified_by_its_weights(gguf_file: str | None, tmp_path: 
     assert first is not None and fingerprint("copy") == first
     weights.write_bytes(bytes(reversed(CONTENT)))  # of the same size
     assert fingerprint("a") not in (None, first)
+
+
+def test_a_file_is_identified_by_what_it_holds(tmp_path: Path) -> None:
+    def fingerprint(name: str) -> str | None:
+        return locate(TargetSpec(name="file", path=str(tmp_path / name)), tmp_path).fingerprint
+
+    for name in ("a.gguf", "b.gguf"):
+        (tmp_path / name).write_bytes(CONTENT)
+    os.utime(tmp_path / "b.gguf", (1, 1))
+    first = fingerprint("a.gguf")
+    assert first is not None and fingerprint("b.gguf") == first, "shipped priors are found by it"
+    (tmp_path / "b.gguf").write_bytes(bytes(reversed(CONTENT)))
+    assert fingerprint("b.gguf") != first

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 from collections.abc import Callable, Iterator
 from ctypes import CDLL
 from pathlib import Path
@@ -25,7 +26,7 @@ from engine.kernels.cpu.operators import Matrix
 from engine.kernels.cpu.packed_model import CheckpointTensors, UnmappedTensor
 from engine.model.files import read_settings
 from engine.model.reading import read_config, read_tokenizer
-from engine.model.sources import Weights, file_fingerprint, move_into_place, partial_folder, writing
+from engine.model.sources import Weights, move_into_place, partial_folder, writing
 from engine.model.tokenizer import check_tokenizer
 
 ROPE_FACTORS = "rope_freqs.weight"
@@ -106,8 +107,10 @@ def fast_gguf_reader(file: GGUFFile) -> Iterator[None]:
 
 def extract_config(file: GGUFFile, weights: Weights, cache_dir: Path) -> Weights:
     """A cached folder with a GGUF file's config and tokenizer in transformers' layout."""
-    # Keyed by the file: the fingerprint of hub weights is a revision, of any repository.
-    key = f"{file.path.stem}-{file_fingerprint(file.path)[:16]}"
+    # Keyed by the file on the disk: its weights' fingerprint may not see an edited chat template.
+    status = file.path.stat()
+    identity = f"{file.path.resolve()}:{status.st_size}:{status.st_mtime_ns}"
+    key = f"{file.path.stem}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
     folder = cache_dir / "described" / key
     if not folder.is_dir():
         with fast_gguf_reader(file):
