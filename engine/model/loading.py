@@ -26,6 +26,7 @@ from engine.kernels.cpu.gguf import GGUFFile
 from engine.kernels.cpu.gguf_model import (
     GGUFTensors,
     can_read,
+    end_ids,
     extract_config,
     fast_gguf_reader,
     read_extracted_tokenizer,
@@ -121,6 +122,8 @@ def load_target(
         if plan is None and isinstance(place, torch.device) and place.type == "cpu":
             plan, reason = _native_plan(spec, empty, cache_dir)
         model, remark = _read_model(spec, weights, empty, file, plan, torch_dtype, place, report)
+    if file is not None and model.generation_config is not None:
+        model.generation_config.eos_token_id = end_ids(file, tokenizer)
     report("Preparing it for this device", 0.95)
     revision = weights.revision or getattr(config, "_commit_hash", None)
     random = {} if spec.random is None else {"random_weights": True}

@@ -203,6 +203,20 @@ def test_files_of_one_name_keep_their_own_tokenizers(tmp_path: Path) -> None:
     assert ["<pad310>" in target._tokenizer().get_vocab() for target in found] == [False, True]
 
 
+@pytest.mark.parametrize("dtype", ["auto", "float32"])
+def test_the_end_of_a_turn_ends_a_gguf_files_text(dtype: str, tmp_path: Path) -> None:
+    names = {f"tokenizer.ggml.{name}_token_id": i for name, i in {"eot": 7, "eom": 9}.items()}
+    for name, expected, settings in (
+        ("named", {256, 7, 9}, {"about": names}),
+        ("known", {256, 286}, {"control": "<end_of_turn>"}),
+        ("plain", {256}, {"control": "<|begin|>"}),
+    ):
+        path = write_gguf(tmp_path / f"{name}.gguf", **settings)  # type: ignore[arg-type]
+        spec = TargetSpec(name=name, path=str(path))
+        target = load_target(spec, dtype=dtype, device="cpu", cache_dir=tmp_path / "cache")
+        assert target.eos_ids == expected
+
+
 def test_no_weights_are_kept_in_the_cache(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "tiny.gguf", hidden_size=512, intermediate_size=1024)
     load_target(TargetSpec(name="tiny", path=str(path)), cache_dir=tmp_path / "cache").close()

@@ -36,6 +36,10 @@ OFFSET_NORMS = {"gemma2", "gemma3"}
 """Architectures whose stored norms have 1 added."""
 IDENTICAL = {"qwen2", "qwen3", "phi3", "olmo2"}
 """Architectures whose tensors are those of transformers."""
+TURN_ENDS = ("<end_of_turn>", "<|end|>", "<|eot_id|>", "<|im_end|>")
+"""Tokens that end a turn where a file does not name its own, as in llama.cpp."""
+CONTROL = 3
+"""Type of control tokens in `tokenizer.ggml.token_type`."""
 FURTHER_FAMILIES: dict[str, dict[str, str | None]] = {
     "smollm3": {},
     "olmo2": {"rope.dimension_count": None},
@@ -139,6 +143,21 @@ def read_extracted_tokenizer(weights: Weights) -> transformers.PreTrainedTokeniz
     tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(place / "tokenizer.json"), **settings)
     check_tokenizer(tokenizer, weights.location)
     return tokenizer
+
+
+def end_ids(file: GGUFFile, tokenizer: Any) -> list[int]:
+    """The tokens that end a text or a turn.
+
+    Args:
+        tokenizer: of `read_extracted_tokenizer`.
+    """
+    fields = [f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom")]
+    ids = [file.metadata[field] for field in fields if field in file.metadata]
+    if fields[1] not in file.metadata and tokenizer is not None:
+        types = dict(enumerate(file.array("tokenizer.ggml.token_type")))
+        named = [tokenizer.backend_tokenizer.token_to_id(name) for name in TURN_ENDS]
+        ids += [i for i in named if types.get(i) == CONTROL]
+    return ids
 
 
 class GGUFTensors(CheckpointTensors):
