@@ -29,6 +29,7 @@ from engine.kernels.cpu.gguf_model import (
     end_ids,
     extract_config,
     fast_gguf_reader,
+    frequency_factors,
     read_extracted_tokenizer,
     unsupported_reason,
 )
@@ -37,6 +38,7 @@ from engine.kernels.cpu.packed_model import (
     CheckpointTensors,
     SafetensorsTensors,
     UnmappedTensor,
+    divide_frequencies,
     load_packed,
     safetensors_files,
 )
@@ -291,6 +293,8 @@ def _read_model(
             placing = {"device_map": dict(where.device_map), "offload_folder": folder}
         with reader:
             model = read_weights(spec, weights, dtype, **placing)
+        if file is not None:
+            divide_frequencies(model, frequency_factors(file))
         if isinstance(where, Placement):
             weakref.finalize(model, shutil.rmtree, folder, ignore_errors=True)
         else:

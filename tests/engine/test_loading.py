@@ -217,6 +217,20 @@ def test_the_end_of_a_turn_ends_a_gguf_files_text(dtype: str, tmp_path: Path) ->
         assert target.eos_ids == expected
 
 
+@pytest.mark.parametrize("dtype", ["auto", "float32"])
+def test_a_gguf_files_factors_divide_its_rotary_frequencies(dtype: str, tmp_path: Path) -> None:
+    factors = [1.0, 1.0, 1.0, 2.0, 4.0, 8.0, 8.0, 8.0]
+    found = list[torch.Tensor]()
+    for name, divisors in (("plain", []), ("divided", factors)):
+        path = write_gguf(tmp_path / f"{name}.gguf", rope_factors=divisors)
+        spec = TargetSpec(name=name, path=str(path))
+        target = load_target(spec, dtype=dtype, device="cpu", cache_dir=tmp_path / "cache")
+        found += [value for key, value in target.model.named_buffers() if "inv_freq" in key]
+    assert len(found) == 4
+    for plain, divided in zip(found[:2], found[2:], strict=True):
+        assert torch.equal(divided, plain / torch.tensor(factors))
+
+
 def test_no_weights_are_kept_in_the_cache(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "tiny.gguf", hidden_size=512, intermediate_size=1024)
     load_target(TargetSpec(name="tiny", path=str(path)), cache_dir=tmp_path / "cache").close()

@@ -160,6 +160,11 @@ def end_ids(file: GGUFFile, tokenizer: Any) -> list[int]:
     return ids
 
 
+def frequency_factors(file: GGUFFile) -> Tensor | None:
+    """Divisors of the rotary frequencies, if the file has them."""
+    return torch.from_numpy(file.floats(ROPE_FACTORS)) if ROPE_FACTORS in file.entries else None
+
+
 class GGUFTensors(CheckpointTensors):
     """A GGUF file's tensors, in their own quantization."""
 
@@ -190,9 +195,7 @@ class GGUFTensors(CheckpointTensors):
         super().__init__(model, names | {name: name for name in unused}, kernels)
 
     def frequency_factors(self) -> Tensor | None:
-        if ROPE_FACTORS not in self._file.entries:
-            return None
-        return torch.from_numpy(self._file.floats(ROPE_FACTORS))
+        return frequency_factors(self._file)
 
     def _pack(self, source: str, bias: Tensor | None, is_vocab: bool) -> Matrix:
         """Packed in 8 bits where the kernels lack the file's type."""
