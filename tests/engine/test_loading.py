@@ -29,12 +29,13 @@ from engine.errors import (
 from engine.model import loading
 from engine.model.facts import facts_of
 from engine.model.files import check_sizes, read_settings
-from engine.model.forward import _window
+from engine.model.forward import _window, prepare_attention
 from engine.model.loading import load_target, pick_device, pick_dtype
 from engine.model.packed import num_weights
 from engine.model.reading import empty_model, load_error
 from engine.model.sources import TargetSpec
 from engine.model.target import Target
+from engine.proposal import Needs
 from tests.engine.cpu.tiny_gguf import write_gguf
 from tests.engine.drafters.judges import write
 from tests.models import build_context, plain_greedy, save_tiny, tiny_model, tiny_tokenizer
@@ -348,3 +349,16 @@ def test_a_window_of_no_rows_is_no_window() -> None:
         config = AutoConfig.for_model("mistral", sliding_window=window)
         assert _window(config) is None
     assert _window(AutoConfig.for_model("mistral", sliding_window=7)) == 7
+
+
+@pytest.mark.parametrize("family", ["llama", "granite", "mistral", "phi3", "qwen2", "gemma2"])
+def test_a_window_is_applied_where_the_architecture_has_one(family: str) -> None:
+    model = tiny_model(family, sliding_window=12, use_sliding_window=True, max_window_layers=1)
+    ids = [i % 28 for i in range(40)]
+    with torch.no_grad():
+        expected = model(torch.tensor([ids])).logits[0, -1]
+    prepare_attention(model)
+    target = Target(model, None, name=family)
+    with target.new_cache(64) as cache:
+        found = target.prefill(ids, cache, Needs()).logits[-1]
+    assert torch.allclose(found, expected, atol=1e-4)
