@@ -300,8 +300,8 @@ def _mentions(model: transformers.PreTrainedModel, name: str) -> bool:
 
 COUNT_ROWS = ("llama4_text", "inkling_text", "inkling2_text")
 """Their attention layers derive a row's position from the number of rows in the cache."""
-EAGER_ONLY = ("gpt_oss", "inkling_text", "inkling2_text")
-"""Their attention takes sinks or a position bias besides the mask."""
+EAGER_ONLY = ("doge", "gpt_oss", "inkling_text", "inkling2_text")
+"""Their attention takes sinks, a position bias or a mask per head besides the mask."""
 
 
 def prepare_attention(model: transformers.PreTrainedModel) -> None:

@@ -351,7 +351,9 @@ def test_a_window_of_no_rows_is_no_window() -> None:
     assert _window(AutoConfig.for_model("mistral", sliding_window=7)) == 7
 
 
-@pytest.mark.parametrize("family", ["llama", "granite", "mistral", "phi3", "qwen2", "gemma2"])
+@pytest.mark.parametrize(
+    "family", ["llama", "granite", "mistral", "phi3", "qwen2", "gemma2", "doge"]
+)
 def test_a_window_is_applied_where_the_architecture_has_one(family: str) -> None:
     model = tiny_model(family, sliding_window=12, use_sliding_window=True, max_window_layers=1)
     ids = [i % 28 for i in range(40)]
@@ -362,3 +364,9 @@ def test_a_window_is_applied_where_the_architecture_has_one(family: str) -> None
     with target.new_cache(64) as cache:
         found = target.prefill(ids, cache, Needs()).logits[-1]
     assert torch.allclose(found, expected, atol=1e-4)
+
+
+def test_a_dynamic_mask_is_refused_where_it_would_cut() -> None:
+    config = AutoConfig.for_model("doge", keep_window_size=2047)
+    with pytest.raises(TargetError, match="dynamically masked"):
+        empty_model(config, None, "doge")
