@@ -422,14 +422,22 @@ def _quantization_plan(
             f"dtype {dtype} needs the compiled kernels, which are not used: {error}. Choose "
             "bfloat16 or float32."
         ) from error
-    own_bits = None if file is None else file.bits
-    if bits_of_dtype is not None and bits_of_dtype < (own_bits or 0):
+    bits = packed_bits(spec, file, dtype)
+    return None if bits is None else PackingPlan(bits, kernels)
+
+
+def packed_bits(spec: TargetSpec, file: GGUFFile | None, dtype: str) -> int | None:
+    """Minimum bits per matrix weight where matrices are packed; None where they are floats.
+
+    Raises ConfigError: the file's matrices have more bits than `dtype`.
+    """
+    own_bits, bits = None if file is None else file.bits, WEIGHT_BITS.get(dtype)
+    if bits is not None and bits < (own_bits or 0):
         raise ConfigError(
             f"dtype is {dtype}, but {spec.name}'s file holds its matrices in {own_bits} bits. "
             f"Choose q{own_bits}, or auto."
         )
-    bits = own_bits or bits_of_dtype
-    return None if bits is None else PackingPlan(bits, kernels)
+    return own_bits or bits
 
 
 def pick_device(name: str) -> torch.device:
