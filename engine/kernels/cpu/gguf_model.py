@@ -152,7 +152,7 @@ def end_ids(file: GGUFFile, tokenizer: Any) -> list[int]:
         tokenizer: of `read_extracted_tokenizer`.
     """
     fields = [f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom")]
-    ids = [file.metadata[field] for field in fields if field in file.metadata]
+    ids = [i for field in fields if isinstance(i := file.metadata.get(field), int)]
     if fields[1] not in file.metadata and tokenizer is not None:
         types = dict(enumerate(file.array("tokenizer.ggml.token_type")))
         named = [tokenizer.backend_tokenizer.token_to_id(name) for name in TURN_ENDS]
