@@ -212,7 +212,7 @@ def test_the_end_of_a_turn_ends_a_gguf_files_text(dtype: str, tmp_path: Path) ->
         ("known", {256, 286}, {"control": "<end_of_turn>"}),
         ("plain", {256}, {"control": "<|begin|>"}),
     ):
-        path = write_gguf(tmp_path / f"{name}.gguf", **settings)  # type: ignore[arg-type]
+        path = write_gguf(tmp_path / f"{name}.gguf", **settings)
         spec = TargetSpec(name=name, path=str(path))
         target = load_target(spec, dtype=dtype, device="cpu", cache_dir=tmp_path / "cache")
         assert target.eos_ids == expected

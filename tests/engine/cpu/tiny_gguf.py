@@ -42,10 +42,11 @@ def write_gguf(
     model = tiny_model(family, **{**SIZES, **overrides})
     architecture = ARCHITECTURES.get(family, family)
     writer = gguf.GGUFWriter(path, architecture)
-    for field, value in (about or {}).items():
-        writer.add_string(field, value) if isinstance(value, str) else writer.add_uint32(
-            field, value
-        )
+    for field, content in (about or {}).items():
+        if isinstance(content, str):
+            writer.add_string(field, content)
+        else:
+            writer.add_uint32(field, content)
     _write_fields(writer, architecture, model.config, control)
     if rope_factors:
         writer.add_tensor("rope_freqs.weight", np.array(rope_factors, dtype=np.float32))
