@@ -215,8 +215,13 @@ class Lossless:
         return make(proposal, logits, self.sampling, draws)
 
     def _as_block(self, shape: TreeShape, dists: DraftDists | None) -> bool:
-        """Whether block verification applies: to a chain whose tokens were all sampled."""
-        if self.sampling.verification == "token" or dists is None or not shape.is_chain:
+        """Whether block verification applies: to a chain whose tokens were all sampled.
+
+        Never under a grammar: which tokens it forces, and so whether all were sampled, depends on
+        those drawn before, and a choice between the two by the draws themselves is not lossless.
+        """
+        by_token = self.sampling.verification == "token" or self.sampling.constrained
+        if by_token or dists is None or not shape.is_chain:
             return False
         return all(node in dists.row_of_parent for node in range(len(shape) - 1))
 

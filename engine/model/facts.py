@@ -12,7 +12,7 @@ import torch
 import transformers
 from transformers.utils.hub import cached_file
 
-from engine.errors import PlaygroundError, TargetError
+from engine.errors import ConfigError, PlaygroundError, TargetError
 from engine.model.files import check_sizes, read_settings
 from engine.model.layer_types import is_recurrent
 from engine.model.loading import (
@@ -20,6 +20,7 @@ from engine.model.loading import (
     kernel_support,
     needed_bytes,
     open_weights,
+    packed_bits,
     pick_device,
     pick_dtype,
     unsupported_architecture,
@@ -95,8 +96,11 @@ def facts_of(spec: TargetSpec, *, dtype: str, device: str, cache_dir: Path) -> T
             licence, count = None, 0 if empty is None else num_weights(empty)
     if where.type == "cpu":
         has_kernels, slow = kernel_support(file, empty)
-        if file is not None and dtype == "auto" and has_kernels:
-            bits = file.bits
+        if bits is not None or (dtype == "auto" and has_kernels):
+            try:
+                bits = packed_bits(spec, file, dtype)
+            except ConfigError as error:
+                fault = str(error)
         if file is not None and file.metadata.get(f"{architecture}.expert_count"):
             bits = None  # loaded as floats
     needed = needed_bytes(count, torch_dtype, bits, file)

@@ -226,8 +226,10 @@ class MaskBuilder:
     def __init__(self, model: transformers.PreTrainedModel) -> None:
         config = model.config.get_text_config()
         types = set(getattr(config, "layer_types", None) or ())
-        self.is_per_type = bool(types) and _has_mask_mapping(model)
-        self.window, self.chunk = _window(config), getattr(config, "attention_chunk_size", None)
+        self.is_per_type = bool(types) and _mentions(model, "causal_mask_mapping")
+        has_window = _mentions(model, "create_sliding_window_causal_mask")
+        self.window = _window(config) if has_window else None
+        self.chunk = getattr(config, "attention_chunk_size", None)
         self.all_sliding = self.window is not None and types <= {*SLIDING, *NO_KV_CACHE}
         self.additive = config._attn_implementation == "eager"
 
@@ -283,22 +285,23 @@ class MaskBuilder:
 
 
 def _window(config: Any) -> int | None:
-    """Width of sliding-window attention, if any layer uses it."""
+    """Width of sliding-window attention by the config, which some architectures ignore."""
     if getattr(config, "use_sliding_window", True) is False:
         return None
     window = int(getattr(config, "sliding_window", None) or 0)
     return window if window > 0 else None
 
 
-def _has_mask_mapping(model: transformers.PreTrainedModel) -> bool:
+def _mentions(model: transformers.PreTrainedModel, name: str) -> bool:
+    """Whether the forward of its decoder, or of the base model around it, uses a name."""
     classes = {type(model.base_model), type(decoder_of(model))}
-    return any("causal_mask_mapping" in inspect.getsource(cls.forward) for cls in classes)
+    return any(name in inspect.getsource(cls.forward) for cls in classes)
 
 
 COUNT_ROWS = ("llama4_text", "inkling_text", "inkling2_text")
 """Their attention layers derive a row's position from the number of rows in the cache."""
-EAGER_ONLY = ("gpt_oss", "inkling_text", "inkling2_text")
-"""Their attention takes sinks or a position bias besides the mask."""
+EAGER_ONLY = ("doge", "gpt_oss", "inkling_text", "inkling2_text")
+"""Their attention takes sinks, a position bias or a mask per head besides the mask."""
 
 
 def prepare_attention(model: transformers.PreTrainedModel) -> None:

@@ -46,6 +46,8 @@ def check_can_roll_back(config: Any, name: str) -> None:
         unsupported.add(model_type)
     if "local" in (getattr(config, "attention_layers", None) or ()):
         unsupported.add("local attention")
+    if model_type == "doge" and config.keep_window_size < config.max_position_embeddings:
+        unsupported.add("dynamically masked")  # by the rows beside a row, too
     if getattr(config, "loop_num_passes", 1) > 1:  # a cache for each pass
         unsupported.add("looped")
     if unsupported:

@@ -26,8 +26,10 @@ from engine.kernels.cpu.gguf import GGUFFile
 from engine.kernels.cpu.gguf_model import (
     GGUFTensors,
     can_read,
+    end_ids,
     extract_config,
     fast_gguf_reader,
+    frequency_factors,
     read_extracted_tokenizer,
     unsupported_reason,
 )
@@ -36,6 +38,7 @@ from engine.kernels.cpu.packed_model import (
     CheckpointTensors,
     SafetensorsTensors,
     UnmappedTensor,
+    divide_frequencies,
     load_packed,
     safetensors_files,
 )
@@ -121,6 +124,8 @@ def load_target(
         if plan is None and isinstance(place, torch.device) and place.type == "cpu":
             plan, reason = _native_plan(spec, empty, cache_dir)
         model, remark = _read_model(spec, weights, empty, file, plan, torch_dtype, place, report)
+    if file is not None and model.generation_config is not None:
+        model.generation_config.eos_token_id = end_ids(file, tokenizer)
     report("Preparing it for this device", 0.95)
     revision = weights.revision or getattr(config, "_commit_hash", None)
     random = {} if spec.random is None else {"random_weights": True}
@@ -288,6 +293,8 @@ def _read_model(
             placing = {"device_map": dict(where.device_map), "offload_folder": folder}
         with reader:
             model = read_weights(spec, weights, dtype, **placing)
+        if file is not None:
+            divide_frequencies(model, frequency_factors(file))
         if isinstance(where, Placement):
             weakref.finalize(model, shutil.rmtree, folder, ignore_errors=True)
         else:
@@ -415,14 +422,22 @@ def _quantization_plan(
             f"dtype {dtype} needs the compiled kernels, which are not used: {error}. Choose "
             "bfloat16 or float32."
         ) from error
-    own_bits = None if file is None else file.bits
-    if bits_of_dtype is not None and bits_of_dtype < (own_bits or 0):
+    bits = packed_bits(spec, file, dtype)
+    return None if bits is None else PackingPlan(bits, kernels)
+
+
+def packed_bits(spec: TargetSpec, file: GGUFFile | None, dtype: str) -> int | None:
+    """Minimum bits per matrix weight where matrices are packed; None where they are floats.
+
+    Raises ConfigError: the file's matrices have more bits than `dtype`.
+    """
+    own_bits, bits = None if file is None else file.bits, WEIGHT_BITS.get(dtype)
+    if bits is not None and bits < (own_bits or 0):
         raise ConfigError(
             f"dtype is {dtype}, but {spec.name}'s file holds its matrices in {own_bits} bits. "
             f"Choose q{own_bits}, or auto."
         )
-    bits = own_bits or bits_of_dtype
-    return None if bits is None else PackingPlan(bits, kernels)
+    return own_bits or bits
 
 
 def pick_device(name: str) -> torch.device:

@@ -18,7 +18,7 @@ REPLACEMENT = "\ufffd"
 MAX_INCOMPLETE = 3
 """An incomplete character has at most three bytes, and decodes to at most as many U+FFFD."""
 MAX_HELD = 16
-"""Tokens held back while their text ends with U+FFFD; of more, the stable part is emitted."""
+"""Tokens held while their text is empty or ends with U+FFFD; of more, the stable part is shown."""
 
 
 class Detokenizer:
@@ -26,7 +26,8 @@ class Detokenizer:
 
     A token that ends inside a multi-byte character yields ""; the token that completes the
     character yields all of it. Tokens are decoded in a window that begins before the new ones,
-    because some tokenizers decode a token differently at the start of a text.
+    because some tokenizers decode a token differently at the start of a text; so the window does
+    not move over tokens without text.
 
     Args:
         hidden: tokens that yield no text, like special tokens.
@@ -49,9 +50,9 @@ class Detokenizer:
         self._ids.append(token_id)
         text = self._decode(self._ids[self._prefix :])
         whole = not text.endswith(REPLACEMENT)
-        if not whole and len(self._ids) - self._read < MAX_HELD:
-            return ""
         piece = text[self._shown : None if whole else _sure_len(text)]
+        if not (whole and piece) and len(self._ids) - self._read < MAX_HELD:
+            return ""
         self._prefix, self._read = self._read, len(self._ids)
         text = self._decode(self._ids[self._prefix :])
         self._shown = len(text) if whole else _sure_len(text)

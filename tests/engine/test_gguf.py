@@ -80,6 +80,20 @@ def test_other_files_are_read_as_ever(file: GGUFFile, tmp_path: Path) -> None:
     assert gguf.GGUFReader is plain
 
 
+def test_the_first_of_several_files_may_have_the_header_only(tmp_path: Path) -> None:
+    paths = [tmp_path / f"m-{i + 1:05}-of-00002.gguf" for i in range(2)]
+    for i, path in enumerate(paths):
+        writer = gguf.GGUFWriter(path, "llama")
+        writer.add_uint16("split.count", 2)
+        if i:
+            writer.add_tensor("part", np.ones((2, 32), dtype=np.float32))
+        finish(writer)
+    assert [*GGUFFile(paths[0]).entries] == ["part"]
+    paths[1].write_bytes(paths[0].read_bytes())
+    with pytest.raises(SourceError, match="it has no tensors"):
+        GGUFFile(paths[0])
+
+
 def test_a_model_in_several_files_is_one(tmp_path: Path) -> None:
     for i in range(2):
         writer = gguf.GGUFWriter(tmp_path / f"m-{i + 1:05}-of-00002.gguf", "llama")

@@ -29,12 +29,13 @@ from engine.errors import (
 from engine.model import loading
 from engine.model.facts import facts_of
 from engine.model.files import check_sizes, read_settings
-from engine.model.forward import _window
+from engine.model.forward import _window, prepare_attention
 from engine.model.loading import load_target, pick_device, pick_dtype
 from engine.model.packed import num_weights
 from engine.model.reading import empty_model, load_error
 from engine.model.sources import TargetSpec
 from engine.model.target import Target
+from engine.proposal import Needs
 from tests.engine.cpu.tiny_gguf import write_gguf
 from tests.engine.drafters.judges import write
 from tests.models import build_context, plain_greedy, save_tiny, tiny_model, tiny_tokenizer
@@ -203,6 +204,34 @@ def test_files_of_one_name_keep_their_own_tokenizers(tmp_path: Path) -> None:
     assert ["<pad310>" in target._tokenizer().get_vocab() for target in found] == [False, True]
 
 
+@pytest.mark.parametrize("dtype", ["auto", "float32"])
+def test_the_end_of_a_turn_ends_a_gguf_files_text(dtype: str, tmp_path: Path) -> None:
+    names = {f"tokenizer.ggml.{name}_token_id": i for name, i in {"eot": 7, "eom": 9}.items()}
+    for name, expected, settings in (
+        ("named", {256, 7, 9}, {"about": names}),
+        ("known", {256, 286}, {"control": "<end_of_turn>"}),
+        ("plain", {256}, {"control": "<|begin|>"}),
+    ):
+        path = write_gguf(tmp_path / f"{name}.gguf", **settings)
+        spec = TargetSpec(name=name, path=str(path))
+        target = load_target(spec, dtype=dtype, device="cpu", cache_dir=tmp_path / "cache")
+        assert target.eos_ids == expected
+
+
+@pytest.mark.parametrize("dtype", ["auto", "float32"])
+def test_a_gguf_files_factors_divide_its_rotary_frequencies(dtype: str, tmp_path: Path) -> None:
+    factors = [1.0, 1.0, 1.0, 2.0, 4.0, 8.0, 8.0, 8.0]
+    found = list[torch.Tensor]()
+    for name, divisors in (("plain", []), ("divided", factors)):
+        path = write_gguf(tmp_path / f"{name}.gguf", rope_factors=divisors)
+        spec = TargetSpec(name=name, path=str(path))
+        target = load_target(spec, dtype=dtype, device="cpu", cache_dir=tmp_path / "cache")
+        found += [value for key, value in target.model.named_buffers() if "inv_freq" in key]
+    assert len(found) == 4
+    for plain, divided in zip(found[:2], found[2:], strict=True):
+        assert torch.equal(divided, plain / torch.tensor(factors))
+
+
 def test_no_weights_are_kept_in_the_cache(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "tiny.gguf", hidden_size=512, intermediate_size=1024)
     load_target(TargetSpec(name="tiny", path=str(path)), cache_dir=tmp_path / "cache").close()
@@ -320,3 +349,24 @@ def test_a_window_of_no_rows_is_no_window() -> None:
         config = AutoConfig.for_model("mistral", sliding_window=window)
         assert _window(config) is None
     assert _window(AutoConfig.for_model("mistral", sliding_window=7)) == 7
+
+
+@pytest.mark.parametrize(
+    "family", ["llama", "granite", "mistral", "phi3", "qwen2", "gemma2", "doge"]
+)
+def test_a_window_is_applied_where_the_architecture_has_one(family: str) -> None:
+    model = tiny_model(family, sliding_window=12, use_sliding_window=True, max_window_layers=1)
+    ids = [i % 28 for i in range(40)]
+    with torch.no_grad():
+        expected = model(torch.tensor([ids])).logits[0, -1]
+    prepare_attention(model)
+    target = Target(model, None, name=family)
+    with target.new_cache(64) as cache:
+        found = target.prefill(ids, cache, Needs()).logits[-1]
+    assert torch.allclose(found, expected, atol=1e-4)
+
+
+def test_a_dynamic_mask_is_refused_where_it_would_cut() -> None:
+    config = AutoConfig.for_model("doge", keep_window_size=2047)
+    with pytest.raises(TargetError, match="dynamically masked"):
+        empty_model(config, None, "doge")

@@ -26,7 +26,7 @@ from engine.grammar import Matcher, choice_grammar, compile_grammar
 from engine.metrics import measure
 from engine.model.audit import audit
 from engine.model.target import Target
-from engine.proposal import ExtraRows, Proposal, TargetOutput
+from engine.proposal import DraftDists, ExtraRows, Proposal, TargetOutput
 from engine.sampling import SeededDraws, probabilities
 from engine.steps import End, Record, Step
 from engine.tree import TreeShape
@@ -281,6 +281,40 @@ def test_samples_keep_the_law_of_the_target_held_to_its_grammar(
     scale = RUNS / sum(law.values())
     expected_counts = [scale * mass for mass in law.values()]
     assert chisquare([seen[pair] for pair in law], expected_counts).pvalue > 1e-4
+
+
+@pytest.mark.slow
+def test_a_token_that_forces_the_next_is_not_drawn_more_often() -> None:
+    """Where `c` is drafted, `d` is forced; the other chains are sampled as a whole."""
+    a, b, c, _, e = letter_ids()
+    laws = {  # of the target and the draft, by the length of the text
+        0: ({a: 0.4, b: 0.6}, {a: 0.8, b: 0.2}),
+        1: ({c: 0.1, e: 0.9}, {c: 0.9, e: 0.1}),
+        2: ({a: 0.5, b: 0.5}, {a: 0.5, b: 0.5}),
+    }
+
+    def law(length: int, *, draft: bool) -> torch.Tensor:
+        masses = torch.full((VOCAB,), 0.0 if draft else 1e-9)
+        for token, mass in laws.get(length, laws[2])[draft].items():
+            masses[token] = mass
+        return masses
+
+    sampling = Sampling(temperature=1.0, structured_output="regex", grammar="[ab](cd|e[ab])[ab]+")
+    rule, draws, shape = Lossless(sampling), SeededDraws(1), TreeShape.chain(3)
+    seen, rows = Counter[int](), {i: i for i in range(3)}
+    dists = DraftDists(torch.stack([law(i, draft=True) for i in range(3)]), rows)
+    for _ in range(4000):
+        tokens = torch.tensor([0, *(draws.pick(probs) for probs in dists.probs)])
+        constraint = build_constraint(target(), sampling)
+        proposal = constraint.prune(Proposal(tokens, shape, dists=dists), max_depth=9)
+        depths = proposal.shape.depths.tolist()
+        logits = torch.stack([law(depth, draft=False) for depth in depths]).log()
+        output = constraint.mask(TargetOutput(logits))
+        accepted = rule(VerifiedTree.of(proposal, output, rule, draws), draws)
+        path = (*accepted.path, None)
+        seen[accepted.next_token if path[0] is None else int(proposal.tokens[path[0]])] += 1
+    assert set(seen) == {a, b}
+    assert chisquare([seen[a], seen[b]], [1600, 2400]).pvalue > 1e-4
 
 
 # ---- what people write

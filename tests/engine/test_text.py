@@ -91,6 +91,13 @@ def test_byte_fallback_tokens_and_leading_spaces_stream_whole() -> None:
     assert REPLACEMENT not in "".join(pieces)
 
 
+def test_the_space_after_a_special_token_is_kept() -> None:
+    tokenizer = sentencepiece_like()
+    tokenizer.add_special_tokens({"eos_token": "</s>"})
+    ids = [1, tokenizer.eos_token_id, tokenizer.eos_token_id, 1, 2]
+    assert whole_text(tokenizer, ids) == "a ab" == tokenizer.decode(ids, skip_special_tokens=True)
+
+
 def test_a_part_of_a_character_is_labelled_by_its_bytes() -> None:
     tokenizer = tiny_tokenizer()
     lead, rest, x = map(TokenLabels(tokenizer), tokenizer.encode("éx"))

@@ -143,6 +143,14 @@ def test_the_card_of_a_gguf_file_says_what_its_header_says(dtype: str, tmp_path:
     assert has_chat_template(TargetSpec(name="hub", hub="owner/model")) is None
 
 
+def test_a_quantized_file_keeps_its_bits_whatever_is_asked(tmp_path: Path) -> None:
+    four, eight = (write_gguf(tmp_path / f"{kind}.gguf", kind) for kind in ("Q4_1", "Q8_0"))
+    facts = facts_of(presets.resolve(str(four)), dtype="q8", device="cpu", cache_dir=tmp_path)
+    assert (facts.dtype, facts.fault) == ("q4", None)
+    facts = facts_of(presets.resolve(str(eight)), dtype="q4", device="cpu", cache_dir=tmp_path)
+    assert facts.fault and "in 8 bits. Choose q8, or auto." in facts.fault
+
+
 def test_what_the_kernels_do_not_run_is_said_before_it_loads(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "file.gguf", family="starcoder2")
     facts = facts_of(presets.resolve(str(path)), dtype="auto", device="cpu", cache_dir=tmp_path)

@@ -174,15 +174,17 @@ class DraftOutput:
         self.vocabulary = vocabulary or Vocabulary(None, target.vocab_size)
         self._whole, self._part = target.output, torch.empty(0)
         head: nn.Module | None = target.lm_head
-        if self.vocabulary.ids is not None:
-            self._part = weight_rows(target.lm_head, self.vocabulary.ids)
-            head = packed_linear(self._part, None, target.kernels)
+        self._bias: Tensor | None = getattr(head, "bias", None)
+        if (ids := self.vocabulary.ids) is not None:
+            self._part = weight_rows(target.lm_head, ids)
+            self._bias = None if self._bias is None else self._bias.detach()[ids]
+            head = packed_linear(self._part, self._bias, target.kernels)
         self.packed = head if isinstance(head, NativeLinear) else None
 
     def __call__(self, hidden: Tensor) -> Tensor:
         if self.vocabulary.ids is None:
             return self._whole(hidden)
         if self.packed is None:
-            return linear(hidden, self._part)
+            return linear(hidden, self._part, self._bias)
         rows = self.packed.matrix.product(hidden.reshape(-1, hidden.shape[-1]))
         return rows.view(*hidden.shape[:-1], self.vocabulary.size)

@@ -93,6 +93,8 @@ class GGUFFile:
         self.architecture = str(self.metadata["general.architecture"])
         for other in self._other_files():
             self._read(other)
+        if not self.entries:
+            raise SourceError(f"{path} could not be read as a GGUF file: it has no tensors.")
 
     def _read(self, path: Path) -> tuple[Mapping[str, Any], Mapping[str, _Array]]:
         """Add a file's tensors; return its fields and arrays."""
@@ -231,8 +233,6 @@ def _check(
     """ValueError unless the tensors are contiguous, and belong to the model's layers."""
     if not isinstance(architecture := metadata.get("general.architecture"), str):
         raise ValueError("it names no architecture")
-    if not entries:
-        raise ValueError("it has no tensors")
     num_layers = metadata.get(f"{architecture}.block_count")
     expected, alignment = 0, int(metadata.get(_ALIGNMENT, 32))
     for name, entry in entries.items():

@@ -37,6 +37,10 @@ OFFSET_NORMS = {"gemma2", "gemma3"}
 """Architectures whose stored norms have 1 added."""
 IDENTICAL = {"qwen2", "qwen3", "phi3", "olmo2"}
 """Architectures whose tensors are those of transformers."""
+TURN_ENDS = ("<end_of_turn>", "<|end|>", "<|eot_id|>", "<|im_end|>")
+"""Tokens that end a turn where a file does not name its own, as in llama.cpp."""
+CONTROL = 3
+"""Type of control tokens in `tokenizer.ggml.token_type`."""
 FURTHER_FAMILIES: dict[str, dict[str, str | None]] = {
     "smollm3": {},
     "olmo2": {"rope.dimension_count": None},
@@ -144,6 +148,26 @@ def read_extracted_tokenizer(weights: Weights) -> transformers.PreTrainedTokeniz
     return tokenizer
 
 
+def end_ids(file: GGUFFile, tokenizer: Any) -> list[int]:
+    """The tokens that end a text or a turn.
+
+    Args:
+        tokenizer: of `read_extracted_tokenizer`.
+    """
+    fields = [f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom")]
+    ids = [i for field in fields if isinstance(i := file.metadata.get(field), int)]
+    if fields[1] not in file.metadata and tokenizer is not None:
+        types = dict(enumerate(file.array("tokenizer.ggml.token_type")))
+        named = [tokenizer.backend_tokenizer.token_to_id(name) for name in TURN_ENDS]
+        ids += [i for i in named if types.get(i) == CONTROL]
+    return ids
+
+
+def frequency_factors(file: GGUFFile) -> Tensor | None:
+    """Divisors of the rotary frequencies, if the file has them."""
+    return torch.from_numpy(file.floats(ROPE_FACTORS)) if ROPE_FACTORS in file.entries else None
+
+
 class GGUFTensors(CheckpointTensors):
     """A GGUF file's tensors, in their own quantization."""
 
@@ -174,9 +198,7 @@ class GGUFTensors(CheckpointTensors):
         super().__init__(model, names | {name: name for name in unused}, kernels)
 
     def frequency_factors(self) -> Tensor | None:
-        if ROPE_FACTORS not in self._file.entries:
-            return None
-        return torch.from_numpy(self._file.floats(ROPE_FACTORS))
+        return frequency_factors(self._file)
 
     def _pack(self, source: str, bias: Tensor | None, is_vocab: bool) -> Matrix:
         """Packed in 8 bits where the kernels lack the file's type."""

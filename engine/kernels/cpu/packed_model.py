@@ -163,11 +163,16 @@ def _fill_buffers(model: transformers.PreTrainedModel, frequency_factors: Tensor
         parameter._is_hf_initialized = True  # type: ignore[attr-defined]
     with torch.no_grad():
         model.initialize_weights()
-    if frequency_factors is not None:
-        for module in model.modules():
-            frequencies = getattr(module, "inv_freq", None)
-            if isinstance(frequencies, Tensor) and frequencies.shape == frequency_factors.shape:
-                frequencies.div_(frequency_factors)
+    divide_frequencies(model, frequency_factors)
+
+
+def divide_frequencies(model: transformers.PreTrainedModel, factors: Tensor | None) -> None:
+    """Divide the rotary frequencies by the factors that a checkpoint stores; None = by none."""
+    if factors is None:
+        return
+    for name, frequencies in model.named_buffers():
+        if name.endswith("inv_freq") and frequencies.shape == factors.shape:
+            frequencies.div_(factors.to(frequencies.device))
 
 
 def safetensors_files(location: str, revision: str | None) -> list[str]:

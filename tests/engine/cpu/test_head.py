@@ -6,6 +6,7 @@ import ctypes
 import json
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -278,3 +279,15 @@ def test_listed_tokens_are_drafted_by_a_model_on_another_device(
         texts.append(write(verifier, drafter, [7, 8], temperature=temperature))
     drafted = {token for step in texts[1].steps for token in step.tokens[1:]}
     assert texts[1].output == texts[0].output and drafted and drafted <= {*listed}
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_part_of_the_output_matrix_has_its_bias(packed: bool, kernels: ctypes.CDLL) -> None:
+    torch.manual_seed(0)
+    head = nn.Linear(64, 256, dtype=torch.bfloat16).requires_grad_(False)
+    head.bias.normal_(0, 3)
+    shared = kernels if packed else None
+    target: Any = SimpleNamespace(lm_head=head, output=head, vocab_size=256, kernels=shared)
+    ids, hidden = torch.arange(0, 256, 3), torch.randn(4, 64, dtype=torch.bfloat16)
+    found = DraftOutput(target, Vocabulary(ids, 256))(hidden)
+    torch.testing.assert_close(found.float(), head(hidden)[:, ids].float(), atol=0.1, rtol=0.05)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,9 @@ def write_gguf(
     family: str = "llama",
     *,
     scale: float = 1.0,
-    about: Mapping[str, str] | None = None,
+    about: Mapping[str, str | int] | None = None,
+    control: str | None = None,
+    rope_factors: Sequence[float] = (),
     **overrides: Any,
 ) -> Path:
     """A model with all matrices of its layers of one type, its embedding in Q8_0.
@@ -34,13 +36,20 @@ def write_gguf(
     Args:
         scale: of its matrices.
         about: further fields, such as `general.name`.
+        control: text of the last token but one, a control token; None = a plain token.
+        rope_factors: divisors of the rotary frequencies.
     """
     model = tiny_model(family, **{**SIZES, **overrides})
     architecture = ARCHITECTURES.get(family, family)
     writer = gguf.GGUFWriter(path, architecture)
-    for field, text in (about or {}).items():
-        writer.add_string(field, text)
-    _write_fields(writer, architecture, model.config)
+    for field, content in (about or {}).items():
+        if isinstance(content, str):
+            writer.add_string(field, content)
+        else:
+            writer.add_uint32(field, content)
+    _write_fields(writer, architecture, model.config, control)
+    if rope_factors:
+        writer.add_tensor("rope_freqs.weight", np.array(rope_factors, dtype=np.float32))
     (arch,) = (one for one, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(arch, model.config.num_hidden_layers)
     for name, tensor in model.state_dict().items():
@@ -99,7 +108,7 @@ def _add(writer: Any, name: str, tensor: torch.Tensor, kind: str) -> None:
     writer.add_tensor(name, data, raw_dtype=raw_dtype)
 
 
-def _write_fields(writer: Any, architecture: str, config: Any) -> None:
+def _write_fields(writer: Any, architecture: str, config: Any, control: str | None) -> None:
     values = {**config.to_dict(), **(config.rope_parameters or {})}
     values |= values.pop("full_attention", {})  # Gemma 3's rotary positions, by kind of layer
     known = "llama" if architecture in ("smollm3", "olmo2", "granite") else architecture
@@ -118,11 +127,11 @@ def _write_fields(writer: Any, architecture: str, config: Any) -> None:
     tokens = [f"<pad{i}>" for i in range(config.vocab_size)]
     for token, index in tiny_tokenizer().get_vocab().items():
         tokens[index] = token
-    tokens[-1] = "ab"
+    tokens[-2:] = [control or tokens[-2], "ab"]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("default")
     writer.add_token_list(tokens)
-    writer.add_token_types([1] * len(tokens))
+    writer.add_token_types([1] * (len(tokens) - 2) + [3 if control else 1, 1])
     writer.add_token_merges(["a b"])
     for add in (writer.add_eos_token_id, writer.add_bos_token_id, writer.add_pad_token_id):
         add(256)
