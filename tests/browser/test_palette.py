@@ -54,7 +54,7 @@ def test_pages_methods_runs_and_actions_are_reached_by_keys(
     tab.locator(OPTION, has_text="Find me by these words.").wait_for()
     tab.keyboard.press("Enter")
     tab.wait_for_selector(f'#pg-run-panel [data-run="{run.log_id}"]', state="attached")
-    assert f"run={run.log_id}" in tab.url
+    tab.wait_for_url(lambda url: f"run={run.log_id}" in url, wait_until="commit")
     opened(tab, "dark colours")
     tab.keyboard.press("Enter")
     assert tab.evaluate("document.body.classList.contains('dark')")
